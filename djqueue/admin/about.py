@@ -10,11 +10,11 @@ from django.template.response import TemplateResponse
 
 from djqueue.core.errors import StorageError
 from djqueue.core.subjects import name_of
+from djqueue.core.summaries import JobSummary
 from djqueue.dashboard import rights, subjects
 from djqueue.dashboard.site import DashboardSite
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import Dashboard
-from djqueue.storage.inspector import JobSummary
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]

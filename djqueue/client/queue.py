@@ -215,7 +215,7 @@ class Queue:
 
     def get_job(self, id: str) -> JobInfo | None:
         """The job as it is now; None if there is none of this id."""
-        record = self.storage.jobs(self.name, [check_id(id)])[0]
+        record = self.storage.reads.jobs(self.name, [check_id(id)])[0]
         return None if record is None else JobInfo(record)
 
     async def aget_job(self, id: str) -> JobInfo | None:
@@ -234,7 +234,7 @@ class Queue:
     def get_states(self, ids: Iterable[str]) -> dict[str, State | None]:
         """States of many jobs in one call."""
         wanted = check_ids(ids)
-        return dict(zip(wanted, self.storage.states(self.name, wanted), strict=True))
+        return dict(zip(wanted, self.storage.reads.states(self.name, wanted), strict=True))
 
     async def aget_states(self, ids: Iterable[str]) -> dict[str, State | None]:
         """See `get_states`."""
@@ -245,7 +245,7 @@ class Queue:
 
         Raises JobNotFoundError, JobFailedError, JobCancelledError.
         """
-        record = self.storage.jobs(self.name, [check_id(id)])[0]
+        record = self.storage.reads.jobs(self.name, [check_id(id)])[0]
         if record is not None and record.state in (*PENDING, State.ACTIVE):
             return None
         return outcome(record, id)
@@ -256,7 +256,7 @@ class Queue:
 
     def cancel(self, id: str) -> CancelResult:
         """Take the job back: a pending one never starts, an active one is asked to stop."""
-        return self.storage.cancel(self.name, [check_id(id)])[0]
+        return self.storage.jobs.cancel(self.name, [check_id(id)])[0]
 
     async def acancel(self, id: str) -> CancelResult:
         """See `cancel`."""
@@ -264,7 +264,7 @@ class Queue:
 
     def promote(self, id: str) -> bool:
         """Have a delayed job run now; False if it is not delayed."""
-        return self.storage.promote(self.name, [check_id(id)])[0]
+        return self.storage.jobs.promote(self.name, [check_id(id)])[0]
 
     async def apromote(self, id: str) -> bool:
         """See `promote`."""
@@ -280,7 +280,7 @@ class Queue:
             at = instant("run_at", run_at)
         else:
             at = SYSTEM_CLOCK.now() + milliseconds("delay", delay)
-        return self.storage.reschedule(self.name, [check_id(id)], at)[0]
+        return self.storage.jobs.reschedule(self.name, [check_id(id)], at)[0]
 
     async def areschedule(
         self, id: str, *, delay: float | timedelta | None = None, run_at: datetime | None = None
@@ -302,7 +302,7 @@ class Queue:
         wanted = dict.fromkeys(check_ids(ids))
         answers: dict[str, str] = {}
         for some in chunks(check_text("ids", id) for id in wanted):
-            answers.update(zip(some, self.storage.move(self.name, some, to), strict=True))
+            answers.update(zip(some, self.storage.jobs.move(self.name, some, to), strict=True))
         return answers
 
     def _check_target(self, to: str) -> None:
@@ -324,15 +324,15 @@ class Queue:
         """
         checked = self._checked_priority(payload, priority)
         if payload is UNCHANGED:
-            return self.storage.update(self.name, [check_id(id)], checked)[0]
+            return self.storage.jobs.update(self.name, [check_id(id)], checked)[0]
         # It stays in the codec that its worker expects.
-        record = self.storage.jobs(self.name, [check_id(id)])[0]
+        record = self.storage.reads.jobs(self.name, [check_id(id)])[0]
         if record is None:
             return False
         encode = envelope.encoder(record.options.content_type, get_settings())
         encoded = encode(payload)
         envelope.check_size(record.options, record.name, [encoded])
-        return self.storage.update(self.name, [id], checked, encoded)[0]
+        return self.storage.jobs.update(self.name, [id], checked, encoded)[0]
 
     async def aupdate(self, id: str, *, payload: Any = UNCHANGED, priority: int | None = None) -> bool:
         """See `update`."""
@@ -343,7 +343,7 @@ class Queue:
 
         A job that failed because a dependency did is blocked again until its dependencies complete.
         """
-        return self.storage.retry(self.name, [check_id(id)])[0] in ("retried", "blocked_again")
+        return self.storage.jobs.retry(self.name, [check_id(id)])[0] in ("retried", "blocked_again")
 
     async def aretry(self, id: str) -> bool:
         """See `retry`."""
@@ -351,7 +351,7 @@ class Queue:
 
     def remove(self, id: str) -> bool:
         """Forget a job with everything that is its own; False if it is active or not there."""
-        return self.storage.remove(self.name, [check_id(id)])[0]
+        return self.storage.jobs.remove(self.name, [check_id(id)])[0]
 
     async def aremove(self, id: str) -> bool:
         """See `remove`."""
@@ -471,7 +471,7 @@ class Queue:
 
     def counts(self) -> dict[str, int]:
         """How many jobs are in each state."""
-        return {str(state): count for state, count in self.storage.counts(self.name).items()}
+        return {str(state): count for state, count in self.storage.reads.counts(self.name).items()}
 
     async def acounts(self) -> dict[str, int]:
         """See `counts`."""
@@ -479,7 +479,7 @@ class Queue:
 
     def pause(self) -> None:
         """Let no job start until `resume`; running ones go on."""
-        self.storage.pause(self.name)
+        self.storage.queues.pause(self.name)
 
     async def apause(self) -> None:
         """See `pause`."""
@@ -487,7 +487,7 @@ class Queue:
 
     def resume(self) -> None:
         """End a pause."""
-        self.storage.resume(self.name)
+        self.storage.queues.resume(self.name)
 
     async def aresume(self) -> None:
         """See `resume`."""
@@ -495,7 +495,7 @@ class Queue:
 
     def is_paused(self) -> bool:
         """Whether the queue is paused."""
-        return self.storage.is_paused(self.name)
+        return self.storage.queues.is_paused(self.name)
 
     async def ais_paused(self) -> bool:
         """See `is_paused`."""
@@ -512,7 +512,7 @@ class Queue:
             OptionError: A limit is wrong, or none is given.
         """
         given = read_limits("set_limits", rate, concurrency)
-        self.storage.set_limits(self.name, **given)
+        self.storage.queues.set_limits(self.name, **given)
 
     async def aset_limits(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
         """See `set_limits`."""
@@ -551,7 +551,7 @@ class Queue:
             said["weight"] = _count("weight", weight)
         if not said:
             raise OptionError("set_group_limit: expected concurrency, rate or weight")
-        self.storage.set_group_limit(self.name, group, **said)
+        self.storage.queues.set_group_limit(self.name, group, **said)
 
     async def aset_group_limit(
         self,
@@ -566,7 +566,7 @@ class Queue:
 
     def pause_group(self, group: str) -> None:
         """Let no job of a group start until `resume_group`; running ones go on."""
-        self.storage.pause_group(self.name, check_text("group", group))
+        self.storage.queues.pause_group(self.name, check_text("group", group))
 
     async def apause_group(self, group: str) -> None:
         """See `pause_group`."""
@@ -574,7 +574,7 @@ class Queue:
 
     def resume_group(self, group: str) -> None:
         """End a group's pause."""
-        self.storage.resume_group(self.name, check_text("group", group))
+        self.storage.queues.resume_group(self.name, check_text("group", group))
 
     async def aresume_group(self, group: str) -> None:
         """See `resume_group`."""
@@ -582,7 +582,7 @@ class Queue:
 
     def group_limits(self) -> dict[str | None, GroupLimit]:
         """What was said to groups: `concurrency`, `paused`, `rate`, `weight` of each; under None, to all."""
-        return self.storage.group_limits(self.name)
+        return self.storage.queues.group_limits(self.name)
 
     async def agroup_limits(self) -> dict[str | None, GroupLimit]:
         """See `group_limits`."""
@@ -594,7 +594,7 @@ class Queue:
         delayed: also those whose time, or whose dependencies' end, has not come yet.
         """
         states = PENDING if delayed else frozenset({State.WAITING})
-        return self.storage.clean(self.name, states, SYSTEM_CLOCK.now() + AHEAD)
+        return self.storage.queues.clean(self.name, states, SYSTEM_CLOCK.now() + AHEAD)
 
     async def adrain(self, *, delayed: bool = True) -> int:
         """See `drain`."""
@@ -620,7 +620,7 @@ class Queue:
         age = milliseconds("older_than", older_than)
         # The storage's clock may be a moment ahead of this one: what has just ended there has ended.
         before = SYSTEM_CLOCK.now() - age + 1 if age else SYSTEM_CLOCK.now() + AHEAD
-        return self.storage.clean(self.name, frozenset(wanted), before, most)
+        return self.storage.queues.clean(self.name, frozenset(wanted), before, most)
 
     async def aclean(
         self,
@@ -636,7 +636,7 @@ class Queue:
 
         Raises StorageError if some are active, unless forced.
         """
-        return self.storage.obliterate(self.name, force=force)
+        return self.storage.queues.obliterate(self.name, force=force)
 
     async def aobliterate(self, *, force: bool = False) -> int:
         """See `obliterate`."""
@@ -656,7 +656,7 @@ class Queue:
             if event in ("*", happened.event):
                 handler(happened)
 
-        return self.storage.subscribe(self.name, filtered)
+        return self.storage.events.subscribe(self.name, filtered)
 
     async def aon(self, event: str, handler: Callable[[Event], None]) -> Unsubscribe:
         """See `on`."""

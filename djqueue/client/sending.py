@@ -23,7 +23,7 @@ def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
         for batch in batches:
             answers = enqueue(storage, batch)
             if batch.ids is not None and (ids := _with_results(answers)):
-                answers = _decoded(answers, storage.jobs(batch.queue, ids), batch)
+                answers = _decoded(answers, storage.reads.jobs(batch.queue, ids), batch)
             results += answers
     return results
 
@@ -34,7 +34,7 @@ async def asend(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResul
     for batch in batches:
         answers = await aenqueue(storage, batch)
         if batch.ids is not None and (ids := _with_results(answers)):
-            answers = _decoded(answers, await storage.ajobs(batch.queue, ids), batch)
+            answers = _decoded(answers, await storage.reads.ajobs(batch.queue, ids), batch)
         results += answers
     return results
 
@@ -56,7 +56,7 @@ def send_together(storage: Storage, batches: Sequence[Batch]) -> list[EnqueueRes
         if is_new and job_enqueued.receivers:
             announcing.enqueued(storage, batch, answers)
         if ids := _with_results(answers):
-            answers = _decoded(answers, storage.jobs(batch.queue, ids), batch)
+            answers = _decoded(answers, storage.reads.jobs(batch.queue, ids), batch)
         results += answers
     return results
 
@@ -75,7 +75,7 @@ async def asend_together(storage: Storage, batches: Sequence[Batch]) -> list[Enq
         if is_new and job_enqueued.receivers:
             await announcing.aenqueued(storage, batch, answers)
         if ids := _with_results(answers):
-            answers = _decoded(answers, await storage.ajobs(batch.queue, ids), batch)
+            answers = _decoded(answers, await storage.reads.ajobs(batch.queue, ids), batch)
         results += answers
     return results
 

@@ -55,7 +55,9 @@ class Streaming:
         """A job's items; the generator returns what the job returns."""
 
         def begin() -> str:
-            refuse_uncommitted(queue, job_id, self._storage.uncommitted_in(queue, job_id))
+            refuse_uncommitted(
+                queue, job_id, self._storage.capabilities.transactions.uncommitted_in(queue, job_id)
+            )
             return job_id
 
         return self._read(queue, job_id, begin)
@@ -64,7 +66,9 @@ class Streaming:
         """See `of`."""
 
         async def begin() -> str:
-            refuse_uncommitted(queue, job_id, await self._storage.auncommitted_in(queue, job_id))
+            refuse_uncommitted(
+                queue, job_id, await self._storage.capabilities.transactions.auncommitted_in(queue, job_id)
+            )
             return job_id
 
         return self._aread(queue, job_id, begin)
@@ -75,7 +79,7 @@ class Streaming:
         assert batch.ids is not None
 
         def begin() -> str:
-            refuse_in_vain(batch, self._storage.transaction_of(batch))
+            refuse_in_vain(batch, self._storage.capabilities.transactions.alias_for(batch))
             return enqueue(self._storage, batch)[0].id
 
         return self._read(batch.queue, batch.ids[0], begin)
@@ -86,7 +90,7 @@ class Streaming:
         assert batch.ids is not None
 
         async def begin() -> str:
-            refuse_in_vain(batch, await self._storage.atransaction_of(batch))
+            refuse_in_vain(batch, await self._storage.capabilities.transactions.aalias_for(batch))
             return (await aenqueue(self._storage, batch))[0].id
 
         return self._aread(batch.queue, batch.ids[0], begin)
@@ -94,20 +98,20 @@ class Streaming:
     def _read(self, queue: str, job_id: str, begin: Callable[[], str]) -> Generator[Any, None, Any]:
         storage, news, deadline = self._storage, ThreadEvent(), self._deadline()
         handler = _on_news(news.set)
-        unsubscribe = storage.subscribe(queue, handler, job_id)
+        unsubscribe = storage.events.subscribe(queue, handler, job_id)
         try:
             if (found := begin()) != job_id:
                 unsubscribe()
                 job_id = found
-                unsubscribe = storage.subscribe(queue, handler, job_id)
+                unsubscribe = storage.events.subscribe(queue, handler, job_id)
             place = StreamPosition(job_id, raises=self._raises)
             while True:
                 news.clear()
                 away = page = record = None
                 try:
-                    [page] = storage.items(queue, [place.mark])
+                    [page] = storage.reads.items(queue, [place.mark])
                     if _is_last(page):
-                        [record] = storage.jobs(queue, [job_id])
+                        [record] = storage.reads.jobs(queue, [job_id])
                 except StorageUnavailableError as error:
                     away = error
                 else:
@@ -134,20 +138,20 @@ class Streaming:
                 loop.call_soon_threadsafe(news.set)
 
         handler = _on_news(wake)
-        unsubscribe = await storage.acall(storage.subscribe, queue, handler, job_id)
+        unsubscribe = await storage.acall(storage.events.subscribe, queue, handler, job_id)
         try:
             if (found := await begin()) != job_id:
                 unsubscribe()
                 job_id = found
-                unsubscribe = await storage.acall(storage.subscribe, queue, handler, job_id)
+                unsubscribe = await storage.acall(storage.events.subscribe, queue, handler, job_id)
             place = StreamPosition(job_id, raises=self._raises)
             while True:
                 news.clear()
                 away = page = record = None
                 try:
-                    [page] = await storage.aitems(queue, [place.mark])
+                    [page] = await storage.reads.aitems(queue, [place.mark])
                     if _is_last(page):
-                        [record] = await storage.ajobs(queue, [job_id])
+                        [record] = await storage.reads.ajobs(queue, [job_id])
                 except StorageUnavailableError as error:
                     away = error
                 else:

@@ -51,7 +51,7 @@ def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) ->
 def _enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta, deadline: int) -> Any:
     batch = with_id(batch)
     assert batch.ids is not None
-    refuse_in_vain(batch, storage.transaction_of(batch))
+    refuse_in_vain(batch, storage.capabilities.transactions.alias_for(batch))
     done = ThreadEvent()
     handler = _on_ending(done.set)
     unsubscribe = _subscribe(storage, batch.queue, handler, batch.ids[0])
@@ -69,7 +69,7 @@ def _enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta, d
             done.clear()
             away = None
             try:
-                record = storage.jobs(batch.queue, [result.id])[0]
+                record = storage.reads.jobs(batch.queue, [result.id])[0]
             except StorageUnavailableError as error:
                 patience, away = RETRY, error
             else:
@@ -93,7 +93,7 @@ async def aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timede
 async def _aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta, deadline: int) -> Any:
     batch = with_id(batch)
     assert batch.ids is not None
-    refuse_in_vain(batch, await storage.atransaction_of(batch))
+    refuse_in_vain(batch, await storage.capabilities.transactions.aalias_for(batch))
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
 
@@ -121,7 +121,7 @@ async def _aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timed
             done.clear()
             away = None
             try:
-                record = (await storage.ajobs(batch.queue, [result.id]))[0]
+                record = (await storage.reads.ajobs(batch.queue, [result.id]))[0]
             except StorageUnavailableError as error:
                 patience, away = RETRY, error
             else:
@@ -144,7 +144,7 @@ def _subscribe(storage: Storage, queue: str, handler: EventHandler, job_id: str)
         return None
     try:
         with within(SUBSCRIPTION_TIMEOUT):
-            return storage.subscribe(queue, handler, job_id)
+            return storage.events.subscribe(queue, handler, job_id)
     except StorageUnavailableError as error:
         logger.debug("Polling job %s, because subscribing to its events failed: %s", job_id, error)
         return None
@@ -210,14 +210,16 @@ def wait_for(storage: Storage, result: EnqueueResult, wait: float | timedelta) -
 
 
 def _wait_for(storage: Storage, result: EnqueueResult, wait: float | timedelta, deadline: int) -> Any:
-    refuse_uncommitted(result.queue, result.id, storage.uncommitted_in(result.queue, result.id))
+    refuse_uncommitted(
+        result.queue, result.id, storage.capabilities.transactions.uncommitted_in(result.queue, result.id)
+    )
     done = ThreadEvent()
-    unsubscribe = storage.subscribe(result.queue, _on_ending(done.set), result.id)
+    unsubscribe = storage.events.subscribe(result.queue, _on_ending(done.set), result.id)
     try:
         while True:
             away, patience = None, CHECK_EVERY
             try:
-                record = storage.jobs(result.queue, [result.id])[0]
+                record = storage.reads.jobs(result.queue, [result.id])[0]
             except StorageUnavailableError as error:
                 away, patience = error, RETRY
             else:
@@ -239,7 +241,11 @@ async def await_for(storage: Storage, result: EnqueueResult, wait: float | timed
 
 
 async def _await_for(storage: Storage, result: EnqueueResult, wait: float | timedelta, deadline: int) -> Any:
-    refuse_uncommitted(result.queue, result.id, await storage.auncommitted_in(result.queue, result.id))
+    refuse_uncommitted(
+        result.queue,
+        result.id,
+        await storage.capabilities.transactions.auncommitted_in(result.queue, result.id),
+    )
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
 
@@ -248,12 +254,12 @@ async def _await_for(storage: Storage, result: EnqueueResult, wait: float | time
         if not loop.is_closed():
             loop.call_soon_threadsafe(done.set)
 
-    unsubscribe = await storage.acall(storage.subscribe, result.queue, _on_ending(wake), result.id)
+    unsubscribe = await storage.acall(storage.events.subscribe, result.queue, _on_ending(wake), result.id)
     try:
         while True:
             away, patience = None, CHECK_EVERY
             try:
-                record = (await storage.ajobs(result.queue, [result.id]))[0]
+                record = (await storage.reads.ajobs(result.queue, [result.id]))[0]
             except StorageUnavailableError as error:
                 away, patience = error, RETRY
             else:

@@ -136,7 +136,7 @@ def listed(request: HttpRequest, after: str) -> BulkWritePage:
 
     A page begins behind a report that is shown, and hidden ones do not count for its length.
     """
-    kept = get_storage().imports
+    kept = get_storage().capabilities.bulk_writes
     if kept is None:
         return BulkWritePage(None, "")
     if not rights.hides_queues():
@@ -159,7 +159,7 @@ def listed(request: HttpRequest, after: str) -> BulkWritePage:
 
 def one(write: str) -> BulkWriteView | None:
     """The report of a write, which the caller checks with `sees`."""
-    kept = get_storage().imports
+    kept = get_storage().capabilities.bulk_writes
     found = None if kept is None else kept.get(write)
     return None if found is None else _shown(found)
 
@@ -210,7 +210,7 @@ def _count(storage: Storage, tag: str, places: list[tuple[str, State]], most: in
 def _walked(storage: Storage, tag: str, queue: str, state: State, most: int) -> int:
     found, cursor, left = 0, None, most
     while left > 0:
-        page = storage.cursor_page(queue, state, min(left, bulk.PART), cursor)
+        page = storage.reads.cursor_page(queue, state, min(left, bulk.PART), cursor)
         found += sum(tag in record.options.tags for record in page.jobs)
         left -= len(page.jobs)
         cursor = page.next

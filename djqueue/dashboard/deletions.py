@@ -97,7 +97,7 @@ def begin(
     selection = bulk.Selection((queue,), **which)
     user: Any = request.user
     row = bulk.begin(alias_of(BulkOperation), kind, selection, user=user.get_username(), expected=expected)
-    if not get_storage().workers():
+    if not get_storage().workers.all():
         said = f"{said} {_('No worker runs now: it is done when one does.')}"
     messages.success(request, said, extra_tags=f"djq-{undoing(kind)}-{row.pk}")
     return row

@@ -93,7 +93,7 @@ class Around(NamedTuple):
 
 def read(request: HttpRequest, queue: str, job_id: str, limit: int = MOST) -> FlowGraph | None:
     """The flow around a job, without the jobs that the user is not to know of."""
-    graph = get_storage().flow(queue, job_id, limit)
+    graph = get_storage().reads.flow(queue, job_id, limit)
     return None if graph is None else visible(request, graph)
 
 
@@ -147,7 +147,7 @@ def newest(request: HttpRequest, kind: str) -> CachedRead[list[Summary]]:
 def _graphs(wanted: Sequence[tuple[State, str]]) -> list[FlowGraph]:
     """The flows of the newest jobs of these states and queues that are in one."""
     storage = get_storage()
-    records = [one for state, name in wanted for one in storage.cursor_page(name, state, EACH).jobs]
+    records = [one for state, name in wanted for one in storage.reads.cursor_page(name, state, EACH).jobs]
     records = [one for one in records if one.options.depends_on or one.options.dependents]
     records.sort(key=lambda one: -one.created_at)
     found: list[FlowGraph] = []
@@ -158,7 +158,7 @@ def _graphs(wanted: Sequence[tuple[State, str]]) -> list[FlowGraph]:
         if not known.isdisjoint(_near(record)):
             continue
         known.update(_near(record))
-        graph = storage.flow(record.queue, record.id, LOOKED_AT)
+        graph = storage.reads.flow(record.queue, record.id, LOOKED_AT)
         if graph is None:
             continue
         keys = {node.key for node in graph.nodes}

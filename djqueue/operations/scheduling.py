@@ -12,9 +12,7 @@ from djqueue.core.errors import DjqueueError
 from djqueue.core.shown import in_one_line
 from djqueue.models import CronJob
 from djqueue.storage.base import Storage
-from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.database.dberrors import raise_named
-from djqueue.storage.memory import MemoryStorage
 
 from .firing import Firing
 
@@ -31,7 +29,7 @@ def scheduling(storage: Storage) -> Callable[[], None]:
 
     def look() -> None:
         nonlocal has_worked, asleep_until
-        if not getattr(storage, "is_scheduler", True) or firing.clock.monotonic() < asleep_until:
+        if not is_scheduler(storage) or firing.clock.monotonic() < asleep_until:
             return
         try:
             firing.fire()
@@ -55,7 +53,7 @@ def declare_now(storage: Storage) -> None:
 
     Only by a process that would fire them; quiet where there are no tables, as `scheduling`.
     """
-    if not getattr(storage, "is_scheduler", True):
+    if not is_scheduler(storage):
         return
     firing = firing_of(storage)
     try:
@@ -72,10 +70,11 @@ def firing_of(storage: Storage) -> Firing:
     """A `Firing` for a storage, with what is known of its kind."""
     lock = _locks.setdefault(storage, Lock())
     alias = alias_of(storage)
-    if isinstance(storage, DatabaseStorage):
-        # There is one scheduler: whoever has begun with a slot is gone.
-        return Firing(storage, alias, clock=storage.clock, grace=0, lock=lock)
-    if isinstance(storage, MemoryStorage):
+    capabilities = storage.capabilities
+    if capabilities.scheduler is not None:
+        # There is one scheduler: a process that has begun with a slot and not ended is gone.
+        return Firing(storage, alias, clock=capabilities.scheduler.clock, grace=0, lock=lock)
+    if capabilities.in_process:
         # Another process's jobs are not known here, and gone with it.
         return Firing(storage, alias, sure=0, lock=lock)
     return Firing(storage, alias, lock=lock)
@@ -83,7 +82,13 @@ def firing_of(storage: Storage) -> Firing:
 
 def alias_of(storage: Storage) -> str:
     """The alias of the database with the rows for a storage."""
-    return storage.alias if isinstance(storage, DatabaseStorage) else router.db_for_write(CronJob)
+    return storage.capabilities.database or router.db_for_write(CronJob)
+
+
+def is_scheduler(storage: Storage) -> bool:
+    """Return whether this process does what only one process at a time does; True where any may."""
+    scheduler = storage.capabilities.scheduler
+    return scheduler is None or scheduler.is_here
 
 
 _locks: "WeakKeyDictionary[Storage, Lock]" = WeakKeyDictionary()

@@ -104,13 +104,13 @@ class Assembly:
         """
         storage, queues = self._storage, self._options.queues
         try:
-            await storage.acall(storage.register_worker, self._info())
+            await storage.acall(storage.workers.register, self._info())
         except StorageUnavailableError as error:
             self._heartbeat.note_unavailable(error)
         # Before the first claim, so that no job can come unnoticed between the two.
         self._unlisten = await storage.acall(storage.listen, queues, self._jobs_came)
         worker_id = self._options.worker_id
-        self._unfollow = await storage.acall(storage.on_worker_command, worker_id, self._heartbeat.hasten)
+        self._unfollow = await storage.acall(storage.workers.on_command, worker_id, self._heartbeat.hasten)
         self._heartbeat.start()
         if self._maintenance is not None:
             self._maintenance.start()
@@ -138,7 +138,7 @@ class Assembly:
         for leave in (self._unlisten, self._unfollow):
             if leave is not None:
                 await self._storage.acall(leave)
-        await self._storage.acall(self._storage.unregister_worker, self._options.worker_id)
+        await self._storage.acall(self._storage.workers.unregister, self._options.worker_id)
 
     def _stop_threads(self) -> None:
         if self._maintenance is not None:

@@ -46,8 +46,7 @@ def banner(worker: Worker) -> str:
 
 def findings(worker: Worker) -> list[str]:
     """What looks wrong: with the storage's servers, and with the queues to be served. A line each."""
-    look = getattr(worker.storage, "findings", None)
-    found = look() if look is not None else []
+    found = worker.storage.reads.findings()
     return [
         *(f"{each.text} {each.hint} ({each.id})" for each in found if each.level != "info"),
         *_unknown_queues(worker),
@@ -58,7 +57,7 @@ def _unknown_queues(worker: Worker) -> list[str]:
     """Queues to be served that nothing names, but that resemble one that is there."""
     if worker.options.queues is None:
         return []
-    known = hints.declared_queues().union(worker.storage.queues())
+    known = hints.declared_queues().union(worker.storage.queues.names())
     return [
         f"Queue {name!r} is not declared, and has no jobs. Did you mean {meant!r}?"
         for name in worker.options.queues

@@ -108,7 +108,7 @@ class CancelWatch:
 
     async def _join(self, queue: str) -> None:
         storage = self._storage
-        self._subscriptions[queue] = await storage.acall(storage.subscribe, queue, self._on_event)
+        self._subscriptions[queue] = await storage.acall(storage.events.subscribe, queue, self._on_event)
         # What was asked for before is seen in the answers to a renewal.
         runs = [run for run in self._runs.held() if run.claimed.queue == queue]
         await storage.acall(self._heartbeat.renew, runs)

@@ -52,13 +52,13 @@ class Child:
 
 def read(storage: Storage, keys: Sequence[JobKey]) -> list[Child]:
     """These jobs, in this order."""
-    found = [(queue, ids, storage.jobs(queue, ids)) for queue, ids in _by_queue(keys)]
+    found = [(queue, ids, storage.reads.jobs(queue, ids)) for queue, ids in _by_queue(keys)]
     return _in_order(keys, found)
 
 
 async def aread(storage: Storage, keys: Sequence[JobKey]) -> list[Child]:
     """See `read`."""
-    found = [(queue, ids, await storage.ajobs(queue, ids)) for queue, ids in _by_queue(keys)]
+    found = [(queue, ids, await storage.reads.ajobs(queue, ids)) for queue, ids in _by_queue(keys)]
     return _in_order(keys, found)
 
 

@@ -86,8 +86,8 @@ class ClaimLoop:
         """Whether nothing is to be claimed until it is said."""
         self.giving_up = False
         """Set when what the storage does not take is to be left."""
-        many = options.concurrency >= JOBS_OF_A_TRIP * self._storage.max_in_flight
-        self._trips_at_once = self._storage.max_in_flight if many else 1
+        many = options.concurrency >= JOBS_OF_A_TRIP * self._storage.capabilities.max_in_flight
+        self._trips_at_once = self._storage.capabilities.max_in_flight if many else 1
         self._trips: set[asyncio.Task[None]] = set()
         self._on_the_way: set[Run] = set()
         """Those of the untold whose end a trip is telling."""

@@ -53,7 +53,7 @@ class WorkerControl:
     def _dump(self) -> None:
         info = self._info()
         try:
-            self._storage.save_dump(info.id, stacks(self._heading(info), self._loop))
+            self._storage.workers.save_dump(info.id, stacks(self._heading(info), self._loop))
         except Exception as error:
             # The storage is away, or a thread was in the middle of something: the other commands are done.
             self._tell.dump_failed(error)

@@ -13,9 +13,9 @@ def is_empty(storage: Storage, queues: tuple[str, ...] | None, names: frozenset[
     An active job, whoever runs it, may come back or bring others. What a pause holds back does not
     count: it could wait for ever. Delayed jobs are the claims' business, which say when one is due.
     """
-    for queue in storage.queues() if queues is None else queues:
-        if not storage.is_paused(queue) and not names.isdisjoint(storage.waiting_names(queue)):
+    for queue in storage.queues.names() if queues is None else queues:
+        if not storage.queues.is_paused(queue) and not names.isdisjoint(storage.reads.waiting_names(queue)):
             return False
-        if storage.counts(queue)[State.ACTIVE]:
+        if storage.reads.counts(queue)[State.ACTIVE]:
             return False
     return True

@@ -107,7 +107,7 @@ class Heartbeat:
     def _beat(self) -> None:
         try:
             self.renew(self._runs.held())
-            while commands := self._storage.register_worker(self._info()):
+            while commands := self._storage.workers.register(self._info()):
                 for command in commands:
                     self._obey(command)
         except Exception as error:

@@ -24,7 +24,7 @@ class Maintenance:
         self._random = worker_context.random
         self._tell = worker_context.tell
         self._chores = {
-            "maintain": lambda: worker_context.storage.maintain(),
+            "maintain": lambda: worker_context.storage.sweep(),
             **chores_of(worker_context.storage),
             "unhandled": UnhandledWatch(worker_context, queues).look,
         }

@@ -32,11 +32,11 @@ class UnhandledWatch:
         if now - self._looked_at < EVERY:
             return
         self._looked_at = now
-        rows = self._storage.overview(self._queues).queues
+        rows = self._storage.reads.overview(self._queues).queues
         self._logged = {key: at for key, at in self._logged.items() if now - at < AGAIN}
         if not any(row.names for row in rows):
             return
-        for one in unhandled(rows, self._storage.workers())[:MOST]:
+        for one in unhandled(rows, self._storage.workers.all())[:MOST]:
             if (one.queue, one.name) not in self._logged:
                 self._logged[one.queue, one.name] = now
                 self._tell.no_worker_knows(one)

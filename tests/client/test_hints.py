@@ -68,7 +68,7 @@ def test_declared_queues_and_those_that_resemble_none_are_not_warned_of(do, capl
 
 @pytest.mark.usefixtures("sending")
 def test_a_queue_that_a_live_worker_serves_by_name_is_not_warned_of(storage, do, caplog):
-    storage.register_worker(WorkerInfo("w", "host", 1, ("email",), ("send",), 1, 0))
+    storage.workers.register(WorkerInfo("w", "host", 1, ("email",), ("send",), 1, 0))
 
     do(Queue("email"), "enqueue", 1)
 
@@ -177,7 +177,7 @@ def test_known_names_and_those_that_resemble_none_are_not_warned_of(do, caplog, 
 
 @pytest.mark.usefixtures("receipts")
 def test_a_name_that_a_live_worker_handles_is_not_warned_of(storage, do, caplog):
-    storage.register_worker(WorkerInfo("w", "host", 1, None, ("shop.jobs.send_receipts",), 1, 0))
+    storage.workers.register(WorkerInfo("w", "host", 1, None, ("shop.jobs.send_receipts",), 1, 0))
 
     do(Queue("orders"), "enqueue", PAYLOAD, name="shop.jobs.send_receipts")
 

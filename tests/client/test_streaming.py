@@ -66,7 +66,7 @@ def collect(request):
 def listeners(storage, monkeypatch):
     """How many subscriptions there are."""
     there = []
-    subscribe = storage.subscribe
+    subscribe = storage.events.subscribe
 
     def counting(*args):
         unsubscribe = subscribe(*args)
@@ -143,10 +143,10 @@ def test_a_job_that_yields_nothing_has_an_empty_stream(queue, collect):
 
 def test_nothing_is_enqueued_before_the_first_item_is_asked_for(queue, storage):
     stream = queue.enqueue_and_stream()
-    assert storage.counts("orders")[State.WAITING] == 0
+    assert storage.reads.counts("orders")[State.WAITING] == 0
     with pytest.raises(JobTimeoutError):
         list(queue.enqueue_and_stream(wait=0))
-    assert storage.counts("orders")[State.WAITING] == 1
+    assert storage.reads.counts("orders")[State.WAITING] == 1
     stream.close()
 
 
@@ -297,7 +297,7 @@ def test_it_looks_only_when_there_is_something(queue, storage, monkeypatch, coll
     enqueue(storage, queue="orders", id="a")
     run = claim_one(storage, queues=["orders"])
     looks = 0
-    items = storage.items
+    items = storage.reads.items
 
     def counting(*args):
         nonlocal looks

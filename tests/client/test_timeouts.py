@@ -17,7 +17,7 @@ def queue():
 
 
 def a_worker(storage, **given):
-    storage.register_worker(worker(**{"queues": None, "names": ("orders",), **given}))
+    storage.workers.register(worker(**{"queues": None, "names": ("orders",), **given}))
 
 
 @pytest.fixture

@@ -234,7 +234,7 @@ def test_a_removed_job_raises_so(queue, do):
 
 def test_an_expired_job_raises_so(queue, storage, do):
     def let_it_expire(event):
-        storage.reschedule("orders", [event.id], 4_000_000_000_000)
+        storage.jobs.reschedule("orders", [event.id], 4_000_000_000_000)
 
     queue.on("queued", let_it_expire)
 
@@ -268,7 +268,7 @@ def test_no_time_at_all_is_a_timeout_and_an_enqueue(queue, do):
 def test_a_wrong_wait_is_refused_and_nothing_is_stored(queue, storage, do, wait):
     with pytest.raises(OptionError, match="wait"):
         do(queue, "enqueue_and_wait", 1, wait=wait)
-    assert storage.queues() == []
+    assert storage.queues.names() == []
 
 
 def test_bad_payloads_are_refused_and_nobody_waits(queue, storage, do):
@@ -276,12 +276,12 @@ def test_bad_payloads_are_refused_and_nobody_waits(queue, storage, do):
         do(queue, "enqueue_and_wait", [object()], wait=10)
     with pytest.raises(PayloadTooLargeError):
         do(queue, "enqueue_and_wait", 2 * MEBIBYTE, wait=10)
-    assert storage.queues() == []
+    assert storage.queues.names() == []
 
 
 def test_who_has_waited_leaves_no_subscription(queue, storage, do, monkeypatch):
     open_ones = []
-    subscribe = storage.subscribe
+    subscribe = storage.events.subscribe
 
     def counted(*args):
         stop = subscribe(*args)
@@ -360,7 +360,7 @@ def test_a_result_that_is_over_before_it_is_read_is_not_found(queue, storage, do
 
     with working(orders=lambda job: 1), pytest.raises(JobNotFoundError):
         do(queue, "enqueue_and_wait", 1, wait=10)
-    assert storage.queues() == ["orders"]
+    assert storage.queues.names() == ["orders"]
 
 
 def test_a_result_whose_time_is_over_is_not_taken_for_none(queue, storage, do, monkeypatch):

@@ -122,8 +122,8 @@ CHANGES = {
     "a failure": lambda: (Queue("emails").resume(), fail("job-1")),
     "a cancel": lambda: Queue("emails").cancel("job-1"),
     "a resume": lambda: Queue("emails").resume(),
-    "a limit": lambda: get_storage().set_limits("emails", Rate(1_000_000, 60_000), 7),
-    "a worker": lambda: get_storage().register_worker(WORKER),
+    "a limit": lambda: get_storage().queues.set_limits("emails", Rate(1_000_000, 60_000), 7),
+    "a worker": lambda: get_storage().workers.register(WORKER),
 }
 
 

@@ -119,12 +119,12 @@ def test_one_is_paused_and_goes_on(client, anywhere):
     Queue("emails").enqueue(1)
     assert "no workers" in shown(client).content.decode()
     client.post(address(BY_NAME["pause"]))
-    assert get_storage().is_paused("emails")
+    assert get_storage().queues.is_paused("emails")
     html = shown(client).content.decode()
     assert "❚❚ paused" in html
     assert f'formaction="{address(BY_NAME["resume"])}"' in html
     client.post(address(BY_NAME["resume"]))
-    assert not get_storage().is_paused("emails")
+    assert not get_storage().queues.is_paused("emails")
     kept = AuditEvent.objects.order_by("pk").values_list("action", "queue")
     assert list(kept) == [("pause", "emails"), ("resume", "emails")]
 
@@ -148,4 +148,4 @@ def test_a_queue_of_the_settings_is_paused_before_its_first_job(memory, settings
     assert address(BY_NAME["queue"]).replace("emails", "hidden") not in html
 
     assert client.post(f"{url}pause/").status_code == 302
-    assert get_storage().is_paused("nightly")
+    assert get_storage().queues.is_paused("nightly")

@@ -120,7 +120,7 @@ def claimed_jobs(storage: Storage) -> list[Claimed]:
 
 def ids(storage: Storage, queue: str = QUEUE) -> list[str]:
     """Of all jobs of a queue, oldest first."""
-    return [record.id for record in storage.page(queue, None, 100)]
+    return [record.id for record in storage.reads.page(queue, None, 100)]
 
 
 # Slots.
@@ -336,7 +336,7 @@ def test_a_slot_of_which_nobody_can_know_any_more_is_not_enqueued_again(
     goes_to_its_death(firing, clock, FIRST, monkeypatch, "_finish")
     [claimed] = claimed_jobs(storage)
     finish(storage, completing(claimed))
-    storage.remove(claimed.queue, [claimed.id])  # its time is over
+    storage.jobs.remove(claimed.queue, [claimed.id])  # its time is over
 
     goes_to(another(storage, clock), clock, FIRST + SURE + 1)
 
@@ -352,7 +352,7 @@ def test_slots_later_than_that_are_enqueued(
 ) -> None:
     row = a_cron_job(missed="all", next_run_at=to_datetime(FIRST))
     goes_to_its_death(firing, clock, FIRST, monkeypatch, "_finish")
-    storage.remove(QUEUE, ids(storage))
+    storage.jobs.remove(QUEUE, ids(storage))
 
     goes_to(another(storage, clock), clock, FIRST + 6 * EVERY)
 
@@ -1261,7 +1261,9 @@ def test_jobs_are_those_of_a_model_that_looks_at_every_slot(
             finish(storage, completing(claimed))
             model.jobs[int(claimed.id.rpartition(":")[2])] = State.COMPLETED
 
-    found = {int(record.id.rpartition(":")[2]): record.state for record in storage.page(QUEUE, None, 100)}
+    found = {
+        int(record.id.rpartition(":")[2]): record.state for record in storage.reads.page(QUEUE, None, 100)
+    }
     assert found == model.jobs
     row = models.CronJob.objects.get()
     assert (row.executions, row.next_run_at) == (len(model.jobs), to_datetime(model.next))

@@ -249,7 +249,7 @@ def test_it_may_be_called_in_another_thread():
     thread.join(10)
 
     assert not thread.is_alive()
-    assert get_storage().states("sums", [result.id]) == ["completed"]
+    assert get_storage().reads.states("sums", [result.id]) == ["completed"]
 
 
 def test_verbosity_decides_what_is_logged(caplog):

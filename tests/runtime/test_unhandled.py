@@ -23,7 +23,7 @@ def clock():
 @pytest.fixture
 def watched(clock):
     storage = MemoryStorage(clock=clock)
-    storage.register_worker(WorkerInfo("w1", "host", 7, None, ("handler",), 4, 1))
+    storage.workers.register(WorkerInfo("w1", "host", 7, None, ("handler",), 4, 1))
     worker_context = SimpleNamespace(storage=storage, clock=clock, tell=RunEvents("w1"), random=Random(1))
     return storage, UnhandledWatch(worker_context, None)
 

@@ -110,7 +110,7 @@ class SimulatedServer:
             leave()
         tell = partial(self._tell, client, args[0])
         if operation == "subscribe":
-            self._subscriptions[key] = self.storage.subscribe(args[1], tell, args[2])
+            self._subscriptions[key] = self.storage.events.subscribe(args[1], tell, args[2])
         elif operation != "unsubscribe":
             self._subscriptions[key] = getattr(self.storage, operation)(args[1], tell)
         return "ok", None

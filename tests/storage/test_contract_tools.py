@@ -192,7 +192,7 @@ def test_a_job_can_be_made_in_every_state(there):
 
 def test_a_recorder_waits_for_what_another_thread_tells():
     storage, recorder = MemoryStorage(), Recorder()
-    storage.subscribe("default", recorder)
+    storage.events.subscribe("default", recorder)
     thread = Thread(target=lambda: enqueue(storage, id="a"))
     thread.start()
 
@@ -203,7 +203,7 @@ def test_a_recorder_waits_for_what_another_thread_tells():
 def test_a_recorder_that_waits_in_vain_says_for_what(monkeypatch):
     monkeypatch.setattr(waiting, "PATIENCE", 0.01)
     storage, recorder = MemoryStorage(), Recorder()
-    storage.subscribe("default", recorder)
+    storage.events.subscribe("default", recorder)
     enqueue(storage, id="a")
 
     with pytest.raises(AssertionError, match=r"not within 0\.01 s: event 'completed'.*'queued'"):

@@ -57,7 +57,8 @@ def write(df: "DataFrame", options: Mapping[str, str]) -> WriteReport | None:
         return _tried(df, known)
     df.write.format("djqueue").options(**said).mode("append").save()
     with closing(storage_at(known.url, known.prefix)) as storage:
-        found = storage.imports.get(str(known.write)) if storage.imports is not None else None
+        reports = storage.capabilities.bulk_writes
+        found = None if reports is None else reports.get(str(known.write))
     return None if found is None else WriteReport.of(found)
 
 

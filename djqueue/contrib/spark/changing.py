@@ -103,7 +103,7 @@ class Changing(RowReader):
         answers = self.answers.setdefault(queue, Counter())
         if self._plan.options.dry_run:
             ids = [change.id for change in changes]
-            answers.update(self._send(self._storage.retry, queue, ids, dry_run=True))
+            answers.update(self._send(self._storage.jobs.retry, queue, ids, dry_run=True))
         else:
             answers.update(verb(self._storage, self._send, queue, changes))
 
@@ -118,7 +118,7 @@ Verb = Callable[[Storage, Send, str, Sequence[JobChange]], Iterable[str]]
 def _retry(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:
     unchanged = [change.id for change in changes if change.payload is None]
     if unchanged:
-        yield from send(storage.retry, queue, unchanged)
+        yield from send(storage.jobs.retry, queue, unchanged)
     revised = [change for change in changes if change.payload is not None]
     for first in range(0, len(revised), READ_AT_ONCE):
         some = revised[first : first + READ_AT_ONCE]
@@ -127,16 +127,18 @@ def _retry(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange
             if record is None:
                 yield "not_found"
                 continue
-            yield send(storage.replace_payload, queue, change.id, change.payload, record.payload, retry=True)
+            yield send(
+                storage.jobs.replace_payload, queue, change.id, change.payload, record.payload, retry=True
+            )
 
 
 def _cancel(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:
-    for result in send(storage.cancel, queue, [change.id for change in changes]):
+    for result in send(storage.jobs.cancel, queue, [change.id for change in changes]):
         yield result.status
 
 
 def _delete(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:
-    for removed in send(storage.remove, queue, [change.id for change in changes]):
+    for removed in send(storage.jobs.remove, queue, [change.id for change in changes]):
         yield "removed" if removed else "not_removed"
 
 
@@ -147,13 +149,13 @@ def _update(storage: Storage, send: Send, queue: str, changes: Sequence[JobChang
     said.pop((None, None), None)
     for (priority, payload), places in said.items():
         ids = [changes[place].id for place in places]
-        for place, was in zip(places, send(storage.update, queue, ids, priority, payload), strict=True):
+        for place, was in zip(places, send(storage.jobs.update, queue, ids, priority, payload), strict=True):
             done[place] = was
     times = _alike(changes, lambda change: change.run_at)
     times.pop(None, None)
     for run_at, places in times.items():
         ids = [changes[place].id for place in places]
-        for place, was in zip(places, send(storage.reschedule, queue, ids, run_at), strict=True):
+        for place, was in zip(places, send(storage.jobs.reschedule, queue, ids, run_at), strict=True):
             done[place] = done[place] and was
     for place, change in enumerate(changes):
         says_nothing = change == JobChange(change.id)

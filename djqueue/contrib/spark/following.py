@@ -75,8 +75,8 @@ class Following:
 
 def feed_of(storage: Storage) -> Feed:
     """What happens in a storage. Raises OptionError if that is not kept."""
-    if storage.feed is None:
+    if storage.capabilities.feed is None:
         raise OptionError(
             f"table: {storage.describe()} stores no events; read its tables attempts and jobs instead"
         )
-    return storage.feed
+    return storage.capabilities.feed

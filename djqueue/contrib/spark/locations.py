@@ -45,6 +45,6 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
 
 def staging_of(storage: Storage) -> Staging:
     """Where jobs can be put aside. Raises OptionError if there is no such place."""
-    if storage.staging is None:
+    if storage.capabilities.staging is None:
         raise OptionError(f"url: {storage.describe()} does not support bulk writes")
-    return storage.staging
+    return storage.capabilities.staging

@@ -36,7 +36,7 @@ class Reporting:
     """
 
     def __init__(self, storage: Storage, own: str, report: BulkWriteReport, *, is_batch: bool) -> None:
-        self._imports = storage.imports
+        self._imports = storage.capabilities.bulk_writes
         self._own = own
         self._report = report
         self._is_batch = is_batch
@@ -125,14 +125,14 @@ class Reporting:
 
 def aborted(storage: Storage, report: BulkWriteReport) -> None:
     """The tasks of a write have failed, so that nothing is published; one that was begun says so itself."""
-    if storage.imports is None:
+    if storage.capabilities.bulk_writes is None:
         return
     with _quiet(report.write):
-        there = storage.imports.get(report.write)
+        there = storage.capabilities.bulk_writes.get(report.write)
         if there is None:
-            storage.imports.keep(report._replace(state=FAILED, error=TASKS_FAILED))
+            storage.capabilities.bulk_writes.keep(report._replace(state=FAILED, error=TASKS_FAILED))
         elif there.batches and there.state == DONE:
-            storage.imports.keep(there._replace(state=UNFINISHED, error=TASKS_FAILED))
+            storage.capabilities.bulk_writes.keep(there._replace(state=UNFINISHED, error=TASKS_FAILED))
 
 
 @contextmanager

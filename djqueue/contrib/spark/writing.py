@@ -165,14 +165,14 @@ class Write:
 
     def _check(self, storage: Storage, plan: JobColumns, queue: str) -> None:
         # What is recorded with the queue counts: there may be no settings here.
-        self._modes[queue] = mode = storage.groups(queue, 0, ()).mode
+        self._modes[queue] = mode = storage.reads.groups(queue, 0, ()).mode
         if mode == KEYED and plan.needs_group():
             raise OptionError(
                 f"group: jobs of queue {queue!r} require a group, because its GROUP_MODE is 'keyed': set "
                 "groupColumn"
             )
         for key in plan.base.job.depends_on:
-            if storage.states(key[0], [key[1]]) == [None]:
+            if storage.reads.states(key[0], [key[1]]) == [None]:
                 raise OptionError(f"dependsOn: queue {key[0]!r} has no job {key[1]!r}")
 
     def run_task(self, part: str, batches: Iterable[Any], spark: str = "") -> TaskReport:
@@ -184,7 +184,7 @@ class Write:
                 self.plan,
                 self.options.batch_size,
                 is_keyed=_keyed(storage),
-                states=lambda queue, ids: self._sending()(storage.states, queue, ids),
+                states=lambda queue, ids: self._sending()(storage.reads.states, queue, ids),
             )
             names = dict[str, None]()
             if self.options.dry_run:
@@ -370,7 +370,7 @@ def _with_tag(options: JobOptions, tag: str) -> JobOptions:
 
 def _keyed(storage: Storage) -> Callable[[str], bool]:
     """Whether each job of a queue needs a group, asked once of each queue."""
-    return cache(lambda queue: storage.groups(queue, 0, ()).mode == KEYED)
+    return cache(lambda queue: storage.reads.groups(queue, 0, ()).mode == KEYED)
 
 
 def _place(told: TaskReport) -> tuple[int, str]:
@@ -407,7 +407,7 @@ class WriteThrottle:
         if most is None:
             return
         for _ in self._looks(f"queue {queue!r} has more than maxQueueDepth={most} jobs"):
-            counts = self._storage.counts(queue)
+            counts = self._storage.reads.counts(queue)
             if sum(counts[state] for state in PENDING) < most:
                 return
 

@@ -134,7 +134,7 @@ def delete(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
 def _history(one: Planned) -> list[tuple[planning.PastRun, JobRecord | None]]:
     """Its last runs with their jobs, as far as these are kept; oldest first."""
     ids = [run.id for run in one.past]
-    records = get_storage().jobs(one.queue, ids) if ids and one.queue else [None] * len(ids)
+    records = get_storage().reads.jobs(one.queue, ids) if ids and one.queue else [None] * len(ids)
     return list(zip(one.past, records, strict=True))
 
 

@@ -33,7 +33,7 @@ LABELS = {
 @pages.show("edit", "jobs/<djq:queue>/<djq:job_id>/edit/", rights.EDIT)
 def edit(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """The form."""
-    record = get_storage().jobs(queue, [job_id])[0]
+    record = get_storage().reads.jobs(queue, [job_id])[0]
     return _page(request, site, queue, job_id, record)
 
 
@@ -41,7 +41,7 @@ def edit(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> 
 def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Do it, if the job is still what the form was made for; else say so, with what was typed."""
     storage = get_storage()
-    record = storage.jobs(queue, [job_id])[0]
+    record = storage.reads.jobs(queue, [job_id])[0]
     if record is None:
         return _page(request, site, queue, job_id, None)
     how = editing.way(record.state)
@@ -74,7 +74,7 @@ def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str)
         if how == COPY:
             word = _copy(record, payload, copy_id)
         else:
-            word = storage.replace_payload(queue, job_id, payload, record.payload, retry=how == RETRY)
+            word = storage.jobs.replace_payload(queue, job_id, payload, record.payload, retry=how == RETRY)
     except DjqueueError as error:
         if isinstance(error, QueueFullError):
             versions.drop(version)
@@ -82,7 +82,7 @@ def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str)
         return _page(request, site, queue, job_id, record, form)
     if word not in OUTCOMES:
         versions.drop(version)
-        fresh = storage.jobs(queue, [job_id])[0]
+        fresh = storage.reads.jobs(queue, [job_id])[0]
         if fresh is None:
             return _page(request, site, queue, job_id, None)
         return _again(request, site, fresh, word)

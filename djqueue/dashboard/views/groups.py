@@ -38,7 +38,7 @@ def group_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpR
     if not form.is_valid():
         return page(request, site, queue, group_form=form, group=group)
     given = {name: form.cleaned_data[name] or None for name in form.cleaned_data if name != "name"}
-    found = get_storage().groups(queue, 0, [group] if group else [])
+    found = get_storage().reads.groups(queue, 0, [group] if group else [])
     before = limits.of_group(found.named[0]) if group else limits.of_groups(found)
     try:
         Queue(queue).set_group_limit(group or None, **given)
@@ -81,7 +81,7 @@ def limiter(request: HttpRequest, site: DashboardSite, queue: str) -> HttpRespon
 def _steer(request: HttpRequest, site: DashboardSite, queue: str, *, paused: bool) -> HttpResponse:
     group = request.POST.get("group", "")
     handle = Queue(queue)
-    [before] = get_storage().groups(queue, 0, [group]).named
+    [before] = get_storage().reads.groups(queue, 0, [group]).named
     if paused:
         handle.pause_group(group)
         said = _("Paused group %(group)s.")

@@ -149,7 +149,7 @@ def cancel(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -
 @pages.act("remove", "jobs/<djq:queue>/<djq:job_id>/delete/", rights.DELETE)
 def remove(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """The job is forgotten, with everything that is its, when the time to undo that is over."""
-    record = get_storage().jobs(queue, [job_id])[0]
+    record = get_storage().reads.jobs(queue, [job_id])[0]
     if record is None or not jobactions.REMOVE.legal(record.state):
         word = "not_found" if record is None else str(record.state)
         return _refused(request, site, word, queue, job_id)
@@ -166,7 +166,7 @@ def remove(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -
 def _page(
     request: HttpRequest, site: DashboardSite, queue: str, job_id: str, *, revealed: bool
 ) -> HttpResponse:
-    record = get_storage().jobs(queue, [job_id])[0]
+    record = get_storage().reads.jobs(queue, [job_id])[0]
     crumbs = [Crumb(str(_("Queues")), site.url("queues")), Crumb(queue, site.url("queue", queue))]
     if record is None:
         gone = {"queue": queue, "job_id": job_id}
@@ -224,7 +224,7 @@ def _why(request: HttpRequest, record: JobRecord) -> verdicts.Reason | None:
     """Why it is not running, if that can be asked; without jobs that the user is not to know of."""
     if record.state in TERMINAL:
         return None
-    found = get_storage().explain(record.queue, record.id)
+    found = get_storage().reads.explain(record.queue, record.id)
     return verdicts.reason(found, lambda name: rights.sees(request, name))
 
 

@@ -107,8 +107,8 @@ def _twin(lines: Sequence[QueueRow]) -> ChartNumbers:
 @pages.act("pause", "queues/<djq:queue>/pause/", rights.PAUSE)
 def pause(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """Nothing of the queue starts any more; what runs goes on."""
-    before = get_storage().is_paused(queue)
-    get_storage().pause(queue)
+    before = get_storage().queues.is_paused(queue)
+    get_storage().queues.pause(queue)
     audit.note(request, "pause", queue=queue, detail=_changed(before, True))
     messages.success(request, _("Paused queue %(queue)s.") % {"queue": queue})
     return site.back(request, "queues")
@@ -117,8 +117,8 @@ def pause(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse
 @pages.act("resume", "queues/<djq:queue>/resume/", rights.PAUSE)
 def resume(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """The end of a pause."""
-    before = get_storage().is_paused(queue)
-    get_storage().resume(queue)
+    before = get_storage().queues.is_paused(queue)
+    get_storage().queues.resume(queue)
     audit.note(request, "resume", queue=queue, detail=_changed(before, False))
     messages.success(request, _("Resumed queue %(queue)s.") % {"queue": queue})
     return site.back(request, "queues")

@@ -82,7 +82,7 @@ def _steer(request: HttpRequest, site: DashboardSite, worker: str, command: str)
     if _found(request, worker, command) is None:
         answer = workercontrol.NOT_FOUND
     else:
-        answer = get_storage().control_worker(worker, command)
+        answer = get_storage().workers.control(worker, command)
     if answer == workercontrol.ASKED:
         audit.note(request, f"worker_{command}", detail={"worker": worker})
         messages.success(request, str(SAID[command]) % {"worker": worker})

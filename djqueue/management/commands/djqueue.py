@@ -170,7 +170,7 @@ class Command(BaseCommand):
         for command, worker_id in told.items():
             self.stdout.write(steer(storage, command, worker_id))
         if not told:
-            for line in listing(storage.workers()):
+            for line in listing(storage.workers.all()):
                 self.stdout.write(line)
 
     def _mirror(self) -> Mirror:

@@ -17,7 +17,6 @@ from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError
 from djqueue.core.shown import in_one_line
 from djqueue.management.commands.runworkers import RunworkersHelpFormatter
 from djqueue.models import Rollup
-from djqueue.storage.database import DatabaseStorage
 
 
 class Command(BaseCommand):
@@ -60,5 +59,5 @@ def _place(options: dict[str, Any]) -> PipelineContext:
         raise ConfigurationError(
             f"the settings have no URL of {storage.describe()}, which Spark needs: say it by --url"
         )
-    alias = storage.alias if isinstance(storage, DatabaseStorage) else router.db_for_write(Rollup)
+    alias = storage.capabilities.database or router.db_for_write(Rollup)
     return PipelineContext(where, alias)

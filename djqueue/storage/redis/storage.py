@@ -120,7 +120,7 @@ class RedisStorage(Storage):
         self._agreed: set[str] = set()
         """Queues whose recorded mode is the configured one."""
         self._trips = Roundtrips(
-            self._connections, self.options.timeout, self.options.stream, self.told, clock
+            self._connections, self.options.timeout, self.options.stream, self.notify_incidents, clock
         )
         self._limits = SharedLimits(
             self.options.prefix,
@@ -137,7 +137,9 @@ class RedisStorage(Storage):
         )
         every = (*self._policies.values(), self._default_policy)
         self.outbox = (
-            OutboxTable(given, self.options, self.policy, self._enqueue, self._trips, self.told, clock)
+            OutboxTable(
+                given, self.options, self.policy, self._enqueue, self._trips, self.notify_incidents, clock
+            )
             if any(policy.outbox for policy in every)
             else None
         )

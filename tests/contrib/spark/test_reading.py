@@ -19,7 +19,7 @@ from djqueue.testing.factories import a_completed_job, a_failed_job, a_waiting_j
 def write_down(storage):
     """Have in the tables of a database what its scheduler knows: a moment later it would be there."""
     if isinstance(storage, DatabaseStorage):
-        storage._active._flush()
+        storage.active.gate.flush()
 
 
 @pytest.fixture

@@ -84,10 +84,10 @@ def do(made, command: list[str]) -> None:
         case ["finish", job_id, token]:
             say("done", *finish(made, Outcome(QUEUE, job_id, int(token), "complete")))
         case ["sync"]:
-            made.counts(QUEUE)
+            made.reads.counts(QUEUE)
             say("done")
         case ["cancel", job_id]:
-            say(made.cancel(QUEUE, [job_id])[0].status)
+            say(made.jobs.cancel(QUEUE, [job_id])[0].status)
 
 
 def _value(text: str):
@@ -195,7 +195,7 @@ def publisher() -> None:
     from tests.storage.database.test_staging import MANIFEST
 
     with storage() as made:
-        staging = made.staging
+        staging = made.capabilities.staging
         found = staging.begin(MANIFEST, None)
         say("ready")
         for chunk in chunks_of(found.manifest):

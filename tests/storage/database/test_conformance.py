@@ -85,11 +85,11 @@ class Client(DatabaseStorage):
 
     def enqueue(self, batches):
         answers = super().enqueue(batches)
-        self.scheduler._active._take_in_all()
+        self.scheduler.active.inbox.take_in_all()
         return answers
 
     def maintain(self):
-        return self.scheduler.maintain()
+        return self.scheduler.sweep()
 
 
 READING_TABLES = (
@@ -100,9 +100,9 @@ READING_TABLES = (
 
 def _with_the_scheduler_awake(name):
     def method(self, *args, **kwargs):
-        self.scheduler._active._take_in_all()
+        self.scheduler.active.inbox.take_in_all()
         if name in READING_TABLES:
-            self.scheduler._active._flush()
+            self.scheduler.active.gate.flush()
         return getattr(DatabaseStorage, name)(self, *args, **kwargs)
 
     return method
@@ -121,7 +121,7 @@ class ClientCase(contract.StorageCase):
             scheduler.connect()
             storage.scheduler = scheduler
             # What no worker has told is told by the process that did it: the scheduler's.
-            scheduler.on_incidents = storage.told
+            scheduler.on_incidents = storage.notify_incidents
             yield storage
 
     def advance(self, milliseconds):

@@ -84,7 +84,7 @@ class Relay:
         new = [row for row in rows if (row.queue, row.job_id) not in there]
         batches = [self._batch(list(alike)) for _, alike in groupby(new, _kind)]
         if batches:
-            self._storage.enqueue_directly(batches)
+            self._storage.capabilities.enqueue_directly(batches)
 
     def _there(self, rows: Iterable[OutboxJob]) -> set[JobKey]:
         queues: dict[str, list[str]] = {}
@@ -93,7 +93,7 @@ class Relay:
         return {
             (queue, job_id)
             for queue, ids in queues.items()
-            for job_id, state in zip(ids, self._storage.states(queue, ids), strict=True)
+            for job_id, state in zip(ids, self._storage.reads.states(queue, ids), strict=True)
             if state is not None
         }
 

@@ -80,7 +80,7 @@ def test_a_storage_that_does_not_answer_is_no_reason_to_warn(storage, do, caplog
     def workers():
         raise StorageUnavailableError("away")
 
-    monkeypatch.setattr(storage, "workers", workers)
+    monkeypatch.setattr(storage.workers.all, "all", workers)
 
     assert do(Queue("emial"), "enqueue", 1).status == "queued"
     assert warnings_of(caplog) == []

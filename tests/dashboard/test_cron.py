@@ -147,7 +147,9 @@ def test_what_became_of_runs_is_one_read_for_each_queue(client, memory, monkeypa
     asked = []
     storage = get_storage()
     states = storage.reads.states
-    monkeypatch.setattr(storage, "states", lambda queue, ids: asked.append(len(ids)) or states(queue, ids))
+    monkeypatch.setattr(
+        storage.reads, "states", lambda queue, ids: asked.append(len(ids)) or states(queue, ids)
+    )
     page(client)
     page(client)
     assert asked == [5 * planning.LAST]

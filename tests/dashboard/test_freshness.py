@@ -80,9 +80,9 @@ def test_an_unchanged_page_renders_and_reads_nothing(queue, name, monkeypatch):
     template_rendered.connect(note)
     storage = get_storage()
     for verb in READS:
-        real = getattr(storage, verb)
+        real = getattr(storage.reads, verb)
         monkeypatch.setattr(
-            storage, verb, lambda *a, _verb=verb, _real=real, **k: read.append(_verb) or _real(*a, **k)
+            storage.reads, verb, lambda *a, _verb=verb, _real=real, **k: read.append(_verb) or _real(*a, **k)
         )
     with CaptureQueriesContext(connection) as captured:
         response = viewer.look()

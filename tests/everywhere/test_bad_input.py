@@ -270,7 +270,7 @@ def keyed(request: pytest.FixtureRequest, tables: None) -> Iterable[Storage]:
         made = MemoryStorage(policies=policies)
     elif request.param == "database":
         made = DatabaseStorage(policies=policies)
-        made.standby = "never"
+        made.role.standby = "never"
     else:
         server = request.getfixturevalue("redis_server")
         server.clean()

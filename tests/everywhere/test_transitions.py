@@ -256,7 +256,7 @@ def storage(
         made = MemoryStorage(clock=clock)
     elif request.param == "database":
         made = DatabaseStorage(clock=clock)
-        made.standby = "never"
+        made.role.standby = "never"
     else:
         server = request.getfixturevalue("redis_server")
         server.clean()

@@ -157,7 +157,7 @@ def test_many_are_done_in_parts_and_an_abort_counts_between_two(storage, clock, 
             bulk.abort(ALIAS, row().pk, clock)
         return MemoryStorage.retry(storage, queue, ids)
 
-    monkeypatch.setattr(storage, "retry", retry)
+    monkeypatch.setattr(storage.reads.jobs, "retry", retry)
 
     worker.work()
 
@@ -215,7 +215,7 @@ def test_while_the_storage_is_away_nothing_is_counted_and_it_goes_on_later(
         raise StorageUnavailableError("away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(storage, "retry", away)
+        patched.setattr(storage.reads.jobs, "retry", away)
         with pytest.raises(StorageUnavailableError):
             worker.work()
     worker.work()
@@ -385,7 +385,7 @@ def test_one_that_died_after_forgetting_a_queue_does_not_have_its_new_jobs_forgo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(storage, "obliterate", die)
+        patched.setattr(storage.queues.names, "obliterate", die)
         with pytest.raises(KeyboardInterrupt):
             worker.work()
     clock.advance(bulk.HOLD)

@@ -66,7 +66,7 @@ def storage(request: pytest.FixtureRequest, tables: None, clock: FakeClock) -> I
         made = MemoryStorage(clock=clock)
     elif request.param == "database":
         made = DatabaseStorage(clock=clock)
-        made.standby = "never"
+        made.role.standby = "never"
     else:
         server = request.getfixturevalue("redis_server" if request.param == "redis" else "redis_cluster")
         server.clean()
@@ -367,9 +367,10 @@ def test_a_storage_that_was_away_gets_its_jobs_when_it_is_back(
         raise StorageUnavailableError("away")
 
     row = a_cron_job(next_run_at=to_datetime(FIRST))
-    for verb in ("states", getattr(storage, "enqueue_directly", storage.enqueue).__name__):
+    directly = "enqueue" if storage.capabilities.enqueue_directly is None else "enqueue_directly"
+    for owner, operation in ((storage.reads, "states"), (storage, directly)):
         with monkeypatch.context() as patch:
-            patch.setattr(storage, verb, is_away)
+            patch.setattr(owner, operation, is_away)
             with pytest.raises(StorageUnavailableError):
                 goes_to(firing, clock, FIRST)
         assert times(row) == (0, None, FIRST)

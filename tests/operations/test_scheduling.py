@@ -61,7 +61,7 @@ def test_a_client_of_the_database_fires_nothing(tables: None) -> None:
         scheduling(client)()
         assert models.CronJob.objects.get().executions == 0
         assert not models.Job.objects.exists()
-        client.standby = "never"
+        client.role.standby = "never"
         client.connect()
         scheduling(client)()
         assert models.CronJob.objects.get().executions == 1
@@ -74,7 +74,7 @@ def test_what_a_dead_scheduler_of_the_database_has_begun_is_taken_over_at_once(
 ) -> None:
     a_row_that_is_due()
     storage = DatabaseStorage(clock=FakeClock(now=LONG_AGO))
-    storage.standby = "never"
+    storage.role.standby = "never"
     storage.connect()
     try:
         with monkeypatch.context() as patch:

@@ -10,6 +10,7 @@ from djqueue._version import __version__
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.workercontrol import MAX_DUMP
 from djqueue.runtime.stacks import stacks
+from djqueue.storage.engined import EngineWorkers
 from tests.runtime.running import HANDLER, messages, reached, record, working
 from tests.runtime.storages import RecordingStorage
 from tests.support import aeventually, eventually
@@ -156,15 +157,16 @@ async def test_a_worker_whose_loop_is_held_up_tells_where(storage, queue):
 
 
 async def test_a_command_of_a_later_version_is_logged_and_the_others_are_done(queue, caplog):
-    class Later(RecordingStorage):
+    class Later(EngineWorkers):
         words = [("dance", "quiet"), ()]
         """What is answered, from behind."""
 
-        def register_worker(self, info):
-            super().register_worker(info)
+        def register(self, info):
+            super().register(info)
             return self.words.pop() if self.words else ()
 
-    storage = Later()
+    storage = RecordingStorage()
+    storage.workers = Later(storage.engine, storage.metrics)
     async with working(storage, nothing, worker_id="w", heartbeat=0.05):
         await aeventually(lambda: state_of(storage) == "quiet")
     assert any("ignored the unknown command 'dance'" in line for line in messages(caplog))

@@ -7,6 +7,7 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.metrics import RunStats
 from djqueue.runtime import metering
 from djqueue.runtime.worker import Worker
+from djqueue.storage.engined import EngineWorkers
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.factories import QUEUE, a_completed_job, enqueue, enqueue_many
 from tests.support import eventually
@@ -19,12 +20,21 @@ class Told(MemoryStorage):
         super().__init__()
         self.told: list[RunStats] = []
         self.away = 0
+        self.workers = ToldWorkers(self)
+
+
+class ToldWorkers(EngineWorkers):
+    """Hands statistics to the storage."""
+
+    def __init__(self, storage: Told) -> None:
+        super().__init__(storage.engine, storage.metrics)
+        self._storage = storage
 
     def record_runs(self, stats):
-        if self.away:
-            self.away -= 1
+        if self._storage.away:
+            self._storage.away -= 1
             raise StorageUnavailableError("away")
-        self.told += stats
+        self._storage.told += stats
 
 
 async def ok(job):

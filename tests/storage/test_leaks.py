@@ -95,7 +95,7 @@ def as_client(made: Made) -> None:
     """A scheduler, and a client that uses its socket."""
     scheduler, client = DatabaseStorage(), DatabaseStorage()
     scheduler.connect()
-    client.standby = "work"
+    client.role.standby = "work"
     try:
         used(client, made)
     finally:

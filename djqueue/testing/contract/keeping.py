@@ -277,9 +277,9 @@ class KeepingContract(StorageCase):
     @pytest.mark.parametrize(
         "forget",
         [
-            lambda storage: storage.remove(UPSTREAM, ["child"]),
-            lambda storage: storage.clean(UPSTREAM, frozenset({State.COMPLETED}), 2**53),
-            lambda storage: storage.obliterate(UPSTREAM),
+            lambda storage: storage.jobs.remove(UPSTREAM, ["child"]),
+            lambda storage: storage.queues.clean(UPSTREAM, frozenset({State.COMPLETED}), 2**53),
+            lambda storage: storage.queues.obliterate(UPSTREAM),
         ],
         ids=["remove", "clean", "obliterate"],
     )

@@ -620,13 +620,13 @@ class StreamingContract(StorageCase):
 
             return noted
 
-        vars(storage)["subscribe"] = counting
+        vars(storage.events)["subscribe"] = counting
         try:
             stream = Streaming(storage, PATIENCE, "raise").of(QUEUE, run.id)
             assert next(stream) == 1
             stream.close()
         finally:
-            del vars(storage)["subscribe"]
+            del vars(storage.events)["subscribe"]
 
         assert unsubscribed == [True]
         assert finish(storage, completing(run)) == [True]
@@ -700,7 +700,7 @@ class StreamReaderThread:
             self._begun.set()
             return pages
 
-        vars(self._storage)["items"] = looked
+        vars(self._storage.reads)["items"] = looked
         try:
             for item in self._stream:
                 self._answer("item", item)

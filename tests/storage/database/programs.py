@@ -28,7 +28,7 @@ def storage(*, connect: bool = False, standby: str = "wait"):
     from djqueue.storage.database import DatabaseStorage
 
     with closing(DatabaseStorage()) as made:
-        made.standby = standby
+        made.role.standby = standby
         if connect:
             made.connect()
         yield made
@@ -37,7 +37,7 @@ def storage(*, connect: bool = False, standby: str = "wait"):
 def scheduler() -> None:
     """Is the scheduler until it hears that there is nothing more to do."""
     with storage(connect=True) as made:
-        made.on_lost = lambda: say("lost")
+        made.role.on_lost = lambda: say("lost")
         say("ready")
         for command in commands():
             obey(made, command)
@@ -164,7 +164,7 @@ def contender() -> None:
     for _ in commands():
         try:
             with storage(connect=True, standby="never") as made:
-                say("scheduler", made._lease._generation)
+                say("scheduler", made.lease._generation)
                 sys.stdin.readline()
             say("closed")
         except SchedulerRunningError as error:

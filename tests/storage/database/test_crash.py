@@ -29,7 +29,7 @@ def next_scheduler(make_storage):
 
     def make():
         storage = make_storage()
-        storage.standby = "never"
+        storage.role.standby = "never"
         storage.connect()
         return storage
 

@@ -102,10 +102,10 @@ def test_a_probe_whose_thread_cannot_start_is_given_up(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(StorageUnavailableError, match="can't start new thread"):
-            client._client._remote.call("is_paused", QUEUE)
+            client._client._remote.call("queues.is_paused", QUEUE)
     frozen.thaw()
 
-    assert client._client._remote.call("is_paused", QUEUE) is False
+    assert client._client._remote.call("queues.is_paused", QUEUE) is False
     assert client.outage is None
 
 
@@ -398,4 +398,4 @@ def test_changes_that_wait_for_a_full_journal_end_at_the_timeout(
         "retry": (QUEUE, ["0"]),
     }[change]
     with at_most(0.5), pytest.raises(StorageUnavailableError, match=r"for 0\.5 s; another"):
-        getattr(locked_out, change)(*arguments)
+        getattr(locked_out.jobs, change)(*arguments)

@@ -13,6 +13,7 @@ import pytest
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage.database.lease import host_name
+from djqueue.storage.database.operations import OPERATIONS
 from djqueue.storage.database.processes import has_died
 from djqueue.storage.database.wire import pack
 from djqueue.testing.factories import (
@@ -116,7 +117,7 @@ def test_claims_that_are_answered_after_their_worker_hung_up_are_given_back(sche
 
 def test_claims_that_are_answered_too_late_are_given_back(scheduler, client, monkeypatch):
     job_id = enqueue(scheduler)
-    monkeypatch.setattr("djqueue.storage.database.remote.ANSWER_TIMEOUT", 1.0)
+    monkeypatch.setitem(OPERATIONS, "finish", OPERATIONS["finish"]._replace(deadline=1.0))
 
     with slow_answers(scheduler, monkeypatch) as (recorded, answer):
         with pytest.raises(StorageUnavailableError, match="did not answer 'finish'"):

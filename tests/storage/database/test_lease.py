@@ -128,7 +128,7 @@ def test_one_that_lost_it_can_neither_hold_nor_release_it(clock):
     with pytest.raises(journal.LeaseLost):
         first.hold()
     first.release()
-    first.jobs.move("unix:///elsewhere")
+    first.move("unix:///elsewhere")
 
     assert not a_lease(clock).acquire()
     assert row().address == "unix:///nowhere"
@@ -267,7 +267,7 @@ def test_every_minute_the_clock_is_compared_again(monkeypatch):
 
 def test_a_second_scheduler_is_refused_where_it_is_not_to_wait(scheduler, make_storage):
     second = make_storage()
-    second.standby = "never"
+    second.role.standby = "never"
 
     expected = rf"process {os.getpid()} on .* is the scheduler of database 'default': stop that process first"
     with pytest.raises(SchedulerRunningError, match=expected):
@@ -289,7 +289,7 @@ def test_a_second_process_is_refused_with_the_name_of_the_first(scheduler, start
 def test_a_closed_schedulers_place_is_free(make_storage):
     for expected in (1, 2, 3):
         storage = make_storage()
-        storage.standby = "never"
+        storage.role.standby = "never"
         storage.connect()
         assert row().generation == expected
         assert row().address == str(storage._server.address)
@@ -304,7 +304,7 @@ def test_a_scheduler_that_cannot_open_its_socket_gives_its_place_back(make_stora
     assert not broken.is_scheduler
 
     following = make_storage()
-    following.standby = "never"
+    following.role.standby = "never"
     following.connect()
 
     assert following.is_scheduler
@@ -354,7 +354,7 @@ def test_a_worker_process_without_a_scheduler_says_what_it_waits_for(scheduler, 
     caplog.set_level("INFO", "djqueue")
     scheduler.close()
     beside = make_storage()
-    beside.standby = "work"
+    beside.role.standby = "work"
 
     def wait():
         with contextlib.suppress(StorageError):
@@ -373,7 +373,7 @@ def test_a_worker_process_without_a_scheduler_says_what_it_waits_for(scheduler, 
 def test_a_worker_process_waits_for_a_scheduler_to_come(scheduler, make_storage, quick):
     scheduler.close()
     beside = make_storage()
-    beside.standby = "work"
+    beside.role.standby = "work"
     waiting = threading.Thread(target=lambda: (beside.connect(), connection.close()))
     waiting.start()
     coming = make_storage()
@@ -458,7 +458,7 @@ def test_a_scheduler_that_slept_past_its_lease_writes_nothing_more(start_child, 
 
 def test_a_scheduler_that_lost_its_place_says_so_to_everybody(scheduler, make_storage, monkeypatch):
     lost = threading.Event()
-    scheduler.on_lost = lost.set
+    scheduler.role.on_lost = lost.set
     claimed = an_active_job(scheduler)
     scheduler.reads.counts(QUEUE)
     client = make_storage()

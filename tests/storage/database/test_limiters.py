@@ -44,7 +44,7 @@ def test_what_the_settings_say_counts_again_once_it_has_been_said(make):
     assert not models.LimiterState.objects.exists()
     first.close()
 
-    assert make(concurrency=4).limiter_state("stripe") == (None, 4, 0, None, ())
+    assert make(concurrency=4).limiters.state("stripe") == (None, 4, 0, None, ())
 
 
 def test_a_client_limits_with_a_scheduler_and_without(make):

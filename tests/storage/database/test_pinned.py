@@ -155,7 +155,7 @@ def test_records_that_are_kept_count_for_nothing(make_storage: MakeStorage, cloc
 def test_more_of_them_than_a_sweep_takes_hold_up_no_other(
     make_storage: MakeStorage, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("djqueue.storage.database.scheduler.PURGE_LIMIT", 3)
+    monkeypatch.setattr("djqueue.storage.database.purging.LIMIT", 3)
     storage = started(make_storage, clock)
     ids = [f"child {number}" for number in range(10)]
     for job_id in [*ids, "other"]:

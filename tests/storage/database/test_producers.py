@@ -30,7 +30,7 @@ ROUNDS = 20
 @pytest.fixture
 def unheard(scheduler, monkeypatch):
     """A scheduler that does not hear of new rows before it looks for them."""
-    monkeypatch.setattr(scheduler.active, "take_in", lambda: 0)
+    monkeypatch.setattr(scheduler.active.inbox, "take_in", lambda: 0)
 
 
 def test_who_waits_again_with_the_same_unique_key_has_the_job_run_again(scheduler, client):
@@ -115,7 +115,7 @@ def test_a_job_that_was_retried_while_its_id_was_enqueued_keeps_its_row(schedule
     enqueue(client, id="a", payload=b"second")
     assert scheduler.active.engine.retry(QUEUE, ["a"]) == ["retried"]
 
-    type(scheduler.active).take_in(scheduler.active)
+    type(scheduler.active.inbox).take_in(scheduler.active.inbox)
 
     [claimed] = claim(scheduler, 9)
     assert claimed.payload == b"first"

@@ -149,8 +149,8 @@ def test_any_jobs_come_back_with_their_states_and_counters(schedulers, steps):
     restarted = schedulers.again()
 
     def told(one):
-        one.maintain()
-        records = one.page(QUEUE, None, 100)
+        one.sweep()
+        records = one.reads.page(QUEUE, None, 100)
         return sorted(
             (r.payload, r.state, r.attempts, r.failures, r.stalls, r.run_at, r.result, r.history)
             for r in records
@@ -648,7 +648,7 @@ def test_a_killed_scheduler_leaves_what_it_had_written(start_child, make_storage
 
     child.kill()
     restarted = make_storage()
-    restarted.standby = "never"
+    restarted.role.standby = "never"
     restarted.connect()
 
     cancelled = said["claim 2"][0]

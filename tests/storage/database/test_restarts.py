@@ -13,6 +13,7 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
 from djqueue.core.states import State
 from djqueue.storage.database import scheduler as scheduler_module
+from djqueue.storage.database import unanswered
 from djqueue.storage.database.journal import LeaseLost
 from djqueue.storage.database.lease import TTL
 from djqueue.testing.clock import FakeClock
@@ -423,7 +424,7 @@ def test_a_job_of_a_scheduler_that_was_only_frozen_keeps_its_lease(restarts, mak
     enqueue(restarts.scheduler)
     claimed = claim_one(restarts.scheduler)
     frozen = restarts.scheduler
-    frozen.counts(QUEUE)  # what it has said is written
+    frozen.reads.counts(QUEUE)  # what it has said is written
     restarts.clock.advance(TTL)
 
     restarts.scheduler = None
@@ -705,7 +706,7 @@ def test_ends_that_are_looked_up_in_vain_keep_the_rest_of_their_request(restarts
 
 
 def test_unanswered_ends_are_bounded_by_number(restarts, monkeypatch):
-    monkeypatch.setattr(scheduler_module, "MAX_UNANSWERED", 2)
+    monkeypatch.setattr(unanswered, "LIMIT", 2)
 
     held = unanswered_ends(restarts, monkeypatch, 3)
 
@@ -714,7 +715,7 @@ def test_unanswered_ends_are_bounded_by_number(restarts, monkeypatch):
 
 def test_unanswered_ends_are_forgotten_after_a_while(restarts, monkeypatch):
     unanswered_ends(restarts, monkeypatch, 1)
-    restarts.clock.advance(scheduler_module.UNANSWERED_TTL)
+    restarts.clock.advance(unanswered.TTL)
 
     [late] = unanswered_ends(restarts, monkeypatch, 1)
 

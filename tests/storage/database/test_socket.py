@@ -76,7 +76,7 @@ def folder() -> Iterator[Path]:
 
 def connected(make_storage: MakeStorage, **options: Any) -> DatabaseStorage:
     storage = make_storage(**options)
-    storage.standby = "never"
+    storage.role.standby = "never"
     storage.connect()
     return storage
 
@@ -313,9 +313,9 @@ def test_who_says_nothing_is_hung_up_on(make_storage: MakeStorage, monkeypatch: 
         LENGTH.pack(0),
         pack("a token that nobody asked for"),
         pack([]),
-        pack([1, "pause", "queue", {}]),
-        pack([1, "pause", ["queue"], {5: 1}]),
-        pack([True, "pause", ["queue"], {}]),
+        pack([1, "queues.pause", "queue", {}]),
+        pack([1, "queues.pause", ["queue"], {5: 1}]),
+        pack([True, "queues.pause", ["queue"], {}]),
         LENGTH.pack(9_000) + b"\xc9\x00\x00\x23\x22\x01" * 1_500,
     ],
     ids=lambda data: repr(data[:12]),
@@ -357,7 +357,7 @@ def test_a_client_that_reads_no_answers_holds_nobody_up(
 
     with Stranger(scheduler) as stranger:
         for number in range(1, 21):
-            stranger.says(pack([number, "jobs", [QUEUE, [job_id]], {}]))
+            stranger.says(pack([number, "reads.jobs", [QUEUE, [job_id]], {}]))
         [claimed] = claim(client)
         assert finish(client, completing(claimed)) == [True]
 
@@ -410,7 +410,7 @@ def test_a_scheduler_ends_without_an_error_when_a_client_reads_its_last_answers_
     assert found is not None
 
     with Stranger(scheduler) as stranger:
-        stranger.says(pack([1, "jobs", [QUEUE, [job_id]], {}]))
+        stranger.says(pack([1, "reads.jobs", [QUEUE, [job_id]], {}]))
         eventually(lambda: found._unauthenticated == {} and sessions(scheduler) == 1)
         assert stranger.socket.recv(1)  # The answer is on its way, and too long for the socket.
         closing = threading.Thread(target=scheduler.close)
@@ -435,9 +435,9 @@ def test_a_client_whose_answer_takes_too_long_is_hung_up_on(
         return {}
 
     assert scheduler._server is not None
-    monkeypatch.setattr(scheduler._server.storage, "counts", counts)
+    monkeypatch.setattr(scheduler._server.storage.reads, "counts", counts)
     with Stranger(scheduler) as stranger:
-        stranger.says(pack([1, "counts", [QUEUE], {}]))
+        stranger.says(pack([1, "reads.counts", [QUEUE], {}]))
         assert asked.wait(PATIENCE)
         closing = threading.Thread(target=scheduler.close)
         closing.start()
@@ -466,8 +466,8 @@ def test_only_verbs_of_the_contract_are_obeyed(
 @pytest.mark.parametrize(
     ("operation", "args"),
     [
-        ("pause", []),
-        ("states", [QUEUE]),
+        ("queues.pause", []),
+        ("reads.states", [QUEUE]),
         ("renew", [5]),
         ("finish", [None]),
         ("subscribe", []),
@@ -500,7 +500,7 @@ def test_errors_come_over_with_their_class_and_message(
     def fails(_: object) -> None:
         raise error("not on a “Sunday”")
 
-    monkeypatch.setattr(scheduler.active, "register_worker", fails)
+    monkeypatch.setattr(scheduler.active.workers, "register", fails)
 
     with pytest.raises(error) as caught:
         client.workers.register(worker())
@@ -534,7 +534,7 @@ def test_an_unexpected_error_is_a_storage_error_that_the_scheduler_logs(
     def fails(_: str) -> None:
         raise ZeroDivisionError("by nought")
 
-    monkeypatch.setattr(scheduler.active, "pause", fails)
+    monkeypatch.setattr(scheduler.active.queues, "pause", fails)
 
     with pytest.raises(StorageError, match="ZeroDivisionError: by nought"):
         client.queues.pause(QUEUE)

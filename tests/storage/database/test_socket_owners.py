@@ -57,7 +57,7 @@ def shared() -> Iterator[Path]:
 
 def start(make_storage: MakeStorage, path: Path, **options: Any) -> DatabaseStorage:
     storage = make_storage(address=f"unix://{path}", **options)
-    storage.standby = "never"
+    storage.role.standby = "never"
     storage.connect()
     return storage
 
@@ -309,7 +309,7 @@ while chunk := connection.recv(1000):
 print(data.hex())
 """,
         path,
-        server_request("pause", QUEUE).hex(),
+        server_request("queues.pause", QUEUE).hex(),
     )
 
     [number, word, reason] = unpack(bytes.fromhex(said)[LENGTH.size :])
@@ -459,10 +459,10 @@ def test_requests_that_fail_alike_log_one_traceback(
     client = make_storage()
     for _ in range(20):
         with pytest.raises(StorageError, match="TypeError"):
-            client._client._remote.call("pause")
+            client._client._remote.call("queues.pause")
 
     assert [line for line in caplog.messages if "client's request failed" in line] == [
-        "A client's request failed: pause"
+        "A client's request failed: queues.pause"
     ]
 
 

@@ -25,8 +25,8 @@ from djqueue.core.errors import (
 from djqueue.core.states import State
 from djqueue.signals import job_enqueued
 from djqueue.storage import commits
+from djqueue.storage.database import inbox as inbox_module
 from djqueue.storage.database import journal
-from djqueue.storage.database import scheduler as scheduler_module
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,
@@ -68,7 +68,7 @@ def producer(request, scheduler):
 @pytest.fixture
 def no_poll(monkeypatch):
     """What comes, comes because of a wake-up."""
-    monkeypatch.setattr(scheduler_module, "POLL", 60.0)
+    monkeypatch.setattr(inbox_module, "POLL", 60.0)
 
 
 def waiting_ids(storage):
@@ -423,7 +423,7 @@ def test_a_failed_job_that_was_enqueued_again_survives_the_end_of_its_dead_lette
     """Its row took the place of the old one's, which the scheduler is just about to delete."""
     a_failed_job(scheduler, id="a", payload=b"old")
     scheduler.reads.counts(QUEUE)
-    monkeypatch.setattr(scheduler_module.SchedulerStorage, "take_in", lambda _: 0)
+    monkeypatch.setattr(inbox_module.Inbox, "take_in", lambda _: 0)
     eventually(lambda: models.DeadLetter.objects.count())
     enqueue(client, id="a", payload=b"new")
 
@@ -449,7 +449,7 @@ def test_a_row_is_taken_in_once_however_fast_its_job_ends(scheduler, client, mon
 
 
 def test_an_arrived_job_can_be_steered_before_it_was_taken_in(scheduler, monkeypatch, client):
-    monkeypatch.setattr(scheduler_module.SchedulerStorage, "take_in", lambda _: 0)
+    monkeypatch.setattr(inbox_module.Inbox, "take_in", lambda _: 0)
     ids = [enqueue(client, delay=delay) for delay in (None, 60_000, 60_000, None, None)]
     later = scheduler.active._clock.now() + 60_000
 
@@ -468,7 +468,7 @@ def test_an_arrived_job_can_be_steered_before_it_was_taken_in(scheduler, monkeyp
 
 
 def test_a_job_is_not_taken_in_before_the_one_that_it_waits_for(scheduler, monkeypatch, client):
-    monkeypatch.setattr(scheduler_module.SchedulerStorage, "take_in", lambda _: 0)
+    monkeypatch.setattr(inbox_module.Inbox, "take_in", lambda _: 0)
     first = enqueue(client)
     second = enqueue(client, depends_on=((QUEUE, first),))
     third = enqueue(client, depends_on=((QUEUE, second),))
@@ -503,7 +503,7 @@ def test_a_subscriber_may_ask_anything_while_it_is_told(scheduler, client, word)
 
 
 def test_obliterating_takes_what_has_just_arrived(scheduler, client, monkeypatch):
-    monkeypatch.setattr(scheduler_module, "POLL", 60.0)
+    monkeypatch.setattr(inbox_module, "POLL", 60.0)
     client.close()  # it tells nobody
     enqueue_many(client, 3)
 
@@ -512,7 +512,7 @@ def test_obliterating_takes_what_has_just_arrived(scheduler, client, monkeypatch
 
 
 def test_an_inbox_of_several_pages_is_taken_in_in_order(scheduler, client, monkeypatch):
-    monkeypatch.setattr(scheduler_module, "INBOX_PAGE", 10)
+    monkeypatch.setattr(inbox_module, "PAGE", 10)
     ids = enqueue_many(client, 35)
 
     eventually(lambda: scheduler.reads.waiting_names(QUEUE) == {"handler": 35})

@@ -20,7 +20,7 @@ from .pace import CopyThrottle
 from .tables import Tables
 
 if TYPE_CHECKING:
-    from djqueue.storage.redis.changes import ChangeBatch, Controls, Mark
+    from djqueue.storage.redis.changes import ChangeBatch, ChangeStream, Controls, Mark
 
 logger = logging.getLogger("djqueue.mirror")
 
@@ -51,7 +51,7 @@ class Mirror:
     """
 
     def __init__(self, storage: Storage, alias: str, *, clock: Clock | None = None) -> None:
-        changes = storage.capabilities.changes
+        changes: ChangeStream | None = storage.capabilities.changes
         if changes is None:
             raise ConfigurationError(f"nothing is mirrored of {storage.describe()}")
         self.storage = storage

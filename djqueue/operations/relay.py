@@ -84,7 +84,7 @@ class Relay:
         new = [row for row in rows if (row.queue, row.job_id) not in there]
         batches = [self._batch(list(alike)) for _, alike in groupby(new, _kind)]
         if batches:
-            self._storage.capabilities.enqueue_directly(batches)
+            self._storage.enqueue_directly(batches)
 
     def _there(self, rows: Iterable[OutboxJob]) -> set[JobKey]:
         queues: dict[str, list[str]] = {}

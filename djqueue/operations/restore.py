@@ -142,7 +142,7 @@ class Restoration:
             return
         if not lost:
             return
-        answers = self._storage.capabilities.enqueue_directly(list(self._batches(lost)))
+        answers = self._storage.enqueue_directly(list(self._batches(lost)))
         for entry, result in zip(lost, answers, strict=True):
             if result.status == "queued":
                 report.restored[entry.job.state] += 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from djqueue.core.clock import Clock
 from djqueue.core.job import Batch, EnqueueResult
@@ -12,9 +12,6 @@ from .bulkwrites import BulkWriteReports
 from .export import Export
 from .feed import Feed
 from .staging import Staging
-
-if TYPE_CHECKING:
-    from .redis.changes import ChangeStream
 
 
 class TransactionalEnqueue(Protocol):
@@ -99,8 +96,8 @@ class Capabilities:
     """Enqueues at once, without an outbox and without limits on the size of queues."""
     has_outbox: bool = False
     """Some queues keep jobs in an outbox table until they reach the server."""
-    changes: "ChangeStream | None" = None
-    """What changed, for the mirror in the tables."""
+    changes: Any = None
+    """What changed, for the mirror in the tables: `djqueue.storage.redis.changes.ChangeStream`."""
     staging: Staging | None = None
     """Jobs that are written first and published all together."""
     bulk_writes: BulkWriteReports | None = None

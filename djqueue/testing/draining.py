@@ -46,9 +46,7 @@ def drain(
     total = Counters()
     while True:
         there = _UntilNothingIsClaimed(storage if storage is not None else get_storage())
-        worker = there.worker = Worker(
-            there, queues, handlers, concurrency=concurrency, maintain=False
-        )
+        worker = there.worker = Worker(there, queues, handlers, concurrency=concurrency, maintain=False)
         worker.start()
         if not worker.join(LONGEST):
             worker.stop(hurry=True)

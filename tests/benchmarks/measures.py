@@ -485,7 +485,7 @@ def drain_shared_limiter(storage: Any, scale: float) -> dict[str, float]:
             if hasattr(storage, "engine"):
                 storage.engine.configure(QUEUE, policy)
             else:
-                storage._policies[QUEUE] = policy
+                storage._keyspace.policies[QUEUE] = policy
             rates[shared].append(drain(storage, count, 100))
             queue_of(storage).obliterate()
     return {"drain_shared_limiter": max(rates[True]) / max(rates[False])}

@@ -121,7 +121,7 @@ def _redis(**options: Any) -> Any:
 
     def record(stats: list[Any], at: int) -> None:
         clock.jump(at - clock.now())
-        past.record_runs(stats)
+        past.workers.record_runs(stats)
 
     return use(BACKEND="djqueue.storage.redis.RedisStorage", OPTIONS=options), record
 

@@ -34,7 +34,7 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
         # Only now: its models want Django to be set up.
         from .databases import UrlDatabase
 
-        return UrlDatabase(database=alias, policies=policies or None)  # type: ignore[abstract]
+        return UrlDatabase(database=alias, policies=policies or None)
     from djqueue.storage.redis import RedisStorage
 
     try:

@@ -158,7 +158,7 @@ def test_an_obliterated_queue_has_lost_its_events(storage):
 def test_without_a_stream_nothing_can_be_followed(redis_options):
     with closing(RedisStorage(**redis_options, mirror=False)) as silent:
         silent.enqueue([batch()])
-        assert silent.feed is None
+        assert silent.capabilities.feed is None
     with (
         closing(RedisStorage(**redis_options)) as storage,
         pytest.raises(OptionError, match="no queue keeps a change stream"),

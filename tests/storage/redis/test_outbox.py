@@ -149,7 +149,7 @@ def test_a_job_whose_id_is_taken_comes_back_whenever_the_mover_dies(place):
 def give_in_vain(storage, _=None):
     """Move the job `a` as one does who has not seen, a moment ago, what is in its way."""
     heading = [b"give", FAR.encode(), 1]
-    storage._run(storage._on_jobs("give", NEAR, ["a"], heading, outbox.keys_of_given))
+    storage._keyspace.run(storage._keyspace.on_jobs("give", NEAR, ["a"], heading, outbox.keys_of_given))
 
 
 def test_a_job_whose_unique_key_is_taken_comes_back_whenever_the_mover_dies(place):
@@ -711,7 +711,7 @@ def test_what_is_kept_for_a_late_parent_is_kept_whenever_its_producer_dies(timed
     for storage, _, died in timed.deaths(prepare, act):
         there = state(storage, "parent", THIRD) is not None
         assert there or died
-        storage._run(storage._deliver(THIRD))
+        storage._keyspace.run(storage._keyspace.deliver(THIRD))
         pass_brief(storage, timed.clock)
 
         assert kept(storage, NEAR) == ((1, 1, 1) if there else (0, 0, 0))
@@ -745,7 +745,7 @@ def test_what_is_kept_for_a_moved_parent_is_kept_whenever_its_mover_dies(timed, 
 
 def give_parent_in_vain(storage, _=None):
     heading = [b"give", FAR.encode(), 1]
-    storage._run(storage._on_jobs("give", THIRD, ["parent"], heading, outbox.keys_of_given))
+    storage._keyspace.run(storage._keyspace.on_jobs("give", THIRD, ["parent"], heading, outbox.keys_of_given))
 
 
 def test_what_is_kept_for_a_parent_that_comes_back_is_kept_whenever_its_mover_dies(timed):

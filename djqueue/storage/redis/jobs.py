@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from djqueue.core.clocksteps import STEP
 from djqueue.core.job import CancelResult
 from djqueue.core.options import JobKey
 from djqueue.core.queue import KEYED
@@ -11,7 +10,7 @@ from djqueue.core.states import REUSABLE, TERMINAL, State
 from djqueue.storage.facets import Jobs
 
 from . import outbox, records
-from .keyspace import PAGE, Keyspace, chunks
+from .keyspace import PAGE, STEP, Keyspace, chunks
 from .records import pack_text, text
 from .removing import Removing
 from .roundtrips import RedisCommand, ScriptCall, Steps

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.clocksteps import STEP
 from djqueue.core.deadline import within
 from djqueue.core.errors import StorageError
 from djqueue.core.groups import GroupLimit, GroupWords
@@ -15,7 +14,7 @@ from djqueue.storage.facets import Queues
 
 from . import records
 from .keys import QueueKeys
-from .keyspace import Keyspace, answer
+from .keyspace import STEP, Keyspace, answer
 from .limits import SharedLimits
 from .metrics import Metrics
 from .records import pack_text

@@ -195,7 +195,7 @@ def test_p8_an_id_that_failed_may_be_used_again(storage):
 
 
 def test_dead_letters_whose_unique_keys_are_taken_hold_up_no_others(make_storage, clock, monkeypatch):
-    monkeypatch.setattr("djqueue.storage.redis.storage.SWEEP", 5)
+    monkeypatch.setattr("djqueue.storage.redis.sweeping.SWEEP", 5)
     healing = DeadLetterPolicy(auto_retries=1, auto_retry_delay=HOUR)
     storage = make_storage(policies={QUEUE: QueuePolicy(dead_letters=healing)})
     storage.enqueue([batch(ids=[f"old-{at}"], unique_key=f"{at}") for at in range(7)])

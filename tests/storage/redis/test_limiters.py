@@ -208,9 +208,9 @@ def test_limits_of_the_settings_count_until_others_are_said(place):
     one, other = place.storage(), place.storage()
     assert other.limiters.state(LIMITER).concurrency == MOST
 
-    one.set_limiter(LIMITER, Rate(7, 60_000), None)
+    one.limiters.set(LIMITER, Rate(7, 60_000), None)
     assert other.limiters.state(LIMITER) == (Rate(7, 60_000), None, 0, 7, ())
-    one.set_limiter(LIMITER, None, None)
+    one.limiters.set(LIMITER, None, None)
     assert other.limiters.state(LIMITER)[:2] == (None, None)
 
 

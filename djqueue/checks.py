@@ -56,7 +56,7 @@ from .core.hiding import shown_name
 from .core.suggest import nearest, similar
 
 if TYPE_CHECKING:
-    from .storage.redis.health import Finding
+    from .core.diagnostics import Finding
     from .storage.redis.options import RedisOptions
 
 PICKLES = frozenset({"application/x-python-serialize", "application/x-pickle", "pickle"})

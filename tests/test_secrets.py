@@ -237,7 +237,7 @@ def test_a_real_run_shows_no_password(
         except (Exception, SystemExit) as error:
             text.append(said(error))
         try:
-            text.append(repr(storage.diagnostics()))
+            text.append(repr(storage.reads.diagnostics()))
             worker = Worker(storage, handlers={"x": lambda job: None}, until_empty=True)
             text += [repr(worker), repr(worker.options)]
         except StorageError as error:

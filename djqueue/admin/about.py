@@ -10,13 +10,12 @@ from django.template.response import TemplateResponse
 
 from djqueue.core.errors import StorageError
 from djqueue.core.subjects import name_of
+from djqueue.core.summaries import JobSummary
 from djqueue.dashboard import rights
 
 from .dashboard import dashboard_of
 
 if TYPE_CHECKING:
-    from djqueue.storage.inspector import JobSummary
-
     ModelAdmin = admin.ModelAdmin[Any]
 else:
     ModelAdmin = object

@@ -30,7 +30,7 @@ IDLE = 10.0
 def enqueued(storage: Storage, batch: Batch, answers: Sequence[EnqueueResult]) -> None:
     """Send `job_enqueued` for new jobs: at once, or when their transaction commits."""
     new = _new(answers)
-    alias = storage.transaction_of(batch) if new else None
+    alias = storage.capabilities.transactions.alias_for(batch) if new else None
     if alias is None:
         _send_enqueued(batch, new)
     else:
@@ -40,7 +40,7 @@ def enqueued(storage: Storage, batch: Batch, answers: Sequence[EnqueueResult]) -
 async def aenqueued(storage: Storage, batch: Batch, answers: Sequence[EnqueueResult]) -> None:
     """Async version of `enqueued`."""
     new = _new(answers)
-    alias = await storage.atransaction_of(batch) if new else None
+    alias = await storage.capabilities.transactions.aalias_for(batch) if new else None
     if alias is None:
         for about in _about(batch, new):
             await job_enqueued.asend_robust(**about)

@@ -146,7 +146,7 @@ def letters(storage: Storage, queue: str, wanted: DeadLetterFilter) -> Iterator[
     seen: set[str] = set()
     after = None
     while True:
-        page = storage.dead_letter_page(queue, PAGE, after)
+        page = storage.reads.dead_letter_page(queue, PAGE, after)
         for letter in page.letters:
             if letter.id in seen:
                 return
@@ -197,7 +197,7 @@ def retry_letters(
     answers: Counter[str] = Counter()
     counts = RetriedDead()
     for some in chunks(islice(ids, limit), PAGE):
-        answers.update(storage.retry(queue, some, dry_run=dry_run))
+        answers.update(storage.jobs.retry(queue, some, dry_run=dry_run))
         counts = RetriedDead(**answers)
         if progress is not None:
             progress(counts)
@@ -217,7 +217,7 @@ def move_letters(
     """Move dead letters by id, a part at a time; `progress` is called with the counts after each part."""
     counts = MovedDead()
     for some in chunks(islice(ids, limit), PAGE):
-        answers = _would_move(storage, queue, some, to) if dry_run else storage.move(queue, some, to)
+        answers = _would_move(storage, queue, some, to) if dry_run else storage.jobs.move(queue, some, to)
         found = Counter(answer if answer in MovedDead._fields else "refused" for answer in answers)
         counts = MovedDead(*(before + found[name] for name, before in counts._asdict().items()))
         if progress is not None:
@@ -226,7 +226,7 @@ def move_letters(
 
 
 def _would_move(storage: Storage, queue: str, ids: Sequence[str], to: str) -> Iterator[str]:
-    for here, there in zip(storage.states(queue, ids), storage.states(to, ids), strict=True):
+    for here, there in zip(storage.reads.states(queue, ids), storage.reads.states(to, ids), strict=True):
         if here is None:
             yield "not_found"
         elif here is not State.FAILED:

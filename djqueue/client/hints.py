@@ -28,7 +28,7 @@ def check_job(storage: Storage, name: str) -> None:
 
     Jobs of a storage inside this process are run here, so their names are known.
     """
-    if name in checked_jobs or registry.discovered is None or storage.in_process:
+    if name in checked_jobs or registry.discovered is None or storage.capabilities.in_process:
         return
     if len(checked_jobs) >= MAX_CHECKED:
         return
@@ -113,7 +113,7 @@ def declared_queues() -> set[str]:
 def is_served(storage: Storage, queue: str) -> bool:
     """Return whether a live worker serves this queue by name; True if the storage does not answer."""
     try:
-        return any(queue in (worker.queues or ()) for worker in storage.workers())
+        return any(queue in (worker.queues or ()) for worker in storage.workers.all())
     except DjqueueError as error:
         logger.debug("Could not read the workers of queue %r: %s", queue, error)
         return True
@@ -122,7 +122,7 @@ def is_served(storage: Storage, queue: str) -> bool:
 def is_handled(storage: Storage, name: str) -> bool:
     """Return whether a live worker has a handler of this name; True if the storage does not answer."""
     try:
-        return any(name in worker.names for worker in storage.workers())
+        return any(name in worker.names for worker in storage.workers.all())
     except DjqueueError as error:
         logger.debug("Could not read the workers that handle job %r: %s", name, error)
         return True

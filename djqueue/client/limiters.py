@@ -58,7 +58,7 @@ class Limiter:
 
         Raises OptionError, ConfigurationError, StorageError.
         """
-        self.storage.set_limiter(self.name, **read_limits("set", rate, concurrency))
+        self.storage.limiters.set(self.name, **read_limits("set", rate, concurrency))
 
     async def aset(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
         """Async version of `set`."""
@@ -66,7 +66,7 @@ class Limiter:
 
     def state(self) -> LimiterState:
         """Return the limits, and what is in use and free now."""
-        return self.storage.limiter_state(self.name)
+        return self.storage.limiters.state(self.name)
 
     async def astate(self) -> LimiterState:
         """Async version of `state`."""

@@ -47,7 +47,7 @@ class QueueActions(QueueHandle):
 
     def counts(self) -> dict[str, int]:
         """Count the jobs in each state."""
-        return {str(state): count for state, count in self.storage.counts(self.name).items()}
+        return {str(state): count for state, count in self.storage.reads.counts(self.name).items()}
 
     async def acounts(self) -> dict[str, int]:
         """Async version of `counts`."""
@@ -55,7 +55,7 @@ class QueueActions(QueueHandle):
 
     def pause(self) -> None:
         """Start no more jobs until `resume`; active jobs continue."""
-        self.storage.pause(self.name)
+        self.storage.queues.pause(self.name)
 
     async def apause(self) -> None:
         """Async version of `pause`."""
@@ -63,7 +63,7 @@ class QueueActions(QueueHandle):
 
     def resume(self) -> None:
         """End the queue's pause."""
-        self.storage.resume(self.name)
+        self.storage.queues.resume(self.name)
 
     async def aresume(self) -> None:
         """Async version of `resume`."""
@@ -71,7 +71,7 @@ class QueueActions(QueueHandle):
 
     def is_paused(self) -> bool:
         """Return whether the queue is paused."""
-        return self.storage.is_paused(self.name)
+        return self.storage.queues.is_paused(self.name)
 
     async def ais_paused(self) -> bool:
         """Async version of `is_paused`."""
@@ -88,7 +88,7 @@ class QueueActions(QueueHandle):
             OptionError: A limit is wrong, or none is given.
         """
         given = read_limits("set_limits", rate, concurrency)
-        self.storage.set_limits(self.name, **given)
+        self.storage.queues.set_limits(self.name, **given)
 
     async def aset_limits(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
         """Async version of `set_limits`."""
@@ -128,7 +128,7 @@ class QueueActions(QueueHandle):
             limits["weight"] = _count("weight", weight)
         if not limits:
             raise OptionError("set_group_limit: expected concurrency, rate or weight")
-        self.storage.set_group_limit(self.name, group, **limits)
+        self.storage.queues.set_group_limit(self.name, group, **limits)
 
     async def aset_group_limit(
         self,
@@ -143,7 +143,7 @@ class QueueActions(QueueHandle):
 
     def pause_group(self, group: str) -> None:
         """Start no more jobs of a group until `resume_group`; active jobs continue."""
-        self.storage.pause_group(self.name, check_text("group", group))
+        self.storage.queues.pause_group(self.name, check_text("group", group))
 
     async def apause_group(self, group: str) -> None:
         """Async version of `pause_group`."""
@@ -151,7 +151,7 @@ class QueueActions(QueueHandle):
 
     def resume_group(self, group: str) -> None:
         """End the pause of a group."""
-        self.storage.resume_group(self.name, check_text("group", group))
+        self.storage.queues.resume_group(self.name, check_text("group", group))
 
     async def aresume_group(self, group: str) -> None:
         """Async version of `resume_group`."""
@@ -159,7 +159,7 @@ class QueueActions(QueueHandle):
 
     def group_limits(self) -> dict[str | None, GroupLimit]:
         """Return the `concurrency`, `paused`, `rate` and `weight` set for each group; for all under None."""
-        return self.storage.group_limits(self.name)
+        return self.storage.queues.group_limits(self.name)
 
     async def agroup_limits(self) -> dict[str | None, GroupLimit]:
         """Async version of `group_limits`."""
@@ -172,7 +172,7 @@ class QueueActions(QueueHandle):
             delayed: Also remove delayed and blocked jobs.
         """
         states = PENDING if delayed else frozenset({State.WAITING})
-        return self.storage.clean(self.name, states, SYSTEM_CLOCK.now() + AHEAD)
+        return self.storage.queues.clean(self.name, states, SYSTEM_CLOCK.now() + AHEAD)
 
     async def adrain(self, *, delayed: bool = True) -> int:
         """Async version of `drain`."""
@@ -200,7 +200,7 @@ class QueueActions(QueueHandle):
         age = milliseconds("older_than", older_than)
         # The storage's clock may be ahead of this one, and jobs that have just ended count as ended.
         before = SYSTEM_CLOCK.now() - age + 1 if age else SYSTEM_CLOCK.now() + AHEAD
-        return self.storage.clean(self.name, frozenset(wanted), before, maximum)
+        return self.storage.queues.clean(self.name, frozenset(wanted), before, maximum)
 
     async def aclean(
         self,
@@ -216,7 +216,7 @@ class QueueActions(QueueHandle):
 
         Raises StorageError if jobs are active, unless forced.
         """
-        return self.storage.obliterate(self.name, force=force)
+        return self.storage.queues.obliterate(self.name, force=force)
 
     async def aobliterate(self, *, force: bool = False) -> int:
         """Async version of `obliterate`."""
@@ -236,7 +236,7 @@ class QueueActions(QueueHandle):
             if event in ("*", happened.event):
                 handler(happened)
 
-        return self.storage.subscribe(self.name, filtered)
+        return self.storage.events.subscribe(self.name, filtered)
 
     async def aon(self, event: str, handler: Callable[[Event], None]) -> Unsubscribe:
         """Async version of `on`."""

@@ -25,7 +25,7 @@ class JobActions(QueueHandle):
 
     def get_job(self, id: str) -> JobInfo | None:
         """Return the job as it is now; None if no job has this id."""
-        record = self.storage.jobs(self.name, [check_id(id)])[0]
+        record = self.storage.reads.jobs(self.name, [check_id(id)])[0]
         return None if record is None else JobInfo(record)
 
     async def aget_job(self, id: str) -> JobInfo | None:
@@ -44,7 +44,7 @@ class JobActions(QueueHandle):
     def get_states(self, ids: Iterable[str]) -> dict[str, State | None]:
         """Return the states of many jobs, by id, in one call."""
         wanted = check_ids(ids)
-        return dict(zip(wanted, self.storage.states(self.name, wanted), strict=True))
+        return dict(zip(wanted, self.storage.reads.states(self.name, wanted), strict=True))
 
     async def aget_states(self, ids: Iterable[str]) -> dict[str, State | None]:
         """Async version of `get_states`."""
@@ -55,7 +55,7 @@ class JobActions(QueueHandle):
 
         Raises JobNotFoundError, JobFailedError, JobCancelledError.
         """
-        record = self.storage.jobs(self.name, [check_id(id)])[0]
+        record = self.storage.reads.jobs(self.name, [check_id(id)])[0]
         if record is not None and record.state in (*PENDING, State.ACTIVE):
             return None
         return outcome(record, id)
@@ -66,7 +66,7 @@ class JobActions(QueueHandle):
 
     def cancel(self, id: str) -> CancelResult:
         """Cancel a job: a pending job never starts, and an active job is asked to stop."""
-        return self.storage.cancel(self.name, [check_id(id)])[0]
+        return self.storage.jobs.cancel(self.name, [check_id(id)])[0]
 
     async def acancel(self, id: str) -> CancelResult:
         """Async version of `cancel`."""
@@ -74,7 +74,7 @@ class JobActions(QueueHandle):
 
     def promote(self, id: str) -> bool:
         """Run a delayed job now; return False if it is not delayed."""
-        return self.storage.promote(self.name, [check_id(id)])[0]
+        return self.storage.jobs.promote(self.name, [check_id(id)])[0]
 
     async def apromote(self, id: str) -> bool:
         """Async version of `promote`."""
@@ -90,7 +90,7 @@ class JobActions(QueueHandle):
             at = instant("run_at", run_at)
         else:
             at = SYSTEM_CLOCK.now() + milliseconds("delay", delay)
-        return self.storage.reschedule(self.name, [check_id(id)], at)[0]
+        return self.storage.jobs.reschedule(self.name, [check_id(id)], at)[0]
 
     async def areschedule(
         self, id: str, *, delay: float | timedelta | None = None, run_at: datetime | None = None
@@ -111,7 +111,7 @@ class JobActions(QueueHandle):
         wanted = dict.fromkeys(check_ids(ids))
         answers: dict[str, str] = {}
         for some in chunks(check_text("ids", id) for id in wanted):
-            answers.update(zip(some, self.storage.move(self.name, some, to), strict=True))
+            answers.update(zip(some, self.storage.jobs.move(self.name, some, to), strict=True))
         return answers
 
     async def amove(self, ids: str | Iterable[str], to: str) -> dict[str, str]:
@@ -128,15 +128,15 @@ class JobActions(QueueHandle):
         """
         checked = self._checked_priority(payload, priority)
         if payload is UNCHANGED:
-            return self.storage.update(self.name, [check_id(id)], checked)[0]
+            return self.storage.jobs.update(self.name, [check_id(id)], checked)[0]
         # The payload keeps its content type, which the worker expects.
-        record = self.storage.jobs(self.name, [check_id(id)])[0]
+        record = self.storage.reads.jobs(self.name, [check_id(id)])[0]
         if record is None:
             return False
         encode = envelope.encoder(record.options.content_type, get_settings())
         encoded = encode(payload)
         envelope.check_size(record.options, record.name, [encoded])
-        return self.storage.update(self.name, [id], checked, encoded)[0]
+        return self.storage.jobs.update(self.name, [id], checked, encoded)[0]
 
     async def aupdate(self, id: str, *, payload: Any = UNCHANGED, priority: int | None = None) -> bool:
         """Async version of `update`."""
@@ -147,7 +147,7 @@ class JobActions(QueueHandle):
 
         A job that failed because a dependency did is blocked again until its dependencies complete.
         """
-        return self.storage.retry(self.name, [check_id(id)])[0] in ("retried", "blocked_again")
+        return self.storage.jobs.retry(self.name, [check_id(id)])[0] in ("retried", "blocked_again")
 
     async def aretry(self, id: str) -> bool:
         """Async version of `retry`."""
@@ -155,7 +155,7 @@ class JobActions(QueueHandle):
 
     def remove(self, id: str) -> bool:
         """Remove a job with all its data; return False if it is active or does not exist."""
-        return self.storage.remove(self.name, [check_id(id)])[0]
+        return self.storage.jobs.remove(self.name, [check_id(id)])[0]
 
     async def aremove(self, id: str) -> bool:
         """Async version of `remove`."""

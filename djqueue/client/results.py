@@ -42,23 +42,29 @@ class StorageResultReader(ResultReader):
 
     def refresh(self, result: EnqueueResult) -> EnqueueResult:
         storage = _storage(result)
-        record = storage.jobs(result.queue, [result.id])[0]
-        if record is None and storage.uncommitted_in(result.queue, result.id) is not None:
+        record = storage.reads.jobs(result.queue, [result.id])[0]
+        if (
+            record is None
+            and storage.capabilities.transactions.uncommitted_in(result.queue, result.id) is not None
+        ):
             return result
         return _refreshed(result, record)
 
     async def arefresh(self, result: EnqueueResult) -> EnqueueResult:
         storage = _storage(result)
-        record = (await storage.ajobs(result.queue, [result.id]))[0]
-        if record is None and await storage.auncommitted_in(result.queue, result.id) is not None:
+        record = (await storage.reads.ajobs(result.queue, [result.id]))[0]
+        if (
+            record is None
+            and await storage.capabilities.transactions.auncommitted_in(result.queue, result.id) is not None
+        ):
             return result
         return _refreshed(result, record)
 
     def job(self, result: EnqueueResult) -> JobInfo | None:
-        return _info(_storage(result).jobs(result.queue, [result.id])[0])
+        return _info(_storage(result).reads.jobs(result.queue, [result.id])[0])
 
     async def ajob(self, result: EnqueueResult) -> JobInfo | None:
-        return _info((await _storage(result).ajobs(result.queue, [result.id]))[0])
+        return _info((await _storage(result).reads.ajobs(result.queue, [result.id]))[0])
 
 
 def _storage(result: EnqueueResult) -> Storage:

@@ -27,7 +27,7 @@ def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
         for batch in batches:
             answers = enqueue(storage, batch)
             if batch.ids is not None and (ids := _with_results(answers)):
-                answers = _decoded(answers, storage.jobs(batch.queue, ids), batch)
+                answers = _decoded(answers, storage.reads.jobs(batch.queue, ids), batch)
             results += answers
     return results
 
@@ -38,7 +38,7 @@ async def asend(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResul
     for batch in batches:
         answers = await aenqueue(storage, batch)
         if batch.ids is not None and (ids := _with_results(answers)):
-            answers = _decoded(answers, await storage.ajobs(batch.queue, ids), batch)
+            answers = _decoded(answers, await storage.reads.ajobs(batch.queue, ids), batch)
         results += answers
     return results
 
@@ -71,7 +71,7 @@ def _send_together(storage: Storage, batches: Sequence[Batch]) -> Steps[list[Enq
         if is_new and job_enqueued.receivers:
             yield Step(announcing.enqueued, announcing.aenqueued, (storage, batch, answers))
         if ids := _with_results(answers):
-            records = yield Step(storage.jobs, storage.ajobs, (batch.queue, ids))
+            records = yield Step(storage.reads.jobs, storage.reads.ajobs, (batch.queue, ids))
             answers = _decoded(answers, records, batch)
         results += answers
     return results

@@ -85,13 +85,15 @@ class Streaming:
 
     def _find(self, queue: str, job_id: str) -> Steps[str]:
         storage = self._storage
-        alias = yield Step(storage.uncommitted_in, storage.auncommitted_in, (queue, job_id))
+        transactions = storage.capabilities.transactions
+        alias = yield Step(transactions.uncommitted_in, transactions.auncommitted_in, (queue, job_id))
         refuse_uncommitted(queue, job_id, alias)
         return job_id
 
     def _enqueue(self, batch: Batch) -> Steps[str]:
         storage = self._storage
-        refuse_in_vain(batch, (yield Step(storage.transaction_of, storage.atransaction_of, (batch,))))
+        transactions = storage.capabilities.transactions
+        refuse_in_vain(batch, (yield Step(transactions.alias_for, transactions.aalias_for, (batch,))))
         [result] = yield Step(enqueue, aenqueue, (storage, batch))
         found: str = result.id
         return found
@@ -99,20 +101,20 @@ class Streaming:
     def _read(self, queue: str, job_id: str, begin: Steps[str], signal: Signal) -> StreamSteps:
         storage, deadline = self._storage, self._deadline()
         handler = _on_news(signal.set)
-        unsubscribe = yield in_thread(storage, storage.subscribe, queue, handler, job_id)
+        unsubscribe = yield in_thread(storage, storage.events.subscribe, queue, handler, job_id)
         try:
             if (actual := (yield from begin)) != job_id:
                 unsubscribe()
                 job_id = actual
-                unsubscribe = yield in_thread(storage, storage.subscribe, queue, handler, job_id)
+                unsubscribe = yield in_thread(storage, storage.events.subscribe, queue, handler, job_id)
             position = StreamPosition(job_id, raises=self._raises)
             while True:
                 signal.clear()
                 away = page = record = None
                 try:
-                    [page] = yield Step(storage.items, storage.aitems, (queue, [position.mark]))
+                    [page] = yield Step(storage.reads.items, storage.reads.aitems, (queue, [position.mark]))
                     if _is_last(page):
-                        [record] = yield Step(storage.jobs, storage.ajobs, (queue, [job_id]))
+                        [record] = yield Step(storage.reads.jobs, storage.reads.ajobs, (queue, [job_id]))
                 except StorageUnavailableError as error:
                     away = error
                 else:

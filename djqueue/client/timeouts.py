@@ -46,9 +46,9 @@ def _look(storage: Storage, queue: str, job_id: str) -> str:
     record = explanation = None
     try:
         with within(LOOKING):
-            record = storage.jobs(queue, [job_id])[0]
+            record = storage.reads.jobs(queue, [job_id])[0]
             if record is not None and record.state in PENDING:
-                explanation = storage.explain(queue, job_id)
+                explanation = storage.reads.explain(queue, job_id)
     except DjqueueError as error:
         logger.debug("Could not explain why job %s of queue %r has not ended: %s", job_id, queue, error)
     return NO_ANSWER if record is None else _where(record, explanation)

@@ -79,7 +79,8 @@ def _enqueue_and_wait(
 ) -> Steps[Any]:
     batch = with_id(batch)
     assert batch.ids is not None
-    refuse_in_vain(batch, (yield Step(storage.transaction_of, storage.atransaction_of, (batch,))))
+    transactions = storage.capabilities.transactions
+    refuse_in_vain(batch, (yield Step(transactions.alias_for, transactions.aalias_for, (batch,))))
     handler = _on_ending(signal.set)
     unsubscribe = yield in_thread(storage, _subscribe, storage, batch.queue, handler, batch.ids[0])
     try:
@@ -101,9 +102,10 @@ def _wait_for(
     storage: Storage, result: EnqueueResult, wait: float | timedelta, deadline: int, signal: Signal
 ) -> Steps[Any]:
     queue, job_id = result.queue, result.id
-    alias = yield Step(storage.uncommitted_in, storage.auncommitted_in, (queue, job_id))
+    transactions = storage.capabilities.transactions
+    alias = yield Step(transactions.uncommitted_in, transactions.auncommitted_in, (queue, job_id))
     refuse_uncommitted(queue, job_id, alias)
-    unsubscribe = yield in_thread(storage, storage.subscribe, queue, _on_ending(signal.set), job_id)
+    unsubscribe = yield in_thread(storage, storage.events.subscribe, queue, _on_ending(signal.set), job_id)
     try:
         return (yield from _watch(storage, result, wait, deadline, signal, CHECK_EVERY))
     finally:
@@ -123,7 +125,7 @@ def _watch(
         signal.clear()
         away, patience = None, interval
         try:
-            [record] = yield Step(storage.jobs, storage.ajobs, (result.queue, [result.id]))
+            [record] = yield Step(storage.reads.jobs, storage.reads.ajobs, (result.queue, [result.id]))
         except StorageUnavailableError as error:
             away, patience = error, RETRY
         else:
@@ -147,7 +149,7 @@ def _subscribe(storage: Storage, queue: str, handler: EventHandler, job_id: str)
         return None
     try:
         with within(SUBSCRIPTION_TIMEOUT):
-            return storage.subscribe(queue, handler, job_id)
+            return storage.events.subscribe(queue, handler, job_id)
     except StorageUnavailableError as error:
         logger.debug("Polling job %s, because subscribing to its events failed: %s", job_id, error)
         return None

@@ -1,6 +1,6 @@
 """How a storage is, as lines for people: each with a key that does not change, and a level."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 OK, WARN, BAD = "ok", "warn", "bad"
 
@@ -29,6 +29,16 @@ class Diagnostics(NamedTuple):
     at: int
     """The storage's time, in UTC milliseconds."""
     lines: list[DiagnosticLine]
+
+
+class Finding(NamedTuple):
+    """A problem, or a possible one, of the storage's servers; one for all the servers that have it."""
+
+    id: str
+    """The id of the system check."""
+    level: Literal["error", "warning", "info"]
+    text: str
+    hint: str
 
 
 def size(number: float) -> str:

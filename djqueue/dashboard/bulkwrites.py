@@ -132,7 +132,7 @@ def listed(request: HttpRequest, after: str) -> BulkWritePage:
 
     A page starts after a visible report, and hidden ones do not count towards its length.
     """
-    kept = get_storage().imports
+    kept = get_storage().capabilities.bulk_writes
     if kept is None:
         return BulkWritePage(None, "")
     if not rights.hides_queues():
@@ -155,7 +155,7 @@ def listed(request: HttpRequest, after: str) -> BulkWritePage:
 
 def one(write: str) -> BulkWriteView | None:
     """Return the report of a write, which the caller must check with `sees`."""
-    kept = get_storage().imports
+    kept = get_storage().capabilities.bulk_writes
     found = None if kept is None else kept.get(write)
     return None if found is None else _shown(found)
 
@@ -206,7 +206,7 @@ def _count(storage: Storage, tag: str, buckets: list[tuple[str, State]], limit: 
 def _count_tagged(storage: Storage, tag: str, queue: str, state: State, limit: int) -> int:
     found, cursor, left = 0, None, limit
     while left > 0:
-        page = storage.cursor_page(queue, state, min(left, bulk.PART), cursor)
+        page = storage.reads.cursor_page(queue, state, min(left, bulk.PART), cursor)
         found += sum(tag in record.options.tags for record in page.jobs)
         left -= len(page.jobs)
         cursor = page.next

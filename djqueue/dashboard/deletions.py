@@ -94,7 +94,7 @@ def begin(
     selection = bulk.Selection((queue,), **which)
     user: Any = request.user
     row = bulk.begin(alias_of(BulkOperation), kind, selection, user=user.get_username(), expected=expected)
-    if not get_storage().workers():
+    if not get_storage().workers.all():
         waits = _("No worker is running: the deletion starts when a worker does.")
         message = f"{message} {waits}"
     messages.success(request, message, extra_tags=f"djq-{undoing(kind)}-{row.pk}")

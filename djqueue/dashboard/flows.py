@@ -103,7 +103,7 @@ def failed(request: HttpRequest, graph: FlowGraph) -> tuple[list[FlowNode], list
 
 def around(request: HttpRequest, queue: str, job_id: str) -> Around | None:
     """Return the workflow of a job; None if the job has neither dependencies nor dependents."""
-    whole = get_storage().flow(queue, job_id, LOOKED_AT)
+    whole = get_storage().reads.flow(queue, job_id, LOOKED_AT)
     graph = whole and visible(request, whole)
     if graph is None or len(graph.nodes) < 2:
         return None
@@ -140,7 +140,7 @@ def newest(request: HttpRequest, kind: str) -> CachedRead[list[Summary]]:
 def _graphs(wanted: Sequence[tuple[State, str]]) -> list[FlowGraph]:
     """Return the workflows of the newest jobs of these states and queues."""
     storage = get_storage()
-    records = [one for state, name in wanted for one in storage.cursor_page(name, state, EACH).jobs]
+    records = [one for state, name in wanted for one in storage.reads.cursor_page(name, state, EACH).jobs]
     records = [one for one in records if one.options.depends_on or one.options.dependents]
     records.sort(key=lambda one: -one.created_at)
     found: list[FlowGraph] = []
@@ -151,7 +151,7 @@ def _graphs(wanted: Sequence[tuple[State, str]]) -> list[FlowGraph]:
         if not known.isdisjoint(_near(record)):
             continue
         known.update(_near(record))
-        graph = storage.flow(record.queue, record.id, LOOKED_AT)
+        graph = storage.reads.flow(record.queue, record.id, LOOKED_AT)
         if graph is None:
             continue
         keys = {node.key for node in graph.nodes}

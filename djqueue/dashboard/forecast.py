@@ -5,8 +5,8 @@ from itertools import combinations
 from statistics import median
 from typing import NamedTuple
 
+from djqueue.core.overview import QueueOverview
 from djqueue.core.states import State
-from djqueue.storage.inspector import QueueOverview
 
 ENOUGH = 2_000
 """Minimum milliseconds between the samples of an estimate."""

@@ -69,7 +69,7 @@ class Fresh:
 def begin(request: HttpRequest, parts: Parts) -> Fresh | None:
     """Read the version of a page and watch its snapshots; None if the storage has no version."""
     try:
-        cached = snapshots.read("version", lambda: get_storage().change_version())
+        cached = snapshots.read("version", lambda: get_storage().reads.change_version())
     except DjqueueError:
         return None
     if cached.value is None or cached.error:

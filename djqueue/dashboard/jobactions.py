@@ -36,7 +36,7 @@ def _can(transition: str) -> Callable[[State], bool]:
 
 
 CANCEL = JobAction(
-    call=lambda storage, queue, ids: [answer.status for answer in storage.cancel(queue, ids)],
+    call=lambda storage, queue, ids: [answer.status for answer in storage.jobs.cancel(queue, ids)],
     legal=_can("cancel"),
     done={
         "cancelled": ngettext_lazy("%d job was cancelled.", "%d jobs were cancelled."),
@@ -45,13 +45,13 @@ CANCEL = JobAction(
 )
 PROMOTE = JobAction(
     call=lambda storage, queue, ids: [
-        "promoted" if promoted else "not_delayed" for promoted in storage.promote(queue, ids)
+        "promoted" if promoted else "not_delayed" for promoted in storage.jobs.promote(queue, ids)
     ],
     legal=_can("promote"),
     done={"promoted": ngettext_lazy("%d job is ready to run.", "%d jobs are ready to run.")},
 )
 RETRY = JobAction(
-    call=lambda storage, queue, ids: storage.retry(queue, ids),
+    call=lambda storage, queue, ids: storage.jobs.retry(queue, ids),
     legal=_can("retry_dead"),
     done={
         "retried": ngettext_lazy("%d job will be retried.", "%d jobs will be retried."),
@@ -63,7 +63,7 @@ RETRY = JobAction(
 )
 REMOVE = JobAction(
     call=lambda storage, queue, ids: [
-        "removed" if removed else "not_removed" for removed in storage.remove(queue, ids)
+        "removed" if removed else "not_removed" for removed in storage.jobs.remove(queue, ids)
     ],
     legal=lambda state: state is not State.ACTIVE,
     done={"removed": ngettext_lazy("%d job was deleted.", "%d jobs were deleted.")},

@@ -18,9 +18,7 @@ from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.job import JobFailure, JobRecord
 from djqueue.core.states import State
 from djqueue.models import Job
-from djqueue.operations.mirroring import is_mirrored
 from djqueue.storage.base import Storage
-from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.database.rows import unpack_options
 
 from . import arguments, keyset, payloadscan
@@ -77,12 +75,7 @@ class JobSearchPage(NamedTuple):
 
 def states_with_rows(storage: Storage) -> frozenset[State]:
     """Return the states whose jobs have rows in tables: none in memory, nor in Redis without a mirror."""
-    if isinstance(storage, DatabaseStorage):
-        return frozenset(State)
-    if is_mirrored(storage):
-        mirrored: frozenset[State] = storage.options.mirror.states  # type: ignore[attr-defined]
-        return mirrored
-    return frozenset()
+    return storage.capabilities.mirrored_states
 
 
 def newest(queues: Sequence[str], state: State, at: str) -> JobSearchPage:

@@ -10,10 +10,11 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.conf import RATE_UNITS, get_settings
+from djqueue.core.groups import GroupOverview
 from djqueue.core.limiter import Rate
+from djqueue.core.overview import GroupsOverview
 from djqueue.core.queue import GLOBAL, KEYED
 from djqueue.core.sharing import LimiterState
-from djqueue.storage.inspector import GroupOverview, GroupsOverview
 
 from . import queries, rights
 from .snapshot import snapshots
@@ -112,7 +113,7 @@ class Shared(NamedTuple):
 
 def of_queue(name: str) -> dict[str, Any]:
     """Return the limits of a queue as form values."""
-    row = get_storage().overview([name]).queues[0]
+    row = get_storage().reads.overview([name]).queues[0]
     return {"rate": written(row.rate), "concurrency": row.concurrency}
 
 
@@ -136,7 +137,9 @@ def groups(queue: str, name: str = "") -> GroupsOverview:
     """Return the busiest groups of a queue, and the named one if given."""
     names = [name] if name else []
     key = ("groups", queue, *names)
-    return snapshots.read(key, lambda: get_storage().groups(queue, SHOWN_GROUPS, names), versioned=True).value
+    return snapshots.read(
+        key, lambda: get_storage().reads.groups(queue, SHOWN_GROUPS, names), versioned=True
+    ).value
 
 
 def are_used(found: GroupsOverview, queue: str) -> bool:
@@ -156,7 +159,7 @@ def shared(request: HttpRequest, queue: str, lines: Sequence[queries.QueueRow]) 
     name = get_settings().policy(queue).limiter
     if name is None:
         return None
-    state = snapshots.read(("limiter", name), lambda: get_storage().limiter_state(name)).value
+    state = snapshots.read(("limiter", name), lambda: get_storage().limiters.state(name)).value
     sharing = queues_of(name)
     takers = [line for line in lines if line.name in sharing and line.row.used]
     return Shared(

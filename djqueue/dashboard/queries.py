@@ -13,9 +13,9 @@ from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import COUNTS, NO_TIMES, Bucket, Histogram
+from djqueue.core.overview import QueueOverview
 from djqueue.core.states import State
 from djqueue.core.unhandled import Unhandled, unhandled
-from djqueue.storage.inspector import QueueOverview
 
 from . import freshness, rights
 from .forecast import EMPTY, STEADY, Forecast, Samples, forecast, sampled
@@ -193,7 +193,7 @@ def sees_all(request: HttpRequest) -> bool:
 def empty_line(name: str, at: int) -> QueueRow:
     """Return a queue that has no jobs, or was removed."""
     start = at // MINUTE * MINUTE + MINUTE - SHOWN * MINUTE
-    row = get_storage().overview([name]).queues[0]
+    row = get_storage().reads.overview([name]).queues[0]
     buckets = tuple(nothing(name, start + index * MINUTE, MINUTE) for index in range(SHOWN))
     return QueueRow(row, buckets, 0, at)
 
@@ -210,8 +210,8 @@ class Past(NamedTuple):
 
 def _board() -> Board:
     storage = get_storage()
-    seen = storage.overview()
-    workers = tuple(storage.workers())
+    seen = storage.reads.overview()
+    workers = tuple(storage.workers.all())
     names = [row.name for row in seen.queues]
     served = _served(workers)
     end = seen.at // MINUTE * MINUTE + MINUTE
@@ -256,7 +256,7 @@ def _past(names: Sequence[str], start: int, known: Past | None) -> Past:
 
 def _by_queue(names: Sequence[str], start: int, end: int) -> dict[str, tuple[Bucket, ...]]:
     many = (end - start) // MINUTE
-    found = get_storage().series(names, start, end, MINUTE) if names else []
+    found = get_storage().reads.series(names, start, end, MINUTE) if names else []
     return {name: tuple(found[at * many : (at + 1) * many]) for at, name in enumerate(names)}
 
 

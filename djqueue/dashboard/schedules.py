@@ -262,7 +262,7 @@ def _outcomes(wanted: Mapping[str, Sequence[str]]) -> Outcomes:
     found: dict[tuple[str, str], State] = {}
     for queue, ids in wanted.items():
         if queue and ids:
-            states = get_storage().states(queue, ids)
+            states = get_storage().reads.states(queue, ids)
             found.update({(queue, one): state for one, state in zip(ids, states, strict=True) if state})
     return found
 

@@ -11,7 +11,7 @@ from django.urls import reverse
 from djqueue.client import get_storage
 from djqueue.core.options import check_text
 from djqueue.core.subjects import parts_of
-from djqueue.storage.inspector import JobSummaryPage
+from djqueue.core.summaries import JobSummaryPage
 
 from . import rights
 
@@ -35,9 +35,9 @@ def jobs_of(request: HttpRequest, subject: str, limit: int, cursor: str | None =
     check_text("subject", subject)
     storage = get_storage()
     if not rights.hides_queues():
-        return storage.about(subject, limit, cursor)
-    queues = [name for name in storage.queues() if rights.sees(request, name)]
-    return storage.about(subject, limit, cursor, queues)
+        return storage.reads.jobs_about(subject, limit, cursor)
+    queues = [name for name in storage.queues.names() if rights.sees(request, name)]
+    return storage.reads.jobs_about(subject, limit, cursor, queues)
 
 
 def shown(request: HttpRequest, site: AdminSite, subject: str) -> Subject:

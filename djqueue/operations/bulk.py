@@ -132,7 +132,7 @@ def preview(storage: Storage, kind: str, selection: Selection, clock: Clock = SY
         matching += len(part.ids)
         looked_at += part.looked_at if selection.tag else 0
         if kind == BulkKind.RETRY and part.ids:
-            refused.update(storage.retry(part.queue, part.ids, dry_run=True))
+            refused.update(storage.jobs.retry(part.queue, part.ids, dry_run=True))
         place = part.place
     able = matching - sum(count for word, count in refused.items() if word not in DONE)
     return Preview(
@@ -248,7 +248,7 @@ class Bulk:
 
     def _remove(self, part: BulkPart, selection: Selection, before: int) -> Words:
         """Remove jobs by id, and return the outcomes; jobs that came later or were retried are skipped."""
-        records = self._storage.jobs(part.queue, part.ids)
+        records = self._storage.reads.jobs(part.queue, part.ids)
         must_be_dead = selection.state == State.FAILED
         meant = [
             record.id
@@ -257,27 +257,27 @@ class Bulk:
             and record.created_at <= before
             and (record.state is State.FAILED or not must_be_dead)
         ]
-        removed = dict(zip(meant, _removed(self._storage.remove(part.queue, meant)), strict=True))
+        removed = dict(zip(meant, _removed(self._storage.jobs.remove(part.queue, meant)), strict=True))
         return [
             removed.get(job_id, "not_found" if record is None else "changed")
             for job_id, record in zip(part.ids, records, strict=True)
         ]
 
     def _clean(self, queue: str, states: Iterable[State], before: int, limit: int) -> Done:
-        count = self._storage.clean(queue, frozenset(states), before + 1, limit)
+        count = self._storage.queues.clean(queue, frozenset(states), before + 1, limit)
         return Counter(removed=count), {"queue": 0, "after": None} if count else None
 
     def _obliterate(self, row: BulkOperation, queue: str, before: int, limit: int) -> Done:
         """Remove a part of a queue, and finally the queue itself if no job has arrived since the start."""
-        active = self._storage.counts(queue).get(State.ACTIVE, 0)
+        active = self._storage.reads.counts(queue).get(State.ACTIVE, 0)
         if active and not row.looked_at:
             return Counter(active=active), None
         words, place = self._clean(queue, set(State) - {State.ACTIVE}, before, limit)
         if place is None:
-            left = sum(self._storage.counts(queue).values())
+            left = sum(self._storage.reads.counts(queue).values())
             if left:
                 return Counter(arrived=left), None
-            self._storage.obliterate(queue)
+            self._storage.queues.obliterate(queue)
         return words, place
 
     def _allowed(self, row: BulkOperation) -> int:
@@ -327,7 +327,7 @@ def _part(
         )
     if kind in (BulkKind.RETRY, BulkKind.PURGE):
         queue = selection.queues[index]
-        page = storage.dead_letter_page(queue, limit, after)
+        page = storage.reads.dead_letter_page(queue, limit, after)
         wanted = _letter_filter(selection)
         ids = [
             letter.id
@@ -336,14 +336,14 @@ def _part(
         ]
         if selection.tag and ids:
             # A dead letter does not have its job's tags.
-            records = storage.jobs(queue, ids)
+            records = storage.reads.jobs(queue, ids)
             ids = [one.id for one in records if one is not None and selection.tag in one.options.tags]
         following = _next(selection, index, page.next, page.next is not None)
         return BulkPart(queue, ids, following, len(page.letters))
     # `queue` of a position counts queues times states.
     states = selection.states or (selection.state,)
     queue, state = selection.queues[index // len(states)], states[index % len(states)]
-    jobs = storage.cursor_page(queue, State(state), limit, after, newest_first=False)
+    jobs = storage.reads.cursor_page(queue, State(state), limit, after, newest_first=False)
     ids = [
         record.id
         for record in jobs.jobs

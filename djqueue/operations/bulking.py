@@ -8,23 +8,23 @@ from django.db import Error, router
 from djqueue.core.shown import in_one_line
 from djqueue.models import BulkOperation
 from djqueue.storage.base import Storage
-from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.database.dberrors import raise_named
 
 from .bulk import Bulk
+from .scheduling import is_scheduler
 
 logger = logging.getLogger("djqueue.bulk")
 
 
 def bulking(storage: Storage) -> Callable[[], None]:
     """Return a function that runs a storage's bulk operations; it does nothing without the tables."""
-    alias = storage.alias if isinstance(storage, DatabaseStorage) else router.db_for_write(BulkOperation)
+    alias = storage.capabilities.database or router.db_for_write(BulkOperation)
     bulk = Bulk(storage, alias)
     has_worked = False
 
     def look() -> None:
         nonlocal has_worked
-        if not getattr(storage, "is_scheduler", True):
+        if not is_scheduler(storage):
             return
         try:
             bulk.work()

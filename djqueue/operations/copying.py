@@ -114,7 +114,7 @@ class Copying:
         """Take leave of jobs that Redis does not know: see `copy_all`."""
         forgotten = kept = newest = 0
         for page in self._tables.pages(queue):
-            states = self._storage.states(queue, [row.job_id for row in page])
+            states = self._storage.reads.states(queue, [row.job_id for row in page])
             gone: list[str] = []
             for row, state in zip(page, states, strict=True):
                 if state is not None:

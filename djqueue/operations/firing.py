@@ -222,7 +222,7 @@ class Firing:
         return {
             (queue, one): state
             for queue, ids in wanted.items()
-            for one, state in zip(ids, self._storage.states(queue, list(ids)), strict=True)
+            for one, state in zip(ids, self._storage.reads.states(queue, list(ids)), strict=True)
             if state is not None
         }
 
@@ -315,9 +315,8 @@ class Firing:
 
     def _enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         # Not through the outbox, which does not know the ids of existing jobs.
-        enqueue = getattr(self._storage, "enqueue_directly", self._storage.enqueue)
-        answers: list[EnqueueResult] = enqueue(batches)
-        return answers
+        enqueue = self._storage.capabilities.enqueue_directly or self._storage.enqueue
+        return enqueue(batches)
 
     def _divided(self, attempt: FiringAttempt, known: Known) -> FiredSlots:
         """The slots that have a job or get one, and those that do not."""
@@ -412,7 +411,7 @@ class Firing:
             announcer.announce(
                 job_enqueued, row.job_name, queue=job.queue, job_id=job.id, options=job.options
             )
-        self._storage.told([Incident(job.queue, job.id, row.job_name, "fired", row.name)])
+        self._storage.notify_incidents([Incident(job.queue, job.id, row.job_name, "fired", row.name)])
 
 
 class TakenOverError(DjqueueError):

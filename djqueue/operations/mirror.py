@@ -51,7 +51,7 @@ class Mirror:
     """
 
     def __init__(self, storage: Storage, alias: str, *, clock: Clock | None = None) -> None:
-        changes: ChangeStream | None = getattr(storage, "changes", None)
+        changes: ChangeStream | None = storage.capabilities.changes
         if changes is None:
             raise ConfigurationError(f"nothing is mirrored of {storage.describe()}")
         self.storage = storage
@@ -207,7 +207,7 @@ class Mirror:
 
     def _tidy(self, listed: Sequence[str]) -> None:
         """Workers, rows whose time is over, and queues that Redis does not even know any more."""
-        self.tables.write_workers(self.storage.workers())
+        self.tables.write_workers(self.storage.workers.all())
         is_done = self._forget_old()
         for queue in sorted({*self.tables.queues()} - {*listed} - self._warned):
             unknown = self.tables.count_unfinished(queue)

@@ -30,7 +30,7 @@ def mirroring(storage: Storage) -> Iterator[None]:
 
 def is_mirrored(storage: Storage) -> bool:
     """Return whether the storage's jobs are copied to the tables."""
-    return getattr(storage, "changes", None) is not None
+    return storage.capabilities.changes is not None
 
 
 def mirror_of(storage: Storage) -> Mirror:

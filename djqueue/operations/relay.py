@@ -93,7 +93,7 @@ class Relay:
         return {
             (queue, job_id)
             for queue, ids in queues.items()
-            for job_id, state in zip(ids, self._storage.states(queue, ids), strict=True)
+            for job_id, state in zip(ids, self._storage.reads.states(queue, ids), strict=True)
             if state is not None
         }
 
@@ -164,7 +164,7 @@ def _kind(row: OutboxJob) -> tuple[Any, ...]:
 @contextmanager
 def relaying(storage: Storage) -> Iterator[None]:
     """Meanwhile a thread takes jobs from the outbox table to Redis, if a queue of the storage has OUTBOX."""
-    if getattr(storage, "outbox", None) is None:
+    if not storage.capabilities.has_outbox:
         yield
         return
     relay, stop = relay_of(storage), Event()

@@ -85,10 +85,10 @@ class Restoration:
         if row is not None:
             _, paused, capacity, per, concurrency = row
             if paused:
-                self._storage.pause(queue)
+                self._storage.queues.pause(queue)
             if capacity or concurrency:
-                self._storage.set_limits(queue, Rate(capacity, per) if capacity else None, concurrency)
-        known = self._storage.group_limits(queue)
+                self._storage.queues.set_limits(queue, Rate(capacity, per) if capacity else None, concurrency)
+        known = self._storage.queues.group_limits(queue)
         for group, said in self._tables.group_limits(queue).items():
             if group not in known:
                 self._restore_group(queue, group, said)
@@ -96,9 +96,9 @@ class Restoration:
     def _restore_group(self, queue: str, group: str | None, said: GroupLimit) -> None:
         if said._replace(paused=False) != NO_LIMIT:
             words = GroupWords(concurrency=said.concurrency, rate=said.rate, weight=said.weight)
-            self._storage.set_group_limit(queue, group, **words)
+            self._storage.queues.set_group_limit(queue, group, **words)
         if said.paused and group is not None:
-            self._storage.pause_group(queue, group)
+            self._storage.queues.pause_group(queue, group)
 
     def _restore(self, queue: str, jobs: Sequence[EngineJob]) -> None:
         report = self._reports[queue]
@@ -112,7 +112,7 @@ class Restoration:
         self._enqueue(queue, lost)
 
     def _unknown(self, queue: str, jobs: Sequence[EngineJob]) -> list[EngineJob]:
-        states = self._storage.states(queue, [job.id for job in jobs])
+        states = self._storage.reads.states(queue, [job.id for job in jobs])
         unknown = [job for job, state in zip(jobs, states, strict=True) if state is None]
         self._reports[queue].there += len(jobs) - len(unknown)
         return unknown
@@ -205,7 +205,7 @@ class Restoration:
         found: dict[JobKey, RestoredDependency] = {}
         for queue, ids in by_queue.items():
             rows = self._tables.states(queue, ids)
-            for job_id, state in zip(ids, self._storage.states(queue, ids), strict=True):
+            for job_id, state in zip(ids, self._storage.reads.states(queue, ids), strict=True):
                 is_there = state is not None or (queue, job_id) in self._would_be
                 found[queue, job_id] = RestoredDependency(is_there, rows.get(job_id))
         return found

@@ -12,9 +12,7 @@ from djqueue.core.errors import DjqueueError
 from djqueue.core.shown import in_one_line
 from djqueue.models import CronJob
 from djqueue.storage.base import Storage
-from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.database.dberrors import raise_named
-from djqueue.storage.memory import MemoryStorage
 
 from .firing import Firing
 
@@ -31,7 +29,7 @@ def scheduling(storage: Storage) -> Callable[[], None]:
 
     def look() -> None:
         nonlocal has_worked, asleep_until
-        if not getattr(storage, "is_scheduler", True) or firing.clock.monotonic() < asleep_until:
+        if not is_scheduler(storage) or firing.clock.monotonic() < asleep_until:
             return
         try:
             firing.fire()
@@ -55,7 +53,7 @@ def declare_now(storage: Storage) -> None:
 
     Only a process that would fire them does so. Without the tables nothing happens.
     """
-    if not getattr(storage, "is_scheduler", True):
+    if not is_scheduler(storage):
         return
     firing = firing_of(storage)
     try:
@@ -72,10 +70,11 @@ def firing_of(storage: Storage) -> Firing:
     """Return a `Firing` with the guarantees of a kind of storage."""
     lock = _locks.setdefault(storage, Lock())
     alias = alias_of(storage)
-    if isinstance(storage, DatabaseStorage):
+    capabilities = storage.capabilities
+    if capabilities.scheduler is not None:
         # There is one scheduler, so a process that has begun with a slot is gone.
-        return Firing(storage, alias, clock=storage.clock, grace=0, lock=lock)
-    if isinstance(storage, MemoryStorage):
+        return Firing(storage, alias, clock=capabilities.scheduler.clock, grace=0, lock=lock)
+    if capabilities.in_process:
         # The jobs of another process are unknown here, and gone with it.
         return Firing(storage, alias, sure=0, lock=lock)
     return Firing(storage, alias, lock=lock)
@@ -83,7 +82,13 @@ def firing_of(storage: Storage) -> Firing:
 
 def alias_of(storage: Storage) -> str:
     """Return the alias of the database with the rows for a storage."""
-    return storage.alias if isinstance(storage, DatabaseStorage) else router.db_for_write(CronJob)
+    return storage.capabilities.database or router.db_for_write(CronJob)
+
+
+def is_scheduler(storage: Storage) -> bool:
+    """Return whether this process does the work of the scheduler; True if the storage has none."""
+    scheduler = storage.capabilities.scheduler
+    return scheduler is None or scheduler.is_here
 
 
 _locks: "WeakKeyDictionary[Storage, Lock]" = WeakKeyDictionary()

@@ -38,17 +38,17 @@ def control(storage: Storage, command: str, worker_id: str) -> str:
 
     Raises StorageError if the worker does not exist, is stopping already, or sends no dump.
     """
-    before = storage.worker_dump(worker_id) if command == DUMP else None
-    answer = storage.control_worker(worker_id, command)
+    before = storage.workers.dump(worker_id) if command == DUMP else None
+    answer = storage.workers.control(worker_id, command)
     if answer == NOT_FOUND:
         raise StorageError(f"unknown worker {worker_id!r}")
     if answer == STOPPING:
         raise StorageError(f"worker {worker_id!r} is stopping already")
     if command != DUMP:
         return f"Sent {command} to {worker_id}"
-    interval = max((info.heartbeat for info in storage.workers() if info.id == worker_id), default=0)
+    interval = max((info.heartbeat for info in storage.workers.all() if info.id == worker_id), default=0)
     return _waited(
-        lambda: (dump := storage.worker_dump(worker_id)) and dump != before and dump.text,
+        lambda: (dump := storage.workers.dump(worker_id)) and dump != before and dump.text,
         max(PATIENCE, 2 * interval),
         f"worker {worker_id!r} did not answer in time",
     )

@@ -74,8 +74,8 @@ class ClaimLoop:
         self.giving_up = False
         """Set when outcomes that the storage has not accepted are abandoned."""
         self._paused = False
-        has_slots = self._options.concurrency >= MIN_EXCHANGE_SLOTS * self._storage.max_in_flight
-        self._max_in_flight = self._storage.max_in_flight if has_slots else 1
+        has_slots = self._options.concurrency >= MIN_EXCHANGE_SLOTS * self._storage.capabilities.max_in_flight
+        self._max_in_flight = self._storage.capabilities.max_in_flight if has_slots else 1
         self._exchanges: set[asyncio.Task[None]] = set()
         self._reporting: set[Run] = set()
         """Unreported runs whose outcomes are part of an exchange in flight."""
@@ -373,10 +373,10 @@ def is_empty(storage: Storage, queues: tuple[str, ...] | None, names: frozenset[
     An active job, on whichever worker, may return to its queue or enqueue others. Jobs of paused queues do
     not count: they could wait forever. Claims report when a delayed job is due.
     """
-    for queue in storage.queues() if queues is None else queues:
-        if not storage.is_paused(queue) and not names.isdisjoint(storage.waiting_names(queue)):
+    for queue in storage.queues.names() if queues is None else queues:
+        if not storage.queues.is_paused(queue) and not names.isdisjoint(storage.reads.waiting_names(queue)):
             return False
-        if storage.counts(queue)[State.ACTIVE]:
+        if storage.reads.counts(queue)[State.ACTIVE]:
             return False
     return True
 

@@ -50,8 +50,7 @@ def banner(worker: Worker) -> str:
 
 def findings(worker: Worker) -> list[str]:
     """Return problems of the storage's servers, and queue names that look misspelled, one line each."""
-    look = getattr(worker.storage, "findings", None)
-    found = look() if look is not None else []
+    found = worker.storage.reads.findings()
     return [
         *(f"{each.text} {each.hint} ({each.id})" for each in found if each.level != "info"),
         *_unknown_queues(worker),
@@ -62,7 +61,7 @@ def _unknown_queues(worker: Worker) -> list[str]:
     """Return a line for each unknown queue whose name resembles a known one."""
     if worker.options.queues is None:
         return []
-    known = hints.declared_queues().union(worker.storage.queues())
+    known = hints.declared_queues().union(worker.storage.queues.names())
     return [
         f"Queue {name!r} is not declared and has no jobs. Did you mean {meant!r}?"
         for name in worker.options.queues

@@ -194,12 +194,12 @@ def run_of(job: JobContext) -> "Run":
 
 
 def _read(storage: Storage, keys: Sequence[JobKey]) -> list[Child]:
-    found = [(queue, ids, storage.jobs(queue, ids)) for queue, ids in _by_queue(keys)]
+    found = [(queue, ids, storage.reads.jobs(queue, ids)) for queue, ids in _by_queue(keys)]
     return _in_order(keys, found)
 
 
 async def _aread(storage: Storage, keys: Sequence[JobKey]) -> list[Child]:
-    found = [(queue, ids, await storage.ajobs(queue, ids)) for queue, ids in _by_queue(keys)]
+    found = [(queue, ids, await storage.reads.ajobs(queue, ids)) for queue, ids in _by_queue(keys)]
     return _in_order(keys, found)
 
 

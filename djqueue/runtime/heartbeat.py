@@ -107,7 +107,7 @@ class Heartbeat:
     def _beat(self) -> None:
         try:
             self.renew(self._runs.held())
-            while commands := self._storage.register_worker(worker_info(self._worker)):
+            while commands := self._storage.workers.register(worker_info(self._worker)):
                 for command in commands:
                     self._execute(command)
         except Exception as error:
@@ -140,7 +140,7 @@ class Heartbeat:
     def _save_dump(self) -> None:
         info = worker_info(self._worker)
         try:
-            self._storage.save_dump(info.id, stacks(self._heading(info), self._worker.loop))
+            self._storage.workers.save_dump(info.id, stacks(self._heading(info), self._worker.loop))
         except Exception as error:
             # The storage is unavailable, or a stack changed while it was read; other commands still count.
             self._events.dump_failed(error)

@@ -175,8 +175,9 @@ class Keeping:
 
     def _renew(self, seen: LeaseTableView) -> None:
         try:
-            if seen.scheduler_claim:
-                self._storage.renew_scheduler_claim(seen.scheduler_claim)
+            scheduler = self._storage.capabilities.scheduler
+            if seen.scheduler_claim and scheduler is not None:
+                scheduler.renew(seen.scheduler_claim)
                 return  # Jobs of the scheduler's process have no leases of their own.
             for start in range(0, len(seen.leases), AT_ONCE):
                 self._storage.renew(seen.leases[start : start + AT_ONCE])

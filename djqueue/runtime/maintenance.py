@@ -30,7 +30,7 @@ class Maintenance:
         self._events = worker.events
         storage = worker.storage
         self._chores = {
-            "maintain": lambda: storage.maintain(),
+            "maintain": lambda: storage.sweep(),
             **chores_of(storage),
             "unhandled": UnhandledWatch(worker).look,
         }
@@ -76,11 +76,11 @@ class UnhandledWatch:
         if now - self._looked_at < EVERY:
             return
         self._looked_at = now
-        rows = self._storage.overview(self._queues).queues
+        rows = self._storage.reads.overview(self._queues).queues
         self._logged = {key: at for key, at in self._logged.items() if now - at < AGAIN}
         if not any(row.names for row in rows):
             return
-        for one in unhandled(rows, self._storage.workers())[:MAX_NAMES]:
+        for one in unhandled(rows, self._storage.workers.all())[:MAX_NAMES]:
             if (one.queue, one.name) not in self._logged:
                 self._logged[one.queue, one.name] = now
                 self._events.unhandled(one)

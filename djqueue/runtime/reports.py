@@ -245,7 +245,7 @@ class Meter:
             return
         stats = [entry.stats(*key) for key, entry in entries.items()]
         try:
-            await self._storage.acall(self._storage.record_runs, stats)
+            await self._storage.acall(self._storage.workers.record_runs, stats)
         except Exception as error:
             self._events.storage_failed("record runs", error)
             for key, entry in entries.items():

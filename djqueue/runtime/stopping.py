@@ -175,7 +175,7 @@ class CancelWatch:
 
     async def _subscribe(self, queue: str) -> None:
         storage = self._storage
-        self._subscriptions[queue] = await storage.acall(storage.subscribe, queue, self._on_event)
+        self._subscriptions[queue] = await storage.acall(storage.events.subscribe, queue, self._on_event)
         # The answers to a renewal have the requests that were made before the subscription.
         runs = [run for run in self._runs.held() if run.claimed.queue == queue]
         await storage.acall(self._heartbeat.renew, runs)

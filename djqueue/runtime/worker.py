@@ -291,7 +291,7 @@ class Worker:
         """
         storage = self.storage
         try:
-            await storage.acall(storage.register_worker, worker_info(self))
+            await storage.acall(storage.workers.register, worker_info(self))
         except StorageUnavailableError as error:
             self.heartbeat.note_unavailable(error)
         # Subscribing before the first claim ensures that no job arrives unnoticed in between.
@@ -299,7 +299,7 @@ class Worker:
             await storage.acall(storage.listen, self.options.queues, self.wake_event.jobs_came)
         )
         self._unsubscribe.append(
-            await storage.acall(storage.on_worker_command, self.id, self.heartbeat.hasten)
+            await storage.acall(storage.workers.on_command, self.id, self.heartbeat.hasten)
         )
         self.heartbeat.start()
         if self.maintenance is not None:
@@ -351,7 +351,7 @@ class Worker:
         await self.meter.close()
         for unsubscribe in self._unsubscribe:
             await self.storage.acall(unsubscribe)
-        await self.storage.acall(self.storage.unregister_worker, self.id)
+        await self.storage.acall(self.storage.workers.unregister, self.id)
 
     def _stop_threads(self) -> None:
         if self.maintenance is not None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from threading import Event as ThreadEvent
+from typing import ParamSpec, Protocol, TypeVar
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import QueueFullError
@@ -10,17 +11,30 @@ from djqueue.core.flow import Substitutes
 from djqueue.core.job import Batch, EnqueueResult, Event
 from djqueue.core.queue import QueuePolicy
 
-from .base import EventHandler, Storage
+from .facets import EventHandler, Events
 
 LOOK_EVERY = 1.0
 """Seconds between tries, in case an event was lost with a connection."""
 MAKING_ROOM = frozenset({"active", "cancelled", "failed", "removed"})
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Policy = Callable[[str], QueuePolicy]
 
 
+class Waitable(Protocol):
+    """What `aenqueue` needs of a storage."""
+
+    @property
+    def events(self) -> Events:
+        """Where the events of queues come from."""
+
+    async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a sync method from a coroutine."""
+
+
 def enqueue(
-    storage: Storage,
+    events: Events,
     policy: Policy,
     batches: Sequence[Batch],
     once: Callable[[Sequence[Batch]], list[EnqueueResult]],
@@ -45,14 +59,14 @@ def enqueue(
             patience = _patience(policy, batch)
             if not patience:
                 raise
-            answers = _wait(storage, batch, patience, once)
+            answers = _wait(events, batch, patience, once)
         substitutes.note(batch, answers)
         results += answers
     return results
 
 
 async def aenqueue(
-    storage: Storage,
+    storage: Waitable,
     policy: Policy,
     batches: Sequence[Batch],
     once: Callable[[Sequence[Batch]], Awaitable[list[EnqueueResult]]],
@@ -77,14 +91,14 @@ async def aenqueue(
 
 
 def _wait(
-    storage: Storage,
+    events: Events,
     batch: Batch,
     patience: int,
     once: Callable[[Sequence[Batch]], list[EnqueueResult]],
 ) -> list[EnqueueResult]:
     deadline = SYSTEM_CLOCK.monotonic() + patience
     changed = ThreadEvent()
-    unsubscribe = storage.subscribe(batch.queue, _on_room(changed.set))
+    unsubscribe = events.subscribe(batch.queue, _on_room(changed.set))
     try:
         while True:
             changed.clear()
@@ -100,7 +114,7 @@ def _wait(
 
 
 async def _await(
-    storage: Storage,
+    storage: Waitable,
     batch: Batch,
     patience: int,
     once: Callable[[Sequence[Batch]], Awaitable[list[EnqueueResult]]],
@@ -113,7 +127,7 @@ async def _await(
         if not loop.is_closed():
             loop.call_soon_threadsafe(changed.set)
 
-    unsubscribe = await storage.acall(storage.subscribe, batch.queue, _on_room(wake))
+    unsubscribe = await storage.acall(storage.events.subscribe, batch.queue, _on_room(wake))
     try:
         while True:
             changed.clear()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Unpack
 
+from djqueue.core.diagnostics import Finding
 from djqueue.core.engine import Engine
 from djqueue.core.errors import StorageError
 from djqueue.core.explain import Explanation, decide
@@ -40,30 +41,30 @@ from djqueue.core.summaries import JobSummaryPage
 from djqueue.core.versions import version_of
 
 from . import backpressure
-from .base import EventHandler, P, Storage, T, Unsubscribe
+from .base import P, Storage, T
+from .facets import EventHandler, Events, Jobs, Limiters, Queues, Unsubscribe, Workers
+from .reads import Reads
 
 WORKER_TTL = 60_000
-"""Milliseconds after which a silent worker counts as gone."""
+"""Milliseconds after its last heartbeat at which a worker counts as gone."""
 
 
 class EngineStorage(Storage):
-    """Every verb is the engine's, at once: no operation blocks, so the async twins do not need a thread."""
+    """A storage whose engine answers at once: the async methods need no thread."""
 
     engine: Engine
     metrics: MetricKeeper
 
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """See `Storage.acall`."""
+        """Run a sync method."""
         return method(*args, **kwargs)
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        """See `Storage.enqueue`."""
         if self.engine.may_block:
-            return backpressure.enqueue(self, self.engine.policy, batches, self.engine.enqueue)
+            return backpressure.enqueue(self.events, self.engine.policy, batches, self.engine.enqueue)
         return self.engine.enqueue(batches)
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        """See `enqueue`."""
         if self.engine.may_block:
             return await backpressure.aenqueue(self, self.engine.policy, batches, self._enqueue_soon)
         return self.enqueue(batches)
@@ -72,229 +73,21 @@ class EngineStorage(Storage):
         return self.engine.enqueue(batches)
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
-        """See `Storage.finish`."""
         return self.engine.finish(outcomes, then)
 
     def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
-        """See `Storage.renew`."""
         return self.engine.renew(leases)
 
     def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
-        """See `Storage.report`."""
         return self.engine.report(reports)
 
     def emit(self, emissions: Sequence[Emission]) -> list[bool]:
-        """See `Storage.emit`."""
         return self.engine.emit(emissions)
 
-    def items(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
-        """See `Storage.items`."""
-        return self.engine.items(queue, marks)
-
-    def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
-        """See `Storage.cancel`."""
-        return self.engine.cancel(queue, ids, reason)
-
-    def promote(self, queue: str, ids: Sequence[str]) -> list[bool]:
-        """See `Storage.promote`."""
-        return self.engine.promote(queue, ids)
-
-    def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
-        """See `Storage.reschedule`."""
-        return self.engine.reschedule(queue, ids, run_at)
-
-    def update(
-        self, queue: str, ids: Sequence[str], priority: int | None = None, payload: bytes | None = None
-    ) -> list[bool]:
-        """See `Storage.update`."""
-        return self.engine.update(queue, ids, priority, payload)
-
-    def replace_payload(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
-        """See `Storage.replace_payload`."""
-        return self.engine.replace_payload(queue, id, payload, old, retry=retry)
-
-    def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
-        """See `Storage.move`."""
-        return self.engine.move(queue, ids, to)
-
-    def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
-        """See `Storage.retry`."""
-        return self.engine.retry(queue, ids, dry_run=dry_run)
-
-    def remove(self, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
-        """See `Storage.remove`."""
-        return self.engine.remove(queue, ids, ended_before)
-
-    def queues(self) -> list[str]:
-        """See `Storage.queues`."""
-        return self.engine.queues()
-
-    def pause(self, queue: str) -> None:
-        """See `Storage.pause`."""
-        self.engine.pause(queue)
-
-    def resume(self, queue: str) -> None:
-        """See `Storage.resume`."""
-        self.engine.resume(queue)
-
-    def is_paused(self, queue: str) -> bool:
-        """See `Storage.is_paused`."""
-        return self.engine.is_paused(queue)
-
-    def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
-        """See `Storage.set_limits`."""
-        self.engine.set_limits(queue, rate, concurrency)
-
-    def set_group_limit(self, queue: str, group: str | None, **said: Unpack[GroupWords]) -> None:
-        """See `Storage.set_group_limit`."""
-        self.engine.set_group_limit(queue, group, **said)
-
-    def pause_group(self, queue: str, group: str) -> None:
-        """See `Storage.pause_group`."""
-        self.engine.pause_group(queue, group)
-
-    def resume_group(self, queue: str, group: str) -> None:
-        """See `Storage.resume_group`."""
-        self.engine.resume_group(queue, group)
-
-    def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
-        """See `Storage.group_limits`."""
-        return self.engine.group_limits(queue)
-
-    def set_limiter(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
-        """See `Storage.set_limiter`."""
-        self.engine.set_limiter(name, rate, concurrency)
-
-    def limiter_state(self, name: str) -> LimiterState:
-        """See `Storage.limiter_state`."""
-        return self.engine.limiter_state(name)
-
-    def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
-        """See `Storage.clean`."""
-        return self.engine.clean(queue, states, before, limit)
-
-    def obliterate(self, queue: str, *, force: bool = False) -> int:
-        """See `Storage.obliterate`."""
-        removed = self.engine.obliterate(queue, force=force)
-        if removed < 0:
-            raise StorageError(f"queue {queue!r} has active jobs: wait until they end, or pass force=True")
-        self.metrics.forget(queue)
-        return removed
-
-    def jobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
-        """See `Storage.jobs`."""
-        return self.engine.jobs(queue, ids)
-
-    def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
-        """See `Storage.states`."""
-        return self.engine.states(queue, ids)
-
-    def counts(self, queue: str) -> dict[State, int]:
-        """See `Storage.counts`."""
-        return self.engine.counts(queue)
-
-    def overview(self, queues: Sequence[str] | None = None) -> Overview:
-        """See `Storage.overview`."""
-        return self.engine.overview(queues)
-
-    def change_version(self) -> str | None:
-        """See `Storage.change_version`."""
-        engine = self.engine
-        # A claim also promotes what is due and buries what has expired.
-        sizes = [
-            (queue.name, queue.ready.size, queue.delayed.size, len(queue.dead), len(queue.jobs))
-            for shard in engine.shards
-            for queue in list(shard.queues.values())
-        ]
-        return version_of([engine.started, engine.changes.value, *sizes], engine.workers())
-
-    def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
-        """See `Storage.groups`."""
-        return self.engine.groups(queue, limit, names)
-
-    def explain(self, queue: str, id: str) -> Explanation | None:
-        """See `Storage.explain`."""
-        facts = self.engine.facts(queue, id)
-        return None if facts is None else decide(facts, self.workers())
-
-    def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
-        """See `Storage.flow`."""
-        return walked(explore((queue, id), limit), lambda keys: self.links(keys, limit))
-
-    def links(self, keys: Sequence[JobKey], most: int) -> Mapping[JobKey, JobLink]:
-        """What `explore` asks for."""
-        return self.engine.links(keys, most)
-
-    def cursor_page(
-        self, queue: str, state: State, limit: int, cursor: str | None = None, newest_first: bool = True
-    ) -> JobPage:
-        """See `Storage.cursor_page`."""
-        return self.engine.cursor_page(queue, state, limit, cursor, newest_first=newest_first)
-
-    def find(self, id: str, queues: Sequence[str] | None = None) -> list[tuple[str, State]]:
-        """See `Storage.find`."""
-        return self.engine.find(id, queues)
-
-    def about(
-        self, subject: str, limit: int, cursor: str | None = None, queues: Sequence[str] | None = None
-    ) -> JobSummaryPage:
-        """See `Storage.about`."""
-        return self.engine.about(subject, limit, cursor, queues)
-
-    def waiting_names(self, queue: str) -> dict[str, int]:
-        """See `Storage.waiting_names`."""
-        return self.engine.waiting_names(queue)
-
-    def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
-        """See `Storage.page`."""
-        return self.engine.page(queue, state, limit, after)
-
-    def dead_letters(self, queue: str) -> list[DeadLetterRecord]:
-        """See `Storage.dead_letters`."""
-        return self.engine.dead_letters(queue)
-
-    def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> DeadLetterPage:
-        """See `Storage.dead_letter_page`."""
-        return self.engine.dead_letter_page(queue, limit, after)
-
     def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
-        """See `Storage.listen`."""
         return self.engine.listen(queues, wake)
 
-    def subscribe(self, queue: str, handler: EventHandler, job_id: str | None = None) -> Unsubscribe:
-        """See `Storage.subscribe`."""
-        return self.engine.subscribe(queue, handler, job_id)
-
-    def register_worker(self, info: WorkerInfo) -> tuple[str, ...]:
-        """See `Storage.register_worker`."""
-        return self.engine.register_worker(info)
-
-    def unregister_worker(self, worker_id: str) -> None:
-        """See `Storage.unregister_worker`."""
-        self.engine.unregister_worker(worker_id)
-
-    def workers(self) -> list[WorkerInfo]:
-        """See `Storage.workers`."""
-        return self.engine.workers()
-
-    def control_worker(self, worker_id: str, command: str) -> str:
-        """See `Storage.control_worker`."""
-        return self.engine.control_worker(worker_id, command)
-
-    def on_worker_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
-        """See `Storage.on_worker_command`."""
-        return self.engine.on_worker_command(worker_id, wake)
-
-    def save_dump(self, worker_id: str, text: str) -> bool:
-        """See `Storage.save_dump`."""
-        return self.engine.save_dump(worker_id, text)
-
-    def worker_dump(self, worker_id: str) -> WorkerDump | None:
-        """See `Storage.worker_dump`."""
-        return self.engine.worker_dump(worker_id)
-
-    def maintain(self) -> Swept:
-        """See `Storage.maintain`."""
+    def sweep(self) -> Swept:
         swept = self._sweep()
         if any(swept):
             self.engine.changes.bump()
@@ -304,10 +97,8 @@ class EngineStorage(Storage):
     def _sweep(self) -> Swept:
         return sweep(self.engine, WORKER_TTL)
 
-    # Metrics.
-
     def note_totals(self) -> None:
-        """Have in the buckets what the totals have risen by."""
+        """Add what the totals have risen by to the metrics."""
         now = self.engine.clock.now()
         for queue in self.engine.queues():
             news = self.engine.news(queue)
@@ -319,16 +110,227 @@ class EngineStorage(Storage):
                     self.engine.take_back(queue, news)
                     raise
 
+
+class EngineJobs(Jobs):
+    """Changes of single jobs, made by the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
+        return self._engine.cancel(queue, ids, reason)
+
+    def promote(self, queue: str, ids: Sequence[str]) -> list[bool]:
+        return self._engine.promote(queue, ids)
+
+    def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
+        return self._engine.reschedule(queue, ids, run_at)
+
+    def update(
+        self, queue: str, ids: Sequence[str], priority: int | None = None, payload: bytes | None = None
+    ) -> list[bool]:
+        return self._engine.update(queue, ids, priority, payload)
+
+    def replace_payload(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+        return self._engine.replace_payload(queue, id, payload, old, retry=retry)
+
+    def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
+        return self._engine.move(queue, ids, to)
+
+    def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
+        return self._engine.retry(queue, ids, dry_run=dry_run)
+
+    def remove(self, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
+        return self._engine.remove(queue, ids, ended_before)
+
+
+class EngineQueues(Queues):
+    """Controls of queues, made by the engine."""
+
+    def __init__(self, engine: Engine, metrics: MetricKeeper) -> None:
+        self._engine = engine
+        self._metrics = metrics
+
+    def names(self) -> list[str]:
+        return self._engine.queues()
+
+    def pause(self, queue: str) -> None:
+        self._engine.pause(queue)
+
+    def resume(self, queue: str) -> None:
+        self._engine.resume(queue)
+
+    def is_paused(self, queue: str) -> bool:
+        return self._engine.is_paused(queue)
+
+    def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
+        self._engine.set_limits(queue, rate, concurrency)
+
+    def set_group_limit(self, queue: str, group: str | None, **overrides: Unpack[GroupWords]) -> None:
+        self._engine.set_group_limit(queue, group, **overrides)
+
+    def pause_group(self, queue: str, group: str) -> None:
+        self._engine.pause_group(queue, group)
+
+    def resume_group(self, queue: str, group: str) -> None:
+        self._engine.resume_group(queue, group)
+
+    def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
+        return self._engine.group_limits(queue)
+
+    def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
+        return self._engine.clean(queue, states, before, limit)
+
+    def obliterate(self, queue: str, *, force: bool = False) -> int:
+        removed = self._engine.obliterate(queue, force=force)
+        if removed < 0:
+            raise StorageError(f"queue {queue!r} has active jobs: wait until they end, or pass force=True")
+        self._metrics.forget(queue)
+        return removed
+
+
+class EngineLimiters(Limiters):
+    """Limiters, held by the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def set(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
+        self._engine.set_limiter(name, rate, concurrency)
+
+    def state(self, name: str) -> LimiterState:
+        return self._engine.limiter_state(name)
+
+
+class EngineWorkers(Workers):
+    """Workers, known to the engine."""
+
+    def __init__(self, engine: Engine, metrics: MetricKeeper) -> None:
+        self._engine = engine
+        self._metrics = metrics
+
+    def register(self, info: WorkerInfo) -> tuple[str, ...]:
+        return self._engine.register_worker(info)
+
+    def unregister(self, worker_id: str) -> None:
+        self._engine.unregister_worker(worker_id)
+
+    def all(self) -> list[WorkerInfo]:
+        return self._engine.workers()
+
+    def control(self, worker_id: str, command: str) -> str:
+        return self._engine.control_worker(worker_id, command)
+
+    def on_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
+        return self._engine.on_worker_command(worker_id, wake)
+
+    def save_dump(self, worker_id: str, text: str) -> bool:
+        return self._engine.save_dump(worker_id, text)
+
+    def dump(self, worker_id: str) -> WorkerDump | None:
+        return self._engine.worker_dump(worker_id)
+
     def record_runs(self, stats: Sequence[RunStats]) -> None:
-        """See `Storage.record_runs`."""
-        known = [one for one in stats if self.engine.existing(one.queue) is not None]
-        self.metrics.record(known, self.engine.clock.now())
-        self.engine.changes.bump()
+        known = [one for one in stats if self._engine.existing(one.queue) is not None]
+        self._metrics.record(known, self._engine.clock.now())
+        self._engine.changes.bump()
+
+
+class EngineReads(Reads):
+    """Reads of what the engine knows."""
+
+    def __init__(self, engine: Engine, metrics: MetricKeeper) -> None:
+        self._engine = engine
+        self._metrics = metrics
+
+    def jobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
+        return self._engine.jobs(queue, ids)
+
+    async def ajobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
+        return self.jobs(queue, ids)
+
+    def items(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
+        return self._engine.items(queue, marks)
+
+    async def aitems(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
+        return self.items(queue, marks)
+
+    def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
+        return self._engine.states(queue, ids)
+
+    def counts(self, queue: str) -> dict[State, int]:
+        return self._engine.counts(queue)
+
+    def waiting_names(self, queue: str) -> dict[str, int]:
+        return self._engine.waiting_names(queue)
+
+    def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
+        return self._engine.page(queue, state, limit, after)
+
+    def cursor_page(
+        self, queue: str, state: State, limit: int, cursor: str | None = None, newest_first: bool = True
+    ) -> JobPage:
+        return self._engine.cursor_page(queue, state, limit, cursor, newest_first=newest_first)
+
+    def find(self, id: str, queues: Sequence[str] | None = None) -> list[tuple[str, State]]:
+        return self._engine.find(id, queues)
+
+    def jobs_about(
+        self, subject: str, limit: int, cursor: str | None = None, queues: Sequence[str] | None = None
+    ) -> JobSummaryPage:
+        return self._engine.about(subject, limit, cursor, queues)
+
+    def dead_letters(self, queue: str) -> list[DeadLetterRecord]:
+        return self._engine.dead_letters(queue)
+
+    def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> DeadLetterPage:
+        return self._engine.dead_letter_page(queue, limit, after)
+
+    def explain(self, queue: str, id: str) -> Explanation | None:
+        facts = self._engine.facts(queue, id)
+        return None if facts is None else decide(facts, self._engine.workers())
+
+    def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
+        return walked(explore((queue, id), limit), lambda keys: self.links(keys, limit))
+
+    def links(self, keys: Sequence[JobKey], limit: int) -> Mapping[JobKey, JobLink]:
+        """Return what `explore` asks for: these jobs, with their dependencies and up to `limit`
+        dependents.
+        """
+        return self._engine.links(keys, limit)
+
+    def overview(self, queues: Sequence[str] | None = None) -> Overview:
+        return self._engine.overview(queues)
+
+    def change_version(self) -> str | None:
+        engine = self._engine
+        # A claim also promotes what is due and fails what has expired.
+        sizes = [
+            (queue.name, queue.ready.size, queue.delayed.size, len(queue.dead), len(queue.jobs))
+            for shard in engine.shards
+            for queue in list(shard.queues.values())
+        ]
+        return version_of([engine.started, engine.changes.value, *sizes], engine.workers())
+
+    def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
+        return self._engine.groups(queue, limit, names)
 
     def series(
         self, queues: Sequence[str] | None, start: int, end: int, step: int, by_name: bool = False
     ) -> list[Bucket]:
-        """See `Storage.series`."""
         span = span_of(start, end, step)
-        rows = self.metrics.rows(queues, span, by_name=by_name)
+        rows = self._metrics.rows(queues, span, by_name=by_name)
         return assemble(rows, queues, span, by_name=by_name)
+
+    def findings(self) -> Sequence[Finding]:
+        return ()
+
+
+class EngineEvents(Events):
+    """Events of the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def subscribe(self, queue: str, handler: EventHandler, job_id: str | None = None) -> Unsubscribe:
+        return self._engine.subscribe(queue, handler, job_id)

@@ -1,6 +1,6 @@
-"""The engine alone: for tests, development and queues inside one process. Nothing survives it."""
+"""The engine alone, for tests, development and queues inside one process. Nothing survives the process."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
@@ -10,6 +10,15 @@ from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.metricstore import MetricStore
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
+from djqueue.storage.capabilities import Capabilities
+from djqueue.storage.engined import (
+    EngineEvents,
+    EngineJobs,
+    EngineLimiters,
+    EngineQueues,
+    EngineReads,
+    EngineWorkers,
+)
 
 from .engined import EngineStorage
 
@@ -17,13 +26,12 @@ from .engined import EngineStorage
 class MemoryStorage(EngineStorage):
     """Jobs in this process's memory.
 
-    policies: of single queues; `default_policy` is for the others.
-    limiters: that queues may share.
-    cores: see `Engine`.
-    metrics: for how long they are kept.
+    Args:
+        policies: the policies of single queues; `default_policy` applies to the others.
+        limiters: limiters that queues may share.
+        cores: decides the number of shards: see `Engine`.
+        metrics: how long metrics are kept.
     """
-
-    in_process = True
 
     def __init__(
         self,
@@ -44,21 +52,37 @@ class MemoryStorage(EngineStorage):
             default_policy=default_policy,
             limiters=limiters,
             cores=cores,
-            incidents=self.told,
+            incidents=self.notify_incidents,
         )
+        self.jobs = EngineJobs(self.engine)
+        self.queues = EngineQueues(self.engine, self.metrics)
+        self.limiters = EngineLimiters(self.engine)
+        self.workers = EngineWorkers(self.engine, self.metrics)
+        self.reads = MemoryReads(self.engine, self.metrics, self.describe)
+        self.events = EngineEvents(self.engine)
 
-    def diagnostics(self) -> Diagnostics:
-        """See `Storage.diagnostics`."""
-        names = self.engine.queues()
-        jobs = sum(sum(one.counts.values()) for one in self.engine.overview(names).queues)
-        lines = [
-            DiagnosticLine("storage.where", "Storage", "Location", self.describe()),
-            DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(names):,}"),
-            DiagnosticLine("storage.jobs", "Storage", "Jobs", f"{jobs:,}"),
-            workers_line(len(self.workers())),
-        ]
-        return Diagnostics("memory", self.engine.clock.now(), lines)
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(in_process=True)
 
     def describe(self) -> str:
-        """See `Storage.describe`."""
         return "memory (this process only; nothing survives it)"
+
+
+class MemoryReads(EngineReads):
+    """Reads of the engine."""
+
+    def __init__(self, engine: Engine, metrics: MetricStore, describe: Callable[[], str]) -> None:
+        super().__init__(engine, metrics)
+        self._describe = describe
+
+    def diagnostics(self) -> Diagnostics:
+        names = self._engine.queues()
+        jobs = sum(sum(one.counts.values()) for one in self._engine.overview(names).queues)
+        lines = [
+            DiagnosticLine("storage.where", "Storage", "Location", self._describe()),
+            DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(names):,}"),
+            DiagnosticLine("storage.jobs", "Storage", "Jobs", f"{jobs:,}"),
+            workers_line(len(self._engine.workers())),
+        ]
+        return Diagnostics("memory", self._engine.clock.now(), lines)

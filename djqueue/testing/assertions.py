@@ -76,9 +76,9 @@ class JobAssertions:
 
 def _pending(queue: str | None) -> Iterator[JobInfo]:
     storage = get_storage()
-    for name in storage.queues() if queue is None else [queue]:
+    for name in storage.queues.names() if queue is None else [queue]:
         after = None
-        while page := storage.page(name, None, PAGE, after):
+        while page := storage.reads.page(name, None, PAGE, after):
             yield from (JobInfo(record) for record in page if record.state in PENDING)
             after = page[-1].id
 

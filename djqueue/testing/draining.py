@@ -1,14 +1,27 @@
 """Running what is waiting, in a test, with a worker as it is in production."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from typing import Any, cast
+from typing import Any
 
 from djqueue.client import get_storage
-from djqueue.core.job import ClaimRequest, Finished, Outcome
+from djqueue.core.job import (
+    Batch,
+    ClaimRequest,
+    Emission,
+    EnqueueResult,
+    Finished,
+    Lease,
+    Outcome,
+    ProgressReport,
+    Renewal,
+)
+from djqueue.core.maintenance import Swept
 from djqueue.runtime import Worker
 from djqueue.runtime.events import Counters
-from djqueue.storage.base import Storage
+from djqueue.storage.base import P, Storage, T
+from djqueue.storage.capabilities import Capabilities
+from djqueue.storage.facets import Unsubscribe
 
 LONGEST = 60.0
 """Seconds after which a drain gives up."""
@@ -33,9 +46,7 @@ def drain(
     total = Counters()
     while True:
         there = _UntilNothingIsClaimed(storage if storage is not None else get_storage())
-        worker = there.worker = Worker(
-            cast(Storage, there), queues, handlers, concurrency=concurrency, maintain=False
-        )
+        worker = there.worker = Worker(there, queues, handlers, concurrency=concurrency, maintain=False)
         worker.start()
         if not worker.join(LONGEST):
             worker.stop(hurry=True)
@@ -47,20 +58,55 @@ def drain(
             return total
 
 
-class _UntilNothingIsClaimed:
+class _UntilNothingIsClaimed(Storage):
     """A storage that stops its worker when a claim brings nothing while nothing runs."""
 
     worker: Worker
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self.jobs, self.queues, self.limiters = storage.jobs, storage.queues, storage.limiters
+        self.workers, self.reads, self.events = storage.workers, storage.reads, storage.events
+        self.on_incidents = storage.on_incidents
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._storage, name)
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._storage.capabilities
+
+    def describe(self) -> str:
+        return self._storage.describe()
+
+    async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a sync method as the storage does."""
+        return await self._storage.acall(method, *args, **kwargs)
+
+    def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        return self._storage.enqueue(batches)
+
+    async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        return await self._storage.aenqueue(batches)
+
+    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        return self._storage.finish(outcomes, then)
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
-        """Async version of `Storage.afinish`."""
+        """Finish and claim; stop the worker if nothing was claimed and nothing runs."""
         finished = await self._storage.afinish(outcomes, then)
         if then is not None and not finished.claims.jobs and not self.worker.running:
             self.worker.stop()
         return finished
+
+    def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
+        return self._storage.renew(leases)
+
+    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
+        return self._storage.report(reports)
+
+    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+        return self._storage.emit(emissions)
+
+    def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
+        return self._storage.listen(queues, wake)
+
+    def sweep(self) -> Swept:
+        return self._storage.sweep()

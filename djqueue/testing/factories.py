@@ -234,7 +234,7 @@ def a_failed_job(
 def a_cancelled_job(storage: Storage, **given: Any) -> str:
     """Return the id of a job in state cancelled."""
     job_id = enqueue(storage, **given)
-    [result] = storage.cancel(given.get("queue", QUEUE), [job_id])
+    [result] = storage.jobs.cancel(given.get("queue", QUEUE), [job_id])
     assert result.status == "cancelled", result
     return job_id
 
@@ -266,14 +266,14 @@ JOB_IN: Mapping[State, Callable[..., str]] = {
 
 def job(storage: Storage, job_id: str, queue: str = QUEUE) -> JobRecord:
     """Return the record of a job that must be there."""
-    [record] = storage.jobs(queue, [job_id])
+    [record] = storage.reads.jobs(queue, [job_id])
     assert record is not None, f"there is no job {job_id!r} in queue {queue!r}"
     return record
 
 
 def page_of(storage: Storage, job_id: str, run: int = 0, start: int = 0, queue: str = QUEUE) -> ItemPage:
     """Items of a job that must be there, behind a mark."""
-    [page] = storage.items(queue, [ItemMark(job_id, run, start)])
+    [page] = storage.reads.items(queue, [ItemMark(job_id, run, start)])
     assert page is not None, f"there is no job {job_id!r} in queue {queue!r}"
     return page
 
@@ -292,12 +292,12 @@ def items_of(storage: Storage, job_id: str, queue: str = QUEUE) -> list[bytes]:
 
 def state(storage: Storage, job_id: str, queue: str = QUEUE) -> State | None:
     """Return the state of a job; None if it is not known."""
-    return storage.states(queue, [job_id])[0]
+    return storage.reads.states(queue, [job_id])[0]
 
 
 def counts(storage: Storage, queue: str = QUEUE) -> dict[State, int]:
     """Return how many jobs are in each state that has any."""
-    return {state: count for state, count in storage.counts(queue).items() if count}
+    return {state: count for state, count in storage.reads.counts(queue).items() if count}
 
 
 # Workers.

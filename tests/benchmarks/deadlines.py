@@ -50,7 +50,7 @@ def one(name: str, fault: str) -> None:
         storage, break_it, forget = server
         client = visitor()
         job_id = storage_calls(storage, client)["enqueue"]()
-        storage.jobs(QUEUE, [job_id])
+        storage.reads.jobs(QUEUE, [job_id])
         storage_calls(storage, client)["overview page"]()
         cells = []
         break_it(fault)

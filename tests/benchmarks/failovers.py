@@ -142,7 +142,7 @@ def _wait_for(producers: list[Producer], count: int) -> None:
 
 def _lost(storage: RedisStorage, ids: list[str]) -> int:
     pages = (ids[start : start + PAGE] for start in range(0, len(ids), PAGE))
-    return sum(state is None for page in pages for state in storage.states(QUEUE, page))
+    return sum(state is None for page in pages for state in storage.reads.states(QUEUE, page))
 
 
 if __name__ == "__main__":

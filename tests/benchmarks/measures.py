@@ -125,7 +125,7 @@ def queue_of(storage: Any) -> Any:
 
 def written(storage: Any) -> None:
     """Wait until all is where it is to stay: a rate that leaves that out would be a lie."""
-    storage.counts(QUEUE)
+    storage.reads.counts(QUEUE)
 
 
 def enqueue_seq(storage: Any, scale: float) -> dict[str, float]:
@@ -266,7 +266,7 @@ def drain_mirrored(storage: Any, scale: float) -> dict[str, float]:
         stop.set()
         thread.join()
         queue_of(storage).obliterate()
-        unsubscribe = storage.subscribe(QUEUE, lambda event: None)
+        unsubscribe = storage.events.subscribe(QUEUE, lambda event: None)
         watched.append(drain(storage, count, 100))
         unsubscribe()
         queue_of(storage).obliterate()
@@ -465,7 +465,7 @@ def drain_limited(storage: Any, scale: float) -> dict[str, float]:
     for _ in range(5):
         for limited in (False, True):
             limits = (Rate(10_000_000, 1_000), 100_000) if limited else (None, None)
-            storage.set_limits(QUEUE, *limits)
+            storage.queues.set_limits(QUEUE, *limits)
             rates[limited].append(drain(storage, count, 100))
             queue_of(storage).obliterate()
     return {"drain_limited": max(rates[True]) / max(rates[False])}
@@ -477,7 +477,7 @@ def drain_shared_limiter(storage: Any, scale: float) -> dict[str, float]:
     from djqueue.core.queue import QueuePolicy
 
     count = int(30_000 * scale)
-    storage.set_limiter("shared", Rate(10_000_000, 1_000), 100_000)
+    storage.limiters.set("shared", Rate(10_000_000, 1_000), 100_000)
     rates: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(5):
         for shared in (False, True):
@@ -485,7 +485,7 @@ def drain_shared_limiter(storage: Any, scale: float) -> dict[str, float]:
             if hasattr(storage, "engine"):
                 storage.engine.configure(QUEUE, policy)
             else:
-                storage._policies[QUEUE] = policy
+                storage._keyspace.policies[QUEUE] = policy
             rates[shared].append(drain(storage, count, 100))
             queue_of(storage).obliterate()
     return {"drain_shared_limiter": max(rates[True]) / max(rates[False])}
@@ -530,7 +530,7 @@ def claim_beside_blocked(storage: Any, scale: float) -> dict[str, float]:
             storage.finish([Outcome(queue, job.id, job.token, "complete")])
         return worked() - start
 
-    storage.set_group_limit(beside["rated"], "big", concurrency=100, rate=Rate(1, 86_400_000))
+    storage.queues.set_group_limit(beside["rated"], "big", concurrency=100, rate=Rate(1, 86_400_000))
     for queue in (beside["blocked"], beside["rated"]):
         fill(queue, "big", 50_000)
         storage.claim(request(queue))
@@ -556,7 +556,7 @@ def overview(storage: Any, scale: float) -> dict[str, float]:
         samples = []
         for _ in range(max(10, int(100 * scale))):
             before = time.perf_counter()
-            storage.overview(names[:count])
+            storage.reads.overview(names[:count])
             samples.append((time.perf_counter() - before) * 1_000)
         return percentile(samples, 50)
 

@@ -121,7 +121,7 @@ def _redis(**options: Any) -> Any:
 
     def record(stats: list[Any], at: int) -> None:
         clock.jump(at - clock.now())
-        past.record_runs(stats)
+        past.workers.record_runs(stats)
 
     return use(BACKEND="djqueue.storage.redis.RedisStorage", OPTIONS=options), record
 
@@ -189,12 +189,12 @@ def overview(name: str, given: Any, samples: int) -> None:
     found: dict[str, list[float]] = {}
     for start, count in ((0, FEW), (FEW, MANY)):
         seed(storage, record, start, count)
-        names = storage.queues()
+        names = storage.queues.names()
         assert len(names) == count
-        end = storage.overview([]).at // MINUTE * MINUTE + MINUTE
+        end = storage.reads.overview([]).at // MINUTE * MINUTE + MINUTE
         reads: dict[str, Callable[[], Any]] = {
-            "storage.overview": storage.overview,
-            "storage.series, 60 min": lambda names=names, end=end: storage.series(
+            "storage.overview": storage.reads.overview,
+            "storage.series, 60 min": lambda names=names, end=end: storage.reads.series(
                 names, end - 60 * MINUTE, end, MINUTE
             ),
             "what is read each second": queries._board,
@@ -288,7 +288,7 @@ def seed(storage: Any, record: Any, start: int, end: int) -> None:
     for name in names:
         Queue(name, storage=storage).enqueue_many(range(10))
     times = Histogram((3, 2, 1) + (0,) * (PARTS - 3))
-    now = storage.overview([]).at
+    now = storage.reads.overview([]).at
     for ago in range(60, -1, -1):
         record([RunStats(name, "job", 6, 0, 0, 0, times, times) for name in names], now - ago * MINUTE)
 

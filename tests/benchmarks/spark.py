@@ -118,7 +118,7 @@ class Bench:
         took = time.perf_counter() - start
         if counted:
             with closing(RedisStorage(url=self.server.url)) as storage:
-                there = storage.counts(QUEUE)["waiting"]
+                there = storage.reads.counts(QUEUE)["waiting"]
             if there != self.rows + besides:
                 raise RuntimeError(f"{there} jobs of {self.rows} rows")
         return self.rows / took

@@ -165,8 +165,8 @@ def test_those_that_are_something_else_meanwhile_are_counted(queue, monkeypatch,
         die(queue, id)
 
     def meanwhile(counts):
-        queue.storage.remove(queue.name, ["c"])
-        queue.storage.retry(queue.name, ["d"])
+        queue.storage.jobs.remove(queue.name, ["c"])
+        queue.storage.jobs.retry(queue.name, ["d"])
         claim(queue.storage, names=["charge"])
 
     # The page has been read.

@@ -154,7 +154,7 @@ def test_an_unserialisable_argument_is_refused_with_its_place(take, storage, do)
         do(take, "enqueue", 1, {"items": [0, 1, {"file": object()}]})
     with pytest.raises(SerializationError, match=r"payload\.kwargs\.when"):
         do(take, "enqueue", when=lambda: None)
-    assert storage.queues() == []
+    assert storage.queues.names() == []
 
 
 @pytest.mark.parametrize("place", [0, 1, 1_200])
@@ -171,7 +171,7 @@ def test_of_many_calls_with_an_unserialisable_one_none_is_stored(pay, storage, d
 def test_a_payload_that_is_too_large_is_refused(pay, storage, do):
     with pytest.raises(PayloadTooLargeError, match="payload"):
         do(pay, "enqueue", "x" * (1024 * 1024))
-    assert storage.queues() == []
+    assert storage.queues.names() == []
     assert do(pay, "enqueue", "x" * (1024 * 1024 - 100)).status == "queued"
 
 
@@ -186,7 +186,7 @@ def test_the_settings_say_how_large_a_payload_may_be(pay, settings, do):
 def test_a_job_may_be_encoded_otherwise(pay, storage):
     answer = pay.using(content_type="application/json").enqueue(1, twice=True)
 
-    [record] = storage.jobs("orders", [answer.id])
+    [record] = storage.reads.jobs("orders", [answer.id])
     assert record.payload.replace(b" ", b"") == b'{"args":[1],"kwargs":{"twice":true}}'
     assert Queue("orders").get_job(answer.id).payload == {"args": [1], "kwargs": {"twice": True}}
 

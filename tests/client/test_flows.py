@@ -170,7 +170,7 @@ def test_a_flow_that_was_cut_short_is_completed(fetch, merge, storage):
 @pytest.fixture
 def nothing_is_stored(storage):
     yield
-    assert storage.queues() == []
+    assert storage.queues.names() == []
 
 
 @pytest.mark.usefixtures("nothing_is_stored")
@@ -254,10 +254,10 @@ def test_each_job_knows_some_of_those_that_come_after_it(fetch, merge, storage, 
     books = [merge.node(number).after(first) for number in range(3)]
     flow(alone, *books).enqueue()
 
-    known = {job.id: job.options.dependents for job in storage.page("pages", None, 10)}
+    known = {job.id: job.options.dependents for job in storage.reads.page("pages", None, 10)}
     keys = [("books", book.id) for book in books]
     assert known == {first.id: tuple(keys[:2]), alone.id: ()}
-    assert not any(job.options.dependents for job in storage.page("books", None, 10))
+    assert not any(job.options.dependents for job in storage.reads.page("books", None, 10))
 
 
 def test_where_it_would_cost_many_batches_jobs_do_not_know_who_comes_after_them(
@@ -270,7 +270,9 @@ def test_where_it_would_cost_many_batches_jobs_do_not_know_who_comes_after_them(
     chord(middle, then=last).enqueue()
 
     known = {
-        job.id: job.options.dependents for queue in ("pages", "books") for job in storage.page(queue, None, 9)
+        job.id: job.options.dependents
+        for queue in ("pages", "books")
+        for job in storage.reads.page(queue, None, 9)
     }
     assert {known[node.id] for node in heads} == {()}
     assert {known[node.id] for node in middle} == {(("books", last.id),)}
@@ -281,7 +283,7 @@ def test_a_flow_that_is_over_is_found_from_its_first_job(fetch, merge, storage):
     done = chord([first, fetch.node(2)], then=merge.node(3)).enqueue()
     rounds(storage)
 
-    found = storage.flow("pages", first.id)
+    found = storage.reads.flow("pages", first.id)
 
     assert {node.id for node in found.nodes} == set(done.ids)
     assert {node.state for node in found.nodes} == {State.COMPLETED}

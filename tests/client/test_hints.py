@@ -68,7 +68,7 @@ def test_declared_queues_and_those_that_resemble_none_are_not_warned_of(do, capl
 
 @pytest.mark.usefixtures("sending")
 def test_a_queue_that_a_live_worker_serves_by_name_is_not_warned_of(storage, do, caplog):
-    storage.register_worker(WorkerInfo("w", "host", 1, ("email",), ("send",), 1, 0))
+    storage.workers.register(WorkerInfo("w", "host", 1, ("email",), ("send",), 1, 0))
 
     do(Queue("email"), "enqueue", 1)
 
@@ -80,7 +80,7 @@ def test_a_storage_that_does_not_answer_is_no_reason_to_warn(storage, do, caplog
     def workers():
         raise StorageUnavailableError("away")
 
-    monkeypatch.setattr(storage, "workers", workers)
+    monkeypatch.setattr(storage.workers.all, "all", workers)
 
     assert do(Queue("emial"), "enqueue", 1).status == "queued"
     assert warnings_of(caplog) == []
@@ -177,7 +177,7 @@ def test_known_names_and_those_that_resemble_none_are_not_warned_of(do, caplog, 
 
 @pytest.mark.usefixtures("receipts")
 def test_a_name_that_a_live_worker_handles_is_not_warned_of(storage, do, caplog):
-    storage.register_worker(WorkerInfo("w", "host", 1, None, ("shop.jobs.send_receipts",), 1, 0))
+    storage.workers.register(WorkerInfo("w", "host", 1, None, ("shop.jobs.send_receipts",), 1, 0))
 
     do(Queue("orders"), "enqueue", PAYLOAD, name="shop.jobs.send_receipts")
 

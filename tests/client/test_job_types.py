@@ -53,7 +53,7 @@ def test_a_decorated_coroutine_function_is_awaited():
 def test_calling_a_job_type_stores_nothing(storage):
     job(add)(1)
 
-    assert storage.queues() == []
+    assert storage.queues.names() == []
 
 
 def test_the_decorator_gives_options():

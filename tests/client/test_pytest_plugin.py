@@ -65,7 +65,7 @@ def test_the_plugin_serves_a_test_run_of_a_project(tmp_path):
 def test_the_settings_storage_is_a_memory_storage_for_the_test(djqueue_memory):
     assert isinstance(djqueue_memory, MemoryStorage)
     assert get_storage() is djqueue_memory
-    assert djqueue_memory.queues() == []
+    assert djqueue_memory.queues.names() == []
 
 
 def test_the_other_settings_stay(settings, request):
@@ -156,20 +156,20 @@ def test_a_drain_keeps_to_the_queues_and_names_that_it_is_given(djqueue_drain, s
     counters = djqueue_drain(queues=["a"], handlers={"known": lambda given: None})
 
     assert counters.completed == 1
-    assert storage.waiting_names("a") == {"unknown": 1}
-    assert storage.waiting_names("b") == {"known": 1, "unknown": 1}
+    assert storage.reads.waiting_names("a") == {"unknown": 1}
+    assert storage.reads.waiting_names("b") == {"known": 1, "unknown": 1}
 
 
 def test_a_drain_does_not_wait_for_what_cannot_be_claimed(djqueue_drain, storage):
     enqueue(storage, queue="paused")
-    storage.pause("paused")
-    storage.set_limits("limited", None, 1)
+    storage.queues.pause("paused")
+    storage.queues.set_limits("limited", None, 1)
     enqueue_many(storage, 3, queue="limited")
 
     counters = djqueue_drain(handlers={"handler": lambda given: None})
 
     assert counters.completed == 3
-    assert storage.waiting_names("paused") == {"handler": 1}
+    assert storage.reads.waiting_names("paused") == {"handler": 1}
 
 
 def test_a_drain_serves_another_storage(djqueue_drain, storage):
@@ -177,7 +177,7 @@ def test_a_drain_serves_another_storage(djqueue_drain, storage):
     Queue("orders", storage=other).enqueue(1)
 
     assert djqueue_drain(other, handlers={"orders": lambda given: None}).completed == 1
-    assert storage.queues() == []
+    assert storage.queues.names() == []
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
@@ -187,4 +187,4 @@ def test_a_drain_leaves_nothing_running(djqueue_drain, storage, concurrency):
     counters = djqueue_drain(handlers={"handler": lambda given: None}, concurrency=concurrency)
 
     assert counters.completed == 200
-    assert storage.workers() == []
+    assert storage.workers.all() == []

@@ -79,8 +79,8 @@ def test_a_queue_may_use_another_storage(storage):
 
     queue.enqueue(1)
 
-    assert other.queues() == ["orders"]
-    assert storage.queues() == []
+    assert other.queues.names() == ["orders"]
+    assert storage.queues.names() == []
 
 
 def test_a_queue_has_defaults_for_its_jobs(do):
@@ -121,7 +121,7 @@ def test_a_wrong_queue_is_refused(arguments, message):
 def test_a_wrong_option_of_an_enqueue_is_refused(queue, storage, do, options, message):
     with pytest.raises(OptionError, match=message):
         do(queue, "enqueue", 1, **options)
-    assert storage.queues() == []
+    assert storage.queues.names() == []
 
 
 def test_defaults_of_the_settings_are_followed(queue, settings, do):
@@ -197,13 +197,13 @@ def test_many_payloads_may_have_ids(queue, do):
 def test_ids_have_to_be_as_many_as_payloads(queue, storage, do, ids, which):
     with pytest.raises(OptionError, match=f"ids: expected one id per payload, got {which}"):
         do(queue, "enqueue_many", [1, 2], ids=ids)
-    assert storage.queues() == []
+    assert storage.queues.names() == []
 
 
 def test_an_unserialisable_payload_is_refused_with_its_place(queue, storage, do):
     with pytest.raises(SerializationError, match=r"payload\.items\[3\]\.file"):
         do(queue, "enqueue", {"items": [0, 1, 2, {"file": object()}]})
-    assert storage.queues() == []
+    assert storage.queues.names() == []
 
 
 # Reading.
@@ -597,7 +597,7 @@ def test_a_queue_is_obliterated(queue, storage, do):
     with pytest.raises(StorageError, match="active"):
         do(queue, "obliterate")
     assert do(queue, "obliterate", force=True) == 3
-    assert storage.queues() == []
+    assert storage.queues.names() == []
 
 
 # Events.

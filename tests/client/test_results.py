@@ -115,14 +115,14 @@ def test_waiting_for_a_job_that_is_not_kept_raises(queue, ask):
 
 def test_a_storage_that_is_away_for_a_moment_does_not_end_the_waiting(queue, storage, ask, monkeypatch):
     result = queue.enqueue(21)
-    jobs, answers = storage.jobs, iter([StorageUnavailableError("away")])
+    jobs, answers = storage.reads.jobs, iter([StorageUnavailableError("away")])
 
     def shaky(queue, ids):
         for error in answers:
             raise error
         return jobs(queue, ids)
 
-    monkeypatch.setattr(storage, "jobs", shaky)
+    monkeypatch.setattr(storage.reads, "jobs", shaky)
     with Worker(handlers={"orders": double}):
         assert ask(result, "wait", 10) == 42
 

@@ -249,7 +249,7 @@ def test_what_maintenance_finds_is_told(storage, monkeypatch):
         ahead = Ahead(later, tick)
         monkeypatch.setattr(engine, "clock", ahead)
         monkeypatch.setattr(engine._steps, "_clock", ahead)
-        storage.maintain()
+        storage.sweep()
         assert announcer.flush(10)
 
     told = [(word, said["job_id"]) for word, said in received]

@@ -66,7 +66,7 @@ def collect(request):
 def listeners(storage, monkeypatch):
     """How many subscriptions there are."""
     there = []
-    subscribe = storage.subscribe
+    subscribe = storage.events.subscribe
 
     def counting(*args):
         unsubscribe = subscribe(*args)
@@ -78,7 +78,7 @@ def listeners(storage, monkeypatch):
 
         return ended
 
-    monkeypatch.setattr(storage, "subscribe", counting)
+    monkeypatch.setattr(storage.events, "subscribe", counting)
     return there
 
 
@@ -143,10 +143,10 @@ def test_a_job_that_yields_nothing_has_an_empty_stream(queue, collect):
 
 def test_nothing_is_enqueued_before_the_first_item_is_asked_for(queue, storage):
     stream = queue.enqueue_and_stream()
-    assert storage.counts("orders")[State.WAITING] == 0
+    assert storage.reads.counts("orders")[State.WAITING] == 0
     with pytest.raises(JobTimeoutError):
         list(queue.enqueue_and_stream(wait=0))
-    assert storage.counts("orders")[State.WAITING] == 1
+    assert storage.reads.counts("orders")[State.WAITING] == 1
     stream.close()
 
 
@@ -297,7 +297,7 @@ def test_it_looks_only_when_there_is_something(queue, storage, monkeypatch, coll
     enqueue(storage, queue="orders", id="a")
     run = claim_one(storage, queues=["orders"])
     looks = 0
-    items = storage.items
+    items = storage.reads.items
 
     def counting(*args):
         nonlocal looks
@@ -306,7 +306,7 @@ def test_it_looks_only_when_there_is_something(queue, storage, monkeypatch, coll
             threading.Timer(0.3, finish, (storage, completing(run))).start()
         return items(*args)
 
-    monkeypatch.setattr(storage, "items", counting)
+    monkeypatch.setattr(storage.reads, "items", counting)
     threading.Timer(0.1, emit, (storage, run, b"\x01")).start()
 
     assert collect(queue, "stream", "a", wait=10) == [1]
@@ -315,7 +315,7 @@ def test_it_looks_only_when_there_is_something(queue, storage, monkeypatch, coll
 
 def test_an_event_that_was_lost_is_made_good_by_a_slow_look(queue, storage, monkeypatch, collect):
     monkeypatch.setattr(streaming, "CHECK_EVERY", 0.05)
-    monkeypatch.setattr(storage, "subscribe", lambda *args: lambda: None)
+    monkeypatch.setattr(storage.events, "subscribe", lambda *args: lambda: None)
     enqueue(storage, queue="orders", id="a")
     run = claim_one(storage, queues=["orders"])
 
@@ -335,14 +335,14 @@ def test_a_storage_that_is_away_is_asked_again(queue, storage, monkeypatch, coll
     finish(storage, completing(run))
     failures = iter([True, True, False, True, False, False])
     for name in ("items", "jobs"):
-        verb = getattr(storage, name)
+        verb = getattr(storage.reads, name)
 
         def failing(*args, verb=verb):
             if next(failures, False):
                 raise StorageUnavailableError("a moment, please")
             return verb(*args)
 
-        monkeypatch.setattr(storage, name, failing)
+        monkeypatch.setattr(storage.reads, name, failing)
 
     assert collect(queue, "stream", "a", wait=10) == [1, 2]
 
@@ -351,7 +351,7 @@ def test_out_of_time_while_the_storage_is_away_says_why(queue, storage, monkeypa
     def failing(*args):
         raise StorageUnavailableError("a moment, please")
 
-    monkeypatch.setattr(storage, "items", failing)
+    monkeypatch.setattr(storage.reads, "items", failing)
 
     with pytest.raises(JobTimeoutError) as caught:
         collect(queue, "stream", "a", wait=0)

@@ -84,8 +84,8 @@ def test_every_way_to_enqueue_takes_a_subject(storage):
     ]
     greet.enqueue()
 
-    assert {one.id for one in storage.about("auth.user:7", 99).jobs} == {one.id for one in results}
-    assert [one.name for one in storage.about("greetings", 99).jobs] == ["greet"]
+    assert {one.id for one in storage.reads.jobs_about("auth.user:7", 99).jobs} == {one.id for one in results}
+    assert [one.name for one in storage.reads.jobs_about("greetings", 99).jobs] == ["greet"]
 
 
 def test_the_queue_that_is_read_tells_the_subject():

@@ -17,7 +17,7 @@ def queue():
 
 
 def a_worker(storage, **given):
-    storage.register_worker(worker(**{"queues": None, "names": ("orders",), **given}))
+    storage.workers.register(worker(**{"queues": None, "names": ("orders",), **given}))
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_storage_that_does_not_answer_costs_no_second_error(queue, storage, mo
     def away(*_):
         raise StorageUnavailableError("away")
 
-    monkeypatch.setattr(storage, "explain", away)
+    monkeypatch.setattr(storage.reads, "explain", away)
 
     with pytest.raises(
         JobTimeoutError,

@@ -234,7 +234,7 @@ def test_a_removed_job_raises_so(queue, do):
 
 def test_an_expired_job_raises_so(queue, storage, do):
     def let_it_expire(event):
-        storage.reschedule("orders", [event.id], 4_000_000_000_000)
+        storage.jobs.reschedule("orders", [event.id], 4_000_000_000_000)
 
     queue.on("queued", let_it_expire)
 
@@ -268,7 +268,7 @@ def test_no_time_at_all_is_a_timeout_and_an_enqueue(queue, do):
 def test_a_wrong_wait_is_refused_and_nothing_is_stored(queue, storage, do, wait):
     with pytest.raises(OptionError, match="wait"):
         do(queue, "enqueue_and_wait", 1, wait=wait)
-    assert storage.queues() == []
+    assert storage.queues.names() == []
 
 
 def test_bad_payloads_are_refused_and_nobody_waits(queue, storage, do):
@@ -276,12 +276,12 @@ def test_bad_payloads_are_refused_and_nobody_waits(queue, storage, do):
         do(queue, "enqueue_and_wait", [object()], wait=10)
     with pytest.raises(PayloadTooLargeError):
         do(queue, "enqueue_and_wait", 2 * MEBIBYTE, wait=10)
-    assert storage.queues() == []
+    assert storage.queues.names() == []
 
 
 def test_who_has_waited_leaves_no_subscription(queue, storage, do, monkeypatch):
     open_ones = []
-    subscribe = storage.subscribe
+    subscribe = storage.events.subscribe
 
     def counted(*args):
         stop = subscribe(*args)
@@ -293,7 +293,7 @@ def test_who_has_waited_leaves_no_subscription(queue, storage, do, monkeypatch):
 
         return unsubscribe
 
-    monkeypatch.setattr(storage, "subscribe", counted)
+    monkeypatch.setattr(storage.events, "subscribe", counted)
     with working(orders=lambda job: 1):
         do(queue, "enqueue_and_wait", 1, wait=10)
     with pytest.raises(JobTimeoutError):
@@ -308,7 +308,7 @@ def test_who_has_waited_leaves_no_subscription(queue, storage, do, monkeypatch):
 def test_a_lost_event_delays_the_answer_only(queue, storage, do, monkeypatch):
     """A connection may break just when the job ends: the caller looks for itself now and then."""
     monkeypatch.setattr("djqueue.client.waiting.CHECK_EVERY", 0.02)
-    monkeypatch.setattr(storage, "subscribe", lambda *args: lambda: None)
+    monkeypatch.setattr(storage.events, "subscribe", lambda *args: lambda: None)
 
     with working(orders=lambda job: "all the same"):
         assert do(queue, "enqueue_and_wait", 1, wait=10) == "all the same"
@@ -317,14 +317,14 @@ def test_a_lost_event_delays_the_answer_only(queue, storage, do, monkeypatch):
 def test_a_storage_that_is_away_while_a_caller_waits_is_asked_again(queue, storage, do, monkeypatch):
     """The connection is lost after the enqueue, and comes back."""
     monkeypatch.setattr("djqueue.client.waiting.RETRY", 0.01)
-    jobs, refusals = storage.jobs, iter(range(3))
+    jobs, refusals = storage.reads.jobs, iter(range(3))
 
     def away_at_first(*args):
         if next(refusals, None) is not None:
             raise StorageUnavailableError("the cable is out")
         return jobs(*args)
 
-    monkeypatch.setattr(storage, "jobs", away_at_first)
+    monkeypatch.setattr(storage.reads, "jobs", away_at_first)
     with working(orders=lambda job: "all the same"):
         assert do(queue, "enqueue_and_wait", 1, wait=10) == "all the same"
     assert next(refusals, None) is None
@@ -334,7 +334,7 @@ def test_a_storage_that_stays_away_is_named_when_time_is_over(queue, storage, do
     def away(*args):
         raise StorageUnavailableError("the cable is out")
 
-    monkeypatch.setattr(storage, "jobs", away)
+    monkeypatch.setattr(storage.reads, "jobs", away)
     with pytest.raises(JobTimeoutError) as caught:
         do(queue, "enqueue_and_wait", 1, wait=0)
     assert isinstance(caught.value.__cause__, StorageUnavailableError)
@@ -360,16 +360,16 @@ def test_a_result_that_is_over_before_it_is_read_is_not_found(queue, storage, do
 
     with working(orders=lambda job: 1), pytest.raises(JobNotFoundError):
         do(queue, "enqueue_and_wait", 1, wait=10)
-    assert storage.queues() == ["orders"]
+    assert storage.queues.names() == ["orders"]
 
 
 def test_a_result_whose_time_is_over_is_not_taken_for_none(queue, storage, do, monkeypatch):
-    read = storage.jobs
+    read = storage.reads.jobs
 
     def without_result(*args):
         return [record and record._replace(result=None) for record in read(*args)]
 
-    monkeypatch.setattr(storage, "jobs", without_result)
+    monkeypatch.setattr(storage.reads, "jobs", without_result)
     with working(orders=lambda job: 1), pytest.raises(JobNotFoundError, match="has expired"):
         do(queue, "enqueue_and_wait", 1, wait=10)
 

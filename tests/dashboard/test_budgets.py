@@ -62,7 +62,7 @@ def backend(request, settings):
     begun = bulk.begin("default", BulkKind.RETRY, bulk.Selection(("emails",)), expected=3)
     BulkOperation.objects.filter(pk=begun.pk).update(id=CAPTURED["pk"])
     CronJob(pk=CAPTURED["pk"], name="night", job_name="emails", schedule="0 4 * * *").save(force_insert=True)
-    if (kept := get_storage().imports) is not None:
+    if (kept := get_storage().capabilities.bulk_writes) is not None:
         kept.keep(report(CAPTURED["write"], shares={"emails": QueueShare(3, 2, 20, 1)}))
     return request.param
 

@@ -31,7 +31,7 @@ def on_redis(redis_server, settings):
     redis_server.clean()
     options = {"url": redis_server.url, "mirror": False}
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}}
-    yield get_storage().imports
+    yield get_storage().capabilities.bulk_writes
     close_storage()
 
 
@@ -41,7 +41,7 @@ def kept(request, settings):
     if request.param == "redis":
         return request.getfixturevalue("on_redis")
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
-    return get_storage().imports
+    return get_storage().capabilities.bulk_writes
 
 
 @pytest.fixture
@@ -329,13 +329,13 @@ def test_what_is_begun_is_done_by_the_workers(client, on_redis):
     client.post(address(BY_NAME["bulk_write_cancel_begin"]))
     assert bulk.Bulk(storage, "default").work() == 4
     ids = [f"i{number}" for number in range(6)]
-    assert storage.states("emails", ids) == [State.FAILED] * 2 + [State.CANCELLED] * 4
+    assert storage.reads.states("emails", ids) == [State.FAILED] * 2 + [State.CANCELLED] * 4
     assert "<strong>2</strong>" in client.get(address(BY_NAME["bulk_write_retry"])).content.decode()
 
     client.post(address(BY_NAME["bulk_write_retry_begin"]))
     assert bulk.Bulk(storage, "default").work() == 2
-    assert storage.states("emails", ids[:2]) == [State.WAITING] * 2
-    assert storage.states("emails", ["dead", "other"]) == [State.FAILED, State.WAITING]
+    assert storage.reads.states("emails", ids[:2]) == [State.WAITING] * 2
+    assert storage.reads.states("emails", ["dead", "other"]) == [State.FAILED, State.WAITING]
     assert {row.state for row in BulkOperation.objects.all()} == {BulkState.DONE}
 
 

@@ -62,8 +62,8 @@ def test_all_that_match_are_looked_at_first_and_then_done(client, page, kind, be
 
     BulkOperation.objects.update(start_at=row.created_at)
     assert bulk.Bulk(get_storage(), "default").work() == 3
-    assert get_storage().states("emails", ids) == [becomes] * 3
-    assert get_storage().states("images", ["other"]) == [State.DELAYED]
+    assert get_storage().reads.states("emails", ids) == [becomes] * 3
+    assert get_storage().reads.states("images", ["other"]) == [State.DELAYED]
 
 
 def test_a_state_in_which_it_cannot_be_done_is_refused(client):

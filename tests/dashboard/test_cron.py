@@ -146,8 +146,10 @@ def test_what_became_of_runs_is_one_read_for_each_queue(client, memory, monkeypa
         has_run(schedule(pk=number + 1, name=f"night-{number}"), 50)
     asked = []
     storage = get_storage()
-    states = storage.states
-    monkeypatch.setattr(storage, "states", lambda queue, ids: asked.append(len(ids)) or states(queue, ids))
+    states = storage.reads.states
+    monkeypatch.setattr(
+        storage.reads, "states", lambda queue, ids: asked.append(len(ids)) or states(queue, ids)
+    )
     page(client)
     page(client)
     assert asked == [5 * schedules.LAST]
@@ -190,7 +192,7 @@ def test_a_schedule_that_is_gone_says_so(client, memory):
 def test_it_runs_now(client, anywhere):
     schedule(args=[7])
     do(client, "cron_run")
-    [job] = get_storage().page("emails", None, 10)
+    [job] = get_storage().reads.page("emails", None, 10)
     assert job.name == "emails"
     event = AuditEvent.objects.get()
     assert (event.action, event.queue, event.job_id, event.detail) == (
@@ -321,7 +323,7 @@ def test_a_schedule_of_a_queue_that_the_user_does_not_see_is_not_there(client, m
     for name in ("cron_run", "cron_switch", "cron_delete", "cron_save"):
         do(client, name, confirm="night", on="0")
     assert CronJob.objects.get().enabled
-    assert get_storage().states("emails", []) == []
-    assert get_storage().counts("emails").get(State.WAITING, 0) == 0
+    assert get_storage().reads.states("emails", []) == []
+    assert get_storage().reads.counts("emails").get(State.WAITING, 0) == 0
     do(client, "cron_create", **{**GOOD, "queue": "emails", "djq_do": "save"})
     assert CronJob.objects.count() == 1

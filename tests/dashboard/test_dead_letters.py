@@ -31,7 +31,7 @@ def letters(memory):
     for job_id, message in (("a", "no address 1"), ("b", "no address 2"), ("c", "no paper")):
         Queue("emails").enqueue({"card": "hunter2"}, id=job_id)
         fail(job_id, message)
-    return {letter.id: letter for letter in get_storage().dead_letters("emails")}
+    return {letter.id: letter for letter in get_storage().reads.dead_letters("emails")}
 
 
 def shown(client, page="dead_letters", **query):
@@ -95,7 +95,7 @@ def test_those_that_are_ticked_are_retried(client, letters):
     html = response.content.decode()
     assert "1 job will be retried." in html
     assert "Not done: 1 not found." in html
-    assert get_storage().states("emails", ["a", "b"]) == [State.WAITING, State.FAILED]
+    assert get_storage().reads.states("emails", ["a", "b"]) == [State.WAITING, State.FAILED]
     event = AuditEvent.objects.get()
     assert (event.action, event.queue, event.count, event.detail) == (
         "dead_letters_retry",
@@ -123,7 +123,11 @@ def test_all_that_match_are_retried_at_a_rate_after_a_look(client, letters):
     row = BulkOperation.objects.get()
     assert (row.rate, row.expected) == (5, 2)
     Bulk(get_storage(), "default").work()
-    assert get_storage().states("emails", ["a", "b", "c"]) == [State.WAITING, State.WAITING, State.FAILED]
+    assert get_storage().reads.states("emails", ["a", "b", "c"]) == [
+        State.WAITING,
+        State.WAITING,
+        State.FAILED,
+    ]
     assert AuditEvent.objects.get().detail["letters"] == {"fingerprint": filters["fingerprint"]}
 
 
@@ -159,4 +163,4 @@ def test_those_of_a_queue_that_the_user_does_not_see_are_nowhere(client, letters
     response = client.get(address(BY_NAME["dead_letters_export"]))
     assert b"".join(response.streaming_content) == b""
     client.post(address(BY_NAME["dead_letters_retry"]), {"job": ["emails/a"]})
-    assert get_storage().states("emails", ["a"]) == [State.FAILED]
+    assert get_storage().reads.states("emails", ["a"]) == [State.FAILED]

@@ -116,7 +116,7 @@ def test_that_no_worker_runs_is_told(queue, client):
     queue.enqueue(1, id="job-1")
     assert "No worker is running" in text(post(client, "remove"))
     BulkOperation.objects.all().delete()
-    get_storage().register_worker(WorkerInfo("w1", "host", 1, None, ("emails",), 1, 0))
+    get_storage().workers.register(WorkerInfo("w1", "host", 1, None, ("emails",), 1, 0))
     assert "No worker is running" not in text(post(client, "remove"))
 
 
@@ -127,9 +127,9 @@ def test_dead_letters_that_are_ticked_are_deleted_and_what_is_retried_meanwhile_
     response = post(client, "dead_letters_delete", job=["emails/job-1", "emails/job-2"])
     assert "2 dead letters of emails will be deleted in 30 seconds" in text(response)
     assert text(response).count("deletion pending</span>") == 2
-    storage.retry("emails", ["job-2"])
+    storage.jobs.retry("emails", ["job-2"])
     in_half_a_minute()
-    assert storage.states("emails", ["job-1", "job-2", "job-3"]) == [None, State.WAITING, State.FAILED]
+    assert storage.reads.states("emails", ["job-1", "job-2", "job-3"]) == [None, State.WAITING, State.FAILED]
     assert "No dead letters were selected" in text(post(client, "dead_letters_delete"))
 
 
@@ -151,17 +151,17 @@ def test_a_queue_is_cleaned_after_half_a_minute_and_its_page_says_so(queue, clie
     assert "A worker will delete" in text(response)
     told = text(client.get(f"/admin/djqueue/dashboard/operations/{row().pk}/"))
     assert ("States" in told) is (what != "obliterate")
-    assert len(storage.page("emails", None, 10)) == 3
+    assert len(storage.reads.page("emails", None, 10)) == 3
     in_half_a_minute()
-    assert sorted(job.state for job in storage.page("emails", None, 10)) == sorted(left)
-    assert ("emails" in storage.queues()) is (what != "obliterate")
+    assert sorted(job.state for job in storage.reads.page("emails", None, 10)) == sorted(left)
+    assert ("emails" in storage.queues.names()) is (what != "obliterate")
 
 
 def test_what_is_to_be_forgotten_of_a_queue_is_undone_too(queue, client):
     queue.enqueue(1)
     undo(client, post(client, "clean", what="obliterate", confirm="emails"))
     in_half_a_minute()
-    assert len(get_storage().page("emails", None, 10)) == 1
+    assert len(get_storage().reads.page("emails", None, 10)) == 1
 
 
 def test_a_queue_with_active_jobs_is_not_forgotten_and_that_is_told_at_once(queue, client):

@@ -168,7 +168,7 @@ def test_of_one_that_has_ended_a_new_job_is_made_with_a_link_both_ways(queue, cl
     assert version.copy_id in said(client.get(address(BY_NAME["job"]))), "no link to the new job"
 
     assert "was already enqueued" in said(send(client, **{**form, "args": '["bob"]'}))
-    assert len(get_storage().page("emails", None, 10)) == 2
+    assert len(get_storage().reads.page("emails", None, 10)) == 2
     assert PayloadVersion.objects.count() == 1
 
 
@@ -205,7 +205,7 @@ def test_a_worker_that_takes_it_in_the_last_moment_is_told_of(queue, client, mon
     enqueue(queue, "ann")
     form = opened(client)
     storage = get_storage()
-    replace_payload = storage.replace_payload
+    replace_payload = storage.jobs.replace_payload
     monkeypatch.setattr(
         storage, "replace_payload", lambda *said, **how: (claim(), replace_payload(*said, **how))[1]
     )
@@ -317,7 +317,7 @@ def test_the_size_of_a_payload_with_a_hidden_value_is_not_shown(queue, client):
 def test_a_seal_is_refused_for_another_job_and_after_its_time(queue, client, monkeypatch):
     for job_id in ("job-1", "job-2"):
         queue.enqueue({"args": [1], "kwargs": {}}, id=job_id, name="tests.edit.mail")
-    one, other = get_storage().jobs("emails", ["job-1", "job-2"])
+    one, other = get_storage().reads.jobs("emails", ["job-1", "job-2"])
     seal = editing.editable(one).seal
     assert editing.is_sealed(one, seal)
     assert not editing.is_sealed(other, seal)

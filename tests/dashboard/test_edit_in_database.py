@@ -50,8 +50,8 @@ def edit(client, **typed):
 def test_a_pending_and_then_failed_job_is_edited(storage, client):
     Queue("emails").enqueue({"args": ["ann"], "kwargs": {}}, id="job-1", name="tests.database.mail")
     assert "Arguments changed" in edit(client, args='["bob"]', kwargs='{"password": "x"}')
-    payload = storage.jobs("emails", ["job-1"])[0].payload
-    storage.remove("emails", ["job-1"])
+    payload = storage.reads.jobs("emails", ["job-1"])[0].payload
+    storage.jobs.remove("emails", ["job-1"])
     a_failed_job(storage, queue="emails", id="job-1", name="tests.database.mail", payload=payload)
 
     assert "The job will be retried" in edit(client, args='["eve"]', kwargs='{"password": "•••1"}')
@@ -65,11 +65,11 @@ def test_a_job_is_deleted_when_the_time_to_undo_that_is_over(storage, client):
     Queue("emails").enqueue(1, id="job-1")
     client.post(address(BY_NAME["remove"]))
     Bulk(storage, "default").work()
-    assert storage.states("emails", ["job-1"]) == [State.WAITING]
+    assert storage.reads.states("emails", ["job-1"]) == [State.WAITING]
     row = BulkOperation.objects.get()
     BulkOperation.objects.update(start_at=row.created_at)
     Bulk(storage, "default").work()
-    assert storage.states("emails", ["job-1"]) == [None]
+    assert storage.reads.states("emails", ["job-1"]) == [None]
 
 
 def test_a_queue_is_forgotten_when_the_time_to_undo_that_is_over(storage, client):
@@ -79,4 +79,4 @@ def test_a_queue_is_forgotten_when_the_time_to_undo_that_is_over(storage, client
     row = BulkOperation.objects.get()
     BulkOperation.objects.update(start_at=row.created_at)
     Bulk(storage, "default").work()
-    assert "emails" not in storage.queues()
+    assert "emails" not in storage.queues.names()

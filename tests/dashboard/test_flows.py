@@ -140,20 +140,20 @@ def test_a_workflow_is_retried_roots_run_and_the_rest_is_blocked_behind_them(sto
     assert said in page(retrier)
     event = AuditEvent.objects.get(action="flow_retry")
     assert (event.queue, event.job_id, event.count) == ("emails", "job-1", 3)
-    assert storage.states("emails", ["job-1", "job-2"]) == [State.WAITING] * 2
-    assert storage.states("books", ["book"]) == [State.BLOCKED]
+    assert storage.reads.states("emails", ["job-1", "job-2"]) == [State.WAITING] * 2
+    assert storage.reads.states("books", ["book"]) == [State.BLOCKED]
     assert "Retry workflow" not in page(retrier)
 
     work(storage, slots=2)
-    assert storage.states("books", ["book"]) == [State.WAITING]
+    assert storage.reads.states("books", ["book"]) == [State.WAITING]
 
 
 def test_a_workflow_whose_roots_fail_again_is_retried_as_a_whole(storage, pages, retrier):
     for _ in range(2):
         work(storage, "fail", slots=2)
-        assert storage.states("books", ["book"]) == [State.FAILED]
+        assert storage.reads.states("books", ["book"]) == [State.FAILED]
         visit(retrier, BY_NAME["flow_retry"])
-    assert storage.states("books", ["book"]) == [State.BLOCKED]
+    assert storage.reads.states("books", ["book"]) == [State.BLOCKED]
 
 
 def test_there_is_nothing_to_retry_twice(storage, pages, retrier):
@@ -197,8 +197,8 @@ def test_a_failed_job_waits_for_one_that_the_user_does_not_see(monkeypatch, stor
     assert "1 failed job is blocked until its dependencies complete" in page(retrier)
     visit(retrier, BY_NAME["flow_retry"])
 
-    assert storage.states("emails", ["job-1"]) == [State.BLOCKED]
-    assert storage.states("books", [first.id]) == [State.FAILED]
+    assert storage.reads.states("emails", ["job-1"]) == [State.BLOCKED]
+    assert storage.reads.states("books", [first.id]) == [State.FAILED]
 
 
 def test_a_job_names_those_before_it_and_those_behind_it_after_their_end(storage, viewer):

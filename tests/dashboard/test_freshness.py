@@ -82,9 +82,9 @@ def test_an_unchanged_page_renders_and_reads_nothing(queue, name, monkeypatch):
     template_rendered.connect(note)
     storage = get_storage()
     for verb in READS:
-        real = getattr(storage, verb)
+        real = getattr(storage.reads, verb)
         monkeypatch.setattr(
-            storage, verb, lambda *a, _verb=verb, _real=real, **k: read.append(_verb) or _real(*a, **k)
+            storage.reads, verb, lambda *a, _verb=verb, _real=real, **k: read.append(_verb) or _real(*a, **k)
         )
     with CaptureQueriesContext(connection) as captured:
         response = viewer.look()
@@ -124,8 +124,8 @@ CHANGES = {
     "a failure": lambda: (Queue("emails").resume(), fail("job-1")),
     "a cancel": lambda: Queue("emails").cancel("job-1"),
     "a resume": lambda: Queue("emails").resume(),
-    "a limit": lambda: get_storage().set_limits("emails", Rate(1_000_000, 60_000), 7),
-    "a worker": lambda: get_storage().register_worker(WORKER),
+    "a limit": lambda: get_storage().queues.set_limits("emails", Rate(1_000_000, 60_000), 7),
+    "a worker": lambda: get_storage().workers.register(WORKER),
 }
 
 

@@ -140,7 +140,7 @@ def test_what_holds_it_back_in_a_hidden_queue_is_not_named(settings, monkeypatch
         "LIMITERS": {"mail": {"CONCURRENCY": 1}},
     }
     storage = get_storage()
-    storage.register_worker(worker("w1", queues=None, names=("emails",), concurrency=9))
+    storage.workers.register(worker("w1", queues=None, names=("emails",), concurrency=9))
     Queue("secret").enqueue(1, name="emails", id="other-1")
     [_] = storage.claim(ClaimRequest("w1", 1, frozenset({"emails"}), ("secret",))).jobs
     Queue("emails").enqueue(1, id="job-1")

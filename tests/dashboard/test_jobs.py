@@ -154,7 +154,7 @@ def test_jobs_of_one_error_are_found_by_it(client, memory):
     for number, message in enumerate(("no address 1", "no address 2", "no paper")):
         queue.enqueue(1, id=f"job-{number}")
         fail(f"job-{number}", message)
-    mark = fingerprint(get_storage().dead_letters("emails")[0])
+    mark = fingerprint(get_storage().reads.dead_letters("emails")[0])
     assert sorted(listed(client, error=mark)) == ["job-0", "job-1"]
 
 
@@ -167,7 +167,7 @@ def test_what_is_ticked_is_cancelled_or_run_now(client, memory):
     assert "Not done: 1 not found." in html
     do(client, "selected_promote", "later")
 
-    assert get_storage().states("emails", ["a", "later"]) == [State.CANCELLED, State.WAITING]
+    assert get_storage().reads.states("emails", ["a", "later"]) == [State.CANCELLED, State.WAITING]
     kept = AuditEvent.objects.order_by("pk").values_list("action", "queue", "count", "detail")
     assert list(kept) == [
         ("selected_cancel", "emails", 1, {"jobs": [["emails", "a"]]}),
@@ -183,11 +183,11 @@ def test_what_is_ticked_is_deleted_when_the_time_to_undo_that_is_over(client, me
     assert "1 job of emails will be deleted in 30 seconds." in html
     row = BulkOperation.objects.get()
     assert (row.kind, row.filter["ids"]) == (BulkKind.DELETE, ["a"])
-    assert get_storage().states("emails", ["a"]) == [State.WAITING]
+    assert get_storage().reads.states("emails", ["a"]) == [State.WAITING]
 
     BulkOperation.objects.update(start_at=row.created_at)
     Bulk(get_storage(), "default").work()
-    assert get_storage().states("emails", ["a", "b"]) == [None, State.WAITING]
+    assert get_storage().reads.states("emails", ["a", "b"]) == [None, State.WAITING]
     event = AuditEvent.objects.get()
     assert event.detail == {"operation": row.pk, "jobs": [["emails", "a"]]}
 
@@ -213,7 +213,7 @@ def test_what_is_ticked_in_a_queue_that_the_user_does_not_see_is_left_alone(clie
     }
     Queue("emails").enqueue(1, id="a")
     do(client, "selected_cancel", "a")
-    assert get_storage().states("emails", ["a"]) == [State.WAITING]
+    assert get_storage().reads.states("emails", ["a"]) == [State.WAITING]
     assert not AuditEvent.objects.exists()
 
 

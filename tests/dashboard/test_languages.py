@@ -70,7 +70,7 @@ def busy():
     queue.enqueue(2, delay=3_600)
     queue.set_limits(rate="2000/s", concurrency=2_000)
     CronJob.objects.create(pk=1, name="nightly", job_name="shop.nightly", schedule="0 4 * * *")
-    storage.maintain()
+    storage.sweep()
     snapshots.clear()
     return queue
 
@@ -139,7 +139,7 @@ def test_days_and_hours_alone_are_written_as_in_the_language():
 
 def test_the_last_upkeep_is_told_in_german_on_the_overview(german, busy, monkeypatch):
     line = DiagnosticLine("scheduler.tick", "Scheduler", "Last sweep", "3.2 s ago", "ok")
-    found = get_storage().diagnostics()._replace(lines=[line])
+    found = get_storage().reads.diagnostics()._replace(lines=[line])
     monkeypatch.setattr(type(get_storage()), "diagnostics", lambda _self: found)
     assert "vor 3.2 s" in opened(PAGES[0]).texts
 
@@ -224,7 +224,7 @@ def test_lines_of_one_group_are_under_one_heading(monkeypatch):
         DiagnosticLine("b.b", "Disks", "second", "2"),
         DiagnosticLine("a.c", "Server", "third", "3"),
     ]
-    found = get_storage().diagnostics()._replace(lines=lines)
+    found = get_storage().reads.diagnostics()._replace(lines=lines)
     monkeypatch.setattr(type(get_storage()), "diagnostics", lambda _self: found)
     [page] = [page for page in PAGES if page.name == "storage"]
     texts = opened(page).texts

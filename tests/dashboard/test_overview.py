@@ -136,7 +136,7 @@ def test_jobs_whose_name_no_live_worker_knows_are_an_alert(client, memory):
     Queue("emails").enqueue_many([1, 2], name="shop.new.pay")
     Queue("emails").enqueue(3, name="emails")
     knowing = WorkerInfo("w1", "host", 7, ("emails",), ("emails",), 4, 1)
-    get_storage().register_worker(knowing)
+    get_storage().workers.register(knowing)
     assert health(client)["Unhandled jobs"] == ("2", "bad")
     html = shown(client).content.decode()
     assert "shop.<wbr>new.<wbr>pay" in html
@@ -150,7 +150,7 @@ def test_jobs_whose_name_no_live_worker_knows_are_an_alert(client, memory):
 
 def test_jobs_that_a_live_worker_knows_are_no_alert(client, memory):
     Queue("emails").enqueue(1, name="emails")
-    get_storage().register_worker(WorkerInfo("w1", "host", 7, None, ("emails",), 4, 1))
+    get_storage().workers.register(WorkerInfo("w1", "host", 7, None, ("emails",), 4, 1))
     assert health(client)["Unhandled jobs"] == ("0", "ok")
     assert "<h2>Unhandled jobs</h2>" not in shown(client).content.decode()
 
@@ -159,7 +159,7 @@ def test_unknown_names_of_hidden_queues_are_no_alert(client, memory, settings):
     seen = {"QUEUE_FILTER": lambda _request, name: name != "secret"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     Queue("secret").enqueue(1, name="shop.hidden")
-    get_storage().register_worker(WorkerInfo("w1", "host", 7, None, ("emails",), 4, 1))
+    get_storage().workers.register(WorkerInfo("w1", "host", 7, None, ("emails",), 4, 1))
     assert health(client)["Unhandled jobs"] == ("0", "ok")
     assert "hidden" not in shown(client).context["unhandled"]
     assert "shop" not in shown(client).content.decode()

@@ -24,8 +24,8 @@ class Viewer:
         self.clock = FakeClock(now=NOON)
         self.storage = MemoryStorage(clock=self.clock)
         self.minutes: list[int] = []
-        self._series = self.storage.series
-        self.storage.series = self.noted  # type: ignore[method-assign]
+        self._series = self.storage.reads.series
+        self.storage.reads.series = self.noted  # type: ignore[method-assign]
 
     def noted(self, queues, start, end, step, by_name=False):
         self.minutes.append((end - start) // MINUTE * len(queues))
@@ -33,8 +33,8 @@ class Viewer:
 
     def run(self, queue: str) -> None:
         """Something happens now."""
-        self.storage.record_runs([RunStats(queue, "job", 1, 0, 0, 0, TIMES, TIMES)])
-        self.storage.maintain()
+        self.storage.workers.record_runs([RunStats(queue, "job", 1, 0, 0, 0, TIMES, TIMES)])
+        self.storage.sweep()
 
     def pass_minutes(self, many: int = 1) -> None:
         self.clock.advance(many * MINUTE)
@@ -93,10 +93,10 @@ def test_a_queue_that_comes_and_one_that_goes_are_seen_at_once(viewer):
     viewer.look()
     Queue("new", storage=viewer.storage).enqueue(1)
     viewer.run("new")
-    viewer.storage.obliterate("a")
+    viewer.storage.queues.obliterate("a")
     assert [line.name for line in viewer.look().lines] == ["b", "new"]
-    viewer.storage.obliterate("b")
-    viewer.storage.obliterate("new")
+    viewer.storage.queues.obliterate("b")
+    viewer.storage.queues.obliterate("new")
     assert (viewer.look().lines, viewer.minutes) == ((), [])
 
 

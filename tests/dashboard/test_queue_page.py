@@ -241,7 +241,7 @@ def test_a_form_changes_only_the_limit_that_was_changed_on_it(queue, boss):
     assert post(boss, "limits", rate="1/h", concurrency="9", **before).status_code == 302
 
     assert noted("limits").detail["new"] == {"concurrency": 9}
-    row = get_storage().overview([queue.name]).queues[0]
+    row = get_storage().reads.overview([queue.name]).queues[0]
     assert (row.rate, row.concurrency) == (Rate(5, 3_600_000), 9)
 
 
@@ -271,7 +271,9 @@ def test_a_queue_whose_oldest_job_has_waited_too_long_is_marked(settings, viewer
     settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"emails": {"OBJECTIVE": objective}}}
     Queue("emails").enqueue(1)
     if is_late:
-        eventually(lambda: get_storage().overview().at > get_storage().overview().queues[0].oldest_at + 1)
+        eventually(
+            lambda: get_storage().reads.overview().at > get_storage().reads.overview().queues[0].oldest_at + 1
+        )
 
     for name in ("queue", "queues", "changelist"):
         assert ("(over the objective of 1 ms)" in shown(viewer, name)) is is_late, name

@@ -37,17 +37,21 @@ def test_however_many_queues_there_are_they_are_read_at_once(client, memory, mon
     for number in range(30):
         Queue(f"queue-{number}").enqueue(1)
     storage, asked = get_storage(), Counter()
-    for verb in ("overview", "series", "workers", "counts", "page", "cursor_page", "is_paused", "limits"):
-        real = getattr(storage, verb, None)
-        if real is not None:
-            monkeypatch.setattr(
-                storage,
-                verb,
-                lambda *args, _real=real, _verb=verb, **more: asked.update([_verb]) or _real(*args, **more),
-            )
+    operations = [
+        *((storage.reads, name) for name in ("overview", "series", "counts", "page", "cursor_page")),
+        (storage.workers.all, "all"),
+        (storage.queues.names, "is_paused"),
+    ]
+    for facet, name in operations:
+        real = getattr(facet, name)
+        monkeypatch.setattr(
+            facet,
+            name,
+            lambda *args, _real=real, _name=name, **more: asked.update([_name]) or _real(*args, **more),
+        )
     assert len(names(client)) == 30
     # The minutes that are over are read once, apart from the others.
-    assert asked == {"overview": 1, "series": 2, "workers": 1}
+    assert asked == {"overview": 1, "series": 2, "all": 1}
 
 
 def test_they_are_found_by_a_part_of_their_name(client, anywhere):
@@ -119,12 +123,12 @@ def test_one_is_paused_and_goes_on(client, anywhere):
     Queue("emails").enqueue(1)
     assert "no workers" in shown(client).content.decode()
     client.post(address(BY_NAME["pause"]))
-    assert get_storage().is_paused("emails")
+    assert get_storage().queues.is_paused("emails")
     html = shown(client).content.decode()
     assert "❚❚ paused" in html
     assert f'formaction="{address(BY_NAME["resume"])}"' in html
     client.post(address(BY_NAME["resume"]))
-    assert not get_storage().is_paused("emails")
+    assert not get_storage().queues.is_paused("emails")
     kept = AuditEvent.objects.order_by("pk").values_list("action", "queue")
     assert list(kept) == [("pause", "emails"), ("resume", "emails")]
 
@@ -148,4 +152,4 @@ def test_a_queue_of_the_settings_is_paused_before_its_first_job(memory, settings
     assert address(BY_NAME["queue"]).replace("emails", "hidden") not in html
 
     assert client.post(f"{url}pause/").status_code == 302
-    assert get_storage().is_paused("nightly")
+    assert get_storage().queues.is_paused("nightly")

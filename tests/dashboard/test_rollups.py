@@ -45,7 +45,7 @@ def test_steps_add_up_hours_queues_and_jobs_and_keep_the_longest_time():
 
 def test_a_window_of_hours_shows_them_with_tables_of_the_charts():
     Queue("emails").enqueue(1)
-    get_storage().maintain()
+    get_storage().sweep()
     hour = shown(window="hour").context["report"].end // HOUR * HOUR - 2 * HOUR
     roll(hour, completed=1234, failed=5, run_p50=1_500, reasons={"timeout": 5})
     roll(hour, "images", completed=9)

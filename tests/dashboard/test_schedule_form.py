@@ -230,7 +230,7 @@ def test_an_empty_queue_is_that_of_the_job_and_refused_if_it_is_hidden(
 def test_an_empty_queue_of_a_job_that_is_not_known_here_is_refused_to_those_who_do_not_see_all(
     filtered: None,
 ) -> None:
-    get_storage().pause("payroll")
+    get_storage().queues.pause("payroll")
     response = send(job_name="known.to.the.workers", queue="")
     assert response.status_code == 400
     assert errors(response)["queue"] == ["Enter a queue: this process doesn't know the job's default."]

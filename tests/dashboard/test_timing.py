@@ -38,7 +38,7 @@ def post(client, page, **form):
 
 
 def record():
-    return get_storage().jobs("emails", ["job-1"])[0]
+    return get_storage().reads.jobs("emails", ["job-1"])[0]
 
 
 def test_a_job_is_given_a_time_in_the_viewers_zone(queue, client, settings):

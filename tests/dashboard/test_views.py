@@ -94,7 +94,7 @@ def test_metrics_are_of_a_window_by_queue_and_by_job(client, memory):
     Queue("images").enqueue(1)
     complete("a")
     fail("b")
-    get_storage().maintain()
+    get_storage().sweep()
     report = shown(client, "metrics", window="day").context["report"]
     assert {row.label: row.now.enqueued for row in report.queues} == {"emails": 2, "images": 1}
     assert (report.total.completed, report.total.failed) == (1, 1)
@@ -106,7 +106,7 @@ def test_metrics_are_of_a_window_by_queue_and_by_job(client, memory):
 
 def test_metrics_leave_as_csv_and_json(client, memory):
     Queue("emails").enqueue_many(range(2))
-    get_storage().maintain()
+    get_storage().sweep()
     text = shown(client, "metrics_export", format="csv").content.decode()
     rows = list(csv.DictReader(io.StringIO(text)))
     assert len(rows) == 60
@@ -120,7 +120,7 @@ def test_metrics_of_a_queue_that_the_user_does_not_see_are_none(client, memory, 
     seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     Queue("emails").enqueue(1)
-    get_storage().maintain()
+    get_storage().sweep()
     for query in ({}, {"queue": "emails"}):
         assert shown(client, "metrics", **query).context["report"].total.enqueued == 0
 
@@ -131,7 +131,7 @@ def test_metrics_of_a_queue_that_the_user_does_not_see_are_none(client, memory, 
 def test_a_registered_job_is_enqueued_with_what_its_function_takes(client, memory, add):
     given = {"name": "sums.add", "args": "[1]", "kwargs": '{"second": 2}', "priority": "7"}
     response = client.post(address(BY_NAME["enqueue_now"]), given)
-    [record] = get_storage().page("sums", None, 10)
+    [record] = get_storage().reads.page("sums", None, 10)
     assert response["Location"].endswith(f"/jobs/sums/{record.id}/")
     assert (record.name, record.options.priority) == ("sums.add", 7)
     event = AuditEvent.objects.get()
@@ -153,7 +153,7 @@ def test_what_its_function_does_not_take_is_refused(client, memory, add, given, 
     response = client.post(address(BY_NAME["enqueue_now"]), {"name": "sums.add", "kwargs": "{}", **given})
     assert response.status_code == 400
     assert why in response.content.decode()
-    assert get_storage().queues() == []
+    assert get_storage().queues.names() == []
     assert not AuditEvent.objects.exists()
 
 
@@ -163,7 +163,7 @@ def test_a_queue_that_the_user_does_not_see_is_enqueued_into_by_others(client, m
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     given = {"name": "sums.add", "args": "[1]", "kwargs": "{}", "queue": queue}
     assert "exist or you don" in client.post(address(BY_NAME["enqueue_now"]), given).content.decode()
-    assert get_storage().queues() == []
+    assert get_storage().queues.names() == []
 
 
 # Bulk operations.
@@ -332,7 +332,7 @@ def test_the_storage_says_how_it_is(client, anywhere):
 def test_the_outbox_of_redis_is_shown_with_its_backlog(client, settings, memory, monkeypatch):
     settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"emails": {"OUTBOX": True}}}
     assert "Outbox" not in shown(client, "storage").content.decode()  # memory has none
-    diagnostics = get_storage().diagnostics()._replace(backend="redis")
+    diagnostics = get_storage().reads.diagnostics()._replace(backend="redis")
     monkeypatch.setattr(type(get_storage()), "diagnostics", lambda _storage: diagnostics)
     snapshots.clear()
     given = {"queue": "emails", "name": "send", "payload": b"", "options": b""}
@@ -355,7 +355,7 @@ def test_no_secret_of_the_storage_is_told(client, settings):
 def test_a_job_that_went_while_it_was_listed_says_so(client, anywhere):
     Queue("emails").enqueue(1, id="job-1")
     assert "job-1" in shown(client, "jobs", state="waiting").content.decode()
-    get_storage().remove("emails", ["job-1"])
+    get_storage().jobs.remove("emails", ["job-1"])
     snapshots.clear()
     response = client.get(address(BY_NAME["job"]))
     assert response.status_code == 404

@@ -59,7 +59,7 @@ def words(html):
 
 def test_it_shows_what_a_worker_tells_of_itself(storage, viewer):
     now = storage.engine.clock.now()
-    storage.register_worker(
+    storage.workers.register(
         worker(
             "w1",
             host="web-1",
@@ -90,7 +90,7 @@ def test_it_shows_what_a_worker_tells_of_itself(storage, viewer):
     ("silent", "level"), [(4_900, "ok"), (7_000, "warn"), (14_900, "warn"), (17_000, "bad")]
 )
 def test_silence_is_marked_by_the_workers_own_interval(storage, viewer, silent, level, monkeypatch):
-    storage.register_worker(worker("w1", heartbeat=5_000))
+    storage.workers.register(worker("w1", heartbeat=5_000))
     clock = storage.engine.clock
     later = clock.now() + silent
     monkeypatch.setattr(type(clock), "now", lambda _: later)
@@ -100,12 +100,12 @@ def test_silence_is_marked_by_the_workers_own_interval(storage, viewer, silent, 
 
 
 def test_mixed_versions_are_flagged(storage, viewer):
-    storage.register_worker(worker("old", version="0.5", project="a", started_at=1))
-    storage.register_worker(worker("new", version="0.5", project="b", started_at=2))
+    storage.workers.register(worker("old", version="0.5", project="a", started_at=1))
+    storage.workers.register(worker("new", version="0.5", project="b", started_at=2))
     html = page(viewer)
     assert "Workers run different versions: b (djqueue 0.5) × 1, a (djqueue 0.5) × 1" in words(html)
     assert html.count("older than the newest worker's version") == 1
-    storage.unregister_worker("old")
+    storage.workers.unregister("old")
     html = page(viewer)
     assert "different versions" not in html
     assert "older than the newest worker" not in html
@@ -113,35 +113,35 @@ def test_mixed_versions_are_flagged(storage, viewer):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_reaches_the_worker_and_is_kept(storage, keeper, command):
-    storage.register_worker(worker("w1"))
+    storage.workers.register(worker("w1"))
     response = press(keeper, command, confirm="1")
     assert (response.status_code, response["Location"]) == (302, address(BY_NAME["worker"]))
-    assert storage.register_worker(worker("w1")) == (command,)
+    assert storage.workers.register(worker("w1")) == (command,)
     event = AuditEvent.objects.get()
     assert (event.action, event.refused, event.detail) == (f"worker_{command}", False, {"worker": "w1"})
     assert "worker w1" in words(page(keeper))
 
 
 def test_a_stop_is_asked_once_more_before(storage, keeper):
-    storage.register_worker(worker("w1", active=2, concurrency=2))
+    storage.workers.register(worker("w1", active=2, concurrency=2))
     response = press(keeper, "stop", djq_back=address(BY_NAME["workers"]))
     html = response.content.decode()
     assert response.status_code == 200
     assert "The worker has 2 active jobs." in words(html)
     assert f'name="djq_back" value="{address(BY_NAME["workers"])}"' in html
-    assert storage.register_worker(worker("w1")) == ()
+    assert storage.workers.register(worker("w1")) == ()
     assert not AuditEvent.objects.exists()
 
     response = press(keeper, "stop", confirm="1", djq_back=address(BY_NAME["workers"]))
     assert response["Location"] == address(BY_NAME["workers"])
-    assert storage.register_worker(worker("w1")) == ("stop",)
+    assert storage.workers.register(worker("w1")) == ("stop",)
 
 
 @pytest.mark.parametrize(
     ("state", "offered"), [("running", {"quiet", "stop"}), ("quiet", {"resume", "stop"}), ("stopping", set())]
 )
 def test_only_what_a_worker_can_do_is_offered_to_those_who_may(storage, keeper, viewer, state, offered):
-    storage.register_worker(worker("w1", state=state))
+    storage.workers.register(worker("w1", state=state))
     for name, more in (("workers", set()), ("worker", {"dump"})):
         html = page(keeper, name)
         found = {one for one in COMMANDS if f'formaction="{address(BY_NAME[f"worker_{one}"])}"' in html}
@@ -150,10 +150,10 @@ def test_only_what_a_worker_can_do_is_offered_to_those_who_may(storage, keeper, 
 
 
 def test_one_that_ends_already_or_is_gone_is_said_to_and_nothing_is_kept(storage, keeper):
-    storage.register_worker(worker("w1", state="stopping"))
+    storage.workers.register(worker("w1", state="stopping"))
     press(keeper, "quiet")
     assert "w1 is already stopping." in words(page(keeper))
-    storage.unregister_worker("w1")
+    storage.workers.unregister("w1")
     response = press(keeper, "stop")
     assert response["Location"] == address(BY_NAME["workers"])
     assert "Worker w1 no longer exists." in words(page(keeper))
@@ -161,8 +161,8 @@ def test_one_that_ends_already_or_is_gone_is_said_to_and_nothing_is_kept(storage
 
 
 def test_a_dump_is_read_by_those_who_may_steer_and_only_for_a_while(storage, keeper, viewer, monkeypatch):
-    storage.register_worker(worker("w1"))
-    storage.save_dump("w1", 'File "<jobs>.py", line 3')
+    storage.workers.register(worker("w1"))
+    storage.workers.save_dump("w1", 'File "<jobs>.py", line 3')
     assert "File &quot;&lt;jobs&gt;.py&quot;, line 3" in page(keeper, "worker")
     assert "jobs&gt;.py" not in page(viewer, "worker")
     clock = storage.engine.clock
@@ -174,8 +174,8 @@ def test_a_dump_is_read_by_those_who_may_steer_and_only_for_a_while(storage, kee
 def test_a_read_only_dashboard_offers_nothing(storage, keeper, settings):
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {"READ_ONLY": True}}
     storage = get_storage()
-    storage.register_worker(worker("w1"))
-    storage.save_dump("w1", "frames")
+    storage.workers.register(worker("w1"))
+    storage.workers.save_dump("w1", "frames")
     for name in ("workers", "worker"):
         assert "formaction" not in page(keeper, name)
     assert "frames" not in page(keeper, "worker")
@@ -194,7 +194,7 @@ def test_a_worker_that_is_not_there_is_said_to_be_gone(storage, viewer):
 def test_jobs_and_queues_that_are_hidden_are_not_named(viewer):
     storage = get_storage()
     jobs = (RunningJob("secret", "job-9", "spy", 1), RunningJob("emails", "job-1", "send", 1))
-    storage.register_worker(worker("w1", queues=("emails", "secret"), active=2, jobs=jobs))
+    storage.workers.register(worker("w1", queues=("emails", "secret"), active=2, jobs=jobs))
     for name in ("workers", "worker"):
         text = words(page(viewer, name))
         assert "emails" in text
@@ -206,11 +206,11 @@ def test_jobs_and_queues_that_are_hidden_are_not_named(viewer):
 @pytest.mark.usefixtures("hidden")
 def test_a_worker_of_hidden_queues_alone_is_not_there(keeper):
     storage = get_storage()
-    storage.register_worker(worker("w1", queues=("secret",)))
+    storage.workers.register(worker("w1", queues=("secret",)))
     assert "No workers are running" in page(keeper)
     assert keeper.get(address(BY_NAME["worker"])).status_code == 404
     press(keeper, "stop", confirm="1")
-    assert storage.register_worker(worker("w1", queues=("secret",))) == ()
+    assert storage.workers.register(worker("w1", queues=("secret",))) == ()
 
 
 @pytest.mark.usefixtures("hidden")
@@ -218,8 +218,8 @@ def test_a_worker_of_hidden_queues_alone_is_not_there(keeper):
 def test_one_that_also_serves_hidden_queues_cannot_be_steered(keeper, queues):
     storage = get_storage()
     enqueue(storage, queue="secret")
-    storage.register_worker(worker("w1", queues=queues))
-    storage.save_dump("w1", "frames")
+    storage.workers.register(worker("w1", queues=queues))
+    storage.workers.save_dump("w1", "frames")
     html = page(keeper, "worker")
     assert "control this worker" in html
     assert "formaction" not in html + page(keeper)
@@ -227,26 +227,26 @@ def test_one_that_also_serves_hidden_queues_cannot_be_steered(keeper, queues):
     for command in COMMANDS:
         assert press(keeper, command, confirm="1").status_code == 403
     assert AuditEvent.objects.filter(refused=True, detail={"worker": "w1"}).count() == len(COMMANDS)
-    assert storage.register_worker(worker("w1", queues=queues)) == ()
+    assert storage.workers.register(worker("w1", queues=queues)) == ()
 
 
 def test_a_refused_command_is_kept_with_its_worker(storage, viewer):
-    storage.register_worker(worker("w1"))
+    storage.workers.register(worker("w1"))
     assert visit(viewer, BY_NAME["worker_stop"]).status_code == 403
     assert AuditEvent.objects.get().detail == {"worker": "w1"}
 
 
 def test_a_quiet_worker_does_not_count_as_one_of_a_queue(storage, viewer):
     enqueue(storage, queue="emails")
-    storage.register_worker(worker("w1", state="quiet"))
+    storage.workers.register(worker("w1", state="quiet"))
     assert "no workers" in words(page(viewer, "queues"))
-    storage.register_worker(worker("w1"))
+    storage.workers.register(worker("w1"))
     assert "no workers" not in words(page(viewer, "queues"))
 
 
 @pytest.mark.parametrize("name", ["workers", "worker"])
 def test_a_page_takes_few_queries(storage, keeper, name, django_assert_max_num_queries):
     for number in range(20):
-        storage.register_worker(worker(f"w{number}"))
+        storage.workers.register(worker(f"w{number}"))
     with django_assert_max_num_queries(6):
         page(keeper, name)

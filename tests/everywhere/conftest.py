@@ -36,7 +36,7 @@ def storage(request: pytest.FixtureRequest, tables: None, settings: Any) -> Iter
     settings.DJQUEUE = {"STORAGE": {"BACKEND": path, "OPTIONS": options}}
     made = get_storage()
     if isinstance(made, DatabaseStorage):
-        made.standby = "never"
+        made.role.standby = "never"
     made.connect()
     yield made
     close_storage()

@@ -121,7 +121,7 @@ def assert_refused(call: Callable[[], object], name: str, what: object) -> None:
 
 
 def assert_nothing_stored(storage: Storage) -> None:
-    assert storage.queues() == []
+    assert storage.queues.names() == []
     assert not CronJob.objects.exists()
 
 
@@ -270,7 +270,7 @@ def keyed(request: pytest.FixtureRequest, tables: None) -> Iterable[Storage]:
         made = MemoryStorage(policies=policies)
     elif request.param == "database":
         made = DatabaseStorage(policies=policies)
-        made.standby = "never"
+        made.role.standby = "never"
     else:
         server = request.getfixturevalue("redis_server")
         server.clean()
@@ -289,7 +289,7 @@ def test_a_missing_group_is_refused_where_every_job_has_one(keyed: Storage) -> N
         lambda: keyed.enqueue([batch(queue=QUEUE), batch(queue="keyed")]), "group", "several batches"
     )
 
-    assert all(not any(keyed.counts(queue).values()) for queue in (QUEUE, "keyed"))
+    assert all(not any(keyed.reads.counts(queue).values()) for queue in (QUEUE, "keyed"))
 
 
 # Schedules.

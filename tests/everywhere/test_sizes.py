@@ -30,9 +30,9 @@ def test_a_job_has_at_most_a_thousand_tags(storage: Storage) -> None:
     with pytest.raises(OptionError, match=expected + "more"):
         Queue(ORDERS).enqueue(tags=(f"tag {number}" for number in count()))
 
-    assert storage.queues() == []
+    assert storage.queues.names() == []
     answer = Queue(ORDERS).enqueue(tags=tags(MAX_TAGS))
-    [record] = storage.jobs(ORDERS, [answer.id])
+    [record] = storage.reads.jobs(ORDERS, [answer.id])
     assert record is not None
     assert len(record.options.tags) == MAX_TAGS
 
@@ -45,7 +45,7 @@ def test_a_job_depends_on_at_most_ten_thousand_others(storage: Storage) -> None:
     with pytest.raises(OptionError, match=expected):
         Queue(ORDERS).enqueue(depends_on=((ORDERS, str(number)) for number in count()))
 
-    assert storage.queues() == []
+    assert storage.queues.names() == []
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
@@ -64,7 +64,7 @@ def test_tags_and_payload_count_together(storage: Storage, settings: Any, many: 
     )
     with pytest.raises(PayloadTooLargeError, match=expected):
         enqueue("x" * 3_000, 40)
-    assert storage.queues() == []
+    assert storage.queues.names() == []
 
     enqueue("x" * 1_000, 40)
     enqueue("x" * 9_900, 0)

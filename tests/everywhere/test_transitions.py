@@ -141,7 +141,7 @@ def stalling(**options: Any) -> Scene:
 
         def act() -> None:
             clock.advance(lease + 1)
-            storage.maintain()
+            storage.sweep()
 
         return act
 
@@ -164,20 +164,20 @@ def on(source: State, act: Callable[[Storage, FakeClock], object], **options: An
 
 
 def cancel(storage: Storage, clock: FakeClock) -> None:
-    storage.cancel(QUEUE, [ID])
+    storage.jobs.cancel(QUEUE, [ID])
 
 
 def promote(storage: Storage, clock: FakeClock) -> None:
-    storage.promote(QUEUE, [ID])
+    storage.jobs.promote(QUEUE, [ID])
 
 
 def time_passes(storage: Storage, clock: FakeClock) -> None:
     clock.advance(1_001)
-    storage.maintain()
+    storage.sweep()
 
 
 def reschedule(by: int) -> Callable[[Storage, FakeClock], object]:
-    return lambda storage, clock: storage.reschedule(QUEUE, [ID], clock.now() + by)
+    return lambda storage, clock: storage.jobs.reschedule(QUEUE, [ID], clock.now() + by)
 
 
 def upstream_ends(end: Callable[[Any], Any]) -> Callable[[Storage, FakeClock], object]:
@@ -185,7 +185,7 @@ def upstream_ends(end: Callable[[Any], Any]) -> Callable[[Storage, FakeClock], o
 
 
 def retry_dead(storage: Storage, clock: FakeClock) -> None:
-    assert storage.retry(QUEUE, [ID]) == ["retried"]
+    assert storage.jobs.retry(QUEUE, [ID]) == ["retried"]
 
 
 def retrying_a_dependent(storage: Storage, clock: FakeClock) -> Act:
@@ -193,7 +193,7 @@ def retrying_a_dependent(storage: Storage, clock: FakeClock) -> Act:
     finish(storage, failing(claim_one(storage, queues=[UPSTREAM])))
 
     def act() -> None:
-        assert storage.retry(QUEUE, [ID]) == ["blocked_again"]
+        assert storage.jobs.retry(QUEUE, [ID]) == ["blocked_again"]
 
     return act
 
@@ -256,7 +256,7 @@ def storage(
         made = MemoryStorage(clock=clock)
     elif request.param == "database":
         made = DatabaseStorage(clock=clock)
-        made.standby = "never"
+        made.role.standby = "never"
     else:
         server = request.getfixturevalue("redis_server")
         server.clean()

@@ -65,7 +65,7 @@ def with_jobs(*args: Any, **kwargs: Any) -> Case:
         enqueue(storage, queue=ORDERS, id="delayed", delay=3_600_000)
         enqueue(storage, queue=ORDERS, id="blocked", depends_on=((ORDERS, "active"),))
         enqueue(storage, queue=ORDERS, id="gone")
-        storage.cancel(ORDERS, ["gone"])
+        storage.jobs.cancel(ORDERS, ["gone"])
         return queue, args, kwargs
 
     return prepare
@@ -239,8 +239,8 @@ def test_a_twin_does_and_answers_the_same(storage: Storage, name: str, number: i
     verb = name.partition(".")[2]
     found = []
     for call in (at_once, of_a_coroutine):
-        storage.obliterate(ORDERS, force=True)
-        storage.obliterate(OTHER, force=True)
+        storage.queues.obliterate(ORDERS, force=True)
+        storage.queues.obliterate(OTHER, force=True)
         del HEARD[:]
         thing, args, kwargs = CASES[name][number](storage, Queue(ORDERS))
         if name in WAITING:
@@ -305,13 +305,13 @@ def everything(storage: Storage) -> Any:
     """What can be read of the two queues, times left out."""
     found = {}
     for queue in (ORDERS, OTHER):
-        ids = [record.id for record in storage.page(queue, None, 100)]
+        ids = [record.id for record in storage.reads.page(queue, None, 100)]
         found[queue] = (
             {job_id: what_matters(storage, queue, job_id) for job_id in ids},
-            {state: count for state, count in storage.counts(queue).items() if count},
-            storage.is_paused(queue),
-            storage.group_limits(queue),
-            [letter.id for letter in storage.dead_letters(queue)],
+            {state: count for state, count in storage.reads.counts(queue).items() if count},
+            storage.queues.is_paused(queue),
+            storage.queues.group_limits(queue),
+            [letter.id for letter in storage.reads.dead_letters(queue)],
         )
     return found
 

@@ -11,10 +11,26 @@ from django.core.management import CommandError, call_command
 from djqueue import Queue, StorageUnavailableError, Worker, job
 from djqueue.client import get_storage, registry
 from djqueue.client.storages import close_storage
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.management.commands import runworkers
+from djqueue.storage.capabilities import Capabilities
 from djqueue.storage.memory import MemoryStorage
 from tests.runtime.running import messages
 from tests.support import eventually
+
+
+class Role:
+    """The scheduler's role, of a storage that is always the scheduler."""
+
+    is_here = True
+    clock = SYSTEM_CLOCK
+
+    def __init__(self):
+        self.standby, self.on_lost = "wait", None
+
+    def claim(self):
+        return None
+
 
 LOCAL = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
 
@@ -184,10 +200,10 @@ def test_the_storage_is_told_what_a_standby_does(monkeypatch):
     told = []
 
     class WithScheduler(MemoryStorage):
-        standby = "wait"
+        capabilities = Capabilities(in_process=True, scheduler=Role())
 
         def connect(self):
-            told.append(self.standby)
+            told.append(self.capabilities.scheduler.standby)
 
     monkeypatch.setattr(runworkers, "get_storage", WithScheduler)
     run("--standby", "never")
@@ -215,18 +231,18 @@ def test_a_scheduler_that_was_replaced_ends_with_an_error(monkeypatch):
     started = threading.Event()
 
     class WithScheduler(MemoryStorage):
-        on_lost = None
+        capabilities = Capabilities(in_process=True, scheduler=Role())
 
-        def register_worker(self, info):
-            super().register_worker(info)
+        def finish(self, outcomes, then=None):
             started.set()
+            return super().finish(outcomes, then)
 
     storage = WithScheduler()
     monkeypatch.setattr(runworkers, "get_storage", lambda: storage)
 
     def replace():
         assert started.wait(5)
-        storage.on_lost()
+        storage.capabilities.scheduler.on_lost()
 
     thread = threading.Thread(target=replace)
     thread.start()
@@ -249,7 +265,7 @@ def test_it_may_be_called_in_another_thread():
     thread.join(10)
 
     assert not thread.is_alive()
-    assert get_storage().states("sums", [result.id]) == ["completed"]
+    assert get_storage().reads.states("sums", [result.id]) == ["completed"]
 
 
 def test_verbosity_decides_what_is_logged(caplog):

@@ -35,8 +35,8 @@ def copy_all(mirror: Mirror) -> int:
 
 def assert_alike(storage: Any, queue: str = factories.QUEUE) -> None:
     """The tables have the queue's jobs exactly as Redis has them."""
-    there = {job.id: job for job in storage.page(queue, None, 100_000)}
+    there = {job.id: job for job in storage.reads.page(queue, None, 100_000)}
     ids = list(models.Job.objects.filter(queue=queue).values_list("job_id", flat=True))
     assert sorted(ids) == sorted(there)
     assert {job.id: job for job in tables.jobs(queue, ids)} == there  # type: ignore[union-attr]
-    assert sorted(letters(queue)) == sorted(storage.dead_letters(queue))
+    assert sorted(letters(queue)) == sorted(storage.reads.dead_letters(queue))

@@ -54,7 +54,7 @@ def row():
 
 
 def states(storage, queue="emails"):
-    return [record.state for record in storage.page(queue, None, 10_000)]
+    return [record.state for record in storage.reads.page(queue, None, 10_000)]
 
 
 def test_dead_letters_of_all_queues_are_retried(storage, clock, worker):
@@ -79,7 +79,7 @@ def test_dead_letters_that_come_later_are_not_touched(storage, clock, worker):
 
     worker.work()
 
-    assert storage.states("emails", ["late"]) == [State.FAILED]
+    assert storage.reads.states("emails", ["late"]) == [State.FAILED]
     assert row().done == 2
 
 
@@ -91,7 +91,7 @@ def test_a_preview_counts_and_changes_nothing(storage, clock):
     found = bulk.preview(storage, BulkKind.RETRY, Selection(("emails",)), clock)
 
     assert found == (3, 2, {"unique_key_taken": 1}, False)
-    assert storage.counts("emails")[State.FAILED] == 3
+    assert storage.reads.counts("emails")[State.FAILED] == 3
 
 
 def test_what_could_not_be_done_is_counted_by_its_reason(storage, clock, worker):
@@ -114,7 +114,7 @@ def test_a_deletion_can_be_undone_before_it_begins(storage, clock, worker):
 
     assert worker.work() == 0
     assert (row().state, row().looked_at) == (BulkState.ABORTED, 0)
-    assert len(storage.dead_letters("emails")) == 3
+    assert len(storage.reads.dead_letters("emails")) == 3
     assert not bulk.abort(ALIAS, row().pk, clock)
 
 
@@ -157,13 +157,13 @@ def test_many_are_done_in_parts_and_an_abort_counts_between_two(storage, clock, 
             bulk.abort(ALIAS, row().pk, clock)
         return MemoryStorage.retry(storage, queue, ids)
 
-    monkeypatch.setattr(storage, "retry", retry)
+    monkeypatch.setattr(storage.reads.jobs, "retry", retry)
 
     worker.work()
 
     assert seen == [10, 10]
     assert row().state == BulkState.ABORTED
-    assert storage.counts("emails")[State.FAILED] == 15
+    assert storage.reads.counts("emails")[State.FAILED] == 15
 
 
 def test_of_two_processes_one_does_it(storage, clock, worker):
@@ -215,7 +215,7 @@ def test_while_the_storage_is_away_nothing_is_counted_and_it_goes_on_later(
         raise StorageUnavailableError("away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(storage, "retry", away)
+        patched.setattr(storage.reads.jobs, "retry", away)
         with pytest.raises(StorageUnavailableError):
             worker.work()
     worker.work()
@@ -227,12 +227,12 @@ def test_jobs_of_a_state_are_cancelled_and_deleted(storage, clock, worker):
     ids = [enqueue(storage, queue="emails") for _ in range(3)]
     begin(BulkKind.CANCEL, clock, state="waiting")
     worker.work()
-    assert storage.states("emails", ids) == [State.CANCELLED] * 3
+    assert storage.reads.states("emails", ids) == [State.CANCELLED] * 3
 
     begin(BulkKind.DELETE, clock, state="cancelled")
     clock.advance(bulk.UNDO)
     worker.work()
-    assert storage.states("emails", ids) == [None] * 3
+    assert storage.reads.states("emails", ids) == [None] * 3
 
 
 def test_delayed_jobs_are_promoted_and_ids_that_were_given_alone(storage, clock, worker):
@@ -241,7 +241,7 @@ def test_delayed_jobs_are_promoted_and_ids_that_were_given_alone(storage, clock,
 
     worker.work()
 
-    assert storage.states("emails", ids) == [State.WAITING, State.WAITING, State.DELAYED]
+    assert storage.reads.states("emails", ids) == [State.WAITING, State.WAITING, State.DELAYED]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_jobs_of_some_ids_are_deleted_after_a_time_in_which_that_can_be_undone(s
 
     assert worker.work() == 2
 
-    assert storage.states("emails", ids) == [None, None, State.WAITING]
+    assert storage.reads.states("emails", ids) == [None, None, State.WAITING]
     assert (row().state, row().done) == (BulkState.DONE, 2)
 
 
@@ -282,38 +282,38 @@ def test_what_is_undone_is_not_done_and_what_has_begun_cannot_be_undone(storage,
     assert not bulk.undo(ALIAS, begun.pk, clock)
     clock.advance(bulk.UNDO)
     worker.work()
-    assert storage.states("emails", ["a"]) == [State.WAITING]
+    assert storage.reads.states("emails", ["a"]) == [State.WAITING]
 
     begun = delete(clock, "a")
     clock.advance(bulk.UNDO)
     worker.work()
     assert not bulk.undo(ALIAS, begun.pk, clock)
-    assert storage.states("emails", ["a"]) == [None]
+    assert storage.reads.states("emails", ["a"]) == [None]
 
 
 def test_a_job_that_has_its_id_by_now_is_not_the_one_that_was_meant(storage, clock, worker):
     enqueue(storage, queue="emails", id="a")
     delete(clock, "a", "gone")
-    storage.remove("emails", ["a"])
+    storage.jobs.remove("emails", ["a"])
     clock.advance(1)
     enqueue(storage, queue="emails", id="a")
     clock.advance(bulk.UNDO)
 
     worker.work()
 
-    assert storage.states("emails", ["a"]) == [State.WAITING]
+    assert storage.reads.states("emails", ["a"]) == [State.WAITING]
     assert row().refused == {"changed": 1, "not_found": 1}
 
 
 def test_a_dead_letter_that_was_retried_meanwhile_is_not_deleted(storage, clock, worker):
     ids = fail(storage, count=2)
     delete(clock, *ids, state="failed")
-    storage.retry("emails", ids[:1])
+    storage.jobs.retry("emails", ids[:1])
     clock.advance(bulk.UNDO)
 
     worker.work()
 
-    assert storage.states("emails", ids) == [State.WAITING, None]
+    assert storage.reads.states("emails", ids) == [State.WAITING, None]
     assert (row().done, row().refused) == (1, {"changed": 1})
 
 
@@ -325,7 +325,7 @@ def test_a_job_that_runs_when_it_is_time_is_not_deleted(storage, clock, worker):
 
     worker.work()
 
-    assert storage.states("emails", [running.id]) == [State.ACTIVE]
+    assert storage.reads.states("emails", [running.id]) == [State.ACTIVE]
     assert row().refused == {"not_removed": 1}
 
 
@@ -342,21 +342,21 @@ def test_a_queue_is_cleaned_of_what_was_there_in_parts(storage, clock, worker, m
     assert worker.work() == 10
 
     assert sorted(states(storage)) == [State.FAILED] * 3 + [State.WAITING]
-    assert storage.states("emails", ["late"]) == [State.WAITING]
+    assert storage.reads.states("emails", ["late"]) == [State.WAITING]
     assert (row().state, row().done) == (BulkState.DONE, 10)
 
 
 def test_a_queue_is_forgotten_with_what_came_until_it_began(storage, clock, worker):
     fail(storage, count=2)
-    storage.pause("emails")
+    storage.queues.pause("emails")
     begin(BulkKind.OBLITERATE, clock)
     clock.advance(bulk.UNDO)
     enqueue(storage, queue="emails")
 
     assert worker.work() == 3
 
-    assert storage.queues() == []
-    assert not storage.is_paused("emails")
+    assert storage.queues.names() == []
+    assert not storage.queues.is_paused("emails")
 
 
 def test_a_queue_with_active_jobs_is_not_forgotten(storage, clock, worker):
@@ -378,14 +378,14 @@ def test_one_that_died_after_forgetting_a_queue_does_not_have_its_new_jobs_forgo
     fail(storage, count=2)
     begin(BulkKind.OBLITERATE, clock)
     clock.advance(bulk.UNDO)
-    obliterate = storage.obliterate
+    obliterate = storage.queues.obliterate
 
     def die(queue, **how):
         obliterate(queue, **how)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(storage, "obliterate", die)
+        patched.setattr(storage.queues.names, "obliterate", die)
         with pytest.raises(KeyboardInterrupt):
             worker.work()
     clock.advance(bulk.HOLD)
@@ -393,7 +393,7 @@ def test_one_that_died_after_forgetting_a_queue_does_not_have_its_new_jobs_forgo
 
     Bulk(storage, ALIAS, clock).work()
 
-    assert storage.states("emails", ["new"]) == [State.WAITING]
+    assert storage.reads.states("emails", ["new"]) == [State.WAITING]
     assert (row().state, row().refused) == (BulkState.DONE, {"arrived": 1})
 
 
@@ -406,7 +406,7 @@ def test_jobs_of_one_name_are_cancelled_and_others_left(storage, clock, worker):
     worker.work()
 
     assert row().done == 3
-    assert storage.states("emails", ["mine-0", "other-0"]) == [State.CANCELLED, State.WAITING]
+    assert storage.reads.states("emails", ["mine-0", "other-0"]) == [State.CANCELLED, State.WAITING]
 
 
 def test_an_operation_that_was_begun_before_there_were_names_goes_on(storage, clock, worker):
@@ -436,7 +436,7 @@ def test_pending_jobs_of_a_tag_are_cancelled_in_each_state_and_queue(storage, cl
     assert worker.work() == 6
     assert (row().state, row().done, row().filter["tag"]) == (BulkState.DONE, 6, "import:1")
     for queue in ("emails", "images"):
-        found = storage.states(queue, ["waits", "later", "behind", "other", "plain"])
+        found = storage.reads.states(queue, ["waits", "later", "behind", "other", "plain"])
         assert found == [State.CANCELLED] * 3 + [State.WAITING] * 2
 
 

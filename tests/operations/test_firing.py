@@ -66,7 +66,7 @@ def storage(request: pytest.FixtureRequest, tables: None, clock: FakeClock) -> I
         made = MemoryStorage(clock=clock)
     elif request.param == "database":
         made = DatabaseStorage(clock=clock)
-        made.standby = "never"
+        made.role.standby = "never"
     else:
         server = request.getfixturevalue("redis_server" if request.param == "redis" else "redis_cluster")
         server.clean()
@@ -120,7 +120,7 @@ def claimed_jobs(storage: Storage) -> list[Claimed]:
 
 def ids(storage: Storage, queue: str = QUEUE) -> list[str]:
     """Of all jobs of a queue, oldest first."""
-    return [record.id for record in storage.page(queue, None, 100)]
+    return [record.id for record in storage.reads.page(queue, None, 100)]
 
 
 # Slots.
@@ -336,7 +336,7 @@ def test_a_slot_of_which_nobody_can_know_any_more_is_not_enqueued_again(
     goes_to_its_death(firing, clock, FIRST, monkeypatch, "_finish")
     [claimed] = claimed_jobs(storage)
     finish(storage, completing(claimed))
-    storage.remove(claimed.queue, [claimed.id])  # its time is over
+    storage.jobs.remove(claimed.queue, [claimed.id])  # its time is over
 
     goes_to(another(storage, clock), clock, FIRST + SURE + 1)
 
@@ -352,7 +352,7 @@ def test_slots_later_than_that_are_enqueued(
 ) -> None:
     row = a_cron_job(missed="all", next_run_at=to_datetime(FIRST))
     goes_to_its_death(firing, clock, FIRST, monkeypatch, "_finish")
-    storage.remove(QUEUE, ids(storage))
+    storage.jobs.remove(QUEUE, ids(storage))
 
     goes_to(another(storage, clock), clock, FIRST + 6 * EVERY)
 
@@ -367,9 +367,10 @@ def test_a_storage_that_was_away_gets_its_jobs_when_it_is_back(
         raise StorageUnavailableError("away")
 
     row = a_cron_job(next_run_at=to_datetime(FIRST))
-    for verb in ("states", getattr(storage, "enqueue_directly", storage.enqueue).__name__):
+    directly = "enqueue" if storage.capabilities.enqueue_directly is None else "enqueue_directly"
+    for owner, operation in ((storage.reads, "states"), (storage, directly)):
         with monkeypatch.context() as patch:
-            patch.setattr(storage, verb, is_away)
+            patch.setattr(owner, operation, is_away)
             with pytest.raises(StorageUnavailableError):
                 goes_to(firing, clock, FIRST)
         assert times(row) == (0, None, FIRST)
@@ -1261,7 +1262,9 @@ def test_jobs_are_those_of_a_model_that_looks_at_every_slot(
             finish(storage, completing(claimed))
             model.jobs[int(claimed.id.rpartition(":")[2])] = State.COMPLETED
 
-    found = {int(record.id.rpartition(":")[2]): record.state for record in storage.page(QUEUE, None, 100)}
+    found = {
+        int(record.id.rpartition(":")[2]): record.state for record in storage.reads.page(QUEUE, None, 100)
+    }
     assert found == model.jobs
     row = models.CronJob.objects.get()
     assert (row.executions, row.next_run_at) == (len(model.jobs), to_datetime(model.next))

@@ -47,12 +47,12 @@ def test_a_job_in_any_state_is_in_the_tables_as_it_is_in_redis(storage, mirror, 
 def test_a_job_is_followed_from_state_to_state(storage, mirror):
     job_id = f.enqueue(storage, delay=60_000)
     for change in (
-        lambda: storage.promote(f.QUEUE, [job_id]),
+        lambda: storage.jobs.promote(f.QUEUE, [job_id]),
         lambda: f.finish(storage, f.retrying(f.claim_one(storage))),
         lambda: f.finish(storage, f.releasing(f.claim_one(storage), delay=1_000)),
-        lambda: storage.promote(f.QUEUE, [job_id]),
+        lambda: storage.jobs.promote(f.QUEUE, [job_id]),
         lambda: f.finish(storage, f.failing(f.claim_one(storage))),
-        lambda: storage.retry(f.QUEUE, [job_id]),
+        lambda: storage.jobs.retry(f.QUEUE, [job_id]),
         lambda: f.claim_one(storage),
     ):
         copy_all(mirror)
@@ -88,7 +88,7 @@ def test_all_that_is_known_of_a_job_is_copied(storage, mirror):
     copied, there = mirrored("an:id {ä}"), f.job(storage, "an:id {ä}")
     assert copied.history[0].error.message == "no\N{REPLACEMENT CHARACTER}such"
     assert copied._replace(history=copied.history[1:]) == there._replace(history=there.history[1:])
-    assert letters() == storage.dead_letters(f.QUEUE)
+    assert letters() == storage.reads.dead_letters(f.QUEUE)
     row = models.Job.objects.get()
     assert (row.priority, row.unique_key, row.group, row.inbox) == (7, "key", "group", False)
     assert row.subject == "shop.order:7"
@@ -98,7 +98,7 @@ def test_an_updated_job_is_copied_anew(storage, mirror):
     f.enqueue(storage, id="a")
     copy_all(mirror)
 
-    storage.update(f.QUEUE, ["a"], 5, b"other")
+    storage.jobs.update(f.QUEUE, ["a"], 5, b"other")
     copy_all(mirror)
 
     row = models.Job.objects.get()
@@ -203,9 +203,9 @@ def groups_of(queue):
 def test_what_is_said_to_groups_is_in_the_tables(storage, mirror):
     f.enqueue(storage, group="g")
     mirror.catch_up()
-    storage.set_group_limit(f.QUEUE, "g", concurrency=2, rate=Rate(5, 1_000))
-    storage.set_group_limit(f.QUEUE, None, concurrency=3)
-    storage.pause_group(f.QUEUE, "h")
+    storage.queues.set_group_limit(f.QUEUE, "g", concurrency=2, rate=Rate(5, 1_000))
+    storage.queues.set_group_limit(f.QUEUE, None, concurrency=3)
+    storage.queues.pause_group(f.QUEUE, "h")
     mirror.catch_up()
     assert groups_of(f.QUEUE) == [
         ("", 3, False, None, None, None),
@@ -213,18 +213,18 @@ def test_what_is_said_to_groups_is_in_the_tables(storage, mirror):
         ("h", None, True, None, None, None),
     ]
 
-    storage.set_group_limit(f.QUEUE, "g", rate=None, weight=7)
-    storage.resume_group(f.QUEUE, "h")
+    storage.queues.set_group_limit(f.QUEUE, "g", rate=None, weight=7)
+    storage.queues.resume_group(f.QUEUE, "h")
     mirror.catch_up()
     assert groups_of(f.QUEUE) == [("", 3, False, None, None, None), ("g", 2, False, None, None, 7)]
-    storage.obliterate(f.QUEUE)
+    storage.queues.obliterate(f.QUEUE)
     mirror.catch_up()
     assert groups_of(f.QUEUE) == []
 
 
 def test_what_queues_were_told_is_copied(storage, mirror):
-    storage.pause("emails")
-    storage.set_limits("images", Rate(5, 1_000), 3)
+    storage.queues.pause("emails")
+    storage.queues.set_limits("images", Rate(5, 1_000), 3)
     f.enqueue(storage, queue="plain")
     copy_all(mirror)
 
@@ -234,19 +234,19 @@ def test_what_queues_were_told_is_copied(storage, mirror):
     images = rows["images"]
     assert (images.paused, images.rate_capacity, images.rate_per, images.concurrency) == (False, 5, 1_000, 3)
 
-    storage.resume("emails")
-    storage.obliterate("images")
+    storage.queues.resume("emails")
+    storage.queues.obliterate("images")
     copy_all(mirror)
     assert list(models.QueueState.objects.values_list("name", "paused")) == [("emails", False)]
 
 
 def test_workers_are_copied_and_forgotten(storage, mirror, clock):
-    storage.register_worker(f.worker("one", queues=("a", "b"), names=("x",)))
-    storage.register_worker(f.worker("two"))
+    storage.workers.register(f.worker("one", queues=("a", "b"), names=("x",)))
+    storage.workers.register(f.worker("two"))
     mirror.copy_once()
-    assert tables.workers(clock.now()) == storage.workers()
+    assert tables.workers(clock.now()) == storage.workers.all()
 
-    storage.unregister_worker("one")
+    storage.workers.unregister("one")
     clock.advance(6_000)
     mirror.copy_once()
     assert [info.id for info in tables.workers(clock.now())] == ["two"]
@@ -259,7 +259,7 @@ def test_workers_are_copied_and_forgotten(storage, mirror, clock):
 def test_an_unfinished_job_that_is_removed_leaves_the_tables(storage, mirror, state):
     job_id = f.JOB_IN[state](storage)
     copy_all(mirror)
-    storage.remove(f.QUEUE, [job_id])
+    storage.jobs.remove(f.QUEUE, [job_id])
     copy_all(mirror)
 
     assert mirrored(job_id) is None
@@ -271,7 +271,7 @@ def test_an_ended_job_that_is_removed_stays_until_its_time_is_over(make_storage,
     mirror = make_mirror(storage)
     job_id = f.JOB_IN[state](storage)
     copy_all(mirror)
-    storage.remove(f.QUEUE, [job_id])
+    storage.jobs.remove(f.QUEUE, [job_id])
     copy_all(mirror)
 
     clock.advance(59_000)
@@ -290,7 +290,7 @@ def test_an_ended_job_outlives_its_record_in_redis(make_storage, make_mirror, cl
     job_id = f.a_completed_job(storage, result_ttl=10_000)
     copy_all(mirror)
     clock.advance(10_001)
-    storage.maintain()
+    storage.sweep()
     assert f.state(storage, job_id) is None
 
     clock.advance(58_000)
@@ -322,18 +322,18 @@ def test_the_jobs_of_an_obliterated_queue_leave(storage, mirror):
     f.enqueue_many(storage, 3)
     done = f.a_completed_job(storage, priority=1)
     copy_all(mirror)
-    storage.obliterate(f.QUEUE)
+    storage.queues.obliterate(f.QUEUE)
     copy_all(mirror)
 
     assert list(models.Job.objects.values_list("job_id", flat=True)) == [done]
-    assert storage.queues() == []
+    assert storage.queues.names() == []
     assert mirror.has_lost(f.QUEUE)  # there is no such queue
 
 
 def test_the_jobs_of_an_obliterated_queue_leave_also_if_it_is_used_again_at_once(storage, mirror):
     f.enqueue_many(storage, 3)
     copy_all(mirror)
-    storage.obliterate(f.QUEUE)
+    storage.queues.obliterate(f.QUEUE)
     f.enqueue(storage)
     copy_all(mirror)
 
@@ -796,7 +796,7 @@ def test_the_jobs_of_a_node_that_has_come_back_empty_stay_in_the_tables(
     copy_all(mirror)
 
     assert models.Job.objects.filter(queue=name).count() == 6
-    storage.obliterate(name)
+    storage.queues.obliterate(name)
     copy_all(mirror)
     assert models.Job.objects.filter(queue=name).count() == 0
 
@@ -811,8 +811,8 @@ def test_each_change_of_mirrored_rows_gives_them_another_version(storage, mirror
     for change in (
         lambda: None,
         lambda: f.enqueue(storage, id="b"),
-        lambda: storage.cancel(f.QUEUE, ["a"]),
-        lambda: storage.remove(f.QUEUE, ["a"]),
+        lambda: storage.jobs.cancel(f.QUEUE, ["a"]),
+        lambda: storage.jobs.remove(f.QUEUE, ["a"]),
     ):
         change()
         copy_all(mirror)

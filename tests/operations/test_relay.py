@@ -161,7 +161,7 @@ def test_one_call_may_be_for_both_kinds_of_queues(storage, relay):
         ("others", "queued"),
         ("emails", "queued"),
     ]
-    assert [storage.counts(name)[State.WAITING] for name in ("others", "emails")] == [1, 0]
+    assert [storage.reads.counts(name)[State.WAITING] for name in ("others", "emails")] == [1, 0]
     assert [row.queue for row in rows()] == ["emails"]
 
 
@@ -173,7 +173,7 @@ def test_options_and_names_are_kept(storage, emails, relay):
 
     relay.relay_once()
 
-    [first, second] = storage.jobs("emails", [given.id, direct.id])
+    [first, second] = storage.reads.jobs("emails", [given.id, direct.id])
     assert (first.id, first.name, first.payload) == ("mine", "shop.send", second.payload)
     assert first.options == second.options
 
@@ -187,7 +187,7 @@ def test_a_delay_counts_from_the_enqueue(storage, emails, relay, clock):
     clock.advance(20_000)
     relay.relay_once()
 
-    [record] = storage.jobs("emails", [later.id])
+    [record] = storage.reads.jobs("emails", [later.id])
     assert (record.run_at, record.state) == (run_at, State.DELAYED)
     assert emails.get_status(due.id).state is State.WAITING
 
@@ -200,9 +200,9 @@ def test_a_ttl_counts_from_the_enqueue(storage, emails, relay, clock):
     clock.advance(20_000)
     relay.relay_once()
     clock.advance(1_000)
-    storage.maintain()
+    storage.sweep()
 
-    [expired, waiting] = storage.jobs("emails", [short.id, long.id])
+    [expired, waiting] = storage.reads.jobs("emails", [short.id, long.id])
     assert (expired.state, expired.reason) == (State.FAILED, "ttl_expired")
     assert waiting.state is State.WAITING
     assert 30_000 < waiting.options.ttl <= 40_000
@@ -289,7 +289,7 @@ def test_redis_is_asked_again_after_a_rest(storage, emails, monkeypatch, away):
     emails.enqueue(1)
     away()
 
-    eventually(lambda: emails.enqueue(2) and storage.counts("emails")[State.WAITING])
+    eventually(lambda: emails.enqueue(2) and storage.reads.counts("emails")[State.WAITING])
 
 
 def test_a_frozen_redis_takes_each_job_once(storage, emails, relay, redis_server):

@@ -55,7 +55,7 @@ def test_every_unfinished_job_runs_once(storage, mirror, lose):
     drain(storage, handlers={f.NAME: lambda job: ran.append(job.id)})
     assert Counter(ran) == Counter([*waiting, blocked])
     assert ran[:5] == active
-    storage.promote(f.QUEUE, [delayed])
+    storage.jobs.promote(f.QUEUE, [delayed])
     drain(storage, handlers={f.NAME: lambda job: ran.append(job.id)})
     assert ran[21:] == [delayed]
 
@@ -74,7 +74,7 @@ def test_a_job_keeps_what_it_is(storage, mirror, lose, clock):
     assert after == before._replace(created_at=after.created_at)
     assert storage.enqueue([f.batch(queue="q", unique_key="k")])[0].id == "an id"
     assert_alike(storage, "q")
-    assert [one.id for one in storage.about("shop.order:7", 9).jobs] == ["an id"]
+    assert [one.id for one in storage.reads.jobs_about("shop.order:7", 9).jobs] == ["an id"]
 
 
 def test_jobs_are_restored_in_the_order_in_which_they_came(storage, mirror, lose, clock):
@@ -113,7 +113,7 @@ def test_jobs_that_redis_knows_are_left_alone(storage, mirror):
     _, cancelled, _ = f.enqueue_many(storage, 3)
     copy_all(mirror)
     f.finish(storage, f.failing(f.claim_one(storage)))
-    storage.cancel(f.QUEUE, [cancelled])
+    storage.jobs.cancel(f.QUEUE, [cancelled])
     f.finish(storage, f.completing(f.claim_one(storage)))
 
     assert restore(mirror) == {}
@@ -126,7 +126,7 @@ def test_one_queue_may_be_restored_alone(storage, mirror, lose):
     lose()
 
     assert restore(mirror, "one").keys() == {"one"}
-    assert storage.queues() == ["one"]
+    assert storage.queues.names() == ["one"]
     assert restore(mirror)["two"].restored == {State.WAITING: 1}
 
 
@@ -134,25 +134,25 @@ def test_a_dry_run_enqueues_nothing(storage, mirror, lose):
     f.enqueue_many(storage, 3)
     blocked = f.a_blocked_job(storage)
     f.enqueue(storage, depends_on=((f.QUEUE, blocked),))
-    storage.pause(f.QUEUE)
+    storage.queues.pause(f.QUEUE)
     lose()
 
     reports = restore(mirror, dry_run=True)
 
     assert reports[f.QUEUE].restored == {State.WAITING: 3, State.BLOCKED: 2}
     assert reports[f.UPSTREAM].restored == {State.WAITING: 1}
-    assert storage.queues() == []
+    assert storage.queues.names() == []
 
 
 def test_a_paused_queue_stays_paused_and_a_limited_one_limited(storage, mirror, lose):
     f.enqueue_many(storage, 3)
-    storage.pause(f.QUEUE)
+    storage.queues.pause(f.QUEUE)
     f.enqueue_many(storage, 3, queue="limited")
-    storage.set_limits("limited", Rate(1, HOUR), None)
+    storage.queues.set_limits("limited", Rate(1, HOUR), None)
     lose()
     restore(mirror)
 
-    assert storage.is_paused(f.QUEUE)
+    assert storage.queues.is_paused(f.QUEUE)
     assert len(f.claim(storage, 5)) == 1
 
 
@@ -163,45 +163,45 @@ def test_what_was_said_to_groups_is_said_again(storage, mirror, lose):
         "paused": GroupLimit(paused=True),
         None: GroupLimit(4),
     }
-    storage.set_group_limit(f.QUEUE, "g", concurrency=2, rate=Rate(1, HOUR))
-    storage.set_group_limit(f.QUEUE, "heavy", weight=3)
-    storage.pause_group(f.QUEUE, "paused")
-    storage.set_group_limit(f.QUEUE, None, concurrency=4)
-    storage.set_group_limit(f.QUEUE, "taken back", concurrency=1)
+    storage.queues.set_group_limit(f.QUEUE, "g", concurrency=2, rate=Rate(1, HOUR))
+    storage.queues.set_group_limit(f.QUEUE, "heavy", weight=3)
+    storage.queues.pause_group(f.QUEUE, "paused")
+    storage.queues.set_group_limit(f.QUEUE, None, concurrency=4)
+    storage.queues.set_group_limit(f.QUEUE, "taken back", concurrency=1)
     for group in said:
         f.enqueue_many(storage, 6, group=group or "other")
     mirror.catch_up()
-    storage.set_group_limit(f.QUEUE, "taken back", concurrency=None)
+    storage.queues.set_group_limit(f.QUEUE, "taken back", concurrency=None)
     lose()
-    storage.set_group_limit(f.QUEUE, "heavy", weight=1)  # by one who did not wait
+    storage.queues.set_group_limit(f.QUEUE, "heavy", weight=1)  # by one who did not wait
     restore(mirror)
 
-    assert storage.group_limits(f.QUEUE) == {**said, "heavy": GroupLimit(weight=1)}
+    assert storage.queues.group_limits(f.QUEUE) == {**said, "heavy": GroupLimit(weight=1)}
     served = Counter(one.options.group for one in f.claim(storage, 100))
     assert served == {"g": 1, "heavy": 4, "other": 4}
 
 
 def test_a_pause_that_was_ended_is_not_begun_again(storage, mirror):
     f.enqueue(storage)
-    storage.pause(f.QUEUE)
+    storage.queues.pause(f.QUEUE)
     copy_all(mirror)
-    storage.resume(f.QUEUE)
+    storage.queues.resume(f.QUEUE)
     restore(mirror)
 
-    assert not storage.is_paused(f.QUEUE)
+    assert not storage.queues.is_paused(f.QUEUE)
 
 
 def test_a_queue_that_is_used_again_before_the_restoration_loses_neither_jobs_nor_pause(
     storage, mirror, lose
 ):
     f.enqueue_many(storage, 3)
-    storage.pause(f.QUEUE)
+    storage.queues.pause(f.QUEUE)
     lose()
     new = f.enqueue(storage)
     copy_all(mirror)
     restore(mirror)
 
-    assert storage.is_paused(f.QUEUE)
+    assert storage.queues.is_paused(f.QUEUE)
     assert f.counts(storage) == {State.WAITING: 4}
     assert mirrored_state(new) == State.WAITING
     assert_alike(storage)

@@ -35,10 +35,10 @@ def test_workers_are_listed_with_what_they_run(storage):
     now = storage.engine.clock.now()
     jobs = (RunningJob("emails", "id-1", "shop.send", now - 90_000),)
     about = {"host": "web-1", "pid": 7, "kind": "runworkers", "rss": 50_000_000, "project": "2026.11"}
-    storage.register_worker(
+    storage.workers.register(
         worker("w1", queues=("emails",), active=1, concurrency=10, version=__version__, jobs=jobs, **about)
     )
-    storage.register_worker(worker("w0", host="web-2", state="quiet"))
+    storage.workers.register(worker("w0", host="web-2", state="quiet"))
     first, more, running, second, _ = run().splitlines()
     assert re.fullmatch(r"w1: running, 1 of 10 slots in use, last heartbeat \d+ s ago", first)
     for part in ("process 7 on web-1", "runworkers", "queues emails", "50 MB", "2026.11", __version__):
@@ -51,9 +51,9 @@ def test_workers_are_listed_with_what_they_run(storage):
 
 @pytest.mark.parametrize("command", ["quiet", "resume", "stop"])
 def test_a_worker_is_told_something(storage, command):
-    storage.register_worker(worker("w1"))
+    storage.workers.register(worker("w1"))
     assert run(f"--{command}", "w1") == f"Sent {command} to w1\n"
-    assert storage.register_worker(worker("w1")) == (command,)
+    assert storage.workers.register(worker("w1")) == (command,)
 
 
 def test_a_dump_is_printed(storage):
@@ -66,7 +66,7 @@ def test_a_dump_is_printed(storage):
     with Worker(storage, ["emails"], {"handler": handler}, worker_id="w1", maintain=False):
         Queue("emails").enqueue(name="handler")
         assert begun.wait(10)
-        storage.save_dump("w1", "an earlier one")
+        storage.workers.save_dump("w1", "an earlier one")
         assert "in handler" in run("--dump", "w1")
         go_on.set()
 
@@ -74,7 +74,7 @@ def test_a_dump_is_printed(storage):
 def test_one_that_is_not_there_ends_already_or_does_not_answer_is_an_error(storage, monkeypatch):
     with pytest.raises(CommandError, match="unknown worker 'w1'"):
         run("--quiet", "w1")
-    storage.register_worker(worker("w1", state="stopping"))
+    storage.workers.register(worker("w1", state="stopping"))
     with pytest.raises(CommandError, match="is stopping already"):
         run("--stop", "w1")
     monkeypatch.setattr(workercontrol, "PATIENCE", 1)

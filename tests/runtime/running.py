@@ -31,7 +31,7 @@ async def work_off(storage: Storage, handler: Any, **options: Any) -> Worker:
 
 
 def record(queue: Queue, job_id: str) -> JobRecord:
-    found = queue.storage.jobs(queue.name, [job_id])[0]
+    found = queue.storage.reads.jobs(queue.name, [job_id])[0]
     assert found is not None
     return found
 
@@ -39,7 +39,7 @@ def record(queue: Queue, job_id: str) -> JobRecord:
 async def reached(queue: Queue, job_id: str, state: str) -> JobRecord:
     """The job's record, once it is in a state."""
     await aeventually(
-        lambda: queue.storage.states(queue.name, [job_id])[0] == State(state),
+        lambda: queue.storage.reads.states(queue.name, [job_id])[0] == State(state),
         message=f"job is {state}",
     )
     return record(queue, job_id)

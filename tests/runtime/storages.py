@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from djqueue import StorageUnavailableError
 from djqueue.core.job import ClaimRequest, Finished, Lease, Outcome, ProgressReport, Renewal
 from djqueue.storage.base import EventHandler, Unsubscribe
+from djqueue.storage.capabilities import Capabilities
+from djqueue.storage.engined import EngineEvents
 from djqueue.storage.memory import MemoryStorage
 
 
@@ -24,6 +26,7 @@ class RecordingStorage(MemoryStorage):
         """Queues that are listened to."""
         self.listening = 0
         """Workers that are woken."""
+        self.events = RecordingEvents(self)
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         finished = super().finish(outcomes, then)
@@ -39,16 +42,6 @@ class RecordingStorage(MemoryStorage):
         self.reports.append(list(reports))
         return super().report(reports)
 
-    def subscribe(self, queue: str, handler: EventHandler, job_id: str | None = None) -> Unsubscribe:
-        unsubscribe = super().subscribe(queue, handler, job_id)
-        self.subscribed.append(queue)
-
-        def ended() -> None:
-            unsubscribe()
-            self.subscribed.remove(queue)
-
-        return ended
-
     def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
         unlisten = super().listen(queues, wake)
         self.listening += 1
@@ -60,10 +53,28 @@ class RecordingStorage(MemoryStorage):
         return ended
 
 
+class RecordingEvents(EngineEvents):
+    """Notes which queues are subscribed to."""
+
+    def __init__(self, storage: RecordingStorage) -> None:
+        super().__init__(storage.engine)
+        self._subscribed = storage.subscribed
+
+    def subscribe(self, queue: str, handler: EventHandler, job_id: str | None = None) -> Unsubscribe:
+        unsubscribe = super().subscribe(queue, handler, job_id)
+        self._subscribed.append(queue)
+
+        def ended() -> None:
+            unsubscribe()
+            self._subscribed.remove(queue)
+
+        return ended
+
+
 class DistantStorage(RecordingStorage):
     """Takes two calls at once, and answers in a later turn of the loop."""
 
-    max_in_flight = 2
+    capabilities = Capabilities(in_process=True, max_in_flight=2)
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)
@@ -99,9 +110,9 @@ class FailingStorage(MemoryStorage):
         self._check("report")
         return super().report(reports)
 
-    def maintain(self):
-        self._check("maintain")
-        return super().maintain()
+    def sweep(self):
+        self._check("sweep")
+        return super().sweep()
 
     def _check(self, verb: str) -> None:
         if self.away.is_set():

@@ -196,7 +196,7 @@ async def test_a_delayed_job_starts_when_it_is_due_without_a_poll(storage, queue
 
 async def test_a_rate_limit_delays_claims_but_does_not_stop_them(storage, queue, monkeypatch):
     monkeypatch.setattr(claiming, "POLL", 600.0)
-    storage.set_limits("work", Rate(2, 100), None)
+    storage.queues.set_limits("work", Rate(2, 100), None)
     ids = [result.id for result in queue.enqueue_many(range(6), name=HANDLER)]
 
     async with working(storage, lambda job: None, maintain=False):
@@ -517,7 +517,7 @@ def lose_again(storage, ids):
     request = ClaimRequest("lost", len(ids), frozenset({HANDLER}))
     claimed = [storage.claim(request).jobs[0] for _ in ids]
     storage.engine.clock.advance(claimed[0].lease + 1)
-    assert storage.maintain().stalled == len(ids)
+    assert storage.sweep().stalled == len(ids)
     storage.trips.clear()
 
 
@@ -527,7 +527,7 @@ def lost_jobs(storage, queue, many):
     claimed = storage.claim(ClaimRequest("lost", many, frozenset({HANDLER}))).jobs
     assert [one.id for one in claimed] == ids
     storage.engine.clock.advance(claimed[0].lease + 1)
-    assert storage.maintain().stalled == many
+    assert storage.sweep().stalled == many
     storage.trips.clear()
     return ids
 

@@ -20,7 +20,7 @@ def nothing(job):
 
 
 def state_of(storage):
-    [info] = storage.workers()
+    [info] = storage.workers.all()
     return info.state
 
 
@@ -33,7 +33,7 @@ async def test_a_quiet_worker_finishes_what_runs_and_claims_no_more_until_it_is_
     ids = [result.id for result in queue.enqueue_many(range(3), name=HANDLER)]
     async with working(storage, handler, concurrency=1, worker_id="w") as worker:
         await aeventually(lambda: worker.running == 1)
-        assert storage.control_worker("w", "quiet") == "asked"
+        assert storage.workers.control("w", "quiet") == "asked"
         await aeventually(lambda: state_of(storage) == "quiet")
         go_on.set()
         await reached(queue, ids[0], "completed")
@@ -42,7 +42,7 @@ async def test_a_quiet_worker_finishes_what_runs_and_claims_no_more_until_it_is_
         assert queue.counts()["waiting"] == 3
         assert worker.running == 0
 
-        assert storage.control_worker("w", "resume") == "asked"
+        assert storage.workers.control("w", "resume") == "asked"
         await reached(queue, ids[2], "completed")
         await aeventually(lambda: state_of(storage) == "running")
         # While it was quiet it asked for nothing.
@@ -52,7 +52,7 @@ async def test_a_quiet_worker_finishes_what_runs_and_claims_no_more_until_it_is_
 
 async def test_a_command_is_done_at_once_and_not_with_the_next_sign_of_life(storage, queue):
     async with working(storage, nothing, worker_id="w", heartbeat=3_600):
-        storage.control_worker("w", "quiet")
+        storage.workers.control("w", "quiet")
         await aeventually(lambda: state_of(storage) == "quiet")
 
 
@@ -66,22 +66,22 @@ async def test_a_worker_that_is_told_to_stop_drains(storage, queue):
     worker = Worker(storage, handlers={HANDLER: handler}, concurrency=1, worker_id="w")
     running = asyncio.ensure_future(worker.run())
     await aeventually(lambda: worker.running == 1)
-    assert storage.control_worker("w", "stop") == "asked"
+    assert storage.workers.control("w", "stop") == "asked"
     await aeventually(lambda: state_of(storage) == "stopping")
-    assert storage.control_worker("w", "resume") == "stopping"
+    assert storage.workers.control("w", "resume") == "stopping"
     go_on.set()
     await asyncio.wait_for(running, 10)
     assert [record(queue, job_id).state for job_id in ids] == ["completed", "waiting"]
-    assert storage.workers() == []
+    assert storage.workers.all() == []
 
 
 async def test_a_quiet_worker_can_be_stopped(storage, queue):
     worker = Worker(storage, handlers={HANDLER: nothing}, worker_id="w")
     running = asyncio.ensure_future(worker.run())
-    await aeventually(lambda: storage.workers() != [])
-    storage.control_worker("w", "quiet")
+    await aeventually(lambda: storage.workers.all() != [])
+    storage.workers.control("w", "quiet")
     await aeventually(lambda: state_of(storage) == "quiet")
-    storage.control_worker("w", "stop")
+    storage.workers.control("w", "stop")
     await asyncio.wait_for(running, 10)
 
 
@@ -90,7 +90,7 @@ async def test_a_quiet_worker_that_runs_until_its_queues_are_empty_waits(storage
     worker.quiet()
     queue.enqueue(name=HANDLER)
     running = asyncio.ensure_future(worker.run())
-    await aeventually(lambda: storage.workers() != [])
+    await aeventually(lambda: storage.workers.all() != [])
     assert state_of(storage) == "quiet"
     await asyncio.sleep(0)
     assert storage.trips == []
@@ -119,9 +119,9 @@ async def test_a_dump_tells_where_threads_and_tasks_are_and_no_value(storage, qu
     queue.enqueue(name="task", id="id-1")
     async with working(storage, {"thread": in_a_thread, "task": on_the_loop}, concurrency=2, worker_id="w"):
         await aeventually(lambda: begun.is_set() and entered.is_set())
-        assert storage.control_worker("w", "dump") == "asked"
-        await aeventually(lambda: storage.worker_dump("w") is not None)
-        text = storage.worker_dump("w").text
+        assert storage.workers.control("w", "dump") == "asked"
+        await aeventually(lambda: storage.workers.dump("w") is not None)
+        text = storage.workers.dump("w").text
         go_on.set()
         waiting.set()
     assert text.startswith("Worker w, process ")
@@ -141,9 +141,9 @@ async def test_a_worker_whose_loop_is_held_up_tells_where(storage, queue):
 
     def look():
         assert begun.wait(10)
-        storage.control_worker("w", "dump")
-        eventually(lambda: storage.worker_dump("w") is not None)
-        found.append(storage.worker_dump("w").text)
+        storage.workers.control("w", "dump")
+        eventually(lambda: storage.workers.dump("w") is not None)
+        found.append(storage.workers.dump("w").text)
         go_on.set()
 
     found = []
@@ -177,8 +177,8 @@ async def test_a_dump_that_cannot_be_kept_is_logged_and_the_others_are_done(queu
 
     storage = Forgetful()
     async with working(storage, nothing, worker_id="w", heartbeat=0.05):
-        storage.control_worker("w", "dump")
-        storage.control_worker("w", "quiet")
+        storage.workers.control("w", "dump")
+        storage.workers.control("w", "quiet")
         await aeventually(lambda: state_of(storage) == "quiet")
     assert any("could not save its stack dump" in line for line in messages(caplog))
 
@@ -190,8 +190,8 @@ async def test_a_worker_tells_of_itself_and_of_what_it_runs(storage, queue, sett
     before = storage.engine.clock.now()
     async with working(storage, lambda job: go_on.wait(10), concurrency=30, heartbeat=0.05) as worker:
         await aeventually(lambda: worker.running == 30)
-        await aeventually(lambda: storage.workers()[0].active == 30)
-        [info] = storage.workers()
+        await aeventually(lambda: storage.workers.all()[0].active == 30)
+        [info] = storage.workers.all()
         go_on.set()
     assert (info.kind, info.version, info.project) == ("embedded", __version__, "2026.11")
     assert info.heartbeat == 50

@@ -131,7 +131,7 @@ async def test_an_outcome_whose_token_is_stale_is_refused_and_told(storage, queu
     """The job ends before the heartbeat could notice: the storage's answer says so."""
 
     async def handler(job):
-        storage.obliterate("work", force=True)
+        storage.queues.obliterate("work", force=True)
         return "of no interest"
 
     queue.enqueue(name=HANDLER)
@@ -161,14 +161,14 @@ async def test_the_worker_is_listed_while_it_lives(storage, queue):
 
     async with working(storage, handler, worker_id="here:1", queues=["work"], concurrency=4):
         queue.enqueue(name=HANDLER)
-        await aeventually(lambda: [info.active for info in storage.workers()] == [1])
-        info = storage.workers()[0]
+        await aeventually(lambda: [info.active for info in storage.workers.all()] == [1])
+        info = storage.workers.all()[0]
         assert (info.id, info.queues, info.names) == ("here:1", ("work",), (HANDLER,))
         assert (info.concurrency, info.state) == (4, "running")
         assert info.started_at <= info.seen_at <= time.time() * 1_000
         done.set()
 
-    assert storage.workers() == []
+    assert storage.workers.all() == []
 
 
 async def test_the_heartbeat_survives_an_outage(caplog, monkeypatch):

@@ -19,7 +19,7 @@ def clock():
 @pytest.fixture
 def watched(clock):
     storage = MemoryStorage(clock=clock)
-    storage.register_worker(WorkerInfo("w1", "host", 7, None, ("handler",), 4, 1))
+    storage.workers.register(WorkerInfo("w1", "host", 7, None, ("handler",), 4, 1))
     worker = Worker(storage, handlers={}, worker_id="w1", clock=clock)
     return storage, UnhandledWatch(worker)
 

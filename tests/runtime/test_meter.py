@@ -7,6 +7,7 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.metrics import RunStats
 from djqueue.runtime import reports
 from djqueue.runtime.worker import Worker
+from djqueue.storage.engined import EngineWorkers
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.factories import QUEUE, a_completed_job, enqueue, enqueue_many
 from tests.support import eventually
@@ -19,12 +20,21 @@ class Told(MemoryStorage):
         super().__init__()
         self.told: list[RunStats] = []
         self.away = 0
+        self.workers = ToldWorkers(self)
+
+
+class ToldWorkers(EngineWorkers):
+    """Hands statistics to the storage."""
+
+    def __init__(self, storage: Told) -> None:
+        super().__init__(storage.engine, storage.metrics)
+        self._storage = storage
 
     def record_runs(self, stats):
-        if self.away:
-            self.away -= 1
+        if self._storage.away:
+            self._storage.away -= 1
             raise StorageUnavailableError("away")
-        self.told += stats
+        self._storage.notify_incidents += stats
 
 
 async def ok(job):
@@ -46,7 +56,7 @@ def test_a_worker_tells_of_its_runs_by_name_at_its_end():
     with Worker(storage, handlers=HANDLERS, until_empty=True) as worker:
         worker.join()
 
-    told = {one.name: one for one in storage.told}
+    told = {one.name: one for one in storage.notify_incidents}
     assert told.keys() == {"ok", "fail"}
     assert told["ok"][:6] == (QUEUE, "ok", 5, 0, 0, 0)
     assert told["fail"][2:6] == (0, 0, 1, 0)
@@ -62,7 +72,7 @@ def test_waits_are_of_first_runs_and_of_jobs_that_depend_on_nothing():
     with Worker(storage, handlers=HANDLERS, until_empty=True) as worker:
         worker.join()
 
-    told = {one.name: one for one in storage.told}
+    told = {one.name: one for one in storage.notify_incidents}
     assert (told["fail"].wait.total, told["fail"].run.total) == (1, 3)
     assert (told["fail"].retried, told["fail"].failed) == (2, 1)
     assert (told["ok"].wait.total, told["ok"].run.total) == (0, 1)
@@ -75,6 +85,6 @@ def test_a_worker_tells_now_and_then_and_again_what_was_not_taken(monkeypatch: p
     enqueue_many(storage, 3, name="ok")
 
     with Worker(storage, handlers=HANDLERS):
-        eventually(lambda: sum(one.completed for one in storage.told) == 3)
+        eventually(lambda: sum(one.completed for one in storage.notify_incidents) == 3)
         enqueue_many(storage, 2, name="ok")
-        eventually(lambda: sum(one.run.total for one in storage.told) == 5)
+        eventually(lambda: sum(one.run.total for one in storage.notify_incidents) == 5)

@@ -125,7 +125,7 @@ async def test_a_fault_of_the_storage_is_logged_once_with_its_traceback(storage,
         raise ZeroDivisionError("a fault")
 
     async with working(storage, lambda job: None):
-        storage.maintain = broken
+        storage.sweep = broken
         await aeventually(lambda: len(tries) >= 3)
 
     told = [record for record in caplog.records if "failed (maintain)" in record.getMessage()]
@@ -161,7 +161,7 @@ async def test_maintenance_goes_on_after_an_outage(storage, queue, monkeypatch):
         storage.away.set()
         await aeventually(lambda: storage.refused.count("maintain") >= 3)
         storage.away.clear()
-        storage.maintain = swept.set
+        storage.sweep = swept.set
         assert await asyncio.to_thread(swept.wait, 5)
 
 
@@ -190,7 +190,7 @@ async def test_a_worker_may_be_stopped_during_an_outage(storage, queue, monkeypa
         storage.away.set()
         done.set()
 
-    assert storage.states("work", [job_id])[0] == "active"
+    assert storage.reads.states("work", [job_id])[0] == "active"
     assert any("could not report the results" in line for line in messages(caplog))
 
 
@@ -260,7 +260,7 @@ async def test_a_worker_starts_although_the_storage_goes_away_right_after_it_has
         await aeventually(lambda: "register" in storage.refused and "finish" in storage.refused)
         storage.away.clear()
         await reached(queue, queue.enqueue(name=HANDLER).id, "completed")
-        await aeventually(lambda: [info.id for info in storage.workers()] == [worker.id])
+        await aeventually(lambda: [info.id for info in storage.workers.all()] == [worker.id])
         await aeventually(lambda: any("available again" in line for line in messages(caplog, logging.INFO)))
 
     told = [line for line in messages(caplog, logging.INFO) if "the storage" in line and "bulk" not in line]

@@ -143,10 +143,15 @@ def test_a_standby_can_be_stopped(tmp_path):
     (tmp_path / "standing.py").write_text(
         "import threading\n"
         "from djqueue.storage.memory import MemoryStorage\n"
+        "from djqueue.storage.capabilities import Capabilities\n"
+        "class Role:\n"
+        "    standby, on_lost, is_here = 'wait', None, True\n"
+        "    def claim(self):\n"
+        "        return None\n"
         "class Standing(MemoryStorage):\n"
-        "    standby = 'wait'\n"
+        "    capabilities = Capabilities(scheduler=Role())\n"
         "    def connect(self):\n"
-        "        print('standing by:', self.standby, flush=True)\n"
+        "        print('standing by:', self.capabilities.scheduler.standby, flush=True)\n"
         "        threading.Event().wait()\n"
     )
     settings = 'DJQUEUE = {"STORAGE": {"BACKEND": "standing.Standing"}}'

@@ -41,7 +41,7 @@ async def test_running_jobs_end_and_no_other_begins(storage, queue, is_async):
     assert [record(queue, job_id).state for job_id in ids] == ["completed"] * 2 + ["waiting"] * 3
     assert [queue.get_result(job_id) for job_id in ids[:2]] == [False, False]
     assert worker.counters.completed == 2
-    assert storage.workers() == []
+    assert storage.workers.all() == []
 
 
 async def test_what_does_not_end_in_time_is_cancelled_and_given_back(storage, queue, caplog):
@@ -254,7 +254,7 @@ async def test_cancelling_the_run_is_a_hurried_stop(storage, queue):
         await asyncio.wait_for(running, 5)
 
     assert (record(queue, job_id).state, record(queue, job_id).attempts) == ("waiting", 0)
-    assert storage.workers() == []
+    assert storage.workers.all() == []
 
 
 async def test_a_cancelled_job_is_not_given_back_by_a_stopping_worker(storage, queue):
@@ -279,7 +279,7 @@ async def test_the_worker_is_listed_as_stopping(storage, queue):
     async with working(storage, handler, heartbeat=0.01) as worker:
         await aeventually(lambda: worker.running == 1)
         worker.stop()
-        await aeventually(lambda: storage.workers()[0].state == "stopping")
+        await aeventually(lambda: storage.workers.all()[0].state == "stopping")
         go_on.set()
 
 

@@ -115,7 +115,7 @@ def test_an_error_while_it_begins_is_raised_and_leaves_nothing(storage):
     with pytest.raises(RuntimeError, match="cannot listen"):
         Worker(broken, handlers={HANDLER: print}).start()
 
-    assert broken.workers() == []
+    assert broken.workers.all() == []
     eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("djqueue")])
 
 

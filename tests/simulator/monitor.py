@@ -189,7 +189,7 @@ class Monitor:
             return
         uncommitted = self._uncommitted[scheduler]
         uncommitted.append(fact)
-        journal: SimulatedJournal = scheduler._journal
+        journal: SimulatedJournal = scheduler.journal
         journal.facts.append(partial(_forget, uncommitted, fact))
 
     def _is_present(self, scheduler: Any) -> bool:
@@ -288,7 +288,7 @@ class Monitor:
         scheduler = self._present
         if scheduler is None:
             return
-        journal: SimulatedJournal = scheduler._journal
+        journal: SimulatedJournal = scheduler.journal
         if self._checked != (journal, journal.version):
             self._checked = (journal, journal.version)
             count_jobs(scheduler.engine, self._world.fail)
@@ -304,7 +304,7 @@ class Monitor:
         states = read_states()
         if any(not self._waits_for_a_retry(key, states) for key in self._open):
             return False
-        return scheduler._journal.is_idle and not any(
+        return scheduler.journal.is_idle and not any(
             job.state in LIVE and not self._waits_for_a_retry((job.queue, job.id), states)
             for shard in scheduler.engine.shards
             for queue in shard.queues.values()

@@ -13,8 +13,9 @@ from typing import Any
 from djqueue.core.errors import StorageUnavailableError, by_code
 from djqueue.storage.base import Unsubscribe
 from djqueue.storage.database.address import Address
-from djqueue.storage.database.remote import ANSWER_TIMEOUT, READ_TIMEOUT, RECONNECT_EVERY
-from djqueue.storage.database.session import SUBSCRIPTIONS, WRITTEN, _refusal
+from djqueue.storage.database.operations import DEADLINE, OPERATIONS
+from djqueue.storage.database.remote import READ_TIMEOUT, RECONNECT_EVERY
+from djqueue.storage.database.session import SUBSCRIPTIONS, _refusal
 from djqueue.storage.database.wire import LENGTH, pack
 from djqueue.storage.database.wire import unpack as unpack_body
 
@@ -100,7 +101,7 @@ class SimulatedServer:
 
     def _do(self, operation: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         try:
-            return "ok", getattr(self.storage, WRITTEN.get(operation, operation))(*args, **kwargs)
+            return "ok", OPERATIONS[operation].served_from(self.storage)(*args, **kwargs)
         except Exception as error:
             return _refusal(operation, error)
 
@@ -110,9 +111,11 @@ class SimulatedServer:
             leave()
         tell = partial(self._tell, client, args[0])
         if operation == "subscribe":
-            self._subscriptions[key] = self.storage.subscribe(args[1], tell, args[2])
-        elif operation != "unsubscribe":
-            self._subscriptions[key] = getattr(self.storage, operation)(args[1], tell)
+            self._subscriptions[key] = self.storage.events.subscribe(args[1], tell, args[2])
+        elif operation == "on_command":
+            self._subscriptions[key] = self.storage.workers.on_command(args[1], tell)
+        elif operation == "listen":
+            self._subscriptions[key] = self.storage.listen(args[1], tell)
         return "ok", None
 
     def _tell(self, client: "SimulatedRemote", number: int, event: Any = None) -> None:
@@ -181,7 +184,7 @@ class SimulatedRemote:
         if fate == "lost":
             world.loop.call_later(world.latency(), self.lose, server)
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT):
+            async with asyncio.timeout(DEADLINE):
                 return self._value(await future)
         except TimeoutError:
             raise StorageUnavailableError("the scheduler has not answered 'finish'") from None

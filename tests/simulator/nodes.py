@@ -88,7 +88,7 @@ class Node:
             clock=world.clock,
             random=world.random,
         )
-        storage.on_lost = lambda: self._replaced(worker)
+        storage.role.on_lost = lambda: self._replaced(worker)
         if self._stopping:
             worker.stop()
         try:
@@ -107,7 +107,7 @@ class Node:
 
     async def _connect(self, storage: DatabaseStorage) -> bool:
         world = World.current()
-        storage.standby = "never"
+        storage.role.standby = "never"
         while not self._stopping:
             try:
                 storage.connect()

@@ -27,7 +27,7 @@ class SimulatedScheduler(SchedulerStorage):
         super().__init__(*args, **kwargs)
         world = World.current()
         self.engine.random = Random(world.random.random())
-        self._inbox_thread = InboxThread(self)  # type: ignore[assignment]
+        self.inbox.thread = InboxThread(self)  # type: ignore[assignment]
         world.monitor.watch(self)
 
     def open(self) -> dict[str, int]:

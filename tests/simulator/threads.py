@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from djqueue.storage.database.inbox import POLL
 from djqueue.storage.database.journal import RENEW_EVERY, WINDOW, Buffer, DatabaseJournal, Done
 from djqueue.storage.database.pauses import BEAT, PAUSE, PauseWatch
-from djqueue.storage.database.scheduler import POLL, SchedulerStorage
+from djqueue.storage.database.scheduler import SchedulerStorage
 
 from .loop import PROCESS
 from .world import World
@@ -150,7 +151,7 @@ class InboxThread:
         self._storage = storage
         self.process = PROCESS.get()
         self._arrived = asyncio.Event()
-        storage._arrived = self._arrived  # type: ignore[assignment]
+        storage.inbox.arrived = self._arrived  # type: ignore[assignment]
 
     def start(self) -> None:
         """Begin to look."""
@@ -162,17 +163,17 @@ class InboxThread:
 
     async def _work(self) -> None:
         storage = self._storage
-        while not storage._closing.is_set():
+        while not storage.inbox.closing.is_set():
             try:
                 async with asyncio.timeout(POLL):
                     await self._arrived.wait()
             except TimeoutError:
                 pass  # A wake-up may have been lost.
             self._arrived.clear()
-            if storage._closing.is_set():
+            if storage.inbox.closing.is_set():
                 return
             try:
-                storage._take_in_all()
+                storage.inbox.take_in_all()
             except Exception as error:
                 World.current().note("inbox failed", type(error).__name__)
                 await asyncio.sleep(POLL)

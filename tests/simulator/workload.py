@@ -98,23 +98,23 @@ class Producer:
             act = "read"
         self._world.note("act", act, queue, job_id)
         if act == "cancel":
-            storage.cancel(queue, [job_id])
+            storage.jobs.cancel(queue, [job_id])
         elif act == "promote":
-            storage.promote(queue, [job_id])
+            storage.jobs.promote(queue, [job_id])
         elif act == "update":
-            storage.update(queue, [job_id], priority=random.choice((0, 1, 2)))
+            storage.jobs.update(queue, [job_id], priority=random.choice((0, 1, 2)))
         elif act == "retry":
             self._world.monitor.retried((queue, job_id))
-            storage.retry(queue, [job_id])
+            storage.jobs.retry(queue, [job_id])
         elif act == "pause":
             self._paused.add(queue)
-            storage.pause(queue)
+            storage.queues.pause(queue)
         elif act == "resume":
             self._resume_all()
         else:
-            storage.states(queue, [job_id])
+            storage.reads.states(queue, [job_id])
 
     def _resume_all(self) -> None:
         for queue in sorted(self._paused):
-            self._storage.resume(queue)
+            self._storage.queues.resume(queue)
             self._paused.discard(queue)

@@ -25,9 +25,9 @@ def walk(storage: Storage, seed: int, advance: Callable[[int], None], steps: int
         _step(storage, random, advance)
         if random.random() < 0.2:
             advance(random.choice([0, WHILE // 2, WHILE, 3 * WHILE]))
-            storage.maintain()
+            storage.sweep()
             yield step
-    while any(storage.maintain()):
+    while any(storage.sweep()):
         pass
     yield steps
 
@@ -66,32 +66,32 @@ def _step(storage: Storage, random: Random, advance: Callable[[int], None]) -> N
                 f.finish(storage, f.ENDINGS[ending](claimed))
     elif operation == "clean" and random.random() < 0.3:
         states = frozenset(random.sample(sorted(State), 2)) - {State.ACTIVE}
-        storage.clean(MEASURED, states, f.job(storage, f.enqueue(storage)).created_at, limit=2)
+        storage.queues.clean(MEASURED, states, f.job(storage, f.enqueue(storage)).created_at, limit=2)
     elif operation == "obliterate" and random.random() < 0.2:
-        storage.obliterate(MEASURED, force=True)
+        storage.queues.obliterate(MEASURED, force=True)
     elif operation == "move":
-        storage.move(ELSEWHERE, ids, MEASURED)
+        storage.jobs.move(ELSEWHERE, ids, MEASURED)
     elif operation == "depend":
-        there = [one for one, state in zip(IDS, storage.states(MEASURED, IDS), strict=True) if state]
+        there = [one for one, state in zip(IDS, storage.reads.states(MEASURED, IDS), strict=True) if state]
         needs = tuple((MEASURED, one) for one in there)
         if needs:
             f.enqueue(storage, queue=PARENTS, depends_on=needs, on_dependency_failure="ignore")
     elif operation == "give up":
-        storage.cancel(PARENTS, [parent.id for parent in storage.page(PARENTS, None, 10)])
+        storage.jobs.cancel(PARENTS, [parent.id for parent in storage.reads.page(PARENTS, None, 10)])
     elif operation == "update":
-        storage.update(MEASURED, ids, random.randrange(2), bytes(random.randrange(150)))
+        storage.jobs.update(MEASURED, ids, random.randrange(2), bytes(random.randrange(150)))
     elif operation == "replace_payload":
-        for record in filter(None, storage.jobs(MEASURED, ids)):
+        for record in filter(None, storage.reads.jobs(MEASURED, ids)):
             payload, is_dead = bytes(random.randrange(150)), record.state is State.FAILED
-            storage.replace_payload(MEASURED, record.id, payload, record.payload, retry=is_dead)
+            storage.jobs.replace_payload(MEASURED, record.id, payload, record.payload, retry=is_dead)
     elif operation in ("cancel", "remove", "retry"):
-        getattr(storage, operation)(MEASURED, ids)
+        getattr(storage.reads.jobs, operation)(MEASURED, ids)
 
 
 def sums(storage: Storage, held: Collection[str]) -> dict[str, int]:
     """Bytes by outcome, and of results, of what the storage says that it has; without those that are held."""
     found = {"completed": 0, "cancelled": 0, "failed": 0, "results": 0}
-    for record in storage.page(MEASURED, None, 10_000):
+    for record in storage.reads.page(MEASURED, None, 10_000):
         if record.state.value in found and record.id not in held:
             error = 0 if record.error is None else size_of_error(record.error)
             found[record.state.value] += len(record.payload) + error

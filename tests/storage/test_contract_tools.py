@@ -10,6 +10,7 @@ import pytest
 
 from djqueue.core.job import Event
 from djqueue.core.states import State
+from djqueue.storage.engined import EngineEvents
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing import waiting
 from djqueue.testing.clock import FakeClock
@@ -41,18 +42,16 @@ class LateStorage(MemoryStorage):
         self._news = SimpleQueue()
         self._thread = Thread(target=self._deliver)
         self._thread.start()
+        self.events = LateEvents(self)
 
     def close(self):
         self._news.put(None)
         self._thread.join()
 
-    def subscribe(self, queue, handler, job_id=None):
-        return self._later(handler, lambda late: super(LateStorage, self).subscribe(queue, late, job_id))
-
     def listen(self, queues, wake):
-        return self._later(wake, lambda late: super(LateStorage, self).listen(queues, late))
+        return self.later(wake, lambda late: super(LateStorage, self).listen(queues, late))
 
-    def _later(self, handler, subscribe):
+    def later(self, handler, subscribe):
         subscribed = ThreadEvent()
         subscribed.set()
         stop = subscribe(lambda *news: self._news.put((subscribed, handler, news)))
@@ -72,6 +71,18 @@ class LateStorage(MemoryStorage):
                     handler(*news)
             except RuntimeError as error:
                 logger.warning("a handler failed: %s", error)
+
+
+class LateEvents(EngineEvents):
+    """Events, told by the storage's thread."""
+
+    def __init__(self, storage):
+        super().__init__(storage.engine)
+        self._storage = storage
+
+    def subscribe(self, queue, handler, job_id=None):
+        told = super().subscribe
+        return self._storage.later(handler, lambda late: told(queue, late, job_id))
 
 
 class TestWithEventsFromAnotherThread(
@@ -192,7 +203,7 @@ def test_a_job_can_be_made_in_every_state(there):
 
 def test_a_recorder_waits_for_what_another_thread_tells():
     storage, recorder = MemoryStorage(), Recorder()
-    storage.subscribe("default", recorder)
+    storage.events.subscribe("default", recorder)
     thread = Thread(target=lambda: enqueue(storage, id="a"))
     thread.start()
 
@@ -203,7 +214,7 @@ def test_a_recorder_waits_for_what_another_thread_tells():
 def test_a_recorder_that_waits_in_vain_says_for_what(monkeypatch):
     monkeypatch.setattr(waiting, "PATIENCE", 0.01)
     storage, recorder = MemoryStorage(), Recorder()
-    storage.subscribe("default", recorder)
+    storage.events.subscribe("default", recorder)
     enqueue(storage, id="a")
 
     with pytest.raises(AssertionError, match=r"not within 0\.01 s: event 'completed'.*'queued'"):

@@ -46,7 +46,7 @@ def own_threads() -> set[threading.Thread]:
 def used(storage: Storage, made: Made) -> None:
     """Do with a storage what producers, workers and waiting callers do."""
     queue = Queue("leaks", storage=storage)
-    unsubscribe = storage.subscribe("leaks", lambda event: None)
+    unsubscribe = storage.events.subscribe("leaks", lambda event: None)
     stop_listening = storage.listen(["leaks"], lambda: None)
     queue.enqueue(name="nothing")
     eventually(lambda: queue.counts()["waiting"] == 1)  # a scheduler takes in what others enqueue
@@ -95,7 +95,7 @@ def as_client(made: Made) -> None:
     """A scheduler, and a client that uses its socket."""
     scheduler, client = DatabaseStorage(), DatabaseStorage()
     scheduler.connect()
-    client.standby = "work"
+    client.role.standby = "work"
     try:
         used(client, made)
     finally:

@@ -45,10 +45,10 @@ class MemoryContract(StorageContract):
         claimed = an_active_job(storage)
         self.clock.jump(jump)
 
-        assert storage.maintain().stalled == 0
+        assert storage.sweep().stalled == 0
 
         self.clock.advance(claimed.lease + 1)
-        assert storage.maintain().stalled == 1
+        assert storage.sweep().stalled == 1
 
     @pytest.mark.parametrize("jump", [-DAY, DAY])
     def test_a_wall_clock_that_is_set_holds_up_no_waiting_job(self, storage, jump):
@@ -62,7 +62,7 @@ class MemoryContract(StorageContract):
     def test_a_wall_clock_that_is_set_back_keeps_results(self, storage):
         done = a_completed_job(storage, result_ttl=1_000)
         self.clock.jump(-DAY)
-        storage.maintain()
+        storage.sweep()
 
         assert state(storage, done) is State.COMPLETED
 
@@ -84,7 +84,7 @@ def test_two_storages_share_nothing():
     one, other = MemoryStorage(), MemoryStorage()
     enqueue(one, id="a")
 
-    assert other.queues() == []
+    assert other.queues.names() == []
     assert claim(other) == []
     assert state(other, "a", QUEUE) is None
 
@@ -96,7 +96,7 @@ def test_without_a_clock_it_goes_by_the_machines():
     an_active_job(storage, queue="other")
 
     while not (claimed := claim(storage, queues=[QUEUE])):
-        storage.maintain()
+        storage.sweep()
 
     assert finish(storage, completing(claimed[0])) == [True]
-    assert storage.counts(QUEUE)[State.DELAYED] == 1
+    assert storage.reads.counts(QUEUE)[State.DELAYED] == 1

@@ -77,7 +77,8 @@ def write(df: "DataFrame", options: Mapping[str, str]) -> "WriteReport | None":
         return _dry_run(df, checked)
     df.write.format("djqueue").options(**all_options).mode("append").save()
     with closing(storage_at(checked.url, checked.prefix)) as storage:
-        found = storage.imports.get(str(checked.write)) if storage.imports is not None else None
+        reports = storage.capabilities.bulk_writes
+        found = None if reports is None else reports.get(str(checked.write))
     return None if found is None else WriteReport.of(found)
 
 

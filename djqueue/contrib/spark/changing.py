@@ -107,7 +107,7 @@ class JobChanger(RowReader):
         answers = self.answers.setdefault(queue, Counter())
         if self._plan.options.dry_run:
             ids = [change.id for change in changes]
-            answers.update(self._send(self._storage.retry, queue, ids, dry_run=True))
+            answers.update(self._send(self._storage.jobs.retry, queue, ids, dry_run=True))
         else:
             answers.update(operation(self._storage, self._send, queue, changes))
 
@@ -122,7 +122,7 @@ Operation = Callable[[Storage, Send, str, Sequence[JobChange]], Iterable[str]]
 def _retry(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:
     unchanged = [change.id for change in changes if change.payload is None]
     if unchanged:
-        yield from send(storage.retry, queue, unchanged)
+        yield from send(storage.jobs.retry, queue, unchanged)
     edited = [change for change in changes if change.payload is not None]
     for first in range(0, len(edited), READ_BATCH):
         some = edited[first : first + READ_BATCH]
@@ -131,16 +131,18 @@ def _retry(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange
             if record is None:
                 yield "not_found"
                 continue
-            yield send(storage.replace_payload, queue, change.id, change.payload, record.payload, retry=True)
+            yield send(
+                storage.jobs.replace_payload, queue, change.id, change.payload, record.payload, retry=True
+            )
 
 
 def _cancel(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:
-    for result in send(storage.cancel, queue, [change.id for change in changes]):
+    for result in send(storage.jobs.cancel, queue, [change.id for change in changes]):
         yield result.status
 
 
 def _delete(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:
-    for removed in send(storage.remove, queue, [change.id for change in changes]):
+    for removed in send(storage.jobs.remove, queue, [change.id for change in changes]):
         yield "removed" if removed else "not_removed"
 
 
@@ -152,14 +154,14 @@ def _update(storage: Storage, send: Send, queue: str, changes: Sequence[JobChang
     for (priority, payload), indexes in updates.items():
         ids = [changes[index].id for index in indexes]
         for index, is_updated in zip(
-            indexes, send(storage.update, queue, ids, priority, payload), strict=True
+            indexes, send(storage.jobs.update, queue, ids, priority, payload), strict=True
         ):
             done[index] = is_updated
     times = _grouped_by(changes, lambda change: change.run_at)
     times.pop(None, None)
     for run_at, indexes in times.items():
         ids = [changes[index].id for index in indexes]
-        for index, is_updated in zip(indexes, send(storage.reschedule, queue, ids, run_at), strict=True):
+        for index, is_updated in zip(indexes, send(storage.jobs.reschedule, queue, ids, run_at), strict=True):
             done[index] = done[index] and is_updated
     for index, change in enumerate(changes):
         is_empty = change == JobChange(change.id)

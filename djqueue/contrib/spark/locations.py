@@ -41,7 +41,7 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
         # Import late: the models require Django to be set up.
         from .databases import UrlDatabase
 
-        return UrlDatabase(database=alias, policies=policies or None)  # type: ignore[abstract]
+        return UrlDatabase(database=alias, policies=policies or None)
     from djqueue.storage.redis import RedisStorage
 
     try:
@@ -52,7 +52,7 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
 
 def staging_of(storage: Storage) -> Staging:
     """Return the storage's staging area. Raises OptionError if it has none."""
-    staging = storage.staging
+    staging = storage.capabilities.staging
     if staging is None:
         raise OptionError(f"url: {storage.describe()} lacks the tables for bulk writes: {sparktables.REMEDY}")
     return staging

@@ -62,9 +62,9 @@ class Read:
 
 def export_of(storage: Storage, table: str) -> Export:
     """Return the export that reads a table. Raises OptionError if the storage has no such table."""
-    if table == "imports" and storage.imports is not None:
-        return ReportExport(storage.imports)
-    export = storage.export
+    if table == "imports" and storage.capabilities.bulk_writes is not None:
+        return ReportExport(storage.capabilities.bulk_writes)
+    export = storage.capabilities.export
     if export is None:
         raise OptionError(f"url: {storage.describe()} does not support reads")
     if table not in export.tables:

@@ -39,7 +39,7 @@ class WriteReporter:
     """
 
     def __init__(self, storage: Storage, own: str, report: BulkWriteReport, *, is_batch: bool) -> None:
-        self._imports = storage.imports
+        self._imports = storage.capabilities.bulk_writes
         self._own = own
         self._report = report
         self._is_batch = is_batch
@@ -128,14 +128,14 @@ class WriteReporter:
 
 def aborted(storage: Storage, report: BulkWriteReport) -> None:
     """Record that a write's tasks failed, so that nothing was published."""
-    if storage.imports is None:
+    if storage.capabilities.bulk_writes is None:
         return
     with _log_errors(report.write):
-        known = storage.imports.get(report.write)
+        known = storage.capabilities.bulk_writes.get(report.write)
         if known is None:
-            storage.imports.keep(report._replace(state=FAILED, error=TASKS_FAILED))
+            storage.capabilities.bulk_writes.keep(report._replace(state=FAILED, error=TASKS_FAILED))
         elif known.batches and known.state == DONE:
-            storage.imports.keep(known._replace(state=UNFINISHED, error=TASKS_FAILED))
+            storage.capabilities.bulk_writes.keep(known._replace(state=UNFINISHED, error=TASKS_FAILED))
 
 
 @contextmanager

@@ -75,8 +75,8 @@ class JobEventStream:
 
 def feed_of(storage: Storage) -> Feed:
     """Return the events of a storage. Raises OptionError if it stores none."""
-    if storage.feed is None:
+    if storage.capabilities.feed is None:
         raise OptionError(
             f"table: {storage.describe()} stores no events; read its tables attempts and jobs instead"
         )
-    return storage.feed
+    return storage.capabilities.feed

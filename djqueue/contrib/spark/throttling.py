@@ -75,7 +75,7 @@ class WriteThrottle:
         if limit is None:
             return
         for _ in self._checks(f"queue {queue!r} has more than maxQueueDepth={limit} jobs"):
-            counts = self._storage.counts(queue)
+            counts = self._storage.reads.counts(queue)
             if sum(counts[state] for state in PENDING) < limit:
                 return
 

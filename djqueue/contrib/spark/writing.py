@@ -163,14 +163,14 @@ class Write:
 
     def _check(self, storage: Storage, plan: JobColumns, queue: str) -> None:
         # Use the mode recorded with the queue, since executors have no settings.
-        self._modes[queue] = mode = storage.groups(queue, 0, ()).mode
+        self._modes[queue] = mode = storage.reads.groups(queue, 0, ()).mode
         if mode == KEYED and plan.needs_group():
             raise OptionError(
                 f"group: jobs of queue {queue!r} require a group, because its GROUP_MODE is 'keyed': set "
                 "groupColumn"
             )
         for key in plan.base.job.depends_on:
-            if storage.states(key[0], [key[1]]) == [None]:
+            if storage.reads.states(key[0], [key[1]]) == [None]:
                 raise OptionError(f"dependsOn: queue {key[0]!r} has no job {key[1]!r}")
 
     def run_task(self, part: str, batches: Iterable[Any], spark: str = "") -> TaskReport:
@@ -182,7 +182,7 @@ class Write:
                 self.plan,
                 self.options.batch_size,
                 is_keyed=_keyed(storage),
-                states=lambda queue, ids: self._retrying()(storage.states, queue, ids),
+                states=lambda queue, ids: self._retrying()(storage.reads.states, queue, ids),
             )
             names = dict[str, None]()
             if self.options.dry_run:
@@ -378,7 +378,7 @@ def _with_tag(options: JobOptions, tag: str) -> JobOptions:
 
 def _keyed(storage: Storage) -> Callable[[str], bool]:
     """Return a cached function that says whether all jobs of a queue require a group."""
-    return cache(lambda queue: storage.groups(queue, 0, ()).mode == KEYED)
+    return cache(lambda queue: storage.reads.groups(queue, 0, ()).mode == KEYED)
 
 
 def _partition_order(report: TaskReport) -> tuple[int, str]:

@@ -123,7 +123,7 @@ def delete(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
 def _history(one: ScheduleRow) -> list[tuple[schedules.PastRun, JobRecord | None]]:
     """Return the last runs with their jobs, if still kept; oldest first."""
     ids = [run.id for run in one.past]
-    records = get_storage().jobs(one.queue, ids) if ids and one.queue else [None] * len(ids)
+    records = get_storage().reads.jobs(one.queue, ids) if ids and one.queue else [None] * len(ids)
     return list(zip(one.past, records, strict=True))
 
 

@@ -35,7 +35,7 @@ LABELS = {
 @pages.show("edit", "jobs/<djq:queue>/<djq:job_id>/edit/", rights.EDIT)
 def edit(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Show the form."""
-    record = get_storage().jobs(queue, [job_id])[0]
+    record = get_storage().reads.jobs(queue, [job_id])[0]
     return _page(request, site, queue, job_id, record)
 
 
@@ -43,7 +43,7 @@ def edit(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> 
 def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Apply the form if the job has not changed since; otherwise show it again with the input."""
     storage = get_storage()
-    record = storage.jobs(queue, [job_id])[0]
+    record = storage.reads.jobs(queue, [job_id])[0]
     if record is None:
         return _page(request, site, queue, job_id, None)
     how = editing.way(record.state)
@@ -76,7 +76,7 @@ def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str)
         if how == COPY:
             word = _copy(record, payload, copy_id)
         else:
-            word = storage.replace_payload(queue, job_id, payload, record.payload, retry=how == RETRY)
+            word = storage.jobs.replace_payload(queue, job_id, payload, record.payload, retry=how == RETRY)
     except DjqueueError as error:
         if isinstance(error, QueueFullError):
             version.delete()
@@ -84,7 +84,7 @@ def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str)
         return _page(request, site, queue, job_id, record, form)
     if word not in OUTCOMES:
         version.delete()
-        fresh = storage.jobs(queue, [job_id])[0]
+        fresh = storage.reads.jobs(queue, [job_id])[0]
         if fresh is None:
             return _page(request, site, queue, job_id, None)
         return _again(request, site, fresh, word)

@@ -71,7 +71,7 @@ def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 def flow(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Show the workflow of a job as a diagram and a table."""
     crumbs = [site.crumb("flows")]
-    whole = get_storage().flow(queue, job_id)
+    whole = get_storage().reads.flow(queue, job_id)
     if whole is None:
         return job_not_found(request, site, queue, job_id, "flows", crumbs)
     graph = flows.visible(request, whole)
@@ -95,7 +95,7 @@ def flow(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> 
 @pages.act("flow_retry", "flows/<djq:queue>/<djq:job_id>/retry/", rights.RETRY)
 def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Retry the failed jobs of a workflow; those that depend on others are blocked again."""
-    graph = get_storage().flow(queue, job_id)
+    graph = get_storage().reads.flow(queue, job_id)
     roots, dependents = flows.failed(request, graph) if graph is not None else ([], [])
     answers = _retried(roots, dependents, dry_run=False)
     done = {word: answers.pop(word) for word in jobactions.RETRY.done if word in answers}
@@ -135,7 +135,7 @@ def _retried(roots: list[FlowNode], dependents: list[FlowNode], *, dry_run: bool
         for node in nodes:
             by_queue.setdefault(node.queue, []).append(node.id)
         for queue, ids in by_queue.items():
-            for answer in get_storage().retry(queue, ids, dry_run=dry_run):
+            for answer in get_storage().jobs.retry(queue, ids, dry_run=dry_run):
                 answers[answer] = answers.get(answer, 0) + 1
     return answers
 
@@ -155,5 +155,6 @@ def _named(request: HttpRequest, site: DashboardSite, job_id: str) -> list[tuple
     """Return the queue, the state and the workflow URL of each job with this ID."""
     names = [line.name for line in queries.board(request).value.lines]
     return [
-        (queue, state, site.url("flow", queue, job_id)) for queue, state in get_storage().find(job_id, names)
+        (queue, state, site.url("flow", queue, job_id))
+        for queue, state in get_storage().reads.find(job_id, names)
     ]

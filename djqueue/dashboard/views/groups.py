@@ -38,7 +38,7 @@ def group_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpR
     group = request.POST.get("group-name", "")
 
     def read() -> dict[str, Any]:
-        found = get_storage().groups(queue, 0, [group] if group else [])
+        found = get_storage().reads.groups(queue, 0, [group] if group else [])
         return limits.of_group(found.named[0]) if group else limits.of_groups(found)
 
     message = _("Changed the limits of group %(group)s.") if group else _("Changed the default group limits.")
@@ -84,7 +84,7 @@ def limiter(request: HttpRequest, site: DashboardSite, queue: str) -> HttpRespon
 def _set_paused(request: HttpRequest, site: DashboardSite, queue: str, *, paused: bool) -> HttpResponse:
     group = request.POST.get("group", "")
     handle = Queue(queue)
-    [before] = get_storage().groups(queue, 0, [group]).named
+    [before] = get_storage().reads.groups(queue, 0, [group]).named
     if paused:
         handle.pause_group(group)
         message = _("Paused group %(group)s.")

@@ -148,7 +148,7 @@ for _page, _action, _right in jobactions.IMMEDIATE:
 @pages.act("remove", "jobs/<djq:queue>/<djq:job_id>/delete/", rights.DELETE)
 def remove(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Delete the job after the undo period."""
-    record = get_storage().jobs(queue, [job_id])[0]
+    record = get_storage().reads.jobs(queue, [job_id])[0]
     if record is None or not jobactions.REMOVE.legal(record.state):
         word = "not_found" if record is None else str(record.state)
         return job_changed(request, site, word, queue, job_id)
@@ -165,7 +165,7 @@ def remove(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -
 def _render(
     request: HttpRequest, site: DashboardSite, queue: str, job_id: str, *, revealed: bool
 ) -> HttpResponse:
-    record = get_storage().jobs(queue, [job_id])[0]
+    record = get_storage().reads.jobs(queue, [job_id])[0]
     crumbs = queue_crumbs(site, queue)
     if record is None:
         return job_not_found(request, site, queue, job_id, "queues", crumbs)
@@ -221,7 +221,7 @@ def _why(request: HttpRequest, record: JobRecord) -> explanations.Reason | None:
     """Return why the job is not running, without naming jobs that the user can't see."""
     if record.state in TERMINAL:
         return None
-    found = get_storage().explain(record.queue, record.id)
+    found = get_storage().reads.explain(record.queue, record.id)
     return explanations.reason(found, lambda name: rights.sees(request, name))
 
 

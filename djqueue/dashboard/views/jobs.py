@@ -274,13 +274,13 @@ def _listed(request: HttpRequest, board: queries.Board, wanted: JobFilter, has_r
     if wanted.queue:
         if not rights.sees(request, wanted.queue):
             return Listed([])
-        page = storage.cursor_page(wanted.queue, state, LENGTH, at or None)
+        page = storage.reads.cursor_page(wanted.queue, state, LENGTH, at or None)
         return Listed(page.jobs, page.previous or "", page.next or "")
     names = [line.name for line in _lines(board, state)]
     if has_rows:
         found = jobsearch.newest(names, state, at)
         return Listed(found.jobs, found.page.newer, found.page.older)
-    records = [record for name in names for record in storage.cursor_page(name, state, LENGTH).jobs]
+    records = [record for name in names for record in storage.reads.cursor_page(name, state, LENGTH).jobs]
     records.sort(key=lambda record: (-record.created_at, record.queue, record.id))
     return Listed(records[:LENGTH], window="each" if len(records) > LENGTH else "all")
 
@@ -296,7 +296,7 @@ def _dead_letters(request: HttpRequest, queue: str, error: str, after: str) -> L
     records = {
         (name, record.id): record
         for name, ids in by_queue.items()
-        for record in get_storage().jobs(name, ids)
+        for record in get_storage().reads.jobs(name, ids)
         if record is not None
     }
     shown = [
@@ -352,6 +352,6 @@ def _named(request: HttpRequest, site: DashboardSite, wanted: JobFilter) -> list
     queues = [wanted.queue] if wanted.queue else None
     return [
         (queue, state, site.url("job", queue, wanted.id))
-        for queue, state in get_storage().find(wanted.id, queues)
+        for queue, state in get_storage().reads.find(wanted.id, queues)
         if rights.sees(request, queue)
     ]

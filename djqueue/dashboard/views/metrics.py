@@ -142,10 +142,10 @@ def _read(window: MetricWindow, queues: list[str], at: int) -> MetricReport:
     end = at // window.step * window.step + window.step
     start = end - window.length
     storage = get_storage()
-    by_queue = storage.series(queues, start, end, window.step)
-    earlier = storage.series(queues, start - window.length, start, window.step)
-    by_name = storage.series(queues, start, end, window.step, by_name=True)
-    earlier_by_name = storage.series(queues, start - window.length, start, window.step, by_name=True)
+    by_queue = storage.reads.series(queues, start, end, window.step)
+    earlier = storage.reads.series(queues, start - window.length, start, window.step)
+    by_name = storage.reads.series(queues, start, end, window.step, by_name=True)
+    earlier_by_name = storage.reads.series(queues, start - window.length, start, window.step, by_name=True)
     steps: dict[int, list[Bucket]] = {
         at: [nothing("", at, window.step)] for at in range(start, end, window.step)
     }

@@ -152,7 +152,7 @@ def _scheduler(request: HttpRequest, site: DashboardSite) -> list[Fact]:
     """Return facts about the storage and its scheduler, without addresses."""
     url = site.url("storage") if site.may_open(request, "storage") else ""
     try:
-        cached = snapshots.read("diagnostics", lambda: get_storage().diagnostics(), fresh=SELDOM)
+        cached = snapshots.read("diagnostics", lambda: get_storage().reads.diagnostics(), fresh=SELDOM)
     except StorageError:
         return [Fact(_("Storage"), _("unreachable"), url, "bad")]
     lines = {line.key: line for line in cached.value.lines}

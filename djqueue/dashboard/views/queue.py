@@ -92,7 +92,7 @@ def clean(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse
     if not form.is_valid():
         return page(request, site, queue, clean_form=form)
     what = form.cleaned_data["what"]
-    counts = get_storage().counts(queue)
+    counts = get_storage().reads.counts(queue)
     if what == "obliterate" and counts.get(State.ACTIVE):
         form.add_error(None, _("The queue has active jobs. Wait until they finish."))
         return page(request, site, queue, clean_form=form)
@@ -169,7 +169,7 @@ def page(
     cached = queries.board(request)
     line = cached.value.line(name) or queries.empty_line(name, cached.value.at)
     state = read_state(request.GET.get("state", "")) or State.WAITING
-    found = get_storage().cursor_page(name, state, LENGTH, request.GET.get("at") or None)
+    found = get_storage().reads.cursor_page(name, state, LENGTH, request.GET.get("at") or None)
     context = {
         "line": line,
         "series": line.buckets,

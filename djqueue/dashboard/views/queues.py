@@ -110,8 +110,8 @@ def resume(request: HttpRequest, site: DashboardSite, queue: str) -> HttpRespons
 
 def _set_paused(request: HttpRequest, site: DashboardSite, queue: str, *, paused: bool) -> HttpResponse:
     storage = get_storage()
-    detail = {"old": {"paused": storage.is_paused(queue)}, "new": {"paused": paused}}
-    (storage.pause if paused else storage.resume)(queue)
+    detail = {"old": {"paused": storage.queues.is_paused(queue)}, "new": {"paused": paused}}
+    (storage.queues.pause if paused else storage.queues.resume)(queue)
     audit.note(request, "pause" if paused else "resume", queue=queue, detail=detail)
     message = _("Paused queue %(queue)s.") if paused else _("Resumed queue %(queue)s.")
     messages.success(request, message % {"queue": queue})

@@ -17,7 +17,7 @@ pages = Pages()
 @pages.show("storage", "storage/", rights.STORAGE, gettext_lazy("Storage"))
 def storage(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Show the storage's diagnostics."""
-    cached = snapshots.read("diagnostics", lambda: get_storage().diagnostics(), fresh=5_000)
+    cached = snapshots.read("diagnostics", lambda: get_storage().reads.diagnostics(), fresh=5_000)
     groups: dict[str, list[DiagnosticLine]] = {}
     for line in cached.value.lines:
         shown = diagnostics.translated(line)

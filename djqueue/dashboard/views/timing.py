@@ -92,9 +92,9 @@ def reschedule(request: HttpRequest, site: DashboardSite, queue: str, job_id: st
     form = TimeForm(request.POST)
     if not form.is_valid():
         return _wrong(request, site, form, queue, job_id)
-    record = get_storage().jobs(queue, [job_id])[0]
+    record = get_storage().reads.jobs(queue, [job_id])[0]
     at = form.at()
-    if record is None or not get_storage().reschedule(queue, [job_id], at)[0]:
+    if record is None or not get_storage().jobs.reschedule(queue, [job_id], at)[0]:
         return _changed(request, site, queue, job_id)
     shown = rendering.local(to_datetime(at))
     old, new = to_datetime(record.run_at).isoformat(), to_datetime(at).isoformat()
@@ -109,9 +109,9 @@ def reprioritise(request: HttpRequest, site: DashboardSite, queue: str, job_id: 
     form = PriorityForm(request.POST)
     if not form.is_valid():
         return _wrong(request, site, form, queue, job_id)
-    record = get_storage().jobs(queue, [job_id])[0]
+    record = get_storage().reads.jobs(queue, [job_id])[0]
     new = form.cleaned_data["priority"]
-    if record is None or not get_storage().update(queue, [job_id], priority=new)[0]:
+    if record is None or not get_storage().jobs.update(queue, [job_id], priority=new)[0]:
         return _changed(request, site, queue, job_id)
     detail = {"old": record.options.priority, "new": new}
     audit.note(request, "reprioritise", queue=queue, job_id=job_id, count=1, detail=detail)
@@ -130,5 +130,5 @@ def _wrong(
 
 
 def _changed(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
-    state = get_storage().states(queue, [job_id])[0]
+    state = get_storage().reads.states(queue, [job_id])[0]
     return job_changed(request, site, "not_found" if state is None else str(state), queue, job_id)

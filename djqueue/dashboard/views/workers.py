@@ -47,7 +47,7 @@ def worker(request: HttpRequest, site: DashboardSite, worker: str) -> HttpRespon
         title = _("Worker not found")
         return site.not_found(request, title, text, tab="workers", crumbs=crumbs, link=link)
     may_read = seen.is_open and rights.may(request, rights.WORKERS)
-    context = {"worker": seen, "dump": get_storage().worker_dump(worker) if may_read else None}
+    context = {"worker": seen, "dump": get_storage().workers.dump(worker) if may_read else None}
     crumbs = [site.crumb("workers")]
     return site.render(request, "worker.html", worker, context, tab="workers", crumbs=crumbs, read=cached)
 
@@ -78,7 +78,7 @@ def _command(request: HttpRequest, site: DashboardSite, worker: str, command: st
     if _found(request, worker, command) is None:
         answer = workercontrol.NOT_FOUND
     else:
-        answer = get_storage().control_worker(worker, command)
+        answer = get_storage().workers.control(worker, command)
     if answer == workercontrol.ASKED:
         audit.note(request, f"worker_{command}", detail={"worker": worker})
         messages.success(request, str(MESSAGES[command]) % {"worker": worker})

@@ -173,7 +173,7 @@ class Command(BaseCommand):
         for command, worker_id in commands.items():
             self.stdout.write(control(storage, command, worker_id))
         if not commands:
-            for line in listing(storage.workers()):
+            for line in listing(storage.workers.all()):
                 self.stdout.write(line)
 
     def _mirror(self) -> Mirror:

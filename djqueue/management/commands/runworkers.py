@@ -135,7 +135,8 @@ class Command(BaseCommand):
             keeper = self._keeper(worker)
             try:
                 self._connect(worker, options["standby"])
-                if keeper is not None and (claim := worker.storage.scheduler_claim()) is not None:
+                scheduler = worker.storage.capabilities.scheduler
+                if keeper is not None and scheduler is not None and (claim := scheduler.claim()) is not None:
                     keeper.table.set_scheduler_claim(*claim)
                 declare_now(worker.storage)
                 mark_version(worker.storage)
@@ -177,7 +178,7 @@ class Command(BaseCommand):
     def _keeper(self, worker: Worker) -> LeaseKeeper | None:
         """Fork the process that renews the worker's leases while a handler blocks this one."""
         patience = get_settings().stuck_timeout
-        if not (patience and self.own_process and not worker.storage.in_process and can_keep()):
+        if not (patience and self.own_process and not worker.storage.capabilities.in_process and can_keep()):
             return None
         try:
             keeper = LeaseKeeper(worker.storage, worker.options.heartbeat * SHARE, patience)
@@ -197,10 +198,10 @@ class Command(BaseCommand):
             worker.stop()
 
         storage = worker.storage
-        if hasattr(storage, "standby"):
-            storage.standby = standby
-        if hasattr(storage, "on_lost"):
-            storage.on_lost = on_lost
+        scheduler = storage.capabilities.scheduler
+        if scheduler is not None:
+            scheduler.standby = standby
+            scheduler.on_lost = on_lost
         storage.connect()
 
     def _serve(self, worker: Worker, verbosity: int) -> None:

@@ -28,6 +28,7 @@ from djqueue.storage.base import Unsubscribe
 
 from .address import Address
 from .folder import connect_privately
+from .operations import DEADLINE, OPERATIONS
 from .wire import LENGTH, MAX_FRAME, pack, unpack_frame
 
 logger = logging.getLogger("djqueue.remote")
@@ -36,9 +37,6 @@ unsafe = ThrottledLog(logger, 60.0)
 CONNECT_TIMEOUT = 1.0
 SEND_TIMEOUT = 2.0
 """Seconds for which a scheduler may leave unread what it is sent."""
-ANSWER_TIMEOUT = 30.0
-"""Seconds that a call may take while the scheduler answers pings; one that does not is left much earlier."""
-LONG_ANSWER_TIMEOUT = 600.0
 READ_TIMEOUT = 1.0
 """Seconds after which a read does without the scheduler."""
 TICK = 0.5
@@ -51,10 +49,6 @@ COUNTED_FROM = 0.5
 """Seconds that a call must have had; one that had less says nothing about the scheduler by failing."""
 PROBE_TIMEOUT = 2.0
 """Seconds within which a scheduler that was away connects and answers a ping."""
-LONG_OPERATIONS = frozenset({"clean", "obliterate"})
-"""Verbs that concern any number of jobs."""
-CLAIMING_OPERATIONS = frozenset({"finish"})
-"""Verbs whose timeout closes the connection: a scheduler that answers later takes its claims back then."""
 RECONNECT_EVERY = 0.5
 """Seconds between tries to have subscriptions heard again."""
 CLOSE_TIMEOUT = 5.0
@@ -122,7 +116,7 @@ class Remote:
 
         A scheduler that is busy is waited for, one that hangs is not: it does not answer pings either.
         """
-        timeout = remaining(LONG_ANSWER_TIMEOUT if operation in LONG_OPERATIONS else ANSWER_TIMEOUT)
+        timeout = remaining(OPERATIONS[operation].deadline if operation in OPERATIONS else DEADLINE)
         if self._breaker.outage is not None:
             self._wait_for_probe(min(timeout, PROBE_TIMEOUT))
         return self._call(remaining(timeout), operation, args, kwargs)
@@ -171,7 +165,7 @@ class Remote:
             )
             if timeout >= COUNTED_FROM:
                 self._breaker.failed(reason)
-            if operation in CLAIMING_OPERATIONS:
+            if operation in OPERATIONS and OPERATIONS[operation].claims:
                 with self._lock:
                     self._hang_up(connection, reason)
             raise StorageUnavailableError(reason) from None
@@ -397,7 +391,7 @@ class Remote:
         """Hear what the scheduler says; first tell listeners of what may have happened meanwhile."""
         for number in renewed:
             entry = self._subscriptions.get(number)
-            if entry is not None and entry[0] in ("listen", "on_worker_command"):
+            if entry is not None and entry[0] in ("listen", "on_command"):
                 self._events.put((entry[2], None))
         reason = "the scheduler closed the connection"
         try:

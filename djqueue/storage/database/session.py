@@ -1,6 +1,6 @@
 """One client on the scheduler's socket.
 
-A request is [number, verb, positional arguments, keyword arguments]; its answer [number, "ok", value] or
+A request is [number, operation, positional arguments, keyword arguments]; its answer [number, "ok", value] or
 [number, "error", code, message]. Number 0 asks for no answer. What a subscription brings comes as
 [0, "event", its number, value]. A `ping` is answered at once: with "ok", or with "lost" by a process that
 is the scheduler no more. Where there is a token, it is the first frame; the answer to a wrong one
@@ -22,8 +22,9 @@ from djqueue.core.job import ClaimRequest, Finished, Lease, Outcome
 from djqueue.core.throttle import ThrottledLog
 from djqueue.storage.base import Unsubscribe
 
+from .operations import OPERATIONS
 from .processes import peer_process
-from .scheduler import accepted_claims
+from .unanswered import accepted_claims
 from .wire import LENGTH, MAX_FRAME, pack, unpack_frame
 
 if TYPE_CHECKING:
@@ -32,71 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("djqueue.server")
 failures = ThrottledLog(logger, 10.0)
 
-OPERATIONS = frozenset(
-    {
-        "enqueue_at_once",
-        "enqueue_written",
-        "finish",
-        "renew",
-        "report",
-        "emit",
-        "cancel",
-        "promote",
-        "move",
-        "reschedule",
-        "update",
-        "replace_payload",
-        "retry",
-        "remove",
-        "queues",
-        "pause",
-        "resume",
-        "is_paused",
-        "set_limits",
-        "set_group_limit",
-        "pause_group",
-        "resume_group",
-        "group_limits",
-        "set_limiter",
-        "limiter_state",
-        "clean",
-        "obliterate",
-        "jobs",
-        "items",
-        "states",
-        "settled",
-        "counts",
-        "overview",
-        "change_version",
-        "explain",
-        "groups",
-        "flow",
-        "record_runs",
-        "about",
-        "cursor_page",
-        "diagnostics",
-        "find",
-        "series",
-        "waiting_names",
-        "page",
-        "dead_letters",
-        "dead_letter_page",
-        "register_worker",
-        "unregister_worker",
-        "workers",
-        "control_worker",
-        "save_dump",
-        "worker_dump",
-        "maintain",
-    }
-)
-AT_ONCE = frozenset(
-    {"renew", "report", "register_worker", "unregister_worker", "control_worker", "save_dump", "worker_dump"}
-)
-"""Verbs that wait for nothing."""
-WRITTEN = {"emit": "emit_written"}
-"""Verbs whose answers are given once what they changed is committed: the caller forgets it then."""
-SUBSCRIPTIONS = frozenset({"subscribe", "listen", "on_worker_command", "unsubscribe"})
+SUBSCRIPTIONS = frozenset({"subscribe", "listen", "on_command", "unsubscribe"})
 FIRST_FRAME = 5.0
 """Seconds within which a client has to show its token, or to begin its first request."""
 MAX_TOKEN_FRAME = 4_096
@@ -184,7 +121,7 @@ class Session:
                 self._server.inbox()
             elif operation == "ping":
                 self._reply(number, *(("ok", None) if self._server.holds() else ("lost",)))
-            elif operation in AT_ONCE:
+            elif operation in OPERATIONS and OPERATIONS[operation].is_instant:
                 self._reply(number, *self._do(operation, args, kwargs))
             elif operation in SUBSCRIPTIONS:
                 self._reply(number, *self._subscribe(operation, args))
@@ -217,7 +154,7 @@ class Session:
             # Without their results: an idle session would keep these in memory.
             accepted = accepted_claims(outcomes, finished)
             if self._has_hung_up():
-                self._server.storage.note_unanswered(accepted)
+                self._server.storage.unanswered.note(accepted)
                 if finished.claims.jobs:
                     # Nobody hears of these claims.
                     self._server.storage.unclaim(finished.claims.jobs)
@@ -247,10 +184,11 @@ class Session:
 
     def _do(self, operation: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         try:
-            if operation not in OPERATIONS:
+            found = OPERATIONS.get(operation)
+            if found is None:
                 raise StorageError(f"{operation!r} is not an operation of the storage")
             with self._server.errors_named():
-                return "ok", getattr(self._server.storage, WRITTEN.get(operation, operation))(*args, **kwargs)
+                return "ok", found.served_from(self._server.storage)(*args, **kwargs)
         except Exception as error:
             return _refusal(operation, error)
 
@@ -263,12 +201,12 @@ class Session:
             storage = self._server.storage
             if operation == "listen":
                 self._subscriptions[number] = storage.listen(args[1], lambda: self._wake(number))
-            elif operation == "on_worker_command":
+            elif operation == "on_command":
                 wake = partial(self._wake, number)
-                self._subscriptions[number] = storage.on_worker_command(args[1], wake)
+                self._subscriptions[number] = storage.workers.on_command(args[1], wake)
             elif operation == "subscribe":
                 _, queue, job_id = args
-                self._subscriptions[number] = storage.subscribe(
+                self._subscriptions[number] = storage.events.subscribe(
                     queue, lambda event: self._send_soon([0, "event", number, event]), job_id
                 )
         except Exception as error:
@@ -316,7 +254,7 @@ class Session:
             await asyncio.wait(self._tasks)
         for accepted in self._answered:
             # The client may have hung up before it read the answer.
-            self._server.storage.note_unanswered(accepted)
+            self._server.storage.unanswered.note(accepted)
         self._writer.close()
         try:
             await self._writer.wait_closed()

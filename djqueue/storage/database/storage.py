@@ -3,9 +3,9 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Concatenate
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -13,7 +13,6 @@ from django.db import Error, connections
 
 from djqueue.core.breaker import Outage
 from djqueue.core.clock import Clock
-from djqueue.core.diagnostics import DiagnosticLine, Diagnostics
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import (
     ConfigurationError,
@@ -24,24 +23,45 @@ from djqueue.core.errors import (
 )
 from djqueue.core.forks import after_fork
 from djqueue.core.hiding import shown_name
-from djqueue.core.job import Batch
+from djqueue.core.job import (
+    Batch,
+    ClaimRequest,
+    Emission,
+    EnqueueResult,
+    Finished,
+    Lease,
+    Outcome,
+    ProgressReport,
+    Renewal,
+)
+from djqueue.core.maintenance import Swept
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
 from djqueue.core.shown import in_one_line
+from djqueue.core.states import State
 from djqueue.storage import commits, sparktables
 from djqueue.storage.base import P, Storage, T
-from djqueue.storage.export import Export
-from djqueue.storage.staging import Staging
+from djqueue.storage.capabilities import Capabilities, SchedulerRole, TransactionalEnqueue
+from djqueue.storage.facets import Unsubscribe
 
 from .address import default_address, parse_address
 from .bulkwrites import DatabaseBulkWriteReports
 from .client import ClientStorage
 from .clock import DatabaseClock
-from .dberrors import drop_if_broken, named, raise_named
+from .dberrors import drop_if_broken, named
 from .dialects import dialect_for
+from .facets import (
+    DatabaseEvents,
+    DatabaseJobs,
+    DatabaseLimiters,
+    DatabaseQueues,
+    DatabaseReads,
+    DatabaseWorkers,
+)
 from .journal import LeaseLost
 from .lease import TTL, SchedulerLease
+from .operations import operation_of
 from .patience import TIMEOUT
 from .remedies import LOCKED
 from .scheduler import SchedulerStorage
@@ -72,10 +92,6 @@ class DatabaseStorage(Storage):
 
     `connect` makes this process the scheduler; without it, it is a client.
     """
-
-    standby = "wait"
-    """What `connect` does while another process is the scheduler: `wait` for its end, or `never` to raise;
-    `work` claims from that process over its socket and never takes its place."""
 
     def __init__(
         self,
@@ -125,16 +141,25 @@ class DatabaseStorage(Storage):
         self._dialect = dialect_for(database, orm=sql == "orm")
         self._timeout = _seconds(timeout)
         self._client = ClientStorage(
-            self._dialect, self._clock, token, policies, limiters, self.told, self._timeout
+            self._dialect, self._clock, token, policies, limiters, self.notify_incidents, self._timeout
         )
-        self._active: Storage = self._client
+        self._scheduler: SchedulerStorage | None = None
+        """The scheduler, if this process is it."""
         self._deposed: SchedulerStorage | None = None
         """What this process was until another one took its place."""
-        self._lease: SchedulerLease | None = None
+        self.lease: SchedulerLease | None = None
+        """The scheduler's lease, if this process took it."""
         self._server: SchedulerServer | None = None
         self._closing = threading.Event()
-        self.on_lost: Callable[[], None] | None = None
-        """Called when another process has taken the scheduler's place: nothing more can be written."""
+        self.role = DatabaseSchedulerRole(self, self._ttl)
+        self._transactions = JoinedTransactions(database)
+        self._bulk_writes = DatabaseBulkWriteReports(database, self._clock)
+        self.jobs = DatabaseJobs(self)
+        self.queues = DatabaseQueues(self)
+        self.limiters = DatabaseLimiters(self)
+        self.workers = DatabaseWorkers(self)
+        self.reads = DatabaseReads(self)
+        self.events = DatabaseEvents(self)
         after_fork(self.become_client)
 
     # Life.
@@ -148,7 +173,7 @@ class DatabaseStorage(Storage):
         if self.is_scheduler:
             return
         with named(self._alias):
-            if self.standby == "work":
+            if self.role.standby == "work":
                 self._wait_for_scheduler()
             else:
                 self._connect()
@@ -156,13 +181,13 @@ class DatabaseStorage(Storage):
     def close(self) -> None:
         """Write what is left, give the scheduler's place back, hang up."""
         self._closing.set()
-        scheduler, self._active = self._active, self._client
+        scheduler, self._scheduler = self._scheduler, None
         server, self._server = self._server, None
-        lease, self._lease = self._lease, None
+        lease, self.lease = self.lease, None
         try:
             if server is not None:
                 server.close()
-            if scheduler is not self._client:
+            if scheduler is not None:
                 scheduler.close()
             if self._deposed is not None:
                 with contextlib.suppress(LeaseLost):  # That was logged when it happened.
@@ -179,19 +204,10 @@ class DatabaseStorage(Storage):
             self._client.close()
 
     def describe(self) -> str:
-        """See `Storage.describe`."""
         settings = connections[self._alias].settings_dict
         vendor = connections[self._alias].display_name
         where = f" at {settings['HOST']}" if settings.get("HOST") else ""
         return f"database {self._alias!r} ({vendor}{where}: {settings['NAME']})"
-
-    def diagnostics(self) -> Diagnostics:
-        """See `Storage.diagnostics`."""
-        with named(self._alias):
-            found = self._active.diagnostics()
-        return found._replace(
-            lines=[DiagnosticLine("storage.where", "Storage", "Location", self.describe()), *found.lines]
-        )
 
     @property
     def alias(self) -> str:
@@ -204,63 +220,115 @@ class DatabaseStorage(Storage):
         return self._clock
 
     @property
-    def staging(self) -> Staging | None:
-        """Staged writes, if `djqueue.contrib.spark` is installed."""
-        return self._active.staging if self.has_spark_tables else None
-
-    @property
     def has_spark_tables(self) -> bool:
         """Whether the tables of `djqueue.contrib.spark` can be used."""
         return sparktables.are_installed()
 
     @property
-    def export(self) -> Export | None:
-        """See `Storage.export`."""
-        return self._active.export
+    def active(self) -> SchedulerStorage | ClientStorage:
+        """The scheduler if this process is the scheduler, else its client."""
+        return self._scheduler or self._client
 
-    def scheduler_claim(self) -> tuple[bytes, int] | None:
-        """See `Storage.scheduler_claim`."""
-        return None if self._lease is None else (self._lease.claim, self._lease.ttl)
-
-    def renew_scheduler_claim(self, claim: bytes) -> None:
-        """See `Storage.renew_scheduler_claim`."""
-        SchedulerLease(self._alias, self._clock, "", self._ttl).renew_claim(claim)
+    @property
+    def capabilities(self) -> Capabilities:
+        active = self.active
+        return Capabilities(
+            database=self._alias,
+            mirrored_states=frozenset(State),
+            transactions=self._transactions,
+            scheduler=self.role,
+            staging=active.staging if self.has_spark_tables else None,
+            bulk_writes=self._bulk_writes if self.has_spark_tables else None,
+            export=active.export,
+        )
 
     @property
     def outage(self) -> Outage | None:
-        """See `Storage.outage`."""
-        return self._active.outage
+        return self.active.outage
 
     @property
     def is_scheduler(self) -> bool:
         """Whether this process is the scheduler."""
-        return self._active is not self._client
-
-    @property
-    def imports(self) -> DatabaseBulkWriteReports | None:
-        """Reports of bulk writes, if `djqueue.contrib.spark` is installed."""
-        return DatabaseBulkWriteReports(self._alias, self._clock) if self.has_spark_tables else None
-
-    def transaction_of(self, batch: Batch) -> str | None:
-        """See `Storage.transaction_of`."""
-        apart = batch.options.durable is False
-        return self._alias if connections[self._alias].in_atomic_block and not apart else None
-
-    async def atransaction_of(self, batch: Batch) -> str | None:
-        """See `Storage.transaction_of`."""
-        return await sync_to_async(self.transaction_of)(batch)
-
-    def uncommitted_in(self, queue: str, id: str) -> str | None:
-        """See `Storage.uncommitted_in`."""
-        return self._alias if commits.has_uncommitted(self._alias, queue, id) else None
-
-    async def auncommitted_in(self, queue: str, id: str) -> str | None:
-        """Async version of `uncommitted_in`."""
-        return await sync_to_async(self.uncommitted_in)(queue, id)
+        return self._scheduler is not None
 
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """See `Storage.acall`."""
-        return await self._active.acall(method, *args, **kwargs)
+        """Run a sync method on the thread of the async ORM, which knows the caller's transaction."""
+        return await sync_to_async(method, thread_sensitive=True)(*args, **kwargs)
+
+    # The hot path.
+
+    def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        with named(self._alias):
+            return self.active.enqueue(batches)
+
+    async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        with named(self._alias):
+            return await self.active.aenqueue(batches)
+
+    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        with named(self._alias):
+            return self.active.finish(outcomes, then)
+
+    async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        with named(self._alias):
+            return await self.active.afinish(outcomes, then)
+
+    def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
+        with named(self._alias):
+            return self.active.renew(leases)
+
+    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
+        with named(self._alias):
+            return self.active.report(reports)
+
+    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+        with named(self._alias):
+            return self.active.emit(emissions)
+
+    def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
+        return self.active.listen(queues, wake)
+
+    def sweep(self) -> Swept:
+        with named(self._alias):
+            return self.active.sweep()
+
+    # Every other operation.
+
+    def ask(self, method: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Answer an operation of the contract, such as `Jobs.cancel`, as the table in `operations` says."""
+        operation, scheduler = operation_of(method), self._scheduler
+        with named(self._alias):
+            if scheduler is not None:
+                answer: T = operation.of(scheduler)(*args, **kwargs)
+            else:
+                answer = self._client.ask(operation, args, kwargs)
+        return answer
+
+    def on_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
+        """Call `wake` when commands may wait for a worker: see `Workers.on_command`."""
+        scheduler = self._scheduler
+        if scheduler is not None:
+            return scheduler.workers.on_command(worker_id, wake)
+        return self._client.on_command(worker_id, wake)
+
+    def unregister_worker(self, worker_id: str) -> None:
+        """Remove a worker; quietly if no scheduler can be reached, which removes it later."""
+        scheduler = self._scheduler
+        with named(self._alias):
+            if scheduler is not None:
+                scheduler.workers.unregister(worker_id)
+            else:
+                self._client.unregister_worker(worker_id)
+
+    def change_version(self) -> str | None:
+        """Return the version of all jobs: see `Reads.change_version`."""
+        scheduler = self._scheduler
+        with named(self._alias):
+            if scheduler is not None:
+                return scheduler.reads.change_version()
+            return self._client.change_version()
+
+    # Becoming the scheduler, and ceasing to be it.
 
     def _connect(self) -> None:
         self._tune()
@@ -273,7 +341,7 @@ class DatabaseStorage(Storage):
             self._limiters,
             self._cores,
             lost=self._lost,
-            incidents=self.told,
+            incidents=self.notify_incidents,
             tiers=self._metrics,
             timeout=self._timeout,
         )
@@ -284,7 +352,7 @@ class DatabaseStorage(Storage):
                 storage,
                 self._address,
                 self._token,
-                storage.arrived,
+                storage.inbox.arrived.set,
                 self._alias,
                 holds=lambda: not lease.has_run_out(),
             )
@@ -298,7 +366,7 @@ class DatabaseStorage(Storage):
             # The next one has to know how the scheduler before this one ended.
             lease.release_unserved()
             raise
-        self._lease, self._server, self._active = lease, server, storage
+        self.lease, self._server, self._scheduler = lease, server, storage
         logger.info(
             "This process is the scheduler: %s pending jobs, %s of them interrupted; "
             "%s jobs running in other processes; %s dead letters.",
@@ -311,7 +379,7 @@ class DatabaseStorage(Storage):
             return lease
         there = lease.present()
         who = there.describe() if there is not None else "another process"
-        if self.standby == "never":
+        if self.role.standby == "never":
             raise SchedulerRunningError(
                 f"{who} is the scheduler of database {self._alias!r}: stop that process first, remove "
                 "--standby=never to wait until it stops, or use --standby=work to run its jobs"
@@ -373,21 +441,20 @@ class DatabaseStorage(Storage):
 
     def become_client(self) -> None:
         """In a forked child: the scheduler is the parent, which has the threads and the socket."""
-        self._active = self._client
-        self._server = self._lease = None
+        self._scheduler = self._server = self.lease = None
 
     def _lost(self) -> None:
         logger.error(
             "Another process has become the scheduler, so this one stops being it. Running jobs "
             "continue, and their results are reported to the new scheduler."
         )
-        if isinstance(self._active, SchedulerStorage):
+        if self._scheduler is not None:
             # Its rows say which claims this process holds: the new scheduler keeps them for a whole lease.
-            self._deposed, self._active = self._active, self._client
+            self._deposed, self._scheduler = self._scheduler, None
         if self._server is not None:
             self._server.stop()
-        if self.on_lost is not None:
-            self.on_lost()
+        if self.role.on_lost is not None:
+            self.role.on_lost()
 
 
 def _seconds(timeout: Any) -> float:
@@ -402,36 +469,46 @@ def _seconds(timeout: Any) -> float:
     return found
 
 
-def _delegate(name: str) -> Any:
-    def method(self: DatabaseStorage, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return getattr(self._active, name)(*args, **kwargs)
-        except Error as error:
-            raise_named(self._alias, error)
+class DatabaseSchedulerRole(SchedulerRole):
+    """The scheduler's role, as this process has it or waits for it."""
 
-    return _like(name, method)
+    def __init__(self, storage: DatabaseStorage, ttl: int) -> None:
+        self.standby = "wait"
+        self.on_lost: Callable[[], None] | None = None
+        self._storage = storage
+        self._ttl = ttl
 
+    @property
+    def is_here(self) -> bool:
+        return self._storage.is_scheduler
 
-def _async_delegate(name: str) -> Any:
-    async def method(self: DatabaseStorage, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return await getattr(self._active, name)(*args, **kwargs)
-        except Error as error:
-            raise_named(self._alias, error)
+    @property
+    def clock(self) -> Clock:
+        return self._storage.clock
 
-    return _like(name, method)
+    def claim(self) -> tuple[bytes, int] | None:
+        lease = self._storage.lease
+        return None if lease is None else (lease.claim, lease.ttl)
 
-
-def _like(name: str, method: Any) -> Any:
-    method.__name__ = name
-    method.__qualname__ = f"DatabaseStorage.{name}"
-    method.__doc__ = getattr(Storage, name).__doc__
-    return method
+    def renew(self, claim: bytes) -> None:
+        SchedulerLease(self._storage.alias, self._storage.clock, "", self._ttl).renew_claim(claim)
 
 
-# Every other verb is that of what this process is at the moment.
-for _name in sorted(Storage.__abstractmethods__ - {"describe", "diagnostics"} | {"claim", "change_version"}):
-    setattr(DatabaseStorage, _name, _delegate(_name))
-for _name in ("aenqueue", "afinish", "ajobs", "aitems"):
-    setattr(DatabaseStorage, _name, _async_delegate(_name))
-DatabaseStorage.__abstractmethods__ = frozenset()
+class JoinedTransactions(TransactionalEnqueue):
+    """Jobs are rows in the caller's transaction, unless `durable` is False."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    def alias_for(self, batch: Batch) -> str | None:
+        is_detached = batch.options.durable is False
+        return self._alias if connections[self._alias].in_atomic_block and not is_detached else None
+
+    async def aalias_for(self, batch: Batch) -> str | None:
+        return await sync_to_async(self.alias_for)(batch)
+
+    def uncommitted_in(self, queue: str, id: str) -> str | None:
+        return self._alias if commits.has_uncommitted(self._alias, queue, id) else None
+
+    async def auncommitted_in(self, queue: str, id: str) -> str | None:
+        return await sync_to_async(self.uncommitted_in)(queue, id)

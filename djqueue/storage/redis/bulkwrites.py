@@ -8,6 +8,7 @@ from djqueue.core.clock import Clock
 from djqueue.storage.bulkwrites import AGE, MOST, BulkWriteReport, BulkWriteReportPage, BulkWriteReports
 
 from .keys import CommonKeys
+from .keyspace import answers
 from .records import pack_text, text
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
@@ -26,7 +27,7 @@ class RedisBulkWriteReports(BulkWriteReports):
 
     def get(self, write: str) -> BulkWriteReport | None:
         """See `BulkWriteReports`."""
-        [found] = self._run(_asked([self._read(write)]))
+        [found] = self._run(answers([self._read(write)]))
         return _report(found)
 
     def page(self, limit: int, after: str | None = None) -> BulkWriteReportPage:
@@ -75,10 +76,6 @@ class RedisBulkWriteReports(BulkWriteReports):
 
     def _read(self, write: str) -> RedisCommand:
         return RedisCommand((b"HGET", self._keys.report(write), b"report"))
-
-
-def _asked(calls: list[ScriptCall | RedisCommand]) -> Steps[list[Any]]:
-    return (yield calls)
 
 
 def _report(found: bytes | None) -> BulkWriteReport | None:

@@ -6,8 +6,8 @@ next one is given first. A hash beside the queues' names says which queues are f
 it has never been, or Redis has lost its data.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from djqueue.core.errors import StorageError
 from djqueue.core.groups import GroupLimit
@@ -15,7 +15,9 @@ from djqueue.core.job import DeadLetterRecord, JobRecord
 from djqueue.core.limiter import Rate
 
 from . import records
-from .keys import CommonKeys, QueueKeys
+from .connections import Connections
+from .keys import QueueKeys
+from .keyspace import Keyspace, answer
 from .options import MirrorOptions
 from .records import STATES, pack_text, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
@@ -39,12 +41,6 @@ one process copies, only its own readings move it, and forward; if it is another
 
 class DataLostError(StorageError):
     """A queue was obliterated, or Redis has lost its data, while it was copied."""
-
-
-class RunSteps(Protocol):
-    """`Roundtrips.run`."""
-
-    def __call__(self, steps: Steps[T]) -> T: ...
 
 
 class Controls(NamedTuple):
@@ -88,32 +84,26 @@ class ChangeStream:
     """The changes of all queues of one storage. Methods may be called from any thread.
 
     options: what the mirror is to keep.
-    is_cluster: whether a queue may lose its data while others keep theirs.
     """
 
-    def __init__(
-        self,
-        run: RunSteps,
-        keys: Callable[[str], QueueKeys],
-        common: CommonKeys,
-        options: MirrorOptions,
-        *,
-        is_cluster: bool,
-    ) -> None:
+    def __init__(self, keyspace: Keyspace, options: MirrorOptions, connections: Connections) -> None:
         self.options = options
-        self.is_cluster = is_cluster
-        self._run = run
-        self._keys = keys
-        self._common = common
+        self._keyspace = keyspace
+        self._connections = connections
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether a queue may lose its data while others keep theirs."""
+        return self._connections.is_cluster
 
     def queues(self) -> tuple[list[str], dict[str, int]]:
         """The names of the queues, sorted; and since when those that are followed are: see `trust`."""
-        return self._run(self._queues())
+        return self._keyspace.run(self._queues())
 
     def _queues(self) -> Steps[tuple[list[str], dict[str, int]]]:
         # In this order: if data is lost in between, no queue is taken for one that was obliterated.
-        [names] = yield [RedisCommand((b"SMEMBERS", self._common.key("queues")))]
-        [followed] = yield [RedisCommand((b"HGETALL", self._common.key("mirror")))]
+        [names] = yield [RedisCommand((b"SMEMBERS", self._keyspace.common.key("queues")))]
+        [followed] = yield [RedisCommand((b"HGETALL", self._keyspace.common.key("mirror")))]
         pairs = followed.items() if isinstance(followed, dict) else zip(*[iter(followed)] * 2, strict=True)
         return sorted(map(text, names)), {text(name): int(since) for name, since in pairs}
 
@@ -123,19 +113,23 @@ class ChangeStream:
         lost.
         """
         arguments = [pack_text(queue), since]
-        self._run(_asked(ScriptCall(script("trust"), self._common, arguments, sequence=False)))
+        self._keyspace.run(
+            answer(ScriptCall(script("trust"), self._keyspace.common, arguments, sequence=False))
+        )
 
     def forget(self, queue: str) -> None:
         """Note that the queue is not followed."""
-        self._run(_asked(RedisCommand((b"HDEL", self._common.key("mirror"), pack_text(queue)))))
+        self._keyspace.run(
+            answer(RedisCommand((b"HDEL", self._keyspace.common.key("mirror"), pack_text(queue))))
+        )
 
     # The stream.
 
     def next(self, queue: str, said: int | None = None) -> ChangeBatch:
         """What has changed; the same again until it is acknowledged. said: as it was read before."""
         arguments = [ENTRIES, b"" if said is None else said]
-        call = ScriptCall(script("changes"), self._keys(queue), arguments, sequence=False)
-        word, before, after, told, found, *groups = self._run(_asked(call))
+        call = ScriptCall(script("changes"), self._keyspace.keys(queue), arguments, sequence=False)
+        word, before, after, told, found, *groups = self._keyspace.run(answer(call))
         ids = dict.fromkeys(job_id for _, packed in found for job_id in unpack(packed))
         entries = [entry for entry, _ in found]
         return ChangeBatch(text(word), before, after, entries, list(ids), _controls(told, *groups))
@@ -143,24 +137,24 @@ class ChangeStream:
     def acknowledge(self, queue: str, entries: Sequence[bytes]) -> None:
         """Have these not given again."""
         if entries:
-            words = (b"XACK", self._keys(queue).key("log"), b"mirror", *entries)
-            self._run(_asked(RedisCommand(words)))
+            words = (b"XACK", self._keyspace.keys(queue).key("log"), b"mirror", *entries)
+            self._keyspace.run(answer(RedisCommand(words)))
 
     def follow(self, queue: str) -> ChangePosition:
         """Follow the stream, if nobody does; its end, behind which `go_on` may go on."""
-        return ChangePosition(*self._run(self._follow(queue)))
+        return ChangePosition(*self._keyspace.run(self._follow(queue)))
 
     def go_on(self, queue: str, place: ChangePosition) -> Mark:
         """Follow the stream from behind this place on: all before it has been seen in another way."""
-        mark: Mark = self._run(self._follow(queue, place.entry, place.number))[0]
+        mark: Mark = self._keyspace.run(self._follow(queue, place.entry, place.number))[0]
         return mark
 
     def leave(self, queue: str) -> None:
         """Let go of the stream of a queue that is not there any more."""
-        self._run(_asked(RedisCommand((b"UNLINK", self._keys(queue).key("log")))))
+        self._keyspace.run(answer(RedisCommand((b"UNLINK", self._keyspace.keys(queue).key("log")))))
 
     def _follow(self, queue: str, *place: bytes | int) -> Steps[Any]:
-        return _asked(ScriptCall(script("follow"), self._keys(queue), place, sequence=False))
+        return answer(ScriptCall(script("follow"), self._keyspace.keys(queue), place, sequence=False))
 
     # The jobs.
 
@@ -171,15 +165,15 @@ class ChangeStream:
         cursor = b"0"
         while True:
             arguments = [cursor, SCANNED, EVERY, b""]
-            call = ScriptCall(script("scan"), self._keys(queue), arguments, sequence=False)
-            [cursor, entries] = self._run(_asked(call))
+            call = ScriptCall(script("scan"), self._keyspace.keys(queue), arguments, sequence=False)
+            [cursor, entries] = self._keyspace.run(answer(call))
             yield [text(job_id) for job_id in entries[1::2]]
             if cursor == b"0":
                 return
 
     def records(self, queue: str, ids: Sequence[str], mark: Mark) -> list[JobRecord | None]:
         """Jobs as they are now: see `Storage.jobs`. Raises DataLostError if this is not the queue's mark."""
-        return self._run(self._records(self._keys(queue), ids, mark))
+        return self._keyspace.run(self._records(self._keyspace.keys(queue), ids, mark))
 
     def _records(self, keys: QueueKeys, ids: Sequence[str], mark: Mark) -> Steps[list[JobRecord | None]]:
         found: list[JobRecord | None] = []
@@ -200,15 +194,10 @@ class ChangeStream:
 
     def letters(self, queue: str, ids: Sequence[str]) -> dict[str, DeadLetterRecord]:
         """The dead letters of those of the jobs that have one."""
-        words = (b"HMGET", self._keys(queue).key("letters"), *map(pack_text, ids))
-        found = self._run(_asked(RedisCommand(words))) if ids else []
+        words = (b"HMGET", self._keyspace.keys(queue).key("letters"), *map(pack_text, ids))
+        found = self._keyspace.run(answer(RedisCommand(words))) if ids else []
         pairs = zip(ids, found, strict=True)
         return {job_id: records.letter(queue, job_id, data) for job_id, data in pairs if data is not None}
-
-
-def _asked(call: ScriptCall | RedisCommand) -> Steps[Any]:
-    [answer] = yield [call]
-    return answer
 
 
 def _controls(told: Sequence[bytes | None], said: bytes, groups: Any) -> Controls:

@@ -1,6 +1,6 @@
 """Claims and the ends of runs: one round trip for one queue, and the short script where that will do."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -10,8 +10,10 @@ from djqueue.core.queue import QueuePolicy
 
 from . import records
 from .keys import QueueKeys
+from .keyspace import Keyspace
 from .limits import NOTHING_GRANTED, SERVED, SHORT, Grant, SharedLimits, permit
 from .records import pack, pack_text, text
+from .removing import Removing
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
@@ -28,31 +30,12 @@ OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
 
 
 class Claiming:
-    """What a storage does for workers that ask for jobs, and tell how those that they had have ended.
+    """Claims jobs for workers, and records how their attempts ended."""
 
-    keys, policy, queues: of the storage.
-    agree: sees that queues are used in their recorded mode.
-    deliver: sends what a queue has for other queues.
-    bury_oldest: forgets dead letters above the most that are kept.
-    """
-
-    def __init__(
-        self,
-        keys: Callable[[str], QueueKeys],
-        policy: Callable[[str], QueuePolicy],
-        limits: SharedLimits,
-        queues: Callable[[], Steps[list[str]]],
-        agree: Callable[[Sequence[str]], Steps[None]],
-        deliver: Callable[[str], Steps[None]],
-        bury_oldest: Callable[[QueueKeys, int], Steps[int]],
-    ) -> None:
-        self._keys = keys
-        self._policy = policy
+    def __init__(self, keyspace: Keyspace, limits: SharedLimits, removing: Removing) -> None:
+        self._keyspace = keyspace
         self._limits = limits
-        self._queues = queues
-        self._agree = agree
-        self._deliver = deliver
-        self._bury_oldest = bury_oldest
+        self._removing = removing
         self._rotation = count()
         self._short: dict[str, int] = {}
         """What the next job weighs of a queue whose limiter had less."""
@@ -69,7 +52,7 @@ class Claiming:
                 raise OptionError(f"unknown outcome {outcome.kind!r}")
             places.setdefault(outcome.queue, []).append(place)
         serving, waits = yield from self._serving(then)
-        yield from self._agree(serving)
+        yield from self._keyspace.agree_once(serving)
         accepted = [False] * len(outcomes)
         jobs: list[Any] = []
         # First what has ended anywhere: it may be what a claim elsewhere waits for.
@@ -83,7 +66,7 @@ class Claiming:
             for first in range(0, max(1, len(mine)), BULK):
                 some = mine[first : first + BULK]
                 last = first + BULK >= len(mine)
-                work = self._work if self._policy(queue).limiter is None else self._work_shared
+                work = self._work if self._keyspace.policy(queue).limiter is None else self._work_shared
                 ended = [outcomes[place] for place in some]
                 found = yield from work(queue, ended, then, slots * last, others=bool(jobs))
                 for place, flag in zip(some, found[0], strict=True):
@@ -101,16 +84,18 @@ class Claiming:
         if request is None or request.slots <= 0:
             return [], []
         queues: Sequence[str]
-        queues = request.queues if request.queues is not None else (yield from self._queues())
+        queues = request.queues if request.queues is not None else (yield from self._keyspace.names())
         if not queues or (len(queues) == 1 and queues[0] not in self._drained):
             return list(queues), []
         first = next(self._rotation) % len(queues)
         order = [*queues[first:], *queues[:first]]
         # Most are empty most of the time: to see that takes one round trip for all of them.
-        looks = yield [ScriptCall(script("peek"), self._keys(queue), (), sequence=False) for queue in order]
+        looks = yield [
+            ScriptCall(script("peek"), self._keyspace.keys(queue), (), sequence=False) for queue in order
+        ]
         found = [queue for queue, look in zip(order, looks, strict=True) if look[0]]
         for queue in self._limits.in_line.intersection(order).difference(found):
-            yield from self._limits.leave(str(self._policy(queue).limiter), queue)
+            yield from self._limits.leave(str(self._keyspace.policy(queue).limiter), queue)
         return found, [look[1] for look in looks if not look[0] and look[1] >= 0]
 
     def _work_shared(
@@ -123,7 +108,7 @@ class Claiming:
         others: bool = False,
     ) -> Steps[Worked]:
         """See `_work`, for a queue that shares a limiter with others."""
-        policy, limits = self._policy(queue), self._limits
+        policy, limits = self._keyspace.policy(queue), self._limits
         assert policy.limiter is not None
         limiter, lease = policy.limiter, policy.lease
         ended = [permit(queue, outcome.token) for outcome in outcomes]
@@ -180,7 +165,7 @@ class Claiming:
         *,
         others: bool = False,
     ) -> Steps[Worked]:
-        keys, policy = self._keys(queue), self._policy(queue)
+        keys, policy = self._keyspace.keys(queue), self._keyspace.policy(queue)
         told = records.outcome_arguments(queue, outcomes)
         results = [keys.result(outcome.id) for outcome in outcomes]
         slots = min(slots, BULK)
@@ -220,9 +205,9 @@ class Claiming:
         if word == b"again":
             found = yield from self._claimed_again(keys, found)
         if overflow:
-            yield from self._bury_oldest(keys, overflow)
+            yield from self._removing.bury_oldest(keys, overflow)
         if left:
-            yield from self._deliver(queue)
+            yield from self._keyspace.deliver(queue)
         jobs = records.claimed(queue, found, int(first), policy.lease, int(now))
         return flags, jobs, None if wait < 0 else wait, short
 

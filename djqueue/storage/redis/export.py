@@ -28,6 +28,7 @@ from djqueue.storage.export import (
 
 from . import records
 from .keys import QueueKeys
+from .keyspace import answers
 from .records import ENDED, LETTERS, NUMBER, SIZE, STATES, TWO, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
@@ -66,7 +67,7 @@ class RedisExport(Export):
         """See `Export`."""
         names = list(wanted.queues) if wanted.queues is not None else self._queues()
         kind = _hash_of(wanted)
-        lengths = self._run(_ask([RedisCommand((b"HLEN", self._keys(name).key(kind))) for name in names]))
+        lengths = self._run(answers([RedisCommand((b"HLEN", self._keys(name).key(kind))) for name in names]))
         least = max(LEAST, sum(lengths) // many)
         found: list[ExportPart] = []
         for name, length in zip(names, lengths, strict=True):
@@ -133,10 +134,6 @@ class Replies(NamedTuple):
     heads: Sequence[bytes]
     states: Sequence[bytes]
     histories: Sequence[bytes] = ()
-
-
-def _ask(calls: list[ScriptCall | RedisCommand]) -> Steps[list[Any]]:
-    return (yield calls) if calls else []
 
 
 def _hash_of(wanted: ExportFilter) -> str:

@@ -13,6 +13,7 @@ from djqueue.storage.export import Page, page_of
 from djqueue.storage.feed import EventsLostError, Feed, FeedRange, Places
 
 from .keys import QueueKeys
+from .keyspace import answer
 from .records import STATES, text, unpack
 from .roundtrips import ScriptCall, Steps
 from .scripts import script
@@ -169,7 +170,7 @@ class RedisFeed(Feed):
     def _look(self, queue: str, begin: str, end: str, many: int, *, names: bool = False) -> Look:
         arguments = [begin.encode(), end.encode(), many, b"1" if names else b""]
         call = ScriptCall(script("events"), self._keys(queue), arguments, sequence=False)
-        added, length, last, found, has_jobs = self._run(_asked(call))
+        added, length, last, found, has_jobs = self._run(answer(call))
         entries = [
             FeedEntry(text(name), 0, unpack(jobs), became, unpack(told) if told else [])
             for name, jobs, became, told in zip(*[iter(found)] * 4, strict=True)
@@ -184,11 +185,6 @@ class RedisFeed(Feed):
                 "events: no queue keeps a change stream: set MIRROR or STREAM in the storage's OPTIONS"
             )
         return looks
-
-
-def _asked(call: ScriptCall) -> Steps[Any]:
-    [answer] = yield [call]
-    return answer
 
 
 def _place(said: str | None) -> FeedPosition:

@@ -7,10 +7,11 @@ CONFIG, and then it is said that nobody has looked.
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import redis
 
+from djqueue.core.diagnostics import Finding
 from djqueue.core.errors import StorageError
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.shown import in_one_line
@@ -32,16 +33,6 @@ SETTINGS = (
     "busy-reply-threshold",
     "min-replicas-to-write",
 )
-
-
-class Finding(NamedTuple):
-    """Something to be told, once for all the servers that it is true of."""
-
-    id: str
-    """Of the system check."""
-    level: Literal["error", "warning", "info"]
-    text: str
-    hint: str
 
 
 class MasterInfo(NamedTuple):

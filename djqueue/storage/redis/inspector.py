@@ -1,7 +1,7 @@
 """What is read of the queues for dashboards: see `djqueue.storage.inspector`."""
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -24,8 +24,8 @@ from djqueue.core.summaries import (
     mention,
 )
 
-from .keys import QueueKeys
-from .limits import LimiterUsage
+from .keyspace import Keyspace
+from .limits import SharedLimits
 from .records import NUMBER, group_limit, mapping, pack_text, text, unpack
 from .records import record as record_of
 from .roundtrips import RedisCommand, ScriptCall, Steps
@@ -41,37 +41,27 @@ MOST_SHARING = 100
 class RedisInspector:
     """Reads, as steps to be run. Each script answers for one queue, at one moment."""
 
-    def __init__(
-        self,
-        keys: Callable[[str], QueueKeys],
-        policy: Callable[[str], QueuePolicy],
-        queues: Callable[[], Steps[list[str]]],
-        states: Callable[[str, Sequence[str]], Steps[list[State | None]]],
-        standing: Callable[[str], Steps[LimiterUsage]],
-    ) -> None:
-        self._keys = keys
-        self._policy = policy
-        self._queues = queues
-        self._states = states
-        self._standing = standing
+    def __init__(self, keyspace: Keyspace, limits: SharedLimits) -> None:
+        self._keyspace = keyspace
+        self._limits = limits
 
     def overview(self, queues: Sequence[str] | None) -> Steps[Overview]:
         """See `Storage.overview`."""
-        names = list(queues) if queues is not None else (yield from self._queues())
+        names = list(queues) if queues is not None else (yield from self._keyspace.names())
         # Of no queue at all: what time it is.
-        keys = map(self._keys, names or [""])
+        keys = map(self._keyspace.keys, names or [""])
         answers = yield [ScriptCall(script("overview"), mine, (), sequence=False) for mine in keys]
         found = [
-            _overview(name, self._policy(name), reply)
+            _overview(name, self._keyspace.policy(name), reply)
             for name, reply in zip(names, answers, strict=bool(names))
         ]
         return Overview(int(answers[-1][0]), found)
 
     def groups(self, queue: str, limit: int, names: Sequence[str]) -> Steps[GroupsOverview]:
         """See `Storage.groups`."""
-        policy = self._policy(queue)
+        policy = self._keyspace.policy(queue)
         arguments = [limit, MOST_GROUPS, *map(pack_text, names)]
-        [reply] = yield [ScriptCall(script("groups"), self._keys(queue), arguments, sequence=False)]
+        [reply] = yield [ScriptCall(script("groups"), self._keyspace.keys(queue), arguments, sequence=False)]
         mode, every, whole, busiest, named = reply
         common = group_limit(every) if every else NO_LIMIT
         shown = text(mode) if mode else policy.group_mode
@@ -105,7 +95,10 @@ class RedisInspector:
                     by_queue.setdefault(queue, []).append(job_id)
                 answers = yield [
                     ScriptCall(
-                        script("links"), self._keys(queue), [limit, *map(pack_text, ids)], sequence=False
+                        script("links"),
+                        self._keyspace.keys(queue),
+                        [limit, *map(pack_text, ids)],
+                        sequence=False,
                     )
                     for queue, ids in by_queue.items()
                 ]
@@ -119,9 +112,9 @@ class RedisInspector:
 
     def facts(self, queue: str, job_id: str) -> Steps[Facts | None]:
         """What is known of a job: at one moment, but for the states of what it waits for elsewhere."""
-        policy = self._policy(queue)
+        policy = self._keyspace.policy(queue)
         arguments = [pack_text(job_id), policy.group_limit, MOST_BEFORE, SHOWN]
-        [reply] = yield [ScriptCall(script("explain"), self._keys(queue), arguments, sequence=False)]
+        [reply] = yield [ScriptCall(script("explain"), self._keyspace.keys(queue), arguments, sequence=False)]
         facts = None if len(reply) == 1 else _facts(queue, job_id, policy, reply)
         if facts is None or facts.state not in PENDING:
             return facts
@@ -134,7 +127,7 @@ class RedisInspector:
             wanted.setdefault(one.queue, []).append(one.id)
         known: dict[JobKey, State | None] = {}
         for name, ids in wanted.items():
-            states = yield from self._states(name, ids)
+            states = yield from self._keyspace.states(name, ids)
             known.update({(name, other): state for other, state in zip(ids, states, strict=True)})
         unmet = tuple(one._replace(state=known[one.queue, one.id]) for one in facts.unmet)
         return facts._replace(unmet=unmet)
@@ -145,11 +138,11 @@ class RedisInspector:
         """See `Storage.about`: in the order of when they were enqueued, the queue, the number in it."""
         mark = mark_in(cursor)
         before = None if mark is None else mark_before(mark)
-        names = list(queues) if queues is not None else (yield from self._queues())
+        names = list(queues) if queues is not None else (yield from self._keyspace.names())
         calls = [
             ScriptCall(
                 script("jobs_about"),
-                self._keys(name),
+                self._keyspace.keys(name),
                 [pack_text(subject), _behind(name, before), limit + 1],
                 sequence=False,
             )
@@ -168,7 +161,7 @@ class RedisInspector:
 
     def _shared(self, limiter: str, facts: Facts) -> Steps[Facts]:
         """With how the limiter stands, and who has what there is of it: each a moment later."""
-        state, wait = yield from self._standing(limiter)
+        state, wait = yield from self._limits.standing(limiter)
         facts = facts._replace(
             limiter=limiter,
             limiter_next_at=facts.at + wait if wait else None,
@@ -178,9 +171,9 @@ class RedisInspector:
         if state.free is None:
             return facts
         # Permits of a claim have no names until they are told with the next one: so the queues are asked.
-        every = yield from self._queues()
-        queues = [name for name in every if self._policy(name).limiter == limiter][:MOST_SHARING]
-        keys = [self._keys(name) for name in queues]
+        every = yield from self._keyspace.names()
+        queues = [name for name in every if self._keyspace.policy(name).limiter == limiter][:MOST_SHARING]
+        keys = [self._keyspace.keys(name) for name in queues]
         leases = yield [RedisCommand((b"ZRANGE", mine.key("lease"), 0, SHOWN - 1)) for mine in keys]
         wanted = [(name, mine, ids) for name, mine, ids in zip(queues, keys, leases, strict=True) if ids]
         if not wanted:

@@ -152,6 +152,11 @@ class SharedLimits:
             self._owe(limiter, LimiterMessage(ended=ended[first : first + AT_ONCE]))
         yield from self.pay(limiter)
 
+    def lose(self, limiter: str | None, queue: str, tokens: Sequence[bytes]) -> Steps[None]:
+        """Free the permits of claims that ended without their worker."""
+        if limiter is not None and tokens:
+            yield from self.free(limiter, [permit_of(queue, token) for token in tokens])
+
     def renew(self, limiter: str, lease: int, permits: Sequence[bytes]) -> Steps[None]:
         """Say that leases were renewed."""
         for first in range(0, len(permits), AT_ONCE):

@@ -18,6 +18,7 @@ from djqueue.core.job import Batch, EnqueueResult, Incident
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.shown import in_one_line
+from djqueue.storage.capabilities import TransactionalEnqueue
 
 from .connections import Connections
 from .options import RedisOptions
@@ -33,7 +34,7 @@ ROWS = 1_000
 logger = logging.getLogger("djqueue.redis")
 
 
-class OutboxTable:
+class OutboxTable(TransactionalEnqueue):
     """The enqueue of a storage some of whose queues have OUTBOX.
 
     steps: the enqueue that goes straight to Redis; `trips` runs it for the other queues.
@@ -88,15 +89,19 @@ class OutboxTable:
         if kept and is_in_transaction():
             raise _no_dependencies(kept[0])
 
-    def transaction_of(self, batch: Batch) -> str | None:
-        """See `Storage.transaction_of`."""
+    def alias_for(self, batch: Batch) -> str | None:
         return database() if self._policy(batch.queue).outbox and is_in_transaction() else None
 
     def uncommitted_in(self, queue: str, id: str) -> str | None:
-        """See `Storage.uncommitted_in`."""
         from djqueue.storage.commits import has_uncommitted
 
         return database() if self._policy(queue).outbox and has_uncommitted(database(), queue, id) else None
+
+    async def aalias_for(self, batch: Batch) -> str | None:
+        return await sync_to_async(self.alias_for)(batch)
+
+    async def auncommitted_in(self, queue: str, id: str) -> str | None:
+        return await sync_to_async(self.uncommitted_in)(queue, id)
 
     def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
         if not self._policy(batch.queue).outbox:

@@ -1,21 +1,17 @@
 """What a queue forgets: jobs by id, and records above the bounds of what it keeps, in bounded steps."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 
 from . import records
 from .keys import QueueKeys
-from .records import pack, pack_text, text
-from .roundtrips import RedisCommand, ScriptCall, Steps, T
+from .keyspace import Keyspace, chunks
+from .records import flat, pack, pack_text, text
+from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
-PAGE = 1_000
-"""Ids, letters, records of one reading call."""
-STEP = 200
-"""Jobs that one script changes: that takes a few milliseconds, in which nobody else is served."""
 SWEEP = 500
 """Of each kind, in one sweep."""
 LOOKS = 20
@@ -24,28 +20,11 @@ EXPIRED = 50_000
 """Records that one sweep of a queue forgets."""
 
 
-class CallOnJobs(Protocol):
-    """Asks a script about jobs of a queue, as many at once as may be; an answer for each."""
-
-    def __call__(
-        self,
-        name: str,
-        queue: str,
-        ids: Sequence[str],
-        heading: list[Any],
-        their_keys: Callable[[QueueKeys, Sequence[str]], list[bytes]] | None = None,
-    ) -> Steps[list[Any]]: ...
-
-
 class Removing:
-    """Forgets what is named, what is over, and what is too much.
+    """Removes jobs by id, jobs whose time is over, and jobs beyond what a queue keeps."""
 
-    policy: of the storage.
-    """
-
-    def __init__(self, policy: Callable[[str], QueuePolicy], on_jobs: CallOnJobs) -> None:
-        self._policy = policy
-        self._on_jobs = on_jobs
+    def __init__(self, keyspace: Keyspace) -> None:
+        self._keyspace = keyspace
         self._ranks: dict[tuple[str, State], int] = {}
         """Where the look for records above what a queue keeps goes on."""
 
@@ -59,19 +38,19 @@ class Removing:
     ) -> Steps[list[Any]]:
         """Forget jobs, as far as a mode of `remove.lua` allows; 1 for each that is gone."""
         names = pack([state.value for state in states])
-        heading = [mode, bound, names, records.pack_groups(self._policy(keys.queue))]
-        return (yield from self._on_jobs("remove", keys.queue, ids, heading, all_of_jobs))
+        heading = [mode, bound, names, records.pack_groups(self._keyspace.policy(keys.queue))]
+        return (yield from self._keyspace.on_jobs("remove", keys.queue, ids, heading, all_of_jobs))
 
     def bury_surplus(self, keys: QueueKeys) -> Steps[None]:
         """Forget as many dead letters as are above the most that are kept."""
         [there] = yield [RedisCommand((b"ZCARD", keys.key("dead")))]
-        overflow = there - self._policy(keys.queue).dead_letters.max_entries
+        overflow = there - self._keyspace.policy(keys.queue).dead_letters.max_entries
         while overflow > 0 and (buried := (yield from self.bury_oldest(keys, overflow))):
             overflow -= buried
 
     def bury_oldest(self, keys: QueueKeys, count: int) -> Steps[int]:
         """Forget the oldest dead letters above the most that are kept."""
-        most = self._policy(keys.queue).dead_letters.max_entries
+        most = self._keyspace.policy(keys.queue).dead_letters.max_entries
         [ids] = yield [RedisCommand((b"ZRANGE", keys.key("dead"), 0, min(count, SWEEP) - 1))]
         return sum((yield from self.removed(keys, list(map(text, ids)), "dead", most)))
 
@@ -150,6 +129,23 @@ class Removing:
             gone += part
         return gone
 
+    def delete_leftovers(self, keys: QueueKeys) -> Steps[None]:
+        """Delete what belonged to the jobs of an obliterated queue, also what another process began to
+        delete.
+        """
+        [names] = yield [RedisCommand((b"SMEMBERS", keys.key("gone")))]
+        for name in names:
+            gone = keys.key(f"gone:{text(name)}")
+            cursor = b"0"
+            while True:
+                [[cursor, found]] = yield [RedisCommand((b"HSCAN", gone, cursor, b"COUNT", 500))]
+                found = flat(found)
+                # Jobs that were enqueued again since keep theirs.
+                yield from self.removed(keys, list(map(text, found[::2])), "gone")
+                if not int(cursor):
+                    break
+            yield [RedisCommand((b"UNLINK", gone)), RedisCommand((b"SREM", keys.key("gone"), name))]
+
 
 def of_jobs(keys: QueueKeys, ids: Iterable[str]) -> list[bytes]:
     return [key for job_id in ids for key in (keys.result(job_id), keys.log_lines(job_id))]
@@ -159,7 +155,3 @@ def all_of_jobs(keys: QueueKeys, ids: Iterable[str]) -> list[bytes]:
     return [
         key for job_id in ids for key in (keys.result(job_id), keys.log_lines(job_id), keys.items(job_id))
     ]
-
-
-def chunks(values: Sequence[T], size: int = PAGE) -> Iterable[Sequence[T]]:
-    return (values[start : start + size] for start in range(0, len(values), size))

@@ -6,7 +6,6 @@ from typing import Any
 
 from djqueue.core.capacity import full_error
 from djqueue.core.job import Batch
-from djqueue.core.queue import QueuePolicy
 from djqueue.storage.staging import (
     CHUNK,
     STAGE_TTL,
@@ -20,6 +19,7 @@ from djqueue.storage.staging import (
 
 from . import records
 from .keys import QueueKeys
+from .keyspace import Keyspace, answers
 from .records import pack, pack_raw, pack_text, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
@@ -39,28 +39,16 @@ class RedisStaging(Staging):
     deliver: sends what a queue has for other queues.
     """
 
-    def __init__(
-        self,
-        run: Callable[[Steps[Any]], Any],
-        keys: Callable[[str], QueueKeys],
-        policy: Callable[[str], QueuePolicy],
-        begin: Callable[[set[str]], Steps[None]],
-        heading: Callable[[str], list[Any]],
-        deliver: Callable[[str], Steps[None]],
-    ) -> None:
-        self._run = run
-        self._keys = keys
-        self._policy = policy
-        self._begin = begin
+    def __init__(self, keyspace: Keyspace, heading: Callable[[str], list[Any]]) -> None:
+        self._keyspace = keyspace
         self._heading = heading
-        self._deliver = deliver
 
     def stage(
         self, write: str, part: str, number: int, batches: Sequence[Batch], lifetime: int = STAGE_TTL
     ) -> str:
         """See `Staging`."""
         check_chunk(batches)
-        keys = self._keys(batches[0].queue)
+        keys = self._keyspace.keys(batches[0].queue)
         chunk: list[str | bytes] = [batches[0].name]
         kind = PLAIN
         for batch in batches:
@@ -72,7 +60,7 @@ class RedisStaging(Staging):
                 chunk += (job_id, start, rest + payload)
         places = [keys.staged(write, part), keys.parts(write)]
         arguments = [number, pack_raw(chunk), pack_text(part), lifetime]
-        self._run(_ask([ScriptCall(script("stage"), keys, arguments, places, sequence=False)]))
+        self._keyspace.run(answers([ScriptCall(script("stage"), keys, arguments, places, sequence=False)]))
         return kind
 
     def begin(self, manifest: Manifest, lifetime: int | None) -> PublicationState:
@@ -84,8 +72,8 @@ class RedisStaging(Staging):
             parts,
             b"" if lifetime is None else lifetime,
         ]
-        staged = [self._keys(manifest.queue).staged(manifest.write, part) for part in manifest.parts]
-        [answer] = self._run(_ask([self._call("begin", manifest, arguments, staged)]))
+        staged = [self._keyspace.keys(manifest.queue).staged(manifest.write, part) for part in manifest.parts]
+        [answer] = self._keyspace.run(answers([self._call("begin", manifest, arguments, staged)]))
         return _publication(manifest, answer)
 
     def publish(self, manifest: Manifest, chunks: Sequence[tuple[str, int]]) -> list[Counts]:
@@ -93,19 +81,19 @@ class RedisStaging(Staging):
         found: list[Counts] = []
         left = iter(chunks)
         while some := list(islice(left, AT_ONCE)):
-            found += self._run(self._publish(manifest, some))
+            found += self._keyspace.run(self._publish(manifest, some))
         return found
 
     def _publish(self, manifest: Manifest, chunks: Sequence[tuple[str, int]]) -> Steps[list[Counts]]:
         queue = manifest.queue
         answers = yield [self._chunk(manifest, *chunk) for chunk in chunks]
         if unlisted := [place for place, answer in enumerate(answers) if answer[1] == b"unlisted"]:
-            yield from self._begin({queue})
+            yield from self._keyspace.begin({queue})
             again = yield [self._chunk(manifest, *chunks[place], listed=b"1") for place in unlisted]
             for place, answer in zip(unlisted, again, strict=True):
                 answers[place] = answer
         if any(sent for sent, *_ in answers):
-            yield from self._deliver(queue)
+            yield from self._keyspace.deliver(queue)
         for (part, number), (_, answer) in zip(chunks, answers, strict=True):
             if answer == b"missing":
                 raise ChunkMissingError(
@@ -113,15 +101,15 @@ class RedisStaging(Staging):
                     "missing: the chunk expired, or the server evicted it"
                 )
             if answer == b"full":
-                raise full_error(queue, self._policy(queue).max_size, CHUNK)
+                raise full_error(queue, self._keyspace.policy(queue).max_size, CHUNK)
         return [Counts(*answer) for _, answer in answers]
 
     def _chunk(self, manifest: Manifest, part: str, number: int, listed: bytes = b"0") -> ScriptCall:
         queue = manifest.queue
-        keys = self._keys(queue)
+        keys = self._keyspace.keys(queue)
         places = [keys.staged(manifest.write, part), keys.published(manifest.app, told=True)]
         name = pack_text(f"{part}:{number}")
-        if manifest.parts[part][number] == PLAIN and self._policy(queue).max_size is None:
+        if manifest.parts[part][number] == PLAIN and self._keyspace.policy(queue).max_size is None:
             return ScriptCall(script("staged_add"), keys, [listed, name, number], places)
         return ScriptCall(
             script("staged_enqueue"), keys, [listed, *self._heading(queue), name, number], places
@@ -129,12 +117,12 @@ class RedisStaging(Staging):
 
     def end(self, manifest: Manifest) -> Counts:
         """See `Staging`."""
-        [answer] = self._run(_ask([self._call("end", manifest, [manifest.version], [])]))
+        [answer] = self._keyspace.run(answers([self._call("end", manifest, [manifest.version], [])]))
         return _publication(manifest, answer).counts
 
     def forget(self, queue: str, app: str, write: str) -> int:
         """See `Staging`."""
-        forgotten: int = self._run(self._forget(self._keys(queue), app, write))
+        forgotten: int = self._keyspace.run(self._forget(self._keyspace.keys(queue), app, write))
         return forgotten
 
     def _forget(self, keys: QueueKeys, app: str, write: str) -> Steps[int]:
@@ -153,13 +141,9 @@ class RedisStaging(Staging):
     def _call(
         self, operation: str, manifest: Manifest, arguments: list[Any], staged: list[bytes]
     ) -> ScriptCall:
-        keys = self._keys(manifest.queue)
+        keys = self._keyspace.keys(manifest.queue)
         places = [keys.published(manifest.app), keys.published(manifest.app, told=True), *staged]
         return ScriptCall(script("manifest"), keys, [operation.encode(), *arguments], places, sequence=False)
-
-
-def _ask(calls: list[ScriptCall | RedisCommand]) -> Steps[list[Any]]:
-    return (yield calls)
 
 
 def _publication(manifest: Manifest, answer: Sequence[Any]) -> PublicationState:

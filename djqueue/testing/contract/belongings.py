@@ -59,7 +59,7 @@ class BelongingsContract(StorageCase):
 
         swept_clean(storage)
 
-        results = [record.result for record in storage.jobs(FEW_RESULTS, ids) if record is not None]
+        results = [record.result for record in storage.reads.jobs(FEW_RESULTS, ids) if record is not None]
         assert len(results) == 1_200
         assert len([result for result in results if result is not None]) == 30
 
@@ -106,7 +106,7 @@ class BelongingsContract(StorageCase):
     def test_attempts_of_a_job_that_lives_stay(self, storage: Storage) -> None:
         bounded(storage, BRIEF_DETAILS)
         _with_details(storage, "again", State.FAILED)
-        storage.retry(BRIEF_DETAILS, ["again"])
+        storage.jobs.retry(BRIEF_DETAILS, ["again"])
 
         self.pass_time(storage, 10 * SOON)
 

@@ -43,7 +43,7 @@ class CancellingContract(StorageCase):
     def test_a_pending_job_is_cancelled_and_never_starts(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage, id="order:1")
 
-        [answer] = storage.cancel(QUEUE, [job_id], "no longer wanted")
+        [answer] = storage.jobs.cancel(QUEUE, [job_id], "no longer wanted")
 
         assert answer == CancelResult("order:1", "cancelled")
         assert answer
@@ -54,13 +54,13 @@ class CancellingContract(StorageCase):
         assert counts(storage) == {State.CANCELLED: 1}
         self.pass_time(storage, SOON)
         assert claim(storage, 10, queues=[QUEUE]) == []
-        assert storage.dead_letters(QUEUE) == []
+        assert storage.reads.dead_letters(QUEUE) == []
 
     def test_a_job_that_waits_for_its_retry_can_be_cancelled(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         finish(storage, retrying(claimed, delay=SOON))
 
-        assert storage.cancel(QUEUE, [claimed.id])[0].status == "cancelled"
+        assert storage.jobs.cancel(QUEUE, [claimed.id])[0].status == "cancelled"
 
         self.pass_time(storage, SOON + 1)
         assert claim(storage) == []
@@ -70,7 +70,7 @@ class CancellingContract(StorageCase):
         claimed = an_active_job(storage)
 
         with recorded(storage) as recorder:
-            [answer] = storage.cancel(QUEUE, [claimed.id])
+            [answer] = storage.jobs.cancel(QUEUE, [claimed.id])
             recorder.until("cancel_requested", claimed.id)
 
         assert answer == CancelResult(claimed.id, "requested")
@@ -79,7 +79,7 @@ class CancellingContract(StorageCase):
 
     def test_a_job_asked_to_stop_may_complete_all_the_same(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
-        storage.cancel(QUEUE, [claimed.id])
+        storage.jobs.cancel(QUEUE, [claimed.id])
 
         assert finish(storage, completing(claimed)) == [True]
 
@@ -88,7 +88,7 @@ class CancellingContract(StorageCase):
     @pytest.mark.parametrize("end", ["retry", "release", "cancel"])
     def test_a_job_asked_to_stop_does_not_run_again(self, storage: Storage, end: str) -> None:
         claimed = an_active_job(storage)
-        storage.cancel(QUEUE, [claimed.id])
+        storage.jobs.cancel(QUEUE, [claimed.id])
 
         assert finish(storage, ENDINGS[end](claimed)) == [True]
 
@@ -103,23 +103,23 @@ class CancellingContract(StorageCase):
         job_id = make(storage)
 
         with nothing_changes(storage):
-            [answer] = storage.cancel(QUEUE, [job_id])
+            [answer] = storage.jobs.cancel(QUEUE, [job_id])
 
         assert answer == CancelResult(job_id, status)
         assert not answer
 
     def test_a_job_that_is_not_there_is_not_found(self, storage: Storage) -> None:
-        [answer] = storage.cancel(QUEUE, ["nobody"])
+        [answer] = storage.jobs.cancel(QUEUE, ["nobody"])
 
         assert answer == CancelResult("nobody", "not_found")
         assert not answer
 
     def test_a_second_cancel_changes_nothing(self, storage: Storage) -> None:
         job_id = a_waiting_job(storage)
-        storage.cancel(QUEUE, [job_id])
+        storage.jobs.cancel(QUEUE, [job_id])
 
         with nothing_changes(storage):
-            assert storage.cancel(QUEUE, [job_id]) == [CancelResult(job_id, "cancelled")]
+            assert storage.jobs.cancel(QUEUE, [job_id]) == [CancelResult(job_id, "cancelled")]
 
     def test_many_jobs_are_answered_in_order(self, storage: Storage) -> None:
         a_completed_job(storage, id="done")
@@ -128,7 +128,7 @@ class CancellingContract(StorageCase):
         a_delayed_job(storage, id="delayed")
 
         ids = ["waiting", "nobody", "running", "done", "delayed", "waiting"]
-        answers = storage.cancel(QUEUE, ids)
+        answers = storage.jobs.cancel(QUEUE, ids)
 
         assert [answer.id for answer in answers] == ids
         assert [answer.status for answer in answers] == [
@@ -139,7 +139,7 @@ class CancellingContract(StorageCase):
         ids = enqueue_many(storage, 3_000)
         kept = set(ids[::10])
 
-        storage.cancel(QUEUE, [job_id for job_id in ids if job_id not in kept])
+        storage.jobs.cancel(QUEUE, [job_id for job_id in ids if job_id not in kept])
 
         assert counts(storage) == {State.WAITING: 300, State.CANCELLED: 2_700}
         assert [one.id for one in claim(storage, 3_000)] == ids[::10]
@@ -148,25 +148,25 @@ class CancellingContract(StorageCase):
         enqueue(storage, queue="left", id="same")
         enqueue(storage, queue="right", id="same")
 
-        storage.cancel("left", ["same"])
+        storage.jobs.cancel("left", ["same"])
 
         assert claim_one(storage).queue == "right"
 
     def test_a_cancelled_job_stays_cancelled(self, storage: Storage) -> None:
         """Nothing that a storage does by itself, and no other verb, brings it back."""
         job_id = a_delayed_job(storage, delay=SOON, ttl=SOON * 2)
-        storage.cancel(QUEUE, [job_id])
+        storage.jobs.cancel(QUEUE, [job_id])
 
-        assert storage.promote(QUEUE, [job_id]) == [False]
-        assert storage.reschedule(QUEUE, [job_id], self.now(storage)) == [False]
-        assert storage.retry(QUEUE, [job_id]) == ["not_failed"]
+        assert storage.jobs.promote(QUEUE, [job_id]) == [False]
+        assert storage.jobs.reschedule(QUEUE, [job_id], self.now(storage)) == [False]
+        assert storage.jobs.retry(QUEUE, [job_id]) == ["not_failed"]
         self.pass_time(storage, SOON * 3)
         assert state(storage, job_id) is State.CANCELLED
         assert claim(storage) == []
 
     def test_a_blocked_job_cancelled_is_not_unblocked_later(self, storage: Storage) -> None:
         job_id = a_blocked_job(storage)
-        storage.cancel(QUEUE, [job_id])
+        storage.jobs.cancel(QUEUE, [job_id])
 
         finish(storage, completing(claim_one(storage)))
 
@@ -175,7 +175,7 @@ class CancellingContract(StorageCase):
 
     def test_a_worker_that_gives_back_a_cancelled_job_hands_it_to_nobody(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
-        storage.cancel(QUEUE, [claimed.id], "enough")
+        storage.jobs.cancel(QUEUE, [claimed.id], "enough")
 
         finish(storage, releasing(claimed, delay=LATER))
 

@@ -34,9 +34,9 @@ from .case import IMPATIENT, LATER, LOWEST_GO, MOST, OLDEST_GO, PATIENT, SMALL, 
 Free = Callable[[Storage], object]
 FREEING: dict[str, Free] = {
     "claimed": lambda storage: claim(storage, queues=[PATIENT]),
-    "cancelled": lambda storage: storage.cancel(PATIENT, ["0"]),
-    "removed": lambda storage: storage.remove(PATIENT, ["0"]),
-    "cleaned": lambda storage: storage.clean(PATIENT, frozenset({State.WAITING}), 2**52),
+    "cancelled": lambda storage: storage.jobs.cancel(PATIENT, ["0"]),
+    "removed": lambda storage: storage.jobs.remove(PATIENT, ["0"]),
+    "cleaned": lambda storage: storage.queues.clean(PATIENT, frozenset({State.WAITING}), 2**52),
 }
 """How room is made."""
 
@@ -79,7 +79,7 @@ class CapacityContract(StorageCase):
     def test_what_runs_or_has_ended_does_not_count(self, storage: Storage) -> None:
         a_completed_job(storage, queue=SMALL)
         a_failed_job(storage, queue=SMALL)
-        storage.cancel(SMALL, [enqueue(storage, queue=SMALL)])
+        storage.jobs.cancel(SMALL, [enqueue(storage, queue=SMALL)])
         an_active_job(storage, queue=SMALL)
 
         assert len(enqueue_many(storage, MOST, queue=SMALL)) == MOST
@@ -118,7 +118,7 @@ class CapacityContract(StorageCase):
         [answer] = storage.enqueue([batch(queue=SMALL, ids=["0"])])
         assert (answer.status, answer.id) == ("duplicate", "0")
 
-        storage.cancel(SMALL, ["0"])
+        storage.jobs.cancel(SMALL, ["0"])
         enqueue(storage, queue=SMALL, id="keyed", unique_key="k")
         [answer] = storage.enqueue([batch(queue=SMALL, unique_key="k")])
         assert (answer.status, answer.id) == ("duplicate", "keyed")
@@ -144,7 +144,7 @@ class CapacityContract(StorageCase):
         fill(storage, SMALL)
 
         finish(storage, retrying(claimed))
-        assert storage.retry(SMALL, [dead]) == ["retried"]
+        assert storage.jobs.retry(SMALL, [dead]) == ["retried"]
 
         assert counts(storage, SMALL) == {State.WAITING: MOST + 2}
 
@@ -175,7 +175,7 @@ class CapacityContract(StorageCase):
             late = asyncio.create_task(storage.aenqueue([batch(queue=PATIENT, ids=["late"])]))
             await asyncio.sleep(0)
             assert not late.done()
-            await storage.acall(storage.cancel, PATIENT, ["0"])
+            await storage.acall(storage.jobs.cancel, PATIENT, ["0"])
             return await asyncio.wait_for(late, 30)
 
         answers = asyncio.run(produce_and_claim())
@@ -250,8 +250,8 @@ class CapacityContract(StorageCase):
 
     def test_an_updated_priority_counts(self, storage: Storage) -> None:
         fill(storage, LOWEST_GO, priority=1)
-        storage.update(LOWEST_GO, ["0"], priority=9)
-        storage.update(LOWEST_GO, ["2"], priority=-9)
+        storage.jobs.update(LOWEST_GO, ["0"], priority=9)
+        storage.jobs.update(LOWEST_GO, ["2"], priority=-9)
 
         enqueue(storage, queue=LOWEST_GO, id="new")
 
@@ -259,7 +259,7 @@ class CapacityContract(StorageCase):
 
     def test_a_job_of_the_same_id_is_another_one(self, storage: Storage) -> None:
         fill(storage, OLDEST_GO)
-        storage.remove(OLDEST_GO, ["0"])
+        storage.jobs.remove(OLDEST_GO, ["0"])
         enqueue(storage, queue=OLDEST_GO, id="0")
 
         enqueue(storage, queue=OLDEST_GO, id="new")

@@ -131,7 +131,7 @@ class StorageCase:
     def pass_time(self, storage: Storage, milliseconds: int) -> None:
         """Let time pass, and have the storage do what time does."""
         self.advance(milliseconds)
-        storage.maintain()
+        storage.sweep()
 
     def lose_lease(self, storage: Storage, lease: int) -> None:
         """Let the claims that were made with this lease, and not renewed, be lost."""
@@ -141,7 +141,7 @@ class StorageCase:
         """Return the storage's time, in UTC milliseconds."""
         probe = enqueue(storage, queue="what-time-is-it")
         created_at = job(storage, probe, "what-time-is-it").created_at
-        storage.obliterate("what-time-is-it")
+        storage.queues.obliterate("what-time-is-it")
         return created_at
 
     @pytest.fixture(autouse=True)
@@ -152,7 +152,7 @@ class StorageCase:
             yield
             return
         recorder = Recorder()
-        unsubscribe = storage.subscribe(QUEUE, recorder)
+        unsubscribe = storage.events.subscribe(QUEUE, recorder)
         yield
         one_of_them = hasattr(request.node, "callspec")
         log = TransitionLog()
@@ -170,7 +170,7 @@ class StorageCase:
 def recorded(storage: Storage, queue: str = QUEUE, job_id: str | None = None) -> Iterator[Recorder]:
     """A recorder of the events of a queue, or of one job of it."""
     recorder = Recorder()
-    unsubscribe = storage.subscribe(queue, recorder, job_id)
+    unsubscribe = storage.events.subscribe(queue, recorder, job_id)
     try:
         yield recorder
     finally:
@@ -181,7 +181,7 @@ def so_far(storage: Storage, recorder: Recorder, queue: str = QUEUE) -> list[Eve
     """Every event up to now of a queue that a recorder subscribes to, late ones waited for."""
     fence = enqueue(storage, queue=queue, name="a fence behind the events", delay=LATER)
     recorder.until("queued", fence)
-    storage.remove(queue, [fence])
+    storage.jobs.remove(queue, [fence])
     recorder.until("removed", fence)
     return [event for event in recorder.events() if event.name != "a fence behind the events"]
 
@@ -201,17 +201,17 @@ def snapshot(
 ) -> tuple[list[JobRecord], dict[State, int], dict[str, int], int]:
     """Return all that can be read of a queue."""
     return (
-        storage.page(queue, None, 10_000),
-        storage.counts(queue),
-        storage.waiting_names(queue),
-        len(storage.dead_letters(queue)),
+        storage.reads.page(queue, None, 10_000),
+        storage.reads.counts(queue),
+        storage.reads.waiting_names(queue),
+        len(storage.reads.dead_letters(queue)),
     )
 
 
 def swept_clean(storage: Storage) -> None:
     """Maintain until there is nothing left to do: one round may take so many records only."""
     for _ in range(1_000):
-        if not any(storage.maintain()):
+        if not any(storage.sweep()):
             return
     raise AssertionError("maintenance finds something to do for ever")
 
@@ -219,5 +219,5 @@ def swept_clean(storage: Storage) -> None:
 def bounded(storage: Storage, queue: str) -> None:
     """Have the bounds of a queue count from now on: a storage may learn them with its upkeep."""
     probe = enqueue(storage, queue=queue)
-    storage.maintain()
-    storage.remove(queue, [probe])
+    storage.sweep()
+    storage.jobs.remove(queue, [probe])

@@ -42,7 +42,7 @@ class ClaimsContract(StorageCase):
         assert (record.state, record.worker, record.attempts) == (State.ACTIVE, "w1", 1)
         assert record.started_at >= record.created_at
         assert counts(storage) == {State.ACTIVE: 1}
-        assert storage.waiting_names(QUEUE) == {}
+        assert storage.reads.waiting_names(QUEUE) == {}
 
     def test_a_claim_brings_all_that_a_worker_needs(self, storage: Storage) -> None:
         [answer] = storage.enqueue([batch(payloads=[b"\0\xff"], timeout=5, max_attempts=2)])
@@ -91,7 +91,7 @@ class ClaimsContract(StorageCase):
         assert claim_ids(storage, 10, names=[]) == []
         assert state(storage, unknown) is State.WAITING
         assert job(storage, unknown).attempts == 0
-        assert storage.waiting_names(QUEUE) == {"not.here.yet": 1}
+        assert storage.reads.waiting_names(QUEUE) == {"not.here.yet": 1}
         assert claim_ids(storage, 10, names=["not.here.yet"]) == [unknown]
 
     def test_names_are_compared_exactly(self, storage: Storage) -> None:
@@ -196,7 +196,7 @@ class ClaimsContract(StorageCase):
 
         claim_one(storage, worker="höst:1 {a}")
 
-        assert storage.page(QUEUE, State.ACTIVE, 1)[0].worker == "höst:1 {a}"
+        assert storage.reads.page(QUEUE, State.ACTIVE, 1)[0].worker == "höst:1 {a}"
 
     def test_a_coroutine_finishes_and_claims_as_well(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 2)
@@ -205,7 +205,7 @@ class ClaimsContract(StorageCase):
             first = (await storage.afinish([], request())).claims.jobs
             answer = await storage.afinish([completing(first[0])], request())
             assert answer.accepted == [True]
-            records = await storage.ajobs(QUEUE, [ids[0], "nobody"])
+            records = await storage.reads.ajobs(QUEUE, [ids[0], "nobody"])
             assert records[0] is not None
             assert records[0].state is State.COMPLETED
             assert records[1] is None

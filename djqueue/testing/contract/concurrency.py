@@ -78,7 +78,7 @@ class ConcurrencyContract(StorageCase):
         runs: Counter[str] = Counter()
         lock = Lock()
         recorder = Recorder()
-        storage.subscribe(QUEUE, recorder)
+        storage.events.subscribe(QUEUE, recorder)
 
         def handle(claimed: Claimed) -> None:
             with lock:
@@ -145,10 +145,10 @@ class ConcurrencyContract(StorageCase):
         work(99)
 
         assert {len(heard) for heard in ends.values()} == {1}
-        states = dict(zip(ids, storage.states(QUEUE, ids), strict=True))
+        states = dict(zip(ids, storage.reads.states(QUEUE, ids), strict=True))
         assert states == {job_id: expected[heard[0]] for job_id, heard in ends.items()}
         assert counts(storage) == Counter(expected[heard[0]] for heard in ends.values())
-        assert len(storage.dead_letters(QUEUE)) == counts(storage).get(State.FAILED, 0)
+        assert len(storage.reads.dead_letters(QUEUE)) == counts(storage).get(State.FAILED, 0)
 
     def test_of_words_racing_about_one_run_one_is_heard(self, storage: Storage) -> None:
         enqueue_many(storage, 1_000)
@@ -224,7 +224,7 @@ class ConcurrencyContract(StorageCase):
         ids = enqueue_many(storage, 1_500)
 
         def cancel(part: list[str]) -> list[str]:
-            answers = [storage.cancel(QUEUE, [job_id])[0] for job_id in part]
+            answers = [storage.jobs.cancel(QUEUE, [job_id])[0] for job_id in part]
             return [answer.id for answer in answers if answer.status == "cancelled"]
 
         def work() -> list[str]:
@@ -253,13 +253,13 @@ class ConcurrencyContract(StorageCase):
             [
                 partial(complete, claimed[::2]),
                 partial(complete, claimed[1::2]),
-                storage.maintain,
-                storage.maintain,
+                storage.sweep,
+                storage.sweep,
             ]
         )
 
         accepted = answers[0] | answers[1]
-        records = storage.jobs(QUEUE, [one.id for one in claimed])
+        records = storage.reads.jobs(QUEUE, [one.id for one in claimed])
         for record in records:
             assert record is not None
             expected = (State.COMPLETED, 0) if accepted[record.id] else (State.WAITING, 1)
@@ -274,9 +274,9 @@ class ConcurrencyContract(StorageCase):
         def renew() -> list[bool]:
             return [storage.renew([lease_of(one)])[0].held for one in claimed]
 
-        held = together([renew, storage.maintain])[0]
+        held = together([renew, storage.sweep])[0]
 
-        states = storage.states(QUEUE, [one.id for one in claimed])
+        states = storage.reads.states(QUEUE, [one.id for one in claimed])
         assert states == [State.ACTIVE if kept else State.WAITING for kept in held]
 
     def test_one_job_of_a_group_is_active_at_once_also_under_fire(self, storage: Storage) -> None:
@@ -302,7 +302,7 @@ class ConcurrencyContract(StorageCase):
         def watch() -> None:
             wanted = {State.COMPLETED: 600}
             wake_event = ThreadEvent()
-            stop = storage.subscribe(QUEUE, lambda _: wake_event.set())
+            stop = storage.events.subscribe(QUEUE, lambda _: wake_event.set())
             while counts(storage) != wanted:
                 assert wake_event.wait(20), counts(storage)
                 wake_event.clear()
@@ -316,7 +316,7 @@ class ConcurrencyContract(StorageCase):
         assert done == ids
 
     def test_races_of_enqueues_and_ends_at_a_limit_of_one_never_run_two(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, None, 1)
+        storage.queues.set_limits(QUEUE, None, 1)
         lock = Lock()
         running: list[int] = [0, 0]
         produced = [0]
@@ -350,7 +350,7 @@ class ConcurrencyContract(StorageCase):
         assert counts(storage) == {State.COMPLETED: 240}
 
     def test_no_more_are_active_than_the_queue_allows_also_under_fire(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, None, 3)
+        storage.queues.set_limits(QUEUE, None, 3)
         enqueue_many(storage, 800)
         lock = Lock()
         active = [0]
@@ -378,7 +378,7 @@ class ConcurrencyContract(StorageCase):
         assert counts(storage) == {State.COMPLETED: 800}
 
     def test_no_more_start_than_the_rate_allows_also_under_fire(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, Rate(50, 1_000 * LATER), None)
+        storage.queues.set_limits(QUEUE, Rate(50, 1_000 * LATER), None)
         enqueue_many(storage, 500)
 
         def work(name: str) -> int:
@@ -403,7 +403,7 @@ class ConcurrencyContract(StorageCase):
         def obliterate() -> int:
             gone = 0
             while not over.is_set():
-                gone += storage.obliterate(QUEUE, force=True)
+                gone += storage.queues.obliterate(QUEUE, force=True)
             return gone
 
         gone = sum(together([produce, produce, produce, obliterate]))
@@ -450,19 +450,19 @@ class ConcurrencyContract(StorageCase):
         def clean() -> int:
             gone = 0
             while not over.is_set():
-                gone += storage.clean(QUEUE, frozenset({State.COMPLETED}), before)
+                gone += storage.queues.clean(QUEUE, frozenset({State.COMPLETED}), before)
             return gone
 
         gone = sum(together([work, clean, clean]))
 
-        assert gone + storage.clean(QUEUE, frozenset({State.COMPLETED}), before) == 1_500
+        assert gone + storage.queues.clean(QUEUE, frozenset({State.COMPLETED}), before) == 1_500
         assert counts(storage) == {}
-        assert storage.page(QUEUE, None, 10) == []
+        assert storage.reads.page(QUEUE, None, 10) == []
 
     def test_a_dead_letter_is_retried_once(self, storage: Storage) -> None:
         ids = [a_failed_job(storage) for _ in range(100)]
 
-        answers = together([lambda: [storage.retry(QUEUE, [one])[0] for one in ids]] * 4)
+        answers = together([lambda: [storage.jobs.retry(QUEUE, [one])[0] for one in ids]] * 4)
 
         assert Counter(word for part in answers for word in part) == {
             "retried": 100,
@@ -473,7 +473,7 @@ class ConcurrencyContract(StorageCase):
     def test_a_delayed_job_is_promoted_once(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 100, delay=LATER)
 
-        answers = together([lambda: [storage.promote(QUEUE, [one])[0] for one in ids]] * 4)
+        answers = together([lambda: [storage.jobs.promote(QUEUE, [one])[0] for one in ids]] * 4)
 
         assert Counter(moved for part in answers for moved in part) == {True: 100, False: 300}
         assert counts(storage) == {State.WAITING: 100}

@@ -50,7 +50,7 @@ class DeadLettersContract(StorageCase):
     def test_a_dead_letter_is_kept_for_a_while(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1", reason="timeout")
 
-        [letter] = storage.dead_letters(QUEUE)
+        [letter] = storage.reads.dead_letters(QUEUE)
 
         record = job(storage, "order:1")
         assert (letter.id, letter.reason, letter.retries) == ("order:1", "timeout", 0)
@@ -62,7 +62,7 @@ class DeadLettersContract(StorageCase):
         ids = [a_failed_job(storage, id=str(number)) for number in (3, 1, 2)]
         a_failed_job(storage, queue="other")
 
-        assert [letter.id for letter in storage.dead_letters(QUEUE)] == ids
+        assert [letter.id for letter in storage.reads.dead_letters(QUEUE)] == ids
 
     @shows("retry_dead", State.FAILED, State.WAITING)
     def test_a_dead_letter_retried_waits_with_its_budget_renewed(self, storage: Storage) -> None:
@@ -71,18 +71,18 @@ class DeadLettersContract(StorageCase):
         self.lose_lease(storage, claim_one(storage).lease)
         assert state(storage, "order:1") is State.FAILED
 
-        assert storage.retry(QUEUE, ["order:1"]) == ["retried"]
+        assert storage.jobs.retry(QUEUE, ["order:1"]) == ["retried"]
 
         record = job(storage, "order:1")
         assert (record.state, record.failures, record.stalls) == (State.WAITING, 0, 0)
         assert (record.attempts, record.reason, record.finished_at) == (2, "", 0)
         assert len(record.history) == 2
-        assert storage.dead_letters(QUEUE) == []
+        assert storage.reads.dead_letters(QUEUE) == []
         assert counts(storage) == {State.WAITING: 1}
 
     def test_a_retried_job_completes_like_any_other(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1", error=ERROR)
-        storage.retry(QUEUE, ["order:1"])
+        storage.jobs.retry(QUEUE, ["order:1"])
 
         claimed = claim_one(storage)
         assert (claimed.id, claimed.attempts) == ("order:1", 2)
@@ -94,10 +94,10 @@ class DeadLettersContract(StorageCase):
 
     def test_a_retried_job_that_fails_again_has_one_dead_letter(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1", reason="timeout")
-        storage.retry(QUEUE, ["order:1"])
+        storage.jobs.retry(QUEUE, ["order:1"])
         finish(storage, failing(claim_one(storage), "explicit_fail"))
 
-        assert [letter.reason for letter in storage.dead_letters(QUEUE)] == ["explicit_fail"]
+        assert [letter.reason for letter in storage.reads.dead_letters(QUEUE)] == ["explicit_fail"]
         assert counts(storage) == {State.FAILED: 1}
 
     @pytest.mark.parametrize("there", sorted(set(State) - {State.FAILED}))
@@ -105,14 +105,14 @@ class DeadLettersContract(StorageCase):
         job_id = JOB_IN[there](storage)
 
         with nothing_changes(storage):
-            assert storage.retry(QUEUE, [job_id]) == ["not_failed"]
+            assert storage.jobs.retry(QUEUE, [job_id]) == ["not_failed"]
 
     def test_many_dead_letters_are_answered_in_order(self, storage: Storage) -> None:
         a_completed_job(storage, id="done")
         a_failed_job(storage, id="dead 1")
         a_failed_job(storage, id="dead 2")
 
-        answers = storage.retry(QUEUE, ["dead 2", "nobody", "done", "dead 1", "dead 2"])
+        answers = storage.jobs.retry(QUEUE, ["dead 2", "nobody", "done", "dead 1", "dead 2"])
 
         assert answers == ["retried", "not_found", "not_failed", "retried", "not_failed"]
         assert [one.id for one in claim(storage, 5)] == ["dead 2", "dead 1"]
@@ -122,10 +122,10 @@ class DeadLettersContract(StorageCase):
         a_waiting_job(storage, id="new", unique_key="k")
 
         with nothing_changes(storage):
-            assert storage.retry(QUEUE, ["old"]) == ["unique_key_taken"]
+            assert storage.jobs.retry(QUEUE, ["old"]) == ["unique_key_taken"]
 
-        storage.cancel(QUEUE, ["new"])
-        assert storage.retry(QUEUE, ["old"]) == ["retried"]
+        storage.jobs.cancel(QUEUE, ["new"])
+        assert storage.jobs.retry(QUEUE, ["old"]) == ["retried"]
         [answer] = storage.enqueue([batch(unique_key="k")])
         assert (answer.status, answer.id) == ("duplicate", "old")
 
@@ -133,16 +133,16 @@ class DeadLettersContract(StorageCase):
         a_failed_job(storage, id="a", unique_key="k")
         a_failed_job(storage, id="b", unique_key="k")
 
-        assert storage.retry(QUEUE, ["a", "b"]) == ["retried", "unique_key_taken"]
+        assert storage.jobs.retry(QUEUE, ["a", "b"]) == ["retried", "unique_key_taken"]
 
     def test_the_oldest_give_way_when_there_are_too_many(self, storage: Storage) -> None:
         for number in range(5):
             a_failed_job(storage, queue=FEW_LETTERS, id=str(number))
 
-        assert [letter.id for letter in storage.dead_letters(FEW_LETTERS)] == ["2", "3", "4"]
-        assert storage.states(FEW_LETTERS, list("01234")) == [None, None, *[State.FAILED] * 3]
+        assert [letter.id for letter in storage.reads.dead_letters(FEW_LETTERS)] == ["2", "3", "4"]
+        assert storage.reads.states(FEW_LETTERS, list("01234")) == [None, None, *[State.FAILED] * 3]
         assert counts(storage, FEW_LETTERS) == {State.FAILED: 3}
-        assert storage.retry(FEW_LETTERS, ["0"]) == ["not_found"]
+        assert storage.jobs.retry(FEW_LETTERS, ["0"]) == ["not_found"]
 
     def test_a_dead_letter_past_its_time_is_gone_with_its_job(self, storage: Storage) -> None:
         a_failed_job(storage, queue=BRIEF_LETTERS, id="brief")
@@ -151,14 +151,14 @@ class DeadLettersContract(StorageCase):
 
         swept_clean(storage)
 
-        assert storage.dead_letters(BRIEF_LETTERS) == []
-        assert storage.jobs(BRIEF_LETTERS, ["brief"]) == [None]
+        assert storage.reads.dead_letters(BRIEF_LETTERS) == []
+        assert storage.reads.jobs(BRIEF_LETTERS, ["brief"]) == [None]
         assert counts(storage, BRIEF_LETTERS) == {}
         assert state(storage, "kept") is State.FAILED
 
     def test_a_retried_job_outlives_the_time_of_its_dead_letter(self, storage: Storage) -> None:
         a_failed_job(storage, queue=BRIEF_LETTERS, id="brief")
-        storage.retry(BRIEF_LETTERS, ["brief"])
+        storage.jobs.retry(BRIEF_LETTERS, ["brief"])
 
         self.pass_time(storage, SOON + 1)
 
@@ -173,7 +173,7 @@ class DeadLettersContract(StorageCase):
 
     def test_a_dead_letter_is_kept_for_a_year_if_its_queue_says_so(self, storage: Storage) -> None:
         a_failed_job(storage, queue=LONG_LETTERS, id="order:1")
-        [letter] = storage.dead_letters(LONG_LETTERS)
+        [letter] = storage.reads.dead_letters(LONG_LETTERS)
         assert letter.expires_at == letter.entered_at + YEAR
 
         self.pass_time(storage, YEAR // 2)
@@ -185,7 +185,7 @@ class DeadLettersContract(StorageCase):
         retries = []
         for _ in range(3):
             finish(storage, failing(claim_one(storage)))
-            [letter] = storage.dead_letters(SELF_HEALING)
+            [letter] = storage.reads.dead_letters(SELF_HEALING)
             retries.append((letter.retries, letter.next_retry_at > letter.entered_at))
             assert claim(storage) == []
             self.pass_time(storage, SOON + 1)
@@ -200,50 +200,50 @@ class DeadLettersContract(StorageCase):
         for _ in range(3):
             finish(storage, failing(claim_one(storage)))
             self.pass_time(storage, SOON + 1)
-        storage.retry(SELF_HEALING, ["order:1"])
+        storage.jobs.retry(SELF_HEALING, ["order:1"])
         finish(storage, failing(claim_one(storage)))
 
-        assert storage.dead_letters(SELF_HEALING)[0].retries == 0
+        assert storage.reads.dead_letters(SELF_HEALING)[0].retries == 0
 
     def test_a_new_job_does_not_inherit_the_retries_of_a_removed_one(self, storage: Storage) -> None:
         a_failed_job(storage, queue=SELF_HEALING, id="order:1")
         self.pass_time(storage, SOON + 1)
-        storage.remove(SELF_HEALING, ["order:1"])
+        storage.jobs.remove(SELF_HEALING, ["order:1"])
         a_failed_job(storage, queue=SELF_HEALING, id="order:1")
 
-        assert storage.dead_letters(SELF_HEALING)[0].retries == 0
+        assert storage.reads.dead_letters(SELF_HEALING)[0].retries == 0
 
     def test_the_sweep_tells_of_its_retries(self, storage: Storage) -> None:
         a_failed_job(storage, queue=SELF_HEALING, id="a")
         a_failed_job(storage, queue=SELF_HEALING, id="b")
         self.advance(SOON + 1)
 
-        assert [storage.maintain().retried for _ in range(2)] == [2, 0]
+        assert [storage.sweep().retried for _ in range(2)] == [2, 0]
 
     def test_a_removed_dead_letter_is_gone_with_its_job(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1")
 
-        assert storage.remove(QUEUE, ["order:1"]) == [True]
+        assert storage.jobs.remove(QUEUE, ["order:1"]) == [True]
 
-        assert storage.dead_letters(QUEUE) == []
+        assert storage.reads.dead_letters(QUEUE) == []
         assert counts(storage) == {}
-        assert storage.retry(QUEUE, ["order:1"]) == ["not_found"]
+        assert storage.jobs.retry(QUEUE, ["order:1"]) == ["not_found"]
 
     def test_an_expired_job_retried_by_hand_runs(self, storage: Storage) -> None:
         enqueue(storage, id="late", ttl=SOON)
         self.pass_time(storage, SOON + 1)
         assert state(storage, "late") is State.FAILED
 
-        storage.retry(QUEUE, ["late"])
-        storage.maintain()
+        storage.jobs.retry(QUEUE, ["late"])
+        storage.sweep()
 
         assert claim_one(storage).id == "late"
 
     def test_a_dead_letter_that_had_been_asked_to_stop_runs_anew(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
-        storage.cancel(QUEUE, [claimed.id])
+        storage.jobs.cancel(QUEUE, [claimed.id])
         finish(storage, failing(claimed))
-        storage.retry(QUEUE, [claimed.id])
+        storage.jobs.retry(QUEUE, [claimed.id])
 
         again = claim_one(storage)
 
@@ -257,4 +257,4 @@ class DeadLettersContract(StorageCase):
         a_waiting_job(storage)
         enqueue(storage, delay=LATER)
 
-        assert storage.dead_letters(QUEUE) == []
+        assert storage.reads.dead_letters(QUEUE) == []

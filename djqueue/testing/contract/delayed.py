@@ -46,7 +46,7 @@ class DelayedContract(StorageCase):
         assert record.state is State.DELAYED
         assert record.run_at == (record.created_at if word == "delay" else start) + LATER
         assert counts(storage) == {State.DELAYED: 1}
-        assert storage.waiting_names(QUEUE) == {}
+        assert storage.reads.waiting_names(QUEUE) == {}
 
     @pytest.mark.parametrize("given", [{"delay": 0}, {"run_at": 0}, {"run_at": 1}])
     def test_a_time_that_is_over_is_now(self, storage: Storage, given: dict[str, int]) -> None:
@@ -61,10 +61,10 @@ class DelayedContract(StorageCase):
         later = enqueue(storage, delay=LATER)
         self.advance(SOON + 1)
 
-        assert [storage.maintain().promoted for _ in range(2)] == [1, 0]
+        assert [storage.sweep().promoted for _ in range(2)] == [1, 0]
 
-        assert storage.states(QUEUE, [due, later]) == [State.WAITING, State.DELAYED]
-        assert storage.waiting_names(QUEUE) == {NAME: 1}
+        assert storage.reads.states(QUEUE, [due, later]) == [State.WAITING, State.DELAYED]
+        assert storage.reads.waiting_names(QUEUE) == {NAME: 1}
 
     def test_a_claim_takes_due_jobs_without_any_maintenance(self, storage: Storage) -> None:
         job_id = enqueue(storage, delay=SOON)
@@ -96,7 +96,7 @@ class DelayedContract(StorageCase):
         self.pass_time(storage, SOON)
 
         assert claim(storage, 3) == []
-        assert storage.states(QUEUE, ids) == [State.DELAYED] * 3
+        assert storage.reads.states(QUEUE, ids) == [State.DELAYED] * 3
         claims = storage.claim(request())
         assert claims.wait is not None
         assert claims.wait > 2**31 - LATER
@@ -105,7 +105,7 @@ class DelayedContract(StorageCase):
     def test_a_delayed_job_promoted_by_hand_waits(self, storage: Storage) -> None:
         job_id = a_delayed_job(storage)
 
-        assert storage.promote(QUEUE, [job_id, "nobody", job_id]) == [True, False, False]
+        assert storage.jobs.promote(QUEUE, [job_id, "nobody", job_id]) == [True, False, False]
 
         assert job(storage, job_id).state is State.WAITING
         assert claim_ids(storage) == [job_id]
@@ -115,7 +115,7 @@ class DelayedContract(StorageCase):
         job_id = JOB_IN[there](storage)
 
         with nothing_changes(storage):
-            assert storage.promote(QUEUE, [job_id]) == [False]
+            assert storage.jobs.promote(QUEUE, [job_id]) == [False]
 
     @shows("reschedule", State.WAITING, [State.WAITING, State.DELAYED])
     @shows("reschedule", State.DELAYED, [State.WAITING, State.DELAYED])
@@ -124,19 +124,19 @@ class DelayedContract(StorageCase):
         ids = [a_waiting_job(storage), a_delayed_job(storage), a_waiting_job(storage)]
         delayed_too = a_delayed_job(storage)
 
-        assert storage.reschedule(QUEUE, ids[:2], now + 2 * LATER) == [True, True]
-        assert storage.states(QUEUE, ids) == [State.DELAYED, State.DELAYED, State.WAITING]
+        assert storage.jobs.reschedule(QUEUE, ids[:2], now + 2 * LATER) == [True, True]
+        assert storage.reads.states(QUEUE, ids) == [State.DELAYED, State.DELAYED, State.WAITING]
         assert job(storage, ids[0]).run_at == now + 2 * LATER
-        assert storage.reschedule(QUEUE, [ids[2], delayed_too], now - 1) == [True, True]
-        assert storage.states(QUEUE, [ids[2], delayed_too]) == [State.WAITING, State.WAITING]
+        assert storage.jobs.reschedule(QUEUE, [ids[2], delayed_too], now - 1) == [True, True]
+        assert storage.reads.states(QUEUE, [ids[2], delayed_too]) == [State.WAITING, State.WAITING]
         assert sorted(claim_ids(storage, 10)) == sorted([ids[2], delayed_too])
         assert counts(storage) == {State.ACTIVE: 2, State.DELAYED: 2}
 
     def test_a_rescheduled_job_keeps_to_its_new_time_only(self, storage: Storage) -> None:
         earlier, later = enqueue(storage, delay=LATER), enqueue(storage, delay=SOON)
         now = self.now(storage)
-        storage.reschedule(QUEUE, [earlier], now + SOON)
-        storage.reschedule(QUEUE, [later], now + LATER)
+        storage.jobs.reschedule(QUEUE, [earlier], now + SOON)
+        storage.jobs.reschedule(QUEUE, [later], now + LATER)
 
         self.pass_time(storage, SOON + 1)
 
@@ -148,7 +148,7 @@ class DelayedContract(StorageCase):
         job_id = JOB_IN[there](storage)
 
         with nothing_changes(storage):
-            assert storage.reschedule(QUEUE, [job_id, "nobody"], 1) == [False, False]
+            assert storage.jobs.reschedule(QUEUE, [job_id, "nobody"], 1) == [False, False]
 
     def test_a_retry_waits_as_long_as_was_said(self, storage: Storage) -> None:
         job_id = enqueue(storage)
@@ -174,12 +174,12 @@ class DelayedContract(StorageCase):
         job_id = JOB_IN[there](storage, ttl=SOON)
         self.advance(SOON + 1)
 
-        assert [storage.maintain().expired for _ in range(2)] == [1, 0]
+        assert [storage.sweep().expired for _ in range(2)] == [1, 0]
 
         record = job(storage, job_id)
         assert (record.state, record.reason, record.attempts) == (State.FAILED, "ttl_expired", 0)
         assert record.error is not None
-        assert [letter.reason for letter in storage.dead_letters(QUEUE)] == ["ttl_expired"]
+        assert [letter.reason for letter in storage.reads.dead_letters(QUEUE)] == ["ttl_expired"]
         assert claim(storage, 10, queues=[QUEUE]) == []
 
     @shows("expire", State.WAITING, State.FAILED)
@@ -202,7 +202,7 @@ class DelayedContract(StorageCase):
         assert state(storage, job_id) is State.ACTIVE
 
         finish(storage, end(claimed))
-        storage.maintain()
+        storage.sweep()
 
         assert claim_ids(storage) == [job_id]
 

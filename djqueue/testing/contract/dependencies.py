@@ -46,7 +46,7 @@ def fails(_: "DependenciesContract", storage: Storage) -> None:
 
 def is_cancelled(_: "DependenciesContract", storage: Storage) -> None:
     """It is cancelled before it starts."""
-    storage.cancel(UPSTREAM, ["first"])
+    storage.jobs.cancel(UPSTREAM, ["first"])
 
 
 def is_given_up(_: "DependenciesContract", storage: Storage) -> None:
@@ -56,18 +56,18 @@ def is_given_up(_: "DependenciesContract", storage: Storage) -> None:
 
 def is_removed(_: "DependenciesContract", storage: Storage) -> None:
     """It is removed before it starts."""
-    storage.remove(UPSTREAM, ["first"])
+    storage.jobs.remove(UPSTREAM, ["first"])
 
 
 def is_cleaned(case: "DependenciesContract", storage: Storage) -> None:
     """It is cleaned away before it starts."""
-    storage.clean(UPSTREAM, frozenset({State.WAITING}), case.now(storage) + LATER)
+    storage.queues.clean(UPSTREAM, frozenset({State.WAITING}), case.now(storage) + LATER)
 
 
 def is_obliterated(_: "DependenciesContract", storage: Storage) -> None:
     """Its queue is obliterated while it runs."""
     claim_one(storage, queues=[UPSTREAM])
-    storage.obliterate(UPSTREAM, force=True)
+    storage.queues.obliterate(UPSTREAM, force=True)
 
 
 def expires(case: "DependenciesContract", storage: Storage) -> None:
@@ -112,7 +112,7 @@ class DependenciesContract(StorageCase):
         assert state(storage, job_id) is State.BLOCKED
         assert claim(storage, 10, queues=[QUEUE]) == []
         assert counts(storage) == {State.BLOCKED: 1}
-        assert storage.waiting_names(QUEUE) == {}
+        assert storage.reads.waiting_names(QUEUE) == {}
 
     @shows("unblock", State.BLOCKED, State.WAITING)
     def test_it_waits_from_the_moment_that_its_dependency_completes(self, storage: Storage) -> None:
@@ -224,13 +224,13 @@ class DependenciesContract(StorageCase):
         assert record.error is not None
         # Users who may see this job may not know of the other queue.
         assert record.error.message.startswith("a job of another queue that it depends on is ")
-        assert [letter.reason for letter in storage.dead_letters(QUEUE)] == ["dependency_failed"]
+        assert [letter.reason for letter in storage.reads.dead_letters(QUEUE)] == ["dependency_failed"]
 
     def test_the_error_names_a_dependency_of_the_same_queue(self, storage: Storage) -> None:
         first = enqueue(storage)
         job_id = enqueue(storage, depends_on=((QUEUE, first),))
 
-        storage.cancel(QUEUE, [first])
+        storage.jobs.cancel(QUEUE, [first])
 
         record = job(storage, job_id)
         assert record.error is not None
@@ -246,7 +246,7 @@ class DependenciesContract(StorageCase):
 
         record = job(storage, job_id)
         assert (record.state, record.reason) == (State.CANCELLED, "dependency_failed")
-        assert storage.dead_letters(QUEUE) == []
+        assert storage.reads.dead_letters(QUEUE) == []
 
     @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
     def test_or_is_as_good_as_one_that_did(self, storage: Storage, bad: Bad) -> None:
@@ -263,7 +263,7 @@ class DependenciesContract(StorageCase):
         for _ in range(2):
             finish(storage, failing(claim_one(storage)))
             assert state(storage, job_id) is State.BLOCKED
-            storage.retry(UPSTREAM, ["first"])
+            storage.jobs.retry(UPSTREAM, ["first"])
 
         self.complete(storage)
 
@@ -285,7 +285,7 @@ class DependenciesContract(StorageCase):
         job_id = self.dependent(storage, "first", on_dependency_failure="wait")
         assert state(storage, job_id) is State.BLOCKED
 
-        storage.retry(UPSTREAM, ["first"])
+        storage.jobs.retry(UPSTREAM, ["first"])
         self.complete(storage)
 
         assert state(storage, job_id) is State.WAITING
@@ -300,14 +300,14 @@ class DependenciesContract(StorageCase):
         assert state(storage, job_id) is State.BLOCKED
 
         if gone == "removed":
-            storage.remove(UPSTREAM, ["first"])
+            storage.jobs.remove(UPSTREAM, ["first"])
         elif gone == "cleaned":
-            storage.clean(UPSTREAM, frozenset({State.FAILED}), self.now(storage) + LATER)
+            storage.queues.clean(UPSTREAM, frozenset({State.FAILED}), self.now(storage) + LATER)
         elif gone == "obliterated":
-            storage.obliterate(UPSTREAM)
+            storage.queues.obliterate(UPSTREAM)
         else:
-            storage.retry(UPSTREAM, ["first"])
-            storage.cancel(UPSTREAM, ["first"])
+            storage.jobs.retry(UPSTREAM, ["first"])
+            storage.jobs.cancel(UPSTREAM, ["first"])
 
         assert job(storage, job_id).reason == "dependency_failed"
 
@@ -353,13 +353,13 @@ class DependenciesContract(StorageCase):
         finish(storage, failing(claim_one(storage)))
 
         assert counts(storage) == {State.FAILED: 20}
-        assert len(storage.dead_letters(QUEUE)) == 20
+        assert len(storage.reads.dead_letters(QUEUE)) == 20
 
     def test_a_blocked_job_removed_leaves_its_dependency_alone(self, storage: Storage) -> None:
         enqueue(storage, queue=UPSTREAM, id="first")
         job_id = self.dependent(storage, "first")
 
-        assert storage.remove(QUEUE, [job_id]) == [True]
+        assert storage.jobs.remove(QUEUE, [job_id]) == [True]
         self.complete(storage)
 
         assert counts(storage) == {}
@@ -368,7 +368,7 @@ class DependenciesContract(StorageCase):
     def test_a_blocked_job_is_not_started_by_promotion_or_time(self, storage: Storage) -> None:
         job_id = a_blocked_job(storage, delay=SOON)
 
-        assert storage.promote(QUEUE, [job_id]) == [False]
+        assert storage.jobs.promote(QUEUE, [job_id]) == [False]
         self.pass_time(storage, SOON + 1)
 
         assert state(storage, job_id) is State.BLOCKED
@@ -425,25 +425,25 @@ class DependenciesContract(StorageCase):
     @shows("retry_dead", State.FAILED, State.BLOCKED)
     def test_a_retried_dependent_waits_behind_its_failed_dependency(self, storage: Storage) -> None:
         job_id = self.retriable(storage)
-        [letter] = storage.dead_letters(QUEUE)
+        [letter] = storage.reads.dead_letters(QUEUE)
         assert letter.unmet == ((UPSTREAM, "first"),)
 
-        assert storage.retry(QUEUE, [job_id], dry_run=True) == ["blocked_again"]
+        assert storage.jobs.retry(QUEUE, [job_id], dry_run=True) == ["blocked_again"]
         assert state(storage, job_id) is State.FAILED
-        assert storage.retry(QUEUE, [job_id]) == ["blocked_again"]
+        assert storage.jobs.retry(QUEUE, [job_id]) == ["blocked_again"]
 
         record = job(storage, job_id)
         assert (record.state, record.reason, record.finished_at) == (State.BLOCKED, "", 0)
-        assert storage.dead_letters(QUEUE) == []
+        assert storage.reads.dead_letters(QUEUE) == []
         assert claim(storage, queues=[QUEUE]) == []
         swept_clean(storage)
         assert counts(storage) == {State.BLOCKED: 1}
 
     def test_it_runs_when_its_dependency_has_been_retried_and_completes(self, storage: Storage) -> None:
         job_id = self.retriable(storage)
-        storage.retry(QUEUE, [job_id])
+        storage.jobs.retry(QUEUE, [job_id])
 
-        assert storage.retry(UPSTREAM, ["first"]) == ["retried"]
+        assert storage.jobs.retry(UPSTREAM, ["first"]) == ["retried"]
         assert state(storage, job_id) is State.BLOCKED
         finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
 
@@ -451,20 +451,20 @@ class DependenciesContract(StorageCase):
 
     def test_it_fails_again_with_its_dependency(self, storage: Storage) -> None:
         job_id = self.retriable(storage)
-        storage.retry(QUEUE, [job_id])
-        storage.retry(UPSTREAM, ["first"])
+        storage.jobs.retry(QUEUE, [job_id])
+        storage.jobs.retry(UPSTREAM, ["first"])
 
         fails(self, storage)
 
         record = job(storage, job_id)
         assert (record.state, record.reason) == (State.FAILED, "dependency_failed")
-        assert storage.retry(QUEUE, [job_id]) == ["blocked_again"]
+        assert storage.jobs.retry(QUEUE, [job_id]) == ["blocked_again"]
 
     def test_retried_after_its_dependency_it_waits_for_its_end(self, storage: Storage) -> None:
         job_id = self.retriable(storage)
-        storage.retry(UPSTREAM, ["first"])
+        storage.jobs.retry(UPSTREAM, ["first"])
 
-        assert storage.retry(QUEUE, [job_id]) == ["blocked_again"]
+        assert storage.jobs.retry(QUEUE, [job_id]) == ["blocked_again"]
 
         assert claim(storage, queues=[QUEUE]) == []
         finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
@@ -472,11 +472,11 @@ class DependenciesContract(StorageCase):
 
     def test_retried_after_its_dependency_has_completed_it_waits_for_nothing(self, storage: Storage) -> None:
         job_id = self.retriable(storage)
-        storage.retry(UPSTREAM, ["first"])
+        storage.jobs.retry(UPSTREAM, ["first"])
         finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
 
-        assert storage.retry(QUEUE, [job_id], dry_run=True) == ["retried"]
-        assert storage.retry(QUEUE, [job_id]) == ["retried"]
+        assert storage.jobs.retry(QUEUE, [job_id], dry_run=True) == ["retried"]
+        assert storage.jobs.retry(QUEUE, [job_id]) == ["retried"]
 
         assert claim_one(storage).id == job_id
 
@@ -488,9 +488,9 @@ class DependenciesContract(StorageCase):
         self.advance(SOON + 1)
         swept_clean(storage)
         assert state(storage, brief, UPSTREAM) is None
-        storage.retry(UPSTREAM, ["first"])
+        storage.jobs.retry(UPSTREAM, ["first"])
 
-        assert storage.retry(QUEUE, [job_id]) == ["blocked_again"]
+        assert storage.jobs.retry(QUEUE, [job_id]) == ["blocked_again"]
 
         finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
         assert claim_one(storage).id == job_id
@@ -498,20 +498,20 @@ class DependenciesContract(StorageCase):
     @pytest.mark.parametrize("goes", [True, False], ids=["removed", "cancelled"])
     def test_it_is_not_retried_without_its_dependency(self, storage: Storage, goes: bool) -> None:
         job_id = self.retriable(storage)
-        storage.retry(UPSTREAM, ["first"])
-        storage.cancel(UPSTREAM, ["first"])
+        storage.jobs.retry(UPSTREAM, ["first"])
+        storage.jobs.cancel(UPSTREAM, ["first"])
         if goes:
-            storage.remove(UPSTREAM, ["first"])
+            storage.jobs.remove(UPSTREAM, ["first"])
 
         with nothing_changes(storage):
-            assert storage.retry(QUEUE, [job_id], dry_run=True) == ["dependency_gone"]
-            assert storage.retry(QUEUE, [job_id]) == ["dependency_gone"]
+            assert storage.jobs.retry(QUEUE, [job_id], dry_run=True) == ["dependency_gone"]
+            assert storage.jobs.retry(QUEUE, [job_id]) == ["dependency_gone"]
 
     def test_it_fails_if_its_dependency_goes_while_it_waits_again(self, storage: Storage) -> None:
         job_id = self.retriable(storage)
-        storage.retry(QUEUE, [job_id])
+        storage.jobs.retry(QUEUE, [job_id])
 
-        storage.remove(UPSTREAM, ["first"])
+        storage.jobs.remove(UPSTREAM, ["first"])
 
         assert job(storage, job_id).reason == "dependency_failed"
 
@@ -528,8 +528,8 @@ class DependenciesContract(StorageCase):
             finish(storage, failing(claim_one(storage, queues=[queues[name]])))
         swept_clean(storage)
 
-        tried = [storage.retry(queues[name], [name], dry_run=True)[0] for name in order]
-        answers = [storage.retry(queues[name], [name])[0] for name in order]
+        tried = [storage.jobs.retry(queues[name], [name], dry_run=True)[0] for name in order]
+        answers = [storage.jobs.retry(queues[name], [name])[0] for name in order]
         assert tried == answers == ["blocked_again" if name == "join" else "retried" for name in order]
 
         other = "b" if again == "a" else "a"
@@ -544,8 +544,8 @@ class DependenciesContract(StorageCase):
         assert job(storage, "join").reason == "dependency_failed"
 
         # The root that has completed is not waited for again.
-        assert storage.retry(QUEUE, ["join"]) == ["blocked_again"]
-        assert storage.retry(queues[again], [again]) == ["retried"]
+        assert storage.jobs.retry(QUEUE, ["join"]) == ["blocked_again"]
+        assert storage.jobs.retry(queues[again], [again]) == ["retried"]
         claimed = claim(storage, 10)
         assert [one.id for one in claimed] == [again]
         finish(storage, completing(claimed[0]))
@@ -559,7 +559,7 @@ class DependenciesContract(StorageCase):
         finish(storage, failing(claim_one(storage)))
         assert counts(storage) == {State.FAILED: 3}
 
-        answers = storage.retry(QUEUE, ["c", "a", "b", "c"])
+        answers = storage.jobs.retry(QUEUE, ["c", "a", "b", "c"])
 
         assert answers == ["blocked_again", "retried", "blocked_again", "not_failed"]
         order = []
@@ -572,33 +572,35 @@ class DependenciesContract(StorageCase):
     def test_a_patient_dependent_is_retried_behind_its_dependency(self, storage: Storage) -> None:
         enqueue(storage, queue=UPSTREAM, id="first")
         job_id = self.dependent(storage, "first", on_dependency_failure="wait")
-        storage.cancel(UPSTREAM, ["first"])
+        storage.jobs.cancel(UPSTREAM, ["first"])
         enqueue(storage, queue=UPSTREAM, id="first")
 
-        assert storage.retry(QUEUE, [job_id]) == ["blocked_again"]
+        assert storage.jobs.retry(QUEUE, [job_id]) == ["blocked_again"]
 
         finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
         assert claim_one(storage).id == job_id
 
     def test_a_dead_letter_moved_to_another_queue_waits_there(self, storage: Storage) -> None:
         job_id = self.retriable(storage)
-        assert storage.move(QUEUE, [job_id], "elsewhere") == ["moved"]
+        assert storage.jobs.move(QUEUE, [job_id], "elsewhere") == ["moved"]
 
-        assert storage.retry("elsewhere", [job_id]) == ["blocked_again"]
+        assert storage.jobs.retry("elsewhere", [job_id]) == ["blocked_again"]
 
         assert state(storage, job_id, "elsewhere") is State.BLOCKED
-        storage.retry(UPSTREAM, ["first"])
+        storage.jobs.retry(UPSTREAM, ["first"])
         finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
         assert claim_one(storage, queues=["elsewhere"]).id == job_id
 
     def test_a_revised_dead_letter_waits_behind_its_dependency(self, storage: Storage) -> None:
         job_id = self.retriable(storage)
 
-        answer = storage.replace_payload(QUEUE, job_id, b"other", job(storage, job_id).payload, retry=True)
+        answer = storage.jobs.replace_payload(
+            QUEUE, job_id, b"other", job(storage, job_id).payload, retry=True
+        )
 
         assert answer == "retried"
         assert state(storage, job_id) is State.BLOCKED
-        storage.retry(UPSTREAM, ["first"])
+        storage.jobs.retry(UPSTREAM, ["first"])
         finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
         assert claim_one(storage).payload == b"other"
 
@@ -610,14 +612,14 @@ class DependenciesContract(StorageCase):
         self.pass_time(storage, SOON + 1)
 
         assert state(storage, "second", SELF_HEALING) is State.BLOCKED
-        storage.retry(QUEUE, ["first"])
+        storage.jobs.retry(QUEUE, ["first"])
         finish(storage, completing(claim_one(storage)))
         assert claim_one(storage).id == "second"
 
     def test_the_record_of_a_dependency_is_held_for_a_retried_dependent(self, storage: Storage) -> None:
         job_id = self.retriable(storage)
-        storage.retry(QUEUE, [job_id])
-        storage.retry(UPSTREAM, ["first"])
+        storage.jobs.retry(QUEUE, [job_id])
+        storage.jobs.retry(UPSTREAM, ["first"])
         finish(storage, completing(claim_one(storage, queues=[UPSTREAM]), b"for the other"))
         claim_one(storage)
 

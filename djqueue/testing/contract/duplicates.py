@@ -42,7 +42,7 @@ ENDS: dict[str, End] = {
     "failed": lambda _, storage, claimed: finish(storage, failing(claimed)),
     "given up": lambda _, storage, claimed: finish(storage, cancelling(claimed)),
     "cancelled": lambda _, storage, claimed: (
-        storage.cancel(QUEUE, [claimed.id]),
+        storage.jobs.cancel(QUEUE, [claimed.id]),
         finish(storage, releasing(claimed)),
     ),
     "stalled": lambda case, storage, claimed: case.lose_lease(storage, claimed.lease),
@@ -51,10 +51,10 @@ ENDS: dict[str, End] = {
 }
 """How a run with a successor ends, one way or the other."""
 GOINGS: dict[str, Callable[["DuplicatesContract", Storage], object]] = {
-    "cancelled": lambda _, storage: storage.cancel(QUEUE, ["next"]),
-    "removed": lambda _, storage: storage.remove(QUEUE, ["next"]),
+    "cancelled": lambda _, storage: storage.jobs.cancel(QUEUE, ["next"]),
+    "removed": lambda _, storage: storage.jobs.remove(QUEUE, ["next"]),
     "expired": lambda case, storage: case.pass_time(storage, SOON + 1),
-    "cleaned": lambda case, storage: storage.clean(
+    "cleaned": lambda case, storage: storage.queues.clean(
         QUEUE, frozenset({State.BLOCKED}), case.now(storage) + LATER
     ),
 }
@@ -240,7 +240,7 @@ class DuplicatesContract(StorageCase):
     def test_a_run_whose_successor_is_gone_is_repeated(self, storage: Storage) -> None:
         claimed = an_active_job(storage, id="running", unique_key="k")
         enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
-        storage.cancel(QUEUE, ["next"])
+        storage.jobs.cancel(QUEUE, ["next"])
 
         finish(storage, retrying(claimed))
 
@@ -279,12 +279,12 @@ class DuplicatesContract(StorageCase):
         claimed = an_active_job(storage, id="running", unique_key="k")
         upstream = enqueue(storage, queue=UPSTREAM)
         enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
-        assert storage.move(QUEUE, ["next"], "elsewhere") == ["moved"]
+        assert storage.jobs.move(QUEUE, ["next"], "elsewhere") == ["moved"]
         assert state(storage, "next", "elsewhere") is State.WAITING
 
         enqueue(storage, id="last", unique_key="k", depends_on=((UPSTREAM, upstream),), on_duplicate=LAST)
-        storage.cancel("elsewhere", ["next"])
-        assert storage.move(QUEUE, ["last"], "elsewhere") == ["moved"]
+        storage.jobs.cancel("elsewhere", ["next"])
+        assert storage.jobs.move(QUEUE, ["last"], "elsewhere") == ["moved"]
         assert state(storage, "last", "elsewhere") is State.BLOCKED
 
         assert finish(storage, retrying(claimed)) == [True]
@@ -297,13 +297,13 @@ class DuplicatesContract(StorageCase):
 
         finish(storage, failing(claimed))
 
-        assert storage.retry(QUEUE, ["running"]) == ["unique_key_taken"]
+        assert storage.jobs.retry(QUEUE, ["running"]) == ["unique_key_taken"]
 
     def test_an_obliterated_queue_forgets_who_follows_whom(self, storage: Storage) -> None:
         claimed = an_active_job(storage, id="running", unique_key="k")
         enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
 
-        storage.obliterate(QUEUE, force=True)
+        storage.queues.obliterate(QUEUE, force=True)
 
         enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
         assert finish(storage, completing(claimed)) == [False]
@@ -315,7 +315,7 @@ class DuplicatesContract(StorageCase):
 
         self.advance(SOON + 1)
         storage.renew([lease_of(claimed)])
-        storage.maintain()
+        storage.sweep()
 
         assert state(storage, "next") is State.BLOCKED
         finish(storage, completing(claimed))

@@ -146,7 +146,7 @@ class EnqueueContract(StorageCase):
         assert (record.attempts, record.failures, record.stalls) == (0, 0, 0)
         assert (record.started_at, record.finished_at) == (0, 0)
         assert (record.error, record.reason, record.history) == (None, "", ())
-        assert storage.dead_letters(QUEUE) == []
+        assert storage.reads.dead_letters(QUEUE) == []
         assert counts(storage) == {then: 1}
 
     def test_of_a_cancelled_job_and_its_successor_only_the_successor_runs(self, storage: Storage) -> None:
@@ -185,7 +185,7 @@ class EnqueueContract(StorageCase):
 
         assert state(storage, "same", "left") is State.COMPLETED
         assert state(storage, "same", "right") is State.WAITING
-        assert storage.remove("left", ["same"]) == [True]
+        assert storage.jobs.remove("left", ["same"]) == [True]
         assert job(storage, "same", "right").payload == b"r"
         assert claim_one(storage).payload == b"r"
 
@@ -210,7 +210,7 @@ class EnqueueContract(StorageCase):
         ids = [answer.id for answer in answers]
         assert len(set(ids)) == 5_000
         assert counts(storage) == {State.WAITING: 5_000}
-        records = storage.jobs(QUEUE, ids)
+        records = storage.reads.jobs(QUEUE, ids)
         assert [record.payload for record in records if record is not None] == payloads
         assert claim_ids(storage, 5_000) == ids
 
@@ -233,20 +233,20 @@ class EnqueueContract(StorageCase):
         assert counts(storage) == {}
 
     def test_a_dependency_that_is_not_there_refuses_the_whole_call(self, storage: Storage) -> None:
-        before = storage.queues()
+        before = storage.queues.names()
 
         with pytest.raises(OptionError, match=r"depends_on.*'nowhere'.*'ghost'"):
             storage.enqueue([batch(2), batch(depends_on=(("nowhere", "ghost"),))])
 
         assert counts(storage) == {}
-        assert storage.page(QUEUE, None, 10) == []
-        assert set(storage.queues()) <= {*before, QUEUE}
+        assert storage.reads.page(QUEUE, None, 10) == []
+        assert set(storage.queues.names()) <= {*before, QUEUE}
 
     def test_a_blocked_id_enqueued_again_after_its_cancel_waits_for_the_new_dependency_only(
         self, storage: Storage
     ) -> None:
         a_blocked_job(storage, id="order:1")
-        storage.cancel(QUEUE, ["order:1"])
+        storage.jobs.cancel(QUEUE, ["order:1"])
         enqueue(storage, queue="other", id="second")
         enqueue(storage, id="order:1", depends_on=(("other", "second"),))
 
@@ -260,4 +260,4 @@ class EnqueueContract(StorageCase):
 
         assert [answer.status for answer in answers] == ["queued", "duplicate"]
         assert job(storage, "a").payload == PAYLOAD
-        assert storage.waiting_names(QUEUE) == {NAME: 1}
+        assert storage.reads.waiting_names(QUEUE) == {NAME: 1}

@@ -134,7 +134,7 @@ class ExportContract(StorageCase):
 
     def test_dead_letters_are_told_with_their_errors(self, storage: Storage) -> None:
         job_id = a_failed_job(storage)
-        [letter] = storage.dead_letters(QUEUE)
+        [letter] = storage.reads.dead_letters(QUEUE)
 
         [row] = rows(storage, "dead")
 
@@ -146,13 +146,13 @@ class ExportContract(StorageCase):
     def test_what_is_forgotten_is_not_told(self, storage: Storage, table: str) -> None:
         a_completed_job(storage)
         removed = a_completed_job(storage)
-        storage.remove(QUEUE, [removed])
+        storage.jobs.remove(QUEUE, [removed])
 
         assert removed not in ids_of(storage, table)
 
 
 def export(storage: Storage) -> Export:
-    found = storage.export
+    found = storage.capabilities.export
     assert found is not None
     return found
 

@@ -1,10 +1,10 @@
 """Reading the graph of jobs around one of them."""
 
+from djqueue.core.graph import FlowGraph
 from djqueue.core.job import Batch
 from djqueue.core.options import JobKey
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
-from djqueue.storage.inspector import FlowGraph
 
 from ..factories import QUEUE, UPSTREAM, claim_one, completing, enqueue, enqueue_many, failing, finish, job
 from .case import StorageCase
@@ -13,7 +13,7 @@ from .flows import DOWNSTREAM, FLOW, a_flow, worked_off
 
 def flow(storage: Storage, job_id: str, queue: str = QUEUE, limit: int = 1_000) -> FlowGraph:
     """Return the graph around a job that must be there."""
-    found = storage.flow(queue, job_id, limit)
+    found = storage.reads.flow(queue, job_id, limit)
     assert found is not None, f"there is no job {job_id!r} in queue {queue!r}"
     root = found.nodes[found.root]
     assert (root.queue, root.id) == (queue, job_id)
@@ -79,8 +79,8 @@ class FlowGraphsContract(StorageCase):
     def test_a_job_that_is_not_known_has_no_graph(self, storage: Storage) -> None:
         enqueue(storage)
 
-        assert storage.flow(QUEUE, "nobody") is None
-        assert storage.flow("never-used", "nobody") is None
+        assert storage.reads.flow(QUEUE, "nobody") is None
+        assert storage.reads.flow("never-used", "nobody") is None
 
     def test_what_has_ended_is_met_and_shows_its_state(self, storage: Storage) -> None:
         storage.enqueue(a_flow())
@@ -151,25 +151,25 @@ class FlowGraphsContract(StorageCase):
         before = enqueue(storage, queue=UPSTREAM)
         worked_off(storage)
         after = enqueue(storage, depends_on=((UPSTREAM, before),))
-        storage.remove(UPSTREAM, [before])
+        storage.jobs.remove(UPSTREAM, [before])
 
         found = flow(storage, after)
 
         assert states(found) == {before: None, after: State.WAITING}
-        assert storage.flow(UPSTREAM, before) is None
+        assert storage.reads.flow(UPSTREAM, before) is None
 
     def test_one_with_the_id_of_another_that_was_named_is_no_part_of_the_flow(self, storage: Storage) -> None:
         [first, second, third] = a_known_flow()
         storage.enqueue([first, second, third])
-        storage.remove(DOWNSTREAM, ["d"])
+        storage.jobs.remove(DOWNSTREAM, ["d"])
         enqueue(storage, id="d", queue=DOWNSTREAM)
 
         assert keys(flow(storage, "c")) == set(FLOW[:3])
 
     def test_a_moved_job_is_found_where_it_is(self, storage: Storage) -> None:
         storage.enqueue(a_flow())
-        storage.move(UPSTREAM, ["a"], "elsewhere")
-        storage.maintain()
+        storage.jobs.move(UPSTREAM, ["a"], "elsewhere")
+        storage.sweep()
 
         found = flow(storage, "a", "elsewhere")
 
@@ -190,9 +190,9 @@ class FlowGraphsContract(StorageCase):
 
     def test_reading_changes_nothing(self, storage: Storage) -> None:
         storage.enqueue(a_flow())
-        before = [storage.page(queue, None, 10) for queue in (UPSTREAM, QUEUE, DOWNSTREAM)]
+        before = [storage.reads.page(queue, None, 10) for queue in (UPSTREAM, QUEUE, DOWNSTREAM)]
 
         flow(storage, "c")
 
-        assert [storage.page(queue, None, 10) for queue in (UPSTREAM, QUEUE, DOWNSTREAM)] == before
+        assert [storage.reads.page(queue, None, 10) for queue in (UPSTREAM, QUEUE, DOWNSTREAM)] == before
         assert worked_off(storage) == [{"a", "b"}, {"c"}, {"d"}]

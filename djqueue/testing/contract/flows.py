@@ -100,7 +100,7 @@ class FlowsContract(StorageCase):
     def test_a_flow_fails_with_its_first_job(self, storage: Storage) -> None:
         storage.enqueue(a_flow())
 
-        storage.cancel(UPSTREAM, ["b"])
+        storage.jobs.cancel(UPSTREAM, ["b"])
 
         assert [state(storage, job_id, queue) for queue, job_id in FLOW[1:]] == [
             State.CANCELLED,

@@ -99,7 +99,7 @@ class Graph:
         swept_clean(self.storage)
         self.look_at_what_is_left()
         for queue in self.queues:
-            self.storage.obliterate(queue, force=True)
+            self.storage.queues.obliterate(queue, force=True)
 
     def do(self, call: Callable[[Storage], T]) -> T | None:
         """Have something done; None if whoever did it has not lived to tell."""
@@ -148,40 +148,40 @@ class Graph:
 
     def step_cancel(self) -> None:
         queue, job_id = self.any_job()
-        self.do(lambda storage: storage.cancel(queue, [job_id]))
+        self.do(lambda storage: storage.jobs.cancel(queue, [job_id]))
 
     def step_remove(self) -> None:
         queue, job_id = self.any_job()
         self.unheld.add(job_id)
-        self.do(lambda storage: storage.remove(queue, [job_id]))
+        self.do(lambda storage: storage.jobs.remove(queue, [job_id]))
 
     def step_move(self) -> None:
         """Move a job, whatever its state is."""
         queue, job_id = self.any_job()
         to = self.random.choice([other for other in self.queues if other != queue])
         self.moved.add(job_id)
-        self.do(lambda storage: storage.move(queue, [job_id], to))
+        self.do(lambda storage: storage.jobs.move(queue, [job_id], to))
 
     def step_retry(self) -> None:
         queue, job_id = self.any_job()
         if self.states()[job_id] is State.FAILED:
             self.revived.add(job_id)
-        self.do(lambda storage: storage.retry(queue, [job_id]))
+        self.do(lambda storage: storage.jobs.retry(queue, [job_id]))
 
     def step_clean(self) -> None:
         queue = self.random.choice(self.queues)
         state = self.random.choice(sorted(State))
         self.unheld |= {job_id for job_id, there in self.queue_of.items() if there == queue}
-        self.do(lambda storage: storage.clean(queue, frozenset({state}), 2**53))
+        self.do(lambda storage: storage.queues.clean(queue, frozenset({state}), 2**53))
 
     def step_pass_time(self) -> None:
         self.case.advance(SOON)
-        self.do(lambda storage: storage.maintain())
+        self.do(lambda storage: storage.sweep())
 
     def step_lose(self) -> None:
         """Every worker dies."""
         self.case.advance(60_001)
-        self.do(lambda storage: storage.maintain())
+        self.do(lambda storage: storage.sweep())
         self.held.clear()
 
     # What is looked at.
@@ -195,7 +195,9 @@ class Graph:
         """Of all jobs, each of which is in one queue."""
         found: dict[str, State | None] = dict.fromkeys(self.needs)
         for queue in self.queues:
-            for job_id, state in zip(self.needs, self.storage.states(queue, list(self.needs)), strict=True):
+            for job_id, state in zip(
+                self.needs, self.storage.reads.states(queue, list(self.needs)), strict=True
+            ):
                 if state is not None:
                     assert found[job_id] is None, (job_id, queue, self.queue_of[job_id])
                     found[job_id] = state
@@ -239,8 +241,8 @@ class Graph:
             if not any(state in (State.WAITING, State.DELAYED) for state in self.states().values()):
                 self.step_lose()
                 for queue in self.queues:
-                    letters = [letter.id for letter in self.storage.dead_letters(queue)]
-                    self.storage.remove(queue, letters)
+                    letters = [letter.id for letter in self.storage.reads.dead_letters(queue)]
+                    self.storage.jobs.remove(queue, letters)
                 self.look()
         raise AssertionError(f"these wait for ever: {self.states()}")
 

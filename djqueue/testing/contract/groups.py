@@ -57,7 +57,7 @@ class GroupsContract(StorageCase):
         enqueue(storage, group="later", delay=LATER)
         claim(storage, 2)
 
-        found = storage.groups(QUEUE, 3)
+        found = storage.reads.groups(QUEUE, 3)
 
         assert [(one.name, one.waiting, one.active) for one in found.busiest] == [
             ("most", 4, 0),
@@ -69,9 +69,9 @@ class GroupsContract(StorageCase):
 
     def test_groups_are_told_of_by_name_whether_they_have_jobs_or_not(self, storage: Storage) -> None:
         enqueue_many(storage, 2, group="g")
-        storage.pause_group(QUEUE, "idle")
+        storage.queues.pause_group(QUEUE, "idle")
 
-        found = storage.groups(QUEUE, 0, ["nobody", "g", "idle"])
+        found = storage.reads.groups(QUEUE, 0, ["nobody", "g", "idle"])
 
         assert [(one.name, one.waiting, one.paused) for one in found.named] == [
             ("nobody", 0, False),
@@ -79,26 +79,26 @@ class GroupsContract(StorageCase):
             ("idle", 0, True),
         ]
         assert found.busiest == []
-        assert storage.groups("nobodys", 5, ["g"]).named[0].waiting == 0
-        assert "nobodys" not in storage.queues()
+        assert storage.reads.groups("nobodys", 5, ["g"]).named[0].waiting == 0
+        assert "nobodys" not in storage.queues.names()
 
     def test_of_a_group_what_counts_is_told_and_what_was_said(self, storage: Storage) -> None:
-        storage.set_group_limit(QUEUE, None, concurrency=3, rate=SLOW)
-        storage.set_group_limit(QUEUE, "g", concurrency=5, weight=2)
-        storage.set_group_limit(WEIGHTED, "b", rate=SLOW)
+        storage.queues.set_group_limit(QUEUE, None, concurrency=3, rate=SLOW)
+        storage.queues.set_group_limit(QUEUE, "g", concurrency=5, weight=2)
+        storage.queues.set_group_limit(WEIGHTED, "b", rate=SLOW)
 
-        found = storage.groups(QUEUE, 5, ["g", "h"])
+        found = storage.reads.groups(QUEUE, 5, ["g", "h"])
         assert (found.limit, found.rate, found.said) == (3, SLOW, GroupLimit(3, rate=SLOW))
         one, other = found.named
         assert (one.limit, one.rate, one.weight, one.said) == (5, SLOW, 2, GroupLimit(5, weight=2))
         assert (other.limit, other.rate, other.weight, other.said) == (3, SLOW, 1, GroupLimit())
-        [one] = storage.groups(WEIGHTED, 5, ["b"]).named
+        [one] = storage.reads.groups(WEIGHTED, 5, ["b"]).named
         assert (one.limit, one.rate, one.weight) == (4, SLOW, 2)
 
     def test_groups_that_are_words_only_hold_nobody_back(self, storage: Storage) -> None:
         enqueue(storage, queue=UNGROUPED, group="g")
 
-        found = storage.groups(UNGROUPED, 5, ["g"])
+        found = storage.reads.groups(UNGROUPED, 5, ["g"])
 
         assert (found.mode, found.limit, found.busiest) == ("global", 0, [])
         assert (found.named[0].limit, found.named[0].waiting) == (0, 0)
@@ -109,7 +109,7 @@ class GroupsContract(StorageCase):
             enqueue_many(storage, 40, group=group)
         claim(storage, 1)
 
-        found = storage.groups(QUEUE, 3)
+        found = storage.reads.groups(QUEUE, 3)
 
         assert {one.name for one in found.busiest} == {"g0599", "y", "z"}
         assert found.busiest[0].waiting == 41
@@ -212,7 +212,7 @@ class GroupsContract(StorageCase):
     def test_a_job_cancelled_in_its_group_makes_way(self, storage: Storage) -> None:
         first, second, third = enqueue_many(storage, 3, group="g")
 
-        storage.cancel(QUEUE, [first, third])
+        storage.jobs.cancel(QUEUE, [first, third])
 
         assert claim_ids(storage, 10) == [second]
         assert counts(storage) == {State.ACTIVE: 1, State.CANCELLED: 2}
@@ -220,9 +220,9 @@ class GroupsContract(StorageCase):
     def test_a_job_removed_or_put_off_makes_way(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 4, group="g")
         later = self.now(storage) + LATER
-        storage.remove(QUEUE, ids[:1])
-        storage.reschedule(QUEUE, ids[1:2], later)
-        storage.reschedule(QUEUE, ids[3:], later)
+        storage.jobs.remove(QUEUE, ids[:1])
+        storage.jobs.reschedule(QUEUE, ids[1:2], later)
+        storage.jobs.reschedule(QUEUE, ids[3:], later)
 
         assert claim_ids(storage, 10) == ids[2:3]
         assert counts(storage) == {State.ACTIVE: 1, State.DELAYED: 2}
@@ -246,7 +246,7 @@ class GroupsContract(StorageCase):
     def test_a_dead_letter_retried_joins_its_group(self, storage: Storage) -> None:
         dead = a_failed_job(storage, group="g")
         active = an_active_job(storage, group="g")
-        storage.retry(QUEUE, [dead])
+        storage.jobs.retry(QUEUE, [dead])
 
         assert claim(storage, 10) == []
         finish(storage, completing(active))
@@ -315,7 +315,7 @@ class GroupsContract(StorageCase):
         assert served == ["a", "b", "c"] * 3
 
     def test_one_claim_may_take_all_that_a_key_allows(self, storage: Storage) -> None:
-        storage.set_group_limit(QUEUE, None, concurrency=5)
+        storage.queues.set_group_limit(QUEUE, None, concurrency=5)
         ids = enqueue_many(storage, 8, group="g")
         free = enqueue(storage)
 
@@ -328,10 +328,10 @@ class GroupsContract(StorageCase):
         enqueue_many(storage, 3, group="h")
         first, other = claim(storage, 10)
 
-        storage.set_group_limit(QUEUE, "g", concurrency=3)
+        storage.queues.set_group_limit(QUEUE, "g", concurrency=3)
         more = claim(storage, 10)
         assert [one.id for one in more] == ids[1:3]
-        storage.set_group_limit(QUEUE, "g", concurrency=2)
+        storage.queues.set_group_limit(QUEUE, "g", concurrency=2)
         finish(storage, completing(first))
         assert claim(storage, 10) == []
         finish(storage, completing(more[0]))
@@ -341,53 +341,53 @@ class GroupsContract(StorageCase):
     def test_the_limit_of_all_keys_changes_but_for_those_with_their_own(self, storage: Storage) -> None:
         for group in ("a", "b", "c"):
             enqueue_many(storage, 5, group=group)
-        storage.set_group_limit(QUEUE, "c", concurrency=1)
+        storage.queues.set_group_limit(QUEUE, "c", concurrency=1)
         assert len(claim(storage, 20)) == 3
 
-        storage.set_group_limit(QUEUE, None, concurrency=3)
+        storage.queues.set_group_limit(QUEUE, None, concurrency=3)
         assert sorted(str(one.options.group) for one in claim(storage, 20)) == ["a", "a", "b", "b"]
-        assert storage.group_limits(QUEUE) == {"c": GroupLimit(1), None: GroupLimit(3)}
+        assert storage.queues.group_limits(QUEUE) == {"c": GroupLimit(1), None: GroupLimit(3)}
 
     def test_a_limit_taken_back_leaves_that_of_the_queue(self, storage: Storage) -> None:
         enqueue_many(storage, 5, group="g")
-        storage.set_group_limit(QUEUE, "g", concurrency=2)
-        storage.set_group_limit(QUEUE, "g", concurrency=None)
-        storage.set_group_limit(QUEUE, None, concurrency=4)
-        storage.set_group_limit(QUEUE, None, concurrency=None)
+        storage.queues.set_group_limit(QUEUE, "g", concurrency=2)
+        storage.queues.set_group_limit(QUEUE, "g", concurrency=None)
+        storage.queues.set_group_limit(QUEUE, None, concurrency=4)
+        storage.queues.set_group_limit(QUEUE, None, concurrency=None)
 
         assert len(claim(storage, 10)) == 1
-        assert storage.group_limits(QUEUE) == {}
+        assert storage.queues.group_limits(QUEUE) == {}
 
     def test_nothing_of_a_paused_key_starts_and_the_others_go_on(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3, group="g")
         others = enqueue_many(storage, 2, group="h")
-        storage.pause_group(QUEUE, "g")
+        storage.queues.pause_group(QUEUE, "g")
 
         assert claim_ids(storage, 10) == others[:1]
-        assert storage.group_limits(QUEUE) == {"g": GroupLimit(paused=True)}
-        storage.resume_group(QUEUE, "g")
+        assert storage.queues.group_limits(QUEUE) == {"g": GroupLimit(paused=True)}
+        storage.queues.resume_group(QUEUE, "g")
         assert claim_ids(storage, 10) == ids[:1]
-        assert storage.group_limits(QUEUE) == {}
+        assert storage.queues.group_limits(QUEUE) == {}
 
     def test_a_key_is_paused_before_it_has_jobs(self, storage: Storage) -> None:
-        storage.pause_group(QUEUE, "g")
+        storage.queues.pause_group(QUEUE, "g")
         ids = enqueue_many(storage, 2, group="g")
 
         assert claim(storage, 10) == []
         assert counts(storage) == {State.WAITING: 2}
-        assert storage.waiting_names(QUEUE) == {}
-        storage.resume_group(QUEUE, "g")
+        assert storage.reads.waiting_names(QUEUE) == {}
+        storage.queues.resume_group(QUEUE, "g")
         assert claim_ids(storage, 10) == ids[:1]
 
     def test_a_pause_lets_running_jobs_end_and_keeps_the_order(self, storage: Storage) -> None:
-        storage.set_group_limit(QUEUE, "g", concurrency=2)
+        storage.queues.set_group_limit(QUEUE, "g", concurrency=2)
         ids = enqueue_many(storage, 4, group="g")
         first, second = claim(storage, 10)
-        storage.pause_group(QUEUE, "g")
+        storage.queues.pause_group(QUEUE, "g")
 
         assert finish(storage, releasing(first), completing(second)) == [True, True]
         assert claim(storage, 10) == []
-        storage.resume_group(QUEUE, "g")
+        storage.queues.resume_group(QUEUE, "g")
         served = []
         for _ in range(3):
             claimed = claim_one(storage)
@@ -399,38 +399,38 @@ class GroupsContract(StorageCase):
     def test_what_was_ready_of_a_paused_key_keeps_its_place(self, storage: Storage, priority: int) -> None:
         ids = enqueue_many(storage, 2, group="g", priority=priority)
         claim(storage, 10, names=["another"])
-        storage.pause_group(QUEUE, "g")
+        storage.queues.pause_group(QUEUE, "g")
         last = enqueue(storage, group="g", priority=priority)
 
-        assert storage.waiting_names(QUEUE) == {}
-        assert storage.cancel(QUEUE, ids[1:])[0].status == "cancelled"
-        storage.resume_group(QUEUE, "g")
+        assert storage.reads.waiting_names(QUEUE) == {}
+        assert storage.jobs.cancel(QUEUE, ids[1:])[0].status == "cancelled"
+        storage.queues.resume_group(QUEUE, "g")
         claimed = claim_one(storage)
         finish(storage, completing(claimed))
         assert [claimed.id, *claim_ids(storage, 10)] == [ids[0], last]
 
     def test_a_resumed_key_wakes_those_who_listen(self, storage: Storage) -> None:
-        storage.pause_group(QUEUE, "g")
+        storage.queues.pause_group(QUEUE, "g")
         enqueue(storage, group="g")
         wakes = Wakes()
         stop = storage.listen([QUEUE], wakes)
-        storage.resume_group(QUEUE, "g")
+        storage.queues.resume_group(QUEUE, "g")
 
         assert wakes.arrived()
         stop()
 
     def test_what_was_said_to_a_key_outlives_its_jobs_and_goes_with_the_queue(self, storage: Storage) -> None:
-        storage.set_group_limit(QUEUE, "g", concurrency=2)
-        storage.pause_group(QUEUE, "h")
+        storage.queues.set_group_limit(QUEUE, "g", concurrency=2)
+        storage.queues.pause_group(QUEUE, "h")
         enqueue(storage, group="g")
         finish(storage, completing(claim_one(storage)))
         enqueue_many(storage, 3, group="g")
         assert len(claim(storage, 10)) == 2
 
-        storage.obliterate(QUEUE, force=True)
+        storage.queues.obliterate(QUEUE, force=True)
         enqueue_many(storage, 3, group="g")
         enqueue_many(storage, 3, group="h")
-        assert storage.group_limits(QUEUE) == {}
+        assert storage.queues.group_limits(QUEUE) == {}
         assert len(claim(storage, 10)) == 2
 
     def test_many_keys_hear_of_a_new_limit(self, storage: Storage) -> None:
@@ -438,7 +438,7 @@ class GroupsContract(StorageCase):
             enqueue_many(storage, 2, group=f"customer:{number}")
         assert len(claim(storage, 1_000)) == 230
 
-        storage.set_group_limit(QUEUE, None, concurrency=2)
+        storage.queues.set_group_limit(QUEUE, None, concurrency=2)
 
         assert len(claim(storage, 1_000)) == 230
 
@@ -462,7 +462,7 @@ class GroupsContract(StorageCase):
         free = enqueue(storage, queue=RATED)
 
         assert claim_ids(storage, 10) == [other, free]
-        assert storage.waiting_names(RATED) == {}
+        assert storage.reads.waiting_names(RATED) == {}
         assert counts(storage, RATED) == {State.ACTIVE: 4, State.WAITING: 1_998}
 
     def test_a_claim_tells_when_the_next_of_a_key_may_start(self, storage: Storage) -> None:
@@ -479,7 +479,7 @@ class GroupsContract(StorageCase):
         assert storage.claim(request(10)).wait is None
 
     def test_the_end_of_a_run_does_not_start_another_before_its_time(self, storage: Storage) -> None:
-        storage.set_group_limit(QUEUE, "g", rate=Rate(1, 2 * SOON))
+        storage.queues.set_group_limit(QUEUE, "g", rate=Rate(1, 2 * SOON))
         ids = enqueue_many(storage, 2, group="g")
         answer = storage.finish([completing(claim_one(storage))], request(5))
 
@@ -498,7 +498,7 @@ class GroupsContract(StorageCase):
 
         assert wakes.arrived()
         stop()
-        assert storage.waiting_names(RATED) == {"handler": 1}
+        assert storage.reads.waiting_names(RATED) == {"handler": 1}
         assert len(claim(storage, 10)) == 1
 
     def test_a_job_that_comes_meanwhile_overtakes_none_of_its_key(self, storage: Storage) -> None:
@@ -531,58 +531,58 @@ class GroupsContract(StorageCase):
     ) -> None:
         ids = enqueue_many(storage, 9, group="g")
         enqueue_many(storage, 2, group="h")
-        storage.set_group_limit(QUEUE, "g", concurrency=9, rate=SLOW)
+        storage.queues.set_group_limit(QUEUE, "g", concurrency=9, rate=SLOW)
         assert len(claim(storage, 10)) == 2
-        assert storage.group_limits(QUEUE) == {"g": GroupLimit(9, rate=SLOW)}
+        assert storage.queues.group_limits(QUEUE) == {"g": GroupLimit(9, rate=SLOW)}
 
-        storage.set_group_limit(QUEUE, "g", rate=Rate(3, LATER))
+        storage.queues.set_group_limit(QUEUE, "g", rate=Rate(3, LATER))
         assert claim_ids(storage, 10) == ids[1:4]
-        storage.set_group_limit(QUEUE, "g", rate=None)
+        storage.queues.set_group_limit(QUEUE, "g", rate=None)
         assert claim_ids(storage, 10) == ids[4:]
-        assert storage.group_limits(QUEUE) == {"g": GroupLimit(9)}
+        assert storage.queues.group_limits(QUEUE) == {"g": GroupLimit(9)}
 
     def test_a_rate_said_when_jobs_are_ready_holds_them_back(self, storage: Storage) -> None:
-        storage.set_group_limit(QUEUE, "g", concurrency=3, weight=3)
+        storage.queues.set_group_limit(QUEUE, "g", concurrency=3, weight=3)
         ids = enqueue_many(storage, 5, group="g")
-        assert storage.waiting_names(QUEUE) == {"handler": 3}
-        storage.set_group_limit(QUEUE, "g", rate=SLOW)
+        assert storage.reads.waiting_names(QUEUE) == {"handler": 3}
+        storage.queues.set_group_limit(QUEUE, "g", rate=SLOW)
 
-        assert storage.waiting_names(QUEUE) == {"handler": 1}
+        assert storage.reads.waiting_names(QUEUE) == {"handler": 1}
         assert claim_ids(storage, 10) == ids[:1]
-        storage.set_group_limit(QUEUE, "g", rate=None)
+        storage.queues.set_group_limit(QUEUE, "g", rate=None)
         assert claim_ids(storage, 10) == ids[1:3]
 
     def test_a_rate_of_all_keys_counts_but_for_those_with_their_own(self, storage: Storage) -> None:
-        storage.set_group_limit(QUEUE, None, concurrency=5, rate=SLOW)
-        storage.set_group_limit(QUEUE, "c", rate=Rate(3, LATER))
+        storage.queues.set_group_limit(QUEUE, None, concurrency=5, rate=SLOW)
+        storage.queues.set_group_limit(QUEUE, "c", rate=Rate(3, LATER))
         for group in ("a", "b", "c"):
             enqueue_many(storage, 5, group=group)
 
         served = Counter(one.options.group for one in claim(storage, 20))
         assert served == {"a": 1, "b": 1, "c": 3}
-        assert storage.group_limits(QUEUE) == {
+        assert storage.queues.group_limits(QUEUE) == {
             None: GroupLimit(5, rate=SLOW),
             "c": GroupLimit(rate=Rate(3, LATER)),
         }
-        storage.set_group_limit(QUEUE, None, rate=None)
+        storage.queues.set_group_limit(QUEUE, None, rate=None)
         assert Counter(one.options.group for one in claim(storage, 20)) == {"a": 4, "b": 4}
 
     def test_a_paused_key_does_not_go_on_by_its_rate(self, storage: Storage) -> None:
         enqueue_many(storage, 3, queue=RATED, group="g")
         claim(storage, 10)
-        storage.pause_group(RATED, "g")
+        storage.queues.pause_group(RATED, "g")
 
         assert storage.claim(request(5, queues=[RATED])).wait is None
         self.pass_time(storage, 5 * SOON)
         assert claim(storage, 10) == []
-        storage.resume_group(RATED, "g")
+        storage.queues.resume_group(RATED, "g")
         assert len(claim(storage, 10)) == 1
 
     def test_a_key_none_of_whose_jobs_waits_any_more_is_waited_for_no_more(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 4, queue=RATED, group="g")
         claim(storage, 10)
-        storage.cancel(RATED, ids[2:3])
-        storage.move(RATED, ids[3:], QUEUE)
+        storage.jobs.cancel(RATED, ids[2:3])
+        storage.jobs.move(RATED, ids[3:], QUEUE)
 
         assert storage.claim(request(5, queues=[RATED])).wait is None
         assert counts(storage, RATED) == {State.ACTIVE: 2, State.CANCELLED: 1}
@@ -594,12 +594,12 @@ class GroupsContract(StorageCase):
 
         assert counts(storage, RATED) == {State.ACTIVE: 2, State.WAITING: 1, State.DELAYED: 1}
         self.advance(SOON)
-        assert storage.maintain().promoted == 0
+        assert storage.sweep().promoted == 0
 
     def test_rates_go_with_the_queue(self, storage: Storage) -> None:
         enqueue_many(storage, 3, queue=RATED, group="g")
         claim(storage, 10)
-        storage.obliterate(RATED, force=True)
+        storage.queues.obliterate(RATED, force=True)
         ids = enqueue_many(storage, 3, queue=RATED, group="g")
 
         assert claim_ids(storage, 10) == ids[:2]
@@ -631,7 +631,7 @@ class GroupsContract(StorageCase):
     def test_a_limit_below_the_weight_of_a_key_wins(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 9, queue=WEIGHTED, group="heavy")
 
-        assert storage.waiting_names(WEIGHTED) == {"handler": 4}
+        assert storage.reads.waiting_names(WEIGHTED) == {"handler": 4}
         first = claim(storage, 10)
         assert [one.id for one in first] == ids[:4]
         finish(storage, completing(first[1]))
@@ -640,9 +640,9 @@ class GroupsContract(StorageCase):
     def test_a_weight_is_said_while_jobs_wait_and_keeps_the_order(self, storage: Storage) -> None:
         heavy = enqueue_many(storage, 6, queue=WEIGHTED, group="a")
         light = enqueue_many(storage, 3, queue=WEIGHTED, group="d")
-        storage.set_group_limit(WEIGHTED, "a", weight=2)
+        storage.queues.set_group_limit(WEIGHTED, "a", weight=2)
 
-        assert storage.group_limits(WEIGHTED) == {"a": GroupLimit(weight=2)}
+        assert storage.queues.group_limits(WEIGHTED) == {"a": GroupLimit(weight=2)}
         served = []
         for _ in range(9):
             claimed = claim_one(storage, queues=[WEIGHTED])
@@ -650,16 +650,16 @@ class GroupsContract(StorageCase):
             finish(storage, completing(claimed))
         a, d = iter(heavy), iter(light)
         assert served == [next(a), next(d), next(a), next(a), next(d), next(a), next(a), next(d), next(a)]
-        storage.set_group_limit(WEIGHTED, "a", weight=None)
-        assert storage.group_limits(WEIGHTED) == {}
+        storage.queues.set_group_limit(WEIGHTED, "a", weight=None)
+        assert storage.queues.group_limits(WEIGHTED) == {}
         enqueue_many(storage, 3, queue=WEIGHTED, group="a")
-        assert storage.waiting_names(WEIGHTED) == {"handler": 1}
+        assert storage.reads.waiting_names(WEIGHTED) == {"handler": 1}
 
     def test_a_key_at_its_rate_has_no_more_turns_for_its_weight(self, storage: Storage) -> None:
-        storage.set_group_limit(WEIGHTED, "c", rate=Rate(2, LATER))
+        storage.queues.set_group_limit(WEIGHTED, "c", rate=Rate(2, LATER))
         ids = enqueue_many(storage, 9, queue=WEIGHTED, group="c")
 
-        assert storage.waiting_names(WEIGHTED) == {"handler": 2}
+        assert storage.reads.waiting_names(WEIGHTED) == {"handler": 2}
         assert claim_ids(storage, 10) == ids[:2]
 
     # Modes.
@@ -679,5 +679,5 @@ class GroupsContract(StorageCase):
 
         assert claim_ids(storage, 10) == [second.id, ids[3]]
         assert job(storage, ids[3], UNGROUPED).options.group == "g"
-        storage.cancel(UNGROUPED, [enqueue(storage, queue=UNGROUPED, group="g")])
+        storage.jobs.cancel(UNGROUPED, [enqueue(storage, queue=UNGROUPED, group="g")])
         assert counts(storage, UNGROUPED) == {State.COMPLETED: 1, State.ACTIVE: 3, State.CANCELLED: 1}

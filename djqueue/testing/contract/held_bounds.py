@@ -61,10 +61,10 @@ class HeldBoundsContract(StorageCase):
             )
         swept_clean(storage)
         others = [f"other {number}" for number in range(4)]
-        assert storage.states(FEW_BYTES, others) == [None, *[State.COMPLETED] * 3]
+        assert storage.reads.states(FEW_BYTES, others) == [None, *[State.COMPLETED] * 3]
         assert job(storage, "child", FEW_BYTES).result == bytes(450)
 
-        storage.cancel(QUEUE, ["parent"])
+        storage.jobs.cancel(QUEUE, ["parent"])
         swept_clean(storage)
 
         assert state(storage, "child", FEW_BYTES) is None
@@ -76,14 +76,14 @@ class HeldBoundsContract(StorageCase):
         finish(storage, cancelling(claim_one(storage, queues=[FEW_BYTES])))
         self.advance(1)
         enqueue(storage, queue=FEW_BYTES, id="other", payload=bytes(450))
-        storage.cancel(FEW_BYTES, ["other"])
+        storage.jobs.cancel(FEW_BYTES, ["other"])
         swept_clean(storage)
         assert counts(storage, FEW_BYTES) == {State.CANCELLED: 2}
 
-        storage.cancel(QUEUE, ["parent"])
+        storage.jobs.cancel(QUEUE, ["parent"])
         swept_clean(storage)
 
-        assert storage.states(FEW_BYTES, ["child", "other"]) == [None, State.CANCELLED]
+        assert storage.reads.states(FEW_BYTES, ["child", "other"]) == [None, State.CANCELLED]
 
     def test_one_that_is_held_when_it_has_ended_counts_no_more(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
@@ -96,9 +96,9 @@ class HeldBoundsContract(StorageCase):
         swept_clean(storage)
         assert counts(storage, FEW_BYTES) == {State.COMPLETED: 2}
 
-        storage.cancel(QUEUE, ["parent"])
+        storage.jobs.cancel(QUEUE, ["parent"])
         swept_clean(storage)
-        assert storage.states(FEW_BYTES, ["child", "other"]) == [None, State.COMPLETED]
+        assert storage.reads.states(FEW_BYTES, ["child", "other"]) == [None, State.COMPLETED]
 
     @pytest.mark.parametrize("queue", [FEW_BYTES, FEW_RECORDS, FEW_RESULTS])
     def test_what_was_too_much_meanwhile_stays_if_there_is_room_in_the_end(
@@ -110,9 +110,9 @@ class HeldBoundsContract(StorageCase):
             self.advance(1)
             a_completed_job(storage, queue=queue, id=f"other {number}", payload=bytes(200), result=bytes(100))
         swept_clean(storage)
-        storage.remove(queue, [f"other {number}" for number in range(5)])
+        storage.jobs.remove(queue, [f"other {number}" for number in range(5)])
 
-        storage.cancel(QUEUE, ["parent"])
+        storage.jobs.cancel(QUEUE, ["parent"])
         swept_clean(storage)
 
         assert counts(storage, queue) == {State.COMPLETED: 1}
@@ -123,15 +123,15 @@ class HeldBoundsContract(StorageCase):
             a_completed_job(storage, queue=queue, id=f"new {number}", payload=bytes(100), result=bytes(100))
         swept_clean(storage)
 
-        [child] = storage.jobs(queue, ["child"])
+        [child] = storage.reads.jobs(queue, ["child"])
         assert (child is None) == (queue == FEW_RECORDS)
         assert child is None or (child.result is None) == (queue == FEW_RESULTS)
 
     def test_one_removed_while_it_is_held_leaves_no_bytes_behind(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         _held_child(storage, FEW_BYTES, payload=bytes(500), result=bytes(450))
-        storage.remove(FEW_BYTES, ["child"])
-        storage.cancel(QUEUE, ["parent"])
+        storage.jobs.remove(FEW_BYTES, ["child"])
+        storage.jobs.cancel(QUEUE, ["parent"])
 
         a_completed_job(storage, queue=FEW_BYTES, id="a", payload=bytes(500), result=bytes(500))
         swept_clean(storage)
@@ -140,7 +140,7 @@ class HeldBoundsContract(StorageCase):
         a_completed_job(storage, queue=FEW_BYTES, id="b", payload=b"1", result=None)
         swept_clean(storage)
 
-        assert storage.states(FEW_BYTES, ["a", "b"]) == [None, State.COMPLETED]
+        assert storage.reads.states(FEW_BYTES, ["a", "b"]) == [None, State.COMPLETED]
 
     # Results that are held.
 
@@ -154,7 +154,7 @@ class HeldBoundsContract(StorageCase):
         assert len(job(storage, "child", FEW_RESULTS).result or b"") == 290
         assert _sizes(storage, FEW_RESULTS) == [0, 140, 140]
 
-        storage.cancel(QUEUE, ["parent"])
+        storage.jobs.cancel(QUEUE, ["parent"])
         swept_clean(storage)
 
         child = job(storage, "child", FEW_RESULTS)
@@ -169,7 +169,7 @@ class HeldBoundsContract(StorageCase):
             self.pass_time(storage, LONG)
         assert job(storage, "child", BRIEF_RESULTS).result == RESULT
 
-        storage.cancel(QUEUE, ["parent"])
+        storage.jobs.cancel(QUEUE, ["parent"])
         swept_clean(storage)
 
         child = job(storage, "child", BRIEF_RESULTS)
@@ -178,7 +178,7 @@ class HeldBoundsContract(StorageCase):
     def test_the_age_of_results_goes_on_when_one_is_let_go(self, storage: Storage) -> None:
         bounded(storage, BRIEF_RESULTS)
         _held_child(storage, BRIEF_RESULTS)
-        storage.cancel(QUEUE, ["parent"])
+        storage.jobs.cancel(QUEUE, ["parent"])
         assert job(storage, "child", BRIEF_RESULTS).result == RESULT
 
         self.pass_time(storage, SOON + 1)
@@ -242,7 +242,7 @@ class HeldBoundsContract(StorageCase):
         swept_clean(storage)
 
         ids = [f"done {number}" for number in range(6)]
-        assert storage.states(queue, ids) == [None] * 3 + [State.COMPLETED] * 3
+        assert storage.reads.states(queue, ids) == [None] * 3 + [State.COMPLETED] * 3
         assert items_of(storage, "done 5", queue) == [b"one"]
 
     # Dead letters that come from another queue.
@@ -251,14 +251,14 @@ class HeldBoundsContract(StorageCase):
         bounded(storage, FEW_BYTES)
         for number in range(3):
             a_failed_job(storage, id=f"dead {number}", payload=bytes(400), error=None)
-            assert storage.move(QUEUE, [f"dead {number}"], FEW_BYTES) == ["moved"]
+            assert storage.jobs.move(QUEUE, [f"dead {number}"], FEW_BYTES) == ["moved"]
             self.advance(1)
 
         swept_clean(storage)
 
         dead = [f"dead {number}" for number in range(3)]
-        assert storage.states(FEW_BYTES, dead) == [None, State.FAILED, State.FAILED]
-        storage.move(FEW_BYTES, ["dead 1"], QUEUE)
+        assert storage.reads.states(FEW_BYTES, dead) == [None, State.FAILED, State.FAILED]
+        storage.jobs.move(FEW_BYTES, ["dead 1"], QUEUE)
         a_failed_job(storage, queue=FEW_BYTES, id="last", payload=bytes(500), error=None)
         swept_clean(storage)
         assert counts(storage, FEW_BYTES) == {State.FAILED: 2}
@@ -269,7 +269,7 @@ class HeldBoundsContract(StorageCase):
         storage.report([report_of(run, None, [(1, "line")])])
         finish(storage, retrying(run))
         finish(storage, failing(claim_one(storage)))
-        storage.move(QUEUE, ["dead"], BRIEF_DETAILS)
+        storage.jobs.move(QUEUE, ["dead"], BRIEF_DETAILS)
         record = job(storage, "dead", BRIEF_DETAILS)
         assert (len(record.history), len(record.logs)) == (2, 1)
 

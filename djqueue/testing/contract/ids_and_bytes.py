@@ -100,11 +100,11 @@ class IdsAndBytesContract(StorageCase):
             assert storage.renew([lease_of(claimed)])[0].held
             assert storage.report([report_of(claimed, 1)]) == [True]
             assert finish(storage, failing(claimed)) == [True]
-            assert [letter.id for letter in storage.dead_letters(QUEUE)] == [job_id]
-            assert storage.retry(QUEUE, [job_id]) == ["retried"]
+            assert [letter.id for letter in storage.reads.dead_letters(QUEUE)] == [job_id]
+            assert storage.jobs.retry(QUEUE, [job_id]) == ["retried"]
             assert finish(storage, completing(claim_one(storage))) == [True]
             assert job(storage, job_id).id == job_id
-            assert storage.remove(QUEUE, [job_id]) == [True]
+            assert storage.jobs.remove(QUEUE, [job_id]) == [True]
             its_own.until("removed", job_id)
             so_far(storage, all_of_them)
 
@@ -116,17 +116,17 @@ class IdsAndBytesContract(StorageCase):
     def test_an_odd_queue_lives_a_whole_life(self, storage: Storage, queue: str) -> None:
         with recorded(storage, queue) as recorder:
             enqueue_many(storage, 2, queue=queue)
-            assert queue in storage.queues()
+            assert queue in storage.queues.names()
             claimed = claim(storage, 5, queues=[queue])
             assert {one.queue for one in claimed} == {queue}
             assert finish(storage, *map(completing, claimed)) == [True, True]
             assert counts(storage, queue) == {State.COMPLETED: 2}
-            storage.pause(queue)
-            assert storage.is_paused(queue)
+            storage.queues.pause(queue)
+            assert storage.queues.is_paused(queue)
             assert [event.queue for event in so_far(storage, recorder, queue)] == [queue] * 6
 
-        assert storage.obliterate(queue) == 2
-        assert queue not in storage.queues()
+        assert storage.queues.obliterate(queue) == 2
+        assert queue not in storage.queues.names()
 
     @pytest.mark.parametrize("text", ODD, ids=_short)
     def test_odd_names_keys_groups_and_tags_are_kept(self, storage: Storage, text: str) -> None:
@@ -134,7 +134,7 @@ class IdsAndBytesContract(StorageCase):
         job_id = enqueue(storage, **given)
 
         assert storage.enqueue([batch(**given)])[0].id == job_id
-        assert storage.waiting_names(QUEUE) == {text: 1}
+        assert storage.reads.waiting_names(QUEUE) == {text: 1}
         claimed = claim_one(storage, names=[text], worker=text)
         assert (claimed.name, claimed.options.group, claimed.options.tags) == (text, text, (text,))
         assert job(storage, job_id).worker == text
@@ -160,15 +160,15 @@ class IdsAndBytesContract(StorageCase):
         finish(storage, *(completing(one, one.payload) for one in claimed))
         for text in ALIKE:
             assert job(storage, text).result == text.encode()
-        assert storage.remove(QUEUE, ALIKE[:1]) == [True]
+        assert storage.jobs.remove(QUEUE, ALIKE[:1]) == [True]
         assert counts(storage) == {State.COMPLETED: len(ALIKE) - 1}
 
     def test_queues_that_look_alike_are_different_queues(self, storage: Storage) -> None:
-        before = {*storage.queues()}
+        before = {*storage.queues.names()}
         for text in ALIKE:
             enqueue(storage, queue=text, id="same", payload=text.encode())
 
-        assert {*storage.queues()} - before == {*ALIKE}
+        assert {*storage.queues.names()} - before == {*ALIKE}
         for text in ALIKE:
             assert claim_one(storage, queues=[text]).payload == text.encode()
         assert claim(storage, 100) == []

@@ -196,8 +196,8 @@ class ImportsContract(StorageCase):
 
 def kept(storage: Storage) -> BulkWriteReports:
     """Where this storage keeps reports."""
-    assert storage.imports is not None
-    return storage.imports
+    assert storage.capabilities.bulk_writes is not None
+    return storage.capabilities.bulk_writes
 
 
 def get(storage: Storage) -> BulkWriteReport:

@@ -39,7 +39,7 @@ class IncidentsContract(StorageCase):
     def test_a_lost_run_is_told_once(self, storage: Storage, told: list[Incident]) -> None:
         claimed = an_active_job(storage)
         self.lose_lease(storage, claimed.lease)
-        storage.maintain()
+        storage.sweep()
 
         assert told == [Incident(QUEUE, claimed.id, NAME, "stalled")]
 
@@ -57,7 +57,7 @@ class IncidentsContract(StorageCase):
         self, storage: Storage, told: list[Incident]
     ) -> None:
         claimed = an_active_job(storage)
-        storage.cancel(QUEUE, [claimed.id])
+        storage.jobs.cancel(QUEUE, [claimed.id])
         self.lose_lease(storage, claimed.lease)
 
         assert told == [Incident(QUEUE, claimed.id, NAME, "cancelled", "cancelled")]
@@ -78,8 +78,8 @@ class IncidentsContract(StorageCase):
 
     def test_a_cancelled_job_is_told_with_its_reason(self, storage: Storage, told: list[Incident]) -> None:
         job_id = a_waiting_job(storage)
-        storage.cancel(QUEUE, [job_id], "not wanted")
-        storage.cancel(QUEUE, [job_id], "not wanted")
+        storage.jobs.cancel(QUEUE, [job_id], "not wanted")
+        storage.jobs.cancel(QUEUE, [job_id], "not wanted")
 
         assert told == [Incident(QUEUE, job_id, NAME, "cancelled", "not wanted")]
 
@@ -98,9 +98,9 @@ class IncidentsContract(StorageCase):
         self, storage: Storage, told: list[Incident], end: Callable[..., Outcome]
     ) -> None:
         finish(storage, end(an_active_job(storage)))
-        storage.maintain()
+        storage.sweep()
         fence = a_waiting_job(storage)
-        storage.cancel(QUEUE, [fence])
+        storage.jobs.cancel(QUEUE, [fence])
 
         assert [incident.id for incident in told] == [fence]
 
@@ -109,7 +109,7 @@ class IncidentsContract(StorageCase):
         self, storage: Storage, told: list[Incident], end: Callable[..., Outcome]
     ) -> None:
         claimed = an_active_job(storage)
-        storage.cancel(QUEUE, [claimed.id])
+        storage.jobs.cancel(QUEUE, [claimed.id])
         finish(storage, end(claimed))
 
         assert told == [Incident(QUEUE, claimed.id, NAME, "cancelled", "cancelled")]
@@ -121,4 +121,4 @@ class IncidentsContract(StorageCase):
         storage.on_incidents = fail
         job_id = a_waiting_job(storage)
 
-        assert storage.cancel(QUEUE, [job_id])[0].status == "cancelled"
+        assert storage.jobs.cancel(QUEUE, [job_id])[0].status == "cancelled"

@@ -56,7 +56,7 @@ COUNTED = {
 
 def overview(storage: Storage, queue: str = QUEUE) -> QueueOverview:
     """Of one queue."""
-    [found] = storage.overview([queue]).queues
+    [found] = storage.reads.overview([queue]).queues
     return found
 
 
@@ -83,7 +83,7 @@ def stats(
 
 def explain(storage: Storage, job_id: str, queue: str = QUEUE) -> Explanation:
     """Why a job that must be there is not running."""
-    found = storage.explain(queue, job_id)
+    found = storage.reads.explain(queue, job_id)
     assert found is not None
     return found
 
@@ -97,7 +97,7 @@ class InsightContract(StorageCase):
     # Overview.
 
     def test_the_overview_of_nothing_is_empty(self, storage: Storage) -> None:
-        found = storage.overview()
+        found = storage.reads.overview()
 
         assert found.queues == []
         assert not found.capped
@@ -105,20 +105,20 @@ class InsightContract(StorageCase):
 
     def test_a_queue_that_was_never_used_has_an_empty_overview(self, storage: Storage) -> None:
         nothing = dict.fromkeys(State, 0)
-        assert storage.overview(["nobodys"]).queues == [
+        assert storage.reads.overview(["nobodys"]).queues == [
             QueueOverview(
                 "nobodys", nothing, False, None, None, None, None, None, 0, "optional", 0, {}, Totals()
             )
         ]
-        assert "nobodys" not in storage.queues()
+        assert "nobodys" not in storage.queues.names()
 
     def test_all_queues_come_by_name_and_those_asked_for_in_order(self, storage: Storage) -> None:
         for queue in ("b", "a", "c"):
             enqueue(storage, queue=queue)
 
-        assert [one.name for one in storage.overview().queues] == ["a", "b", "c"]
-        assert [one.name for one in storage.overview(["c", "a"]).queues] == ["c", "a"]
-        assert storage.overview([]).queues == []
+        assert [one.name for one in storage.reads.overview().queues] == ["a", "b", "c"]
+        assert [one.name for one in storage.reads.overview(["c", "a"]).queues] == ["c", "a"]
+        assert storage.reads.overview([]).queues == []
 
     @pytest.mark.parametrize("there", sorted(State))
     def test_an_overview_counts_what_counts_says(self, storage: Storage, there: State) -> None:
@@ -126,21 +126,21 @@ class InsightContract(StorageCase):
 
         found = overview(storage)
 
-        assert found.counts == storage.counts(QUEUE) == {**dict.fromkeys(State, 0), there: 1}
+        assert found.counts == storage.reads.counts(QUEUE) == {**dict.fromkeys(State, 0), there: 1}
         assert found.names == ({NAME: 1} if there is State.WAITING else {})
 
     def test_counts_of_what_has_ended_follow_its_end_and_its_removal(self, storage: Storage) -> None:
         done = [a_completed_job(storage) for _ in range(3)]
         gone = [a_cancelled_job(storage) for _ in range(2)]
-        storage.remove(QUEUE, [done[0], gone[0]])
+        storage.jobs.remove(QUEUE, [done[0], gone[0]])
         enqueue(storage, id=gone[1])
-        storage.jobs(QUEUE, done)
-        storage.retry(QUEUE, done)
+        storage.reads.jobs(QUEUE, done)
+        storage.jobs.retry(QUEUE, done)
 
         found = overview(storage).counts
 
         assert (found[State.COMPLETED], found[State.CANCELLED], found[State.WAITING]) == (2, 0, 1)
-        assert found == storage.counts(QUEUE)
+        assert found == storage.reads.counts(QUEUE)
 
     def test_claimable_jobs_are_told_by_name_and_held_back_ones_by_number(self, storage: Storage) -> None:
         enqueue_many(storage, 3, name="a")
@@ -181,7 +181,7 @@ class InsightContract(StorageCase):
         claim_one(storage)
 
         assert overview(storage).oldest_at == job(storage, strange).created_at
-        storage.remove(QUEUE, [strange])
+        storage.jobs.remove(QUEUE, [strange])
         assert overview(storage).oldest_at == job(storage, later).created_at
 
     def test_jobs_put_before_the_others_do_not_hide_these(self, storage: Storage) -> None:
@@ -191,8 +191,8 @@ class InsightContract(StorageCase):
             a_waiting_job(storage, lifo=True)
         assert overview(storage).oldest_at == job(storage, first).created_at
 
-        storage.remove(QUEUE, [first])
-        lifo = storage.page(QUEUE, State.WAITING, 1)[0]
+        storage.jobs.remove(QUEUE, [first])
+        lifo = storage.reads.page(QUEUE, State.WAITING, 1)[0]
         assert overview(storage).oldest_at == lifo.created_at
 
     def test_a_job_given_back_has_waited_since_then(self, storage: Storage) -> None:
@@ -219,20 +219,20 @@ class InsightContract(StorageCase):
         ids = enqueue_many(storage, 200)
         self.advance(30)
         last = a_waiting_job(storage)
-        storage.remove(QUEUE, ids)
+        storage.jobs.remove(QUEUE, ids)
 
         assert overview(storage).oldest_at == job(storage, last).created_at
 
     def test_a_pause_is_told(self, storage: Storage) -> None:
         a_waiting_job(storage)
-        storage.pause(QUEUE)
+        storage.queues.pause(QUEUE)
         assert overview(storage).paused
-        storage.resume(QUEUE)
+        storage.queues.resume(QUEUE)
         assert not overview(storage).paused
 
     def test_limits_are_told_with_what_is_left_of_them(self, storage: Storage) -> None:
         enqueue_many(storage, 5, weight=2)
-        storage.set_limits(QUEUE, Rate(3, 60_000), 8)
+        storage.queues.set_limits(QUEUE, Rate(3, 60_000), 8)
         assert overview(storage).tokens == 3
         claim(storage, 2)
 
@@ -240,13 +240,13 @@ class InsightContract(StorageCase):
 
         assert (found.rate, found.tokens) == (Rate(3, 60_000), 1)
         assert (found.concurrency, found.used) == (8, 4)
-        storage.set_limits(QUEUE, None, None)
+        storage.queues.set_limits(QUEUE, None, None)
         found = overview(storage)
         assert (found.rate, found.tokens, found.concurrency, found.used) == (None, None, None, 4)
 
     def test_tokens_come_back(self, storage: Storage) -> None:
         enqueue_many(storage, 3)
-        storage.set_limits(QUEUE, Rate(2, SOON), None)
+        storage.queues.set_limits(QUEUE, Rate(2, SOON), None)
         claim(storage, 2)
         self.advance(SOON)
 
@@ -263,7 +263,7 @@ class InsightContract(StorageCase):
         enqueue_many(storage, 6)
         one, two, three, four, *_ = claim(storage, 5)
         finish(storage, completing(one), retrying(two), failing(three), releasing(four))
-        storage.cancel(QUEUE, [storage.page(QUEUE, State.WAITING, 1)[0].id])
+        storage.jobs.cancel(QUEUE, [storage.reads.page(QUEUE, State.WAITING, 1)[0].id])
 
         assert totals(storage) == Totals(
             enqueued=6, started=5, completed=1, retried=1, failed=1, cancelled=1, stalled=0
@@ -274,7 +274,7 @@ class InsightContract(StorageCase):
         a_completed_job(storage, result_ttl=SOON)
         before = totals(storage)
 
-        storage.remove(QUEUE, ids)
+        storage.jobs.remove(QUEUE, ids)
         self.pass_time(storage, SOON + 1)
 
         assert totals(storage) == before
@@ -299,21 +299,21 @@ class InsightContract(StorageCase):
 
     def test_a_job_that_is_asked_to_stop_is_counted_as_cancelled(self, storage: Storage) -> None:
         one, two = an_active_job(storage), an_active_job(storage)
-        storage.cancel(QUEUE, [one.id, two.id])
+        storage.jobs.cancel(QUEUE, [one.id, two.id])
         finish(storage, cancelling(one), retrying(two))
 
         assert totals(storage) == Totals(2, 2, 0, 0, 0, 2, 0)
 
     def test_a_moved_job_came_into_both_queues(self, storage: Storage) -> None:
         moved = a_waiting_job(storage)
-        storage.move(QUEUE, [moved], "other")
+        storage.jobs.move(QUEUE, [moved], "other")
 
         assert (totals(storage).enqueued, totals(storage, "other").enqueued) == (1, 1)
 
     def test_an_obliterated_queue_begins_anew(self, storage: Storage) -> None:
         a_completed_job(storage)
         an_active_job(storage)
-        storage.obliterate(QUEUE, force=True)
+        storage.queues.obliterate(QUEUE, force=True)
         assert totals(storage) == Totals()
 
         a_completed_job(storage)
@@ -323,12 +323,12 @@ class InsightContract(StorageCase):
         with recorded(storage) as recorder:
             a_completed_job(storage)
             a_completed_job(storage, group="g", retention=LATER)
-            storage.retry(QUEUE, [a_failed_job(storage)])
+            storage.jobs.retry(QUEUE, [a_failed_job(storage)])
             claimed = claim_one(storage)
             finish(storage, retrying(claimed))
             claimed = claim_one(storage)
             self.lose_lease(storage, claimed.lease)
-            storage.promote(QUEUE, [a_delayed_job(storage)])
+            storage.jobs.promote(QUEUE, [a_delayed_job(storage)])
             enqueue(storage, unique_key="k")
             enqueue(storage, unique_key="k", on_duplicate="replace")
             enqueue(storage, ttl=SOON)
@@ -348,11 +348,11 @@ class InsightContract(StorageCase):
     # Why a job is not running.
 
     def test_there_is_nothing_to_say_of_a_job_that_is_not_known(self, storage: Storage) -> None:
-        assert storage.explain(QUEUE, "nobody") is None
+        assert storage.reads.explain(QUEUE, "nobody") is None
 
     @pytest.mark.parametrize("there", sorted(set(State) - {State.WAITING, State.DELAYED, State.BLOCKED}))
     def test_a_job_that_runs_or_has_ended_is_not_pending(self, storage: Storage, there: State) -> None:
-        storage.register_worker(worker())
+        storage.workers.register(worker())
         job_id = JOB_IN[there](storage)
 
         found = explain(storage, job_id)
@@ -373,11 +373,11 @@ class InsightContract(StorageCase):
 
     def test_a_paused_queue_and_a_paused_group_are_named(self, storage: Storage) -> None:
         grouped, other = enqueue(storage, group="g"), enqueue(storage)
-        storage.pause_group(QUEUE, "g")
+        storage.queues.pause_group(QUEUE, "g")
         found = explain(storage, grouped)
         assert (found.verdict, found.group) == ("group_paused", "g")
 
-        storage.pause(QUEUE)
+        storage.queues.pause(QUEUE)
         assert explain(storage, grouped).verdict == explain(storage, other).verdict == "paused"
 
     def test_a_delayed_job_waits_for_its_time(self, storage: Storage) -> None:
@@ -411,16 +411,16 @@ class InsightContract(StorageCase):
 
     def test_there_may_be_nobody_to_run_it(self, storage: Storage) -> None:
         waiting = a_waiting_job(storage)
-        storage.register_worker(worker("elsewhere", queues=("other",)))
-        storage.register_worker(worker("ending", state="stopping"))
+        storage.workers.register(worker("elsewhere", queues=("other",)))
+        storage.workers.register(worker("ending", state="stopping"))
         assert explain(storage, waiting).verdict == "no_worker"
 
-        storage.register_worker(worker("unable", names=("x",)))
+        storage.workers.register(worker("unable", names=("x",)))
         found = explain(storage, waiting)
         assert (found.verdict, found.workers) == ("no_handler", ("unable",))
 
     def test_a_busy_group_names_who_runs(self, storage: Storage) -> None:
-        storage.register_worker(worker(concurrency=9))
+        storage.workers.register(worker(concurrency=9))
         first, *others = [enqueue(storage, group="g") for _ in range(3)]
         enqueue(storage, group="h")
         claim(storage, 9)
@@ -432,7 +432,7 @@ class InsightContract(StorageCase):
         assert found.before == 1
 
     def test_the_second_of_an_idle_group_waits_for_its_turn(self, storage: Storage) -> None:
-        storage.register_worker(worker())
+        storage.workers.register(worker())
         _, second = enqueue(storage, group="g"), enqueue(storage, group="g")
 
         found = explain(storage, second)
@@ -440,9 +440,9 @@ class InsightContract(StorageCase):
         assert (found.verdict, found.before) == ("waiting_turn", 1)
 
     def test_a_rate_that_is_used_up_says_when_it_goes_on(self, storage: Storage) -> None:
-        storage.register_worker(worker())
+        storage.workers.register(worker())
         _, second, third = enqueue_many(storage, 3)
-        storage.set_limits(QUEUE, Rate(1, 60_000), None)
+        storage.queues.set_limits(QUEUE, Rate(1, 60_000), None)
         claim(storage, 3)
         self.advance(20_000)
 
@@ -454,9 +454,9 @@ class InsightContract(StorageCase):
         assert explain(storage, second).before == 0
 
     def test_a_full_concurrency_names_who_has_it(self, storage: Storage) -> None:
-        storage.register_worker(worker(concurrency=9))
+        storage.workers.register(worker(concurrency=9))
         ids = enqueue_many(storage, 8)
-        storage.set_limits(QUEUE, None, 7)
+        storage.queues.set_limits(QUEUE, None, 7)
         claimed = claim(storage, 9)
 
         found = explain(storage, ids[7])
@@ -466,9 +466,9 @@ class InsightContract(StorageCase):
         assert set(found.holders) < {BlockingJob(one.id, worker().id) for one in claimed}
 
     def test_a_heavy_job_waits_for_room(self, storage: Storage) -> None:
-        storage.register_worker(worker(concurrency=9))
+        storage.workers.register(worker(concurrency=9))
         light, heavy = enqueue(storage, weight=2), enqueue(storage, weight=3)
-        storage.set_limits(QUEUE, None, 4)
+        storage.queues.set_limits(QUEUE, None, 4)
         claim(storage, 9)
 
         found = explain(storage, heavy)
@@ -478,8 +478,8 @@ class InsightContract(StorageCase):
 
     def test_the_rate_of_a_shared_limiter_says_when_it_goes_on(self, storage: Storage) -> None:
         charges, refunds, _ = SHARING
-        storage.register_worker(worker(concurrency=9))
-        storage.set_limiter(LIMITER, Rate(1, 60_000), None)
+        storage.workers.register(worker(concurrency=9))
+        storage.limiters.set(LIMITER, Rate(1, 60_000), None)
         enqueue(storage, queue=charges)
         claim(storage, 1, queues=[charges])
         _, second = enqueue_many(storage, 2, queue=refunds)
@@ -491,13 +491,13 @@ class InsightContract(StorageCase):
         assert found.until is not None
         assert 39_000 <= found.until - found.at <= 40_000
         self.advance(60_000)
-        storage.register_worker(worker(concurrency=9))
+        storage.workers.register(worker(concurrency=9))
         assert explain(storage, second, refunds).verdict == "waiting_turn"
 
     def test_a_full_limiter_names_who_has_it_in_other_queues_too(self, storage: Storage) -> None:
         charges, refunds, _ = SHARING
-        storage.register_worker(worker(concurrency=9))
-        storage.set_limiter(LIMITER, None, 3)
+        storage.workers.register(worker(concurrency=9))
+        storage.limiters.set(LIMITER, None, 3)
         there, here = enqueue(storage, queue=charges, weight=2), enqueue(storage, queue=refunds)
         claimed = claim(storage, 1, queues=[charges]) + claim(storage, 1, queues=[refunds])
         waiting = enqueue(storage, queue=refunds)
@@ -515,8 +515,8 @@ class InsightContract(StorageCase):
 
     def test_a_heavy_job_waits_for_more_of_a_limiter_than_is_free(self, storage: Storage) -> None:
         charges, refunds, _ = SHARING
-        storage.register_worker(worker(concurrency=9))
-        storage.set_limiter(LIMITER, None, 3)
+        storage.workers.register(worker(concurrency=9))
+        storage.limiters.set(LIMITER, None, 3)
         enqueue(storage, queue=charges, weight=2)
         claim(storage, 1, queues=[charges])
         heavy, light = enqueue(storage, queue=refunds, weight=9), enqueue(storage, queue=refunds)
@@ -528,15 +528,15 @@ class InsightContract(StorageCase):
 
     def test_workers_may_have_no_free_slot(self, storage: Storage) -> None:
         waiting = a_waiting_job(storage)
-        storage.register_worker(worker("w", active=1))
+        storage.workers.register(worker("w", active=1))
         found = explain(storage, waiting)
         assert (found.verdict, found.workers) == ("workers_busy", ("w",))
 
-        storage.register_worker(worker("idle"))
+        storage.workers.register(worker("idle"))
         assert explain(storage, waiting).verdict == "waiting_turn"
 
     def test_the_jobs_before_one_are_counted_as_they_would_be_claimed(self, storage: Storage) -> None:
-        storage.register_worker(worker())
+        storage.workers.register(worker())
         enqueue_many(storage, 2, priority=1)
         first = enqueue_many(storage, 3)
         enqueue(storage, name="other")
@@ -550,14 +550,14 @@ class InsightContract(StorageCase):
             return found.before
 
         assert [before(one) for one in (first[0], mine, after, low, lifo)] == [3, 7, 8, 9, 2]
-        storage.remove(QUEUE, [first[1]])
+        storage.jobs.remove(QUEUE, [first[1]])
         assert [before(one) for one in (first[0], mine, low)] == [3, 6, 8]
         claim(storage, 3)
         assert before(mine) == 3
 
     def test_jobs_before_one_count_whoever_handles_them(self, storage: Storage) -> None:
         """Also those that a worker has met and left for others."""
-        storage.register_worker(worker())
+        storage.workers.register(worker())
         enqueue_many(storage, 3, name="other")
         one, two = enqueue_many(storage, 2)
         claim_one(storage)
@@ -575,14 +575,14 @@ class InsightContract(StorageCase):
             a_completed_job(storage)
             claimed = an_active_job(storage)
             finish(storage, retrying(claimed, delay=LATER) if number % 2 else failing(claimed))
-            storage.maintain()
-            storage.maintain()
+            storage.sweep()
+            storage.sweep()
             self.advance(25_000)
         claimed = an_active_job(storage)
         self.lose_lease(storage, claimed.lease)
 
         for step in (MINUTE, 2 * MINUTE, HOUR, DAY):
-            buckets = storage.series([QUEUE], start, self.now(storage) + 1, step)
+            buckets = storage.reads.series([QUEUE], start, self.now(storage) + 1, step)
             assert Totals(*map(sum, zip(*(one[4:11] for one in buckets), strict=True))) == totals(storage)
             assert [one.start for one in buckets] == list(
                 range(buckets[0].start, buckets[-1].start + 1, step)
@@ -593,12 +593,12 @@ class InsightContract(StorageCase):
     def test_what_happened_is_in_the_bucket_of_its_minute(self, storage: Storage) -> None:
         first = self._whole_minute(storage)
         enqueue_many(storage, 3)
-        storage.maintain()
+        storage.sweep()
         self.advance(MINUTE)
         enqueue_many(storage, 2)
-        storage.maintain()
+        storage.sweep()
 
-        buckets = storage.series([QUEUE], first, first + 3 * MINUTE, MINUTE)
+        buckets = storage.reads.series([QUEUE], first, first + 3 * MINUTE, MINUTE)
 
         assert [(one.start - first, one.enqueued) for one in buckets] == [
             (0, 3),
@@ -611,42 +611,42 @@ class InsightContract(StorageCase):
         first = self._whole_minute(storage)
         enqueue_many(storage, 2, queue="a")
         enqueue_many(storage, 3, queue="b")
-        storage.maintain()
+        storage.sweep()
         span = (first, first + 2 * MINUTE, MINUTE)
 
-        found = storage.series(["b", "nobodys", "a"], *span)
+        found = storage.reads.series(["b", "nobodys", "a"], *span)
         assert [(one.queue, one.enqueued) for one in found] == [
             *[("b", 3), ("b", 0), ("nobodys", 0), ("nobodys", 0)],
             *[("a", 2), ("a", 0)],
         ]
-        together = storage.series(None, *span)
+        together = storage.reads.series(None, *span)
         assert [(one.queue, one.enqueued) for one in together] == [("", 5), ("", 0)]
 
     def test_runs_are_told_by_queue_and_by_name(self, storage: Storage) -> None:
         first = self._whole_minute(storage)
         enqueue(storage)
-        storage.record_runs([stats("a", wait=[30], run=[100, 7_000]), stats("b", run=[1_000_000])])
-        storage.record_runs([stats("a", wait=[30], failed=1), stats("b", queue="nobodys")])
+        storage.workers.record_runs([stats("a", wait=[30], run=[100, 7_000]), stats("b", run=[1_000_000])])
+        storage.workers.record_runs([stats("a", wait=[30], failed=1), stats("b", queue="nobodys")])
         span = (first, first + MINUTE, MINUTE)
 
-        [bucket] = storage.series([QUEUE], *span)
+        [bucket] = storage.reads.series([QUEUE], *span)
         assert bucket.wait == histogram(30, 30)
         assert bucket.run == histogram(100, 7_000, 1_000_000)
         assert bucket.completed == bucket.started == 0  # nothing has told the totals so
 
-        a, b = storage.series([QUEUE], *span, by_name=True)
+        a, b = storage.reads.series([QUEUE], *span, by_name=True)
         assert (a.name, a.completed, a.failed, a.started) == ("a", 2, 1, 3)
         assert (a.wait, a.run) == (histogram(30, 30), histogram(100, 7_000))
         assert (b.name, b.completed, b.run) == ("b", 1, histogram(1_000_000))
-        assert storage.series(["nobodys"], *span, by_name=True) == []
+        assert storage.reads.series(["nobodys"], *span, by_name=True) == []
 
     def test_a_queue_has_two_hundred_names_and_the_rest(self, storage: Storage) -> None:
         first = self._whole_minute(storage)
         enqueue(storage)
-        storage.record_runs([stats(f"job-{number:03}", run=[5]) for number in range(198)])
-        storage.record_runs([stats(f"late-{number:03}", run=[5]) for number in range(5)])
+        storage.workers.record_runs([stats(f"job-{number:03}", run=[5]) for number in range(198)])
+        storage.workers.record_runs([stats(f"late-{number:03}", run=[5]) for number in range(5)])
 
-        found = storage.series([QUEUE], first, first + MINUTE, HOUR, by_name=True)
+        found = storage.reads.series([QUEUE], first, first + MINUTE, HOUR, by_name=True)
 
         assert len(found) == 201
         assert {one.name: one.completed for one in found}["…"] == 3
@@ -654,39 +654,39 @@ class InsightContract(StorageCase):
     def test_minutes_are_forgotten_before_hours(self, storage: Storage) -> None:
         first = self._whole_minute(storage)
         enqueue_many(storage, 3)
-        storage.maintain()
+        storage.sweep()
         self.advance(8 * DAY)
         enqueue(storage)
         for _ in range(3):
-            storage.maintain()
+            storage.sweep()
         if self.forgets_metrics:
-            assert storage.series([QUEUE], first, first + MINUTE, MINUTE)[0].enqueued == 0
+            assert storage.reads.series([QUEUE], first, first + MINUTE, MINUTE)[0].enqueued == 0
 
-        [bucket] = storage.series([QUEUE], first, first + 1, HOUR)
+        [bucket] = storage.reads.series([QUEUE], first, first + 1, HOUR)
 
         assert bucket.enqueued == 3
 
     def test_an_obliterated_queue_has_no_metrics(self, storage: Storage) -> None:
         first = self._whole_minute(storage)
         enqueue(storage)
-        storage.record_runs([stats(NAME, run=[5])])
-        storage.maintain()
-        storage.obliterate(QUEUE)
-        storage.maintain()
+        storage.workers.record_runs([stats(NAME, run=[5])])
+        storage.sweep()
+        storage.queues.obliterate(QUEUE)
+        storage.sweep()
 
         for step in (MINUTE, HOUR, DAY):
-            [bucket] = storage.series([QUEUE], first, first + 1, step)
+            [bucket] = storage.reads.series([QUEUE], first, first + 1, step)
             assert (bucket.enqueued, bucket.run) == (0, histogram())
-            assert storage.series([QUEUE], first, first + 1, step, by_name=True) == []
+            assert storage.reads.series([QUEUE], first, first + 1, step, by_name=True) == []
 
     @pytest.mark.parametrize("step", [0, -MINUTE, 1_000, MINUTE + 1])
     def test_a_step_that_is_no_multiple_of_a_minute_is_refused(self, storage: Storage, step: int) -> None:
         with pytest.raises(OptionError, match="step"):
-            storage.series(None, 0, 1, step)
+            storage.reads.series(None, 0, 1, step)
 
     def test_more_buckets_than_anybody_looks_at_are_refused(self, storage: Storage) -> None:
         with pytest.raises(OptionError, match="step"):
-            storage.series(None, 0, 50_001 * MINUTE, MINUTE)
+            storage.reads.series(None, 0, 50_001 * MINUTE, MINUTE)
 
     def test_a_claim_says_how_long_the_job_has_waited(self, storage: Storage) -> None:
         enqueue(storage)
@@ -718,9 +718,9 @@ class InsightContract(StorageCase):
 
         for newest_first in (True, False):
             expected = ids[::-1] if newest_first else ids
-            pages = [storage.cursor_page(QUEUE, there, 3, newest_first=newest_first)]
+            pages = [storage.reads.cursor_page(QUEUE, there, 3, newest_first=newest_first)]
             while pages[-1].next is not None:
-                pages.append(storage.cursor_page(QUEUE, there, 3, pages[-1].next, newest_first))
+                pages.append(storage.reads.cursor_page(QUEUE, there, 3, pages[-1].next, newest_first))
             shown = [[record.id for record in page.jobs] for page in pages]
             if there is State.BLOCKED:
                 assert sorted(one for some in shown for one in some) == sorted(ids)
@@ -730,7 +730,7 @@ class InsightContract(StorageCase):
 
             assert pages[0].previous is None
             for before, after in pairwise(pages):
-                back = storage.cursor_page(QUEUE, there, 3, after.previous, newest_first)
+                back = storage.reads.cursor_page(QUEUE, there, 3, after.previous, newest_first)
                 assert [record.id for record in back.jobs] == [record.id for record in before.jobs]
                 assert (back.previous is None) == (before is pages[0])
                 assert back.next is not None
@@ -740,11 +740,11 @@ class InsightContract(StorageCase):
         for _ in range(6):
             ids.append(a_waiting_job(storage))
             self.advance(5)
-        first = storage.cursor_page(QUEUE, State.WAITING, 2, newest_first=False)
-        storage.remove(QUEUE, ids[:3])
+        first = storage.reads.cursor_page(QUEUE, State.WAITING, 2, newest_first=False)
+        storage.jobs.remove(QUEUE, ids[:3])
         last = a_waiting_job(storage)
 
-        second = storage.cursor_page(QUEUE, State.WAITING, 10, first.next, newest_first=False)
+        second = storage.reads.cursor_page(QUEUE, State.WAITING, 10, first.next, newest_first=False)
 
         assert [record.id for record in second.jobs] == [*ids[3:], last]
         assert second.next is None
@@ -759,7 +759,7 @@ class InsightContract(StorageCase):
         seen: list[str] = []
         cursor = None
         while True:
-            page = storage.cursor_page(QUEUE, State.WAITING, 2, cursor)
+            page = storage.reads.cursor_page(QUEUE, State.WAITING, 2, cursor)
             seen += [record.id for record in page.jobs]
             cursor = page.next
             if cursor is None:
@@ -770,13 +770,13 @@ class InsightContract(StorageCase):
     def test_a_page_of_an_empty_state_has_no_neighbours(self, storage: Storage) -> None:
         a_waiting_job(storage)
 
-        assert storage.cursor_page(QUEUE, State.FAILED, 5) == JobPage([], None, None)
-        assert storage.cursor_page("nobodys", State.WAITING, 5) == JobPage([], None, None)
+        assert storage.reads.cursor_page(QUEUE, State.FAILED, 5) == JobPage([], None, None)
+        assert storage.reads.cursor_page("nobodys", State.WAITING, 5) == JobPage([], None, None)
 
     @pytest.mark.parametrize("cursor", ["", "x", ">", "<nothing", ">1"])
     def test_a_cursor_that_no_page_has_given_is_refused(self, storage: Storage, cursor: str) -> None:
         with pytest.raises(OptionError, match="cursor"):
-            storage.cursor_page(QUEUE, State.WAITING, 5, cursor)
+            storage.reads.cursor_page(QUEUE, State.WAITING, 5, cursor)
 
     def test_an_id_is_found_in_every_queue_that_has_it(self, storage: Storage) -> None:
         enqueue(storage, id="x", queue="b")
@@ -785,17 +785,17 @@ class InsightContract(StorageCase):
         enqueue(storage, id="y", queue="d")
 
         everywhere = [("a", State.COMPLETED), ("b", State.WAITING), ("c", State.DELAYED)]
-        assert storage.find("x") == everywhere
-        assert storage.find("x", ["c", "d", "b"]) == [everywhere[2], everywhere[1]]
-        assert storage.find("z") == storage.find("x", []) == []
+        assert storage.reads.find("x") == everywhere
+        assert storage.reads.find("x", ["c", "d", "b"]) == [everywhere[2], everywhere[1]]
+        assert storage.reads.find("z") == storage.reads.find("x", []) == []
 
     # Diagnostics.
 
     def test_a_storage_says_how_it_is(self, storage: Storage) -> None:
         a_waiting_job(storage)
-        storage.maintain()
+        storage.sweep()
 
-        found = storage.diagnostics()
+        found = storage.reads.diagnostics()
 
         keys = [line.key for line in found.lines]
         assert len(set(keys)) == len(keys)
@@ -811,12 +811,12 @@ class InsightContract(StorageCase):
     # Versions.
 
     def test_a_version_changes_with_everything_that_is_done(self, storage: Storage) -> None:
-        seen = [storage.change_version()]
+        seen = [storage.reads.change_version()]
         if seen == [None]:
             return  # it need not know; pages are then compared by their content
 
         def differs() -> None:
-            now = storage.change_version()
+            now = storage.reads.change_version()
             assert now not in seen
             seen.append(now)
 
@@ -832,40 +832,40 @@ class InsightContract(StorageCase):
         differs()
         enqueue(storage, ids=["b"], delay=LATER)
         differs()
-        storage.reschedule(QUEUE, ["b"], 2 * LATER)
+        storage.jobs.reschedule(QUEUE, ["b"], 2 * LATER)
         differs()
-        storage.promote(QUEUE, ["b"])
+        storage.jobs.promote(QUEUE, ["b"])
         differs()
-        storage.update(QUEUE, ["b"], priority=3)
+        storage.jobs.update(QUEUE, ["b"], priority=3)
         differs()
-        storage.cancel(QUEUE, ["b"])
+        storage.jobs.cancel(QUEUE, ["b"])
         differs()
-        storage.pause(QUEUE)
+        storage.queues.pause(QUEUE)
         differs()
-        storage.resume(QUEUE)
+        storage.queues.resume(QUEUE)
         differs()
-        storage.set_limits(QUEUE, None, 3)
+        storage.queues.set_limits(QUEUE, None, 3)
         differs()
-        storage.register_worker(worker("w-version"))
+        storage.workers.register(worker("w-version"))
         differs()
-        storage.unregister_worker("w-version")
-        now = storage.change_version()
+        storage.workers.unregister("w-version")
+        now = storage.reads.change_version()
         assert now != seen[-1]
-        storage.obliterate(QUEUE)
-        assert storage.change_version() != now
+        storage.queues.obliterate(QUEUE)
+        assert storage.reads.change_version() != now
 
     def test_looking_and_finding_nothing_to_do_change_no_version(self, storage: Storage) -> None:
         enqueue(storage, ids=["a"], delay=LATER)
-        storage.maintain()
-        storage.maintain()
+        storage.sweep()
+        storage.sweep()
 
         def look() -> str | None:
             claim(storage)
-            storage.maintain()
-            storage.overview()
-            storage.jobs(QUEUE, ["a"])
-            storage.cursor_page(QUEUE, State.DELAYED, 10)
-            return storage.change_version()
+            storage.sweep()
+            storage.reads.overview()
+            storage.reads.jobs(QUEUE, ["a"])
+            storage.reads.cursor_page(QUEUE, State.DELAYED, 10)
+            return storage.reads.change_version()
 
         # What was done before may still be on its way to the tables.
         found = [look() for _ in range(200)]

@@ -56,7 +56,7 @@ def complete(storage: Storage, queue: str) -> None:
 
 def the_rest(storage: Storage) -> None:
     """The slow child, for which the parent has waited, completes."""
-    storage.promote(SLOW, ["slow"])
+    storage.jobs.promote(SLOW, ["slow"])
     complete(storage, SLOW)
 
 
@@ -69,7 +69,7 @@ def _runs(ending: Callable[..., object]) -> Callable[[Storage], None]:
 
 
 def _child_fails(storage: Storage) -> None:
-    storage.promote(SLOW, ["slow"])
+    storage.jobs.promote(SLOW, ["slow"])
     finish(storage, failing(claim_one(storage, queues=[SLOW])))
 
 
@@ -77,10 +77,10 @@ ENDS: Mapping[str, Callable[[Storage], object]] = {
     "completes": _runs(completing),
     "fails": _runs(failing),
     "gives up": _runs(cancelling),
-    "is cancelled": lambda storage: storage.cancel(QUEUE, ["parent"]),
-    "is removed": lambda storage: storage.remove(QUEUE, ["parent"]),
-    "is cleaned": lambda storage: storage.clean(QUEUE, frozenset({State.BLOCKED}), 2**53),
-    "is obliterated": lambda storage: storage.obliterate(QUEUE),
+    "is cancelled": lambda storage: storage.jobs.cancel(QUEUE, ["parent"]),
+    "is removed": lambda storage: storage.jobs.remove(QUEUE, ["parent"]),
+    "is cleaned": lambda storage: storage.queues.clean(QUEUE, frozenset({State.BLOCKED}), 2**53),
+    "is obliterated": lambda storage: storage.queues.obliterate(QUEUE),
     "fails with another child": _child_fails,
 }
 """Every way in which a parent that waits for two children ends."""
@@ -157,7 +157,7 @@ class KeepingContract(StorageCase):
         complete(storage, UPSTREAM)
         self.pass_time(storage, SOON)
 
-        storage.cancel(QUEUE, ["parent"])
+        storage.jobs.cancel(QUEUE, ["parent"])
         swept_clean(storage)
 
         assert job(storage, "child", UPSTREAM).result == RESULT
@@ -168,7 +168,7 @@ class KeepingContract(StorageCase):
         a_child(storage, result_ttl=None)
         a_parent(storage)
         complete(storage, UPSTREAM)
-        storage.cancel(QUEUE, ["parent"])
+        storage.jobs.cancel(QUEUE, ["parent"])
 
         self.pass_time(storage, LATER)
 
@@ -181,7 +181,7 @@ class KeepingContract(StorageCase):
         self.pass_time(storage, LONG)
         assert job(storage, "child", UPSTREAM).result == RESULT
 
-        storage.cancel(QUEUE, ["parent"])
+        storage.jobs.cancel(QUEUE, ["parent"])
         swept_clean(storage)
 
         assert job(storage, "child", UPSTREAM).result is None
@@ -193,11 +193,11 @@ class KeepingContract(StorageCase):
         complete(storage, UPSTREAM)
         self.pass_time(storage, LONG)
         for number, queue in ((1, TO), (0, QUEUE)):
-            storage.cancel(queue, [f"parent {number}"])
+            storage.jobs.cancel(queue, [f"parent {number}"])
             self.pass_time(storage, LONG)
             assert job(storage, "child", UPSTREAM).result == RESULT
 
-        storage.remove(UPSTREAM, ["parent 2"])
+        storage.jobs.remove(UPSTREAM, ["parent 2"])
         swept_clean(storage)
 
         assert state(storage, "child", UPSTREAM) is None
@@ -213,7 +213,7 @@ class KeepingContract(StorageCase):
         self.pass_time(storage, LONG)
         assert job(storage, "child", UPSTREAM).result == RESULT
 
-        storage.cancel(QUEUE, ["parent"])
+        storage.jobs.cancel(QUEUE, ["parent"])
         swept_clean(storage)
         assert state(storage, "child", UPSTREAM) is None
 
@@ -237,7 +237,7 @@ class KeepingContract(StorageCase):
         complete(storage, UPSTREAM)
         the_rest(storage)
         finish(storage, failing(claim_one(storage)))
-        assert storage.retry(QUEUE, ["parent"]) == ["retried"]
+        assert storage.jobs.retry(QUEUE, ["parent"]) == ["retried"]
 
         self.pass_time(storage, LONG)
 
@@ -247,13 +247,13 @@ class KeepingContract(StorageCase):
     def test_a_cancelled_child_is_kept_for_one_that_does_not_mind(self, storage: Storage) -> None:
         a_child(storage)
         a_parent(storage, on_dependency_failure="ignore")
-        storage.cancel(UPSTREAM, ["child"])
+        storage.jobs.cancel(UPSTREAM, ["child"])
         a_cancelled_job(storage, id="before", queue=UPSTREAM, result_ttl=SOON)
         enqueue(storage, id="late", on_dependency_failure="ignore", depends_on=((UPSTREAM, "before"),))
         self.pass_time(storage, LONG)
         assert counts(storage, UPSTREAM) == {State.CANCELLED: 2}
 
-        storage.cancel(QUEUE, ["parent", "late"])
+        storage.jobs.cancel(QUEUE, ["parent", "late"])
         swept_clean(storage)
 
         assert counts(storage, UPSTREAM) == {}
@@ -277,9 +277,9 @@ class KeepingContract(StorageCase):
     @pytest.mark.parametrize(
         "forget",
         [
-            lambda storage: storage.remove(UPSTREAM, ["child"]),
-            lambda storage: storage.clean(UPSTREAM, frozenset({State.COMPLETED}), 2**53),
-            lambda storage: storage.obliterate(UPSTREAM),
+            lambda storage: storage.jobs.remove(UPSTREAM, ["child"]),
+            lambda storage: storage.queues.clean(UPSTREAM, frozenset({State.COMPLETED}), 2**53),
+            lambda storage: storage.queues.obliterate(UPSTREAM),
         ],
         ids=["remove", "clean", "obliterate"],
     )
@@ -303,7 +303,7 @@ class KeepingContract(StorageCase):
         a_parent(storage)
         complete(storage, UPSTREAM)
         self.pass_time(storage, LONG)
-        storage.remove(UPSTREAM, ["child"])
+        storage.jobs.remove(UPSTREAM, ["child"])
         a_completed_job(storage, id="child", queue=UPSTREAM, result_ttl=SOON)
 
         self.pass_time(storage, SOON + 1)
@@ -317,7 +317,7 @@ class KeepingContract(StorageCase):
         a_parent(storage)
         complete(storage, UPSTREAM)
         for source, target in ((QUEUE, TO), (TO, UPSTREAM), (UPSTREAM, QUEUE), (QUEUE, TO)):
-            assert storage.move(source, ["parent"], target) == ["moved"]
+            assert storage.jobs.move(source, ["parent"], target) == ["moved"]
             self.pass_time(storage, LONG)
             assert job(storage, "child", UPSTREAM).result == RESULT
 
@@ -332,7 +332,7 @@ class KeepingContract(StorageCase):
         a_waiting_job(storage, queue=TO, unique_key="k")
         complete(storage, UPSTREAM)
 
-        assert storage.move(QUEUE, ["parent"], TO) == ["unique_key_taken"]
+        assert storage.jobs.move(QUEUE, ["parent"], TO) == ["unique_key_taken"]
 
         self.pass_time(storage, LONG)
         assert job(storage, "child", UPSTREAM).result == RESULT
@@ -343,18 +343,18 @@ class KeepingContract(StorageCase):
         complete(storage, UPSTREAM)
         the_rest(storage)
 
-        assert storage.move(QUEUE, ["parent"], TO) == ["moved"]
+        assert storage.jobs.move(QUEUE, ["parent"], TO) == ["moved"]
 
         self.pass_time(storage, LONG)
         assert job(storage, "child", UPSTREAM).result == RESULT
-        storage.cancel(TO, ["parent"])
+        storage.jobs.cancel(TO, ["parent"])
         swept_clean(storage)
         assert state(storage, "child", UPSTREAM) is None
 
     def test_a_child_that_was_moved_is_kept(self, storage: Storage) -> None:
         a_child(storage)
         a_parent(storage)
-        assert storage.move(UPSTREAM, ["child"], TO) == ["moved"]
+        assert storage.jobs.move(UPSTREAM, ["child"], TO) == ["moved"]
         complete(storage, TO)
         self.pass_time(storage, LONG)
         assert job(storage, "child", TO).result == RESULT
@@ -386,8 +386,8 @@ class KeepingContract(StorageCase):
 
     def test_it_is_kept_whatever_the_age_of_records(self, storage: Storage) -> None:
         storage.enqueue([batch(queue=BRIEF_RECORDS, ids=["other"])])
-        storage.maintain()
-        storage.remove(BRIEF_RECORDS, ["other"])
+        storage.sweep()
+        storage.jobs.remove(BRIEF_RECORDS, ["other"])
         a_child(storage, queue=BRIEF_RECORDS, result_ttl=None)
         a_parent(storage, child=BRIEF_RECORDS)
         complete(storage, BRIEF_RECORDS)
@@ -395,7 +395,7 @@ class KeepingContract(StorageCase):
         swept_clean(storage)
         assert job(storage, "child", BRIEF_RECORDS).result == RESULT
 
-        storage.cancel(QUEUE, ["parent"])
+        storage.jobs.cancel(QUEUE, ["parent"])
         swept_clean(storage)
 
         assert counts(storage, BRIEF_RECORDS) == {}
@@ -409,7 +409,7 @@ class KeepingContract(StorageCase):
         self.pass_time(storage, SOON + 1)
         swept_clean(storage)
 
-        assert storage.states(UPSTREAM, ["child", "other"]) == [State.COMPLETED, None]
+        assert storage.reads.states(UPSTREAM, ["child", "other"]) == [State.COMPLETED, None]
 
     # Many.
 
@@ -420,7 +420,7 @@ class KeepingContract(StorageCase):
         self.pass_time(storage, LONG)
         swept_clean(storage)
         assert counts(storage, UPSTREAM) == {State.COMPLETED: 1_100}
-        assert {record.result for record in storage.jobs(UPSTREAM, ids) if record} == {RESULT}
+        assert {record.result for record in storage.reads.jobs(UPSTREAM, ids) if record} == {RESULT}
 
         complete(storage, QUEUE)
         swept_clean(storage)
@@ -451,7 +451,7 @@ class KeepingContract(StorageCase):
         while claimed := claim(storage):
             self.pass_time(storage, LONG)
             swept_clean(storage)
-            kept.append(sum(storage.counts(queue)[State.COMPLETED] for queue in (QUEUE, UPSTREAM, TO)))
+            kept.append(sum(storage.reads.counts(queue)[State.COMPLETED] for queue in (QUEUE, UPSTREAM, TO)))
             finish(storage, completing(claimed[0]))
         self.pass_time(storage, LONG)
         swept_clean(storage)

@@ -34,7 +34,7 @@ class KeptBytesContract(StorageCase):
 
         swept_clean(storage)
 
-        assert storage.states(FEW_BYTES, done) == [None] * 3 + [State.COMPLETED] * 3
+        assert storage.reads.states(FEW_BYTES, done) == [None] * 3 + [State.COMPLETED] * 3
 
     def test_up_to_the_last_byte_nothing_goes(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
@@ -53,7 +53,7 @@ class KeptBytesContract(StorageCase):
         bounded(storage, FEW_BYTES)
         for number in range(4):
             _completed(storage, f"removed {number}", payload=bytes(400), result=bytes(500))
-            storage.remove(FEW_BYTES, [f"removed {number}"])
+            storage.jobs.remove(FEW_BYTES, [f"removed {number}"])
         _completed(storage, "brief", payload=bytes(400), result=bytes(500), result_ttl=SOON)
         self.pass_time(storage, SOON + 1)
         _completed(
@@ -80,7 +80,7 @@ class KeptBytesContract(StorageCase):
 
         assert counts(storage, FEW_BYTES) == {State.COMPLETED: 1, State.CANCELLED: 2, State.FAILED: 2}
         assert state(storage, "cancelled 0", FEW_BYTES) is None
-        assert [letter.id for letter in storage.dead_letters(FEW_BYTES)] == ["failed 1", "failed 2"]
+        assert [letter.id for letter in storage.reads.dead_letters(FEW_BYTES)] == ["failed 1", "failed 2"]
 
     def test_an_error_weighs_what_its_texts_do(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
@@ -92,15 +92,15 @@ class KeptBytesContract(StorageCase):
         _failed(storage, "newest", payload=b"1")
         swept_clean(storage)
 
-        assert [letter.id for letter in storage.dead_letters(FEW_BYTES)] == ["new", "newest"]
+        assert [letter.id for letter in storage.reads.dead_letters(FEW_BYTES)] == ["new", "newest"]
 
     def test_a_dead_letter_that_is_retried_weighs_nothing(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         for _ in range(3):
             _failed(storage, "again", payload=bytes(900))
-            assert storage.retry(FEW_BYTES, ["again"]) == ["retried"]
-            storage.cancel(FEW_BYTES, ["again"])
-            storage.remove(FEW_BYTES, ["again"])
+            assert storage.jobs.retry(FEW_BYTES, ["again"]) == ["retried"]
+            storage.jobs.cancel(FEW_BYTES, ["again"])
+            storage.jobs.remove(FEW_BYTES, ["again"])
         _failed(storage, "a", payload=bytes(500))
         _failed(storage, "b", payload=bytes(500))
 
@@ -122,18 +122,18 @@ class KeptBytesContract(StorageCase):
         bounded(storage, FEW_BYTES)
         for job_id in ("a", "b"):
             enqueue(storage, queue=QUEUE, id=job_id, payload=bytes(600))
-            storage.move(QUEUE, [job_id], FEW_BYTES)
+            storage.jobs.move(QUEUE, [job_id], FEW_BYTES)
             finish(storage, completing(claim_one(storage, queues=[FEW_BYTES]), None))
             self.advance(1)
 
         swept_clean(storage)
 
-        assert storage.states(FEW_BYTES, ["a", "b"]) == [None, State.COMPLETED]
+        assert storage.reads.states(FEW_BYTES, ["a", "b"]) == [None, State.COMPLETED]
 
     def test_what_an_obliterated_queue_had_weighs_nothing(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         _completed(storage, "a", payload=bytes(900), result=None)
-        storage.obliterate(FEW_BYTES)
+        storage.queues.obliterate(FEW_BYTES)
         bounded(storage, FEW_BYTES)
         _completed(storage, "b", payload=bytes(900), result=None)
 

@@ -94,7 +94,7 @@ def waiting_for_its_retry(_: "LeasesContract", storage: Storage) -> Claimed:
 def removed(_: "LeasesContract", storage: Storage) -> Claimed:
     """The job has ended and its record is gone."""
     claimed = already_completed(_, storage)
-    storage.remove(QUEUE, ["contested"])
+    storage.jobs.remove(QUEUE, ["contested"])
     return claimed
 
 
@@ -115,7 +115,7 @@ def running_anew(_: "LeasesContract", storage: Storage) -> Claimed:
 def obliterated(_: "LeasesContract", storage: Storage) -> Claimed:
     """The queue is gone with all its jobs."""
     claimed = an_active_job(storage, id="contested")
-    storage.obliterate(QUEUE, force=True)
+    storage.queues.obliterate(QUEUE, force=True)
     return claimed
 
 
@@ -191,10 +191,10 @@ class LeasesContract(StorageCase):
     @pytest.mark.parametrize("word", WORDS)
     def test_a_stale_word_does_not_bring_a_queue_back(self, storage: Storage, word: str) -> None:
         claimed = an_active_job(storage)
-        storage.obliterate(QUEUE, force=True)
+        storage.queues.obliterate(QUEUE, force=True)
 
         assert not WORDS[word](storage, claimed)
-        assert QUEUE not in storage.queues()
+        assert QUEUE not in storage.queues.names()
 
     def test_each_claim_has_a_token_of_its_own(self, storage: Storage) -> None:
         enqueue(storage)
@@ -268,7 +268,7 @@ class LeasesContract(StorageCase):
     def test_a_renewal_tells_that_a_cancel_was_asked_for(self, storage: Storage) -> None:
         enqueue_many(storage, 2)
         one, other = claim(storage, 2)
-        storage.cancel(QUEUE, [one.id])
+        storage.jobs.cancel(QUEUE, [one.id])
 
         assert storage.renew([lease_of(one), lease_of(other)]) == [
             Renewal(True, True),
@@ -278,32 +278,32 @@ class LeasesContract(StorageCase):
     def test_a_cancel_asked_of_one_job_does_not_reach_the_next_of_its_id(self, storage: Storage) -> None:
         """The completed job had been asked to stop; the new one has not."""
         claimed = an_active_job(storage, id="order:1")
-        storage.cancel(QUEUE, ["order:1"])
+        storage.jobs.cancel(QUEUE, ["order:1"])
         finish(storage, completing(claimed))
-        storage.remove(QUEUE, ["order:1"])
+        storage.jobs.remove(QUEUE, ["order:1"])
         again = an_active_job(storage, id="order:1")
 
         assert storage.renew([lease_of(again)]) == [Renewal(True, False)]
 
     def test_a_workers_departure_does_not_lose_what_it_still_runs(self, storage: Storage) -> None:
-        storage.register_worker(worker("worker-1"))
+        storage.workers.register(worker("worker-1"))
         finishing = an_active_job(storage, id="finishing")
         silent = an_active_job(storage, id="silent")
-        storage.unregister_worker("worker-1")
+        storage.workers.unregister("worker-1")
 
         assert finish(storage, completing(finishing)) == [True]
         self.lose_lease(storage, silent.lease)
         assert claim_one(storage).id == "silent"
 
     def test_a_worker_restarted_under_its_name_does_not_hide_its_orphans(self, storage: Storage) -> None:
-        storage.register_worker(worker("stable-name", pid=1))
+        storage.workers.register(worker("stable-name", pid=1))
         orphan = an_active_job(storage, worker="stable-name")
-        storage.register_worker(worker("stable-name", pid=2))
+        storage.workers.register(worker("stable-name", pid=2))
         fresh = an_active_job(storage, worker="stable-name")
 
         for _ in range(3):
             self.pass_time(storage, orphan.lease // 2)
-            storage.register_worker(worker("stable-name", pid=2))
+            storage.workers.register(worker("stable-name", pid=2))
             assert storage.renew([lease_of(fresh)]) == [Renewal(True, False)]
 
         assert state(storage, orphan.id) is State.WAITING

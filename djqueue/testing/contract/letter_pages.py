@@ -29,9 +29,9 @@ class LetterPagesContract(StorageCase):
         a_failed_job(storage, id="order:1", name="charge", error=error)
         a_failed_job(storage, id="order:2", name="charge", error=None)
 
-        first, second = storage.dead_letter_page(QUEUE, 10).letters
+        first, second = storage.reads.dead_letter_page(QUEUE, 10).letters
 
-        assert [first, second] == storage.dead_letters(QUEUE)
+        assert [first, second] == storage.reads.dead_letters(QUEUE)
         assert (first.name, first.error_type, first.error_message) == ("charge", *error[:2])
         assert (second.name, second.error_type, second.error_message) == ("charge", "", "")
 
@@ -39,10 +39,10 @@ class LetterPagesContract(StorageCase):
         enqueue(storage, id="late", ttl=SOON)
         first = enqueue(storage, queue="first")
         enqueue(storage, id="second", depends_on=(("first", first),))
-        storage.cancel("first", [first])
+        storage.jobs.cancel("first", [first])
         self.pass_time(storage, SOON + 1)
 
-        letters = {letter.id: letter for letter in storage.dead_letter_page(QUEUE, 10).letters}
+        letters = {letter.id: letter for letter in storage.reads.dead_letter_page(QUEUE, 10).letters}
 
         assert {id: letter.reason for id, letter in letters.items()} == {
             "late": "ttl_expired",
@@ -57,9 +57,9 @@ class LetterPagesContract(StorageCase):
         ids = [a_failed_job(storage, id=str(number)) for number in (5, 3, 1, 2, 4)]
         a_failed_job(storage, queue="other")
 
-        pages = [storage.dead_letter_page(QUEUE, 2)]
+        pages = [storage.reads.dead_letter_page(QUEUE, 2)]
         while (after := pages[-1].next) is not None:
-            pages.append(storage.dead_letter_page(QUEUE, 2, after))
+            pages.append(storage.reads.dead_letter_page(QUEUE, 2, after))
 
         assert [[letter.id for letter in page.letters] for page in pages] == [ids[:2], ids[2:4], ids[4:]]
 
@@ -67,18 +67,18 @@ class LetterPagesContract(StorageCase):
         a_failed_job(storage)
         a_failed_job(storage)
 
-        assert storage.dead_letter_page(QUEUE, 2).next is None
-        empty = storage.dead_letter_page("nothing here", 2)
+        assert storage.reads.dead_letter_page(QUEUE, 2).next is None
+        empty = storage.reads.dead_letter_page("nothing here", 2)
         assert (empty.letters, empty.next) == ([], None)
 
     def test_what_goes_and_comes_between_pages_moves_nothing(self, storage: Storage) -> None:
         for number in range(5):
             a_failed_job(storage, id=str(number))
-        first = storage.dead_letter_page(QUEUE, 2)
-        storage.remove(QUEUE, ["0", "1", "3"])
+        first = storage.reads.dead_letter_page(QUEUE, 2)
+        storage.jobs.remove(QUEUE, ["0", "1", "3"])
         a_failed_job(storage, id="5")
 
-        rest = storage.dead_letter_page(QUEUE, 5, first.next)
+        rest = storage.reads.dead_letter_page(QUEUE, 5, first.next)
 
         assert [letter.id for letter in first.letters] == ["0", "1"]
         assert [letter.id for letter in rest.letters] == ["2", "4", "5"]
@@ -86,20 +86,20 @@ class LetterPagesContract(StorageCase):
     def test_one_that_died_again_comes_last(self, storage: Storage) -> None:
         for number in range(3):
             a_failed_job(storage, id=str(number))
-        first = storage.dead_letter_page(QUEUE, 2)
+        first = storage.reads.dead_letter_page(QUEUE, 2)
         self.advance(1)
-        storage.retry(QUEUE, ["0"])
+        storage.jobs.retry(QUEUE, ["0"])
         finish(storage, failing(claim_one(storage)))
 
-        rest = storage.dead_letter_page(QUEUE, 2, first.next)
+        rest = storage.reads.dead_letter_page(QUEUE, 2, first.next)
 
         assert [letter.id for letter in rest.letters] == ["2", "0"]
 
     def test_a_page_tells_the_time_of_the_storage(self, storage: Storage) -> None:
         a_failed_job(storage)
-        before = storage.dead_letter_page(QUEUE, 2)
+        before = storage.reads.dead_letter_page(QUEUE, 2)
         self.advance(SOON)
-        after = storage.dead_letter_page(QUEUE, 2)
+        after = storage.reads.dead_letter_page(QUEUE, 2)
 
         assert before.letters[0].entered_at <= before.at
         assert after.at >= before.at + SOON
@@ -111,20 +111,20 @@ class LetterPagesContract(StorageCase):
         a_waiting_job(storage, id="owner", unique_key="k")
         a_failed_job(storage, queue="twins", id="a", unique_key="k")
         a_failed_job(storage, queue="twins", id="b", unique_key="k")
-        storage.cancel(QUEUE, ["owner"])
+        storage.jobs.cancel(QUEUE, ["owner"])
         a_failed_job(storage, id="free")
         a_completed_job(storage, id="done")
         a_waiting_job(storage, id="new owner", unique_key="k")
         ids = ["taken", "free", "done", "nobody", "free"]
 
         with nothing_changes(storage):
-            dry = storage.retry(QUEUE, ids, dry_run=True)
+            dry = storage.jobs.retry(QUEUE, ids, dry_run=True)
         with nothing_changes(storage, "twins"):
-            twins = storage.retry("twins", ["a", "b"], dry_run=True)
+            twins = storage.jobs.retry("twins", ["a", "b"], dry_run=True)
 
         assert dry == ["unique_key_taken", "retried", "not_failed", "not_found", "not_failed"]
-        assert storage.retry(QUEUE, ids) == dry
-        assert twins == storage.retry("twins", ["a", "b"]) == ["retried", "unique_key_taken"]
+        assert storage.jobs.retry(QUEUE, ids) == dry
+        assert twins == storage.jobs.retry("twins", ["a", "b"]) == ["retried", "unique_key_taken"]
 
     # Retries by themselves, under a backoff.
 
@@ -133,7 +133,7 @@ class LetterPagesContract(StorageCase):
         waits = []
         for _ in range(4):
             finish(storage, failing(claim_one(storage), error=ERROR))
-            [letter] = storage.dead_letters(GROWING)
+            [letter] = storage.reads.dead_letters(GROWING)
             waits.append(letter.next_retry_at - letter.entered_at if letter.next_retry_at else 0)
             self.pass_time(storage, max(waits[-1], 1))
 
@@ -143,7 +143,7 @@ class LetterPagesContract(StorageCase):
     def test_a_jittered_wait_stays_within_its_share(self, storage: Storage, number: int) -> None:
         a_failed_job(storage, queue=JITTERED, id=str(number))
 
-        [letter] = storage.dead_letters(JITTERED)
+        [letter] = storage.reads.dead_letters(JITTERED)
 
         assert 50_000 <= letter.next_retry_at - letter.entered_at <= 150_000
-        assert storage.states(JITTERED, [str(number)]) == [State.FAILED]
+        assert storage.reads.states(JITTERED, [str(number)]) == [State.FAILED]

@@ -37,7 +37,7 @@ CHARGES, REFUNDS, PAYOUTS = SHARING
 
 def used(storage: Storage) -> int:
     """Return what is used of the limiter."""
-    return storage.limiter_state(LIMITER).used
+    return storage.limiters.state(LIMITER).used
 
 
 def active(storage: Storage) -> int:
@@ -50,7 +50,7 @@ class LimitersContract(StorageCase):
 
     @pytest.mark.parametrize("many", [2, 3])
     def test_queues_together_have_no_more_active_than_allowed(self, storage: Storage, many: int) -> None:
-        storage.set_limiter(LIMITER, None, 4)
+        storage.limiters.set(LIMITER, None, 4)
         for queue in SHARING[:many]:
             enqueue_many(storage, 5, queue=queue)
 
@@ -68,7 +68,7 @@ class LimitersContract(StorageCase):
         assert used(storage) == 0
 
     def test_a_queue_without_the_limiter_is_not_limited(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 1)
+        storage.limiters.set(LIMITER, None, 1)
         enqueue_many(storage, 3, queue=CHARGES)
         enqueue_many(storage, 3)
 
@@ -81,7 +81,7 @@ class LimitersContract(StorageCase):
         enqueue_many(storage, 3, queue=REFUNDS)
 
         assert len(claim(storage, 100)) == 6
-        state = storage.limiter_state(LIMITER)
+        state = storage.limiters.state(LIMITER)
         assert (state.rate, state.concurrency, state.used, state.free, state.tokens) == (
             None,
             None,
@@ -91,8 +91,8 @@ class LimitersContract(StorageCase):
         )
 
     def test_the_limits_of_each_queue_hold_besides(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 4)
-        storage.set_limits(CHARGES, None, 1)
+        storage.limiters.set(LIMITER, None, 4)
+        storage.queues.set_limits(CHARGES, None, 1)
         enqueue_many(storage, 5, queue=CHARGES)
         enqueue_many(storage, 5, queue=REFUNDS)
 
@@ -102,7 +102,7 @@ class LimitersContract(StorageCase):
         assert used(storage) == 4
 
     def test_a_claim_takes_no_more_than_it_finds(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, Rate(4, 1_000 * LATER), 4)
+        storage.limiters.set(LIMITER, Rate(4, 1_000 * LATER), 4)
         enqueue(storage, queue=CHARGES)
         enqueue(storage, queue=CHARGES, name="another")
         enqueue_many(storage, 5, queue=REFUNDS)
@@ -111,14 +111,14 @@ class LimitersContract(StorageCase):
         assert claim(storage, 100, queues=[CHARGES]) == []
         assert claim(storage, 100, queues=[CHARGES], names=["nobody"]) == []
         assert len(claim(storage, 100, queues=[REFUNDS])) == 3
-        state = storage.limiter_state(LIMITER)
+        state = storage.limiters.state(LIMITER)
         assert (state.used, state.free, state.tokens) == (4, 0, 0)
 
     @pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
     def test_every_end_of_a_run_frees_its_permit(
         self, storage: Storage, end: Callable[[Claimed], Outcome]
     ) -> None:
-        storage.set_limiter(LIMITER, None, 1)
+        storage.limiters.set(LIMITER, None, 1)
         claimed = an_active_job(storage, queue=CHARGES)
         enqueue_many(storage, 2, queue=REFUNDS)
         assert claim(storage, 5, queues=[REFUNDS]) == []
@@ -131,22 +131,22 @@ class LimitersContract(StorageCase):
         assert used(storage) == 1
 
     def test_a_retry_after_a_while_frees_its_permit_meanwhile(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 1)
+        storage.limiters.set(LIMITER, None, 1)
         for end in (retrying, releasing):
             finish(storage, end(an_active_job(storage, queue=CHARGES), delay=LATER))
             assert used(storage) == 0
 
     def test_a_cancelled_run_frees_its_permit_at_its_end(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 1)
+        storage.limiters.set(LIMITER, None, 1)
         claimed = an_active_job(storage, queue=CHARGES)
-        storage.cancel(CHARGES, [claimed.id])
+        storage.jobs.cancel(CHARGES, [claimed.id])
         assert used(storage) == 1
 
         finish(storage, releasing(claimed))
         assert used(storage) == 0
 
     def test_a_lost_run_frees_its_permit_once(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 1)
+        storage.limiters.set(LIMITER, None, 1)
         lost = an_active_job(storage, queue=CHARGES)
         enqueue(storage, queue=REFUNDS)
         self.lose_lease(storage, lost.lease)
@@ -157,7 +157,7 @@ class LimitersContract(StorageCase):
         assert claim(storage, 5, queues=[CHARGES]) == []
 
     def test_a_renewed_run_keeps_its_permit(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 1)
+        storage.limiters.set(LIMITER, None, 1)
         claimed = an_active_job(storage, queue=CHARGES)
         enqueue(storage, queue=REFUNDS)
         for _ in range(4):
@@ -167,19 +167,19 @@ class LimitersContract(StorageCase):
         assert used(storage) == 1
 
     def test_an_obliterated_run_frees_its_permit(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 2)
+        storage.limiters.set(LIMITER, None, 2)
         enqueue_many(storage, 3, queue=CHARGES)
         claim(storage, 5, queues=[CHARGES])
         enqueue(storage, queue=REFUNDS)
         assert claim(storage, 5, queues=[REFUNDS]) == []
 
-        storage.obliterate(CHARGES, force=True)
+        storage.queues.obliterate(CHARGES, force=True)
 
         assert used(storage) == 0
         assert len(claim(storage, 5, queues=[REFUNDS])) == 1
 
     def test_what_expired_takes_no_permit(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, Rate(2, 1_000 * LATER), 2)
+        storage.limiters.set(LIMITER, Rate(2, 1_000 * LATER), 2)
         enqueue_many(storage, 4, queue=CHARGES, ttl=SOON)
         self.advance(SOON)
         enqueue_many(storage, 2, queue=CHARGES)
@@ -190,7 +190,7 @@ class LimitersContract(StorageCase):
         assert (len(claimed), used(storage)) == (2, 2)
 
     def test_an_end_passes_its_permit_on_in_the_same_call(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 2)
+        storage.limiters.set(LIMITER, None, 2)
         ids = enqueue_many(storage, 6, queue=CHARGES)
         claimed = claim(storage, 5, queues=[CHARGES])
         done = [one.id for one in claimed]
@@ -204,7 +204,7 @@ class LimitersContract(StorageCase):
         assert done == ids
 
     def test_a_job_takes_as_many_permits_as_it_weighs(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 5)
+        storage.limiters.set(LIMITER, None, 5)
         heavy = enqueue_many(storage, 2, queue=CHARGES, weight=3)
         enqueue_many(storage, 5, queue=REFUNDS)
 
@@ -220,7 +220,7 @@ class LimitersContract(StorageCase):
         assert used(storage) == 5
 
     def test_light_jobs_of_others_do_not_keep_a_heavy_one_waiting(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 3)
+        storage.limiters.set(LIMITER, None, 3)
         light = enqueue_many(storage, 9, queue=REFUNDS)
         claimed = claim(storage, 5, queues=[REFUNDS])
         heavy = enqueue(storage, queue=CHARGES, weight=3)
@@ -236,7 +236,7 @@ class LimitersContract(StorageCase):
         assert counts(storage, REFUNDS)[State.WAITING] == len(light) - 3
 
     def test_a_job_that_weighs_more_than_there_is_runs_alone(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 3)
+        storage.limiters.set(LIMITER, None, 3)
         enqueue(storage, queue=CHARGES, weight=50)
         enqueue(storage, queue=REFUNDS)
 
@@ -249,16 +249,16 @@ class LimitersContract(StorageCase):
     def test_every_end_of_a_run_gives_its_whole_weight_back(
         self, storage: Storage, end: Callable[[Claimed], Outcome]
     ) -> None:
-        storage.set_limiter(LIMITER, None, 4)
+        storage.limiters.set(LIMITER, None, 4)
         finish(storage, end(an_active_job(storage, queue=CHARGES, weight=4)))
         assert used(storage) == 0
-        storage.clean(CHARGES, PENDING, self.now(storage) + LATER)
+        storage.queues.clean(CHARGES, PENDING, self.now(storage) + LATER)
 
         enqueue_many(storage, 6, queue=CHARGES)
         assert len(claim(storage, 10, queues=[CHARGES])) == 4
 
     def test_queues_together_start_no_more_in_a_time_than_the_rate_allows(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, Rate(4, 20 * SOON), None)
+        storage.limiters.set(LIMITER, Rate(4, 20 * SOON), None)
         enqueue_many(storage, 3, queue=CHARGES)
         enqueue_many(storage, 9, queue=REFUNDS)
 
@@ -270,17 +270,17 @@ class LimitersContract(StorageCase):
         assert len(claim(storage, 100)) == 4
 
     def test_a_rate_counts_starts_and_not_ends(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, Rate(2, 1_000 * LATER), 2)
+        storage.limiters.set(LIMITER, Rate(2, 1_000 * LATER), 2)
         enqueue_many(storage, 9, queue=CHARGES, weight=2)
         for _ in range(2):
             finish(storage, *map(completing, claim(storage, 5)))
 
         assert claim(storage, 5) == []
-        state = storage.limiter_state(LIMITER)
+        state = storage.limiters.state(LIMITER)
         assert (state.rate, state.tokens, state.used) == (Rate(2, 1_000 * LATER), 0, 0)
 
     def test_an_empty_claim_tells_when_the_rate_brings_something(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, Rate(1, 10 * SOON), None)
+        storage.limiters.set(LIMITER, Rate(1, 10 * SOON), None)
         enqueue_many(storage, 2, queue=CHARGES)
         claim_one(storage, queues=[CHARGES])
 
@@ -292,7 +292,7 @@ class LimitersContract(StorageCase):
         assert len(claim(storage, 5, queues=[CHARGES])) == 1
 
     def test_a_refused_queue_is_woken_by_the_end_of_another_queues_job(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 1)
+        storage.limiters.set(LIMITER, None, 1)
         claimed = an_active_job(storage, queue=CHARGES)
         enqueue(storage, queue=REFUNDS)
         wakes, others = Wakes(), Wakes()
@@ -309,7 +309,7 @@ class LimitersContract(StorageCase):
 
     @pytest.mark.parametrize("how", ["lost", "obliterated", "given back", "raised"])
     def test_a_refused_queue_is_woken_whatever_makes_room(self, storage: Storage, how: str) -> None:
-        storage.set_limiter(LIMITER, None, 1)
+        storage.limiters.set(LIMITER, None, 1)
         claimed = an_active_job(storage, queue=CHARGES)
         enqueue(storage, queue=REFUNDS)
         wakes = Wakes()
@@ -320,11 +320,11 @@ class LimitersContract(StorageCase):
         if how == "lost":
             self.lose_lease(storage, claimed.lease)
         elif how == "obliterated":
-            storage.obliterate(CHARGES, force=True)
+            storage.queues.obliterate(CHARGES, force=True)
         elif how == "given back":
             finish(storage, releasing(claimed, delay=LATER))
         else:
-            storage.set_limiter(LIMITER, None, 2)
+            storage.limiters.set(LIMITER, None, 2)
 
         assert wakes.arrived()
         assert len(claim(storage, 5, queues=[REFUNDS])) == 1
@@ -332,7 +332,7 @@ class LimitersContract(StorageCase):
     def test_a_queue_that_was_refused_has_its_turn_before_the_one_that_ends_a_job(
         self, storage: Storage
     ) -> None:
-        storage.set_limiter(LIMITER, None, 1)
+        storage.limiters.set(LIMITER, None, 1)
         enqueue_many(storage, 9, queue=CHARGES)
         enqueue_many(storage, 9, queue=REFUNDS)
         running = claim(storage, 5, queues=[CHARGES])
@@ -349,7 +349,7 @@ class LimitersContract(StorageCase):
         assert order == [CHARGES, REFUNDS] * 3
 
     def test_a_turn_that_nobody_takes_goes_to_the_others(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 1)
+        storage.limiters.set(LIMITER, None, 1)
         claimed = an_active_job(storage, queue=CHARGES)
         enqueue_many(storage, 2, queue=REFUNDS)
         enqueue_many(storage, 2, queue=CHARGES)
@@ -364,7 +364,7 @@ class LimitersContract(StorageCase):
         assert len(claim(storage, 5, queues=[CHARGES])) == 1
 
     def test_the_next_in_line_is_woken_when_a_turn_has_gone_by(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 1)
+        storage.limiters.set(LIMITER, None, 1)
         claimed = an_active_job(storage, queue=CHARGES)
         wakes = {queue: Wakes() for queue in (REFUNDS, PAYOUTS)}
         for queue, woken in wakes.items():
@@ -382,37 +382,37 @@ class LimitersContract(StorageCase):
         assert len(claim(storage, 5, queues=[PAYOUTS])) == 1
 
     def test_limits_are_changed_while_jobs_run(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 1)
+        storage.limiters.set(LIMITER, None, 1)
         enqueue_many(storage, 5, queue=CHARGES)
         enqueue_many(storage, 5, queue=REFUNDS)
         claimed = claim(storage, 100)
 
-        storage.set_limiter(LIMITER, None, 3)
+        storage.limiters.set(LIMITER, None, 3)
         claimed += claim(storage, 100)
         assert len(claimed) == 3
-        storage.set_limiter(LIMITER, None, 2)
+        storage.limiters.set(LIMITER, None, 2)
         finish(storage, completing(claimed.pop()))
         assert claim(storage, 100) == []
-        storage.set_limiter(LIMITER, Rate(1, 1_000 * LATER), None)
+        storage.limiters.set(LIMITER, Rate(1, 1_000 * LATER), None)
         claimed += claim(storage, 100)
         assert len(claimed) == 3
-        storage.set_limiter(LIMITER, None, None)
+        storage.limiters.set(LIMITER, None, None)
         claimed += claim(storage, 100)
         assert len(claimed) == used(storage) == 9
 
     def test_the_same_rate_set_again_keeps_its_account(self, storage: Storage) -> None:
         enqueue_many(storage, 5, queue=CHARGES)
         for _ in range(3):
-            storage.set_limiter(LIMITER, Rate(1, 1_000 * LATER), None)
+            storage.limiters.set(LIMITER, Rate(1, 1_000 * LATER), None)
             claim(storage, 100)
 
         assert active(storage) == 1
 
     def test_moved_jobs_count_where_they_run(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 1)
+        storage.limiters.set(LIMITER, None, 1)
         here, there = enqueue_many(storage, 2), enqueue_many(storage, 2, queue=CHARGES)
-        storage.move(QUEUE, here, CHARGES)
-        storage.move(CHARGES, there, QUEUE)
+        storage.jobs.move(QUEUE, here, CHARGES)
+        storage.jobs.move(CHARGES, there, QUEUE)
 
         claimed = claim(storage, 100)
 
@@ -420,7 +420,7 @@ class LimitersContract(StorageCase):
         assert used(storage) == 1
 
     def test_dependents_in_a_sharing_queue_start_when_there_is_room(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, None, 1)
+        storage.limiters.set(LIMITER, None, 1)
         first = an_active_job(storage, queue=CHARGES)
         second = enqueue(storage, queue=REFUNDS, depends_on=((CHARGES, first.id),))
 
@@ -430,7 +430,7 @@ class LimitersContract(StorageCase):
         assert [one.id for one in found] == [second]
 
     def test_an_idle_limiter_uses_nothing(self, storage: Storage) -> None:
-        storage.set_limiter(LIMITER, Rate(100), 5)
+        storage.limiters.set(LIMITER, Rate(100), 5)
         for queue in SHARING:
             enqueue_many(storage, 10, queue=queue)
         while claimed := claim(storage, 100):
@@ -438,11 +438,11 @@ class LimitersContract(StorageCase):
             self.advance(1_000)
         self.advance(1_000)
 
-        assert storage.limiter_state(LIMITER) == (Rate(100), 5, 0, 100, ())
+        assert storage.limiters.state(LIMITER) == (Rate(100), 5, 0, 100, ())
 
     def test_never_two_at_once_over_queues_under_fire(self, storage: Storage) -> None:
         many, queues = 300, SHARING[:2]
-        storage.set_limiter(LIMITER, None, 1)
+        storage.limiters.set(LIMITER, None, 1)
         lock, running, most, left = Lock(), [0], [0], [2 * many]
         over, bells = ThreadEvent(), [ThreadEvent() for _ in range(4)]
 

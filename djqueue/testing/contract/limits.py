@@ -31,7 +31,7 @@ class LimitsContract(StorageCase):
     """Cases about rate and concurrency."""
 
     def test_no_more_are_active_than_the_queue_allows(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, None, 2)
+        storage.queues.set_limits(QUEUE, None, 2)
         ids = enqueue_many(storage, 5)
 
         assert claim_ids(storage, 10, worker="w1") == ids[:2]
@@ -42,7 +42,7 @@ class LimitsContract(StorageCase):
     def test_every_end_of_a_run_frees_its_place(
         self, storage: Storage, end: Callable[[Claimed], Outcome]
     ) -> None:
-        storage.set_limits(QUEUE, None, 1)
+        storage.queues.set_limits(QUEUE, None, 1)
         enqueue_many(storage, 2)
         finish(storage, end(claim_one(storage)))
 
@@ -50,7 +50,7 @@ class LimitsContract(StorageCase):
         assert claim(storage, 10) == []
 
     def test_a_lost_run_frees_its_place_once(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, None, 1)
+        storage.queues.set_limits(QUEUE, None, 1)
         enqueue_many(storage, 3)
         lost = claim_one(storage)
         self.lose_lease(storage, lost.lease)
@@ -60,7 +60,7 @@ class LimitsContract(StorageCase):
         assert claim(storage, 10) == []
 
     def test_a_refused_word_frees_no_place(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, None, 1)
+        storage.queues.set_limits(QUEUE, None, 1)
         enqueue_many(storage, 4)
         done = claim_one(storage)
         finish(storage, completing(done))
@@ -71,16 +71,16 @@ class LimitsContract(StorageCase):
         assert claim(storage, 10) == []
 
     def test_an_obliterated_run_frees_its_place(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, None, 1)
+        storage.queues.set_limits(QUEUE, None, 1)
         an_active_job(storage)
-        storage.obliterate(QUEUE, force=True)
-        storage.set_limits(QUEUE, None, 1)
+        storage.queues.obliterate(QUEUE, force=True)
+        storage.queues.set_limits(QUEUE, None, 1)
         enqueue_many(storage, 2)
 
         assert len(claim(storage, 10)) == 1
 
     def test_a_finish_frees_its_place_for_the_claim_in_the_same_call(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, None, 1)
+        storage.queues.set_limits(QUEUE, None, 1)
         ids = enqueue_many(storage, 3)
         claimed = claim_one(storage)
 
@@ -90,19 +90,19 @@ class LimitsContract(StorageCase):
             assert claimed.id == expected
 
     def test_a_limit_is_raised_and_taken_away_while_jobs_run(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, None, 1)
+        storage.queues.set_limits(QUEUE, None, 1)
         enqueue_many(storage, 10)
         claim(storage, 10)
 
-        storage.set_limits(QUEUE, None, 3)
+        storage.queues.set_limits(QUEUE, None, 3)
         assert len(claim(storage, 10)) == 2
-        storage.set_limits(QUEUE, None, None)
+        storage.queues.set_limits(QUEUE, None, None)
         assert len(claim(storage, 10)) == 7
 
     def test_a_limit_lowered_lets_running_jobs_end(self, storage: Storage) -> None:
         enqueue_many(storage, 5)
         first, second, third = claim(storage, 3)
-        storage.set_limits(QUEUE, None, 1)
+        storage.queues.set_limits(QUEUE, None, 1)
 
         assert finish(storage, completing(first), completing(second)) == [True, True]
         assert claim(storage, 10) == []
@@ -110,7 +110,7 @@ class LimitsContract(StorageCase):
         assert len(claim(storage, 10)) == 1
 
     def test_limits_are_of_their_queue(self, storage: Storage) -> None:
-        storage.set_limits("limited", None, 1)
+        storage.queues.set_limits("limited", None, 1)
         enqueue_many(storage, 3, queue="limited")
         enqueue_many(storage, 3, queue="free")
 
@@ -119,7 +119,7 @@ class LimitsContract(StorageCase):
         assert sorted(one.queue for one in claimed) == ["free"] * 3 + ["limited"]
 
     def test_no_more_start_in_a_time_than_the_rate_allows(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, Rate(3, 20 * SOON), None)
+        storage.queues.set_limits(QUEUE, Rate(3, 20 * SOON), None)
         ids = enqueue_many(storage, 10)
 
         assert claim_ids(storage, 10) == ids[:3]
@@ -128,7 +128,7 @@ class LimitsContract(StorageCase):
         assert claim_ids(storage, 10) == ids[3:4]
 
     def test_a_rate_refills_to_its_capacity_and_no_further(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, Rate(3, SOON), None)
+        storage.queues.set_limits(QUEUE, Rate(3, SOON), None)
         enqueue_many(storage, 20)
         claim(storage, 10)
 
@@ -137,7 +137,7 @@ class LimitsContract(StorageCase):
         assert len(claim(storage, 10)) == 3
 
     def test_an_empty_claim_under_a_rate_tells_how_long_to_wait(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, Rate(1, 10 * SOON), None)
+        storage.queues.set_limits(QUEUE, Rate(1, 10 * SOON), None)
         enqueue_many(storage, 2)
         claim_one(storage)
 
@@ -150,7 +150,7 @@ class LimitsContract(StorageCase):
         assert len(claim(storage)) == 1
 
     def test_a_claim_that_a_rate_refuses_changes_nothing(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, Rate(1, 1_000 * SOON), None)
+        storage.queues.set_limits(QUEUE, Rate(1, 1_000 * SOON), None)
         enqueue_many(storage, 2)
         claim_one(storage)
 
@@ -159,7 +159,7 @@ class LimitsContract(StorageCase):
                 assert claim(storage, 10) == []
 
     def test_a_rate_counts_starts_and_not_ends(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, Rate(2, 1_000 * SOON), None)
+        storage.queues.set_limits(QUEUE, Rate(2, 1_000 * SOON), None)
         enqueue_many(storage, 5)
         finish(storage, *map(completing, claim(storage, 1)))
         finish(storage, *map(completing, claim(storage, 1)))
@@ -167,7 +167,7 @@ class LimitsContract(StorageCase):
         assert claim(storage, 10) == []
 
     def test_rate_and_concurrency_hold_together(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, Rate(3, 1_000 * SOON), 2)
+        storage.queues.set_limits(QUEUE, Rate(3, 1_000 * SOON), 2)
         enqueue_many(storage, 10)
 
         first = claim(storage, 10)
@@ -178,62 +178,62 @@ class LimitsContract(StorageCase):
     def test_the_same_rate_set_again_keeps_its_account(self, storage: Storage) -> None:
         enqueue_many(storage, 5)
         for _ in range(3):
-            storage.set_limits(QUEUE, Rate(1, 1_000 * SOON), None)
+            storage.queues.set_limits(QUEUE, Rate(1, 1_000 * SOON), None)
             claim(storage, 10)
 
         assert counts(storage) == {State.WAITING: 4, State.ACTIVE: 1}
 
     def test_a_concurrency_set_alone_leaves_the_rate(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, Rate(3, 1_000 * SOON), 1)
+        storage.queues.set_limits(QUEUE, Rate(3, 1_000 * SOON), 1)
         enqueue_many(storage, 10)
 
-        storage.set_limits(QUEUE, concurrency=5)
+        storage.queues.set_limits(QUEUE, concurrency=5)
 
         assert len(claim(storage, 10)) == 3
-        overview = storage.overview([QUEUE]).queues[0]
+        overview = storage.reads.overview([QUEUE]).queues[0]
         assert (overview.rate, overview.concurrency) == (Rate(3, 1_000 * SOON), 5)
 
     def test_a_rate_set_alone_leaves_the_concurrency(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, concurrency=2)
+        storage.queues.set_limits(QUEUE, concurrency=2)
         enqueue_many(storage, 10)
 
-        storage.set_limits(QUEUE, rate=Rate(5, 1_000 * SOON))
+        storage.queues.set_limits(QUEUE, rate=Rate(5, 1_000 * SOON))
 
         assert len(claim(storage, 10)) == 2
-        overview = storage.overview([QUEUE]).queues[0]
+        overview = storage.reads.overview([QUEUE]).queues[0]
         assert (overview.rate, overview.concurrency) == (Rate(5, 1_000 * SOON), 2)
 
     def test_one_limit_is_removed_without_the_other(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, Rate(3, 1_000 * SOON), 2)
+        storage.queues.set_limits(QUEUE, Rate(3, 1_000 * SOON), 2)
         enqueue_many(storage, 10)
 
-        storage.set_limits(QUEUE, concurrency=None)
+        storage.queues.set_limits(QUEUE, concurrency=None)
 
         assert len(claim(storage, 10)) == 3
-        overview = storage.overview([QUEUE]).queues[0]
+        overview = storage.reads.overview([QUEUE]).queues[0]
         assert (overview.rate, overview.concurrency) == (Rate(3, 1_000 * SOON), None)
 
     def test_the_limit_of_a_policy_stays_when_the_other_one_is_set(self, storage: Storage) -> None:
-        storage.set_limits(LIMITED, rate=Rate(40, 600_000))
+        storage.queues.set_limits(LIMITED, rate=Rate(40, 600_000))
         enqueue_many(storage, 10, queue=LIMITED)
 
         assert len(claim(storage, 10, queues=[LIMITED])) == 2
-        overview = storage.overview([LIMITED]).queues[0]
+        overview = storage.reads.overview([LIMITED]).queues[0]
         assert (overview.rate, overview.concurrency) == (Rate(40, 600_000), 2)
 
     def test_a_limiters_limit_set_alone_leaves_the_other(self, storage: Storage) -> None:
-        storage.set_limiter("shared", Rate(3, 1_000 * SOON), 1)
+        storage.limiters.set("shared", Rate(3, 1_000 * SOON), 1)
 
-        storage.set_limiter("shared", concurrency=5)
-        state = storage.limiter_state("shared")
+        storage.limiters.set("shared", concurrency=5)
+        state = storage.limiters.state("shared")
         assert (state.rate, state.concurrency) == (Rate(3, 1_000 * SOON), 5)
 
-        storage.set_limiter("shared", rate=None)
-        state = storage.limiter_state("shared")
+        storage.limiters.set("shared", rate=None)
+        state = storage.limiters.state("shared")
         assert (state.rate, state.concurrency) == (None, 5)
 
     def test_a_limited_queue_does_not_hold_up_the_others(self, storage: Storage) -> None:
-        storage.set_limits("limited", Rate(1, 1_000 * SOON), 1)
+        storage.queues.set_limits("limited", Rate(1, 1_000 * SOON), 1)
         enqueue_many(storage, 2_000, queue="limited", priority=9)
         claim(storage, 1, queues=["limited"])
         free = enqueue(storage, queue="free")
@@ -241,7 +241,7 @@ class LimitsContract(StorageCase):
         assert claim_ids(storage, 10, queues=["limited", "free"]) == [free]
 
     def test_a_job_takes_as_many_places_as_it_weighs(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, None, 5)
+        storage.queues.set_limits(QUEUE, None, 5)
         heavy = enqueue_many(storage, 2, weight=2)
         light = enqueue_many(storage, 5)
 
@@ -252,7 +252,7 @@ class LimitsContract(StorageCase):
         assert claim_ids(storage, 10) == light[1:3]
 
     def test_nobody_overtakes_a_job_that_is_too_heavy_for_what_is_free(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, None, 3)
+        storage.queues.set_limits(QUEUE, None, 3)
         first, second = enqueue_many(storage, 2)
         claimed = claim(storage, 10)
         heavy = enqueue(storage, weight=3)
@@ -268,7 +268,7 @@ class LimitsContract(StorageCase):
         assert [one.id for one in claimed] == [first, second]
 
     def test_what_waits_for_room_keeps_its_place(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, None, 2)
+        storage.queues.set_limits(QUEUE, None, 2)
         active = an_active_job(storage)
         ids = {
             "low": enqueue(storage, priority=-1),
@@ -280,14 +280,14 @@ class LimitsContract(StorageCase):
 
         for _ in range(3):
             assert claim(storage, 10) == []
-        storage.set_limits(QUEUE, None, None)
+        storage.queues.set_limits(QUEUE, None, None)
         finish(storage, completing(active))
 
         order = [ids[who] for who in ("first", "second", "third", "low")]
         assert claim_ids(storage, 10, names=["handler", "another"]) == order
 
     def test_a_job_that_weighs_more_than_the_limit_runs_alone(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, None, 3)
+        storage.queues.set_limits(QUEUE, None, 3)
         first = enqueue(storage)
         heavy = enqueue(storage, weight=100)
         last = enqueue(storage)
@@ -305,25 +305,25 @@ class LimitsContract(StorageCase):
         ids = enqueue_many(storage, 3, weight=50)
 
         assert claim_ids(storage, 2) == ids[:2]
-        storage.set_limits(QUEUE, None, 101)
+        storage.queues.set_limits(QUEUE, None, 101)
         assert claim_ids(storage, 2) == []
-        storage.set_limits(QUEUE, None, 150)
+        storage.queues.set_limits(QUEUE, None, 150)
         assert claim_ids(storage, 2) == ids[2:]
 
     @pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
     def test_every_end_of_a_run_gives_its_whole_weight_back(
         self, storage: Storage, end: Callable[[Claimed], Outcome]
     ) -> None:
-        storage.set_limits(QUEUE, None, 4)
+        storage.queues.set_limits(QUEUE, None, 4)
         enqueue(storage, weight=4)
         finish(storage, end(claim_one(storage)))
-        storage.clean(QUEUE, PENDING, self.now(storage) + LATER)
+        storage.queues.clean(QUEUE, PENDING, self.now(storage) + LATER)
 
         enqueue_many(storage, 6)
         assert len(claim(storage, 10)) == 4
 
     def test_a_lost_run_gives_its_weight_back_once(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, None, 4)
+        storage.queues.set_limits(QUEUE, None, 4)
         enqueue_many(storage, 2, weight=3)
         lost = claim_one(storage)
         self.lose_lease(storage, lost.lease)
@@ -336,7 +336,7 @@ class LimitsContract(StorageCase):
         assert job(storage, enqueue(storage, weight=7)).options.weight == 7
 
     def test_an_expired_job_uses_no_start(self, storage: Storage) -> None:
-        storage.set_limits(QUEUE, Rate(3, 1_000 * SOON), 3)
+        storage.queues.set_limits(QUEUE, Rate(3, 1_000 * SOON), 3)
         enqueue_many(storage, 3, ttl=SOON)
         kept = enqueue_many(storage, 2)
         self.advance(SOON + 1)

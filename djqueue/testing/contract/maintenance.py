@@ -33,7 +33,7 @@ class MaintenanceContract(StorageCase):
     """Cases about what time does."""
 
     def test_maintenance_of_nothing_does_nothing(self, storage: Storage) -> None:
-        assert storage.maintain() == Swept(0, 0, 0, 0, 0)
+        assert storage.sweep() == Swept(0, 0, 0, 0, 0)
 
     def test_maintenance_before_its_time_changes_nothing(self, storage: Storage) -> None:
         an_active_job(storage)
@@ -43,7 +43,7 @@ class MaintenanceContract(StorageCase):
         a_failed_job(storage)
 
         with nothing_changes(storage):
-            assert storage.maintain() == Swept()
+            assert storage.sweep() == Swept()
 
     def test_a_sweep_tells_all_that_it_did(self, storage: Storage) -> None:
         a_failed_job(storage, queue=SELF_HEALING)
@@ -57,8 +57,8 @@ class MaintenanceContract(StorageCase):
         enqueue_many(storage, 2, ttl=SOON)
         self.advance(SOON + 1)
 
-        assert storage.maintain() == Swept(promoted=3, stalled=1, expired=2, retried=1, removed=3)
-        assert storage.maintain() == Swept()
+        assert storage.sweep() == Swept(promoted=3, stalled=1, expired=2, retried=1, removed=3)
+        assert storage.sweep() == Swept()
 
     def test_maintainers_at_one_moment_do_the_work_once(self, storage: Storage) -> None:
         enqueue_many(storage, 300)
@@ -70,7 +70,7 @@ class MaintenanceContract(StorageCase):
             a_completed_job(storage, result_ttl=1, name="done")
         self.advance(SOON + 1)
 
-        sweeps = together([storage.maintain] * 6)
+        sweeps = together([storage.sweep] * 6)
 
         assert Swept(*map(sum, zip(*sweeps, strict=True))) == Swept(300, 300, 300, 0, 20)
         assert counts(storage) == {State.WAITING: 600, State.FAILED: 300}
@@ -85,4 +85,4 @@ class MaintenanceContract(StorageCase):
         swept_clean(storage)
 
         assert counts(storage) == {State.COMPLETED: 10}
-        assert len(storage.page(QUEUE, None, 10_000)) == 10
+        assert len(storage.reads.page(QUEUE, None, 10_000)) == 10

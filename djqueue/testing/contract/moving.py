@@ -54,21 +54,21 @@ class MovingContract(StorageCase):
         JOB_IN[there](storage, id="order:1", priority=3, unique_key="k", tags=("a", "b"))
         before = job(storage, "order:1")
 
-        assert storage.move(QUEUE, ["order:1"], TO) == ["moved"]
+        assert storage.jobs.move(QUEUE, ["order:1"], TO) == ["moved"]
 
         assert job(storage, "order:1", TO) == before._replace(queue=TO)
         assert state(storage, "order:1") is None
         assert counts(storage) == {}
         assert counts(storage, TO) == {there: 1}
-        assert TO in storage.queues()
+        assert TO in storage.queues.names()
 
     def test_an_expired_job_that_was_retried_expires_no_more_once_moved(self, storage: Storage) -> None:
         enqueue(storage, id="late", ttl=SOON)
         self.pass_time(storage, SOON + 1)
-        assert storage.retry(QUEUE, ["late"]) == ["retried"]
+        assert storage.jobs.retry(QUEUE, ["late"]) == ["retried"]
 
-        storage.move(QUEUE, ["late"], TO)
-        storage.maintain()
+        storage.jobs.move(QUEUE, ["late"], TO)
+        storage.sweep()
 
         assert state(storage, "late", TO) is State.WAITING
         assert claim_one(storage, queues=[TO]).id == "late"
@@ -82,7 +82,7 @@ class MovingContract(StorageCase):
         before = job(storage, "order:1")
         assert (before.attempts, before.failures, before.stalls) == (2, 1, 1)
 
-        assert storage.move(QUEUE, ["order:1"], TO) == ["moved"]
+        assert storage.jobs.move(QUEUE, ["order:1"], TO) == ["moved"]
 
         assert job(storage, "order:1", TO) == before._replace(queue=TO)
         again = claim_one(storage, queues=[TO])
@@ -96,14 +96,14 @@ class MovingContract(StorageCase):
         enqueue(storage, id="second")
         enqueue(storage, id="third")
 
-        storage.move(QUEUE, ["third", "urgent", "second"], TO)
+        storage.jobs.move(QUEUE, ["third", "urgent", "second"], TO)
 
         assert claim_ids(storage, 9, queues=[TO]) == ["urgent", "first", "third", "second"]
 
     def test_many_jobs_keep_their_order(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 250)
 
-        assert storage.move(QUEUE, ids, TO) == ["moved"] * 250
+        assert storage.jobs.move(QUEUE, ids, TO) == ["moved"] * 250
 
         assert counts(storage) == {}
         assert claim_ids(storage, 300, queues=[TO]) == ids
@@ -111,19 +111,19 @@ class MovingContract(StorageCase):
     def test_a_moved_job_is_due_and_expires_at_its_time(self, storage: Storage) -> None:
         enqueue(storage, id="due", delay=SOON)
         enqueue(storage, id="late", delay=LATER, ttl=SOON)
-        storage.move(QUEUE, ["due", "late"], TO)
+        storage.jobs.move(QUEUE, ["due", "late"], TO)
         assert claim(storage, 9) == []
 
         self.pass_time(storage, SOON + 1)
 
         assert claim_ids(storage, 9) == ["due"]
-        assert [letter.reason for letter in storage.dead_letters(TO)] == ["ttl_expired"]
+        assert [letter.reason for letter in storage.reads.dead_letters(TO)] == ["ttl_expired"]
 
     def test_one_that_was_moved_there_and_back_is_one_job(self, storage: Storage) -> None:
         enqueue(storage, id="order:1", delay=LATER, ttl=SOON, unique_key="k", group="g")
         before = job(storage, "order:1")
         for source, target in ((QUEUE, TO), (TO, QUEUE), (QUEUE, TO), (TO, QUEUE)):
-            assert storage.move(source, ["order:1"], target) == ["moved"]
+            assert storage.jobs.move(source, ["order:1"], target) == ["moved"]
 
         assert job(storage, "order:1") == before
         assert counts(storage, TO) == {}
@@ -136,7 +136,7 @@ class MovingContract(StorageCase):
         unlisten = storage.listen([TO], wakes)
         wakes.forget()
 
-        storage.move(QUEUE, ["order:1"], TO)
+        storage.jobs.move(QUEUE, ["order:1"], TO)
 
         assert wakes.arrived()
         unlisten()
@@ -145,7 +145,7 @@ class MovingContract(StorageCase):
         a_waiting_job(storage, id="order:1")
         enqueue(storage, queue=TO)
         with recorded(storage) as here, recorded(storage, TO) as there:
-            storage.move(QUEUE, ["order:1"], TO)
+            storage.jobs.move(QUEUE, ["order:1"], TO)
 
             gone = [(event.id, event.event, event.state) for event in so_far(storage, here)]
             come = [(event.id, event.event, event.state) for event in so_far(storage, there, TO)]
@@ -161,7 +161,7 @@ class MovingContract(StorageCase):
         enqueue(storage, queue=TO)
 
         with nothing_changes(storage), nothing_changes(storage, TO):
-            answers = storage.move(QUEUE, [job_id, "nobody"], TO)
+            answers = storage.jobs.move(QUEUE, [job_id, "nobody"], TO)
 
         assert answers == ["active" if there is State.ACTIVE else "ended", "not_found"]
         assert there is State.ACTIVE or there in TERMINAL
@@ -172,7 +172,7 @@ class MovingContract(StorageCase):
         a_waiting_job(storage, id="order:1", unique_key="k")
         before = job(storage, "order:1")
 
-        assert storage.move(QUEUE, ["order:1"], TO) == ["duplicate"]
+        assert storage.jobs.move(QUEUE, ["order:1"], TO) == ["duplicate"]
 
         assert job(storage, "order:1") == before
         assert state(storage, "order:1", TO) is there
@@ -185,15 +185,15 @@ class MovingContract(StorageCase):
         JOB_IN[there](storage, id="order:1", queue=TO)
         a_waiting_job(storage, id="order:1")
 
-        assert storage.move(QUEUE, ["order:1"], TO) == ["moved"]
+        assert storage.jobs.move(QUEUE, ["order:1"], TO) == ["moved"]
 
         assert counts(storage, TO) == {State.WAITING: 1}
-        assert storage.dead_letters(TO) == []
+        assert storage.reads.dead_letters(TO) == []
         assert job(storage, "order:1", TO).history == ()
 
     def test_a_unique_key_goes_with_its_job(self, storage: Storage) -> None:
         a_waiting_job(storage, id="order:1", unique_key="k")
-        storage.move(QUEUE, ["order:1"], TO)
+        storage.jobs.move(QUEUE, ["order:1"], TO)
 
         [there, here] = storage.enqueue([batch(queue=TO, unique_key="k"), batch(unique_key="k")])
 
@@ -206,7 +206,7 @@ class MovingContract(StorageCase):
         a_waiting_job(storage, id="order:2")
         before = job(storage, "order:1")
 
-        answers = storage.move(QUEUE, ["order:1", "order:2"], TO)
+        answers = storage.jobs.move(QUEUE, ["order:1", "order:2"], TO)
 
         assert answers == ["unique_key_taken", "moved"]
         assert job(storage, "order:1") == before
@@ -218,13 +218,13 @@ class MovingContract(StorageCase):
         job_id = a_waiting_job(storage)
 
         with pytest.raises(ValueError, match=QUEUE):
-            storage.move(QUEUE, [job_id], QUEUE)
+            storage.jobs.move(QUEUE, [job_id], QUEUE)
 
     def test_groups_are_those_of_the_queue(self, storage: Storage) -> None:
         for queue, job_id in ((QUEUE, "a"), (QUEUE, "b"), (TO, "c")):
             enqueue(storage, queue=queue, id=job_id, group="g")
 
-        storage.move(QUEUE, ["a"], TO)
+        storage.jobs.move(QUEUE, ["a"], TO)
 
         assert claim_ids(storage, 9, queues=[QUEUE]) == ["b"]
         [first] = claim(storage, 9, queues=[TO])
@@ -241,27 +241,27 @@ class MovingContract(StorageCase):
         storage.report([report_of(claimed, 7, [(1, "line")])])
         finish(storage, retrying(claimed))
         finish(storage, failing(claim_one(storage)))
-        [letter] = storage.dead_letters(QUEUE)
+        [letter] = storage.reads.dead_letters(QUEUE)
         before = job(storage, "order:1")
         self.advance(SOON)
 
-        assert storage.move(QUEUE, ["order:1"], TO) == ["moved"]
+        assert storage.jobs.move(QUEUE, ["order:1"], TO) == ["moved"]
 
         assert job(storage, "order:1", TO) == before._replace(queue=TO)
         assert len(before.history) == 3
         assert (before.attempts, before.failures, before.stalls) == (3, 2, 1)
-        assert storage.dead_letters(TO) == [letter._replace(queue=TO)]
-        assert storage.dead_letter_page(TO, 9).letters == [letter._replace(queue=TO)]
+        assert storage.reads.dead_letters(TO) == [letter._replace(queue=TO)]
+        assert storage.reads.dead_letter_page(TO, 9).letters == [letter._replace(queue=TO)]
         assert (counts(storage), counts(storage, TO)) == ({}, {State.FAILED: 1})
         assert state(storage, "order:1") is None
-        assert storage.dead_letters(QUEUE) == []
-        assert TO in storage.queues()
+        assert storage.reads.dead_letters(QUEUE) == []
+        assert TO in storage.queues.names()
 
     def test_a_moved_dead_letter_can_be_retried(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1", unique_key="k")
-        storage.move(QUEUE, ["order:1"], TO)
+        storage.jobs.move(QUEUE, ["order:1"], TO)
 
-        assert storage.retry(TO, ["order:1"]) == ["retried"]
+        assert storage.jobs.retry(TO, ["order:1"]) == ["retried"]
 
         [answer] = storage.enqueue([batch(queue=TO, unique_key="k")])
         assert (answer.status, answer.id) == ("duplicate", "order:1")
@@ -275,14 +275,14 @@ class MovingContract(StorageCase):
             a_failed_job(storage, id=job_id, queue=queue)
             self.advance(1)
 
-        assert storage.move(QUEUE, ["b", "nobody", "a"], TO) == ["moved", "not_found", "moved"]
+        assert storage.jobs.move(QUEUE, ["b", "nobody", "a"], TO) == ["moved", "not_found", "moved"]
 
-        assert [letter.id for letter in storage.dead_letters(TO)] == ["c", "b", "a"]
-        assert [letter.id for letter in storage.dead_letter_page(TO, 9).letters] == ["c", "b", "a"]
+        assert [letter.id for letter in storage.reads.dead_letters(TO)] == ["c", "b", "a"]
+        assert [letter.id for letter in storage.reads.dead_letter_page(TO, 9).letters] == ["c", "b", "a"]
 
     def test_a_dead_letter_expires_when_it_would_have(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1", queue=BRIEF_LETTERS)
-        storage.move(BRIEF_LETTERS, ["order:1"], TO)
+        storage.jobs.move(BRIEF_LETTERS, ["order:1"], TO)
         a_failed_job(storage, id="order:2", queue=TO)
 
         self.pass_time(storage, SOON + 1)
@@ -293,9 +293,9 @@ class MovingContract(StorageCase):
     def test_a_dead_letter_is_retried_by_itself_as_its_new_queue_does(self, storage: Storage) -> None:
         a_failed_job(storage, id="here")
         a_failed_job(storage, id="there", queue=SELF_HEALING)
-        storage.move(QUEUE, ["here"], SELF_HEALING)
-        storage.move(SELF_HEALING, ["there"], QUEUE)
-        assert [letter.next_retry_at for letter in storage.dead_letters(QUEUE)] == [0]
+        storage.jobs.move(QUEUE, ["here"], SELF_HEALING)
+        storage.jobs.move(SELF_HEALING, ["there"], QUEUE)
+        assert [letter.next_retry_at for letter in storage.reads.dead_letters(QUEUE)] == [0]
 
         self.pass_time(storage, SOON + 1)
 
@@ -307,9 +307,9 @@ class MovingContract(StorageCase):
             a_failed_job(storage, id=f"there {number}", queue=FEW_LETTERS)
         ids = [a_failed_job(storage, id=f"here {number}") for number in range(2)]
 
-        assert storage.move(QUEUE, ids, FEW_LETTERS) == ["moved", "moved"]
+        assert storage.jobs.move(QUEUE, ids, FEW_LETTERS) == ["moved", "moved"]
 
-        letters = [letter.id for letter in storage.dead_letters(FEW_LETTERS)]
+        letters = [letter.id for letter in storage.reads.dead_letters(FEW_LETTERS)]
         assert letters == ["there 1", "here 0", "here 1"]
         assert counts(storage, FEW_LETTERS) == {State.FAILED: 3}
         assert counts(storage) == {}
@@ -321,7 +321,7 @@ class MovingContract(StorageCase):
         before = job(storage, "order:1")
 
         with nothing_changes(storage), nothing_changes(storage, TO):
-            assert storage.move(QUEUE, ["order:1"], TO) == ["duplicate"]
+            assert storage.jobs.move(QUEUE, ["order:1"], TO) == ["duplicate"]
 
         assert job(storage, "order:1") == before
 
@@ -329,16 +329,16 @@ class MovingContract(StorageCase):
         a_failed_job(storage, id="order:1", unique_key="k")
         a_waiting_job(storage, id="owner", queue=TO, unique_key="k")
 
-        assert storage.move(QUEUE, ["order:1"], TO) == ["moved"]
+        assert storage.jobs.move(QUEUE, ["order:1"], TO) == ["moved"]
 
-        assert storage.retry(TO, ["order:1"]) == ["unique_key_taken"]
+        assert storage.jobs.retry(TO, ["order:1"]) == ["unique_key_taken"]
 
     def test_dead_letters_and_pending_jobs_are_moved_together(self, storage: Storage) -> None:
         a_failed_job(storage, id="failed")
         a_waiting_job(storage, id="waiting")
         an_active_job(storage, id="first", priority=1)
 
-        assert storage.move(QUEUE, ["failed", "first", "waiting"], TO) == ["moved", "active", "moved"]
+        assert storage.jobs.move(QUEUE, ["failed", "first", "waiting"], TO) == ["moved", "active", "moved"]
 
         assert counts(storage, TO) == {State.FAILED: 1, State.WAITING: 1}
 
@@ -346,11 +346,11 @@ class MovingContract(StorageCase):
         ids = enqueue_many(storage, 250)
         finish(storage, *map(failing, claim(storage, 250)))
 
-        assert storage.move(QUEUE, ids, TO) == ["moved"] * 250
+        assert storage.jobs.move(QUEUE, ids, TO) == ["moved"] * 250
 
         assert (counts(storage), counts(storage, TO)) == ({}, {State.FAILED: 250})
-        assert storage.move(TO, ids, QUEUE) == ["moved"] * 250
-        assert storage.retry(QUEUE, ids) == ["retried"] * 250
+        assert storage.jobs.move(TO, ids, QUEUE) == ["moved"] * 250
+        assert storage.jobs.retry(QUEUE, ids) == ["retried"] * 250
 
     @pytest.mark.parametrize("queue", [QUEUE, TO, "a third"])
     def test_what_waits_for_a_retry_of_a_moved_dead_letter_starts_after_it(
@@ -358,9 +358,9 @@ class MovingContract(StorageCase):
     ) -> None:
         a_failed_job(storage, id="first")
         enqueue(storage, id="next", queue=queue, depends_on=((QUEUE, "first"),), on_dependency_failure="wait")
-        storage.move(QUEUE, ["first"], TO)
+        storage.jobs.move(QUEUE, ["first"], TO)
         assert job(storage, "next", queue).options.depends_on == ((TO, "first"),)
-        storage.retry(TO, ["first"])
+        storage.jobs.retry(TO, ["first"])
         assert state(storage, "next", queue) is State.BLOCKED
 
         finish(storage, completing(claim_one(storage)))
@@ -373,7 +373,7 @@ class MovingContract(StorageCase):
         a_failed_job(storage, id="order:1")
         enqueue(storage, queue=TO)
         with recorded(storage) as here, recorded(storage, TO) as there:
-            storage.move(QUEUE, ["order:1"], TO)
+            storage.jobs.move(QUEUE, ["order:1"], TO)
 
             gone = [(event.id, event.event, event.state) for event in so_far(storage, here)]
             come = [(event.id, event.event, event.state) for event in so_far(storage, there, TO)]
@@ -386,7 +386,7 @@ class MovingContract(StorageCase):
     def test_a_moved_job_goes_on_waiting(self, storage: Storage) -> None:
         firsts = [enqueue(storage, queue=UPSTREAM, id=job_id) for job_id in "ab"]
         enqueue(storage, id="order:1", depends_on=tuple((UPSTREAM, first) for first in firsts))
-        storage.move(QUEUE, ["order:1"], TO)
+        storage.jobs.move(QUEUE, ["order:1"], TO)
 
         for claimed in claim(storage, 2, queues=[UPSTREAM]):
             assert state(storage, "order:1", TO) is State.BLOCKED
@@ -398,12 +398,12 @@ class MovingContract(StorageCase):
     def test_a_moved_job_fails_with_what_it_waits_for(self, storage: Storage) -> None:
         first = enqueue(storage, queue=UPSTREAM)
         enqueue(storage, id="order:1", depends_on=((UPSTREAM, first),))
-        storage.move(QUEUE, ["order:1"], TO)
+        storage.jobs.move(QUEUE, ["order:1"], TO)
 
         finish(storage, failing(claim_one(storage)))
 
         assert job(storage, "order:1", TO).reason == "dependency_failed"
-        assert [letter.id for letter in storage.dead_letters(TO)] == ["order:1"]
+        assert [letter.id for letter in storage.reads.dead_letters(TO)] == ["order:1"]
 
     @pytest.mark.parametrize("queue", [QUEUE, TO, "a third", "a fourth"])
     def test_what_waits_for_a_moved_job_starts_when_that_has_ended(
@@ -411,7 +411,7 @@ class MovingContract(StorageCase):
     ) -> None:
         a_waiting_job(storage, id="first")
         enqueue(storage, id="next", queue=queue, depends_on=((QUEUE, "first"),))
-        storage.move(QUEUE, ["first"], TO)
+        storage.jobs.move(QUEUE, ["first"], TO)
         assert state(storage, "next", queue) is State.BLOCKED
         assert job(storage, "next", queue).options.depends_on == ((TO, "first"),)
 
@@ -424,23 +424,23 @@ class MovingContract(StorageCase):
         for job_id in ("failed", "cancelled", "removed"):
             a_waiting_job(storage, id=job_id)
             enqueue(storage, id=f"after {job_id}", depends_on=((QUEUE, job_id),))
-        storage.move(QUEUE, ["failed", "cancelled", "removed"], TO)
+        storage.jobs.move(QUEUE, ["failed", "cancelled", "removed"], TO)
         finish(storage, failing(claim_one(storage)))
-        storage.cancel(TO, ["cancelled"])
-        storage.remove(TO, ["removed"])
+        storage.jobs.cancel(TO, ["cancelled"])
+        storage.jobs.remove(TO, ["removed"])
 
         assert counts(storage) == {State.FAILED: 3}
-        assert {letter.reason for letter in storage.dead_letters(QUEUE)} == {"dependency_failed"}
+        assert {letter.reason for letter in storage.reads.dead_letters(QUEUE)} == {"dependency_failed"}
 
     def test_what_waits_follows_from_queue_to_queue(self, storage: Storage) -> None:
         a_waiting_job(storage, id="first")
         enqueue(storage, id="next", depends_on=((QUEUE, "first"),))
         enqueue(storage, id="last", depends_on=((QUEUE, "next"),))
 
-        storage.move(QUEUE, ["first"], TO)
-        storage.move(QUEUE, ["next"], TO)
-        storage.move(TO, ["first"], "a third")
-        storage.move(QUEUE, ["last"], "a third")
+        storage.jobs.move(QUEUE, ["first"], TO)
+        storage.jobs.move(QUEUE, ["next"], TO)
+        storage.jobs.move(TO, ["first"], "a third")
+        storage.jobs.move(QUEUE, ["last"], "a third")
         ran = []
         while claimed := claim(storage):
             ran.append((claimed[0].queue, claimed[0].id))
@@ -452,7 +452,7 @@ class MovingContract(StorageCase):
         a_waiting_job(storage, id="owner", queue=TO, unique_key="k")
         a_waiting_job(storage, id="first", unique_key="k")
         enqueue(storage, id="next", depends_on=((QUEUE, "first"),))
-        assert storage.move(QUEUE, ["first"], TO) == ["unique_key_taken"]
+        assert storage.jobs.move(QUEUE, ["first"], TO) == ["unique_key_taken"]
         assert state(storage, "next") is State.BLOCKED
 
         finish(storage, completing(claim_one(storage, queues=[QUEUE])))
@@ -462,7 +462,7 @@ class MovingContract(StorageCase):
     def test_many_that_wait_for_a_moved_job_all_start(self, storage: Storage) -> None:
         a_waiting_job(storage, id="first")
         enqueue_many(storage, 1_100, queue=UPSTREAM, depends_on=((QUEUE, "first"),))
-        storage.move(QUEUE, ["first"], TO)
+        storage.jobs.move(QUEUE, ["first"], TO)
 
         finish(storage, completing(claim_one(storage)))
 
@@ -471,19 +471,19 @@ class MovingContract(StorageCase):
     def test_a_retried_dead_letter_may_be_moved(self, storage: Storage) -> None:
         enqueue(storage, queue=BRIEF_LETTERS, id="order:1")
         finish(storage, failing(claim_one(storage)))
-        storage.retry(BRIEF_LETTERS, ["order:1"])
+        storage.jobs.retry(BRIEF_LETTERS, ["order:1"])
 
-        assert storage.move(BRIEF_LETTERS, ["order:1"], TO) == ["moved"]
+        assert storage.jobs.move(BRIEF_LETTERS, ["order:1"], TO) == ["moved"]
 
         self.pass_time(storage, 2 * SOON)
         assert counts(storage, TO) == {State.WAITING: 1}
-        assert storage.dead_letters(BRIEF_LETTERS) == []
+        assert storage.reads.dead_letters(BRIEF_LETTERS) == []
 
     def test_a_job_without_a_group_does_not_come_to_where_each_needs_one(self, storage: Storage) -> None:
         a_waiting_job(storage, id="without")
         a_waiting_job(storage, id="with", group="g")
 
-        assert storage.move(QUEUE, ["without", "with", "nobody"], KEYED_ONLY) == [
+        assert storage.jobs.move(QUEUE, ["without", "with", "nobody"], KEYED_ONLY) == [
             "group_needed",
             "moved",
             "not_found",

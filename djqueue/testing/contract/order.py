@@ -76,7 +76,7 @@ class OrderContract(StorageCase):
         for priority, job_id in given:
             enqueue(storage, id=job_id, priority=priority)
         removed = {job_id for _, job_id in random.sample(given, 300)}
-        storage.remove(QUEUE, sorted(removed))
+        storage.jobs.remove(QUEUE, sorted(removed))
 
         claimed = [job_id for _ in range(8) for job_id in claim_ids(storage, 100)]
 
@@ -149,7 +149,7 @@ class OrderContract(StorageCase):
     def test_a_promoted_job_goes_behind_those_that_wait(self, storage: Storage) -> None:
         enqueue(storage, id="delayed", delay=SOON)
         enqueue(storage, id="waiting")
-        storage.promote(QUEUE, ["delayed"])
+        storage.jobs.promote(QUEUE, ["delayed"])
 
         assert claim_ids(storage, 2) == ["waiting", "delayed"]
 
@@ -158,7 +158,7 @@ class OrderContract(StorageCase):
 
         finish(storage, failing(claim_one(storage)))
         enqueue(storage, id="low", priority=1)
-        storage.retry(QUEUE, ["high"])
+        storage.jobs.retry(QUEUE, ["high"])
 
         assert claim_ids(storage, 2) == ["high", "low"]
         assert counts(storage) == {State.ACTIVE: 2}

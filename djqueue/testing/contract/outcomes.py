@@ -98,7 +98,7 @@ class OutcomesContract(StorageCase):
         record = job(storage, claimed.id)
         assert (record.state, record.reason, record.error) == (State.FAILED, reason, ERROR)
         assert record.finished_at >= record.started_at
-        [letter] = storage.dead_letters(QUEUE)
+        [letter] = storage.reads.dead_letters(QUEUE)
         assert (letter.queue, letter.id, letter.reason) == (QUEUE, claimed.id, reason)
         assert letter.entered_at == record.finished_at
         assert counts(storage) == {State.FAILED: 1}
@@ -110,7 +110,7 @@ class OutcomesContract(StorageCase):
         finish(storage, failing(claimed, reason))
 
         assert job(storage, claimed.id).reason == "unknown"
-        assert [letter.reason for letter in storage.dead_letters(QUEUE)] == ["unknown"]
+        assert [letter.reason for letter in storage.reads.dead_letters(QUEUE)] == ["unknown"]
 
     @shows("cancel", State.ACTIVE, State.CANCELLED)
     def test_a_run_given_up_leaves_no_dead_letter(self, storage: Storage) -> None:
@@ -121,7 +121,7 @@ class OutcomesContract(StorageCase):
         record = job(storage, claimed.id)
         assert (record.state, record.reason) == (State.CANCELLED, "the handler discarded it")
         assert record.finished_at >= record.started_at
-        assert storage.dead_letters(QUEUE) == []
+        assert storage.reads.dead_letters(QUEUE) == []
         assert counts(storage) == {State.CANCELLED: 1}
 
     def test_runs_failures_and_stalls_are_counted_apart(self, storage: Storage) -> None:
@@ -196,7 +196,7 @@ class OutcomesContract(StorageCase):
         )
 
         assert accepted == [True, True, False, True, True, True]
-        assert storage.states(QUEUE, [one.id for one in (a, b, c, d, e)]) == [
+        assert storage.reads.states(QUEUE, [one.id for one in (a, b, c, d, e)]) == [
             State.COMPLETED,
             State.DELAYED,
             State.FAILED,
@@ -219,7 +219,7 @@ class OutcomesContract(StorageCase):
         assert finish(storage, failing(claimed), completing(claimed)) == [True, False]
         record = job(storage, claimed.id)
         assert (record.state, record.result) == (State.FAILED, None)
-        assert len(storage.dead_letters(QUEUE)) == 1
+        assert len(storage.reads.dead_letters(QUEUE)) == 1
 
     def test_an_outcome_of_an_unknown_kind_is_an_error_and_changes_nothing(self, storage: Storage) -> None:
         enqueue_many(storage, 2)
@@ -244,7 +244,7 @@ class OutcomesContract(StorageCase):
         finish(storage, failing(claimed, error=None))
 
         assert job(storage, claimed.id).error is None
-        assert len(storage.dead_letters(QUEUE)) == 1
+        assert len(storage.reads.dead_letters(QUEUE)) == 1
 
     def test_progress_and_log_lines_are_kept(self, storage: Storage) -> None:
         claimed = an_active_job(storage)

@@ -37,21 +37,21 @@ class QueueControlsContract(StorageCase):
 
     def test_nothing_of_a_paused_queue_is_claimed(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 2)
-        storage.pause(QUEUE)
+        storage.queues.pause(QUEUE)
 
-        assert storage.is_paused(QUEUE)
+        assert storage.queues.is_paused(QUEUE)
         assert claim(storage, 10) == []
         ids.append(enqueue(storage))
         assert claim(storage, 10) == []
         assert counts(storage) == {State.WAITING: 3}
 
-        storage.resume(QUEUE)
-        assert not storage.is_paused(QUEUE)
+        storage.queues.resume(QUEUE)
+        assert not storage.queues.is_paused(QUEUE)
         assert claim_ids(storage, 10) == ids
 
     def test_running_jobs_of_a_paused_queue_go_on(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
-        storage.pause(QUEUE)
+        storage.queues.pause(QUEUE)
 
         assert finish(storage, completing(claimed)) == [True]
 
@@ -59,42 +59,42 @@ class QueueControlsContract(StorageCase):
 
     def test_a_paused_queue_takes_back_what_fails(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
-        storage.pause(QUEUE)
+        storage.queues.pause(QUEUE)
         finish(storage, retrying(claimed))
 
         assert claim(storage) == []
-        storage.resume(QUEUE)
+        storage.queues.resume(QUEUE)
         assert claim_ids(storage) == [claimed.id]
 
     def test_a_pause_is_of_its_queue(self, storage: Storage) -> None:
         enqueue(storage, queue="left")
         right = enqueue(storage, queue="right")
-        storage.pause("left")
+        storage.queues.pause("left")
 
-        assert not storage.is_paused("right")
+        assert not storage.queues.is_paused("right")
         assert claim_ids(storage, 10) == [right]
 
     def test_a_queue_can_be_paused_before_its_first_job(self, storage: Storage) -> None:
-        storage.pause(QUEUE)
-        storage.pause(QUEUE)
+        storage.queues.pause(QUEUE)
+        storage.queues.pause(QUEUE)
         enqueue(storage)
 
         assert claim(storage) == []
-        storage.resume(QUEUE)
+        storage.queues.resume(QUEUE)
         assert len(claim(storage)) == 1
 
     def test_jobs_become_due_in_a_paused_queue(self, storage: Storage) -> None:
         job_id = enqueue(storage, delay=SOON)
-        storage.pause(QUEUE)
+        storage.queues.pause(QUEUE)
         self.pass_time(storage, SOON + 1)
 
         assert claim(storage) == []
-        storage.resume(QUEUE)
+        storage.queues.resume(QUEUE)
         assert claim_ids(storage) == [job_id]
 
     def test_a_paused_queue_wakes_nobody_by_the_clock(self, storage: Storage) -> None:
         enqueue(storage, delay=SOON)
-        storage.pause(QUEUE)
+        storage.queues.pause(QUEUE)
 
         assert storage.claim(request()).wait is None
 
@@ -104,13 +104,13 @@ class QueueControlsContract(StorageCase):
     def test_a_removed_job_leaves_nothing_behind(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage, id="order:1", group="g", unique_key="k")
 
-        assert storage.remove(QUEUE, [job_id, "nobody", job_id]) == [True, False, False]
+        assert storage.jobs.remove(QUEUE, [job_id, "nobody", job_id]) == [True, False, False]
 
-        assert storage.jobs(QUEUE, [job_id]) == [None]
-        assert storage.page(QUEUE, None, 10) == []
+        assert storage.reads.jobs(QUEUE, [job_id]) == [None]
+        assert storage.reads.page(QUEUE, None, 10) == []
         assert counts(storage) == {}
-        assert storage.waiting_names(QUEUE) == {}
-        assert storage.dead_letters(QUEUE) == []
+        assert storage.reads.waiting_names(QUEUE) == {}
+        assert storage.reads.dead_letters(QUEUE) == []
         self.pass_time(storage, 2 * SOON)
         assert claim(storage, 10, queues=[QUEUE]) == []
         [answer] = storage.enqueue([batch(ids=[job_id], group="g", unique_key="k")])
@@ -121,29 +121,29 @@ class QueueControlsContract(StorageCase):
         claimed = an_active_job(storage)
 
         with nothing_changes(storage):
-            assert storage.remove(QUEUE, [claimed.id]) == [False]
+            assert storage.jobs.remove(QUEUE, [claimed.id]) == [False]
 
         assert finish(storage, completing(claimed)) == [True]
 
     @pytest.mark.parametrize("there", sorted(State))
     def test_what_is_removed_by_its_end_has_ended_before_a_time(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage)
-        [before] = storage.jobs(QUEUE, [job_id])
+        [before] = storage.reads.jobs(QUEUE, [job_id])
         assert before is not None
         end = before.finished_at if there in TERMINAL else 2**53
 
-        assert storage.remove(QUEUE, [job_id], ended_before=end) == [False]
-        assert storage.remove(QUEUE, [job_id], ended_before=end + 1) == [there in TERMINAL]
+        assert storage.jobs.remove(QUEUE, [job_id], ended_before=end) == [False]
+        assert storage.jobs.remove(QUEUE, [job_id], ended_before=end + 1) == [there in TERMINAL]
 
-        assert storage.states(QUEUE, [job_id]) == [None if there in TERMINAL else there]
+        assert storage.reads.states(QUEUE, [job_id]) == [None if there in TERMINAL else there]
 
     def test_what_is_removed_by_its_end_stays_if_it_was_retried(self, storage: Storage) -> None:
         job_id = a_failed_job(storage)
-        [letter] = storage.jobs(QUEUE, [job_id])
+        [letter] = storage.reads.jobs(QUEUE, [job_id])
         assert letter is not None
-        storage.retry(QUEUE, [job_id])
+        storage.jobs.retry(QUEUE, [job_id])
 
-        assert storage.remove(QUEUE, [job_id], ended_before=letter.finished_at + 1) == [False]
+        assert storage.jobs.remove(QUEUE, [job_id], ended_before=letter.finished_at + 1) == [False]
 
         assert state(storage, job_id) is State.WAITING
 
@@ -156,17 +156,17 @@ class QueueControlsContract(StorageCase):
         queues = [f"of {other}" for other in sorted(State)]
         before = self.now(storage) + LATER
 
-        removed = [storage.clean(queue, frozenset({there}), before) for queue in queues]
+        removed = [storage.queues.clean(queue, frozenset({there}), before) for queue in queues]
 
         assert removed == [int(queue == f"of {there}") for queue in queues]
-        left = [storage.states(queue, ["x"])[0] for queue in queues]
+        left = [storage.reads.states(queue, ["x"])[0] for queue in queues]
         assert left == [None if other is there else other for other in sorted(State)]
 
     def test_a_clean_passes_over_active_jobs(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         a_completed_job(storage)
 
-        assert storage.clean(QUEUE, frozenset(State), self.now(storage) + LATER) == 1
+        assert storage.queues.clean(QUEUE, frozenset(State), self.now(storage) + LATER) == 1
 
         assert counts(storage) == {State.ACTIVE: 1}
         assert finish(storage, completing(claimed)) == [True]
@@ -179,9 +179,9 @@ class QueueControlsContract(StorageCase):
         finish(storage, completing(slow))
         new = a_failed_job(storage)
 
-        assert storage.clean(QUEUE, TERMINAL, now) == 1
+        assert storage.queues.clean(QUEUE, TERMINAL, now) == 1
 
-        assert storage.states(QUEUE, [old, slow.id, new]) == [
+        assert storage.reads.states(QUEUE, [old, slow.id, new]) == [
             None,
             State.COMPLETED,
             State.FAILED,
@@ -193,16 +193,16 @@ class QueueControlsContract(StorageCase):
         now = self.now(storage)
         new = [a_waiting_job(storage), a_delayed_job(storage)]
 
-        assert storage.clean(QUEUE, PENDING, now) == 2
+        assert storage.queues.clean(QUEUE, PENDING, now) == 2
 
-        assert storage.states(QUEUE, old + new) == [None, None, State.WAITING, State.DELAYED]
+        assert storage.reads.states(QUEUE, old + new) == [None, None, State.WAITING, State.DELAYED]
         assert claim_ids(storage, 10) == new[:1]
 
     def test_a_clean_takes_no_more_than_its_limit(self, storage: Storage) -> None:
         enqueue_many(storage, 10)
         before = self.now(storage) + LATER
 
-        removed = [storage.clean(QUEUE, PENDING, before, limit) for limit in (0, 4, 4, 4, 4)]
+        removed = [storage.queues.clean(QUEUE, PENDING, before, limit) for limit in (0, 4, 4, 4, 4)]
 
         assert removed == [0, 4, 4, 2, 0]
         assert counts(storage) == {}
@@ -212,7 +212,7 @@ class QueueControlsContract(StorageCase):
         ids = enqueue_many(storage, 100)
         before = self.now(storage) + LATER
 
-        assert storage.clean(QUEUE, frozenset({State.DELAYED}), before) == 3_000
+        assert storage.queues.clean(QUEUE, frozenset({State.DELAYED}), before) == 3_000
 
         assert counts(storage) == {State.WAITING: 100}
         assert claim_ids(storage, 200) == ids
@@ -223,10 +223,10 @@ class QueueControlsContract(StorageCase):
         enqueue(storage, id="last", depends_on=((QUEUE, blocked[0]),))
         before = self.now(storage) + LATER
 
-        assert storage.clean(QUEUE, PENDING, before) == 1_102
+        assert storage.queues.clean(QUEUE, PENDING, before) == 1_102
 
         assert counts(storage) == {}
-        assert storage.dead_letters(QUEUE) == []
+        assert storage.reads.dead_letters(QUEUE) == []
 
     # Obliterate.
 
@@ -234,17 +234,17 @@ class QueueControlsContract(StorageCase):
         made = [JOB_IN[there] for there in sorted(set(State) - {State.ACTIVE}, reverse=True)]
         for number, make in enumerate(made):
             make(storage, id=f"job {number}", name=f"name {number}", unique_key=f"key {number}")
-        storage.pause(QUEUE)
-        storage.set_limits(QUEUE, None, 1)
+        storage.queues.pause(QUEUE)
+        storage.queues.set_limits(QUEUE, None, 1)
 
-        assert storage.obliterate(QUEUE) == 6
+        assert storage.queues.obliterate(QUEUE) == 6
 
-        assert QUEUE not in storage.queues()
+        assert QUEUE not in storage.queues.names()
         assert counts(storage) == {}
-        assert storage.page(QUEUE, None, 10) == []
-        assert storage.dead_letters(QUEUE) == []
-        assert storage.waiting_names(QUEUE) == {}
-        assert not storage.is_paused(QUEUE)
+        assert storage.reads.page(QUEUE, None, 10) == []
+        assert storage.reads.dead_letters(QUEUE) == []
+        assert storage.reads.waiting_names(QUEUE) == {}
+        assert not storage.queues.is_paused(QUEUE)
         enqueue(storage, id="job 0", unique_key="key 1")
         enqueue(storage, id="job 1")
         assert claim_ids(storage, 10, queues=[QUEUE]) == ["job 0", "job 1"]
@@ -254,25 +254,25 @@ class QueueControlsContract(StorageCase):
         a_waiting_job(storage)
 
         with nothing_changes(storage), pytest.raises(StorageError, match="active"):
-            storage.obliterate(QUEUE)
-        assert storage.obliterate(QUEUE, force=True) == 2
+            storage.queues.obliterate(QUEUE)
+        assert storage.queues.obliterate(QUEUE, force=True) == 2
 
         assert counts(storage) == {}
         assert finish(storage, completing(claimed)) == [False]
         self.lose_lease(storage, claimed.lease)
         assert counts(storage) == {}
-        assert QUEUE not in storage.queues()
+        assert QUEUE not in storage.queues.names()
 
     def test_an_obliterated_queue_is_new_also_for_those_who_watch_it(self, storage: Storage) -> None:
         with recorded(storage) as recorder:
             a_waiting_job(storage)
-            storage.pause(QUEUE)
-            storage.set_limits(QUEUE, None, 1)
+            storage.queues.pause(QUEUE)
+            storage.queues.set_limits(QUEUE, None, 1)
 
-            assert storage.obliterate(QUEUE) == 1
+            assert storage.queues.obliterate(QUEUE) == 1
             recorder.until("removed")
 
-            assert not storage.is_paused(QUEUE)
+            assert not storage.queues.is_paused(QUEUE)
             ids = enqueue_many(storage, 2)
             assert claim_ids(storage, 10) == ids
             recorder.until("active", ids[1])
@@ -281,56 +281,56 @@ class QueueControlsContract(StorageCase):
         enqueue(storage, queue="left", id="same", unique_key="k")
         enqueue(storage, queue="right", id="same", unique_key="k")
 
-        assert storage.obliterate("left") == 1
+        assert storage.queues.obliterate("left") == 1
 
         assert job(storage, "same", "right").state is State.WAITING
         assert storage.enqueue([batch(queue="right", unique_key="k")])[0].status == "duplicate"
 
     def test_an_empty_queue_can_be_obliterated(self, storage: Storage) -> None:
-        assert storage.obliterate("nowhere") == 0
-        assert "nowhere" not in storage.queues()
+        assert storage.queues.obliterate("nowhere") == 0
+        assert "nowhere" not in storage.queues.names()
 
     def test_obliterated_dead_letters_do_not_come_back(self, storage: Storage) -> None:
         a_failed_job(storage, id="dead")
-        storage.obliterate(QUEUE)
+        storage.queues.obliterate(QUEUE)
 
-        assert storage.retry(QUEUE, ["dead"]) == ["not_found"]
+        assert storage.jobs.retry(QUEUE, ["dead"]) == ["not_found"]
         self.pass_time(storage, 2 * SOON)
         assert state(storage, "dead") is None
 
     # Queues.
 
     def test_queues_are_those_that_have_been_used(self, storage: Storage) -> None:
-        before = storage.queues()
+        before = storage.queues.names()
         enqueue(storage, queue="zebra")
         enqueue(storage, queue="Ärger")
         enqueue(storage, queue="apple")
 
-        assert sorted({*storage.queues()} - {*before}) == ["apple", "zebra", "Ärger"]
-        assert storage.queues() == sorted(storage.queues())
+        assert sorted({*storage.queues.names()} - {*before}) == ["apple", "zebra", "Ärger"]
+        assert storage.queues.names() == sorted(storage.queues.names())
 
     def test_an_empty_queue_that_was_used_is_still_listed(self, storage: Storage) -> None:
         job_id = a_completed_job(storage)
-        storage.remove(QUEUE, [job_id])
+        storage.jobs.remove(QUEUE, [job_id])
 
-        assert QUEUE in storage.queues()
+        assert QUEUE in storage.queues.names()
 
     def test_asking_for_a_queue_does_not_make_it(self, storage: Storage) -> None:
-        before = storage.queues()
+        before = storage.queues.names()
 
-        assert storage.jobs("nowhere", ["x"]) == [None]
-        assert storage.states("nowhere", ["x"]) == [None]
-        assert set(storage.counts("nowhere").values()) == {0}
-        assert storage.page("nowhere", None, 5) == []
-        assert storage.dead_letters("nowhere") == []
-        assert storage.waiting_names("nowhere") == {}
-        assert not storage.is_paused("nowhere")
-        assert storage.cancel("nowhere", ["x"])[0].status == "not_found"
-        assert storage.promote("nowhere", ["x"]) == [False]
-        assert storage.reschedule("nowhere", ["x"], 1) == [False]
-        assert storage.retry("nowhere", ["x"]) == ["not_found"]
-        assert storage.remove("nowhere", ["x"]) == [False]
-        assert storage.clean("nowhere", frozenset(State), LATER) == 0
+        assert storage.reads.jobs("nowhere", ["x"]) == [None]
+        assert storage.reads.states("nowhere", ["x"]) == [None]
+        assert set(storage.reads.counts("nowhere").values()) == {0}
+        assert storage.reads.page("nowhere", None, 5) == []
+        assert storage.reads.dead_letters("nowhere") == []
+        assert storage.reads.waiting_names("nowhere") == {}
+        assert not storage.queues.is_paused("nowhere")
+        assert storage.jobs.cancel("nowhere", ["x"])[0].status == "not_found"
+        assert storage.jobs.promote("nowhere", ["x"]) == [False]
+        assert storage.jobs.reschedule("nowhere", ["x"], 1) == [False]
+        assert storage.jobs.retry("nowhere", ["x"]) == ["not_found"]
+        assert storage.jobs.remove("nowhere", ["x"]) == [False]
+        assert storage.queues.clean("nowhere", frozenset(State), LATER) == 0
         assert claim(storage, 1, queues=["nowhere"]) == []
 
-        assert storage.queues() == before
+        assert storage.queues.names() == before

@@ -39,12 +39,12 @@ class ReadsContract(StorageCase):
         a_waiting_job(storage, id="b")
         ids = ["b", "nobody", "a", "b"]
 
-        records = storage.jobs(QUEUE, ids)
+        records = storage.reads.jobs(QUEUE, ids)
 
         assert [record and record.id for record in records] == ["b", None, "a", "b"]
-        assert storage.states(QUEUE, ids) == [State.WAITING, None, State.COMPLETED, State.WAITING]
-        assert storage.jobs(QUEUE, []) == []
-        assert storage.states(QUEUE, []) == []
+        assert storage.reads.states(QUEUE, ids) == [State.WAITING, None, State.COMPLETED, State.WAITING]
+        assert storage.reads.jobs(QUEUE, []) == []
+        assert storage.reads.states(QUEUE, []) == []
 
     @pytest.mark.parametrize("there", sorted(State))
     def test_every_read_tells_the_same_state(self, storage: Storage, there: State) -> None:
@@ -52,13 +52,13 @@ class ReadsContract(StorageCase):
 
         record = job(storage, job_id)
         assert record.state is there
-        assert storage.states(QUEUE, [job_id]) == [there]
-        assert storage.counts(QUEUE) == {**dict.fromkeys(State, 0), there: 1}
+        assert storage.reads.states(QUEUE, [job_id]) == [there]
+        assert storage.reads.counts(QUEUE) == {**dict.fromkeys(State, 0), there: 1}
         for state in State:
-            page = storage.page(QUEUE, state, 10)
+            page = storage.reads.page(QUEUE, state, 10)
             assert page == ([record] if state is there else [])
-        assert storage.page(QUEUE, None, 10) == [record]
-        assert storage.waiting_names(QUEUE) == ({NAME: 1} if there is State.WAITING else {})
+        assert storage.reads.page(QUEUE, None, 10) == [record]
+        assert storage.reads.waiting_names(QUEUE) == ({NAME: 1} if there is State.WAITING else {})
 
     def test_a_record_is_a_copy_of_one_moment(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
@@ -76,7 +76,7 @@ class ReadsContract(StorageCase):
         claimed = claim(storage, 6)
         finish(storage, *map(completing, claimed[:2]))
         a_delayed_job(storage)
-        storage.cancel(QUEUE, [one.id for one in storage.page(QUEUE, State.WAITING, 1)])
+        storage.jobs.cancel(QUEUE, [one.id for one in storage.reads.page(QUEUE, State.WAITING, 1)])
 
         assert counts(storage) == {
             State.WAITING: 3,
@@ -92,7 +92,7 @@ class ReadsContract(StorageCase):
         enqueue(storage, name="c", delay=SOON * 100)
         claim(storage, 1, names=["a"])
 
-        assert storage.waiting_names(QUEUE) == {"a": 2, "b": 2}
+        assert storage.reads.waiting_names(QUEUE) == {"a": 2, "b": 2}
 
     def test_pages_go_from_the_oldest_on(self, storage: Storage) -> None:
         ids = []
@@ -100,9 +100,9 @@ class ReadsContract(StorageCase):
             ids.append(enqueue(storage, id=f"{7 - number}", priority=number % 3))
             self.advance(5)
 
-        pages = [storage.page(QUEUE, None, 3)]
+        pages = [storage.reads.page(QUEUE, None, 3)]
         while pages[-1]:
-            pages.append(storage.page(QUEUE, None, 3, pages[-1][-1].id))
+            pages.append(storage.reads.page(QUEUE, None, 3, pages[-1][-1].id))
 
         assert [[record.id for record in page] for page in pages] == [
             ids[:3],
@@ -113,10 +113,10 @@ class ReadsContract(StorageCase):
 
     def test_pages_of_one_state_pass_over_the_others(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 20)
-        storage.cancel(QUEUE, ids[::2])
+        storage.jobs.cancel(QUEUE, ids[::2])
 
-        first = storage.page(QUEUE, State.CANCELLED, 6)
-        rest = storage.page(QUEUE, State.CANCELLED, 100, first[-1].id)
+        first = storage.reads.page(QUEUE, State.CANCELLED, 6)
+        rest = storage.reads.page(QUEUE, State.CANCELLED, 100, first[-1].id)
 
         assert [record.id for record in [*first, *rest]] == ids[::2]
         assert {record.state for record in [*first, *rest]} == {State.CANCELLED}
@@ -127,25 +127,25 @@ class ReadsContract(StorageCase):
             enqueue_many(storage, 100, ids=ids[start : start + 100])
 
         seen: list[str] = []
-        while page := storage.page(QUEUE, None, 90, seen[-1] if seen else None):
+        while page := storage.reads.page(QUEUE, None, 90, seen[-1] if seen else None):
             seen += [record.id for record in page]
 
         assert len(seen) == 1_000
         assert set(seen) == set(ids)
 
     def test_a_page_of_nothing_is_empty(self, storage: Storage) -> None:
-        assert storage.page(QUEUE, None, 10) == []
+        assert storage.reads.page(QUEUE, None, 10) == []
         enqueue(storage)
-        assert storage.page(QUEUE, None, 0) == []
-        assert storage.page(QUEUE, State.FAILED, 10) == []
+        assert storage.reads.page(QUEUE, None, 0) == []
+        assert storage.reads.page(QUEUE, State.FAILED, 10) == []
 
     def test_reading_changes_nothing(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3)
         for _ in range(3):
-            storage.jobs(QUEUE, ids)
-            storage.states(QUEUE, ids)
-            storage.page(QUEUE, None, 2)
-            storage.counts(QUEUE)
+            storage.reads.jobs(QUEUE, ids)
+            storage.reads.states(QUEUE, ids)
+            storage.reads.page(QUEUE, None, 2)
+            storage.reads.counts(QUEUE)
 
         assert [one.id for one in claim(storage, 10)] == ids
-        assert [record and record.attempts for record in storage.jobs(QUEUE, ids)] == [1, 1, 1]
+        assert [record and record.attempts for record in storage.reads.jobs(QUEUE, ids)] == [1, 1, 1]

@@ -38,7 +38,7 @@ class RejectedContract(StorageCase):
         record = job(storage, "row 1")
         assert (record.state, record.reason, record.attempts) == (State.FAILED, REJECTED, 0)
         assert record.error == JobFailure(*ERROR)
-        letters = storage.dead_letters(QUEUE)
+        letters = storage.reads.dead_letters(QUEUE)
         assert [(letter.id, letter.reason, letter.error_message) for letter in letters] == [
             ("row 1", REJECTED, ERROR[1]),
             ("row 2", REJECTED, ERROR[1]),
@@ -88,34 +88,34 @@ class RejectedContract(StorageCase):
         storage.enqueue([batch(ids=["row"], rejected=ERROR)])
 
         with nothing_changes(storage):
-            assert storage.retry(QUEUE, ["row"], dry_run=True) == ["rejected"]
-            assert storage.retry(QUEUE, ["row"]) == ["rejected"]
+            assert storage.jobs.retry(QUEUE, ["row"], dry_run=True) == ["rejected"]
+            assert storage.jobs.retry(QUEUE, ["row"]) == ["rejected"]
 
     def test_it_is_a_job_like_others_with_another_payload(self, storage: Storage) -> None:
         storage.enqueue([batch(ids=["row"], payloads=[b"bad"], rejected=ERROR)])
 
-        assert storage.replace_payload(QUEUE, "row", b"good", b"bad", retry=True) == "retried"
+        assert storage.jobs.replace_payload(QUEUE, "row", b"good", b"bad", retry=True) == "retried"
 
         claimed = claim_one(storage)
         assert (claimed.id, claimed.payload) == ("row", b"good")
         assert finish(storage, completing(claimed)) == [True]
-        assert storage.dead_letters(QUEUE) == []
+        assert storage.reads.dead_letters(QUEUE) == []
 
     def test_one_that_has_run_is_retried_like_others(self, storage: Storage) -> None:
         storage.enqueue([batch(ids=["row"], payloads=[b"bad"], rejected=ERROR)])
-        storage.replace_payload(QUEUE, "row", b"good", b"bad", retry=True)
+        storage.jobs.replace_payload(QUEUE, "row", b"good", b"bad", retry=True)
         finish(storage, failing(claim_one(storage)))
 
-        assert storage.retry(QUEUE, ["row"]) == ["retried"]
+        assert storage.jobs.retry(QUEUE, ["row"]) == ["retried"]
 
     def test_it_is_not_retried_by_itself(self, storage: Storage) -> None:
         storage.enqueue([batch(ids=["here"], queue=SELF_HEALING, rejected=ERROR)])
         storage.enqueue([batch(ids=["moved"], rejected=ERROR)])
-        assert storage.move(QUEUE, ["moved"], SELF_HEALING) == ["moved"]
+        assert storage.jobs.move(QUEUE, ["moved"], SELF_HEALING) == ["moved"]
 
         self.pass_time(storage, SOON + 1)
 
-        letters = storage.dead_letters(SELF_HEALING)
+        letters = storage.reads.dead_letters(SELF_HEALING)
         assert [(letter.id, letter.reason, letter.next_retry_at) for letter in letters] == [
             ("here", REJECTED, 0),
             ("moved", REJECTED, 0),

@@ -55,9 +55,9 @@ class ResultsContract(StorageCase):
 
         swept_clean(storage)
 
-        assert storage.jobs(QUEUE, ["order:1"]) == [None]
+        assert storage.reads.jobs(QUEUE, ["order:1"]) == [None]
         assert counts(storage) == {}
-        assert storage.page(QUEUE, None, 10) == []
+        assert storage.reads.page(QUEUE, None, 10) == []
         enqueue(storage, id="order:1")
         assert claim_one(storage).id == "order:1"
 
@@ -118,7 +118,7 @@ class ResultsContract(StorageCase):
 
     def test_an_old_run_of_an_id_does_not_take_the_new_ones_record_along(self, storage: Storage) -> None:
         a_completed_job(storage, id="order:1", result_ttl=SOON)
-        storage.remove(QUEUE, ["order:1"])
+        storage.jobs.remove(QUEUE, ["order:1"])
         a_completed_job(storage, id="order:1", result=b"new", result_ttl=LATER)
 
         self.pass_time(storage, SOON + 1)

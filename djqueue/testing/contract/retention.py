@@ -38,8 +38,8 @@ class RetentionContract(StorageCase):
 
         swept_clean(storage)
 
-        assert storage.states(FEW_RECORDS, done) == [None] * 3 + [State.COMPLETED] * 3
-        assert len([one for one in storage.states(FEW_RECORDS, gone) if one]) == 1
+        assert storage.reads.states(FEW_RECORDS, done) == [None] * 3 + [State.COMPLETED] * 3
+        assert len([one for one in storage.reads.states(FEW_RECORDS, gone) if one]) == 1
         assert counts(storage, FEW_RECORDS) == {
             State.COMPLETED: 3,
             State.CANCELLED: 1,
@@ -57,13 +57,13 @@ class RetentionContract(StorageCase):
     def test_those_whose_time_would_be_over_first_go_first(self, storage: Storage) -> None:
         for job_id, kept in (("for ever", None), ("long", 10 * LATER), ("short", SOON), ("usual", LATER)):
             a_completed_job(storage, queue=FEW_RECORDS, id=job_id, result_ttl=kept)
-        storage.maintain()
+        storage.sweep()
         assert state(storage, "short", FEW_RECORDS) is None
         a_completed_job(storage, queue=FEW_RECORDS, id="next", result_ttl=5 * LATER)
 
         swept_clean(storage)
 
-        assert storage.states(FEW_RECORDS, ["for ever", "long", "usual", "next"]) == [
+        assert storage.reads.states(FEW_RECORDS, ["for ever", "long", "usual", "next"]) == [
             State.COMPLETED,
             State.COMPLETED,
             None,
@@ -109,7 +109,7 @@ class RetentionContract(StorageCase):
     @pytest.mark.parametrize("kept", [None, LATER])
     def test_no_record_is_kept_longer_than_the_queue_says(self, storage: Storage, kept: int | None) -> None:
         a_waiting_job(storage, queue=BRIEF_RECORDS, id="plain")
-        storage.maintain()
+        storage.sweep()
         [claimed] = claim_jobs(storage)
         finish(storage, completing(claimed))
         a_completed_job(storage, queue=BRIEF_RECORDS, id="done", result_ttl=kept)
@@ -127,7 +127,7 @@ class RetentionContract(StorageCase):
 
     def test_an_age_is_no_reason_to_keep_longer(self, storage: Storage) -> None:
         a_waiting_job(storage, queue=BRIEF_RECORDS, id="brief", result_ttl=SOON // 2)
-        storage.maintain()
+        storage.sweep()
         finish(storage, *map(completing, claim_jobs(storage)))
 
         self.pass_time(storage, SOON // 2 + 1)

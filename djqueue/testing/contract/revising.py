@@ -39,7 +39,7 @@ class RevisingContract(StorageCase):
         job_id = JOB_IN[there](storage, id="a", priority=3)
         before = job(storage, job_id)
 
-        assert storage.replace_payload(QUEUE, job_id, b"new", before.payload) == "updated"
+        assert storage.jobs.replace_payload(QUEUE, job_id, b"new", before.payload) == "updated"
 
         assert job(storage, job_id) == before._replace(payload=b"new")
 
@@ -48,13 +48,13 @@ class RevisingContract(StorageCase):
         a_failed_job(storage, id="a", priority=3, tags=("t",))
         before = job(storage, "a")
 
-        assert storage.replace_payload(QUEUE, "a", b"new", before.payload, retry=True) == "retried"
+        assert storage.jobs.replace_payload(QUEUE, "a", b"new", before.payload, retry=True) == "retried"
 
         record = job(storage, "a")
         assert (record.state, record.payload, record.options) == (State.WAITING, b"new", before.options)
         assert (record.failures, record.reason, record.finished_at) == (0, "", 0)
         assert record.history == before.history
-        assert storage.dead_letters(QUEUE) == []
+        assert storage.reads.dead_letters(QUEUE) == []
         assert counts(storage) == {State.WAITING: 1}
         claimed = claim_one(storage)
         assert (claimed.payload, claimed.attempts) == (b"new", 2)
@@ -64,10 +64,10 @@ class RevisingContract(StorageCase):
         a_failed_job(storage, id="dead")
         enqueue(storage, id="pending")
 
-        assert storage.replace_payload(QUEUE, "pending", b"mine", PAYLOAD) == "updated"
+        assert storage.jobs.replace_payload(QUEUE, "pending", b"mine", PAYLOAD) == "updated"
         with nothing_changes(storage):
-            assert storage.replace_payload(QUEUE, "pending", b"yours", PAYLOAD) == "changed"
-            assert storage.replace_payload(QUEUE, "dead", b"yours", b"never", retry=True) == "changed"
+            assert storage.jobs.replace_payload(QUEUE, "pending", b"yours", PAYLOAD) == "changed"
+            assert storage.jobs.replace_payload(QUEUE, "dead", b"yours", b"never", retry=True) == "changed"
         assert job(storage, "pending").payload == b"mine"
 
     @pytest.mark.parametrize("there", sorted(set(State) - PENDING))
@@ -75,7 +75,7 @@ class RevisingContract(StorageCase):
         job_id = JOB_IN[there](storage)
 
         with nothing_changes(storage):
-            assert storage.replace_payload(QUEUE, job_id, b"new", job(storage, job_id).payload) == there
+            assert storage.jobs.replace_payload(QUEUE, job_id, b"new", job(storage, job_id).payload) == there
 
     @pytest.mark.parametrize("there", sorted(set(State) - {State.FAILED}))
     def test_only_what_has_failed_is_retried(self, storage: Storage, there: State) -> None:
@@ -83,26 +83,28 @@ class RevisingContract(StorageCase):
 
         with nothing_changes(storage):
             assert (
-                storage.replace_payload(QUEUE, job_id, b"new", job(storage, job_id).payload, retry=True)
+                storage.jobs.replace_payload(QUEUE, job_id, b"new", job(storage, job_id).payload, retry=True)
                 == there
             )
 
     @pytest.mark.parametrize("retry", [False, True])
     def test_one_that_is_not_there_is_told(self, storage: Storage, retry: bool) -> None:
-        assert storage.replace_payload(QUEUE, "nobody", b"new", b"old", retry=retry) == "not_found"
-        assert storage.replace_payload("nowhere", "nobody", b"new", b"old", retry=retry) == "not_found"
+        assert storage.jobs.replace_payload(QUEUE, "nobody", b"new", b"old", retry=retry) == "not_found"
+        assert storage.jobs.replace_payload("nowhere", "nobody", b"new", b"old", retry=retry) == "not_found"
 
     def test_a_unique_key_is_not_taken_from_its_owner(self, storage: Storage) -> None:
         a_failed_job(storage, id="old", unique_key="k")
         a_waiting_job(storage, id="new", unique_key="k")
 
         with nothing_changes(storage):
-            assert storage.replace_payload(QUEUE, "old", b"new", PAYLOAD, retry=True) == "unique_key_taken"
+            assert (
+                storage.jobs.replace_payload(QUEUE, "old", b"new", PAYLOAD, retry=True) == "unique_key_taken"
+            )
 
     def test_a_retried_one_has_its_unique_key_again(self, storage: Storage) -> None:
         a_failed_job(storage, id="old", unique_key="k")
 
-        assert storage.replace_payload(QUEUE, "old", b"new", PAYLOAD, retry=True) == "retried"
+        assert storage.jobs.replace_payload(QUEUE, "old", b"new", PAYLOAD, retry=True) == "retried"
 
         [answer] = storage.enqueue([batch(ids=["other"], unique_key="k")])
         assert (answer.status, answer.id) == ("duplicate", "old")
@@ -110,7 +112,7 @@ class RevisingContract(StorageCase):
     def test_it_keeps_its_place(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3)
 
-        assert storage.replace_payload(QUEUE, ids[0], b"new", PAYLOAD) == "updated"
+        assert storage.jobs.replace_payload(QUEUE, ids[0], b"new", PAYLOAD) == "updated"
 
         assert [(one.id, one.payload) for one in claim(storage, 3)] == [
             (ids[0], b"new"),
@@ -123,9 +125,9 @@ class RevisingContract(StorageCase):
         a_failed_job(storage, id="b")
         enqueue(storage, id="a")
 
-        assert storage.replace_payload(QUEUE, "a", payload, PAYLOAD) == "updated"
-        assert storage.replace_payload(QUEUE, "a", b"back", payload) == "updated"
-        assert storage.replace_payload(QUEUE, "b", payload, PAYLOAD, retry=True) == "retried"
+        assert storage.jobs.replace_payload(QUEUE, "a", payload, PAYLOAD) == "updated"
+        assert storage.jobs.replace_payload(QUEUE, "a", b"back", payload) == "updated"
+        assert storage.jobs.replace_payload(QUEUE, "b", payload, PAYLOAD, retry=True) == "retried"
 
         assert {one.id: one.payload for one in claim(storage, 3)} == {"a": b"back", "b": payload}
 
@@ -133,20 +135,20 @@ class RevisingContract(StorageCase):
         a_failed_job(storage, id="a")
         old = PAYLOAD
         for new in (b"one", b"two, which is longer", b"3"):
-            assert storage.replace_payload(QUEUE, "a", new, old, retry=True) == "retried"
+            assert storage.jobs.replace_payload(QUEUE, "a", new, old, retry=True) == "retried"
             claimed = claim_one(storage)
             assert claimed.payload == new
             finish(storage, failing(claimed))
             old = new
         assert state(storage, "a") is State.FAILED
-        assert len(storage.dead_letters(QUEUE)) == 1
+        assert len(storage.reads.dead_letters(QUEUE)) == 1
 
     def test_a_job_of_a_group_waits_for_its_turn(self, storage: Storage) -> None:
         a_failed_job(storage, id="a", group="g")
         enqueue(storage, id="b", group="g")
         busy = claim_one(storage)
 
-        assert storage.replace_payload(QUEUE, "a", b"new", PAYLOAD, retry=True) == "retried"
+        assert storage.jobs.replace_payload(QUEUE, "a", b"new", PAYLOAD, retry=True) == "retried"
 
         assert claim(storage, 9) == []
         finish(storage, completing(busy))
@@ -158,7 +160,7 @@ class RevisingContract(StorageCase):
             a_failed_job(storage, id=job_id)
 
             def replace_payload(payload: bytes, job_id: str = job_id) -> str:
-                return storage.replace_payload(QUEUE, job_id, payload, PAYLOAD, retry=True)
+                return storage.jobs.replace_payload(QUEUE, job_id, payload, PAYLOAD, retry=True)
 
             answers = together([lambda: replace_payload(b"mine"), lambda: replace_payload(b"yours")])
 
@@ -174,7 +176,7 @@ class RevisingContract(StorageCase):
             job_id = enqueue(storage, id=f"job-{round_}")
 
             def replace_payload(job_id: str = job_id) -> str:
-                return storage.replace_payload(QUEUE, job_id, b"new", PAYLOAD)
+                return storage.jobs.replace_payload(QUEUE, job_id, b"new", PAYLOAD)
 
             word, [claimed] = together([replace_payload, lambda: claim(storage, 1)])
 

@@ -264,12 +264,12 @@ class _Sequence:
 
     def run(self) -> None:
         """Draw steps, and compare after each."""
-        stop = self.storage.subscribe(self.queue, self.recorder) if self.recorder else None
+        stop = self.storage.events.subscribe(self.queue, self.recorder) if self.recorder else None
         steps = st.lists(st.sampled_from(STEPS), min_size=5, max_size=40)
         for step in self.draw(steps, "steps"):
             getattr(self, f"step_{step}")()
             self.compare()
-        self.storage.obliterate(self.queue, force=True)
+        self.storage.queues.obliterate(self.queue, force=True)
         if self.recorder is not None and stop is not None:
             stop()
             log = TransitionLog()
@@ -279,16 +279,16 @@ class _Sequence:
     def compare(self) -> None:
         """Everything that can be read is as the reference says."""
         known = self.reference.jobs
-        records = self.storage.jobs(self.queue, IDS)
+        records = self.storage.reads.jobs(self.queue, IDS)
         assert {
             record.id: (record.state, record.attempts, record.failures, record.stalls)
             for record in records
             if record is not None
         } == {job.id: (job.state, job.attempts, job.failures, job.stalls) for job in known.values()}
         assert counts(self.storage, self.queue) == Counter(job.state for job in known.values())
-        dead = {letter.id for letter in self.storage.dead_letters(self.queue)}
+        dead = {letter.id for letter in self.storage.reads.dead_letters(self.queue)}
         assert dead == {job.id for job in known.values() if job.state is State.FAILED}
-        assert {record.id for record in self.storage.page(self.queue, None, 99)} == {*known}
+        assert {record.id for record in self.storage.reads.page(self.queue, None, 99)} == {*known}
 
     def job_id(self) -> str:
         """One of few ids, so that they meet."""
@@ -354,33 +354,33 @@ class _Sequence:
         job_id = self.job_id()
         job = self.reference.jobs.get(job_id)
         if job is None or job.state is not State.ACTIVE:
-            [answer] = self.storage.cancel(self.queue, [job_id])
+            [answer] = self.storage.jobs.cancel(self.queue, [job_id])
             assert answer.status == self.reference.cancel(job_id)
 
     def step_promote(self) -> None:
         job_id = self.job_id()
-        assert self.storage.promote(self.queue, [job_id]) == [self.reference.promote(job_id)]
+        assert self.storage.jobs.promote(self.queue, [job_id]) == [self.reference.promote(job_id)]
 
     def step_update(self) -> None:
         job_id = self.job_id()
         priority = self.draw(st.integers(-1, 1), "priority")
-        updated = self.storage.update(self.queue, [job_id], priority, f"priority {priority}".encode())
+        updated = self.storage.jobs.update(self.queue, [job_id], priority, f"priority {priority}".encode())
         assert updated == [self.reference.update(job_id, priority)]
 
     def step_retry(self) -> None:
         job_id = self.job_id()
-        assert self.storage.retry(self.queue, [job_id]) == [self.reference.retry(job_id)]
+        assert self.storage.jobs.retry(self.queue, [job_id]) == [self.reference.retry(job_id)]
 
     def step_remove(self) -> None:
         job_id = self.job_id()
-        assert self.storage.remove(self.queue, [job_id]) == [self.reference.remove(job_id)]
+        assert self.storage.jobs.remove(self.queue, [job_id]) == [self.reference.remove(job_id)]
 
     def step_pause_or_resume(self) -> None:
         self.reference.paused = not self.reference.paused
         if self.reference.paused:
-            self.storage.pause(self.queue)
+            self.storage.queues.pause(self.queue)
         else:
-            self.storage.resume(self.queue)
+            self.storage.queues.resume(self.queue)
 
     def step_pass_time(self) -> None:
         milliseconds = self.draw(st.sampled_from([1, SOON, 2 * SOON]), "milliseconds")

@@ -27,7 +27,7 @@ class StagingContract(StorageCase):
         manifest = staged(storage, {"a": [fresh(3)], "b": [fresh(2), fresh(1)]})
 
         assert not any(counts(storage).values())
-        assert QUEUE not in storage.queues()
+        assert QUEUE not in storage.queues.names()
         assert place(storage).begin(manifest, None).status == "new"
         assert not any(counts(storage).values())
 
@@ -55,7 +55,7 @@ class StagingContract(StorageCase):
             manifest = staged(storage, {"a": [chunk]}, write=write, app=write)
             publish(storage, manifest)
             staged_job = job(storage, f"staged {number}")
-            storage.remove(QUEUE, [staged_job.id])
+            storage.jobs.remove(QUEUE, [staged_job.id])
             storage.enqueue([batch(1, ids=[f"staged {number}"], **options)])
             enqueued = job(storage, f"staged {number}")
 
@@ -74,7 +74,7 @@ class StagingContract(StorageCase):
 
         assert publish(storage, Manifest(QUEUE, APP, 1, WRITE, {"a": kind})) == Counts(queued=5)
 
-        assert storage.states(QUEUE, ["later"]) == [State.DELAYED]
+        assert storage.reads.states(QUEUE, ["later"]) == [State.DELAYED]
         assert [one.id for one in claim(storage, 10)] == ["first", "a", "b", "due"]
 
     @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ class StagingContract(StorageCase):
         error = ("djqueue.core.errors.OptionError", "priority: 'high' is not a number")
         chunk = [given(["a"]), batch(ids=["row"], rejected=error), given(["b"])]
         kind = place(storage).stage(WRITE, "a", 0, chunk)
-        assert storage.dead_letters(QUEUE) == []
+        assert storage.reads.dead_letters(QUEUE) == []
         manifest = Manifest(QUEUE, APP, 1, WRITE, {"a": kind})
         place(storage).begin(manifest, None)
 
@@ -130,7 +130,7 @@ class StagingContract(StorageCase):
 
         assert first == again == [Counts(queued=2, rejected=1)]
         assert place(storage).end(manifest) == Counts(queued=2, rejected=1)
-        assert [(letter.id, letter.reason) for letter in storage.dead_letters(QUEUE)] == [
+        assert [(letter.id, letter.reason) for letter in storage.reads.dead_letters(QUEUE)] == [
             ("row", "enqueue_rejected")
         ]
 
@@ -236,9 +236,9 @@ class StagingContract(StorageCase):
         publish(storage, staged(storage, {"p": chunks}, queue=PAIRS))
 
         assert [one.id for one in claim(storage, 10, queues=(PAIRS,))] == ["a", "b"]
-        assert storage.states(PAIRS, ["d"]) == [State.BLOCKED]
+        assert storage.reads.states(PAIRS, ["d"]) == [State.BLOCKED]
         self.complete(storage, "first")
-        assert storage.states(PAIRS, ["d"]) == [State.WAITING]
+        assert storage.reads.states(PAIRS, ["d"]) == [State.WAITING]
 
     @staticmethod
     def complete(storage: Storage, job_id: str) -> None:
@@ -249,8 +249,8 @@ class StagingContract(StorageCase):
 
 def place(storage: Storage) -> Staging:
     """Where this storage is staged in."""
-    assert storage.staging is not None
-    return storage.staging
+    assert storage.capabilities.staging is not None
+    return storage.capabilities.staging
 
 
 def fresh(many: int, queue: str = QUEUE) -> Batch:

@@ -37,7 +37,7 @@ class StallsContract(StorageCase):
         claimed = an_active_job(storage)
         self.advance(claimed.lease + 1)
 
-        assert storage.maintain().stalled == 1
+        assert storage.sweep().stalled == 1
 
         record = job(storage, claimed.id)
         assert (record.state, record.stalls, record.failures) == (State.WAITING, 1, 0)
@@ -49,7 +49,7 @@ class StallsContract(StorageCase):
         claimed = an_active_job(storage)
         self.advance(claimed.lease + 1)
 
-        assert [storage.maintain().stalled for _ in range(3)] == [1, 0, 0]
+        assert [storage.sweep().stalled for _ in range(3)] == [1, 0, 0]
         assert job(storage, claimed.id).stalls == 1
 
     @shows("stall", State.ACTIVE, State.FAILED)
@@ -63,7 +63,7 @@ class StallsContract(StorageCase):
         assert (record.state, record.stalls, record.failures) == (State.FAILED, 3, 0)
         assert [run.outcome for run in record.history] == ["stalled"] * 3
         assert record.error is not None
-        assert [letter.id for letter in storage.dead_letters(QUEUE)] == ["poison"]
+        assert [letter.id for letter in storage.reads.dead_letters(QUEUE)] == ["poison"]
         assert claim(storage) == []
 
     def test_a_job_that_may_never_stall_is_dead_at_once(self, storage: Storage) -> None:
@@ -77,12 +77,12 @@ class StallsContract(StorageCase):
     def test_the_dead_letter_tells_whether_the_worker_is_gone(self, storage: Storage, alive: bool) -> None:
         claimed = an_active_job(storage, max_stalls=0, worker="the worker")
         if alive:
-            storage.register_worker(worker("the worker"))
+            storage.workers.register(worker("the worker"))
 
         self.lose_lease(storage, claimed.lease)
 
         expected = "stalled" if alive else "worker_lost"
-        assert storage.dead_letters(QUEUE)[0].reason == expected
+        assert storage.reads.dead_letters(QUEUE)[0].reason == expected
         assert job(storage, claimed.id).reason == expected
 
     def test_subscribers_hear_of_each_stall_and_of_one_end(self, storage: Storage) -> None:
@@ -115,7 +115,7 @@ class StallsContract(StorageCase):
         swept_clean(storage)
 
         assert counts(storage) == {State.WAITING: 2_000, State.ACTIVE: 500}
-        lost = {one.id for one in storage.page(QUEUE, State.WAITING, 2_500)}
+        lost = {one.id for one in storage.reads.page(QUEUE, State.WAITING, 2_500)}
         assert lost == set(ids) - {one.id for one in renewed}
 
     def test_a_stalled_job_is_claimed_alone(self, storage: Storage) -> None:
@@ -159,7 +159,7 @@ class StallsContract(StorageCase):
     def test_a_stalled_job_with_options_is_claimed_alone(
         self, storage: Storage, given: dict[str, Any]
     ) -> None:
-        storage.set_limits(QUEUE, None, 10)
+        storage.queues.set_limits(QUEUE, None, 10)
         enqueue(storage, id="stalled", **given)
         self.lose_lease(storage, claim_one(storage).lease)
         enqueue_many(storage, 2, priority=-5)
@@ -169,18 +169,18 @@ class StallsContract(StorageCase):
 
     def test_a_stalled_job_of_a_shared_limiter_is_claimed_alone(self, storage: Storage) -> None:
         queue = SHARING[0]
-        storage.set_limiter(LIMITER, None, 5)
+        storage.limiters.set(LIMITER, None, 5)
         enqueue(storage, id="stalled", queue=queue)
         self.lose_lease(storage, claim_one(storage).lease)
         ids = enqueue_many(storage, 2, queue=queue)
 
         assert claim_ids(storage, 10) == ["stalled"]
         assert claim_ids(storage, 10) == ids
-        assert storage.limiter_state(LIMITER).used == 3
+        assert storage.limiters.state(LIMITER).used == 3
 
     @pytest.mark.parametrize("given", [{}, {"priority": 5}, {"priority": -5}, {"weight": 2}, {"lifo": True}])
     def test_a_claim_may_leave_stalled_jobs_out(self, storage: Storage, given: dict[str, Any]) -> None:
-        storage.set_limits(QUEUE, None, 100)
+        storage.queues.set_limits(QUEUE, None, 100)
         ids = enqueue_many(storage, 20, **given)
         lost = claim(storage, 10)
         self.lose_lease(storage, lost[0].lease)
@@ -217,7 +217,7 @@ class StallsContract(StorageCase):
 
     def test_stalled_jobs_of_a_shared_limiter_may_be_left_out(self, storage: Storage) -> None:
         queue = SHARING[0]
-        storage.set_limiter(LIMITER, None, 5)
+        storage.limiters.set(LIMITER, None, 5)
         enqueue(storage, id="stalled", queue=queue)
         self.lose_lease(storage, claim_one(storage).lease)
 
@@ -225,22 +225,22 @@ class StallsContract(StorageCase):
         ids = enqueue_many(storage, 2, queue=queue)
         assert claim_ids(storage, 10, stalled=False) == ids
         assert claim_ids(storage, 10) == ["stalled"]
-        assert storage.limiter_state(LIMITER).used == 3
+        assert storage.limiters.state(LIMITER).used == 3
 
     def test_a_stalled_job_that_waits_is_listed_counted_and_controlled(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3)
         self.lose_lease(storage, claim(storage, 3)[0].lease)
         good = enqueue_many(storage, 2)
-        storage.register_worker(worker("w1"))
+        storage.workers.register(worker("w1"))
 
-        assert {one.id for one in storage.page(QUEUE, State.WAITING, 10)} == {*ids, *good}
+        assert {one.id for one in storage.reads.page(QUEUE, State.WAITING, 10)} == {*ids, *good}
         assert counts(storage) == {State.WAITING: 5}
-        [overview] = storage.overview([QUEUE]).queues
+        [overview] = storage.reads.overview([QUEUE]).queues
         assert sum(overview.names.values()) == 5
-        explained = [storage.explain(QUEUE, one) for one in (*ids, *good)]
+        explained = [storage.reads.explain(QUEUE, one) for one in (*ids, *good)]
         assert [one and one.before for one in explained] == [0, 1, 2, 3, 4]
-        storage.update(QUEUE, ids[0], priority=7)
-        storage.cancel(QUEUE, [ids[1]], "changed my mind")
+        storage.jobs.update(QUEUE, ids[0], priority=7)
+        storage.jobs.cancel(QUEUE, [ids[1]], "changed my mind")
         assert claim_ids(storage, 10) == [ids[0]]
         assert claim_ids(storage, 10, stalled=False) == good
         assert claim_ids(storage, 10) == [ids[2]]
@@ -275,7 +275,7 @@ class StallsContract(StorageCase):
 
     def test_a_stalled_job_that_was_to_be_cancelled_is_cancelled(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
-        storage.cancel(QUEUE, [claimed.id], "changed my mind")
+        storage.jobs.cancel(QUEUE, [claimed.id], "changed my mind")
 
         self.lose_lease(storage, claimed.lease)
 

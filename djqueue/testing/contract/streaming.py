@@ -108,7 +108,7 @@ class StreamingContract(StorageCase):
         )
 
         assert accepted == [True, False, True, True]
-        pages = storage.items(QUEUE, [ItemMark(name) for name in ("a", "b", "c", "nobody")])
+        pages = storage.reads.items(QUEUE, [ItemMark(name) for name in ("a", "b", "c", "nobody")])
         assert [page and page.items for page in pages] == [(b"1", b"2"), (), (b"3",), None]
         assert items_of(storage, other.id, "other") == [b"4"]
 
@@ -209,7 +209,7 @@ class StreamingContract(StorageCase):
     def test_groups_may_be_cut_anywhere_and_come_again(
         self, storage: Storage, items: list[bytes], cuts: list[int], again: list[int]
     ) -> None:
-        storage.obliterate(QUEUE, force=True)
+        storage.queues.obliterate(QUEUE, force=True)
         run = an_active_job(storage)
         ends = sorted({min(cut, len(items)) for cut in cuts} | {len(items)})
         starts = [0, *ends[:-1]]
@@ -268,7 +268,7 @@ class StreamingContract(StorageCase):
         self.advance(SOON + 1)
         swept_clean(storage)
 
-        assert storage.items(QUEUE, [ItemMark("a")]) == [None]
+        assert storage.reads.items(QUEUE, [ItemMark("a")]) == [None]
         self._has_no_items(storage, "a")
 
     @pytest.mark.parametrize("how", [completing, failing, cancelling])
@@ -280,7 +280,7 @@ class StreamingContract(StorageCase):
         finish(storage, how(run))
         assert items_of(storage, "a") == [b"one", b"two"]
 
-        assert storage.remove(QUEUE, ["a"]) == [True]
+        assert storage.jobs.remove(QUEUE, ["a"]) == [True]
 
         self._has_no_items(storage, "a")
 
@@ -298,7 +298,7 @@ class StreamingContract(StorageCase):
         run = an_active_job(storage, id="a")
         emit(storage, run, b"one", b"two")
 
-        storage.obliterate(QUEUE, force=True)
+        storage.queues.obliterate(QUEUE, force=True)
 
         assert not emit(storage, run, b"three", start=2)
         self._has_no_items(storage, "a")
@@ -358,7 +358,7 @@ class StreamingContract(StorageCase):
         assert items_of(storage, run.id) == [b"one"]
         assert job(storage, run.id).items == 1
 
-        assert storage.retry(QUEUE, [run.id]) == ["retried"]
+        assert storage.jobs.retry(QUEUE, [run.id]) == ["retried"]
 
         assert items_of(storage, run.id) == []
         again = claim_one(storage)
@@ -370,8 +370,8 @@ class StreamingContract(StorageCase):
         emit(storage, run, b"one")
         finish(storage, retrying(run, delay=LATER))
 
-        assert storage.move(QUEUE, ["a"], "other") == ["moved"]
-        storage.promote("other", ["a"])
+        assert storage.jobs.move(QUEUE, ["a"], "other") == ["moved"]
+        storage.jobs.promote("other", ["a"])
 
         [again] = claim(storage, queues=["other"])
         assert items_of(storage, "a", "other") == []
@@ -524,7 +524,7 @@ class StreamingContract(StorageCase):
         job_id = enqueue(storage, delay=LATER)
         with reading(storage, job_id) as reader:
             reader.has_begun()
-            storage.remove(QUEUE, [job_id])
+            storage.jobs.remove(QUEUE, [job_id])
             with pytest.raises(JobNotFoundError):
                 reader.next()
 
@@ -609,7 +609,7 @@ class StreamingContract(StorageCase):
         run = an_active_job(storage)
         emit(storage, run, *encoded(1, 2))
         unsubscribed = []
-        subscribe = storage.subscribe
+        subscribe = storage.events.subscribe
 
         def counting(*args: Any) -> Any:
             unsubscribe = subscribe(*args)
@@ -620,13 +620,13 @@ class StreamingContract(StorageCase):
 
             return noted
 
-        vars(storage)["subscribe"] = counting
+        vars(storage.events)["subscribe"] = counting
         try:
             stream = Streaming(storage, PATIENCE, "raise").of(QUEUE, run.id)
             assert next(stream) == 1
             stream.close()
         finally:
-            del vars(storage)["subscribe"]
+            del vars(storage.events)["subscribe"]
 
         assert unsubscribed == [True]
         assert finish(storage, completing(run)) == [True]
@@ -693,14 +693,14 @@ class StreamReaderThread:
         self._thread.join(2 * PATIENCE)
 
     def _run(self) -> None:
-        items = self._storage.items
+        items = self._storage.reads.items
 
         def looked(*args: Any) -> Any:
             pages = items(*args)
             self._begun.set()
             return pages
 
-        vars(self._storage)["items"] = looked
+        vars(self._storage.reads)["items"] = looked
         try:
             for item in self._stream:
                 self._answer("item", item)
@@ -743,7 +743,7 @@ def worked_at_once(storage: Storage, work: Callable[[Claimed], None]) -> Iterato
                 work(claimed)
             done.set()
 
-    unsubscribe = storage.subscribe(QUEUE, on_event)
+    unsubscribe = storage.events.subscribe(QUEUE, on_event)
     try:
         yield
         assert done.wait(PATIENCE)

@@ -41,7 +41,7 @@ class SubjectsContract(StorageCase):
         JOB_IN[there](storage)
         JOB_IN[there](storage, subject=ANOTHER)
 
-        page = storage.about(ORDER, 10)
+        page = storage.reads.jobs_about(ORDER, 10)
 
         record = job(storage, job_id)
         assert record.options.subject == ORDER
@@ -53,7 +53,7 @@ class SubjectsContract(StorageCase):
         enqueue(storage, subject=ANOTHER)
 
         for subject in (ORDER, "", "%", "shop.order:7%", "SHOP.ORDER:77"):
-            assert storage.about(subject, 10) == JobSummaryPage([], None)
+            assert storage.reads.jobs_about(subject, 10) == JobSummaryPage([], None)
 
     def test_pages_have_the_newest_of_all_queues_first(self, storage: Storage) -> None:
         ids = []
@@ -81,20 +81,20 @@ class SubjectsContract(StorageCase):
     def test_only_the_queues_that_are_asked_for_are_looked_at(self, storage: Storage) -> None:
         ids = [enqueue(storage, queue=queue, subject=ORDER) for queue in ("a", "b", "c")]
 
-        found = storage.about(ORDER, 10, queues=["c", "a", "nobodys"])
+        found = storage.reads.jobs_about(ORDER, 10, queues=["c", "a", "nobodys"])
 
         assert {one.id for one in found.jobs} == {ids[0], ids[2]}
-        assert storage.about(ORDER, 10, queues=[]) == JobSummaryPage([], None)
+        assert storage.reads.jobs_about(ORDER, 10, queues=[]) == JobSummaryPage([], None)
 
     def test_a_page_goes_on_behind_jobs_that_are_gone(self, storage: Storage) -> None:
         ids = []
         for _ in range(5):
             ids.append(a_waiting_job(storage, subject=ORDER))
             self.pass_time(storage, 5)
-        first = storage.about(ORDER, 2)
-        storage.remove(QUEUE, [ids[3], ids[2]])
+        first = storage.reads.jobs_about(ORDER, 2)
+        storage.jobs.remove(QUEUE, [ids[3], ids[2]])
 
-        second = storage.about(ORDER, 2, first.next)
+        second = storage.reads.jobs_about(ORDER, 2, first.next)
 
         assert [one.id for one in second.jobs] == [ids[1], ids[0]]
         assert second.next is None
@@ -104,7 +104,7 @@ class SubjectsContract(StorageCase):
         enqueue(storage, subject=ORDER)
 
         with pytest.raises(OptionError, match="cursor"):
-            storage.about(ORDER, 5, cursor)
+            storage.reads.jobs_about(ORDER, 5, cursor)
 
     @pytest.mark.parametrize("subject", ["größer 🦆:1", "a\tb\nc", "x" * 255, "'", "a:b:c", "[(", "\x01"])
     def test_any_text_may_be_a_subject(self, storage: Storage, subject: str) -> None:
@@ -123,7 +123,7 @@ class SubjectsContract(StorageCase):
             [claimed] = claim(storage)
             assert claimed.options.subject == ORDER
             finish(storage, how(claimed))
-        storage.update(QUEUE, [job_id], priority=5, payload=b"\x01")
+        storage.jobs.update(QUEUE, [job_id], priority=5, payload=b"\x01")
         [claimed] = claim(storage)
         finish(storage, completing(claimed))
 
@@ -134,7 +134,7 @@ class SubjectsContract(StorageCase):
         job_id = a_failed_job(storage, subject=ORDER)
         assert self._about(storage) == [(job_id, State.FAILED)]
 
-        storage.retry(QUEUE, [job_id])
+        storage.jobs.retry(QUEUE, [job_id])
 
         assert self._about(storage) == [(job_id, State.WAITING)]
 
@@ -142,9 +142,9 @@ class SubjectsContract(StorageCase):
     def test_a_moved_job_takes_its_subject_with_it(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage, subject=ORDER)
 
-        assert storage.move(QUEUE, [job_id], "elsewhere") == ["moved"]
+        assert storage.jobs.move(QUEUE, [job_id], "elsewhere") == ["moved"]
 
-        assert [(one.queue, one.id, one.state) for one in storage.about(ORDER, 10).jobs] == [
+        assert [(one.queue, one.id, one.state) for one in storage.reads.jobs_about(ORDER, 10).jobs] == [
             ("elsewhere", job_id, there)
         ]
 
@@ -174,7 +174,7 @@ class SubjectsContract(StorageCase):
         job_id = JOB_IN[there](storage, subject=ORDER)
         other = JOB_IN[there](storage, subject=ORDER)
 
-        storage.remove(QUEUE, [job_id])
+        storage.jobs.remove(QUEUE, [job_id])
 
         assert self._about(storage) == [(other, there)]
 
@@ -187,13 +187,13 @@ class SubjectsContract(StorageCase):
             a_failed_job(storage, subject=ORDER, queue=BRIEF_LETTERS),
         ]
         kept = a_completed_job(storage, subject=ORDER)
-        assert {one.id for one in storage.about(ORDER, 10).jobs} == {*brief, kept}
+        assert {one.id for one in storage.reads.jobs_about(ORDER, 10).jobs} == {*brief, kept}
 
         self.pass_time(storage, SOON + 1)
-        storage.maintain()
+        storage.sweep()
 
         assert self._about(storage) == [(kept, State.COMPLETED)]
-        assert storage.jobs(QUEUE, [plain]) == [None]
+        assert storage.reads.jobs(QUEUE, [plain]) == [None]
 
     def test_what_is_kept_no_longer_for_there_are_too_many_is_about_nothing(self, storage: Storage) -> None:
         for queue in (FEW_RECORDS, FEW_LETTERS):
@@ -202,29 +202,29 @@ class SubjectsContract(StorageCase):
                     storage, queue=queue, subject=ORDER
                 )
                 self.advance(5)
-            storage.maintain()
+            storage.sweep()
 
-            there = storage.about(ORDER, 10, queues=[queue]).jobs
+            there = storage.reads.jobs_about(ORDER, 10, queues=[queue]).jobs
 
             assert len(there) == sum(counts(storage, queue).values()) == 3
-            assert all(storage.jobs(queue, [one.id for one in there]))
+            assert all(storage.reads.jobs(queue, [one.id for one in there]))
 
     def test_an_obliterated_queue_has_no_jobs_about_anything(self, storage: Storage) -> None:
         an_active_job(storage, subject=ORDER)
         enqueue_many(storage, 3, subject=ORDER)
         other = enqueue(storage, queue="other", subject=ORDER)
 
-        storage.obliterate(QUEUE, force=True)
+        storage.queues.obliterate(QUEUE, force=True)
 
         assert self._about(storage) == [(other, State.WAITING)]
         again = enqueue(storage, subject=ORDER)
         assert {job_id for job_id, _ in self._about(storage)} == {other, again}
 
     def _about(self, storage: Storage, subject: str = ORDER) -> list[tuple[str, State]]:
-        return [(one.id, one.state) for one in storage.about(subject, 100).jobs]
+        return [(one.id, one.state) for one in storage.reads.jobs_about(subject, 100).jobs]
 
     def _pages(self, storage: Storage, subject: str, limit: int) -> list[list[JobSummary]]:
-        pages = [storage.about(subject, limit)]
+        pages = [storage.reads.jobs_about(subject, limit)]
         while pages[-1].next is not None:
-            pages.append(storage.about(subject, limit, pages[-1].next))
+            pages.append(storage.reads.jobs_about(subject, limit, pages[-1].next))
         return [page.jobs for page in pages]

@@ -53,21 +53,21 @@ def a_delayed_enqueue(_: "TellingContract", storage: Storage) -> Doing:
 def a_promotion(_: "TellingContract", storage: Storage) -> Doing:
     """A delayed job promoted."""
     job_id = a_delayed_job(storage)
-    return lambda: storage.promote(QUEUE, [job_id])
+    return lambda: storage.jobs.promote(QUEUE, [job_id])
 
 
 def an_earlier_time(case: "TellingContract", storage: Storage) -> Doing:
     """A delayed job put to an earlier time."""
     job_id = a_delayed_job(storage)
     at = case.now(storage) + SOON
-    return lambda: storage.reschedule(QUEUE, [job_id], at)
+    return lambda: storage.jobs.reschedule(QUEUE, [job_id], at)
 
 
 def a_time_that_has_come(case: "TellingContract", storage: Storage) -> Doing:
     """A delayed job that is due, found by maintenance."""
     enqueue(storage, delay=SOON)
     case.advance(SOON + 1)
-    return storage.maintain
+    return storage.sweep
 
 
 def a_retry(_: "TellingContract", storage: Storage) -> Doing:
@@ -92,20 +92,20 @@ def a_stall(case: "TellingContract", storage: Storage) -> Doing:
     """A lost lease, found by maintenance."""
     claimed = an_active_job(storage)
     case.advance(claimed.lease + 1)
-    return storage.maintain
+    return storage.sweep
 
 
 def a_retried_dead_letter(_: "TellingContract", storage: Storage) -> Doing:
     """A dead letter retried."""
     job_id = a_failed_job(storage)
-    return lambda: storage.retry(QUEUE, [job_id])
+    return lambda: storage.jobs.retry(QUEUE, [job_id])
 
 
 def a_resume(_: "TellingContract", storage: Storage) -> Doing:
     """The end of a pause."""
-    storage.pause(QUEUE)
+    storage.queues.pause(QUEUE)
     enqueue(storage)
-    return lambda: storage.resume(QUEUE)
+    return lambda: storage.queues.resume(QUEUE)
 
 
 def a_dependency_met(_: "TellingContract", storage: Storage) -> Doing:
@@ -126,12 +126,12 @@ def a_groups_head_cancelled(_: "TellingContract", storage: Storage) -> Doing:
     """The end of a waiting job whose group has a next job, of another name."""
     first = enqueue(storage, group="g", name="unhandled")
     enqueue(storage, group="g")
-    return lambda: storage.cancel(QUEUE, [first])
+    return lambda: storage.jobs.cancel(QUEUE, [first])
 
 
 def a_place_freed(_: "TellingContract", storage: Storage) -> Doing:
     """The end of a run in a queue that was at its limit."""
-    storage.set_limits(QUEUE, None, 1)
+    storage.queues.set_limits(QUEUE, None, 1)
     enqueue_many(storage, 2)
     claimed = claim_one(storage)
     return lambda: finish(storage, completing(claimed))
@@ -139,10 +139,10 @@ def a_place_freed(_: "TellingContract", storage: Storage) -> Doing:
 
 def a_limit_raised(_: "TellingContract", storage: Storage) -> Doing:
     """A higher limit for a queue that was at its old one."""
-    storage.set_limits(QUEUE, None, 1)
+    storage.queues.set_limits(QUEUE, None, 1)
     enqueue_many(storage, 2)
     claim_one(storage)
-    return lambda: storage.set_limits(QUEUE, None, 2)
+    return lambda: storage.queues.set_limits(QUEUE, None, 2)
 
 
 WAKING: list[Prepare] = [
@@ -173,7 +173,7 @@ class TellingContract(StorageCase):
     def test_a_jobs_life_is_told_in_order(self, storage: Storage) -> None:
         with recorded(storage) as recorder:
             job_id = enqueue(storage, name="pay", delay=SOON)
-            storage.promote(QUEUE, [job_id])
+            storage.jobs.promote(QUEUE, [job_id])
             claimed = claim_one(storage, names=["pay"])
             storage.report([report_of(claimed, 50)])
             finish(storage, retrying(claimed))
@@ -239,9 +239,9 @@ class TellingContract(StorageCase):
 
     def test_who_has_unsubscribed_hears_nothing_more(self, storage: Storage) -> None:
         left, stays, of_one = Recorder(), Recorder(), Recorder()
-        unsubscribe = storage.subscribe(QUEUE, left)
-        unsubscribe_one = storage.subscribe(QUEUE, of_one, "a")
-        storage.subscribe(QUEUE, stays)
+        unsubscribe = storage.events.subscribe(QUEUE, left)
+        unsubscribe_one = storage.events.subscribe(QUEUE, of_one, "a")
+        storage.events.subscribe(QUEUE, stays)
         enqueue(storage, id="a")
         left.until("queued", "a")
         of_one.until("queued", "a")
@@ -250,7 +250,7 @@ class TellingContract(StorageCase):
         for stop in (unsubscribe, unsubscribe_one, unsubscribe):
             stop()
         before = len(left.events()), len(of_one.events())
-        storage.cancel(QUEUE, ["a"])
+        storage.jobs.cancel(QUEUE, ["a"])
         enqueue(storage, id="b")
         so_far(storage, stays)
 
@@ -259,9 +259,9 @@ class TellingContract(StorageCase):
 
     def test_two_subscriptions_of_one_handler_are_two(self, storage: Storage) -> None:
         recorder, fence = Recorder(), Recorder()
-        first = storage.subscribe(QUEUE, recorder)
-        storage.subscribe(QUEUE, recorder)
-        storage.subscribe(QUEUE, fence)
+        first = storage.events.subscribe(QUEUE, recorder)
+        storage.events.subscribe(QUEUE, recorder)
+        storage.events.subscribe(QUEUE, fence)
         first()
         first()
 
@@ -276,7 +276,7 @@ class TellingContract(StorageCase):
         def broken(event: Event) -> None:
             raise RuntimeError(f"cannot take {event.event}")
 
-        storage.subscribe(QUEUE, broken)
+        storage.events.subscribe(QUEUE, broken)
         with recorded(storage) as recorder:
             claimed = an_active_job(storage)
             assert finish(storage, completing(claimed)) == [True]
@@ -290,7 +290,7 @@ class TellingContract(StorageCase):
             if event.event == "completed" and event.id == "first":
                 enqueue(storage, id="second")
 
-        storage.subscribe(QUEUE, follow_up)
+        storage.events.subscribe(QUEUE, follow_up)
         with recorded(storage) as recorder:
             finish(storage, completing(an_active_job(storage, id="first")))
             recorder.until("queued", "second")
@@ -301,9 +301,9 @@ class TellingContract(StorageCase):
         seen: list[tuple[str, State | None]] = []
 
         def look(event: Event) -> None:
-            seen.append((event.event, storage.states(QUEUE, [event.id])[0]))
+            seen.append((event.event, storage.reads.states(QUEUE, [event.id])[0]))
 
-        storage.subscribe(QUEUE, look)
+        storage.events.subscribe(QUEUE, look)
         with recorded(storage) as recorder:
             a_failed_job(storage, id="dead")
             recorder.until("failed", "dead")

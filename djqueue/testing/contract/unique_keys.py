@@ -53,19 +53,19 @@ def given_up(_: "UniqueKeysContract", storage: Storage) -> None:
 def cancelled_while_waiting(_: "UniqueKeysContract", storage: Storage) -> None:
     """It is cancelled before it starts."""
     enqueue(storage, id="owner", unique_key="k")
-    storage.cancel(QUEUE, ["owner"])
+    storage.jobs.cancel(QUEUE, ["owner"])
 
 
 def cancelled_while_delayed(_: "UniqueKeysContract", storage: Storage) -> None:
     """It is cancelled before it is due."""
     enqueue(storage, id="owner", unique_key="k", delay=LATER)
-    storage.cancel(QUEUE, ["owner"])
+    storage.jobs.cancel(QUEUE, ["owner"])
 
 
 def cancelled_while_running(_: "UniqueKeysContract", storage: Storage) -> None:
     """It is asked to stop, and given back."""
     claimed = an_active_job(storage, id="owner", unique_key="k")
-    storage.cancel(QUEUE, ["owner"])
+    storage.jobs.cancel(QUEUE, ["owner"])
     finish(storage, releasing(claimed))
 
 
@@ -90,19 +90,19 @@ def dependency_failed(_: "UniqueKeysContract", storage: Storage) -> None:
 def removed(_: "UniqueKeysContract", storage: Storage) -> None:
     """It is removed before it starts."""
     enqueue(storage, id="owner", unique_key="k")
-    storage.remove(QUEUE, ["owner"])
+    storage.jobs.remove(QUEUE, ["owner"])
 
 
 def cleaned(case: "UniqueKeysContract", storage: Storage) -> None:
     """It is cleaned away before it starts."""
     enqueue(storage, id="owner", unique_key="k")
-    storage.clean(QUEUE, frozenset({State.WAITING}), case.now(storage) + LATER)
+    storage.queues.clean(QUEUE, frozenset({State.WAITING}), case.now(storage) + LATER)
 
 
 def obliterated(_: "UniqueKeysContract", storage: Storage) -> None:
     """Its queue is obliterated while it runs."""
     an_active_job(storage, id="owner", unique_key="k")
-    storage.obliterate(QUEUE, force=True)
+    storage.queues.obliterate(QUEUE, force=True)
 
 
 ENDS: list[End] = [
@@ -202,7 +202,7 @@ class UniqueKeysContract(StorageCase):
         a_completed_job(storage, id="completed", unique_key="k")
         a_waiting_job(storage, id="owner", unique_key="k")
 
-        storage.remove(QUEUE, ["failed", "completed"])
+        storage.jobs.remove(QUEUE, ["failed", "completed"])
 
         [answer] = storage.enqueue([batch(unique_key="k")])
         assert answer == EnqueueResult("owner", "duplicate", QUEUE, State.WAITING)

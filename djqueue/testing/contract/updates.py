@@ -42,7 +42,7 @@ class UpdatesContract(StorageCase):
         job_id = JOB_IN[there](storage, id="a")
         before = job(storage, job_id)
 
-        assert storage.update(QUEUE, [job_id, "nowhere"], 7, b"other") == [True, False]
+        assert storage.jobs.update(QUEUE, [job_id, "nowhere"], 7, b"other") == [True, False]
 
         record = job(storage, job_id)
         assert (record.payload, record.options.priority, record.state) == (b"other", 7, there)
@@ -53,7 +53,7 @@ class UpdatesContract(StorageCase):
         job_id = JOB_IN[there](storage)
 
         with nothing_changes(storage):
-            assert storage.update(QUEUE, [job_id], 7, b"other") == [False]
+            assert storage.jobs.update(QUEUE, [job_id], 7, b"other") == [False]
 
     def test_what_is_not_given_stays(self, storage: Storage) -> None:
         backoff = Backoff(kind="linear", base=50, factor=1.5, jitter=0.25)
@@ -61,23 +61,23 @@ class UpdatesContract(StorageCase):
         enqueue(storage, id="a", priority=3, **options)
         before = job(storage, "a").options
 
-        storage.update(QUEUE, ["a"], payload=b"other")
+        storage.jobs.update(QUEUE, ["a"], payload=b"other")
         assert (job(storage, "a").options, job(storage, "a").payload) == (before, b"other")
-        storage.update(QUEUE, ["a"], priority=0)
-        storage.update(QUEUE, ["a"], priority=3)
+        storage.jobs.update(QUEUE, ["a"], priority=0)
+        storage.jobs.update(QUEUE, ["a"], priority=3)
         assert (job(storage, "a").options, job(storage, "a").payload) == (before, b"other")
 
     def test_an_empty_payload_is_one(self, storage: Storage) -> None:
         enqueue(storage, id="a")
 
-        storage.update(QUEUE, ["a"], payload=b"")
+        storage.jobs.update(QUEUE, ["a"], payload=b"")
 
         assert claim_one(storage).payload == b""
 
     def test_the_worker_is_given_what_was_said_last(self, storage: Storage) -> None:
         enqueue(storage, id="a")
-        storage.update(QUEUE, ["a"], 2, b"first")
-        storage.update(QUEUE, ["a"], 5, b"second")
+        storage.jobs.update(QUEUE, ["a"], 2, b"first")
+        storage.jobs.update(QUEUE, ["a"], 5, b"second")
 
         claimed = claim_one(storage)
 
@@ -87,7 +87,7 @@ class UpdatesContract(StorageCase):
     def test_another_payload_keeps_the_place(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3)
 
-        assert storage.update(QUEUE, ids[:2], payload=b"other") == [True, True]
+        assert storage.jobs.update(QUEUE, ids[:2], payload=b"other") == [True, True]
 
         assert [(one.id, one.payload) for one in claim(storage, 3)] == [
             (ids[0], b"other"),
@@ -99,23 +99,23 @@ class UpdatesContract(StorageCase):
         ids = enqueue_many(storage, 4)
         enqueue(storage, id="high", priority=1)
 
-        storage.update(QUEUE, [ids[2]], priority=1)
-        storage.update(QUEUE, [ids[0]], priority=-1)
+        storage.jobs.update(QUEUE, [ids[2]], priority=1)
+        storage.jobs.update(QUEUE, [ids[0]], priority=-1)
 
         assert claim_ids(storage, 9) == ["high", ids[2], ids[1], ids[3], ids[0]]
 
     def test_the_same_priority_keeps_the_place(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3)
 
-        assert storage.update(QUEUE, [ids[0]], priority=0) == [True]
+        assert storage.jobs.update(QUEUE, [ids[0]], priority=0) == [True]
 
         assert claim_ids(storage, 3) == ids
 
     def test_back_and_forth_is_behind_the_others(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3)
 
-        storage.update(QUEUE, [ids[0]], priority=5)
-        storage.update(QUEUE, [ids[0]], priority=0)
+        storage.jobs.update(QUEUE, [ids[0]], priority=5)
+        storage.jobs.update(QUEUE, [ids[0]], priority=0)
 
         assert claim_ids(storage, 3) == [ids[1], ids[2], ids[0]]
 
@@ -123,7 +123,7 @@ class UpdatesContract(StorageCase):
         enqueue(storage, id="lifo", lifo=True)
         enqueue(storage, id="high", priority=1)
 
-        storage.update(QUEUE, ["lifo"], priority=1)
+        storage.jobs.update(QUEUE, ["lifo"], priority=1)
 
         assert claim_ids(storage, 2) == ["high", "lifo"]
 
@@ -131,7 +131,7 @@ class UpdatesContract(StorageCase):
         enqueue(storage, id="delayed", delay=SOON)
         enqueue(storage, id="waiting")
 
-        storage.update(QUEUE, ["delayed"], priority=1)
+        storage.jobs.update(QUEUE, ["delayed"], priority=1)
         assert state(storage, "delayed") is State.DELAYED
         self.pass_time(storage, SOON + 1)
 
@@ -142,7 +142,7 @@ class UpdatesContract(StorageCase):
         enqueue(storage, id="blocked", depends_on=((UPSTREAM, upstream),))
         enqueue(storage, id="waiting")
 
-        storage.update(QUEUE, ["blocked"], priority=1)
+        storage.jobs.update(QUEUE, ["blocked"], priority=1)
         finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
 
         assert claim_ids(storage, 2) == ["blocked", "waiting"]
@@ -151,7 +151,7 @@ class UpdatesContract(StorageCase):
         for job_id in ("first", "second", "third"):
             enqueue(storage, id=job_id, group="g")
 
-        storage.update(QUEUE, ["third", "first"], priority=5)
+        storage.jobs.update(QUEUE, ["third", "first"], priority=5)
 
         order = []
         for _ in range(3):
@@ -165,7 +165,7 @@ class UpdatesContract(StorageCase):
         enqueue(storage, id="mine")
         assert claim_ids(storage, 9) == ["mine"]
 
-        assert storage.update(QUEUE, ["other"], 3, b"new") == [True]
+        assert storage.jobs.update(QUEUE, ["other"], 3, b"new") == [True]
 
         claimed = claim_one(storage, names=["other"])
         assert (claimed.payload, claimed.options.priority) == (b"new", 3)
@@ -177,17 +177,17 @@ class UpdatesContract(StorageCase):
         claimed = an_active_job(storage, id="a")
         finish(storage, given_back(claimed, delay=LATER))
 
-        assert storage.update(QUEUE, ["a"], 2, b"new") == [True]
-        storage.promote(QUEUE, ["a"])
+        assert storage.jobs.update(QUEUE, ["a"], 2, b"new") == [True]
+        storage.jobs.promote(QUEUE, ["a"])
 
         again = claim_one(storage)
         assert (again.payload, again.attempts) == (b"new", 2 if given_back is retrying else 1)
 
     def test_an_updated_job_is_cancelled_and_removed_like_others(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 4)
-        storage.update(QUEUE, ids, 4, b"new")
+        storage.jobs.update(QUEUE, ids, 4, b"new")
 
-        assert storage.cancel(QUEUE, ids[:1])[0].status == "cancelled"
-        assert storage.remove(QUEUE, ids[1:2]) == [True]
+        assert storage.jobs.cancel(QUEUE, ids[:1])[0].status == "cancelled"
+        assert storage.jobs.remove(QUEUE, ids[1:2]) == [True]
 
         assert claim_ids(storage, 9) == ids[2:]

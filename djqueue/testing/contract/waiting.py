@@ -113,7 +113,7 @@ class WaitingContract(StorageCase):
     def test_a_removed_job_is_raised(self, storage: Storage) -> None:
         job_id = enqueue(storage, delay=LATER)
         with (
-            when_asked_for(storage, lambda: storage.remove(QUEUE, [job_id])),
+            when_asked_for(storage, lambda: storage.jobs.remove(QUEUE, [job_id])),
             pytest.raises(JobNotFoundError),
         ):
             waiting.enqueue_and_wait(storage, batch(ids=[job_id]), PATIENCE)
@@ -143,7 +143,7 @@ def ended_at_once(storage: Storage, end: End, *words: str) -> Iterator[None]:
             for claimed in claim(storage):
                 storage.finish([end(claimed)])
 
-    unsubscribe = storage.subscribe(QUEUE, on_event)
+    unsubscribe = storage.events.subscribe(QUEUE, on_event)
     try:
         yield
     finally:

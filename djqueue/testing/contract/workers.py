@@ -19,9 +19,9 @@ class WorkersContract(StorageCase):
     def test_a_worker_is_listed_as_it_describes_itself(self, storage: Storage) -> None:
         info = worker("höst-1:2", host="höst", pid=7, queues=("a", "b"), names=("x", "y"), active=3)
 
-        storage.register_worker(info)
+        storage.workers.register(info)
 
-        [listed] = storage.workers()
+        [listed] = storage.workers.all()
         assert listed._replace(seen_at=0) == info
         assert abs(listed.seen_at - self.now(storage)) < 60_000
 
@@ -35,204 +35,204 @@ class WorkersContract(StorageCase):
             jobs=(RunningJob("emails", "id-1", "send ü", 1_700_000_000_123), RunningJob("a", "b", "c", 1)),
         )
 
-        storage.register_worker(info)
+        storage.workers.register(info)
 
-        [listed] = storage.workers()
+        [listed] = storage.workers.all()
         assert listed._replace(seen_at=0) == info
 
     def test_a_worker_heard_of_again_is_listed_once_as_it_is_now(self, storage: Storage) -> None:
-        storage.register_worker(worker("w1"))
-        first = storage.workers()[0].seen_at
+        storage.workers.register(worker("w1"))
+        first = storage.workers.all()[0].seen_at
         self.advance(50)
-        storage.register_worker(worker("w1", active=2, state="stopping"))
+        storage.workers.register(worker("w1", active=2, state="stopping"))
 
-        [listed] = storage.workers()
+        [listed] = storage.workers.all()
         assert (listed.active, listed.state) == (2, "stopping")
         assert listed.seen_at > first
 
     def test_a_worker_that_has_stopped_is_gone_at_once(self, storage: Storage) -> None:
-        storage.register_worker(worker("w1"))
-        storage.register_worker(worker("w2"))
+        storage.workers.register(worker("w1"))
+        storage.workers.register(worker("w2"))
 
-        storage.unregister_worker("w1")
-        storage.unregister_worker("nobody")
+        storage.workers.unregister("w1")
+        storage.workers.unregister("nobody")
 
-        assert [info.id for info in storage.workers()] == ["w2"]
+        assert [info.id for info in storage.workers.all()] == ["w2"]
 
     def test_each_worker_is_gone_after_its_own_silence(self, storage: Storage) -> None:
         """One that is silent, or stops, does not take the others along."""
         for name in ("silent", "alive", "stopping"):
-            storage.register_worker(worker(name))
+            storage.workers.register(worker(name))
 
         for step in range(4):
             self.pass_time(storage, self.worker_ttl // 2)
-            storage.register_worker(worker("alive"))
+            storage.workers.register(worker("alive"))
             if step == 0:
-                storage.unregister_worker("stopping")
+                storage.workers.unregister("stopping")
 
-        assert [info.id for info in storage.workers()] == ["alive"]
+        assert [info.id for info in storage.workers.all()] == ["alive"]
 
     def test_a_worker_that_is_late_once_is_not_gone(self, storage: Storage) -> None:
-        storage.register_worker(worker("w1"))
+        storage.workers.register(worker("w1"))
 
         self.pass_time(storage, self.worker_ttl // 2)
 
-        assert [info.id for info in storage.workers()] == ["w1"]
+        assert [info.id for info in storage.workers.all()] == ["w1"]
 
     def test_a_worker_thought_gone_may_come_back(self, storage: Storage) -> None:
-        storage.register_worker(worker("w1"))
+        storage.workers.register(worker("w1"))
         self.pass_time(storage, 2 * self.worker_ttl)
-        assert storage.workers() == []
+        assert storage.workers.all() == []
 
-        storage.register_worker(worker("w1"))
+        storage.workers.register(worker("w1"))
 
-        assert [info.id for info in storage.workers()] == ["w1"]
+        assert [info.id for info in storage.workers.all()] == ["w1"]
 
     def test_many_workers_are_listed(self, storage: Storage) -> None:
         names = {f"worker-{number}" for number in range(200)}
         for name in names:
-            storage.register_worker(worker(name))
+            storage.workers.register(worker(name))
 
-        assert {info.id for info in storage.workers()} == names
+        assert {info.id for info in storage.workers.all()} == names
 
     # Steering.
 
     def test_a_command_is_heard_once(self, storage: Storage) -> None:
         info = worker("höst-1:2")
-        assert storage.register_worker(info) == ()
+        assert storage.workers.register(info) == ()
 
-        assert storage.control_worker("höst-1:2", "quiet") == "asked"
+        assert storage.workers.control("höst-1:2", "quiet") == "asked"
 
-        assert storage.register_worker(info) == ("quiet",)
-        assert storage.register_worker(info) == ()
+        assert storage.workers.register(info) == ("quiet",)
+        assert storage.workers.register(info) == ()
 
     def test_a_command_is_heard_by_the_worker_that_is_meant(self, storage: Storage) -> None:
-        storage.register_worker(worker("w1"))
-        storage.register_worker(worker("w2"))
+        storage.workers.register(worker("w1"))
+        storage.workers.register(worker("w2"))
 
-        storage.control_worker("w2", "stop")
+        storage.workers.control("w2", "stop")
 
-        assert storage.register_worker(worker("w1")) == ()
-        assert storage.register_worker(worker("w2")) == ("stop",)
+        assert storage.workers.register(worker("w1")) == ()
+        assert storage.workers.register(worker("w2")) == ("stop",)
 
     def test_a_worker_that_is_not_there_is_told_nothing(self, storage: Storage) -> None:
-        storage.register_worker(worker("w1"))
-        storage.unregister_worker("w1")
+        storage.workers.register(worker("w1"))
+        storage.workers.unregister("w1")
 
-        assert storage.control_worker("w1", "quiet") == "not_found"
-        assert storage.control_worker("nobody", "dump") == "not_found"
+        assert storage.workers.control("w1", "quiet") == "not_found"
+        assert storage.workers.control("nobody", "dump") == "not_found"
 
-        assert storage.register_worker(worker("w1")) == ()
+        assert storage.workers.register(worker("w1")) == ()
 
     def test_a_worker_that_is_silent_for_too_long_is_told_nothing(self, storage: Storage) -> None:
-        storage.register_worker(worker("w1"))
+        storage.workers.register(worker("w1"))
         self.pass_time(storage, 2 * self.worker_ttl)
 
-        assert storage.control_worker("w1", "quiet") == "not_found"
+        assert storage.workers.control("w1", "quiet") == "not_found"
 
     def test_until_it_is_heard_the_last_word_counts(self, storage: Storage) -> None:
-        storage.register_worker(worker("w1"))
+        storage.workers.register(worker("w1"))
 
         for command in ("quiet", "dump", "resume", "dump", "quiet", "quiet"):
-            assert storage.control_worker("w1", command) == "asked"
+            assert storage.workers.control("w1", command) == "asked"
 
-        assert storage.register_worker(worker("w1")) == ("dump", "quiet")
+        assert storage.workers.register(worker("w1")) == ("dump", "quiet")
 
     def test_a_worker_that_is_to_end_can_only_be_asked_where_it_is(self, storage: Storage) -> None:
-        storage.register_worker(worker("w1"))
-        assert storage.control_worker("w1", "quiet") == "asked"
-        assert storage.control_worker("w1", "stop") == "asked"
+        storage.workers.register(worker("w1"))
+        assert storage.workers.control("w1", "quiet") == "asked"
+        assert storage.workers.control("w1", "stop") == "asked"
 
         for command in ("quiet", "resume", "stop"):
-            assert storage.control_worker("w1", command) == "stopping"
-        assert storage.control_worker("w1", "dump") == "asked"
+            assert storage.workers.control("w1", command) == "stopping"
+        assert storage.workers.control("w1", "dump") == "asked"
 
         stopping = worker("w1", state="stopping")
-        assert storage.register_worker(stopping) == ("stop", "dump")
+        assert storage.workers.register(stopping) == ("stop", "dump")
         for command in ("quiet", "resume", "stop"):
-            assert storage.control_worker("w1", command) == "stopping"
-        assert storage.control_worker("w1", "dump") == "asked"
-        assert storage.register_worker(stopping) == ("dump",)
+            assert storage.workers.control("w1", command) == "stopping"
+        assert storage.workers.control("w1", "dump") == "asked"
+        assert storage.workers.register(stopping) == ("dump",)
 
     def test_what_was_not_heard_ends_with_the_worker(self, storage: Storage) -> None:
         """Also for the next one of that name: by its goodbye, by silence, and by another start."""
-        storage.register_worker(worker("w1", started_at=1_700_000_000_000))
-        storage.control_worker("w1", "stop")
-        storage.unregister_worker("w1")
-        assert storage.register_worker(worker("w1", started_at=1_700_000_000_000)) == ()
+        storage.workers.register(worker("w1", started_at=1_700_000_000_000))
+        storage.workers.control("w1", "stop")
+        storage.workers.unregister("w1")
+        assert storage.workers.register(worker("w1", started_at=1_700_000_000_000)) == ()
 
-        storage.control_worker("w1", "stop")
+        storage.workers.control("w1", "stop")
         self.pass_time(storage, 2 * self.worker_ttl)
-        assert storage.register_worker(worker("w1", started_at=1_700_000_000_000)) == ()
+        assert storage.workers.register(worker("w1", started_at=1_700_000_000_000)) == ()
 
-        storage.control_worker("w1", "stop")
+        storage.workers.control("w1", "stop")
         again = worker("w1", started_at=1_700_000_000_001)
-        assert storage.register_worker(again) == ()
-        assert storage.register_worker(again) == ()
-        assert storage.control_worker("w1", "quiet") == "asked"
-        assert storage.register_worker(again) == ("quiet",)
+        assert storage.workers.register(again) == ()
+        assert storage.workers.register(again) == ()
+        assert storage.workers.control("w1", "quiet") == "asked"
+        assert storage.workers.register(again) == ("quiet",)
 
     def test_other_words_are_refused(self, storage: Storage) -> None:
-        storage.register_worker(worker("w1"))
+        storage.workers.register(worker("w1"))
 
         with pytest.raises(OptionError):
-            storage.control_worker("w1", "explode")
+            storage.workers.control("w1", "explode")
 
-        assert storage.register_worker(worker("w1")) == ()
+        assert storage.workers.register(worker("w1")) == ()
 
     def test_one_who_follows_a_worker_is_woken_when_it_is_told_something(self, storage: Storage) -> None:
-        storage.register_worker(worker("w1"))
-        storage.register_worker(worker("w2"))
+        storage.workers.register(worker("w1"))
+        storage.workers.register(worker("w2"))
         woken, other = Event(), Event()
-        unfollow = storage.on_worker_command("w1", woken.set)
-        unfollow_other = storage.on_worker_command("w2", other.set)
+        unfollow = storage.workers.on_command("w1", woken.set)
+        unfollow_other = storage.workers.on_command("w2", other.set)
         woken.clear()
         other.clear()
 
-        storage.control_worker("w1", "dump")
+        storage.workers.control("w1", "dump")
         assert woken.wait(10)
 
         unfollow()
         unfollow()
         woken.clear()
-        storage.control_worker("w1", "quiet")
-        storage.control_worker("w2", "quiet")
+        storage.workers.control("w1", "quiet")
+        storage.workers.control("w2", "quiet")
         assert other.wait(10)
         assert not woken.is_set()
         unfollow_other()
 
     def test_a_dump_is_kept_for_a_while(self, storage: Storage) -> None:
-        storage.register_worker(worker("w1"))
-        assert storage.worker_dump("w1") is None
+        storage.workers.register(worker("w1"))
+        assert storage.workers.dump("w1") is None
 
-        assert storage.save_dump("w1", "first")
-        assert storage.save_dump("w1", 'File "jöbs.py", line 1')
+        assert storage.workers.save_dump("w1", "first")
+        assert storage.workers.save_dump("w1", 'File "jöbs.py", line 1')
 
-        dump = storage.worker_dump("w1")
+        dump = storage.workers.dump("w1")
         assert dump is not None
         assert dump.text == 'File "jöbs.py", line 1'
         assert abs(dump.at - self.now(storage)) < 60_000
         for _ in range(DUMP_TTL // 30_000 + 1):
             self.pass_time(storage, 30_000)
-            storage.register_worker(worker("w1"))
-        assert storage.worker_dump("w1") is None
+            storage.workers.register(worker("w1"))
+        assert storage.workers.dump("w1") is None
 
     def test_a_dump_is_not_longer_than_is_allowed(self, storage: Storage) -> None:
-        storage.register_worker(worker("w1"))
+        storage.workers.register(worker("w1"))
 
-        storage.save_dump("w1", "ü" * (MAX_DUMP + 1))
+        storage.workers.save_dump("w1", "ü" * (MAX_DUMP + 1))
 
-        dump = storage.worker_dump("w1")
+        dump = storage.workers.dump("w1")
         assert dump is not None
         assert dump.text == "ü" * MAX_DUMP
 
     def test_a_dump_goes_with_its_worker(self, storage: Storage) -> None:
-        assert not storage.save_dump("w1", "nobody's")
-        assert storage.worker_dump("w1") is None
-        storage.register_worker(worker("w1"))
-        storage.save_dump("w1", "mine")
+        assert not storage.workers.save_dump("w1", "nobody's")
+        assert storage.workers.dump("w1") is None
+        storage.workers.register(worker("w1"))
+        storage.workers.save_dump("w1", "mine")
 
-        storage.unregister_worker("w1")
-        storage.register_worker(worker("w1"))
+        storage.workers.unregister("w1")
+        storage.workers.register(worker("w1"))
 
-        assert storage.worker_dump("w1") is None
+        assert storage.workers.dump("w1") is None

@@ -98,7 +98,7 @@ def test_a_projects_own_alias_is_used(db):
     assert alias_of(url) == "default"
     with closing(storage_at(url)) as storage:
         storage.connect()
-        assert storage.queues() == []
+        assert storage.queues.names() == []
     assert connections["default"].connection is not None, "the project's connection is its own"
 
 
@@ -125,7 +125,7 @@ def test_a_database_that_does_not_answer_is_named_without_its_password(sqlite_ur
         ) as raised:
             storage.connect()
         with pytest.raises(StorageUnavailableError) as asked:
-            storage.queues()
+            storage.queues.names()
 
         said = f"{raised.value} {asked.value} {storage.describe()} {storage!r}"
     assert "hunter2" not in said
@@ -135,7 +135,7 @@ def test_a_database_that_does_not_answer_is_named_without_its_password(sqlite_ur
 def test_a_storage_leaves_no_connection_open(sqlite_url):
     with closing(storage_at(sqlite_url)) as storage:
         storage.connect()
-        assert storage.queues() == []
+        assert storage.queues.names() == []
         assert not storage.is_scheduler
     assert connections[alias_of(sqlite_url)].connection is None
 

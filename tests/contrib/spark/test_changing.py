@@ -54,7 +54,7 @@ def test_dead_letters_are_retried(storage, change):
     assert (report.operation, report.rows) == ("retry", 4)
     assert report.answers == {"retried": 2, "not_found": 1, "not_failed": 1}
     assert (report.inserted, report.duplicates, report.rejected) == (0, 0, {})
-    assert storage.dead_letters(QUEUE) == []
+    assert storage.reads.dead_letters(QUEUE) == []
 
 
 def test_a_task_that_is_run_again_changes_nothing_more(storage, change):
@@ -73,7 +73,7 @@ def test_each_row_may_name_its_queue(storage, change):
     report = change("delete", {"queue": ["one", "two", "two"], "id": ["a", "a", "b"]})
 
     assert report.answers == {"removed": 2, "not_removed": 1}
-    assert storage.page("one", None, 9) == storage.page("two", None, 9) == []
+    assert storage.reads.page("one", None, 9) == storage.reads.page("two", None, 9) == []
 
 
 def test_jobs_are_cancelled(storage, change):
@@ -83,7 +83,7 @@ def test_jobs_are_cancelled(storage, change):
     report = change("cancel", {"key": ["waits", "runs", "nobody"]}, idColumn="key")
 
     assert report.answers == {"cancelled": 1, "requested": 1, "not_found": 1}
-    assert storage.states(QUEUE, ["waits", "runs"]) == [State.CANCELLED, State.ACTIVE]
+    assert storage.reads.states(QUEUE, ["waits", "runs"]) == [State.CANCELLED, State.ACTIVE]
 
 
 def test_pending_jobs_get_what_their_rows_say(storage, change):
@@ -104,7 +104,7 @@ def test_pending_jobs_get_what_their_rows_say(storage, change):
     )
 
     assert report.answers == {"updated": 3, "not_updated": 1}
-    first, second, third = storage.jobs(QUEUE, ["a", "b", "c"])
+    first, second, third = storage.reads.jobs(QUEUE, ["a", "b", "c"])
     assert (first.options.priority, decode(first.payload, MSGPACK)["args"]) == (7, [1])
     assert (second.state, second.run_at) == (State.DELAYED, int(at.timestamp() * 1_000))
     assert second.payload == PAYLOAD
@@ -118,7 +118,7 @@ def test_a_value_may_be_one_for_all(storage, change):
     report = change("update", {"id": ["a", "b"], "note": ["x", "y"]}, priority="5")
 
     assert report.answers == {"updated": 2}
-    assert [one.options.priority for one in storage.jobs(QUEUE, ["a", "b"])] == [5, 5]
+    assert [one.options.priority for one in storage.reads.jobs(QUEUE, ["a", "b"])] == [5, 5]
     # Other columns don't become the payload here.
     assert job(storage, "a", QUEUE).payload == PAYLOAD
 

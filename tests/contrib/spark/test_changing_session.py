@@ -28,7 +28,7 @@ def test_a_write_answers_its_report(spark, storage, redis_server):
     assert [(one.rows, one.inserted, one.duplicates) for one in told] == [(700, 700, 0), (1_000, 300, 700)]
     assert told[0].queues == (QUEUE,)
     assert str(told[0]) == f"enqueue in emails: 700 rows; 700 inserted (write {told[0].write})"
-    assert storage.page(QUEUE, State.WAITING, 1)[0].options.priority == 2
+    assert storage.reads.page(QUEUE, State.WAITING, 1)[0].options.priority == 2
 
 
 def test_rows_that_are_no_jobs_are_dead_letters_of_a_write_that_succeeded(spark, storage, redis_server):
@@ -37,11 +37,11 @@ def test_rows_that_are_no_jobs_are_dead_letters_of_a_write_that_succeeded(spark,
 
     with pytest.raises(Exception, match="id: expected a string, got None"):
         enqueue(rows, QUEUE, "shop.send", {**options, "onError": "fail"})
-    assert storage.dead_letters(QUEUE) == []
+    assert storage.reads.dead_letters(QUEUE) == []
     report = enqueue(rows, QUEUE, "shop.send", options)
 
     assert (report.inserted, report.dead_letters, report.rejected) == (90, 10, {"id": 10})
-    assert len(storage.dead_letters(QUEUE)) == 10
+    assert len(storage.reads.dead_letters(QUEUE)) == 10
     assert leftovers(storage) == []
 
 
@@ -51,7 +51,7 @@ def test_dead_letters_are_retried_by_a_dataframe(spark, storage, redis_server):
 
     tried = change(rows, "retry", url=redis_server.url, queue=QUEUE, dry_run=True)
     assert tried.answers == {"retried": 15, "not_found": 1}
-    assert len(storage.dead_letters(QUEUE)) == 20
+    assert len(storage.reads.dead_letters(QUEUE)) == 20
 
     report = change(rows, "retry", url=redis_server.url, queue=QUEUE)
 
@@ -80,7 +80,7 @@ def test_a_stream_may_cancel_jobs(spark, storage, redis_server, tmp_path):
     )
 
     assert query.awaitTermination(120)
-    counts = storage.counts(QUEUE)
+    counts = storage.reads.counts(QUEUE)
     assert (counts[State.CANCELLED], counts[State.WAITING]) == (4, 6)
 
 
@@ -92,7 +92,7 @@ def test_a_dry_run_answers_what_would_be(spark, storage, redis_server):
     )
 
     assert (report.rows, report.rejected) == (10, {"id": 1})
-    assert storage.queues() == []
+    assert storage.queues.names() == []
 
 
 def test_a_password_is_in_no_plan(spark, storage, redis_server, tmp_path):
@@ -119,7 +119,7 @@ def test_a_password_is_in_no_plan(spark, storage, redis_server, tmp_path):
     finally:
         storage._connections.sync().execute_command("ACL", "DELUSER", "loader")
 
-    assert len(storage.page(QUEUE, State.WAITING, 9)) == 3
+    assert len(storage.reads.page(QUEUE, State.WAITING, 9)) == 3
     assert details
     assert "hunter2" not in "\n".join([*said, plans, *details])
 

@@ -41,8 +41,8 @@ def run(made, columns=COLUMNS, part="0.0"):
 
 def values(storage):
     """Return the rows in the dead letters' payloads."""
-    letters = storage.dead_letters(QUEUE)
-    records = storage.jobs(QUEUE, [letter.id for letter in letters])
+    letters = storage.reads.dead_letters(QUEUE)
+    records = storage.reads.jobs(QUEUE, [letter.id for letter in letters])
     return [decode(record.payload, MSGPACK)["kwargs"] for record in records]
 
 
@@ -51,14 +51,14 @@ def test_rows_that_are_no_jobs_are_dead_letters_with_their_values(storage, write
     made = write(deliveryMode=delivery)
     told = run(made)
     if delivery == "staged":
-        assert storage.queues() == []
+        assert storage.queues.names() == []
 
     report = made.commit([told])
     take_in(storage)
 
     assert (report.rows, report.inserted, report.duplicates, report.dead_letters) == (4, 2, 0, 2)
     assert report.rejected == {"id": 1, "priority": 1}
-    letters = storage.dead_letters(QUEUE)
+    letters = storage.reads.dead_letters(QUEUE)
     assert [(letter.reason, letter.name) for letter in letters] == [(REJECTED, "shop.send")] * 2
     assert "id: expected a string, got None" in letters[0].error_message
     assert letters[1].error_message.startswith("priority: must be from")
@@ -80,8 +80,8 @@ def test_nothing_is_seen_of_a_write_that_failed(storage, write):
 
     made.abort([told])
 
-    assert storage.queues() == []
-    assert storage.dead_letters(QUEUE) == []
+    assert storage.queues.names() == []
+    assert storage.reads.dead_letters(QUEUE) == []
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
@@ -92,7 +92,7 @@ def test_the_same_write_again_brings_no_second_letter(storage, write, delivery):
         made = write(**named)
         reports.append(made.commit([run(made)]))
 
-    assert len(storage.dead_letters(QUEUE)) == 2
+    assert len(storage.reads.dead_letters(QUEUE)) == 2
     assert reports[1].skipped is (delivery == "staged")
     assert [report.dead_letters for report in reports] == [2, 2]
 
@@ -104,7 +104,7 @@ def test_a_task_that_is_run_again_brings_its_letters_once(storage, write, delive
 
     report = made.commit([run(made, part="0.1")])
 
-    assert len(storage.dead_letters(QUEUE)) == 2
+    assert len(storage.reads.dead_letters(QUEUE)) == 2
     assert (report.dead_letters, sum(report.rejected.values())) == (2, 2)
 
 
@@ -116,15 +116,15 @@ def test_a_row_without_a_queue_is_counted_and_no_letter(storage, url):
     report = made.commit([run(made, columns)])
 
     assert (report.inserted, report.rejected, report.dead_letters) == (1, {"queue": 1, "job": 1}, 1)
-    assert [letter.name for letter in storage.dead_letters(QUEUE)] == ["rejected"]
+    assert [letter.name for letter in storage.reads.dead_letters(QUEUE)] == ["rejected"]
 
 
 def test_a_letter_has_the_options_of_the_write_and_no_key(storage, write):
     made = write(maxAttempts="9", uniqueKey="one", priorityColumn=None, idColumn="key")
     made.commit([run(made, {**COLUMNS, "key": [None, None, None, None]})])
 
-    [first, *_] = storage.jobs(QUEUE, [letter.id for letter in storage.dead_letters(QUEUE)])
-    assert len(storage.dead_letters(QUEUE)) == 4
+    [first, *_] = storage.reads.jobs(QUEUE, [letter.id for letter in storage.reads.dead_letters(QUEUE)])
+    assert len(storage.reads.dead_letters(QUEUE)) == 4
     assert (first.options.max_attempts, first.options.unique_key) == (9, None)
 
 
@@ -133,7 +133,7 @@ def test_dead_letters_are_kept_for_as_long_as_others(storage, write):
     made.commit([run(made)])
     take_in(storage)
 
-    [letter, _] = storage.dead_letters(QUEUE)
+    [letter, _] = storage.reads.dead_letters(QUEUE)
     assert letter.expires_at - letter.entered_at == DeadLetterPolicy().ttl
 
 
@@ -169,7 +169,7 @@ def test_a_new_queue_of_redis_is_used_in_the_mode_that_is_said(redis_url):
     made.commit([run(made, columns)])
 
     with closing(open_storage(redis_url)) as storage:
-        assert storage.groups(QUEUE, 0, ()).mode == "keyed"
+        assert storage.reads.groups(QUEUE, 0, ()).mode == "keyed"
 
 
 def test_what_cannot_be_packed_is_kept_as_a_text():

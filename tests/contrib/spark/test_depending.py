@@ -19,7 +19,7 @@ def there(storage, queue, job_id):
     """Enqueue a job, and wait until it is visible."""
     a_waiting_job(storage, queue=queue, id=job_id)
     if isinstance(storage, DatabaseStorage):
-        storage._active._flush()
+        storage.active.gate.flush()
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
@@ -33,7 +33,7 @@ def test_a_job_waits_for_those_that_its_row_names(storage, url, delivery):
     take_in(storage)
 
     assert (report.inserted, report.rejected) == (3, {"dependsOn": 2})
-    states = storage.states(QUEUE, columns["key"])
+    states = storage.reads.states(QUEUE, columns["key"])
     assert states == [State.BLOCKED, State.WAITING, None, State.WAITING, None]
 
 
@@ -62,11 +62,11 @@ def test_a_job_whose_dependency_goes_before_it_comes_is_a_dead_letter(storage, u
     given = {"url": url, "queue": QUEUE, "job": "j", "idColumn": "key", "dependsOnColumn": "after"}
     made = Write(WriteOptions.read(given), list(columns))
     told = made.run_task("0.0", pyarrow.table(columns).to_batches())
-    storage.remove(QUEUE, ["first"])
+    storage.jobs.remove(QUEUE, ["first"])
 
     report = made.commit([told])
     take_in(storage)
 
     assert (report.rows, report.inserted, report.rejected) == (3, 3, {})
-    assert storage.states(QUEUE, columns["key"]) == [State.FAILED, State.WAITING, State.BLOCKED]
-    assert [letter.id for letter in storage.dead_letters(QUEUE)] == ["a"]
+    assert storage.reads.states(QUEUE, columns["key"]) == [State.FAILED, State.WAITING, State.BLOCKED]
+    assert [letter.id for letter in storage.reads.dead_letters(QUEUE)] == ["a"]

@@ -19,7 +19,7 @@ from djqueue.testing.factories import a_completed_job, a_failed_job, a_waiting_j
 def write_down(storage):
     """Flush a database's journal, which would otherwise be written a moment later."""
     if isinstance(storage, DatabaseStorage):
-        storage._active._flush()
+        storage.active.gate.flush()
 
 
 @pytest.fixture

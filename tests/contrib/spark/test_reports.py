@@ -20,7 +20,7 @@ NAMED = {"txnAppId": "nightly", "txnVersion": "7"}
 
 
 def reports(storage):
-    return storage.imports.page(100).imports
+    return storage.capabilities.bulk_writes.page(100).imports
 
 
 def test_a_write_leaves_a_report(storage, write):
@@ -43,7 +43,7 @@ def test_a_write_leaves_a_report(storage, write):
 @pytest.mark.parametrize("mode", ["staged", "direct"])
 def test_rows_are_jobs_duplicates_and_what_was_rejected(storage, url, mode):
     storage.enqueue([batch(2, queue="b", ids=["a", "b"])])
-    storage.counts("b")  # Flush it, as a scheduler would.
+    storage.reads.counts("b")  # Flush it, as a scheduler would.
     given = {"url": url, "queueColumn": "q", "job": "j", "idColumn": "key", "onError": "skip"}
     made = Write(WriteOptions.read({**given, "deliveryMode": mode}), ["q", "key"])
     table = pyarrow.table({"q": list("bbbba"), "key": ["a", "c", None, "c", "d"]})
@@ -65,7 +65,7 @@ def test_the_jobs_of_a_write_have_its_tag_beside_their_own(storage, url, mode):
 
     [found] = reports(storage)
 
-    tags = sorted(job.options.tags for job in storage.page(QUEUE, State.WAITING, 10))
+    tags = sorted(job.options.tags for job in storage.reads.page(QUEUE, State.WAITING, 10))
     assert tags == [("x", "y", found.tag), ("z", found.tag)]
     assert found.tag == f"import:{made.id}"
 
@@ -75,7 +75,7 @@ def test_a_direct_write_with_a_name_makes_the_same_jobs_again_under_another_tag(
     for duplicates in (0, ROWS):
         made = write(**named)
         made.commit([made.run_task("0.0", rows())])
-        assert storage.imports.get(made.report).duplicates == duplicates
+        assert storage.capabilities.bulk_writes.get(made.report).duplicates == duplicates
 
     assert numbers(storage) == [*range(ROWS)]
 
@@ -83,7 +83,7 @@ def test_a_direct_write_with_a_name_makes_the_same_jobs_again_under_another_tag(
 def test_a_report_is_there_before_the_jobs_and_says_how_far_it_is(storage, write, monkeypatch):
     made = write(batchSize="1")
     told = [made.run_task("0.0", rows(many=CHUNKS_PER_STEP + 6))]
-    staging, seen = type(storage.staging), []
+    staging, seen = type(storage.capabilities.staging), []
     plain = staging.publish
 
     def publish(self, manifest, chunks):
@@ -112,18 +112,21 @@ def test_what_a_driver_left_unfinished_is_done_when_the_next_one_has_finished_it
         with pytest.raises(Died):
             first.commit(told)
         first.abort(told)
-    left = storage.imports.get(first.id)
+    left = storage.capabilities.bulk_writes.get(first.id)
     assert (left.state, left.error) == (UNFINISHED, "Died: in the midst of it")
 
     again = write(**NAMED)
     again.commit(tasks(again))
 
-    mine, theirs = storage.imports.get(again.id), storage.imports.get(first.id)
+    mine, theirs = (
+        storage.capabilities.bulk_writes.get(again.id),
+        storage.capabilities.bulk_writes.get(first.id),
+    )
     assert (theirs.state, theirs.error, theirs.inserted) == (DONE, "", 3 * ROWS)
     assert (mine.state, mine.rows, mine.inserted) == (DONE, 3 * ROWS, 3 * ROWS)
     assert (mine.resumed, mine.skipped) == (("", True) if step == "end" else (first.id, False))
     assert theirs.total == QueueShare(15, 15, 3 * ROWS, 0, ended=True)
-    assert {job.options.tags for job in storage.page(QUEUE, State.WAITING, 1_000)} == {(theirs.tag,)}
+    assert {job.options.tags for job in storage.reads.page(QUEUE, State.WAITING, 1_000)} == {(theirs.tag,)}
 
 
 def test_an_earlier_version_is_finished_before_the_next(storage, write, monkeypatch):
@@ -137,7 +140,10 @@ def test_an_earlier_version_is_finished_before_the_next(storage, write, monkeypa
     following = write(txnAppId="nightly", txnVersion="8")
     following.commit(tasks(following))
 
-    mine, theirs = storage.imports.get(following.id), storage.imports.get(first.id)
+    mine, theirs = (
+        storage.capabilities.bulk_writes.get(following.id),
+        storage.capabilities.bulk_writes.get(first.id),
+    )
     assert (theirs.state, theirs.inserted) == (DONE, 3 * ROWS)
     assert (mine.state, mine.inserted, mine.resumed) == (DONE, 3 * ROWS, "")
     assert len(numbers(storage)) == 6 * ROWS
@@ -154,14 +160,14 @@ def test_a_driver_that_was_killed_leaves_a_report_that_the_next_one_ends(storage
         fail(patch, storage, "publish", Killed)
         with pytest.raises(Killed):
             first.commit(told)
-    left = storage.imports.get(first.id)
+    left = storage.capabilities.bulk_writes.get(first.id)
     assert left.state == PUBLISHING
     assert left.state_at(left.updated_at + 3_600_000) == UNFINISHED
 
     again = write(**NAMED)
     again.commit(tasks(again))
 
-    assert storage.imports.get(first.id).state == DONE
+    assert storage.capabilities.bulk_writes.get(first.id).state == DONE
 
 
 def test_a_version_that_was_published_is_reported_as_skipped(storage, write):
@@ -169,7 +175,7 @@ def test_a_version_that_was_published_is_reported_as_skipped(storage, write):
         made = write(**NAMED)
         made.commit(tasks(made))
 
-    found = storage.imports.get(made.id)
+    found = storage.capabilities.bulk_writes.get(made.id)
     assert (found.state, found.skipped, found.queues) == (DONE, True, (QUEUE,))
 
 
@@ -179,19 +185,19 @@ def test_a_write_whose_tasks_failed_is_reported(storage, write):
 
     made.abort(told[:1])
 
-    found = storage.imports.get(made.id)
+    found = storage.capabilities.bulk_writes.get(made.id)
     assert (found.state, found.error, found.queues) == (FAILED, TASKS_FAILED, (QUEUE,))
 
 
 def test_a_write_whose_chunks_are_gone_has_failed(storage, write):
     made = write()
     told = tasks(made)
-    storage.staging.forget(QUEUE, made.app, made.id)
+    storage.capabilities.staging.forget(QUEUE, made.app, made.id)
 
     with pytest.raises(StorageError):
         made.commit(told)
 
-    found = storage.imports.get(made.id)
+    found = storage.capabilities.bulk_writes.get(made.id)
     assert found.state == FAILED
     assert "are missing: they expired" in found.error
 
@@ -211,7 +217,7 @@ def test_the_batches_of_a_stream_are_one_report(storage, url):
     [found] = reports(storage)
     assert (found.write, found.state, found.version, found.batches) == ("stream-q1", DONE, 1, 2)
     assert (found.rows, found.inserted, found.skipped) == (2 * ROWS, 2 * ROWS, False)
-    assert {job.options.tags for job in storage.page(QUEUE, State.WAITING, 1_000)} == {(found.tag,)}
+    assert {job.options.tags for job in storage.reads.page(QUEUE, State.WAITING, 1_000)} == {(found.tag,)}
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -237,7 +243,7 @@ def test_a_write_does_not_fail_for_its_report(storage, write, monkeypatch, caplo
     def refuses(self, report):
         raise StorageError("no room")
 
-    monkeypatch.setattr(type(storage.imports), "keep", refuses)
+    monkeypatch.setattr(type(storage.capabilities.bulk_writes), "keep", refuses)
     made = write()
     with caplog.at_level(logging.WARNING, "djqueue.spark"):
         made.commit(tasks(made))
@@ -258,7 +264,7 @@ def commit_batch(url, version):
 
 def fail(patch, storage, step, kind=Died):
     """Make a step in the middle of a publication fail."""
-    staging = type(storage.staging)
+    staging = type(storage.capabilities.staging)
     plain = getattr(staging, step)
 
     def fails(self, *args, **kwargs):

@@ -29,11 +29,11 @@ def test_a_dataframe_becomes_jobs(spark, storage, redis_server):
 def test_a_write_leaves_a_report(spark, storage, redis_server):
     enqueue(spark.range(0, 3_000, 1, 3).toDF("n"), "emails", "shop.send", {"url": redis_server.url})
 
-    [found] = storage.imports.page(10).imports
+    [found] = storage.capabilities.bulk_writes.page(10).imports
     assert (found.state, found.rows, found.inserted, found.parts) == (DONE, 3_000, 3_000, 3)
     assert found.spark == spark.sparkContext.applicationId
     assert found.user
-    assert all(job.options.tags == (found.tag,) for job in storage.page("emails", State.WAITING, 5_000))
+    assert all(job.options.tags == (found.tag,) for job in storage.reads.page("emails", State.WAITING, 5_000))
 
 
 def test_a_task_that_fails_and_is_run_again_brings_its_rows_once(spark, storage, redis_server, tmp_path):
@@ -52,7 +52,7 @@ def test_a_write_that_fails_brings_nothing(spark, storage, redis_server):
     with pytest.raises(Exception, match="id: expected a string, got None"):
         enqueue(rows, "emails", "shop.send", {"url": redis_server.url, "idColumn": "key"})
 
-    assert storage.queues() == []
+    assert storage.queues.names() == []
     assert leftovers(storage) == []
 
 
@@ -96,6 +96,6 @@ def test_a_stream_that_is_started_again_goes_on(spark, storage, redis_server, tm
 
     assert numbers(storage) == [*range(2_000)]
     assert leftovers(storage) == []
-    [found] = storage.imports.page(10).imports
+    [found] = storage.capabilities.bulk_writes.page(10).imports
     assert (found.state, found.batches, found.rows, found.inserted) == (DONE, len(done), 2_000, 2_000)
-    assert {job.options.tags for job in storage.page("emails", State.WAITING, 5_000)} == {(found.tag,)}
+    assert {job.options.tags for job in storage.reads.page("emails", State.WAITING, 5_000)} == {(found.tag,)}

@@ -67,7 +67,7 @@ def test_an_answer_that_was_lost_brings_no_row_twice(url, storage, monkeypatch, 
     delivery = "direct" if step == "enqueue" else "staged"
     made = Write(WriteOptions.read({**given, "deliveryMode": delivery}), ["key"])
     with closing(made.storage()) as one:
-        place = type(one) if step == "enqueue" else type(one.staging)
+        place = type(one) if step == "enqueue" else type(one.capabilities.staging)
     plain, lost = getattr(place, step), []
 
     def loses(self, *args, **kwargs):
@@ -86,7 +86,7 @@ def test_an_answer_that_was_lost_brings_no_row_twice(url, storage, monkeypatch, 
     assert len(lost) == 1
     assert report.inserted + report.duplicates == ROWS
     assert report.duplicates == (10 if step == "enqueue" else 0)
-    assert storage.counts("emails")[State.WAITING] == ROWS
+    assert storage.reads.counts("emails")[State.WAITING] == ROWS
 
 
 def test_a_storage_that_stays_away_fails_the_task(url, storage, monkeypatch):
@@ -94,7 +94,7 @@ def test_a_storage_that_stays_away_fails_the_task(url, storage, monkeypatch):
     given = {"url": url, "queue": "emails", "job": "j", "maxRetries": "2"}
     made = Write(WriteOptions.read(given), ["n"])
     with closing(made.storage()) as one:
-        place = type(one.staging)
+        place = type(one.capabilities.staging)
     tries = []
 
     def away(self, *args, **kwargs):

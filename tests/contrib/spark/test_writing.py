@@ -50,12 +50,12 @@ def tasks(made, parts=3):
 def take_in(storage):
     """Make a database's scheduler read the inbox at once."""
     if isinstance(storage, DatabaseStorage):
-        storage._active._take_in_all()
+        storage.active.inbox.take_in_all()
 
 
 def numbers(storage, queue=QUEUE):
     found = []
-    for job in storage.page(queue, State.WAITING, 10_000):
+    for job in storage.reads.page(queue, State.WAITING, 10_000):
         found.append(decode(job.payload, MSGPACK)["kwargs"]["n"])
     return sorted(found)
 
@@ -113,7 +113,7 @@ def test_a_driver_that_dies_is_followed_by_another(storage, write, monkeypatch, 
     named = {"txnAppId": "nightly", "txnVersion": "7"}
     made = write(**named)
     told = tasks(made)
-    staging = type(storage.staging)
+    staging = type(storage.capabilities.staging)
     plain = getattr(staging, step)
 
     def dies(self, *args, **kwargs):
@@ -154,7 +154,7 @@ def test_the_same_version_again_brings_nothing(storage, write):
 def test_what_was_begun_and_has_expired_is_told_with_a_way_out(storage, write, monkeypatch):
     made = write(txnAppId="nightly", txnVersion="7")
     told = tasks(made)
-    kind = type(storage.staging)
+    kind = type(storage.capabilities.staging)
     with monkeypatch.context() as patch:
         patch.setattr(kind, "publish", lambda *_: (_ for _ in ()).throw(Died))
         with pytest.raises(Died):
@@ -199,7 +199,7 @@ def test_a_dry_run_writes_nothing(storage, write):
     report = made.commit(tasks(made))
 
     assert (report.rows, report.inserted) == (150, 0)
-    assert storage.queues() == []
+    assert storage.queues.names() == []
     assert leftovers(storage) == []
 
 

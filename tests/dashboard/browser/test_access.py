@@ -48,9 +48,9 @@ def tell_of_a_worker(storage):
     about = {"kind": "runworkers", "heartbeat": 5_000, "rss": 123_000_000, "version": "0.5"}
     older = {**about, "host": "web-1", "concurrency": 10, "started_at": now - 9_000_000, "project": "2026.10"}
     newer = {**about, "started_at": now - 60_000, "project": "2026.11", "queues": ("emails", "images")}
-    storage.register_worker(worker(CAPTURED["worker"], active=2, jobs=running, **older))
-    storage.register_worker(worker("w2:12346:a1b2c3", host="web-2", state="quiet", concurrency=4, **newer))
-    storage.save_dump(CAPTURED["worker"], FRAMES)
+    storage.workers.register(worker(CAPTURED["worker"], active=2, jobs=running, **older))
+    storage.workers.register(worker("w2:12346:a1b2c3", host="web-2", state="quiet", concurrency=4, **newer))
+    storage.workers.save_dump(CAPTURED["worker"], FRAMES)
 
 
 def tell_of_imports(monkeypatch):

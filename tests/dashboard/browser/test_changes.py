@@ -24,8 +24,8 @@ def mail(to, *, password=None):
 def test_a_failed_job_is_edited_and_retried(open_page, scripts):
     storage = get_storage()
     Queue("emails").enqueue({"args": ["ann"], "kwargs": {"password": "hunter2"}}, id="other")
-    payload = storage.jobs("emails", ["other"])[0].payload
-    storage.remove("emails", ["other"])
+    payload = storage.reads.jobs("emails", ["other"])[0].payload
+    storage.jobs.remove("emails", ["other"])
     a_failed_job(storage, queue="emails", id="job-1", name="tests.changes.mail", payload=payload)
 
     page = open_page(address(BY_NAME["job"]), scripts=scripts)

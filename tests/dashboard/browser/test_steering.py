@@ -17,18 +17,18 @@ BY_NAME = {page.name: page for page in PAGES}
 @pytest.mark.parametrize("scripts", [True, False])
 def test_a_worker_is_made_quiet_and_stopped_after_a_question(open_page, scripts):
     storage = get_storage()
-    storage.register_worker(worker("w1", host="web-1", heartbeat=5_000))
+    storage.workers.register(worker("w1", host="web-1", heartbeat=5_000))
     page = open_page(address(BY_NAME["workers"]), scripts=scripts)
     page.get_by_role("button", name="Quiet").click()
     expect(page.locator(".messagelist")).to_contain_text("to stop claiming jobs")
-    assert storage.register_worker(worker("w1", host="web-1", state="quiet")) == ("quiet",)
+    assert storage.workers.register(worker("w1", host="web-1", state="quiet")) == ("quiet",)
     snapshots.clear()
 
     page.goto(address(BY_NAME["workers"]))
     expect(page.get_by_role("button", name="Resume")).to_be_visible()
     page.get_by_role("button", name="Stop…").click()
     expect(page.locator("#djq")).to_contain_text("The worker has no active jobs.")
-    assert storage.register_worker(worker("w1", host="web-1", state="quiet")) == ()
+    assert storage.workers.register(worker("w1", host="web-1", state="quiet")) == ()
     if scripts:
         page.evaluate(axe())
         assert page.evaluate(OURS)["violations"] == []
@@ -36,17 +36,17 @@ def test_a_worker_is_made_quiet_and_stopped_after_a_question(open_page, scripts)
     page.get_by_role("button", name="Stop worker").click()
     expect(page.locator(".messagelist")).to_contain_text("to stop.")
     assert page.url.endswith(address(BY_NAME["workers"]))
-    assert storage.register_worker(worker("w1", host="web-1", state="quiet")) == ("stop",)
+    assert storage.workers.register(worker("w1", host="web-1", state="quiet")) == ("stop",)
 
 
 def test_a_dump_comes_to_the_open_page(open_page):
     storage = get_storage()
-    storage.register_worker(worker("w1"))
+    storage.workers.register(worker("w1"))
     page = open_page(address(BY_NAME["worker"]))
     page.get_by_role("button", name="Dump stacks").click()
     expect(page.locator(".messagelist")).to_contain_text("Requested a stack dump")
-    assert storage.register_worker(worker("w1")) == ("dump",)
-    storage.save_dump("w1", 'File "shop/jobs.py", line 3, in send')
+    assert storage.workers.register(worker("w1")) == ("dump",)
+    storage.workers.save_dump("w1", 'File "shop/jobs.py", line 3, in send')
     page.wait_for_function("window.htmx !== undefined")
     page.keyboard.press("r")
     expect(page.locator("#djq-live")).to_contain_text("line 3, in send")

@@ -28,7 +28,7 @@ def storage(*, connect: bool = False, standby: str = "wait"):
     from djqueue.storage.database import DatabaseStorage
 
     with closing(DatabaseStorage()) as made:
-        made.standby = standby
+        made.role.standby = standby
         if connect:
             made.connect()
         yield made
@@ -37,7 +37,7 @@ def storage(*, connect: bool = False, standby: str = "wait"):
 def scheduler() -> None:
     """Is the scheduler until it hears that there is nothing more to do."""
     with storage(connect=True) as made:
-        made.on_lost = lambda: say("lost")
+        made.role.on_lost = lambda: say("lost")
         say("ready")
         for command in commands():
             obey(made, command)
@@ -84,10 +84,10 @@ def do(made, command: list[str]) -> None:
         case ["finish", job_id, token]:
             say("done", *finish(made, Outcome(QUEUE, job_id, int(token), "complete")))
         case ["sync"]:
-            made.counts(QUEUE)
+            made.reads.counts(QUEUE)
             say("done")
         case ["cancel", job_id]:
-            say(made.cancel(QUEUE, [job_id])[0].status)
+            say(made.jobs.cancel(QUEUE, [job_id])[0].status)
 
 
 def _value(text: str):
@@ -164,7 +164,7 @@ def contender() -> None:
     for _ in commands():
         try:
             with storage(connect=True, standby="never") as made:
-                say("scheduler", made._lease._generation)
+                say("scheduler", made.lease._generation)
                 sys.stdin.readline()
             say("closed")
         except SchedulerRunningError as error:
@@ -195,7 +195,7 @@ def publisher() -> None:
     from tests.storage.database.test_staging import MANIFEST
 
     with storage() as made:
-        staging = made.staging
+        staging = made.capabilities.staging
         found = staging.begin(MANIFEST, None)
         say("ready")
         for chunk in chunks_of(found.manifest):

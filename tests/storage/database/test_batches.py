@@ -27,7 +27,7 @@ def test_a_batch_is_one_call_with_an_end_for_each_member(request, scheduler, pla
         assert worker.join(30)
 
     assert calls == [3]
-    records = storage.jobs("work", ids)
+    records = storage.reads.jobs("work", ids)
     assert [record.state for record in records] == ["failed", "completed", "completed"]
     assert records[0].error.type.endswith("UnlessZero")
 

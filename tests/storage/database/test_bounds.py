@@ -48,7 +48,7 @@ def totals(storage, queue=MEASURED):
 
 
 def expected(storage):
-    storage.counts(MEASURED)  # writes what is noted
+    storage.reads.counts(MEASURED)  # writes what is noted
     held = {*models.RetainedJob.objects.filter(queue=MEASURED, pinned=True).values_list("job_id", flat=True)}
     found = sums(storage, held)
     results = models.JobResult.objects.filter(queue=MEASURED).exclude(result=b"").exclude(job_id__in=held)
@@ -100,8 +100,8 @@ def test_a_commit_whose_answer_was_lost_counts_nothing_twice(make, monkeypatch):
     monkeypatch.setattr("djqueue.storage.database.journal.FIRST_RETRY", 0.01)
     f.a_completed_job(storage, queue=QUEUE, payload=bytes(100), result=bytes(50))
     with suppress(StorageUnavailableError):
-        storage.counts(QUEUE)
-    storage.counts(QUEUE)
+        storage.reads.counts(QUEUE)
+    storage.reads.counts(QUEUE)
 
     assert failed
     assert totals(storage, QUEUE) == {"completed": (1, 100), "cancelled": (0, 0), "results": (1, 50)}
@@ -117,9 +117,9 @@ def test_what_ended_before_the_queue_was_bounded_counts(make, monkeypatch):
 
     with closing(make(Retention(completed=Keep(bytes=45)))) as storage:
         assert totals(storage, QUEUE) == {"completed": (8, 80), "cancelled": (1, 7), "results": (8, 40)}
-        while any(storage.maintain()):
+        while any(storage.sweep()):
             pass
-        assert storage.counts(QUEUE)[State.COMPLETED] == 3
+        assert storage.reads.counts(QUEUE)[State.COMPLETED] == 3
 
     with closing(make(Retention(logs=KeepOfJob(age=1_000)))):
         assert models.RetainedJob.objects.count() == models.RetainedTotal.objects.count() == 0
@@ -140,12 +140,12 @@ def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(make, monkeypat
 
     monkeypatch.setattr(scheduler, "_remove", removing)
     left = []
-    while any(storage.maintain()):
-        left.append(storage.counts(QUEUE)[State.COMPLETED])
+    while any(storage.sweep()):
+        left.append(storage.reads.counts(QUEUE)[State.COMPLETED])
 
     assert left == [500, 10]
     assert max(taken) == 50
-    assert storage.counts("other")[State.COMPLETED] == len(taken)
+    assert storage.reads.counts("other")[State.COMPLETED] == len(taken)
     assert totals(storage, QUEUE)["results"] == (10, 100)
 
 
@@ -172,12 +172,12 @@ def test_what_is_above_a_bound_is_found_by_an_index(make):
 def test_a_sweep_keeps_a_job_that_is_enqueued_again_meanwhile(make, make_storage, monkeypatch, sweep):
     storage, client = make(Retention(cancelled=Keep(count=1))), make_storage()
     old, _ = (f.a_cancelled_job(storage, queue=QUEUE) for _ in range(2))
-    storage.counts(QUEUE)
+    storage.reads.counts(QUEUE)
     active = the_scheduler(storage)
     remove = active._remove
 
     def remove_later(queue, ids, *args):
-        if old in ids and client.states(queue, [old]) == [State.CANCELLED]:
+        if old in ids and client.reads.states(queue, [old]) == [State.CANCELLED]:
             f.enqueue(client, queue=queue, id=old)
         return remove(queue, ids, *args)
 
@@ -190,4 +190,4 @@ def test_a_sweep_keeps_a_job_that_is_enqueued_again_meanwhile(make, make_storage
     else:
         active._clean_ended(QUEUE, frozenset({State.CANCELLED}), scheduling.FOREVER, 10)
 
-    assert storage.states(QUEUE, [old]) == [State.WAITING]
+    assert storage.reads.states(QUEUE, [old]) == [State.WAITING]

@@ -62,7 +62,7 @@ def test_a_rollback_gives_the_room_back(producer):
 @pytest.mark.parametrize("durable", [None, True, False])
 def test_another_process_is_refused_what_there_is_no_room_for(bounded, make_storage, durable):
     enqueue_many(bounded, 3, queue=SMALL)
-    bounded.counts(SMALL)  # written
+    bounded.reads.counts(SMALL)  # written
     client = make_storage(policies=POLICIES)
 
     with pytest.raises(QueueFullError):
@@ -72,13 +72,13 @@ def test_another_process_is_refused_what_there_is_no_room_for(bounded, make_stor
 
     assert models.Job.objects.filter(queue=SMALL).count() == 3
     claim(bounded, queues=[SMALL])
-    bounded.counts(SMALL)
+    bounded.reads.counts(SMALL)
     assert enqueue(client, queue=SMALL, durable=durable)
 
 
 def test_nobody_waits_in_a_transaction(producer, bounded):
     enqueue_many(bounded, 3, queue=PATIENT)
-    bounded.counts(PATIENT)
+    bounded.reads.counts(PATIENT)
 
     with undone(), pytest.raises(QueueFullError):
         producer.enqueue([batch(queue=PATIENT)])
@@ -87,7 +87,7 @@ def test_nobody_waits_in_a_transaction(producer, bounded):
 @pytest.mark.parametrize("durable", [None, False])
 def test_another_process_waits_until_there_is_room(bounded, make_storage, durable):
     enqueue_many(bounded, 3, queue=PATIENT)
-    bounded.counts(PATIENT)
+    bounded.reads.counts(PATIENT)
     client = make_storage(policies=POLICIES)
 
     def produce():
@@ -156,7 +156,7 @@ def test_the_scheduler_and_other_processes_together_do_not_overfill_a_queue(boun
         with producing([bounded, bounded, *(make_storage(policies=POLICIES) for _ in range(2))]):
             pass
         assert counts(bounded, SMALL) == {State.WAITING: 3}
-        bounded.obliterate(SMALL)
+        bounded.queues.obliterate(SMALL)
 
 
 def test_producers_in_transactions_overfill_a_queue_by_its_size_at_most(bounded):
@@ -170,7 +170,7 @@ def test_producers_in_transactions_overfill_a_queue_by_its_size_at_most(bounded)
                 enqueue(bounded, queue=SMALL)
         eventually(lambda: not models.Job.objects.filter(inbox=True).exists())
         most = max(most, counts(bounded, SMALL)[State.WAITING])
-        bounded.obliterate(SMALL)
+        bounded.queues.obliterate(SMALL)
 
     assert 3 <= most <= 2 * 3
 
@@ -192,14 +192,14 @@ def test_what_another_process_enqueues_is_committed_when_the_call_returns(bounde
 
 def test_jobs_are_dropped_when_those_of_another_process_are_taken_in(producer, bounded):
     enqueue_many(bounded, 2, queue=OLDEST_GO)
-    bounded.counts(OLDEST_GO)
+    bounded.reads.counts(OLDEST_GO)
 
     with transaction.atomic():
         producer.enqueue([batch(queue=OLDEST_GO, ids=["a", "b", "c", "d"])])
 
     assert eventually(lambda: counts(bounded, OLDEST_GO).get(State.CANCELLED) == 3)
     assert claim_ids(bounded, 9, queues=[OLDEST_GO]) == ["b", "c", "d"]
-    record = bounded.jobs(OLDEST_GO, ["a"])[0]
+    record = bounded.reads.jobs(OLDEST_GO, ["a"])[0]
     assert (record.state, record.reason) == (State.CANCELLED, "dropped")
 
 

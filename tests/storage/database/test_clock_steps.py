@@ -48,7 +48,7 @@ class Site:
         """Set the wall clock, and start the next scheduler."""
         if self._when == "while a scheduler runs":
             self.clock.jump(milliseconds)
-            self.scheduler.maintain()
+            self.scheduler.sweep()
         self.scheduler.close()
         if self._when == "while no scheduler runs":
             self.clock.jump(milliseconds)
@@ -58,7 +58,7 @@ class Site:
     def after(self, milliseconds, job_id):
         """The state of a job when so much time has passed."""
         self.clock.advance(milliseconds)
-        self.scheduler.maintain()
+        self.scheduler.sweep()
         return state(self.scheduler, job_id)
 
     def _new(self):
@@ -183,9 +183,9 @@ def test_what_is_asked_while_no_scheduler_runs_follows_the_step_once(make_storag
     site.scheduler.close()
     site.clock.jump(step)
 
-    site.worker.pause(QUEUE)
-    site.worker.update(QUEUE, [delayed], priority=3)
-    site.worker.resume(QUEUE)
+    site.worker.queues.pause(QUEUE)
+    site.worker.jobs.update(QUEUE, [delayed], priority=3)
+    site.worker.queues.resume(QUEUE)
 
     site.step(0)
     assert site.after(59_000, expiring) is State.WAITING
@@ -244,7 +244,7 @@ def test_a_job_of_a_frozen_scheduler_is_not_run_again_after_a_step_back(make_sto
     site.step(-HOUR)
     enqueue(site.scheduler)
     claimed = claim_one(site.scheduler)
-    site.scheduler.counts(QUEUE)  # Both are in the tables.
+    site.scheduler.reads.counts(QUEUE)  # Both are in the tables.
     site.clock.advance(TTL)  # It is frozen, with the job.
 
     successor = site._new()

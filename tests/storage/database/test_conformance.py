@@ -4,8 +4,9 @@ from contextlib import closing
 
 import pytest
 
-from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.facets import Queues, Workers
+from djqueue.storage.reads import Reads
 from djqueue.testing import contract
 from djqueue.testing.clock import FakeClock
 
@@ -56,8 +57,25 @@ class TestWithTheOrmAlone(
     sql = "orm"
 
 
-LATER = ("enqueue", "maintain", "page", "counts", "waiting_names", "dead_letters")
-"""What other processes leave to the scheduler, or see a moment later."""
+LATER = (Reads.page, Reads.counts, Reads.waiting_names, Reads.dead_letters)
+"""What other processes see a moment later."""
+
+
+class Distant(DatabaseStorage):
+    """A client that leaves enqueues, sweeps and reads of the tables to the scheduler's process."""
+
+    scheduler: DatabaseStorage
+
+    def enqueue(self, batches):
+        return self.scheduler.enqueue(batches)
+
+    def sweep(self):
+        return self.scheduler.sweep()
+
+    def ask(self, method, *args, **kwargs):
+        if method in LATER:
+            return self.scheduler.ask(method, *args, **kwargs)
+        return super().ask(method, *args, **kwargs)
 
 
 class TestThroughTheSocket(SchedulerCase, contract.StreamingContract):
@@ -69,47 +87,55 @@ class TestThroughTheSocket(SchedulerCase, contract.StreamingContract):
     def storage(self, tables):
         self.clock = FakeClock()
         options = {"clock": self.clock, "policies": contract.POLICIES}
-        with closing(DatabaseStorage(**options)) as scheduler, closing(DatabaseStorage(**options)) as client:
+        with closing(DatabaseStorage(**options)) as scheduler, closing(Distant(**options)) as client:
             scheduler.connect()
-            for operation in LATER:
-                vars(client)[operation] = getattr(scheduler, operation)
+            client.scheduler = scheduler
             yield client
 
 
 class Client(DatabaseStorage):
-    """A client whose scheduler has seen what is in the inbox; the tables are behind it all the same, but for
-    those verbs that read nothing else.
+    """A client whose scheduler has seen what is in the inbox; the tables are behind it all the same, except
+    for operations that read nothing else.
     """
 
     scheduler: DatabaseStorage
 
     def enqueue(self, batches):
         answers = super().enqueue(batches)
-        self.scheduler._active._take_in_all()
+        self.scheduler.active.inbox.take_in_all()
         return answers
 
-    def maintain(self):
-        return self.scheduler.maintain()
+    def sweep(self):
+        return self.scheduler.sweep()
+
+    def finish(self, outcomes, then=None):
+        self.scheduler.active.inbox.take_in_all()
+        return super().finish(outcomes, then)
+
+    def renew(self, leases):
+        self.scheduler.active.inbox.take_in_all()
+        return super().renew(leases)
+
+    def report(self, reports):
+        self.scheduler.active.inbox.take_in_all()
+        return super().report(reports)
+
+    def emit(self, emissions):
+        self.scheduler.active.inbox.take_in_all()
+        return super().emit(emissions)
+
+    def ask(self, method, *args, **kwargs):
+        self.scheduler.active.inbox.take_in_all()
+        if method in READING_TABLES:
+            self.scheduler.active.gate.flush()
+        return super().ask(method, *args, **kwargs)
 
 
 READING_TABLES = (
-    *("counts", "page", "dead_letters", "dead_letter_page", "waiting_names", "workers", "queues"),
-    *("about", "cursor_page", "series", "overview", "groups"),
+    *(Reads.counts, Reads.page, Reads.dead_letters, Reads.dead_letter_page, Reads.waiting_names),
+    *(Reads.jobs_about, Reads.cursor_page, Reads.series, Reads.overview, Reads.groups),
+    *(Workers.all, Queues.names),
 )
-
-
-def _with_the_scheduler_awake(name):
-    def method(self, *args, **kwargs):
-        self.scheduler._active._take_in_all()
-        if name in READING_TABLES:
-            self.scheduler._active._flush()
-        return getattr(DatabaseStorage, name)(self, *args, **kwargs)
-
-    return method
-
-
-for _name in sorted(Storage.__abstractmethods__ - {"enqueue", "maintain", "describe"} | {"claim"}):
-    setattr(Client, _name, _with_the_scheduler_awake(_name))
 
 
 class ClientCase(contract.StorageCase):
@@ -121,7 +147,7 @@ class ClientCase(contract.StorageCase):
             scheduler.connect()
             storage.scheduler = scheduler
             # What no worker has told is told by the process that did it: the scheduler's.
-            scheduler.on_incidents = storage.told
+            scheduler.on_incidents = storage.notify_incidents
             yield storage
 
     def advance(self, milliseconds):

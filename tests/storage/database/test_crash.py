@@ -29,7 +29,7 @@ def next_scheduler(make_storage):
 
     def make():
         storage = make_storage()
-        storage.standby = "never"
+        storage.role.standby = "never"
         storage.connect()
         return storage
 
@@ -173,11 +173,11 @@ def test_fifteen_kills_of_a_worker_leave_exactly_one_end_of_each_job(
         child.kill()
 
     storage = next_scheduler()
-    storage.counts(QUEUE)  # What it has changed of the interrupted jobs is written.
+    storage.reads.counts(QUEUE)  # What it has changed of the interrupted jobs is written.
     assert not [name for name in map(broken, rows_of_jobs()) if name]
     while claimed := claim(storage, 50):
         assert all(finish(storage, *map(completing, claimed)))
-    counted = storage.counts(QUEUE)
+    counted = storage.reads.counts(QUEUE)
     storage.close()
 
     assert {state for state, count in counted.items() if count} <= {State.COMPLETED, State.FAILED}

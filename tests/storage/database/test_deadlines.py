@@ -54,38 +54,38 @@ def test_reads_fall_back_to_the_tables_when_the_scheduler_hangs(
 ) -> None:
     job_id = enqueue(client)
     for read in (
-        lambda: client.jobs(QUEUE, [job_id]),
-        lambda: client.states(QUEUE, [job_id]),
-        lambda: client.overview().queues,
-        lambda: client.explain(QUEUE, job_id),
-        lambda: client.groups(QUEUE, 10),
-        lambda: client.flow(QUEUE, job_id),
-        lambda: client.diagnostics().lines,
+        lambda: client.reads.jobs(QUEUE, [job_id]),
+        lambda: client.reads.states(QUEUE, [job_id]),
+        lambda: client.reads.overview().queues,
+        lambda: client.reads.explain(QUEUE, job_id),
+        lambda: client.reads.groups(QUEUE, 10),
+        lambda: client.reads.flow(QUEUE, job_id),
+        lambda: client.reads.diagnostics().lines,
     ):
         with at_most(READ_TIMEOUT):
             assert read()
-    assert client.states(QUEUE, [job_id]) == [State.WAITING]
+    assert client.reads.states(QUEUE, [job_id]) == [State.WAITING]
 
 
 def test_the_change_version_is_given_up_like_a_read_when_the_scheduler_hangs(
     client: DatabaseStorage, frozen: Child
 ) -> None:
     with at_most(READ_TIMEOUT):
-        assert client.change_version() is None
+        assert client.reads.change_version() is None
     began = time.monotonic()
     for _ in range(10):
-        assert client.change_version() is None
+        assert client.reads.change_version() is None
     assert time.monotonic() - began < READ_TIMEOUT
 
 
 def test_after_one_missed_deadline_reads_do_not_wait_at_all(client: DatabaseStorage, frozen: Child) -> None:
     job_id = enqueue(client)
-    client.overview()
+    client.reads.overview()
     assert client.outage is not None
     began = time.monotonic()
     for _ in range(50):
-        client.overview()
-        client.states(QUEUE, [job_id])
+        client.reads.overview()
+        client.reads.states(QUEUE, [job_id])
     assert time.monotonic() - began < 50 * READ_TIMEOUT / 4
     assert client.outage is not None
 
@@ -93,7 +93,7 @@ def test_after_one_missed_deadline_reads_do_not_wait_at_all(client: DatabaseStor
 def test_a_probe_whose_thread_cannot_start_is_given_up(
     client: DatabaseStorage, frozen: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.overview()
+    client.reads.overview()
     assert client.outage is not None
 
     def refuse(thread: threading.Thread) -> None:
@@ -102,20 +102,20 @@ def test_a_probe_whose_thread_cannot_start_is_given_up(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(StorageUnavailableError, match="can't start new thread"):
-            client._client._remote.call("is_paused", QUEUE)
+            client._client._remote.call("queues.is_paused", QUEUE)
     frozen.thaw()
 
-    assert client._client._remote.call("is_paused", QUEUE) is False
+    assert client._client._remote.call("queues.is_paused", QUEUE) is False
     assert client.outage is None
 
 
 def test_a_scheduler_that_goes_on_is_asked_again(client: DatabaseStorage, frozen: Child) -> None:
-    client.overview()
+    client.reads.overview()
     assert client.outage is not None
     frozen.thaw()
 
     def is_back() -> bool:
-        return not client.overview().capped
+        return not client.reads.overview().capped
 
     eventually(is_back)
     assert client.outage is None
@@ -124,13 +124,13 @@ def test_a_scheduler_that_goes_on_is_asked_again(client: DatabaseStorage, frozen
 def test_changes_end_with_an_error_when_the_scheduler_hangs(client: DatabaseStorage, frozen: Child) -> None:
     job_id = enqueue(client)
     for change in (
-        lambda: client.pause(QUEUE),
-        lambda: client.cancel(QUEUE, [job_id]),
-        lambda: client.promote(QUEUE, [job_id]),
+        lambda: client.queues.pause(QUEUE),
+        lambda: client.jobs.cancel(QUEUE, [job_id]),
+        lambda: client.jobs.promote(QUEUE, [job_id]),
     ):
         with at_most(TIMEOUT + 0.5), pytest.raises(StorageUnavailableError, match="scheduler"):
             change()
-    assert client.states(QUEUE, [job_id]) == [State.WAITING]
+    assert client.reads.states(QUEUE, [job_id]) == [State.WAITING]
 
 
 def test_changes_are_made_here_once_the_lease_of_a_hanging_scheduler_has_run_out(
@@ -139,8 +139,8 @@ def test_changes_are_made_here_once_the_lease_of_a_hanging_scheduler_has_run_out
     job_id = enqueue(client)
     models.SchedulerLease.objects.update(expires_at=0)
     with at_most(TIMEOUT + 0.5):
-        client.cancel(QUEUE, [job_id])
-    assert client.states(QUEUE, [job_id]) == [State.CANCELLED]
+        client.jobs.cancel(QUEUE, [job_id])
+    assert client.reads.states(QUEUE, [job_id]) == [State.CANCELLED]
 
 
 def test_a_job_that_the_hanging_scheduler_does_not_take_is_written(
@@ -150,11 +150,11 @@ def test_a_job_that_the_hanging_scheduler_does_not_take_is_written(
         first = enqueue(client, durable=False)
     with at_most(0.5):
         second = enqueue(client, durable=False)
-    assert client.states(QUEUE, [first, second]) == [State.WAITING, State.WAITING]
+    assert client.reads.states(QUEUE, [first, second]) == [State.WAITING, State.WAITING]
     frozen.thaw()
 
     def both_are_taken_once() -> bool:
-        counted = client.overview()
+        counted = client.reads.overview()
         return not counted.capped and [found.counts.get(State.WAITING) for found in counted.queues] == [2]
 
     eventually(both_are_taken_once, timeout=20)
@@ -167,7 +167,7 @@ def test_enqueue_and_wait_ends_at_its_own_deadline(
     queue = Queue(QUEUE, storage=client)
     with at_most(wait), pytest.raises(JobTimeoutError):
         queue.enqueue_and_wait(None, name="nothing", wait=wait)
-    assert client.counts(QUEUE)[State.WAITING] == 1
+    assert client.reads.counts(QUEUE)[State.WAITING] == 1
 
 
 async def test_the_async_twin_ends_at_its_own_deadline_too(client: DatabaseStorage, frozen: Child) -> None:
@@ -181,7 +181,7 @@ def test_callers_of_many_threads_wait_for_one_deadline_together(
 ) -> None:
     def pause() -> None:
         with pytest.raises(StorageUnavailableError):
-            client.pause(QUEUE)
+            client.queues.pause(QUEUE)
         connection.close()
 
     threads = [threading.Thread(target=pause) for _ in range(8)]
@@ -202,7 +202,7 @@ def test_a_helper_leaves_a_hanging_scheduler_for_its_successor(
     assert successor.hears() == "ready"
     with at_most(10):
         eventually(lambda: client._client._remote.connected and client.outage is None, timeout=15)
-        client.register_worker(worker())
+        client.workers.register(worker())
         enqueue(client)
         eventually(lambda: client.claim(request()).jobs, timeout=5)
 
@@ -229,12 +229,12 @@ def test_a_slow_scheduler_is_waited_for_by_changes_and_not_by_reads(
         models.SchedulerLease.objects.update(address=f"tcp://127.0.0.1:{proxy.port}")
         job_id = enqueue(slow)
         with at_most(READ_TIMEOUT):
-            assert [row.name for row in slow.overview().queues] == [QUEUE]
+            assert [row.name for row in slow.reads.overview().queues] == [QUEUE]
         # What was asked before is answered before, a second each.
-        eventually(lambda: _is_done(lambda: slow.pause(QUEUE)), timeout=20)
-        assert scheduler.is_paused(QUEUE)
+        eventually(lambda: _is_done(lambda: slow.queues.pause(QUEUE)), timeout=20)
+        assert scheduler.queues.is_paused(QUEUE)
         with at_most(READ_TIMEOUT):
-            assert slow.states(QUEUE, [job_id]) == [State.WAITING]
+            assert slow.reads.states(QUEUE, [job_id]) == [State.WAITING]
         slow.close()
 
 
@@ -247,12 +247,12 @@ def test_a_black_hole_is_left_like_a_scheduler_that_hangs(
     lost = make_storage(token="secret")
     with SlowProxy(scheduler._server.address.port) as proxy:
         models.SchedulerLease.objects.update(address=f"tcp://127.0.0.1:{proxy.port}")
-        lost.pause(QUEUE)
+        lost.queues.pause(QUEUE)
         proxy.swallow()
         with at_most(TIMEOUT + 0.5), pytest.raises(StorageUnavailableError, match="scheduler"):
-            lost.resume(QUEUE)
+            lost.queues.resume(QUEUE)
         with at_most(READ_TIMEOUT):
-            assert lost.overview().queues
+            assert lost.reads.overview().queues
         lost.close()
 
 
@@ -287,7 +287,7 @@ def test_a_durable_enqueue_of_the_scheduler_itself_ends_in_time_too(
             enqueue_it([batch(durable=True)])
         other.rollback()
     assert storage.enqueue([batch(durable=True)])[0].status == "queued"
-    assert storage.counts(QUEUE)[State.WAITING] == 2
+    assert storage.reads.counts(QUEUE)[State.WAITING] == 2
 
 
 @pytest.mark.skipif("connection.vendor != 'sqlite'")
@@ -300,7 +300,7 @@ def test_a_change_waits_for_the_lock_of_another_process_no_longer_than_timeout(
     with closing(sqlite3.connect(connection.settings_dict["NAME"], uri=True)) as other:
         other.execute("BEGIN IMMEDIATE")
         with at_most(1), pytest.raises(StorageUnavailableError, match="locked"):
-            storage.pause(QUEUE)
+            storage.queues.pause(QUEUE)
         other.rollback()
 
 
@@ -311,16 +311,20 @@ def test_a_change_of_a_queue_that_cannot_be_written_yet_says_that_it_is_in_effec
     storage = make_storage()
     storage.connect()
     enqueue(storage)
-    storage.counts(QUEUE)
+    storage.reads.counts(QUEUE)
     with closing(sqlite3.connect(connection.settings_dict["NAME"], uri=True)) as other:
         other.execute("BEGIN IMMEDIATE")
-        for change, is_paused in ((storage.pause, True), (storage.resume, False), (storage.pause, True)):
+        for change, is_paused in (
+            (storage.queues.pause, True),
+            (storage.queues.resume, False),
+            (storage.queues.pause, True),
+        ):
             with (
                 within(0.3),
                 pytest.raises(StorageUnavailableError, match="is in effect, and will be written"),
             ):
                 change(QUEUE)
-            assert storage.is_paused(QUEUE) is is_paused
+            assert storage.queues.is_paused(QUEUE) is is_paused
         other.rollback()
     eventually(lambda: models.QueueState.objects.filter(name=QUEUE, paused=True).exists())
 
@@ -328,7 +332,7 @@ def test_a_change_of_a_queue_that_cannot_be_written_yet_says_that_it_is_in_effec
 def test_a_shorter_deadline_of_the_caller_counts(client: DatabaseStorage, frozen: Child) -> None:
     began = time.monotonic()
     with within(0.1), pytest.raises(StorageUnavailableError):
-        client.pause(QUEUE)
+        client.queues.pause(QUEUE)
     assert time.monotonic() - began < READ_TIMEOUT
     assert client.outage is None  # so short a deadline says nothing about the scheduler
 
@@ -360,9 +364,9 @@ def locked_out(make_storage: MakeStorage) -> Iterator[DatabaseStorage]:
             storage.enqueue([batch(BACKLOG + 200)])
         yield storage
         other.rollback()
-        storage._active._journal.sync()
+        storage.active.journal.sync()
     assert storage.enqueue([batch()])[0].status == "queued"
-    assert storage.counts(QUEUE)[State.WAITING] == 2
+    assert storage.reads.counts(QUEUE)[State.WAITING] == 2
 
 
 @pytest.mark.skipif("connection.vendor != 'sqlite'")
@@ -380,7 +384,7 @@ async def test_an_enqueue_on_a_loop_into_a_full_journal_ends_at_its_timeout(
     locked_out: DatabaseStorage,
 ) -> None:
     with at_most(0.5), pytest.raises(StorageUnavailableError, match=r"for 0\.5 s; another"):
-        await locked_out._active._enqueue_soon([batch()])
+        await locked_out.active._enqueue_soon([batch()])
 
 
 @pytest.mark.skipif("connection.vendor != 'sqlite'")
@@ -394,4 +398,4 @@ def test_changes_that_wait_for_a_full_journal_end_at_the_timeout(
         "retry": (QUEUE, ["0"]),
     }[change]
     with at_most(0.5), pytest.raises(StorageUnavailableError, match=r"for 0\.5 s; another"):
-        getattr(locked_out, change)(*arguments)
+        getattr(locked_out.jobs, change)(*arguments)

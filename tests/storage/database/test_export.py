@@ -98,9 +98,9 @@ def test_parts_have_as_many_rows_where_most_numbers_are_gone(storage):
     )
     wanted = ExportFilter("dead", frozenset())
 
-    parts = storage.export.parts(wanted, 3)
+    parts = storage.capabilities.export.parts(wanted, 3)
     found = [
-        [job_id for page in storage.export.pages(wanted, part, 1_000) for job_id in page["id"]]
+        [job_id for page in storage.capabilities.export.pages(wanted, part, 1_000) for job_id in page["id"]]
         for part in parts
     ]
 
@@ -116,9 +116,9 @@ def test_rows_are_read_from_number_to_number(storage, django_assert_num_queries)
         for at in range(25)
     )
     wanted = ExportFilter("dead", frozenset())
-    [part] = storage.export.parts(wanted, 4)
+    [part] = storage.capabilities.export.parts(wanted, 4)
 
-    found = [page["id"] for page in storage.export.pages(wanted, part, 10)]
+    found = [page["id"] for page in storage.capabilities.export.pages(wanted, part, 10)]
 
     assert [len(ids) for ids in found] == [10, 10, 5]
     assert [job_id for ids in found for job_id in ids] == [str(at) for at in range(25)]

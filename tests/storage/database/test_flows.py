@@ -51,7 +51,7 @@ def test_a_rollback_takes_the_whole_flow_with_it(producer, scheduler):
         producer.enqueue(a_flow())
         transaction.set_rollback(True)
 
-    scheduler.maintain()
+    scheduler.sweep()
     assert in_tables() == {}
     assert [state(scheduler, job_id, queue) for queue, job_id in FLOW] == [None] * 4
 
@@ -94,7 +94,7 @@ def test_of_a_flow_with_an_unknown_dependency_nothing_is_written(producer):
 
 def test_a_part_of_a_flow_is_completed_by_another_process(client, scheduler):
     scheduler.enqueue(a_flow()[:2])
-    scheduler.maintain()  # what is written, the others know
+    scheduler.sweep()  # what is written, the others know
 
     answers = client.enqueue(a_flow())
 
@@ -118,7 +118,7 @@ def test_a_flow_is_written_in_one_transaction(scheduler, monkeypatch):
         for step in range(1, 10):
             flow.append(batch(ids=[f"{number}/{step}"], depends_on=((QUEUE, f"{number}/{step - 1}"),)))
         scheduler.enqueue(flow)
-    scheduler.maintain()
+    scheduler.sweep()
 
     assert sum(map(len, written)) == 200
     assert all(len(inserts) % 10 == 0 for inserts in written)
@@ -136,8 +136,8 @@ def test_a_flow_that_cannot_be_written_is_taken_back(scheduler, monkeypatch):
             scheduler.enqueue(durable)
 
     assert [state(scheduler, job_id, queue) for queue, job_id in FLOW] == [None] * 4
-    assert scheduler.dead_letters(QUEUE) == []
-    scheduler.maintain()
+    assert scheduler.reads.dead_letters(QUEUE) == []
+    scheduler.sweep()
     assert in_tables() == {(QUEUE, "before"): "waiting"}
 
 
@@ -155,11 +155,11 @@ def test_a_flow_goes_on_with_the_next_scheduler(make_storage, scheduler):
 def test_who_waits_for_the_journal_while_it_notes_a_flow_is_not_waited_for(scheduler, monkeypatch):
     """As a subscriber that enqueues durably would: it is told while the flow is being noted."""
     monkeypatch.setattr(journal, "PATIENCE", 600.0)
-    scheduler.subscribe(UPSTREAM, lambda event: enqueue(scheduler, queue="other", durable=True))
+    scheduler.events.subscribe(UPSTREAM, lambda event: enqueue(scheduler, queue="other", durable=True))
 
     scheduler.enqueue(a_flow())
 
-    assert len(scheduler.page("other", State.WAITING, 10)) == 2
+    assert len(scheduler.reads.page("other", State.WAITING, 10)) == 2
 
 
 @pytest.mark.parametrize("policy", ["fail", "cancel", "ignore"])
@@ -170,7 +170,7 @@ def test_a_removed_job_goes_with_what_becomes_of_its_dependents(scheduler, monke
     for number in ids:
         needs = ((UPSTREAM, number),)
         scheduler.enqueue([batch(ids=[number], depends_on=needs, on_dependency_failure=policy)])
-    scheduler.maintain()
+    scheduler.sweep()
     monkeypatch.setattr(journal, "WINDOW_JOBS", 1)
     monkeypatch.setattr(journal, "WINDOW", 0.0)
     write, written = journal.DatabaseJournal._write, []
@@ -181,7 +181,7 @@ def test_a_removed_job_goes_with_what_becomes_of_its_dependents(scheduler, monke
 
     monkeypatch.setattr(journal.DatabaseJournal, "_write", noting)
     for number in ids:
-        scheduler.remove(UPSTREAM, [number])
+        scheduler.jobs.remove(UPSTREAM, [number])
 
     assert [deleted for deleted, _ in written if deleted] == [{number} for number in ids]
     assert all(deleted == updated for deleted, updated in written)

@@ -101,9 +101,9 @@ def test_whoever_sends_too_many_values_is_told_so(
     client: DatabaseStorage, scheduler: DatabaseStorage
 ) -> None:
     with pytest.raises(SerializationError, match="more than 2,000,000 values"):
-        client._client._remote.call("states", QUEUE, [""] * (MAX_VALUES + 10))
+        client._client._remote.call("reads.states", QUEUE, [""] * (MAX_VALUES + 10))
 
-    assert client._client._remote.call("states", QUEUE, ["id"]) == [None]
+    assert client._client._remote.call("reads.states", QUEUE, ["id"]) == [None]
 
 
 def test_ids_fill_a_frame_before_their_number_counts() -> None:
@@ -125,7 +125,7 @@ def test_a_frame_of_empty_lists_ends_its_connection_alone(
         stranger.settimeout(60)
         assert stranger.recv(1_000) == b""
 
-    eventually(lambda: client._client._remote.call("states", QUEUE, [job_id])[0] is not None)
+    eventually(lambda: client._client._remote.call("reads.states", QUEUE, [job_id])[0] is not None)
 
 
 MEMORY = """

@@ -23,12 +23,12 @@ def make(make_storage):
 def test_what_was_said_to_groups_outlives_a_restart(make):
     first = make()
     first.connect()
-    first.set_group_limit(QUEUE, "g", concurrency=2)
-    first.set_group_limit(QUEUE, "rated", rate=Rate(1, 3_600_000), weight=2)
-    first.set_group_limit(QUEUE, None, concurrency=3, rate=Rate(2, 3_600_000))
-    first.pause_group(QUEUE, "paused")
-    first.set_group_limit(QUEUE, "gone", concurrency=7)
-    first.set_group_limit(QUEUE, "gone", concurrency=None)
+    first.queues.set_group_limit(QUEUE, "g", concurrency=2)
+    first.queues.set_group_limit(QUEUE, "rated", rate=Rate(1, 3_600_000), weight=2)
+    first.queues.set_group_limit(QUEUE, None, concurrency=3, rate=Rate(2, 3_600_000))
+    first.queues.pause_group(QUEUE, "paused")
+    first.queues.set_group_limit(QUEUE, "gone", concurrency=7)
+    first.queues.set_group_limit(QUEUE, "gone", concurrency=None)
     first.close()
     second = make()
     second.connect()
@@ -39,27 +39,27 @@ def test_what_was_said_to_groups_outlives_a_restart(make):
         None: GroupLimit(3, rate=Rate(2, 3_600_000)),
         "paused": GroupLimit(paused=True),
     }
-    assert second.group_limits(QUEUE) == said
+    assert second.queues.group_limits(QUEUE) == said
     for group in ("g", "other", "paused", "rated"):
         enqueue_many(second, 5, group=group)
     served = sorted(str(one.options.group) for one in claim(second, 20))
     assert served == ["g", "g", "other", "other", "rated"]
-    second.obliterate(QUEUE, force=True)
+    second.queues.obliterate(QUEUE, force=True)
     assert not models.GroupState.objects.exists()
 
 
 def test_a_client_says_something_to_a_group(make):
     client, scheduler = make(), make()
-    client.set_group_limit(QUEUE, "g", concurrency=2)
-    assert client.group_limits(QUEUE) == {"g": GroupLimit(2)}
+    client.queues.set_group_limit(QUEUE, "g", concurrency=2)
+    assert client.queues.group_limits(QUEUE) == {"g": GroupLimit(2)}
     scheduler.connect()
     enqueue_many(scheduler, 5, group="g")
     assert len(claim(scheduler, 10)) == 2
 
-    client.pause_group(QUEUE, "g")
-    client.set_group_limit(QUEUE, "g", concurrency=4)
+    client.queues.pause_group(QUEUE, "g")
+    client.queues.set_group_limit(QUEUE, "g", concurrency=4)
     assert claim(scheduler, 10) == []
-    client.resume_group(QUEUE, "g")
+    client.queues.resume_group(QUEUE, "g")
     assert len(claim(scheduler, 10)) == 2
 
 
@@ -106,7 +106,7 @@ def test_an_obliterated_queue_may_have_another_mode(make):
     first = make("keyed")
     first.connect()
     enqueue(first, group="g")
-    first.obliterate(QUEUE)
+    first.queues.obliterate(QUEUE)
     first.close()
 
     second = make("global")
@@ -119,7 +119,7 @@ def test_an_obliterated_queue_may_have_another_mode(make):
 @pytest.mark.parametrize("is_scheduler", [True, False])
 def test_a_queue_that_is_there_without_a_mode_has_that_of_its_next_use(make, is_scheduler):
     first = make()
-    first.set_group_limit(QUEUE, "g", concurrency=2)
+    first.queues.set_group_limit(QUEUE, "g", concurrency=2)
     enqueue(first, group="g")
     models.GroupState.objects.filter(group="").delete()
 

@@ -13,6 +13,7 @@ import pytest
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage.database.lease import host_name
+from djqueue.storage.database.operations import OPERATIONS
 from djqueue.storage.database.processes import has_died
 from djqueue.storage.database.wire import pack
 from djqueue.testing.factories import (
@@ -33,7 +34,7 @@ from .test_socket import Stranger, sessions
 @contextmanager
 def slow_answers(scheduler, monkeypatch):
     """The scheduler records ends, but answers only when the event that this yields is set."""
-    active, recorded, answer = scheduler._active, Event(), Event()
+    active, recorded, answer = scheduler.active, Event(), Event()
     finish_written = active.finish_written
 
     async def slowly(*args):
@@ -85,7 +86,7 @@ def test_answered_ends_keep_neither_payloads_nor_results_in_memory(scheduler, cl
         for _ in range(20):
             enqueue(scheduler, payload=os.urandom(large))
             finish(client, completing(claim_one(client), os.urandom(large)))
-        scheduler.maintain()
+        scheduler.sweep()
 
         eventually(lambda: tracemalloc.get_traced_memory()[0] - before < 10 * large)
     finally:
@@ -94,7 +95,7 @@ def test_answered_ends_keep_neither_payloads_nor_results_in_memory(scheduler, cl
 
 def test_claims_that_are_answered_after_their_worker_hung_up_are_given_back(scheduler, monkeypatch):
     job_id = enqueue(scheduler)
-    finish_written, was_asked = scheduler._active.finish_written, threading.Event()
+    finish_written, was_asked = scheduler.active.finish_written, threading.Event()
 
     with Stranger(scheduler) as stranger:
 
@@ -105,7 +106,7 @@ def test_claims_that_are_answered_after_their_worker_hung_up_are_given_back(sche
             was_asked.set()
             return finished
 
-        monkeypatch.setattr(scheduler._active, "finish_written", hung_up_on)
+        monkeypatch.setattr(scheduler.active, "finish_written", hung_up_on)
         stranger.says(pack([1, "finish", [[], request(5)], {}]))
         assert was_asked.wait(20)
         eventually(lambda: sessions(scheduler) == 0)
@@ -116,7 +117,7 @@ def test_claims_that_are_answered_after_their_worker_hung_up_are_given_back(sche
 
 def test_claims_that_are_answered_too_late_are_given_back(scheduler, client, monkeypatch):
     job_id = enqueue(scheduler)
-    monkeypatch.setattr("djqueue.storage.database.remote.ANSWER_TIMEOUT", 1.0)
+    monkeypatch.setitem(OPERATIONS, "finish", OPERATIONS["finish"]._replace(deadline=1.0))
 
     with slow_answers(scheduler, monkeypatch) as (recorded, answer):
         with pytest.raises(StorageUnavailableError, match="did not answer 'finish'"):
@@ -155,11 +156,11 @@ def test_jobs_of_a_worker_that_dies_before_it_reconnects_wait_again_at_once(firs
     first.kill()
     storage = make_storage()
     storage.connect()
-    storage.maintain()
+    storage.sweep()
     assert [job(storage, job_id).state for job_id in held] == [State.ACTIVE] * 3
 
     helper.kill()
-    storage.maintain()
+    storage.sweep()
 
     there = [job(storage, job_id) for job_id in held]
     assert [(one.state, one.stalls) for one in there] == [(State.WAITING, 1)] * 3
@@ -169,12 +170,12 @@ def test_jobs_of_a_killed_worker_wait_again_once_it_has_hung_up(scheduler, helpe
     enqueue_many(scheduler, 2)
     helper.tell("claim 2")
     held = helper.hears_until("done")
-    scheduler.maintain()
+    scheduler.sweep()
     assert [job(scheduler, job_id).state for job_id in held] == [State.ACTIVE] * 2
 
     helper.kill()
     eventually(lambda: sessions(scheduler) == 0)
-    scheduler.maintain()
+    scheduler.sweep()
 
     there = [job(scheduler, job_id) for job_id in held]
     assert [(one.state, one.stalls) for one in there] == [(State.WAITING, 1)] * 2
@@ -184,27 +185,27 @@ def test_an_end_that_a_dead_worker_has_sent_counts_before_its_death(scheduler, h
     job_id = enqueue(scheduler)
     helper.tell("claim 1")
     assert helper.hears_until("done") == [job_id]
-    there = scheduler._active.engine.jobs(QUEUE, [job_id])[0]
-    [token] = [token for place in scheduler._active.engine.processing for token in place.active]
+    there = scheduler.active.engine.jobs(QUEUE, [job_id])[0]
+    [token] = [token for place in scheduler.active.engine.processing for token in place.active]
     asked, go_on = Event(), Event()
-    finish_written = scheduler._active.finish_written
+    finish_written = scheduler.active.finish_written
 
     async def later(*args):
         asked.set()
         await asyncio.to_thread(go_on.wait, 30)
         return await finish_written(*args)
 
-    monkeypatch.setattr(scheduler._active, "finish_written", later)
+    monkeypatch.setattr(scheduler.active, "finish_written", later)
     helper.tell(f"finish {job_id} {token}")
     assert asked.wait(30)
     helper.kill()
-    scheduler.maintain()
+    scheduler.sweep()
     assert (there.state, job(scheduler, job_id).state) == (State.ACTIVE, State.ACTIVE)
 
     go_on.set()
 
     eventually(lambda: job(scheduler, job_id).state is State.COMPLETED)
-    scheduler.maintain()
+    scheduler.sweep()
     assert job(scheduler, job_id).stalls == 0
 
 

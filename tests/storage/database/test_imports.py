@@ -36,4 +36,4 @@ def test_a_transaction_of_the_caller_survives_a_report_that_is_there_already(mak
 
 def test_memory_keeps_none():
     with closing(MemoryStorage()) as storage:
-        assert storage.imports is None
+        assert storage.capabilities.bulk_writes is None

@@ -48,11 +48,11 @@ def some_of_each(storage: DatabaseStorage) -> None:
 
 def test_a_client_has_the_schedulers_numbers(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     some_of_each(scheduler)
-    scheduler.set_limits(QUEUE, Rate(10, 60_000), 5)
+    scheduler.queues.set_limits(QUEUE, Rate(10, 60_000), 5)
 
-    found = client.overview()
+    found = client.reads.overview()
 
-    assert found.queues == scheduler.overview().queues
+    assert found.queues == scheduler.reads.overview().queues
     assert not found.capped
     assert found.queues[0].totals.enqueued == 8
 
@@ -67,21 +67,21 @@ def test_a_cancelled_job_that_was_enqueued_again_is_counted_once_after_a_restart
     restarted = make_storage()
     restarted.connect()
 
-    [found] = client.overview().queues
+    [found] = client.reads.overview().queues
     assert (found.counts[State.CANCELLED], found.counts[State.WAITING]) == (1, 1)
-    assert found.counts == restarted.counts(QUEUE)
+    assert found.counts == restarted.reads.counts(QUEUE)
     assert job(restarted, again).state is State.WAITING
 
 
 def test_without_a_scheduler_the_tables_are_read(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     some_of_each(scheduler)
-    scheduler.pause(QUEUE)
-    scheduler.set_limits(QUEUE, Rate(10, 60_000), 5)
-    oldest = job(scheduler, scheduler.page(QUEUE, State.WAITING, 1)[0].id)
-    [before] = scheduler.overview().queues
+    scheduler.queues.pause(QUEUE)
+    scheduler.queues.set_limits(QUEUE, Rate(10, 60_000), 5)
+    oldest = job(scheduler, scheduler.reads.page(QUEUE, State.WAITING, 1)[0].id)
+    [before] = scheduler.reads.overview().queues
     scheduler.close()
 
-    found = client.overview()
+    found = client.reads.overview()
 
     assert found.capped
     assert found.queues == [before._replace(totals=Totals(), tokens=10, oldest_at=oldest.created_at, used=1)]
@@ -97,7 +97,7 @@ def test_without_a_scheduler_no_more_than_so_many_are_counted(
     with CaptureQueriesContext(
         connection,
     ) as captured:
-        many, few = client.overview([QUEUE, "few"]).queues
+        many, few = client.reads.overview([QUEUE, "few"]).queues
 
     assert (many.counts[State.WAITING], few.counts[State.WAITING]) == (10, 8)
     counting = [query["sql"] for query in captured if "COUNT(" in query["sql"]]
@@ -113,44 +113,44 @@ def test_a_new_scheduler_knows_how_many_have_ended(make_storage: MakeStorage) ->
     second = make_storage()
     second.connect()
     ended = (State.COMPLETED, State.CANCELLED)
-    assert [second.overview().queues[0].counts[state] for state in ended] == [1, 1]
+    assert [second.reads.overview().queues[0].counts[state] for state in ended] == [1, 1]
 
     a_completed_job(second, queue="another")
-    second.clean(QUEUE, frozenset({State.COMPLETED}), before=1 << 60)
+    second.queues.clean(QUEUE, frozenset({State.COMPLETED}), before=1 << 60)
 
-    for found in second.overview().queues:
-        assert found.counts == second.counts(found.name)
+    for found in second.reads.overview().queues:
+        assert found.counts == second.reads.counts(found.name)
 
 
 def test_the_overview_of_the_scheduler_asks_no_table(scheduler: DatabaseStorage) -> None:
     a_waiting_job(scheduler)
 
     with CaptureQueriesContext(connection) as captured:
-        scheduler.overview()
+        scheduler.reads.overview()
 
     assert list(captured) == []
 
 
 def test_a_client_has_the_schedulers_explanation(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     waiting = a_waiting_job(client)
-    scheduler.register_worker(worker())
+    scheduler.workers.register(worker())
 
-    found = client.explain(QUEUE, waiting)
+    found = client.reads.explain(QUEUE, waiting)
 
     assert found is not None
     assert (found.verdict, found.before) == ("waiting_turn", 0)
-    assert client.explain(QUEUE, "nobody") is None
+    assert client.reads.explain(QUEUE, "nobody") is None
 
 
 def test_without_a_scheduler_there_is_no_worker(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
-    scheduler.register_worker(worker())
+    scheduler.workers.register(worker())
     waiting, active = a_waiting_job(scheduler, priority=-1), an_active_job(scheduler).id
     blocked = enqueue(scheduler, depends_on=((QUEUE, waiting), (QUEUE, a_completed_job(scheduler))))
     delayed, done = a_delayed_job(scheduler), a_completed_job(scheduler)
     scheduler.close()
 
     def verdict(job_id: str) -> str:
-        found = client.explain(QUEUE, job_id)
+        found = client.reads.explain(QUEUE, job_id)
         assert found is not None
         if job_id == blocked:
             assert found.unmet == (Dependency(QUEUE, waiting, State.WAITING),)
@@ -163,21 +163,21 @@ def test_without_a_scheduler_there_is_no_worker(scheduler: DatabaseStorage, clie
         "delayed",
         "not_pending",
     ]
-    assert client.explain(QUEUE, "nobody") is None
-    client.pause(QUEUE)
+    assert client.reads.explain(QUEUE, "nobody") is None
+    client.queues.pause(QUEUE)
     assert verdict(waiting) == "paused"
 
 
 def test_every_process_reads_the_buckets(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     enqueue_many(scheduler, 3)
-    client.record_runs([RunStats(QUEUE, "a", 1, 0, 0, 0, NO_TIMES, NO_TIMES)])
-    scheduler.maintain()
-    span = (scheduler.overview().at, scheduler.overview().at + 1, DAY)
+    client.workers.record_runs([RunStats(QUEUE, "a", 1, 0, 0, 0, NO_TIMES, NO_TIMES)])
+    scheduler.sweep()
+    span = (scheduler.reads.overview().at, scheduler.reads.overview().at + 1, DAY)
 
     for queues in (None, [QUEUE]):
         for by_name in (False, True):
-            expected = scheduler.series(queues, *span, by_name=by_name)
-            assert client.series(queues, *span, by_name=by_name) == expected
+            expected = scheduler.reads.series(queues, *span, by_name=by_name)
+            assert client.reads.series(queues, *span, by_name=by_name) == expected
             assert sum(one.enqueued + one.completed for one in expected) == (1 if by_name else 3)
 
 
@@ -188,8 +188,8 @@ def test_a_new_scheduler_goes_on_with_the_buckets(make_storage: MakeStorage) -> 
         enqueue_many(storage, 3)
         storage.close()  # what has not been noted is noted at the end
 
-    now = storage.overview().at
-    [bucket] = storage.series([QUEUE], now, now + 1, DAY)
+    now = storage.reads.overview().at
+    [bucket] = storage.reads.series([QUEUE], now, now + 1, DAY)
 
     assert bucket.enqueued == 6
 
@@ -204,11 +204,11 @@ def test_what_cannot_be_noted_is_noted_later(
     with monkeypatch.context() as patched:
         patched.setattr("djqueue.storage.database.metrics.DatabaseMetrics._load", broken)
         with pytest.raises(StorageUnavailableError):
-            scheduler.maintain()
-    scheduler.maintain()
+            scheduler.sweep()
+    scheduler.sweep()
 
-    now = scheduler.overview().at
-    assert scheduler.series([QUEUE], now, now + 1, DAY)[0].enqueued == 3
+    now = scheduler.reads.overview().at
+    assert scheduler.reads.series([QUEUE], now, now + 1, DAY)[0].enqueued == 3
 
 
 def test_old_buckets_are_removed_in_parts(make_storage: MakeStorage) -> None:
@@ -216,9 +216,9 @@ def test_old_buckets_are_removed_in_parts(make_storage: MakeStorage) -> None:
     storage = make_storage(clock=clock, metrics=Tiers(minute=DAY, hour=DAY, day=3 * DAY))
     storage.connect()
     enqueue(storage)
-    storage.maintain()
+    storage.sweep()
     clock.advance(2 * DAY)
-    storage.maintain()
+    storage.sweep()
 
     assert list(MetricBucket.objects.values_list("tier", flat=True)) == [DAY]
 
@@ -258,10 +258,10 @@ def test_the_scheduler_tells_of_itself_and_of_its_journal(
     scheduler: DatabaseStorage, client: DatabaseStorage
 ) -> None:
     enqueue(scheduler)
-    scheduler.maintain()
+    scheduler.sweep()
 
     for storage in (scheduler, client):
-        lines = {line.key: line for line in storage.diagnostics().lines}
+        lines = {line.key: line for line in storage.reads.diagnostics().lines}
         assert lines["scheduler.holder"].value.startswith(f"process {os.getpid()} on ")
         assert lines["scheduler.tick"].level == lines["journal.flushed"].level == "ok"
         assert lines["journal.backlog"].value == "0"
@@ -270,7 +270,7 @@ def test_the_scheduler_tells_of_itself_and_of_its_journal(
 
 def test_without_a_scheduler_that_is_what_is_told(client: DatabaseStorage) -> None:
     with CaptureQueriesContext(connection) as captured:
-        lines = {line.key: line for line in client.diagnostics().lines}
+        lines = {line.key: line for line in client.reads.diagnostics().lines}
 
     assert lines["scheduler.holder"].level == "bad"
     assert "journal.backlog" not in lines
@@ -286,10 +286,10 @@ def test_without_a_scheduler_a_flow_is_read_from_the_tables(
     second = enqueue(scheduler)
     third = enqueue(scheduler, depends_on=((QUEUE, first), (QUEUE, second)))
     fourth = enqueue(scheduler, queue="elsewhere", depends_on=((QUEUE, third),))
-    there = scheduler.flow(QUEUE, second)
+    there = scheduler.reads.flow(QUEUE, second)
     scheduler.close()
 
-    found = client.flow(QUEUE, second)
+    found = client.reads.flow(QUEUE, second)
 
     assert found is not None
     assert found == there
@@ -305,7 +305,7 @@ def test_without_a_scheduler_so_many_blocked_jobs_are_looked_at(
         enqueue(client, depends_on=((QUEUE, first),))
 
     with CaptureQueriesContext(connection) as captured:
-        found = client.flow(QUEUE, first)
+        found = client.reads.flow(QUEUE, first)
 
     assert found is not None
     assert len(found.nodes) == 4

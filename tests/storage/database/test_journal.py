@@ -188,7 +188,7 @@ def test_a_row_that_took_a_removed_jobs_place_is_not_removed_with_it():
     buffer, later = Buffer(), Buffer()
     buffer.remove(("q", "a", 1))
     later.inserts["q", "a"] = "new"
-    later.remove(("q", "a", 2))
+    later.jobs.remove(("q", "a", 2))
     buffer.follow(later)
 
     assert list(buffer.deletes) == [("q", "a", 1), ("q", "a", 2)]
@@ -552,7 +552,7 @@ def test_durable_enqueues_of_many_threads_share_transactions(failing):
     tries = failing.tries
 
     def all_wait():
-        buffer = failing.storage._active._journal._buffer
+        buffer = failing.storage.active.journal._buffer
         eventually(lambda: len(buffer.waiting) == 20)
         failing.let.set()
 
@@ -570,7 +570,7 @@ def test_a_durable_enqueue_that_cannot_be_written_did_not_happen(failing):
 
     assert state(failing.storage, "a") is None
     assert claim(failing.storage, 5) == []
-    failing.storage.counts(QUEUE)
+    failing.storage.reads.counts(QUEUE)
     assert seen_by_another_connection() == []
     assert enqueue(failing.storage, id="a", durable=True) == "a"
 
@@ -615,7 +615,7 @@ def test_a_bulk_that_the_database_does_not_take_did_not_happen(failing, monkeypa
     with pytest.raises(StorageUnavailableError, match="nothing was enqueued"):
         enqueue_many(failing.storage, 2 * BACKLOG)
 
-    assert failing.storage.waiting_names(QUEUE) == {}
+    assert failing.storage.reads.waiting_names(QUEUE) == {}
     with pytest.raises(StorageUnavailableError):
         claim(failing.storage)
 
@@ -623,7 +623,7 @@ def test_a_bulk_that_the_database_does_not_take_did_not_happen(failing, monkeypa
 async def test_a_coroutine_waits_for_room_without_holding_up_its_loop(failing):
     failing.let.clear()
     enqueueing = asyncio.create_task(failing.storage.aenqueue([batch(2 * BACKLOG)]))
-    await aeventually(lambda: failing.storage._active._journal.is_full())
+    await aeventually(lambda: failing.storage.active.journal.is_full())
     assert not enqueueing.done()
 
     failing.let.set()
@@ -633,9 +633,9 @@ async def test_a_coroutine_waits_for_room_without_holding_up_its_loop(failing):
 
 def test_removing_and_enqueueing_again_within_one_flush_leaves_the_new_job(scheduler, monkeypatch):
     enqueue(scheduler, id="a", payload=b"old", durable=True)
-    scheduler.cancel(QUEUE, ["a"])
+    scheduler.jobs.cancel(QUEUE, ["a"])
     enqueue(scheduler, id="a", payload=b"new")
-    scheduler.counts(QUEUE)
+    scheduler.reads.counts(QUEUE)
 
     assert [bytes(row.payload) for row in models.Job.objects.all()] == [b"new"]
     assert models.Job.objects.get().state == "waiting"
@@ -652,15 +652,15 @@ def few_letters(make_storage):
 def test_a_job_that_is_gone_is_not_found_in_the_tables_until_it_is_deleted_there(few_letters, monkeypatch):
     """As when another dead letter has taken its place, and the journal has not been written since."""
     first = a_failed_job(few_letters)
-    few_letters.counts(QUEUE)  # written
+    few_letters.reads.counts(QUEUE)  # written
     monkeypatch.setattr(journal, "WINDOW", 30)
 
     second = a_failed_job(few_letters)
 
     assert models.Job.objects.filter(job_id=first).exists()
-    assert few_letters.states(QUEUE, [first, second]) == [None, State.FAILED]
-    assert few_letters.jobs(QUEUE, [first]) == [None]
-    few_letters.counts(QUEUE)
+    assert few_letters.reads.states(QUEUE, [first, second]) == [None, State.FAILED]
+    assert few_letters.reads.jobs(QUEUE, [first]) == [None]
+    few_letters.reads.counts(QUEUE)
     assert not models.Job.objects.filter(job_id=first).exists()
 
 
@@ -668,14 +668,14 @@ def test_nothing_of_a_removed_job_is_left_in_any_table(scheduler):
     claimed = an_active_job(scheduler, max_attempts=5)
     scheduler.report([report_of(claimed, {"done": 1}, [(1, "begun")])])
     finish(scheduler, retrying(claimed))
-    scheduler.counts(QUEUE)
+    scheduler.reads.counts(QUEUE)
     claimed = claim_one(scheduler)
     scheduler.report([report_of(claimed, {"done": 2}, [(2, "again")])])
     finish(scheduler, completing(claimed))
-    scheduler.counts(QUEUE)
+    scheduler.reads.counts(QUEUE)
     assert [len(seen_by_another_connection(m)) for m in (models.JobAttempt, models.JobLog)] == [1, 2]
 
-    scheduler.remove(QUEUE, [claimed.id])
+    scheduler.jobs.remove(QUEUE, [claimed.id])
 
     for model in (models.Job, models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog):
         assert seen_by_another_connection(model) == [], model
@@ -684,10 +684,10 @@ def test_nothing_of_a_removed_job_is_left_in_any_table(scheduler):
 def test_late_reports_of_a_removed_job_leave_nothing(scheduler):
     claimed = an_active_job(scheduler)
     scheduler.report([report_of(claimed, 0.5, [(1, "line")])])
-    scheduler.obliterate(QUEUE, force=True)
+    scheduler.queues.obliterate(QUEUE, force=True)
 
     assert scheduler.report([report_of(claimed, 0.9, [(2, "late")])]) == [False]
-    scheduler.counts(QUEUE)
+    scheduler.reads.counts(QUEUE)
 
     for model in (models.Job, models.JobAttempt, models.JobLog):
         assert seen_by_another_connection(model) == [], model
@@ -698,7 +698,7 @@ def test_progress_and_log_lines_are_in_the_tables(scheduler):
     scheduler.report([report_of(claimed, {"share": 0.25}, [(1, "first"), (2, "second")])])
     scheduler.report([report_of(claimed, {"share": 0.5}, [(3, "third")])])
     finish(scheduler, completing(claimed))
-    scheduler.counts(QUEUE)
+    scheduler.reads.counts(QUEUE)
 
     record = job(scheduler, claimed.id)
     assert record.progress == {"share": 0.5}
@@ -715,12 +715,12 @@ def test_the_oldest_runs_and_lines_of_a_job_are_forgotten(make_storage):
         claimed = claim_one(scheduler)
         scheduler.report([report_of(claimed, None, [(number, f"line {number}")])])
         finish(scheduler, retrying(claimed))
-        scheduler.counts(QUEUE)
+        scheduler.reads.counts(QUEUE)
     known = job(scheduler, job_id)
     assert [attempt.attempt for attempt in known.history] == [8, 9, 10, 11, 12]
 
     finish(scheduler, completing(claim_one(scheduler)))
-    scheduler.counts(QUEUE)
+    scheduler.reads.counts(QUEUE)
 
     assert job(scheduler, job_id).history == known.history
     assert job(scheduler, job_id).logs == known.logs
@@ -745,7 +745,7 @@ def test_the_journals_connection_has_the_pragmas_of_the_documents(scheduler, mon
 
     monkeypatch.setattr(SqliteDialect, "transaction", noting)
     enqueue(scheduler)
-    scheduler.counts(QUEUE)
+    scheduler.reads.counts(QUEUE)
 
     assert found == {
         "journal_mode": "wal",
@@ -777,7 +777,7 @@ def test_a_flush_is_one_transaction(scheduler, client):
     reader.start()
     for one in claimed:
         finish(scheduler, completing(one))
-        scheduler.counts(QUEUE)
+        scheduler.reads.counts(QUEUE)
     over.set()
     reader.join()
 

@@ -128,7 +128,7 @@ def test_one_that_lost_it_can_neither_hold_nor_release_it(clock):
     with pytest.raises(journal.LeaseLost):
         first.hold()
     first.release()
-    first.move("unix:///elsewhere")
+    first.jobs.move("unix:///elsewhere")
 
     assert not a_lease(clock).acquire()
     assert row().address == "unix:///nowhere"
@@ -267,7 +267,7 @@ def test_every_minute_the_clock_is_compared_again(monkeypatch):
 
 def test_a_second_scheduler_is_refused_where_it_is_not_to_wait(scheduler, make_storage):
     second = make_storage()
-    second.standby = "never"
+    second.role.standby = "never"
 
     expected = rf"process {os.getpid()} on .* is the scheduler of database 'default': stop that process first"
     with pytest.raises(SchedulerRunningError, match=expected):
@@ -289,7 +289,7 @@ def test_a_second_process_is_refused_with_the_name_of_the_first(scheduler, start
 def test_a_closed_schedulers_place_is_free(make_storage):
     for expected in (1, 2, 3):
         storage = make_storage()
-        storage.standby = "never"
+        storage.role.standby = "never"
         storage.connect()
         assert row().generation == expected
         assert row().address == str(storage._server.address)
@@ -304,7 +304,7 @@ def test_a_scheduler_that_cannot_open_its_socket_gives_its_place_back(make_stora
     assert not broken.is_scheduler
 
     following = make_storage()
-    following.standby = "never"
+    following.role.standby = "never"
     following.connect()
 
     assert following.is_scheduler
@@ -354,7 +354,7 @@ def test_a_worker_process_without_a_scheduler_says_what_it_waits_for(scheduler, 
     caplog.set_level("INFO", "djqueue")
     scheduler.close()
     beside = make_storage()
-    beside.standby = "work"
+    beside.role.standby = "work"
 
     def wait():
         with contextlib.suppress(StorageError):
@@ -373,7 +373,7 @@ def test_a_worker_process_without_a_scheduler_says_what_it_waits_for(scheduler, 
 def test_a_worker_process_waits_for_a_scheduler_to_come(scheduler, make_storage, quick):
     scheduler.close()
     beside = make_storage()
-    beside.standby = "work"
+    beside.role.standby = "work"
     waiting = threading.Thread(target=lambda: (beside.connect(), connection.close()))
     waiting.start()
     coming = make_storage()
@@ -386,7 +386,7 @@ def test_a_worker_process_waits_for_a_scheduler_to_come(scheduler, make_storage,
     assert claim_ids(beside, 5) == [job_id]
 
     coming.close()
-    beside.unregister_worker("it is forgotten by itself")
+    beside.workers.unregister("it is forgotten by itself")
 
 
 def test_a_standby_that_is_closed_stops_waiting(scheduler, make_storage, quick):
@@ -438,7 +438,7 @@ def test_a_scheduler_that_slept_past_its_lease_writes_nothing_more(start_child, 
     following = make_storage()
     following.connect()
     claimed = claim(following, 1)
-    following.counts(QUEUE)
+    following.reads.counts(QUEUE)
     before = list(models.Job.objects.order_by("id").values())
     child.tell("enqueue 1")
     child.tell("work 5")
@@ -452,15 +452,15 @@ def test_a_scheduler_that_slept_past_its_lease_writes_nothing_more(start_child, 
     assert [found.id for found in claimed] == ids[1:2]
     assert finish(following, completing(claimed[0])) == [True]
     child.ends()
-    following.counts(QUEUE)
+    following.reads.counts(QUEUE)
     assert [state(following, job_id) for job_id in ids[:2]] == [State.ACTIVE, State.COMPLETED]
 
 
 def test_a_scheduler_that_lost_its_place_says_so_to_everybody(scheduler, make_storage, monkeypatch):
     lost = threading.Event()
-    scheduler.on_lost = lost.set
+    scheduler.role.on_lost = lost.set
     claimed = an_active_job(scheduler)
-    scheduler.counts(QUEUE)
+    scheduler.reads.counts(QUEUE)
     client = make_storage()
     assert client.claim(request_of_nothing()).jobs == []
     models.SchedulerLease.objects.update(generation=99)
@@ -473,11 +473,11 @@ def test_a_scheduler_that_lost_its_place_says_so_to_everybody(scheduler, make_st
         lambda: enqueue(deposed),
         lambda: claim(deposed),
         lambda: finish(deposed, completing(claimed)),
-        lambda: deposed.cancel(QUEUE, [claimed.id]),
-        lambda: deposed.retry(QUEUE, [claimed.id]),
-        lambda: deposed.remove(QUEUE, [claimed.id]),
-        lambda: deposed.pause(QUEUE),
-        deposed.maintain,
+        lambda: deposed.jobs.cancel(QUEUE, [claimed.id]),
+        lambda: deposed.jobs.retry(QUEUE, [claimed.id]),
+        lambda: deposed.jobs.remove(QUEUE, [claimed.id]),
+        lambda: deposed.queues.pause(QUEUE),
+        deposed.sweep,
     ):
         with pytest.raises(journal.LeaseLost, match="Another process has become the scheduler"):
             action()

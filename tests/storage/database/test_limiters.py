@@ -24,13 +24,13 @@ def make(make_storage):
 def test_what_was_said_to_a_limiter_outlives_a_restart(make, said):
     first = make(concurrency=3)
     first.connect()
-    first.set_limiter("stripe", *said)
+    first.limiters.set("stripe", *said)
     first.close()
     second = make(concurrency=1)
-    assert second.limiter_state("stripe")[:2] == said
+    assert second.limiters.state("stripe")[:2] == said
     second.connect()
 
-    assert second.limiter_state("stripe")[:2] == said
+    assert second.limiters.state("stripe")[:2] == said
     for queue in QUEUES:
         enqueue_many(second, 5, queue=queue)
     assert len(claim(second, 20)) == (2 if said[0] else said[1] or 10)
@@ -39,25 +39,25 @@ def test_what_was_said_to_a_limiter_outlives_a_restart(make, said):
 def test_what_the_settings_say_counts_again_once_it_has_been_said(make):
     first = make(concurrency=3)
     first.connect()
-    first.set_limiter("stripe", None, 5)
-    first.set_limiter("stripe", None, 3)
+    first.limiters.set("stripe", None, 5)
+    first.limiters.set("stripe", None, 3)
     assert not models.LimiterState.objects.exists()
     first.close()
 
-    assert make(concurrency=4).limiter_state("stripe") == (None, 4, 0, None, ())
+    assert make(concurrency=4).limiters.state("stripe") == (None, 4, 0, None, ())
 
 
 def test_a_client_limits_with_a_scheduler_and_without(make):
     client, scheduler = make(concurrency=3), make(concurrency=3)
-    client.set_limiter("stripe", Rate(9, 60_000), 2)
-    assert client.limiter_state("stripe") == (Rate(9, 60_000), 2, 0, 9, ())
+    client.limiters.set("stripe", Rate(9, 60_000), 2)
+    assert client.limiters.state("stripe") == (Rate(9, 60_000), 2, 0, 9, ())
     scheduler.connect()
     enqueue_many(scheduler, 5, queue=QUEUES[0])
     assert len(claim(scheduler, 10)) == 2
-    state = client.limiter_state("stripe")
+    state = client.limiters.state("stripe")
     assert (state.used, state.free, state.tokens, state.waiting) == (2, 0, 7, QUEUES[:1])
 
-    client.set_limiter("stripe", None, 4)
+    client.limiters.set("stripe", None, 4)
 
     assert len(claim(scheduler, 10)) == 2
 
@@ -71,6 +71,6 @@ def test_a_scheduler_that_died_leaves_no_permit_taken(make):
     second = make(concurrency=2)
     second.connect()
 
-    assert second.limiter_state("stripe").used == 0
+    assert second.limiters.state("stripe").used == 0
     # Jobs with a stall are claimed alone: each worker gets one.
     assert [len(claim(second, 9, worker=f"worker-{number}")) for number in range(3)] == [1, 1, 0]

@@ -42,7 +42,7 @@ def test_a_moved_job_and_those_that_wait_outlive_the_scheduler(
     scheduler.report([report_of(claimed, {"done": 1}, [(1, "line")])])
     finish(scheduler, retrying(claimed))
     enqueue(scheduler, id="next", queue=UPSTREAM, depends_on=((QUEUE, "first"),))
-    assert scheduler.move(QUEUE, ["first"], TO) == ["moved"]
+    assert scheduler.jobs.move(QUEUE, ["first"], TO) == ["moved"]
     before = [job(scheduler, "first", TO), job(scheduler, "next", UPSTREAM)]
 
     again = restarted(make_storage, scheduler)
@@ -63,7 +63,7 @@ def test_a_client_moves_jobs(scheduler: DatabaseStorage, client: DatabaseStorage
     enqueue(scheduler, id="kept", unique_key="k")
     enqueue(scheduler, queue=TO, id="owner", unique_key="k")
 
-    assert client.move(QUEUE, ["written by the client", "kept", "nobody"], TO) == [
+    assert client.jobs.move(QUEUE, ["written by the client", "kept", "nobody"], TO) == [
         "moved",
         "unique_key_taken",
         "not_found",
@@ -85,13 +85,13 @@ def test_jobs_are_moved_where_no_scheduler_runs(
     enqueue(scheduler, id="dead")
     scheduler.close()
 
-    answers = client.move(QUEUE, ["first", "taken", "rival", "dead", "nobody"], TO)
+    answers = client.jobs.move(QUEUE, ["first", "taken", "rival", "dead", "nobody"], TO)
 
     assert answers == ["moved", "duplicate", "unique_key_taken", "moved", "not_found"]
     again = make_storage()
     again.connect()
     assert counts(again, TO) == {State.WAITING: 3, State.BLOCKED: 1}
-    assert again.dead_letters(TO) == []
+    assert again.reads.dead_letters(TO) == []
     assert state(again, "next") is State.BLOCKED
     finish(again, completing(claim_one(again, queues=[UPSTREAM])))
     finish(again, completing(claim_first(again)))
@@ -110,7 +110,7 @@ def test_a_queue_is_not_moved_to_itself(
     scheduler: DatabaseStorage, client: DatabaseStorage, is_client: bool
 ) -> None:
     with pytest.raises(ValueError, match=QUEUE):
-        (client if is_client else scheduler).move(QUEUE, ["a"], QUEUE)
+        (client if is_client else scheduler).jobs.move(QUEUE, ["a"], QUEUE)
 
 
 def test_a_moved_dead_letter_outlives_the_scheduler(
@@ -127,18 +127,18 @@ def test_a_moved_dead_letter_outlives_the_scheduler(
         depends_on=((QUEUE, "order:1"),),
         on_dependency_failure="wait",
     )
-    assert scheduler.move(QUEUE, ["order:1"], TO) == ["moved"]
+    assert scheduler.jobs.move(QUEUE, ["order:1"], TO) == ["moved"]
     before = [job(scheduler, "order:1", TO), job(scheduler, "next", UPSTREAM)]
-    letters = scheduler.dead_letters(TO)
+    letters = scheduler.reads.dead_letters(TO)
 
     again = restarted(make_storage, scheduler)
 
     assert [job(again, "order:1", TO), job(again, "next", UPSTREAM)] == before
-    assert again.dead_letters(TO) == letters
+    assert again.reads.dead_letters(TO) == letters
     assert models.Job.objects.filter(queue=QUEUE).count() == 0
     for model in (models.JobAttempt, models.JobLog, models.DeadLetter):
         assert list(model._default_manager.values_list("queue", flat=True)) == [TO]
-    assert again.retry(TO, ["order:1"]) == ["retried"]
+    assert again.jobs.retry(TO, ["order:1"]) == ["retried"]
     finish(again, completing(claim_one(again)))
     assert claim_ids(again) == ["next"]
 
@@ -148,15 +148,15 @@ def test_a_client_moves_dead_letters_with_and_without_a_scheduler(
 ) -> None:
     for job_id in "ab":
         a_failed_job(scheduler, id=job_id)
-    letters = scheduler.dead_letters(QUEUE)
-    assert client.move(QUEUE, ["a"], TO) == ["moved"]
+    letters = scheduler.reads.dead_letters(QUEUE)
+    assert client.jobs.move(QUEUE, ["a"], TO) == ["moved"]
     scheduler.close()
 
-    assert client.move(QUEUE, ["a", "b"], TO) == ["not_found", "moved"]
+    assert client.jobs.move(QUEUE, ["a", "b"], TO) == ["not_found", "moved"]
 
-    assert client.dead_letters(TO) == [letter._replace(queue=TO) for letter in letters]
+    assert client.reads.dead_letters(TO) == [letter._replace(queue=TO) for letter in letters]
     assert counts(client, QUEUE) == {}
     storage = make_storage()
     storage.connect()
-    assert storage.retry(TO, ["a", "b"]) == ["retried", "retried"]
-    assert storage.move(TO, ["a"], QUEUE) == ["moved"]
+    assert storage.jobs.retry(TO, ["a", "b"]) == ["retried", "retried"]
+    assert storage.jobs.move(TO, ["a"], QUEUE) == ["moved"]

@@ -72,8 +72,8 @@ def test_an_end_that_is_put_off_is_met_by_no_other_sweep(make_storage: MakeStora
 
     assert ends() == {done + BRIEF + PUT_OFF}
 
-    storage.cancel(QUEUE, ["parent"])
-    storage.maintain()
+    storage.jobs.cancel(QUEUE, ["parent"])
+    storage.sweep()
     assert state(storage, "child", UPSTREAM) is None
 
 
@@ -83,7 +83,7 @@ def test_it_is_put_back_where_time_is_left(make_storage: MakeStorage, clock: Fak
     a_family(storage, clock, retention=10 * BRIEF)
     assert ends() == {done + BRIEF + PUT_OFF, done + 10 * BRIEF + PUT_OFF}
 
-    storage.cancel(QUEUE, ["parent"])
+    storage.jobs.cancel(QUEUE, ["parent"])
     swept_clean(storage)
 
     assert ends() == {done + 10 * BRIEF}
@@ -119,7 +119,7 @@ def test_a_scheduler_that_starts_keeps_nothing_that_nobody_needs(
     a_family(storage, clock)
     storage.close()
     client = make_storage(clock=clock)
-    assert client.cancel(QUEUE, ["parent"])[0].status == "cancelled"
+    assert client.jobs.cancel(QUEUE, ["parent"])[0].status == "cancelled"
     assert state(client, "child", UPSTREAM) is State.COMPLETED
 
     again = started(make_storage, clock)
@@ -137,7 +137,7 @@ def test_records_that_are_kept_count_for_nothing(make_storage: MakeStorage, cloc
         finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
         clock.advance(1)
     swept_clean(storage)
-    assert storage.states(UPSTREAM, ["child", "0", "1", "2"]) == [
+    assert storage.reads.states(UPSTREAM, ["child", "0", "1", "2"]) == [
         State.COMPLETED,
         None,
         None,
@@ -155,7 +155,7 @@ def test_records_that_are_kept_count_for_nothing(make_storage: MakeStorage, cloc
 def test_more_of_them_than_a_sweep_takes_hold_up_no_other(
     make_storage: MakeStorage, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("djqueue.storage.database.scheduler.PURGE_LIMIT", 3)
+    monkeypatch.setattr("djqueue.storage.database.purging.LIMIT", 3)
     storage = started(make_storage, clock)
     ids = [f"child {number}" for number in range(10)]
     for job_id in [*ids, "other"]:
@@ -165,7 +165,7 @@ def test_more_of_them_than_a_sweep_takes_hold_up_no_other(
     clock.advance(BRIEF + 1)
 
     for _ in range(5):
-        storage.maintain()
+        storage.sweep()
 
     assert counts(storage, UPSTREAM) == {State.COMPLETED: 10}
-    assert {record.result for record in storage.jobs(UPSTREAM, ids) if record} == {RESULT}
+    assert {record.result for record in storage.reads.jobs(UPSTREAM, ids) if record} == {RESULT}

@@ -30,7 +30,7 @@ ROUNDS = 20
 @pytest.fixture
 def unheard(scheduler, monkeypatch):
     """A scheduler that does not hear of new rows before it looks for them."""
-    monkeypatch.setattr(scheduler._active, "take_in", lambda: 0)
+    monkeypatch.setattr(scheduler.active.inbox, "take_in", lambda: 0)
 
 
 def test_who_waits_again_with_the_same_unique_key_has_the_job_run_again(scheduler, client):
@@ -62,11 +62,11 @@ def test_who_waits_again_with_the_id_of_a_failed_job_is_told_of_its_own(schedule
 def test_an_id_is_free_as_soon_as_its_job_is_cancelled(scheduler, client):
     for _ in range(ROUNDS):
         assert client.enqueue([batch(ids=["a"], delay=60_000)])[0].status == "queued"
-        assert client.cancel(QUEUE, ["a"])[0].status == "cancelled"
+        assert client.jobs.cancel(QUEUE, ["a"])[0].status == "cancelled"
 
 
 def test_an_id_that_comes_twice_in_a_call_is_one_job_though_that_has_ended(scheduler, client, monkeypatch):
-    monkeypatch.setattr(type(scheduler._active), "settled", lambda *_: [State.FAILED])
+    monkeypatch.setattr(type(scheduler.active), "settled", lambda *_: [State.FAILED])
 
     answers = client.enqueue([batch(2, ids=["a", "a"])])
 
@@ -77,7 +77,7 @@ def test_an_id_is_taken_as_soon_as_its_job_is_retried(scheduler, client):
     enqueue(scheduler, id="a")
     finish(client, failing(*claim(client)))
 
-    assert client.retry(QUEUE, ["a"]) == ["retried"]
+    assert client.jobs.retry(QUEUE, ["a"]) == ["retried"]
 
     assert client.enqueue([batch(ids=["a"])])[0].status == "duplicate"
     finish(client, completing(*claim(client)))
@@ -103,7 +103,7 @@ def test_a_new_job_with_the_id_of_a_failed_one_is_cancelled_before_it_is_taken_i
 
     enqueue(client, id="a")
 
-    assert client.cancel(QUEUE, ["a"])[0].status == "cancelled"
+    assert client.jobs.cancel(QUEUE, ["a"])[0].status == "cancelled"
     assert claim(scheduler) == []
 
 
@@ -113,15 +113,15 @@ def test_a_job_that_was_retried_while_its_id_was_enqueued_keeps_its_row(schedule
     finish(scheduler, failing(*claim(scheduler)))
     assert counts(scheduler) == {State.FAILED: 1}
     enqueue(client, id="a", payload=b"second")
-    assert scheduler._active.engine.retry(QUEUE, ["a"]) == ["retried"]
+    assert scheduler.active.engine.retry(QUEUE, ["a"]) == ["retried"]
 
-    type(scheduler._active).take_in(scheduler._active)
+    type(scheduler.active.inbox).take_in(scheduler.active.inbox)
 
     [claimed] = claim(scheduler, 9)
     assert claimed.payload == b"first"
     finish(scheduler, completing(claimed))
     assert counts(scheduler) == {State.COMPLETED: 1}
-    record = client.jobs(QUEUE, ["a"])[0]
+    record = client.reads.jobs(QUEUE, ["a"])[0]
     assert (record.payload, [attempt.outcome for attempt in record.history]) == (b"first", ["failed"])
 
 
@@ -132,17 +132,17 @@ def test_a_row_that_was_taken_in_since_it_was_read_is_not_taken_in_again(schedul
         found = succeeding(*args)
         if found and not overtaken:
             overtaken.append(found)
-            scheduler._active.take_in()
+            scheduler.active.inbox.take_in()
             finish(scheduler, failing(claim(scheduler)[0]))
             assert counts(scheduler) == {State.FAILED: 1}
-            scheduler._active.take_in()
+            scheduler.active.inbox.take_in()
         return found
 
     monkeypatch.setattr(recovery, "succeeding", be_overtaken)
     enqueue(scheduler, id="a")
     finish(scheduler, failing(claim(scheduler)[0]))
     assert counts(scheduler) == {State.FAILED: 1}
-    with scheduler._active._inbox:  # before the thread that watches it
+    with scheduler.active.inbox.lock:  # before the thread that watches it
         enqueue(client, id="a")
         found = state(scheduler, "a")
 
@@ -155,7 +155,7 @@ def test_a_scheduler_that_is_stopped_holds_up_a_producer_for_a_moment_only(start
     child = start_child("scheduler")
     assert child.hears() == "ready"
     enqueue(client, id="a", delay=60_000)
-    assert client.states(QUEUE, ["a"]) == [State.DELAYED]
+    assert client.reads.states(QUEUE, ["a"]) == [State.DELAYED]
     os.kill(child.pid, signal.SIGSTOP)
     try:
         answers = [client.enqueue([batch(ids=["a"])])[0].status for _ in range(ROUNDS)]
@@ -170,7 +170,7 @@ def test_a_scheduler_that_is_stopped_holds_up_a_producer_for_a_moment_only(start
 def test_the_result_is_read_of_a_job_that_completes_between_two_statements(scheduler, client, place):
     job_id = enqueue(scheduler)
     claimed = claim(scheduler, 1)[0]
-    scheduler._active._flush()
+    scheduler.active.gate.flush()
     reads = []
 
     def complete_in_between(execute, sql, *args):
@@ -185,7 +185,7 @@ def test_the_result_is_read_of_a_job_that_completes_between_two_statements(sched
 
     def complete():
         finish(scheduler, completing(claimed, b"whole"))
-        scheduler._active._flush()
+        scheduler.active.gate.flush()
         connection.close()
         is_written.set()
 

@@ -125,7 +125,7 @@ def follow(storage, clock, steps):
             enqueue(storage, payload=str(at).encode(), priority=priority, lifo=lifo, delay=delay)
         elif operation == "wait":
             clock.advance(*arguments)
-            storage.maintain()
+            storage.sweep()
         elif claimed := claim(storage):
             outcome = {
                 "complete": completing,
@@ -140,7 +140,7 @@ def follow(storage, clock, steps):
 @given(steps=STEPS)
 def test_any_jobs_come_back_with_their_states_and_counters(schedulers, steps):
     storage = schedulers.again()
-    storage.obliterate(QUEUE)
+    storage.queues.obliterate(QUEUE)
     twin_clock = FakeClock(schedulers.clock.now())
     twin = MemoryStorage(clock=twin_clock)
     follow(twin, twin_clock, steps)
@@ -149,8 +149,8 @@ def test_any_jobs_come_back_with_their_states_and_counters(schedulers, steps):
     restarted = schedulers.again()
 
     def told(one):
-        one.maintain()
-        records = one.page(QUEUE, None, 100)
+        one.sweep()
+        records = one.reads.page(QUEUE, None, 100)
         return sorted(
             (r.payload, r.state, r.attempts, r.failures, r.stalls, r.run_at, r.result, r.history)
             for r in records
@@ -219,7 +219,7 @@ def test_a_successor_starts_that_was_never_told_of_the_end(schedulers):
     storage = schedulers.storage
     claimed = an_active_job(storage, unique_key="k")
     next_one = enqueue(storage, unique_key="k", on_duplicate="keep_last_if_active")
-    storage.counts(QUEUE)
+    storage.reads.counts(QUEUE)
     models.Job.objects.filter(job_id=claimed.id).update(state="completed")
 
     restarted = schedulers.again()
@@ -248,7 +248,7 @@ def test_a_job_whose_ttl_is_over_is_a_dead_letter(schedulers):
     restarted = schedulers.again()
 
     assert claim_ids(restarted, 5) == [lasting]
-    assert [(letter.id, letter.reason) for letter in restarted.dead_letters(QUEUE)] == [
+    assert [(letter.id, letter.reason) for letter in restarted.reads.dead_letters(QUEUE)] == [
         (brief, "ttl_expired")
     ]
 
@@ -257,16 +257,16 @@ def test_what_was_said_to_queues_is_kept(schedulers):
     storage = schedulers.storage
     for queue in ("paused", "limited", "rated", "resumed"):
         enqueue_many(storage, 5, queue=queue)
-    storage.pause("paused")
-    storage.pause("resumed")
-    storage.resume("resumed")
-    storage.set_limits("limited", None, 2)
-    storage.set_limits("rated", Rate(3, MINUTE), None)
+    storage.queues.pause("paused")
+    storage.queues.pause("resumed")
+    storage.queues.resume("resumed")
+    storage.queues.set_limits("limited", None, 2)
+    storage.queues.set_limits("rated", Rate(3, MINUTE), None)
 
     restarted = schedulers.again()
 
-    assert restarted.is_paused("paused")
-    claimed = {queue: len(claim(restarted, 9, queues=[queue])) for queue in restarted.queues()}
+    assert restarted.queues.is_paused("paused")
+    claimed = {queue: len(claim(restarted, 9, queues=[queue])) for queue in restarted.queues.names()}
     assert claimed == {"paused": 0, "limited": 2, "rated": 3, "resumed": 5}
 
 
@@ -301,7 +301,7 @@ def test_an_interrupted_runs_items_are_dropped(schedulers):
     again = claim_one(restarted)
     assert not emit(restarted, claimed, b"three", start=2)
     assert emit(restarted, again, b"new")
-    restarted.maintain()
+    restarted.sweep()
     assert [bytes(row.item) for row in models.JobItem.objects.all()] == [b"new"]
 
 
@@ -311,14 +311,14 @@ def test_an_ended_jobs_items_are_there_again(schedulers, how):
     items = [b"%d" % number for number in range(250)]
     emit(schedulers.storage, claimed, *items)
     finish(schedulers.storage, how(claimed))
-    schedulers.storage.maintain()
+    schedulers.storage.sweep()
     assert items_of(schedulers.storage, claimed.id) == items
 
     restarted = schedulers.again()
 
     assert items_of(restarted, claimed.id) == items
     assert job(restarted, claimed.id).items == 250
-    assert restarted.remove(QUEUE, [claimed.id]) == [True]
+    assert restarted.jobs.remove(QUEUE, [claimed.id]) == [True]
     assert models.JobItem.objects.count() == 0
 
 
@@ -328,11 +328,11 @@ def test_a_dead_letter_that_is_retried_after_a_restart_begins_anew(schedulers):
     finish(schedulers.storage, failing(claimed))
     restarted = schedulers.again()
 
-    assert restarted.retry(QUEUE, [claimed.id]) == ["retried"]
+    assert restarted.jobs.retry(QUEUE, [claimed.id]) == ["retried"]
 
     assert items_of(restarted, claimed.id) == []
     emit(restarted, claim_one(restarted), b"new")
-    restarted.maintain()
+    restarted.sweep()
     assert [bytes(row.item) for row in models.JobItem.objects.all()] == [b"new"]
 
 
@@ -340,11 +340,11 @@ def test_items_whose_results_time_is_over_leave_the_tables(schedulers):
     claimed = an_active_job(schedulers.storage, result_ttl=MINUTE, retention=10 * MINUTE)
     emit(schedulers.storage, claimed, b"one")
     finish(schedulers.storage, completing(claimed))
-    schedulers.storage.maintain()
+    schedulers.storage.sweep()
     assert models.JobItem.objects.count() == 1
 
     schedulers.clock.advance(MINUTE + 1)
-    schedulers.storage.maintain()
+    schedulers.storage.sweep()
 
     assert models.JobItem.objects.count() == 0
     assert job(schedulers.storage, claimed.id).items == 1
@@ -358,8 +358,8 @@ def test_without_a_scheduler_items_are_read_in_the_tables(schedulers, make_stora
     client = make_storage(clock=schedulers.clock, policies=POLICIES)
 
     assert items_of(client, claimed.id) == [b"one", b"two"]
-    assert client.items(QUEUE, [ItemMark("nobody")]) == [None]
-    assert client.remove(QUEUE, [claimed.id]) == [True]
+    assert client.reads.items(QUEUE, [ItemMark("nobody")]) == [None]
+    assert client.jobs.remove(QUEUE, [claimed.id]) == [True]
     assert models.JobItem.objects.count() == 0
 
 
@@ -380,29 +380,29 @@ def test_a_job_that_was_interrupted_too_often_is_a_dead_letter(schedulers):
 
     restarted = schedulers.again()
 
-    [letter] = restarted.dead_letters(QUEUE)
+    [letter] = restarted.reads.dead_letters(QUEUE)
     assert (letter.id, letter.reason) == (claimed.id, "worker_lost")
     record = job(restarted, claimed.id)
     assert (record.state, record.stalls, record.attempts) == (State.FAILED, 3, 3)
     assert record.error.message.startswith(f"lost 3 times with its worker, last with {WORKER}: ")
     assert record.error.message.count(f" on {WORKER}, started ") == 3
     assert [attempt.outcome for attempt in record.history] == ["stalled"] * 3
-    restarted.counts(QUEUE)
+    restarted.reads.counts(QUEUE)
     assert [letter.job_id for letter in models.DeadLetter.objects.all()] == [claimed.id]
 
     third = schedulers.again()
-    assert len(third.dead_letters(QUEUE)) == 1
-    assert third.retry(QUEUE, [claimed.id]) == ["retried"]
+    assert len(third.reads.dead_letters(QUEUE)) == 1
+    assert third.jobs.retry(QUEUE, [claimed.id]) == ["retried"]
     assert claim_one(third).stalls == 0
 
 
 def test_a_job_interrupted_too_often_is_retried_by_itself_where_the_queue_says_so(schedulers):
     claimed = an_active_job(schedulers.storage, queue=SELF_HEALING, max_stalls=0)
     restarted = schedulers.again()
-    assert restarted.dead_letters(SELF_HEALING)[0].next_retry_at == schedulers.clock.now() + MINUTE
+    assert restarted.reads.dead_letters(SELF_HEALING)[0].next_retry_at == schedulers.clock.now() + MINUTE
 
     schedulers.clock.advance(MINUTE)
-    restarted.maintain()
+    restarted.sweep()
 
     assert claim_ids(restarted, queues=[SELF_HEALING]) == [claimed.id]
 
@@ -410,7 +410,7 @@ def test_a_job_interrupted_too_often_is_retried_by_itself_where_the_queue_says_s
 def test_a_running_job_that_was_asked_to_stop_does_not_come_back(schedulers):
     claimed = an_active_job(schedulers.storage)
     dependent = enqueue(schedulers.storage, depends_on=((QUEUE, claimed.id),))
-    assert schedulers.storage.cancel(QUEUE, [claimed.id])[0].status == "requested"
+    assert schedulers.storage.jobs.cancel(QUEUE, [claimed.id])[0].status == "requested"
 
     restarted = schedulers.again()
 
@@ -428,26 +428,26 @@ def test_dead_letters_come_back_with_all_that_is_theirs(schedulers):
     storage = schedulers.storage
     ids = [a_failed_job(storage, reason=reason) for reason in DEAD_LETTER_REASONS]
     healing = a_failed_job(storage, queue=SELF_HEALING)
-    before = [storage.dead_letters(QUEUE), storage.dead_letters(SELF_HEALING)]
-    records = storage.jobs(QUEUE, ids)
+    before = [storage.reads.dead_letters(QUEUE), storage.reads.dead_letters(SELF_HEALING)]
+    records = storage.reads.jobs(QUEUE, ids)
 
     restarted = schedulers.again()
 
-    assert [restarted.dead_letters(QUEUE), restarted.dead_letters(SELF_HEALING)] == before
-    assert restarted.jobs(QUEUE, ids) == records
+    assert [restarted.reads.dead_letters(QUEUE), restarted.reads.dead_letters(SELF_HEALING)] == before
+    assert restarted.reads.jobs(QUEUE, ids) == records
     assert counts(restarted) == {State.FAILED: len(DEAD_LETTER_REASONS)}
     schedulers.clock.advance(MINUTE)
-    restarted.maintain()
+    restarted.sweep()
     assert state(restarted, healing, SELF_HEALING) is State.WAITING
 
 
 def test_a_dead_letter_ends_when_it_would_have_ended(schedulers):
     job_id = a_failed_job(schedulers.storage)
-    [letter] = schedulers.storage.dead_letters(QUEUE)
+    [letter] = schedulers.storage.reads.dead_letters(QUEUE)
     schedulers.clock.advance(letter.expires_at - schedulers.clock.now())
 
     restarted = schedulers.again()
-    restarted.maintain()
+    restarted.sweep()
 
     assert state(restarted, job_id) is None
     assert models.Job.objects.count() == models.DeadLetter.objects.count() == 0
@@ -456,11 +456,11 @@ def test_a_dead_letter_ends_when_it_would_have_ended(schedulers):
 def test_ended_jobs_can_be_read_and_keep_their_ids(schedulers):
     completed = a_completed_job(schedulers.storage, id="completed", result=b"42")
     cancelled = a_cancelled_job(schedulers.storage, id="cancelled")
-    before = schedulers.storage.jobs(QUEUE, [completed, cancelled])
+    before = schedulers.storage.reads.jobs(QUEUE, [completed, cancelled])
 
     restarted = schedulers.again()
 
-    assert restarted.jobs(QUEUE, [completed, cancelled]) == before
+    assert restarted.reads.jobs(QUEUE, [completed, cancelled]) == before
     answers = restarted.enqueue([batch(ids=[completed, cancelled])])
     assert [(answer.status, answer.result) for answer in answers] == [("completed", b"42"), ("queued", None)]
 
@@ -505,7 +505,7 @@ def test_a_blocked_job_hears_of_an_end_that_its_scheduler_did_not_live_to_tell(
     first = enqueue(storage, queue=UPSTREAM)
     dependent = enqueue(storage, depends_on=((UPSTREAM, first),), on_dependency_failure=policy)
     if ending is None:
-        storage.cancel(UPSTREAM, [first])
+        storage.jobs.cancel(UPSTREAM, [first])
     else:
         finish(storage, ending(claim_one(storage, queues=[UPSTREAM])))
     storage.close()
@@ -515,7 +515,7 @@ def test_a_blocked_job_hears_of_an_end_that_its_scheduler_did_not_live_to_tell(
 
     assert state(restarted, dependent) is expected
     if expected is State.BLOCKED:
-        assert restarted.retry(UPSTREAM, [first]) == ["retried"]
+        assert restarted.jobs.retry(UPSTREAM, [first]) == ["retried"]
         finish(restarted, completing(claim_one(restarted, queues=[UPSTREAM])))
         assert claim_ids(restarted, 5) == [dependent]
 
@@ -523,7 +523,7 @@ def test_a_blocked_job_hears_of_an_end_that_its_scheduler_did_not_live_to_tell(
 def test_a_dependency_whose_record_is_gone_has_completed(schedulers):
     first = a_completed_job(schedulers.storage, queue=UPSTREAM)
     dependent = enqueue(schedulers.storage, depends_on=((UPSTREAM, first),))
-    schedulers.storage.remove(UPSTREAM, [first])
+    schedulers.storage.jobs.remove(UPSTREAM, [first])
     schedulers.storage.close()
     left_blocked(dependent)
 
@@ -536,7 +536,7 @@ def test_a_chain_of_blocked_jobs_comes_back_whatever_the_order_of_its_rows(sched
     for at in range(8):
         enqueue(storage, id=str(at), depends_on=((QUEUE, str(at - 1)),) if at else ())
     # Enqueued again, its row is the last; the others go on waiting for it.
-    storage.cancel(QUEUE, ["0"])
+    storage.jobs.cancel(QUEUE, ["0"])
     storage.close()
     models.Job.objects.exclude(job_id="0").update(state="blocked", finished_at=None, reason="")
     models.DeadLetter.objects.all().delete()
@@ -573,7 +573,7 @@ def test_jobs_that_came_while_no_scheduler_ran_are_taken_in(schedulers, client):
     assert (state(restarted, delayed), state(restarted, blocked)) == (State.DELAYED, State.BLOCKED)
     finish(restarted, *map(completing, claimed))
     assert claim_ids(restarted, 9) == [blocked]
-    restarted.counts(QUEUE)
+    restarted.reads.counts(QUEUE)
     assert not models.Job.objects.filter(inbox=True).exists()
 
 
@@ -593,9 +593,9 @@ def test_pages_lose_no_rows(schedulers, monkeypatch):
 
     found = {made: state(restarted, made, f"queue {int(made) % 5}") for made in expected}
     assert found == expected
-    assert sum(len(restarted.dead_letters(f"queue {at}")) for at in range(5)) == [*found.values()].count(
-        "failed"
-    )
+    assert sum(len(restarted.reads.dead_letters(f"queue {at}")) for at in range(5)) == [
+        *found.values()
+    ].count("failed")
 
 
 def test_twenty_thousand_jobs_are_loaded_quickly(schedulers):
@@ -648,7 +648,7 @@ def test_a_killed_scheduler_leaves_what_it_had_written(start_child, make_storage
 
     child.kill()
     restarted = make_storage()
-    restarted.standby = "never"
+    restarted.role.standby = "never"
     restarted.connect()
 
     cancelled = said["claim 2"][0]
@@ -663,8 +663,8 @@ def test_a_killed_scheduler_leaves_what_it_had_written(start_child, make_storage
 def test_a_pause_does_not_keep_the_limits_of_the_settings(make_storage):
     first = make_storage(policies={QUEUE: QueuePolicy(concurrency=2)})
     first.connect()
-    first.pause(QUEUE)
-    first.resume(QUEUE)
+    first.queues.pause(QUEUE)
+    first.queues.resume(QUEUE)
     first.close()
 
     again = make_storage(policies={QUEUE: QueuePolicy(concurrency=5)})

@@ -13,6 +13,7 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
 from djqueue.core.states import State
 from djqueue.storage.database import scheduler as scheduler_module
+from djqueue.storage.database import unanswered
 from djqueue.storage.database.journal import LeaseLost
 from djqueue.storage.database.lease import TTL
 from djqueue.testing.clock import FakeClock
@@ -122,10 +123,10 @@ def test_a_worker_has_a_whole_lease_to_report_however_long_no_scheduler_ran(rest
     restarted = restarts.again()
 
     restarts.clock.advance(LEASE - 1)
-    restarted.maintain()
+    restarted.sweep()
     assert job(restarted, claimed.id).state is State.ACTIVE
     restarts.clock.advance(2)
-    restarted.maintain()
+    restarted.sweep()
     there = job(restarted, claimed.id)
     assert (there.state, there.stalls) == (State.WAITING, 1)
 
@@ -136,7 +137,7 @@ def test_a_lease_that_ended_while_its_scheduler_ran_is_a_stall(restarts):
     restarts.clock.advance(LEASE - 1)
     assert renew(restarts.worker, renewed) == [True]
     restarts.clock.advance(2)
-    restarts.scheduler.counts(QUEUE)  # It was the scheduler until now, and has not looked at leases.
+    restarts.scheduler.reads.counts(QUEUE)  # It was the scheduler until now, and has not looked at leases.
 
     restarted = restarts.again()
 
@@ -149,8 +150,8 @@ def test_what_is_asked_while_no_scheduler_runs_leaves_running_jobs_alone(restart
     cancelled, other = claim(restarts.worker, 2)
     restarts.scheduler.close()
     restarts.clock.advance(20 * LEASE)
-    restarts.worker.pause(QUEUE)
-    assert restarts.worker.cancel(QUEUE, [cancelled.id])[0].status == "requested"
+    restarts.worker.queues.pause(QUEUE)
+    assert restarts.worker.jobs.cancel(QUEUE, [cancelled.id])[0].status == "requested"
 
     restarted = restarts.again()
 
@@ -262,7 +263,7 @@ def test_a_shared_limiter_counts_jobs_that_run_over_a_restart(make_storage):
 
     restarted = restarts.again()
 
-    assert restarted.limiter_state("api").used == 3
+    assert restarted.limiters.state("api").used == 3
     assert claim_ids(restarted, 9, queues=["a", "b"]) == []
     finish(restarts.worker, completing(running[0]))
     assert len(claim_ids(restarted, 9, queues=["a", "b"])) == 1
@@ -392,7 +393,7 @@ def test_an_end_that_comes_after_a_stall_does_not_count(restarts):
     enqueue(restarts.scheduler)
     claimed = claim_one(restarts.worker)
     restarts.clock.advance(LEASE + 1)
-    restarts.scheduler.maintain()
+    restarts.scheduler.sweep()
 
     assert finish(restarts.worker, completing(claimed)) == [False]
     assert finish(restarts.worker, retrying(claimed)) == [False]
@@ -423,7 +424,7 @@ def test_a_job_of_a_scheduler_that_was_only_frozen_keeps_its_lease(restarts, mak
     enqueue(restarts.scheduler)
     claimed = claim_one(restarts.scheduler)
     frozen = restarts.scheduler
-    frozen.counts(QUEUE)  # what it has said is written
+    frozen.reads.counts(QUEUE)  # what it has said is written
     restarts.clock.advance(TTL)
 
     restarts.scheduler = None
@@ -432,7 +433,7 @@ def test_a_job_of_a_scheduler_that_was_only_frozen_keeps_its_lease(restarts, mak
     assert job(restarted, claimed.id).state is State.ACTIVE
     assert claim_ids(restarted, 5) == []
     restarts.clock.advance(LEASE + 1)
-    restarted.maintain()
+    restarted.sweep()
     assert (job(restarted, claimed.id).state, job(restarted, claimed.id).stalls) == (State.WAITING, 1)
     with pytest.raises(StorageUnavailableError):
         frozen.close()
@@ -444,7 +445,7 @@ def test_a_successor_that_is_changed_while_no_scheduler_runs_still_waits_for_the
     later = enqueue(restarts.scheduler, unique_key="k", on_duplicate="keep_last_if_active")
     restarts.scheduler.close()
 
-    assert restarts.worker.update(QUEUE, [later], priority=5) == [True]
+    assert restarts.worker.jobs.update(QUEUE, [later], priority=5) == [True]
 
     restarts.scheduler = None
     restarted = restarts.again()
@@ -456,8 +457,8 @@ def test_a_successor_that_is_changed_while_no_scheduler_runs_still_waits_for_the
 @pytest.mark.parametrize(
     "steer",
     [
-        lambda storage, job_id: storage.update(QUEUE, [job_id], priority=5),
-        lambda storage, job_id: storage.promote(QUEUE, [job_id]),
+        lambda storage, job_id: storage.jobs.update(QUEUE, [job_id], priority=5),
+        lambda storage, job_id: storage.jobs.promote(QUEUE, [job_id]),
     ],
     ids=["update", "promote"],
 )
@@ -476,7 +477,7 @@ def test_a_job_that_is_changed_while_no_scheduler_runs_replaces_the_rival_with_i
     assert (replaced.state, replaced.reason) == (State.CANCELLED, "replaced")
     assert state(restarted, later) in (State.WAITING, State.DELAYED)
     restarts.clock.advance(60_000)
-    restarted.maintain()
+    restarted.sweep()
     assert claim_ids(restarted, 5) == [later]
 
 
@@ -488,7 +489,7 @@ def test_a_job_that_is_cancelled_while_no_scheduler_runs_has_replaced_its_rivals
     between = enqueue(restarts.worker, unique_key="k", on_duplicate="replace")
     later = enqueue(restarts.worker, unique_key="k", on_duplicate="replace")
 
-    assert restarts.worker.cancel(QUEUE, [later])[0].status == "cancelled"
+    assert restarts.worker.jobs.cancel(QUEUE, [later])[0].status == "cancelled"
 
     restarted = restarts.again()
     states = [state(restarted, job_id) for job_id in (earlier, between, later)]
@@ -504,7 +505,7 @@ def test_a_successor_in_the_inbox_that_is_changed_while_no_scheduler_runs_waits_
     restarts.scheduler = None
     later = enqueue(restarts.worker, unique_key="k", on_duplicate="keep_last_if_active")
 
-    assert restarts.worker.update(QUEUE, [later], priority=5) == [True]
+    assert restarts.worker.jobs.update(QUEUE, [later], priority=5) == [True]
 
     restarted = restarts.again()
     assert state(restarted, later) is State.BLOCKED
@@ -519,7 +520,7 @@ def test_a_change_of_a_job_replaces_the_rivals_of_what_it_waits_for_while_no_sch
     later = enqueue(restarts.worker, unique_key="k", on_duplicate="replace")
     waiting = enqueue(restarts.worker, depends_on=((QUEUE, later),))
 
-    assert restarts.worker.update(QUEUE, [waiting], priority=5) == [True]
+    assert restarts.worker.jobs.update(QUEUE, [waiting], priority=5) == [True]
 
     restarted = restarts.again()
     assert state(restarted, earlier) is State.CANCELLED
@@ -534,7 +535,7 @@ def test_a_dead_letter_is_not_retried_while_no_scheduler_runs_if_its_unique_key_
     restarts.scheduler.close()
     restarts.scheduler = None
 
-    assert restarts.worker.retry(QUEUE, [dead]) == ["unique_key_taken"]
+    assert restarts.worker.jobs.retry(QUEUE, [dead]) == ["unique_key_taken"]
 
     restarted = restarts.again()
     assert state(restarted, dead) is State.FAILED
@@ -567,7 +568,7 @@ def test_a_renewed_lease_is_written(restarts):
     claimed = claim_one(restarts.worker)
     restarts.clock.advance(1_000)
     renew(restarts.worker, claimed)
-    restarts.scheduler.counts(QUEUE)
+    restarts.scheduler.reads.counts(QUEUE)
 
     assert to_milliseconds(row_of(claimed.id).leased_until) == restarts.clock.now() + LEASE
 
@@ -603,7 +604,7 @@ def test_what_is_asked_while_no_scheduler_runs_does_not_hide_that_the_last_one_w
     enqueue(restarts.scheduler)
     restarts.scheduler.close()
     models.SchedulerLease.objects.update(expires_at=1)
-    restarts.worker.pause("other")
+    restarts.worker.queues.pause("other")
 
     restarted = restarts.again()
 
@@ -647,7 +648,7 @@ def test_an_accepted_end_is_answered_although_the_next_claim_cannot_be_written(
 ):
     enqueue_many(restarts.scheduler, 2)
     held = claim_one(restarts.scheduler)
-    active = restarts.scheduler._active
+    active = restarts.scheduler.active
     active._careful_until = active._clock.monotonic() + 60_000
     call = async_to_sync(restarts.scheduler.afinish) if is_async else restarts.scheduler.finish
 
@@ -663,7 +664,7 @@ def test_an_accepted_end_is_answered_although_the_next_claim_cannot_be_written(
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_claim_alone_that_cannot_be_written_is_an_error(restarts, monkeypatch, is_async):
     enqueue(restarts.scheduler)
-    active = restarts.scheduler._active
+    active = restarts.scheduler.active
     active._careful_until = active._clock.monotonic() + 60_000
     call = async_to_sync(restarts.scheduler.afinish) if is_async else restarts.scheduler.finish
 
@@ -705,20 +706,20 @@ def test_ends_that_are_looked_up_in_vain_keep_the_rest_of_their_request(restarts
 
 
 def test_unanswered_ends_are_bounded_by_number(restarts, monkeypatch):
-    monkeypatch.setattr(scheduler_module, "MAX_UNANSWERED", 2)
+    monkeypatch.setattr(unanswered, "LIMIT", 2)
 
     held = unanswered_ends(restarts, monkeypatch, 3)
 
-    assert list(restarts.scheduler._active._unanswered) == [lease_of(one) for one in held[1:]]
+    assert list(restarts.scheduler.active.unanswered.claims) == [lease_of(one) for one in held[1:]]
 
 
 def test_unanswered_ends_are_forgotten_after_a_while(restarts, monkeypatch):
     unanswered_ends(restarts, monkeypatch, 1)
-    restarts.clock.advance(scheduler_module.UNANSWERED_TTL)
+    restarts.clock.advance(unanswered.TTL)
 
     [late] = unanswered_ends(restarts, monkeypatch, 1)
 
-    assert list(restarts.scheduler._active._unanswered) == [lease_of(late)]
+    assert list(restarts.scheduler.active.unanswered.claims) == [lease_of(late)]
 
 
 def test_a_scheduler_that_dies_while_it_takes_over_costs_no_lease(restarts, make_storage, monkeypatch):
@@ -768,7 +769,7 @@ def test_a_scheduler_that_fails_to_start_leaves_jobs_of_a_silent_one_to_its_succ
 ):
     enqueue(restarts.scheduler)
     claimed = claim_one(restarts.scheduler)
-    restarts.scheduler.counts(QUEUE)  # Both are in the tables.
+    restarts.scheduler.reads.counts(QUEUE)  # Both are in the tables.
     restarts.clock.advance(TTL)  # It is frozen, with the job.
     broken = make_storage(clock=restarts.clock)
 

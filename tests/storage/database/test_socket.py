@@ -76,7 +76,7 @@ def folder() -> Iterator[Path]:
 
 def connected(make_storage: MakeStorage, **options: Any) -> DatabaseStorage:
     storage = make_storage(**options)
-    storage.standby = "never"
+    storage.role.standby = "never"
     storage.connect()
     return storage
 
@@ -292,12 +292,12 @@ def test_who_says_nothing_is_hung_up_on(make_storage: MakeStorage, monkeypatch: 
     monkeypatch.setattr(session, "FIRST_FRAME", 0.05)
     scheduler = connected(make_storage, address=ANY_PORT, token=TOKEN)
     client = make_storage(token=TOKEN)
-    client.register_worker(worker())
+    client.workers.register(worker())
 
     with Stranger(scheduler) as stranger:
         assert stranger.is_hung_up_on()
     eventually(lambda: sessions(scheduler) == 1)
-    client.register_worker(worker())
+    client.workers.register(worker())
 
 
 # What strangers say hurts nobody else.
@@ -313,9 +313,9 @@ def test_who_says_nothing_is_hung_up_on(make_storage: MakeStorage, monkeypatch: 
         LENGTH.pack(0),
         pack("a token that nobody asked for"),
         pack([]),
-        pack([1, "pause", "queue", {}]),
-        pack([1, "pause", ["queue"], {5: 1}]),
-        pack([True, "pause", ["queue"], {}]),
+        pack([1, "queues.pause", "queue", {}]),
+        pack([1, "queues.pause", ["queue"], {5: 1}]),
+        pack([True, "queues.pause", ["queue"], {}]),
         LENGTH.pack(9_000) + b"\xc9\x00\x00\x23\x22\x01" * 1_500,
     ],
     ids=lambda data: repr(data[:12]),
@@ -323,7 +323,7 @@ def test_who_says_nothing_is_hung_up_on(make_storage: MakeStorage, monkeypatch: 
 def test_who_talks_nonsense_is_hung_up_on_and_nobody_else(
     scheduler: DatabaseStorage, client: DatabaseStorage, data: bytes
 ) -> None:
-    client.register_worker(worker())
+    client.workers.register(worker())
 
     with Stranger(scheduler) as stranger:
         stranger.says(data)
@@ -332,14 +332,14 @@ def test_who_talks_nonsense_is_hung_up_on_and_nobody_else(
     eventually(lambda: sessions(scheduler) == 1)
     claimed = an_active_job(client, durable=False)
     assert finish(client, completing(claimed)) == [True]
-    assert not scheduler.is_paused("queue")
+    assert not scheduler.queues.is_paused("queue")
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", LENGTH.pack(100), LENGTH.pack(MAX_FRAME) + bytes(100_000)])
 def test_half_a_frame_holds_nobody_up(
     scheduler: DatabaseStorage, client: DatabaseStorage, data: bytes
 ) -> None:
-    client.register_worker(worker())
+    client.workers.register(worker())
 
     with Stranger(scheduler) as stranger:
         stranger.says(data)
@@ -357,7 +357,7 @@ def test_a_client_that_reads_no_answers_holds_nobody_up(
 
     with Stranger(scheduler) as stranger:
         for number in range(1, 21):
-            stranger.says(pack([number, "jobs", [QUEUE, [job_id]], {}]))
+            stranger.says(pack([number, "reads.jobs", [QUEUE, [job_id]], {}]))
         [claimed] = claim(client)
         assert finish(client, completing(claimed)) == [True]
 
@@ -373,7 +373,7 @@ def test_a_subscriber_that_does_not_read_is_hung_up_on(
     monkeypatch.setattr(session, "MAX_UNSENT", 200_000)
     wide = "q" * 250
     told = Recorder()
-    client.subscribe(wide, told)
+    client.events.subscribe(wide, told)
 
     with Stranger(scheduler) as stranger:
         stranger.says(pack([1, "subscribe", [1, wide, None], {}]))
@@ -410,7 +410,7 @@ def test_a_scheduler_ends_without_an_error_when_a_client_reads_its_last_answers_
     assert found is not None
 
     with Stranger(scheduler) as stranger:
-        stranger.says(pack([1, "jobs", [QUEUE, [job_id]], {}]))
+        stranger.says(pack([1, "reads.jobs", [QUEUE, [job_id]], {}]))
         eventually(lambda: found._unauthenticated == {} and sessions(scheduler) == 1)
         assert stranger.socket.recv(1)  # The answer is on its way, and too long for the socket.
         closing = threading.Thread(target=scheduler.close)
@@ -435,9 +435,9 @@ def test_a_client_whose_answer_takes_too_long_is_hung_up_on(
         return {}
 
     assert scheduler._server is not None
-    monkeypatch.setattr(scheduler._server.storage, "counts", counts)
+    monkeypatch.setattr(scheduler._server.storage.reads, "counts", counts)
     with Stranger(scheduler) as stranger:
-        stranger.says(pack([1, "counts", [QUEUE], {}]))
+        stranger.says(pack([1, "reads.counts", [QUEUE], {}]))
         assert asked.wait(PATIENCE)
         closing = threading.Thread(target=scheduler.close)
         closing.start()
@@ -466,8 +466,8 @@ def test_only_verbs_of_the_contract_are_obeyed(
 @pytest.mark.parametrize(
     ("operation", "args"),
     [
-        ("pause", []),
-        ("states", [QUEUE]),
+        ("queues.pause", []),
+        ("reads.states", [QUEUE]),
         ("renew", [5]),
         ("finish", [None]),
         ("subscribe", []),
@@ -500,10 +500,10 @@ def test_errors_come_over_with_their_class_and_message(
     def fails(_: object) -> None:
         raise error("not on a “Sunday”")
 
-    monkeypatch.setattr(scheduler._active, "register_worker", fails)
+    monkeypatch.setattr(scheduler.active.workers, "register", fails)
 
     with pytest.raises(error) as caught:
-        client.register_worker(worker())
+        client.workers.register(worker())
 
     assert type(caught.value) is error
     assert str(caught.value) == "not on a “Sunday”"
@@ -514,10 +514,10 @@ def test_an_error_of_the_engine_is_the_same_on_both_sides(
 ) -> None:
     an_active_job(scheduler)
     with pytest.raises(StorageError) as here:
-        scheduler.obliterate(QUEUE)
+        scheduler.queues.obliterate(QUEUE)
 
     with pytest.raises(StorageError) as there:
-        client.obliterate(QUEUE)
+        client.queues.obliterate(QUEUE)
     with pytest.raises(OptionError, match="queue 'default' has no job 'nowhere'"):
         enqueue(client, depends_on=((QUEUE, "nowhere"),), durable=False)
 
@@ -534,10 +534,10 @@ def test_an_unexpected_error_is_a_storage_error_that_the_scheduler_logs(
     def fails(_: str) -> None:
         raise ZeroDivisionError("by nought")
 
-    monkeypatch.setattr(scheduler._active, "pause", fails)
+    monkeypatch.setattr(scheduler.active.queues, "pause", fails)
 
     with pytest.raises(StorageError, match="ZeroDivisionError: by nought"):
-        client.pause(QUEUE)
+        client.queues.pause(QUEUE)
 
     [record] = [record for record in caplog.records if record.name == "djqueue.server"]
     assert record.levelno == logging.ERROR
@@ -565,18 +565,18 @@ def test_a_client_pages_through_dead_letters_and_retries_them(
 ) -> None:
     for number in range(5):
         a_failed_job(scheduler, id=str(number), name=f"name {number % 2}")
-    scheduler.counts(QUEUE)  # all is written
+    scheduler.reads.counts(QUEUE)  # all is written
 
-    pages = [client.dead_letter_page(QUEUE, 2)]
+    pages = [client.reads.dead_letter_page(QUEUE, 2)]
     while (after := pages[-1].next) is not None:
-        pages.append(client.dead_letter_page(QUEUE, 2, after))
+        pages.append(client.reads.dead_letter_page(QUEUE, 2, after))
 
     assert [[letter.id for letter in page.letters] for page in pages] == [["0", "1"], ["2", "3"], ["4"]]
-    assert [letter for page in pages for letter in page.letters] == scheduler.dead_letters(QUEUE)
+    assert [letter for page in pages for letter in page.letters] == scheduler.reads.dead_letters(QUEUE)
     queue = Queue(QUEUE, storage=client)
     assert queue.retry_dead(name="name 1", dry_run=True).retried == 2
     assert queue.retry_dead(name="name 1").retried == 2
-    assert [letter.id for letter in scheduler.dead_letters(QUEUE)] == ["0", "2", "4"]
+    assert [letter.id for letter in scheduler.reads.dead_letters(QUEUE)] == ["0", "2", "4"]
 
 
 def test_dead_letters_are_retried_where_no_scheduler_runs(
@@ -647,15 +647,15 @@ def test_a_durable_false_enqueue_is_written_where_no_scheduler_runs(
 def test_an_enqueue_whose_answer_was_lost_is_one_job(
     scheduler: DatabaseStorage, client: DatabaseStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    accept = scheduler._active.enqueue_at_once  # type: ignore[attr-defined]
-    client.register_worker(worker())
+    accept = scheduler.active.enqueue_at_once  # type: ignore[attr-defined]
+    client.workers.register(worker())
 
     def accepts_and_is_cut_off(batches: Any) -> Any:
         answers = accept(batches)
         client._client._remote._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
         return answers
 
-    monkeypatch.setattr(scheduler._active, "enqueue_at_once", accepts_and_is_cut_off)
+    monkeypatch.setattr(scheduler.active, "enqueue_at_once", accepts_and_is_cut_off)
     [result] = client.enqueue([batch(durable=False)])
 
     assert result.status in ("queued", "duplicate")
@@ -671,8 +671,8 @@ def test_subscriptions_are_renewed_with_the_next_scheduler(
     scheduler: DatabaseStorage, client: DatabaseStorage, make_storage: MakeStorage
 ) -> None:
     told, of_one, woken = Recorder(), Recorder(), Wakes()
-    client.subscribe(QUEUE, told)
-    client.subscribe(QUEUE, of_one, "mine")
+    client.events.subscribe(QUEUE, told)
+    client.events.subscribe(QUEUE, of_one, "mine")
     client.listen(None, woken)
     woken.forget()
 
@@ -693,7 +693,7 @@ def test_a_subscription_made_before_any_scheduler_is_heard_by_the_first(
     client: DatabaseStorage, make_storage: MakeStorage
 ) -> None:
     told, woken = Recorder(), Wakes()
-    client.subscribe(QUEUE, told)
+    client.events.subscribe(QUEUE, told)
     client.listen([QUEUE], woken)
 
     scheduler = connected(make_storage)
@@ -705,8 +705,8 @@ def test_a_subscription_made_before_any_scheduler_is_heard_by_the_first(
 
 def test_what_was_unsubscribed_is_not_renewed(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     told, kept = Recorder(), Recorder()
-    unsubscribe = client.subscribe(QUEUE, told)
-    client.subscribe(QUEUE, kept)
+    unsubscribe = client.events.subscribe(QUEUE, told)
+    client.events.subscribe(QUEUE, kept)
     unsubscribe()
     cut_and_back(scheduler, client)
     client.renew([])
@@ -789,7 +789,7 @@ def test_enqueue_and_wait_survives_a_change_of_schedulers(
         lambda client: client.finish([]),
         lambda client: client.renew([]),
         lambda client: client.report([]),
-        lambda client: client.register_worker(worker()),
+        lambda client: client.workers.register(worker()),
     ],
     ids=["claim", "finish", "renew", "report", "register_worker"],
 )
@@ -810,7 +810,7 @@ def test_a_scheduler_that_is_out_of_reach_is_named_with_its_address(
     with pytest.raises(StorageUnavailableError, match=rf"cannot be reached at unix://{path}.*tcp://.*TOKEN"):
         claim(client)
     with pytest.raises(StorageUnavailableError, match=f"cannot be reached at unix://{path}"):
-        client.pause(QUEUE)  # a scheduler runs, so this process does not do it
+        client.queues.pause(QUEUE)  # a scheduler runs, so this process does not do it
 
 
 def later(storage: DatabaseStorage) -> int:
@@ -827,35 +827,35 @@ def test_clients_steer_and_the_next_scheduler_knows(
     cancelled, removed, put_off = (a_waiting_job(first) for _ in range(3))
     promoted = a_delayed_job(first)
     kept = [a_waiting_job(first, queue=name) for name in ("paused", "limited", "limited", "void", "resumed")]
-    first.pause("resumed")
+    first.queues.pause("resumed")
     if not reached:
         first.close()
 
-    assert [result.status for result in client.cancel(QUEUE, [cancelled, "nowhere"])] == [
+    assert [result.status for result in client.jobs.cancel(QUEUE, [cancelled, "nowhere"])] == [
         "cancelled",
         "not_found",
     ]
-    assert client.promote(QUEUE, [promoted, removed]) == [True, False]
-    assert client.reschedule(QUEUE, [put_off, "nowhere"], later(client)) == [True, False]
-    assert client.update(QUEUE, [promoted, "nowhere"], 4, b"other") == [True, False]
-    assert client.retry(QUEUE, [failed, removed]) == ["retried", "not_failed"]
-    assert client.remove(QUEUE, [removed, "nowhere"]) == [True, False]
-    client.pause("paused")
-    client.resume("resumed")
-    client.set_limits("limited", Rate(5, 1_000), 1)
-    assert client.clean("done", frozenset({State.COMPLETED}), later(client)) == 1
-    assert client.obliterate("void") == 1
-    assert client.is_paused("paused")
+    assert client.jobs.promote(QUEUE, [promoted, removed]) == [True, False]
+    assert client.jobs.reschedule(QUEUE, [put_off, "nowhere"], later(client)) == [True, False]
+    assert client.jobs.update(QUEUE, [promoted, "nowhere"], 4, b"other") == [True, False]
+    assert client.jobs.retry(QUEUE, [failed, removed]) == ["retried", "not_failed"]
+    assert client.jobs.remove(QUEUE, [removed, "nowhere"]) == [True, False]
+    client.queues.pause("paused")
+    client.queues.resume("resumed")
+    client.queues.set_limits("limited", Rate(5, 1_000), 1)
+    assert client.queues.clean("done", frozenset({State.COMPLETED}), later(client)) == 1
+    assert client.queues.obliterate("void") == 1
+    assert client.queues.is_paused("paused")
 
     first.close()
     following = connected(make_storage)
 
-    found = following.states(QUEUE, [cancelled, promoted, put_off, failed, removed])
+    found = following.reads.states(QUEUE, [cancelled, promoted, put_off, failed, removed])
     assert found == [State.CANCELLED, State.WAITING, State.DELAYED, State.WAITING, None]
     assert state(following, gone, "done") is None
-    assert following.dead_letters(QUEUE) == []
-    assert following.is_paused("paused")
-    assert not following.is_paused("resumed")
+    assert following.reads.dead_letters(QUEUE) == []
+    assert following.queues.is_paused("paused")
+    assert not following.queues.is_paused("resumed")
     assert counts(following, "void") == {}
     record = job(following, promoted)
     assert (record.options.priority, record.payload) == (4, b"other")

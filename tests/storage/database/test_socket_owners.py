@@ -57,7 +57,7 @@ def shared() -> Iterator[Path]:
 
 def start(make_storage: MakeStorage, path: Path, **options: Any) -> DatabaseStorage:
     storage = make_storage(address=f"unix://{path}", **options)
-    storage.standby = "never"
+    storage.role.standby = "never"
     storage.connect()
     return storage
 
@@ -109,7 +109,7 @@ def test_no_payload_reaches_the_listener_of_another_user_behind_a_symbolic_link(
         client = make_storage()
 
         with pytest.raises(StorageUnavailableError, match="runtime is a symbolic link"):
-            client.pause(QUEUE)
+            client.queues.pause(QUEUE)
         enqueue(client, payload=b"secret")  # by the tables
     finally:
         said, _ = listener.communicate("end\n", timeout=60)
@@ -180,7 +180,7 @@ def test_a_folder_of_another_user_names_both_users_and_the_remedy(
         start(make_storage, shared / "theirs" / "s.sock")
     claim_that_a_scheduler_listens(shared / "theirs" / "s.sock")
     with pytest.raises(StorageUnavailableError, match=expected):
-        make_storage().pause(QUEUE)
+        make_storage().queues.pause(QUEUE)
 
 
 def test_a_client_logs_once_why_it_does_not_use_the_socket(
@@ -193,13 +193,13 @@ def test_a_client_logs_once_why_it_does_not_use_the_socket(
 
     for _ in range(3):
         with pytest.raises(StorageUnavailableError, match="has the mode 0755 and must have 0700"):
-            client.pause(QUEUE)
+            client.queues.pause(QUEUE)
 
     said = [line for line in caplog.messages if line.startswith("Not using the scheduler's socket")]
     assert len(said) == 1
     (shared / "mine").chmod(0o700)
-    client.pause(QUEUE)
-    assert scheduler.is_paused(QUEUE)
+    client.queues.pause(QUEUE)
+    assert scheduler.queues.is_paused(QUEUE)
 
 
 def test_a_link_of_this_user_is_refused_as_the_folder_but_may_be_on_the_way(
@@ -212,7 +212,7 @@ def test_a_link_of_this_user_is_refused_as_the_folder_but_may_be_on_the_way(
     with pytest.raises(ConfigurationError, match="link is a symbolic link"):
         start(make_storage, shared / "link" / "s.sock")
     start(make_storage, shared / "link" / "inner" / "s.sock")
-    make_storage().pause(QUEUE)
+    make_storage().queues.pause(QUEUE)
     assert (shared / "real" / "inner" / "s.sock").is_socket()
 
 
@@ -283,7 +283,7 @@ def test_a_client_sends_nothing_to_a_listener_of_another_user(
         claim_that_a_scheduler_listens(path)
 
         with pytest.raises(StorageUnavailableError, match=r"runs as the user nobody .*nothing was sent; run"):
-            make_storage().pause(QUEUE)
+            make_storage().queues.pause(QUEUE)
 
         accepted, _ = listener.accept()
         with accepted:
@@ -309,13 +309,13 @@ while chunk := connection.recv(1000):
 print(data.hex())
 """,
         path,
-        server_request("pause", QUEUE).hex(),
+        server_request("queues.pause", QUEUE).hex(),
     )
 
     [number, word, reason] = unpack(bytes.fromhex(said)[LENGTH.size :])
     assert (number, word) == (0, "refused")
     assert "this process runs as the user nobody" in reason
-    assert not scheduler.is_paused(QUEUE)
+    assert not scheduler.queues.is_paused(QUEUE)
 
 
 def server_request(operation: str, *args: Any) -> bytes:
@@ -353,7 +353,7 @@ def test_a_thousand_silent_connections_hold_64_descriptors_and_stop_nobody(
     scheduler.connect()
     assert scheduler._server is not None
     client = make_storage(token="open sesame")
-    client.register_worker(worker())
+    client.workers.register(worker())
     where = scheduler._server.address
 
     with contextlib.ExitStack() as stack:
@@ -361,8 +361,8 @@ def test_a_thousand_silent_connections_hold_64_descriptors_and_stop_nobody(
             stack.enter_context(remote.connect(where))
         eventually(lambda: len(scheduler._server._sessions) <= 65)
         other = make_storage(token="open sesame")
-        other.register_worker(worker("another"))
-        client.register_worker(worker())
+        other.workers.register(worker("another"))
+        client.workers.register(worker())
         assert len(scheduler._server._unauthenticated) <= 64
 
     eventually(lambda: len(scheduler._server._sessions) == 2)
@@ -377,16 +377,16 @@ def test_clients_beyond_half_of_the_descriptors_are_told_so(
     scheduler._server.limits = scheduler._server.limits._replace(total=2)
     clients = [make_storage() for _ in range(4)]
     for client in clients[:2]:
-        client.register_worker(worker())
+        client.workers.register(worker())
 
     for client in clients[2:]:
         with pytest.raises(StorageUnavailableError, match=r"2 clients are connected .*LimitNOFILE"):
-            client.register_worker(worker())
+            client.workers.register(worker())
 
     assert len(lines.messages) == 1
     clients[0].close()
     eventually(lambda: len(scheduler._server._sessions) == 1)
-    clients[2].register_worker(worker())
+    clients[2].workers.register(worker())
 
 
 @pytest.mark.parametrize(
@@ -459,10 +459,10 @@ def test_requests_that_fail_alike_log_one_traceback(
     client = make_storage()
     for _ in range(20):
         with pytest.raises(StorageError, match="TypeError"):
-            client._client._remote.call("pause")
+            client._client._remote.call("queues.pause")
 
     assert [line for line in caplog.messages if "client's request failed" in line] == [
-        "A client's request failed: pause"
+        "A client's request failed: queues.pause"
     ]
 
 

@@ -183,7 +183,7 @@ def test_what_was_never_published_goes_with_its_first_chunk(owner, clock):
     clock.advance(20_000)
     with pytest.raises(ChunkMissingError, match="expired"):
         place(owner).begin(manifest, None)
-    owner.maintain()
+    owner.sweep()
 
     assert list(spark_models.StagedPart.objects.values_list("part", flat=True)) == ["c"]
     assert spark_models.StagedChunk.objects.count() == 1
@@ -204,11 +204,11 @@ def test_what_was_begun_is_kept_for_a_week(owner, clock):
     manifest = staged(owner, {"a": [fresh(2)]}, lifetime=50_000)
     place(owner).begin(manifest, None)
     clock.advance(WEEK - 1)
-    owner.maintain()
+    owner.sweep()
     assert place(owner).publish(manifest, chunks_of(manifest)) == [Counts(queued=2)]
 
     clock.advance(1)
-    owner.maintain()
+    owner.sweep()
 
     assert rows() == 0
     assert place(owner).begin(manifest, None).status == "resumed", "what was begun is known until it is done"
@@ -224,7 +224,7 @@ def test_a_write_without_a_name_is_known_for_its_lifetime(owner, clock):
     clock.advance(999)
     assert place(owner).begin(manifest, 1_000).status == "done"
     clock.advance(1)
-    owner.maintain()
+    owner.sweep()
 
     assert not spark_models.Publication.objects.exists()
     with pytest.raises(ChunkMissingError):
@@ -235,7 +235,7 @@ def test_a_part_that_goes_while_it_is_published_is_missed(owner, clock):
     manifest = staged(owner, {"a": [fresh(2)]}, lifetime=STAGE_TTL)
     place(owner).begin(manifest, None)
     clock.advance(WEEK)
-    owner.maintain()
+    owner.sweep()
 
     with pytest.raises(ChunkMissingError, match="chunk 0 of part 'a' of write 'write' is missing"):
         place(owner).publish(manifest, chunks_of(manifest))

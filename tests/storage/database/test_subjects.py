@@ -56,14 +56,14 @@ def test_every_process_reads_what_the_tables_have(
     scheduler: DatabaseStorage, client: DatabaseStorage
 ) -> None:
     ids = [a_completed_job(scheduler, subject=ORDER), a_delayed_job(scheduler, subject=ORDER)]
-    scheduler.about(ORDER, 9)  # as a scheduler has it, it is written
+    scheduler.reads.jobs_about(ORDER, 9)  # as a scheduler has it, it is written
     ids.append(enqueue(client, subject=ORDER))
 
-    found = client.about(ORDER, 9).jobs
+    found = client.reads.jobs_about(ORDER, 9).jobs
 
     assert {one.id for one in found} >= set(ids[:2])
     scheduler.close()
-    assert {(one.id, one.state) for one in client.about(ORDER, 9).jobs} == {
+    assert {(one.id, one.state) for one in client.reads.jobs_about(ORDER, 9).jobs} == {
         (ids[0], State.COMPLETED),
         (ids[1], State.DELAYED),
         (ids[2], State.WAITING),

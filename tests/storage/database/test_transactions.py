@@ -25,8 +25,8 @@ from djqueue.core.errors import (
 from djqueue.core.states import State
 from djqueue.signals import job_enqueued
 from djqueue.storage import commits
+from djqueue.storage.database import inbox as inbox_module
 from djqueue.storage.database import journal
-from djqueue.storage.database import scheduler as scheduler_module
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,
@@ -68,11 +68,11 @@ def producer(request, scheduler):
 @pytest.fixture
 def no_poll(monkeypatch):
     """What comes, comes because of a wake-up."""
-    monkeypatch.setattr(scheduler_module, "POLL", 60.0)
+    monkeypatch.setattr(inbox_module, "POLL", 60.0)
 
 
 def waiting_ids(storage):
-    return [record.id for record in storage.page(QUEUE, State.WAITING, 100)]
+    return [record.id for record in storage.reads.page(QUEUE, State.WAITING, 100)]
 
 
 def claimed_until(scheduler, many):
@@ -97,10 +97,12 @@ def test_a_rollback_takes_the_job_with_it(producer, scheduler):
 def test_a_job_does_not_start_before_its_transaction_commits(producer, scheduler):
     with transaction.atomic():
         job_id = enqueue(producer)
-        scheduler_sees = threading.Thread(target=lambda: (scheduler._active.take_in(), connection.close()))
+        scheduler_sees = threading.Thread(
+            target=lambda: (scheduler.active.inbox.take_in(), connection.close())
+        )
         scheduler_sees.start()
         scheduler_sees.join()
-        assert scheduler.waiting_names(QUEUE) == {}
+        assert scheduler.reads.waiting_names(QUEUE) == {}
 
     assert eventually(lambda: claim_ids(scheduler, 5)) == [job_id]
 
@@ -166,7 +168,7 @@ def test_savepoints_take_their_own_jobs_only(producer, scheduler):
 
     kept = [before, inside, after]
     assert eventually(lambda: sorted(waiting_ids(scheduler)) == sorted(kept))
-    assert eventually(lambda: len(scheduler.page(QUEUE, None, 9)) == 3)
+    assert eventually(lambda: len(scheduler.reads.page(QUEUE, None, 9)) == 3)
     assert claimed_until(scheduler, 3) == sorted(kept)
     assert state(scheduler, gone) is None
 
@@ -236,7 +238,9 @@ def test_a_job_may_depend_on_one_of_the_same_transaction(producer, scheduler):
         first = enqueue(producer)
         second = enqueue(producer, depends_on=((QUEUE, first),))
 
-    eventually(lambda: state(scheduler, second) is State.BLOCKED and scheduler.counts(QUEUE)[State.BLOCKED])
+    eventually(
+        lambda: state(scheduler, second) is State.BLOCKED and scheduler.reads.counts(QUEUE)[State.BLOCKED]
+    )
     [claimed] = claim(scheduler, 5)
     assert claimed.id == first
     finish(scheduler, completing(claimed))
@@ -289,8 +293,8 @@ def test_counts_in_a_transaction_have_its_own_jobs(scheduler, client):
     with transaction.atomic():
         enqueue(client)
 
-        assert client.counts(QUEUE)[State.WAITING] == 1
-        assert client.waiting_names(QUEUE) == {"handler": 1}
+        assert client.reads.counts(QUEUE)[State.WAITING] == 1
+        assert client.reads.waiting_names(QUEUE) == {"handler": 1}
 
 
 # What tests of projects do.
@@ -300,8 +304,8 @@ def test_in_a_test_case_jobs_are_there_until_its_end(client):
     with undone():
         job_id = enqueue(client)
         assert state(client, job_id) is State.WAITING
-        assert client.counts(QUEUE)[State.WAITING] == 1
-        assert client.cancel(QUEUE, [job_id])[0].status == "cancelled"
+        assert client.reads.counts(QUEUE)[State.WAITING] == 1
+        assert client.jobs.cancel(QUEUE, [job_id])[0].status == "cancelled"
         assert state(client, job_id) is State.CANCELLED
 
     assert models.Job.objects.count() == 0
@@ -368,7 +372,7 @@ def test_a_coroutine_called_in_a_transaction_is_part_of_it(producer, scheduler):
 
 def test_the_id_of_a_completed_job_answers_with_its_result(producer, scheduler):
     a_completed_job(scheduler, id="a", result=b"42")
-    scheduler.counts(QUEUE)
+    scheduler.reads.counts(QUEUE)
 
     for inside in (False, True):
         with transaction.atomic() if inside else threading.Lock():
@@ -380,7 +384,7 @@ def test_the_id_of_a_completed_job_answers_with_its_result(producer, scheduler):
 @pytest.mark.parametrize("ended", [a_failed_job, a_cancelled_job])
 def test_the_id_of_a_job_that_failed_or_was_cancelled_is_enqueued_again(producer, scheduler, ended):
     ended(scheduler, id="a", payload=b"old")
-    scheduler.counts(QUEUE)
+    scheduler.reads.counts(QUEUE)
 
     with transaction.atomic():
         [result] = producer.enqueue([batch(ids=["a"], payloads=[b"new"])])
@@ -389,19 +393,19 @@ def test_the_id_of_a_job_that_failed_or_was_cancelled_is_enqueued_again(producer
     [claimed] = eventually(lambda: claim(scheduler, 5))
     assert (claimed.id, claimed.payload, claimed.attempts) == ("a", b"new", 1)
     assert finish(scheduler, completing(claimed)) == [True]
-    scheduler.counts(QUEUE)
+    scheduler.reads.counts(QUEUE)
     assert models.Job.objects.count() == models.JobResult.objects.count() == 1
     assert models.DeadLetter.objects.count() == models.JobAttempt.objects.count() == 0
 
 
 def test_a_rollback_leaves_the_failed_job_as_it_was(producer, scheduler):
     a_failed_job(scheduler, id="a")
-    scheduler.counts(QUEUE)
+    scheduler.reads.counts(QUEUE)
 
     with undone():
         producer.enqueue([batch(ids=["a"])])
 
-    assert scheduler.retry(QUEUE, ["a"]) == ["retried"]
+    assert scheduler.jobs.retry(QUEUE, ["a"]) == ["retried"]
     assert claim_ids(scheduler, 5) == ["a"]
     assert models.Job.objects.count() == 1
 
@@ -418,14 +422,14 @@ def test_a_failed_job_that_was_enqueued_again_survives_the_end_of_its_dead_lette
 ):
     """Its row took the place of the old one's, which the scheduler is just about to delete."""
     a_failed_job(scheduler, id="a", payload=b"old")
-    scheduler.counts(QUEUE)
-    monkeypatch.setattr(scheduler_module.SchedulerStorage, "take_in", lambda _: 0)
+    scheduler.reads.counts(QUEUE)
+    monkeypatch.setattr(inbox_module.Inbox, "take_in", lambda _: 0)
     eventually(lambda: models.DeadLetter.objects.count())
     enqueue(client, id="a", payload=b"new")
 
     # As the sweep does when a dead letter's time is over:
-    scheduler._active.engine.remove(QUEUE, ["a"])
-    scheduler.counts(QUEUE)
+    scheduler.active.engine.remove(QUEUE, ["a"])
+    scheduler.reads.counts(QUEUE)
     monkeypatch.undo()
 
     [claimed] = eventually(lambda: claim(scheduler, 5))
@@ -445,31 +449,31 @@ def test_a_row_is_taken_in_once_however_fast_its_job_ends(scheduler, client, mon
 
 
 def test_an_arrived_job_can_be_steered_before_it_was_taken_in(scheduler, monkeypatch, client):
-    monkeypatch.setattr(scheduler_module.SchedulerStorage, "take_in", lambda _: 0)
+    monkeypatch.setattr(inbox_module.Inbox, "take_in", lambda _: 0)
     ids = [enqueue(client, delay=delay) for delay in (None, 60_000, 60_000, None, None)]
-    later = scheduler._active._clock.now() + 60_000
+    later = scheduler.active._clock.now() + 60_000
 
-    assert scheduler.cancel(QUEUE, ids[:1])[0].status == "cancelled"
-    assert scheduler.promote(QUEUE, ids[1:2]) == [True]
-    assert scheduler.reschedule(QUEUE, ids[2:3], later) == [True]
-    assert scheduler.remove(QUEUE, ids[3:4]) == [True]
+    assert scheduler.jobs.cancel(QUEUE, ids[:1])[0].status == "cancelled"
+    assert scheduler.jobs.promote(QUEUE, ids[1:2]) == [True]
+    assert scheduler.jobs.reschedule(QUEUE, ids[2:3], later) == [True]
+    assert scheduler.jobs.remove(QUEUE, ids[3:4]) == [True]
     [again] = scheduler.enqueue([batch(ids=ids[4:])])
 
     assert again.status == "duplicate"
     monkeypatch.undo()
     assert claimed_until(scheduler, 2) == sorted([ids[1], ids[4]])
     eventually(lambda: not models.Job.objects.filter(inbox=True).exists())
-    found = [record.state if (record := scheduler.jobs(QUEUE, [one])[0]) else None for one in ids]
+    found = [record.state if (record := scheduler.reads.jobs(QUEUE, [one])[0]) else None for one in ids]
     assert found == [State.CANCELLED, State.ACTIVE, State.DELAYED, None, State.ACTIVE]
 
 
 def test_a_job_is_not_taken_in_before_the_one_that_it_waits_for(scheduler, monkeypatch, client):
-    monkeypatch.setattr(scheduler_module.SchedulerStorage, "take_in", lambda _: 0)
+    monkeypatch.setattr(inbox_module.Inbox, "take_in", lambda _: 0)
     first = enqueue(client)
     second = enqueue(client, depends_on=((QUEUE, first),))
     third = enqueue(client, depends_on=((QUEUE, second),))
 
-    assert scheduler.promote(QUEUE, [third]) == [False]  # it has to know it for that
+    assert scheduler.jobs.promote(QUEUE, [third]) == [False]  # it has to know it for that
 
     ran = []
     while claimed := claim(scheduler, 5):
@@ -484,34 +488,34 @@ def test_a_subscriber_may_ask_anything_while_it_is_told(scheduler, client, word)
 
     def ask(event):
         if event.event == word:
-            scheduler.counts(QUEUE)
-            scheduler.page(QUEUE, None, 5)
+            scheduler.reads.counts(QUEUE)
+            scheduler.reads.page(QUEUE, None, 5)
             scheduler.enqueue([batch(queue="other", ids=[event.id], durable=True)])
             asked.append(event.id)
 
-    scheduler.subscribe(QUEUE, ask)
+    scheduler.events.subscribe(QUEUE, ask)
     job_id = enqueue(client, id="a")
-    eventually(lambda: scheduler.waiting_names(QUEUE))
-    scheduler.cancel(QUEUE, [job_id])
+    eventually(lambda: scheduler.reads.waiting_names(QUEUE))
+    scheduler.jobs.cancel(QUEUE, [job_id])
 
     eventually(lambda: asked == [job_id])
     assert claim_ids(scheduler, 5, queues=["other"]) == [job_id]
 
 
 def test_obliterating_takes_what_has_just_arrived(scheduler, client, monkeypatch):
-    monkeypatch.setattr(scheduler_module, "POLL", 60.0)
+    monkeypatch.setattr(inbox_module, "POLL", 60.0)
     client.close()  # it tells nobody
     enqueue_many(client, 3)
 
-    assert scheduler.obliterate(QUEUE) == 3
+    assert scheduler.queues.obliterate(QUEUE) == 3
     assert models.Job.objects.count() == 0
 
 
 def test_an_inbox_of_several_pages_is_taken_in_in_order(scheduler, client, monkeypatch):
-    monkeypatch.setattr(scheduler_module, "INBOX_PAGE", 10)
+    monkeypatch.setattr(inbox_module, "PAGE", 10)
     ids = enqueue_many(client, 35)
 
-    eventually(lambda: scheduler.waiting_names(QUEUE) == {"handler": 35})
+    eventually(lambda: scheduler.reads.waiting_names(QUEUE) == {"handler": 35})
     assert claim_ids(scheduler, 50) == ids
     eventually(lambda: not models.Job.objects.filter(inbox=True).exists())
 
@@ -529,9 +533,9 @@ def one_job_each(answers, scheduler):
     queued = [result.id for found in answers for result in found if result.status == "queued"]
     assert len(queued) == len(set(queued))
     eventually(lambda: len(waiting_ids(scheduler)) == len(queued))
-    eventually(lambda: scheduler.waiting_names(QUEUE).get("handler") == len(queued))
+    eventually(lambda: scheduler.reads.waiting_names(QUEUE).get("handler") == len(queued))
     assert sorted(claim_ids(scheduler, 1_000)) == sorted(queued)
-    assert scheduler.counts(QUEUE)[State.CANCELLED] == 0
+    assert scheduler.reads.counts(QUEUE)[State.CANCELLED] == 0
     return queued
 
 
@@ -565,13 +569,13 @@ def test_one_id_from_the_scheduler_and_from_others_is_one_job(client, scheduler)
     claimed = claim(scheduler, 100)
     assert sorted(one.id for one in claimed) == sorted(ids)
     assert all(finish(scheduler, *map(completing, claimed)))
-    assert scheduler.counts(QUEUE)[State.COMPLETED] == 30
+    assert scheduler.reads.counts(QUEUE)[State.COMPLETED] == 30
     assert claim(scheduler, 5) == []
 
 
 def test_one_failed_id_enqueued_again_by_many_threads_is_one_job(make_storage, scheduler):
     ids = [a_failed_job(scheduler, id=f"id {at}") for at in range(10)]
-    scheduler.counts(QUEUE)
+    scheduler.reads.counts(QUEUE)
     clients = [make_storage() for _ in range(4)]
 
     def enqueue_all(storage):
@@ -606,13 +610,13 @@ def test_a_key_that_two_processes_took_unseen_is_the_first_ones(scheduler, clien
 
     assert eventually(lambda: state(scheduler, late) is State.CANCELLED)
     assert claim_ids(scheduler, 5) == [owner]
-    assert scheduler.jobs(QUEUE, [late])[0].reason == "duplicate"
+    assert scheduler.reads.jobs(QUEUE, [late])[0].reason == "duplicate"
 
 
 @pytest.mark.parametrize("policy", ["replace", "debounce", "keep_last_if_active"])
 def test_another_process_replaces_a_job_when_it_commits(scheduler, client, policy):
     old = enqueue(scheduler, unique_key="k")
-    scheduler.counts(QUEUE)  # written
+    scheduler.reads.counts(QUEUE)  # written
     with undone():
         client.enqueue([batch(unique_key="k", on_duplicate=policy)])
     assert state(scheduler, old) is State.WAITING
@@ -622,13 +626,13 @@ def test_another_process_replaces_a_job_when_it_commits(scheduler, client, polic
 
     assert (answer.status, answer.replaced) == ("queued", old)
     assert eventually(lambda: state(scheduler, old) is State.CANCELLED)
-    assert scheduler.jobs(QUEUE, [old])[0].reason == "replaced"
+    assert scheduler.reads.jobs(QUEUE, [old])[0].reason == "replaced"
     assert claim_ids(scheduler, 5) == ["new"]
 
 
 def test_another_process_has_its_job_follow_the_one_that_runs(scheduler, client):
     claimed = an_active_job(scheduler, unique_key="k")
-    scheduler.counts(QUEUE)
+    scheduler.reads.counts(QUEUE)
     answers = [
         client.enqueue([batch(ids=[job_id], unique_key="k", on_duplicate=policy)])[0]
         for job_id, policy in [("a", "keep_last_if_active"), ("b", "keep_last_if_active"), ("c", "replace")]
@@ -660,29 +664,29 @@ def test_of_several_processes_that_replace_one_job_is_left(scheduler, start_chil
 
 
 def test_a_job_that_is_taken_in_late_does_not_replace_a_newer_one(scheduler, client):
-    client._client._inserter._clock = FakeClock(scheduler._active._clock.now() - 60_000)
+    client._client._inserter._clock = FakeClock(scheduler.active._clock.now() - 60_000)
     newer = enqueue(scheduler, unique_key="k")
-    scheduler.counts(QUEUE)
+    scheduler.reads.counts(QUEUE)
 
     late = enqueue(client, unique_key="k", on_duplicate="replace")
 
     assert eventually(lambda: state(scheduler, late) is State.CANCELLED)
-    assert scheduler.jobs(QUEUE, [late])[0].reason == "replaced"
+    assert scheduler.reads.jobs(QUEUE, [late])[0].reason == "replaced"
     assert claim_ids(scheduler, 5) == [newer]
 
 
 def test_a_producer_whose_clock_is_ahead_has_its_jobs_run_now(scheduler, client):
-    client._client._inserter._clock = FakeClock(scheduler._active._clock.now() + 60_000)
+    client._client._inserter._clock = FakeClock(scheduler.active._clock.now() + 60_000)
     waiting, delayed = enqueue(client), enqueue(client, delay=60_000)
 
-    eventually(lambda: scheduler.waiting_names(QUEUE) == {"handler": 1})
+    eventually(lambda: scheduler.reads.waiting_names(QUEUE) == {"handler": 1})
     assert claim_ids(scheduler, 5) == [waiting]
     assert state(scheduler, delayed) is State.DELAYED
 
 
 def test_a_producer_whose_clock_is_ahead_gives_delays_of_their_lengths(scheduler, client):
-    client._client._inserter._clock = FakeClock(scheduler._active._clock.now() + 60_000)
-    due_at = scheduler._active._clock.now() + 60_000
+    client._client._inserter._clock = FakeClock(scheduler.active._clock.now() + 60_000)
+    due_at = scheduler.active._clock.now() + 60_000
     delayed = enqueue(client, delay=30_000)
 
     eventually(lambda: job(scheduler, delayed).run_at < due_at)
@@ -706,7 +710,7 @@ def test_ids_and_keys_from_several_processes_are_one_job_each(scheduler, start_c
 
     assert len(queued) == 10
     assert set(queued.values()) == {1}
-    eventually(lambda: scheduler.waiting_names(QUEUE) == {"handler": 10})
+    eventually(lambda: scheduler.reads.waiting_names(QUEUE) == {"handler": 10})
     assert sorted(claim_ids(scheduler, 50)) == sorted(queued)
     assert [child.ends() for child in children] == [0, 0, 0]
 
@@ -723,8 +727,8 @@ def test_a_database_without_tables_is_named_with_the_remedy(
         "enqueue": lambda: storage.enqueue([batch()]),
         "aenqueue": lambda: async_to_sync(storage.aenqueue)([batch()]),
         "claim": lambda: claim(storage),
-        "counts": lambda: storage.counts(QUEUE),
-        "cancel": lambda: storage.cancel(QUEUE, ["a"]),
+        "counts": lambda: storage.reads.counts(QUEUE),
+        "cancel": lambda: storage.jobs.cancel(QUEUE, ["a"]),
         "connect": storage.connect,
     }
 
@@ -752,7 +756,7 @@ def test_a_server_that_goes_and_comes_back_loses_nothing(
     scheduler, client = make_any_storage(database=alias), make_any_storage(database=alias)
     scheduler.connect()
     there = [enqueue(client), enqueue(scheduler, durable=True)]
-    eventually(lambda: scheduler.waiting_names(QUEUE) == {"handler": 2})
+    eventually(lambda: scheduler.reads.waiting_names(QUEUE) == {"handler": 2})
     assert len(claim_ids(scheduler, 5)) == 2
 
     own_server.stop()
@@ -762,16 +766,16 @@ def test_a_server_that_goes_and_comes_back_loses_nothing(
     with pytest.raises(StorageUnavailableError, match=f"{alias!r}.*nothing was enqueued"):
         enqueue(scheduler, durable=True)
     with pytest.raises(StorageUnavailableError, match=f"{alias!r}"):
-        scheduler.maintain()
+        scheduler.sweep()
     buffered = enqueue(scheduler)
 
     own_server.start()
 
     late = enqueue(client)
-    eventually(lambda: scheduler.waiting_names(QUEUE) == {"handler": 2})
+    eventually(lambda: scheduler.reads.waiting_names(QUEUE) == {"handler": 2})
     assert sorted(claim_ids(scheduler, 5)) == sorted([buffered, late])
-    eventually(lambda: scheduler.counts(QUEUE)[State.ACTIVE] == 4)
-    scheduler.maintain()
+    eventually(lambda: scheduler.reads.counts(QUEUE)[State.ACTIVE] == 4)
+    scheduler.sweep()
     written = models.Job.objects.using(alias).values_list("job_id", flat=True)
     assert sorted(written) == sorted([*there, buffered, late])
 
@@ -793,5 +797,5 @@ def test_the_low_level_face_works_on_a_client(scheduler, client):
     assert queue.get_job(job_id).state == "waiting"
     assert eventually(lambda: queue.counts()["waiting"] == 1)
     assert a_waiting_job(client, id="b") == "b"
-    eventually(lambda: scheduler.waiting_names(QUEUE) == {QUEUE: 1, "handler": 1})
-    assert client.waiting_names(QUEUE) == {QUEUE: 1, "handler": 1}
+    eventually(lambda: scheduler.reads.waiting_names(QUEUE) == {QUEUE: 1, "handler": 1})
+    assert client.reads.waiting_names(QUEUE) == {QUEUE: 1, "handler": 1}

@@ -156,9 +156,9 @@ def work(url: str, seed: int) -> None:
                 for some in new_jobs(random, f"{seed}-{made}"):
                     tell_of(storage.enqueue(some))
             if random.random() < 0.2 or not claimed:
-                storage.maintain()
+                storage.sweep()
             if random.random() < 0.1:
-                storage.move(NEAR, [f"{seed}-{random.randint(1, made)}-plain"], FAR)
+                storage.jobs.move(NEAR, [f"{seed}-{random.randint(1, made)}-plain"], FAR)
         except StorageUnavailableError:
             claimed = []
         except OptionError:
@@ -233,10 +233,10 @@ def holder(url: str, offset: str = "0") -> None:
                 case ["finish"]:
                     say(*finish(storage, *map(completing, held)))
                 case ["maintain"]:
-                    say(*storage.maintain())
+                    say(*storage.sweep())
                 case ["register"]:
-                    storage.register_worker(worker(f"holder{offset}"))
-                    say(*(info.id for info in storage.workers()))
+                    storage.workers.register(worker(f"holder{offset}"))
+                    say(*(info.id for info in storage.workers.all()))
 
 
 def _value(text: str) -> object:

@@ -82,20 +82,20 @@ def test_a_producer_a_worker_and_the_dashboard_need_no_more(
         orders.enqueue(2, depends_on=first)
         others.enqueue_many(range(20), group="g")
         orders.enqueue(3, delay=3_600)
-        others.pause()
-        others.resume()
+        others.queues.pause()
+        others.queues.resume()
         worker = Worker(
             storage, handlers={"orders": lambda job: job.log("done"), "others": fail}, until_empty=True
         )
         with worker:
             worker.join(timeout=60)
         assert orders.counts()["completed"] == 2
-        assert others.counts()["failed"] + others.counts()["delayed"] == 20
+        assert others.reads.counts()["failed"] + others.reads.counts()["delayed"] == 20
         for page in PAGES:
             if page.method == "GET" and "<" not in page.route and page.name != "stream":
                 address = reverse(f"admin:djqueue_dashboard_{page.name}")
                 assert admin_client.get(address).status_code == 200, address
-        assert storage.diagnostics().lines
+        assert storage.reads.diagnostics().lines
         call_command("runworkers", until_empty=True, stdout=StringIO())  # with the mirror
         assert Job.objects.filter(queue="orders", state="completed").count() == 2
         others.retry_dead()

@@ -65,9 +65,9 @@ def test_the_counters_are_the_sums_whatever_happens(redis_server, seed):
         for _ in walk(storage, seed, clock.advance, 80):
             assert counters(storage, MEASURED) == sums(storage, held(storage))
         keys, client = storage.keys(MEASURED), storage._connections.sync()
-        ended = sum(storage.counts(MEASURED)[state] for state in ("completed", "cancelled", "failed"))
+        ended = sum(storage.reads.counts(MEASURED)[state] for state in ("completed", "cancelled", "failed"))
         assert client.hlen(keys.key("sizes")) == ended
-        storage.obliterate(MEASURED, force=True)
+        storage.queues.obliterate(MEASURED, force=True)
         left = [client.exists(keys.key(name)) for name in ("sizes", "results", "details", "count")]
         assert left == [0, 0, 0, 0]
 
@@ -90,11 +90,11 @@ def test_bounds_that_are_taken_back_leave_nothing(make):
     assert raw(first, "EXISTS", "sizes") == 1
 
     second = make(Retention())
-    second.maintain()
+    second.sweep()
 
     assert [raw(second, "EXISTS", name) for name in ("sizes", "results")] == [0, 0]
     assert set(counters(second, QUEUE).values()) == {0}
-    second.remove(QUEUE, ["a"])
+    second.jobs.remove(QUEUE, ["a"])
     assert raw(second, "EXISTS", "details") == 0
 
 
@@ -122,10 +122,10 @@ def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(make, monkeypat
     other = make(Retention())
     monkeypatch.setattr(storage._trips, "_one", look)
     rounds = 0
-    while any(storage.maintain()):
+    while any(storage.sweep()):
         rounds += 1
 
-    assert storage.counts(QUEUE)[State.COMPLETED] == KEPT
+    assert storage.reads.counts(QUEUE)[State.COMPLETED] == KEPT
     assert most <= removing.SWEEP
     assert (calls >= 199, ran >= 19, rounds) == (True, True, 2)
 
@@ -139,9 +139,9 @@ def test_many_results_attempts_and_lines_go_in_one_round(make, clock):
     f.finish(storage, *map(f.completing, claimed))
     clock.advance(51)
 
-    storage.maintain()
+    storage.sweep()
 
     assert [raw(storage, "EXISTS", name) for name in ("results", "details")] == [0, 0]
     assert counters(storage, QUEUE)["results"] == 0
-    records = storage.jobs(QUEUE, [one.id for one in claimed])
+    records = storage.reads.jobs(QUEUE, [one.id for one in claimed])
     assert {(record.result, record.logs) for record in records} == {(None, ())}

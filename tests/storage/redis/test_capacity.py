@@ -37,15 +37,15 @@ def test_jobs_that_have_gone_leave_few_entries_behind(storage, redis_server, que
 
     assert counts(storage, queue) == {State.COMPLETED: 240}
     assert entries(storage, redis_server, queue) < 40
-    storage.maintain()
-    storage.maintain()
+    storage.sweep()
+    storage.sweep()
     assert entries(storage, redis_server, queue) == 0
 
 
 def test_what_the_relay_brings_is_taken_in(storage):
     enqueue_many(storage, 5, queue=SMALL)
 
-    assert storage.enqueue_directly([batch(queue=SMALL, ids=["late"])])[0].status == "queued"
+    assert storage.capabilities.enqueue_directly([batch(queue=SMALL, ids=["late"])])[0].status == "queued"
 
     assert state(storage, "late", SMALL) is State.WAITING
     with pytest.raises(QueueFullError):
@@ -64,6 +64,6 @@ def test_of_batches_for_several_queues_those_with_room_are_stored(storage):
 def test_an_obliterated_queue_keeps_no_order(storage, redis_server):
     enqueue_many(storage, 5, queue=OLDEST_GO)
 
-    storage.obliterate(OLDEST_GO)
+    storage.queues.obliterate(OLDEST_GO)
 
     assert entries(storage, redis_server, OLDEST_GO) == 0

@@ -155,7 +155,7 @@ def test_a_black_hole_ends_an_enqueue_in_time(redis_options, redis_server, open_
         with at_most(2), pytest.raises(StorageUnavailableError):
             enqueue(storage)
         with at_most(2), pytest.raises(StorageUnavailableError):
-            storage.overview()
+            storage.reads.overview()
         storage.close()
 
 
@@ -174,7 +174,7 @@ def test_a_new_connection_to_a_slow_server_may_take_a_timeout_for_each_step(
 ):
     with SlowProxy(redis_server.port, delay=0.8) as proxy:
         storage = open_storage(proxy.url, TIMEOUT=1)
-        assert storage.states(QUEUE, ["none"]) == [None]
+        assert storage.reads.states(QUEUE, ["none"]) == [None]
         storage.close()
 
 
@@ -198,12 +198,12 @@ def test_a_queue_of_a_slow_server_is_paused_and_resumed_within_timeout(
         enqueue(storage)
         proxy.slow_down(0.8)
         began = time.monotonic()
-        storage.pause(QUEUE)
+        storage.queues.pause(QUEUE)
         assert time.monotonic() - began < 1.6, "it took two round trips"
-        assert storage.is_paused(QUEUE)
+        assert storage.queues.is_paused(QUEUE)
         with at_most(2):
-            storage.resume(QUEUE)
-        assert not storage.is_paused(QUEUE)
+            storage.queues.resume(QUEUE)
+        assert not storage.queues.is_paused(QUEUE)
         storage.close()
 
 
@@ -213,7 +213,7 @@ def test_a_pause_ends_within_timeout_however_slow_the_server(redis_options, redi
         enqueue(storage)
         proxy.slow_down(1.5)
         with at_most(1), pytest.raises(StorageUnavailableError, match="does not answer"):
-            storage.pause(QUEUE)
+            storage.queues.pause(QUEUE)
         assert storage.outage is not None
         storage.close()
 
@@ -254,7 +254,7 @@ async def test_a_coroutine_that_waits_for_a_job_of_a_slow_server_gets_its_result
 
 def run_both(storage, queue):
     """Complete the job that is there and the one that comes."""
-    eventually(lambda: storage.counts(queue)[State.WAITING] == 2, timeout=15)
+    eventually(lambda: storage.reads.counts(queue)[State.WAITING] == 2, timeout=15)
     names = ["nothing", NAME]
     finish(storage, *map(completing, claim(storage, 2, queues=(queue,), names=names)))
 
@@ -268,7 +268,7 @@ def test_a_reply_that_came_too_late_counts_once(redis_options, redis_server, ope
     eventually(lambda: not isinstance(attempt(storage), DjqueueError), timeout=20)
     [answer] = storage.enqueue([given])
     assert answer.status in ("queued", "duplicate")
-    assert storage.states(QUEUE, ["the-one"]) == [State.WAITING]
+    assert storage.reads.states(QUEUE, ["the-one"]) == [State.WAITING]
 
 
 def test_a_node_of_a_cluster_that_hangs_is_not_waited_for_twice(cluster_options, redis_cluster):

@@ -75,7 +75,7 @@ def gate():
 def for_some_leases(storage):
     """Maintain again and again, for longer than claims hold."""
     until = time.monotonic() + 4 * LEASE
-    eventually(lambda: storage.maintain() and time.monotonic() > until)
+    eventually(lambda: storage.sweep() and time.monotonic() > until)
 
 
 def test_p1_a_result_lives_as_long_as_its_own_job_says(storage, clock):
@@ -83,7 +83,7 @@ def test_p1_a_result_lives_as_long_as_its_own_job_says(storage, clock):
     a_completed_job(storage, id="short", result_ttl=300, result=b"\x02")
 
     clock.advance(900)
-    storage.maintain()
+    storage.sweep()
 
     assert job(storage, "long").result == b"\x01"
     assert state(storage, "short") is None
@@ -121,7 +121,7 @@ def test_p4_a_worker_that_is_stopped_while_a_job_runs_on_loses_nothing(make_stor
     assert begun.wait(10)
     stopped.stop()
 
-    eventually(lambda: other.maintain() and state(other, job_id) is State.WAITING)
+    eventually(lambda: other.sweep() and state(other, job_id) is State.WAITING)
     [again] = claim(other, names=["slow"])
     assert again.id == job_id
     assert finish(other, completing(again)) == [True]
@@ -130,7 +130,7 @@ def test_p4_a_worker_that_is_stopped_while_a_job_runs_on_loses_nothing(make_stor
 
 def test_p5_a_cancelled_job_does_not_run_beside_the_next_of_its_id(storage):
     enqueue(storage, id="a", payload=b"\x01")
-    storage.cancel(QUEUE, ["a"])
+    storage.jobs.cancel(QUEUE, ["a"])
     enqueue(storage, id="a", payload=b"\x02")
 
     claimed = claim(storage, 5)
@@ -173,7 +173,7 @@ def test_p7_a_worker_that_dies_at_any_command_of_its_claim_leaves_the_job_to_oth
         except Death:
             claimed = []
         clock.advance(HOUR)
-        other.maintain()
+        other.sweep()
 
         [again] = claim(other, 5)
         assert again.id == job_id
@@ -190,12 +190,12 @@ def test_p8_an_id_that_failed_may_be_used_again(storage):
     [result] = storage.enqueue([batch(ids=["a"])])
 
     assert result.status == "queued"
-    assert storage.dead_letters(QUEUE) == []
+    assert storage.reads.dead_letters(QUEUE) == []
     assert claim_ids(storage, 5) == ["a"]
 
 
 def test_dead_letters_whose_unique_keys_are_taken_hold_up_no_others(make_storage, clock, monkeypatch):
-    monkeypatch.setattr("djqueue.storage.redis.storage.SWEEP", 5)
+    monkeypatch.setattr("djqueue.storage.redis.sweeping.SWEEP", 5)
     healing = DeadLetterPolicy(auto_retries=1, auto_retry_delay=HOUR)
     storage = make_storage(policies={QUEUE: QueuePolicy(dead_letters=healing)})
     storage.enqueue([batch(ids=[f"old-{at}"], unique_key=f"{at}") for at in range(7)])
@@ -206,19 +206,19 @@ def test_dead_letters_whose_unique_keys_are_taken_hold_up_no_others(make_storage
 
     clock.advance(HOUR)
 
-    assert [storage.maintain().retried for _ in range(3)] == [0, 1, 0]
+    assert [storage.sweep().retried for _ in range(3)] == [0, 1, 0]
     assert state(storage, "free") is State.WAITING
-    assert all(letter.next_retry_at > clock.now() for letter in storage.dead_letters(QUEUE))
-    storage.cancel(QUEUE, ["new-0"])
+    assert all(letter.next_retry_at > clock.now() for letter in storage.reads.dead_letters(QUEUE))
+    storage.jobs.cancel(QUEUE, ["new-0"])
     clock.advance(HOUR)
-    storage.maintain()
+    storage.sweep()
     assert state(storage, "old-0") is State.WAITING
 
 
 @pytest.mark.parametrize("queue", ["user:42", "a::b:", "{q:other}:jobs", "=a", "*", "ключ 🗝"])
 def test_p9_odd_ids_and_names_of_queues_are_nothing_special(storage, queue):
     recorder = Recorder()
-    storage.subscribe(queue, recorder)
+    storage.events.subscribe(queue, recorder)
     enqueue(storage, id="user:42", queue=queue)
     [claimed] = claim(storage, 5, queues=[queue])
     assert storage.renew([lease_of(claimed)])[0].held
@@ -236,29 +236,29 @@ def test_p9_a_job_with_an_odd_id_is_recovered(storage, clock):
 
     clock.advance(HOUR)
 
-    assert storage.maintain().stalled == 1
+    assert storage.sweep().stalled == 1
     assert claim_ids(storage) == ["user:42"]
 
 
 def test_p10_a_worker_that_is_heard_of_does_not_vanish_with_others(storage, clock):
-    storage.register_worker(worker("silent"))
+    storage.workers.register(worker("silent"))
     for _ in range(5):
         clock.advance(20_000)
-        storage.register_worker(worker("steady"))
+        storage.workers.register(worker("steady"))
     enqueue(storage)
     storage.claim(request(worker="steady"))
-    storage.register_worker(worker("new"))
+    storage.workers.register(worker("new"))
 
-    assert sorted(info.id for info in storage.workers()) == ["new", "steady"]
+    assert sorted(info.id for info in storage.workers.all()) == ["new", "steady"]
 
 
 def test_p10_a_worker_that_idles_stays_registered(make_storage, storage):
     other = make_storage(lease=LEASE)
     with Worker(storage, handlers={"orders": print}, concurrency=1, worker_id="idle", heartbeat=0.1):
         eventually(other.workers)
-        first = other.workers()[0].seen_at
-        eventually(lambda: other.workers()[0].seen_at > first)
+        first = other.workers.all()[0].seen_at
+        eventually(lambda: other.workers.all()[0].seen_at > first)
         for_some_leases(other)
-        assert [info.id for info in other.workers()] == ["idle"]
+        assert [info.id for info in other.workers.all()] == ["idle"]
 
-    assert other.workers() == []
+    assert other.workers.all() == []

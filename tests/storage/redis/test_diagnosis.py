@@ -9,7 +9,7 @@ from djqueue.testing.factories import enqueue
 
 
 def lines_of(storage: RedisStorage) -> dict:
-    return {line.key: line for line in storage.diagnostics().lines}
+    return {line.key: line for line in storage.reads.diagnostics().lines}
 
 
 def test_a_server_that_may_lose_jobs_is_bad(redis_options, redis_server):
@@ -30,7 +30,7 @@ def test_what_may_not_be_asked_is_unknown(redis_options, redis_server):
     redis_server.run("ACL", "SETUSER", "narrow", *rules)
     with closing(RedisStorage(url=f"redis://narrow:secret@127.0.0.1:{redis_server.port}/0")) as storage:
         enqueue(storage)
-        found = storage.diagnostics()
+        found = storage.reads.diagnostics()
     redis_server.run("ACL", "DELUSER", "narrow")
 
     lines = {line.key: line for line in found.lines}

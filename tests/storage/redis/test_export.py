@@ -29,7 +29,7 @@ def storage(redis_options):
 
 
 def ids(storage, part, size=100):
-    return [job_id for page in storage.export.pages(JOBS, part, size) for job_id in page["id"]]
+    return [job_id for page in storage.capabilities.export.pages(JOBS, part, size) for job_id in page["id"]]
 
 
 @pytest.mark.parametrize("divisor", [1, 2, 4, 16, 64])
@@ -57,10 +57,10 @@ def test_jobs_that_stay_are_told_once_while_the_queue_grows_and_shrinks(storage)
     goes = [answer.id for answer in storage.enqueue([batch(6_000)])]
     found = []
     for rest in range(4):
-        for page in storage.export.pages(JOBS, ExportPart("default", rest, 4, 0), 100):
+        for page in storage.capabilities.export.pages(JOBS, ExportPart("default", rest, 4, 0), 100):
             found += page["id"]
             if goes:
-                storage.remove("default", goes[:200])
+                storage.jobs.remove("default", goes[:200])
                 del goes[:200]
             else:
                 storage.enqueue([batch(500)])

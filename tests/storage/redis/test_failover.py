@@ -59,7 +59,7 @@ def batch(job_id: str, *, durable: bool | None = None) -> Batch:
 
 def lost(storage: RedisStorage, ids: list[str]) -> list[str]:
     """The jobs that the storage does not know."""
-    states = storage.states("default", ids)
+    states = storage.reads.states("default", ids)
     return [job_id for job_id, state in zip(ids, states, strict=True) if state is None]
 
 
@@ -176,7 +176,7 @@ def test_an_unconfirmed_durable_enqueue_names_the_generated_ids(sentinel_options
     with closing(RedisStorage(**sentinel_options, TIMEOUT=3)) as storage, redis_sentinel.replica.frozen():
         with pytest.raises(StorageUnavailableError, match="0 of 1 replicas confirmed") as refused:
             storage.enqueue([batch("", durable=True)._replace(ids=None)])
-        [record] = storage.page("default", State.WAITING, 5)
+        [record] = storage.reads.page("default", State.WAITING, 5)
 
     assert record.id in str(refused.value)
 

@@ -98,9 +98,11 @@ def work_off(storage, queues=BOTH):
     """Complete whatever there is, until all has ended."""
 
     def is_done():
-        storage.maintain()
+        storage.sweep()
         for queue in queues:
-            storage.promote(queue, [record.id for record in storage.page(queue, State.DELAYED, 1_000)])
+            storage.jobs.promote(
+                queue, [record.id for record in storage.reads.page(queue, State.DELAYED, 1_000)]
+            )
         while claimed := claim(storage, 50, queues=queues, worker="last"):
             assert all(finish(storage, *map(completing, claimed)))
         return all(set(counts(storage, queue)) <= ENDED for queue in queues)
@@ -110,16 +112,16 @@ def work_off(storage, queues=BOTH):
 
 def assert_exact(storage, queue):
     """What the counters, the indexes and a look at every job say is one and the same."""
-    records = storage.page(queue, None, 1_000_000)
+    records = storage.reads.page(queue, None, 1_000_000)
     found = dict.fromkeys(State, 0)
     for record in records:
         found[record.state] += 1
-    assert storage.counts(queue) == found
+    assert storage.reads.counts(queue) == found
     assert len({record.id for record in records}) == len(records)
     client, keys = storage._connections.sync(), storage.keys(queue)
     assert client.zcard(keys.key("lease")) == found[State.ACTIVE]
     assert client.zcard(keys.key("dead")) == client.hlen(keys.key("letters")) == found[State.FAILED]
-    assert {letter.id for letter in storage.dead_letters(queue)} == {
+    assert {letter.id for letter in storage.reads.dead_letters(queue)} == {
         record.id for record in records if record.state is State.FAILED
     }
     assert client.zcard(keys.key("finished")) == sum(found[one] for one in ENDED)
@@ -137,13 +139,13 @@ def assert_all_has_ended_once(storage, queued):
         assert_exact(storage, queue)
         client, keys = storage._connections.sync(), storage.keys(queue)
         assert [name for name in EMPTY_IN_THE_END.split() if client.exists(keys.key(name))] == []
-        assert storage.waiting_names(queue) == {}
+        assert storage.reads.waiting_names(queue) == {}
     for queue, job_id in queued:
         there = [one for name in BOTH if (one := state(storage, job_id, name)) is not None]
         assert there, f"job {job_id} of {queue} is lost"
         assert set(there) <= ENDED
     for name in BOTH:
-        some = sorted({record.id for record in storage.page(name, None, 50)})
+        some = sorted({record.id for record in storage.reads.page(name, None, 50)})
         for result in storage.enqueue([batch(ids=some, queue=name)]):
             assert result.status in ("completed", "queued")
     work_off(storage)
@@ -153,15 +155,15 @@ def assert_nothing_is_left(server, open_storage):
     """When the time of all records is over they are gone, and with the queues all keys."""
     later = open_storage(server, clock=AheadClock(30 * DAYS))
     for queue in BOTH:
-        eventually(lambda queue=queue: later.maintain() and not counts(later, queue))
+        eventually(lambda queue=queue: later.sweep() and not counts(later, queue))
     left = {key: lasts for key, lasts in keys_of(server).items() if key.startswith("{q:")}
     names = {key.split("}:")[1].split(":")[0] for key in left}
     assert names <= {"meta", "inbox", "lane", "log", "m", "metrics", "r", "version"}
-    assert [key for key, lasts in left.items() if key.endswith(":version") and lasts < 0] == []
+    assert [key for key, lasts in left.reads.items() if key.endswith(":version") and lasts < 0] == []
     for queue in BOTH:
-        later.obliterate(queue)
+        later.queues.obliterate(queue)
     left = keys_of(server)
-    assert [key for key, lasts in left.items() if lasts < 0] == []
+    assert [key for key, lasts in left.reads.items() if lasts < 0] == []
     names = {key.split("}:")[1].split(":")[0] for key in left}
     # Buckets of metrics go by their own time: who is a month ahead does not know their names.
     assert names <= {"inbox", "lane", "m", "metrics", "r", "heard", "version", "workers"}
@@ -227,7 +229,7 @@ def test_a_stopped_worker_that_goes_on_after_its_lease_is_refused(redis_options,
         assert worker.asked("claim") == ["a"]
         worker.freeze()
 
-        eventually(lambda: storage.maintain().stalled == 1)
+        eventually(lambda: storage.sweep().stalled == 1)
         again = claim_one(storage, worker="another")
         worker.thaw()
 
@@ -264,9 +266,9 @@ def test_the_clocks_of_clients_mean_nothing(redis_options, redis_server, open_st
         other.asked("enqueue", "id=now", "ttl=60000")
         assert other.asked("claim") == ["now"]
         assert job(storage, "now").started_at - claimed.created_at < 30_000
-        storage.register_worker(worker("mine"))
+        storage.workers.register(worker("mine"))
         assert sorted(other.asked("register")) == sorted(["mine", f"holder{offset}"])
-        assert len(storage.workers()) == 2
+        assert len(storage.workers.all()) == 2
         assert other.asked("finish") == ["True"]
 
 
@@ -280,7 +282,7 @@ def kill_clients(server, kind):
 
 def test_killed_connections_cost_no_job_and_no_message(redis_options, redis_server, open_storage, moments):
     storage, wakes, recorder = open_storage(redis_server), Wakes(), Recorder()
-    storage.subscribe(NEAR, recorder)
+    storage.events.subscribe(NEAR, recorder)
     storage.listen(None, wakes)
     over, queued, done = Event(), [], []
 
@@ -550,13 +552,13 @@ def test_active_jobs_whose_leases_are_gone_run_again(redis_options, redis_server
     held = [an_active_job(storage) for _ in range(3)]
     redis_server.run("DEL", "{q:default}:lease")
 
-    eventually(lambda: storage.maintain() and counts(storage) == {State.WAITING: 3})
+    eventually(lambda: storage.sweep() and counts(storage) == {State.WAITING: 3})
 
     # Each is claimed alone, as it has a stall; which one first depends on the milliseconds of their claims.
     again = [claim_ids(storage, 5, worker=f"worker-{n}") for n in range(3)]
     assert sorted(again) == sorted([one.id] for one in held)
     assert finish(storage, *map(completing, held)) == [False] * 3
-    assert {record.stalls for record in storage.page(QUEUE, State.ACTIVE, 5)} == {1}
+    assert {record.stalls for record in storage.reads.page(QUEUE, State.ACTIVE, 5)} == {1}
 
 
 def test_a_result_that_is_gone_blocks_nothing(redis_options, redis_server, open_storage):
@@ -567,7 +569,7 @@ def test_a_result_that_is_gone_blocks_nothing(redis_options, redis_server, open_
     assert job(storage, "a").result is None
     [result] = storage.enqueue([batch(ids=["a"])])
     assert (result.status, result.result) == ("completed", None)
-    assert storage.remove(QUEUE, ["a"]) == [True]
+    assert storage.jobs.remove(QUEUE, ["a"]) == [True]
     assert enqueue(storage, id="a") == "a"
 
 
@@ -579,14 +581,14 @@ def test_a_key_that_is_gone_refuses_no_call(redis_options, redis_server, open_st
     enqueue(storage, id="waiting", unique_key="other")
     redis_server.run("DEL", f"{{q:default}}:{key}")
 
-    assert storage.retry(QUEUE, ["dead"]) in (["retried"], ["not_found"])
+    assert storage.jobs.retry(QUEUE, ["dead"]) in (["retried"], ["not_found"])
     [first, second] = storage.enqueue(
         [batch(ids=["a"], unique_key="key"), batch(ids=["b"], unique_key="other")]
     )
     assert {first.status, second.status} <= {"queued", "duplicate"}
     assert (first.status == "queued") == (key in ("jobs", "uniq"))
     assert finish(storage, completing(held)) in ([True], [False])
-    storage.maintain()
+    storage.sweep()
     assert claim_ids(storage, 9)
 
 
@@ -611,11 +613,11 @@ def test_memory_comes_back_to_where_it_was(redis_options, redis_server, open_sto
 
     def round_of_jobs():
         ids = enqueue_many(storage, 2_000, queue=NEAR)
-        storage.set_group_limit(NEAR, "g", concurrency=3, rate=Rate(5, 20), weight=2)
+        storage.queues.set_group_limit(NEAR, "g", concurrency=3, rate=Rate(5, 20), weight=2)
         enqueue_many(storage, 300, queue=NEAR, priority=2, group="g")
         enqueue_many(storage, 300, queue=NEAR, delay=DELAY, ttl=5)
         enqueue_many(storage, 300, queue=FAR, depends_on=((NEAR, ids[-1]),))
-        storage.cancel(NEAR, ids[:300])
+        storage.jobs.cancel(NEAR, ids[:300])
         for kind in (*ENDINGS.values(), completing):
             claimed = claim(storage, 250, queues=[NEAR])
             finish(storage, *map(kind, claimed))
@@ -623,9 +625,9 @@ def test_memory_comes_back_to_where_it_was(redis_options, redis_server, open_sto
 
     def forget():
         clock.advance(30 * DAYS)
-        eventually(lambda: storage.maintain() and not counts(storage, NEAR) and not counts(storage, FAR))
+        eventually(lambda: storage.sweep() and not counts(storage, NEAR) and not counts(storage, FAR))
         for queue in BOTH:
-            storage.obliterate(queue)
+            storage.queues.obliterate(queue)
         for key in keys_of(redis_server):
             if ":lane:" in key or key.endswith(":inbox") or ":r:" in key or ":metrics:" in key:
                 redis_server.run("DEL", key)
@@ -649,7 +651,7 @@ def used(server):
 def test_holes_before_a_waiting_job_do_not_hide_it(redis_options, redis_server, open_storage):
     storage = open_storage(redis_server)
     ids = enqueue_many(storage, 50)
-    storage.cancel(QUEUE, ids[:49])
+    storage.jobs.cancel(QUEUE, ids[:49])
 
     assert claim_ids(storage, 1) == ids[49:]
 
@@ -690,7 +692,7 @@ def test_a_full_server_is_worked_off(redis_options, redis_server, open_storage):
             assert storage.renew([lease_of(claimed)])[0].held
             assert finish(storage, completing(claimed)) == [True]
             assert len(claim(storage, 5)) == 2
-            storage.maintain()
+            storage.sweep()
         finally:
             client.config_set("maxmemory", 0)
 
@@ -701,16 +703,16 @@ def test_a_queue_is_listed_before_it_has_a_job(redis_options, redis_server, open
     """Also if another process has obliterated it, and this one dies right after the enqueue."""
     storage, other = open_storage(redis_server), open_storage(redis_server)
     enqueue(storage)
-    other.obliterate(QUEUE)
+    other.queues.obliterate(QUEUE)
     listed = []
     plain = storage._trips._exchange.ask
 
     def ask(words):
-        listed.append(other.queues())
+        listed.append(other.queues.names())
         return plain(words)
 
     storage._trips._exchange.ask = ask
     enqueue(storage)
 
     assert QUEUE in listed[-1]
-    assert other.queues() == [QUEUE]
+    assert other.queues.names() == [QUEUE]

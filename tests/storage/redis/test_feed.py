@@ -29,7 +29,7 @@ def read(storage, start, end, *, complete=True, size=1_000):
     rows = []
     for stream, place in end.items():
         stretch = FeedRange(stream, start.get(stream, "0-0 0 *"), place)
-        for page in storage.feed.read(stretch, size, complete=complete):
+        for page in storage.capabilities.feed.read(stretch, size, complete=complete):
             rows += [dict(zip(page, values, strict=True)) for values in zip(*page.values(), strict=True)]
     return rows
 
@@ -39,14 +39,14 @@ def told(rows):
 
 
 def test_every_change_is_an_event(storage):
-    start = storage.feed.last(None)
+    start = storage.capabilities.feed.last(None)
     [first, second] = [answer.id for answer in storage.enqueue([batch(2)])]
     [one, other] = claim(storage, 2)
     finish(storage, completing(one), failing(other))
-    storage.promote(QUEUE, [storage.enqueue([batch(delay=60_000)])[0].id])
-    storage.remove(QUEUE, [first])
+    storage.jobs.promote(QUEUE, [storage.enqueue([batch(delay=60_000)])[0].id])
+    storage.jobs.remove(QUEUE, [first])
 
-    rows = read(storage, start, storage.feed.last(None))
+    rows = read(storage, start, storage.capabilities.feed.last(None))
 
     third = rows[-2]["id"]
     assert told(rows) == [
@@ -69,8 +69,8 @@ def test_every_change_is_an_event(storage):
 
 def test_between_two_places_there_are_the_same_rows(storage):
     storage.enqueue([batch(5)])
-    start = storage.feed.first(None)
-    end = storage.feed.last(None)
+    start = storage.capabilities.feed.first(None)
+    end = storage.capabilities.feed.last(None)
     before = read(storage, start, end)
     finish(storage, *map(completing, claim(storage, 5)))
 
@@ -83,11 +83,11 @@ def test_between_two_places_there_are_the_same_rows(storage):
 def test_a_few_rows_at_a_time_are_all_rows_in_order(storage, most):
     for many in (5, 1, 4):
         storage.enqueue([batch(many), batch(many, queue="other")])
-    place, end = storage.feed.first(None), storage.feed.last(None)
+    place, end = storage.capabilities.feed.first(None), storage.capabilities.feed.last(None)
     whole = read(storage, place, end)
     parts = []
     while place != end:
-        following = storage.feed.ahead(place, end, most)
+        following = storage.capabilities.feed.ahead(place, end, most)
         part = read(storage, place, following)
         assert 1 <= len(part) <= most
         parts += part
@@ -101,41 +101,41 @@ def test_a_few_rows_at_a_time_are_all_rows_in_order(storage, most):
 
 def test_a_limit_is_shared_and_what_one_leaves_is_for_the_others(storage):
     storage.enqueue([batch(20), batch(3, queue="short"), batch(20, queue="third")])
-    start, end = storage.feed.first(None), storage.feed.last(None)
+    start, end = storage.capabilities.feed.first(None), storage.capabilities.feed.last(None)
 
-    found = read(storage, start, storage.feed.ahead(start, end, 21))
+    found = read(storage, start, storage.capabilities.feed.ahead(start, end, 21))
 
     assert [sum(row["queue"] == queue for row in found) for queue in ("short", QUEUE, "third")] == [3, 9, 9]
 
 
 def test_a_queue_that_comes_later_is_read_from_its_beginning(storage):
-    start = storage.feed.last(None)
+    start = storage.capabilities.feed.last(None)
     [answer] = storage.enqueue([batch(queue="new")])
 
-    assert told(read(storage, start, storage.feed.ahead(start, storage.feed.last(None), 10))) == [
-        (answer.id, "waiting")
-    ]
+    assert told(
+        read(storage, start, storage.capabilities.feed.ahead(start, storage.capabilities.feed.last(None), 10))
+    ) == [(answer.id, "waiting")]
 
 
 def test_what_was_forgotten_unread_is_an_error_or_left_out(small):
     small.enqueue([batch()])
-    start = small.feed.first(None)
+    start = small.capabilities.feed.first(None)
     for _ in range(400):
         small.enqueue([batch()])
-    end = small.feed.last(None)
+    end = small.capabilities.feed.last(None)
 
     with pytest.raises(EventsLostError, match="queue 'default': events were trimmed before they were read"):
         read(small, start, end)
     left = read(small, start, end, complete=False)
     assert 100 <= len(left) < 401
-    assert read(small, small.feed.first(None), end) == left
+    assert read(small, small.capabilities.feed.first(None), end) == left
 
 
 def test_what_was_read_before_it_was_forgotten_is_no_loss(small):
     small.enqueue([batch()])
-    start = small.feed.last(None)
+    start = small.capabilities.feed.last(None)
     small.enqueue([batch()])
-    end = small.feed.last(None)
+    end = small.capabilities.feed.last(None)
 
     assert len(read(small, start, end)) == 1
     for _ in range(400):
@@ -145,8 +145,8 @@ def test_what_was_read_before_it_was_forgotten_is_no_loss(small):
 
 def test_an_obliterated_queue_has_lost_its_events(storage):
     lost = {answer.id for answer in storage.enqueue([batch(3)])}
-    start, end = storage.feed.first(None), storage.feed.last(None)
-    storage.obliterate(QUEUE)
+    start, end = storage.capabilities.feed.first(None), storage.capabilities.feed.last(None)
+    storage.queues.obliterate(QUEUE)
     storage.enqueue([batch()])
 
     with pytest.raises(EventsLostError):
@@ -158,9 +158,9 @@ def test_an_obliterated_queue_has_lost_its_events(storage):
 def test_without_a_stream_nothing_can_be_followed(redis_options):
     with closing(RedisStorage(**redis_options, mirror=False)) as silent:
         silent.enqueue([batch()])
-        assert silent.feed is None
+        assert silent.capabilities.feed is None
     with (
         closing(RedisStorage(**redis_options)) as storage,
         pytest.raises(OptionError, match="no queue keeps a change stream"),
     ):
-        storage.feed.last(None)
+        storage.capabilities.feed.last(None)

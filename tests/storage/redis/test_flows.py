@@ -38,7 +38,7 @@ def states(storage):
 def test_no_job_is_there_without_those_that_it_waits_for(place):
     found = []
     for storage, _, died in place.deaths(lambda _: None, lambda storage, _: storage.enqueue(a_flow())):
-        storage.maintain()
+        storage.sweep()
 
         there = states(storage)
         found.append(sum(one is not None for one in there))
@@ -50,7 +50,7 @@ def test_no_job_is_there_without_those_that_it_waits_for(place):
 
 def test_what_is_there_of_a_flow_is_worked_off(place):
     for storage, _, _ in place.deaths(lambda _: None, lambda storage, _: storage.enqueue(a_flow())):
-        storage.maintain()
+        storage.sweep()
         there = sum(one is not None for one in states(storage))
 
         done = [job_id for some in worked_off(storage) for job_id in some]
@@ -86,7 +86,7 @@ def test_many_dependencies_are_noted_whenever_the_producer_dies(place):
         storage.enqueue([batch(ids=["parent"], depends_on=needs)])
 
     for storage, ids, died in place.deaths(prepare, act):
-        storage.maintain()
+        storage.sweep()
 
         there = state(storage, "parent")
         assert there is State.BLOCKED or (died and there is None)
@@ -108,7 +108,7 @@ class MortalGraph(Graph):
         try:
             return self.tried(self.mortal.storage, call)
         except Death:
-            self.storage.maintain()
+            self.storage.sweep()
         return self.tried(self.storage, call) if self.random.random() < 0.5 else None
 
     def look_at_what_is_left(self):

@@ -43,7 +43,7 @@ def test_jobs_that_report_progress_end_on_a_full_server(storage, fill):
             queue.enqueue(name="report")
         is_full.set()
 
-        eventually(lambda: storage.states(QUEUE, ids) == [State.COMPLETED] * 3)
+        eventually(lambda: storage.reads.states(QUEUE, ids) == [State.COMPLETED] * 3)
 
     there = queue.get_job(ids[0])
     assert (there.progress, [line for _, line in there.logs]) == (0.5, ["halfway"])
@@ -66,9 +66,9 @@ def test_items_that_a_full_server_refuses_hold_up_no_other_job(storage, fill, re
         fill()
         is_full.set()
 
-        eventually(lambda: storage.states(QUEUE, others) == [State.COMPLETED] * 5)
-        assert storage.states(QUEUE, [streaming]) == [State.ACTIVE]
+        eventually(lambda: storage.reads.states(QUEUE, others) == [State.COMPLETED] * 5)
+        assert storage.reads.states(QUEUE, [streaming]) == [State.ACTIVE]
         redis_server.run("CONFIG", "SET", "maxmemory", "0")
-        eventually(lambda: storage.states(QUEUE, [streaming]) == [State.COMPLETED])
+        eventually(lambda: storage.reads.states(QUEUE, [streaming]) == [State.COMPLETED])
 
     assert len(items_of(storage, streaming)) == 2

@@ -64,7 +64,7 @@ def test_a_worker_may_come_before_the_first_job_of_a_queue(make):
 def test_an_obliterated_queue_may_have_another_mode(make):
     first, second = make("keyed"), make("global")
     enqueue(first, group="g")
-    first.obliterate(QUEUE)
+    first.queues.obliterate(QUEUE)
 
     enqueue(second)
     with pytest.raises(ConfigurationError):
@@ -117,7 +117,7 @@ def test_a_job_is_not_moved_by_a_process_configured_for_another_mode(make):
     enqueue(other, queue="another", group="g", id="moving")
 
     with pytest.raises(ConfigurationError, match=f"'{QUEUE}'.*'keyed'.*'global'"):
-        other.move("another", ["moving"], QUEUE)
+        other.jobs.move("another", ["moving"], QUEUE)
 
 
 def test_buckets_and_rests_leave_nothing_behind(redis_url):
@@ -131,10 +131,10 @@ def test_buckets_and_rests_leave_nothing_behind(redis_url):
         assert len(claim(storage, 20)) == 6
         prefix = f"{{q:{QUEUE}}}:"
         assert server.zcard(prefix + "rates") == server.zcard(prefix + "due") == 2
-        storage.cancel(QUEUE, ids)
+        storage.jobs.cancel(QUEUE, ids)
         assert server.exists(prefix + "due") == 0
         clock.advance(1_000)
-        storage.maintain()
+        storage.sweep()
 
         assert server.exists(prefix + "rates") == 0
         assert server.hget(prefix + "count", "r") is None
@@ -147,7 +147,7 @@ def test_a_clock_that_is_set_back_keeps_no_key_waiting(redis_url):
         ids = enqueue_many(storage, 2, group="g")
         claim(storage, 10)
         clock.jump(-3_600_000)
-        storage.set_group_limit(QUEUE, "g", weight=2)
+        storage.queues.set_group_limit(QUEUE, "g", weight=2)
         clock.advance(1_000)
 
         assert [one.id for one in claim(storage, 10)] == ids[1:]

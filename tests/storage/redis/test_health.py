@@ -177,7 +177,7 @@ def test_without_config_info_tells_a_part(restricted, configured, found):
 def test_a_worker_connects_to_a_server_that_does_not_tell_its_version(restricted):
     with closing(RedisStorage(**restricted("info", "config"))) as storage:
         storage.connect()
-        assert storage.queues() == []
+        assert storage.queues.names() == []
 
 
 def test_a_server_that_is_away_is_a_finding(found):
@@ -280,7 +280,7 @@ def test_the_lease_of_each_queue_is_looked_at():
 
 def test_a_storage_tells_of_its_servers(redis_options):
     with closing(RedisStorage(**redis_options)) as storage:
-        assert ids(storage.findings()) == ["djqueue.W009"]
+        assert ids(storage.reads.findings()) == ["djqueue.W009"]
 
 
 def test_workers_tell_it_when_they_start(redis_options, redis_server, settings):
@@ -311,7 +311,7 @@ def test_a_user_without_dangerous_commands_can_work(restricted):
         [queued] = storage.enqueue([Batch("sums", "add", JobOptions(), [b"1"])])
         request = ClaimRequest("worker", 1, frozenset({"add"}))
         [claimed] = storage.claim(request).jobs
-        storage.maintain()
+        storage.sweep()
         storage.listen(["sums"], lambda: None)()
 
     assert claimed.id == queued.id

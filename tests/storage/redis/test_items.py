@@ -100,7 +100,7 @@ def test_they_go_with_the_record(storage, key_of, how, clock):
     finish(storage, how(a_run(storage)))
 
     clock.advance(365 * DAY)
-    storage.maintain()
+    storage.sweep()
 
     assert counts(storage) == {}
     assert key_of() is None
@@ -112,7 +112,7 @@ def test_many_plain_records_beside_one_with_items_are_forgotten_together(storage
     finish(storage, completing(a_run(storage)))
 
     clock.advance(DAY)
-    storage.maintain()
+    storage.sweep()
 
     assert counts(storage) == {}
     assert key_of() is None
@@ -124,7 +124,7 @@ def test_they_go_with_the_queue(storage, key_of, how):
     if how is not None:
         finish(storage, how(run))
 
-    storage.obliterate(QUEUE, force=True)
+    storage.queues.obliterate(QUEUE, force=True)
 
     assert key_of() is None
     client, version = storage._connections.sync(), storage.keys(QUEUE).key("version")
@@ -136,7 +136,7 @@ def test_they_go_with_the_queue(storage, key_of, how):
 def test_a_job_that_is_moved_leaves_none_behind(storage, key_of):
     finish(storage, retrying(a_run(storage)))
 
-    storage.move(QUEUE, ["a"], "other")
+    storage.jobs.move(QUEUE, ["a"], "other")
 
     assert key_of() is None
 

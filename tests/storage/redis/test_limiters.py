@@ -61,7 +61,7 @@ def storage(place):
 
 
 def active(storage):
-    found = [record for queue in QUEUES for record in storage.page(queue, State.ACTIVE, 100)]
+    found = [record for queue in QUEUES for record in storage.reads.page(queue, State.ACTIVE, 100)]
     return sum(record.options.weight for record in found)
 
 
@@ -78,14 +78,14 @@ def keys_of(servers):
 def assert_all_is_freed(place, storage):
     """When the leases of the dead are over all jobs run, and nothing is left of them."""
     place.clock.advance(LEASE + 1)
-    storage.maintain()
+    storage.sweep()
     assert active(storage) == 0
     place.clock.advance(LASTS)
     while claimed := claim(storage, 10):
-        assert active(storage) <= storage.limiter_state(LIMITER).used <= MOST
+        assert active(storage) <= storage.limiters.state(LIMITER).used <= MOST
         finish(storage, *map(completing, claimed))
     assert all(set(counts(storage, queue)) == {State.COMPLETED} for queue in QUEUES)
-    assert storage.limiter_state(LIMITER) == (None, MOST, 0, None, ())
+    assert storage.limiters.state(LIMITER) == (None, MOST, 0, None, ())
 
 
 def prepare(storage):
@@ -106,9 +106,9 @@ def act(storage, _):
 
 def test_a_death_between_any_two_commands_costs_no_permit_for_ever(place):
     for storage, _, _ in place.deaths(prepare, act):
-        assert active(storage) <= storage.limiter_state(LIMITER).used <= MOST
+        assert active(storage) <= storage.limiters.state(LIMITER).used <= MOST
         claim(storage, 10)
-        assert active(storage) <= storage.limiter_state(LIMITER).used <= MOST
+        assert active(storage) <= storage.limiters.state(LIMITER).used <= MOST
 
         assert_all_is_freed(place, storage)
 
@@ -135,21 +135,21 @@ def test_processes_that_die_never_have_more_active_than_allowed(place, seed):
                 held[number] += answer.claims.jobs
         except Death:
             held[number] = []
-        assert active(storage) <= storage.limiter_state(LIMITER).used
+        assert active(storage) <= storage.limiters.state(LIMITER).used
         assert active(storage) <= MOST + 1, "one that weighs more than is free runs alone"
         if random.random() < 0.2:
             place.clock.advance(random.choice([100, LEASE // 2]))
-            storage.maintain()
+            storage.sweep()
         enqueue(storage, queue=queue, weight=random.choice([1, 1, 2]))
     for queue in QUEUES:
-        storage.clean(queue, frozenset(State) - {State.ACTIVE}, storage._trips._clock.now() + 1)
+        storage.queues.clean(queue, frozenset(State) - {State.ACTIVE}, storage._trips._clock.now() + 1)
         enqueue(storage, queue=queue)
 
     assert_all_is_freed(place, storage)
 
 
 def test_an_idle_limiter_leaves_nothing_behind(servers, storage):
-    storage.set_limiter(LIMITER, Rate(100), MOST)
+    storage.limiters.set(LIMITER, Rate(100), MOST)
     for queue in QUEUES:
         enqueue_many(storage, 9, queue=queue)
         enqueue(storage, queue=queue, weight=2)
@@ -158,14 +158,14 @@ def test_an_idle_limiter_leaves_nothing_behind(servers, storage):
     claim(storage, 5, queues=QUEUES[:1])
 
     assert keys_of(servers) == {"lane": False, "bucket": False, "said": True}
-    storage.set_limiter(LIMITER, None, MOST)
+    storage.limiters.set(LIMITER, None, MOST)
     assert keys_of(servers) == {"lane": False, "bucket": False}
 
 
 def test_permits_of_a_limiter_that_nobody_asks_any_more_are_not_kept_for_ever(servers, storage):
     enqueue(storage, queue=QUEUES[0], weight=2)
     claim_one(storage)
-    storage.limiter_state(LIMITER)
+    storage.limiters.state(LIMITER)
 
     assert keys_of(servers) == {"lane": False, "permits": False, "weights": False}
 
@@ -178,7 +178,7 @@ def test_an_end_that_overtakes_what_its_claim_had_to_tell_keeps_no_permit(storag
     for entry in late:
         storage._limits._owe(LIMITER, entry)
 
-    assert storage.limiter_state(LIMITER).used == 0
+    assert storage.limiters.state(LIMITER).used == 0
 
 
 def test_a_queue_without_a_limiter_costs_no_more_commands(redis_options, redis_server):
@@ -206,18 +206,18 @@ def test_a_steady_worker_needs_two_round_trips(storage):
 
 def test_limits_of_the_settings_count_until_others_are_said(place):
     one, other = place.storage(), place.storage()
-    assert other.limiter_state(LIMITER).concurrency == MOST
+    assert other.limiters.state(LIMITER).concurrency == MOST
 
-    one.set_limiter(LIMITER, Rate(7, 60_000), None)
-    assert other.limiter_state(LIMITER) == (Rate(7, 60_000), None, 0, 7, ())
-    one.set_limiter(LIMITER, None, None)
-    assert other.limiter_state(LIMITER)[:2] == (None, None)
+    one.limiters.set(LIMITER, Rate(7, 60_000), None)
+    assert other.limiters.state(LIMITER) == (Rate(7, 60_000), None, 0, 7, ())
+    one.limiters.set(LIMITER, None, None)
+    assert other.limiters.state(LIMITER)[:2] == (None, None)
 
 
 def test_a_limiter_that_cannot_be_asked_raises_and_loses_no_end(place, servers, monkeypatch):
     storage = place.storage()
     claimed = an_active_job(storage, queue=QUEUES[0])
-    storage.limiter_state(LIMITER)
+    storage.limiters.state(LIMITER)
     ask = storage._trips._exchange.ask
 
     def failing(words):
@@ -229,16 +229,16 @@ def test_a_limiter_that_cannot_be_asked_raises_and_loses_no_end(place, servers, 
         patches.setattr(storage._trips._exchange, "ask", failing)
         assert finish(storage, completing(claimed)) == [True]
 
-    assert storage.limiter_state(LIMITER).used == 0
+    assert storage.limiters.state(LIMITER).used == 0
 
 
 def test_another_process_sees_who_has_the_places_of_a_claim_that_was_just_made(place, storage):
-    storage.register_worker(worker())
+    storage.workers.register(worker())
     enqueue_many(storage, MOST, queue="charges")
     waiting = enqueue(storage, queue="refunds")
     claimed = claim(storage, MOST, queues=["charges"])
 
-    found = place.storage().explain("refunds", waiting)
+    found = place.storage().reads.explain("refunds", waiting)
 
     assert (found.verdict, found.limit, found.free) == ("limiter_full", MOST, 0)
     assert {(one.queue, one.id) for one in found.holders} == {("charges", one.id) for one in claimed}

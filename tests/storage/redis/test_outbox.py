@@ -103,11 +103,11 @@ def pending_jobs(storage):
 
 
 def test_a_moved_job_is_in_one_queue_whenever_the_mover_dies(place):
-    deaths = place.deaths(pending_jobs, lambda storage, ids: storage.move(NEAR, ids, FAR))
+    deaths = place.deaths(pending_jobs, lambda storage, ids: storage.jobs.move(NEAR, ids, FAR))
     outcomes = []
     for storage, ids, died in deaths:
-        before = storage.jobs(NEAR, ids)
-        storage.maintain()
+        before = storage.reads.jobs(NEAR, ids)
+        storage.sweep()
 
         there = [where(storage, job_id, NEAR, FAR) for job_id in ids]
         queues = {queue for found in there for queue in found}
@@ -115,7 +115,7 @@ def test_a_moved_job_is_in_one_queue_whenever_the_mover_dies(place):
         assert len(queues) == 1
         [queue] = queues
         outcomes.append(queue)
-        assert queue in storage.queues()
+        assert queue in storage.queues.names()
         assert counts(storage, queue) == {State.WAITING: 1, State.DELAYED: 2}
         assert_nothing_is_under_way(storage, NEAR, FAR)
         if any(before):
@@ -123,7 +123,7 @@ def test_a_moved_job_is_in_one_queue_whenever_the_mover_dies(place):
         special = job(storage, "special", queue)
         assert (special.attempts, special.failures, special.options.unique_key) == (1, 1, "key")
         assert enqueue_again(storage, queue).status == "duplicate"
-        assert storage.promote(queue, ["special", "delayed"]) == [True, True]
+        assert storage.jobs.promote(queue, ["special", "delayed"]) == [True, True]
         assert sorted(worked_off(storage)) == sorted(ids)
     assert outcomes == sorted(outcomes, reverse=True)
     assert {NEAR, FAR} == set(outcomes)
@@ -139,7 +139,7 @@ def test_a_job_whose_id_is_taken_comes_back_whenever_the_mover_dies(place):
         enqueue(storage, queue=FAR, id="a", payload=b"\x02")
 
     for storage, _, _ in place.deaths(prepare, give_in_vain):
-        storage.maintain()
+        storage.sweep()
 
         assert (job(storage, "a", NEAR).payload, job(storage, "a", FAR).payload) == (b"\x01", b"\x02")
         assert counts(storage, NEAR) == counts(storage, FAR) == {State.WAITING: 1}
@@ -149,7 +149,7 @@ def test_a_job_whose_id_is_taken_comes_back_whenever_the_mover_dies(place):
 def give_in_vain(storage, _=None):
     """Move the job `a` as one does who has not seen, a moment ago, what is in its way."""
     heading = [b"give", FAR.encode(), 1]
-    storage._run(storage._on_jobs("give", NEAR, ["a"], heading, outbox.keys_of_given))
+    storage._keyspace.run(storage._keyspace.on_jobs("give", NEAR, ["a"], heading, outbox.keys_of_given))
 
 
 def test_a_job_whose_unique_key_is_taken_comes_back_whenever_the_mover_dies(place):
@@ -160,7 +160,7 @@ def test_a_job_whose_unique_key_is_taken_comes_back_whenever_the_mover_dies(plac
         enqueue(storage, queue=FAR, id="down", depends_on=((NEAR, "a"),))
 
     for storage, _, _ in place.deaths(prepare, give_in_vain):
-        storage.maintain()
+        storage.sweep()
 
         assert counts(storage, NEAR) == {State.BLOCKED: 1}
         assert job(storage, "down", FAR).options.depends_on == ((NEAR, "a"),)
@@ -175,11 +175,11 @@ def test_a_moved_job_takes_the_place_of_one_that_failed_or_was_cancelled(place, 
     maker(storage, queue=FAR, id="a")
     enqueue(storage, queue=NEAR, id="a")
 
-    assert storage.move(NEAR, ["a"], FAR) == ["moved"]
+    assert storage.jobs.move(NEAR, ["a"], FAR) == ["moved"]
 
     assert counts(storage, NEAR) == {}
     assert counts(storage, FAR) == {State.WAITING: 1}
-    assert storage.dead_letters(FAR) == []
+    assert storage.reads.dead_letters(FAR) == []
     assert worked_off(storage) == ["a"]
 
 
@@ -191,7 +191,7 @@ def test_a_moved_job_has_nothing_of_its_forerunner(place):
     clock.advance(DELAY)
     enqueue(storage, queue=NEAR, id="a")
 
-    assert storage.move(NEAR, ["a"], FAR) == ["moved"]
+    assert storage.jobs.move(NEAR, ["a"], FAR) == ["moved"]
 
     assert counts(storage, FAR) == {State.WAITING: 1}
     assert finish(storage, completing(claim_one(storage, queues=[FAR]), None)) == [True]
@@ -208,7 +208,7 @@ def test_a_moved_job_takes_its_past_along_also_there_and_back(place):
 
     give_in_vain(storage)
     assert job(storage, "a", NEAR) == before
-    assert storage.move(NEAR, ["a"], THIRD) == ["moved"]
+    assert storage.jobs.move(NEAR, ["a"], THIRD) == ["moved"]
     assert job(storage, "a", THIRD)._replace(queue=NEAR) == before
     assert len(before.history) == 1
     assert (before.progress, len(before.logs)) == (50, 2)
@@ -223,7 +223,7 @@ def a_chain(storage):
 def test_those_that_wait_follow_whenever_the_mover_dies(place):
     for storage, _, died in place.deaths(a_chain, move_chain):
         move_chain(storage)
-        storage.maintain()
+        storage.sweep()
 
         assert counts(storage, NEAR) == {}, died
         assert job(storage, "between", FAR).options.depends_on == ((FAR, "up"),)
@@ -233,7 +233,7 @@ def test_those_that_wait_follow_whenever_the_mover_dies(place):
 
 
 def move_chain(storage, _=None):
-    storage.move(NEAR, ["up", "between"], FAR)
+    storage.jobs.move(NEAR, ["up", "between"], FAR)
 
 
 def a_dependent_that_nobody_knows_of_yet(place, **options):
@@ -247,11 +247,11 @@ def test_a_job_that_was_moved_before_it_heard_of_a_dependent_is_waited_for(place
     storage = place.storage()
     a_dependent_that_nobody_knows_of_yet(place)
 
-    assert storage.move(NEAR, ["up"], THIRD) == ["moved"]
-    storage.maintain()
+    assert storage.jobs.move(NEAR, ["up"], THIRD) == ["moved"]
+    storage.sweep()
 
     assert state(storage, "down", FAR) is State.BLOCKED
-    assert storage.move(THIRD, ["up"], NEAR) == ["moved"]
+    assert storage.jobs.move(THIRD, ["up"], NEAR) == ["moved"]
     assert state(storage, "down", FAR) is State.BLOCKED
     assert worked_off(storage) == ["up", "down"]
     assert_nothing_is_under_way(storage, NEAR, FAR, THIRD)
@@ -262,8 +262,8 @@ def test_a_job_is_followed_from_queue_to_queue(place):
     a_dependent_that_nobody_knows_of_yet(place)
 
     for source, target in ((NEAR, THIRD), (THIRD, "orders"), ("orders", NEAR), (NEAR, "orders")):
-        assert storage.move(source, ["up"], target) == ["moved"]
-    storage.maintain()
+        assert storage.jobs.move(source, ["up"], target) == ["moved"]
+    storage.sweep()
 
     assert state(storage, "down", FAR) is State.BLOCKED
     assert worked_off(storage) == ["up", "down"]
@@ -273,8 +273,8 @@ def test_a_job_that_was_moved_to_its_dependents_queue_is_waited_for_there(place)
     storage = place.storage()
     a_dependent_that_nobody_knows_of_yet(place)
 
-    assert storage.move(NEAR, ["up"], FAR) == ["moved"]
-    storage.maintain()
+    assert storage.jobs.move(NEAR, ["up"], FAR) == ["moved"]
+    storage.sweep()
 
     assert worked_off(storage) == ["up", "down"]
 
@@ -292,8 +292,8 @@ def test_a_moved_job_is_followed_whenever_who_does_so_dies(place):
 
 
 def follow(storage, _=None):
-    storage.move(NEAR, ["up"], THIRD)
-    storage.maintain()
+    storage.jobs.move(NEAR, ["up"], THIRD)
+    storage.sweep()
 
 
 @pytest.mark.parametrize("forget", ["cancel", "remove"])
@@ -301,9 +301,9 @@ def test_a_moved_job_that_is_gone_is_not_waited_for(place, forget):
     storage = place.storage()
     a_dependent_that_nobody_knows_of_yet(place)
 
-    assert storage.move(NEAR, ["up"], THIRD) == ["moved"]
-    getattr(storage, forget)(THIRD, ["up"])
-    storage.maintain()
+    assert storage.jobs.move(NEAR, ["up"], THIRD) == ["moved"]
+    getattr(storage.reads.jobs, forget)(THIRD, ["up"])
+    storage.sweep()
 
     assert counts(storage, FAR) == {State.FAILED: 1}
     assert "a job of another queue that it depends on" in job(storage, "down", FAR).error.message
@@ -313,11 +313,11 @@ def test_a_dependent_that_is_taken_back_does_not_keep_a_moved_job_where_it_is(pl
     storage = place.storage()
     a_dependent_that_nobody_knows_of_yet(place)
 
-    assert storage.move(NEAR, ["up"], THIRD) == ["moved"]
-    storage.maintain()
-    storage.cancel(FAR, ["down"])
+    assert storage.jobs.move(NEAR, ["up"], THIRD) == ["moved"]
+    storage.sweep()
+    storage.jobs.cancel(FAR, ["down"])
 
-    assert storage.move(THIRD, ["up"], NEAR) == ["moved"]
+    assert storage.jobs.move(THIRD, ["up"], NEAR) == ["moved"]
 
 
 def test_who_follows_a_job_never_comes_before_it():
@@ -346,12 +346,12 @@ def test_maintainers_that_die_one_after_another_bring_a_job_over(place):
     storage = place.storage()
     ids = enqueue_many(storage, 3, queue=NEAR)
     with pytest.raises(Death):
-        place.storage(commands=until_given(place)).move(NEAR, ids, FAR)
+        place.storage(commands=until_given(place)).jobs.move(NEAR, ids, FAR)
     assert counts(storage, NEAR) == counts(storage, FAR) == {}
 
     for commands in count(1):
         try:
-            place.storage(commands=commands).maintain()
+            place.storage(commands=commands).sweep()
         except Death:
             continue
         break
@@ -364,9 +364,9 @@ def test_maintainers_that_meet_bring_each_job_over_once(place):
     storage = place.storage()
     ids = enqueue_many(storage, 150, queue=NEAR)
     with pytest.raises(Death):
-        place.storage(commands=until_given(place)).move(NEAR, ids, FAR)
+        place.storage(commands=until_given(place)).jobs.move(NEAR, ids, FAR)
 
-    together([place.storage().maintain for _ in range(4)])
+    together([place.storage().sweep for _ in range(4)])
 
     assert counts(storage, FAR) == {State.WAITING: 150}
     assert worked_off(storage) == ids
@@ -379,12 +379,12 @@ def test_a_message_is_not_taken_for_an_old_one_when_its_sender_has_lost_the_last
     client = storage._connections.sync()
     enqueue_many(storage, 1, queue=THIRD)
     earlier = client.hget(storage.keys(NEAR).key("meta"), "sent")
-    assert storage.move(NEAR, [first], FAR) == ["moved"]
+    assert storage.jobs.move(NEAR, [first], FAR) == ["moved"]
     client.hdel(storage.keys(NEAR).key("meta"), "sent")
     if earlier is not None:
         client.hset(storage.keys(NEAR).key("meta"), "sent", earlier)
 
-    assert storage.move(NEAR, [second], FAR) == ["moved"]
+    assert storage.jobs.move(NEAR, [second], FAR) == ["moved"]
 
     assert counts(storage, FAR) == {State.WAITING: 2}
 
@@ -416,7 +416,7 @@ def test_dependents_hear_of_an_end_whenever_the_worker_dies(place, ending, becom
     for storage, held, died in place.deaths(
         held_upstream, lambda storage, held: finish(storage, ending(held))
     ):
-        storage.maintain()
+        storage.sweep()
 
         is_active = died and state(storage, "up", NEAR) is State.ACTIVE
         assert finish(storage, ending(held)) == [is_active]
@@ -425,7 +425,7 @@ def test_dependents_hear_of_an_end_whenever_the_worker_dies(place, ending, becom
         if becomes is State.WAITING:
             assert sorted(worked_off(storage)) == [f"down-{queue}" for queue in (THIRD, FAR, NEAR)]
         else:
-            assert len(storage.dead_letters(FAR)) == 1
+            assert len(storage.reads.dead_letters(FAR)) == 1
             assert counts(storage, FAR) == {State.FAILED: 1}
 
 
@@ -437,7 +437,7 @@ def test_a_dependent_waits_whenever_its_producer_dies(place):
         enqueue(storage, queue=FAR, id="down", depends_on=((NEAR, "up"), (THIRD, "up")))
 
     for storage, held, died in place.deaths(prepare, act):
-        storage.maintain()
+        storage.sweep()
 
         there = state(storage, "down", FAR)
         assert there is State.BLOCKED or (died and there is None)
@@ -450,9 +450,9 @@ def test_a_dependent_waits_whenever_its_producer_dies(place):
 @pytest.mark.parametrize(
     ("forget", "left"),
     [
-        (lambda storage: storage.cancel(NEAR, ["up"]), {State.CANCELLED: 1}),
-        (lambda storage: storage.remove(NEAR, ["up"]), {}),
-        (lambda storage: storage.obliterate(NEAR), {}),
+        (lambda storage: storage.jobs.cancel(NEAR, ["up"]), {State.CANCELLED: 1}),
+        (lambda storage: storage.jobs.remove(NEAR, ["up"]), {}),
+        (lambda storage: storage.queues.obliterate(NEAR), {}),
     ],
     ids=["cancel", "remove", "obliterate"],
 )
@@ -462,7 +462,7 @@ def test_a_dependent_does_not_wait_for_what_is_gone_whenever_the_caller_dies(pla
         enqueue(storage, queue=FAR, id="down", depends_on=((NEAR, "up"),))
 
     for storage, _, died in place.deaths(prepare, lambda storage, _: forget(storage)):
-        storage.maintain()
+        storage.sweep()
 
         if died and state(storage, "up", NEAR) is State.WAITING:
             forget(storage)
@@ -478,11 +478,11 @@ def test_a_dependent_that_is_taken_back_is_not_told(place):
         enqueue(storage, queue=FAR, id="down", depends_on=((NEAR, "up"),))
         return held
 
-    for storage, held, died in place.deaths(prepare, lambda storage, _: storage.cancel(FAR, ["down"])):
-        storage.maintain()
+    for storage, held, died in place.deaths(prepare, lambda storage, _: storage.jobs.cancel(FAR, ["down"])):
+        storage.sweep()
 
         if died and state(storage, "down", FAR) is State.BLOCKED:
-            storage.cancel(FAR, ["down"])
+            storage.jobs.cancel(FAR, ["down"])
         assert finish(storage, completing(held)) == [True]
         assert counts(storage, FAR) == {State.CANCELLED: 1}
         client = storage._connections.sync()
@@ -507,7 +507,7 @@ def test_more_dependents_than_one_message_tells(place):
 
     with pytest.raises(Death):
         finish(place.storage(commands=4), completing(held))
-    storage.maintain()
+    storage.sweep()
 
     assert counts(storage, FAR) == {State.WAITING: 1_200}
 
@@ -520,12 +520,12 @@ def test_new_jobs_keep_their_results_when_what_is_left_of_their_forerunners_is_d
         a_completed_job(storage, queue=NEAR, id="a", result=b"\x01")
         finish(storage, failing(an_active_job(storage, queue=NEAR, id="b")))
 
-    for storage, _, died in place.deaths(prepare, lambda storage, _: storage.obliterate(NEAR)):
+    for storage, _, died in place.deaths(prepare, lambda storage, _: storage.queues.obliterate(NEAR)):
         if died and state(storage, "a", NEAR):
-            storage.obliterate(NEAR)
+            storage.queues.obliterate(NEAR)
         a_completed_job(storage, queue=NEAR, id="a", result=b"\x02")
         finish(storage, completing(an_active_job(storage, queue=NEAR, id="b"), None))
-        storage.maintain()
+        storage.sweep()
 
         assert job(storage, "a", NEAR).result == b"\x02"
         assert job(storage, "b", NEAR).result is None
@@ -535,27 +535,27 @@ def test_new_jobs_keep_their_results_when_what_is_left_of_their_forerunners_is_d
 def test_what_two_queues_knew_of_each_other_lapses_with_them(place):
     storage = place.storage()
     held_upstream(storage)
-    storage.move(FAR, [enqueue(storage, queue=FAR)], THIRD)
+    storage.jobs.move(FAR, [enqueue(storage, queue=FAR)], THIRD)
     for queue in (NEAR, FAR, THIRD):
-        storage.obliterate(queue, force=True)
-    storage.maintain()
+        storage.queues.obliterate(queue, force=True)
+    storage.sweep()
 
-    assert storage.queues() == []
+    assert storage.queues.names() == []
     nodes = getattr(place.servers, "nodes", [place.servers])
     left = {}
     for node in nodes:
         with redis.Redis(port=node.port, protocol=2) as client:
-            left.update({key: client.pttl(key) for key in client.scan_iter()})
-    assert [key for key, lasts in left.items() if lasts < 0] == []
+            left.jobs.update({key: client.pttl(key) for key in client.scan_iter()})
+    assert [key for key, lasts in left.reads.items() if lasts < 0] == []
     assert {key.split(b":")[2] for key in left} <= {b"lane", b"inbox", b"m", b"version"}
 
 
 def test_what_a_queue_has_heard_does_not_lapse_once_it_is_used_again(place):
     storage = place.storage()
     for _ in range(2):
-        storage.move(NEAR, [enqueue(storage, queue=NEAR)], FAR)
-        storage.obliterate(FAR)
-    storage.move(NEAR, [enqueue(storage, queue=NEAR)], FAR)
+        storage.jobs.move(NEAR, [enqueue(storage, queue=NEAR)], FAR)
+        storage.queues.obliterate(FAR)
+    storage.jobs.move(NEAR, [enqueue(storage, queue=NEAR)], FAR)
 
     assert storage._connections.sync().pttl(storage.keys(FAR).key("inbox")) == -1
     assert counts(storage, FAR) == {State.WAITING: 1}
@@ -569,26 +569,28 @@ def dead_jobs(storage):
         held = an_active_job(storage, queue=NEAR, id=job_id, unique_key=job_id)
         storage.report([report_of(held, 50, [(1, "begun")])])
         finish(storage, failing(held))
-    return storage.dead_letters(NEAR)
+    return storage.reads.dead_letters(NEAR)
 
 
 def test_a_moved_dead_letter_is_in_one_queue_whenever_the_mover_dies(place):
     outcomes = []
     ids = ["plain", "special"]
-    for storage, letters, died in place.deaths(dead_jobs, lambda storage, _: storage.move(NEAR, ids, FAR)):
-        storage.maintain()
+    for storage, letters, died in place.deaths(
+        dead_jobs, lambda storage, _: storage.jobs.move(NEAR, ids, FAR)
+    ):
+        storage.sweep()
 
         found = {queue for job_id in ids for queue in where(storage, job_id, NEAR, FAR)}
         assert len(found) == 1
         [queue] = found
         outcomes.append(queue)
         assert queue == FAR or died
-        assert queue in storage.queues()
+        assert queue in storage.queues.names()
         assert counts(storage, queue) == {State.FAILED: 2}
-        assert storage.dead_letters(queue) == [letter._replace(queue=queue) for letter in letters]
+        assert storage.reads.dead_letters(queue) == [letter._replace(queue=queue) for letter in letters]
         assert job(storage, "special", queue).progress == 50
         assert_nothing_is_under_way(storage, NEAR, FAR)
-        assert storage.retry(queue, ids) == ["retried", "retried"]
+        assert storage.jobs.retry(queue, ids) == ["retried", "retried"]
         assert sorted(worked_off(storage)) == ids
     assert outcomes == sorted(outcomes, reverse=True)
     assert {NEAR, FAR} == set(outcomes)
@@ -599,15 +601,15 @@ def test_a_dead_letter_whose_id_is_taken_comes_back_whenever_the_mover_dies(plac
         a_failed_job(storage, queue=NEAR, id="a")
         a_completed_job(storage, queue=FAR, id="a")
         enqueue(storage, queue=THIRD, id="down", depends_on=((NEAR, "a"),), on_dependency_failure="wait")
-        return storage.dead_letters(NEAR)
+        return storage.reads.dead_letters(NEAR)
 
     for storage, letters, _ in place.deaths(prepare, give_in_vain):
-        storage.maintain()
+        storage.sweep()
 
-        assert storage.dead_letters(NEAR) == letters
+        assert storage.reads.dead_letters(NEAR) == letters
         assert counts(storage, FAR) == {State.COMPLETED: 1}
         assert job(storage, "down", THIRD).options.depends_on == ((NEAR, "a"),)
-        assert storage.retry(NEAR, ["a"]) == ["retried"]
+        assert storage.jobs.retry(NEAR, ["a"]) == ["retried"]
         assert worked_off(storage) == ["a", "down"]
         assert_nothing_is_under_way(storage, NEAR, FAR, THIRD)
 
@@ -647,10 +649,10 @@ def children_of_one(storage):
 
 
 def pass_brief(storage, clock):
-    storage.maintain()
+    storage.sweep()
     clock.advance(BRIEF + 1)
-    storage.maintain()
-    storage.maintain()
+    storage.sweep()
+    storage.sweep()
 
 
 @pytest.fixture
@@ -685,11 +687,11 @@ def test_what_was_kept_goes_whenever_who_ends_the_parent_dies(timed, end):
         if claimed:
             finish(storage, *map(completing, claimed))
         elif end == "obliterate":
-            storage.obliterate(THIRD)
+            storage.queues.obliterate(THIRD)
         elif end == "clean":
-            storage.clean(THIRD, frozenset({State.WAITING}), 2**53)
+            storage.queues.clean(THIRD, frozenset({State.WAITING}), 2**53)
         else:
-            getattr(storage, end)(THIRD, ["parent"])
+            getattr(storage.reads.jobs, end)(THIRD, ["parent"])
 
     for storage, claimed, _ in timed.deaths(prepare, act):
         pass_brief(storage, timed.clock)
@@ -709,7 +711,7 @@ def test_what_is_kept_for_a_late_parent_is_kept_whenever_its_producer_dies(timed
     for storage, _, died in timed.deaths(prepare, act):
         there = state(storage, "parent", THIRD) is not None
         assert there or died
-        storage._run(storage._deliver(THIRD))
+        storage._keyspace.run(storage._keyspace.deliver(THIRD))
         pass_brief(storage, timed.clock)
 
         assert kept(storage, NEAR) == ((1, 1, 1) if there else (0, 0, 0))
@@ -727,7 +729,9 @@ def test_what_is_kept_for_a_moved_parent_is_kept_whenever_its_mover_dies(timed, 
             finish(storage, completing(far))
         return [far] if unmet else []
 
-    for storage, left, died in timed.deaths(prepare, lambda storage, _: storage.move(THIRD, ["parent"], "x")):
+    for storage, left, died in timed.deaths(
+        prepare, lambda storage, _: storage.jobs.move(THIRD, ["parent"], "x")
+    ):
         pass_brief(storage, timed.clock)
         assert kept(storage, NEAR) == (1, 1, 1), died
         finish(storage, *map(completing, left))
@@ -741,7 +745,7 @@ def test_what_is_kept_for_a_moved_parent_is_kept_whenever_its_mover_dies(timed, 
 
 def give_parent_in_vain(storage, _=None):
     heading = [b"give", FAR.encode(), 1]
-    storage._run(storage._on_jobs("give", THIRD, ["parent"], heading, outbox.keys_of_given))
+    storage._keyspace.run(storage._keyspace.on_jobs("give", THIRD, ["parent"], heading, outbox.keys_of_given))
 
 
 def test_what_is_kept_for_a_parent_that_comes_back_is_kept_whenever_its_mover_dies(timed):
@@ -754,8 +758,8 @@ def test_what_is_kept_for_a_parent_that_comes_back_is_kept_whenever_its_mover_di
         assert kept(storage, NEAR) == kept(storage, FAR) == (1, 1, 1), died
 
         assert worked_off(storage) == ["parent"]
-        storage.cancel(FAR, ["parent"])
-        storage.clean(FAR, frozenset({State.CANCELLED}), 2**53)
+        storage.jobs.cancel(FAR, ["parent"])
+        storage.queues.clean(FAR, frozenset({State.CANCELLED}), 2**53)
         pass_brief(storage, timed.clock)
         assert_nothing_is_kept(storage, NEAR, FAR, THIRD)
 
@@ -764,7 +768,7 @@ def test_a_record_is_not_kept_for_ever_for_a_parent_whose_last_word_was_lost(tim
     storage = timed.storage()
     finish(storage, *map(completing, children_of_one(storage)))
     with pytest.raises(Death):
-        timed.storage(commands=1).remove(THIRD, ["parent"])
+        timed.storage(commands=1).jobs.remove(THIRD, ["parent"])
     storage._connections.sync().delete(storage.keys(THIRD).key("outbox"))
     pass_brief(storage, timed.clock)
     assert kept(storage, NEAR) == (1, 1, 1)
@@ -810,7 +814,7 @@ def test_redis_itself_forgets_no_result_that_is_kept(place):
     finish(storage, *map(completing, children_of_one(storage)))
     assert client.pttl(key) == -1
 
-    storage.cancel(THIRD, ["parent"])
+    storage.jobs.cancel(THIRD, ["parent"])
     assert client.pttl(key) <= BRIEF
 
     a_completed_job(storage, queue=NEAR, id="late", result_ttl=DELAY)
@@ -818,5 +822,5 @@ def test_redis_itself_forgets_no_result_that_is_kept(place):
     assert 0 < client.pttl(key) <= DELAY
     enqueue(storage, queue=THIRD, id="parent", depends_on=((NEAR, "late"),))
     assert client.pttl(key) == -1
-    storage.cancel(THIRD, ["parent"])
+    storage.jobs.cancel(THIRD, ["parent"])
     assert 0 < client.pttl(key) <= DELAY

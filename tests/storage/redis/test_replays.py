@@ -262,18 +262,18 @@ def test_a_claim_under_a_shared_limiter_takes_what_it_may_once(storage, twice):
 
     with twice():
         claimed = claim(storage, 9)
-        assert storage.limiter_state("three").used == 3
+        assert storage.limiters.state("three").used == 3
         ended = storage.finish(list(map(completing, claimed)), request(9))
         renewals = storage.renew(list(map(lease_of, ended.claims.jobs)))
         assert [renewal.held for renewal in renewals] == [True] * 2
-        assert storage.limiter_state("three").used == 2
+        assert storage.limiters.state("three").used == 2
         finish(storage, *map(completing, ended.claims.jobs))
-        storage.set_limiter("three", Rate(9, 3_600_000), 4)
+        storage.limiters.set("three", Rate(9, 3_600_000), 4)
         assert claim(storage, 1, queues=["shared"])
 
     assert len(claimed) == 3
     assert ended.accepted == [True] * 3
-    state = storage.limiter_state("three")
+    state = storage.limiters.state("three")
     assert (state.used, state.concurrency, state.tokens) == (1, 4, 8)
 
 
@@ -291,7 +291,7 @@ def test_an_end_sets_dependents_elsewhere_free_at_once(storage, twice):
 
 def test_renewal(storage, twice):
     held, asked = an_active_job(storage, id="held"), an_active_job(storage, id="asked")
-    storage.cancel(QUEUE, ["asked"])
+    storage.jobs.cancel(QUEUE, ["asked"])
 
     with twice():
         renewals = storage.renew([lease_of(held), lease_of(asked), lease_of(held)._replace(token=1)])
@@ -343,7 +343,7 @@ def test_cancel(storage, twice):
     storage.on_incidents = told.extend
 
     with twice():
-        results = storage.cancel(QUEUE, ["active", "waiting", "waiting", "unknown"])
+        results = storage.jobs.cancel(QUEUE, ["active", "waiting", "waiting", "unknown"])
 
     assert [result.status for result in results] == ["requested", "cancelled", "cancelled", "not_found"]
     assert counts(storage) == {State.ACTIVE: 1, State.CANCELLED: 1}
@@ -355,10 +355,10 @@ def test_promote_reschedule_and_update(storage, twice):
     a_waiting_job(storage, id="later")
 
     with twice():
-        promoted = storage.promote(QUEUE, ["sooner", "later"])
-        rescheduled = storage.reschedule(QUEUE, ["later", "unknown"], 4_000_000_000_000)
+        promoted = storage.jobs.promote(QUEUE, ["sooner", "later"])
+        rescheduled = storage.jobs.reschedule(QUEUE, ["later", "unknown"], 4_000_000_000_000)
 
-        updated = storage.update(QUEUE, ["sooner", "unknown"], 3, b"other")
+        updated = storage.jobs.update(QUEUE, ["sooner", "unknown"], 3, b"other")
 
     assert (promoted, rescheduled, updated) == ([True, False], [True, False], [True, False])
     assert counts(storage) == {State.WAITING: 1, State.DELAYED: 1}
@@ -369,10 +369,10 @@ def test_retry(storage, twice):
     a_failed_job(storage, id="dead")
 
     with twice():
-        answers = storage.retry(QUEUE, ["dead", "unknown"])
+        answers = storage.jobs.retry(QUEUE, ["dead", "unknown"])
 
     assert answers == ["retried", "not_found"]
-    assert storage.dead_letters(QUEUE) == []
+    assert storage.reads.dead_letters(QUEUE) == []
     assert claim_ids(storage, 5) == ["dead"]
 
 
@@ -382,9 +382,9 @@ def test_revise(storage, twice):
 
     with twice():
         answers = [
-            storage.replace_payload(QUEUE, "dead", b"new", PAYLOAD, retry=True),
-            storage.replace_payload(QUEUE, "waiting", b"new", PAYLOAD),
-            storage.replace_payload(QUEUE, "waiting", b"newer", PAYLOAD),
+            storage.jobs.replace_payload(QUEUE, "dead", b"new", PAYLOAD, retry=True),
+            storage.jobs.replace_payload(QUEUE, "waiting", b"new", PAYLOAD),
+            storage.jobs.replace_payload(QUEUE, "waiting", b"newer", PAYLOAD),
         ]
 
     assert answers == ["retried", "updated", "changed"]
@@ -397,8 +397,8 @@ def test_remove_and_clean(storage, twice):
     a_waiting_job(storage, id="waiting")
 
     with twice():
-        removed = storage.remove(QUEUE, ["waiting", "unknown"])
-        cleaned = storage.clean(QUEUE, EVERY_STATE, 4_000_000_000_000)
+        removed = storage.jobs.remove(QUEUE, ["waiting", "unknown"])
+        cleaned = storage.queues.clean(QUEUE, EVERY_STATE, 4_000_000_000_000)
 
     assert (removed, cleaned) == ([True, False], 2)
     assert counts(storage) == {}
@@ -408,32 +408,32 @@ def test_queue_controls(storage, twice):
     a_waiting_job(storage)
 
     with twice():
-        storage.pause(QUEUE)
+        storage.queues.pause(QUEUE)
         assert claim(storage) == []
-        storage.resume(QUEUE)
-        storage.set_limits(QUEUE, Rate(1, DELAY), 1)
+        storage.queues.resume(QUEUE)
+        storage.queues.set_limits(QUEUE, Rate(1, DELAY), 1)
         assert len(claim(storage)) == 1
 
 
 def test_what_is_said_to_groups_at_its_rate(storage, twice):
     with twice():
-        storage.set_group_limit(QUEUE, None, concurrency=3)
-        storage.set_group_limit(QUEUE, "g", rate=Rate(2, DELAY), weight=2)
+        storage.queues.set_group_limit(QUEUE, None, concurrency=3)
+        storage.queues.set_group_limit(QUEUE, "g", rate=Rate(2, DELAY), weight=2)
         ids = enqueue_many(storage, 5, group="g")
         claimed = claim(storage, 9)
         assert [one.id for one in claimed] == ids[:2]
         assert finish(storage, releasing(claimed[0])) == [True]
-        storage.cancel(QUEUE, ids[:1])
+        storage.jobs.cancel(QUEUE, ids[:1])
     assert counts(storage) == {State.ACTIVE: 1, State.CANCELLED: 1, State.WAITING: 3}
 
     storage._trips._clock = AheadClock(DELAY)
     with twice():
-        storage.maintain()  # the lease of the other one is over, too
+        storage.sweep()  # the lease of the other one is over, too
         # The other one has a stall by now, and is claimed alone.
         assert [claim_ids(storage, 9) for _ in range(3)] == [ids[1:2], ids[2:3], []]
-        storage.set_group_limit(QUEUE, "g", rate=None)
+        storage.queues.set_group_limit(QUEUE, "g", rate=None)
 
-    assert storage.group_limits(QUEUE) == {None: GroupLimit(3), "g": GroupLimit(weight=2)}
+    assert storage.queues.group_limits(QUEUE) == {None: GroupLimit(3), "g": GroupLimit(weight=2)}
     assert counts(storage) == {State.ACTIVE: 2, State.WAITING: 2}
     assert claim_ids(storage, 9) == ids[3:4]
 
@@ -443,10 +443,10 @@ def test_obliterate(storage, twice):
     a_waiting_job(storage)
 
     with twice():
-        removed = storage.obliterate(QUEUE)
+        removed = storage.queues.obliterate(QUEUE)
 
     assert removed == 2
-    assert storage.queues() == []
+    assert storage.queues.names() == []
     assert counts(storage) == {}
 
 
@@ -455,7 +455,7 @@ def test_move(storage, twice):
     a_delayed_job(storage, id="delayed")
 
     with twice():
-        moved = storage.move(QUEUE, ["delayed", "unknown"], "elsewhere")
+        moved = storage.jobs.move(QUEUE, ["delayed", "unknown"], "elsewhere")
 
     assert moved == ["moved", "not_found"]
     assert (counts(storage), counts(storage, "elsewhere")) == ({State.WAITING: 2}, {State.DELAYED: 1})
@@ -468,7 +468,7 @@ def test_maintain(storage, twice):
     storage._trips._clock = AheadClock(DELAY)
 
     with twice():
-        swept = storage.maintain()
+        swept = storage.sweep()
 
     assert (swept.promoted, swept.stalled, swept.expired) == (1, 1, 1)
     assert counts(storage) == {State.WAITING: 2, State.FAILED: 1}
@@ -554,7 +554,7 @@ def test_a_request_that_arrives_after_the_next_of_its_lane_changes_nothing(redis
         with monkeypatch.context() as patches:
             patches.setattr(storage._trips._exchange, "ask", recorded)
             storage.enqueue([batch(2)])
-            storage.pause(QUEUE)
+            storage.queues.pause(QUEUE)
 
         with pytest.raises(redis.ResponseError, match="LATE"):
             ask(next(words for words in sent if words[0].startswith(b"EVAL")))
@@ -569,5 +569,5 @@ def test_a_letter_is_written_once_whatever_is_lost(storage, twice):
         accepted = finish(storage, failing(held, "handler_unknown"), failing(held))
 
     assert accepted == [True, False]
-    [letter] = storage.dead_letters(QUEUE)
+    [letter] = storage.reads.dead_letters(QUEUE)
     assert letter.id == "held"

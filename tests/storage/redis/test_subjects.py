@@ -75,7 +75,7 @@ def test_the_sweep_forgets_what_jobs_were_about_with_them(storage, clock, redis_
     def sweep(**options):
         live(storage, **options)
         clock.advance(HOUR + 1)
-        return commands(storage.maintain)
+        return commands(storage.sweep)
 
     plain = sweep()
     about = sweep(subject="shop.order:7")
@@ -92,12 +92,14 @@ def test_nothing_is_left_of_jobs_that_are_forgotten(storage, redis_server, end):
     later = a_delayed_job(storage, subject="x")
     assert entries(storage, redis_server) == 100 + len(ended) + len(ids) + 1
 
-    storage.remove(QUEUE, [*ids, later])
-    for one in storage.about("shop.order:7", 200).jobs[:50]:
-        storage.remove(QUEUE, [one.id])
+    storage.jobs.remove(QUEUE, [*ids, later])
+    for one in storage.reads.jobs_about("shop.order:7", 200).jobs[:50]:
+        storage.jobs.remove(QUEUE, [one.id])
     for number in range(5):
-        storage.remove(QUEUE, [one.id for one in storage.about(f"shop.order:{number}", 200).jobs])
-    storage.remove(QUEUE, [one.id for one in storage.about("shop.order:7", 200).jobs])
+        storage.jobs.remove(
+            QUEUE, [one.id for one in storage.reads.jobs_about(f"shop.order:{number}", 200).jobs]
+        )
+    storage.jobs.remove(QUEUE, [one.id for one in storage.reads.jobs_about("shop.order:7", 200).jobs])
 
     assert entries(storage, redis_server) == 0
 
@@ -106,6 +108,6 @@ def test_a_read_does_not_bring_what_jobs_were_given(storage, redis_server):
     enqueue_many(storage, 100, subject="x", payloads=[b"\xc5\xff\xff" + b"p" * 65_535] * 100)
     before = redis_server.run("INFO", "stats")["total_net_output_bytes"]
 
-    assert len(storage.about("x", 100).jobs) == 100
+    assert len(storage.reads.jobs_about("x", 100).jobs) == 100
 
     assert redis_server.run("INFO", "stats")["total_net_output_bytes"] - before < 100_000

@@ -49,4 +49,4 @@ def test_it_is_what_it_says_and_new_enough(valkey_options, valkey_server):
     with closing(RedisStorage(**valkey_options)) as storage:
         storage.connect()
 
-        assert [finding.id for finding in storage.findings()] == ["djqueue.W009"]
+        assert [finding.id for finding in storage.reads.findings()] == ["djqueue.W009"]

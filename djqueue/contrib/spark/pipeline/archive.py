@@ -106,7 +106,7 @@ def purge(storage: Storage, jobs: "DataFrame") -> Counter[str]:
     done: Counter[str] = Counter()
     for some in rows_of(jobs, PURGE_BATCH):
         queue = some[0][0]
-        records = storage.jobs(queue, [id for _, id, _ in some])
+        records = storage.reads.jobs(queue, [id for _, id, _ in some])
         same = []
         last = 0
         for (_, id, at), record in zip(some, records, strict=True):
@@ -118,7 +118,7 @@ def purge(storage: Storage, jobs: "DataFrame") -> Counter[str]:
                 same.append(id)
                 last = max(last, at)
         # A job retried since it was read has not ended, or ended later.
-        removed = storage.remove(queue, same, ended_before=last + 1) if same else []
+        removed = storage.jobs.remove(queue, same, ended_before=last + 1) if same else []
         done["removed"] += sum(removed)
         done["changed"] += len(removed) - sum(removed)
     return done

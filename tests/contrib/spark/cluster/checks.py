@@ -13,7 +13,8 @@ QUEUE = "emails"
 def multiset(storage: Any, queue: str = QUEUE) -> Counter[int]:
     """Return the number of jobs for each row."""
     return Counter(
-        decode(job.payload, MSGPACK)["kwargs"]["n"] for job in storage.page(queue, State.WAITING, 100_000)
+        decode(job.payload, MSGPACK)["kwargs"]["n"]
+        for job in storage.reads.page(queue, State.WAITING, 100_000)
     )
 
 

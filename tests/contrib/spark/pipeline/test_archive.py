@@ -110,7 +110,7 @@ def test_a_purge_forgets_what_is_archived_and_as_it_was_archived(spark, path, st
     ids = {name: enqueue(storage, queue="mail", id=name) for name in ("done", "other")}
     storage.finish([completing(one) for one in claim(storage, 2)])
     ids["retried"] = a_failed_job(storage, queue="mail")
-    records = {name: storage.jobs("mail", [id])[0] for name, id in ids.items()}
+    records = {name: storage.reads.jobs("mail", [id])[0] for name, id in ids.items()}
     today = to_datetime(records["done"].finished_at).date()
     rows = [
         job(record.id, record.state.value, finished_at=to_datetime(record.finished_at))
@@ -120,9 +120,9 @@ def test_a_purge_forgets_what_is_archived_and_as_it_was_archived(spark, path, st
     rows.append(job("gone", finished_at=to_datetime(records["done"].finished_at)))
     chosen = jobs_of(spark, *rows).withColumn("date", sql.lit(today)).persist()
     archive(spark, path, chosen, runs_of(spark))
-    assert storage.retry("mail", [ids["retried"]]) == ["retried"]
+    assert storage.jobs.retry("mail", [ids["retried"]]) == ["retried"]
 
     assert purge(storage, written(spark, path, chosen)) == {"removed": 1, "changed": 1, "gone": 1}
 
     chosen.unpersist()
-    assert storage.states("mail", list(ids.values())) == [None, State.COMPLETED, State.WAITING]
+    assert storage.reads.states("mail", list(ids.values())) == [None, State.COMPLETED, State.WAITING]

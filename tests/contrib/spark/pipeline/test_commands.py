@@ -42,7 +42,7 @@ def project(url, settings):
 
 
 def arguments(storage, queue="orders"):
-    return [decode(job.payload, MSGPACK)["kwargs"] for job in storage.page(queue, State.WAITING, 1_000)]
+    return [decode(job.payload, MSGPACK)["kwargs"] for job in storage.reads.page(queue, State.WAITING, 1_000)]
 
 
 def complete_all(storage):
@@ -59,10 +59,10 @@ def test_rows_of_files_are_enqueued_with_columns_chosen_and_renamed(does, storag
     words += ["--columns", "total", "--rename", "Order Id=order_id", "--option", "priority=3"]
 
     assert does("enqueue", *words, "--dry-run") == ["Dry run: 2 jobs would be enqueued."]
-    assert storage.queues() == []
+    assert storage.queues.names() == []
     assert does("enqueue", *words) == ["2 new jobs, 0 duplicates."]
     assert arguments(storage) == [{"total": "12.5", "order_id": "007"}, {"total": "3", "order_id": "008"}]
-    assert storage.page("orders", None, 1)[0].options.priority == 3
+    assert storage.reads.page("orders", None, 1)[0].options.priority == 3
 
 
 def test_rows_that_are_no_jobs_are_counted_or_fail_the_write(does, storage):
@@ -71,7 +71,7 @@ def test_rows_that_are_no_jobs_are_counted_or_fail_the_write(does, storage):
 
     [told] = does("enqueue", *words, code=1)
     assert "id: expected a string, got None" in told
-    assert storage.queues() == []
+    assert storage.queues.names() == []
     [told] = does("enqueue", *words, "--option", "onError=skip")
     assert told.startswith("4 new jobs, 0 duplicates; 1 invalid rows (1 ")
 
@@ -110,7 +110,7 @@ def test_a_backfill_loads_each_day_once_and_goes_on_where_it_ended(does, storage
         == "0 days loaded with 0 new jobs; 3 days skipped."
     )
     assert sorted(row["n"] for row in arguments(storage)) == [*range(30)]
-    assert {job.options.priority for job in storage.page("orders", None, 100)} == {-10}
+    assert {job.options.priority for job in storage.reads.page("orders", None, 100)} == {-10}
 
 
 def test_a_backfill_needs_to_know_the_rows_of_a_day(does):
@@ -128,20 +128,20 @@ def test_ended_jobs_go_to_an_archive_and_come_back_as_new_jobs(does, storage, sp
     complete_all(storage)
     a_failed_job(storage, queue="mail", id="b", reason="timeout")
     enqueue(storage, queue="mail", id="waits")
-    [record] = storage.jobs("mail", ["a"])
+    [record] = storage.reads.jobs("mail", ["a"])
     tomorrow = (to_datetime(record.finished_at) + timedelta(days=1)).date().isoformat()
 
     first, second = does("archive", path, "--until", tomorrow, "--purge")
     assert first.startswith("2 jobs and 2 attempts archived in")
     assert second == "2 removed."
-    assert storage.states("mail", ["a", "b", "waits"]) == [None, None, State.WAITING]
+    assert storage.reads.states("mail", ["a", "b", "waits"]) == [None, None, State.WAITING]
     assert does("archive", path, "--until", tomorrow)[0].startswith("0 jobs and 0 attempts archived in")
     assert sorted(row.id for row in archived(spark, path).collect()) == ["a", "b"]
 
     words = ["--archive", path, "--name", "again", "--where", "state = 'completed'"]
     assert does("replay", *words) == ["1 new jobs, 0 duplicates."]
     assert does("replay", *words) == ["Already published: nothing was enqueued."]
-    [job] = [job for job in storage.page("mail", State.WAITING, 10) if job.id != "waits"]
+    [job] = [job for job in storage.reads.page("mail", State.WAITING, 10) if job.id != "waits"]
     assert (job.name, job.payload, job.options.priority, job.options.group) == (
         "handler",
         b"\x81\xa6kwargs\x81\xa1n\x01",
@@ -154,10 +154,10 @@ def test_ended_jobs_go_to_an_archive_and_come_back_as_new_jobs(does, storage, sp
 def test_archived_jobs_come_back_into_the_tables_as_history(does, storage, project, tmp_path):
     one = enqueue(storage, queue="mail", subject="shop.order:1", tags=("x",), unique_key="k")
     storage.finish([retrying(claimed) for claimed in claim(storage, 1)])
-    storage.maintain()
+    storage.sweep()
     complete_all(storage)
     a_failed_job(storage, queue="mail")
-    [record] = storage.jobs("mail", [one])
+    [record] = storage.reads.jobs("mail", [one])
     tomorrow = (to_datetime(record.finished_at) + timedelta(days=1)).date().isoformat()
     does("archive", str(tmp_path), "--until", tomorrow, "--purge")
 
@@ -183,10 +183,10 @@ def test_dead_letters_that_a_condition_selects_are_retried(does, storage):
     where = ["--where", "queue = 'mail' and reason = 'timeout'"]
 
     assert does("replay", *where, "--dry-run") == ["1 retried."]
-    assert storage.states("mail", ["a"]) == [State.FAILED]
+    assert storage.reads.states("mail", ["a"]) == [State.FAILED]
     assert does("replay", *where) == ["1 retried."]
-    assert storage.states("mail", ["a", "b"]) == [State.WAITING, State.FAILED]
-    assert storage.states("print", ["c"]) == [State.FAILED]
+    assert storage.reads.states("mail", ["a", "b"]) == [State.WAITING, State.FAILED]
+    assert storage.reads.states("print", ["c"]) == [State.FAILED]
     assert does("replay", *where) == ["0 retried."]
 
 
@@ -204,9 +204,9 @@ def test_rollups_of_a_storage_and_of_its_archive_are_the_same(
         enqueue(storage, queue="mail")
     one, other = claim(storage, 2)
     storage.finish([completing(one), retrying(other)])
-    storage.maintain()
+    storage.sweep()
     storage.finish([failing(again, "timeout") for again in claim(storage, 1)])
-    ended = to_datetime(storage.jobs("mail", [one.id])[0].finished_at)
+    ended = to_datetime(storage.reads.jobs("mail", [one.id])[0].finished_at)
     since = ended.replace(minute=0, second=0, microsecond=0)
     hours = [f"--since={since:%Y-%m-%dT%H}", f"--until={since + timedelta(hours=2):%Y-%m-%dT%H}"]
     tomorrow = (ended + timedelta(days=1)).date().isoformat()

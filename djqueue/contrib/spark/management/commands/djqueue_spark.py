@@ -16,7 +16,6 @@ from djqueue.contrib.spark.pipeline.parser import HELP, PipelineHelpFormatter, a
 from djqueue.contrib.spark.project import storage_options
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError
 from djqueue.core.shown import in_one_line
-from djqueue.storage.database import DatabaseStorage
 
 
 class SparkCommandHelpFormatter(PipelineHelpFormatter, DjangoHelpFormatter):
@@ -63,5 +62,5 @@ def _context(options: dict[str, Any]) -> PipelineContext:
         raise ConfigurationError(
             f"the settings define no URL for {storage.describe()}, which Spark requires; pass it with --url"
         )
-    alias = storage.alias if isinstance(storage, DatabaseStorage) else router.db_for_write(Rollup)
+    alias = storage.capabilities.database or router.db_for_write(Rollup)
     return PipelineContext(where, alias)

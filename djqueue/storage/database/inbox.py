@@ -1,0 +1,165 @@
+"""Jobs that producers in other processes have written, and that the scheduler takes in."""
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+
+from django.db import connections
+
+from djqueue.core.clock import Clock
+from djqueue.core.clocksteps import STEP, keep_lengths
+from djqueue.core.engine import Engine
+from djqueue.core.errors import ConfigurationError
+from djqueue.core.job import EngineJob
+from djqueue.core.options import JobKey
+from djqueue.core.shown import in_one_line
+from djqueue.core.states import REUSABLE, State
+
+from . import recovery, rows
+from .endedjobs import EndedJobs
+from .gate import JournalGate
+from .journal import DatabaseJournal
+from .modes import GroupModes
+
+logger = logging.getLogger("djqueue.scheduler")
+
+POLL = 1.0
+"""Seconds between looks into the inbox, should a wake-up have been lost."""
+PAGE = 2_000
+"""Rows taken in at a time."""
+NO_LIMIT = 2**62
+
+
+class Inbox:
+    """Takes in rows of producers: on its own thread when they notify it, and for operations that need
+    them.
+    """
+
+    def __init__(
+        self,
+        alias: str,
+        engine: Engine,
+        journal: DatabaseJournal,
+        gate: JournalGate,
+        ended: EndedJobs,
+        modes: GroupModes,
+        clock: Clock,
+    ) -> None:
+        self._alias = alias
+        self._engine = engine
+        self._journal = journal
+        self._gate = gate
+        self._ended = ended
+        ended.take_arrived = self._take_left
+        self._modes = modes
+        self._clock = clock
+        self.lock = threading.RLock()
+        """Held while rows are taken in."""
+        self._taken: set[int] = set()
+        """Numbers of rows that were taken in, and that the tables may still show in the inbox."""
+        self.arrived = threading.Event()
+        """Rows of other producers may be there."""
+        self.closing = threading.Event()
+        self.thread = threading.Thread(target=self._watch, name="djqueue-inbox", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self.thread.start()
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self.closing.set()
+        self.arrived.set()
+        if self.thread.is_alive():
+            self.thread.join()
+
+    def _watch(self) -> None:
+        try:
+            while not self.closing.is_set():
+                self.arrived.wait(POLL)
+                self.arrived.clear()
+                try:
+                    self.take_in_all()
+                except Exception as error:
+                    connections[self._alias].close()
+                    if not self.closing.wait(POLL):
+                        logger.warning("Reading the inbox failed, retrying: %s", in_one_line(error))
+                        self.arrived.set()
+        finally:
+            connections[self._alias].close()
+
+    def take_in_all(self) -> None:
+        """Take in everything that producers have written."""
+        if not self._gate.is_open:
+            return  # Only the jobs of one operation are loaded, and no others must be.
+        while self.take_in() == PAGE and not self.closing.is_set():
+            # Otherwise the next look would find the same rows.
+            self._gate.flush()
+
+    def take_in(self) -> int:
+        """Take in a page of what producers have written; returns how many rows there were."""
+        with self.lock:
+            found = recovery.arrived(self._alias, PAGE)
+            last = max(found, default=0) if len(found) == PAGE else NO_LIMIT
+            self._taken = {number for number in self._taken if number in found or number > last}
+            self.take(found)
+        return len(found)
+
+    def take(self, jobs: Mapping[int, EngineJob]) -> None:
+        """Take in jobs, by the numbers of their rows, behind those that they depend on."""
+        if not jobs:
+            return
+        with self.lock, self._ended.known(self._dependencies(jobs)):
+            new = {number: job for number, job in jobs.items() if number not in self._taken}
+            # Before they come in: their times are by the clock as it is now.
+            self._engine.follow_clock()
+            now = self._clock.now()
+            for job in new.values():
+                if job.state is State.WAITING:
+                    # Its producer's clock may be a little ahead.
+                    job.run_at = min(job.run_at, now)
+                if job.created_at >= now + STEP and keep_lengths(job, now - job.created_at):
+                    # The wall clock was set back since the producer wrote it.
+                    self._journal.updated(job)
+            for queue in {job.queue for job in new.values()}:
+                try:
+                    self._modes.agree(queue)
+                except ConfigurationError as error:
+                    # Its jobs exist: they run, and the next start is refused.
+                    logger.error("%s", error)
+                    self._modes.accept(queue)
+            replacing = set()
+            for job in new.values():
+                if job.process == rows.REPLACES_CANCELLED:
+                    replacing.add((job.queue, job.id))
+                job.process = ""
+            self._engine.accept(new.values(), replacing)
+            self._taken.update(new)
+
+    def _dependencies(self, jobs: Mapping[int, EngineJob]) -> set[JobKey]:
+        """Return what these rows depend on, other than one another, which keep their order."""
+        wanted = {key for job in jobs.values() for key in job.options.depends_on}
+        if wanted:
+            wanted.difference_update(
+                (job.queue, job.id) for number, job in jobs.items() if number not in self._taken
+            )
+        return wanted
+
+    def _take_left(self, jobs: Mapping[int, EngineJob]) -> None:
+        """Take in rows that were read while others could take them in: their jobs may have ended since."""
+        if not jobs:
+            return
+        with self.lock:
+            left = recovery.left_in_inbox(self._alias, jobs)
+            self.take({number: jobs[number] for number in sorted(left)})
+
+    def take_successors(self, queue: str, ids: Sequence[str]) -> None:
+        """Take in new jobs with the ids of failed or cancelled ones: their producers know them as
+        enqueued.
+        """
+        if not self._gate.is_open:
+            return
+        states = zip(ids, self._engine.states(queue, ids), strict=True)
+        ended = [job_id for job_id, state in states if state in REUSABLE]
+        if ended:
+            self._take_left(recovery.succeeding(self._alias, queue, ended))

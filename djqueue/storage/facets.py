@@ -1,0 +1,233 @@
+"""The facets of the storage contract: jobs, queues, limiters, workers and events. `reads` has its own module.
+
+A facet is a small protocol that a storage implements directly: the memory storage answers with its engine,
+the database storage with the scheduler or the tables, Redis with scripts. Operations are batch-first: a
+single job is a list of one. `djqueue.testing.contract` holds every storage to them.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Protocol, Unpack
+
+from djqueue.core.groups import GroupLimit, GroupWords
+from djqueue.core.job import CancelResult, Event, WorkerDump, WorkerInfo
+from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
+from djqueue.core.metrics import RunStats
+from djqueue.core.sharing import LimiterState
+from djqueue.core.states import State
+
+EventHandler = Callable[[Event], None]
+Unsubscribe = Callable[[], None]
+
+
+class Jobs(Protocol):
+    """Changes of single jobs of one queue, by id."""
+
+    @abstractmethod
+    def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
+        """Cancel jobs: a pending job never starts, an active one is asked to stop."""
+
+    @abstractmethod
+    def promote(self, queue: str, ids: Sequence[str]) -> list[bool]:
+        """Make delayed jobs claimable now; False for a job that is not delayed."""
+
+    @abstractmethod
+    def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
+        """Move waiting and delayed jobs to a time in UTC milliseconds; False for jobs in other states."""
+
+    @abstractmethod
+    def update(
+        self, queue: str, ids: Sequence[str], priority: int | None = None, payload: bytes | None = None
+    ) -> list[bool]:
+        """Change the priority or the payload of pending jobs, or both; False for a job that is not pending.
+
+        A waiting job with a new priority goes behind those that have it already; otherwise it keeps its
+        position.
+        """
+
+    @abstractmethod
+    def replace_payload(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+        """Replace the payload of one job, if it still has the payload that the caller knows.
+
+        Args:
+            old: the payload that the caller knows. If the job has another one, nothing changes.
+            retry: the job is a dead letter, and waits with the new payload afterwards. Without it the job is
+                pending, and keeps its position.
+
+        Returns:
+            updated (a pending job) | retried (a dead letter) | not_found | changed | unique_key_taken, or the
+            state that the job is in instead.
+        """
+
+    @abstractmethod
+    def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
+        """Move pending jobs to the end of another queue, and failed ones to its dead letters.
+
+        A job keeps its id, counters, times and keys. Its dependents wait for it in the new queue.
+
+        Returns:
+            For each job: moved | not_found | active | ended | duplicate (the queue has a job with this id) |
+            unique_key_taken (a live job of the queue has the key) | group_needed (the queue requires a group,
+            and the job has none).
+        """
+
+    @abstractmethod
+    def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
+        """Move dead letters back to waiting, or to blocked.
+
+        A job that failed with `dependency_failed` waits again for the dependencies that have not completed,
+        including failed ones that are not retried yet. If one of them was cancelled or removed, the retry is
+        refused as `dependency_gone`.
+
+        Args:
+            dry_run: only report what would happen to each job if nothing else changed.
+
+        Returns:
+            For each job: retried | blocked_again | not_found | not_failed | unique_key_taken | rejected (the
+            payload was never valid: use `replace_payload`) | dependency_gone.
+        """
+
+    @abstractmethod
+    def remove(self, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
+        """Remove jobs with everything that belongs to them; False for a job that is active or unknown.
+
+        Args:
+            ended_before: remove only jobs that ended before this time in UTC milliseconds; False for others.
+        """
+
+
+class Queues(Protocol):
+    """Queues as a whole: pauses, limits, groups, and removal of many jobs."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of the queues that have been used, sorted."""
+
+    @abstractmethod
+    def pause(self, queue: str) -> None:
+        """Stop claims from a queue until `resume`."""
+
+    @abstractmethod
+    def resume(self, queue: str) -> None:
+        """End a pause."""
+
+    @abstractmethod
+    def is_paused(self, queue: str) -> bool:
+        """Return whether a queue is paused."""
+
+    @abstractmethod
+    def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
+        """Limit starts per time, and active jobs, of a queue over all workers.
+
+        None removes a limit; a limit that is not given stays as it is.
+        """
+
+    @abstractmethod
+    def set_group_limit(self, queue: str, group: str | None, **overrides: Unpack[GroupWords]) -> None:
+        """Override limits of a group, or the default for groups without their own limit if `group` is None.
+
+        Only the values that are given change. None removes an override: the default of the queue, or of its
+        policy, applies again. A changed rate begins with a full bucket.
+        """
+
+    @abstractmethod
+    def pause_group(self, queue: str, group: str) -> None:
+        """Stop claims of a group's jobs until `resume_group`."""
+
+    @abstractmethod
+    def resume_group(self, queue: str, group: str) -> None:
+        """End a group's pause."""
+
+    @abstractmethod
+    def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
+        """Return the overrides of a queue's groups; under None, the default for groups without their own."""
+
+    @abstractmethod
+    def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
+        """Remove jobs in these states that ended, or were enqueued, before a time in UTC milliseconds.
+
+        Active jobs are never removed. Returns the number of removed jobs.
+        """
+
+    @abstractmethod
+    def obliterate(self, queue: str, *, force: bool = False) -> int:
+        """Remove a queue with all its jobs; returns the number of removed jobs.
+
+        Raises StorageError if some are active, unless `force` is set; then their outcomes are refused.
+        """
+
+
+class Limiters(Protocol):
+    """Limiters that queues share: see `QueuePolicy.limiter`."""
+
+    @abstractmethod
+    def set(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
+        """Limit starts per time, and the weight of active jobs, over all queues of a limiter.
+
+        None removes a limit; a limit that is not given stays as it is.
+        """
+
+    @abstractmethod
+    def state(self, name: str) -> LimiterState:
+        """Return what a limiter allows, and how much of it is in use."""
+
+
+class Workers(Protocol):
+    """Live workers, their commands, and their dumps."""
+
+    @abstractmethod
+    def register(self, info: WorkerInfo) -> tuple[str, ...]:
+        """Add a worker, or record its heartbeat; returns the commands that it should follow now.
+
+        Each command is delivered once: a command whose answer is lost is not repeated.
+        """
+
+    @abstractmethod
+    def unregister(self, worker_id: str) -> None:
+        """Remove a worker that has stopped."""
+
+    @abstractmethod
+    def all(self) -> list[WorkerInfo]:
+        """Return the workers that sent a heartbeat lately."""
+
+    @abstractmethod
+    def control(self, worker_id: str, command: str) -> str:
+        """Send a worker a command: quiet (claim no more jobs, finish the running ones), resume (claim again),
+        stop (as after a signal), dump (save the stacks of its threads and tasks).
+
+        The worker receives it with its next heartbeat. Of quiet, resume and stop only the last one counts
+        until then.
+
+        Returns:
+            asked | stopping (the worker is stopping already, and accepts only dump) | not_found.
+
+        Raises:
+            OptionError: for an unknown command.
+        """
+
+    @abstractmethod
+    def on_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
+        """Call `wake`, from any thread, when commands may wait for a worker."""
+
+    @abstractmethod
+    def save_dump(self, worker_id: str, text: str) -> bool:
+        """Keep a worker's dump for five minutes, replacing an earlier one; False if the worker is unknown.
+
+        Text beyond 65,536 characters is cut off.
+        """
+
+    @abstractmethod
+    def dump(self, worker_id: str) -> WorkerDump | None:
+        """Return the dump of a live worker; None if it has none, or the dump has expired."""
+
+    @abstractmethod
+    def record_runs(self, stats: Sequence[RunStats]) -> None:
+        """Add a worker's statistics of ended attempts to the current buckets of the metrics."""
+
+
+class Events(Protocol):
+    """Events of jobs, as they happen."""
+
+    @abstractmethod
+    def subscribe(self, queue: str, handler: EventHandler, job_id: str | None = None) -> Unsubscribe:
+        """Call `handler`, from any thread, for each event of a queue, or of one of its jobs."""

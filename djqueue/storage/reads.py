@@ -1,0 +1,172 @@
+"""The read contract: what every storage answers about its jobs and queues.
+
+Reads change nothing and are cheap enough for a page that refreshes every few seconds.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+from djqueue.core.diagnostics import Diagnostics, Finding
+from djqueue.core.explain import Explanation
+from djqueue.core.graph import MOST, FlowGraph
+from djqueue.core.job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
+from djqueue.core.metrics import Bucket
+from djqueue.core.overview import GroupsOverview, Overview
+from djqueue.core.pages import JobPage
+from djqueue.core.states import State
+from djqueue.core.summaries import JobSummaryPage
+
+
+class Reads(Protocol):
+    """Reads of jobs, queues, groups and metrics."""
+
+    @abstractmethod
+    def jobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
+        """Return records by id; None for an unknown job."""
+
+    @abstractmethod
+    async def ajobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
+        """Async version of `jobs`."""
+
+    @abstractmethod
+    def items(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
+        """Return the streamed items behind each mark with the state of the job; None for an unknown job.
+
+        Items are kept as long as the result; those of an attempt that did not end the job are kept until the
+        job waits again.
+        """
+
+    @abstractmethod
+    async def aitems(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
+        """Async version of `items`."""
+
+    @abstractmethod
+    def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
+        """Return states by id; None for an unknown job."""
+
+    @abstractmethod
+    def counts(self, queue: str) -> dict[State, int]:
+        """Return the number of jobs in each state."""
+
+    @abstractmethod
+    def waiting_names(self, queue: str) -> dict[str, int]:
+        """Return the number of claimable jobs by job name."""
+
+    @abstractmethod
+    def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
+        """Return up to `limit` records of one state (None: all), oldest first, behind the job with an id."""
+
+    @abstractmethod
+    def cursor_page(
+        self, queue: str, state: State, limit: int, cursor: str | None = None, newest_first: bool = True
+    ) -> JobPage:
+        """Return up to `limit` jobs of a queue in one state; `cursor` is the `next` or `previous` of a page.
+
+        Every page costs the same. Jobs are in the order of the storage's index of the state: about the order
+        in which they came into it (delayed jobs: in which they are due), or were enqueued. Jobs that come or
+        go between two pages move no other job to another page. Results, ended attempts and log lines may be
+        left out.
+
+        Raises:
+            OptionError: for an invalid cursor.
+        """
+
+    @abstractmethod
+    def find(self, id: str, queues: Sequence[str] | None = None) -> list[tuple[str, State]]:
+        """Return the queues (None: of all) that have a job with this id, and its state in each."""
+
+    @abstractmethod
+    def jobs_about(
+        self, subject: str, limit: int, cursor: str | None = None, queues: Sequence[str] | None = None
+    ) -> JobSummaryPage:
+        """Return up to `limit` summaries of jobs about a subject, newest first, of these queues (None: all).
+
+        Live jobs and retained ended ones are included, at a cost that depends on their number alone. `cursor`
+        is the `next` of an earlier page.
+
+        Raises:
+            OptionError: for an invalid cursor.
+        """
+
+    @abstractmethod
+    def dead_letters(self, queue: str) -> list[DeadLetterRecord]:
+        """Return a queue's dead letters, oldest first."""
+
+    @abstractmethod
+    def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> DeadLetterPage:
+        """Return up to `limit` dead letters, oldest first; `after` is the `next` of an earlier page.
+
+        Dead letters that come or go between two pages move no other to another page.
+        """
+
+    @abstractmethod
+    def explain(self, queue: str, id: str) -> Explanation | None:
+        """Explain why a job is not running; None for an unknown job. See `djqueue.core.explain`."""
+
+    @abstractmethod
+    def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
+        """Return the jobs connected to one by `depends_on`, both ways and in any queue; None if it is
+        unknown.
+
+        Dependencies are always found. Dependents are found while a job has not ended, and afterwards if a
+        flow enqueued them: the first 20 of each job and their own, but not where more than a hundred jobs of
+        one step each lead to another one. A job enqueued with `depends_on` alone is no longer found from its
+        dependencies once it has ended. While no scheduler runs, the database storage considers the newest 200
+        blocked jobs of a queue only.
+
+        Up to `limit` jobs are read, in as many round trips as the graph is deep; see `FlowGraph.cut`.
+        """
+
+    @abstractmethod
+    def overview(self, queues: Sequence[str] | None = None) -> Overview:
+        """Return the counts and controls of queues in this order (None: all, by name), each read at one
+        moment.
+
+        A queue that was never used is empty.
+        """
+
+    @abstractmethod
+    def change_version(self) -> str | None:
+        """Return an opaque version of all queues, jobs and workers; None if the storage cannot tell.
+
+        While it stays the same, the other reads answer the same, except for what changes with time alone. It
+        costs as much as one small read, however many jobs there are. Heartbeats, memory and running jobs of
+        workers, renewed leases and the state of shared limiters do not change it.
+        """
+
+    @abstractmethod
+    def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
+        """Return up to `limit` groups of a queue, those with most waiting jobs first, and the named ones.
+
+        Of very many groups only some are considered; the answer says so.
+        """
+
+    @abstractmethod
+    def series(
+        self, queues: Sequence[str] | None, start: int, end: int, step: int, by_name: bool = False
+    ) -> list[Bucket]:
+        """Return the metrics from `start` to before `end` (UTC milliseconds) in buckets of `step`
+        milliseconds.
+
+        `step` is a multiple of a minute. Buckets begin earlier and end later than asked where they must. For
+        each queue, or for all together if `queues` is None, every bucket of the period, by time; with
+        `by_name`, instead, those of each job name in which something happened.
+
+        Buckets of minutes are kept for 7 days, of hours for 90, of days for 400, unless set otherwise. A step
+        is made of the longest that fit. Counts are as of the last `sweep`.
+
+        Raises:
+            OptionError: for another step, and for more than 50,000 buckets of each queue.
+        """
+
+    @abstractmethod
+    def diagnostics(self) -> Diagnostics:
+        """Describe the storage: location, version, memory, persistence, scheduler. Never contains a secret.
+
+        Values that the server does not disclose are left out or marked unknown; row counts are estimates.
+        """
+
+    @abstractmethod
+    def findings(self) -> Sequence[Finding]:
+        """Return what is wrong, or may be, with the servers of the storage."""

@@ -1,0 +1,175 @@
+"""Changes of single jobs."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from djqueue.core.job import CancelResult
+from djqueue.core.options import JobKey
+from djqueue.core.queue import KEYED
+from djqueue.core.states import REUSABLE, TERMINAL, State
+from djqueue.storage.facets import Jobs
+
+from . import outbox, records
+from .keyspace import PAGE, STEP, Keyspace, chunks
+from .records import pack_text, text
+from .removing import Removing
+from .roundtrips import RedisCommand, ScriptCall, Steps
+from .scripts import script
+
+
+class RedisJobs(Jobs):
+    """Changes of single jobs, each a script on their queue."""
+
+    def __init__(self, keyspace: Keyspace, removing: Removing) -> None:
+        self._keyspace = keyspace
+        self._removing = removing
+
+    def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
+        heading = [pack_text(reason), records.pack_groups(self._keyspace.policy(queue))]
+        replies = self._keyspace.run(self._keyspace.on_jobs("cancel", queue, ids, heading))
+        return [CancelResult(job_id, text(reply)) for job_id, reply in zip(ids, replies, strict=True)]
+
+    def promote(self, queue: str, ids: Sequence[str]) -> list[bool]:
+        return self._moved(queue, ids, [b"promoted", b""])
+
+    def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
+        return self._moved(queue, ids, [b"delayed", run_at])
+
+    def _moved(self, queue: str, ids: Sequence[str], heading: list[Any]) -> list[bool]:
+        heading = [*heading, records.pack_groups(self._keyspace.policy(queue))]
+        return [
+            reply == 1 for reply in self._keyspace.run(self._keyspace.on_jobs("move", queue, ids, heading))
+        ]
+
+    def update(
+        self, queue: str, ids: Sequence[str], priority: int | None = None, payload: bytes | None = None
+    ) -> list[bool]:
+        heading = [
+            b"" if priority is None else priority,
+            b"0" if payload is None else b"1",
+            payload or b"",
+            records.pack_groups(self._keyspace.policy(queue)),
+        ]
+        return [
+            reply == 1 for reply in self._keyspace.run(self._keyspace.on_jobs("update", queue, ids, heading))
+        ]
+
+    def replace_payload(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+        heading = [b"1" if retry else b"0", payload, old, records.pack_groups(self._keyspace.policy(queue))]
+        return text(self._keyspace.run(self._keyspace.on_jobs("replace_payload", queue, [id], heading))[0])
+
+    def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
+        return self._keyspace.run(self._retried(queue, ids, dry_run=dry_run))
+
+    def _retried(self, queue: str, ids: Sequence[str], *, dry_run: bool) -> Steps[list[str]]:
+        heading = [b"d" if dry_run else b"0", records.pack_groups(self._keyspace.policy(queue))]
+        replies = yield from self._keyspace.on_jobs(
+            "retry", queue, ids, heading, step=PAGE if dry_run else STEP
+        )
+        unmet = {place: _keys(reply) for place, reply in enumerate(replies) if isinstance(reply, list)}
+        words = ["" if place in unmet else text(reply) for place, reply in enumerate(replies)]
+        states = yield from self._states_of({key for keys in unmet.values() for key in keys})
+        again: dict[bytes, list[int]] = {}
+        for place, keys in unmet.items():
+            found = {states[key] for key in keys}
+            is_met = found == {State.COMPLETED}
+            if None in found or State.CANCELLED in found:
+                words[place] = "dependency_gone"
+            elif dry_run:
+                words[place] = "retried" if is_met else "blocked_again"
+            else:
+                again.setdefault(b"w" if is_met else b"b", []).append(place)
+        for mode, places in again.items():
+            heading[0] = mode
+            replies = yield from self._keyspace.on_jobs(
+                "retry", queue, [ids[place] for place in places], heading
+            )
+            for place, reply in zip(places, replies, strict=True):
+                words[place] = text(reply)
+        return words
+
+    def _states_of(self, keys: Iterable[JobKey]) -> Steps[dict[JobKey, State | None]]:
+        """The states of jobs, wherever they have been moved lately; None for one that is gone."""
+        left = {key: key for key in keys}
+        found: dict[JobKey, State | None] = {}
+        while left:
+            queues: dict[str, list[JobKey]] = {}
+            for key, there in left.items():
+                queues.setdefault(there[0], []).append(key)
+            missing = []
+            for queue, mine in queues.items():
+                states = yield from self._keyspace.states(queue, [left[key][1] for key in mine])
+                found.update(zip(mine, states, strict=True))
+                missing += [key for key in mine if found[key] is None]
+            looks: list[ScriptCall | RedisCommand] = [
+                RedisCommand((b"GET", self._keyspace.keys(left[key][0]).moved(left[key][1])))
+                for key in missing
+            ]
+            targets = (yield looks) if looks else []
+            moved = zip(missing, targets, strict=True)
+            left = {key: (text(target), key[1]) for key, target in moved if target is not None}
+        return found
+
+    def remove(self, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
+        keys = self._keyspace.keys(queue)
+        if ended_before is None:
+            replies = self._keyspace.run(self._removing.removed(keys, ids, "any"))
+        else:
+            replies = self._keyspace.run(self._removing.removed(keys, ids, "clean", ended_before, TERMINAL))
+        return [reply == 1 for reply in replies]
+
+    def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
+        """See `Storage.move`. What stands in the way is looked for first; what comes meanwhile sends jobs
+        back, behind those that wait.
+        """
+        if to == queue:
+            raise ValueError(f"the jobs are already in queue {queue!r}; name another queue")
+        return [word for some in chunks(ids) for word in self._keyspace.run(self._given(queue, some, to))]
+
+    def _given(self, queue: str, ids: Sequence[str], to: str) -> Steps[list[str]]:
+        heading = [pack_text(to), records.pack_groups(self._keyspace.policy(queue))]
+        given = outbox.keys_of_given
+        looks = yield from self._keyspace.on_jobs("give", queue, ids, [b"look", *heading], given)
+        words = [text(word) for word, *_ in looks]
+        pending = [place for place, word in enumerate(words) if word == "moved"]
+        if pending:
+            yield from self._keyspace.agree({to} - self._keyspace.agreed)
+        if self._keyspace.policy(to).group_mode == KEYED:
+            words = [
+                "group_needed" if word == "moved" and not look[3] else word
+                for word, look in zip(words, looks, strict=True)
+            ]
+            pending = [place for place in pending if words[place] == "moved"]
+        if not pending:
+            return words
+        said = [part for place in pending for part in (pack_text(ids[place]), *looks[place][1:3])]
+        [[_, rivals]] = yield [ScriptCall(script("rivals"), self._keyspace.keys(to), said)]
+        for place, rival in zip(pending, rivals, strict=True):
+            words[place] = text(rival) or "moved"
+        moving = [place for place in pending if words[place] == "moved"]
+        if not moving:
+            return words
+        # Its mode and its bounds count for the first that comes, too.
+        yield from (
+            self._keyspace.list_queues({to}) if to in self._keyspace.agreed else self._keyspace.begin({to})
+        )
+        going = [ids[place] for place in moving]
+        replies = yield from self._keyspace.on_jobs("give", queue, going, [b"give", *heading], given)
+        for place, reply in zip(moving, replies, strict=True):
+            words[place] = text(reply)
+        there = yield from self._keyspace.states(to, going)
+        yield from self._keyspace.deliver(to)
+        back = yield from self._keyspace.states(queue, going)
+        for place, reply, state, returned in zip(moving, replies, there, back, strict=True):
+            if reply == b"moved" and returned is not None:
+                is_taken = state not in (None, *REUSABLE) or looks[place][2]
+                words[place] = "duplicate" if is_taken else "unique_key_taken"
+        if any(looks[place][2] for place in moving):
+            yield from self._removing.bury_surplus(self._keyspace.keys(to))
+        return words
+
+
+def _keys(reply: Sequence[Any]) -> list[JobKey]:
+    """Queue and id of jobs, from a reply that has them one after the other."""
+    words = list(map(text, reply))
+    return list(zip(words[::2], words[1::2], strict=True))

@@ -1,0 +1,172 @@
+"""The queues of one deployment: their keys, policies and listing, and the steps that many operations
+share.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from djqueue.core.deadline import within
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.states import State
+from djqueue.storage.base import T
+
+from . import outbox, records
+from .keys import CommonKeys, QueueKeys, keys_of
+from .options import RedisOptions
+from .records import STATES, pack_text, text
+from .roundtrips import RedisCommand, Roundtrips, ScriptCall, Steps
+from .scripts import script
+
+PAGE = 1_000
+"""Ids, letters, records of one reading call."""
+STEP = 200
+"""Jobs that one script changes: that takes a few milliseconds, in which nobody else is served."""
+
+
+class Keyspace:
+    """Where the queues of a storage are, and how they are reached.
+
+    Steps are generators: each yields calls, which go in one round trip, and receives their replies.
+    """
+
+    def __init__(
+        self,
+        options: RedisOptions,
+        trips: Roundtrips,
+        policies: Mapping[str, QueuePolicy],
+        default_policy: QueuePolicy,
+    ) -> None:
+        self.options = options
+        self.common = CommonKeys(options.prefix)
+        self.policies = policies
+        self.default_policy = default_policy
+        self.known: set[str] = set()
+        """Queues that this process has seen to be listed."""
+        self.agreed: set[str] = set()
+        """Queues whose recorded mode is the configured one."""
+        self._trips = trips
+        self.publish = trips.publish
+        """The command that publishes a message."""
+
+    def keys(self, queue: str) -> QueueKeys:
+        """Return the keys of a queue."""
+        return keys_of(self.options.prefix, queue)
+
+    def policy(self, queue: str) -> QueuePolicy:
+        """Return what a queue is configured to do."""
+        return self.policies.get(queue, self.default_policy)
+
+    @property
+    def every_policy(self) -> tuple[QueuePolicy, ...]:
+        """All policies that any queue may have."""
+        return (*self.policies.values(), self.default_policy)
+
+    def run(self, steps: Steps[T]) -> T:
+        """Run the steps of an operation."""
+        return self._trips.run(steps)
+
+    async def arun(self, steps: Steps[T]) -> T:
+        """Async version of `run`."""
+        return await self._trips.arun(steps)
+
+    def run_in_time(self, steps: Steps[T]) -> T:
+        """Run an operation all of whose round trips together may take TIMEOUT."""
+        with within(self.options.timeout):
+            return self.run(steps)
+
+    def names(self) -> Steps[list[str]]:
+        [names] = yield [RedisCommand((b"SMEMBERS", self.common.key("queues")))]
+        return sorted(map(text, names))
+
+    def states(self, queue: str, ids: Sequence[str]) -> Steps[list[State | None]]:
+        found: list[State | None] = []
+        for some in chunks(ids):
+            call = ScriptCall(script("states"), self.keys(queue), [*map(pack_text, some)], sequence=False)
+            [letters] = yield [call]
+            found += [STATES.get(letter) for letter in letters]
+        return found
+
+    def on_jobs(
+        self,
+        name: str,
+        queue: str,
+        ids: Sequence[str],
+        heading: list[Any],
+        their_keys: Callable[[QueueKeys, Sequence[str]], list[bytes]] | None = None,
+        step: int = STEP,
+    ) -> Steps[list[Any]]:
+        keys = self.keys(queue)
+        replies: list[Any] = []
+        for some in chunks(ids, step):
+            arguments = [*heading, *map(pack_text, some)]
+            theirs = their_keys(keys, some) if their_keys is not None else ()
+            [[left, answers]] = yield [ScriptCall(script(name), keys, arguments, theirs)]
+            replies += answers
+            if left:
+                yield from self.deliver(queue)
+        return replies
+
+    def deliver(self, queue: str) -> Steps[None]:
+        yield from outbox.deliver(self.keys(queue), self.keys, self.policy, self.list_queues)
+
+    def begin(self, queues: set[str]) -> Steps[None]:
+        """See that queues that may be new are listed, and then, as this makes them be there, their modes."""
+        yield from self.list_queues(queues)
+        self.known -= queues
+        yield from self.agree(queues, new=True)
+        self.known |= queues
+
+    def list_queues(self, queues: set[str]) -> Steps[None]:
+        """See to it that queues are listed, and that those who serve all queues know of them."""
+        yield self.listing(queues)
+        self.known |= queues
+
+    def listing(self, queues: set[str]) -> list[ScriptCall | RedisCommand]:
+        return [
+            RedisCommand((b"SADD", self.common.key("queues"), *map(pack_text, queues))),
+            *(
+                RedisCommand((self.publish, self.common.new_queues.encode(), pack_text(queue)))
+                for queue in queues
+            ),
+        ]
+
+    def agree(self, queues: Iterable[str], *, record: bool = True, new: bool = False) -> Steps[None]:
+        """See that queues are used in the mode recorded with them.
+
+        record: write down the mode of those that are there without one; new: also of those that are not.
+        """
+        for queue in queues:
+            policy, keys = self.policy(queue), self.keys(queue)
+            words = [policy.group_mode if record else b"", b"1" if new else b"0"]
+            [recorded] = yield [ScriptCall(script("check_group_mode"), keys, words, sequence=False)]
+            if not recorded:
+                continue
+            policy.check_mode(queue, text(recorded))
+            bounds = records.pack_bounds(policy.retention, policy.dead_letters)
+            if record and any(bounds):
+                # The sweeps note them, too; so they count from the first job on.
+                pairs = [
+                    part for pair in zip(records.BOUNDS, bounds, strict=True) if pair[1] for part in pair
+                ]
+                yield [RedisCommand((b"HSET", keys.key("meta"), *pairs))]
+            self.agreed.add(queue)
+
+    def agree_once(self, queues: Sequence[str]) -> Steps[None]:
+        if not self.agreed.issuperset(queues):
+            yield from self.agree(set(queues) - self.agreed)
+
+
+def answer(call: ScriptCall | RedisCommand) -> Steps[Any]:
+    """Make one call, and return its reply."""
+    [reply] = yield [call]
+    return reply
+
+
+def answers(calls: list[ScriptCall | RedisCommand]) -> Steps[list[Any]]:
+    """Make calls in one round trip, and return their replies."""
+    replies = yield calls
+    return list(replies)
+
+
+def chunks(values: Sequence[T], size: int = PAGE) -> Iterable[Sequence[T]]:
+    return (values[start : start + size] for start in range(0, len(values), size))

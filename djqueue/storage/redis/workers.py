@@ -1,0 +1,69 @@
+"""Live workers, their commands and their dumps."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from djqueue.core.job import WorkerDump, WorkerInfo
+from djqueue.core.metrics import RunStats
+from djqueue.core.workercontrol import ASKED, DUMP_TTL, MAX_DUMP, check_command
+from djqueue.storage.engined import WORKER_TTL
+from djqueue.storage.facets import Unsubscribe, Workers
+
+from . import records
+from .keyspace import Keyspace, answer
+from .metrics import Metrics
+from .pubsub import Notifications
+from .records import pack_text, text
+from .roundtrips import RedisCommand, ScriptCall, Steps
+from .scripts import script
+
+
+class RedisWorkers(Workers):
+    """Live workers, in one hash of the deployment."""
+
+    def __init__(self, keyspace: Keyspace, notifications: Notifications, metrics: Metrics) -> None:
+        self._keyspace = keyspace
+        self._notifications = notifications
+        self._metrics = metrics
+
+    def register(self, info: WorkerInfo) -> tuple[str, ...]:
+        about = records.pack_worker(info)
+        told = self._keyspace.run(answer(self._worker(b"seen", pack_text(info.id), about, info.started_at)))
+        return tuple(map(text, told))
+
+    def unregister(self, worker_id: str) -> None:
+        self._keyspace.run(answer(self._worker(b"gone", pack_text(worker_id))))
+
+    def all(self) -> list[WorkerInfo]:
+        return self._keyspace.run(self.live())
+
+    def live(self) -> Steps[list[WorkerInfo]]:
+        [found] = yield [self._worker(b"list", WORKER_TTL, DUMP_TTL)]
+        return [records.worker(found[at], int(float(found[at + 1]))) for at in range(0, len(found), 2)]
+
+    def control(self, worker_id: str, command: str) -> str:
+        check_command(command)
+        return self._keyspace.run(self._control(pack_text(worker_id), command))
+
+    def _control(self, name: bytes, command: str) -> Steps[str]:
+        [answer] = yield [self._worker(b"steer", name, command.encode(), WORKER_TTL)]
+        if answer == ASKED.encode():
+            yield [RedisCommand((self._keyspace.publish, self._keyspace.common.steered.encode(), name))]
+        return text(answer)
+
+    def on_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
+        return self._notifications.on_worker_command(worker_id, wake)
+
+    def save_dump(self, worker_id: str, text: str) -> bool:
+        kept = pack_text(text[:MAX_DUMP])
+        return bool(self._keyspace.run(answer(self._worker(b"dump", pack_text(worker_id), kept))))
+
+    def dump(self, worker_id: str) -> WorkerDump | None:
+        found = self._keyspace.run(answer(self._worker(b"dumped", pack_text(worker_id), DUMP_TTL)))
+        return WorkerDump(int(float(found[0])), text(found[1])) if found else None
+
+    def record_runs(self, stats: Sequence[RunStats]) -> None:
+        self._keyspace.run(self._metrics.record(stats))
+
+    def _worker(self, *arguments: Any) -> ScriptCall:
+        return ScriptCall(script("worker"), self._keyspace.common, arguments, sequence=False)

@@ -39,8 +39,8 @@ def test_however_many_queues_there_are_they_are_read_at_once(client, memory, mon
     storage, asked = get_storage(), Counter()
     operations = [
         *((storage.reads, name) for name in ("overview", "series", "counts", "page", "cursor_page")),
-        (storage.workers.all, "all"),
-        (storage.queues.names, "is_paused"),
+        (storage.workers, "all"),
+        (storage.queues, "is_paused"),
     ]
     for facet, name in operations:
         real = getattr(facet, name)

@@ -85,7 +85,7 @@ def _step(storage: Storage, random: Random, advance: Callable[[int], None]) -> N
             payload, is_dead = bytes(random.randrange(150)), record.state is State.FAILED
             storage.jobs.replace_payload(MEASURED, record.id, payload, record.payload, retry=is_dead)
     elif operation in ("cancel", "remove", "retry"):
-        getattr(storage.reads.jobs, operation)(MEASURED, ids)
+        getattr(storage.jobs, operation)(MEASURED, ids)
 
 
 def sums(storage: Storage, held: Collection[str]) -> dict[str, int]:

@@ -302,7 +302,7 @@ def test_a_moved_job_that_is_gone_is_not_waited_for(place, forget):
     a_dependent_that_nobody_knows_of_yet(place)
 
     assert storage.jobs.move(NEAR, ["up"], THIRD) == ["moved"]
-    getattr(storage.reads.jobs, forget)(THIRD, ["up"])
+    getattr(storage.jobs, forget)(THIRD, ["up"])
     storage.sweep()
 
     assert counts(storage, FAR) == {State.FAILED: 1}
@@ -691,7 +691,7 @@ def test_what_was_kept_goes_whenever_who_ends_the_parent_dies(timed, end):
         elif end == "clean":
             storage.queues.clean(THIRD, frozenset({State.WAITING}), 2**53)
         else:
-            getattr(storage.reads.jobs, end)(THIRD, ["parent"])
+            getattr(storage.jobs, end)(THIRD, ["parent"])
 
     for storage, claimed, _ in timed.deaths(prepare, act):
         pass_brief(storage, timed.clock)

@@ -14,7 +14,7 @@ MAX_QUEUES = 5_000
 
 def used_queues(request: HttpRequest, model: type[Model]) -> list[str]:
     """Return the queues in a table that the user may see, in order; read once per request."""
-    from djqueue.storage.database import names
+    from djqueue.storage.tables import names
 
     known: dict[type[Model], list[str]] = request.__dict__.setdefault("_djqueue_used", {})
     if model not in known:

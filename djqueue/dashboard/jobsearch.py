@@ -19,7 +19,7 @@ from djqueue.core.job import JobFailure, JobRecord
 from djqueue.core.states import State
 from djqueue.models import Job
 from djqueue.storage.base import Storage
-from djqueue.storage.database.rows import unpack_options
+from djqueue.storage.tables.rows import unpack_options
 
 from . import arguments, keyset, payloadscan
 from .argumentfilter import Argument

@@ -8,7 +8,7 @@ from django.db import Error, router
 from djqueue.core.shown import in_one_line
 from djqueue.models import BulkOperation
 from djqueue.storage.base import Storage
-from djqueue.storage.database.dberrors import raise_named
+from djqueue.storage.tables.dberrors import raise_named
 
 from .bulk import Bulk
 from .scheduling import is_scheduler

@@ -38,8 +38,8 @@ from djqueue.models import CronJob
 from djqueue.schedules.plan import plan
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
-from djqueue.storage.database.clock import DatabaseClock, set_right
-from djqueue.storage.database.lease import LeaseHolder, died_here, host_name, start_mark
+from djqueue.storage.tables.clock import DatabaseClock, set_right
+from djqueue.storage.tables.holders import LeaseHolder, died_here, host_name, start_mark
 
 from .attempts import (
     IN_DOUBT,

@@ -12,9 +12,9 @@ from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import StorageError
-from djqueue.storage.database import outsiders
-from djqueue.storage.database.clock import set_right
-from djqueue.storage.database.lease import LeaseHolder, died_here, host_name, start_mark
+from djqueue.storage.tables import outsiders
+from djqueue.storage.tables.clock import set_right
+from djqueue.storage.tables.holders import LeaseHolder, died_here, host_name, start_mark
 
 NAME = "mirror"
 TTL = 10_000

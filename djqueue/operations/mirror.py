@@ -11,8 +11,8 @@ from djqueue.core.clock import Clock
 from djqueue.core.errors import ConfigurationError, DjqueueError
 from djqueue.core.shown import in_one_line
 from djqueue.storage.base import Storage
-from djqueue.storage.database.clock import DatabaseClock
-from djqueue.storage.database.rows import Row
+from djqueue.storage.tables.clock import DatabaseClock
+from djqueue.storage.tables.rows import Row
 
 from .copying import NOT_KNOWN, Copying, Counted
 from .leaderlease import LeaderLease, LeaderLeaseLostError

@@ -19,7 +19,7 @@ from djqueue.core.options import JobKey
 from djqueue.core.shown import in_one_line
 from djqueue.models import OutboxJob
 from djqueue.storage.base import Storage
-from djqueue.storage.database.rows import unpack_options
+from djqueue.storage.tables.rows import unpack_options
 
 if TYPE_CHECKING:
     from djqueue.storage.redis import RedisStorage

@@ -12,7 +12,7 @@ from djqueue.core.errors import DjqueueError
 from djqueue.core.shown import in_one_line
 from djqueue.models import CronJob
 from djqueue.storage.base import Storage
-from djqueue.storage.database.dberrors import raise_named
+from djqueue.storage.tables.dberrors import raise_named
 
 from .firing import Firing
 

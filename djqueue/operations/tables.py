@@ -14,12 +14,11 @@ from djqueue.core.groups import GroupLimit
 from djqueue.core.job import DeadLetterRecord, EngineJob, JobRecord, WorkerInfo
 from djqueue.core.options import MSGPACK, JobKey, JobOptions
 from djqueue.core.states import LIVE, TERMINAL, State
-from djqueue.storage.database import rows
-from djqueue.storage.database.dialects import Dialect, dialect_for
-from djqueue.storage.database.groups import GROUP_STATE, row_of
-from djqueue.storage.database.inspector import DatabaseInspector
-from djqueue.storage.database.journal import OWNED, QUEUE_STATE
-from djqueue.storage.database.rows import NO_ERROR, TEXT_LIMIT, Row, clean
+from djqueue.storage.tables import rows
+from djqueue.storage.tables.dialects import Dialect, dialect_for
+from djqueue.storage.tables.groups import GROUP_STATE, QUEUE_STATE, row_of
+from djqueue.storage.tables.inspector import DatabaseInspector
+from djqueue.storage.tables.rows import NO_ERROR, OWNED, TEXT_LIMIT, Row, clean
 
 if TYPE_CHECKING:
     from djqueue.storage.redis.options import MirrorOptions

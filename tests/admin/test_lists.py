@@ -12,7 +12,7 @@ from djqueue import job as make_job_type
 from djqueue.admin import base, filters
 from djqueue.client import registry
 from djqueue.models import CronJob, DeadLetter, Job, JobResult
-from djqueue.storage.database import names
+from djqueue.storage.tables import names
 from tests.admin.factories import (
     change_url,
     list_url,

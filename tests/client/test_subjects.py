@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from djqueue import OptionError, Queue, flow, job
 from djqueue.core.options import EnqueueOptions, JobOptions, check_text, parse_options
 from djqueue.core.subjects import parts_of
-from djqueue.storage.database.rows import pack_options, unpack_options
 from djqueue.storage.redis import records
+from djqueue.storage.tables.rows import pack_options, unpack_options
 
 
 class Reader(User):

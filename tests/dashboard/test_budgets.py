@@ -16,7 +16,7 @@ from djqueue.dashboard.urls import PAGES
 from djqueue.models import BulkKind, BulkOperation, CronJob
 from djqueue.operations import bulk
 from djqueue.storage.bulkwrites import QueueShare
-from djqueue.storage.database.inspector import DatabaseInspector
+from djqueue.storage.tables.inspector import DatabaseInspector
 from djqueue.testing.contract.imports import report
 from tests.admin.factories import (
     change_url,

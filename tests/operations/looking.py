@@ -6,7 +6,7 @@ from djqueue import models
 from djqueue.core.job import DeadLetterRecord, JobRecord
 from djqueue.core.states import State
 from djqueue.operations.mirror import Mirror
-from djqueue.storage.database.inspector import DatabaseInspector
+from djqueue.storage.tables.inspector import DatabaseInspector
 from djqueue.testing import factories
 
 tables = DatabaseInspector("default")

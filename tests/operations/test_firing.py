@@ -30,9 +30,9 @@ from djqueue.operations.cron import KEPT
 from djqueue.operations.firing import DEAD, GRACE, SURE, Firing
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.lease import host_name, start_mark
 from djqueue.storage.memory import MemoryStorage
 from djqueue.storage.redis import RedisStorage
+from djqueue.storage.tables.holders import host_name, start_mark
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,

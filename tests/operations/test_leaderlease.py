@@ -6,7 +6,7 @@ import pytest
 
 from djqueue import models
 from djqueue.operations.leaderlease import TTL, LeaderLease, LeaderLeaseLostError
-from djqueue.storage.database.lease import host_name, start_mark
+from djqueue.storage.tables.holders import host_name, start_mark
 from djqueue.testing.clock import FakeClock
 
 pytestmark = pytest.mark.django_db

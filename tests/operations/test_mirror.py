@@ -15,9 +15,9 @@ from djqueue.core.states import State
 from djqueue.operations import leaderlease
 from djqueue.operations.leaderlease import LeaderLeaseLostError
 from djqueue.operations.mirror import Mirror
-from djqueue.storage.database import outsiders
 from djqueue.storage.memory import MemoryStorage
 from djqueue.storage.redis.changes import ChangeStream, DataLostError
+from djqueue.storage.tables import outsiders
 from djqueue.testing import factories as f
 from tests.support import eventually
 

@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 from djqueue.core.ids import IdSource
 from djqueue.storage.database.client import ClientStorage
-from djqueue.storage.database.lease import LeaseHolder
 from djqueue.storage.database.scheduler import SchedulerStorage
+from djqueue.storage.tables.holders import LeaseHolder
 
 from .loop import PROCESS, SimulatedClock
 from .network import HOST, SimulatedRemote, SimulatedServer

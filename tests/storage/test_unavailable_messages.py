@@ -7,8 +7,8 @@ import pytest
 import redis
 from django.db import OperationalError
 
-from djqueue.storage.database.dberrors import unavailable
 from djqueue.storage.redis.roundtrips import away
+from djqueue.storage.tables.dberrors import unavailable
 
 REASONS = {
     "Connection refused": "Connection refused. Is it running?",

@@ -9,9 +9,8 @@ from djqueue.core.clock import Clock
 from djqueue.core.durations import to_datetime
 from djqueue.storage import sparktables
 from djqueue.storage.bulkwrites import AGE, MOST, BulkWriteReport, BulkWriteReportPage, BulkWriteReports
-
-from .dberrors import named
-from .rows import chunked
+from djqueue.storage.tables.dberrors import named
+from djqueue.storage.tables.rows import chunked
 
 
 class DatabaseBulkWriteReports(BulkWriteReports):

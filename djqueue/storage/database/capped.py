@@ -19,10 +19,9 @@ from djqueue.core.options import JobKey
 from djqueue.core.overview import NO_TOTALS, GroupsOverview, Overview, QueueOverview
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
-
-from . import rows
-from .groups import recorded_modes
-from .inspector import DatabaseInspector
+from djqueue.storage.tables import rows
+from djqueue.storage.tables.groups import recorded_modes
+from djqueue.storage.tables.inspector import DatabaseInspector
 
 CAP = 10_000
 """Maximum jobs to count in a queue and state."""

@@ -36,14 +36,14 @@ from djqueue.storage import backpressure
 from djqueue.storage.base import EventHandler, P, T, Unsubscribe
 from djqueue.storage.facets import Events
 from djqueue.storage.reads import Reads
+from djqueue.storage.tables.clock import set_right
+from djqueue.storage.tables.dberrors import AWAY, drop_if_broken, is_unreachable, named, unavailable
+from djqueue.storage.tables.dialects import Dialect
+from djqueue.storage.tables.groups import record_mode, recorded_modes
+from djqueue.storage.tables.inspector import DatabaseInspector
 
 from .address import Address, parse_address
-from .clock import set_right
-from .dberrors import AWAY, drop_if_broken, is_unreachable, named, unavailable
-from .dialects import Dialect
 from .export import DatabaseExport
-from .groups import record_mode, recorded_modes
-from .inspector import DatabaseInspector
 from .lease import SchedulerLease, present_holder
 from .operations import AnsweredBy, Operation, operation_of
 from .patience import TIMEOUT, patience

@@ -9,8 +9,8 @@ from django.db.models import Model
 from djqueue import models
 from djqueue.core.diagnostics import BAD, OK, WARN, DiagnosticLine, size, workers_line
 from djqueue.core.durations import to_milliseconds
+from djqueue.storage.tables.inspector import DatabaseInspector
 
-from .inspector import DatabaseInspector
 from .journal import BACKLOG
 from .lease import NAME
 

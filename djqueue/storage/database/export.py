@@ -25,9 +25,8 @@ from djqueue.storage.export import (
     page_of,
     seconds,
 )
-
-from . import rows
-from .dberrors import named
+from djqueue.storage.tables import rows
+from djqueue.storage.tables.dberrors import named
 
 LEAST = 5_000
 """Minimum rows in a part; smaller parts gain nothing."""

@@ -10,8 +10,8 @@ from django.db import Error, connections
 from djqueue.core.deadline import remaining
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.shown import in_one_line
+from djqueue.storage.tables.dialects import Dialect
 
-from .dialects import Dialect
 from .journal import DatabaseJournal, Waiter
 from .lease import SchedulerLease
 

@@ -14,8 +14,9 @@ from djqueue.core.job import EngineJob
 from djqueue.core.options import JobKey
 from djqueue.core.shown import in_one_line
 from djqueue.core.states import REUSABLE, State
+from djqueue.storage.tables import rows
 
-from . import recovery, rows
+from . import recovery
 from .endedjobs import EndedJobs
 from .gate import JournalGate
 from .journal import DatabaseJournal

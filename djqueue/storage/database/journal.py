@@ -29,12 +29,13 @@ from djqueue.core.retention import NO_RETENTION, Retention
 from djqueue.core.shown import in_one_line
 from djqueue.core.states import State
 from djqueue.core.versions import ChangeCounter
+from djqueue.storage.tables import rows
+from djqueue.storage.tables.dialects import Dialect
+from djqueue.storage.tables.groups import GROUP_STATE, QUEUE_STATE
+from djqueue.storage.tables.rows import Row
 
-from . import pinned, rows
-from .dialects import Dialect
-from .groups import GROUP_STATE
+from . import pinned
 from .retentionindex import RetentionEntry, RetentionIndex
-from .rows import Row
 
 logger = logging.getLogger("djqueue.journal")
 
@@ -774,7 +775,7 @@ class DatabaseJournal:
             if buffer.deletes:
                 write.delete(models.Job, rows.JOB_KEY, list(buffer.deletes))
                 gone = list({row[:2]: None for row in buffer.deletes})
-                for model in OWNED:
+                for model in rows.OWNED:
                     write.delete(model, rows.KEY, gone)
             if buffer.inserts:
                 write.insert(
@@ -909,9 +910,6 @@ class LeaseLost(StorageUnavailableError):
 
 LIMITER_STATE = ("name", "rate_capacity", "rate_per", "concurrency")
 BUCKET = ("queue", "name", "tier", "start", *Totals._fields, "wait", "run")
-QUEUE_STATE = ("name", "paused", "rate_capacity", "rate_per", "concurrency")
-OWNED = (models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog, models.JobItem)
-"""Tables whose rows belong to a job."""
 
 
 def _is_long(job: EngineJob, retention: Retention) -> bool:

@@ -2,11 +2,8 @@
 
 import os
 import secrets
-import socket
 import threading
-from datetime import datetime
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import Error, IntegrityError, OperationalError, transaction
 from django.db.models import F, QuerySet
@@ -14,9 +11,10 @@ from django.db.models import F, QuerySet
 from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.clocksteps import STEP
-from djqueue.core.durations import EPOCH, to_milliseconds
+from djqueue.core.durations import to_milliseconds
+from djqueue.storage.tables.clock import set_right
+from djqueue.storage.tables.holders import LeaseHolder, boot_of, died_here, host_name, lives_here, start_mark
 
-from .clock import set_right
 from .journal import LeaseLost
 
 NAME = "scheduler"
@@ -24,28 +22,8 @@ TTL = 10_000
 """Milliseconds for which the row holds unless renewed, where SCHEDULER_LEASE does not say otherwise."""
 BLOCKED = 1_000
 """Milliseconds that a write waits for another process's lock, at which the holder's silence says nothing."""
-STATE, THREADS, START = 0, 17, 19
-"""Fields of /proc/<pid>/stat, counted from behind the name: its state, its threads, when it was started."""
 RELEASED, ABANDONED = 0, 1
 """Ends of a claim that was given back, and of one whose process was killed."""
-
-
-class LeaseHolder(NamedTuple):
-    """Who has the row."""
-
-    holder: str
-    host: str
-    pid: int
-    address: str
-    generation: int = 0
-    renewed_at: datetime = EPOCH
-    expires_at: datetime = EPOCH
-    clock_offset: int | None = None
-    """From `Clock.elapsed` of its machine to the wall clock that the jobs in the tables have followed."""
-
-    def describe(self) -> str:
-        """For people."""
-        return f"process {self.pid} on {self.host.partition('/')[0]}"
 
 
 class SchedulerLease:
@@ -100,7 +78,9 @@ class SchedulerLease:
             "expires_at": now + self.ttl,
         }
         offset = now - self._clock.elapsed()
-        is_known = there is not None and there.clock_offset is not None and _boot(there.host) == _boot() != ""
+        is_known = (
+            there is not None and there.clock_offset is not None and boot_of(there.host) == boot_of() != ""
+        )
         if there is not None and not is_known:
             values["clock_offset"] = None  # Another machine's, or another boot's.
         taken = 0
@@ -258,69 +238,6 @@ def present_holder(alias: str, now: int | None = None) -> LeaseHolder | None:
     # The clock may have been set forward since the holder renewed it.
     is_free = to_milliseconds(holder.expires_at) <= ABANDONED
     return holder if not is_free and lives_here(holder) else None
-
-
-def host_name() -> str:
-    """This machine, boot and process namespace: two holders of one name can see each other's processes."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    if not boot.exists():
-        return socket.gethostname()
-    namespace = os.readlink("/proc/self/ns/pid")
-    return f"{socket.gethostname()}/{boot.read_text().strip()[:8]}/{namespace}"
-
-
-def _boot(host: str | None = None) -> str:
-    """Return the boot of a machine, in the form of `host_name`; "" if unknown. None: of this one."""
-    parts = (host_name() if host is None else host.partition("@")[0]).split("/")
-    return parts[1] if len(parts) > 1 else ""
-
-
-def start_mark(pid: int) -> str:
-    """Return "@" and the start time of a process, which a later one with its id has not; "" if unknown."""
-    fields = _stat(pid)
-    return f"@{fields[START]}" if fields else ""
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the fields of a process in /proc behind its name; none if there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return []
-    # The name of the program, in parentheses, may hold anything.
-    return stat.rpartition(")")[2].split()
-
-
-def died_here(holder: LeaseHolder) -> bool:
-    """Whether the holder was a process of this machine that is no more."""
-    return _is_here(holder) and not _exists(holder)
-
-
-def lives_here(holder: LeaseHolder) -> bool:
-    """Whether the holder is a process of this machine."""
-    return _is_here(holder) and _exists(holder)
-
-
-def _is_here(holder: LeaseHolder) -> bool:
-    host = holder.host.partition("@")[0]
-    return host == host_name() and "/" in host
-
-
-def _exists(holder: LeaseHolder) -> bool:
-    _, mark, started = holder.host.partition("@")
-    fields = _stat(holder.pid)
-    if fields:
-        if mark and fields[START] != started:
-            return False  # another process has the id by now
-        if fields[STATE] in "ZX" and int(fields[THREADS]) <= 1:
-            return False  # it has ended, and its parent has not taken notice yet
-    try:
-        os.kill(holder.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 Observed = tuple[tuple[str, int, int], int]

@@ -23,9 +23,9 @@ from djqueue.core.metrics import (
     values_of,
 )
 from djqueue.core.metrics import Row as Found
+from djqueue.storage.tables.rows import Row, chunked, raw_values
 
 from .journal import BUCKET, DatabaseJournal
-from .rows import Row, chunked, raw_values
 
 Key = tuple[str, str, int, int]
 """(queue, name, length, start)."""

@@ -2,9 +2,9 @@
 
 from djqueue.core.engine import Engine
 from djqueue.core.groups import NO_LIMIT
+from djqueue.storage.tables.dberrors import named
+from djqueue.storage.tables.groups import recorded_modes, row_of
 
-from .dberrors import named
-from .groups import recorded_modes, row_of
 from .journal import DatabaseJournal
 
 

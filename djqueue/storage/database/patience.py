@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from djqueue.core.job import Batch
-
-from .dialects import Dialect
+from djqueue.storage.tables.dialects import Dialect
 
 TIMEOUT = 2.0
 """Default of the option TIMEOUT, in seconds."""

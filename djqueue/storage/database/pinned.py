@@ -13,8 +13,7 @@ from django.db.models.functions import Cast, Coalesce, NullIf
 from djqueue import models
 from djqueue.core.options import JobKey
 from djqueue.core.states import State
-
-from . import rows
+from djqueue.storage.tables import rows
 
 PUT_OFF = 126_230_400_000_000
 """Four thousand years, in milliseconds: what an end that is put off is later than it was."""

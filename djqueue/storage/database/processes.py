@@ -5,7 +5,7 @@ import socket
 import struct
 from collections.abc import Callable
 
-from .lease import LeaseHolder, died_here, host_name, start_mark
+from djqueue.storage.tables.holders import LeaseHolder, died_here, host_name, start_mark
 
 CREDENTIALS = struct.Struct("3i")
 """Process, user and group of a Unix socket's peer."""

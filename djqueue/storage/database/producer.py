@@ -16,11 +16,10 @@ from djqueue.core.options import JobKey
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import LIVE, PENDING, REUSABLE, State
 from djqueue.storage import commits
-
-from . import rows
-from .clock import set_right
-from .dberrors import AWAY, drop_if_broken, unavailable
-from .dialects import Dialect
+from djqueue.storage.tables import rows
+from djqueue.storage.tables.clock import set_right
+from djqueue.storage.tables.dberrors import AWAY, drop_if_broken, unavailable
+from djqueue.storage.tables.dialects import Dialect
 
 Found = tuple[State, bytes | None]
 """State and result of a job."""

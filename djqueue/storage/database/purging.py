@@ -14,9 +14,10 @@ from djqueue.core.options import JobKey
 from djqueue.core.retention import Retention
 from djqueue.core.states import TERMINAL, State
 from djqueue.storage.engined import WORKER_TTL
+from djqueue.storage.tables import rows
+from djqueue.storage.tables.dialects import Dialect
 
-from . import metrics, recovery, rows, staging
-from .dialects import Dialect
+from . import metrics, recovery, staging
 from .gate import JournalGate
 from .journal import DatabaseJournal
 

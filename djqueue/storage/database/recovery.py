@@ -16,9 +16,10 @@ from djqueue.core.shard import REPLACED, incident_of, note_attempt
 from djqueue.core.stalls import stalled_error
 from djqueue.core.states import LIVE, PENDING, REUSABLE, State
 from djqueue.core.unique import PREDECESSOR
+from djqueue.storage.tables import rows
+from djqueue.storage.tables.groups import group_limits, recorded_modes
 
-from . import pinned, rows
-from .groups import group_limits, recorded_modes
+from . import pinned
 from .journal import DatabaseJournal
 from .processes import SCHEDULER, has_died
 

@@ -17,9 +17,9 @@ from djqueue.core.job import EngineJob, JobFailure
 from djqueue.core.retention import Retention
 from djqueue.core.sizes import size_of, size_of_error
 from djqueue.core.states import State
+from djqueue.storage.tables import rows
+from djqueue.storage.tables.dialects import Dialect
 
-from . import rows
-from .dialects import Dialect
 from .pinned import PUT_OFF, own_end
 
 Key = tuple[str, str]

@@ -35,10 +35,10 @@ from djqueue.core.states import TERMINAL, State
 from djqueue.storage import backpressure
 from djqueue.storage.base import P, T
 from djqueue.storage.engined import WORKER_TTL, EngineEvents, EngineStorage, EngineWorkers
+from djqueue.storage.tables.clock import DatabaseClock
+from djqueue.storage.tables.dialects import Dialect
 
 from . import recovery
-from .clock import DatabaseClock
-from .dialects import Dialect
 from .endedjobs import EndedJobs
 from .export import DatabaseExport
 from .gate import JournalGate

@@ -15,11 +15,11 @@ from djqueue.core.options import MAX_INTEGER
 from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
 from djqueue.storage.facets import Limiters, Queues
+from djqueue.storage.tables.inspector import DatabaseInspector
 
 from . import recovery
 from .gate import JournalGate
 from .inbox import NO_LIMIT, Inbox
-from .inspector import DatabaseInspector
 from .journal import DatabaseJournal
 from .modes import GroupModes
 from .scheduler_jobs import SchedulerJobs

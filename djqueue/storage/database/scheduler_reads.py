@@ -19,12 +19,13 @@ from djqueue.core.pages import JobPage
 from djqueue.core.states import State
 from djqueue.core.summaries import JobSummaryPage
 from djqueue.storage.engined import EngineReads
+from djqueue.storage.tables import rows
+from djqueue.storage.tables.inspector import DatabaseInspector
 
-from . import diagnosis, recovery, rows
+from . import diagnosis, recovery
 from .endedjobs import EndedJobs
 from .gate import JournalGate
 from .inbox import Inbox
-from .inspector import DatabaseInspector
 from .journal import DatabaseJournal
 
 

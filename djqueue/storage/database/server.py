@@ -18,10 +18,10 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.errors import ConfigurationError, StorageError
+from djqueue.storage.tables.dberrors import named
 
 from .accepting import BACKLOG, Limits, accept, bind_tcp, log
 from .address import Address
-from .dberrors import named
 from .folder import private_folder, remove_stale_socket
 from .scheduler import SchedulerStorage
 from .session import Session, abort

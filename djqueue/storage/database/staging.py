@@ -22,12 +22,12 @@ from djqueue.storage.staging import (
     Staging,
     check_chunk,
 )
+from djqueue.storage.tables.clock import set_right
+from djqueue.storage.tables.dberrors import named
+from djqueue.storage.tables.dialects import Dialect
+from djqueue.storage.tables.rows import chunked
 
 from . import wire
-from .clock import set_right
-from .dberrors import named
-from .dialects import Dialect
-from .rows import chunked
 
 RESUMABLE = 7 * 86_400_000
 """Milliseconds for which an interrupted publication can be resumed."""

@@ -4,9 +4,8 @@ from djqueue import models
 from djqueue.core.clocksteps import keep_lengths, log_step
 from djqueue.core.job import EngineJob
 from djqueue.core.states import LIVE, State
-
-from . import rows
-from .dialects import Dialect
+from djqueue.storage.tables import rows
+from djqueue.storage.tables.dialects import Dialect
 
 PAGE = 5_000
 """Rows changed at a time."""

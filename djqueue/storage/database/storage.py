@@ -44,13 +44,14 @@ from djqueue.storage import commits, sparktables
 from djqueue.storage.base import P, Storage, T
 from djqueue.storage.capabilities import Capabilities, SchedulerRole, TransactionalEnqueue
 from djqueue.storage.facets import Unsubscribe
+from djqueue.storage.tables.clock import DatabaseClock
+from djqueue.storage.tables.dberrors import drop_if_broken, named
+from djqueue.storage.tables.dialects import dialect_for
+from djqueue.storage.tables.remedies import LOCKED
 
 from .address import default_address, parse_address
 from .bulkwrites import DatabaseBulkWriteReports
 from .client import ClientStorage
-from .clock import DatabaseClock
-from .dberrors import drop_if_broken, named
-from .dialects import dialect_for
 from .facets import (
     DatabaseEvents,
     DatabaseJobs,
@@ -63,7 +64,6 @@ from .journal import LeaseLost
 from .lease import TTL, SchedulerLease
 from .operations import operation_of
 from .patience import TIMEOUT
-from .remedies import LOCKED
 from .scheduler import SchedulerStorage
 from .server import SchedulerServer
 

@@ -26,9 +26,9 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import NO_LIMITS, LimiterPolicy, LimiterState
 from djqueue.core.states import State
 from djqueue.core.summaries import JobSummaryPage
+from djqueue.storage.tables.inspector import DatabaseInspector
 
 from . import capped, diagnosis, metrics
-from .inspector import DatabaseInspector
 
 
 class Tables:

@@ -10,7 +10,7 @@ from djqueue import models
 from djqueue.core.errors import QueueFullError
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
-from djqueue.storage.database.dialects import dialect_for
+from djqueue.storage.tables.dialects import dialect_for
 from djqueue.testing.factories import batch, claim, claim_ids, counts, enqueue, enqueue_many, state
 from tests.support import eventually
 

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from djqueue import models
-from djqueue.storage.database import dialects, rows
-from djqueue.storage.database.dialects import dialect_for
+from djqueue.storage.tables import dialects, rows
+from djqueue.storage.tables.dialects import dialect_for
 
 ODD_TEXTS = [
     "",

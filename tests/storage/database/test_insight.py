@@ -18,7 +18,7 @@ from djqueue.core.pages import place_of
 from djqueue.core.states import State
 from djqueue.models import Job, MetricBucket
 from djqueue.storage.database import DatabaseStorage, capped
-from djqueue.storage.database.inspector import DatabaseInspector
+from djqueue.storage.tables.inspector import DatabaseInspector
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,

@@ -14,9 +14,10 @@ from djqueue.core.errors import SchedulerRunningError, StorageError, StorageUnav
 from djqueue.core.states import State
 from djqueue.storage.database import journal
 from djqueue.storage.database import storage as storage_module
-from djqueue.storage.database.clock import DatabaseClock
-from djqueue.storage.database.lease import RELEASED, TTL, SchedulerLease, died_here, host_name, present_holder
+from djqueue.storage.database.lease import RELEASED, TTL, SchedulerLease, present_holder
 from djqueue.storage.database.processes import SCHEDULER, has_died, own_process
+from djqueue.storage.tables.clock import DatabaseClock
+from djqueue.storage.tables.holders import died_here, host_name
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,
@@ -234,7 +235,7 @@ def test_what_was_read_too_late_does_not_begin_the_wait_anew(clock, monkeypatch)
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite has no clock of its own")
 def test_the_servers_clock_is_asked_and_not_this_machines(monkeypatch):
     ahead = FakeClock(now=DatabaseClock("default").now() + 3_600_000)
-    monkeypatch.setattr("djqueue.storage.database.clock.SYSTEM_CLOCK", ahead)
+    monkeypatch.setattr("djqueue.storage.tables.clock.SYSTEM_CLOCK", ahead)
     clock = DatabaseClock("default")
     lease = a_lease(clock)
 
@@ -246,7 +247,7 @@ def test_the_servers_clock_is_asked_and_not_this_machines(monkeypatch):
 
 def test_every_minute_the_clock_is_compared_again(monkeypatch):
     here = FakeClock()
-    monkeypatch.setattr("djqueue.storage.database.clock.SYSTEM_CLOCK", here)
+    monkeypatch.setattr("djqueue.storage.tables.clock.SYSTEM_CLOCK", here)
     clock = DatabaseClock("default")
     clock.measure()
     offset = clock.now() - here.now()

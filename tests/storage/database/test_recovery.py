@@ -14,9 +14,10 @@ from djqueue.core.job import DEAD_LETTER_REASONS, ItemMark
 from djqueue.core.limiter import Rate
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
-from djqueue.storage.database import recovery, rows
-from djqueue.storage.database.dialects import dialect_for
+from djqueue.storage.database import recovery
 from djqueue.storage.memory import MemoryStorage
+from djqueue.storage.tables import rows
+from djqueue.storage.tables.dialects import dialect_for
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,

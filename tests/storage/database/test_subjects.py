@@ -8,7 +8,7 @@ from djqueue.core.options import MSGPACK
 from djqueue.core.states import State
 from djqueue.models import Job
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.inspector import DatabaseInspector
+from djqueue.storage.tables.inspector import DatabaseInspector
 from djqueue.testing.factories import QUEUE, a_completed_job, a_delayed_job, enqueue
 
 ORDER = "shop.order:7"

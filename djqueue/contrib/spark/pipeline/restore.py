@@ -46,7 +46,7 @@ def restore(spark: "SparkSession", path: str, jobs: "DataFrame", alias: str, kee
     from django.db import transaction
 
     from djqueue.models import Job, JobAttempt
-    from djqueue.storage.database import outsiders
+    from djqueue.storage.tables import outsiders
 
     runs = archived(spark, path, ATTEMPTS).where("outcome <> 'completed'")
     of_job = runs.groupBy("queue", "id").agg(sql.collect_list(sql.struct(*_columns(ATTEMPTS))).alias("runs"))
@@ -98,7 +98,7 @@ def _taken(alias: str, rows: list[Row]) -> set[tuple[str, str]]:
 
 def _job(row: Row, until: int) -> "Job":
     from djqueue.models import Job
-    from djqueue.storage.database.rows import pack_options
+    from djqueue.storage.tables.rows import pack_options
 
     # Record the unique key without holding it, so that other jobs can use it.
     options = JobOptions(

@@ -32,6 +32,8 @@ Row = tuple[Any, ...]
 KEY = ("queue", "job_id")
 JOB_KEY = (*KEY, "created_at")
 """Columns that identify a job's row, but not that of a newer job with the same id."""
+OWNED = (models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog, models.JobItem)
+"""Models whose rows belong to a job."""
 NEW_JOB = (
     *KEY,
     "name",

@@ -1,0 +1,47 @@
+"""Read and write the limits of queues and groups, and the group mode of each queue."""
+
+from typing import Any
+
+from djqueue import models
+from djqueue.core.groups import NO_LIMIT, GroupLimit
+from djqueue.core.limiter import Rate
+
+from .rows import Row
+
+QUEUE_STATE = ("name", "paused", "rate_capacity", "rate_per", "concurrency")
+GROUP_STATE = ("queue", "group", "concurrency", "paused", "rate_capacity", "rate_per", "weight", "mode")
+"""A row without a group's name applies to every group of the queue, and has the mode."""
+
+
+def row_of(queue: str, group: str | None, limit: GroupLimit, mode: str = "") -> Row | None:
+    """Return a row of `GROUP_STATE`, or None if nothing has to be stored."""
+    if limit == NO_LIMIT and not mode:
+        return None
+    capacity, per = (limit.rate.capacity, limit.rate.per) if limit.rate is not None else (None, None)
+    return queue, group or "", limit.concurrency, limit.paused, capacity, per, limit.weight, mode
+
+
+def group_limits(alias: str, **which: Any) -> dict[tuple[str, str | None], GroupLimit]:
+    """Return the limits set on groups, by queue and group; None stands for every group."""
+    limits: dict[tuple[str, str | None], GroupLimit] = {}
+    rows = models.GroupState.objects.using(alias).filter(**which).values_list(*GROUP_STATE[:-1])
+    for queue, group, concurrency, paused, capacity, per, weight in rows:
+        rate = Rate(capacity, per) if capacity and per else None
+        limit = GroupLimit(concurrency, paused, rate, weight)
+        if limit != NO_LIMIT:
+            limits[queue, group or None] = limit
+    return limits
+
+
+def recorded_modes(alias: str, **which: Any) -> dict[str, str]:
+    """Return the recorded modes, by queue."""
+    rows = models.GroupState.objects.using(alias).filter(group="", **which).exclude(mode="")
+    return dict(rows.values_list("queue", "mode"))
+
+
+def record_mode(alias: str, queue: str, mode: str) -> None:
+    """Record a queue's mode, unless one is recorded."""
+    rows = models.GroupState.objects.using(alias)
+    row, _ = rows.get_or_create(queue=queue, group="", defaults={"mode": mode})
+    if not row.mode:
+        rows.filter(pk=row.pk, mode="").update(mode=mode)

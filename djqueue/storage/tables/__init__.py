@@ -1,1 +1,1 @@
-"""The parts that all users of the tables share: column values, SQL dialects, the clock, errors, lease holders."""
+"""Parts that all users of the tables share: column values, dialects, clock, errors and lease holders."""

@@ -129,7 +129,7 @@ def test_one_that_lost_it_can_neither_hold_nor_release_it(clock):
     with pytest.raises(journal.LeaseLost):
         first.hold()
     first.release()
-    first.jobs.move("unix:///elsewhere")
+    first.move("unix:///elsewhere")
 
     assert not a_lease(clock).acquire()
     assert row().address == "unix:///nowhere"

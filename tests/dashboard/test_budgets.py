@@ -49,7 +49,7 @@ BACKENDS = {
 SHOWN = [
     pytest.param(page, id=page.name) for page in PAGES if page.method == "GET" and "stream" not in page.name
 ]
-MODELS = ("job", "jobresult", "jobattempt", "joblog", "deadletter", "queuestate", "workerstate", "outboxjob")
+MODELS = ("job", "jobresult", "deadletter")
 
 
 @pytest.fixture(params=BACKENDS)
@@ -124,8 +124,6 @@ PLANNED = [
     ("djqueue_job", {}),
     ("djqueue_job", {"state__exact": "failed", "queue": "emails"}),
     ("djqueue_job_result", {}),
-    ("djqueue_job_attempt", {}),
-    ("djqueue_job_log", {}),
     ("djqueue_dead_letter", {}),
 ]
 
@@ -174,7 +172,7 @@ def test_a_plain_list_asks_little(model, query, memory):
         make_attempt(job)
         make_log(job, "hello")
     client = logged_in(make_superuser())
-    address = list_url(model, **(query if model not in ("queuestate", "workerstate", "outboxjob") else {}))
+    address = list_url(model, **query)
     assert client.get(address).status_code == 200
     found = statements(lambda: client.get(address))
     check(found)
@@ -184,7 +182,9 @@ def test_a_plain_list_asks_little(model, query, memory):
 @pytest.mark.parametrize("state", ["waiting", "completed", "failed"])
 def test_a_plain_page_of_a_row_asks_little(state, memory):
     job = make_job(state)
-    rows = [job, make_result(job, 1), make_attempt(job), make_log(job, "hello")]
+    rows = [job, make_result(job, 1)]
+    make_attempt(job)
+    make_log(job, "hello")
     client = logged_in(make_superuser())
     for row in rows:
         assert client.get(change_url(row)).status_code == 200

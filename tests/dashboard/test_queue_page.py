@@ -221,7 +221,7 @@ def test_a_limiter_that_holds_back_queues_that_the_user_is_not_to_see_is_not_set
 
 def test_a_limiter_that_is_set_wrong_is_told(sharing, boss):
     response = post(boss, "limiter", **{"limiter-rate": "now and then"})
-    assert "neither like" in response.content.decode()
+    assert "must be like" in response.content.decode()
     assert Limiter("mail").state().concurrency == 3
 
 

@@ -23,6 +23,7 @@ from django.utils.module_loading import import_string
 import djqueue
 from djqueue import Backoff, Queue, Worker, checks, conf, signals
 from djqueue.client import get_storage, registry
+from djqueue.conf import readers
 from djqueue.contrib.spark.pipeline.main import parser as spark_parser
 from djqueue.contrib.spark.read_options import BATCH_OPTIONS, STREAM_OPTIONS
 from djqueue.contrib.spark.read_options import OPTIONS as READ_OPTIONS
@@ -202,7 +203,7 @@ def test_the_tables_of_policies_are_complete():
     assert {row[0] for row in letters} == known_keys("QUEUES", {"q": {"DEAD_LETTERS": {"?": 1}}})
     bounds = [(row[0].strip("`"), row[1].strip("`"), row[3]) for row in table("settings.md", "retention")]
     assert {of for of, _, _ in bounds} == known_keys("QUEUES", {"q": {"RETENTION": {"?": {}}}})
-    for of, kind in conf.BOUNDS.items():
+    for of, kind in readers.BOUNDS.items():
         assert {key.lower() for each, key, _ in bounds if each == of} == kind.__dataclass_fields__.keys()
         kept = {key: eval(default) for each, key, default in bounds if each == of}
         assert conf.read_settings({"QUEUES": {"q": {"RETENTION": {of: kept}}}}).policy("q") == QueuePolicy()
@@ -217,8 +218,12 @@ def known_keys(setting: str, value: object) -> set[str]:
     """The keys of a dict inside a setting, as far as it takes them: found by asking for each."""
     [problem] = conf.problems({setting: value})
     assert "unknown key '?'" in problem
-    words = set(re.findall(r'"([A-Z_]+)"', inspect.getsource(conf)))
-    return {word for word in words if "not known" not in str(conf.problems(renamed(setting, value, word)))}
+    words = set(re.findall(r'"([A-Z_]+)"', inspect.getsource(readers)))
+    return {
+        word
+        for word in words
+        if not re.search("unknown key|is not a key", str(conf.problems(renamed(setting, value, word))))
+    }
 
 
 def renamed(setting: str, value: object, word: str) -> dict[str, object]:

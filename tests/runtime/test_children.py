@@ -71,7 +71,7 @@ async def test_each_child_says_what_became_of_it(storage, queue):
     for child, error in zip(seen[1:], (JobFailedError, JobCancelledError, JobNotFoundError), strict=True):
         with pytest.raises(error, match=child.id):
             child.result  # noqa: B018
-    assert "gone" in repr(seen[3])
+    assert "not found" in repr(seen[3])
     assert "completed" in repr(seen[0])
 
 

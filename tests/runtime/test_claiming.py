@@ -99,7 +99,7 @@ async def test_a_claimed_job_is_running(storage, queue):
 
 async def test_a_full_worker_is_left_in_peace_by_new_jobs(storage, queue, monkeypatch):
     done, rounds = asyncio.Event(), []
-    plain = claiming.ClaimLoop._pack
+    plain = claiming.ClaimLoop._next_exchange
 
     def counted(self):
         rounds.append(True)
@@ -108,7 +108,7 @@ async def test_a_full_worker_is_left_in_peace_by_new_jobs(storage, queue, monkey
     async def handler(job):
         await done.wait()
 
-    monkeypatch.setattr(claiming.ClaimLoop, "_pack", counted)
+    monkeypatch.setattr(claiming.ClaimLoop, "_next_exchange", counted)
     async with working(storage, handler, concurrency=1) as worker:
         queue.enqueue(name=HANDLER)
         await aeventually(lambda: worker.running == 1)

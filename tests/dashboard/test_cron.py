@@ -265,7 +265,7 @@ def test_a_preview_of_what_is_no_schedule_says_why(client, memory):
     for wrong, why in (
         ({"schedule": "0 0 1--100000000 * *"}, "is not a valid cron expression: Bad day-of-month"),
         ({"timezone": "Atlantis/Capital"}, "is not the name of a time zone"),
-        ({"args": "{}"}, "Expected a list"),
+        ({"args": "{}"}, "Enter a JSON list"),
         ({"every": "1:00:00"}, "not both"),
     ):
         html = do(client, "cron_create", **{**GOOD, **wrong, "djq_do": "preview"}).content.decode()

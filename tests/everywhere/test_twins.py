@@ -42,6 +42,8 @@ INSIDE = {
     "StoredResult",
     "Streaming",
     "BatchCollector",
+    "LoopSignal",
+    "Signal",
 }
 """Public classes without a call for users that asks a storage: values, and what the client is made of."""
 STREAMING = {
@@ -190,7 +192,7 @@ def methods() -> Iterator[Method]:
             if inspect.isclass(owner) and owner.__module__ == module.name and is_callers(owner):
                 for name, value in vars(owner).items():
                     if inspect.isfunction(value) and not name.startswith("_") and not is_twin(owner, name):
-                        yield Method(owner, name)
+                        yield Method(Queue if issubclass(Queue, owner) else owner, name)
 
 
 def is_callers(owner: type) -> bool:

@@ -69,7 +69,7 @@ def test_djqueue_is_the_only_app_that_a_project_needs(manage):
 
     code = (
         "from djqueue.models import Job; from djqueue.client import get_storage; job = Job.objects.get();"
-        "print(job.state, get_storage().jobs(job.queue, [job.job_id])[0].state.value)"
+        "print(job.state, get_storage().reads.jobs(job.queue, [job.job_id])[0].state.value)"
     )
     assert manage(apps, "shell", "-c", code).split()[-2:] == ["completed", "completed"]
 
@@ -91,7 +91,7 @@ def test_bulk_writes_need_the_app_of_spark_and_say_so(manage):
         "except OptionError as error:\n"
         "    print(error)\n"
         "print([page.name for page in PAGES if page.route.startswith('bulk-writes')])\n"
-        "print(storage.imports, rollups.within(0, 10**9, 1, ['emails']))\n"
+        "print(storage.capabilities.bulk_writes, rollups.within(0, 10**9, 1, ['emails']))\n"
     )
     error, pages, reports = manage(apps, "shell", "-v", "0", "-c", code).splitlines()
 

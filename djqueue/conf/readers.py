@@ -1,4 +1,4 @@
-"""One function per key of `DJQUEUE`, which converts its value to fields of `Settings`."""
+"""Read the keys of `DJQUEUE`: one function per key converts its value to fields of `Settings`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +9,7 @@ from djqueue.core.capacity import WHEN_FULL
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ConfigurationError, OptionError
-from djqueue.core.hiding import NAME, HiddenOptions, kind_of, shown_name
+from djqueue.core.hiding import NAME, HiddenOptions, kind_of, shown_name, without_credentials
 from djqueue.core.limiter import Rate
 from djqueue.core.metrics import Tiers
 from djqueue.core.options import MAX_INTEGER, EnqueueOptions, check_text, parse_options
@@ -370,3 +370,55 @@ READERS = {
     "MIDDLEWARE": _middleware,
     "DASHBOARD": _dashboard,
 }
+
+
+def read_settings(given: Mapping[str, Any]) -> Settings:
+    """Read a `DJQUEUE` mapping.
+
+    Raises:
+        ConfigurationError: A key is invalid. The message has the first of `problems`.
+    """
+    found = problems(given) or unknown_limiters(given)
+    if found:
+        raise ConfigurationError(found[0])
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        values.update(READERS[key](key, value))
+    if "QUEUES" in given:
+        default = default_policy(values.get("storage_options", {}))
+        values.update(read_queues("QUEUES", given["QUEUES"], default))
+    return Settings(**values)
+
+
+def problems(given: Mapping[str, Any]) -> list[str]:
+    """Return the problems of a `DJQUEUE` mapping, one sentence per invalid key."""
+    if not isinstance(given, Mapping):
+        return [f"DJQUEUE must be a dict; got {shown_name(given)}"]
+    found = []
+    for key, value in given.items():
+        reader = READERS.get(key)
+        if reader is None:
+            found.append(f"DJQUEUE[{shown_name(key)}] is not a setting{nearest(str(key), READERS)}")
+            continue
+        try:
+            reader(key, value)
+        except (ConfigurationError, OptionError) as error:
+            found.append(without_credentials(f"DJQUEUE[{key!r}]: {error}"))
+    return found
+
+
+def is_wrong(given: Mapping[str, Any]) -> bool:
+    """Return whether `read_settings` would raise."""
+    return bool(problems(given) or unknown_limiters(given))
+
+
+def unknown_limiters(given: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each queue whose limiter is undefined in an otherwise valid mapping."""
+    known = given.get("LIMITERS", {})
+    queues = given.get("QUEUES", {})
+    return [
+        f"DJQUEUE['QUEUES']: queue {name!r}: LIMITER {limiter!r} is not one of DJQUEUE['LIMITERS']"
+        f"{nearest(limiter, known)}"
+        for name, entry in (queues.items() if isinstance(queues, Mapping) else ())
+        if (limiter := entry.get("LIMITER")) is not None and limiter not in known
+    ]

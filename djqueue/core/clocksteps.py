@@ -74,13 +74,13 @@ def keep_lengths(job: EngineJob, step: int) -> bool:
 
 
 def is_relative(job: EngineJob) -> bool:
-    """Return whether a delayed job waits for a length of time to pass, and not for a point in time."""
+    """Return whether a pending job waits for a length of time to pass, and not for a point in time."""
     if job.state is not State.DELAYED and job.state is not State.BLOCKED:
         return False
     if job.attempts or job.stalls:
         return True  # It failed and waits for its next attempt.
-    delay = job.options.delay
-    if delay is None:
-        # Blocked jobs without a delay are due from their enqueue on.
-        return job.state is State.BLOCKED and job.run_at <= job.created_at + job.stepped
-    return job.run_at == job.created_at + job.stepped + delay
+    enqueued_at = job.created_at + job.stepped
+    if job.options.delay is None:
+        # Due from its enqueue on: blocked, or delayed because its producer's clock was slightly ahead.
+        return job.run_at <= enqueued_at
+    return job.run_at == enqueued_at + job.options.delay

@@ -46,12 +46,12 @@ Words = list[str]
 
 def _verb(kind: str) -> Callable[[Storage, str, Sequence[str]], Words]:
     return {
-        BulkKind.RETRY: lambda storage, queue, ids: storage.retry(queue, ids),
-        BulkKind.PURGE: lambda storage, queue, ids: _removed(storage.remove(queue, ids)),
-        BulkKind.DELETE: lambda storage, queue, ids: _removed(storage.remove(queue, ids)),
-        BulkKind.CANCEL: lambda storage, queue, ids: [one.status for one in storage.cancel(queue, ids)],
+        BulkKind.RETRY: lambda storage, queue, ids: storage.jobs.retry(queue, ids),
+        BulkKind.PURGE: lambda storage, queue, ids: _removed(storage.jobs.remove(queue, ids)),
+        BulkKind.DELETE: lambda storage, queue, ids: _removed(storage.jobs.remove(queue, ids)),
+        BulkKind.CANCEL: lambda storage, queue, ids: [one.status for one in storage.jobs.cancel(queue, ids)],
         BulkKind.PROMOTE: lambda storage, queue, ids: [
-            "promoted" if one else "not_delayed" for one in storage.promote(queue, ids)
+            "promoted" if one else "not_delayed" for one in storage.jobs.promote(queue, ids)
         ],
     }[BulkKind(kind)]
 

@@ -30,7 +30,7 @@ class Maintenance:
         self._events = worker.events
         storage = worker.storage
         self._chores = {
-            "maintain": lambda: storage.sweep(),
+            "sweep": lambda: storage.sweep(),
             **chores_of(storage),
             "unhandled": UnhandledWatch(worker).look,
         }

@@ -160,7 +160,7 @@ def test_the_form_works_while_the_storage_is_unreachable(memory, ada, monkeypatc
     def away(*args, **kwargs):
         raise StorageUnavailableError("nobody answers")
 
-    monkeypatch.setattr(type(get_storage()), "about", away)
+    monkeypatch.setattr(get_storage().reads, "jobs_about", away)
 
     html = page(logged_in(make_superuser()), ada)
 

@@ -104,11 +104,11 @@ ids = [job_id for _, job_id, _ in lines]
 states = {}
 for start in range(0, len(ids), 500):
     some = ids[start : start + 500]
-    records = zip(some, storage.jobs("default", some))
+    records = zip(some, storage.reads.jobs("default", some))
     states.update({job_id: None if record is None else record.state.value for job_id, record in records})
-dead = [letter.id for letter in storage.dead_letters("default")]
-every = [record.id for record in storage.page("default", None, 10_000_000)]
-counts = {state.value: count for state, count in storage.counts("default").items()}
+dead = [letter.id for letter in storage.reads.dead_letters("default")]
+every = [record.id for record in storage.reads.page("default", None, 10_000_000)]
+counts = {state.value: count for state, count in storage.reads.counts("default").items()}
 print(json.dumps({"states": states, "dead": dead, "every": every, "counts": counts}))
 storage.close()
 """

@@ -1,6 +1,7 @@
 """Warnings about jobs and queues that no worker would serve: logged once."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -30,7 +31,8 @@ def sending():
 @pytest.fixture
 def _shared(storage, monkeypatch):
     """A storage whose jobs are run by other processes."""
-    monkeypatch.setattr(type(storage), "in_process", False)
+    capabilities = replace(storage.capabilities, in_process=False)
+    monkeypatch.setattr(type(storage), "capabilities", capabilities)
 
 
 def warnings_of(caplog):
@@ -80,7 +82,7 @@ def test_a_storage_that_does_not_answer_is_no_reason_to_warn(storage, do, caplog
     def workers():
         raise StorageUnavailableError("away")
 
-    monkeypatch.setattr(storage.workers.all, "all", workers)
+    monkeypatch.setattr(storage.workers, "all", workers)
 
     assert do(Queue("emial"), "enqueue", 1).status == "queued"
     assert warnings_of(caplog) == []

@@ -39,10 +39,10 @@ def test_the_plugin_serves_a_test_run_of_a_project(tmp_path):
         "    pay.enqueue(7)\n"
         "    assert_enqueued(pay, args=(7,), count=1)\n"
         "    assert djqueue_drain().completed == 1\n"
-        "    assert djqueue_memory.counts('default')['completed'] == 1\n"
+        "    assert djqueue_memory.reads.counts('default')['completed'] == 1\n"
         "\n"
         "def test_another_starts_with_nothing(djqueue_memory):\n"
-        "    assert djqueue_memory.queues() == []\n"
+        "    assert djqueue_memory.queues.names() == []\n"
     )
     # By its module, whether djqueue is installed (then its name is taken) or not.
     plugins = ["-p", "no:djqueue", "-p", "djqueue.testing.plugin", "-p", "no:cacheprovider"]

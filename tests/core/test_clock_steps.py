@@ -3,6 +3,7 @@
 import pytest
 
 from djqueue.core.clock import Clock
+from djqueue.core.clocksteps import keep_lengths
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.engine import Engine
 from djqueue.core.job import Batch, ClaimRequest, EngineJob, EnqueueResult, Outcome
@@ -235,3 +236,22 @@ def test_a_suspended_machine_has_let_time_pass(site, caplog):
     site.clock.jump(-HOUR)
     sweep(site.engine, 60_000)
     assert "set back by 3600.0 s" in caplog.text
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("state", [State.DELAYED, State.BLOCKED])
+def test_a_job_that_was_due_when_it_was_enqueued_follows_the_clock(state, step):
+    """Its producer's clock can be ahead of the scheduler's, so it may be delayed for a moment."""
+    job = EngineJob("a", "q", "job", b"", JobOptions(), state, created_at=1_000, run_at=1_000)
+
+    assert keep_lengths(job, step)
+    assert job.run_at == 1_000 + step
+    assert keep_lengths(job, -step)
+    assert job.run_at == 1_000
+
+
+def test_a_job_that_is_due_at_a_time_of_day_does_not_follow_the_clock():
+    job = EngineJob("a", "q", "job", b"", JobOptions(), State.DELAYED, created_at=1_000, run_at=1_001)
+
+    assert not keep_lengths(job, HOUR)
+    assert job.run_at == 1_001

@@ -207,7 +207,7 @@ def test_a_worker_that_takes_it_in_the_last_moment_is_told_of(queue, client, mon
     storage = get_storage()
     replace_payload = storage.jobs.replace_payload
     monkeypatch.setattr(
-        storage, "replace_payload", lambda *said, **how: (claim(), replace_payload(*said, **how))[1]
+        storage.jobs, "replace_payload", lambda *said, **how: (claim(), replace_payload(*said, **how))[1]
     )
     response = send(client, **{**form, "args": '["bob"]'})
     assert "Not saved: the job is now" in said(response)
@@ -370,7 +370,7 @@ def test_when_the_storage_does_not_answer_what_was_typed_and_the_old_payload_are
     def lost(*said, **how):
         raise StorageUnavailableError("no answer")
 
-    monkeypatch.setattr(get_storage(), "replace_payload", lost)
+    monkeypatch.setattr(get_storage().jobs, "replace_payload", lost)
     response = send(client, **{**form, "args": '["bob"]'})
     assert "no answer" in said(response)
     assert '["bob"]' in said(response)

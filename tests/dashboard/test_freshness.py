@@ -333,7 +333,7 @@ def test_a_tag_that_is_none_matches_nothing(queue, tag):
 
 
 def test_a_storage_that_knows_no_version_is_compared_by_content(queue, monkeypatch):
-    monkeypatch.setattr(get_storage(), "change_version", lambda: None)
+    monkeypatch.setattr(get_storage().reads, "change_version", lambda: None)
     viewer = Viewer("queues")
     assert viewer.look().status_code == 200
     assert "." not in viewer.tag

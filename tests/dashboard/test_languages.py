@@ -140,7 +140,7 @@ def test_days_and_hours_alone_are_written_as_in_the_language():
 def test_the_last_upkeep_is_told_in_german_on_the_overview(german, busy, monkeypatch):
     line = DiagnosticLine("scheduler.tick", "Scheduler", "Last sweep", "3.2 s ago", "ok")
     found = get_storage().reads.diagnostics()._replace(lines=[line])
-    monkeypatch.setattr(type(get_storage()), "diagnostics", lambda _self: found)
+    monkeypatch.setattr(get_storage().reads, "diagnostics", lambda: found)
     assert "vor 3.2 s" in opened(PAGES[0]).texts
 
 
@@ -225,7 +225,7 @@ def test_lines_of_one_group_are_under_one_heading(monkeypatch):
         DiagnosticLine("a.c", "Server", "third", "3"),
     ]
     found = get_storage().reads.diagnostics()._replace(lines=lines)
-    monkeypatch.setattr(type(get_storage()), "diagnostics", lambda _self: found)
+    monkeypatch.setattr(get_storage().reads, "diagnostics", lambda: found)
     [page] = [page for page in PAGES if page.name == "storage"]
     texts = opened(page).texts
     assert [text for text in texts if text in ("Server", "Disks", "first", "second", "third")] == [

@@ -172,8 +172,9 @@ def test_while_the_storage_is_away_what_was_read_last_stays(client, memory, monk
     def away(*_args, **_kwargs):
         raise StorageUnavailableError("nobody is at home")
 
-    for verb in ("overview", "diagnostics", "workers"):
-        monkeypatch.setattr(get_storage(), verb, away)
+    monkeypatch.setattr(get_storage().workers, "all", away)
+    for verb in ("overview", "diagnostics"):
+        monkeypatch.setattr(get_storage().reads, verb, away)
     snapshots.forget()
     response = shown(client)
     assert "The storage is unreachable: nobody is at home" in response.content.decode()

@@ -58,8 +58,9 @@ def test_a_page_is_there_while_the_storage_is_not(name, client, memory, monkeypa
         raise StorageUnavailableError("nobody is at home")
 
     storage = get_storage()
-    for verb in ("overview", "workers", "series", "diagnostics", "cursor_page", "dead_letter_page"):
-        monkeypatch.setattr(storage, verb, away)
+    monkeypatch.setattr(storage.workers, "all", away)
+    for verb in ("overview", "series", "diagnostics", "cursor_page", "dead_letter_page"):
+        monkeypatch.setattr(storage.reads, verb, away)
     response = shown(client, name)
     assert "The storage is unreachable: nobody is at home" in response.content.decode()
     assert response["Djq-Unavailable"] == "1"
@@ -69,7 +70,7 @@ def test_an_open_page_is_told_that_the_storage_is_away_and_keeps_what_it_shows(c
     def away(*_args, **_kwargs):
         raise StorageUnavailableError("nobody is at home")
 
-    monkeypatch.setattr(get_storage(), "overview", away)
+    monkeypatch.setattr(get_storage().reads, "overview", away)
     response = client.get(address(BY_NAME["queues"]), headers={"HX-Request": "true"})
     assert (response.status_code, response["Djq-Unavailable"]) == (204, "1")
 
@@ -78,8 +79,8 @@ def test_a_change_while_the_storage_is_away_says_that_it_was_not_done(client, me
     def away(*_args, **_kwargs):
         raise StorageUnavailableError("nobody is at home")
 
-    for verb in ("pause", "cancel"):
-        monkeypatch.setattr(get_storage(), verb, away)
+    monkeypatch.setattr(get_storage().queues, "pause", away)
+    monkeypatch.setattr(get_storage().jobs, "cancel", away)
     for name in ("pause", "cancel", "selected_cancel"):
         response = client.post(address(BY_NAME[name]), {"job": "emails/a"}, follow=True)
         assert "The action failed: nobody is at home" in response.content.decode(), name
@@ -333,7 +334,7 @@ def test_the_outbox_of_redis_is_shown_with_its_backlog(client, settings, memory,
     settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"emails": {"OUTBOX": True}}}
     assert "Outbox" not in shown(client, "storage").content.decode()  # memory has none
     diagnostics = get_storage().reads.diagnostics()._replace(backend="redis")
-    monkeypatch.setattr(type(get_storage()), "diagnostics", lambda _storage: diagnostics)
+    monkeypatch.setattr(get_storage().reads, "diagnostics", lambda: diagnostics)
     snapshots.clear()
     given = {"queue": "emails", "name": "send", "payload": b"", "options": b""}
     for number in range(2):

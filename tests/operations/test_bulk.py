@@ -149,15 +149,15 @@ def test_many_are_done_in_parts_and_an_abort_counts_between_two(storage, clock, 
     monkeypatch.setattr(bulk, "PART", 10)
     fail(storage, count=35)
     begin(BulkKind.RETRY, clock)
-    seen = []
+    seen, real = [], storage.jobs.retry
 
     def retry(queue, ids, *, dry_run=False):
         seen.append(len(ids))
         if len(seen) == 2:
             bulk.abort(ALIAS, row().pk, clock)
-        return MemoryStorage.retry(storage, queue, ids)
+        return real(queue, ids)
 
-    monkeypatch.setattr(storage.reads.jobs, "retry", retry)
+    monkeypatch.setattr(storage.jobs, "retry", retry)
 
     worker.work()
 
@@ -215,7 +215,7 @@ def test_while_the_storage_is_away_nothing_is_counted_and_it_goes_on_later(
         raise StorageUnavailableError("away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(storage.reads.jobs, "retry", away)
+        patched.setattr(storage.jobs, "retry", away)
         with pytest.raises(StorageUnavailableError):
             worker.work()
     worker.work()
@@ -385,7 +385,7 @@ def test_one_that_died_after_forgetting_a_queue_does_not_have_its_new_jobs_forgo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(storage.queues.names, "obliterate", die)
+        patched.setattr(storage.queues, "obliterate", die)
         with pytest.raises(KeyboardInterrupt):
             worker.work()
     clock.advance(bulk.HOLD)

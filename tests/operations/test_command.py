@@ -78,7 +78,7 @@ def test_restore_counts_by_queue_and_outcome(configured, mirror, redis_server):
 
     output = run("restore-from-mirror", "--dry-run")
     assert "default: 4 would be restored (1 delayed, 3 waiting), 0 already in Redis, 0 refused" in output
-    assert configured.queues() == ["emails"]
+    assert configured.queues.names() == ["emails"]
     output = run("restore-from-mirror")
     assert "default: 4 restored (1 delayed, 3 waiting), 0 already in Redis, 0 refused" in output
     assert "emails: 0 restored, 1 already in Redis, 1 refused" in output

@@ -367,10 +367,12 @@ def test_a_storage_that_was_away_gets_its_jobs_when_it_is_back(
         raise StorageUnavailableError("away")
 
     row = a_cron_job(next_run_at=to_datetime(FIRST))
-    directly = "enqueue" if storage.capabilities.enqueue_directly is None else "enqueue_directly"
-    for owner, operation in ((storage.reads, "states"), (storage, directly)):
+    enqueue = (storage, "enqueue", is_away)
+    if storage.capabilities.enqueue_directly is not None:
+        enqueue = (storage, "capabilities", replace(storage.capabilities, enqueue_directly=is_away))
+    for replaced in ((storage.reads, "states", is_away), enqueue):
         with monkeypatch.context() as patch:
-            patch.setattr(owner, operation, is_away)
+            patch.setattr(*replaced)
             with pytest.raises(StorageUnavailableError):
                 goes_to(firing, clock, FIRST)
         assert times(row) == (0, None, FIRST)

@@ -460,7 +460,7 @@ def test_changes_that_were_forgotten_unread_are_made_good(short, make_mirror, ca
     mirror = make_mirror(short)
     ids = f.enqueue_many(short, 10)
     copy_all(mirror)
-    short.remove(f.QUEUE, ids[:5])
+    short.jobs.remove(f.QUEUE, ids[:5])
     f.finish(short, *map(f.completing, f.claim(short, 3)))
     change_much(short)
     copy_all(mirror)
@@ -604,7 +604,7 @@ def test_jobs_that_redis_has_lost_stay_also_over_a_gap(short, make_mirror, redis
     clock.advance(10)
     removed = f.enqueue(short)
     copy_all(mirror)
-    short.remove(f.QUEUE, [removed])
+    short.jobs.remove(f.QUEUE, [removed])
     change_much(short)
     copy_all(mirror)
 

@@ -470,15 +470,6 @@ def test_the_workers_command_relays(tables, redis_url, settings, monkeypatch):
 
 
 @pytest.mark.django_db
-def test_the_admin_lists_what_is_on_its_way(admin_client):
-    row = OutboxJob.objects.create(
-        queue="q", name="n", job_id="a-job", payload=b"", options=b"", created_at=1
-    )
-
-    for page in ("", f"{row.pk}/change/"):
-        assert "a-job" in admin_client.get(f"/admin/djqueue/outboxjob/{page}").content.decode()
-
-
 def test_the_relay_is_that_of_the_routers(storage):
     assert relay_of(storage)._alias == "default"
 

@@ -98,7 +98,7 @@ async def test_one_that_yields_nothing_completes(storage, queue, is_async):
     await work_off(storage, as_handler(is_async, lambda job: iter(())))
 
     assert values_of(queue, job_id) == []
-    assert storage.reads.groups == []
+    assert storage.groups == []
 
 
 @BOTH
@@ -131,8 +131,8 @@ async def test_many_items_go_in_few_groups(storage, queue, is_async):
     await work_off(storage, as_handler(is_async, lambda job: iter(range(9_000))))
 
     assert values_of(queue, job_id) == list(range(9_000))
-    assert sum(storage.reads.groups) == 9_000
-    assert len(storage.reads.groups) < 200
+    assert sum(storage.groups) == 9_000
+    assert len(storage.groups) < 200
 
 
 async def test_items_of_several_jobs_do_not_wait_for_one_another(storage, queue):
@@ -322,7 +322,7 @@ async def test_one_that_is_held_back_is_closed_when_its_job_is_cancelled(storage
     storage.gate.clear()
     job_id = queue.enqueue(name=HANDLER).id
     async with working(storage, as_handler(is_async, steps, lambda: ends.append(True))):
-        await aeventually(lambda: storage.reads.groups)
+        await aeventually(lambda: storage.groups)
         await asyncio.sleep(0.1)  # as long as a job runs before requests to cancel it are listened for
         queue.cancel(job_id)
         await aeventually(lambda: ends)

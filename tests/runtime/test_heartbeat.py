@@ -155,27 +155,26 @@ async def test_a_worker_whose_loop_is_held_up_tells_where(storage, queue):
     assert "in blocks_the_loop" in found[0]
 
 
-async def test_a_command_of_a_later_version_is_logged_and_the_others_are_done(queue, caplog):
-    class Later(RecordingStorage):
-        words = [("dance", "quiet"), ()]
-        """What is answered, from behind."""
+async def test_a_command_of_a_later_version_is_logged_and_the_others_are_done(queue, caplog, monkeypatch):
+    storage, words = RecordingStorage(), [("dance", "quiet"), ()]
+    register = storage.workers.register
 
-        def register_worker(self, info):
-            super().register_worker(info)
-            return self.words.pop() if self.words else ()
+    def answered(info):
+        register(info)
+        return words.pop() if words else ()
 
-    storage = Later()
+    monkeypatch.setattr(storage.workers, "register", answered)
     async with working(storage, nothing, worker_id="w", heartbeat=0.05):
         await aeventually(lambda: state_of(storage) == "quiet")
     assert any("ignored the unknown command 'dance'" in line for line in messages(caplog))
 
 
-async def test_a_dump_that_cannot_be_kept_is_logged_and_the_others_are_done(queue, caplog):
-    class Forgetful(RecordingStorage):
-        def save_dump(self, worker_id, text):
-            raise StorageUnavailableError("away")
+async def test_a_dump_that_cannot_be_kept_is_logged_and_the_others_are_done(queue, caplog, monkeypatch):
+    def away(worker_id, text):
+        raise StorageUnavailableError("away")
 
-    storage = Forgetful()
+    storage = RecordingStorage()
+    monkeypatch.setattr(storage.workers, "save_dump", away)
     async with working(storage, nothing, worker_id="w", heartbeat=0.05):
         storage.workers.control("w", "dump")
         storage.workers.control("w", "quiet")

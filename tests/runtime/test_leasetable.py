@@ -7,6 +7,7 @@ import pytest
 from djqueue.core.job import Lease
 from djqueue.runtime.leasekeeper import Keeping
 from djqueue.runtime.leasetable import LeaseTable, LeaseTableView, TornReadError
+from djqueue.storage.capabilities import Capabilities
 
 LEASE = 12_000
 BIG = 1 << 90
@@ -59,14 +60,22 @@ class Recorded:
         self.renewed: list[list[Lease]] = []
         self.claims: list[bytes] = []
         self.fails = False
+        self.capabilities = Capabilities(scheduler=RecordedRole(self.claims))
 
     def renew(self, leases):
         if self.fails:
             raise OSError("away")
         self.renewed.append(leases)
 
-    def renew_scheduler_claim(self, claim):
-        self.claims.append(claim)
+
+class RecordedRole:
+    """The role of the scheduler, which notes the renewed claims."""
+
+    def __init__(self, claims: list[bytes]) -> None:
+        self._claims = claims
+
+    def renew(self, claim):
+        self._claims.append(claim)
 
 
 def seen(beat: int, leases: list[Lease] | None = None, claim: bytes = b"") -> LeaseTableView:

@@ -34,7 +34,7 @@ class ToldWorkers(EngineWorkers):
         if self._storage.away:
             self._storage.away -= 1
             raise StorageUnavailableError("away")
-        self._storage.notify_incidents += stats
+        self._storage.told += stats
 
 
 async def ok(job):
@@ -56,7 +56,7 @@ def test_a_worker_tells_of_its_runs_by_name_at_its_end():
     with Worker(storage, handlers=HANDLERS, until_empty=True) as worker:
         worker.join()
 
-    told = {one.name: one for one in storage.notify_incidents}
+    told = {one.name: one for one in storage.told}
     assert told.keys() == {"ok", "fail"}
     assert told["ok"][:6] == (QUEUE, "ok", 5, 0, 0, 0)
     assert told["fail"][2:6] == (0, 0, 1, 0)
@@ -72,7 +72,7 @@ def test_waits_are_of_first_runs_and_of_jobs_that_depend_on_nothing():
     with Worker(storage, handlers=HANDLERS, until_empty=True) as worker:
         worker.join()
 
-    told = {one.name: one for one in storage.notify_incidents}
+    told = {one.name: one for one in storage.told}
     assert (told["fail"].wait.total, told["fail"].run.total) == (1, 3)
     assert (told["fail"].retried, told["fail"].failed) == (2, 1)
     assert (told["ok"].wait.total, told["ok"].run.total) == (0, 1)
@@ -85,6 +85,6 @@ def test_a_worker_tells_now_and_then_and_again_what_was_not_taken(monkeypatch: p
     enqueue_many(storage, 3, name="ok")
 
     with Worker(storage, handlers=HANDLERS):
-        eventually(lambda: sum(one.completed for one in storage.notify_incidents) == 3)
+        eventually(lambda: sum(one.completed for one in storage.told) == 3)
         enqueue_many(storage, 2, name="ok")
-        eventually(lambda: sum(one.run.total for one in storage.notify_incidents) == 5)
+        eventually(lambda: sum(one.run.total for one in storage.told) == 5)

@@ -55,7 +55,7 @@ async def test_a_short_outage_is_one_line_when_it_is_over(storage, queue, caplog
     async with working(storage, lambda job: None, heartbeat=0.01):
         storage.away.set()
         queue.enqueue(name=HANDLER)
-        await aeventually(lambda: {"finish", "maintain"} <= set(storage.refused), timeout=10)
+        await aeventually(lambda: {"finish", "sweep"} <= set(storage.refused), timeout=10)
         storage.away.clear()
         await aeventually(lambda: queue.counts()["completed"] == 1)
         again = "available again after"
@@ -159,7 +159,7 @@ async def test_maintenance_goes_on_after_an_outage(storage, queue, monkeypatch):
     swept = threading.Event()
     async with working(storage, lambda job: None):
         storage.away.set()
-        await aeventually(lambda: storage.refused.count("maintain") >= 3)
+        await aeventually(lambda: storage.refused.count("sweep") >= 3)
         storage.away.clear()
         storage.sweep = swept.set
         assert await asyncio.to_thread(swept.wait, 5)
@@ -172,7 +172,7 @@ async def test_a_worker_without_maintenance_does_none(storage, queue, monkeypatc
         await aeventually(lambda: "finish" in storage.refused)
         storage.away.clear()
 
-    assert "maintain" not in storage.refused
+    assert "sweep" not in storage.refused
 
 
 async def test_a_worker_may_be_stopped_during_an_outage(storage, queue, monkeypatch, caplog):
@@ -243,17 +243,22 @@ async def test_a_storage_that_is_away_at_the_start_is_the_callers_error():
         await worker.run()
 
 
-async def test_a_worker_starts_although_the_storage_goes_away_right_after_it_has_connected(caplog):
+async def test_a_worker_starts_although_the_storage_goes_away_right_after_it_has_connected(
+    caplog, monkeypatch
+):
     class LeavingStorage(FailingStorage):
         def connect(self):
             super().connect()
             self.away.set()
 
-        def register_worker(self, info):
-            self._check("register")
-            return super().register_worker(info)
-
     storage = LeavingStorage()
+    register = storage.workers.register
+
+    def registering(info):
+        storage._check("register")
+        return register(info)
+
+    monkeypatch.setattr(storage.workers, "register", registering)
     queue = Queue("work", storage=storage)
     caplog.set_level("INFO", "djqueue")
     async with working(storage, lambda job: None, worker_id="w") as worker:

@@ -100,6 +100,7 @@ def simulated(world: World) -> Iterator[None]:
             f"{DATABASE}.lease._observed": Observed(),
             f"{DATABASE}.lease._failed_at": Observed(),
             f"{DATABASE}.lease.host_name": lambda: HOST,
+            "djqueue.storage.tables.holders.host_name": lambda: HOST,
             f"{DATABASE}.lease.start_mark": lambda pid: "",
             f"{DATABASE}.processes.start_mark": lambda pid: "",
             f"{DATABASE}.processes.died_here": _died,

@@ -181,7 +181,7 @@ class Command(BaseCommand):
         if is_mirrored(storage):
             return mirror_of(storage)
         where = storage.describe()
-        if hasattr(storage, "changes"):
+        if storage.capabilities.database is None and not storage.capabilities.in_process:
             raise CommandError(f"{where} is not mirrored: MIRROR or STREAM is off in the settings")
         raise CommandError(
             "this command requires the Redis storage, whose jobs are mirrored in tables; "

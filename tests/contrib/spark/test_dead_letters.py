@@ -158,7 +158,7 @@ def test_a_queue_that_wants_groups_rejects_what_has_none(url, delivery, target):
         take_in(owner)
 
         assert (report.inserted, report.rejected, report.dead_letters) == (1, {"group": 1}, 1)
-        assert len(owner.dead_letters(QUEUE)) == 1
+        assert len(owner.reads.dead_letters(QUEUE)) == 1
 
 
 def test_a_new_queue_of_redis_is_used_in_the_mode_that_is_said(redis_url):

@@ -11,8 +11,8 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
 from djqueue.core.states import State
-from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database import scheduler as scheduling
+from djqueue.storage.database import DatabaseStorage, purging
+from djqueue.storage.database.inbox import NO_LIMIT
 from djqueue.testing import factories as f
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract import POLICIES
@@ -39,11 +39,11 @@ def make(tables, make_storage, clock):
 
 
 def the_scheduler(storage):
-    return storage._active
+    return storage.active
 
 
 def totals(storage, queue=MEASURED):
-    found = the_scheduler(storage)._journal.book.totals(queue)
+    found = the_scheduler(storage).journal.book.totals(queue)
     return {kind: found.get(kind, (0, 0)) for kind in COUNTED}
 
 
@@ -65,7 +65,7 @@ def test_the_sums_are_right_whatever_happens(tables, seed):
         with closing(DatabaseStorage(clock=clock, policies=POLICIES)) as storage:
             storage.connect()
             for _ in walk(storage, 10 * seed + begun, clock.advance, 60):
-                the_scheduler(storage)._take_in_all()
+                the_scheduler(storage).inbox.take_in_all()
                 held = the_scheduler(storage).engine.put_off(MEASURED)
                 known = expected(storage)
                 assert totals(storage) == known
@@ -87,7 +87,7 @@ def test_the_sums_are_right_whatever_happens(tables, seed):
 
 def test_a_commit_whose_answer_was_lost_counts_nothing_twice(make, monkeypatch):
     storage = make(Retention(completed=Keep(bytes=1_000)))
-    journal = the_scheduler(storage)._journal
+    journal = the_scheduler(storage).journal
     write, failed = journal._write, []
 
     def writing(buffer):
@@ -127,18 +127,18 @@ def test_what_ended_before_the_queue_was_bounded_counts(make, monkeypatch):
 
 def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(make, monkeypatch):
     storage = make(Retention(completed=Keep(count=10), results=KeepResults(bytes=100)))
-    monkeypatch.setattr(scheduling, "PURGE_LIMIT", 50)
+    monkeypatch.setattr(purging, "LIMIT", 50)
     f.enqueue_many(storage, 1_000, queue=QUEUE)
     f.finish(storage, *(f.completing(one, bytes(10)) for one in f.claim(storage, 1_000)))
     scheduler = the_scheduler(storage)
-    remove, taken = scheduler._remove, []
+    remove, taken = scheduler.jobs.remove_unwritten, []
 
     def removing(queue, ids, *args):
         taken.append(len(ids))
         f.a_completed_job(storage, queue="other")
         return remove(queue, ids, *args)
 
-    monkeypatch.setattr(scheduler, "_remove", removing)
+    monkeypatch.setattr(scheduler.jobs, "remove_unwritten", removing)
     left = []
     while any(storage.sweep()):
         left.append(storage.reads.counts(QUEUE)[State.COMPLETED])
@@ -151,7 +151,7 @@ def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(make, monkeypat
 
 def test_what_is_above_a_bound_is_found_by_an_index(make):
     storage = make(Retention(completed=Keep(bytes=1)))
-    book = the_scheduler(storage)._journal.book
+    book = the_scheduler(storage).journal.book
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("SET enable_seqscan = off")
@@ -174,20 +174,20 @@ def test_a_sweep_keeps_a_job_that_is_enqueued_again_meanwhile(make, make_storage
     old, _ = (f.a_cancelled_job(storage, queue=QUEUE) for _ in range(2))
     storage.reads.counts(QUEUE)
     active = the_scheduler(storage)
-    remove = active._remove
+    remove = active.jobs.remove_unwritten
 
     def remove_later(queue, ids, *args):
         if old in ids and client.reads.states(queue, [old]) == [State.CANCELLED]:
             f.enqueue(client, queue=queue, id=old)
         return remove(queue, ids, *args)
 
-    monkeypatch.setattr(active, "_remove", remove_later)
+    monkeypatch.setattr(active.jobs, "remove_unwritten", remove_later)
     if sweep == "expired":
         models.Job.objects.filter(job_id=old).update(expires_at=1)
-        active._purge_jobs(storage._clock.now())
+        active._purge._purge_jobs(storage._clock.now())
     elif sweep == "surplus":
-        active._trim(QUEUE, State.CANCELLED)
+        active._purge._trim(QUEUE, State.CANCELLED)
     else:
-        active._clean_ended(QUEUE, frozenset({State.CANCELLED}), scheduling.FOREVER, 10)
+        active.queues._clean_ended(QUEUE, frozenset({State.CANCELLED}), NO_LIMIT, 10)
 
     assert storage.reads.states(QUEUE, [old]) == [State.WAITING]

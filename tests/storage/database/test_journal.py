@@ -189,7 +189,7 @@ def test_a_row_that_took_a_removed_jobs_place_is_not_removed_with_it():
     buffer, later = Buffer(), Buffer()
     buffer.remove(("q", "a", 1))
     later.inserts["q", "a"] = "new"
-    later.jobs.remove(("q", "a", 2))
+    later.remove(("q", "a", 2))
     buffer.follow(later)
 
     assert list(buffer.deletes) == [("q", "a", 1), ("q", "a", 2)]

@@ -159,11 +159,11 @@ def assert_nothing_is_left(server, open_storage):
     left = {key: lasts for key, lasts in keys_of(server).items() if key.startswith("{q:")}
     names = {key.split("}:")[1].split(":")[0] for key in left}
     assert names <= {"meta", "inbox", "lane", "log", "m", "metrics", "r", "version"}
-    assert [key for key, lasts in left.reads.items() if key.endswith(":version") and lasts < 0] == []
+    assert [key for key, lasts in left.items() if key.endswith(":version") and lasts < 0] == []
     for queue in BOTH:
         later.queues.obliterate(queue)
     left = keys_of(server)
-    assert [key for key, lasts in left.reads.items() if lasts < 0] == []
+    assert [key for key, lasts in left.items() if lasts < 0] == []
     names = {key.split("}:")[1].split(":")[0] for key in left}
     # Buckets of metrics go by their own time: who is a month ahead does not know their names.
     assert names <= {"inbox", "lane", "m", "metrics", "r", "heard", "version", "workers"}

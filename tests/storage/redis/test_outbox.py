@@ -545,8 +545,8 @@ def test_what_two_queues_knew_of_each_other_lapses_with_them(place):
     left = {}
     for node in nodes:
         with redis.Redis(port=node.port, protocol=2) as client:
-            left.jobs.update({key: client.pttl(key) for key in client.scan_iter()})
-    assert [key for key, lasts in left.reads.items() if lasts < 0] == []
+            left.update({key: client.pttl(key) for key in client.scan_iter()})
+    assert [key for key, lasts in left.items() if lasts < 0] == []
     assert {key.split(b":")[2] for key in left} <= {b"lane", b"inbox", b"m", b"version"}
 
 

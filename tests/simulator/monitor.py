@@ -254,7 +254,8 @@ class Monitor:
             return
         if claim.accepted:
             self._world.fail(f"two outcomes of one claim of {key} were accepted")
-        if not claim.lost and self._claims[key][-1] is not claim and self._is_present(scheduler):
+        newer = self._claims[key][self._claims[key].index(claim) + 1 :]
+        if not claim.lost and not all(one.lost for one in newer) and self._is_present(scheduler):
             self._world.fail(f"a stale token's outcome of {key} was accepted")
         claim.accepted = True
         if outcome.kind == "complete" and self._is_present(scheduler):

@@ -25,10 +25,12 @@ class Text:
 
 
 def in_python(path: Path) -> Iterator[Text]:
-    """Yield the docstrings (also of attributes), errors, log lines and translated strings of a module."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """Yield the docstrings, errors, log lines and translated strings of a module."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    of_functions = {node.body[0] for node in ast.walk(tree) if _is_function(node)}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and (text := _literal(node.value)):
-            yield Text("docstring", node.lineno, text)
+            yield Text("function" if node in of_functions else "docstring", node.lineno, text)
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             yield from _arguments("error", node.exc)
         elif isinstance(node, ast.Call):
@@ -60,6 +62,13 @@ def _arguments(kind: str, call: ast.Call) -> Iterator[Text]:
     for argument in call.args:
         if text := _literal(argument):
             yield Text(kind, argument.lineno, text)
+
+
+def _is_function(node: ast.AST) -> bool:
+    """Return whether the node is a function whose docstring says what a call does; a property is a value."""
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return False
+    return not any("property" in ast.unparse(one) for one in node.decorator_list)
 
 
 def _name(function: ast.expr) -> str:

@@ -25,7 +25,7 @@ PANEL = "djqueue/admin/jobs_panel.html"
 
 
 class Panel(NamedTuple):
-    """What the panel shows."""
+    """The values that the panel shows."""
 
     jobs: "list[tuple[JobSummary, str]]"
     """The newest jobs, each with the URL of its page; the URL is empty if the site has no dashboard."""

@@ -1,1 +1,1 @@
-"""What joins djqueue to other systems; each needs an extra."""
+"""Connections to other systems; each needs an extra."""

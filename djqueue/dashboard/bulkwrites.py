@@ -48,7 +48,7 @@ class BulkWriteView(NamedTuple):
 
     report: BulkWriteReport
     state: str
-    """See `BulkWriteReport.state_at`."""
+    """A state of `BulkWriteReport.state_at`."""
 
     @property
     def label(self) -> str:

@@ -35,7 +35,7 @@ class Life(NamedTuple):
 
     stages: tuple[Stage, ...]
     returns: int
-    """How often the job went back from active to waiting."""
+    """Number of times the job went back from active to waiting."""
 
 
 def life(record_state: State, events: Iterable[tuple[str, int]], run_at: int = 0) -> Life:

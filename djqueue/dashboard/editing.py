@@ -27,8 +27,8 @@ from .redaction import Hidden
 
 UPDATE, RETRY, COPY = "update", "retry", "copy"
 TAKES = {UPDATE: (rights.EDIT,), RETRY: (rights.EDIT, rights.RETRY), COPY: (rights.EDIT, rights.ENQUEUE)}
-"""What is done with edited arguments, and the permissions required. A pending job is updated, a failed job is
-retried with them, and for any other finished job a new job is enqueued."""
+"""Uses of edited arguments, with the required permissions. They update a pending job, retry a failed job, and
+enqueue a new job for any other finished job."""
 ARGUMENTS = ("args", "kwargs")
 LABELS: dict[str, Any] = {
     "args": gettext_lazy("Positional arguments"),

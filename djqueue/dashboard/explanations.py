@@ -44,7 +44,7 @@ class Reason(NamedTuple):
     until: int | None
     """Time at which the reason is expected to clear, in UTC milliseconds."""
     before: str
-    """How many jobs are ahead, as text; empty if none, or if unknown."""
+    """Number of jobs ahead, as text; empty if there are none or the number is unknown."""
     holders: tuple[BlockingJob, ...]
     unmet: tuple[Dependency, ...]
     workers: tuple[str, ...]

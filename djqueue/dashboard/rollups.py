@@ -31,7 +31,7 @@ class RollupStep(NamedTuple):
     start: int
     """UTC milliseconds."""
     counts: tuple[int, ...]
-    """See `COUNTS`."""
+    """The sum of each of `COUNTS`."""
     times: tuple[int | None, ...]
     """The longest of each of `TIMES`, in milliseconds."""
 

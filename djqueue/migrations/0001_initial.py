@@ -49,7 +49,7 @@ class Migration(migrations.Migration):
                 ('queue', models.CharField(max_length=255, verbose_name='queue')),
                 ('name', models.CharField(max_length=255, verbose_name='job name')),
                 ('job_id', models.CharField(max_length=255, verbose_name='job id')),
-                ('fresh', models.BooleanField(default=False, help_text='Whether the id was generated rather than chosen by the caller.', verbose_name='generated id')),
+                ('fresh', models.BooleanField(default=False, help_text='True if djqueue generated the id; false if the caller chose it.', verbose_name='generated id')),
                 ('payload', models.BinaryField(verbose_name='payload')),
                 ('options', models.BinaryField(help_text='Options that differ from their defaults, as MessagePack.', verbose_name='options')),
                 ('run_at', djqueue.fields.MillisecondsField(blank=True, null=True, verbose_name='not before')),

@@ -36,7 +36,7 @@ class AuditEvent(models.Model):
 
 
 class Revision(models.TextChoices):
-    """What a payload entered in the dashboard was used for."""
+    """The use of a payload that was entered in the dashboard."""
 
     UNKNOWN = "", _("outcome unknown")
     UPDATED = "updated", _("replaced before the job started")

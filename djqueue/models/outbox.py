@@ -15,7 +15,7 @@ class OutboxJob(models.Model):
     fresh = models.BooleanField(
         _("generated id"),
         default=False,
-        help_text=_("Whether the id was generated rather than chosen by the caller."),
+        help_text=_("True if djqueue generated the id; false if the caller chose it."),
     )
     payload = models.BinaryField(_("payload"))
     options = models.BinaryField(

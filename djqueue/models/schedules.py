@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Overlap(models.TextChoices):
-    """What happens to a run that is due while an earlier job of the schedule is unfinished."""
+    """The treatment of a run that is due while an earlier job of the schedule is unfinished."""
 
     ALLOW = "allow", _("enqueue another job")
     SKIP = "skip", _("skip the run")
@@ -27,7 +27,7 @@ class Overlap(models.TextChoices):
 
 
 class Missed(models.TextChoices):
-    """What happens to runs that were due while no scheduler was running."""
+    """The treatment of runs that were due while no scheduler was running."""
 
     SKIP = "skip", _("skip them")
     ONE = "one", _("enqueue one job for all missed runs")
@@ -35,7 +35,7 @@ class Missed(models.TextChoices):
 
 
 class OnBlackout(models.TextChoices):
-    """What happens to a run that is due during a blackout."""
+    """The treatment of a run that is due during a blackout."""
 
     SKIP = "skip", _("skip the run")
     PUT_OFF = "put_off", _("postpone the run until the blackout ends")

@@ -1,4 +1,4 @@
-"""What `runworkers` runs, and what handlers ask: the worker and the job that it is running."""
+"""The worker that `runworkers` runs, and the context of the job that a handler runs."""
 
 from .context import JobContext, current_job
 from .worker import Worker

@@ -24,7 +24,7 @@ Handlers = Mapping[str, JobType[..., Any] | Callable[..., Any]]
 
 
 class Style(Enum):
-    """How a handler is called."""
+    """The way in which a handler is called."""
 
     ARGUMENTS = "arguments"
     """A `@job` function, with the arguments that the job was enqueued with."""

@@ -1,4 +1,4 @@
-"""What is due of a schedule: the slots to enqueue now, and the one that comes next."""
+"""Compute the slots of a schedule to enqueue now, and the next slot."""
 
 from typing import NamedTuple
 
@@ -18,9 +18,9 @@ class SlotPlan(NamedTuple):
 
 
 def plan(schedule: Schedule, name: str, slot: int, now: int) -> SlotPlan | None:
-    """What to do at a time about a schedule whose next slot is this one; None if it is not due.
+    """Return the plan for a schedule with this next slot; None if it is not due yet.
 
-    Where the slot has been missed, `Schedule.missed` decides, also about those since then.
+    If the slot was missed, `Schedule.missed` decides about it and about all later missed slots.
     """
     late = now - schedule.fires_at(slot, name)
     if late < 0:

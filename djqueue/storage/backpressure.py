@@ -23,7 +23,7 @@ Policy = Callable[[str], QueuePolicy]
 
 
 class Waitable(Protocol):
-    """What `aenqueue` needs of a storage."""
+    """The part of a storage that `aenqueue` uses."""
 
     @property
     def events(self) -> Events:

@@ -77,7 +77,7 @@ class Storage(ABC):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this storage has beyond the contract."""
+        """The optional features of this storage."""
         return Capabilities()
 
     @property

@@ -1,4 +1,6 @@
-"""What only some storages have. A storage declares it in one frozen `Capabilities`; nothing is detected."""
+"""The features that only some storages have. A storage declares them in one frozen `Capabilities`; nothing
+is detected.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,7 +52,7 @@ class SchedulerRole(Protocol):
     """The scheduler of a storage that needs one: one process at a time holds its lease."""
 
     standby: str
-    """What `Storage.connect` does while another process is the scheduler: `wait` until that one stops,
+    """Behavior of `Storage.connect` while another process is the scheduler: `wait` until that one stops,
     `never` to raise SchedulerRunningError, `work` to run that scheduler's jobs and never take its place."""
     on_lost: Callable[[], None] | None
     """Called when another process has become the scheduler: this one can write nothing more."""
@@ -77,12 +79,12 @@ class SchedulerRole(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a storage has beyond the contract. None: it does not have this."""
+    """The optional features of a storage; None stands for a missing one."""
 
     in_process: bool = False
     """Only this process sees the jobs, and runs them."""
     max_in_flight: int = 1
-    """How many `afinish` calls a worker makes at once, if it has the slots. More than one helps where the
+    """Maximum number of concurrent `afinish` calls of a worker. More than one helps if the
     storage is another process, which works while this one does."""
     database: str | None = None
     """The alias of the database that holds the jobs."""
@@ -97,7 +99,7 @@ class Capabilities:
     has_outbox: bool = False
     """Some queues keep jobs in an outbox table until they reach the server."""
     changes: Any = None
-    """What changed, for the mirror in the tables: `djqueue.storage.redis.changes.ChangeStream`."""
+    """The stream of changes, for the mirror in the tables: `djqueue.storage.redis.changes.ChangeStream`."""
     staging: Staging | None = None
     """Jobs that are written first and published all together."""
     bulk_writes: BulkWriteReports | None = None

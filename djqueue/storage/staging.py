@@ -55,7 +55,7 @@ class Manifest(NamedTuple):
     write: str
     """The name under which its parts were staged."""
     parts: Mapping[str, str]
-    """For each part, the letters that `stage` returned for its chunks."""
+    """For each part, the characters that `stage` returned for its chunks."""
 
 
 class PublicationState(NamedTuple):
@@ -91,7 +91,7 @@ class Staging(ABC):
             lifetime: Milliseconds from the part's first chunk until all of it expires.
 
         Returns:
-            A letter for the manifest: the kind of the chunk.
+            A character for the manifest: the kind of the chunk.
         """
 
     @abstractmethod

@@ -149,7 +149,7 @@ def state_label(value: str) -> str:
 
 @register.filter
 def anchor(text: str) -> str:
-    """Return a short hash of a name, of letters and digits only."""
+    """Return a short alphanumeric hash of a name."""
     return blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 

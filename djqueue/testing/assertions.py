@@ -1,4 +1,4 @@
-"""What a test says about jobs that its code has enqueued.
+"""Assertions for tests about the jobs that the tested code has enqueued.
 
     from djqueue.testing.assertions import assert_enqueued, assert_not_enqueued
 
@@ -93,7 +93,7 @@ def _matches(info: JobInfo, job: Job, args: Sequence[Any] | None, kwargs: Mappin
 
 
 def _arguments(info: JobInfo) -> tuple[list[Any] | None, dict[str, Any] | None]:
-    """What a job of a job type was enqueued with; a job from a `Queue` has a payload of any shape."""
+    """Return the arguments of a job from a job type; a job from a `Queue` has a payload of any shape."""
     payload = info.payload
     if is_call(payload):
         return list(payload["args"]), payload["kwargs"]

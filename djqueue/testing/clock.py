@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that does not advance until a test moves it."""
 
 
 class FakeClock:
@@ -35,6 +35,6 @@ class FakeClock:
         self._now += milliseconds
 
     def suspend(self, milliseconds: int) -> None:
-        """Let time pass while the machine is suspended: its monotonic clock stands still."""
+        """Let time pass while the machine is suspended: its monotonic clock does not advance."""
         self._now += milliseconds
         self._suspended += milliseconds

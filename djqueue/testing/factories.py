@@ -1,4 +1,4 @@
-"""What passes between storages and workers, with sensible defaults, and jobs brought to each state.
+"""Create the values that storages and workers exchange, with sensible defaults, and jobs in each state.
 
 The makers use nothing but the storage contract, so they serve on any storage:
 

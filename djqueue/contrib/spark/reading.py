@@ -132,11 +132,11 @@ class ReportExport(Export):
         self._imports = imports
 
     def parts(self, wanted: ExportFilter, count: int) -> list[ExportPart]:
-        """See `Export`."""
+        """Return the only part."""
         return [ExportPart("", 0, 0, 0)]
 
     def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
-        """See `Export`."""
+        """Yield the reports of bulk writes in pages."""
         after: str | None = None
         while True:
             found, after = self._imports.page(size, after)

@@ -42,7 +42,7 @@ class TaskReport:
     part: str
     """The partition's number, a dot, and an id of the task attempt."""
     chunks: dict[str, str] = field(default_factory=dict)
-    """By queue, one letter for each staged chunk."""
+    """By queue, one character for each staged chunk."""
     rows: int = 0
     enqueued: dict[str, Counts] = field(default_factory=dict)
     """Counts of directly enqueued jobs, by queue."""

@@ -31,7 +31,7 @@ GROUPS = 50
 
 
 class BeginForm(RateForm):
-    """What to do with the matching dead letters, and at which rate."""
+    """The action on the matching dead letters, and its rate."""
 
     kind = forms.ChoiceField(choices=[(one, one) for one in (BulkKind.RETRY, BulkKind.PURGE)])
     queue = forms.CharField(required=False, max_length=255)

@@ -83,7 +83,7 @@ class Execution:
 
 
 def wrap_in_middleware(handler: Handler, layers: Layers) -> None:
-    """Have a handler called through the project's middleware; leave it unchanged if there is none."""
+    """Wrap a handler in the project's middleware; leave it unchanged if there is none."""
     mine = layers.aexecute if handler.on_loop else layers.execute
     if not mine:
         return

@@ -1,4 +1,4 @@
-"""What the tables say: reads by any process, the scheduler or not."""
+"""Read jobs, queues and workers from the tables, in any process."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -21,9 +21,9 @@ from . import names, rows
 from .groups import group_limits
 
 WORKER_TTL = 60_000
-"""Milliseconds after which a silent worker is not shown."""
+"""Milliseconds after which a silent worker is no longer listed."""
 ITEMS = 100
-"""Read at a time."""
+"""Maximum rows per query."""
 LINK = ("job_id", "name", "state", "reason", "options", "created_at", "finished_at")
 
 
@@ -34,12 +34,12 @@ class DatabaseInspector:
         self._alias = alias
 
     def jobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
-        """See `Storage.jobs`."""
+        """Return the records of jobs, in the order of `ids`; None for unknown ones."""
         found = rows.records(self._alias, queue, ids)
         return [found.get(job_id) for job_id in ids]
 
     def items(self, queue: str, marks: Sequence[ItemMark], now: int) -> list[ItemPage | None]:
-        """See `Storage.items`."""
+        """Return a page of streamed items for each position."""
         return [self._item_page(queue, mark, now) for mark in marks]
 
     def _item_page(self, queue: str, mark: ItemMark, now: int) -> ItemPage | None:
@@ -58,7 +58,7 @@ class DatabaseInspector:
         return ItemPage(state, options.content_type, run, start, found, max(count, start + len(found)))
 
     def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
-        """See `Storage.states`."""
+        """Return the states of jobs, in the order of `ids`; None for unknown ones."""
         found: dict[str, State] = {}
         for chunk in rows.chunked(ids):
             pairs = self._jobs().filter(queue=queue, job_id__in=chunk).values_list("job_id", "state")
@@ -66,18 +66,18 @@ class DatabaseInspector:
         return [found.get(job_id) for job_id in ids]
 
     def counts(self, queue: str, states: Sequence[State] = tuple(State)) -> dict[State, int]:
-        """See `Storage.counts`; only these states."""
+        """Return the number of jobs in each of these states."""
         wanted = [state.value for state in states]
         found = self._jobs().filter(queue=queue, state__in=wanted).values_list("state")
         return {State(state): count for state, count in found.annotate(count=Count("id"))}
 
     def waiting_names(self, queue: str) -> dict[str, int]:
-        """See `Storage.waiting_names`."""
+        """Return the number of waiting jobs by name."""
         found = self._jobs().filter(queue=queue, state=State.WAITING.value).values_list("name")
         return dict(found.annotate(count=Count("id")))
 
     def page(self, queue: str, state: State | None, limit: int, after: str | None) -> list[JobRecord]:
-        """See `Storage.page`."""
+        """Return the first jobs of a queue in a state, or in any state."""
         found = self._jobs().filter(queue=queue)
         if state is not None:
             found = found.filter(state=state.value)
@@ -90,13 +90,13 @@ class DatabaseInspector:
         return [record for record in self.jobs(queue, ids) if record is not None]
 
     def last_row(self) -> int:
-        """The number of the newest job's row; 0: there is none."""
+        """Return the primary key of the newest job; 0 if there are none."""
         return self._jobs().order_by("-id").values_list("id", flat=True).first() or 0
 
     def cursor_page(
         self, queue: str, state: State, limit: int, cursor: str | None, *, newest_first: bool
     ) -> JobPage:
-        """See `Storage.cursor_page`: in the order of the rows, in one statement."""
+        """Return a page of jobs in the order of their rows, with one query."""
         place = place_of(cursor, newest_first=newest_first)
         wanted = self.placed(queue, state, place)[: limit + 1]
         page = rows.raw_values(wanted, ("id", *rows.JOB_FIELDS))
@@ -104,7 +104,7 @@ class DatabaseInspector:
         return page_of(found, limit, place)
 
     def placed(self, queue: str, state: State, place: PagePosition) -> Any:
-        """The rows of a page and all behind it."""
+        """Return a query of the rows of a page and of all later ones."""
         found = self._jobs().filter(queue=queue, state=state.value)
         if place.mark is not None:
             number, _ = mark_of(place.mark)
@@ -112,7 +112,7 @@ class DatabaseInspector:
         return found.order_by("-id" if place.is_descending else "id")
 
     def links(self, keys: Iterable[JobKey]) -> dict[JobKey, JobLink]:
-        """Those of these jobs that are there, with what they say themselves."""
+        """Return the existing jobs among these, with their own dependencies."""
         by_queue: dict[str, list[str]] = {}
         for queue, job_id in keys:
             by_queue.setdefault(queue, []).append(job_id)
@@ -125,13 +125,13 @@ class DatabaseInspector:
         return found
 
     def newest_blocked(self, queue: str, most: int) -> Iterator[tuple[JobKey, tuple[JobKey, ...]]]:
-        """Blocked jobs of a queue with what they depend on."""
+        """Yield the blocked jobs of a queue with their dependencies."""
         blocked = self._jobs().filter(queue=queue, state=State.BLOCKED.value).order_by("-id")[:most]
         for job_id, options in rows.raw_values(blocked, ("job_id", "options")):
             yield (queue, job_id), rows.unpack_options(bytes(options)).depends_on
 
     def find(self, job_id: str, queues: Sequence[str]) -> list[tuple[str, State]]:
-        """See `Storage.find`."""
+        """Return the queues that have a job with this id, and its state in each."""
         found: dict[str, str] = {}
         for chunk in rows.chunked(queues):
             pairs = self._jobs().filter(queue__in=chunk, job_id=job_id).values_list("queue", "state")
@@ -141,13 +141,13 @@ class DatabaseInspector:
     def about(
         self, subject: str, limit: int, cursor: str | None, queues: Sequence[str] | None
     ) -> JobSummaryPage:
-        """See `Storage.about`: one read of the index of what has a subject."""
+        """Return a page of the newest jobs about a subject, with one query of the index."""
         some = self.mentions(subject, cursor, queues)[: limit + 1]
         page = rows.raw_values(some, ("id", *rows.MENTION))
         return first_of([(f"{row[5]}:{row[0]}", rows.mention_of(row[1:])) for row in page], limit)
 
     def mentions(self, subject: str, cursor: str | None, queues: Sequence[str] | None) -> Any:
-        """The rows of a page of jobs about a subject, and all behind it."""
+        """Return a query of the rows of a page of jobs about a subject, and of all later ones."""
         found = self._jobs().filter(subject=subject)
         mark = mark_in(cursor)
         if mark is not None:
@@ -161,13 +161,13 @@ class DatabaseInspector:
         return found.order_by("-created_at", "-id")
 
     def dead_letters(self, queue: str) -> list[DeadLetterRecord]:
-        """See `Storage.dead_letters`."""
+        """Return the dead letters of a queue, oldest first."""
         found = models.DeadLetter.objects.using(self._alias).filter(queue=queue)
         # Not by time: a moved one keeps the time of its death, and arrives behind the others.
         return [rows.letter_from_row(row) for row in rows.raw_values(found.order_by("id"), rows.LETTER)]
 
     def dead_letter_page(self, queue: str, limit: int, after: str | None, now: int) -> DeadLetterPage:
-        """See `Storage.dead_letter_page`."""
+        """Return a page of dead letters, oldest first."""
         found = models.DeadLetter.objects.using(self._alias).filter(queue=queue)
         if after is not None:
             found = found.filter(id__gt=int(after))
@@ -178,28 +178,30 @@ class DatabaseInspector:
         return DeadLetterPage(letters, following, now)
 
     def queues(self) -> list[str]:
-        """See `Storage.queues`: a step of the index for each queue, however many jobs there are."""
+        """Return the names of queues, with one step of the index per queue."""
         told = models.QueueState.objects.using(self._alias).values_list("name")
         grouped = models.GroupState.objects.using(self._alias).values_list("queue")
         found = {name for (name,) in told.union(grouped)}
         return sorted(found.union(names.used_queues(self._alias, models.Job)))
 
     def is_paused(self, queue: str) -> bool:
-        """See `Storage.is_paused`."""
+        """Return whether a queue is paused."""
         found = models.QueueState.objects.using(self._alias)
         return found.filter(name=queue, paused=True).exists()
 
     def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
-        """See `Storage.group_limits`."""
+        """Return the limits set on groups of a queue."""
         return {group: said for (_, group), said in group_limits(self._alias, queue=queue).items()}
 
     def limiter(self, name: str) -> tuple[Rate | None, int | None] | None:
-        """Rate and concurrency that a limiter was told while it ran; None: those of the settings count."""
+        """Return the rate and concurrency that were set on a limiter at run time; None if the settings
+        apply.
+        """
         found = models.LimiterState.objects.using(self._alias).filter(name=name).first()
         return None if found is None else rows.limits(found)
 
     def workers(self, now: int) -> list[WorkerInfo]:
-        """See `Storage.workers`."""
+        """Return the workers that have not been silent for too long."""
         found = models.WorkerState.objects.using(self._alias).filter(seen_at__gt=now - WORKER_TTL)
         return [rows.worker_from_row(row) for row in found.order_by("worker_id")]
 

@@ -103,7 +103,7 @@ ATTEMPT = (
     "traceback",
 )
 ATTEMPT_NAMED = 6
-"""How many of these fields identify an attempt."""
+"""Number of these fields that identify an attempt."""
 LOG = (*KEY, "at", "line")
 LETTER = (
     *KEY,

@@ -38,17 +38,17 @@ FREEING: dict[str, Free] = {
     "removed": lambda storage: storage.jobs.remove(PATIENT, ["0"]),
     "cleaned": lambda storage: storage.queues.clean(PATIENT, frozenset({State.WAITING}), 2**52),
 }
-"""How room is made."""
+"""Ways to make room in a full queue."""
 
 
 def fill(storage: Storage, queue: str, **options: object) -> list[str]:
-    """As many jobs as may wait; their ids are numbers."""
+    """Fill the queue with as many jobs as may wait; their ids are numbers."""
     return [enqueue(storage, queue=queue, id=f"{number}", **options) for number in range(MOST)]
 
 
 @contextmanager
 def unchanged(storage: Storage, queue: str) -> Iterator[None]:
-    """What happens inside leaves the queue, which is full, as it was."""
+    """Assert that the block leaves the full queue unchanged."""
     before = snapshot(storage, queue)
     yield
     assert snapshot(storage, queue) == before

@@ -1,4 +1,4 @@
-"""What every part of the suite stands on: the hooks that a storage's own test class fills in."""
+"""The base of every part of the suite: the hooks that a storage's own test class implements."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -109,7 +109,7 @@ POLICIES: Mapping[str, QueuePolicy] = {
     RATED: QueuePolicy(group_concurrency=10, group_rate=Rate(2, 2 * SOON)),
     WEIGHTED: QueuePolicy(group_concurrency=4, group_weights={"b": 2, "c": 3, "heavy": 9}),
 }
-"""What the storage under test has to be configured with."""
+"""The policies that the storage under test must be configured with."""
 
 
 class StorageCase:
@@ -146,7 +146,7 @@ class StorageCase:
 
     @pytest.fixture(autouse=True)
     def _transitions(self, request: pytest.FixtureRequest, storage: Storage) -> Iterator[None]:
-        """What a case says that it shows (see `shows`) is what subscribers are told."""
+        """Assert that subscribers receive the transitions that a case declares (see `shows`)."""
         marks = marks_of(request.function)
         if not marks:
             yield
@@ -188,7 +188,7 @@ def so_far(storage: Storage, recorder: Recorder, queue: str = QUEUE) -> list[Eve
 
 @contextmanager
 def nothing_changes(storage: Storage, queue: str = QUEUE) -> Iterator[None]:
-    """What happens inside leaves every record and count of the queue as it was, and tells nobody."""
+    """Assert that the block changes no record or count of the queue, and sends no event."""
     with recorded(storage, queue) as recorder:
         before = snapshot(storage, queue)
         yield
@@ -217,7 +217,7 @@ def swept_clean(storage: Storage) -> None:
 
 
 def bounded(storage: Storage, queue: str) -> None:
-    """Have the bounds of a queue count from now on: a storage may learn them with its upkeep."""
+    """Apply the bounds of a queue from now on: a storage may read them only in its sweep."""
     probe = enqueue(storage, queue=queue)
     storage.sweep()
     storage.jobs.remove(queue, [probe])

@@ -34,7 +34,7 @@ Handle = Callable[[Claimed], object]
 
 
 class WorkerThreads:
-    """Workers that go on until they are told that no more will come, woken by the storage alone."""
+    """Workers that run until no more jobs will come, and that only the storage wakes."""
 
     def __init__(self, storage: Storage, handle: Handle) -> None:
         self._storage = storage

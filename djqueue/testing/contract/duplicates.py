@@ -1,4 +1,4 @@
-"""What an enqueue does whose unique key another job has: replace it, put it off, or follow it."""
+"""Enqueues whose unique key another job has: replace it, debounce it, or run after it."""
 
 from collections.abc import Callable
 
@@ -49,7 +49,7 @@ ENDS: dict[str, End] = {
     "retried": lambda _, storage, claimed: finish(storage, retrying(claimed, delay=LATER)),
     "released": lambda _, storage, claimed: finish(storage, releasing(claimed)),
 }
-"""How a run with a successor ends, one way or the other."""
+"""Ways in which a run with a successor ends."""
 GOINGS: dict[str, Callable[["DuplicatesContract", Storage], object]] = {
     "cancelled": lambda _, storage: storage.jobs.cancel(QUEUE, ["next"]),
     "removed": lambda _, storage: storage.jobs.remove(QUEUE, ["next"]),
@@ -58,7 +58,7 @@ GOINGS: dict[str, Callable[["DuplicatesContract", Storage], object]] = {
         QUEUE, frozenset({State.BLOCKED}), case.now(storage) + LATER
     ),
 }
-"""How a successor goes before its time comes."""
+"""Ways to remove a successor before it is due."""
 
 
 class DuplicatesContract(StorageCase):

@@ -177,7 +177,7 @@ def ids_of(storage: Storage, table: str, **chosen: Any) -> set[str]:
 
 
 def job_row(record: JobRecord) -> dict[str, Any]:
-    """Return what is told of a job."""
+    """Return the exported values of a job."""
     options = record.options
     return {
         "queue": record.queue,

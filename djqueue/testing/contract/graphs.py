@@ -56,7 +56,7 @@ class Graph:
         self.case = case
         self.storage = storage
         self.random = random
-        """What comes is not drawn by hypothesis: it depends on what the storage answers."""
+        """Commands that hypothesis does not draw, because they depend on answers of the storage."""
         number = next(_numbers)
         self.queues = [f"graph {number} {letter}" for letter in "abc"]
         self.needs: dict[str, tuple[str, ...]] = {}
@@ -68,10 +68,10 @@ class Graph:
         self.completed: set[str] = set()
         """Jobs that have completed at some time."""
         self.revived: set[str] = set()
-        """Dead letters that were retried: nobody is promised the records that they read."""
+        """Dead letters that were retried; the records that they depend on need not be kept."""
         self.unheld: set[str] = set()
-        """Jobs that have failed at some time, were taken away by hand, or enqueued anew: nobody is promised
-        their records."""
+        """Jobs that have failed once, were removed by hand, or were enqueued again: their records need not be
+        kept."""
         self.held: list[Claimed] = []
 
     def run(self) -> None:
@@ -102,7 +102,7 @@ class Graph:
             self.storage.queues.obliterate(queue, force=True)
 
     def do(self, call: Callable[[Storage], T]) -> T | None:
-        """Have something done; None if whoever did it has not lived to tell."""
+        """Perform an operation; None if the process died before it answered."""
         return call(self.storage)
 
     def drawn(self) -> list[Batch]:
@@ -192,7 +192,7 @@ class Graph:
         return self.queue_of[job_id], job_id
 
     def states(self) -> dict[str, State | None]:
-        """Of all jobs, each of which is in one queue."""
+        """Return the states of all jobs, each of which is in one queue."""
         found: dict[str, State | None] = dict.fromkeys(self.needs)
         for queue in self.queues:
             for job_id, state in zip(
@@ -205,8 +205,7 @@ class Graph:
         return found
 
     def look(self) -> None:
-        """Who waits has something to wait for, who runs has waited for all that it needs, and what it needs
-        is there."""
+        """Assert that blocked jobs have pending dependencies, and that active jobs have none."""
         states = self.states()
         self.unheld |= {key for key, state in states.items() if state is State.FAILED}
         self.completed |= {key for key, state in states.items() if state is State.COMPLETED}
@@ -225,12 +224,12 @@ class Graph:
                 assert all(needed[other] is not None for other in kept), (key, needed)
 
     def look_at_what_is_left(self) -> None:
-        """Dead letters alone: no record is held for anybody."""
+        """Assert that only dead letters are left, and that no record is held for a dependent."""
         for queue in self.queues:
             assert counts(self.storage, queue).keys() <= {State.FAILED}, (queue, counts(self.storage, queue))
 
     def work_off(self) -> None:
-        """Complete what there is, until nothing lives; dead letters go if somebody waits for them."""
+        """Complete jobs until none is live; remove dead letters that other jobs wait for."""
         for _ in range(3 * len(self.needs) + 3):
             self.held += claim(self.storage, 99, queues=self.queues)
             while self.held:

@@ -1,4 +1,4 @@
-"""Groups: jobs of one group run one after the other, and hold up nobody else."""
+"""Groups: jobs of one group run one after the other, and delay no other group."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -208,5 +208,5 @@ def get(storage: Storage) -> BulkWriteReport:
 
 
 def report(write: str = WRITE, **said: Any) -> BulkWriteReport:
-    """One that has just been begun, but for what is said."""
+    """Return a report that has just begun, with these values."""
     return BulkWriteReport(**{"write": write, "app": "nightly", "version": 1, "started_at": START, **said})

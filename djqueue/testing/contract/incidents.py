@@ -1,4 +1,4 @@
-"""Incidents: the process whose call does to a job what no worker has told hears of it, once."""
+"""Incidents: the process whose call changes a job without its worker is notified, once."""
 
 from collections.abc import Callable
 
@@ -31,7 +31,7 @@ class IncidentsContract(StorageCase):
 
     @pytest.fixture
     def told(self, storage: Storage) -> list[Incident]:
-        """What the storage has told of."""
+        """Return the incidents that the storage has reported."""
         found: list[Incident] = []
         storage.on_incidents = found.extend
         return found

@@ -1,4 +1,4 @@
-"""Insight: what is told of queues and jobs agrees with what was done to them."""
+"""Insight: reports on queues and jobs agree with the operations on them."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -55,18 +55,18 @@ COUNTED = {
 
 
 def overview(storage: Storage, queue: str = QUEUE) -> QueueOverview:
-    """Of one queue."""
+    """Return the overview of one queue."""
     [found] = storage.reads.overview([queue]).queues
     return found
 
 
 def totals(storage: Storage, queue: str = QUEUE) -> Totals:
-    """Of one queue."""
+    """Return the totals of one queue."""
     return overview(storage, queue).totals
 
 
 def histogram(*times: int) -> Histogram:
-    """Of these times, in milliseconds."""
+    """Return a histogram of these times, in milliseconds."""
     counts = [0] * PARTS
     for time in times:
         counts[part_of(time)] += 1
@@ -76,7 +76,7 @@ def histogram(*times: int) -> Histogram:
 def stats(
     name: str, queue: str = QUEUE, wait: Sequence[int] = (), run: Sequence[int] = (), failed: int = 0
 ) -> RunStats:
-    """Return what a worker tells of runs that completed, and of some that failed."""
+    """Return the statistics of a worker about runs that completed, and some that failed."""
     completed = 0 if failed else max(1, len(run))
     return RunStats(queue, name, completed, 0, failed, 0, histogram(*wait), histogram(*run))
 

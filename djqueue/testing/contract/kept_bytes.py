@@ -1,4 +1,4 @@
-"""What a queue keeps of ended jobs at most in bytes, for each outcome."""
+"""Retention by bytes: the finished jobs that a queue keeps, for each outcome."""
 
 from typing import Any
 

@@ -64,14 +64,14 @@ def completed_by_another(case: "LeasesContract", storage: Storage) -> Claimed:
 
 
 def already_completed(_: "LeasesContract", storage: Storage) -> Claimed:
-    """It has said so before."""
+    """Return a claim that has already been completed."""
     claimed = an_active_job(storage, id="contested")
     finish(storage, completing(claimed, b"the first word"))
     return claimed
 
 
 def already_failed(_: "LeasesContract", storage: Storage) -> Claimed:
-    """It has said so before."""
+    """Return a claim that has already failed."""
     claimed = an_active_job(storage, id="contested")
     finish(storage, failing(claimed))
     return claimed

@@ -1,4 +1,4 @@
-"""Dead letters a page at a time, what each tells of its job, and a look at what a retry would do."""
+"""Pages of dead letters, the values of each, and dry runs of a retry."""
 
 import pytest
 

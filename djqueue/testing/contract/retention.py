@@ -1,4 +1,4 @@
-"""What a queue keeps of ended jobs at most: by age, by number, for each outcome."""
+"""Retention by age and number: the finished jobs that a queue keeps, for each outcome."""
 
 import pytest
 

@@ -224,7 +224,7 @@ class Reference:
 
 
 class SequencesContract(StorageCase):
-    """Cases that nobody has thought of."""
+    """Random sequences of operations, compared with a model."""
 
     sequences = 100
     """Examples that hypothesis tries; fewer for a slow storage, none for one that waits for real: between
@@ -388,7 +388,7 @@ class _Sequence:
         self.pass_time(milliseconds)
 
     def step_lose_one(self) -> None:
-        """One claim at a time: in which order several come back is not said."""
+        """One claim at a time: the order of several returned jobs is not specified."""
         running = self.running()
         if not running:
             return

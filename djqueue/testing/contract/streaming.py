@@ -1,4 +1,4 @@
-"""Items of generators: told by runs, read by whoever waits, from the first and in order."""
+"""Items of generators: emitted by runs, read in order from the first one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,7 +53,7 @@ from .case import LATER, SOON, StorageCase, nothing_changes, recorded, so_far, s
 
 VALUES = [None, False, 0, "", "text", [1, {"two": 2}], b"\0bytes", 1.5]
 FOREIGN = 1 << 40
-"""A token that nobody has been given."""
+"""A token that no claim has."""
 
 
 def encoded(*values: Any) -> list[bytes]:
@@ -650,7 +650,7 @@ def aread(storage: Storage, job_id: str, wait: float) -> list[Any]:
 
 
 class StreamReaderThread:
-    """One who reads on a thread of its own, as one in another process would."""
+    """A reader on its own thread, as one in another process would be."""
 
     def __init__(self, storage: Storage, job_id: str, on_restart: str) -> None:
         self._stream = Streaming(storage, PATIENCE, on_restart).of(QUEUE, job_id)
@@ -723,7 +723,7 @@ class StreamReaderThread:
 
 @contextmanager
 def reading(storage: Storage, job_id: str, on_restart: str = "raise") -> Iterator[StreamReaderThread]:
-    """One who reads a job's items while it runs."""
+    """Read a job's items while it runs."""
     reader = StreamReaderThread(storage, job_id, on_restart)
     reader.start()
     try:
@@ -734,7 +734,7 @@ def reading(storage: Storage, job_id: str, on_restart: str = "raise") -> Iterato
 
 @contextmanager
 def worked_at_once(storage: Storage, work: Callable[[Claimed], None]) -> Iterator[None]:
-    """Jobs are claimed as soon as they are told of."""
+    """Claim jobs as soon as an event reports them."""
     done = ThreadEvent()
 
     def on_event(event: Any) -> None:

@@ -1,4 +1,4 @@
-"""Being told: subscribers hear of every step, listeners of every job that may be claimable."""
+"""Events: subscribers receive every transition, listeners wake for every job that may be claimable."""
 
 from collections.abc import Callable
 
@@ -349,7 +349,7 @@ class TellingContract(StorageCase):
         assert left.count == 0
 
     def test_a_job_is_claimable_when_its_wake_arrives(self, storage: Storage) -> None:
-        """The lost wake-up: told before there is something to claim, and never again."""
+        """The lost wake-up: a wake-up before there is a job to claim, and none after."""
         wakes = Wakes()
         storage.listen([QUEUE], wakes)
 

@@ -21,11 +21,11 @@ Mark = tuple[str, State, State]
 F = TypeVar("F", bound=Callable[..., Any])
 
 NOTICES = frozenset({"progress", "item", "cancel_requested", "removed"})
-"""Events that tell of no change of state."""
+"""Events that report no change of state."""
 
 
 def shows(name: str, sources: State | Sequence[State], targets: State | Sequence[State]) -> Callable[[F], F]:
-    """Say that a case shows a transition; a parametrized case says it of all its parameters."""
+    """Declare that a case shows a transition; for a parametrized case, with all its parameters."""
     marks = {(name, source, target) for source in _list(sources) for target in _list(targets)}
 
     def mark(function: F) -> F:
@@ -41,7 +41,7 @@ def marks_of(function: Any) -> frozenset[Mark]:
 
 
 def marks_of_class(case: type) -> frozenset[Mark]:
-    """Those of all cases of a class and its bases."""
+    """Return the declared transitions of all cases of a class and its bases."""
     names = (name for name in dir(case) if name.startswith("test_"))
     return frozenset().union(*(marks_of(getattr(case, name)) for name in names))
 
@@ -52,7 +52,7 @@ def table() -> frozenset[Mark]:
 
 
 class TransitionLog:
-    """The transitions that a series of events tells of."""
+    """The transitions that a series of events reports."""
 
     def __init__(self) -> None:
         self.seen: set[Mark] = set()

@@ -82,7 +82,7 @@ def expired(case: "UniqueKeysContract", storage: Storage) -> None:
 
 
 def dependency_failed(_: "UniqueKeysContract", storage: Storage) -> None:
-    """What it depends on fails."""
+    """Fail the job that it depends on."""
     a_blocked_job(storage, id="owner", unique_key="k")
     finish(storage, failing(claim_one(storage, queues=[UPSTREAM])))
 

@@ -49,7 +49,7 @@ PATIENCE = 20.0
 
 
 class WaitingContract(StorageCase):
-    """`enqueue_and_wait`, without a worker: jobs are ended as soon as they are told of."""
+    """`enqueue_and_wait` without a worker: jobs end as soon as an event reports them."""
 
     @pytest.mark.parametrize("result", [None, False, 0, "", b"", [], {}, "x" * 10_000_000], ids=_short)
     def test_what_a_job_returns_is_what_the_caller_gets(self, storage: Storage, result: Any) -> None:
@@ -136,7 +136,7 @@ class WaitingContract(StorageCase):
 
 @contextmanager
 def ended_at_once(storage: Storage, end: End, *words: str) -> Iterator[None]:
-    """Jobs that are told of by such an event (`queued` unless given) are claimed, and ended."""
+    """Claim and end each job that such an event (`queued` unless given) reports."""
 
     def on_event(event: Event) -> None:
         if event.event in (words or ("queued",)):
@@ -152,7 +152,7 @@ def ended_at_once(storage: Storage, end: End, *words: str) -> Iterator[None]:
 
 @contextmanager
 def when_asked_for(storage: Storage, act: Callable[[], object]) -> Iterator[None]:
-    """Something is done after the next enqueue, which is a duplicate that no event tells of."""
+    """Act after the next enqueue, which is a duplicate that no event reports."""
     enqueue_jobs = storage.enqueue
 
     def enqueue_and_act(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Workers: each is known for as long as it is heard of, and hears once what it is told."""
+"""Workers: each is listed while it sends heartbeats, and receives each command once."""
 
 from threading import Event
 

@@ -23,14 +23,14 @@ CARRIED = ("priority", "group", "uniqueKey", "subject", "tags")
 COLUMNS = {"uniqueKey": "unique_key"}
 
 
-def replay_dead(letters: "DataFrame", options: Mapping[str, str]) -> WriteReport | None:
-    """Retry dead letters, identified by queue and id. The report's `answers` has the results.
+def replay_dead(jobs: "DataFrame", options: Mapping[str, str]) -> WriteReport | None:
+    """Retry dead jobs, identified by queue and id. The report's `answers` has the results.
 
     Args:
-        letters: The dead letters.
+        jobs: The dead letters.
         options: Options of the write, such as `url`.
     """
-    return change(letters.select("queue", "id"), "retry", options)
+    return change(jobs.select("queue", "id"), "retry", options)
 
 
 def selected(

@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from djqueue.storage.database.buffer import Buffer, Done
 from djqueue.storage.database.inbox import POLL
-from djqueue.storage.database.journal import RENEW_EVERY, WINDOW, Buffer, DatabaseJournal, Done
+from djqueue.storage.database.journal import RENEW_EVERY, WINDOW, DatabaseJournal
 from djqueue.storage.database.pauses import BEAT, PAUSE, PauseWatch
 from djqueue.storage.database.scheduler import SchedulerStorage
 

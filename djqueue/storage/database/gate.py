@@ -12,8 +12,9 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.shown import in_one_line
 from djqueue.storage.tables.dialects import Dialect
 
-from .journal import DatabaseJournal, Waiter
+from .journal import DatabaseJournal
 from .lease import SchedulerLease
+from .waiters import Waiter
 
 
 class JournalGate:

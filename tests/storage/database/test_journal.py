@@ -19,7 +19,8 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import KeepOfJob, Retention
 from djqueue.core.states import State
 from djqueue.storage.database import journal
-from djqueue.storage.database.journal import BACKLOG, Buffer, DatabaseJournal, LeaseLost
+from djqueue.storage.database.buffer import Buffer
+from djqueue.storage.database.journal import BACKLOG, DatabaseJournal, LeaseLost
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.dialects import SqliteDialect, dialect_for
 from djqueue.testing.factories import (

@@ -24,7 +24,7 @@ COLUMNS = {"uniqueKey": "unique_key"}
 
 
 def replay_dead(jobs: "DataFrame", options: Mapping[str, str]) -> WriteReport | None:
-    """Retry dead jobs, identified by queue and id. The report's `answers` has the results.
+    """Retry dead letters, identified by queue and id. The report's `answers` has the results.
 
     Args:
         jobs: The dead letters.

@@ -297,7 +297,7 @@ def test_a_summary_of_what_was_done_comes_now_and_then(monkeypatch, caplog):
 def test_a_queue_that_resembles_a_declared_one_is_asked_about():
     output = run("--queues", "smus")
 
-    assert "Queue 'smus' is not declared, and has no jobs. Did you mean 'sums'?" in output
+    assert "Queue 'smus' is not declared and has no jobs. Did you mean 'sums'?" in output
 
 
 def test_a_queue_with_jobs_is_not_asked_about():

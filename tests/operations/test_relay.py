@@ -469,7 +469,6 @@ def test_the_workers_command_relays(tables, redis_url, settings, monkeypatch):
     assert found
 
 
-@pytest.mark.django_db
 def test_the_relay_is_that_of_the_routers(storage):
     assert relay_of(storage)._alias == "default"
 

@@ -128,7 +128,7 @@ async def test_a_fault_of_the_storage_is_logged_once_with_its_traceback(storage,
         storage.sweep = broken
         await aeventually(lambda: len(tries) >= 3)
 
-    told = [record for record in caplog.records if "failed (maintain)" in record.getMessage()]
+    told = [record for record in caplog.records if "failed (sweep)" in record.getMessage()]
     assert len(told) == 1
     assert told[0].exc_info
 

@@ -126,7 +126,7 @@ def _retry(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange
     edited = [change for change in changes if change.payload is not None]
     for first in range(0, len(edited), READ_BATCH):
         some = edited[first : first + READ_BATCH]
-        found = send(storage.jobs, queue, [change.id for change in some])
+        found = send(storage.reads.jobs, queue, [change.id for change in some])
         for change, record in zip(some, found, strict=True):
             if record is None:
                 yield "not_found"

@@ -477,10 +477,7 @@ def note_kept(alias: str, engine: Engine) -> None:
 
 
 def agree(alias: str, engine: Engine) -> set[str]:
-    """See that queues are used in the modes that are recorded with them; the queues that have one.
-
-    Raises ConfigurationError.
-    """
+    """Return the queues with a recorded group mode. Raises ConfigurationError if the settings differ."""
     modes = recorded_modes(alias)
     for queue, mode in modes.items():
         engine.policy(queue).check_mode(queue, mode)
@@ -488,7 +485,7 @@ def agree(alias: str, engine: Engine) -> set[str]:
 
 
 def queues(alias: str, engine: Engine) -> None:
-    """What was said to queues while they ran."""
+    """Restore the pauses and limits of queues, groups and limiters."""
     for queue in models.QueueState.objects.using(alias):
         if queue.paused:
             engine.pause(queue.name)

@@ -27,18 +27,17 @@ from djqueue.core.throttle import ThrottledLog
 from djqueue.storage.base import Unsubscribe
 
 from .address import Address
-from .folder import connect_privately
+from .framing import CONNECT_TIMEOUT, connect, frames, send_all
 from .operations import DEADLINE, OPERATIONS
-from .wire import LENGTH, MAX_FRAME, pack, unpack_frame
+from .wire import pack
 
 logger = logging.getLogger("djqueue.remote")
 unsafe = ThrottledLog(logger, 60.0)
 
-CONNECT_TIMEOUT = 1.0
 SEND_TIMEOUT = 2.0
-"""Seconds for which a scheduler may leave unread what it is sent."""
+"""Seconds for which a scheduler may leave sent bytes unread."""
 READ_TIMEOUT = 1.0
-"""Seconds after which a read does without the scheduler."""
+"""Seconds after which a read falls back to the tables."""
 TICK = 0.5
 """Seconds without a frame after which a scheduler that owes an answer is pinged."""
 PING_TIMEOUT = 1.25
@@ -46,16 +45,16 @@ PING_TIMEOUT = 1.25
 IDLE_PING = 5.0
 """Seconds between pings of a connection that only carries subscriptions."""
 COUNTED_FROM = 0.5
-"""Seconds that a call must have had; one that had less says nothing about the scheduler by failing."""
+"""Minimum seconds of a call whose failure counts as one of the scheduler."""
 PROBE_TIMEOUT = 2.0
 """Seconds within which a scheduler that was away connects and answers a ping."""
 RECONNECT_EVERY = 0.5
-"""Seconds between tries to have subscriptions heard again."""
+"""Seconds between attempts to restore subscriptions."""
 CLOSE_TIMEOUT = 5.0
 
 
 Event = tuple[Callable[[Any], None], Any]
-"""A subscriber, and what it is to be told."""
+"""A subscriber, and the event for it."""
 
 
 class Remote:
@@ -306,7 +305,7 @@ class Remote:
         """Send a frame by a moment (monotonic seconds); half a frame ends the connection."""
         limit = monotonic() + SEND_TIMEOUT
         try:
-            _send_all(connection, data, limit if until is None else min(limit, until))
+            send_all(connection, data, limit if until is None else min(limit, until))
         except OSError as error:
             if isinstance(error, TimeoutError):
                 self._breaker.failed("the scheduler does not read its socket")
@@ -423,7 +422,7 @@ class Remote:
                     return
                 heard, pinged = monotonic(), 0.0
                 buffer += data
-                for frame in _frames(buffer):
+                for frame in frames(buffer):
                     self._hear(frame)
             elif pinged:
                 if monotonic() - pinged >= PING_TIMEOUT:
@@ -515,46 +514,6 @@ class NoSchedulerError(StorageUnavailableError):
 
 class SilentError(Exception):
     """The scheduler is connected and does not answer."""
-
-
-def connect(address: Address, timeout: float = CONNECT_TIMEOUT) -> socket.socket:
-    """A connected socket. Raises OSError, and ConfigurationError for a socket that is not this user's."""
-    timeout = max(timeout, 0.001)  # 0 would mean not to wait at all
-    if address.host:
-        connection = socket.create_connection((address.host, address.port), timeout)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    else:
-        connection = connect_privately(address.path, timeout)
-    connection.settimeout(None)
-    return connection
-
-
-def _send_all(connection: socket.socket, data: bytes, until: float) -> None:
-    """Send on a blocking socket that another thread reads. Raises TimeoutError, or another OSError."""
-    left = memoryview(data)
-    while left:
-        try:
-            left = left[connection.send(left, socket.MSG_DONTWAIT) :]
-        except BlockingIOError:
-            wait = until - monotonic()
-            outgoing = select.poll()
-            outgoing.register(connection, select.POLLOUT)
-            if wait <= 0 or not outgoing.poll(wait * 1_000):
-                raise TimeoutError("the peer does not read its socket") from None
-
-
-def _frames(buffer: bytearray) -> Iterator[Any]:
-    """Take the whole frames out of what was received."""
-    while len(buffer) >= LENGTH.size:
-        (length,) = LENGTH.unpack_from(buffer)
-        if length > MAX_FRAME:
-            raise SerializationError(f"a frame of {length} bytes exceeds the limit of {{MAX_FRAME}}")
-        end = LENGTH.size + length
-        if len(buffer) < end:
-            return
-        body = bytes(buffer[LENGTH.size : end])
-        del buffer[:end]
-        yield unpack_frame(body)
 
 
 def _away_for(outage: Outage) -> str:

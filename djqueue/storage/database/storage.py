@@ -40,9 +40,9 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
 from djqueue.core.shown import in_one_line
 from djqueue.core.states import State
-from djqueue.storage import commits, sparktables
+from djqueue.storage import sparktables
 from djqueue.storage.base import P, Storage, T
-from djqueue.storage.capabilities import Capabilities, SchedulerRole, TransactionalEnqueue
+from djqueue.storage.capabilities import Capabilities, SchedulerRole
 from djqueue.storage.facets import Unsubscribe
 from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.tables.dberrors import drop_if_broken, named
@@ -66,6 +66,7 @@ from .operations import operation_of
 from .patience import TIMEOUT
 from .scheduler import SchedulerStorage
 from .server import SchedulerServer
+from .transactions import JoinedTransactions
 
 logger = logging.getLogger("djqueue.scheduler")
 
@@ -492,23 +493,3 @@ class DatabaseSchedulerRole(SchedulerRole):
 
     def renew(self, claim: bytes) -> None:
         SchedulerLease(self._storage.alias, self._storage.clock, "", self._ttl).renew_claim(claim)
-
-
-class JoinedTransactions(TransactionalEnqueue):
-    """Jobs are rows in the caller's transaction, unless `durable` is False."""
-
-    def __init__(self, alias: str) -> None:
-        self._alias = alias
-
-    def alias_for(self, batch: Batch) -> str | None:
-        is_detached = batch.options.durable is False
-        return self._alias if connections[self._alias].in_atomic_block and not is_detached else None
-
-    async def aalias_for(self, batch: Batch) -> str | None:
-        return await sync_to_async(self.alias_for)(batch)
-
-    def uncommitted_in(self, queue: str, id: str) -> str | None:
-        return self._alias if commits.has_uncommitted(self._alias, queue, id) else None
-
-    async def auncommitted_in(self, queue: str, id: str) -> str | None:
-        return await sync_to_async(self.uncommitted_in)(queue, id)

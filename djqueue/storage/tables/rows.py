@@ -120,11 +120,9 @@ LETTER = (
 PROGRESS = (*JOB_KEY, "progress")
 ITEM = (*KEY, "number", "run", "item")
 ITEM_KEY = (*KEY, "number")
-
 MENTION = (*KEY, "name", "state", "created_at", "run_at", "started_at", "finished_at", "reason")
 """Fields of `JobSummary`."""
 UPDATE = (*JOB_KEY, "priority", "payload", "options")
-
 NO_ERROR = JobFailure("", "", "")
 KEEP, KEEP_RESULTS = Keep(), KeepResults()
 STEPPED = "stepped"

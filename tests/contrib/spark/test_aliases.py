@@ -154,7 +154,7 @@ for at, url in enumerate(sys.argv[1:]):
         storage.enqueue([batch(at + 1)])
 for url in sys.argv[1:]:
     with closing(storage_at(url)) as storage:
-        print(len(storage.page("default", None, 10)), end=" ")
+        print(len(storage.reads.page("default", None, 10)), end=" ")
 from django.conf import settings
 print(settings.USE_TZ, settings.TIME_ZONE, time.tzname == before)
 """

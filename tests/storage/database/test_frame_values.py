@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from djqueue.core.errors import SerializationError
 from djqueue.storage.database import DatabaseStorage, wire
-from djqueue.storage.database.remote import connect
+from djqueue.storage.database.framing import connect
 from djqueue.storage.database.scan import has_more_values
 from djqueue.storage.database.wire import LENGTH, MAX_VALUES, pack, unpack_frame
 from djqueue.testing.factories import QUEUE, batch, enqueue

@@ -19,7 +19,7 @@ import pytest
 from djqueue import models
 from djqueue.core.errors import ConfigurationError, StorageError, StorageUnavailableError
 from djqueue.core.throttle import ThrottledLog
-from djqueue.storage.database import DatabaseStorage, accepting, folder, remote, server
+from djqueue.storage.database import DatabaseStorage, accepting, folder, framing, remote, server
 from djqueue.storage.database.folder import private_folder
 from djqueue.storage.database.wire import LENGTH, unpack
 from djqueue.testing.factories import QUEUE, enqueue, worker
@@ -358,7 +358,7 @@ def test_a_thousand_silent_connections_hold_64_descriptors_and_stop_nobody(
 
     with contextlib.ExitStack() as stack:
         for _ in range(1_000):
-            stack.enter_context(remote.connect(where))
+            stack.enter_context(framing.connect(where))
         eventually(lambda: len(scheduler._server._sessions) <= 65)
         other = make_storage(token="open sesame")
         other.workers.register(worker("another"))

@@ -255,7 +255,7 @@ def test_p10_a_worker_that_is_heard_of_does_not_vanish_with_others(storage, cloc
 def test_p10_a_worker_that_idles_stays_registered(make_storage, storage):
     other = make_storage(lease=LEASE)
     with Worker(storage, handlers={"orders": print}, concurrency=1, worker_id="idle", heartbeat=0.1):
-        eventually(other.workers)
+        eventually(other.workers.all)
         first = other.workers.all()[0].seen_at
         eventually(lambda: other.workers.all()[0].seen_at > first)
         for_some_leases(other)

@@ -8,7 +8,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from time import monotonic
 from typing import Any
 
@@ -29,6 +29,7 @@ from djqueue.storage.base import Unsubscribe
 from .address import Address
 from .framing import CONNECT_TIMEOUT, connect, frames, send_all
 from .operations import DEADLINE, OPERATIONS
+from .probing import PROBE_TIMEOUT, NoSchedulerError, SchedulerProbe, settle
 from .wire import pack
 
 logger = logging.getLogger("djqueue.remote")
@@ -46,8 +47,6 @@ IDLE_PING = 5.0
 """Seconds between pings of a connection that only carries subscriptions."""
 COUNTED_FROM = 0.5
 """Minimum seconds of a call whose failure counts as one of the scheduler."""
-PROBE_TIMEOUT = 2.0
-"""Seconds within which a scheduler that was away connects and answers a ping."""
 RECONNECT_EVERY = 0.5
 """Seconds between attempts to restore subscriptions."""
 CLOSE_TIMEOUT = 5.0
@@ -88,10 +87,11 @@ class Remote:
         self._silent_until = 0.0
         """No scheduler was running: until then (monotonic seconds) `ask` does not look for one."""
         self._breaker = CircuitBreaker()
-        self._probe: Future[None] | None = None
+        self._probe = SchedulerProbe(
+            self._breaker, lambda timeout: self._call(timeout, "ping", (), {}), self._start
+        )
         self._ping_number = -1
         """Of the connection's last ping of its own."""
-        self._probe_lock = threading.Lock()
         self._deaf_until = 0.0
         """Nobody was there lately: until then (monotonic seconds) wake-ups are not tried again."""
         self._reconnecting = False
@@ -117,7 +117,7 @@ class Remote:
         """
         timeout = remaining(OPERATIONS[operation].deadline if operation in OPERATIONS else DEADLINE)
         if self._breaker.outage is not None:
-            self._wait_for_probe(min(timeout, PROBE_TIMEOUT))
+            self._probe.wait(min(timeout, PROBE_TIMEOUT))
         return self._call(remaining(timeout), operation, args, kwargs)
 
     def read(self, operation: str, *args: Any, timeout: float = READ_TIMEOUT) -> Any:
@@ -126,7 +126,7 @@ class Remote:
         Raises StorageUnavailableError at once while the scheduler is away.
         """
         if (outage := self._breaker.outage) is not None:
-            self._start_probe(at_once=False)
+            self._probe.start(at_once=False)
             raise StorageUnavailableError(_away_for(outage))
         return self._call(remaining(timeout), operation, args, {})
 
@@ -182,58 +182,13 @@ class Remote:
         finally:
             self._lock.release()
 
-    # A scheduler that is away is asked again by one thread; all others learn from that.
-
-    def _start_probe(self, *, at_once: bool) -> "Future[None] | None":
-        """Return the probe that is under way, or begin one if it is time or has to be `at_once`."""
-        with self._probe_lock:
-            if self._probe is not None and not self._probe.done():
-                return self._probe
-            if not self._breaker.enter(at_once=at_once):
-                return None
-            probe: Future[None] = Future()
-            self._probe = probe
-        try:
-            self._start("djqueue-probe", lambda: self._run_probe(probe))
-        except RuntimeError as error:
-            # No thread can be started: without this nobody would ever probe again.
-            self._breaker.gave_up()
-            unavailable = StorageUnavailableError(f"no request was sent to the scheduler: {error}")
-            _settle(probe, error=unavailable)
-            raise unavailable from error
-        return probe
-
-    def _run_probe(self, probe: "Future[None]") -> None:
-        try:
-            self._call(PROBE_TIMEOUT, "ping", (), {})
-        except BaseException as error:
-            if self._breaker.outage is not None:
-                if isinstance(error, NoSchedulerError):
-                    # Whoever asks learns at once that none is running: nothing hangs.
-                    self._breaker.succeeded()
-                else:
-                    self._breaker.failed(str(error))
-            _settle(probe, error=error)
-        else:
-            _settle(probe)
-
-    def _wait_for_probe(self, timeout: float) -> None:
-        probe = self._start_probe(at_once=True)
-        if probe is not None:
-            try:
-                probe.result(timeout)
-            except TimeoutError:
-                raise StorageUnavailableError(
-                    f"the scheduler did not answer a ping within {timeout:.3g} s"
-                ) from None
-
     def tell(self, operation: str) -> bool:
         """Say something that has no answer; False if nobody is there to hear it."""
         if self._socket is None and monotonic() < self._deaf_until:
             return False
         if self._breaker.outage is not None:
             with contextlib.suppress(StorageUnavailableError):
-                self._start_probe(at_once=False)
+                self._probe.start(at_once=False)
             return False
         try:
             with self._locked(remaining(READ_TIMEOUT)):
@@ -370,7 +325,7 @@ class Remote:
         why = f": {self._refusal}" if self._refusal else ""
         for asked, answer in list(self._answers.values()):
             if asked is connection:
-                _settle(answer, error=StorageUnavailableError(reason + why))
+                settle(answer, error=StorageUnavailableError(reason + why))
 
     def _start(self, name: str, work: Callable[[], None]) -> None:
         def run() -> None:
@@ -465,9 +420,9 @@ class Remote:
             self._breaker.succeeded()
         elif (asked := self._answers.get(number)) is not None:
             if word == "ok":
-                _settle(asked[1], rest[0])
+                settle(asked[1], rest[0])
             else:
-                _settle(asked[1], error=by_code(*rest))
+                settle(asked[1], error=by_code(*rest))
 
     def _tell_subscribers(self) -> None:
         # Not on the reading thread: a subscriber may ask the scheduler something.
@@ -508,10 +463,6 @@ class Remote:
             mine.close()
 
 
-class NoSchedulerError(StorageUnavailableError):
-    """No scheduler is running for this database."""
-
-
 class SilentError(Exception):
     """The scheduler is connected and does not answer."""
 
@@ -519,11 +470,3 @@ class SilentError(Exception):
 def _away_for(outage: Outage) -> str:
     seconds = (SYSTEM_CLOCK.now() - outage.since) / 1_000
     return f"the scheduler has been unavailable for {max(0.0, seconds):.1f} s: {outage.reason}"
-
-
-def _settle(answer: "Future[Any]", value: Any = None, error: BaseException | None = None) -> None:
-    with contextlib.suppress(InvalidStateError):  # its caller has been told something already
-        if error is None:
-            answer.set_result(value)
-        else:
-            answer.set_exception(error)

@@ -30,7 +30,7 @@ class Site:
 
     def state(self, result: EnqueueResult) -> State | None:
         sweep(self.engine, 60_000)
-        return self.engine.states("q", [result.id])[0]
+        return self.engine.reads.states("q", [result.id])[0]
 
     def claim(self) -> list:
         return self.engine.claim(ClaimRequest("w", 10, frozenset({"job"}))).jobs
@@ -62,7 +62,9 @@ def test_a_job_enqueued_right_after_a_step_waits_for_its_delay_and_no_longer(sit
     if taken_in:
         now = site.clock.now()
         options = JobOptions(delay=60_000)
-        site.engine.accept([EngineJob("late", "q", "job", b"", options, State.DELAYED, now, now + 60_000)])
+        site.engine.persistence.accept(
+            [EngineJob("late", "q", "job", b"", options, State.DELAYED, now, now + 60_000)]
+        )
         late = EnqueueResult("late", "queued", "q")
     else:
         late = site.enqueue(delay=60_000)
@@ -99,7 +101,7 @@ def test_a_job_that_is_due_at_a_time_of_day_is_due_then(site):
 
 def test_a_job_that_was_rescheduled_is_due_at_the_time_that_was_given(site):
     result = site.enqueue(delay=60_000)
-    site.engine.reschedule("q", [result.id], site.clock.now() + 2 * HOUR)
+    site.engine.jobs.reschedule("q", [result.id], site.clock.now() + 2 * HOUR)
     site.clock.jump(HOUR)
     sweep(site.engine, 60_000)
     site.clock.advance(HOUR)

@@ -1,6 +1,7 @@
 """What an operation leaves to be done once its locks are free."""
 
-from .job import EngineJob, Event, Incident
+from .enginejob import EngineJob
+from .job import Event, Incident
 from .options import JobKey
 from .queue import JobQueue
 from .sharing import SharedLimiter

@@ -3,7 +3,8 @@
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from .job import DeadLetterRecord, EngineJob, WorkerInfo
+from .enginejob import EngineJob
+from .job import DeadLetterRecord, WorkerInfo
 from .options import JobKey
 
 

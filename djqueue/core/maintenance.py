@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from .changes import PendingChanges
 from .engine import EXPIRED, Engine
-from .job import AttemptRecord, EngineJob
+from .enginejob import EngineJob
+from .job import AttemptRecord
 from .queue import JobQueue
 from .shard import Shard
 from .stalls import stalled_error

@@ -14,7 +14,8 @@ from .capacity import DROPPED
 from .changes import PendingChanges
 from .dependencies import DependencyTracker
 from .duplicates import REPLACED, Succession, succession
-from .job import REJECTED, AttemptRecord, DeadLetterRecord, EngineJob, JobFailure
+from .enginejob import EngineJob
+from .job import REJECTED, AttemptRecord, DeadLetterRecord, JobFailure
 from .journal import Journal
 from .options import JobKey
 from .queue import JobQueue

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from .job import EngineJob, ItemMark, ItemPage
+from .enginejob import EngineJob
+from .job import ItemMark, ItemPage
 from .options import JobOptions
 from .states import State
 

@@ -3,8 +3,8 @@
 from collections import Counter
 
 from djqueue.core.engine import Engine
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.groups import PARKED
-from djqueue.core.job import EngineJob
 from djqueue.core.queue import JobQueue
 from djqueue.core.sizes import size_of
 from djqueue.core.states import LIVE, State

@@ -4,11 +4,11 @@ from itertools import count
 from typing import Any
 
 from djqueue.core.engine import Engine
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.job import (
     Batch,
     Claimed,
     ClaimRequest,
-    EngineJob,
     EnqueueResult,
     Event,
     JobFailure,

@@ -5,7 +5,8 @@ import pytest
 from djqueue.core.clock import Clock
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.engine import Engine
-from djqueue.core.job import Batch, ClaimRequest, EngineJob, EnqueueResult, Outcome
+from djqueue.core.enginejob import EngineJob
+from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Outcome
 from djqueue.core.maintenance import sweep
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy

@@ -4,7 +4,8 @@ from threading import Thread
 
 import pytest
 
-from djqueue.core.job import DeadLetterRecord, EngineJob
+from djqueue.core.enginejob import EngineJob
+from djqueue.core.job import DeadLetterRecord
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
 from tests.core.anatomy import check_engine

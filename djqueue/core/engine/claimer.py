@@ -1,7 +1,8 @@
 """Claims: which waiting jobs become active, within the limits of their queues."""
 
 from ..changes import PendingChanges
-from ..job import Claimed, ClaimRequest, Claims, EngineJob, JobFailure
+from ..enginejob import EngineJob
+from ..job import Claimed, ClaimRequest, Claims, JobFailure
 from ..queue import JobQueue, is_expired
 from ..ready import ReadyJobs
 from ..shard import Shard

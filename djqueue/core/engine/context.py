@@ -9,9 +9,9 @@ from threading import Lock
 
 from ..clock import Clock
 from ..clocksteps import StepDetector
+from ..enginejob import EngineJob
 from ..hashing import fnv1a32, shard_count
 from ..ids import IdSource
-from ..job import EngineJob
 from ..journal import Journal
 from ..metricstore import MetricKeeper
 from ..options import JobKey

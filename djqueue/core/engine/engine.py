@@ -5,6 +5,7 @@ from random import Random
 
 from ..changes import PendingChanges
 from ..clock import SYSTEM_CLOCK, Clock
+from ..enginejob import ItemStream
 from ..ids import IdSource
 from ..job import (
     Batch,
@@ -15,7 +16,6 @@ from ..job import (
     Event,
     Finished,
     Incident,
-    ItemStream,
     Lease,
     Outcome,
     ProgressReport,

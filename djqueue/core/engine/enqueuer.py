@@ -7,9 +7,10 @@ from ..capacity import full_error
 from ..changes import PendingChanges
 from ..collector import gc_paused
 from ..duplicates import succession
+from ..enginejob import EngineJob
 from ..errors import OptionError, QueueFullError
 from ..flow import Substitutes, outside
-from ..job import Batch, EngineJob, EnqueueResult
+from ..job import Batch, EnqueueResult
 from ..queue import JobQueue
 from ..shard import Shard, pending_rival
 from ..states import REUSABLE, State

@@ -2,9 +2,9 @@
 
 from collections.abc import Set
 
+from ..enginejob import EngineJob
 from ..explain import MOST_BEFORE, SHOWN, BlockingJob, Dependency, Facts
 from ..groups import PARKED
-from ..job import EngineJob
 from ..options import JobKey
 from ..queue import JobQueue
 from ..states import PENDING, State

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from ..changes import PendingChanges
+from ..enginejob import EngineJob
 from ..errors import OptionError
-from ..job import DEAD_LETTER_REASONS, EngineJob, Outcome
+from ..job import DEAD_LETTER_REASONS, Outcome
 from ..queue import JobQueue
 from ..shard import Shard
 from .context import EngineContext

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from ..changes import PendingChanges
-from ..job import REJECTED, CancelResult, EngineJob
+from ..enginejob import EngineJob
+from ..job import REJECTED, CancelResult
 from ..options import JobKey
 from ..queue import JobQueue
 from ..shard import Shard

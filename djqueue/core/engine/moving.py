@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from ..changes import PendingChanges
-from ..job import DeadLetterRecord, EngineJob
+from ..enginejob import EngineJob
+from ..job import DeadLetterRecord
 from ..options import JobKey
 from ..queue import KEYED, JobQueue
 from ..shard import Shard

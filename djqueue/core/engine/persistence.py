@@ -5,7 +5,8 @@ from collections.abc import Container, Iterable
 from ..capacity import DROPPED
 from ..changes import PendingChanges
 from ..duplicates import REPLACED, Succession
-from ..job import DeadLetterRecord, EngineJob
+from ..enginejob import EngineJob
+from ..job import DeadLetterRecord
 from ..options import JobKey
 from ..queue import JobQueue
 from ..shard import Shard, pending_rival

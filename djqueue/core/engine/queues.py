@@ -5,9 +5,9 @@ from contextlib import ExitStack
 from typing import Unpack
 
 from ..changes import PendingChanges
+from ..enginejob import EngineJob
 from ..errors import StorageError
 from ..groups import NO_LIMIT, GroupLimit, GroupWords
-from ..job import EngineJob
 from ..limiter import UNSET, Rate, SetConcurrency, SetRate
 from ..queue import JobQueue, QueuePolicy
 from ..states import State

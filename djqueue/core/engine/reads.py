@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 
 from ..diagnostics import Finding
+from ..enginejob import EngineJob
 from ..explain import Explanation, decide
 from ..graph import MOST, FlowGraph, FlowNode, JobLink, explore, link, walked
 from ..groups import GroupOverview
-from ..job import DeadLetterPage, DeadLetterRecord, EngineJob, ItemMark, ItemPage, JobRecord
+from ..job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
 from ..metrics import Bucket, assemble, span_of
 from ..options import JobKey
 from ..overview import GroupsOverview, Overview, QueueOverview

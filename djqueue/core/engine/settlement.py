@@ -8,7 +8,8 @@ from operator import itemgetter
 from threading import Lock
 
 from ..changes import PendingChanges
-from ..job import EngineJob, Event, Incident, JobFailure
+from ..enginejob import EngineJob
+from ..job import Event, Incident, JobFailure
 from ..options import JobKey
 from ..shard import Shard
 from ..states import LIVE, State

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from djqueue.core.engine import Engine
-from djqueue.core.job import EngineJob
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.options import JobKey
 
 from . import recovery

@@ -9,8 +9,8 @@ from django.db import connections
 from djqueue.core.clock import Clock
 from djqueue.core.clocksteps import STEP, keep_lengths
 from djqueue.core.engine import Engine
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import ConfigurationError
-from djqueue.core.job import EngineJob
 from djqueue.core.options import JobKey
 from djqueue.core.shown import in_one_line
 from djqueue.core.states import REUSABLE, State

@@ -21,8 +21,9 @@ from django.db.models import Model
 from djqueue import models
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadline import remaining
+from djqueue.core.enginejob import EngineJob, ItemStream
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.job import DeadLetterRecord, EngineJob, ItemStream, WorkerInfo
+from djqueue.core.job import DeadLetterRecord, WorkerInfo
 from djqueue.core.options import JobKey
 from djqueue.core.overview import Totals
 from djqueue.core.retention import NO_RETENTION, Retention

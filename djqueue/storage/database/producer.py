@@ -9,10 +9,11 @@ from djqueue import models
 from djqueue.core.capacity import full_error
 from djqueue.core.clock import Clock
 from djqueue.core.duplicates import succession
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import OptionError
 from djqueue.core.flow import Substitutes, outside
 from djqueue.core.ids import IdSource
-from djqueue.core.job import Batch, EngineJob, EnqueueResult
+from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import JobKey
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import LIVE, PENDING, REUSABLE, State

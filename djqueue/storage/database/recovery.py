@@ -12,7 +12,8 @@ from djqueue.core.changes import incident_of
 from djqueue.core.deadletters import letter_of
 from djqueue.core.duplicates import REPLACED
 from djqueue.core.engine import Engine
-from djqueue.core.job import DeadLetterRecord, EngineJob, Incident, ItemStream, Lease
+from djqueue.core.enginejob import EngineJob, ItemStream
+from djqueue.core.job import DeadLetterRecord, Incident, Lease
 from djqueue.core.options import JobKey
 from djqueue.core.shard import note_attempt
 from djqueue.core.stalls import stalled_error

@@ -4,8 +4,8 @@ import heapq
 from collections.abc import Callable, Iterable
 from itertools import count
 
+from .enginejob import EngineJob
 from .errors import QueueFullError
-from .job import EngineJob
 from .states import PENDING
 
 WHEN_FULL = ("reject", "block", "drop_oldest", "drop_lowest")

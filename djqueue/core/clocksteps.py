@@ -10,7 +10,7 @@ While the machine is suspended, the wall clock goes on and the monotonic one sta
 import logging
 
 from .clock import Clock
-from .job import EngineJob
+from .enginejob import EngineJob
 from .states import State
 
 STEP = 10_000

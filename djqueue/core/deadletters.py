@@ -7,7 +7,8 @@ from itertools import count, islice
 from random import Random
 
 from .backoff import Backoff
-from .job import REJECTED, DeadLetterRecord, EngineJob, JobFailure
+from .enginejob import EngineJob
+from .job import REJECTED, DeadLetterRecord, JobFailure
 from .options import DAY
 from .sizes import size_of
 

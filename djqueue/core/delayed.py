@@ -3,7 +3,7 @@
 import heapq
 from itertools import count
 
-from .job import EngineJob
+from .enginejob import EngineJob
 
 Entry = tuple[int, int, EngineJob]
 """(run_at, generation, job): stale once the job has another generation."""

@@ -2,7 +2,7 @@
 
 from itertools import chain, islice
 
-from .job import EngineJob
+from .enginejob import EngineJob
 from .options import JobKey
 
 

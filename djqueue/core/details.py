@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Mapping
 
-from .job import EngineJob
+from .enginejob import EngineJob
 from .retention import Retention
 from .states import TERMINAL
 

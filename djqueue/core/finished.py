@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from threading import Lock
 
 from .details import Details
-from .job import EngineJob
+from .enginejob import EngineJob
 from .retention import NO_RETENTION, Retention
 from .sizes import size_of
 from .states import State

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import NamedTuple, TypedDict
 
+from .enginejob import EngineJob
 from .grouprates import GroupBuckets, Times
-from .job import EngineJob
 from .limiter import Rate
 
 

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 
-from .job import EngineJob
+from .enginejob import EngineJob
 
 COMPACT_ABOVE = 0.2
 """Share of stale entries above which they are swept out."""

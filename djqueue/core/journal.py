@@ -1,83 +1,90 @@
-"""What the engine tells a storage that keeps its jobs elsewhere, too."""
+"""What the engine reports to a storage that keeps its jobs in tables, too."""
 
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from .job import DeadLetterRecord, EngineJob
+from .enginejob import EngineJob
+from .job import DeadLetterRecord, WorkerInfo
 from .options import JobKey
 
 
 class Journal(Protocol):
-    """Hears of every change, in order, while the lock that guards the job is held: it must be quick,
-    and copy what it wants to keep.
+    """Receives every change, in order, while the lock of the job is held: it must return quickly, and copy
+    what it keeps.
     """
 
     def added(self, jobs: list[EngineJob]) -> None:
-        """Jobs that are new."""
+        """Record new jobs."""
         ...
 
     def changed(self, job: EngineJob) -> None:
-        """A job whose state, counters, times or options changed."""
+        """Record a changed state, counter, time or option of a job."""
         ...
 
     def updated(self, job: EngineJob) -> None:
-        """A pending job that was given another payload or other options; it may just have been revived."""
+        """Record a new payload or priority of a pending job, which may just have been revived."""
         ...
 
     def completed(self, job: EngineJob) -> None:
-        """A job that completed; its result is there."""
+        """Record a completed job with its result."""
         ...
 
     def died(self, job: EngineJob, letter: DeadLetterRecord) -> None:
-        """A job that failed for good."""
+        """Record a failed job with its dead letter."""
         ...
 
     def revived(self, job: EngineJob) -> None:
-        """A job that left the dead letters and lives again."""
+        """Record the retry of a dead letter."""
         ...
 
     def removed(self, jobs: list[EngineJob]) -> None:
-        """Jobs whose records go, with result and dead letter; told while the engine still knows them: one
-        who finds that it does not, and reads them elsewhere, can then tell that they are gone.
+        """Record the removal of jobs with their results and dead letters.
+
+        Called while the engine still has them: a reader that does not find them in the engine, and reads the
+        tables, can tell that they are gone.
         """
         ...
 
     def put_off(self, key: JobKey) -> None:
-        """The record of an ended job is to go, and is kept for others for now."""
+        """Record that the removal of an ended job is postponed, because others hold its record."""
         ...
 
     def let_go(self, key: JobKey) -> None:
-        """The record of a job that has ended is kept for no other any more; it may be gone."""
+        """Record that no other job holds the record of an ended one any more; it may be gone."""
         ...
 
     def reported(self, job: EngineJob, lines: tuple[tuple[int, str], ...]) -> None:
-        """A job whose progress changed, and its new log lines."""
+        """Record the progress of a job and its new log lines."""
         ...
 
     def emitted(self, job: EngineJob, items: tuple[bytes, ...]) -> None:
-        """A job whose run has sent items, which are the last ones of its stream."""
+        """Record streamed items, the last ones of a job's stream."""
         ...
 
     def renewed(self, job: EngineJob) -> None:
-        """An active job of another process whose lease was extended."""
+        """Record an extended lease of another process."""
         ...
 
     def stepped(self, job: EngineJob) -> None:
-        """A job whose times were moved along with the wall clock: see `clocksteps`."""
+        """Record the times of a job that followed a step of the wall clock: see `clocksteps`."""
         ...
 
     def postponed(self, letter: DeadLetterRecord) -> None:
-        """A dead letter that is retried by itself at another time than before."""
+        """Record a new time of a dead letter's automatic retry."""
         ...
 
     def clock_set(self, offset: int) -> None:
-        """All jobs have followed the wall clock; `offset` is that of `StepDetector`."""
+        """Record that all jobs followed the wall clock; `offset` is that of `StepDetector`."""
         ...
 
     def together(self) -> AbstractContextManager[None]:
-        """What the thread tells while this lasts is kept or lost as one."""
+        """Write everything that this thread records in the context as one transaction."""
         ...
 
     def restarted(self, job: EngineJob) -> None:
-        """A job whose run is over, and with it what that has sent."""
+        """Record that a job starts over, without the streamed items of its last attempt."""
+        ...
+
+    def worker_seen(self, worker_id: str, info: WorkerInfo | None) -> None:
+        """Record a worker's heartbeat; None: it has stopped."""
         ...

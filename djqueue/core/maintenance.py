@@ -1,21 +1,23 @@
-"""What time does to the jobs of an engine. Any number of maintainers may run: a second finds nothing."""
+"""Sweeps: what time does to the jobs of an engine. Any number may run; a second sweep changes nothing."""
 
 from typing import NamedTuple
 
+from .changes import PendingChanges
 from .engine import EXPIRED, Engine
-from .job import AttemptRecord, EngineJob
+from .enginejob import EngineJob
+from .job import AttemptRecord
 from .queue import JobQueue
-from .shard import PendingChanges, Shard
+from .shard import Shard
 from .stalls import stalled_error
 
 SWEEP_LIMIT = 1_000
-"""Records that are taken from a queue at a time, so that no lock is held for long."""
-SWEPT = 50_000
-"""Records that one sweep takes from a queue, a part at a time: in a second, thousands may be over."""
+"""Records removed from a queue under one hold of its lock."""
+MAX_REMOVED = 50_000
+"""Records that one sweep removes from a queue, in parts: thousands may expire in a second."""
 
 
 class Swept(NamedTuple):
-    """What a sweep did."""
+    """Numbers of jobs that a sweep changed."""
 
     promoted: int = 0
     stalled: int = 0
@@ -25,17 +27,18 @@ class Swept(NamedTuple):
 
 
 def sweep(engine: Engine, worker_ttl: int, tick: int | None = None) -> Swept:
-    """One round: turns gone by, due jobs, lost leases, ttls, dead letters, old records.
+    """Do once what time requires: unused turns, due jobs, expired leases, ttls, dead letters, old records.
 
-    worker_ttl: milliseconds after which a silent worker counts as gone.
-    tick: the monotonic time by which leases have run out, if that is not now.
+    Args:
+        worker_ttl: milliseconds without a heartbeat after which a worker is removed.
+        tick: the monotonic time by which leases have expired; None: now.
     """
-    engine.follow_clock()
-    engine.forget_workers(worker_ttl)
-    engine.pass_turns_on()
+    engine.context.follow_clock()
+    engine.workers.forget(worker_ttl)
+    engine.limiters.pass_turns_on()
     stalled = _sweep_leases(engine, engine.clock.monotonic() if tick is None else tick)
     totals = [0, 0, 0, 0]
-    for name in engine.queues():
+    for name in engine.queues.names():
         for index, count in enumerate(_sweep_queue(engine, name)):
             totals[index] += count
     promoted, expired, retried, removed = totals
@@ -44,54 +47,55 @@ def sweep(engine: Engine, worker_ttl: int, tick: int | None = None) -> Swept:
 
 def _sweep_leases(engine: Engine, tick: int) -> int:
     overdue: list[tuple[int, EngineJob]] = []
-    for place in engine.processing:
-        with place.lock:
-            overdue += place.overdue(tick)
-    # The last to be claimed is claimed first again: a job that kills its worker soon after its start is among
-    # those. Jobs of one claim keep their order.
+    for processing in engine.context.processing:
+        with processing.lock:
+            overdue += processing.overdue(tick)
+    # The job that was claimed last is claimed first again: a job that kills its worker soon after its start
+    # is among the last ones. Jobs of one claim keep their order.
     overdue.sort(key=lambda entry: (entry[1].started_at, -entry[0]))
     return sum(_stall(engine, token, job, tick) for token, job in overdue)
 
 
 def _stall(engine: Engine, token: int, job: EngineJob, tick: int) -> bool:
-    shard, place = engine.shard(job.queue), engine.place(job.id)
+    context = engine.context
+    shard, processing = context.shard(job.queue), context.processing_shard(job.id)
     changes = PendingChanges()
-    now = engine.clock.now()
+    now = context.clock.now()
     with shard.lock:
         queue = shard.find(job.queue)
-        with place.lock:
-            # Renewed, finished or swept by another since it was seen.
+        with processing.lock:
+            # It was renewed, finished or swept in the meantime.
             if job.token != token or job.lease_until > tick:
                 return False
-            if place.release(token, job.queue, job.id) is None:
+            if processing.release(token, job.queue, job.id) is None:
                 return False
             job.last_token = 0
         if job.cancel_requested:
             shard.cancel_active(queue, job, "cancelled", now, changes)
-            shard.incident(job, "cancelled", changes)
+            changes.note_incident(job, "cancelled")
         elif job.stalls >= job.options.max_stalls:
-            alive = any(info.id == job.worker for info in engine.workers())
+            alive = any(info.id == job.worker for info in engine.workers.all())
             reason = "stalled" if alive else "worker_lost"
             last = AttemptRecord(job.attempts, job.worker, job.started_at, now, "stalled")
             error = stalled_error(job.stalls + 1, [*(job.history or ()), last])
-            shard.incident(job, "stalled", changes)
+            changes.note_incident(job, "stalled")
             shard.fail_active(queue, job, reason, error, now, changes)
-            shard.incident(job, "failed", changes)
+            changes.note_incident(job, "failed")
         else:
             shard.put_back(queue, job, "stalled", 0, None, now, changes)
-            shard.incident(job, "stalled", changes)
-    engine.settle(changes)
+            changes.note_incident(job, "stalled")
+    engine.settlement.settle(changes)
     return True
 
 
 def _sweep_queue(engine: Engine, name: str) -> tuple[int, int, int, int]:
-    shard = engine.shard(name)
+    shard = engine.context.shard(name)
     now = engine.clock.now()
     changes = PendingChanges()
     with shard.lock:
         queue = shard.queues.get(name)
         if queue is None:
-            return 0, 0, 0, 0  # obliterated since
+            return 0, 0, 0, 0  # It was obliterated in the meantime.
         before = queue.delayed.size
         shard.promote_due(queue, now, changes)
         promoted = before - queue.delayed.size
@@ -103,22 +107,22 @@ def _sweep_queue(engine: Engine, name: str) -> tuple[int, int, int, int]:
             shard.fail_pending(queue, job, "ttl_expired", EXPIRED, now, changes)
         queue.unique.sweep(now)
         over = queue.dead.expired(now)[:SWEEP_LIMIT]
-        shard.bury_for_good(queue, over, changes, now)
+        shard.remove_dead_letters(queue, over, changes, now)
         surplus = queue.dead.surplus(SWEEP_LIMIT)
-        shard.bury_for_good(queue, surplus, changes, now)
+        shard.remove_dead_letters(queue, surplus, changes, now)
         removed, is_done = _forget(shard, queue, now, changes)
-        # Those whose keys are taken would hold up the others.
+        # Dead letters whose unique keys are taken would hold up the others.
         due = [letter.id for letter in queue.dead.due(now) if not _is_barred(queue, letter.id, now)]
-    engine.settle(changes)
+    engine.settlement.settle(changes)
     removed += len(over) + len(surplus)
-    answers = engine.retry(name, due[:SWEEP_LIMIT], by_itself=True)
-    for _ in range(SWEPT // SWEEP_LIMIT):
+    answers = engine.jobs.retry(name, due[:SWEEP_LIMIT], by_itself=True)
+    for _ in range(MAX_REMOVED // SWEEP_LIMIT):
         if is_done:
             break
         changes = PendingChanges()
         with shard.lock:
             part, is_done = _forget(shard, queue, now, changes)
-        engine.settle(changes)
+        engine.settlement.settle(changes)
         removed += part
     retried = answers.count("retried") + answers.count("blocked_again")
     return promoted, len(expired), retried, removed
@@ -131,7 +135,7 @@ def _is_barred(queue: JobQueue, job_id: str, now: int) -> bool:
 
 
 def _forget(shard: Shard, queue: JobQueue, now: int, changes: PendingChanges) -> tuple[int, bool]:
-    """Some of what the queue keeps no longer of its ended jobs: how many records, and whether it was all."""
+    """Remove some expired records of ended jobs; return their number, and whether these were all."""
     finished = queue.finished
     results = finished.drop_results(now, SWEEP_LIMIT)
     details = finished.drop_details(now, SWEEP_LIMIT)

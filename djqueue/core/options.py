@@ -73,8 +73,6 @@ class JobOptions:
     """Milliseconds for which the result can be read; None keeps it."""
     retention: int | None = None
     """Milliseconds for which the finished job's record is kept, if longer than its result."""
-    executor: str | None = None
-    """Where the handler runs; None is what the job type or the settings say."""
     delay: int | None = field(default=None, compare=False)
     """Milliseconds that it was to wait from its enqueue on; None: it is due at a point in time. Set by the
     storage: see `clocksteps`."""
@@ -310,7 +308,6 @@ PARSERS: dict[str, Parser] = {
     "durable": _optional(_flag),
     "result_ttl": _optional(_positive),
     "retention": _optional(_positive),
-    "executor": _optional(_choice(("inline",))),
     "tags": _tags,
     "subject": _optional(_subject),
     "content_type": _content_type,

@@ -3,7 +3,7 @@
 from collections import Counter
 from threading import Lock
 
-from .job import EngineJob
+from .enginejob import EngineJob
 
 
 class ProcessingShard:

@@ -10,10 +10,11 @@ from .capacity import DropOrder
 from .clocksteps import keep_lengths
 from .deadletters import DeadLetterPolicy, DeadLetters
 from .delayed import DelayedJobs
+from .enginejob import EngineJob
 from .errors import ConfigurationError, OptionError
 from .finished import FinishedJobs
 from .groups import NO_LIMIT, PARKED, GroupLimit, Groups
-from .job import Batch, EngineJob, Event
+from .job import Batch, Event
 from .limiter import QueueLimiter, Rate
 from .ready import ReadyJobs
 from .retention import NO_RETENTION, Retention

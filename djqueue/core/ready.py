@@ -8,8 +8,8 @@ the same reason: a claim may leave them out.
 import heapq
 from collections.abc import Iterator
 
+from .enginejob import EngineJob
 from .heap import PriorityQueue
-from .job import EngineJob
 
 STALLED = "\0"
 """Ends the key of the stalled jobs of a name; no name contains it."""

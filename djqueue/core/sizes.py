@@ -3,8 +3,9 @@
 import re
 from typing import Any
 
+from .enginejob import EngineJob
 from .errors import OptionError
-from .job import EngineJob, JobFailure
+from .job import JobFailure
 
 UNITS = {
     "": 1,

@@ -1,71 +1,20 @@
-"""Items of generators: sent by running jobs, kept with them, read by whoever waits."""
+"""Streamed items of jobs: the size of an answer, and how long items can be read."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from .base import EngineBase
-from .job import Emission, EngineJob, Event, ItemMark, ItemPage, ItemStream
+from .enginejob import EngineJob
+from .job import ItemMark, ItemPage
 from .options import JobOptions
-from .shard import PendingChanges
 from .states import State
 
 PAGE_BYTES = 1024 * 1024
-"""At so many bytes an answer ends."""
+"""Bytes after which a page of items ends."""
 PAGE_ITEMS = 1_000
-"""Items of one answer."""
-
-
-class Streams(EngineBase):
-    """The two verbs of a stream."""
-
-    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
-        """Keep items of running jobs, each if its token still holds and none before it is missing."""
-        changes = PendingChanges()
-        now = self.clock.now()
-        accepted = []
-        for emission in emissions:
-            queue = self.existing(emission.queue)
-            place = self.place(emission.id)
-            with place.lock:
-                job = place.active.get(emission.token)
-                if queue is None or job is None or job.id != emission.id or job.queue != emission.queue:
-                    accepted.append(False)
-                    continue
-                stream = job.stream
-                if stream is None:
-                    stream = job.stream = ItemStream(emission.token, [])
-                new = emission.items[max(0, stream.count - emission.start) :]
-                accepted.append(emission.start <= stream.count)
-                if not accepted[-1] or not new or stream.items is None:
-                    continue
-                stream.items += new
-                stream.count += len(new)
-                if self._journal is not None:
-                    self._journal.emitted(job, new)
-                if queue.observed:
-                    fields = (queue.name, job.id, job.name, "item", job.state, now, stream.count)
-                    changes.events.append(Event(*fields))
-        self.settle(changes)
-        return accepted
-
-    def items(self, queue_name: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
-        """What has come behind each mark; None for a job that is not known, or whose items are elsewhere."""
-        shard = self.shard(queue_name)
-        now = self.clock.now()
-        pages: list[ItemPage | None] = []
-        with shard.lock:
-            queue = shard.find(queue_name)
-            for mark in marks:
-                job = queue.jobs.get(mark.id)
-                if job is None:
-                    pages.append(None)
-                    continue
-                with self.place(job.id).lock:
-                    pages.append(_page(job, mark, now))
-        return pages
+"""Maximum number of items on a page."""
 
 
 def cut(items: Iterable[bytes]) -> tuple[bytes, ...]:
-    """The first of some items, as many as one answer holds."""
+    """Return the first items, as many as one page holds."""
     found: list[bytes] = []
     size = 0
     for item in items:
@@ -77,13 +26,14 @@ def cut(items: Iterable[bytes]) -> tuple[bytes, ...]:
 
 
 def are_readable(state: State, options: JobOptions, finished_at: int, now: int) -> bool:
-    """Whether the time of a job's items is not over: that of its result, should it have one."""
+    """Return whether a job's items can still be read: they are kept as long as its result."""
     if state is not State.COMPLETED or options.result_ttl is None:
         return True
     return finished_at + options.result_ttl > now
 
 
-def _page(job: EngineJob, mark: ItemMark, now: int) -> ItemPage | None:
+def item_page(job: EngineJob, mark: ItemMark, now: int) -> ItemPage | None:
+    """Return the items behind a mark; None if they are no longer in memory. The caller holds the locks."""
     content_type, stream = job.options.content_type, job.stream
     if stream is None:
         return ItemPage(job.state, content_type, job.token, 0, (), 0)
@@ -91,6 +41,6 @@ def _page(job: EngineJob, mark: ItemMark, now: int) -> ItemPage | None:
         return None
     start = mark.start if mark.run == stream.run else 0
     readable = are_readable(job.state, job.options, job.finished_at, now)
-    # A copy of what is wanted, and not of all that is behind it.
+    # Copy one page only, not all items behind the mark.
     ahead = (stream.items[at] for at in range(start, len(stream.items))) if readable else ()
     return ItemPage(job.state, content_type, stream.run, start, cut(ahead), stream.count)

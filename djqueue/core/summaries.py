@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+from .enginejob import EngineJob
 from .errors import OptionError
-from .job import EngineJob, JobRecord
+from .job import JobRecord
 from .pages import FORWARD
 from .states import State
 

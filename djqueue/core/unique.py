@@ -2,7 +2,7 @@
 
 import heapq
 
-from .job import EngineJob
+from .enginejob import EngineJob
 from .options import JobKey
 
 PREDECESSOR: JobKey = ("", "")

@@ -1,20 +1,22 @@
-"""True if anything that a page shows has changed, without looking at it."""
+"""Versions: whether anything that a page shows has changed, without reading it again."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from hashlib import blake2b
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from .job import Claims, WorkerInfo
 
-C = TypeVar("C", bound=type)
+S = TypeVar("S", bound="HasChanges")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ChangeCounter:
     """Counts changes. Any thread may bump it, after the change.
 
-    Who reads first the number and then the state, and later finds the same number, has missed nothing.
+    A reader that reads the number before the state, and finds the same number later, has missed nothing.
     """
 
     __slots__ = ("_numbers", "value")
@@ -24,74 +26,55 @@ class ChangeCounter:
         self.value = 0
 
     def bump(self) -> None:
-        """Something has changed."""
+        """Record a change."""
         self.value = next(self._numbers)
 
 
-ALWAYS, IF_ANSWERED = "always", "if answered"
-CHANGES: dict[str, str | int] = {
-    "enqueue": 0,
-    "claim": IF_ANSWERED,
-    "finish": 0,
-    "report": 0,
-    "emit": 0,
-    "cancel": 1,
-    "promote": 1,
-    "reschedule": 1,
-    "update": 1,
-    "replace_payload": ALWAYS,
-    "retry": 1,
-    "remove": 1,
-    "move": 1,
-    "configure": ALWAYS,
-    "set_limits": ALWAYS,
-    "set_group_limit": ALWAYS,
-    "pause_group": ALWAYS,
-    "resume_group": ALWAYS,
-    "pause": ALWAYS,
-    "resume": ALWAYS,
-    "clean": IF_ANSWERED,
-    "clean_in_parts": ALWAYS,
-    "obliterate": ALWAYS,
-    "set_limiter": ALWAYS,
-    "note_kept": ALWAYS,
-    "restore": ALWAYS,
-    "accept": ALWAYS,
-    "hold": ALWAYS,
-    "put_off": IF_ANSWERED,
-    "forget_belongings": IF_ANSWERED,
-    "evict": 0,
-}
-"""Operations of the engine that change what reads answer; each with the position of the argument that is
-empty, or with whether the answer is, if a call has changed nothing. What a claim does beside claiming shows
-in the sizes of queues.
-"""
-NOT_COUNTED = frozenset(
-    {"renew", "pass_turns_on", "take_back", "news", "announce", "settle", "bind", "follow"}
-)
-"""Operations whose changes no page shows, or that are a part of another operation."""
+class HasChanges(Protocol):
+    """A part of the engine whose operations change what reads answer."""
+
+    @property
+    def changes(self) -> ChangeCounter:
+        """The counter of the engine."""
 
 
-def counted(cls: C) -> C:
-    """Have the engine's `changes` count what its operations change."""
-    for name, when in CHANGES.items():
-        setattr(cls, name, _counting(getattr(cls, name), when))
-    return cls
+def counted(operation: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Count every call of an operation as a change.
+
+    Claims also promote and expire jobs, which shows in the sizes of queues.
+    """
+    return _counting(operation, lambda _args, _answer: True)
 
 
-def _counting(operation: Any, when: str | int) -> Any:
+def counted_if_answered(operation: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Count a call of an operation as a change unless its answer is empty."""
+    return _counting(
+        operation, lambda _args, answer: bool(answer.jobs if isinstance(answer, Claims) else answer)
+    )
+
+
+def counted_unless_empty(
+    position: int,
+) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], T]]:
+    """Count a call of an operation as a change unless its argument at this position is empty."""
+
+    def decorate(operation: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+        return _counting(operation, lambda args, _answer: len(args) <= position or bool(args[position]))
+
+    return decorate
+
+
+def _counting(
+    operation: Callable[Concatenate[S, P], T], has_changed: Callable[[tuple[Any, ...], T], bool]
+) -> Callable[Concatenate[S, P], T]:
     @wraps(operation)
-    def counting(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def counting(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             answer = operation(self, *args, **kwargs)
         except BaseException:
-            self.changes.bump()  # a part of it may have been done
+            self.changes.bump()  # A part of it may have been done.
             raise
-        if when == IF_ANSWERED:
-            has_changed = bool(answer.jobs if isinstance(answer, Claims) else answer)
-        else:
-            has_changed = not isinstance(when, int) or len(args) <= when or bool(args[when])
-        if has_changed:
+        if has_changed(args, answer):
             self.changes.bump()
         return answer
 

@@ -10,8 +10,9 @@ from django.db.models import Count, Max, Min, Model, Q, QuerySet
 from djqueue import models
 from djqueue.codecs import encode
 from djqueue.core.durations import to_datetime
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.groups import GroupLimit
-from djqueue.core.job import DeadLetterRecord, EngineJob, JobRecord, WorkerInfo
+from djqueue.core.job import DeadLetterRecord, JobRecord, WorkerInfo
 from djqueue.core.options import MSGPACK, JobKey, JobOptions
 from djqueue.core.states import LIVE, TERMINAL, State
 from djqueue.storage.tables import rows

@@ -5,21 +5,13 @@ from random import Random
 
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.diagnostics import DiagnosticLine, Diagnostics, workers_line
-from djqueue.core.engine import DEFAULT_POLICY, Engine
+from djqueue.core.engine import DEFAULT_POLICY, Engine, EngineReads
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.metricstore import MetricStore
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
-from djqueue.storage.capabilities import Capabilities
-from djqueue.storage.engined import (
-    EngineEvents,
-    EngineJobs,
-    EngineLimiters,
-    EngineQueues,
-    EngineReads,
-    EngineWorkers,
-)
 
+from .capabilities import Capabilities
 from .engined import EngineStorage
 
 
@@ -44,7 +36,6 @@ class MemoryStorage(EngineStorage):
         cores: int | None = None,
         metrics: Tiers = DEFAULT_TIERS,
     ) -> None:
-        self.metrics = MetricStore(metrics)
         self.engine = Engine(
             clock=clock,
             random=random,
@@ -52,14 +43,15 @@ class MemoryStorage(EngineStorage):
             default_policy=default_policy,
             limiters=limiters,
             cores=cores,
+            metrics=MetricStore(metrics),
             incidents=self.notify_incidents,
         )
-        self.jobs = EngineJobs(self.engine)
-        self.queues = EngineQueues(self.engine, self.metrics)
-        self.limiters = EngineLimiters(self.engine)
-        self.workers = EngineWorkers(self.engine, self.metrics)
-        self.reads = MemoryReads(self.engine, self.metrics, self.describe)
-        self.events = EngineEvents(self.engine)
+        self.jobs = self.engine.jobs
+        self.queues = self.engine.queues
+        self.limiters = self.engine.limiters
+        self.workers = self.engine.workers
+        self.reads = MemoryReads(self.engine, self.describe)
+        self.events = self.engine.events
 
     @property
     def capabilities(self) -> Capabilities:
@@ -72,17 +64,17 @@ class MemoryStorage(EngineStorage):
 class MemoryReads(EngineReads):
     """Reads of the engine."""
 
-    def __init__(self, engine: Engine, metrics: MetricStore, describe: Callable[[], str]) -> None:
-        super().__init__(engine, metrics)
+    def __init__(self, engine: Engine, describe: Callable[[], str]) -> None:
+        super().__init__(engine.context, engine.workers)
         self._describe = describe
 
     def diagnostics(self) -> Diagnostics:
-        names = self._engine.queues()
-        jobs = sum(sum(one.counts.values()) for one in self._engine.overview(names).queues)
+        queues = self.overview().queues
+        jobs = sum(sum(queue.counts.values()) for queue in queues)
         lines = [
             DiagnosticLine("storage.where", "Storage", "Location", self._describe()),
-            DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(names):,}"),
+            DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(queues):,}"),
             DiagnosticLine("storage.jobs", "Storage", "Jobs", f"{jobs:,}"),
-            workers_line(len(self._engine.workers())),
+            workers_line(len(self._workers.all())),
         ]
-        return Diagnostics("memory", self._engine.clock.now(), lines)
+        return Diagnostics("memory", self._context.clock.now(), lines)

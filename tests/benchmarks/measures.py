@@ -483,7 +483,7 @@ def drain_shared_limiter(storage: Any, scale: float) -> dict[str, float]:
         for shared in (False, True):
             policy = QueuePolicy(limiter="shared" if shared else None)
             if hasattr(storage, "engine"):
-                storage.engine.configure(QUEUE, policy)
+                storage.engine.queues.configure(QUEUE, policy)
             else:
                 storage._keyspace.policies[QUEUE] = policy
             rates[shared].append(drain(storage, count, 100))

@@ -91,7 +91,7 @@ def use(**chosen: Any) -> Any:
 def memory() -> Iterator[Any]:
     """In this process."""
     storage = use(BACKEND="djqueue.storage.memory.MemoryStorage")
-    yield storage, storage.metrics.record
+    yield storage, storage.engine.context.metrics.record
 
 
 @contextmanager

@@ -247,8 +247,8 @@ def test_what_maintenance_finds_is_told(storage, monkeypatch):
         engine = storage.engine
         later, tick = engine.clock.now() + 3_600_000, engine.clock.monotonic() + 3_600_000
         ahead = Ahead(later, tick)
-        monkeypatch.setattr(engine, "clock", ahead)
-        monkeypatch.setattr(engine._steps, "_clock", ahead)
+        monkeypatch.setattr(engine.context, "clock", ahead)
+        monkeypatch.setattr(engine.context._steps, "_clock", ahead)
         storage.sweep()
         assert announcer.flush(10)
 

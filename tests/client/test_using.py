@@ -39,7 +39,6 @@ GIVEN = {
     "durable": (True, True),
     "result_ttl": (None, None),
     "retention": (timedelta(days=1), 86_400_000),
-    "executor": ("inline", "inline"),
     "tags": (["a", "b"], ("a", "b")),
     "subject": ("shop.order:7", "shop.order:7"),
     "content_type": ("application/json", "application/json"),
@@ -86,7 +85,6 @@ def test_a_wrong_value_is_refused_naming_the_option(pay, name, wrong):
         ({"id": ""}, "id"),
         ({"id": 42}, "id"),
         ({"id": "x" * 256}, "id"),
-        ({"executor": "warp"}, "executor"),
         ({"content_type": "application/x-python-serialize"}, "content_type.*ACCEPT_CONTENT"),
     ],
 )

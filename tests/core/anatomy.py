@@ -3,8 +3,8 @@
 from collections import Counter
 
 from djqueue.core.engine import Engine
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.groups import PARKED
-from djqueue.core.job import EngineJob
 from djqueue.core.queue import JobQueue
 from djqueue.core.sizes import size_of
 from djqueue.core.states import LIVE, State
@@ -13,19 +13,19 @@ from djqueue.core.unique import PREDECESSOR
 
 def check_engine(engine: Engine) -> None:
     """Assert that all structures of the engine agree."""
-    active = [job for place in engine.processing for job in place.active.values()]
-    for place in engine.processing:
+    active = [job for place in engine.context.processing for job in place.active.values()]
+    for place in engine.context.processing:
         assert place.counts == Counter(job.queue for job in place.active.values())
         for token, job in place.active.items():
             assert job.token == token
-            assert engine.place(job.id) is place
-    for limiter in engine._limiters.values():
+            assert engine.context.processing_shard(job.id) is place
+    for limiter in engine.context.limiters.values():
         assert limiter.state().used == sum(
-            job.options.weight for job in active if engine.existing(job.queue).shared is limiter
+            job.options.weight for job in active if engine.context.existing(job.queue).shared is limiter
         )
-    for shard in engine.shards:
+    for shard in engine.context.shards:
         for name, queue in shard.queues.items():
-            assert engine.shard(name) is shard
+            assert engine.context.shard(name) is shard
             check_queue(queue, [job for job in active if job.queue == name])
         for key, dependents in shard.dependencies._dependents.items():
             there = shard.queues[key[0]].jobs[key[1]]
@@ -34,21 +34,21 @@ def check_engine(engine: Engine) -> None:
             for job in dependents:
                 assert job.state is State.BLOCKED
                 assert key in job.unmet
-                assert engine.shard(job.queue).queues[job.queue].jobs[job.id] is job
+                assert engine.context.shard(job.queue).queues[job.queue].jobs[job.id] is job
         for key, holders in shard.dependencies.holders.items():
             there = shard.queues[key[0]].jobs[key[1]]
             assert there in shard.queues[key[0]].finished.held[there.state]
             for job in holders:
                 assert job.state in LIVE
                 assert key in job.options.depends_on
-                assert engine.shard(job.queue).queues[job.queue].jobs[job.id] is job
+                assert engine.context.shard(job.queue).queues[job.queue].jobs[job.id] is job
         held = [queue.finished.held for queue in shard.queues.values()]
         assert sum(len(some) for both in held for some in both.values()) == len(shard.dependencies.holders)
-    for shard in engine.shards:
+    for shard in engine.context.shards:
         for queue in shard.queues.values():
             for job in queue.jobs.values():
                 for key in (job.unmet or set()) - {PREDECESSOR}:
-                    assert job in engine.shard(key[0]).dependencies.of(key)
+                    assert job in engine.context.shard(key[0]).dependencies.of(key)
 
 
 def check_queue(queue: JobQueue, active: list[EngineJob]) -> None:
@@ -144,10 +144,10 @@ def is_at_most(queue: JobQueue, name: str, ready: int) -> bool:
 
 def check_empty(engine: Engine) -> None:
     """Assert that an engine without jobs remembers nothing of those that it had."""
-    for place in engine.processing:
+    for place in engine.context.processing:
         assert not place.active
         assert not place.counts
-    for shard in engine.shards:
+    for shard in engine.context.shards:
         assert len(shard.dependencies) == 0
         for queue in shard.queues.values():
             assert not queue.jobs

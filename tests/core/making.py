@@ -4,11 +4,11 @@ from itertools import count
 from typing import Any
 
 from djqueue.core.engine import Engine
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.job import (
     Batch,
     Claimed,
     ClaimRequest,
-    EngineJob,
     EnqueueResult,
     Event,
     JobFailure,
@@ -97,15 +97,15 @@ class Bench:
         assert self.finish(claimed, "fail", reason=reason, error=ERROR)
 
     def record(self, id: str, queue: str = "q") -> Any:
-        [record] = self.engine.jobs(queue, [id])
+        [record] = self.engine.reads.jobs(queue, [id])
         return record
 
     def state(self, id: str, queue: str = "q") -> State | None:
-        [state] = self.engine.states(queue, [id])
+        [state] = self.engine.reads.states(queue, [id])
         return state
 
     def counts(self, queue: str = "q") -> dict[str, int]:
-        return {state.value: n for state, n in self.engine.counts(queue).items() if n}
+        return {state.value: n for state, n in self.engine.reads.counts(queue).items() if n}
 
     def sweep(self, milliseconds: int = 0) -> Swept:
         self.clock.advance(milliseconds)
@@ -114,5 +114,5 @@ class Bench:
     def events(self, queue: str = "q") -> list[Event]:
         """A list that grows with the queue's events."""
         heard: list[Event] = []
-        self.engine.subscribe(queue, heard.append)
+        self.engine.events.subscribe(queue, heard.append)
         return heard

@@ -63,10 +63,11 @@ def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(retention, monk
         thread.join()
 
     results = sum(
-        job.result is not None for job in engine.jobs("q", list(engine.shard("q").queues["q"].jobs))
+        job.result is not None
+        for job in engine.reads.jobs("q", list(engine.context.shard("q").queues["q"].jobs))
     )
     kept = MANY if retention.results.bytes is not None else KEPT
-    assert (engine.counts("q")[State.COMPLETED], results) == (kept, KEPT)
+    assert (engine.reads.counts("q")[State.COMPLETED], results) == (kept, KEPT)
     assert max(taken) <= maintenance.SWEEP_LIMIT
     assert len(taken) >= MANY // maintenance.SWEEP_LIMIT
     assert steps > 10
@@ -81,7 +82,7 @@ def test_a_job_that_fails_again_and_again_leaves_nothing_that_grows():
     for _ in range(500):
         [job] = engine.claim(ClaimRequest("w", 1, frozenset({"n"}), ("q",))).jobs
         engine.finish([Outcome("q", job.id, job.token, "fail")])
-        engine.retry("q", ["a"])
+        engine.jobs.retry("q", ["a"])
         clock.advance(1)
 
-    assert len(engine.shard("q").queues["q"].finished._details._due) < 100
+    assert len(engine.context.shard("q").queues["q"].finished._details._due) < 100

@@ -55,7 +55,7 @@ def test_a_policy_given_later_knows_the_jobs_that_are_there():
     bench = Bench()
     for job_id in ("a", "b", "c"):
         bench.enqueue(job_id)
-    bench.engine.configure("q", QueuePolicy(max_size=3, when_full="drop_oldest"))
+    bench.engine.queues.configure("q", QueuePolicy(max_size=3, when_full="drop_oldest"))
 
     bench.enqueue("d")
 

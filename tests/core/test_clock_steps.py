@@ -6,7 +6,8 @@ from djqueue.core.clock import Clock
 from djqueue.core.clocksteps import keep_lengths
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.engine import Engine
-from djqueue.core.job import Batch, ClaimRequest, EngineJob, EnqueueResult, Outcome
+from djqueue.core.enginejob import EngineJob
+from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Outcome
 from djqueue.core.maintenance import sweep
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
@@ -31,7 +32,7 @@ class Site:
 
     def state(self, result: EnqueueResult) -> State | None:
         sweep(self.engine, 60_000)
-        return self.engine.states("q", [result.id])[0]
+        return self.engine.reads.states("q", [result.id])[0]
 
     def claim(self) -> list:
         return self.engine.claim(ClaimRequest("w", 10, frozenset({"job"}))).jobs
@@ -63,7 +64,9 @@ def test_a_job_enqueued_right_after_a_step_waits_for_its_delay_and_no_longer(sit
     if taken_in:
         now = site.clock.now()
         options = JobOptions(delay=60_000)
-        site.engine.accept([EngineJob("late", "q", "job", b"", options, State.DELAYED, now, now + 60_000)])
+        site.engine.persistence.accept(
+            [EngineJob("late", "q", "job", b"", options, State.DELAYED, now, now + 60_000)]
+        )
         late = EnqueueResult("late", "queued", "q")
     else:
         late = site.enqueue(delay=60_000)
@@ -100,7 +103,7 @@ def test_a_job_that_is_due_at_a_time_of_day_is_due_then(site):
 
 def test_a_job_that_was_rescheduled_is_due_at_the_time_that_was_given(site):
     result = site.enqueue(delay=60_000)
-    site.engine.reschedule("q", [result.id], site.clock.now() + 2 * HOUR)
+    site.engine.jobs.reschedule("q", [result.id], site.clock.now() + 2 * HOUR)
     site.clock.jump(HOUR)
     sweep(site.engine, 60_000)
     site.clock.advance(HOUR)

@@ -4,7 +4,8 @@ from random import Random
 
 from djqueue.core.backoff import Backoff
 from djqueue.core.deadletters import DeadLetterPolicy, DeadLetters
-from djqueue.core.job import EngineJob, JobFailure
+from djqueue.core.enginejob import EngineJob
+from djqueue.core.job import JobFailure
 from djqueue.core.options import DAY, JobOptions
 from djqueue.core.states import State
 

@@ -21,7 +21,7 @@ def test_no_more_than_the_free_slots_and_only_names_that_are_handled():
     assert bench.ids(0) == []
     assert bench.ids(10, "nobody's") == []
     assert bench.ids(3, "send", "draw") == ["d0", "d1", "d2"]
-    assert bench.engine.waiting_names("q") == {"send": 3, "draw": 2}
+    assert bench.engine.reads.waiting_names("q") == {"send": 3, "draw": 2}
 
 
 def test_priority_then_arrival_and_lifo_before_both_in_its_priority():
@@ -78,9 +78,9 @@ def test_the_hint_is_the_time_of_the_next_delayed_job():
     request = ClaimRequest("w", 1, frozenset({"send"}))
 
     assert bench.engine.claim(request) == ([], 300)
-    bench.engine.promote("q", ["sooner"])
+    bench.engine.jobs.promote("q", ["sooner"])
     assert bench.engine.claim(request).wait == 700
-    bench.engine.pause("q")
+    bench.engine.queues.pause("q")
     assert bench.engine.claim(request) == ([], None)
 
 
@@ -134,20 +134,20 @@ def test_every_end_of_a_run_frees_its_slot(kind):
     bench.finish(claimed, kind, delay=60_000)
 
     assert bench.ids() == ["b"]
-    assert bench.engine.active_in("q") == 1
+    assert bench.engine.context.active_in("q") == 1
 
 
 def test_a_paused_queue_gives_nothing_and_takes_everything():
     bench = Bench()
     bench.enqueue("running")
     claimed = bench.claim_one()
-    bench.engine.pause("q")
+    bench.engine.queues.pause("q")
     bench.enqueue("waiting")
 
-    assert bench.engine.is_paused("q")
+    assert bench.engine.queues.is_paused("q")
     assert bench.claim() == []
     assert bench.finish(claimed)
-    bench.engine.resume("q")
+    bench.engine.queues.resume("q")
     assert bench.ids() == ["waiting"]
 
 
@@ -159,7 +159,7 @@ def test_an_expired_job_is_never_handed_out_and_another_takes_its_place():
     bench.clock.advance(100)
 
     assert bench.ids(1) == ["good"]
-    assert [letter.reason for letter in bench.engine.dead_letters("q")] == ["ttl_expired"] * 2
+    assert [letter.reason for letter in bench.engine.reads.dead_letters("q")] == ["ttl_expired"] * 2
     assert bench.record("late 1").attempts == 0
     check_engine(bench.engine)
 
@@ -187,7 +187,7 @@ def test_a_cancelled_job_does_not_expire_afterwards():
     bench = Bench()
     bench.enqueue("a", ttl=100)
     bench.enqueue("b", ttl=100, delay=50)
-    bench.engine.cancel("q", ["a", "b"])
+    bench.engine.jobs.cancel("q", ["a", "b"])
 
     assert bench.sweep(200).expired == 0
     assert bench.counts() == {"cancelled": 2}
@@ -198,7 +198,7 @@ def test_an_expired_job_that_is_retried_runs():
     bench = Bench()
     bench.enqueue("a", ttl=100)
     bench.sweep(100)
-    assert bench.engine.retry("q", ["a"]) == ["retried"]
+    assert bench.engine.jobs.retry("q", ["a"]) == ["retried"]
 
     assert bench.sweep(1_000).expired == 0
     assert bench.ids() == ["a"]
@@ -329,7 +329,7 @@ def test_pages_are_in_order_of_time_and_go_on_behind_an_id():
         bench.clock.advance(1)
 
     def page(state, limit, after=None):
-        return [record.id for record in bench.engine.page("q", state, limit, after)]
+        return [record.id for record in bench.engine.reads.page("q", state, limit, after)]
 
     assert page(None, 10) == ["0", "1", "2", "3", "4"]
     assert page(None, 2) == ["0", "1"]

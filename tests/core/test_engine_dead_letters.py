@@ -9,7 +9,7 @@ from tests.core.making import ERROR, Bench
 
 
 def letters(bench):
-    return [letter.id for letter in bench.engine.dead_letters("q")]
+    return [letter.id for letter in bench.engine.reads.dead_letters("q")]
 
 
 def test_the_oldest_give_way_with_their_jobs():
@@ -45,7 +45,7 @@ def test_a_queue_may_retry_by_itself_so_often():
         assert bench.sweep(1).retried == 1
         assert bench.state("a") is State.WAITING
         bench.finish(bench.claim_one(), "fail", reason="timeout")
-        [letter] = bench.engine.dead_letters("q")
+        [letter] = bench.engine.reads.dead_letters("q")
         assert (letter.retries, letter.reason) == (retries, "timeout")
     assert bench.sweep(DAY).retried == 0
 
@@ -62,7 +62,7 @@ def test_dead_letters_whose_key_is_taken_do_not_hold_up_the_others(monkeypatch):
     assert bench.state("free") is State.WAITING
     assert letters(bench) == ["a", "b", "c"]
 
-    bench.engine.cancel("q", ["owner"])
+    bench.engine.jobs.cancel("q", ["owner"])
     assert bench.sweep(1).retried == 1
     check_engine(bench.engine)
 
@@ -74,7 +74,7 @@ def test_two_sweepers_retry_a_letter_once():
     bench.finish(bench.claim_one(), "fail")
 
     # The other one had seen the letter before it was retried and died again.
-    assert bench.engine.retry("q", ["a"], by_itself=True) == ["not_failed"]
+    assert bench.engine.jobs.retry("q", ["a"], by_itself=True) == ["not_failed"]
     assert bench.state("a") is State.FAILED
 
 
@@ -84,7 +84,7 @@ def test_a_letter_whose_unique_key_is_taken_is_retried_once_it_is_free():
     bench.enqueue("b", unique_key="k")
 
     assert bench.sweep(500).retried == 0
-    bench.engine.cancel("q", ["b"])
+    bench.engine.jobs.cancel("q", ["b"])
     assert bench.sweep().retried == 1
 
 
@@ -96,7 +96,7 @@ def test_a_retry_renews_the_budget_and_keeps_the_history():
     bench.finish(bench.claim_one(), "retry", error=ERROR)
     bench.finish(bench.claim_one(), "fail", reason="max_attempts_exceeded", error=ERROR)
 
-    assert bench.engine.retry("q", ["a"]) == ["retried"]
+    assert bench.engine.jobs.retry("q", ["a"]) == ["retried"]
     record = bench.record("a")
     assert (record.failures, record.stalls, record.attempts) == (0, 0, 3)
     assert (record.state, record.reason, record.finished_at, record.worker) == (State.WAITING, "", 0, "")
@@ -108,9 +108,9 @@ def test_what_did_not_fail_is_not_retried():
     bench = Bench()
     bench.enqueue("a")
 
-    assert bench.engine.retry("q", ["a", "nobody"]) == ["not_failed", "not_found"]
+    assert bench.engine.jobs.retry("q", ["a", "nobody"]) == ["not_failed", "not_found"]
     bench.finish(bench.claim_one())
-    assert bench.engine.retry("q", ["a"]) == ["not_failed"]
+    assert bench.engine.jobs.retry("q", ["a"]) == ["not_failed"]
 
 
 def test_the_time_of_one_result_does_not_touch_another():
@@ -147,7 +147,7 @@ def test_a_result_without_an_end_is_kept():
     bench.sweep(100 * 365 * DAY)
 
     assert bench.record("a").result == b"done"
-    assert bench.engine.remove("q", ["a"]) == [True]
+    assert bench.engine.jobs.remove("q", ["a"]) == [True]
     check_empty(bench.engine)
 
 
@@ -155,8 +155,8 @@ def test_nothing_is_left_of_ids_that_are_used_again_and_again():
     bench = Bench()
     for _ in range(500):
         bench.enqueue("a", delay=10**9, result_ttl=10**9, unique_key="k", ttl=10**9, group="g")
-        bench.engine.cancel("q", ["a"])
-    queue = bench.engine.existing("q")
+        bench.engine.jobs.cancel("q", ["a"])
+    queue = bench.engine.context.existing("q")
 
     assert sum(map(len, queue.finished._records.values())) < 100
     assert len(queue.delayed._heap) < 100

@@ -3,7 +3,7 @@
 import pytest
 
 from djqueue.core.deadletters import DeadLetterPolicy
-from djqueue.core.engine import Engine
+from djqueue.core.engine.settlement import Settlement
 from djqueue.core.states import State
 from tests.core.anatomy import check_empty, check_engine
 from tests.core.making import Bench
@@ -19,15 +19,15 @@ def end(bench, how):
     elif how == "failed":
         bench.finish(bench.claim_one(), "fail", reason="timeout")
     elif how == "cancelled":
-        bench.engine.cancel("q", ["a"])
+        bench.engine.jobs.cancel("q", ["a"])
     elif how == "expired":
         bench.sweep(1_000)
     elif how == "removed":
-        bench.engine.remove("q", ["a"])
+        bench.engine.jobs.remove("q", ["a"])
     elif how == "cleaned":
-        bench.engine.clean("q", frozenset(State), bench.clock.now() + 1)
+        bench.engine.queues.clean("q", frozenset(State), bench.clock.now() + 1)
     else:
-        bench.engine.obliterate("q")
+        bench.engine.queues.obliterate("q")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -58,7 +58,7 @@ def test_what_becomes_of_a_dependent(policy, how, first):
         assert record.reason == "dependency_failed"
     if expected is State.FAILED:
         assert record.error.message.startswith("a job of another queue that it depends on is ")
-        [letter] = bench.engine.dead_letters("other")
+        [letter] = bench.engine.reads.dead_letters("other")
         assert letter.reason == "dependency_failed"
     check_engine(bench.engine)
 
@@ -132,7 +132,7 @@ def test_one_that_waits_runs_once_the_failed_one_is_retried():
     for _ in range(2):
         bench.finish(bench.claim_one(), "fail")
         assert bench.state("b") is State.BLOCKED
-        assert bench.engine.retry("q", ["a"]) == ["retried"]
+        assert bench.engine.jobs.retry("q", ["a"]) == ["retried"]
         assert bench.state("b") is State.BLOCKED
     bench.finish(bench.claim_one())
 
@@ -161,7 +161,7 @@ def test_one_that_waits_is_told_when_the_failed_one_is_gone_for_good(how):
     bench.enqueue("b", queue="other", depends_on=A, on_dependency_failure="wait")
     bench.finish(bench.claim_one(), "fail")
     if how == "removed":
-        bench.engine.remove("q", ["a"])
+        bench.engine.jobs.remove("q", ["a"])
     elif how == "evicted":
         bench.fail("c")
     else:
@@ -177,10 +177,10 @@ def test_a_dependent_whose_dependency_failed_is_retried_behind_it():
     bench.enqueue("b", depends_on=A)
     bench.finish(bench.claim_one(), "fail")
 
-    assert bench.engine.retry("q", ["b"]) == ["blocked_again"]
+    assert bench.engine.jobs.retry("q", ["b"]) == ["blocked_again"]
     assert bench.ids() == []
     check_engine(bench.engine)
-    assert bench.engine.retry("q", ["a"]) == ["retried"]
+    assert bench.engine.jobs.retry("q", ["a"]) == ["retried"]
     bench.finish(bench.claim_one())
     assert bench.ids() == ["b"]
     check_engine(bench.engine)
@@ -191,10 +191,10 @@ def test_a_dependent_taken_back_leaves_nothing_with_those_it_waited_for():
     bench.enqueue("a", delay=10**9)
     for number in range(50):
         bench.enqueue(f"c{number}", queue="other", depends_on=A, result_ttl=1)
-    bench.engine.cancel("other", [f"c{number}" for number in range(25)])
-    bench.engine.remove("other", [f"c{number}" for number in range(25, 50)])
+    bench.engine.jobs.cancel("other", [f"c{number}" for number in range(25)])
+    bench.engine.jobs.remove("other", [f"c{number}" for number in range(25, 50)])
 
-    assert sum(len(shard.dependencies) for shard in bench.engine.shards) == 0
+    assert sum(len(shard.dependencies) for shard in bench.engine.context.shards) == 0
     check_engine(bench.engine)
 
 
@@ -203,7 +203,7 @@ def test_a_dependent_enqueued_again_under_its_id_waits_for_what_it_says_now():
     bench.enqueue("a")
     bench.enqueue("c", delay=1_000)
     bench.enqueue("b", depends_on=A)
-    bench.engine.cancel("q", ["b"])
+    bench.engine.jobs.cancel("q", ["b"])
     bench.enqueue("b", depends_on=(("q", "c"),))
     bench.finish(bench.claim_one())
 
@@ -239,7 +239,7 @@ def test_an_engine_forgets_dependencies_with_their_jobs():
     bench.enqueue("a")
     bench.enqueue("b", depends_on=A, on_dependency_failure="wait")
     bench.finish(bench.claim_one(), "fail")
-    bench.engine.obliterate("q")
+    bench.engine.queues.obliterate("q")
 
     check_empty(bench.engine)
 
@@ -263,16 +263,16 @@ def test_a_letter_that_gives_way_to_a_dependents_is_told_of_after_its_jobs_failu
 def test_a_job_that_moves_while_another_one_begins_to_wait_for_it_is_followed(monkeypatch):
     bench = Bench(cores=33)
     bench.enqueue("a")
-    follow = bench.engine.follow
+    follow = bench.engine.settlement.follow
     moves = ["q", "r", "s"]
 
     def follow_and_lose(_engine, job, key):
         found = follow(job, key)
         if len(moves) > 1:
-            assert bench.engine.move(moves.pop(0), ["a"], moves[0]) == ["moved"]
+            assert bench.engine.jobs.move(moves.pop(0), ["a"], moves[0]) == ["moved"]
         return found
 
-    monkeypatch.setattr(Engine, "follow", follow_and_lose)
+    monkeypatch.setattr(Settlement, "follow", follow_and_lose)
     bench.enqueue("dependent", depends_on=A)
 
     assert bench.state("dependent") is State.BLOCKED

@@ -17,7 +17,7 @@ def test_an_odd_id_lives_like_any_other(job_id):
     bench = Bench()
     events = bench.events(queue=job_id)
     watched = []
-    bench.engine.subscribe(job_id, watched.append, job_id)
+    bench.engine.events.subscribe(job_id, watched.append, job_id)
 
     assert bench.enqueue(job_id, queue=job_id, group=job_id, unique_key=job_id).status == "queued"
     claimed = bench.claim_one(queue=job_id)
@@ -67,7 +67,7 @@ def test_an_id_that_failed_may_be_enqueued_again():
 
     assert bench.enqueue("a", payload=b"again").status == "queued"
 
-    assert bench.engine.dead_letters("q") == []
+    assert bench.engine.reads.dead_letters("q") == []
     record = bench.record("a")
     assert (record.state, record.attempts, record.error, record.history) == (State.WAITING, 0, None, ())
     assert bench.claim_one().payload == b"again"
@@ -77,7 +77,7 @@ def test_an_id_that_failed_may_be_enqueued_again():
 def test_of_a_cancelled_job_and_a_new_one_with_its_id_only_the_new_one_runs():
     bench = Bench()
     bench.enqueue("a", payload=b"old")
-    bench.engine.cancel("q", ["a"])
+    bench.engine.jobs.cancel("q", ["a"])
     assert bench.enqueue("a", payload=b"new").status == "queued"
 
     assert [claimed.payload for claimed in bench.claim()] == [b"new"]
@@ -88,7 +88,7 @@ def test_of_a_cancelled_job_and_a_new_one_with_its_id_only_the_new_one_runs():
 def test_a_cancelled_delayed_job_does_not_come_back_when_it_is_due():
     bench = Bench()
     bench.enqueue("a", payload=b"old", delay=100)
-    bench.engine.cancel("q", ["a"])
+    bench.engine.jobs.cancel("q", ["a"])
     bench.enqueue("a", payload=b"new", delay=500)
     bench.sweep(200)
 
@@ -125,7 +125,7 @@ def test_a_unique_key_is_free_exactly_when_its_owner_is_gone():
     def is_free():
         result = bench.enqueue("probe", unique_key="k")
         if result.status == "queued":
-            bench.engine.remove("q", ["probe"])
+            bench.engine.jobs.remove("q", ["probe"])
             return True
         assert (result.id, result.status) == ("owner", "duplicate")
         return False
@@ -136,18 +136,18 @@ def test_a_unique_key_is_free_exactly_when_its_owner_is_gone():
 
     bench.enqueue("owner", unique_key="k", delay=10)
     assert not is_free()
-    bench.engine.cancel("q", ["owner"])
+    bench.engine.jobs.cancel("q", ["owner"])
     assert is_free()
     for kind in ("complete", "fail", "cancel"):
         claimed = owner()
         assert not is_free()
         bench.finish(claimed, kind)
         assert is_free()
-        bench.engine.remove("q", ["owner"])
+        bench.engine.jobs.remove("q", ["owner"])
     for kind in ("retry", "release"):
         bench.finish(owner(), kind)
         assert not is_free()
-        bench.engine.remove("q", ["owner"])
+        bench.engine.jobs.remove("q", ["owner"])
         assert is_free()
     bench.enqueue("owner", unique_key="k", ttl=5)
     bench.sweep(5)
@@ -161,9 +161,9 @@ def test_a_retry_is_refused_while_another_job_has_the_unique_key():
     bench.fail("old", unique_key="k")
     bench.enqueue("new", unique_key="k")
 
-    assert bench.engine.retry("q", ["old"]) == ["unique_key_taken"]
+    assert bench.engine.jobs.retry("q", ["old"]) == ["unique_key_taken"]
     assert bench.state("old") is State.FAILED
-    bench.engine.remove("q", ["old"])
+    bench.engine.jobs.remove("q", ["old"])
     assert bench.enqueue("third", unique_key="k").id == "new"
 
 
@@ -190,23 +190,23 @@ def test_an_empty_batch_leaves_no_trace():
 
     assert bench.engine.enqueue([Batch("q", "send", DEFAULT_OPTIONS, [])]) == []
     assert bench.engine.enqueue([Batch("q", "send", JobOptions(group="g"), [], [])]) == []
-    assert bench.engine.waiting_names("q") == {}
+    assert bench.engine.reads.waiting_names("q") == {}
 
 
 def test_looking_for_what_is_not_there_makes_no_queue():
     engine = Bench().engine
 
-    assert engine.jobs("x", ["a"]) == [None]
-    assert engine.states("x", ["a"]) == [None]
-    assert engine.page("x", None, 10) == []
-    assert engine.cancel("x", ["a"]) == [("a", "not_found")]
-    assert engine.promote("x", ["a"]) == engine.reschedule("x", ["a"], 5) == [False]
-    assert engine.retry("x", ["a"]) == ["not_found"]
-    assert engine.remove("x", ["a"]) == [False]
-    assert engine.clean("x", frozenset(State), 10**15) == engine.obliterate("x") == 0
-    assert engine.dead_letters("x") == []
-    engine.resume("x")
-    assert engine.queues() == []
+    assert engine.reads.jobs("x", ["a"]) == [None]
+    assert engine.reads.states("x", ["a"]) == [None]
+    assert engine.reads.page("x", None, 10) == []
+    assert engine.jobs.cancel("x", ["a"]) == [("a", "not_found")]
+    assert engine.jobs.promote("x", ["a"]) == engine.jobs.reschedule("x", ["a"], 5) == [False]
+    assert engine.jobs.retry("x", ["a"]) == ["not_found"]
+    assert engine.jobs.remove("x", ["a"]) == [False]
+    assert engine.queues.clean("x", frozenset(State), 10**15) == engine.queues.obliterate("x") == 0
+    assert engine.reads.dead_letters("x") == []
+    engine.queues.resume("x")
+    assert engine.queues.names() == []
 
 
 def test_an_error_of_the_job_is_there_while_it_waits_again():

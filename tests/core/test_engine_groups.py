@@ -65,11 +65,11 @@ def test_a_retry_with_a_wait_does_not_hold_up_its_group():
 
 def take_back(bench, how, job_id):
     if how == "cancel":
-        bench.engine.cancel("q", [job_id])
+        bench.engine.jobs.cancel("q", [job_id])
     elif how == "remove":
-        bench.engine.remove("q", [job_id])
+        bench.engine.jobs.remove("q", [job_id])
     elif how == "reschedule":
-        bench.engine.reschedule("q", [job_id], bench.clock.now() + 10_000)
+        bench.engine.jobs.reschedule("q", [job_id], bench.clock.now() + 10_000)
     else:
         bench.sweep(1_000)
 
@@ -99,7 +99,7 @@ def test_workers_are_woken_when_a_group_is_free_again():
     bench.enqueue("g3", group="g")
     woken = []
     bench.engine.listen(None, lambda: woken.append(1))
-    bench.engine.cancel("q", ["g1"])
+    bench.engine.jobs.cancel("q", ["g1"])
     assert len(woken) == 1
 
     claimed = bench.claim_one()
@@ -114,7 +114,7 @@ def test_a_group_may_have_more_than_one():
         bench.enqueue(str(number), group="g")
 
     assert bench.ids() == ["0", "1"]
-    bench.engine.configure("q", QueuePolicy(group_concurrency=4))
+    bench.engine.queues.configure("q", QueuePolicy(group_concurrency=4))
     assert bench.ids() == ["2", "3"]
     check_engine(bench.engine)
 
@@ -124,7 +124,7 @@ def test_a_lower_limit_holds_once_the_runs_over_it_have_ended():
     for number in range(5):
         bench.enqueue(str(number), group="g")
     one, two, three = bench.claim()
-    bench.engine.configure("q", QueuePolicy(group_concurrency=1))
+    bench.engine.queues.configure("q", QueuePolicy(group_concurrency=1))
     bench.finish(two, "release")
     assert bench.claim() == []
     bench.finish(one)
@@ -142,7 +142,7 @@ def test_blocked_jobs_are_not_looked_at():
     bench.enqueue("free")
 
     assert bench.ids(2) == ["g0", "free"]
-    assert bench.engine.waiting_names("q") == {}
+    assert bench.engine.reads.waiting_names("q") == {}
     assert bench.counts()["waiting"] == 1_999
 
 
@@ -154,7 +154,7 @@ def test_groups_without_jobs_are_forgotten():
         bench.finish(claimed)
     bench.sweep(10)
 
-    assert len(bench.engine.existing("q").groups) == 0
+    assert len(bench.engine.context.existing("q").groups) == 0
     check_empty(bench.engine)
 
 
@@ -182,7 +182,7 @@ def test_fifty_thousand_blocked_jobs_of_a_key_are_not_looked_at():
     bench = Bench()
     bench.engine.enqueue([Batch("q", "send", JobOptions(group="big"), [b""] * 50_000)])
     [first] = bench.claim(1)
-    big = bench.engine.existing("q").groups._groups["big"]
+    big = bench.engine.context.existing("q").groups._groups["big"]
     big.parked = Untouchable(big.parked)
     for number in range(3):
         bench.enqueue(f"small{number}", group="small")
@@ -201,4 +201,4 @@ def test_a_queue_is_not_configured_for_another_mode():
     bench.enqueue("g1", group="g")
 
     with pytest.raises(ConfigurationError, match=r"'q'.*'optional'.*'keyed'"):
-        bench.engine.configure("q", QueuePolicy(group_mode="keyed"))
+        bench.engine.queues.configure("q", QueuePolicy(group_mode="keyed"))

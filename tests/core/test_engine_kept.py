@@ -4,7 +4,8 @@ from threading import Thread
 
 import pytest
 
-from djqueue.core.job import DeadLetterRecord, EngineJob
+from djqueue.core.enginejob import EngineJob
+from djqueue.core.job import DeadLetterRecord
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
 from tests.core.anatomy import check_engine
@@ -58,9 +59,9 @@ def test_the_journal_hears_of_every_change_in_order():
     bench.sweep(100)
     bench.finish(bench.claim_one(), "retry", error=ERROR)
     bench.finish(bench.claim_one(), "fail", reason="timeout", error=ERROR)
-    bench.engine.retry("q", ["a"])
+    bench.engine.jobs.retry("q", ["a"])
     bench.finish(bench.claim_one(), result=b"1")
-    bench.engine.remove("q", ["a"])
+    bench.engine.jobs.remove("q", ["a"])
 
     assert journal.told == [
         ("added", "a", State.DELAYED),
@@ -90,7 +91,7 @@ def test_nothing_old_is_noted_of_a_job_after_its_end(word):
                 threads.append(thread)
                 thread.start()
                 # What it takes to complete the job is not to be had now.
-                assert bench.engine.place(job.id).lock.locked()
+                assert bench.engine.context.processing_shard(job.id).lock.locked()
             self.told.append(("changed", job.id, state))
 
     claimed, threads, journal = {}, [], Finishing()
@@ -100,9 +101,9 @@ def test_nothing_old_is_noted_of_a_job_after_its_end(word):
     journal.told.clear()
 
     if word == "cancel":
-        assert bench.engine.cancel("q", ["a"])[0].status == "requested"
+        assert bench.engine.jobs.cancel("q", ["a"])[0].status == "requested"
     else:
-        assert bench.engine.accept([kept(bench, "a")]) == 0
+        assert bench.engine.persistence.accept([kept(bench, "a")]) == 0
 
     threads[0].join()
     # Whose row it is by now is not known: it is written anew.
@@ -116,18 +117,18 @@ def test_a_job_is_known_until_the_journal_has_heard_of_its_removal(word):
 
     class Asking(Journal):
         def removed(self, jobs):
-            known.extend(bench.engine.states("q", [job.id for job in jobs]))
+            known.extend(bench.engine.reads.states("q", [job.id for job in jobs]))
 
     known = []
     bench = Bench(journal=Asking(), keep_finished=True)
     bench.enqueue("a", result_ttl=100)
-    bench.engine.cancel("q", ["a"])
+    bench.engine.jobs.cancel("q", ["a"])
     if word == "remove":
-        bench.engine.remove("q", ["a"])
+        bench.engine.jobs.remove("q", ["a"])
     elif word == "clean":
-        bench.engine.clean("q", frozenset({State.CANCELLED}), bench.clock.now() + 1)
+        bench.engine.queues.clean("q", frozenset({State.CANCELLED}), bench.clock.now() + 1)
     elif word == "obliterate":
-        bench.engine.obliterate("q")
+        bench.engine.queues.obliterate("q")
     else:
         bench.sweep(101)
 
@@ -138,7 +139,7 @@ def test_the_journal_hears_of_the_old_job_before_the_new_one_with_its_id():
     journal = Journal()
     bench = Bench(journal=journal)
     bench.enqueue("a")
-    bench.engine.cancel("q", ["a"])
+    bench.engine.jobs.cancel("q", ["a"])
     bench.enqueue("a")
 
     assert [verb for verb, _, _ in journal.told] == ["added", "changed", "removed", "added"]
@@ -158,7 +159,7 @@ def test_restored_jobs_take_their_old_places():
     woken = []
     bench.engine.listen(["q"], lambda: woken.append(1))
 
-    assert bench.engine.restore(jobs) == 7
+    assert bench.engine.persistence.restore(jobs) == 7
     assert woken
     assert bench.counts() == {"waiting": 6, "delayed": 1}
     assert bench.enqueue("new", unique_key="k").id == "key"
@@ -171,7 +172,7 @@ def test_a_job_that_is_here_already_is_not_restored():
     bench = Bench()
     bench.enqueue("a", payload=b"here")
 
-    assert bench.engine.restore([kept(bench, "a"), kept(bench, "b")]) == 1
+    assert bench.engine.persistence.restore([kept(bench, "a"), kept(bench, "b")]) == 1
     assert [claimed.payload for claimed in bench.claim()] == [b"here", b"kept"]
 
 
@@ -181,10 +182,12 @@ def test_dead_letters_are_restored_in_their_order_with_their_jobs():
     jobs = [kept(bench, job_id, State.FAILED, error=ERROR) for job_id in "abc"]
     letters = [DeadLetterRecord("q", job_id, "timeout", now, now + 9_000, 1, 0) for job_id in "cab"]
 
-    bench.engine.restore(jobs, [*letters, DeadLetterRecord("q", "nobody's", "timeout", now, now, 0, 0)])
+    bench.engine.persistence.restore(
+        jobs, [*letters, DeadLetterRecord("q", "nobody's", "timeout", now, now, 0, 0)]
+    )
 
-    assert bench.engine.dead_letters("q") == letters
-    assert bench.engine.retry("q", ["b"]) == ["retried"]
+    assert bench.engine.reads.dead_letters("q") == letters
+    assert bench.engine.jobs.retry("q", ["b"]) == ["retried"]
     assert bench.ids() == ["b"]
     check_engine(bench.engine)
 
@@ -193,7 +196,7 @@ def test_ended_jobs_are_restored_for_as_long_as_they_were_to_be_kept():
     bench = Bench()
     done = kept(bench, "done", State.COMPLETED, result_ttl=1_000)
     done.finished_at, done.result = bench.clock.now() - 400, b"1"
-    bench.engine.restore([done])
+    bench.engine.persistence.restore([done])
 
     assert bench.enqueue("done").result == b"1"
     bench.sweep(599)
@@ -209,7 +212,7 @@ def test_a_blocked_job_waits_again_for_those_that_live():
         kept(bench, "free", State.BLOCKED, depends_on=(("q", "long done"),)),
         kept(bench, "a"),
     ]
-    bench.engine.restore(jobs)
+    bench.engine.persistence.restore(jobs)
 
     assert bench.state("free") is State.WAITING
     assert bench.state("b") is State.BLOCKED
@@ -221,7 +224,7 @@ def test_a_blocked_job_waits_again_for_those_that_live():
 
 def test_a_retried_dependent_is_restored_as_it_was():
     bench = Bench()
-    bench.engine.restore([kept(bench, "b", depends_on=(("q", "a"),), ttl=1, error=ERROR)])
+    bench.engine.persistence.restore([kept(bench, "b", depends_on=(("q", "a"),), ttl=1, error=ERROR)])
     bench.sweep(1_000)
 
     assert bench.ids() == ["b"]
@@ -230,8 +233,8 @@ def test_a_retried_dependent_is_restored_as_it_was():
 def test_what_a_producer_wrote_is_accepted_once():
     bench = Bench()
 
-    assert bench.engine.accept([kept(bench, "a"), kept(bench, "b", delay=100)]) == 2
-    assert bench.engine.accept([kept(bench, "a")]) == 0
+    assert bench.engine.persistence.accept([kept(bench, "a"), kept(bench, "b", delay=100)]) == 2
+    assert bench.engine.persistence.accept([kept(bench, "a")]) == 0
     assert bench.ids() == ["a"]
     bench.clock.advance(100)
     assert bench.ids() == ["b"]
@@ -243,7 +246,7 @@ def test_an_accepted_job_whose_key_is_taken_is_cancelled():
     events = bench.events()
     bench.enqueue("a", unique_key="k")
 
-    bench.engine.accept([kept(bench, "b", unique_key="k")])
+    bench.engine.persistence.accept([kept(bench, "b", unique_key="k")])
 
     record = bench.record("b")
     assert (record.state, record.reason) == (State.CANCELLED, "duplicate")
@@ -256,9 +259,9 @@ def test_an_accepted_job_takes_the_place_of_one_that_failed():
     bench.fail("a")
     bench.enqueue("b", depends_on=(("q", "a"),), on_dependency_failure="wait")
 
-    bench.engine.accept([kept(bench, "a")])
+    bench.engine.persistence.accept([kept(bench, "a")])
 
-    assert bench.engine.dead_letters("q") == []
+    assert bench.engine.reads.dead_letters("q") == []
     bench.finish(bench.claim_one())
     assert bench.ids() == ["b"]
     check_engine(bench.engine)
@@ -270,7 +273,7 @@ def test_those_that_wait_are_told_if_the_accepted_job_is_a_duplicate():
     bench.enqueue("b", depends_on=(("q", "a"),), on_dependency_failure="wait")
     bench.enqueue("c", unique_key="k")
 
-    bench.engine.accept([kept(bench, "a", unique_key="k")])
+    bench.engine.persistence.accept([kept(bench, "a", unique_key="k")])
 
     assert bench.state("a") is State.CANCELLED
     assert bench.record("b").reason == "dependency_failed"
@@ -283,15 +286,15 @@ def test_evicting_lets_go_of_completed_and_cancelled_jobs_only():
     bench.enqueue("completed")
     bench.finish(bench.claim_one())
     bench.enqueue("cancelled")
-    bench.engine.cancel("q", ["cancelled"])
+    bench.engine.jobs.cancel("q", ["cancelled"])
     bench.enqueue("waiting")
-    jobs = list(bench.engine.existing("q").jobs.values())
+    jobs = list(bench.engine.context.existing("q").jobs.values())
     assert bench.sweep(10**9).removed == 1  # The dead letter's time is over.
     bench.fail("failed")
-    jobs += list(bench.engine.existing("q").jobs.values())
+    jobs += list(bench.engine.context.existing("q").jobs.values())
 
-    bench.engine.evict(jobs)
-    bench.engine.evict(jobs)
+    bench.engine.persistence.evict(jobs)
+    bench.engine.persistence.evict(jobs)
 
     assert bench.counts() == {"failed": 1, "active": 1}
     check_engine(bench.engine)
@@ -301,15 +304,15 @@ def test_evicting_lets_go_of_completed_and_cancelled_jobs_only():
 def test_a_newer_job_with_the_id_is_not_evicted(state):
     bench = Bench(keep_finished=False)
     bench.enqueue("a")
-    old = bench.engine.existing("q").jobs["a"]
+    old = bench.engine.context.existing("q").jobs["a"]
     if state is State.COMPLETED:
         bench.finish(bench.claim_one())
-        bench.engine.evict([old])
+        bench.engine.persistence.evict([old])
     else:
-        bench.engine.cancel("q", ["a"])
+        bench.engine.jobs.cancel("q", ["a"])
     bench.enqueue("a")
 
-    bench.engine.evict([old])
+    bench.engine.persistence.evict([old])
 
     assert bench.state("a") is State.WAITING
     check_engine(bench.engine)

@@ -65,11 +65,11 @@ def test_a_report_about_a_queue_that_is_gone_does_not_bring_it_back():
     bench = Bench()
     bench.enqueue("a")
     claimed = bench.claim_one()
-    bench.engine.obliterate("q", force=True)
+    bench.engine.queues.obliterate("q", force=True)
 
     assert bench.engine.report([ProgressReport("q", "a", claimed.token, 5)]) == [False]
     assert not bench.finish(claimed)
-    assert bench.engine.queues() == []
+    assert bench.engine.queues.names() == []
 
 
 def test_tokens_ascend_also_over_a_restart():
@@ -131,15 +131,15 @@ def test_stalls_are_counted_apart_and_used_up():
 def test_the_reason_tells_whether_the_worker_lives(alive, reason):
     bench = Bench(lease=LEASE)
     info = WorkerInfo("w", "host", 1, None, ("send",), 10, 0)
-    bench.engine.register_worker(info)
+    bench.engine.workers.register(info)
     bench.enqueue("a", max_stalls=0)
     bench.claim_one(worker="w")
     bench.clock.advance(LEASE)
     if alive:
-        bench.engine.register_worker(info)
+        bench.engine.workers.register(info)
     sweep(bench.engine, LEASE - 1)
 
-    [letter] = bench.engine.dead_letters("q")
+    [letter] = bench.engine.reads.dead_letters("q")
     assert letter.reason == reason
     assert "w" in bench.record("a").error.message
 
@@ -180,7 +180,7 @@ def test_a_run_that_was_asked_to_stop_and_is_lost_is_cancelled():
     bench = Bench(lease=LEASE)
     bench.enqueue("a")
     claimed = bench.claim_one()
-    assert bench.engine.cancel("q", ["a"]) == [("a", "requested")]
+    assert bench.engine.jobs.cancel("q", ["a"]) == [("a", "requested")]
     assert bench.engine.renew([Lease("q", "a", claimed.token)]) == [(True, True)]
     bench.sweep(LEASE)
 
@@ -192,7 +192,7 @@ def test_a_run_that_was_asked_to_stop_does_not_run_again(kind):
     bench = Bench()
     bench.enqueue("a")
     claimed = bench.claim_one()
-    bench.engine.cancel("q", ["a"])
+    bench.engine.jobs.cancel("q", ["a"])
 
     assert bench.finish(claimed, kind, error=ERROR)
     assert bench.state("a") is State.CANCELLED
@@ -202,7 +202,7 @@ def test_a_run_that_was_asked_to_stop_may_still_complete():
     bench = Bench()
     bench.enqueue("a")
     claimed = bench.claim_one()
-    bench.engine.cancel("q", ["a"])
+    bench.engine.jobs.cancel("q", ["a"])
 
     assert bench.finish(claimed, result=b"done")
     assert bench.state("a") is State.COMPLETED
@@ -212,9 +212,9 @@ def test_the_next_run_is_not_asked_to_stop():
     bench = Bench()
     bench.enqueue("a")
     claimed = bench.claim_one()
-    bench.engine.cancel("q", ["a"])
+    bench.engine.jobs.cancel("q", ["a"])
     bench.finish(claimed, "fail")
-    bench.engine.retry("q", ["a"])
+    bench.engine.jobs.retry("q", ["a"])
     claimed = bench.claim_one()
 
     assert bench.engine.renew([Lease("q", "a", claimed.token)]) == [(True, False)]
@@ -235,18 +235,18 @@ def test_a_token_holds_for_its_own_job_only():
 
     assert bench.counts() == {"active": 1}
     assert bench.record("a").progress is None
-    assert bench.engine.queues() == ["q"]
+    assert bench.engine.queues.names() == ["q"]
 
 
 def test_a_worker_that_is_silent_is_forgotten():
     bench = Bench()
     info = WorkerInfo("w", "host", 1, None, ("send",), 10, 0)
-    bench.engine.register_worker(info)
+    bench.engine.workers.register(info)
     bench.sweep(60_000)
-    assert [worker.id for worker in bench.engine.workers()] == ["w"]
+    assert [worker.id for worker in bench.engine.workers.all()] == ["w"]
     bench.sweep(1)
-    assert bench.engine.workers() == []
-    bench.engine.unregister_worker("w")
+    assert bench.engine.workers.all() == []
+    bench.engine.workers.unregister("w")
 
 
 @pytest.mark.parametrize("reason", DEAD_LETTER_REASONS)
@@ -254,7 +254,7 @@ def test_a_known_reason_is_the_dead_letters(reason):
     bench = Bench()
     bench.fail("a", reason=reason)
 
-    assert bench.engine.dead_letters("q")[0].reason == bench.record("a").reason == reason
+    assert bench.engine.reads.dead_letters("q")[0].reason == bench.record("a").reason == reason
 
 
 @pytest.mark.parametrize("reason", ["", "because", "TIMEOUT"])
@@ -262,7 +262,7 @@ def test_an_unheard_of_reason_is_unknown(reason):
     bench = Bench()
     bench.fail("a", reason=reason)
 
-    assert bench.engine.dead_letters("q")[0].reason == "unknown"
+    assert bench.engine.reads.dead_letters("q")[0].reason == "unknown"
 
 
 def test_the_reasons_are_these():
@@ -283,7 +283,7 @@ def test_a_lease_that_changed_since_the_sweep_looked_is_left_alone(monkeypatch):
     bench.enqueue("finished")
     renewed, finished = bench.claim()
     bench.clock.advance(LEASE)
-    seen = {id(place): place.overdue(bench.clock.monotonic()) for place in bench.engine.processing}
+    seen = {id(place): place.overdue(bench.clock.monotonic()) for place in bench.engine.context.processing}
     bench.engine.renew([Lease("q", "renewed", renewed.token)])
     bench.finish(finished)
 

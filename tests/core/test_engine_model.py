@@ -13,6 +13,7 @@ from hypothesis.stateful import (
 
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.engine import Engine
+from djqueue.core.errors import StorageError
 from djqueue.core.job import Batch, ClaimRequest, Emission, ItemMark, Lease, Outcome, ProgressReport
 from djqueue.core.limiter import Rate
 from djqueue.core.maintenance import sweep
@@ -81,14 +82,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.engine = Engine(clock=self.clock, policies=POLICIES, cores=self.cores)
         self.reference = Reference(self.clock, POLICIES, OBSERVED)
-        self.engine.set_limits("quiet", None, 2)
+        self.engine.queues.set_limits("quiet", None, 2)
         self.reference.set_limits("quiet", None, 2)
         self.events = []
         self.states = {}
         self.claims = []
         self.payload = 0
         for queue in OBSERVED:
-            self.engine.subscribe(queue, self.hear)
+            self.engine.events.subscribe(queue, self.hear)
 
     def hear(self, event):
         """Every change of state that is told is in the table."""
@@ -164,12 +165,12 @@ class EngineMachine(RuleBasedStateMachine):
     def limit_group(self, queue, group, said):
         if group is None:
             said.pop("weight", None)
-        self.engine.set_group_limit(queue, group, **said)
+        self.engine.queues.set_group_limit(queue, group, **said)
         self.reference.set_group_limit(queue, group, **said)
 
     @rule(queue=queues, group=st.sampled_from(["g", "h"]), pause=st.booleans())
     def pause_or_resume_group(self, queue, group, pause):
-        for one in (self.engine, self.reference):
+        for one in (self.engine.queues, self.reference):
             (one.pause_group if pause else one.resume_group)(queue, group)
 
     @rule(queue=queues, group=st.sampled_from(["g", "h"]), count=st.integers(1, 4))
@@ -295,21 +296,21 @@ class EngineMachine(RuleBasedStateMachine):
         now = self.clock.now()
         movable = frozenset({State.DELAYED, State.WAITING})
         if verb == "cancel":
-            [result] = self.engine.cancel(queue, [job_id], "unwanted")
+            [result] = self.engine.jobs.cancel(queue, [job_id], "unwanted")
             assert result.status == self.reference.cancel(queue, job_id, "unwanted")
         elif verb == "promote":
             moved = self.reference.move(queue, job_id, now, "promoted", frozenset({State.DELAYED}))
-            assert self.engine.promote(queue, [job_id]) == [moved]
+            assert self.engine.jobs.promote(queue, [job_id]) == [moved]
         elif verb == "reschedule":
             moved = self.reference.move(queue, job_id, now + delay, "delayed", movable)
-            assert self.engine.reschedule(queue, [job_id], now + delay) == [moved]
+            assert self.engine.jobs.reschedule(queue, [job_id], now + delay) == [moved]
         elif verb == "update":
             priority, payload = delay % 3 - 1, b"updated %d" % delay
             updated = self.reference.update(queue, job_id, priority, payload)
-            assert self.engine.update(queue, [job_id], priority, payload) == [updated]
+            assert self.engine.jobs.update(queue, [job_id], priority, payload) == [updated]
         else:
             expected = getattr(self.reference, verb)(queue, job_id)
-            assert getattr(self.engine, verb)(queue, [job_id]) == [expected]
+            assert getattr(self.engine.jobs, verb)(queue, [job_id]) == [expected]
 
     @rule(
         queue=queues,
@@ -317,7 +318,7 @@ class EngineMachine(RuleBasedStateMachine):
         concurrency=st.sampled_from([None, 1, 2, 4]),
     )
     def limit(self, queue, rate, concurrency):
-        self.engine.set_limits(queue, rate, concurrency)
+        self.engine.queues.set_limits(queue, rate, concurrency)
         self.reference.set_limits(queue, rate, concurrency)
 
     @rule(
@@ -330,17 +331,21 @@ class EngineMachine(RuleBasedStateMachine):
     def control(self, queue, verb, states, limit, force):
         engine, reference, before = self.engine, self.reference, self.clock.now()
         if verb == "pause":
-            engine.pause(queue)
+            engine.queues.pause(queue)
             reference.queues.add(queue)
             reference.paused.add(queue)
         elif verb == "clean":
             cleaned = reference.clean(queue, states, before, limit)
-            assert engine.clean(queue, states, before, limit) == cleaned
+            assert engine.queues.clean(queue, states, before, limit) == cleaned
         elif verb == "obliterate":
             gone = reference.obliterate(queue, force=force)
-            assert engine.obliterate(queue, force=force) == gone
+            if gone < 0:
+                with pytest.raises(StorageError, match="active jobs"):
+                    engine.queues.obliterate(queue)
+            else:
+                assert engine.queues.obliterate(queue, force=force) == gone
         for paused in [*reference.paused] if verb == "resume" else []:
-            engine.resume(paused)
+            engine.queues.resume(paused)
             reference.paused.discard(paused)
 
     # Time.
@@ -364,17 +369,17 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def answers_agree(self):
         reference = self.reference
-        assert self.engine.queues() == sorted(reference.queues)
+        assert self.engine.queues.names() == sorted(reference.queues)
         for queue in QUEUES:
-            assert self.engine.counts(queue) == reference.counts(queue)
-            assert self.engine.is_paused(queue) == (queue in reference.paused)
-            letters = [letter[:7] for letter in self.engine.dead_letters(queue)]
+            assert self.engine.reads.counts(queue) == reference.counts(queue)
+            assert self.engine.queues.is_paused(queue) == (queue in reference.paused)
+            letters = [letter[:7] for letter in self.engine.reads.dead_letters(queue)]
             assert letters == [letter[:7] for letter in reference.letters.get(queue, [])]
             names = [job.name for job in reference.ready(queue)]
-            assert self.engine.waiting_names(queue) == {name: names.count(name) for name in names}
+            assert self.engine.reads.waiting_names(queue) == {name: names.count(name) for name in names}
             jobs = reference.of(queue)
-            records = self.engine.jobs(queue, [job.id for job in jobs])
-            pages = self.engine.items(queue, [ItemMark(job.id) for job in jobs])
+            records = self.engine.reads.jobs(queue, [job.id for job in jobs])
+            pages = self.engine.reads.items(queue, [ItemMark(job.id) for job in jobs])
             for job, record, page in zip(jobs, records, pages, strict=True):
                 assert record is not None
                 assert page is not None
@@ -402,7 +407,7 @@ class EngineMachine(RuleBasedStateMachine):
                     job.progress,
                 )
                 assert [(run.attempt, run.outcome) for run in record.history] == job.outcomes
-            assert self.engine.states(queue, [*IDS, "nobody"]) == [
+            assert self.engine.reads.states(queue, [*IDS, "nobody"]) == [
                 job.state if (job := reference.job(queue, job_id)) else None for job_id in [*IDS, "nobody"]
             ]
 
@@ -422,14 +427,14 @@ class EngineMachine(RuleBasedStateMachine):
         """What has ended, and is kept no longer, leaves nothing behind."""
         for queue in QUEUES:
             for job in self.reference.of(queue):
-                self.engine.cancel(queue, [job.id])
+                self.engine.jobs.cancel(queue, [job.id])
         self.clock.advance(60_000)
         sweep(self.engine, 60_000)
         for queue in QUEUES:
-            self.engine.clean(queue, frozenset(State), self.clock.now() + 10_000)
+            self.engine.queues.clean(queue, frozenset(State), self.clock.now() + 10_000)
         # A dependent that waited for what has gone is told, and fails, after that.
         for queue in QUEUES:
-            self.engine.clean(queue, frozenset(State), self.clock.now() + 10_000)
+            self.engine.queues.clean(queue, frozenset(State), self.clock.now() + 10_000)
         self.clock.advance(2 * 3_600_000)
         sweep(self.engine, 60_000)
         check_engine(self.engine)

@@ -16,7 +16,7 @@ def test_a_subscriber_hears_each_transition_with_its_state():
     bench = Bench(lease=100)
     events = bench.events()
     bench.enqueue("a", delay=50)
-    bench.engine.promote("q", ["a"])
+    bench.engine.jobs.promote("q", ["a"])
     bench.finish(bench.claim_one(), "retry", delay=10)
     bench.sweep(10)
     bench.claim_one()
@@ -41,7 +41,7 @@ def test_a_subscriber_hears_each_transition_with_its_state():
 def test_a_subscriber_of_one_job_hears_of_no_other():
     bench = Bench()
     heard = []
-    unsubscribe = bench.engine.subscribe("q", heard.append, "a")
+    unsubscribe = bench.engine.events.subscribe("q", heard.append, "a")
     bench.enqueue("a")
     bench.enqueue("b")
     bench.finish(bench.claim_one())
@@ -49,16 +49,16 @@ def test_a_subscriber_of_one_job_hears_of_no_other():
     assert [event.event for event in heard] == ["queued", "active", "completed"]
     unsubscribe()
     unsubscribe()
-    bench.engine.remove("q", ["a"])
+    bench.engine.jobs.remove("q", ["a"])
     assert len(heard) == 3
-    assert not bench.engine.existing("q").watchers
+    assert not bench.engine.context.existing("q").watchers
 
 
 def test_one_of_two_subscribers_may_go():
     bench = Bench()
     one, two = [], []
-    leave = bench.engine.subscribe("q", one.append)
-    bench.engine.subscribe("q", two.append)
+    leave = bench.engine.events.subscribe("q", one.append)
+    bench.engine.events.subscribe("q", two.append)
     leave()
     bench.enqueue("a")
 
@@ -74,7 +74,7 @@ def test_a_handler_may_use_the_engine():
         if event.event == "completed":
             bench.enqueue("next")
 
-    bench.engine.subscribe("q", look)
+    bench.engine.events.subscribe("q", look)
     bench.enqueue("a")
     bench.finish(bench.claim_one())
 
@@ -93,8 +93,8 @@ def test_a_handler_that_fails_breaks_neither_the_operation_nor_the_others(caplog
     def fail(event):
         raise RuntimeError("of the handler")
 
-    bench.engine.subscribe("q", fail)
-    bench.engine.subscribe("q", heard.append)
+    bench.engine.events.subscribe("q", fail)
+    bench.engine.events.subscribe("q", heard.append)
     with caplog.at_level(logging.ERROR, "djqueue.engine"):
         bench.enqueue("a")
         assert bench.finish(bench.claim_one())
@@ -138,13 +138,13 @@ def test_a_listener_hears_of_its_queues_only_and_may_leave():
 WAKING = {
     "enqueue": lambda bench: bench.enqueue("new"),
     "enqueue later": lambda bench: bench.enqueue("new", delay=5),
-    "promote": lambda bench: bench.engine.promote("q", ["late"]),
-    "reschedule": lambda bench: bench.engine.reschedule("q", ["late"], 0),
+    "promote": lambda bench: bench.engine.jobs.promote("q", ["late"]),
+    "reschedule": lambda bench: bench.engine.jobs.reschedule("q", ["late"], 0),
     "retry": lambda bench: bench.finish(bench.running, "retry"),
     "release": lambda bench: bench.finish(bench.running, "release"),
-    "retry a dead letter": lambda bench: bench.engine.retry("q", ["dead"]),
-    "resume": lambda bench: bench.engine.resume("q"),
-    "limits": lambda bench: bench.engine.set_limits("q", None, 9),
+    "retry a dead letter": lambda bench: bench.engine.jobs.retry("q", ["dead"]),
+    "resume": lambda bench: bench.engine.queues.resume("q"),
+    "limits": lambda bench: bench.engine.queues.set_limits("q", None, 9),
     "a lost lease": lambda bench: bench.sweep(30_000),
     "due": lambda bench: bench.sweep(100),
 }

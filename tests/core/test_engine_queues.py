@@ -2,6 +2,7 @@
 
 import pytest
 
+from djqueue.core.errors import StorageError
 from djqueue.core.limiter import Rate
 from djqueue.core.states import State
 from tests.core.anatomy import check_empty, check_engine
@@ -14,7 +15,7 @@ def fill(bench):
     bench.enqueue("completed", unique_key="c")
     bench.finish(bench.claim_one())
     bench.enqueue("cancelled")
-    bench.engine.cancel("q", ["cancelled"])
+    bench.engine.jobs.cancel("q", ["cancelled"])
     bench.enqueue("active", group="g", unique_key="a")
     claimed = bench.claim_one()
     bench.enqueue("parked", group="g")
@@ -39,7 +40,7 @@ def test_clean_forgets_jobs_of_the_states_that_it_is_given(state):
     fill(bench)
     before = bench.clock.now() + 1
 
-    gone = bench.engine.clean("q", frozenset({state}), before)
+    gone = bench.engine.queues.clean("q", frozenset({state}), before)
 
     assert gone == (2 if state is State.WAITING else 1)
     assert bench.counts().get(state, 0) == 0
@@ -51,9 +52,9 @@ def test_clean_leaves_active_jobs_and_younger_ones():
     fill(bench)
     now = bench.clock.now()
 
-    assert bench.engine.clean("q", frozenset(State), now) == 0
-    assert bench.engine.clean("q", frozenset({State.ACTIVE}), now + 1) == 0
-    assert bench.engine.clean("q", frozenset(State), now + 1, limit=3) == 3
+    assert bench.engine.queues.clean("q", frozenset(State), now) == 0
+    assert bench.engine.queues.clean("q", frozenset({State.ACTIVE}), now + 1) == 0
+    assert bench.engine.queues.clean("q", frozenset(State), now + 1, limit=3) == 3
     check_engine(bench.engine)
 
 
@@ -63,32 +64,33 @@ def test_clean_counts_from_the_end_of_a_job():
     bench.clock.advance(1_000)
     bench.finish(bench.claim_one())
 
-    assert bench.engine.clean("q", frozenset(State), bench.clock.now()) == 0
-    assert bench.engine.clean("q", frozenset(State), bench.clock.now() + 1) == 1
+    assert bench.engine.queues.clean("q", frozenset(State), bench.clock.now()) == 0
+    assert bench.engine.queues.clean("q", frozenset(State), bench.clock.now() + 1) == 1
 
 
 def test_a_queue_with_active_jobs_is_obliterated_only_by_force():
     bench = Bench()
     claimed = fill(bench)
 
-    assert bench.engine.obliterate("q") == -1
+    with pytest.raises(StorageError, match="active jobs"):
+        bench.engine.queues.obliterate("q")
     assert bench.counts() == {**dict.fromkeys(State, 1), "waiting": 2}
-    assert bench.engine.obliterate("q", force=True) == 8
-    assert bench.engine.queues() == []
+    assert bench.engine.queues.obliterate("q", force=True) == 8
+    assert bench.engine.queues.names() == []
     assert not bench.finish(claimed, result=b"late")
-    assert bench.engine.queues() == []
+    assert bench.engine.queues.names() == []
     check_empty(bench.engine)
 
 
 def test_a_queue_that_was_obliterated_begins_anew():
     bench = Bench()
-    bench.engine.pause("q")
-    bench.engine.set_limits("q", Rate(1, 10**6), 1)
+    bench.engine.queues.pause("q")
+    bench.engine.queues.set_limits("q", Rate(1, 10**6), 1)
     bench.enqueue("a", unique_key="k", group="g")
-    bench.engine.obliterate("q")
+    bench.engine.queues.obliterate("q")
 
-    assert not bench.engine.is_paused("q")
-    assert bench.engine.limits("q") == (None, None)
+    assert not bench.engine.queues.is_paused("q")
+    assert bench.engine.queues.limits("q") == (None, None)
     for number in range(3):
         assert bench.enqueue(f"{number}", unique_key=f"{number}").status == "queued"
     assert bench.enqueue("a", unique_key="k", group="g").status == "queued"
@@ -99,22 +101,22 @@ def test_subscribers_hear_of_an_obliteration_and_of_what_comes_after():
     bench = Bench()
     events = bench.events()
     watched = []
-    leave = bench.engine.subscribe("q", watched.append, "a")
-    bench.engine.pause("q")
+    leave = bench.engine.events.subscribe("q", watched.append, "a")
+    bench.engine.queues.pause("q")
     bench.enqueue("a", group="g")
-    bench.engine.resume("q")
+    bench.engine.queues.resume("q")
     bench.claim_one()
-    bench.engine.pause("q")
-    bench.engine.obliterate("q", force=True)
+    bench.engine.queues.pause("q")
+    bench.engine.queues.obliterate("q", force=True)
 
     ends = [(event.event, event.state) for event in events[-2:]]
     assert ends == [("cancelled", State.CANCELLED), ("removed", State.CANCELLED)]
-    assert not bench.engine.is_paused("q")
+    assert not bench.engine.queues.is_paused("q")
     bench.enqueue("a")
     assert events[-1].event == watched[-1].event == "queued"
     leave()
     bench.enqueue("b")
-    bench.engine.cancel("q", ["a"])
+    bench.engine.jobs.cancel("q", ["a"])
     assert watched[-1].event == "queued"
     assert events[-1].event == "cancelled"
     check_engine(bench.engine)
@@ -124,7 +126,7 @@ def test_dependents_elsewhere_are_told_of_an_obliteration():
     bench = Bench(cores=33)
     bench.enqueue("a")
     bench.enqueue("b", queue="other", depends_on=(("q", "a"),))
-    bench.engine.obliterate("q")
+    bench.engine.queues.obliterate("q")
 
     assert bench.record("b", "other").reason == "dependency_failed"
 
@@ -135,7 +137,7 @@ def test_a_queue_under_way_to_its_first_use_is_not_lost():
     for number in range(50):
         bench.enqueue(str(number))
         assert bench.ids() == [str(number)]
-        assert bench.engine.obliterate("q", force=True) == 1
+        assert bench.engine.queues.obliterate("q", force=True) == 1
     check_empty(bench.engine)
 
 
@@ -143,7 +145,7 @@ def test_everything_that_ends_and_expires_leaves_nothing_behind():
     bench = Bench(lease=100)
     claimed = fill(bench)
     bench.finish(claimed)
-    bench.engine.cancel("q", [state.value for state in State] + ["parked"])
+    bench.engine.jobs.cancel("q", [state.value for state in State] + ["parked"])
     bench.sweep(8 * 86_400_000)
 
     check_empty(bench.engine)

@@ -97,7 +97,11 @@ def test_every_job_runs_once_whatever_the_threads_do(cores):
                 Outcome(claimed.queue, claimed.id, claimed.token, kind, claimed.id.encode())
                 for claimed, kind in zip(running, kinds, strict=True)
             ]
-            if done and not running and not any(engine.counts(queue)[State.WAITING] for queue in QUEUES):
+            if (
+                done
+                and not running
+                and not any(engine.reads.counts(queue)[State.WAITING] for queue in QUEUES)
+            ):
                 return
 
     def maintain():
@@ -114,8 +118,8 @@ def test_every_job_runs_once_whatever_the_threads_do(cores):
     assert Counter(completed) == Counter((result.queue, result.id) for result in accepted)
     for queue in QUEUES:
         jobs = [result.id for result in accepted if result.queue == queue]
-        assert engine.counts(queue) == {**dict.fromkeys(State, 0), State.COMPLETED: len(jobs)}
-        assert all(record.result == record.id.encode() for record in engine.jobs(queue, jobs))
+        assert engine.reads.counts(queue) == {**dict.fromkeys(State, 0), State.COMPLETED: len(jobs)}
+        assert all(record.result == record.id.encode() for record in engine.reads.jobs(queue, jobs))
     check_engine(engine)
 
 
@@ -131,7 +135,7 @@ def test_one_id_enqueued_by_many_is_one_job():
     run(produce, produce, produce)
 
     assert Counter(answer.status for answer in answers) == {"queued": 100, "duplicate": 200}
-    assert engine.counts("q")[State.WAITING] == 100
+    assert engine.reads.counts("q")[State.WAITING] == 100
 
 
 def test_one_unique_key_wanted_by_many_has_one_owner():
@@ -171,9 +175,9 @@ def test_a_dependency_that_ends_while_it_is_bound_is_not_missed():
 
     run(produce, work)
 
-    assert engine.counts("a")[State.COMPLETED] == rounds
+    assert engine.reads.counts("a")[State.COMPLETED] == rounds
     for queue in ("b", "c"):
-        assert engine.counts(queue)[State.WAITING] == rounds
+        assert engine.reads.counts(queue)[State.WAITING] == rounds
     check_engine(engine)
 
 
@@ -196,7 +200,7 @@ def test_a_dependent_that_comes_in_the_midst_of_a_completion_waits_for_its_end(m
     engine = Engine(cores=1)
     engine.enqueue([Batch("q", "send", JobOptions(), [b""], ["a"])])
     [claimed] = engine.claim(ClaimRequest("w", 1, NAMES)).jobs
-    engine.place("a").lock = lock = TellingLock()
+    engine.context.processing_shard("a").lock = lock = TellingLock()
     options = JobOptions(depends_on=(("q", "a"),))
     late = Thread(target=lambda: engine.enqueue([Batch("q", "send", options, [b""], ["b"])]))
     complete = Shard.complete
@@ -211,7 +215,7 @@ def test_a_dependent_that_comes_in_the_midst_of_a_completion_waits_for_its_end(m
     engine.finish([Outcome("q", "a", claimed.token, "complete")])
     late.join()
 
-    assert engine.states("q", ["a", "b"]) == [State.COMPLETED, State.WAITING]
+    assert engine.reads.states("q", ["a", "b"]) == [State.COMPLETED, State.WAITING]
     check_engine(engine)
 
 
@@ -227,7 +231,7 @@ def test_an_enqueue_during_an_obliteration_is_not_lost():
 
     def obliterate():
         while not produced.is_set():
-            removed.append(engine.obliterate("q", force=True))
+            removed.append(engine.queues.obliterate("q", force=True))
 
     run(produce, obliterate)
 
@@ -264,11 +268,11 @@ def test_leases_are_lost_and_renewed_by_many_at_once():
 
     run(lambda: work(1), lambda: work(2), maintain, maintain)
 
-    records = engine.page("q", None, jobs)
+    records = engine.reads.page("q", None, jobs)
     assert sum(record.stalls for record in records) > 100
     assert all(record.attempts == record.stalls + 1 for record in records)
     assert len(completed) == len(set(completed)) == jobs
-    assert engine.counts("q") == {**dict.fromkeys(State, 0), State.COMPLETED: jobs}
+    assert engine.reads.counts("q") == {**dict.fromkeys(State, 0), State.COMPLETED: jobs}
     check_engine(engine)
 
 
@@ -288,7 +292,7 @@ def test_cancel_remove_and_clean_while_jobs_run():
             over = produced.is_set()
             claims = engine.claim(ClaimRequest("w", 4, NAMES)).jobs
             engine.finish([Outcome("q", one.id, one.token, "complete") for one in claims])
-            counts = engine.counts("q")
+            counts = engine.reads.counts("q")
             if over and not any(counts[state] for state in set(State) - TERMINAL):
                 return
 
@@ -296,16 +300,18 @@ def test_cancel_remove_and_clean_while_jobs_run():
         random = Random(3)
         while not produced.is_set():
             picked = random.sample(ids, 3)
-            verb = random.choice([engine.cancel, engine.remove, engine.promote, engine.retry])
+            verb = random.choice(
+                [engine.jobs.cancel, engine.jobs.remove, engine.jobs.promote, engine.jobs.retry]
+            )
             verb("q", picked)
             if random.random() < 0.1:
-                engine.clean("q", frozenset({State.COMPLETED}), 10**15, 5)
+                engine.queues.clean("q", frozenset({State.COMPLETED}), 10**15, 5)
 
     run(produce, work, work, meddle)
 
     check_engine(engine)
-    engine.clean("q", frozenset(State), 10**15)
-    engine.obliterate("q")
+    engine.queues.clean("q", frozenset(State), 10**15)
+    engine.queues.obliterate("q")
     check_empty(engine)
 
 
@@ -332,7 +338,7 @@ def test_jobs_that_are_moved_about_run_once_each_after_what_they_wait_for(cores)
 
     def where(job_id):
         for queue in QUEUES * 50:
-            if engine.states(queue, [job_id])[0] is not None:
+            if engine.reads.states(queue, [job_id])[0] is not None:
                 return queue, job_id
         raise AssertionError(f"{job_id} is nowhere")
 
@@ -341,12 +347,12 @@ def test_jobs_that_are_moved_about_run_once_each_after_what_they_wait_for(cores)
         while not done.is_set():
             source, target = random.sample(QUEUES, 2)
             ids = [f"{random.randrange(150)}-{random.randrange(4)}" for _ in range(20)]
-            engine.move(source, ids, target)
+            engine.jobs.move(source, ids, target)
         movers.remove(seed)
 
     def work(worker):
         # Queues are counted one after the other: what is moved meanwhile may be missed.
-        while movers or any(engine.counts(queue)[state] for queue in QUEUES for state in LIVE):
+        while movers or any(engine.reads.counts(queue)[state] for queue in QUEUES for state in LIVE):
             for claimed in engine.claim(ClaimRequest(worker, 5, NAMES)).jobs:
                 with lock:
                     ran[claimed.id] += 1
@@ -363,7 +369,7 @@ def test_jobs_that_are_moved_about_run_once_each_after_what_they_wait_for(cores)
     assert early == []
     assert ran == Counter(f"{number}-{step}" for number in range(150) for step in range(4))
     check_engine(engine)
-    completed = sum(engine.counts(queue)[State.COMPLETED] for queue in QUEUES)
+    completed = sum(engine.reads.counts(queue)[State.COMPLETED] for queue in QUEUES)
     assert completed == 600
 
 
@@ -372,7 +378,7 @@ def test_races_of_enqueues_and_ends_at_a_limit_of_one_never_run_two(queues):
     shared = QueuePolicy(limiter="one")
     limiters = {"one": LimiterPolicy(concurrency=1)}
     engine = Engine(cores=1, policies={"b": shared, "c": shared}, limiters=limiters)
-    engine.set_limits("a", None, 1)
+    engine.queues.set_limits("a", None, 1)
     jobs, workers = 20_000, 3
     lock, bells = Lock(), [Event() for _ in range(workers)]
     running, most, done, lost = set(), [0], Counter(), []
@@ -414,5 +420,5 @@ def test_races_of_enqueues_and_ends_at_a_limit_of_one_never_run_two(queues):
     assert most[0] == 1
     assert len(done) == jobs
     assert set(done.values()) == {1}
-    assert sum(engine.counts(queue)[State.COMPLETED] for queue in queues) == jobs
-    assert engine.limiter_state("one").used == 0
+    assert sum(engine.reads.counts(queue)[State.COMPLETED] for queue in queues) == jobs
+    assert engine.limiters.state("one").used == 0

@@ -53,9 +53,9 @@ def test_shards_are_a_power_of_two_from_the_cores(cores, shards):
 @pytest.mark.parametrize("name", ["q", "emails", "a{b}:ü"])
 def test_a_queue_lies_in_the_shard_that_its_name_says(cores, name):
     engine = Engine(cores=cores)
-    engine.pause(name)
+    engine.queues.pause(name)
 
-    places = [number for number, shard in enumerate(engine.shards) if name in shard.queues]
+    places = [number for number, shard in enumerate(engine.context.shards) if name in shard.queues]
 
-    assert len(engine.shards) == len(engine.processing) == shard_count(cores)
+    assert len(engine.context.shards) == len(engine.context.processing) == shard_count(cores)
     assert places == [fnv1a32(name) & (shard_count(cores) - 1)]

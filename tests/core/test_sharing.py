@@ -122,21 +122,21 @@ def test_a_queue_that_gets_another_limiter_takes_what_runs_along():
     woken = []
     engine.listen(["one"], lambda: woken.append(1))
 
-    engine.configure("one", QueuePolicy(limiter="b"))
+    engine.queues.configure("one", QueuePolicy(limiter="b"))
     assert woken
-    assert (engine.limiter_state("a").used, engine.limiter_state("b").used) == (0, 2)
+    assert (engine.limiters.state("a").used, engine.limiters.state("b").used) == (0, 2)
     jobs = [*first, *engine.claim(claim).jobs]
     assert len(jobs) == 5
     engine.finish([Outcome("one", job.id, job.token, "complete") for job in jobs[:1]])
-    assert engine.limiter_state("b").used == 4
-    engine.configure("one", QueuePolicy())
-    assert engine.limiter_state("b") == (None, 5, 0, None, ())
+    assert engine.limiters.state("b").used == 4
+    engine.queues.configure("one", QueuePolicy())
+    assert engine.limiters.state("b") == (None, 5, 0, None, ())
     assert len(engine.claim(claim).jobs) == 4
 
 
 def test_a_limiter_that_is_not_configured_limits_nothing_until_it_is_told_to():
     engine = Engine(clock=FakeClock(), default_policy=QueuePolicy(limiter="new"))
-    engine.set_limiter("new", None, 1)
+    engine.limiters.set("new", None, 1)
     engine.enqueue([Batch(queue, "send", JobOptions(), [b""]) for queue in QUEUES])
 
     assert len(engine.claim(ClaimRequest("w", 9, frozenset({"send"}), None)).jobs) == 1
@@ -163,7 +163,7 @@ class SharingMachine(RuleBasedStateMachine):
         if rate is not None and rate != self.limits[0]:
             self.tokens = float(rate.capacity)
         self.limits = (rate, concurrency)
-        self.engine.set_limiter("l", rate, concurrency)
+        self.engine.limiters.set("l", rate, concurrency)
 
     @rule(queue=st.sampled_from(QUEUES), many=st.integers(1, 4), weight=st.sampled_from([1, 1, 1, 2, 4]))
     def enqueue(self, queue, many, weight):
@@ -171,7 +171,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @rule(queues=st.none() | st.tuples(st.sampled_from(QUEUES)), slots=st.integers(1, 6))
     def claim(self, queues, slots):
-        used = self.engine.limiter_state("l").used
+        used = self.engine.limiters.state("l").used
         jobs = self.engine.claim(ClaimRequest("w", slots, frozenset({"send"}), queues)).jobs
         rate, most = self.limits
         for job in jobs:
@@ -198,7 +198,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @rule(queue=st.sampled_from(QUEUES))
     def obliterate(self, queue):
-        self.engine.obliterate(queue, force=True)
+        self.engine.queues.obliterate(queue, force=True)
 
     @rule()
     def something_runs_when_everybody_asks(self):
@@ -208,16 +208,16 @@ class SharingMachine(RuleBasedStateMachine):
             self.tokens = min(rate.capacity, self.tokens + rate.capacity * TURN / rate.per)
             if self.tokens < 1:
                 return
-        waits = any(self.engine.counts(queue)[State.WAITING] for queue in QUEUES)
+        waits = any(self.engine.reads.counts(queue)[State.WAITING] for queue in QUEUES)
         before = len(self.claims)
-        idle = not self.engine.limiter_state("l").used
+        idle = not self.engine.limiters.state("l").used
         self.claim(None, 1)
         assert not (waits and idle) or len(self.claims) == before + 1
 
     @invariant()
     def what_is_used_is_what_is_active(self):
-        active = [record for queue in QUEUES for record in self.engine.page(queue, State.ACTIVE, 1_000)]
-        assert self.engine.limiter_state("l").used == sum(record.options.weight for record in active)
+        active = [record for queue in QUEUES for record in self.engine.reads.page(queue, State.ACTIVE, 1_000)]
+        assert self.engine.limiters.state("l").used == sum(record.options.weight for record in active)
 
 
 def test_queues_that_share_a_limiter():

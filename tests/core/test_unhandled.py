@@ -7,7 +7,7 @@ from djqueue.core.unhandled import unhandled
 
 
 def queue(name, **names) -> QueueOverview:
-    return Engine().overview([name]).queues[0]._replace(names=names)
+    return Engine().reads.overview([name]).queues[0]._replace(names=names)
 
 
 def worker(*names, queues=None, state="running") -> WorkerInfo:

@@ -82,7 +82,6 @@ OPTIONS: dict[str, list[Any]] = {
     "depends_on": ["job", 5, [("queue",)], [("", "id")], [("queue", 5)], [5]],
     "lifo": [0, 1, None, "yes", NAN],
     "durable": [0, 1, "yes", NAN],
-    "executor": WORDS,
     "tags": ["tag", 5, [""], [5], ["x" * 256]],
     "content_type": TEXTS,
     "prioritty": [1],

@@ -5,10 +5,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from djqueue import StorageUnavailableError
+from djqueue.core.engine import EngineEvents
 from djqueue.core.job import ClaimRequest, Finished, Lease, Outcome, ProgressReport, Renewal
 from djqueue.storage.base import EventHandler, Unsubscribe
 from djqueue.storage.capabilities import Capabilities
-from djqueue.storage.engined import EngineEvents
 from djqueue.storage.memory import MemoryStorage
 
 
@@ -57,7 +57,7 @@ class RecordingEvents(EngineEvents):
     """Notes which queues are subscribed to."""
 
     def __init__(self, storage: RecordingStorage) -> None:
-        super().__init__(storage.engine)
+        super().__init__(storage.engine.context)
         self._subscribed = storage.subscribed
 
     def subscribe(self, queue: str, handler: EventHandler, job_id: str | None = None) -> Unsubscribe:

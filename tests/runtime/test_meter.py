@@ -3,11 +3,11 @@
 import pytest
 
 from djqueue.core.backoff import Backoff
+from djqueue.core.engine import EngineWorkers
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.metrics import RunStats
 from djqueue.runtime import reports
 from djqueue.runtime.worker import Worker
-from djqueue.storage.engined import EngineWorkers
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.factories import QUEUE, a_completed_job, enqueue, enqueue_many
 from tests.support import eventually
@@ -27,7 +27,7 @@ class ToldWorkers(EngineWorkers):
     """Hands statistics to the storage."""
 
     def __init__(self, storage: Told) -> None:
-        super().__init__(storage.engine, storage.metrics)
+        super().__init__(storage.engine.context)
         self._storage = storage
 
     def record_runs(self, stats):

@@ -25,7 +25,7 @@ def compare_with_tables(scheduler: Any, fail: Fail) -> None:
         f"SELECT queue, job_id, state, attempts, failures, stalls FROM {TABLE} WHERE NOT inbox"
     )
     tables = {(row[0], row[1]): row[2:] for row in rows}
-    for shard in scheduler.engine.shards:
+    for shard in scheduler.engine.context.shards:
         for queue in shard.queues.values():
             for job in queue.jobs.values():
                 row = tables.pop((job.queue, job.id), None)
@@ -42,12 +42,12 @@ def compare_with_tables(scheduler: Any, fail: Fail) -> None:
 def count_jobs(engine: Any, fail: Fail) -> None:
     """Check that an engine's structures hold exactly its jobs, and no limit is exceeded."""
     active: Counter[str] = Counter()
-    for place in engine.processing:
+    for place in engine.context.processing:
         active.update(place.counts)
         if sum(place.counts.values()) != len(place.active):
             fail("a processing shard's counts are not those of its jobs")
     weights: Counter[Any] = Counter()
-    for shard in engine.shards:
+    for shard in engine.context.shards:
         for queue in shard.queues.values():
             _count_queue(engine, queue, active[queue.name], weights, fail)
     for shared, used in weights.items():

@@ -307,7 +307,7 @@ class Monitor:
             return False
         return scheduler.journal.is_idle and not any(
             job.state in LIVE and not self._waits_for_a_retry((job.queue, job.id), states)
-            for shard in scheduler.engine.shards
+            for shard in scheduler.engine.context.shards
             for queue in shard.queues.values()
             for job in queue.jobs.values()
         )
@@ -354,7 +354,7 @@ class Monitor:
 
     @staticmethod
     def _job(engine: Any, key: JobKey) -> Any:
-        queue = engine.existing(key[0])
+        queue = engine.context.existing(key[0])
         return None if queue is None else queue.jobs.get(key[1])
 
     def _check_delivery(self) -> None:

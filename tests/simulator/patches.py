@@ -26,7 +26,7 @@ class SimulatedScheduler(SchedulerStorage):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         world = World.current()
-        self.engine.random = Random(world.random.random())
+        self.engine.context.random = Random(world.random.random())
         self.inbox.thread = InboxThread(self)  # type: ignore[assignment]
         world.monitor.watch(self)
 

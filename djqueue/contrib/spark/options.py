@@ -223,11 +223,11 @@ DEPENDS_ON = "depends_on"
 """Parsed separately, because ids refer to the row's queue."""
 DURATIONS = frozenset({"delay", "timeout", "ttl", "unique_ttl", "result_ttl", "retention"})
 WHOLE = frozenset({"priority", "max_attempts", "max_stalls", "weight"})
-NOT_PER_JOB = frozenset({"queue", "content_type", "durable", "executor"})
+NOT_PER_JOB = frozenset({"queue", "content_type", "durable"})
 """Job options that a write does not take.
 
 The queue is the target of the write. Payloads are written as MessagePack. `durable` affects only how a single
-enqueue is committed. `executor` belongs to the function."""
+enqueue is committed."""
 PER_JOB = tuple(name for name in PARSERS if name not in NOT_PER_JOB)
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from djqueue.core.job import EngineJob, ItemStream, WorkerInfo
+from djqueue.core.enginejob import EngineJob, ItemStream
+from djqueue.core.job import WorkerInfo
 from djqueue.storage.tables.rows import Row
 
 from .retentionindex import RetentionEntry

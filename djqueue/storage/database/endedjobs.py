@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from djqueue.core.engine import Engine
-from djqueue.core.job import EngineJob
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.options import JobKey
 
 from . import recovery
@@ -44,7 +44,7 @@ class EndedJobs:
             self._operations += 1
             try:
                 found = recovery.find(self._alias, self._engine, self._journal, keys)
-                self._engine.restore(found.ended, kept=True)
+                self._engine.persistence.restore(found.ended, stored=True)
                 self._evictable += found.ended
             except BaseException:
                 self._done()
@@ -69,5 +69,5 @@ class EndedJobs:
     def _evict(self) -> None:
         if not self._operations:
             ended, self._evictable = self._evictable, []
-            self._engine.evict(ended)
+            self._engine.persistence.evict(ended)
             self.lock.notify_all()

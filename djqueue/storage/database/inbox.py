@@ -9,8 +9,8 @@ from django.db import connections
 from djqueue.core.clock import Clock
 from djqueue.core.clocksteps import STEP, keep_lengths
 from djqueue.core.engine import Engine
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import ConfigurationError
-from djqueue.core.job import EngineJob
 from djqueue.core.options import JobKey
 from djqueue.core.shown import in_one_line
 from djqueue.core.states import REUSABLE, State
@@ -113,7 +113,7 @@ class Inbox:
         with self.lock, self._ended.known(self._dependencies(jobs)):
             new = {number: job for number, job in jobs.items() if number not in self._taken}
             # Before they come in: their times are by the clock as it is now.
-            self._engine.follow_clock()
+            self._engine.context.follow_clock()
             now = self._clock.now()
             for job in new.values():
                 if job.state is State.WAITING:
@@ -134,7 +134,7 @@ class Inbox:
                 if job.process == rows.REPLACES_CANCELLED:
                     replacing.add((job.queue, job.id))
                 job.process = ""
-            self._engine.accept(new.values(), replacing)
+            self._engine.persistence.accept(new.values(), replacing)
             self._taken.update(new)
 
     def _dependencies(self, jobs: Mapping[int, EngineJob]) -> set[JobKey]:
@@ -160,7 +160,7 @@ class Inbox:
         """
         if not self._gate.is_open:
             return
-        states = zip(ids, self._engine.states(queue, ids), strict=True)
+        states = zip(ids, self._engine.reads.states(queue, ids), strict=True)
         ended = [job_id for job_id, state in states if state in REUSABLE]
         if ended:
             self._take_left(recovery.succeeding(self._alias, queue, ended))

@@ -16,8 +16,8 @@ from django.db import Error, connections
 
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadline import remaining
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.job import EngineJob
 from djqueue.core.retention import Retention
 from djqueue.core.shown import in_one_line
 from djqueue.core.versions import ChangeCounter

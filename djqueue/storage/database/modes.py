@@ -27,7 +27,7 @@ class GroupModes:
         with named(self._alias):
             mode = recorded_modes(self._alias, queue=queue).get(queue)
         if mode is not None:
-            self._engine.policy(queue).check_mode(queue, mode)
+            self._engine.context.policy(queue).check_mode(queue, mode)
         else:
             self.note_group(queue, None)
         self._recorded.add(queue)
@@ -46,6 +46,6 @@ class GroupModes:
 
     def note_group(self, queue: str, group: str | None) -> None:
         """Have the journal write the overrides of a group; with None, the queue's defaults and mode."""
-        overrides = self._engine.group_limits(queue).get(group, NO_LIMIT)
-        mode = self._engine.policy(queue).group_mode if group is None else ""
+        overrides = self._engine.queues.group_limits(queue).get(group, NO_LIMIT)
+        mode = self._engine.context.policy(queue).group_mode if group is None else ""
         self._journal.group_changed((queue, group or ""), row_of(queue, group, overrides, mode))

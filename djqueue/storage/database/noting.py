@@ -3,7 +3,8 @@
 import threading
 from collections.abc import Iterable, Mapping
 
-from djqueue.core.job import DeadLetterRecord, EngineJob, WorkerInfo
+from djqueue.core.enginejob import EngineJob
+from djqueue.core.job import DeadLetterRecord, WorkerInfo
 from djqueue.core.journal import Journal
 from djqueue.core.options import JobKey
 from djqueue.core.retention import NO_RETENTION, Retention

@@ -8,10 +8,12 @@ from django.db import connections
 from djqueue import models
 from djqueue.core.capacity import full_error
 from djqueue.core.clock import Clock
+from djqueue.core.duplicates import succession
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import OptionError
 from djqueue.core.flow import Substitutes, outside
 from djqueue.core.ids import IdSource
-from djqueue.core.job import Batch, EngineJob, EnqueueResult
+from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import JobKey
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import LIVE, PENDING, REUSABLE, State
@@ -181,18 +183,19 @@ class Inserter:
 
     def _keyed(self, batch: Batch, job_id: str, new: dict[str, EngineJob]) -> EnqueueResult:
         """The answer of one whose id is free; the scheduler, which takes it in, replaces what it replaces."""
-        key, policy = batch.options.unique_key, batch.options.on_duplicate
+        key = batch.options.unique_key
         if key is None:
             return EnqueueResult(job_id, "queued", batch.queue)
         owners = [(job.id, job.state) for job in new.values()] or self._owners(batch.queue, key)
-        if not owners:
-            return EnqueueResult(job_id, "queued", batch.queue)
-        active = [owner for owner in owners if owner[1] is State.ACTIVE]
-        pending = [owner for owner in owners if owner[1] is not State.ACTIVE]
-        if policy == "keep" or (active and policy != "keep_last_if_active"):
-            owner = active[0] if active else pending[-1]
+        active = next((owner for owner in owners if owner[1] is State.ACTIVE), None)
+        pending = next((owner for owner in reversed(owners) if owner[1] is not State.ACTIVE), None)
+        found = succession(batch.options.on_duplicate, active, pending)
+        if found is None:
+            owner = active or pending
+            assert owner is not None
             return EnqueueResult(owner[0], "duplicate", batch.queue, owner[1])
-        return EnqueueResult(job_id, "queued", batch.queue, replaced=pending[-1][0] if pending else None)
+        replaced = None if found.replaced is None else found.replaced[0]
+        return EnqueueResult(job_id, "queued", batch.queue, replaced=replaced)
 
     def _forget(self, queue: str, job_id: str) -> State | None:
         """Delete a job whose id may be enqueued again; return its state, or None if it is another."""

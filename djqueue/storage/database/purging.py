@@ -63,7 +63,7 @@ class Purge:
         removed = self._in_steps(lambda: self._purge_jobs(now))
         for queue, retention in self._retention.items():
             if retention.counts:
-                if self._engine.put_off(queue):
+                if self._engine.persistence.put_off(queue):
                     self._gate.flush()  # pinned jobs do not count
                 for state in recovery.ENDED:
                     removed += self._in_steps(partial(self._trim, queue, state))
@@ -105,7 +105,7 @@ class Purge:
         for queue, job_id in found:
             keys.setdefault(queue, []).append(job_id)
         for queue, ids in keys.items():
-            if needed := self._engine.put_off(queue, ids):
+            if needed := self._engine.persistence.put_off(queue, ids):
                 keys[queue] = [job_id for job_id in ids if job_id not in needed]
                 # Otherwise the next step would find the same rows.
                 self._gate.flush()
@@ -153,7 +153,7 @@ class Purge:
         if page:
             ids = [job_id for job_id, *_ in page]
             if state is State.FAILED:
-                ids = self._engine.forget_belongings(queue, ids, logs=model is models.JobLog)
+                ids = self._engine.persistence.drop_details(queue, ids, logs=model is models.JobLog)
             with self._gate.transaction():
                 self._dialect.delete(model, rows.KEY, [(queue, job_id) for job_id in ids])
             self._positions[kind] = page[-1][1:]

@@ -8,11 +8,14 @@ from typing import NamedTuple
 from django.db.models import CharField, Count, Value
 
 from djqueue import models
+from djqueue.core.changes import incident_of
 from djqueue.core.deadletters import letter_of
+from djqueue.core.duplicates import REPLACED
 from djqueue.core.engine import Engine
-from djqueue.core.job import DeadLetterRecord, EngineJob, Incident, ItemStream, Lease
+from djqueue.core.enginejob import EngineJob, ItemStream
+from djqueue.core.job import DeadLetterRecord, Incident, Lease
 from djqueue.core.options import JobKey
-from djqueue.core.shard import REPLACED, incident_of, note_attempt
+from djqueue.core.shard import note_attempt
 from djqueue.core.stalls import stalled_error
 from djqueue.core.states import LIVE, PENDING, REUSABLE, State
 from djqueue.core.unique import PREDECESSOR
@@ -86,10 +89,10 @@ def recover(
     needing = [job for job in jobs if job.options.depends_on and not job.unmet and job.state in LIVE]
     there = pinned.ended(alias, {key: None for job in needing for key in job.options.depends_on})
     for job in needing:
-        engine.hold(job, there)
+        engine.persistence.hold(job, there)
     for key in pinned.all_put_off(alias):
         journal.was_put_off(key)
-        if not engine.put_off(key[0], [key[1]]):
+        if not engine.persistence.put_off(key[0], [key[1]]):
             journal.let_go(key)
     pending = len(jobs) - running
     return {"pending": pending, "interrupted": interrupted, "running": running, "dead": dead}
@@ -221,7 +224,7 @@ def bind(engine: Engine, knowing: Knowing, blocked: Sequence[EngineJob]) -> None
     """Have blocked jobs hear of the ends of what they depend on, those that lie in the past included."""
     with knowing(key for job in blocked for key in job.unmet or ()):
         for job in blocked:
-            engine.bind(job, tuple((job.unmet or set()) - {PREDECESSOR}), missing=State.COMPLETED)
+            engine.settlement.bind(job, tuple((job.unmet or set()) - {PREDECESSOR}), missing=State.COMPLETED)
 
 
 def take_over(
@@ -269,15 +272,15 @@ def take_over(
     # First what counts against the limits of the others.
     others = [job for job in jobs if job.state is not State.ACTIVE] if running else jobs
     _read_items(journal.alias, running)
-    engine.restore([*running, *others], dead, bind=False)
-    engine.announce(incidents)
+    engine.persistence.restore([*running, *others], dead, bind=False)
+    engine.settlement.announce(incidents)
     return len(running), len(interrupted)
 
 
 def _adopt(job: EngineJob, engine: Engine, journal: DatabaseJournal) -> None:
     """Count an active job as another process's: the last scheduler's own, which may only have been frozen."""
     job.process = job.process.removeprefix(SCHEDULER)
-    job.lease_until = engine.clock.monotonic() + engine.policy(job.queue).lease
+    job.lease_until = engine.clock.monotonic() + engine.context.policy(job.queue).lease
     journal.changed(job)
     # As the others, which come from the tables.
     job.lease_until += journal.lag
@@ -333,7 +336,7 @@ def _dead(alias: str, engine: Engine, jobs: Sequence[EngineJob]) -> int:
             for row in rows.raw_values(found, (*rows.LETTER, "id")):
                 letters[row[-1]] = rows.letter_from_row(row[:-1])
     # In the order of arrival: a moved one keeps the time of its death.
-    engine.restore(jobs, [letters[number] for number in sorted(letters)])
+    engine.persistence.restore(jobs, [letters[number] for number in sorted(letters)])
     return len(letters)
 
 
@@ -356,7 +359,7 @@ def find(alias: str, engine: Engine, journal: DatabaseJournal, keys: Iterable[Jo
         wanted.setdefault(queue, []).append(job_id)
     found = UnloadedJobs([], {})
     for queue, ids in wanted.items():
-        states = dict(zip(ids, engine.states(queue, ids), strict=True))
+        states = dict(zip(ids, engine.reads.states(queue, ids), strict=True))
         missing = [job_id for job_id, state in states.items() if state is None or state in REUSABLE]
         for number, job, inbox in _load(alias, queue, missing):
             if inbox:
@@ -414,7 +417,7 @@ def _load(alias: str, queue: str, ids: Sequence[str]) -> list[JobRow]:
 def _interrupted(engine: Engine, job: EngineJob) -> DeadLetterRecord | None:
     """A job that was active when its scheduler ended: a stall is counted, and it waits again."""
     now = engine.clock.now()
-    most = engine.policy(job.queue).retention.attempts.count
+    most = engine.context.policy(job.queue).retention.attempts.count
     note_attempt(job, "cancelled" if job.cancel_requested else "stalled", now, None, most)
     job.worker = ""
     if job.cancel_requested:
@@ -431,7 +434,7 @@ def _interrupted(engine: Engine, job: EngineJob) -> DeadLetterRecord | None:
     job.reason = "worker_lost"
     job.finished_at = now
     job.error = stalled_error(job.stalls, job.history or ())
-    return letter_of(job, now, 0, engine.policy(job.queue).dead_letters, engine.random)
+    return letter_of(job, now, 0, engine.context.policy(job.queue).dead_letters, engine.context.random)
 
 
 def _pages(alias: str, states: Iterable[State]) -> Iterable[list[EngineJob]]:
@@ -473,14 +476,14 @@ def note_kept(alias: str, engine: Engine) -> None:
     counts = ended.values_list("queue", "state").annotate(count=Count("id"))
     others = replaced.annotate(ended=cancelled).values_list("queue", "ended").annotate(count=Count("id"))
     for queue, state, count in counts.union(others, all=True):
-        engine.note_kept(queue, State(state), count)
+        engine.persistence.add_stored(queue, State(state), count)
 
 
 def agree(alias: str, engine: Engine) -> set[str]:
     """Return the queues with a recorded group mode. Raises ConfigurationError if the settings differ."""
     modes = recorded_modes(alias)
     for queue, mode in modes.items():
-        engine.policy(queue).check_mode(queue, mode)
+        engine.context.policy(queue).check_mode(queue, mode)
     return set(modes)
 
 
@@ -488,12 +491,14 @@ def queues(alias: str, engine: Engine) -> None:
     """Restore the pauses and limits of queues, groups and limiters."""
     for queue in models.QueueState.objects.using(alias):
         if queue.paused:
-            engine.pause(queue.name)
+            engine.queues.pause(queue.name)
         if queue.rate_capacity or queue.concurrency:
-            engine.set_limits(queue.name, *rows.limits(queue))
+            engine.queues.set_limits(queue.name, *rows.limits(queue))
     for (name, group), said in group_limits(alias).items():
-        engine.set_group_limit(name, group, concurrency=said.concurrency, rate=said.rate, weight=said.weight)
+        engine.queues.set_group_limit(
+            name, group, concurrency=said.concurrency, rate=said.rate, weight=said.weight
+        )
         if said.paused and group is not None:
-            engine.pause_group(name, group)
+            engine.queues.pause_group(name, group)
     for limiter in models.LimiterState.objects.using(alias):
-        engine.set_limiter(limiter.name, *rows.limits(limiter))
+        engine.limiters.set(limiter.name, *rows.limits(limiter))

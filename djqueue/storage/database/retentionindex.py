@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from django.db.models import F, Func, IntegerField, QuerySet
 
 from djqueue import models
-from djqueue.core.job import EngineJob, JobFailure
+from djqueue.core.enginejob import EngineJob
+from djqueue.core.job import JobFailure
 from djqueue.core.retention import Retention
 from djqueue.core.sizes import size_of, size_of_error
 from djqueue.core.states import State

@@ -23,7 +23,6 @@ from djqueue.core.job import (
     Finished,
     Incident,
     Outcome,
-    WorkerInfo,
 )
 from djqueue.core.maintenance import Swept, sweep
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
@@ -34,7 +33,7 @@ from djqueue.core.shown import in_one_line
 from djqueue.core.states import TERMINAL, State
 from djqueue.storage import backpressure
 from djqueue.storage.base import P, T
-from djqueue.storage.engined import WORKER_TTL, EngineEvents, EngineStorage, EngineWorkers
+from djqueue.storage.engined import WORKER_TTL, EngineStorage
 from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.tables.dialects import Dialect
 
@@ -105,7 +104,6 @@ class SchedulerStorage(EngineStorage):
             lease.lag,
             lease.note_clock,
         )
-        self.metrics = DatabaseMetrics(alias, self.journal)
         self.engine = engine = Engine(
             clock=clock,
             journal=self.journal,
@@ -114,13 +112,14 @@ class SchedulerStorage(EngineStorage):
             limiters=limiters,
             keep_finished=False,
             cores=cores,
+            metrics=DatabaseMetrics(alias, self.journal),
             incidents=incidents,
         )
         # Also after the wall clock was set back, tokens are higher than those of earlier schedulers.
-        engine.outbid(lease.started_at << 20)
+        engine.context.start_tokens_above(lease.started_at << 20)
         self.gate = JournalGate(self.journal, lease, dialect, timeout)
         self._ended = EndedJobs(alias, engine, self.journal)
-        engine.knowing = self._ended.known
+        engine.context.loaded = self._ended.known
         self._modes = GroupModes(alias, engine, self.journal)
         self.inbox = Inbox(alias, engine, self.journal, self.gate, self._ended, self._modes, clock)
         self._inserter = _EngineInserter(dialect, clock, self)
@@ -132,11 +131,9 @@ class SchedulerStorage(EngineStorage):
             dialect, engine, self.journal, self.gate, retention, tiers, clock, jobs.remove_ended
         )
         self.jobs = jobs
-        self.queues = SchedulerQueues(
-            alias, engine, self.journal, self.gate, self._modes, self.inbox, jobs, self.metrics
-        )
+        self.queues = SchedulerQueues(alias, engine, self.journal, self.gate, self._modes, self.inbox, jobs)
         self.limiters = SchedulerLimiters(engine, self.journal, self.gate)
-        self.workers = SchedulerWorkers(engine, self.metrics, self.journal, clock)
+        self.workers = engine.workers
         self.reads = SchedulerReads(
             alias,
             engine,
@@ -144,11 +141,10 @@ class SchedulerStorage(EngineStorage):
             self.gate,
             self._ended,
             self.inbox,
-            self.metrics,
             clock,
             lambda: self._swept_at,
         )
-        self.events = EngineEvents(engine)
+        self.events = engine.events
         self._swept_at: int | None = None
         """When the last sweep was: UTC milliseconds."""
         self._pauses = PauseWatch(self._make_up)
@@ -167,7 +163,7 @@ class SchedulerStorage(EngineStorage):
         self.journal.book.open(self.gate.transaction)
         with self.gate.transaction():
             self._follow_missed_step()
-            self._noted_offset = self.engine.clock_offset
+            self._noted_offset = self.engine.context.clock_offset
             self._lease.note_clock(self._noted_offset)
         self.journal.start()
         self.gate.is_open = True
@@ -190,7 +186,7 @@ class SchedulerStorage(EngineStorage):
 
     def welcome(self) -> None:
         """Give workers of other processes, which reach this one from now on, a full lease to do so."""
-        self.engine.renew_all()
+        self.engine.leases.renew_all()
         if not isinstance(self._clock, DatabaseClock):
             return  # A clock that is set by hand says nothing of how long this process was suspended.
         self._pauses.start()
@@ -219,14 +215,14 @@ class SchedulerStorage(EngineStorage):
         """Move times along if the wall clock was set while no scheduler ran; the caller has a transaction."""
         if step := self._lease.missed_step:
             follow_missed_step(self._dialect, step)
-            self._lease.note_clock(self.engine.clock_offset)
+            self._lease.note_clock(self.engine.context.clock_offset)
 
     def close(self) -> None:
         """Write what is left, so that the next scheduler can start."""
         self._pauses.stop()
         self.inbox.close()
         try:
-            self.note_totals()
+            self.engine.record_totals()
         finally:
             self.journal.close()
 
@@ -245,8 +241,10 @@ class SchedulerStorage(EngineStorage):
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """Add jobs. Inside a transaction the jobs are part of it, and do not wait for room."""
-        if self.engine.may_block and not connections[self._alias].in_atomic_block:
-            return backpressure.enqueue(self.events, self.engine.policy, batches, self.enqueue_at_once)
+        if self.engine.context.may_block and not connections[self._alias].in_atomic_block:
+            return backpressure.enqueue(
+                self.events, self.engine.context.policy, batches, self.enqueue_at_once
+            )
         return self.enqueue_at_once(batches)
 
     def enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
@@ -256,7 +254,7 @@ class SchedulerStorage(EngineStorage):
 
     def _enqueue_in_time(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         for batch in batches:
-            self.engine.policy(batch.queue).check_batch(batch)
+            self.engine.context.policy(batch.queue).check_batch(batch)
         if not connections[self._alias].in_atomic_block:
             for batch in batches:
                 self._modes.agree(batch.queue)
@@ -286,10 +284,10 @@ class SchedulerStorage(EngineStorage):
         return results
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        if self.engine.may_block:
+        if self.engine.context.may_block:
             if _is_called_by_sync_code():
                 return await self.acall(self.enqueue, batches)
-            return await backpressure.aenqueue(self, self.engine.policy, batches, self._enqueue_soon)
+            return await backpressure.aenqueue(self, self.engine.context.policy, batches, self._enqueue_soon)
         return await self._enqueue_soon(batches)
 
     async def _enqueue_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
@@ -301,7 +299,7 @@ class SchedulerStorage(EngineStorage):
 
     async def _enqueue_simple(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         for batch in batches:
-            self.engine.policy(batch.queue).check_batch(batch)
+            self.engine.context.policy(batch.queue).check_batch(batch)
         await self.gate.acheck()
         results = self.engine.enqueue(batches)
         try:
@@ -332,7 +330,7 @@ class SchedulerStorage(EngineStorage):
             for result in reversed(results)
             if result.status in ("queued", "rejected")
             and result.existing_state is None
-            and not self.engine.remove(result.queue, [result.id])[0]
+            and not self.engine.jobs.remove(result.queue, [result.id])[0]
         ]
         if isinstance(error, LeaseLost):
             raise error
@@ -426,7 +424,7 @@ class SchedulerStorage(EngineStorage):
 
     def _make_up(self, paused: int) -> None:
         """Extend all leases by the milliseconds for which this process was suspended."""
-        self.engine.postpone_leases(paused)
+        self.engine.leases.postpone(paused)
         logger.warning(
             "This process was paused for %.1f s; the leases of running jobs were extended by the same time.",
             paused / 1_000,
@@ -451,8 +449,8 @@ class SchedulerStorage(EngineStorage):
     def sweep(self) -> Swept:
         self.gate.check()
         swept = super().sweep()
-        if abs(self.engine.clock_offset - self._noted_offset) >= DRIFT:
-            self._noted_offset = self.engine.clock_offset
+        if abs(self.engine.context.clock_offset - self._noted_offset) >= DRIFT:
+            self._noted_offset = self.engine.context.clock_offset
             self.journal.clock_set(self._noted_offset)
         now = self._swept_at = self._clock.now()
         self.gate.flush()
@@ -471,50 +469,30 @@ class SchedulerStorage(EngineStorage):
 
         A process may have died before it connected to this scheduler.
         """
-        processes = self.engine.processes()
+        processes = self.engine.leases.processes()
         if processes:
             is_gone = has_died()
             dead = {name for name in processes if is_gone(name) and not self.is_connected(name)}
             if dead:
-                self.engine.end_leases(dead, tick)
-
-
-class SchedulerWorkers(EngineWorkers):
-    """Workers, of which the tables show the last heartbeats."""
-
-    def __init__(
-        self, engine: Engine, metrics: DatabaseMetrics, journal: DatabaseJournal, clock: Clock
-    ) -> None:
-        super().__init__(engine, metrics)
-        self._journal = journal
-        self._clock = clock
-
-    def register(self, info: WorkerInfo) -> tuple[str, ...]:
-        commands = super().register(info)
-        self._journal.worker_seen(info.id, info._replace(seen_at=self._clock.now()))
-        return commands
-
-    def unregister(self, worker_id: str) -> None:
-        super().unregister(worker_id)
-        self._journal.worker_seen(worker_id, None)
+                self.engine.leases.expire(dead, tick)
 
 
 class _EngineInserter(Inserter):
     """Inserts rows, knowing what the journal has not written yet."""
 
     def __init__(self, dialect: Dialect, clock: Clock, storage: SchedulerStorage) -> None:
-        super().__init__(dialect, clock, lambda queue: storage.engine.policy(queue))
+        super().__init__(dialect, clock, lambda queue: storage.engine.context.policy(queue))
         self._engine = storage.engine
 
     def find_job(self, queue: str, job_id: str) -> Found | None:
-        [record] = self._engine.jobs(queue, [job_id])
+        [record] = self._engine.reads.jobs(queue, [job_id])
         return None if record is None else (record.state, record.result)
 
     def find_owners(self, queue: str, key: str) -> list[Owner]:
-        return [(job.id, job.state) for job in self._engine.unique_owners(queue, key)]
+        return [(job.id, job.state) for job in self._engine.reads.unique_owners(queue, key)]
 
     def have_ended(self, queue: str, ids: Sequence[str]) -> set[str]:
-        states = self._engine.states(queue, ids)
+        states = self._engine.reads.states(queue, ids)
         return {job_id for job_id, state in zip(ids, states, strict=True) if state in TERMINAL}
 
 

@@ -41,34 +41,34 @@ class SchedulerJobs(Jobs):
 
     def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
         with self._changing((queue, job_id) for job_id in ids):
-            return self._engine.cancel(queue, ids, reason)
+            return self._engine.jobs.cancel(queue, ids, reason)
 
     def promote(self, queue: str, ids: Sequence[str]) -> list[bool]:
         with self._changing((queue, job_id) for job_id in ids):
-            return self._engine.promote(queue, ids)
+            return self._engine.jobs.promote(queue, ids)
 
     def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
         with self._changing((queue, job_id) for job_id in ids):
-            return self._engine.reschedule(queue, ids, run_at)
+            return self._engine.jobs.reschedule(queue, ids, run_at)
 
     def update(
         self, queue: str, ids: Sequence[str], priority: int | None = None, payload: bytes | None = None
     ) -> list[bool]:
         with self._changing((queue, job_id) for job_id in ids):
-            return self._engine.update(queue, ids, priority, payload)
+            return self._engine.jobs.update(queue, ids, priority, payload)
 
     def replace_payload(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
         # One transaction: a job that waits again has its new payload, whatever process dies when.
         with self._changing_written([(queue, id)]), self._journal.together():
-            return self._engine.replace_payload(queue, id, payload, old, retry=retry)
+            return self._engine.jobs.replace_payload(queue, id, payload, old, retry=retry)
 
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         with self._changing_written((name, job_id) for job_id in ids for name in (queue, to)):
-            return self._engine.move(queue, ids, to)
+            return self._engine.jobs.move(queue, ids, to)
 
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
         with self._changing_written((queue, job_id) for job_id in ids):
-            return self._engine.retry(queue, ids, dry_run=dry_run)
+            return self._engine.jobs.retry(queue, ids, dry_run=dry_run)
 
     def remove(self, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
         self._gate.check()
@@ -81,7 +81,7 @@ class SchedulerJobs(Jobs):
         # To the next scheduler a removed job has completed: what becomes of its dependents is written with
         # it.
         with self._ended.known((queue, job_id) for job_id in ids), self._journal.together():
-            return self._engine.remove(queue, ids, ended_before)
+            return self._engine.jobs.remove(queue, ids, ended_before=ended_before)
 
     def remove_ended(self, queue: str, ids: Sequence[str], ended_before: int) -> int:
         """Remove records that were found in the tables; returns how many were still there.

@@ -3,6 +3,7 @@ tables.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Unpack
 
 from djqueue import models
@@ -10,7 +11,6 @@ from djqueue.core.engine import Engine
 from djqueue.core.errors import StorageError
 from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.limiter import UNSET, Rate, SetConcurrency, SetRate
-from djqueue.core.metricstore import MetricKeeper
 from djqueue.core.options import MAX_INTEGER
 from djqueue.core.sharing import LimiterState
 from djqueue.core.states import State
@@ -40,7 +40,6 @@ class SchedulerQueues(Queues):
         modes: GroupModes,
         inbox: Inbox,
         jobs: SchedulerJobs,
-        metrics: MetricKeeper,
     ) -> None:
         self._alias = alias
         self._engine = engine
@@ -49,56 +48,55 @@ class SchedulerQueues(Queues):
         self._modes = modes
         self._inbox = inbox
         self._jobs = jobs
-        self._metrics = metrics
         self._inspector = DatabaseInspector(alias)
 
     def names(self) -> list[str]:
-        return sorted({*self._engine.queues(), *self._inspector.queues()})
+        return sorted({*self._engine.queues.names(), *self._inspector.queues()})
 
     def pause(self, queue: str) -> None:
         self._gate.check()
-        self._engine.pause(queue)
+        self._engine.queues.pause(queue)
         self._write_queue(queue)
 
     def resume(self, queue: str) -> None:
         self._gate.check()
-        self._engine.resume(queue)
+        self._engine.queues.resume(queue)
         self._write_queue(queue)
 
     def is_paused(self, queue: str) -> bool:
-        return self._engine.is_paused(queue)
+        return self._engine.queues.is_paused(queue)
 
     def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         self._gate.check()
-        self._engine.set_limits(queue, rate, concurrency)
+        self._engine.queues.set_limits(queue, rate, concurrency)
         self._write_queue(queue)
 
     def set_group_limit(self, queue: str, group: str | None, **overrides: Unpack[GroupWords]) -> None:
         self._gate.check()
-        self._engine.set_group_limit(queue, group, **overrides)
+        self._engine.queues.set_group_limit(queue, group, **overrides)
         self._write_group(queue, group)
 
     def pause_group(self, queue: str, group: str) -> None:
         self._gate.check()
-        self._engine.pause_group(queue, group)
+        self._engine.queues.pause_group(queue, group)
         self._write_group(queue, group)
 
     def resume_group(self, queue: str, group: str) -> None:
         self._gate.check()
-        self._engine.resume_group(queue, group)
+        self._engine.queues.resume_group(queue, group)
         self._write_group(queue, group)
 
     def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
-        return self._engine.group_limits(queue)
+        return self._engine.queues.group_limits(queue)
 
     def _write_queue(self, queue: str) -> None:
-        rate, concurrency = self._engine.limits(queue)
-        policy = self._engine.policy(queue)
+        rate, concurrency = self._engine.queues.limits(queue)
+        policy = self._engine.context.policy(queue)
         if (rate, concurrency) == (policy.rate, policy.concurrency):
             # The limits of the settings are not written: they may be others after the next start.
             rate = concurrency = None
         self._journal.queue_changed(
-            queue, (queue, self._engine.is_paused(queue), *_limit_columns(rate, concurrency))
+            queue, (queue, self._engine.queues.is_paused(queue), *_limit_columns(rate, concurrency))
         )
         self._gate.flush(in_effect=f"queue {queue!r}")
 
@@ -115,7 +113,7 @@ class SchedulerQueues(Queues):
         others = states - {*recovery.ENDED}
         if others and (limit is None or removed < limit):
             left = None if limit is None else limit - removed
-            parts = self._engine.clean_in_parts(queue, frozenset(others), before, left)
+            parts = self._engine.queues.clean_in_parts(queue, frozenset(others), before, left)
             part: int | None = 0
             while part is not None:
                 with self._journal.together():
@@ -127,20 +125,18 @@ class SchedulerQueues(Queues):
     def obliterate(self, queue: str, *, force: bool = False) -> int:
         self._gate.check()
         self._inbox.take_in_all()
-        groups = {None, *self._engine.group_limits(queue)}
+        groups = {None, *self._engine.queues.group_limits(queue)}
         self._modes.forget(queue)
         with self._journal.together():
-            removed = self._engine.obliterate(queue, force=force)
-        if removed < 0:
-            raise StorageError(f"queue {queue!r} has active jobs: wait until they end, or pass force=True")
+            removed = self._engine.queues.obliterate(queue, force=force)
         self._journal.queue_changed(queue, None)
         for group in groups:
             self._journal.group_changed((queue, group or ""), None)
         self._gate.flush()
         removed += self._clean_ended(queue, frozenset(recovery.ENDED), NO_LIMIT, None)
-        # The queue itself, which came back with the last of its ended jobs.
-        removed += max(0, self._engine.obliterate(queue))
-        self._metrics.forget(queue)
+        with suppress(StorageError):  # Jobs that were enqueued and claimed in the meantime stay.
+            # The queue itself, which came back with the last of its ended jobs.
+            removed += self._engine.queues.obliterate(queue)
         self._gate.flush()
         return removed
 
@@ -172,9 +168,9 @@ class SchedulerLimiters(Limiters):
 
     def set(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         self._gate.check()
-        self._engine.set_limiter(name, rate, concurrency)
-        rate, concurrency, *_ = self._engine.limiter_state(name)
-        policy = self._engine.limiter(name).policy
+        self._engine.limiters.set(name, rate, concurrency)
+        rate, concurrency, *_ = self._engine.limiters.state(name)
+        policy = self._engine.context.limiter(name).policy
         # The limits of the settings are not written: they may be others after the next start.
         is_override = (rate, concurrency) != (policy.rate, policy.concurrency)
         self._journal.limiter_changed(
@@ -183,7 +179,7 @@ class SchedulerLimiters(Limiters):
         self._gate.flush(in_effect=f"limiter {name!r}")
 
     def state(self, name: str) -> LimiterState:
-        return self._engine.limiter_state(name)
+        return self._engine.limiters.state(name)
 
 
 def _limit_columns(rate: Rate | None, concurrency: int | None) -> tuple[Any, Any, int | None]:

@@ -8,17 +8,15 @@ from asgiref.sync import sync_to_async
 from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.diagnostics import DiagnosticLine, Diagnostics
-from djqueue.core.engine import Engine
+from djqueue.core.engine import Engine, EngineReads
 from djqueue.core.explain import Explanation
 from djqueue.core.graph import MOST, FlowGraph, JobLink
 from djqueue.core.job import ItemMark, ItemPage, JobRecord
 from djqueue.core.metrics import Bucket
-from djqueue.core.metricstore import MetricKeeper
 from djqueue.core.options import JobKey
 from djqueue.core.pages import JobPage
 from djqueue.core.states import State
 from djqueue.core.summaries import JobSummaryPage
-from djqueue.storage.engined import EngineReads
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.inspector import DatabaseInspector
 
@@ -40,11 +38,10 @@ class SchedulerReads(EngineReads):
         gate: JournalGate,
         ended: EndedJobs,
         inbox: Inbox,
-        metrics: MetricKeeper,
         clock: Clock,
         swept_at: Callable[[], int | None],
     ) -> None:
-        super().__init__(engine, metrics)
+        super().__init__(engine.context, engine.workers)
         self._alias = alias
         self._journal = journal
         self._gate = gate
@@ -121,8 +118,9 @@ class SchedulerReads(EngineReads):
 
     def find(self, id: str, queues: Sequence[str] | None = None) -> list[tuple[str, State]]:
         self._gate.flush()
-        names = sorted({*self._engine.queues(), *self._inspector.queues()}) if queues is None else queues
-        return self._inspector.find(id, names)
+        if queues is None:
+            queues = sorted({*self._context.queue_names(), *self._inspector.queues()})
+        return self._inspector.find(id, queues)
 
     def jobs_about(
         self, subject: str, limit: int, cursor: str | None = None, queues: Sequence[str] | None = None
@@ -148,7 +146,7 @@ class SchedulerReads(EngineReads):
             if missing:
                 for key, one in self._inspector.links(missing).items():
                     if not self._journal.is_gone((*key, one.node.created_at)):
-                        waiting = (*self._engine.dependents(key, limit), *one.dependents)
+                        waiting = (*self.dependents(key, limit), *one.dependents)
                         found[key] = one._replace(dependents=waiting)
         return found
 
@@ -166,7 +164,7 @@ class SchedulerReads(EngineReads):
         now = self._clock.now()
         journal = self._journal
         lines = [
-            DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(self._engine.queues()):,}"),
+            DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(self._context.queue_names()):,}"),
             *diagnosis.of_database(self._alias, now),
             *diagnosis.of_journal(journal.backlog, journal.flushed_at, self._swept_at(), now),
         ]

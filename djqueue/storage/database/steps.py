@@ -2,7 +2,7 @@
 
 from djqueue import models
 from djqueue.core.clocksteps import keep_lengths, log_step
-from djqueue.core.job import EngineJob
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.states import LIVE, State
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.dialects import Dialect

@@ -55,7 +55,7 @@ class UnansweredEnds:
         known = refused & self.claims.keys()
         earlier: dict[str, list[str]] = {}
         for claim in refused:
-            if claim.token < self._engine.least_token:
+            if claim.token < self._engine.context.least_token:
                 earlier.setdefault(claim.queue, []).append(claim.id)
         if earlier:
             known |= refused & await asyncio.to_thread(self._written_claims, earlier)

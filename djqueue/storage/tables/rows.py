@@ -11,16 +11,8 @@ from django.db.models import Model, QuerySet
 from djqueue import models
 from djqueue.codecs import decode, encode
 from djqueue.core.durations import to_milliseconds
-from djqueue.core.job import (
-    AttemptRecord,
-    DeadLetterRecord,
-    EngineJob,
-    ItemStream,
-    JobFailure,
-    JobRecord,
-    RunningJob,
-    WorkerInfo,
-)
+from djqueue.core.enginejob import EngineJob, ItemStream
+from djqueue.core.job import AttemptRecord, DeadLetterRecord, JobFailure, JobRecord, RunningJob, WorkerInfo
 from djqueue.core.limiter import Rate
 from djqueue.core.options import MSGPACK, JobOptions
 from djqueue.core.retention import Keep, KeepResults

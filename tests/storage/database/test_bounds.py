@@ -66,7 +66,7 @@ def test_the_sums_are_right_whatever_happens(tables, seed):
             storage.connect()
             for _ in walk(storage, 10 * seed + begun, clock.advance, 60):
                 the_scheduler(storage).inbox.take_in_all()
-                held = the_scheduler(storage).engine.put_off(MEASURED)
+                held = the_scheduler(storage).engine.persistence.put_off(MEASURED)
                 known = expected(storage)
                 assert totals(storage) == known
                 assert held == {
@@ -74,7 +74,7 @@ def test_the_sums_are_right_whatever_happens(tables, seed):
                         "job_id", flat=True
                     )
                 }
-                queue = the_scheduler(storage).engine.existing(MEASURED)
+                queue = the_scheduler(storage).engine.context.existing(MEASURED)
                 assert (queue.dead.bytes if queue else 0) == sums(storage, ())["failed"]
                 with transaction.atomic():
                     storage.enqueue([f.batch(ids=[random.choice("ab")], queue=MEASURED)])

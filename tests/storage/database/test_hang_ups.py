@@ -185,8 +185,8 @@ def test_an_end_that_a_dead_worker_has_sent_counts_before_its_death(scheduler, h
     job_id = enqueue(scheduler)
     helper.tell("claim 1")
     assert helper.hears_until("done") == [job_id]
-    there = scheduler.active.engine.jobs(QUEUE, [job_id])[0]
-    [token] = [token for place in scheduler.active.engine.processing for token in place.active]
+    there = scheduler.active.engine.reads.jobs(QUEUE, [job_id])[0]
+    [token] = [token for place in scheduler.active.engine.context.processing for token in place.active]
     asked, go_on = Event(), Event()
     finish_written = scheduler.active.finish_written
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from djqueue import models
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.durations import to_milliseconds
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.job import AttemptRecord, DeadLetterRecord, EngineJob, JobFailure
+from djqueue.core.job import AttemptRecord, DeadLetterRecord, JobFailure
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import KeepOfJob, Retention

@@ -113,7 +113,7 @@ def test_a_job_that_was_retried_while_its_id_was_enqueued_keeps_its_row(schedule
     finish(scheduler, failing(*claim(scheduler)))
     assert counts(scheduler) == {State.FAILED: 1}
     enqueue(client, id="a", payload=b"second")
-    assert scheduler.active.engine.retry(QUEUE, ["a"]) == ["retried"]
+    assert scheduler.active.engine.jobs.retry(QUEUE, ["a"]) == ["retried"]
 
     type(scheduler.active.inbox).take_in(scheduler.active.inbox)
 

@@ -428,7 +428,7 @@ def test_a_failed_job_that_was_enqueued_again_survives_the_end_of_its_dead_lette
     enqueue(client, id="a", payload=b"new")
 
     # As the sweep does when a dead letter's time is over:
-    scheduler.active.engine.remove(QUEUE, ["a"])
+    scheduler.active.engine.jobs.remove(QUEUE, ["a"])
     scheduler.reads.counts(QUEUE)
     monkeypatch.undo()
 

@@ -1,40 +1,43 @@
-"""What the engine knows of a job at one moment, for `explain`."""
+"""The facts that explain why a job is not running: see `core.explain`."""
 
 from collections.abc import Set
 
-from .base import EngineBase
-from .explain import MOST_BEFORE, SHOWN, BlockingJob, Dependency, Facts
-from .groups import PARKED
-from .job import EngineJob
-from .options import JobKey
-from .queue import JobQueue
-from .states import PENDING, State
-from .unique import PREDECESSOR
+from ..enginejob import EngineJob
+from ..explain import MOST_BEFORE, SHOWN, BlockingJob, Dependency, Facts
+from ..groups import PARKED
+from ..options import JobKey
+from ..queue import JobQueue
+from ..states import PENDING, State
+from ..unique import PREDECESSOR
+from .context import EngineContext
 
 
-class FactFinding(EngineBase):
-    """A read of one job and all that may keep it waiting."""
+class FactFinder:
+    """Reads one job and everything that may keep it waiting."""
 
-    def facts(self, queue_name: str, job_id: str) -> Facts | None:
-        """What is known of a job; None if it is not there."""
-        shard = self.shard(queue_name)
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+
+    def facts(self, queue: str, job_id: str) -> Facts | None:
+        """Return what is known of a job; None if it is unknown."""
+        shard = self._context.shard(queue)
         with shard.lock:
-            queue = shard.find(queue_name)
-            job = queue.jobs.get(job_id)
+            job_queue = shard.find(queue)
+            job = job_queue.jobs.get(job_id)
             if job is None:
                 return None
-            now, tick = self.clock.now(), self.clock.monotonic()
-            with self.place(job_id).lock:
+            now, tick = self._context.clock.now(), self._context.clock.monotonic()
+            with self._context.processing_shard(job_id).lock:
                 # A plain job completes under this lock alone.
-                facts = Facts(now, queue_name, job_id, job.name, job.state, job.run_at, worker=job.worker)
+                facts = Facts(now, queue, job_id, job.name, job.state, job.run_at, worker=job.worker)
                 if job.state is State.ACTIVE:
                     return facts._replace(lease_until=now + max(0, job.lease_until - tick))
             if facts.state not in PENDING:
                 return facts
             unmet = sorted(job.unmet or ())
-            facts = self._grouped(queue, job, self._limits(queue, job, facts, tick))
-            predecessor = self._predecessor(queue, job, now) if PREDECESSOR in unmet else ()
-        # Those in other queues: each as it is a moment later.
+            facts = self._grouped(job_queue, job, self._limits(job_queue, job, facts, tick))
+            predecessor = self._predecessor(job_queue, job, now) if PREDECESSOR in unmet else ()
+        # Jobs of other queues are read a moment later, without this lock.
         others = tuple(self._dependency(key) for key in unmet if key != PREDECESSOR)
         return facts._replace(unmet=(*predecessor, *others))
 
@@ -42,7 +45,7 @@ class FactFinding(EngineBase):
         bucket = queue.limiter.bucket
         wait = bucket.wait(tick) if bucket is not None else 0
         active = self._active_of({queue.name})
-        extra = sum([place.extra.get(queue.name, 0) for place in self.processing])
+        extra = self._context.extra_in(queue.name)
         is_ready = job.state is State.WAITING and job.generation != PARKED
         return self._shared(queue, facts)._replace(
             paused=queue.paused,
@@ -58,16 +61,16 @@ class FactFinding(EngineBase):
         shared = queue.shared
         if shared is None:
             return facts
-        stands, wait = shared.state(), shared.next_token()
+        state, wait = shared.state(), shared.next_token()
         facts = facts._replace(
             limiter=queue.policy.limiter,
             limiter_next_at=facts.at + wait if wait else None,
-            limiter_limit=stands.concurrency,
-            limiter_used=stands.used,
+            limiter_limit=state.concurrency,
+            limiter_used=state.used,
         )
-        if stands.free is None:
+        if state.free is None:
             return facts
-        every = [one for shard in self.shards for one in list(shard.queues.values())]
+        every = [one for shard in self._context.shards for one in list(shard.queues.values())]
         active = self._active_of({one.name for one in every if one.shared is shared})
         return facts._replace(limiter_holders=_first(active, queue.name))
 
@@ -87,14 +90,14 @@ class FactFinding(EngineBase):
             return facts
         rests = queue.groups.rests.of(group)
         if rests is not None:
-            facts = facts._replace(group_next_at=facts.at + max(0, rests - self.clock.monotonic()))
+            facts = facts._replace(group_next_at=facts.at + max(0, rests - self._context.clock.monotonic()))
         return facts._replace(is_parked=True, before=min(MOST_BEFORE, queue.groups.before(job)))
 
     def _active_of(self, names: Set[str]) -> list[EngineJob]:
         found: list[EngineJob] = []
-        for place in self.processing:
-            with place.lock:
-                found += [job for job in place.active.values() if job.queue in names]
+        for processing in self._context.processing:
+            with processing.lock:
+                found += [job for job in processing.active.values() if job.queue in names]
         return found
 
     def _predecessor(self, queue: JobQueue, job: EngineJob, now: int) -> tuple[Dependency, ...]:
@@ -103,7 +106,7 @@ class FactFinding(EngineBase):
         return () if owner is None else (Dependency(queue.name, owner.id, owner.state),)
 
     def _dependency(self, key: JobKey) -> Dependency:
-        queue = self.existing(key[0])
+        queue = self._context.existing(key[0])
         job = queue.jobs.get(key[1]) if queue is not None else None
         return Dependency(*key, job.state if job is not None else None)
 

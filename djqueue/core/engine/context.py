@@ -1,0 +1,203 @@
+"""The state that the parts of an engine share: shards, claims, configuration, sources of time and ids."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import count
+from random import Random
+from threading import Lock
+
+from ..clock import Clock
+from ..clocksteps import StepDetector
+from ..enginejob import EngineJob
+from ..hashing import fnv1a32, shard_count
+from ..ids import IdSource
+from ..journal import Journal
+from ..metricstore import MetricKeeper
+from ..options import JobKey
+from ..processing import ProcessingShard
+from ..queue import JobQueue, QueuePolicy
+from ..shard import Shard
+from ..sharing import NO_LIMITS, LimiterPolicy, SharedLimiter
+from ..states import State
+from ..versions import ChangeCounter
+
+DEFAULT_POLICY = QueuePolicy()
+
+
+class EngineContext:
+    """Shards of queues, processing shards of active jobs, and the configuration of both.
+
+    Locks are taken in one order: a shard, then a processing shard, then a queue's finished records or a
+    limiter. Only a move holds the locks of two shards, which it takes in the order of the shards. Everything
+    else that crosses queues (dependencies) is a step of its own on each side, repeated until both agree.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        ids: IdSource,
+        random: Random,
+        journal: Journal | None,
+        policies: Mapping[str, QueuePolicy],
+        default_policy: QueuePolicy,
+        limiters: Mapping[str, LimiterPolicy],
+        metrics: MetricKeeper,
+        keep_finished: bool,
+        cores: int | None,
+    ) -> None:
+        self.clock = clock
+        self.ids = ids
+        self.random = random
+        self.journal = journal
+        self.metrics = metrics
+        self.policies = dict(policies)
+        """Policies of single queues."""
+        self.default_policy = default_policy
+        self.limiters = {name: SharedLimiter(policy, clock) for name, policy in limiters.items()}
+        every = (*self.policies.values(), default_policy)
+        self.may_block = any(policy.when_full == "block" for policy in every)
+        """Whether the producers of some queue wait for room."""
+        shards = shard_count(cores if cores is not None else os.cpu_count())
+        self.mask = shards - 1
+        self.shards = [Shard(journal, self._new_queue) for _ in range(shards)]
+        self.processing = [ProcessingShard() for _ in range(shards)]
+        self.least_token = clock.now() << 20
+        """Claims made by earlier engines have lower tokens."""
+        self.tokens = count(self.least_token)
+        self.changes = ChangeCounter()
+        self.started = f"{clock.now()}:{self.random.getrandbits(32)}"
+        """Identifies this engine in versions: another engine's version says nothing about its jobs."""
+        self.loaded: Callable[[Iterable[JobKey]], AbstractContextManager[None]] = _nothing_to_load
+        """Context manager that keeps ended jobs in the engine, also those that only the tables have."""
+        self._keep_finished = keep_finished
+        self._rotation = count()
+        self._steps = StepDetector(clock)
+        self._steps_lock = Lock()
+
+    # Queues and their jobs.
+
+    def shard(self, queue: str) -> Shard:
+        """Return the shard of a queue."""
+        return self.shards[fnv1a32(queue) & self.mask]
+
+    def existing(self, queue: str) -> JobQueue | None:
+        """Return a queue; None if it was never used."""
+        return self.shard(queue).queues.get(queue)
+
+    def queue_names(self) -> list[str]:
+        """Return the names of the queues that have been used, sorted."""
+        return sorted(name for shard in self.shards for name in list(shard.queues))
+
+    def policy(self, queue: str) -> QueuePolicy:
+        """Return the configuration of a queue."""
+        return self.policies.get(queue, self.default_policy)
+
+    def limiter(self, name: str) -> SharedLimiter:
+        """Return a shared limiter, created on first use if it is not configured."""
+        limiter = self.limiters.get(name)
+        if limiter is None:
+            limiter = self.limiters.setdefault(name, SharedLimiter(NO_LIMITS, self.clock))
+        return limiter
+
+    def serving(self, names: Sequence[str] | None) -> list[tuple[Shard, JobQueue]]:
+        """Return the queues that a claim may take from, starting with another one each time."""
+        if names is None:
+            serving = [(shard, queue) for shard in self.shards for queue in list(shard.queues.values())]
+        else:
+            serving = []
+            for name in names:
+                shard = self.shard(name)
+                if (queue := shard.queues.get(name)) is not None:
+                    serving.append((shard, queue))
+        if len(serving) > 1:
+            first = next(self._rotation) % len(serving)
+            serving = serving[first:] + serving[:first]
+        return serving
+
+    def _new_queue(self, name: str) -> JobQueue:
+        policy = self.policy(name)
+        return JobQueue(
+            name,
+            policy,
+            self.clock.monotonic,
+            random=self.random,
+            keep_finished=self._keep_finished,
+            shared=None if policy.limiter is None else self.limiter(policy.limiter),
+        )
+
+    # Active jobs.
+
+    def processing_shard(self, job_id: str) -> ProcessingShard:
+        """Return the processing shard of a job."""
+        # FNV-1a in Python takes 2 µs for an id; Python caches the hash of a string.
+        return self.processing[hash(job_id) & self.mask]
+
+    def is_active(self, job: EngineJob) -> bool:
+        """Return whether a job is active; the completion of a job that is not has been recorded entirely."""
+        with self.processing_shard(job.id).lock:
+            return job.state is State.ACTIVE
+
+    def active_in(self, queue: str) -> int:
+        """Return the number of active jobs of a queue."""
+        return sum([processing.counts.get(queue, 0) for processing in self.processing])
+
+    def extra_in(self, queue: str) -> int:
+        """Return by how much the weights of a queue's active jobs exceed their number."""
+        return sum([processing.extra.get(queue, 0) for processing in self.processing])
+
+    def taken_in(self, queue: str) -> int:
+        """Return the slots of a queue's concurrency that its active jobs take."""
+        return self.active_in(queue) + self.extra_in(queue)
+
+    def start_tokens_above(self, token: int) -> None:
+        """Make all new tokens higher than this one, whatever the clock says."""
+        if token >= self.least_token:
+            self.least_token = token + 1
+            self.tokens = count(self.least_token)
+
+    # The wall clock.
+
+    @property
+    def clock_offset(self) -> int:
+        """Offset of the wall clock: see `StepDetector.offset`."""
+        return self._steps.offset
+
+    def now_for_lengths(self) -> int:
+        """Return the wall clock's time as the start of a length of time; earlier steps are followed first."""
+        now = self.clock.now()
+        self.notice_step(now, self.clock.monotonic())
+        return now
+
+    def notice_step(self, now: int, tick: int) -> None:
+        """Follow the wall clock if it was set.
+
+        Called before new jobs are added: they would be moved with the others otherwise.
+        """
+        if self._steps.look(now, tick):
+            self.follow_clock()
+
+    def follow_clock(self) -> None:
+        """Keep the lengths of delays and time limits if the wall clock was set."""
+        with self._steps_lock:
+            step = self._steps.follow(self.clock.now(), self.clock.monotonic())
+        if not step:
+            return
+        self.changes.bump()
+        # In one transaction: a scheduler that starts later must not follow the step again.
+        with nullcontext() if self.journal is None else self.journal.together():
+            for shard in self.shards:
+                for name in list(shard.queues):
+                    with shard.lock:
+                        queue = shard.queues.get(name)
+                        for job in () if queue is None else queue.follow_step(step):
+                            shard.stepped(job)
+                        for letter in () if queue is None else queue.dead.follow_step(step):
+                            shard.postponed(letter)
+            if self.journal is not None:
+                self.journal.clock_set(self._steps.offset)
+
+
+def _nothing_to_load(_: Iterable[JobKey]) -> AbstractContextManager[None]:
+    return nullcontext()

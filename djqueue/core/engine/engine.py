@@ -1,0 +1,203 @@
+"""The in-memory engine: its hot path, and the components that answer for everything else."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
+
+from ..changes import PendingChanges
+from ..clock import SYSTEM_CLOCK, Clock
+from ..enginejob import ItemStream
+from ..ids import IdSource
+from ..job import (
+    Batch,
+    ClaimRequest,
+    Claims,
+    Emission,
+    EnqueueResult,
+    Event,
+    Finished,
+    Incident,
+    Lease,
+    Outcome,
+    ProgressReport,
+    Renewal,
+)
+from ..journal import Journal
+from ..metricstore import MetricKeeper, MetricStore
+from ..queue import QueuePolicy
+from ..sharing import LimiterPolicy
+from ..versions import ChangeCounter, counted_if_answered, counted_unless_empty
+from .claimer import Claimer
+from .context import DEFAULT_POLICY, EngineContext
+from .enqueuer import Enqueuer
+from .events import EngineEvents
+from .finisher import Finisher
+from .jobs import EngineJobs
+from .leases import EngineLeases
+from .limiters import EngineLimiters
+from .persistence import PersistentEngine
+from .queues import EngineQueues
+from .reads import EngineReads
+from .settlement import Settlement, Unsubscribe, Wake
+from .totals import record_totals
+from .workers import EngineWorkers
+
+NO_CLAIMS = Claims([], None)
+
+
+class Engine:
+    """All queues of one process.
+
+    Args:
+        journal: receives every change; None for jobs that live in memory alone.
+        policies: configuration of single queues; `default_policy` applies to the others.
+        limiters: configuration of limiters that queues share.
+        keep_finished: whether records of ended jobs expire in the engine; otherwise the storage evicts them.
+        cores: decides the number of shards, which never changes afterwards.
+        metrics: store of metric buckets.
+        incidents: receives what happened to jobs beyond what workers reported.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        ids: IdSource | None = None,
+        random: Random | None = None,
+        journal: Journal | None = None,
+        policies: Mapping[str, QueuePolicy] | None = None,
+        default_policy: QueuePolicy = DEFAULT_POLICY,
+        limiters: Mapping[str, LimiterPolicy] | None = None,
+        keep_finished: bool = True,
+        cores: int | None = None,
+        metrics: MetricKeeper | None = None,
+        incidents: Callable[[list[Incident]], None] | None = None,
+    ) -> None:
+        self.context = context = EngineContext(
+            clock=clock,
+            ids=ids or IdSource(),
+            random=random or Random(),
+            journal=journal,
+            policies=policies or {},
+            default_policy=default_policy,
+            limiters=limiters or {},
+            metrics=metrics or MetricStore(),
+            keep_finished=keep_finished,
+            cores=cores,
+        )
+        self.settlement = settlement = Settlement(context, incidents)
+        self.jobs = EngineJobs(context, settlement)
+        self.queues = EngineQueues(context, settlement)
+        self.limiters = EngineLimiters(context, settlement)
+        self.workers = EngineWorkers(context)
+        self.reads = EngineReads(context, self.workers)
+        self.events = EngineEvents(context)
+        self.leases = EngineLeases(context)
+        self.persistence = PersistentEngine(context, settlement)
+        self._enqueuer = Enqueuer(context, settlement)
+        self._claimer = Claimer(context, settlement)
+        self._finisher = Finisher(context, settlement)
+
+    @property
+    def clock(self) -> Clock:
+        """The source of time."""
+        return self.context.clock
+
+    @property
+    def changes(self) -> ChangeCounter:
+        """The counter of changes: see `EngineReads.change_version`."""
+        return self.context.changes
+
+    @counted_unless_empty(0)
+    def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """Add jobs; return a result for each job, in order. A duplicate is a result, not an error.
+
+        Raises QueueFullError if a queue has no room for a batch, of which nothing is enqueued then.
+        """
+        return self._enqueuer.enqueue(batches)
+
+    @counted_if_answered
+    def claim(self, request: ClaimRequest) -> Claims:
+        """Move waiting jobs to active, up to the slots of the request, each with a lease and a token.
+
+        Each call starts with another queue. Within a queue, jobs are claimed by priority, then in order of
+        arrival. A job with a stalled attempt is claimed alone, or not at all if the request says so.
+        """
+        return self._claimer.claim(request)
+
+    @counted_unless_empty(0)
+    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        """End the attempts whose tokens hold, and claim the next jobs in the same call."""
+        accepted = self._finisher.finish(outcomes)
+        return Finished(accepted, self.claim(then) if then is not None else NO_CLAIMS)
+
+    def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
+        """Extend the claims whose tokens hold to a full lease from now."""
+        return self.leases.renew(leases)
+
+    @counted_unless_empty(0)
+    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
+        """Record progress and log lines of attempts whose tokens hold."""
+        context = self.context
+        changes = PendingChanges()
+        now = context.clock.now()
+        accepted = []
+        for report in reports:
+            queue = context.existing(report.queue)
+            processing = context.processing_shard(report.id)
+            with processing.lock:
+                job = processing.active.get(report.token)
+                if queue is None or job is None or job.id != report.id or job.queue != report.queue:
+                    accepted.append(False)
+                    continue
+                if report.progress is not None:
+                    job.progress = report.progress
+                if report.lines:
+                    limit = queue.policy.retention.logs.count
+                    job.logs = [*(job.logs or ()), *report.lines][-limit:]
+                if context.journal is not None:
+                    context.journal.reported(job, report.lines)
+                if report.progress is not None:
+                    changes.note(queue, job, "progress", now)
+            accepted.append(True)
+        self.settlement.settle(changes)
+        return accepted
+
+    @counted_unless_empty(0)
+    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+        """Add streamed items of attempts whose tokens hold; items that leave a gap are refused."""
+        context = self.context
+        changes = PendingChanges()
+        now = context.clock.now()
+        accepted = []
+        for emission in emissions:
+            queue = context.existing(emission.queue)
+            processing = context.processing_shard(emission.id)
+            with processing.lock:
+                job = processing.active.get(emission.token)
+                if queue is None or job is None or job.id != emission.id or job.queue != emission.queue:
+                    accepted.append(False)
+                    continue
+                stream = job.stream
+                if stream is None:
+                    stream = job.stream = ItemStream(emission.token, [])
+                new = emission.items[max(0, stream.count - emission.start) :]
+                accepted.append(emission.start <= stream.count)
+                if not accepted[-1] or not new or stream.items is None:
+                    continue
+                stream.items += new
+                stream.count += len(new)
+                if context.journal is not None:
+                    context.journal.emitted(job, new)
+                if queue.observed:
+                    fields = (queue.name, job.id, job.name, "item", job.state, now, stream.count)
+                    changes.events.append(Event(*fields))
+        self.settlement.settle(changes)
+        return accepted
+
+    def listen(self, queues: Iterable[str] | None, wake: Wake) -> Unsubscribe:
+        """Call `wake`, from any thread, when a job of these queues (None: of any) may be claimable."""
+        return self.settlement.listen(queues, wake)
+
+    def record_totals(self) -> None:
+        """Add what the totals of queues have risen by since the last call to the metrics."""
+        record_totals(self.context)

@@ -1,0 +1,196 @@
+"""Enqueues: duplicates, unique keys, and the room that a queue has."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..capacity import full_error
+from ..changes import PendingChanges
+from ..collector import gc_paused
+from ..duplicates import succession
+from ..enginejob import EngineJob
+from ..errors import OptionError, QueueFullError
+from ..flow import Substitutes, outside
+from ..job import Batch, EnqueueResult
+from ..queue import JobQueue
+from ..shard import Shard, pending_rival
+from ..states import REUSABLE, State
+from .context import DEFAULT_POLICY, EngineContext
+from .settlement import Settlement
+
+
+class Enqueuer:
+    """Adds jobs to the queues of an engine."""
+
+    def __init__(self, context: EngineContext, settlement: Settlement) -> None:
+        self._context = context
+        self._settlement = settlement
+
+    def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """Add jobs: see `Engine.enqueue`."""
+        self._check(batches)
+        with gc_paused(sum(len(batch.payloads) for batch in batches)):
+            if len(batches) == 1:
+                return self._enqueue(batches[0])
+            results: list[EnqueueResult] = []
+            substitutes = Substitutes()
+            for batch in batches:
+                answers = self._enqueue(substitutes.in_(batch))
+                substitutes.note(batch, answers)
+                results += answers
+        return results
+
+    def _check(self, batches: Sequence[Batch]) -> None:
+        context = self._context
+        for batch in batches:
+            if batch.ids is not None and len(batch.ids) != len(batch.payloads):
+                raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
+            if batch.queue in context.policies or context.default_policy is not DEFAULT_POLICY:
+                context.policy(batch.queue).check_batch(batch)
+        for name, job_id in outside(batches):
+            queue = context.existing(name)
+            if queue is None or job_id not in queue.jobs:
+                raise OptionError(f"depends_on: queue {name!r} has no job {job_id!r}")
+
+    def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
+        changes = PendingChanges()
+        shard = self._context.shard(batch.queue)
+        options = batch.options
+        is_timed = batch.delay or options.ttl is not None or options.unique_ttl is not None
+        now = self._context.now_for_lengths() if is_timed else self._context.clock.now()
+        added: list[EngineJob] = []
+        with shard.lock:
+            queue = shard.queue(batch.queue)
+            if queue.policy.max_size is not None and queue.drops is None and batch.options.rejected is None:
+                _check_room(queue, batch, now)
+            if _is_uniform(batch) and queue.drops is None:
+                answers = self._enqueue_uniform(shard, queue, batch, now, changes)
+            else:
+                answers, added = self._enqueue_each(shard, queue, batch, now, changes)
+        self._settlement.settle(changes)
+        if batch.options.depends_on:
+            for job in added:
+                self._settlement.bind(job, batch.options.depends_on)
+        return answers
+
+    def _enqueue_uniform(
+        self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: PendingChanges
+    ) -> list[EnqueueResult]:
+        name, options, label = batch.name, batch.options, queue.name
+        ids = self._context.ids.many(len(batch.payloads), now)
+        jobs = [
+            EngineJob(job_id, label, name, payload, options, State.WAITING, now, now)
+            for job_id, payload in zip(ids, batch.payloads, strict=True)
+        ]
+        queue.jobs.update(zip(ids, jobs, strict=True))
+        if options.subject is not None:
+            queue.subjects.add(jobs, options.subject)
+        queue.ready.extend(jobs, name, options.priority)
+        queue.tally.enqueued += len(jobs)
+        if self._context.journal is not None:
+            self._context.journal.added(jobs)
+        if queue.observed:
+            for job in jobs:
+                changes.note(queue, job, "queued", now)
+        changes.woken.add(label)
+        new = tuple.__new__
+        return [new(EnqueueResult, (job_id, "queued", label, None, None, None)) for job_id in ids]
+
+    def _enqueue_each(
+        self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: PendingChanges
+    ) -> tuple[list[EnqueueResult], list[EngineJob]]:
+        options = batch.options if not batch.delay else replace(batch.options, delay=batch.delay)
+        run_at = batch.run_at if batch.run_at is not None else now + (batch.delay or 0)
+        ids = batch.ids if batch.ids is not None else self._context.ids.many(len(batch.payloads), now)
+        results: list[EnqueueResult] = []
+        added: list[EngineJob] = []
+        for job_id, payload in zip(ids, batch.payloads, strict=True):
+            existing = queue.jobs.get(job_id)
+            # Read once: a job that is active now may have completed a moment later.
+            state = existing.state if existing is not None else None
+            if existing is not None and options.rejected is not None:
+                results.append(EnqueueResult(job_id, "rejected", queue.name, state))
+                continue
+            if existing is not None and state not in REUSABLE:
+                done = state is State.COMPLETED
+                status, result = ("completed", existing.result) if done else ("duplicate", None)
+                results.append(EnqueueResult(job_id, status, queue.name, state, result))
+                continue
+            job = EngineJob(job_id, queue.name, batch.name, payload, options, State.WAITING, now, run_at)
+            if options.rejected is not None:
+                if self._context.journal is not None:
+                    self._context.journal.added([job])
+                shard.reject(queue, job, now, changes)
+                results.append(EnqueueResult(job_id, "rejected", queue.name))
+                continue
+            replaced = behind = None
+            if options.unique_key is not None:
+                owner = queue.unique.owner(options.unique_key, now)
+                if owner is not None:
+                    found = shard.succeed(queue, job, owner, now, changes)
+                    if found is None:
+                        results.append(EnqueueResult(owner.id, "duplicate", queue.name, owner.state))
+                        continue
+                    replaced, behind = found.replaced, found.behind
+            grows = queue.drops is not None and replaced is None
+            if grows and not shard.make_room(queue, options.priority, now, changes):
+                # This is the first job of the batch: an earlier one could be dropped for it.
+                raise _full(queue, len(batch.payloads))
+            if existing is not None:
+                job.has_dependents = shard.make_way(queue, existing, now, changes)
+            queue.admit(job, now, behind=behind)
+            queue.tally.enqueued += 1
+            added.append(job)
+            changes.note(queue, job, "queued", now)
+            replaced_id = replaced.id if replaced is not None else None
+            results.append(EnqueueResult(job_id, "queued", queue.name, replaced=replaced_id))
+        if added:
+            changes.woken.add(queue.name)
+            if self._context.journal is not None:
+                self._context.journal.added(added)
+        return results, added
+
+
+def _check_room(queue: JobQueue, batch: Batch, now: int) -> None:
+    """Raise QueueFullError if the queue has no room for a batch's new jobs."""
+    limit = queue.policy.max_size
+    assert limit is not None
+    room = limit - queue.pending
+    if len(batch.payloads) > room and _growth(queue, batch, now) > max(0, room):
+        raise _full(queue, len(batch.payloads))
+
+
+def _growth(queue: JobQueue, batch: Batch, now: int) -> int:
+    """Return how many more jobs would wait after a batch, without duplicates and replacements."""
+    key = batch.options.unique_key
+    new = len(batch.payloads)
+    if batch.ids is not None:
+        known = ((job_id, queue.jobs.get(job_id)) for job_id in batch.ids)
+        new = len({job_id for job_id, job in known if job is None or job.state in REUSABLE})
+    if key is None or not new:
+        return new
+    owner = queue.unique.owner(key, now)
+    if owner is None:
+        return 1
+    active = owner if owner.state is State.ACTIVE else None
+    found = succession(batch.options.on_duplicate, active, pending_rival(queue, owner))
+    return int(found is not None and found.replaced is None)
+
+
+def _full(queue: JobQueue, count: int) -> QueueFullError:
+    """Return the error for jobs that the queue has no room for."""
+    return full_error(queue.name, queue.policy.max_size, count)
+
+
+def _is_uniform(batch: Batch) -> bool:
+    """Return whether all jobs of a batch are new and go, as they are, to the end of one list."""
+    options = batch.options
+    return (
+        batch.ids is None
+        and not batch.delay
+        and batch.run_at is None
+        and options.plain
+        and options.weight == 1
+        and not options.lifo
+        and options.ttl is None
+        and not options.depends_on
+    )

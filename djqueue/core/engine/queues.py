@@ -1,0 +1,243 @@
+"""Operations on whole queues: limits, pauses, groups, removal of many jobs."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Unpack
+
+from ..changes import PendingChanges
+from ..enginejob import EngineJob
+from ..errors import StorageError
+from ..groups import NO_LIMIT, GroupLimit, GroupWords
+from ..limiter import UNSET, Rate, SetConcurrency, SetRate
+from ..queue import JobQueue, QueuePolicy
+from ..states import State
+from ..versions import counted, counted_if_answered
+from .context import EngineContext
+from .settlement import Settlement
+
+AT_ONCE = 1_000
+"""Jobs that are removed under one hold of the lock."""
+
+
+class EngineQueues:
+    """Controls of queues, made by the engine."""
+
+    def __init__(self, context: EngineContext, settlement: Settlement) -> None:
+        self.changes = context.changes
+        self._context = context
+        self._settlement = settlement
+
+    def names(self) -> list[str]:
+        """Return the names of the queues that have been used, sorted."""
+        return self._context.queue_names()
+
+    @counted
+    def configure(self, queue: str, policy: QueuePolicy) -> None:
+        """Replace the policy of a queue, with immediate effect."""
+        changes = PendingChanges()
+        shard = self._context.shard(queue)
+        with shard.lock:
+            job_queue = shard.queue(queue)
+            policy.check_mode(queue, job_queue.policy.group_mode)
+            self._context.policies[queue] = policy
+            if policy.limiter != job_queue.policy.limiter:
+                _share(self._context, job_queue, policy.limiter, changes)
+            job_queue.configure(policy)
+            self._context.may_block = self._context.may_block or policy.when_full == "block"
+            job_queue.dead.policy = policy.dead_letters
+            with ExitStack() as held:
+                for processing in self._context.processing:  # Plain jobs complete under these locks.
+                    held.enter_context(processing.lock)
+                job_queue.finished.configure(policy.retention, job_queue.jobs)
+            job_queue.limiter.set(policy.rate, policy.concurrency, self._context.clock.monotonic())
+            job_queue.limit_groups(policy, job_queue.group_limit)
+            job_queue.regroup(job_queue.groups.names())
+            changes.woken.add(queue)
+        self._settlement.settle(changes)
+
+    @counted
+    def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
+        """Limit starts per time, and active jobs, of a queue; a limit that is not given stays as it is."""
+        changes = PendingChanges()
+        shard = self._context.shard(queue)
+        with shard.lock:
+            job_queue = shard.queue(queue)
+            job_queue.limiter.set(rate, concurrency, self._context.clock.monotonic())
+            changes.woken.add(queue)
+        self._settlement.settle(changes)
+
+    @counted
+    def set_group_limit(self, queue: str, group: str | None, **overrides: Unpack[GroupWords]) -> None:
+        """Override limits of a group, or the default for groups without their own limit if `group` is None.
+
+        None removes an override: the default of the queue, or of its policy, applies again.
+        """
+        changes = PendingChanges()
+        shard = self._context.shard(queue)
+        with shard.lock:
+            job_queue = shard.queue(queue)
+            if group is None:
+                job_queue.limit_groups(job_queue.policy, job_queue.group_limit._replace(**overrides))
+                job_queue.regroup(job_queue.groups.names())
+            else:
+                job_queue.groups.set_own(group, job_queue.groups.own(group)._replace(**overrides))
+                job_queue.regroup([group])
+            changes.woken.add(queue)
+        self._settlement.settle(changes)
+
+    @counted
+    def pause_group(self, queue: str, group: str) -> None:
+        """Stop claims of a group's jobs until `resume_group`."""
+        shard = self._context.shard(queue)
+        with shard.lock:
+            job_queue = shard.queue(queue)
+            job_queue.groups.set_own(group, job_queue.groups.own(group)._replace(paused=True))
+            job_queue.regroup([group])
+
+    @counted
+    def resume_group(self, queue: str, group: str) -> None:
+        """End a group's pause."""
+        changes = PendingChanges()
+        shard = self._context.shard(queue)
+        with shard.lock:
+            job_queue = shard.find(queue)
+            job_queue.groups.set_own(group, job_queue.groups.own(group)._replace(paused=False))
+            job_queue.regroup([group])
+            changes.woken.add(queue)
+        self._settlement.settle(changes)
+
+    def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
+        """Return the overrides of a queue's groups; under None, the default for groups without their own."""
+        shard = self._context.shard(queue)
+        with shard.lock:
+            job_queue = shard.find(queue)
+            overrides: dict[str | None, GroupLimit] = dict(job_queue.groups.said().items())
+            if job_queue.group_limit != NO_LIMIT:
+                overrides[None] = job_queue.group_limit
+        return overrides
+
+    @counted
+    def pause(self, queue: str) -> None:
+        """Stop claims from a queue until `resume`."""
+        shard = self._context.shard(queue)
+        with shard.lock:
+            job_queue = shard.queue(queue)
+            job_queue.paused = True
+
+    @counted
+    def resume(self, queue: str) -> None:
+        """End a pause."""
+        changes = PendingChanges()
+        shard = self._context.shard(queue)
+        with shard.lock:
+            job_queue = shard.find(queue)
+            job_queue.paused = False
+            changes.woken.add(queue)
+        self._settlement.settle(changes)
+
+    def is_paused(self, queue: str) -> bool:
+        """Return whether a queue is paused."""
+        job_queue = self._context.existing(queue)
+        return job_queue is not None and job_queue.paused
+
+    def limits(self, queue: str) -> tuple[Rate | None, int | None]:
+        """Return the current rate and concurrency of a queue."""
+        job_queue = self._context.existing(queue)
+        if job_queue is None:
+            return None, None
+        bucket = job_queue.limiter.bucket
+        return bucket.rate if bucket is not None else None, job_queue.limiter.concurrency
+
+    @counted_if_answered
+    def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
+        """Remove jobs in these states that ended, or were enqueued, before a time in UTC milliseconds.
+
+        Active jobs are never removed. Returns the number of removed jobs.
+        """
+        return sum(self.clean_in_parts(queue, states, before, limit))
+
+    @counted
+    def clean_in_parts(
+        self, queue: str, states: frozenset[State], before: int, limit: int | None = None
+    ) -> Iterator[int]:
+        """Remove jobs like `clean`, and yield the number of each part: no lock is held in between."""
+
+        def is_meant(job: EngineJob) -> bool:
+            return job.state in states and (job.finished_at or job.created_at) < before
+
+        shard = self._context.shard(queue)
+        with shard.lock:
+            found = [job for job in shard.find(queue).jobs.values() if is_meant(job)]
+        # Dependents first: they would end with their dependencies otherwise, and stay.
+        blocked = [job for job in found if job.state is State.BLOCKED]
+        if blocked:
+            found = [*reversed(blocked), *(job for job in found if job.state is not State.BLOCKED)]
+        left = len(found) if limit is None else limit
+        for first in range(0, len(found), AT_ONCE):
+            changes = PendingChanges()
+            with shard.lock:
+                job_queue = shard.find(queue)
+                jobs = [
+                    job
+                    for job in found[first : first + AT_ONCE]
+                    if job_queue.jobs.get(job.id) is job
+                    and is_meant(job)
+                    and not self._context.is_active(job)
+                ][:left]
+                shard.remove(job_queue, jobs, self._context.clock.now(), changes)
+            self._settlement.settle(changes)
+            left -= len(jobs)
+            yield len(jobs)
+            if not left:
+                return
+
+    @counted
+    def obliterate(self, queue: str, *, force: bool = False) -> int:
+        """Remove a queue with all its jobs; return the number of removed jobs.
+
+        Raises StorageError if some are active, unless `force` is set; then their outcomes are refused.
+        """
+        changes = PendingChanges()
+        shard = self._context.shard(queue)
+        now = self._context.clock.now()
+        with shard.lock:
+            job_queue = shard.find(queue)
+            active = [job for job in job_queue.jobs.values() if self._context.is_active(job)]
+            if active and not force:
+                raise StorageError(
+                    f"queue {queue!r} has active jobs: wait until they end, or pass force=True"
+                )
+            for job in active:
+                processing = self._context.processing_shard(job.id)
+                with processing.lock:
+                    released = processing.release(job.token, job_queue.name, job.id)
+                if released is not None:
+                    shard.cancel_active(job_queue, job, "obliterated", now, changes)
+            jobs = list(job_queue.jobs.values())
+            shard.remove(job_queue, jobs, now, changes)
+            shard.queues.pop(queue, None)
+            if job_queue.shared is not None:
+                job_queue.shared.forget(queue, changes.woken)
+            if job_queue.observed:
+                # Subscriptions are to the name of the queue, and outlive it.
+                fresh = shard.queue(queue)
+                fresh.handlers, fresh.watchers = job_queue.handlers, job_queue.watchers
+        changes.woken.discard(queue)
+        self._settlement.settle(changes)
+        self._context.metrics.forget(queue)
+        return len(jobs)
+
+
+def _share(context: EngineContext, queue: JobQueue, name: str | None, changes: PendingChanges) -> None:
+    """Move a queue to another limiter. The caller holds the lock of its shard."""
+    before = queue.shared
+    with ExitStack() as held:
+        for processing in context.processing:
+            held.enter_context(processing.lock)
+        taken = context.taken_in(queue.name)
+        queue.shared = None if name is None else context.limiter(name)
+        if queue.shared is not None:
+            queue.shared.take(taken)
+    if before is not None:
+        before.forget(queue.name, changes.woken)
+        before.release(taken, changes.woken)

@@ -1,0 +1,311 @@
+"""Reads of the engine's jobs, queues, groups and metrics."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import nlargest
+
+from ..diagnostics import Finding
+from ..enginejob import EngineJob
+from ..explain import Explanation, decide
+from ..graph import MOST, FlowGraph, FlowNode, JobLink, explore, link, walked
+from ..groups import GroupOverview
+from ..job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
+from ..metrics import Bucket, assemble, span_of
+from ..options import JobKey
+from ..overview import GroupsOverview, Overview, QueueOverview
+from ..pages import JobPage, mark_of, page_of, place_of
+from ..queue import JobQueue
+from ..states import State
+from ..streams import item_page
+from ..summaries import JobSummary, JobSummaryPage, first_of, mark_at, mark_before, mark_in, mention
+from ..versions import version_of
+from .context import EngineContext
+from .facts import FactFinder
+from .workers import EngineWorkers
+
+TIMES = {
+    State.DELAYED: "run_at",
+    State.ACTIVE: "started_at",
+    State.COMPLETED: "finished_at",
+    State.FAILED: "finished_at",
+    State.CANCELLED: "finished_at",
+}
+"""Times by which the jobs in a state are paged; other states are paged by the time of the enqueue."""
+MAX_GROUPS = 10_000
+"""Groups of a queue among which the busiest are searched."""
+
+
+class EngineReads:
+    """Reads of what the engine knows. Records are copies, each as of one moment."""
+
+    def __init__(self, context: EngineContext, workers: EngineWorkers) -> None:
+        self._context = context
+        self._workers = workers
+        self._facts = FactFinder(context)
+
+    # Single jobs.
+
+    def jobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
+        """Return records by id; None for an unknown job."""
+        shard = self._context.shard(queue)
+        records: list[JobRecord | None] = []
+        with shard.lock:
+            job_queue = shard.find(queue)
+            for job_id in ids:
+                job = job_queue.jobs.get(job_id)
+                if job is None:
+                    records.append(None)
+                    continue
+                with self._context.processing_shard(job_id).lock:
+                    records.append(job.record())
+        return records
+
+    async def ajobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
+        """Async version of `jobs`."""
+        return self.jobs(queue, ids)
+
+    def items(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
+        """Return the streamed items behind each mark; None if the engine has not the job or its items."""
+        shard = self._context.shard(queue)
+        now = self._context.clock.now()
+        pages: list[ItemPage | None] = []
+        with shard.lock:
+            job_queue = shard.find(queue)
+            for mark in marks:
+                job = job_queue.jobs.get(mark.id)
+                if job is None:
+                    pages.append(None)
+                    continue
+                with self._context.processing_shard(job.id).lock:
+                    pages.append(item_page(job, mark, now))
+        return pages
+
+    async def aitems(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
+        """Async version of `items`."""
+        return self.items(queue, marks)
+
+    def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
+        """Return states by id; None for an unknown job."""
+        job_queue = self._context.existing(queue)
+        if job_queue is None:
+            return [None] * len(ids)
+        return [job.state if (job := job_queue.jobs.get(job_id)) is not None else None for job_id in ids]
+
+    def find(self, id: str, queues: Sequence[str] | None = None) -> list[tuple[str, State]]:
+        """Return the queues (None: of all) that have a job with this id, and its state in each."""
+        names = self._context.queue_names() if queues is None else queues
+        found = [(name, self.states(name, [id])[0]) for name in names]
+        return [(name, state) for name, state in found if state is not None]
+
+    def unique_owners(self, queue: str, key: str) -> list[EngineJob]:
+        """Return the live job of a queue that has a unique key, and the job that waits for its end."""
+        shard = self._context.shard(queue)
+        with shard.lock:
+            unique = shard.find(queue).unique
+            owner, successor = unique.owner(key, self._context.clock.now()), unique.waiting(key)
+        return [job for job in (owner, successor) if job is not None]
+
+    def explain(self, queue: str, id: str) -> Explanation | None:
+        """Explain why a job is not running; None for an unknown job."""
+        facts = self._facts.facts(queue, id)
+        return None if facts is None else decide(facts, self._workers.all())
+
+    def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
+        """Return the jobs connected to one by `depends_on`; None for an unknown job."""
+        return walked(explore((queue, id), limit), lambda keys: self.links(keys, limit))
+
+    def links(self, keys: Sequence[JobKey], limit: int) -> Mapping[JobKey, JobLink]:
+        """Return known jobs with their dependencies and up to `limit` dependents each."""
+        found = {}
+        for key in keys:
+            shard = self._context.shard(key[0])
+            with shard.lock:
+                job = shard.find(key[0]).jobs.get(key[1])
+                if job is not None:
+                    found[key] = link(_node(job), job.options, shard.dependencies.known(key, limit))
+        return found
+
+    def dependents(self, key: JobKey, limit: int) -> list[JobKey]:
+        """Return up to `limit` live jobs that depend on one, also if only the tables have its record."""
+        shard = self._context.shard(key[0])
+        with shard.lock:
+            return shard.dependencies.known(key, limit)
+
+    # Pages of jobs.
+
+    def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
+        """Return up to `limit` records of one state (None: all), oldest first, behind the job with an id."""
+        shard = self._context.shard(queue)
+        with shard.lock:
+            job_queue = shard.find(queue)
+            jobs = [job for job in job_queue.jobs.values() if state is None or job.state is state]
+            jobs.sort(key=lambda job: (job.created_at, job.id))
+            start = 0
+            if after is not None:
+                start = next((at for at, job in enumerate(jobs, 1) if job.id == after), len(jobs))
+            return [job.record() for job in jobs[start : start + limit]]
+
+    def cursor_page(
+        self, queue: str, state: State, limit: int, cursor: str | None = None, newest_first: bool = True
+    ) -> JobPage:
+        """Return up to `limit` jobs of one state, by the time at which they came into it."""
+        position = place_of(cursor, newest_first=newest_first)
+        time = TIMES.get(state, "created_at")
+        shard = self._context.shard(queue)
+        with shard.lock:
+            jobs = shard.find(queue).jobs
+            found = sorted((getattr(job, time), job.id) for job in jobs.values() if job.state is state)
+            if position.mark is not None:
+                entry = mark_of(position.mark)
+                if position.is_descending:
+                    found = found[: bisect_left(found, entry)]
+                else:
+                    found = found[bisect_right(found, entry) :]
+            some = (found[::-1] if position.is_descending else found)[: limit + 1]
+            records = [(f"{at}:{job_id}", jobs[job_id].record()) for at, job_id in some]
+        return page_of(records, limit, position)
+
+    def jobs_about(
+        self, subject: str, limit: int, cursor: str | None = None, queues: Sequence[str] | None = None
+    ) -> JobSummaryPage:
+        """Return up to `limit` summaries of jobs about a subject, newest first."""
+        mark = mark_in(cursor)
+        before = None if mark is None else mark_before(mark)
+        found: list[tuple[tuple[int, str, str], JobSummary]] = []
+        for name in self._context.queue_names() if queues is None else queues:
+            shard = self._context.shard(name)
+            with shard.lock:
+                for job in shard.find(name).subjects.about(subject):
+                    position = job.created_at, name, job.id
+                    if before is None or position < before:
+                        with self._context.processing_shard(job.id).lock:
+                            found.append((position, mention(job)))
+        some = nlargest(limit + 1, found)
+        return first_of([(mark_at(*position), one) for position, one in some], limit)
+
+    def dead_letters(self, queue: str) -> list[DeadLetterRecord]:
+        """Return a queue's dead letters, oldest first."""
+        job_queue = self._context.existing(queue)
+        return [] if job_queue is None else job_queue.dead.letters()
+
+    def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> DeadLetterPage:
+        """Return up to `limit` dead letters, oldest first; `after` is the `next` of an earlier page."""
+        shard = self._context.shard(queue)
+        with shard.lock:
+            letters, last = shard.find(queue).dead.page(int(after or 0), limit)
+        return DeadLetterPage(letters, None if last is None else str(last), self._context.clock.now())
+
+    # Queues and groups.
+
+    def counts(self, queue: str) -> dict[State, int]:
+        """Return the number of jobs in each state, without records that only the tables have."""
+        job_queue = self._context.existing(queue)
+        if job_queue is None:
+            return dict.fromkeys(State, 0)
+        return _counts(job_queue, self._context.active_in(queue))
+
+    def waiting_names(self, queue: str) -> dict[str, int]:
+        """Return the number of claimable jobs by job name."""
+        job_queue = self._context.existing(queue)
+        return {} if job_queue is None else job_queue.ready.counts()
+
+    def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
+        """Return up to `limit` groups, those with most waiting jobs first, and the named ones."""
+        shard = self._context.shard(queue)
+        with shard.lock:
+            job_queue = shard.find(queue)
+            groups = job_queue.groups
+            return GroupsOverview(
+                job_queue.policy.group_mode,
+                groups.limit if job_queue.is_grouped else 0,
+                groups.rate,
+                job_queue.group_limit,
+                [groups.overview(name) for name in groups.busiest(limit, MAX_GROUPS)],
+                [_group(job_queue, name) for name in names],
+                len(groups) <= MAX_GROUPS,
+            )
+
+    def overview(self, queues: Sequence[str] | None = None) -> Overview:
+        """Return the counts and controls of queues (None: all), including records that only tables have."""
+        names = self._context.queue_names() if queues is None else queues
+        return Overview(self._context.clock.now(), [self._overview_of(name) for name in names])
+
+    def _overview_of(self, name: str) -> QueueOverview:
+        shard = self._context.shard(name)
+        tick = self._context.clock.monotonic()
+        with shard.lock:
+            queue = shard.find(name)
+            limiter, finished = queue.limiter, queue.finished
+            bucket = limiter.bucket
+            active = self._context.active_in(name)
+            counts = _counts(queue, active)
+            for state in (State.COMPLETED, State.CANCELLED):
+                counts[state] += finished.elsewhere[state]
+            return QueueOverview(
+                name,
+                counts,
+                queue.paused,
+                queue.ready.oldest_at() if queue.ready.size else None,
+                queue.delayed.next_due(),
+                bucket.rate if bucket is not None else None,
+                bucket.available(tick) if bucket is not None else None,
+                limiter.concurrency,
+                active + self._context.extra_in(name),
+                queue.policy.group_mode,
+                queue.groups.parked,
+                queue.ready.counts(),
+                queue.tally.totals(finished.completions),
+            )
+
+    def change_version(self) -> str | None:
+        """Return an opaque version of all queues, jobs and workers."""
+        context = self._context
+        # Sizes, because a claim also promotes due jobs and fails expired ones, which is not counted.
+        sizes = [
+            (queue.name, queue.ready.size, queue.delayed.size, len(queue.dead), len(queue.jobs))
+            for shard in context.shards
+            for queue in list(shard.queues.values())
+        ]
+        return version_of([context.started, context.changes.value, *sizes], self._workers.all())
+
+    def series(
+        self, queues: Sequence[str] | None, start: int, end: int, step: int, by_name: bool = False
+    ) -> list[Bucket]:
+        """Return the metrics of a period in buckets of `step` milliseconds."""
+        span = span_of(start, end, step)
+        rows: Iterable[tuple[str, str, int, Sequence[int]]]
+        rows = self._context.metrics.rows(queues, span, by_name=by_name)
+        return assemble(rows, queues, span, by_name=by_name)
+
+    def findings(self) -> Sequence[Finding]:
+        """Return problems of the storage's servers: the engine has none."""
+        return ()
+
+
+def _node(job: EngineJob) -> FlowNode:
+    return FlowNode(
+        job.queue,
+        job.id,
+        job.name,
+        job.state,
+        job.reason,
+        created_at=job.created_at,
+        finished_at=job.finished_at,
+    )
+
+
+def _group(queue: JobQueue, name: str) -> GroupOverview:
+    found = queue.groups.overview(name)
+    return found if queue.is_grouped else found._replace(limit=0)
+
+
+def _counts(queue: JobQueue, active: int) -> dict[State, int]:
+    return {
+        State.WAITING: queue.waiting,
+        State.DELAYED: queue.delayed.size,
+        State.BLOCKED: queue.blocked,
+        State.ACTIVE: active,
+        State.COMPLETED: queue.finished.completed,
+        State.FAILED: len(queue.dead),
+        State.CANCELLED: queue.finished.cancelled,
+    }

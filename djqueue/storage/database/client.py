@@ -51,7 +51,7 @@ from .producer import Inserter
 from .remote import Remote
 from .scheduler import SchedulerStorage
 from .staging import DatabaseStaging
-from .tables import Tables
+from .tables import TableAnswers
 
 logger = logging.getLogger("djqueue.client")
 
@@ -89,7 +89,7 @@ class ClientStorage:
         self._may_block = any(policy.when_full == "block" for policy in (policies or {}).values())
         self._has_bounds = any(policy.max_size is not None for policy in (policies or {}).values())
         self._inspector = DatabaseInspector(dialect.alias)
-        self._tables = Tables(dialect.alias, clock, self.policy, limiters)
+        self._tables = TableAnswers(dialect.alias, clock, self.policy, limiters)
         self._remote = Remote(self._find, token, leave=lambda: connections[self._alias].close())
         self._inserter = _AskingInserter(dialect, clock, self.policy, self._remote)
         self._staging = DatabaseStaging(dialect, clock, self._enqueue_at_once, self._changed_by_now)

@@ -1,11 +1,10 @@
 """The storage in the scheduler's process: engine, journal and inbox."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from asgiref.sync import AsyncToSync, sync_to_async
+from asgiref.sync import sync_to_async
 from django.db import Error, connections
 
 from djqueue.core.breaker import Outage
@@ -30,7 +29,7 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import NO_RETENTION
 from djqueue.core.sharing import LimiterPolicy
 from djqueue.core.shown import in_one_line
-from djqueue.core.states import TERMINAL, State
+from djqueue.core.states import State
 from djqueue.storage import backpressure
 from djqueue.storage.base import P, T
 from djqueue.storage.engined import WORKER_TTL, EngineStorage
@@ -39,6 +38,7 @@ from djqueue.storage.tables.dialects import Dialect
 
 from . import recovery
 from .endedjobs import EndedJobs
+from .engineinserter import EngineInserter, are_simple, is_called_by_sync_code, is_detached, is_durable
 from .export import DatabaseExport
 from .gate import JournalGate
 from .inbox import Inbox
@@ -49,7 +49,6 @@ from .modes import GroupModes
 from .patience import TIMEOUT, patience
 from .pauses import PauseWatch
 from .processes import has_died, own_process
-from .producer import Found, Inserter, Owner
 from .purging import Purge
 from .scheduler_jobs import SchedulerJobs
 from .scheduler_queues import SchedulerLimiters, SchedulerQueues
@@ -122,7 +121,7 @@ class SchedulerStorage(EngineStorage):
         engine.context.loaded = self._ended.known
         self._modes = GroupModes(alias, engine, self.journal)
         self.inbox = Inbox(alias, engine, self.journal, self.gate, self._ended, self._modes, clock)
-        self._inserter = _EngineInserter(dialect, clock, self)
+        self._inserter = EngineInserter(dialect, clock, engine)
         self.staging = DatabaseStaging(dialect, clock, self.enqueue_at_once, self._settle)
         self.export = DatabaseExport(alias, self.gate.flush)
         self.unanswered = UnansweredEnds(alias, engine, clock)
@@ -258,13 +257,13 @@ class SchedulerStorage(EngineStorage):
         if not connections[self._alias].in_atomic_block:
             for batch in batches:
                 self._modes.agree(batch.queue)
-        elif not all(_is_detached(batch) for batch in batches):
+        elif not all(is_detached(batch) for batch in batches):
             # Modes are checked when the rows are taken in: a transaction that reads first may fail to write.
             return self._inserter.insert(batches, self.inbox.arrived.set)
         self.gate.check()
         results = self._accept(batches)
         try:
-            if _is_durable(batches):
+            if is_durable(batches):
                 self.journal.sync(durable=True)
             elif self.journal.is_full():
                 self.journal.wait_for_room()
@@ -275,7 +274,7 @@ class SchedulerStorage(EngineStorage):
     def enqueue_written(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """Add jobs for another process: they are committed when this returns."""
         results = self.enqueue_at_once(batches)
-        if not _is_durable(batches):
+        if not is_durable(batches):
             try:
                 with within(patience(self._timeout, batches, self._dialect)):
                     self.journal.sync()
@@ -285,14 +284,14 @@ class SchedulerStorage(EngineStorage):
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if self.engine.context.may_block:
-            if _is_called_by_sync_code():
+            if is_called_by_sync_code():
                 return await self.acall(self.enqueue, batches)
             return await backpressure.aenqueue(self, self.engine.context.policy, batches, self._enqueue_soon)
         return await self._enqueue_soon(batches)
 
     async def _enqueue_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         is_known = self._modes.are_known(*(batch.queue for batch in batches))
-        if not is_known or not _are_simple(batches) or _is_called_by_sync_code():
+        if not is_known or not are_simple(batches) or is_called_by_sync_code():
             return await self.acall(self.enqueue_at_once, batches)
         with within(patience(self._timeout, batches, self._dialect)):
             return await self._enqueue_simple(batches)
@@ -303,7 +302,7 @@ class SchedulerStorage(EngineStorage):
         await self.gate.acheck()
         results = self.engine.enqueue(batches)
         try:
-            if _is_durable(batches):
+            if is_durable(batches):
                 await self.gate.written(durable=True)
             await self.gate.room()
         except (Error, OSError, StorageUnavailableError) as error:
@@ -311,7 +310,7 @@ class SchedulerStorage(EngineStorage):
         return results
 
     def _accept(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        if _are_simple(batches):
+        if are_simple(batches):
             return self.engine.enqueue(batches)
         keys = [
             (batch.queue, job_id)
@@ -475,46 +474,6 @@ class SchedulerStorage(EngineStorage):
             dead = {name for name in processes if is_gone(name) and not self.is_connected(name)}
             if dead:
                 self.engine.leases.expire(dead, tick)
-
-
-class _EngineInserter(Inserter):
-    """Inserts rows, knowing what the journal has not written yet."""
-
-    def __init__(self, dialect: Dialect, clock: Clock, storage: SchedulerStorage) -> None:
-        super().__init__(dialect, clock, lambda queue: storage.engine.context.policy(queue))
-        self._engine = storage.engine
-
-    def find_job(self, queue: str, job_id: str) -> Found | None:
-        [record] = self._engine.reads.jobs(queue, [job_id])
-        return None if record is None else (record.state, record.result)
-
-    def find_owners(self, queue: str, key: str) -> list[Owner]:
-        return [(job.id, job.state) for job in self._engine.reads.unique_owners(queue, key)]
-
-    def have_ended(self, queue: str, ids: Sequence[str]) -> set[str]:
-        states = self._engine.reads.states(queue, ids)
-        return {job_id for job_id, state in zip(ids, states, strict=True) if state in TERMINAL}
-
-
-def _are_simple(batches: Sequence[Batch]) -> bool:
-    """Return whether the tables can have none of these ids, and the jobs have no dependencies."""
-    return all((batch.ids is None or batch.fresh) and not batch.options.depends_on for batch in batches)
-
-
-def _is_detached(batch: Batch) -> bool:
-    """Return whether the caller asked for an enqueue outside its transaction."""
-    return batch.options.durable is False
-
-
-def _is_durable(batches: Sequence[Batch]) -> bool:
-    return any(batch.options.durable for batch in batches)
-
-
-def _is_called_by_sync_code() -> bool:
-    """Return whether `async_to_sync` runs this coroutine: its caller may be in a transaction."""
-    if getattr(AsyncToSync.executors, "current", None) is not None:
-        return True
-    return asyncio.get_running_loop() in AsyncToSync.loop_thread_executors
 
 
 def _without_claims(finished: Finished, error: BaseException) -> Finished:

@@ -1,4 +1,4 @@
-"""What the tables alone answer, for any process: the scheduler's clients fall back to it.
+"""Answer operations from the tables: clients fall back to them while no scheduler responds.
 
 The tables are a moment behind the scheduler's engine.
 """
@@ -31,8 +31,8 @@ from djqueue.storage.tables.inspector import DatabaseInspector
 from . import capped, diagnosis, metrics
 
 
-class Tables:
-    """The facets of the contract that have answers in the tables."""
+class TableAnswers:
+    """The operations that the tables can answer while no scheduler responds."""
 
     def __init__(
         self,

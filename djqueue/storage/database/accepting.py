@@ -29,10 +29,10 @@ log = ThrottledLog(logger, 60.0)
 
 
 class Limits(NamedTuple):
-    """How many connections a server has at most."""
+    """Maximum number of connections."""
 
     unauthenticated: int
-    """Of which no valid request, and no token, has come yet."""
+    """Connections that have sent neither a valid request nor a token yet."""
     total: int
 
     @classmethod

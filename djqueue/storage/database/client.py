@@ -111,7 +111,7 @@ class ClientStorage:
         return self._export
 
     def policy(self, queue: str) -> QueuePolicy:
-        """What a queue is configured to do."""
+        """The configuration of a queue."""
         return (self._policies or {}).get(queue, DEFAULT_POLICY)
 
     def describe(self) -> str:
@@ -123,8 +123,8 @@ class ClientStorage:
     # Enqueue.
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        """See `Storage.enqueue`. A row in the caller's transaction, unless `durable` is False; in one, nobody
-        waits for room.
+        """Insert rows in the caller's transaction, unless `durable` is False; in a transaction no call waits
+        for room.
         """
         if self._may_block and not self._is_in_transaction():
             return backpressure.enqueue(self.events, self.policy, batches, self._enqueue_at_once)
@@ -164,8 +164,9 @@ class ClientStorage:
         return self._insert(batches, wake)
 
     def _insert(self, batches: Sequence[Batch], wake: Callable[[], None]) -> list[EnqueueResult]:
-        """Write jobs. A duplicate of a job that has ended, or is to be replaced, as the scheduler knows, is
-        tried again: the tables are a moment behind it. In a transaction nobody is asked.
+        """Write jobs. If the scheduler knows that the existing job of a duplicate has ended, or is to be
+        replaced, try again, because the tables are a moment behind. In a transaction, do not ask the
+        scheduler.
         """
         answers = self._inserter.insert(batches, wake)
         is_graph = len(batches) > 1 and any(batch.options.depends_on for batch in batches)
@@ -193,8 +194,8 @@ class ClientStorage:
         return answers
 
     def _changed_by_now(self, queue: str, believed: Mapping[str, State | None]) -> dict[str, State]:
-        """Those of these jobs that the scheduler, if it is heard, knows in another state; then the tables do,
-        too, when this returns.
+        """Return the jobs whose state differs in the scheduler, if it responds; the tables agree when this
+        returns.
         """
         if not believed:
             return {}
@@ -258,7 +259,9 @@ class ClientStorage:
         return True
 
     def _wake(self, unrecorded: Iterable[str]) -> None:
-        """Have the scheduler look into the inbox; before that, record modes: no lock is held by now."""
+        """Notify the scheduler of rows in the inbox. Record group modes first, because no lock is held
+        now.
+        """
         for queue in unrecorded:
             record_mode(self._alias, queue, self.policy(queue).group_mode)
         self._remote.tell("inbox")
@@ -319,7 +322,7 @@ class ClientStorage:
         return self._remote.subscribe("on_command", (worker_id,), lambda _: wake())
 
     def unregister_worker(self, worker_id: str) -> None:
-        """Have the scheduler forget a worker; one that cannot be reached removes its entry later."""
+        """Remove a worker in the scheduler; if it is unavailable, it removes the entry later."""
         try:
             self._remote.call("workers.unregister", worker_id)
         except StorageUnavailableError as error:
@@ -364,7 +367,7 @@ class ClientStorage:
         return operation.of(self._tables)(*args, **kwargs)
 
     def _change(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Have the scheduler make a change, or make it here while none runs."""
+        """Let the scheduler make a change, or make it here while none is running."""
         began = SYSTEM_CLOCK.monotonic()
         try:
             return self._remote.call(operation.name, *args, **kwargs)

@@ -20,7 +20,7 @@ PATIENCE = 1.0
 
 
 class EndedJobs:
-    """Loads ended jobs for operations, and evicts them from the engine once nobody works with them."""
+    """Loads ended jobs for operations, and evicts them from the engine when no operation uses them."""
 
     def __init__(self, alias: str, engine: Engine, journal: DatabaseJournal) -> None:
         self._alias = alias
@@ -32,12 +32,12 @@ class EndedJobs:
         self.take_arrived: Callable[[Mapping[int, EngineJob]], None]
         """Takes in rows of producers that were found with them: the inbox's."""
         self._operations = 0
-        """How many work with ids that they have looked up: until they are done, nothing is evicted."""
+        """Number of operations that use looked-up ids; until they end, no job is evicted."""
         self._evictable: list[EngineJob] = []
 
     @contextmanager
     def known(self, keys: Iterable[JobKey]) -> Iterator[None]:
-        """Have the engine know these jobs, those that exist, for as long as this lasts."""
+        """Keep these jobs, if they exist, in the engine during the block."""
         with self.lock:
             if len(self._evictable) > MANY:
                 self.lock.wait_for(lambda: not self._operations, PATIENCE)

@@ -1,4 +1,4 @@
-"""What every change of the scheduler passes on its way to the tables."""
+"""Check that the journal accepts changes, before each change of the scheduler."""
 
 import asyncio
 import math

@@ -153,7 +153,7 @@ class SchedulerLease:
 
     @property
     def claim(self) -> bytes:
-        """What `renew_claim` needs."""
+        """The argument of `renew_claim`."""
         return f"{self._holder} {self._generation} {self.lag}".encode()
 
     def renew_claim(self, claim: bytes) -> None:
@@ -170,13 +170,13 @@ class SchedulerLease:
         self._rows().filter(holder=self._holder, generation=self._generation).update(clock_offset=offset)
 
     def move(self, address: str) -> None:
-        """Say where the socket listens."""
+        """Store the address of the socket."""
         self._address = address
         mine = self._rows().filter(holder=self._holder, generation=self._generation)
         mine.update(address=address)
 
     def has_run_out(self) -> bool:
-        """Whether it was renewed so long ago that another process may have the row."""
+        """Return whether the last renewal is so old that another process may have the row."""
         return self._clock.monotonic() - self._renewed >= self.ttl
 
     def release(self) -> None:
@@ -189,7 +189,7 @@ class SchedulerLease:
         mine.update(renewed_at=self.left_at, expires_at=RELEASED if self.was_released else ABANDONED)
 
     def present(self) -> LeaseHolder | None:
-        """Who has the row, or had it last."""
+        """Return the current or last holder of the row."""
         return present_holder(self._alias)
 
     def _observe(self, expires_at: int, tick: int) -> None:
@@ -197,15 +197,16 @@ class SchedulerLease:
             _observed[self._alias] = (self._holder, self._generation, expires_at), tick
 
     def _is_free(self, there: LeaseHolder, since: "Observed | None", tick: int, now: int) -> bool:
-        """Whether the holder gave the row back, died, or has not renewed it for as long as it holds.
+        """Return whether the holder has released the row, has died, or has let it expire.
 
-        The wall clock decides only about a holder on another machine: an end that has passed there may as
-        well mean that this clock was set forward. What counts is how long this process has seen the row
-        unchanged, by the monotonic clock. While the database is away, the holder cannot renew the row: its
-        silence counts from when this process can read the row again.
+        The wall clock decides only about a holder on another machine, because an expired row can also mean
+        that this clock was set forward. Otherwise the time counts for which this process has seen the row
+        unchanged, by the monotonic clock. While the database is unavailable, the holder cannot renew the row,
+        so the time counts from when this process can read the row again.
 
-        since: what was observed when the row was about to be read. If another thread has observed a later
-            row in the meantime, that stays.
+        Args:
+            since: The observation before the row was read. If another thread has observed a later row in the
+                meantime, that observation stays.
         """
         ends = to_milliseconds(there.expires_at)
         if ends <= ABANDONED or died_here(there):
@@ -227,7 +228,7 @@ class SchedulerLease:
 
 
 def present_holder(alias: str, now: int | None = None) -> LeaseHolder | None:
-    """Who has the row, or had it last; with `now`, only if it has not run out."""
+    """Return the current or last holder of the row; with `now`, only an unexpired one."""
     found = models.SchedulerLease.objects.using(alias).filter(name=NAME)
     row = found.values_list(*LeaseHolder._fields).first()
     if row is None:

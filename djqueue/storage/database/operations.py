@@ -19,7 +19,7 @@ LONG_DEADLINE = 600.0
 
 
 class AnsweredBy(Enum):
-    """Who answers an operation in a process that is not the scheduler."""
+    """The part that answers an operation in a process that is not the scheduler."""
 
     SCHEDULER = "the scheduler; an error while none runs"
     LEASE_HOLDER = "the scheduler; while none runs, this process, which holds its lease for the moment"
@@ -29,7 +29,7 @@ class AnsweredBy(Enum):
 
 
 class Concern(NamedTuple):
-    """What must be loaded before a process without a scheduler can make a change."""
+    """The jobs to load before a change is made without a scheduler."""
 
     ids: Sequence[str] | None
     """Jobs of the queue; None: all of them."""
@@ -66,7 +66,7 @@ class Operation(NamedTuple):
     deadline: float = DEADLINE
     """Seconds within which the scheduler answers."""
     concern: Callable[..., Concern] = _none
-    """What the arguments behind the queue concern; for LEASE_HOLDER."""
+    """The jobs that the arguments after the queue identify; for LEASE_HOLDER."""
     served_by: str = ""
     """The scheduler's method for other processes, where it is another one: its answer is given once the
     change is committed."""

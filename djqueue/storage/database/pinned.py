@@ -22,14 +22,14 @@ ENDS = Q(expires_at__lt=PUT_OFF) | Q(expires_at=None)
 
 
 def put_off(alias: str, keys: Iterable[JobKey]) -> None:
-    """Have jobs and their results stay, whatever their time; those that do so already are left alone."""
+    """Keep jobs and their results after their retention has ended."""
     later = Coalesce(_milliseconds(), Value(0)) + Value(PUT_OFF)
     for found in _rows(alias, keys):
         found.filter(ENDS).update(expires_at=later)
 
 
 def put_back(alias: str, keys: Iterable[JobKey]) -> None:
-    """Have their own time count again."""
+    """Apply the retention of jobs again."""
     own = NullIf(_milliseconds() - Value(PUT_OFF), Value(0, output_field=BigIntegerField()))
     for found in _rows(alias, keys):
         found.exclude(ENDS).update(expires_at=own)
@@ -45,7 +45,7 @@ def all_put_off(alias: str) -> list[JobKey]:
 
 
 def ended(alias: str, keys: Iterable[JobKey]) -> set[JobKey]:
-    """Those of these jobs that have completed, or were cancelled."""
+    """Return the jobs that have completed or were cancelled."""
     states = (State.COMPLETED.value, State.CANCELLED.value)
     found: set[JobKey] = set()
     for queue, ids in _by_queue(keys).items():

@@ -53,7 +53,7 @@ class Inserter:
         return set()
 
     def is_known(self, queue: str, job_id: str) -> bool:
-        """Whether there is a job that is not in the tables."""
+        """Return whether a job exists that is not in the tables."""
         return self.find_job(queue, job_id) is not None
 
     # Enqueue.
@@ -264,7 +264,7 @@ class Inserter:
 
 
 def is_bounded(policy: QueuePolicy) -> bool:
-    """Whether a queue refuses jobs when it is full, at once or after a while."""
+    """Return whether a queue refuses jobs when it is full, at once or after a time."""
     return policy.max_size is not None and policy.when_full in ("reject", "block")
 
 

@@ -139,7 +139,8 @@ def _concerned(
     if to is not None:
         found.update({row.key: row for row in _load(alias, to, ids)})
     needed: dict[JobKey, JobRow] = {}
-    """What blocked jobs wait for; nothing else is loaded for these, unless they wait or are in the inbox."""
+    """Return the dependencies of blocked jobs, without their own dependencies unless these are blocked
+    too."""
     blocked = [
         JobRow.read(row)
         for row in rows.raw_values(
@@ -185,7 +186,7 @@ def _owners(alias: str, queue: str, keys: Iterable[str]) -> Iterable[str]:
 
 
 def _dependents(blocked: Sequence[JobRow], found: Mapping[JobKey, JobRow]) -> dict[JobKey, JobRow]:
-    """Those of the blocked jobs that wait for these, or for one another."""
+    """Return the blocked jobs that depend on these, directly or not."""
     rest = list(blocked)
     dependents: dict[JobKey, JobRow] = {}
     waited_for = set(found)
@@ -199,7 +200,7 @@ def _dependents(blocked: Sequence[JobRow], found: Mapping[JobKey, JobRow]) -> di
 def _dependencies(
     alias: str, found: Mapping[JobKey, JobRow], needed: Mapping[JobKey, JobRow]
 ) -> dict[JobKey, JobRow]:
-    """What the blocked ones of these wait for, and is not there yet."""
+    """Return the missing dependencies of the blocked jobs among these."""
     wanted: dict[str, dict[str, None]] = {}
     for row in found.values():
         # A dead letter may be put behind its dependencies again.
@@ -221,7 +222,7 @@ def _turn(job: EngineJob) -> tuple[bool, int]:
 
 
 def bind(engine: Engine, knowing: Knowing, blocked: Sequence[EngineJob]) -> None:
-    """Have blocked jobs hear of the ends of what they depend on, those that lie in the past included."""
+    """Link blocked jobs to their dependencies, and apply ends in the past."""
     with knowing(key for job in blocked for key in job.unmet or ()):
         for job in blocked:
             engine.settlement.bind(job, tuple((job.unmet or set()) - {PREDECESSOR}), missing=State.COMPLETED)
@@ -287,9 +288,7 @@ def _adopt(job: EngineJob, engine: Engine, journal: DatabaseJournal) -> None:
 
 
 def _is_lost(job: EngineJob, left_at: int) -> bool:
-    """Whether an active job's run is over: its process was the scheduler, and ended by itself, or its lease
-    had ended while a scheduler was there to renew it.
-    """
+    """Return whether an active job's run has ended: its scheduler stopped, or its lease expired under one."""
     if not job.token or not job.process or job.process.startswith(SCHEDULER):
         return True
     return job.lease_until <= left_at
@@ -350,10 +349,7 @@ class UnloadedJobs(NamedTuple):
 
 
 def find(alias: str, engine: Engine, journal: DatabaseJournal, keys: Iterable[JobKey]) -> UnloadedJobs:
-    """Those of these jobs that the engine does not know; not those that it has forgotten for good.
-
-    Among them new ones in the inbox that have the ids of such as failed or were cancelled.
-    """
+    """Return the jobs that are not in the engine and not about to be deleted, also those in the inbox."""
     wanted: dict[str, list[str]] = {}
     for queue, job_id in keys:
         wanted.setdefault(queue, []).append(job_id)
@@ -376,7 +372,7 @@ def arrived(alias: str, limit: int) -> dict[int, EngineJob]:
 
 
 def left_in_inbox(alias: str, numbers: Iterable[int]) -> set[int]:
-    """Those of these rows that are still in the inbox."""
+    """Return the rows that are still in the inbox."""
     left: set[int] = set()
     for chunk in rows.chunked(list(numbers)):
         left.update(

@@ -83,7 +83,7 @@ class Remote:
         self._unconfirmed: set[int] = set()
         """Subscriptions whose first request is under way: they have missed nothing yet."""
         self._refusal = ""
-        """Why the scheduler hung up, as it said itself."""
+        """The reason that the scheduler gave for closing the connection."""
         self._silent_until = 0.0
         """No scheduler was running: until then (monotonic seconds) `ask` does not look for one."""
         self._breaker = CircuitBreaker()
@@ -91,13 +91,13 @@ class Remote:
             self._breaker, lambda timeout: self._call(timeout, "ping", (), {}), self._start
         )
         self._ping_number = -1
-        """Of the connection's last ping of its own."""
+        """Number of the connection's last ping."""
         self._deaf_until = 0.0
-        """Nobody was there lately: until then (monotonic seconds) wake-ups are not tried again."""
+        """Monotonic time in seconds until which no wake-up is sent, because no scheduler responded."""
         self._reconnecting = False
         self._threads: list[threading.Thread] = []
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        """What subscribers are still to be told; None: nothing more."""
+        """Events for subscribers; None ends the thread."""
         self._telling = False
 
     @property
@@ -107,13 +107,13 @@ class Remote:
 
     @property
     def outage(self) -> Outage | None:
-        """Since when a scheduler that is said to run has not answered, and why; None while it answers."""
+        """The current outage of the scheduler, if any."""
         return self._breaker.outage
 
     def call(self, operation: str, *args: Any, **kwargs: Any) -> Any:
-        """Ask, and wait for the answer. Raises StorageUnavailableError if nobody answers.
+        """Send a request, and wait for the answer. Raises StorageUnavailableError without one.
 
-        A scheduler that is busy is waited for, one that hangs is not: it does not answer pings either.
+        A call waits for a busy scheduler, but not for one that answers no pings.
         """
         timeout = remaining(OPERATIONS[operation].deadline if operation in OPERATIONS else DEADLINE)
         if self._breaker.outage is not None:
@@ -183,7 +183,7 @@ class Remote:
             self._lock.release()
 
     def tell(self, operation: str) -> bool:
-        """Say something that has no answer; False if nobody is there to hear it."""
+        """Send a message without an answer. Return whether it was sent."""
         if self._socket is None and monotonic() < self._deaf_until:
             return False
         if self._breaker.outage is not None:
@@ -201,9 +201,9 @@ class Remote:
         return True
 
     def subscribe(self, operation: str, args: tuple[Any, ...], handler: Callable[[Any], None]) -> Unsubscribe:
-        """Have `handler` called, on a thread for that, with what a subscription brings.
+        """Call `handler` with the events of a subscription, on the thread for events.
 
-        It is renewed whenever the connection has to be.
+        The subscription is renewed with each new connection.
         """
         number = next(self._numbers)
         with self._lock:
@@ -235,7 +235,7 @@ class Remote:
         return unsubscribe
 
     def _subscribe_unconfirmed(self, number: int, operation: str, args: tuple[Any, ...]) -> None:
-        """Have a subscription made on the connection that there is, or on the next one."""
+        """Subscribe on this connection, or on the next one."""
         with self._lock:
             if self._socket is not None:
                 with contextlib.suppress(StorageUnavailableError):
@@ -389,7 +389,7 @@ class Remote:
                 self._ping(connection)
 
     def _is_owed(self, connection: socket.socket, quiet: float) -> bool:
-        """Whether it should be known that the scheduler lives."""
+        """Return whether the scheduler should be pinged."""
         if self._subscriptions and quiet >= IDLE_PING:
             return True
         return any(asked is connection for asked, _ in list(self._answers.values()))
@@ -452,7 +452,7 @@ class Remote:
             self._closed.wait(RECONNECT_EVERY)
 
     def _is_missed(self) -> bool:
-        """Whether there are subscriptions that nobody hears."""
+        """Return whether there are subscriptions and no connection."""
         return bool(self._subscriptions) and self._socket is None and not self._closed.is_set()
 
     def forget(self) -> None:

@@ -1,8 +1,7 @@
-"""What ended jobs take, by queue and outcome, where that is bounded: a row for each, and their sums.
+"""Index the ended jobs of queues with bounds, by queue and outcome: a row for each job, and their sums.
 
-Rows and sums change in the transaction in which the jobs' own rows do. What is added to a sum is what the
-rows say afterwards, less what they said before: so a flush that is made again, because the answer of its
-commit was lost, counts nothing twice.
+Rows and sums change in the same transaction as the jobs' own rows. A sum changes by the difference of the
+rows before and after, so a flush that is repeated because its commit had no answer counts nothing twice.
 """
 
 from collections import defaultdict
@@ -35,7 +34,7 @@ ENDED = (State.COMPLETED, State.CANCELLED)
 
 
 class RetentionEntry(NamedTuple):
-    """What one ended job takes, in the order of its row's fields."""
+    """The space that one ended job takes, in the order of its row's fields."""
 
     queue: str
     job_id: str
@@ -59,7 +58,7 @@ class RetentionIndex:
         self._bounded = {queue: kept for queue, kept in retention.items() if kept.counts}
 
     def concerns(self, queue: str) -> bool:
-        """Whether the queue's ended jobs are entered."""
+        """Return whether the ended jobs of the queue are counted."""
         return queue in self._bounded
 
     def entry(self, job: EngineJob) -> RetentionEntry:
@@ -177,7 +176,7 @@ class RetentionIndex:
         return mine.values_list("job_id", "ended_at", "result_size")
 
     def totals(self, queue: str) -> dict[str, tuple[int, int]]:
-        """How many, and how many bytes, by outcome and of results; without those that are held."""
+        """Return the number and bytes of jobs by outcome, and of results, without pinned ones."""
         mine = self._totals().filter(queue=queue).exclude(kind=FILLED)
         return {kind: (count, size) for kind, count, size in mine.values_list("kind", "count", "size")}
 

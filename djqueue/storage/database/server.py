@@ -62,7 +62,7 @@ class SchedulerServer:
         self._alias = alias
         self._pool = ThreadPoolExecutor(THREADS, "djqueue-request")
         self._connections: set[BaseDatabaseWrapper] = set()
-        """Of the pool's threads."""
+        """Database connections of the pool's threads."""
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._sessions: set[asyncio.Task[None]] = set()
@@ -72,7 +72,7 @@ class SchedulerServer:
         """Sessions of which no valid request has come, the oldest first."""
         self.limits = Limits.of_process()
         self._inode = 0
-        """Of the Unix domain socket: another scheduler's may be in its place by the end."""
+        """The inode of the Unix socket, because another scheduler may replace the file."""
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
         self._thread = threading.Thread(target=self._run, name="djqueue-server", daemon=True)

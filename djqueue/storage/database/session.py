@@ -42,7 +42,7 @@ MAX_UNREAD = 32
 """Answers to ends that are looked at again when a client hangs up; it has fewer requests under way."""
 HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
 MAX_UNSENT = 16 * 1024 * 1024
-"""Bytes of events that wait to be read by a client; one that is slower is hung up on, and may come back."""
+"""Maximum bytes of unread events; a slower client is disconnected, and can reconnect."""
 
 
 class Session:

@@ -1,4 +1,4 @@
-"""Have the tables follow the wall clock that was set while no scheduler ran."""
+"""Apply a step of the wall clock to the tables that happened while no scheduler was running."""
 
 from djqueue import models
 from djqueue.core.clocksteps import keep_lengths, log_step

@@ -147,7 +147,7 @@ class DatabaseStorage(Storage):
         self._scheduler: SchedulerStorage | None = None
         """The scheduler, if this process is it."""
         self._deposed: SchedulerStorage | None = None
-        """What this process was until another one took its place."""
+        """The last role of this process, before another process took over."""
         self.lease: SchedulerLease | None = None
         """The scheduler's lease, if this process took it."""
         self._server: SchedulerServer | None = None
@@ -212,7 +212,7 @@ class DatabaseStorage(Storage):
 
     @property
     def alias(self) -> str:
-        """Of the database, in `DATABASES`."""
+        """The alias of the database."""
         return self._alias
 
     @property
@@ -434,7 +434,7 @@ class DatabaseStorage(Storage):
         raise StorageError("closed while standing by")
 
     def _tune(self) -> None:
-        """What the documents name for SQLite, as far as it is kept in the file."""
+        """Apply the recommended settings of SQLite that are stored in its file."""
         connection = connections[self._alias]
         if connection.vendor == "sqlite":
             with connection.cursor() as cursor:

@@ -91,7 +91,7 @@ RECORDS: tuple[type, ...] = (
 )
 """Named tuples; one's place here is its code on the wire, so new ones go to the end."""
 VALUES = (datetime, date, time, timedelta, Decimal, UUID)
-"""What a handler's progress may hold besides; the codec knows how."""
+"""Further types in the progress of a handler, which the codec supports."""
 _CODES = {cls: code for code, cls in enumerate(RECORDS, FIRST_RECORD)}
 
 
@@ -121,7 +121,7 @@ def _check_values(body: bytes) -> None:
 
 
 def pack_body(value: Any) -> bytes:
-    """What `unpack` reads, of any size: for what is kept."""
+    """Encode a value of any size for storage; `unpack` decodes it."""
     body: bytes = _pack(value)
     return body
 

@@ -240,7 +240,7 @@ class EngineReads:
             active = self._context.active_in(name)
             counts = _counts(queue, active)
             for state in (State.COMPLETED, State.CANCELLED):
-                counts[state] += finished.elsewhere[state]
+                counts[state] += finished.stored[state]
             return QueueOverview(
                 name,
                 counts,

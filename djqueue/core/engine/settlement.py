@@ -1,4 +1,4 @@
-"""What follows an operation once its locks are free: permits, dependents, wake-ups, events, incidents."""
+"""The end of an operation after its locks are released: permits, dependents, wake-ups, events, incidents."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator

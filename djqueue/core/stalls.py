@@ -21,7 +21,7 @@ def stalled_error(stalls: int, attempts: Sequence[AttemptRecord]) -> JobFailure:
         f"attempt {one.attempt} on {one.worker}, started {_utc(one.started_at)}, lost {_utc(one.finished_at)}"
         for one in lost
     )
-    text = f"lost {stalls} times with its worker, last with {attempts[-1].worker}: {listed}"
+    text = f"stalled {stalls} times, last on {attempts[-1].worker}: {listed}"
     return JobFailure("djqueue.core.errors.StorageError", text)
 
 

@@ -51,10 +51,11 @@ NOTES = {
 
 EXPLAINED = {
     "acks_late": "a job whose worker dies always runs again, see the docs on leases",
-    "autoretry_for": "every exception is retried; raise UnrecoverableError or Discard where that is in vain",
+    "autoretry_for": "every exception is retried; raise UnrecoverableError or Discard to prevent that",
     "base": "a job is a function; use middleware for what all jobs have in common",
     "bind": "the function gets its job from current_job()",
     "description": "use tags or subject",
+    "executor": "handlers always run in the worker's own process",
     "hook": "use signals such as job_completed",
     "ignore_result": "results are kept for result_ttl; result_ttl=1 keeps them for a second",
     "link": "use chain, or depends_on",

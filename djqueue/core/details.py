@@ -47,13 +47,13 @@ class Details:
 
     def sweep(self, now: int, limit: int) -> int:
         """Drop expired details of up to `limit` jobs; return the number of entries considered."""
-        looked_at = 0
-        while self._due and self._due[0][0] <= now and looked_at < limit:
-            looked_at += 1
+        considered = 0
+        while self._due and self._due[0][0] <= now and considered < limit:
+            considered += 1
             job = self._jobs.get(heapq.heappop(self._due)[1])
             if job is not None and job.state in TERMINAL:
                 self._drop(job, now)
-        return looked_at
+        return considered
 
     def _drop(self, job: EngineJob, now: int) -> None:
         """Drop the expired details of a job, which may have ended again in the meantime."""

@@ -34,8 +34,8 @@ class FinishedJobs:
         "_listed",
         "_lock",
         "_measures",
-        "_parked",
-        "_passed",
+        "_postponed",
+        "_postponed_results",
         "_records",
         "_results",
         "_size",
@@ -73,9 +73,9 @@ class FinishedJobs:
         """Number of entries in `_records`."""
         self._stale = 0
         """Number of entries of jobs that were removed before they expired."""
-        self._parked: dict[EngineJob, None] = {}
+        self._postponed: dict[EngineJob, None] = {}
         """Records that expired, or exceeded a limit, while they were held."""
-        self._passed: dict[EngineJob, None] = {}
+        self._postponed_results: dict[EngineJob, None] = {}
         """Records whose results did; these are no longer in `_results`."""
         self.held: dict[State, dict[EngineJob, None]] = {State.COMPLETED: {}, State.CANCELLED: {}}
         """Records that are kept for live jobs that depend on them."""
@@ -104,7 +104,7 @@ class FinishedJobs:
     def configure(self, retention: Retention, jobs: Mapping[str, EngineJob]) -> None:
         """Change the limits, also for existing records. The caller ensures that no job ends meanwhile."""
         ended = [job for job in jobs.values() if job.state is State.COMPLETED or job.state is State.CANCELLED]
-        for entries in (self._records, self._results, self._parked, self._passed):
+        for entries in (self._records, self._results, self._postponed, self._postponed_results):
             entries.clear()
         self._listed = self._size = self._stale = self.completed = self.cancelled = 0
         self.completed_bytes = self.cancelled_bytes = self.result_bytes = 0
@@ -191,11 +191,11 @@ class FinishedJobs:
             job.generation = GONE
             if self.held[job.state]:
                 self.held[job.state].pop(job, None)
-            if self._passed:
-                self._passed.pop(job, None)
+            if self._postponed_results:
+                self._postponed_results.pop(job, None)
             if self._keeps and (job.options.kept is not None or self.retention is not NO_RETENTION):
-                if self._parked and job in self._parked:
-                    del self._parked[job]
+                if self._postponed and job in self._postponed:
+                    del self._postponed[job]
                 else:
                     self._stale += 1
                 if not self.completed and not self.cancelled:
@@ -272,7 +272,7 @@ class FinishedJobs:
             for job in due:
                 if job in held:
                     _forget_items(job)
-                    self._passed[job] = None
+                    self._postponed_results[job] = None
                 else:
                     self._forget_result(job)
             considered = len(due)
@@ -285,7 +285,7 @@ class FinishedJobs:
                 job = fifos[key].popleft()[1]
                 considered += 1
                 if job in held:
-                    self._passed[job] = None
+                    self._postponed_results[job] = None
                 else:
                     self._forget_result(job)
                 if not fifos[key]:
@@ -325,17 +325,17 @@ class FinishedJobs:
     def _count_again(self, job: EngineJob, now: int) -> None:
         if self._measures:
             self._weigh(job, 1)
-        if job in self._parked:
-            del self._parked[job]
+        if job in self._postponed:
+            del self._postponed[job]
             self._return(self._records, self._kept(job), job)
             self._size += 1
         if job.state is State.COMPLETED:
-            was_passed = job in self._passed
-            self._passed.pop(job, None)
+            was_postponed = job in self._postponed_results
+            self._postponed_results.pop(job, None)
             readable = self._readable(job)
             if job.finished_at + readable <= now:
                 self._forget_result(job)
-            elif was_passed:
+            elif was_postponed:
                 self._return(self._results, readable, job)
                 self._listed += 1
 
@@ -343,7 +343,7 @@ class FinishedJobs:
         """Return the jobs that are not held; held ones are postponed until `let_go`."""
         if any(self.held.values()):
             held = dict.fromkeys(job for job in jobs if job in self.held[job.state])
-            self._parked.update(held)
+            self._postponed.update(held)
             jobs = [job for job in jobs if job not in held]
         return jobs
 

@@ -126,8 +126,8 @@ def explore(root: JobKey, limit: int = MOST) -> Exploring:
     seen = {root}
     wanted, cut = [root], False
     while wanted:
-        looked = yield wanted
-        found.update((key, looked[key]) for key in wanted if key in looked)
+        links = yield wanted
+        found.update((key, links[key]) for key in wanted if key in links)
         if root not in found:
             return None
         # Dependencies first: they are all known.

@@ -78,8 +78,8 @@ class PriorityQueue:
         """
         for priority, fifo in self._fifos.items():
             middle = bisect_left(fifo, 0) if fifo and fifo[0] < 0 else 0
-            for places in (range(middle - 1, -1, -1), range(middle, len(fifo))):
-                generation = next((fifo[at] for at in places if fifo[at] in self._jobs), None)
+            for indexes in (range(middle - 1, -1, -1), range(middle, len(fifo))):
+                generation = next((fifo[at] for at in indexes if fifo[at] in self._jobs), None)
                 if generation is not None:
                     yield priority, generation, self._jobs[generation]
 

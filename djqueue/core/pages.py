@@ -32,7 +32,7 @@ class PagePosition(NamedTuple):
     """True if the page before the mark is read, from its end on."""
 
 
-def place_of(cursor: str | None, *, newest_first: bool) -> PagePosition:
+def position_of(cursor: str | None, *, newest_first: bool) -> PagePosition:
     """Return the position that a cursor stands for. Raises OptionError for an invalid cursor."""
     if cursor is None:
         return PagePosition(None, newest_first, is_backward=False)
@@ -50,14 +50,14 @@ def mark_of(mark: str) -> tuple[int, str]:
     return int(number), job_id
 
 
-def page_of(found: Sequence[Marked], limit: int, place: PagePosition) -> JobPage:
+def page_of(found: Sequence[Marked], limit: int, position: PagePosition) -> JobPage:
     """Return a page of up to `limit` jobs of those found, which include one more if there are more."""
     has_more = len(found) > limit
     some = list(found[:limit])
-    if place.is_backward:
+    if position.is_backward:
         some.reverse()
-    is_last = not has_more and not place.is_backward
-    is_first = not has_more if place.is_backward else place.mark is None
+    is_last = not has_more and not position.is_backward
+    is_first = not has_more if position.is_backward else position.mark is None
     if not some:
         return JobPage([], None, None)
     return JobPage(

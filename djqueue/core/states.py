@@ -44,7 +44,7 @@ class Transition(NamedTuple):
 
 
 def _row(name: str, source: State, targets: str, event: str) -> Transition:
-    return Transition(name, source, frozenset(State(word) for word in targets.split()), event)
+    return Transition(name, source, frozenset(State(target) for target in targets.split()), event)
 
 
 TRANSITIONS: tuple[Transition, ...] = (

@@ -1,4 +1,4 @@
-"""How long a failed job waits before it runs again."""
+"""The wait of a failed job before its next attempt."""
 
 import math
 from collections.abc import Callable
@@ -14,20 +14,21 @@ from .shown import shown
 KINDS = ("fixed", "linear", "exponential")
 
 BackoffFunction = Callable[[int, BaseException], float | timedelta]
-"""(failures so far, the exception) -> seconds: a backoff of the user's own."""
+"""(failures so far, the exception) -> seconds: a custom backoff."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """A rule for the wait before the next run.
+    """Rule for the wait before the next attempt.
 
-    kind: `fixed` waits `base`; `linear` waits `base` × failures; `exponential` waits
-        `base` × `factor` ^ (failures - 1).
-    base: milliseconds.
-    factor: of the exponential kind.
-    cap: the longest wait, in milliseconds.
-    jitter: 0 to 1: this share of the wait, at most, is added or taken away at random, so that jobs
-        that failed together do not come back together.
+    Args:
+        kind: `fixed` waits `base`; `linear` waits `base` × failures; `exponential` waits
+            `base` × `factor` ^ (failures - 1).
+        base: milliseconds.
+        factor: for the exponential kind.
+        cap: maximum wait in milliseconds.
+        jitter: 0 to 1: the maximum share of the wait that is randomly added or subtracted, so that jobs that
+            failed together do not come back together.
     """
 
     kind: str = "exponential"
@@ -37,13 +38,13 @@ class Backoff:
     jitter: float = 0.1
 
     def delay(self, failures: int, random: Random) -> int:
-        """Milliseconds to wait after the `failures`-th failure (1 is the first)."""
+        """Return the milliseconds to wait after a failure; the first one has number 1."""
         if self.kind == "fixed":
             wait: float = self.base
         elif self.kind == "linear":
             wait = self.base * failures
         else:
-            # 2 ** 1024 is past a float's range; no cap is that far away.
+            # 2 ** 1024 exceeds the range of a float; every cap is below.
             exponent = min((failures - 1) * math.log2(self.factor), 60.0) if self.factor > 0 else 0.0
             wait = self.base * 2.0**exponent
         wait = min(wait, self.cap)
@@ -56,7 +57,9 @@ DEFAULT_BACKOFF = Backoff()
 
 
 def parse_backoff(value: Any) -> Backoff:
-    """Return a backoff as users write it: seconds, a timedelta, a kind's name, a mapping, or a `Backoff`."""
+    """Return the backoff for a value that users write: seconds, a timedelta, a kind, a mapping, or a
+    `Backoff`.
+    """
     if isinstance(value, Backoff):
         return _checked(value)
     if isinstance(value, str):

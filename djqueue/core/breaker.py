@@ -1,4 +1,4 @@
-"""A circuit breaker: one caller finds out that a server is away, the others do not wait for it."""
+"""A circuit breaker: one caller probes a server in an outage; the others do not wait for it."""
 
 import random
 import threading
@@ -10,11 +10,11 @@ from .clock import SYSTEM_CLOCK, Clock
 FIRST_PAUSE = 500
 """Milliseconds until the first probe of a server that missed a deadline, doubled for each further one."""
 LONGEST_PAUSE = 4_000
-"""Milliseconds between probes of a server that stays away."""
+"""Maximum milliseconds between probes."""
 
 
 class Outage(NamedTuple):
-    """A server that does not answer."""
+    """An outage of a server."""
 
     since: int
     """UTC milliseconds of the first missed deadline."""
@@ -22,12 +22,13 @@ class Outage(NamedTuple):
 
 
 class CircuitBreaker:
-    """True if a server may be asked. Methods may be called from any thread.
+    """A circuit breaker, whose methods may be called from any thread.
 
-    Closed, everybody may ask. After a missed deadline it is open, and nobody may, until a pause is over:
-    then one caller may, the probe, and the others wait for what becomes of that, or do without.
+    While it is closed, every caller may ask the server. A missed deadline opens it until a pause is over:
+    then one caller may probe the server, and the others wait for the result, or do without.
 
-    jitter: a random factor of the pauses, so that the processes of a site do not probe at the same moment.
+    Args:
+        jitter: random factor of the pauses, so that the processes of a site do not probe at the same moment.
     """
 
     def __init__(
@@ -43,15 +44,16 @@ class CircuitBreaker:
 
     @property
     def outage(self) -> Outage | None:
-        """Since when and why the server is away; None while it answers."""
+        """The current outage; None while the server answers."""
         return self._outage
 
     def enter(self, *, at_once: bool = False) -> bool:
-        """Return whether the caller may ask the server; if it is away, the caller is the probe then.
+        """Return whether the caller may ask the server; during an outage, that makes it the probe.
 
         A probe has to call `succeeded`, `failed` or `gave_up`.
 
-        at_once: probe now, even if the pause is not over.
+        Args:
+            at_once: probe now, even if the pause is not over.
         """
         if self._outage is None:
             return True
@@ -64,7 +66,7 @@ class CircuitBreaker:
             return True
 
     def succeeded(self) -> None:
-        """Note that the server answered."""
+        """Record that the server answered."""
         if self._outage is None:
             return
         with self._lock:
@@ -73,7 +75,7 @@ class CircuitBreaker:
             self._pause = FIRST_PAUSE
 
     def failed(self, reason: str) -> None:
-        """Note that the server missed a deadline."""
+        """Record that the server missed a deadline."""
         with self._lock:
             if self._outage is None:
                 self._outage = Outage(self._clock.now(), reason)
@@ -84,6 +86,6 @@ class CircuitBreaker:
             self._next_probe = self._clock.monotonic() + int(self._pause * self._jitter())
 
     def gave_up(self) -> None:
-        """Note that a probe ended without an answer and without a missed deadline."""
+        """Record that a probe ended without an answer and without a missed deadline."""
         with self._lock:
             self._is_probing = False

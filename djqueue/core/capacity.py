@@ -1,4 +1,4 @@
-"""How many jobs may wait in a queue, and which of them goes when there are more."""
+"""The capacity of a queue, and the order in which jobs are dropped above it."""
 
 import heapq
 from collections.abc import Callable, Iterable
@@ -10,23 +10,25 @@ from .states import PENDING
 
 WHEN_FULL = ("reject", "block", "drop_oldest", "drop_lowest")
 DROPPED = "dropped"
-"""Reason of a cancelled job that had to go for another."""
+"""Reason of a cancelled job that was dropped for a new one."""
 COMPACT_FROM = 64
 
 
-def full_error(queue: str, most: int | None, count: int) -> QueueFullError:
-    """Return what a caller gets whose jobs have no room."""
+def full_error(queue: str, limit: int | None, count: int) -> QueueFullError:
+    """Return the error for jobs that the queue has no room for."""
     return QueueFullError(
-        f"queue {queue!r} is full: its MAX_SIZE allows {most} pending jobs, and {count} more do not fit; "
+        f"queue {queue!r} is full: its MAX_SIZE allows {limit} pending jobs, and {count} more do not fit; "
         "none of them was enqueued"
     )
 
 
 class DropOrder:
-    """Pending jobs of one queue that have never run, in the order in which they are dropped: the oldest
-    first, or the oldest of those with the lowest priority.
+    """Pending jobs of one queue that have never run, in the order in which they are dropped.
 
-    is_there: whether a job is the one of its queue that has its id.
+    The oldest is dropped first, or the oldest of those with the lowest priority.
+
+    Args:
+        is_there: returns whether a job still has its id.
     """
 
     __slots__ = ("_by_priority", "_heap", "_is_there", "_numbers")
@@ -38,20 +40,20 @@ class DropOrder:
         self._numbers = count()
 
     def push(self, job: EngineJob, pending: int) -> None:
-        """Add a job, also one whose priority has changed; `pending` is how many the queue has."""
+        """Add a job, or one whose priority has changed; `pending` is the number of pending jobs."""
         if len(self._heap) > COMPACT_FROM + 2 * pending:
-            # Jobs that have started, or are gone, leave their entries behind.
+            # Jobs that have started, or are gone, leave stale entries behind.
             self._heap = [entry for entry in self._heap if self._counts(entry)]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, self._entry(job))
 
     def extend(self, jobs: Iterable[EngineJob]) -> None:
-        """Add jobs that are there already."""
+        """Add jobs that are already pending."""
         self._heap += [self._entry(job) for job in jobs]
         heapq.heapify(self._heap)
 
     def first(self, priority: int) -> EngineJob | None:
-        """Return the job that goes for one with this priority; None if none may."""
+        """Return the job to drop for a new one with this priority; None if none may be dropped."""
         while self._heap and not self._counts(self._heap[0]):
             heapq.heappop(self._heap)
         if not self._heap or (self._by_priority and self._heap[0][0] > priority):

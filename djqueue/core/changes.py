@@ -1,4 +1,4 @@
-"""What an operation leaves to be done once its locks are free."""
+"""Pending changes of an operation, carried out after its locks are released."""
 
 from .enginejob import EngineJob
 from .job import Event, Incident

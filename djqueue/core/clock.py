@@ -1,4 +1,4 @@
-"""Where time comes from: the only module of the package that reads a clock."""
+"""The source of time: the only module of the package that reads a clock."""
 
 import sys
 import time
@@ -9,17 +9,17 @@ class Clock(Protocol):
     """A source of time. `now` may jump when the machine's clock is set; `monotonic` may not."""
 
     def now(self) -> int:
-        """UTC, in whole milliseconds since 1970: when something is due, started, finished."""
+        """Return UTC in whole milliseconds since 1970: for times of jobs."""
         ...
 
     def monotonic(self) -> int:
-        """Milliseconds since an arbitrary start: how long something may last."""
+        """Return the milliseconds since an arbitrary start: for lengths of time."""
         ...
 
     def elapsed(self) -> int:
-        """Milliseconds since the machine's start, including those for which it was suspended.
+        """Return the milliseconds since the machine started, including those for which it was suspended.
 
-        Processes of one machine share this time. Where the system doesn't count it, it is `monotonic`.
+        Processes of one machine share this time. Where the system does not count it, it equals `monotonic`.
         """
         ...
 
@@ -28,15 +28,15 @@ class SystemClock:
     """The machine's own clocks."""
 
     def now(self) -> int:
-        """See `Clock.now`."""
+        """Return UTC in whole milliseconds since 1970."""
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> int:
-        """See `Clock.monotonic`."""
+        """Return the milliseconds since an arbitrary start."""
         return time.monotonic_ns() // 1_000_000
 
     def elapsed(self) -> int:
-        """See `Clock.elapsed`."""
+        """Return the milliseconds since the machine started."""
         if sys.platform == "linux":
             return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
         return self.monotonic()

@@ -1,10 +1,10 @@
-"""Notice that the wall clock was set, and keep what was promised as a length of time.
+"""Steps of the wall clock: detect them, and keep the lengths of delays and time limits.
 
-What a caller gave as a length (`delay`, a retry's backoff, `ttl`, `unique_ttl`) is stored as a point in
-time on the wall clock. When that clock is set back by an hour, these points would come an hour late; when it
-is set forward, jobs would expire at once. The engine compares the wall clock with the monotonic one: when
-they drift apart suddenly, it moves these points along. A job with `run_at` stays due at that time of day.
-While the machine is suspended, the wall clock goes on and the monotonic one stands still: that is no step.
+A length that a caller gave (`delay`, a retry's backoff, `ttl`, `unique_ttl`) is stored as a point in time on
+the wall clock. When that clock is set back by an hour, these points would come an hour late; when it is set
+forward, jobs would expire at once. The engine compares the wall clock with the monotonic one: when they drift
+apart suddenly, it moves these points along. A job with `run_at` stays due at that time of day. While the
+machine is suspended, only the wall clock advances: that is not a step.
 """
 
 import logging
@@ -14,13 +14,13 @@ from .enginejob import EngineJob
 from .states import State
 
 STEP = 10_000
-"""Milliseconds. A smaller change is left alone: NTP slews, and a database server's clock is measured."""
+"""Milliseconds. A smaller change is ignored: NTP slews, and a database server's clock is measured."""
 
 logger = logging.getLogger("djqueue.engine")
 
 
 class StepDetector:
-    """Compares the two clocks. Not thread-safe; at worst two threads see the same step: see `follow`."""
+    """Comparison of the two clocks. Not thread-safe; two threads may see the same step: see `follow`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -42,7 +42,7 @@ class StepDetector:
         return True
 
     def follow(self, now: int, tick: int) -> int:
-        """Milliseconds by which the wall clock was set, counted once."""
+        """Return the milliseconds by which the wall clock was set, counted once."""
         change = now - tick - self._offset
         suspended = self._clock.elapsed() - tick
         step = change - (suspended - self._suspended)
@@ -64,7 +64,7 @@ def log_step(step: int) -> None:
 
 
 def keep_lengths(job: EngineJob, step: int) -> bool:
-    """Follow a step of the wall clock with a live job; return whether its record has changed."""
+    """Move the times of a live job along with a step; return whether its record has changed."""
     relative = is_relative(job)
     job.stepped += step
     if relative:

@@ -1,7 +1,7 @@
-"""The garbage collector, kept from looking at many new objects that stay, again and again.
+"""Pauses of the garbage collector while many lasting objects are created.
 
-It begins anew after each few hundred allocations, which for a hundred thousand jobs added at once takes
-as long as adding them; none of them is garbage.
+It starts after every few hundred allocations, which takes as long as adding a hundred thousand jobs; none of
+them is garbage.
 """
 
 import gc
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from threading import Lock
 
 MANY = 1_000
-"""Fewer new objects are not worth it."""
+"""Minimum number of new objects for a pause."""
 
 _lock = Lock()
 _sparing = 0
@@ -19,7 +19,7 @@ _was_enabled = False
 
 @contextmanager
 def gc_paused(count: int) -> Iterator[None]:
-    """While `count` lasting objects are made: no collection begins, in any thread. May be nested."""
+    """Pause garbage collection, in all threads, while `count` lasting objects are created. May be nested."""
     if count < MANY:
         yield
         return

@@ -18,21 +18,21 @@ NO_ERROR = JobFailure("", "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterPolicy:
-    """How dead letters of a queue are kept."""
+    """Configuration of a queue's dead letters."""
 
     max_entries: int = 10_000
-    """The oldest go first when there are more."""
+    """Maximum number; the oldest are removed first."""
     max_bytes: int | None = None
-    """Of their jobs' payloads and errors together; None: as many as there are."""
+    """Maximum bytes of their jobs' payloads and errors; None: unlimited."""
     ttl: int = 7 * DAY
-    """Milliseconds for which one is kept."""
+    """Milliseconds for which a dead letter is kept."""
     auto_retries: int = 0
-    """How often a dead letter is retried by itself."""
+    """Number of automatic retries of a dead letter."""
     auto_retry_delay: int | Backoff = 3_600_000
-    """Milliseconds from its death to that retry, or a rule for them by the number of the retry."""
+    """Milliseconds before an automatic retry, or a rule by the number of the retry."""
 
     def retry_at(self, reason: str, retries: int, now: int, random: Random) -> int:
-        """When one that has been retried so often by itself is retried again; 0: never."""
+        """Return the time of the next automatic retry; 0: never."""
         if retries >= self.auto_retries or reason == REJECTED:
             return 0
         delay = self.auto_retry_delay
@@ -49,17 +49,17 @@ class DeadLetters:
         self._random = random
         self._letters: OrderedDict[str, DeadLetterRecord] = OrderedDict()
         self._sizes: dict[str, int] = {}
-        """Bytes of the job of each."""
+        """Bytes of each dead letter's job."""
         self.bytes = 0
-        """Of all of them."""
+        """Bytes of all jobs."""
         self._numbers = count(1)
         self._order: list[tuple[int, DeadLetterRecord]] = []
-        """Every letter by a number that rises; also some that are gone."""
+        """Dead letters by ascending number; may contain removed ones."""
         self._retries: dict[str, int] = {}
-        """How often jobs that live again have been retried by themselves."""
+        """Number of automatic retries of jobs that are live again."""
 
     def add(self, job: EngineJob, now: int) -> tuple[DeadLetterRecord, list[DeadLetterRecord]]:
-        """The dead letter of a job that has just failed, and the oldest ones that gave way to it."""
+        """Add the dead letter of a failed job; return it, and the oldest ones that exceed the limit."""
         policy = self.policy
         letter = letter_of(job, now, self._retries.pop(job.id, 0), policy, self._random)
         self.restore(letter, job)
@@ -68,7 +68,9 @@ class DeadLetters:
     def receive(
         self, letter: DeadLetterRecord, job: EngineJob, now: int
     ) -> tuple[DeadLetterRecord, list[DeadLetterRecord]]:
-        """One from another queue, to be retried by itself as this queue has it; and those that gave way."""
+        """Add a dead letter of another queue with this queue's retries; return it, and those that exceed the
+        limit.
+        """
         letter = letter._replace(
             next_retry_at=self.policy.retry_at(letter.reason, letter.retries, now, self._random)
         )
@@ -84,7 +86,7 @@ class DeadLetters:
         return evicted
 
     def restore(self, letter: DeadLetterRecord, job: EngineJob) -> None:
-        """Put back one that was kept elsewhere, as it was."""
+        """Add a stored dead letter as it was."""
         self._letters.pop(letter.id, None)
         self._letters[letter.id] = letter
         self._weigh(letter.id, size_of(job))
@@ -93,7 +95,7 @@ class DeadLetters:
             self._order = [entry for entry in self._order if self._is_there(entry[1])]
 
     def remove(self, job_id: str, *, by_itself: bool = False) -> DeadLetterRecord | None:
-        """Take one out; `by_itself` says that its job is being retried by the sweep."""
+        """Remove a dead letter; `by_itself`: for an automatic retry."""
         letter = self._letters.pop(job_id, None)
         if letter is not None:
             self._weigh(job_id, 0)
@@ -107,31 +109,31 @@ class DeadLetters:
             self._sizes[job_id] = size
 
     def retries_of(self, job_id: str) -> int:
-        """Return how often a job that lives again has been retried by itself."""
+        """Return the number of automatic retries of a job that is live again."""
         return self._retries.get(job_id, 0)
 
     def note_retries(self, job_id: str, retries: int) -> None:
-        """How often one that comes from another queue has been retried by itself."""
+        """Set the number of automatic retries of a job from another queue."""
         if retries:
             self._retries[job_id] = retries
 
     def forget(self, job_id: str) -> None:
-        """The job is gone for good: so is the count of its retries."""
+        """Drop the number of retries of a removed job."""
         self._retries.pop(job_id, None)
 
     def is_due(self, job_id: str, now: int) -> bool:
-        """Return whether this one's time for a retry by itself has come."""
+        """Return whether the time of an automatic retry has come."""
         letter = self._letters.get(job_id)
         return letter is not None and 0 < letter.next_retry_at <= now
 
     def due(self, now: int) -> list[DeadLetterRecord]:
-        """Those whose time for a retry by itself has come."""
+        """Return the dead letters whose automatic retry is due."""
         return [letter for letter in self._letters.values() if 0 < letter.next_retry_at <= now]
 
     def follow_step(self, step: int) -> list[DeadLetterRecord]:
-        """Keep the lengths of delays before retries: the wall clock was set by so many milliseconds.
+        """Keep the lengths of delays before retries after the wall clock was set by `step` milliseconds.
 
-        Returns the letters that are retried at another time than before.
+        Returns the dead letters whose time of retry has changed.
         """
         moved = {
             letter.id: letter._replace(next_retry_at=letter.next_retry_at + step)
@@ -145,15 +147,15 @@ class DeadLetters:
         return list(moved.values())
 
     def expired(self, now: int) -> list[DeadLetterRecord]:
-        """Those whose time is over, oldest first."""
+        """Return expired dead letters, oldest first."""
         return [letter for letter in self._letters.values() if letter.expires_at <= now]
 
     def surplus(self, limit: int) -> list[DeadLetterRecord]:
-        """Up to `limit` of the oldest, as many as are above the bytes that are kept."""
-        most = self.policy.max_bytes
+        """Return up to `limit` of the oldest dead letters that exceed the maximum size."""
+        limit_bytes = self.policy.max_bytes
         letters: list[DeadLetterRecord] = []
-        if most is not None and self.bytes > most:
-            excess = self.bytes - most
+        if limit_bytes is not None and self.bytes > limit_bytes:
+            excess = self.bytes - limit_bytes
             for letter in islice(self._letters.values(), limit):
                 if excess <= 0:
                     break
@@ -162,15 +164,15 @@ class DeadLetters:
         return letters
 
     def get(self, job_id: str) -> DeadLetterRecord | None:
-        """One by its job's id."""
+        """Return the dead letter of a job; None if it has none."""
         return self._letters.get(job_id)
 
     def letters(self) -> list[DeadLetterRecord]:
-        """All, oldest first."""
+        """Return all dead letters, oldest first."""
         return list(self._letters.values())
 
     def page(self, after: int, limit: int) -> tuple[list[DeadLetterRecord], int | None]:
-        """Up to `limit` letters with numbers above one, oldest first; the last one's if there are more."""
+        """Return up to `limit` dead letters above a number, and the last number if there are more."""
         letters: list[DeadLetterRecord] = []
         last = after
         for at in range(bisect_right(self._order, after, key=_number), len(self._order)):
@@ -193,7 +195,7 @@ class DeadLetters:
 def letter_of(
     job: EngineJob, now: int, retries: int, policy: DeadLetterPolicy, random: Random
 ) -> DeadLetterRecord:
-    """The dead letter of a failed job that has been retried so often by itself."""
+    """Return the dead letter of a failed job with this number of automatic retries."""
     error = job.error or NO_ERROR
     return DeadLetterRecord(
         job.queue,

@@ -1,4 +1,4 @@
-"""One deadline for everything that a call does, however many layers and round trips it takes."""
+"""One deadline for everything that a call does, in all layers and round trips."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ _deadline: ContextVar[int | None] = ContextVar("djqueue_deadline", default=None)
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Give everything inside at most `seconds`; a shorter deadline that is already set stays."""
+    """Limit everything inside to `seconds`; an earlier deadline that is already set stays."""
     until = SYSTEM_CLOCK.monotonic() + int(seconds * 1_000)
     current = _deadline.get()
     token = _deadline.set(until if current is None else min(current, until))

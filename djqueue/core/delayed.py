@@ -22,7 +22,7 @@ class DelayedJobs:
 
     def __init__(self) -> None:
         self._heap: list[Entry] = []
-        # A job's present entry may be among the ready jobs: their generations never come so far.
+        # Above the generations of ready jobs, which a job's current entry may have.
         self._numbers = count(1 << 62)
         self.size = 0
 
@@ -33,7 +33,7 @@ class DelayedJobs:
         self.size += 1
 
     def remove(self, job: EngineJob) -> None:
-        """Take out a job that is here."""
+        """Remove a job."""
         job.generation = 0
         self.size -= 1
         stale = len(self._heap) - self.size
@@ -42,14 +42,14 @@ class DelayedJobs:
             heapq.heapify(self._heap)
 
     def reorder(self) -> None:
-        """Take note of jobs that are due at another time than before."""
+        """Restore the order after the `run_at` of jobs has changed."""
         self._heap = [
             (entry[2].run_at, entry[1], entry[2]) for entry in self._heap if entry[2].generation == entry[1]
         ]
         heapq.heapify(self._heap)
 
     def pop_due(self, now: int, limit: int | None = None) -> list[EngineJob]:
-        """Jobs whose time has come, soonest first, `limit` at most."""
+        """Take the jobs that are due, soonest first, up to `limit`."""
         jobs: list[EngineJob] = []
         while self._heap and self._heap[0][0] <= now and (limit is None or len(jobs) < limit):
             _, generation, job = heapq.heappop(self._heap)
@@ -60,7 +60,7 @@ class DelayedJobs:
         return jobs
 
     def next_due(self) -> int | None:
-        """UTC milliseconds at which the next job is due."""
+        """Return when the next job is due, in UTC milliseconds; None if there is none."""
         while self._heap:
             run_at, generation, job = self._heap[0]
             if job.generation == generation:

@@ -1,4 +1,4 @@
-"""Which jobs wait for which, and which hold whose record: the reverse index."""
+"""The reverse index of dependencies: which jobs wait for a job, and which hold its record."""
 
 from itertools import chain, islice
 
@@ -7,10 +7,10 @@ from .options import JobKey
 
 
 class DependencyTracker:
-    """For each job of a shard that others wait for: those others, in the order in which they came; for each
-    that has completed or was cancelled: those of them that live, and may read its record.
+    """The dependents of each job of a shard, in order of arrival.
 
-    Jobs, not their ids: one that is enqueued again under its id is another job.
+    For a job that has completed or was cancelled, they are the live jobs that may read its record. Dependents
+    are kept as jobs, not ids: a job that is enqueued again under its id is another job.
     """
 
     __slots__ = ("_dependents", "holders")
@@ -18,18 +18,18 @@ class DependencyTracker:
     def __init__(self) -> None:
         self._dependents: dict[JobKey, dict[EngineJob, None]] = {}
         self.holders: dict[JobKey, dict[EngineJob, None]] = {}
-        """Live jobs by the ended ones whose records they hold."""
+        """Live jobs by the ended jobs whose records they hold."""
 
     def add(self, dependency: JobKey, dependent: EngineJob) -> None:
-        """Note that `dependent` waits for `dependency`."""
+        """Record that `dependent` waits for `dependency`."""
         self._dependents.setdefault(dependency, {})[dependent] = None
 
     def pop(self, dependency: JobKey) -> list[EngineJob]:
-        """The jobs that wait for one that has just ended; they are forgotten here."""
+        """Remove and return the jobs that wait for one that has ended."""
         return list(self._dependents.pop(dependency, ()))
 
     def keep(self, dependency: JobKey) -> list[EngineJob]:
-        """The jobs that wait for one that has just ended; from now on they hold its record."""
+        """Return the jobs that wait for one that has ended; from now on they hold its record."""
         dependents = self._dependents.pop(dependency, None)
         if dependents is None:
             return []
@@ -37,11 +37,11 @@ class DependencyTracker:
         return list(dependents)
 
     def hold(self, dependency: JobKey, dependent: EngineJob) -> None:
-        """Note that `dependent` came when `dependency` had ended, and holds its record."""
+        """Record that `dependent` was added after `dependency` had ended, and holds its record."""
         self.holders.setdefault(dependency, {})[dependent] = None
 
     def let_go(self, dependency: JobKey, dependent: EngineJob) -> bool:
-        """`dependent` waits for `dependency` no more, nor holds it; whether it was the last that did that."""
+        """Release `dependency` from `dependent`; return whether that was the last holder of its record."""
         holders = self.holders.get(dependency)
         if holders is not None and dependent in holders:
             del holders[dependent]
@@ -57,17 +57,17 @@ class DependencyTracker:
         return False
 
     def forget(self, dependency: JobKey) -> None:
-        """The record is gone: nobody holds it."""
+        """Drop the holders of a record that is gone."""
         self.holders.pop(dependency, None)
 
     def of(self, dependency: JobKey) -> list[EngineJob]:
         """Return the jobs that wait for this one."""
         return list(self._dependents.get(dependency, ()))
 
-    def known(self, dependency: JobKey, most: int) -> list[JobKey]:
-        """Up to so many live jobs that wait for this one, or may read its record."""
+    def known(self, dependency: JobKey, limit: int) -> list[JobKey]:
+        """Return up to `limit` live jobs that wait for this one, or may read its record."""
         found = (self._dependents.get(dependency, {}), self.holders.get(dependency, {}))
-        return [(job.queue, job.id) for job in islice(chain(*found), most)]
+        return [(job.queue, job.id) for job in islice(chain(*found), limit)]
 
     def __len__(self) -> int:
         return len(self._dependents) + len(self.holders)

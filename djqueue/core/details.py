@@ -1,4 +1,4 @@
-"""When attempts and log lines of ended jobs go, should their queue keep them shorter than the records."""
+"""Attempts and log lines of ended jobs that are kept for a shorter time than the records."""
 
 import heapq
 from collections.abc import Mapping
@@ -11,9 +11,12 @@ COMPACT_FROM = 64
 
 
 class Details:
-    """Jobs of one queue that have ended, by the times at which something of theirs goes.
+    """Ended jobs of one queue, by the times at which their details expire.
 
-    jobs: the queue's records by id. The queue's shard lock, or the finished records', guards this.
+    Guarded by the lock of the queue's shard, or of the finished records.
+
+    Args:
+        jobs: the queue's records by id.
     """
 
     __slots__ = ("_due", "_jobs", "_retention")
@@ -22,10 +25,10 @@ class Details:
         self._retention = retention
         self._jobs = jobs
         self._due: list[tuple[int, str]] = []
-        """Heap of (when, id); also of jobs that are gone, or live again."""
+        """Heap of (time, id); may contain jobs that are gone, or live again."""
 
     def add(self, job: EngineJob) -> None:
-        """A job has ended."""
+        """Add a job that has ended."""
         ages = {self._retention.attempts.age} if job.history else set()
         if job.logs:
             ages.add(self._retention.logs.age)
@@ -37,23 +40,23 @@ class Details:
             heapq.heapify(self._due)
 
     def _counts(self, due: int, job_id: str) -> bool:
-        """Return whether an entry is of the last end of a job that is there."""
+        """Return whether an entry is from the last end of an existing job."""
         job = self._jobs.get(job_id)
         ages = (self._retention.attempts.age, self._retention.logs.age)
         return job is not None and due - job.finished_at in ages
 
     def sweep(self, now: int, limit: int) -> int:
-        """Forget what is too old, of up to `limit` jobs; returns how many were looked at."""
-        looked_at = 0
-        while self._due and self._due[0][0] <= now and looked_at < limit:
-            looked_at += 1
+        """Drop expired details of up to `limit` jobs; return the number of entries considered."""
+        considered = 0
+        while self._due and self._due[0][0] <= now and considered < limit:
+            considered += 1
             job = self._jobs.get(heapq.heappop(self._due)[1])
             if job is not None and job.state in TERMINAL:
                 self._drop(job, now)
-        return looked_at
+        return considered
 
     def _drop(self, job: EngineJob, now: int) -> None:
-        """What is too old of a job, which may have ended anew meanwhile."""
+        """Drop the expired details of a job, which may have ended again in the meantime."""
         attempts, logs = self._retention.attempts.age, self._retention.logs.age
         if attempts is not None and job.finished_at + attempts <= now:
             job.history, job.noted = None, 0

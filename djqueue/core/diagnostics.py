@@ -1,4 +1,4 @@
-"""How a storage is, as lines for people: each with a key that does not change, and a level."""
+"""A storage's diagnostics: lines with a stable key and a level."""
 
 from typing import Literal, NamedTuple
 
@@ -6,23 +6,23 @@ OK, WARN, BAD = "ok", "warn", "bad"
 
 
 class DiagnosticLine(NamedTuple):
-    """One thing that is known."""
+    """One line of diagnostics."""
 
     key: str
-    """Names it for good: `GROUP.WORD`, where there are several of a kind with `:` and which one behind it."""
+    """Stable name: `GROUP.WORD`, followed by `:` and the instance if there are several."""
     group: str
-    """Under which heading it belongs."""
+    """Heading of the line."""
     label: str
     value: str
-    """With its unit."""
+    """Value with its unit."""
     level: str = OK
     """ok | warn | bad"""
     note: str = ""
-    """What it means, or what to do."""
+    """Meaning, or action to take."""
 
 
 class Diagnostics(NamedTuple):
-    """A storage, its servers or tables, and who looks after it."""
+    """Diagnostics of a storage, its servers or tables, and its maintenance."""
 
     backend: str
     """memory | database | redis"""
@@ -32,17 +32,17 @@ class Diagnostics(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A problem, or a possible one, of the storage's servers; one for all the servers that have it."""
+    """A problem, or possible problem, of the storage's servers; one for all servers that have it."""
 
     id: str
-    """The id of the system check."""
+    """Id of the system check."""
     level: Literal["error", "warning", "info"]
     text: str
     hint: str
 
 
 def size(number: float) -> str:
-    """Bytes for people."""
+    """Return a number of bytes in readable form."""
     for unit in ("B", "KB", "MB", "GB"):
         if number < 1_000:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
@@ -51,7 +51,7 @@ def size(number: float) -> str:
 
 
 def workers_line(count: int) -> DiagnosticLine:
-    """Return how many workers have been heard of lately."""
+    """Return the line with the number of live workers."""
     if count:
         return DiagnosticLine("workers.alive", "Workers", "Live", f"{count:,}")
     return DiagnosticLine(

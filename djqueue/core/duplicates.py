@@ -11,15 +11,15 @@ REPLACED = "replaced"
 
 @dataclass(frozen=True, slots=True)
 class Succession(Generic[J]):
-    """How a new job comes to its unique key."""
+    """The way in which a new job comes to its unique key."""
 
     replaced: J | None = None
     """The pending job that it cancels."""
     behind: J | None = None
     """The active job whose end it waits for."""
     keeps_time: bool = False
-    """Whether it runs no later than the job that it replaces: one that is replaced again and again would
-    never start otherwise.
+    """True if it runs no later than the job that it replaces; otherwise, a job that is replaced again and
+    again would never start.
     """
 
 

@@ -1,4 +1,4 @@
-"""Times as users write them, in whole milliseconds as djqueue keeps them."""
+"""Times as users write them, converted to whole milliseconds."""
 
 import math
 from datetime import UTC, datetime, timedelta
@@ -8,14 +8,14 @@ from .errors import OptionError
 from .shown import shown
 
 LONGEST = 100 * 365 * 86_400_000
-"""A hundred years, in milliseconds: no duration is longer, so that no sum leaves 64 bits."""
+"""A hundred years in milliseconds: the maximum duration, so that no sum exceeds 64 bits."""
 
 
 def milliseconds(name: str, value: Any) -> int:
-    """A duration given in seconds (int or float) or as a timedelta.
+    """Return the milliseconds of a duration in seconds (int or float) or as a timedelta.
 
-    Raises OptionError, naming the option, for NaN, infinities, negatives, other types and
-    anything over a hundred years.
+    Raises OptionError, naming the option, for NaN, infinities, negatives, other types and anything over a
+    hundred years.
     """
     if isinstance(value, timedelta):
         seconds: float = value.total_seconds()
@@ -31,12 +31,12 @@ def milliseconds(name: str, value: Any) -> int:
         raise OptionError(f"{name}: must not be longer than 100 years; got {shown(value)}")
     if isinstance(value, timedelta):
         return -(-value // timedelta(milliseconds=1))
-    # 2.007 * 1_000 is a little more than 2007: what is less than a microsecond is not meant.
+    # 2.007 * 1_000 is a little more than 2007: a part below a microsecond is a rounding error.
     return math.ceil(round(seconds * 1_000, 3)) or int(seconds > 0)
 
 
 def instant(name: str, value: Any) -> int:
-    """A point in time given as an aware datetime, in UTC milliseconds."""
+    """Return the UTC milliseconds of an aware datetime given by a user."""
     if not isinstance(value, datetime):
         raise OptionError(f"{name}: expected an aware datetime, got {shown(value)}")
     if value.tzinfo is None or value.utcoffset() is None:
@@ -45,7 +45,7 @@ def instant(name: str, value: Any) -> int:
 
 
 def to_milliseconds(value: datetime) -> int:
-    """UTC milliseconds of an aware datetime, exactly."""
+    """Return the UTC milliseconds of an aware datetime, exactly."""
     return (value - EPOCH) // timedelta(milliseconds=1)
 
 

@@ -8,9 +8,7 @@ from .states import State
 
 
 class EngineJob:
-    """One job inside the engine. Guarded by its queue's shard lock; while active, by its processing
-    shard's.
-    """
+    """A job inside the engine, guarded by its shard's lock and, while active, by its processing shard's."""
 
     __slots__ = (
         "attempts",
@@ -64,53 +62,53 @@ class EngineJob:
         self.options = options
         self.state = state
         self.created_at = created_at
-        """UTC milliseconds, as every `…_at`."""
+        """UTC milliseconds, like every `…_at`."""
         self.run_at = run_at
         self.stepped = 0
-        """Milliseconds by which the wall clock was set while it was here: see `clocksteps`."""
+        """Milliseconds by which the wall clock was set since the job was added: see `clocksteps`."""
         self.generation = 0
-        """Number of its present entry in a queue structure; entries with another one are stale."""
+        """Number of its current entry in a queue structure; entries with another number are stale."""
         self.attempts = 0
-        """Runs begun, less those given back unused."""
+        """Attempts started, without released ones."""
         self.failures = 0
         self.stalls = 0
-        """Runs that ended with their worker."""
+        """Attempts that ended with their worker."""
         self.token = 0
-        """Fencing token of the present claim."""
+        """Fencing token of the current claim."""
         self.last_token = 0
-        """Fencing token of the last claim, once its worker has ended it; 0 after a stall."""
+        """Fencing token of the last claim after its worker ended it; 0 after a stall."""
         self.lease_until = 0
-        """Monotonic milliseconds at which the claim is lost unless renewed."""
+        """Monotonic milliseconds at which the lease expires unless it is renewed."""
         self.worker = ""
         self.process = ""
-        """The process that holds the claim, if that is not the engine's own: see `ClaimRequest.process`."""
+        """The process that holds the claim; empty for the engine's own: see `ClaimRequest.process`."""
         self.started_at = 0
         self.finished_at = 0
         self.result: bytes | None = None
         self.error: JobFailure | None = None
         self.reason = ""
-        """Why it is failed or cancelled: a dead letter's reason."""
+        """Reason of the failure or cancellation."""
         self.progress: Any = None
         self.history: list[AttemptRecord] | None = None
-        """Ended runs that did not complete the job."""
+        """Ended attempts that did not complete the job."""
         self.noted = 0
-        """How many of those runs a journal has written down."""
+        """Number of those attempts that the journal has."""
         self.logs: list[tuple[int, str]] | None = None
         """(UTC milliseconds, line)."""
         self.stream: ItemStream | None = None
-        """What its last run has sent, if that was a generator's."""
+        """Items streamed by the last attempt."""
         self.cancel_requested = False
         self.has_dependents = False
         self.unmet: set[JobKey] | None = None
-        """Dependencies that have not ended yet."""
+        """Dependencies that have not completed."""
 
     @property
     def claimable_at(self) -> int:
-        """When it came, or was due, whichever is later."""
+        """Time of the enqueue, or time at which the job is due if that is later."""
         return max(self.created_at, self.run_at)
 
     def record(self) -> JobRecord:
-        """An immutable copy, for reading."""
+        """Return an immutable copy."""
         return JobRecord(
             self.id,
             self.queue,
@@ -137,14 +135,14 @@ class EngineJob:
 
 
 class ItemStream:
-    """The items of one run, in order. Guarded as its job is."""
+    """The streamed items of one attempt, in order. Guarded like its job."""
 
     __slots__ = ("count", "items", "run")
 
     def __init__(self, run: int, items: list[bytes] | None, count: int = 0) -> None:
         self.run = run
-        """The run's fencing token."""
+        """Fencing token of the attempt."""
         self.items = items
-        """None: a journal has them, and nobody else."""
+        """None if only the tables have them."""
         self.count = count
-        """How many it has sent, whether they are kept or not."""
+        """Number of items sent, whether they are kept or not."""

@@ -7,14 +7,14 @@
     ├── UnknownQueueError               the settings close the list of queues
     ├── UnknownJobError                 no handler has this name here
     ├── JobNameError                    a function cannot be registered under its name
-    ├── WaitInTransactionError          who waits would hold up what is waited for
+    ├── WaitInTransactionError          the job starts only after the commit
     ├── SerializationError              a value cannot become bytes, or bytes a value
     │   └── PayloadTooLargeError
-    ├── StorageError                    the storage did not do what was asked
+    ├── StorageError                    the storage refused or failed
     │   ├── StorageUnavailableError     ... because it cannot be reached
     │   ├── SchedulerRunningError       ... because another process is the scheduler
     │   └── QueueFullError              ... because the queue is at its capacity
-    ├── JobError                        what became of one job
+    ├── JobError                        an operation on a job failed
     │   ├── JobNotFoundError
     │   ├── JobCancelledError
     │   ├── JobTimeoutError (TimeoutError)
@@ -23,10 +23,10 @@
     │       └── MaxRetriesError
     └── ControlFlow                     raised by handlers on purpose
         ├── Retry                       again, after a delay; counts as a failure
-        ├── Snooze                      again, after a delay; counts as nothing
+        ├── Snooze                      again, after a delay; does not count
         ├── Discard                     cancelled: no dead letter
-        └── UnrecoverableError          failed at once, whatever attempts are left
-            └── ItemError               ... as what its generator yields cannot be sent
+        └── UnrecoverableError          failed at once, without further attempts
+            └── ItemError               ... because a yielded item cannot be sent
 
 A class's docstring is its message; `code` is shared with stored rows and with what goes over sockets.
 """
@@ -233,7 +233,7 @@ class UnrecoverableError(ControlFlow):
 
     code = "unrecoverable"
     reason = "explicit_fail"
-    """Of the job's dead letter."""
+    """Reason of the job's dead letter."""
 
 
 class ItemError(UnrecoverableError):

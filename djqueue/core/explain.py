@@ -1,4 +1,4 @@
-"""Why a job is not running: one verdict with its evidence, from what a storage knows at one moment."""
+"""Why a job is not running: one verdict with its evidence, decided from a storage's facts."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,31 +7,31 @@ from .job import WorkerInfo
 from .states import PENDING, State
 
 MOST_BEFORE = 10_000
-"""Jobs before another one that are counted at most."""
+"""Maximum number of jobs before another one that are counted."""
 SHOWN = 5
-"""Active jobs that are named."""
+"""Number of active jobs that are named."""
 
 
 class Dependency(NamedTuple):
-    """What a blocked job waits for."""
+    """A dependency of a blocked job."""
 
     queue: str
     id: str
     state: State | None
-    """None: it is not known any more."""
+    """None if it is unknown by now."""
 
 
 class BlockingJob(NamedTuple):
-    """An active job that takes what another one waits for."""
+    """An active job that takes a slot or permit that another job waits for."""
 
     id: str
     worker: str
     queue: str = ""
-    """Where it is, if that is not where the other one waits."""
+    """Its queue, if that is not the waiting job's."""
 
 
 class Verdict(NamedTuple):
-    """A reason for which a job does not run."""
+    """A reason why a job does not run."""
 
     word: str
     meaning: str
@@ -78,63 +78,67 @@ VERDICTS = (
     Verdict("workers_busy", "no worker that could run the job has a free slot", ("workers", "before")),
     Verdict("waiting_turn", "other jobs are ahead, or the job is about to start", ("before",)),
 )
-"""In the order in which they are looked for, so that what needs somebody to act comes before what passes by
-itself: what was said to queue and group; what the job itself waits for; whether anybody could run it; limits,
-the group's before the queue's, and that before what it shares with others; its turn.
+"""Verdicts in the order in which they are checked: those that need an action come before those that pass by
+themselves.
+
+First the pauses of queue and group; then what the job itself waits for; whether a worker can run it; limits,
+of the group before the queue before the shared limiter; its turn.
 """
 
 
 class Facts(NamedTuple):
-    """What a storage knows of a job at one moment. What does not concern its state need not be there."""
+    """Facts of a storage about a job at one moment; those that do not concern its state may be missing."""
 
     at: int
-    """UTC milliseconds, as the other times."""
+    """UTC milliseconds, like the other times."""
     queue: str
     id: str
     name: str
     state: State
     run_at: int
     paused: bool = False
-    """True if the queue is."""
+    """True if the queue is paused."""
     worker: str = ""
-    """Who runs it, or ran it last."""
+    """Worker that runs it, or ran it last."""
     lease_until: int | None = None
-    """When the claim of an active job is lost unless renewed."""
+    """When the lease of an active job expires unless it is renewed."""
     unmet: tuple[Dependency, ...] = ()
     group: str | None = None
-    """None: it has none, or groups hold nobody back in its queue."""
+    """None if it has no group, or groups hold no job back in its queue."""
     group_paused: bool = False
     group_limit: int = 0
     group_active: int = 0
     group_holders: tuple[BlockingJob, ...] = ()
     group_next_at: int | None = None
-    """When the group's rate lets another job begin; None: it does now."""
+    """When the group's rate lets the next job start; None: now."""
     is_parked: bool = False
     """True if its group holds it back."""
     next_token_at: int | None = None
-    """When the queue's rate lets another job begin; None: it does now."""
+    """When the queue's rate lets the next job start; None: now."""
     weight: int = 1
     concurrency: int | None = None
-    """Of the queue."""
+    """Concurrency of the queue."""
     used: int = 0
-    """Slots of that which are taken."""
+    """Slots of the queue's concurrency in use."""
     holders: tuple[BlockingJob, ...] = ()
     """The first active jobs of the queue."""
     limiter: str | None = None
-    """What the queue shares with others; None: nothing."""
+    """Limiter that the queue shares with others; None: none."""
     limiter_next_at: int | None = None
-    """When the limiter's rate lets another job begin; None: it does now."""
+    """When the limiter's rate lets the next job start; None: now."""
     limiter_limit: int | None = None
-    """Permits of the limiter; None: there is no end of them."""
+    """Permits of the limiter; None: unlimited."""
     limiter_used: int = 0
     limiter_holders: tuple[BlockingJob, ...] = ()
-    """Some active jobs of the queues that share it."""
+    """Some active jobs of the queues that share the limiter."""
     before: int | None = None
-    """Jobs that go first, `MOST_BEFORE` at most: of its group, if that holds it back."""
+    """Number of jobs before it, up to `MOST_BEFORE`; in its group, if that holds it back."""
 
 
 class Explanation(NamedTuple):
-    """Why a job is not running. `VERDICTS` says which fields show it; the others have their defaults."""
+    """Explanation why a job is not running. `VERDICTS` names the fields that show it; the others have their
+    defaults.
+    """
 
     queue: str
     id: str
@@ -142,33 +146,34 @@ class Explanation(NamedTuple):
     """The job's name."""
     state: State
     at: int
-    """When this was so: UTC milliseconds, as `until`."""
+    """When this was so, in UTC milliseconds, like `until`."""
     verdict: str
     until: int | None = None
-    """When that may be over by itself."""
+    """When it may end by itself."""
     worker: str = ""
-    """Of an active job: who has it."""
+    """Worker of an active job."""
     group: str | None = None
     limit: int | None = None
-    """Jobs, or slots, that may be active at once."""
+    """Maximum number of active jobs or slots."""
     weight: int | None = None
     free: int | None = None
-    """Slots of the queue's concurrency, or of the limiter's."""
+    """Free slots of the queue's concurrency, or of the limiter."""
     unmet: tuple[Dependency, ...] = ()
     holders: tuple[BlockingJob, ...] = ()
-    """Active jobs that take what it waits for; the first five."""
+    """The first five active jobs that take what it waits for."""
     workers: tuple[str, ...] = ()
-    """Ids of the workers that serve its queue, or, if they are busy, of those that could run it."""
+    """Ids of the workers that serve its queue or, if these are busy, of those that could run it."""
     before: int | None = None
-    """Jobs that go first: 10,000 stands for as many or more."""
+    """Number of jobs before it; 10,000 stands for that many or more."""
     limiter: str | None = None
-    """What several queues share."""
+    """Limiter that several queues share."""
 
 
 def decide(facts: Facts, workers: Sequence[WorkerInfo]) -> Explanation:
-    """The first verdict of `VERDICTS` that is true, with its evidence.
+    """Return the first of `VERDICTS` that is true, with its evidence.
 
-    workers: those that are alive, as they last told.
+    Args:
+        workers: live workers, as of their last heartbeats.
     """
     verdict, evidence = _judge(facts, workers)
     return Explanation(facts.queue, facts.id, facts.name, facts.state, facts.at, verdict)._replace(**evidence)

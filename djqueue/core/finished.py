@@ -1,4 +1,4 @@
-"""Records of jobs that have ended, until their time is over."""
+"""Records of completed and cancelled jobs, until they expire."""
 
 from bisect import insort
 from collections import deque
@@ -12,20 +12,20 @@ from .sizes import size_of
 from .states import State
 
 Fifos = dict[int, deque[tuple[int, EngineJob]]]
-"""For each length of time, inverted for cancelled jobs: (its end, job), oldest first."""
+"""For each retention time, inverted for cancelled jobs: (expiry, job), oldest first."""
 FOREVER = 1 << 62
 RETURNED = FOREVER + 1
-"""In place of a length of time: those that had been held."""
+"""Key, in place of a retention time, of records that were held."""
 
 COMPACT_ABOVE = 0.2
 COMPACT_FROM = 64
 
 
 class FinishedJobs:
-    """Completed and cancelled jobs in order of expiry: a FIFO for each length of time they are kept.
+    """Completed and cancelled jobs in order of expiry: a FIFO for each retention time.
 
-    A failed job is kept by its dead letter instead. The lock is this object's own: a plain job ends
-    without its queue's. What is held is guarded by the queue's.
+    A failed job is kept by its dead letter instead. The lock is this object's own, because a plain job ends
+    without the lock of its shard. Held records are guarded by the lock of the shard.
     """
 
     __slots__ = (
@@ -34,8 +34,8 @@ class FinishedJobs:
         "_listed",
         "_lock",
         "_measures",
-        "_parked",
-        "_passed",
+        "_postponed",
+        "_postponed_results",
         "_records",
         "_results",
         "_size",
@@ -45,46 +45,51 @@ class FinishedJobs:
         "completed",
         "completed_bytes",
         "completions",
-        "elsewhere",
         "held",
         "result_bytes",
         "retention",
+        "stored",
     )
 
     def __init__(
         self, *, keeps: bool, retention: Retention = NO_RETENTION, jobs: Mapping[str, EngineJob] | None = None
     ) -> None:
-        """jobs: the queue's records by id, for a queue that keeps attempts or log lines for a time."""
+        """Initialize; `jobs` are the queue's records by id, for a queue that keeps attempts or log lines for
+        a time.
+        """
         self._lock = Lock()
         self._keeps = keeps
-        """True if records expire here; else whoever keeps them elsewhere evicts them."""
+        """True if records expire here; otherwise the storage evicts them."""
         self._records: Fifos = {}
         self._results: Fifos = {}
-        """Of completed jobs whose results expire before their records, of all where the bytes of results
-        count; by inverted times, of those that have items and no result.
+        """Completed jobs whose results expire before their records, or all if the bytes of results are
+        limited.
+
+        Jobs with items and no result are under inverted times.
         """
         self._listed = 0
-        """Entries of `_results`."""
+        """Number of entries in `_results`."""
         self._size = 0
-        """Entries of `_records`."""
+        """Number of entries in `_records`."""
         self._stale = 0
-        """Those of jobs that were taken away before their time."""
-        self._parked: dict[EngineJob, None] = {}
-        """Those whose time was over, or that were too many, while they were held."""
-        self._passed: dict[EngineJob, None] = {}
-        """Those whose results were: these are in `_results` no more."""
+        """Number of entries of jobs that were removed before they expired."""
+        self._postponed: dict[EngineJob, None] = {}
+        """Records that expired, or exceeded a limit, while they were held."""
+        self._postponed_results: dict[EngineJob, None] = {}
+        """Records whose results did; these are no longer in `_results`."""
         self.held: dict[State, dict[EngineJob, None]] = {State.COMPLETED: {}, State.CANCELLED: {}}
-        """Records that are kept for jobs that depend on theirs."""
+        """Records that are kept for live jobs that depend on them."""
         self.completed = 0
-        """Records of completed jobs."""
+        """Number of records of completed jobs."""
         self.cancelled = 0
         self.completions = 0
-        """Jobs that have completed here, whatever became of their records."""
-        self.elsewhere = {State.COMPLETED: 0, State.CANCELLED: 0}
-        """Records that whoever keeps them elsewhere has, and this has not; the queue's lock guards it."""
+        """Number of jobs that have completed here, with or without a record."""
+        self.stored = {State.COMPLETED: 0, State.CANCELLED: 0}
+        """Number of records that only the tables have, guarded by the lock of the shard."""
         self.completed_bytes = 0
-        """Of the records of completed jobs without their results, where bytes count; as the next two, without
-        those that are held.
+        """Bytes of the records of completed jobs without their results, if bytes are limited.
+
+        Like the next two, without held records.
         """
         self.cancelled_bytes = 0
         self.result_bytes = 0
@@ -97,9 +102,9 @@ class FinishedJobs:
         self._details = Details(retention, jobs) if self._keeps and any(ages) else None
 
     def configure(self, retention: Retention, jobs: Mapping[str, EngineJob]) -> None:
-        """Have other bounds, also for what is there. The caller sees to it that no job ends meanwhile."""
+        """Change the limits, also for existing records. The caller ensures that no job ends meanwhile."""
         ended = [job for job in jobs.values() if job.state is State.COMPLETED or job.state is State.CANCELLED]
-        for entries in (self._records, self._results, self._parked, self._passed):
+        for entries in (self._records, self._results, self._postponed, self._postponed_results):
             entries.clear()
         self._listed = self._size = self._stale = self.completed = self.cancelled = 0
         self.completed_bytes = self.cancelled_bytes = self.result_bytes = 0
@@ -109,9 +114,10 @@ class FinishedJobs:
         self.note_failed(job for job in jobs.values() if job.state is State.FAILED)
 
     def add(self, job: EngineJob, completions: int = 0) -> None:
-        """Keep a job from its end for as long as its options say, and the queue allows.
+        """Add a job that has ended, for as long as its options and the queue's limits say.
 
-        completions: 1 for a job that completes now.
+        Args:
+            completions: 1 for a job that completes now.
         """
         kept = job.options.kept
         if self.retention is not NO_RETENTION:
@@ -135,7 +141,7 @@ class FinishedJobs:
                 self._list(job, readable)
 
     def _bound(self, job: EngineJob, kept: int) -> None:
-        """What only queues with bounds ask of a job that has ended."""
+        """Apply the limits that only some queues have to a job that has ended."""
         if self._measures and job not in self.held[job.state]:
             self._weigh(job, 1)
         if _has_more(job):
@@ -161,7 +167,7 @@ class FinishedJobs:
         return FOREVER if readable is None else readable
 
     def note_failed(self, jobs: Iterable[EngineJob]) -> None:
-        """Jobs that have failed: their dead letters keep them, but not all that is theirs."""
+        """Add failed jobs: their dead letters keep them, but their details may expire earlier."""
         if self._details is not None:
             with self._lock:
                 for job in jobs:
@@ -177,7 +183,7 @@ class FinishedJobs:
             self.cancelled_bytes += size
 
     def remove(self, job: EngineJob) -> None:
-        """Account for a record that is taken away."""
+        """Account for a removed record."""
         with self._lock:
             self._count(job, -1)
             if self._measures and job not in self.held[job.state]:
@@ -185,11 +191,11 @@ class FinishedJobs:
             job.generation = GONE
             if self.held[job.state]:
                 self.held[job.state].pop(job, None)
-            if self._passed:
-                self._passed.pop(job, None)
+            if self._postponed_results:
+                self._postponed_results.pop(job, None)
             if self._keeps and (job.options.kept is not None or self.retention is not NO_RETENTION):
-                if self._parked and job in self._parked:
-                    del self._parked[job]
+                if self._postponed and job in self._postponed:
+                    del self._postponed[job]
                 else:
                     self._stale += 1
                 if not self.completed and not self.cancelled:
@@ -200,17 +206,17 @@ class FinishedJobs:
                     self._compact()
 
     def expired(self, now: int, limit: int) -> list[EngineJob]:
-        """Up to `limit` jobs whose time is over; the caller removes them."""
+        """Return up to `limit` expired jobs; the caller removes them."""
         with self._lock:
             jobs = self._due(self._records, now, limit)
             self._size -= len(jobs)
             jobs = self._unheld(jobs)
-            # The caller's removal of those that are still there counts them as stale.
+            # The caller's removal of the remaining records counts them as stale.
             self._stale -= len(jobs)
         return [job for job in jobs if job.generation != GONE]
 
     def surplus(self, limit: int) -> list[EngineJob]:
-        """Up to `limit` jobs above what the queue keeps of their outcome; the caller removes them."""
+        """Return up to `limit` jobs above the queue's limits; the caller removes them."""
         if self.retention is NO_RETENTION:
             return []
         jobs: list[EngineJob] = []
@@ -218,15 +224,15 @@ class FinishedJobs:
             for state in (State.COMPLETED, State.CANCELLED):
                 keep = self.retention.of(state)
                 is_completed = state is State.COMPLETED
-                there = (self.completed if is_completed else self.cancelled) - len(self.held[state])
-                taken = self.completed_bytes + self.result_bytes if is_completed else self.cancelled_bytes
-                count = 0 if keep.count is None else there - keep.count
-                size = 0 if keep.bytes is None else taken - keep.bytes
+                records = (self.completed if is_completed else self.cancelled) - len(self.held[state])
+                total = self.completed_bytes + self.result_bytes if is_completed else self.cancelled_bytes
+                count = 0 if keep.count is None else records - keep.count
+                size = 0 if keep.bytes is None else total - keep.bytes
                 jobs += self._first(state, count, size, limit - len(jobs))
         return jobs
 
     def _first(self, state: State, count: int, size: int, limit: int) -> list[EngineJob]:
-        """Records with an outcome whose time would be over first: so many, and so many bytes, at least."""
+        """Take the records of one outcome that expire first: at least this number, and this many bytes."""
         jobs: list[EngineJob] = []
         while (len(jobs) < count or size > 0) and len(jobs) < limit:
             is_completed = state is State.COMPLETED
@@ -246,15 +252,17 @@ class FinishedJobs:
         return jobs
 
     def drop_details(self, now: int, limit: int) -> int:
-        """Forget attempts and log lines that are too old; looks at `limit` jobs, and returns at how many."""
+        """Drop expired attempts and log lines; return how many jobs, up to `limit`, were considered."""
         if self._details is None:
             return 0
         with self._lock:
             return self._details.sweep(now, limit)
 
     def drop_results(self, now: int, limit: int) -> int:
-        """Forget up to `limit` results whose time is over while their jobs' records are kept on, or that are
-        above what the queue keeps, with the jobs' items; returns how many were looked at.
+        """Drop up to `limit` results, with the jobs' items, that expire before their records or exceed the
+        limit.
+
+        Returns the number of results considered.
         """
         if not self._results:
             return 0
@@ -264,26 +272,26 @@ class FinishedJobs:
             for job in due:
                 if job in held:
                     _forget_items(job)
-                    self._passed[job] = None
+                    self._postponed_results[job] = None
                 else:
                     self._forget_result(job)
-            looked_at = len(due)
-            most = self.retention.results.bytes
-            while most is not None and self.result_bytes > most and looked_at < limit:
+            considered = len(due)
+            max_bytes = self.retention.results.bytes
+            while max_bytes is not None and self.result_bytes > max_bytes and considered < limit:
                 fifos = {key: fifo for key, fifo in self._results.items() if key >= 0}
                 if not fifos:
                     break
                 key = _next_of(fifos)
                 job = fifos[key].popleft()[1]
-                looked_at += 1
+                considered += 1
                 if job in held:
-                    self._passed[job] = None
+                    self._postponed_results[job] = None
                 else:
                     self._forget_result(job)
                 if not fifos[key]:
                     del self._results[key]
-            self._listed -= looked_at
-        return looked_at
+            self._listed -= considered
+        return considered
 
     def _forget_result(self, job: EngineJob) -> None:
         if job.generation == GONE:
@@ -294,8 +302,9 @@ class FinishedJobs:
         _forget_items(job)
 
     def hold(self, job: EngineJob) -> None:
-        """Keep a record that is here with its result, whatever its time and the queue's bounds, for which it
-        does not count, until it is let go. What it has sent has its time all the same.
+        """Keep a record with its result, whatever its time and the queue's limits, until `let_go`.
+
+        It does not count against the limits. Its streamed items expire all the same.
         """
         held = self.held[job.state]
         if self._measures and job not in held:
@@ -304,7 +313,7 @@ class FinishedJobs:
         held[job] = None
 
     def let_go(self, job: EngineJob, now: int) -> None:
-        """From now on a record's own time counts again, and the queue's bounds: the next look finds it."""
+        """Let a record's own time and the queue's limits apply again."""
         held = self.held.get(job.state)
         if held is None or job not in held:
             return
@@ -316,25 +325,25 @@ class FinishedJobs:
     def _count_again(self, job: EngineJob, now: int) -> None:
         if self._measures:
             self._weigh(job, 1)
-        if job in self._parked:
-            del self._parked[job]
+        if job in self._postponed:
+            del self._postponed[job]
             self._return(self._records, self._kept(job), job)
             self._size += 1
         if job.state is State.COMPLETED:
-            was_passed = job in self._passed
-            self._passed.pop(job, None)
+            was_postponed = job in self._postponed_results
+            self._postponed_results.pop(job, None)
             readable = self._readable(job)
             if job.finished_at + readable <= now:
                 self._forget_result(job)
-            elif was_passed:
+            elif was_postponed:
                 self._return(self._results, readable, job)
                 self._listed += 1
 
     def _unheld(self, jobs: list[EngineJob]) -> list[EngineJob]:
-        """Without those that are held, which are put off until they are let go."""
+        """Return the jobs that are not held; held ones are postponed until `let_go`."""
         if any(self.held.values()):
             held = dict.fromkeys(job for job in jobs if job in self.held[job.state])
-            self._parked.update(held)
+            self._postponed.update(held)
             jobs = [job for job in jobs if job not in held]
         return jobs
 
@@ -354,7 +363,7 @@ class FinishedJobs:
 
     @staticmethod
     def _return(fifos: Fifos, kept: int, job: EngineJob) -> None:
-        """Put an entry back that was taken out of its turn: among others of its kind, by their times."""
+        """Put back an entry that was taken out, sorted by time among others that were."""
         key = RETURNED if job.state is State.COMPLETED else ~RETURNED
         insort(fifos.setdefault(key, deque()), (job.finished_at + kept, job), key=_time)
 
@@ -363,7 +372,7 @@ class FinishedJobs:
         jobs: list[EngineJob] = []
         for key in sorted(fifos):
             fifo = fifos[key]
-            # One that is gone holds up nobody, though the clock was set back after it ended.
+            # Removed jobs must not hold up others, even if the clock was set back after they ended.
             while fifo and (fifo[0][0] <= now or fifo[0][1].generation == GONE) and len(jobs) < limit:
                 jobs.append(fifo.popleft()[1])
             if not fifo:
@@ -377,7 +386,7 @@ class FinishedJobs:
 
 
 def _compact(fifos: Fifos) -> int:
-    """Leave the entries of jobs that are gone out; returns how many there are then."""
+    """Drop the entries of removed jobs; return the number of entries left."""
     for key, fifo in list(fifos.items()):
         fifos[key] = deque(entry for entry in fifo if entry[1].generation != GONE)
         if not fifos[key]:
@@ -386,7 +395,7 @@ def _compact(fifos: Fifos) -> int:
 
 
 def _next_of(fifos: Fifos) -> int:
-    """Return the one whose first entry's time is over first."""
+    """Return the key whose first entry expires first."""
     return min(fifos, key=lambda key: (fifos[key][0][0], key))
 
 
@@ -399,11 +408,11 @@ def _time(entry: tuple[int, EngineJob]) -> int:
 
 
 GONE = -(1 << 61)
-"""Generation of a finished job whose record has been taken away."""
+"""Generation of a finished job whose record was removed."""
 
 
 def _has_more(job: EngineJob) -> bool:
-    """Return whether there is anything of a job that goes before its record."""
+    """Return whether a job has a result or items, which may expire before its record."""
     return job.state is State.COMPLETED and (job.result is not None or job.stream is not None)
 
 

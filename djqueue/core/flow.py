@@ -1,4 +1,4 @@
-"""Graphs of jobs: in which order they are enqueued, and what of them must be there before."""
+"""The order in which a graph of jobs is enqueued."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
@@ -14,17 +14,17 @@ Node = TypeVar("Node", bound=Hashable)
 def levels(
     nodes: Iterable[Node], needs: Callable[[Node], Iterable[Node]], describe: Callable[[Node], str]
 ) -> list[list[Node]]:
-    """Nodes, each behind all that it needs; those of one list need none of each other, and are in the order
-    in which they were given.
+    """Return the nodes in levels, each node in a later level than all that it needs.
 
-    Raises OptionError, which names the nodes of a circle, if there is one.
+    Nodes of one level need none of each other, and keep the order in which they were given. Raises
+    OptionError, which names the nodes of a cycle, if there is one.
     """
     left = {node: set(needs(node)) for node in nodes}
     needed_by: dict[Node, list[Node]] = {node: [] for node in left}
     for node, wanted in left.items():
         for other in wanted:
             needed_by[other].append(node)
-    places = {node: place for place, node in enumerate(left)}
+    positions = {node: index for index, node in enumerate(left)}
     found: list[list[Node]] = []
     level = [node for node, wanted in left.items() if not wanted]
     while level:
@@ -36,28 +36,28 @@ def levels(
                 if not left[other]:
                     freed[other] = None
             del left[node]
-        level = sorted(freed, key=places.__getitem__)
+        level = sorted(freed, key=positions.__getitem__)
     if left:
-        circle = " -> ".join(map(describe, _circle(left, places)))
-        raise OptionError(f"depends_on: these jobs depend on each other in a cycle: {circle}")
+        cycle = " -> ".join(map(describe, _cycle(left, positions)))
+        raise OptionError(f"depends_on: these jobs depend on each other in a cycle: {cycle}")
     return found
 
 
-def _circle(left: dict[Node, set[Node]], places: dict[Node, int]) -> list[Node]:
-    """One of the circles among nodes each of which needs another one of them."""
+def _cycle(left: dict[Node, set[Node]], positions: dict[Node, int]) -> list[Node]:
+    """Return a cycle among nodes each of which needs another one."""
     path: dict[Node, int] = {}
     node = next(iter(left))
     while node not in path:
         path[node] = len(path)
-        node = min(left[node], key=places.__getitem__)
+        node = min(left[node], key=positions.__getitem__)
     return [*list(path)[path[node] :], node]
 
 
-# What one call of a storage enqueues.
+# The batches of one call of a storage.
 
 
 def outside(batches: Sequence[Batch]) -> list[JobKey]:
-    """Return what jobs of a call depend on, apart from jobs of earlier batches of the same call.
+    """Return the dependencies of a call's jobs outside the call.
 
     Raises OptionError for a job that would wait for itself.
     """
@@ -77,37 +77,37 @@ def outside(batches: Sequence[Batch]) -> list[JobKey]:
 
 
 def waves(batches: Sequence[Batch]) -> list[list[int]]:
-    """Return the places of a call's batches: what a batch depends on is in an earlier list."""
+    """Return the indexes of a call's batches in waves: the dependencies of a batch are in an earlier wave."""
     if len(batches) == 1 or not any(batch.options.depends_on for batch in batches):
         return [list(range(len(batches)))]
     wave_of: dict[JobKey, int] = {}
     found: list[list[int]] = []
-    for place, batch in enumerate(batches):
+    for index, batch in enumerate(batches):
         wave = max((wave_of[key] + 1 for key in batch.options.depends_on if key in wave_of), default=0)
-        # An id that comes twice is there with the first of the two.
+        # Of an id that occurs twice, the first one counts.
         for job_id in batch.ids or ():
             wave_of.setdefault((batch.queue, job_id), wave)
         if wave == len(found):
             found.append([])
-        found[wave].append(place)
+        found[wave].append(index)
     return found
 
 
 class Substitutes:
-    """Jobs of a call whose unique keys were taken: what depends on them depends on the keys' owners."""
+    """Dependencies on jobs whose unique keys were taken, replaced by the owners of the keys."""
 
     def __init__(self) -> None:
         self._keys: dict[JobKey, JobKey] = {}
 
     def note(self, batch: Batch, answers: Sequence[EnqueueResult]) -> None:
-        """What became of a batch."""
+        """Record the results of a batch."""
         if batch.options.unique_key is not None:
             for job_id, answer in zip(batch.ids or (), answers, strict=False):
                 if answer.id != job_id:
                     self._keys[batch.queue, job_id] = (batch.queue, answer.id)
 
     def in_(self, batch: Batch) -> Batch:
-        """Return a later batch as it is to be enqueued."""
+        """Return a later batch with its dependencies replaced."""
         wanted = batch.options.depends_on
         if not wanted or self._keys.keys().isdisjoint(wanted):
             return batch

@@ -1,6 +1,6 @@
-"""What the result of an enqueue can ask about its job later.
+"""Questions that the result of an enqueue asks about its job later.
 
-The core knows no storage: the client installs a `ResultReader`, and `EnqueueResult` calls it.
+The core knows no storage: the client installs a `ResultReader`, which `EnqueueResult` calls.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ class ResultReader(ABC):
 
     @abstractmethod
     def wait(self, result: "EnqueueResult", timeout: float | timedelta) -> Any:
-        """Wait for the job's end, and return what it returned."""
+        """Wait until the job ends, and return its return value."""
 
     @abstractmethod
     async def await_(self, result: "EnqueueResult", timeout: float | timedelta) -> Any:
@@ -26,7 +26,7 @@ class ResultReader(ABC):
 
     @abstractmethod
     def refresh(self, result: "EnqueueResult") -> "EnqueueResult":
-        """Return the result with the job's state of now."""
+        """Return the result with the current state of the job."""
 
     @abstractmethod
     async def arefresh(self, result: "EnqueueResult") -> "EnqueueResult":
@@ -45,12 +45,12 @@ _installed: list[ResultReader] = []
 
 
 def install(follower: ResultReader) -> None:
-    """Have results ask this from now on."""
+    """Install the reader that results use from now on."""
     _installed[:] = [follower]
 
 
 def follower() -> ResultReader:
-    """Return what results ask. Raises ConfigurationError where the client has not been imported."""
+    """Return the installed reader. Raises ConfigurationError if the client has not been imported."""
     if not _installed:
         raise ConfigurationError(
             "this result cannot read its job, because djqueue.client is not imported: import djqueue.client, "

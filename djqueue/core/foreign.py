@@ -1,4 +1,4 @@
-"""Names of other job queues, for errors that say what the name is here."""
+"""Names of other job queues, for errors that name the equivalent here."""
 
 PACKAGE_HERE = {
     "Celery": "job: there is no application object",
@@ -16,7 +16,7 @@ PACKAGE_HERE = {
     "shared_task": "job",
     "task": "job",
 }
-"""What other packages export, and what to import here."""
+"""Exports of other packages, and what to import here."""
 RESULT_HERE = {
     "abort": "Queue(result.queue).cancel(result.id)",
     "cancel": "Queue(result.queue).cancel(result.id)",
@@ -32,4 +32,4 @@ RESULT_HERE = {
     "successful": "result.job().state",
     "task_id": "result.id",
 }
-"""What results of Celery, RQ, Huey and Dramatiq have, and what to call here."""
+"""Attributes of results in Celery, RQ, Huey and Dramatiq, and what to call here."""

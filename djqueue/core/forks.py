@@ -1,6 +1,6 @@
-"""What objects do in a forked child, for as long as they live.
+"""Callbacks in forked children, for as long as their objects live.
 
-`os.register_at_fork` keeps what it is given until the process ends, and with a bound method its object.
+`os.register_at_fork` keeps its callbacks until the process ends, and with a bound method its object.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""How often jobs of single groups start: token buckets by name, and times by name."""
+"""Rates of single groups: token buckets and times by name."""
 
 import heapq
 from itertools import count
@@ -8,11 +8,11 @@ from .limiter import Rate
 
 K = TypeVar("K")
 STALE = 64
-"""Entries above twice those that count, from which on they are swept out."""
+"""Number of stale entries, beyond twice the live ones, at which they are removed."""
 
 
 class Times(Generic[K]):
-    """Times under names, the earliest first: a heap with lazy removal."""
+    """Times by name, earliest first: a heap with lazy removal."""
 
     __slots__ = ("_at", "_heap", "_numbers")
 
@@ -28,7 +28,7 @@ class Times(Generic[K]):
         return name in self._at
 
     def set(self, name: K, at: int) -> None:
-        """Give a name a time, instead of the one that it has."""
+        """Set the time of a name."""
         if self._at.get(name) == at:
             return
         self._at[name] = at
@@ -36,7 +36,7 @@ class Times(Generic[K]):
         self._compact()
 
     def drop(self, name: K) -> None:
-        """Forget a name, if it has a time."""
+        """Remove a name."""
         if self._at.pop(name, None) is not None:
             self._compact()
 
@@ -54,7 +54,7 @@ class Times(Generic[K]):
         return None
 
     def due(self, tick: int) -> list[K]:
-        """Return the names whose time has come, the earliest first; they have none any more."""
+        """Remove and return the names whose time has come, earliest first."""
         names = []
         while (at := self.next()) is not None and at <= tick:
             name = heapq.heappop(self._heap)[2]
@@ -69,11 +69,12 @@ class Times(Generic[K]):
 
 
 class GroupBuckets:
-    """Token buckets of groups. Of each the time at which it will be full is kept, from which all else
-    follows; one that is full is not kept. A bucket is of one rate: under another the group has another one.
+    """Token buckets of groups.
 
-    Times are monotonic milliseconds, and inside parts of them, as many as the rate's capacity: so a token
-    is a whole number of parts.
+    Only the time at which a bucket will be full is kept, from which everything else follows; full buckets are
+    not kept. A bucket belongs to one rate: under another rate, the group has another bucket. Times are
+    monotonic milliseconds, divided into as many parts as the rate's capacity, so that a token is a whole
+    number of parts.
     """
 
     __slots__ = ("_full_at", "_times")
@@ -81,22 +82,22 @@ class GroupBuckets:
     def __init__(self) -> None:
         self._full_at: dict[tuple[str, Rate], int] = {}
         self._times: Times[tuple[str, Rate]] = Times()
-        """A time for each of them, at which to look whether it is full."""
+        """Times at which buckets may be full."""
 
     def __len__(self) -> int:
         return len(self._full_at)
 
     def available(self, group: str, rate: Rate, tick: int) -> int:
-        """Whole tokens."""
+        """Return the number of whole tokens."""
         return (rate.capacity * rate.per - self._missing(group, rate, tick)) // rate.per
 
     def available_at(self, group: str, rate: Rate, tokens: int, tick: int) -> int:
-        """When there will be so many tokens, no more than the rate's capacity."""
+        """Return when this many tokens will be available, up to the rate's capacity."""
         late = self._missing(group, rate, tick) - (rate.capacity - tokens) * rate.per
         return tick + max(0, -(-late // rate.capacity))
 
     def consume(self, group: str, rate: Rate, tick: int) -> None:
-        """Take a token that `available` has shown to be there."""
+        """Take a token that `available` has returned."""
         key = (group, rate)
         full_at = tick * rate.capacity + self._missing(group, rate, tick) + rate.per
         self._full_at[key] = full_at
@@ -104,7 +105,7 @@ class GroupBuckets:
             self._times.set(key, -(-full_at // rate.capacity))
 
     def forget_full(self, tick: int) -> None:
-        """Forget those that are full again."""
+        """Drop buckets that are full again."""
         for key in self._times.due(tick):
             at = -(-self._full_at[key] // key[1].capacity)
             if at > tick:

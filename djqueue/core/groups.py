@@ -1,4 +1,4 @@
-"""Keyed concurrency: of each group, so many jobs at once, so often; the rest wait in lists of their own."""
+"""Keyed concurrency: limits of each group; jobs above them wait in lists of their own."""
 
 import heapq
 from collections import deque
@@ -12,15 +12,15 @@ from .limiter import Rate
 
 
 class GroupLimit(NamedTuple):
-    """What was said to a group while its queue ran."""
+    """Overrides of a group's limits, set while the queue runs."""
 
     concurrency: int | None = None
-    """Its jobs active at once; None: as the queue has it for every group."""
+    """Maximum number of active jobs; None: the default of the queue."""
     paused: bool = False
     rate: Rate | None = None
-    """Its jobs started in a time; None: as the queue has it for every group."""
+    """Maximum starts per time; None: the default of the queue."""
     weight: int | None = None
-    """Its turns for each one of a group of weight 1; None: as the queue has it for this group."""
+    """Turns for each turn of a group with weight 1; None: the default of the queue."""
 
 
 NO_LIMIT = GroupLimit()
@@ -31,21 +31,21 @@ class GroupOverview(NamedTuple):
 
     name: str
     waiting: int
-    """Jobs that may start, or are held back by the group."""
+    """Waiting jobs, ready or held back by the group."""
     active: int
     limit: int
-    """Jobs of it that may be active at once, as now; 0: groups hold nobody back."""
+    """Current maximum number of active jobs; 0: groups hold no job back."""
     rate: Rate | None
-    """Starts per time, as now."""
+    """Current starts per time."""
     weight: int
-    """Its turns for each one of a group of weight 1, as now."""
+    """Current turns for each turn of a group with weight 1."""
     paused: bool
-    said: GroupLimit
-    """What was said to it while the queue ran."""
+    overrides: GroupLimit
+    """Overrides, set while the queue runs."""
 
 
 class GroupWords(TypedDict, total=False):
-    """What is said to a group at a time; None takes back what was said before."""
+    """Changes of a group's overrides; None removes an override."""
 
     concurrency: int | None
     rate: Rate | None
@@ -60,7 +60,7 @@ class Group:
     def __init__(self) -> None:
         self.active = 0
         self.ready: list[EngineJob] = []
-        """Those that may be claimed: as many as its weight, but for jobs that were active and came back."""
+        """Jobs that may be claimed: as many as the weight, and active jobs that came back."""
         self.parked: deque[EngineJob] = deque()
 
     def __bool__(self) -> bool:
@@ -68,19 +68,20 @@ class Group:
 
     @property
     def waiting(self) -> int:
-        """Its jobs that are not active."""
+        """Number of jobs that are not active."""
         return len(self.ready) + len(self.parked)
 
 
 class Groups:
-    """Groups of one queue. Those with no job are forgotten, what was said to them is not.
+    """Groups of one queue. Groups without jobs are dropped; their overrides are kept.
 
-    As many jobs of a group as its weight are among the ready ones, if its limit and its rate allow; the next
-    gets there, behind all others, when one is claimed. So a claim never meets a blocked job, and groups take
-    turns, by their weights, however many jobs each has. Within a group jobs go in the order of their arrival.
-    A group that waits for nothing but its rate rests until a time.
+    As many jobs of a group as its weight are ready, if its limit and its rate allow; when one is claimed, the
+    next becomes ready, behind all others. So a claim never meets a job that its group holds back, and groups
+    take turns by their weights, however many jobs each has. Within a group, jobs keep the order of arrival. A
+    group that waits for its rate alone rests until a known time.
 
-    tick: the monotonic time in milliseconds.
+    Args:
+        tick: returns the monotonic time in milliseconds.
     """
 
     __slots__ = ("_buckets", "_groups", "_own", "_tick", "limit", "parked", "rate", "rests", "weights")
@@ -94,12 +95,12 @@ class Groups:
         self.rate: Rate | None = None
         self.weights: Mapping[str, int] = {}
         self.rests: Times[str] = Times()
-        """When groups that rest go on."""
+        """Times at which resting groups continue."""
         self.parked = 0
-        """Jobs that wait for their group, over all groups."""
+        """Number of jobs held back, over all groups."""
 
     def admit(self, job: EngineJob, *, front: bool = False) -> bool:
-        """Return whether a job may be ready now; else it is parked, before the others or behind them."""
+        """Return whether a job may be ready now; otherwise it waits in its group, first or last."""
         name = self._name(job)
         group = self._groups.get(name)
         if group is None:
@@ -112,7 +113,7 @@ class Groups:
         return False
 
     def readmit(self, job: EngineJob) -> bool:
-        """As `admit` for an active job that comes back before all others of its group."""
+        """Like `admit`, for an active job that comes back before all others of its group."""
         name = self._name(job)
         group = self._groups[name]
         group.active -= 1
@@ -126,7 +127,7 @@ class Groups:
         return False
 
     def claimed(self, job: EngineJob) -> list[EngineJob]:
-        """A ready job is active; the next that may be ready."""
+        """Record that a ready job is active; return the jobs that became ready."""
         name = self._name(job)
         group = self._groups[name]
         group.ready.remove(job)
@@ -141,7 +142,7 @@ class Groups:
         self._groups.setdefault(self._name(job), Group()).active += 1
 
     def leave(self, job: EngineJob, *, was_ready: bool) -> list[EngineJob]:
-        """A job that was ready, or active, is neither any more; the next that may be ready."""
+        """Record that a job is no longer ready or active; return the jobs that became ready."""
         group = self._groups[self._name(job)]
         if was_ready:
             group.ready.remove(job)
@@ -150,7 +151,7 @@ class Groups:
         return self.advance(self._name(job))
 
     def remove(self, job: EngineJob) -> list[EngineJob]:
-        """Take out a parked job; the next that may be ready, should the group's rest be over."""
+        """Remove a waiting job of a group; return the jobs that became ready if the group's rest is over."""
         name = self._name(job)
         group = self._groups[name]
         group.parked.remove(job)
@@ -180,7 +181,7 @@ class Groups:
         return freed
 
     def hold_back(self, name: str) -> list[EngineJob]:
-        """Ready jobs of a group that may not be so any more, last first: the caller parks them."""
+        """Take out ready jobs of a group that may no longer be ready, last first; the caller parks them."""
         group = self._groups.get(name)
         if group is None:
             return []
@@ -189,31 +190,31 @@ class Groups:
         return held[::-1]
 
     def park(self, job: EngineJob) -> None:
-        """Park a job, which is in no list, before the others of its group."""
+        """Put a job that is in no list before the waiting jobs of its group."""
         self._park(self._groups[self._name(job)], job, front=True)
 
     def own(self, name: str) -> GroupLimit:
-        """What was said to a group."""
+        """Return the overrides of a group."""
         return self._own.get(name, NO_LIMIT)
 
     def set_own(self, name: str, limit: GroupLimit) -> None:
-        """Say something to a group."""
+        """Replace the overrides of a group."""
         if limit == NO_LIMIT:
             self._own.pop(name, None)
         else:
             self._own[name] = limit
 
     def limit_of(self, name: str) -> int:
-        """Jobs of a group that may be active at once."""
+        """Return the maximum number of active jobs of a group."""
         return self.own(name).concurrency or self.limit
 
     def before(self, job: EngineJob) -> int:
-        """Jobs of a parked job's group that go before it, not counting active ones."""
+        """Return the number of jobs before a waiting job of a group, without active ones."""
         group = self._groups[self._name(job)]
         return len(group.ready) + group.parked.index(job)
 
     def overview(self, name: str) -> GroupOverview:
-        """How a group is."""
+        """Return a group as it is now."""
         group, own = self._groups.get(name), self.own(name)
         return GroupOverview(
             name,
@@ -226,22 +227,22 @@ class Groups:
             own,
         )
 
-    def busiest(self, limit: int, most: int) -> list[str]:
-        """Return the groups with most waiting jobs, of `most` that are looked at."""
-        looked_at = islice(self._groups.items(), most)
-        found = ((-group.waiting, name) for name, group in looked_at if group.waiting)
+    def busiest(self, limit: int, considered: int) -> list[str]:
+        """Return the groups with most waiting jobs, considering the first `considered` groups."""
+        groups = islice(self._groups.items(), considered)
+        found = ((-group.waiting, name) for name, group in groups if group.waiting)
         return [name for _, name in heapq.nsmallest(limit, found)]
 
-    def said(self) -> dict[str, GroupLimit]:
-        """What was said to groups."""
+    def overrides(self) -> dict[str, GroupLimit]:
+        """Return the overrides of all groups."""
         return dict(self._own)
 
     def names(self) -> list[str]:
-        """Return the groups that have jobs."""
+        """Return the names of the groups that have jobs."""
         return list(self._groups)
 
     def forget_full(self) -> None:
-        """Forget buckets that are full again."""
+        """Drop buckets that are full again."""
         if self._buckets:
             self._buckets.forget_full(self._tick())
 
@@ -257,11 +258,11 @@ class Groups:
         self.parked += 1
 
     def _share(self, name: str, group: Group) -> int:
-        """Return how many jobs of a group may be ready, so that it has the turns that are its own."""
+        """Return how many jobs of a group may be ready for it to take its turns."""
         return min(self._weight_of(name), self._room(name, group))
 
     def _room(self, name: str, group: Group) -> int:
-        """Return how many jobs of a group may be ready, so that all of them may start."""
+        """Return how many jobs of a group may be ready if all of them may start."""
         own = self.own(name)
         if own.paused:
             return 0
@@ -272,7 +273,7 @@ class Groups:
         return min(room, self._buckets.available(name, rate, self._tick()))
 
     def _note_rest(self, name: str, group: Group) -> None:
-        """Have a group rest if its rate alone keeps back the next of its jobs."""
+        """Let a group rest if its rate alone holds back its next job."""
         rate = self._rate_of(name)
         if rate is None:
             if self.rests:

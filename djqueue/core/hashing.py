@@ -1,4 +1,4 @@
-"""FNV-1a, which says the shard of a queue."""
+"""FNV-1a, which decides the shard of a queue."""
 
 from functools import lru_cache
 
@@ -19,7 +19,7 @@ def fnv1a32(text: str) -> int:
 
 
 def shard_count(cores: int | None) -> int:
-    """Return how many shards an engine has on a machine with so many cores: a power of two, 4 to 64."""
+    """Return the number of shards for a number of cores: a power of two, 4 to 64."""
     cores = cores or 4
     for limit, shards in ((4, 4), (8, 8), (16, 16), (32, 32)):
         if cores <= limit:

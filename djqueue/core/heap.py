@@ -8,25 +8,24 @@ from collections.abc import Iterator
 from .enginejob import EngineJob
 
 COMPACT_ABOVE = 0.2
-"""Share of stale entries above which they are swept out."""
+"""Share of stale entries above which they are removed."""
 COMPACT_FROM = 64
-"""Fewer entries are never worth a sweep."""
+"""Minimum number of entries for removing stale ones."""
 
 
 class PriorityQueue:
     """A small heap of distinct priorities over a FIFO each, with lazy removal by generation.
 
-    A FIFO holds generations, an index says which job a generation stands for; one that it does not
-    know is stale. Push and pop cost O(log p) for p distinct priorities, removal O(1). The documents'
-    4-ary heap has the same bounds in the number of jobs; tests/benchmarks/structures.py shows why it
-    is not used.
+    A FIFO holds generations, and an index maps generations to jobs; a generation without a job is stale. Push
+    and pop cost O(log p) for p distinct priorities, removal O(1). A 4-ary heap has the same bounds in the
+    number of jobs; tests/benchmarks/structures.py shows why it is not used.
     """
 
     __slots__ = ("_fifos", "_jobs", "_order", "_stale")
 
     def __init__(self) -> None:
         self._jobs: dict[int, EngineJob] = {}
-        """Live entries: the job of each generation."""
+        """Live entries: jobs by generation."""
         self._fifos: dict[int, deque[int]] = {}
         self._order: list[int] = []
         """Heap of the negated priorities that have a FIFO."""
@@ -34,11 +33,11 @@ class PriorityQueue:
 
     @property
     def size(self) -> int:
-        """Live entries."""
+        """Number of live entries."""
         return len(self._jobs)
 
     def push(self, job: EngineJob, *, front: bool = False) -> None:
-        """Add a job under its present generation, behind those of its priority or before them."""
+        """Add a job under its current generation, behind or before the jobs of its priority."""
         fifo = self._fifo(job.options.priority)
         if front:
             fifo.appendleft(job.generation)
@@ -47,7 +46,7 @@ class PriorityQueue:
         self._jobs[job.generation] = job
 
     def extend(self, jobs: list[EngineJob], first: int, priority: int) -> None:
-        """Add jobs of one priority, with generations from `first` on, behind those that are there."""
+        """Add jobs of one priority behind the others, with generations from `first` on."""
         generations = range(first, first + len(jobs))
         self._fifo(priority).extend(generations)
         self._jobs.update(zip(generations, jobs, strict=True))
@@ -55,7 +54,7 @@ class PriorityQueue:
             job.generation = generation
 
     def head(self) -> tuple[int, int] | None:
-        """(negated priority, generation) of the next job; None when empty. Lower goes first."""
+        """Return (negated priority, generation) of the next job; None if empty. Lower goes first."""
         while self._order:
             fifo = self._fifos[-self._order[0]]
             while fifo:
@@ -67,36 +66,37 @@ class PriorityQueue:
         return None
 
     def first(self) -> tuple[int, int, EngineJob] | None:
-        """As `head`, with the job itself."""
+        """Like `head`, with the job itself."""
         head = self.head()
         return None if head is None else (*head, self._jobs[head[1]])
 
     def longest(self) -> Iterator[tuple[int, int, EngineJob]]:
-        """(priority, generation, job) of those that came first, of each priority and way to come.
+        """Yield (priority, generation, job) of the oldest job of each priority, for jobs pushed to either
+        end.
 
-        Those put before the others come with descending generations below zero, the others with rising ones.
+        Jobs pushed to the front have descending generations below zero, the others ascending ones.
         """
         for priority, fifo in self._fifos.items():
             middle = bisect_left(fifo, 0) if fifo and fifo[0] < 0 else 0
-            for places in (range(middle - 1, -1, -1), range(middle, len(fifo))):
-                generation = next((fifo[at] for at in places if fifo[at] in self._jobs), None)
+            for indexes in (range(middle - 1, -1, -1), range(middle, len(fifo))):
+                generation = next((fifo[at] for at in indexes if fifo[at] in self._jobs), None)
                 if generation is not None:
                     yield priority, generation, self._jobs[generation]
 
-    def before(self, priority: int, generation: int, most: int) -> int:
-        """Entries that go before one with this priority and generation; `most` stands for as many or more."""
+    def before(self, priority: int, generation: int, limit: int) -> int:
+        """Return the number of entries before this priority and generation, up to `limit`."""
         count = 0
         for other, fifo in self._fifos.items():
             if other < priority:
                 continue
             for entry in fifo:
-                if count == most or (other == priority and entry >= generation):
+                if count == limit or (other == priority and entry >= generation):
                     break
                 count += entry in self._jobs
         return count
 
     def pop(self, limit: int) -> list[EngineJob]:
-        """Up to `limit` jobs, best first."""
+        """Take up to `limit` jobs, best first."""
         jobs: list[EngineJob] = []
         order = self._order
         live = self._jobs.pop
@@ -116,7 +116,7 @@ class PriorityQueue:
         return jobs
 
     def remove(self, job: EngineJob) -> None:
-        """Take out a job; its entry goes stale."""
+        """Remove a job; its entry becomes stale."""
         del self._jobs[job.generation]
         job.generation = 0
         self._stale += 1

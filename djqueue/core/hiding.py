@@ -1,18 +1,18 @@
-"""Messages about settings that may hold a password, without it."""
+"""Messages about settings that may hold a password, without the password."""
 
 import re
 from typing import Any
 
 CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)\S*@")
-"""Of a URL: everything up to the last @, since a password may hold any character."""
+"""Credentials of a URL: everything up to the last @, since a password may hold any character."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-"""A dotted path, among others."""
+"""A dotted path, for example."""
 SHOWN = re.compile(r"[^:/@=\s]{1,100}")
-"""No URL, and no part of one with a password."""
+"""A text that is neither a URL nor a part of one with a password."""
 
 
 class HiddenOptions(dict[str, Any]):
-    """Options of a storage, whose representation has their names alone."""
+    """Options of a storage whose representation shows only their names."""
 
     def __repr__(self) -> str:
         return "{" + ", ".join(f"{shown_name(name)}: …" for name in self) + "}"

@@ -1,4 +1,4 @@
-"""Job ids: UUIDv7 texts that sort by the time at which they were made."""
+"""Job ids: UUIDv7 strings that sort by creation time."""
 
 import os
 import threading
@@ -9,16 +9,16 @@ from .forks import after_fork
 COUNTER_BITS = 12
 COUNTER_LIMIT = 1 << COUNTER_BITS
 NOISE_SIZE, NOISES = 8, 128
-"""Random bytes of a call, and for how many calls they are fetched at once."""
+"""Random bytes of a call, and number of calls for which they are fetched at once."""
 NUMBERS = [f"{number:03x}" for number in range(COUNTER_LIMIT)]
 
 
 class IdSource:
-    """Makes UUIDv7 ids (RFC 9562, method 1 of section 6.2: a counter in the bits after the time).
+    """Source of UUIDv7 ids (RFC 9562, method 1 of section 6.2: a counter in the bits after the time).
 
-    Ids of one source ascend strictly, also when the clock stands or goes back: once a millisecond's
-    4,096 numbers are used, the next millisecond is borrowed. Ids that are made in one call have their
-    random bits in common, and differ in time and counter. Threads may share a source.
+    Ids of one source ascend strictly, also when the clock stops or is set back: once a millisecond's 4,096
+    numbers are used, the next millisecond is borrowed. Ids of one call share their random bits, and differ in
+    time and counter. Threads may share a source.
     """
 
     def __init__(self, random_bytes: Callable[[int], bytes] = os.urandom) -> None:
@@ -26,24 +26,24 @@ class IdSource:
         self._lock = threading.Lock()
         self._last = 0
         self._noise: list[str] = []
-        """Random hexadecimal digits, for a call each."""
+        """Random hexadecimal digits, one entry for each call."""
         after_fork(self._part)
 
     def new(self, now: int) -> str:
-        """One id, for a time in UTC milliseconds."""
+        """Return one id for a time in UTC milliseconds."""
         return self.many(1, now)[0]
 
     def many(self, count: int, now: int) -> list[str]:
-        """`count` ascending ids, for a time in UTC milliseconds."""
+        """Return `count` ascending ids for a time in UTC milliseconds."""
         with self._lock:
             first = max(now << COUNTER_BITS, self._last + 1)
             self._last = first + count - 1
             if not self._noise:
-                # Many at a time: asking the system takes as long as making hundreds of ids.
+                # Fetched in bulk: a system call takes as long as creating hundreds of ids.
                 noise = self._random_bytes(NOISE_SIZE * NOISES).hex()
                 self._noise = [noise[at : at + 16] for at in range(0, len(noise), 2 * NOISE_SIZE)]
             noise = self._noise.pop()
-        # The variant's two bits are 10, which 8 stands for; 60 random bits follow.
+        # 8 sets the two bits of the variant to 10; 60 random bits follow.
         tail = f"-8{noise[:3]}-{noise[3:15]}"
         ids: list[str] = []
         end = first + count
@@ -55,6 +55,6 @@ class IdSource:
         return ids
 
     def _part(self) -> None:
-        """In a forked child: what the parent will use is not for this process."""
+        """Drop random digits in a forked child, because the parent will use them."""
         self._lock = threading.Lock()
         self._noise = []

@@ -1,4 +1,4 @@
-"""The record of a job, and the small values that travel between storages and workers."""
+"""The small values that travel between storages, workers and clients."""
 
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +10,7 @@ from .states import State
 
 
 class JobFailure(NamedTuple):
-    """What a handler raised."""
+    """An error that ended an attempt."""
 
     type: str
     """The exception class's dotted name."""
@@ -19,13 +19,13 @@ class JobFailure(NamedTuple):
 
 
 class AttemptRecord(NamedTuple):
-    """One run of a job, after its end."""
+    """One ended attempt of a job."""
 
     attempt: int
-    """1 is the first run."""
+    """Number of the attempt, from 1."""
     worker: str
     started_at: int
-    """UTC milliseconds, as `finished_at`."""
+    """UTC milliseconds, like `finished_at`."""
     finished_at: int
     outcome: str
     """completed | failed | retried | released | stalled | cancelled"""
@@ -33,7 +33,7 @@ class AttemptRecord(NamedTuple):
 
 
 class JobRecord(NamedTuple):
-    """A job as it was at one moment: what every storage answers when asked for a job."""
+    """A job as it was at one moment: the answer of every storage to a read."""
 
     id: str
     queue: str
@@ -56,10 +56,10 @@ class JobRecord(NamedTuple):
     history: tuple[AttemptRecord, ...]
     logs: tuple[tuple[int, str], ...]
     items: int = 0
-    """How many items its last run has sent."""
+    """Number of items streamed by the last attempt."""
 
     def all_attempts(self) -> tuple[AttemptRecord, ...]:
-        """Every ended run; the one that completed the job is not in `history`, being the record's own."""
+        """Return every ended attempt; the one that completed the job is not in `history`."""
         if self.state is not State.COMPLETED:
             return self.history
         last = AttemptRecord(self.attempts, self.worker, self.started_at, self.finished_at, "completed")
@@ -74,33 +74,33 @@ class Batch(NamedTuple):
     options: JobOptions
     payloads: list[bytes]
     ids: list[str] | None = None
-    """Ids given by the caller, one for each payload; None has the storage make them."""
+    """Ids given by the caller, one for each payload; None lets the storage create them."""
     delay: int | None = None
-    """Milliseconds from the storage's now."""
+    """Milliseconds from the storage's current time."""
     run_at: int | None = None
-    """UTC milliseconds; `delay` and `run_at` exclude each other."""
+    """UTC milliseconds; excludes `delay`."""
     fresh: bool = False
-    """Whether the ids were made just now by the caller, so that no earlier job can have them."""
+    """True if the caller has just created the ids, so that no earlier job can have them."""
 
 
 class EnqueueResult(NamedTuple):
-    """What became of one enqueue. A duplicate is an answer, never an error."""
+    """Result of one enqueue. A duplicate is a result, never an error."""
 
     id: str
     status: str
-    """queued | duplicate | completed | rejected (a dead letter from the start: see `JobOptions.rejected`)"""
+    """queued | duplicate | completed | rejected (became a dead letter: see `JobOptions.rejected`)"""
     queue: str
     existing_state: State | None = None
-    """Of a duplicate: the state of the job that was there before."""
+    """State of the existing job, for a duplicate."""
     result: Any = None
-    """Of a completed one: what the earlier run returned (in bytes where a storage answers)."""
+    """Return value of the completed job (bytes in the answer of a storage), for `completed`."""
     replaced: str | None = None
-    """Of a queued one: the id of the job with its unique key in whose place it is."""
+    """Id of the job with the same unique key that the new job replaced, for `queued`."""
 
     def wait(self, timeout: float | timedelta = 30.0) -> Any:
-        """Wait for the job's end, and return what it returned.
+        """Wait until the job ends, and return its return value.
 
-        Not in the transaction in which the job was enqueued: it starts after the commit.
+        Do not call this in the transaction that enqueued the job: the job starts after the commit.
 
         Args:
             timeout: Seconds, or a timedelta.
@@ -108,19 +108,19 @@ class EnqueueResult(NamedTuple):
         Raises:
             JobFailedError: The job failed.
             JobCancelledError: The job was cancelled.
-            JobTimeoutError: The time is over; the job goes on.
+            JobTimeoutError: The timeout expired; the job continues.
             JobNotFoundError: The job, or its result, is no longer kept.
         """
         return follower().wait(self, timeout)
 
     async def await_(self, timeout: float | timedelta = 30.0) -> Any:
-        """Async version of `wait`, whose name would be a keyword with an `a` before it."""
+        """Async version of `wait`; the name with an `a` before it is a keyword."""
         return await follower().await_(self, timeout)
 
     def refresh(self) -> "EnqueueResult":
-        """Return a result with the job's state of now as `existing_state`.
+        """Return a copy with the current state of the job as `existing_state`.
 
-        Its `status` is `completed`, and `result` what the job returned, if the job has completed.
+        If the job has completed, its `status` is `completed`, and `result` is its return value.
 
         Raises:
             JobNotFoundError: The job is no longer kept.
@@ -143,7 +143,7 @@ class EnqueueResult(NamedTuple):
 if not TYPE_CHECKING:
 
     def _explain(result: EnqueueResult, name: str) -> Any:
-        """Raise for an attribute that is not there; the calls of other job queues name the call here."""
+        """Raise AttributeError; for an attribute of other job queues, name the equivalent here."""
         here = RESULT_HERE.get(name)
         hint = f". Use {here}" if here else ""
         raise AttributeError(f"{type(result).__name__!r} object has no attribute {name!r}{hint}")
@@ -152,23 +152,23 @@ if not TYPE_CHECKING:
 
 
 class ClaimRequest(NamedTuple):
-    """What a worker can start at once."""
+    """Jobs that a worker can start at once."""
 
     worker: str
     slots: int
-    """Free slots: the most jobs that the answer may hold."""
+    """Free slots: the maximum number of claimed jobs."""
     names: frozenset[str]
-    """Job names that it has handlers for."""
+    """Job names that the worker handles."""
     queues: tuple[str, ...] | None = None
-    """None is every queue."""
+    """Queues to claim from; None: all."""
     process: str = ""
-    """The process of the worker, as the storage that serves it knows it; empty: the storage's own."""
+    """The worker's process, as the storage that serves it knows it; empty for the storage's own process."""
     stalled: bool = True
-    """Whether jobs with a stalled attempt may be claimed, one at a time."""
+    """True if jobs with a stalled attempt may be claimed, one at a time."""
 
 
 class Claimed(NamedTuple):
-    """A job handed to a worker, under a lease."""
+    """A claimed job, with its lease."""
 
     id: str
     queue: str
@@ -176,28 +176,28 @@ class Claimed(NamedTuple):
     payload: bytes
     options: JobOptions
     token: int
-    """To be shown with every later word about this run."""
+    """Fencing token, passed with every later operation on this attempt."""
     attempts: int
-    """Runs begun, this one included."""
+    """Attempts started, including this one."""
     failures: int
     stalls: int
     created_at: int
     lease: int
-    """Milliseconds until the claim is lost unless renewed."""
+    """Milliseconds until the lease expires unless it is renewed."""
     waited: int = 0
-    """Milliseconds from when it could be claimed, as far as its time says, to this claim."""
+    """Milliseconds from when the job was due to this claim."""
 
 
 class Claims(NamedTuple):
-    """The answer to a claim."""
+    """Answer to a claim."""
 
     jobs: list[Claimed]
     wait: int | None = None
-    """Milliseconds until more may be claimable by the clock alone; None: not by the clock."""
+    """Milliseconds until time alone may make more jobs claimable; None: time alone will not."""
 
 
 class Outcome(NamedTuple):
-    """How a run ended, as its worker tells the storage."""
+    """End of an attempt, as its worker reports it."""
 
     queue: str
     id: str
@@ -206,21 +206,21 @@ class Outcome(NamedTuple):
     """complete | retry | release | fail | cancel"""
     result: bytes | None = None
     delay: int = 0
-    """Milliseconds before the next run, for retry and release."""
+    """Milliseconds before the next attempt, for `retry` and `release`."""
     error: JobFailure | None = None
     reason: str = ""
-    """For fail: the dead letter's reason."""
+    """Reason of the dead letter, for `fail`."""
 
 
 class Finished(NamedTuple):
-    """The answer to outcomes: for each whether it was accepted (a stale token is not), and new claims."""
+    """Answer to outcomes: whether each was accepted (one with a stale token is not), and new claims."""
 
     accepted: list[bool]
     claims: Claims
 
 
 class Lease(NamedTuple):
-    """One claim, to be renewed."""
+    """One claim to renew."""
 
     queue: str
     id: str
@@ -228,14 +228,14 @@ class Lease(NamedTuple):
 
 
 class Renewal(NamedTuple):
-    """What became of one lease."""
+    """Result of renewing one lease."""
 
     held: bool
     cancel_requested: bool = False
 
 
 class ProgressReport(NamedTuple):
-    """Progress and log lines of a run."""
+    """Progress and log lines of an attempt."""
 
     queue: str
     id: str
@@ -246,73 +246,73 @@ class ProgressReport(NamedTuple):
 
 
 class Emission(NamedTuple):
-    """Items of a generator's run, in order."""
+    """Streamed items of an attempt, in order."""
 
     queue: str
     id: str
     token: int
     start: int
-    """How many items of the run came before these: what is said twice is kept once."""
+    """Number of items that the attempt sent before these; items that are sent twice are kept once."""
     items: tuple[bytes, ...]
 
 
 class ItemMark(NamedTuple):
-    """How far a reader of a job's items has come."""
+    """Position of a reader in a job's streamed items."""
 
     id: str
-    """The job's."""
+    """Id of the job."""
     run: int = 0
-    """The token of the run whose items it reads; 0: it has read none."""
+    """Token of the attempt whose items are read; 0 if none were read yet."""
     start: int = 0
-    """How many of them it has."""
+    """Number of items that the reader has."""
 
 
 class ItemPage(NamedTuple):
-    """Items of a job's last run, and how the job stood at the moment at which they were read."""
+    """Streamed items of a job's last attempt, with the state of the job when they were read."""
 
     state: State
     content_type: str
     run: int
-    """The run's token; 0: it has sent nothing, and is over."""
+    """Token of the attempt; 0 if it ended without items."""
     start: int
-    """The number of the first item: that of the mark, or 0 if that was of another run."""
+    """Number of the first item: that of the mark, or 0 if the mark is of another attempt."""
     items: tuple[bytes, ...]
-    """As many as one answer holds: there may be more behind them."""
+    """Items, up to the size of a page; more may follow."""
     sent: int
-    """How many items the run has sent so far, whether they are kept or not."""
+    """Number of items that the attempt has sent so far, whether they are kept or not."""
 
 
 class Event(NamedTuple):
-    """A transition that has happened, or a word about a run."""
+    """A transition of a job, or a report of its attempt."""
 
     queue: str
     id: str
     name: str
     """The job's name."""
     event: str
-    """The transition's word: see `core.states`."""
+    """Name of the event: see `core.states`."""
     state: State
     at: int
     items: int = 0
-    """Of an `item`: how many items the run has sent by now."""
+    """Number of items sent so far, for the event `item`."""
 
 
 class Incident(NamedTuple):
-    """A transition that no worker has told: a lease that was lost, a time that was over, a cancellation."""
+    """A transition that no worker reported: an expired lease, an expired ttl, a cancellation."""
 
     queue: str
     id: str
     name: str
     """The job's name."""
     event: str
-    """stalled | failed | cancelled | fired (a schedule has enqueued it)"""
+    """stalled | failed | cancelled | fired (enqueued by a schedule)"""
     reason: str = ""
-    """Of a job that failed or was cancelled: why; of a schedule's job: the schedule's name."""
+    """Reason of a failure or cancellation; for `fired`, the name of the schedule."""
     error: JobFailure | None = None
 
 
 class DeadLetterRecord(NamedTuple):
-    """A job that failed for good."""
+    """A failed job in the dead letters."""
 
     queue: str
     id: str
@@ -322,42 +322,42 @@ class DeadLetterRecord(NamedTuple):
     entered_at: int
     expires_at: int
     retries: int = 0
-    """How often it has been retried by itself."""
+    """Number of automatic retries."""
     next_retry_at: int = 0
-    """0: not by itself."""
+    """Time of the next automatic retry; 0: none."""
     name: str = ""
     """The job's name."""
     error_type: str = ""
-    """Of its last error, as `error_message`."""
+    """Type of the last error."""
     error_message: str = ""
+    """Message of the last error."""
     unmet: tuple[JobKey, ...] = ()
-    """With the reason `dependency_failed`: the dependencies that had not completed."""
+    """Dependencies that had not completed, for the reason `dependency_failed`."""
 
 
 class DeadLetterPage(NamedTuple):
-    """Some of a queue's dead letters, oldest first."""
+    """Some dead letters of a queue, oldest first."""
 
     letters: list[DeadLetterRecord]
     next: str | None
-    """Where the next page begins, to be shown to the storage that said so; None: this is the last one."""
+    """Cursor of the next page; None on the last page."""
     at: int
     """The storage's time, in UTC milliseconds."""
 
 
 class CancelResult(NamedTuple):
-    """What became of a cancel."""
+    """Result of cancelling one job."""
 
     id: str
     status: str
-    """cancelled | requested (it is running, and has been asked to stop) | completed | failed |
-    not_found"""
+    """cancelled | requested (the job is active, and was asked to stop) | completed | failed | not_found"""
 
     def __bool__(self) -> bool:
         return self.status in ("cancelled", "requested")
 
 
 class RunningJob(NamedTuple):
-    """A job that a worker runs."""
+    """A job that a worker is running."""
 
     queue: str
     id: str
@@ -367,15 +367,15 @@ class RunningJob(NamedTuple):
 
 
 class WorkerDump(NamedTuple):
-    """Where each thread and task of a worker was when it was asked."""
+    """Stacks of a worker's threads and tasks."""
 
     at: int
-    """UTC milliseconds at which the storage was told."""
+    """UTC milliseconds at which the storage received it."""
     text: str
 
 
 class WorkerInfo(NamedTuple):
-    """A worker as it describes itself."""
+    """A worker, as it describes itself."""
 
     id: str
     host: str
@@ -387,23 +387,23 @@ class WorkerInfo(NamedTuple):
     seen_at: int = 0
     active: int = 0
     state: str = "running"
-    """running | quiet (it claims no more, until it is told to) | stopping"""
+    """running | quiet (claims no jobs until it is resumed) | stopping"""
     kind: str = ""
-    """runworkers (a process of its own) | embedded (in a process that is there for something else)"""
+    """runworkers (a process of its own) | embedded (in another process)"""
     heartbeat: int = 0
-    """Milliseconds between two signs of life, at most; 0: not known."""
+    """Maximum milliseconds between two heartbeats; 0: unknown."""
     rss: int = 0
-    """Bytes of memory that its process has; 0: not known."""
+    """Bytes of memory of its process; 0: unknown."""
     version: str = ""
-    """Of djqueue."""
+    """Version of djqueue."""
     project: str = ""
-    """Of the project, as its settings name it."""
+    """Version of the project, from its settings."""
     jobs: tuple[RunningJob, ...] = ()
-    """What it runs, those first that have run longest: a part of `active`, if these are many."""
+    """Jobs that it is running, longest first; only some of `active` if there are many."""
 
 
 REJECTED = "enqueue_rejected"
-"""The reason of what was never fit to run: it is not retried before it has another payload."""
+"""Reason of a job that was never valid: it is retried only with another payload."""
 DEAD_LETTER_REASONS = (
     "explicit_fail",
     "max_attempts_exceeded",

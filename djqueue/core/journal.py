@@ -1,4 +1,4 @@
-"""What the engine reports to a storage that keeps its jobs in tables, too."""
+"""The journal: receives the engine's changes for a storage that keeps its jobs in tables, too."""
 
 from contextlib import AbstractContextManager
 from typing import Protocol

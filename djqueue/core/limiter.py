@@ -1,4 +1,4 @@
-"""How many jobs of a queue may start now: a token bucket and a bound on those active."""
+"""Limits of a queue: a token bucket, and a maximum of active jobs."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """`capacity` starts at once, refilled evenly, `capacity` in `per` milliseconds."""
+    """`capacity` starts at once, refilled evenly: `capacity` in `per` milliseconds."""
 
     capacity: int
     per: int = 1_000
@@ -20,15 +20,15 @@ class Unset(Enum):
 
 
 UNSET: Final = Unset.UNSET
-"""Given for a limit that is to stay as it is; None removes a limit."""
+"""Default for a limit that stays as it is; None removes a limit."""
 SetRate = Rate | Literal[Unset.UNSET] | None
 SetConcurrency = int | Literal[Unset.UNSET] | None
 
 
 class TokenBucket:
-    """Tokens computed from elapsed time, so that nothing has to run to refill them.
+    """Tokens computed from elapsed time, so that no timer has to refill them.
 
-    Counted in parts of a token, `per` to a token: a millisecond brings `capacity` whole parts.
+    Tokens are counted in parts, `per` to a token: a millisecond adds `capacity` parts.
     """
 
     __slots__ = ("_at", "_parts", "rate")
@@ -39,16 +39,16 @@ class TokenBucket:
         self._at = tick
 
     def available(self, tick: int) -> int:
-        """Whole tokens at a monotonic time in milliseconds."""
+        """Return the whole tokens at a monotonic time in milliseconds."""
         self._refill(tick)
         return self._parts // self.rate.per
 
     def consume(self, count: int) -> None:
-        """Take tokens that `available` has shown to be there."""
+        """Take tokens that `available` has returned."""
         self._parts -= count * self.rate.per
 
     def wait(self, tick: int) -> int:
-        """Milliseconds until there is a whole token; 0 if there is one."""
+        """Return the milliseconds until a whole token is available; 0: now."""
         self._refill(tick)
         missing = self.rate.per - self._parts
         return max(0, -(-missing // self.rate.capacity))
@@ -56,8 +56,8 @@ class TokenBucket:
     def _refill(self, tick: int) -> None:
         elapsed = max(0, tick - self._at)
         self._at += elapsed
-        most = self.rate.capacity * self.rate.per
-        self._parts = min(most, self._parts + elapsed * self.rate.capacity)
+        full = self.rate.capacity * self.rate.per
+        self._parts = min(full, self._parts + elapsed * self.rate.capacity)
 
 
 class QueueLimiter:
@@ -69,7 +69,7 @@ class QueueLimiter:
         self.bucket: TokenBucket | None = None
         self.concurrency: int | None = None
         self.full = False
-        """True if the last claim may have left no place, so that somebody is to be told of a free one."""
+        """True if the last claim may have left no free slot, so that the next free slot wakes workers."""
 
     def set(self, rate: SetRate, concurrency: SetConcurrency, tick: int) -> None:
         """Change the limits; an unchanged rate keeps its tokens."""
@@ -81,7 +81,7 @@ class QueueLimiter:
             self.concurrency = concurrency
 
     def allowance(self, wanted: int, active: int, tick: int) -> int:
-        """Return how many of `wanted` jobs may start, with so many active."""
+        """Return how many of `wanted` jobs may start while `active` run."""
         if self.bucket is not None:
             wanted = min(wanted, self.bucket.available(tick))
         if self.concurrency is not None:
@@ -89,6 +89,6 @@ class QueueLimiter:
         return max(0, wanted)
 
     def started(self, count: int) -> None:
-        """Account for jobs that have started."""
+        """Record that jobs have started."""
         if self.bucket is not None:
             self.bucket.consume(count)

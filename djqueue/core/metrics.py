@@ -1,4 +1,4 @@
-"""What happened in which minute, hour and day: counts, and how long jobs waited and ran."""
+"""Metrics by minute, hour and day: counts, and how long jobs waited and ran."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,44 +12,46 @@ from .overview import Totals
 
 MINUTE, HOUR = 60_000, 3_600_000
 STEPS = (MINUTE, HOUR, DAY)
-"""Lengths of the buckets that are kept, in milliseconds."""
-MOST_BUCKETS = 50_000
-"""Of one answer."""
-MOST_NAMES = 200
-"""Job names of a queue and step that have buckets of their own."""
+"""Lengths of the stored buckets, in milliseconds."""
+MAX_BUCKETS = 50_000
+"""Maximum number of buckets per queue in one answer."""
+MAX_NAMES = 200
+"""Maximum number of job names of a queue and step with buckets of their own."""
 OTHERS = "…"
-"""The name of the bucket of all others."""
+"""Name of the bucket for all other job names."""
 
 BOUNDS = (
     *(20, 30, 45, 65, 100, 150, 225, 335, 500, 750, 1_100, 1_700, 2_500, 3_800, 5_750, 8_500),
     *(13_000, 20_000, 30_000, 45_000, 65_000, 100_000, 150_000, 225_000, 335_000),
 )
-"""Milliseconds at which the parts of a histogram end, each about half as long again as the one before; the
-last part, the 26th, has what is slower. Fixed, so that any two histograms can be added up. Sidekiq's.
+"""Upper ends of the histogram's parts in milliseconds, each about half as long again as the one before.
+
+The last part, the 26th, has slower times. The bounds are fixed, so that any two histograms can be added. They
+are Sidekiq's.
 """
 PARTS = len(BOUNDS) + 1
 
 
 class Histogram(NamedTuple):
-    """How many times were how long."""
+    """Numbers of times by length."""
 
     counts: tuple[int, ...]
-    """For each part: see `BOUNDS`."""
+    """Number of times in each part: see `BOUNDS`."""
 
     @property
     def total(self) -> int:
-        """All times."""
+        """Number of all times."""
         return sum(self.counts)
 
     def merge(self, other: "Histogram") -> "Histogram":
-        """Both together."""
+        """Return the sum of both histograms."""
         return Histogram(tuple(map(sum, zip(self.counts, other.counts, strict=True))))
 
     def percentile(self, share: float) -> float | None:
-        """Milliseconds that `share` (0 to 1) of the times are not above; None if there are none.
+        """Return the milliseconds that `share` (0 to 1) of the times do not exceed; None if there are none.
 
-        Evenly spread within a part; what is slower than all bounds counts as the last of these. Merge
-        histograms and ask the sum: a mean of percentiles is none.
+        Times are assumed to be spread evenly within a part; times beyond all bounds count as the last bound.
+        For several histograms, merge them first: percentiles cannot be averaged.
         """
         wanted = share * self.total
         seen = 0
@@ -72,7 +74,7 @@ def part_of(milliseconds: int) -> int:
 
 
 class RunStats(NamedTuple):
-    """What a worker tells of the runs of one job type that have ended since it last told."""
+    """Statistics of the ended attempts of one job type since a worker's last report."""
 
     queue: str
     name: str
@@ -82,25 +84,26 @@ class RunStats(NamedTuple):
     failed: int
     cancelled: int
     wait: Histogram
-    """From when a job could be claimed to its first start, as the storage's clock has it; not of jobs that
-    depended on others."""
+    """Times from when a job could be claimed to its first start, by the storage's clock; without jobs that
+    had dependencies.
+    """
     run: Histogram
-    """From start to end of every run, as the worker's clock has it."""
+    """Times from start to end of every attempt, by the worker's clock."""
 
 
 class Bucket(NamedTuple):
-    """What happened in a queue, or in several, in one stretch of time."""
+    """Metrics of a queue, or of several, in one period."""
 
     queue: str
-    """Empty: in all that were asked for."""
+    """Name of the queue; empty: all queues that were asked for."""
     name: str
-    """The job's name; empty: of all jobs."""
+    """Name of the job; empty: all jobs."""
     start: int
-    """UTC milliseconds: a multiple of the step."""
+    """UTC milliseconds, a multiple of the step."""
     step: int
-    """Milliseconds."""
+    """Length in milliseconds."""
     enqueued: int
-    """As the next six, see `Totals`. Of one job name only what workers have ended is known."""
+    """Like the next six: see `Totals`. For one job name, only what workers reported is known."""
     started: int
     completed: int
     retried: int
@@ -108,9 +111,9 @@ class Bucket(NamedTuple):
     cancelled: int
     stalled: int
     wait: Histogram
-    """First runs: from when the job could be claimed to its start, noted when the run has ended."""
+    """Times from when jobs could be claimed to their first start, recorded when the attempt ends."""
     run: Histogram
-    """All runs that have ended."""
+    """Times of all ended attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,78 +125,78 @@ class Tiers:
     day: int = 400 * DAY
 
     def kept(self) -> dict[int, int]:
-        """By length of the bucket."""
+        """Return the times by the length of the bucket."""
         return {MINUTE: self.minute, HOUR: self.hour, DAY: self.day}
 
 
 DEFAULT_TIERS = Tiers()
 COUNTS = len(Totals._fields)
 Values = list[int]
-"""A bucket while it is added to: counts as in `Totals`, then the parts of both histograms."""
+"""A growing bucket: counts as in `Totals`, then the parts of both histograms."""
 Row = tuple[str, str, int, Sequence[int]]
 """(queue, name, start, values)."""
 
 
 def new_values() -> Values:
-    """Nothing has happened yet."""
+    """Return an empty bucket."""
     return [0] * (COUNTS + 2 * PARTS)
 
 
 def values_of(stats: RunStats) -> Values:
-    """Return what runs add to the bucket of their name."""
+    """Return what attempts add to the bucket of their name."""
     _, _, completed, retried, failed, cancelled, wait, run = stats
     ended = completed + retried + failed + cancelled
     return [0, ended, completed, retried, failed, cancelled, 0, *wait.counts, *run.counts]
 
 
 def times_of(stats: RunStats) -> Values:
-    """Return what runs add to the bucket of their queue, whose counts are exact without them."""
+    """Return what attempts add to the bucket of their queue, whose counts are exact without them."""
     return [0] * COUNTS + [*stats.wait.counts, *stats.run.counts]
 
 
 def add_up(values: Values, more: Sequence[int]) -> None:
-    """Add to a bucket."""
+    """Add values to a bucket."""
     for at, number in enumerate(more):
         if number:
             values[at] += number
 
 
 class Span(NamedTuple):
-    """A stretch of time, in buckets."""
+    """A period, in buckets."""
 
     start: int
     end: int
     step: int
     tier: int
-    """Length of the buckets that are kept of which these are made."""
+    """Length of the stored buckets of which these consist."""
 
     def starts(self) -> range:
-        """When buckets of the tier begin."""
+        """Return the starts of the stored buckets."""
         return range(self.start, self.end, self.tier)
 
 
 def span_of(start: int, end: int, step: int) -> Span:
-    """Return the buckets that touch [start, end). Raises OptionError."""
+    """Return the buckets that overlap [start, end). Raises OptionError."""
     tier = next((tier for tier in reversed(STEPS) if step > 0 and step % tier == 0), None)
     if tier is None:
         raise OptionError(f"step: must be a multiple of 60,000 ms (one minute); got {step!r}")
     first, last = start - start % step, end + -end % step
-    if (last - first) // step > MOST_BUCKETS:
+    if (last - first) // step > MAX_BUCKETS:
         raise OptionError(
-            f"step: the range has {(last - first) // step:,} buckets, and at most {MOST_BUCKETS:,} are "
+            f"step: the range has {(last - first) // step:,} buckets, and at most {MAX_BUCKETS:,} are "
             "allowed; use a longer step"
         )
     return Span(first, last, step, tier)
 
 
 def assemble(rows: Iterable[Row], queues: Sequence[str] | None, span: Span, *, by_name: bool) -> list[Bucket]:
-    """Buckets of what is kept; see `Storage.series`."""
+    """Return the buckets of stored rows: see `Reads.series`."""
     sums: dict[tuple[str, str, int], Sequence[int]] = {}
     for queue, name, start, values in rows:
         key = ("" if queues is None else queue, name, start - start % span.step)
-        there = sums.get(key)
-        # Most are made of one row; what is given is the caller's.
-        sums[key] = values if there is None else [*map(add, there, values)]
+        sum_ = sums.get(key)
+        # Most buckets consist of one row, which belongs to the caller.
+        sums[key] = values if sum_ is None else [*map(add, sum_, values)]
     if by_name:
         return [_bucket(*key, span.step, sums[key]) for key in sorted(sums)]
     return list(_dense(sums, [""] if queues is None else queues, span))

@@ -1,4 +1,4 @@
-"""Buckets of metrics in this process's memory."""
+"""Buckets of metrics in memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from threading import Lock
@@ -6,7 +6,7 @@ from typing import Protocol
 
 from .metrics import (
     DEFAULT_TIERS,
-    MOST_NAMES,
+    MAX_NAMES,
     OTHERS,
     STEPS,
     Row,
@@ -20,50 +20,50 @@ from .metrics import (
     values_of,
 )
 
-MOST = 50_000
-"""Buckets of each length, over all queues: about 40 MB. The oldest go first."""
+MAX_BUCKETS = 50_000
+"""Maximum number of buckets of each length, over all queues: about 40 MB. The oldest are dropped first."""
 
 
 class MetricKeeper(Protocol):
-    """Where buckets are kept."""
+    """Store of metric buckets."""
 
     def count(self, queue: str, counts: Sequence[int], now: int) -> None:
         """Add to the counts of a queue."""
 
     def record(self, stats: Sequence[RunStats], now: int) -> None:
-        """Add what workers tell."""
+        """Add the statistics that workers reported."""
 
     def rows(self, queues: Sequence[str] | None, span: Span, *, by_name: bool) -> Iterable[Row]:
-        """Return what was added in a stretch of time: of queues (None: all), or of their job names."""
+        """Return what was added in a period, by queue (None: all) or by job name."""
 
     def forget(self, queue: str) -> None:
-        """Nothing has ever happened in a queue."""
+        """Remove everything of a queue."""
 
 
 class MetricStore:
-    """What was added, in buckets of each length at once, so that nothing has to be summed up later."""
+    """Buckets of all lengths at once, so that nothing has to be summed up later."""
 
     def __init__(self, tiers: Tiers = DEFAULT_TIERS) -> None:
         self._kept = tiers.kept()
         self._lock = Lock()
         self._buckets: dict[int, dict[tuple[int, str, str], Values]] = {step: {} for step in STEPS}
-        """By length, then by start, queue and name, in the order in which they began."""
+        """By length, then by (start, queue, name), oldest first."""
         self._names: dict[str, set[str]] = {}
 
     def count(self, queue: str, counts: Sequence[int], now: int) -> None:
-        """See `MetricKeeper`."""
+        """Add to the counts of a queue."""
         with self._lock:
             self._add(queue, "", counts, now)
 
     def record(self, stats: Sequence[RunStats], now: int) -> None:
-        """See `MetricKeeper`."""
+        """Add the statistics that workers reported."""
         with self._lock:
             for one in stats:
                 self._add(one.queue, "", times_of(one), now)
                 self._add(one.queue, self._name(one.queue, one.name), values_of(one), now)
 
     def rows(self, queues: Sequence[str] | None, span: Span, *, by_name: bool) -> Iterator[Row]:
-        """See `MetricKeeper`."""
+        """Return what was added in a period, by queue (None: all) or by job name."""
         wanted = None if queues is None else set(queues)
         with self._lock:
             kept = self._buckets[span.tier]
@@ -81,7 +81,7 @@ class MetricStore:
         yield from found
 
     def forget(self, queue: str) -> None:
-        """See `MetricKeeper`."""
+        """Remove everything of a queue."""
         with self._lock:
             self._names.pop(queue, None)
             for buckets in self._buckets.values():
@@ -90,7 +90,7 @@ class MetricStore:
 
     def _name(self, queue: str, name: str) -> str:
         names = self._names.setdefault(queue, set())
-        if name not in names and len(names) >= MOST_NAMES:
+        if name not in names and len(names) >= MAX_NAMES:
             return OTHERS
         names.add(name)
         return name
@@ -98,13 +98,13 @@ class MetricStore:
     def _add(self, queue: str, name: str, values: Sequence[int], now: int) -> None:
         for step, buckets in self._buckets.items():
             key = (now - now % step, queue, name)
-            there = buckets.get(key)
-            if there is None:
-                there = buckets[key] = new_values()
+            bucket = buckets.get(key)
+            if bucket is None:
+                bucket = buckets[key] = new_values()
                 self._make_room(buckets, now - self._kept[step])
-            add_up(there, values)
+            add_up(bucket, values)
 
     @staticmethod
     def _make_room(buckets: dict[tuple[int, str, str], Values], before: int) -> None:
-        while len(buckets) > MOST or next(iter(buckets))[0] < before:
+        while len(buckets) > MAX_BUCKETS or next(iter(buckets))[0] < before:
             del buckets[next(iter(buckets))]

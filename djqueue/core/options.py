@@ -1,4 +1,4 @@
-"""Job options: what they are, and the one place where they are checked."""
+"""Job options, and the one place where they are checked."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from dataclasses import dataclass, field, fields, replace
@@ -13,7 +13,7 @@ from .subjects import name_of
 from .suggest import nearest_option
 
 MAX_NAME = 255
-"""Characters of a queue's name, a job's name, an id, a unique key, a group, a tag, a subject."""
+"""Maximum number of characters of a queue name, job name, id, unique key, group, tag or subject."""
 MAX_CONTENT_TYPE = 100
 MAX_TAGS = 1_000
 MAX_DEPENDENCIES = 10_000
@@ -25,70 +25,78 @@ ON_DUPLICATE = ("keep", "replace", "debounce", "keep_last_if_active")
 ON_DEPENDENCY_FAILURE = ("fail", "ignore", "cancel", "wait")
 
 JobKey = tuple[str, str]
-"""(queue, id): what names one job."""
+"""(queue, id): identifies one job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """How one job is to be run. Immutable: the jobs of one bulk call share one."""
+    """Options of a job. Immutable: the jobs of one bulk call share one."""
 
     priority: int = 0
-    """Higher first."""
+    """Higher priorities run first."""
     max_attempts: int = 3
-    """Runs that may fail, the first included, before the job is a dead letter."""
+    """Maximum number of attempts, including the first, before the job is a dead letter."""
     max_stalls: int = 3
-    """Runs that may be lost with their worker before the job is a dead letter."""
+    """Maximum number of stalled attempts before the job is a dead letter."""
     backoff: Backoff = DEFAULT_BACKOFF
-    """The wait before the next run after a failure."""
+    """Wait before the next attempt after a failure."""
     backoff_given: bool = False
-    """True if the caller gave it: then it counts more than a function of the job type's."""
+    """True if the caller gave `backoff`, which then overrides a function of the job type."""
     timeout: int | None = None
-    """Milliseconds that one run may take."""
+    """Maximum milliseconds of one attempt."""
     ttl: int | None = None
-    """Milliseconds from the enqueue until the job expires if it has not started."""
+    """Milliseconds after the enqueue at which the job expires if it has not started."""
     unique_key: str | None = None
-    """At most one live job of a queue has this key."""
+    """Key that at most one live job of a queue has."""
     unique_ttl: int | None = None
-    """Milliseconds after which the key is free although its job lives."""
+    """Milliseconds after which the key is free although its job is live."""
     on_duplicate: str = "keep"
-    """What happens to an enqueue whose `unique_key` is taken: `keep` the older job | `replace` it if it has
-    not started | `debounce`: replace it, and begin the delay anew | `keep_last_if_active`: replace it if it
-    has not started, and else start after its end."""
+    """Behavior of an enqueue whose `unique_key` is taken.
+
+    `keep` the existing job; `replace` it if it has not started; `debounce`: replace it, and restart the
+    delay; `keep_last_if_active`: replace it if it has not started, otherwise start after its end.
+    """
     group: str | None = None
-    """Jobs of one group run one after the other (or as many at once as the queue allows)."""
+    """Group whose jobs run one at a time, or as many at once as the queue allows."""
     weight: int = 1
-    """Slots of the queue's concurrency that it takes; one above the limit takes them all."""
+    """Slots of the queue's concurrency that the job takes; a weight above the limit takes them all."""
     depends_on: tuple[JobKey, ...] = ()
-    """Jobs that must have completed before this one may start."""
+    """Jobs that must complete before this one may start."""
     dependents: tuple[JobKey, ...] = ()
-    """Some of those that depend on it, by which they are found when all have ended. Set by flows."""
+    """Some jobs that depend on this one, used to find them after all have ended. Set by flows."""
     on_dependency_failure: str = "fail"
-    """When a dependency ends otherwise: `fail` | `ignore` | `cancel` | `wait`."""
+    """Behavior when a dependency fails or is cancelled: `fail` | `ignore` | `cancel` | `wait`."""
     lifo: bool = False
-    """Before the waiting jobs of its priority instead of behind them."""
+    """True: before the waiting jobs of its priority instead of behind them."""
     durable: bool | None = None
-    """True: written and synced before the enqueue returns. False: a moment later, with others, also
-    when the producer is in a transaction or in another process. None: the storage's own way."""
+    """True: written and synced before the enqueue returns. False: written a moment later, also when the
+    producer is in a transaction or in another process. None: the default of the storage.
+    """
     result_ttl: int | None = 3_600_000
-    """Milliseconds for which the result can be read; None keeps it."""
+    """Milliseconds for which the result is kept; None keeps it."""
     retention: int | None = None
-    """Milliseconds for which the finished job's record is kept, if longer than its result."""
+    """Milliseconds for which the record of the ended job is kept, if longer than its result."""
     delay: int | None = field(default=None, compare=False)
-    """Milliseconds that it was to wait from its enqueue on; None: it is due at a point in time. Set by the
-    storage: see `clocksteps`."""
+    """Milliseconds of delay from the enqueue; None: the job is due at a point in time. Set by the storage:
+    see `clocksteps`.
+    """
     tags: tuple[str, ...] = ()
-    """Words to find the job by."""
+    """Labels stored with the job."""
     subject: str | None = None
-    """What the job is about: `app_label.model:pk` of a model's instance, or any text. See `Storage.about`."""
+    """Object that the job is about: `app_label.model:pk` of a model instance, or any string. See
+    `Reads.jobs_about`.
+    """
     content_type: str = MSGPACK
-    """Codec of the payload and of the result."""
+    """Content type of the payload and the result."""
     rejected: tuple[str, str] | None = None
-    """The type and the message of the error for which it is a dead letter from the start, and never waits.
-    Set by imports for what is no job; it has no unique key, and depends on nothing."""
+    """Type and message of the error with which the job becomes a dead letter at once. Set by bulk writes for
+    invalid rows; such a job has no unique key and no dependencies.
+    """
     plain: bool = field(init=False, default=True, compare=False, repr=False)
-    """True if its end concerns no key, no group, nothing that it depends on: it needs no lock of a queue."""
+    """True if the job has no unique key, group or dependencies, so that its end needs no lock of the queue.
+    """
     kept: int | None = field(init=False, default=None, compare=False, repr=False)
-    """Milliseconds for which the record of a finished job is kept; None is for ever."""
+    """Milliseconds for which the record of the ended job is kept; None: forever."""
 
     def __post_init__(self) -> None:
         plain = (
@@ -99,7 +107,7 @@ class JobOptions:
             object.__setattr__(self, "kept", max(self.result_ttl, self.retention or 0))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the options that differ from their defaults, as plain values, for storing."""
+        """Return the options that differ from their defaults, as plain values."""
         found = {}
         for name, default in _DEFAULTS.items():
             value = getattr(self, name)
@@ -109,7 +117,7 @@ class JobOptions:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "JobOptions":
-        """Options from `as_dict`; a name that this version does not know is passed over."""
+        """Return the options of `as_dict`; names that this version does not know are ignored."""
         values = {name: value for name, value in stored.items() if name in _DEFAULTS}
         if "backoff" in values:
             values["backoff"] = Backoff(**values["backoff"])
@@ -132,20 +140,20 @@ def _plain_backoff(backoff: Backoff) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueueOptions:
-    """What a caller says of an enqueue: the job's options, and where and when it starts."""
+    """Options of an enqueue: those of the job, its queue, and its start."""
 
     job: JobOptions = DEFAULT_OPTIONS
     queue: str | None = None
     delay: int | None = None
-    """Milliseconds from the storage's now."""
+    """Milliseconds from the storage's current time."""
     run_at: int | None = None
     """UTC milliseconds."""
 
 
 def parse_options(given: Mapping[str, Any], base: EnqueueOptions) -> EnqueueOptions:
-    """`base` with the options that a user gave, each checked.
+    """Return `base` with the options that a user gave, each checked.
 
-    Raises OptionError, with the option's name in the message.
+    Raises OptionError with the name of the option in the message.
     """
     job: dict[str, Any] = {}
     where: dict[str, Any] = {}
@@ -157,7 +165,7 @@ def parse_options(given: Mapping[str, Any], base: EnqueueOptions) -> EnqueueOpti
         target[name] = parser(name, value)
     if where.get("delay") is not None and where.get("run_at") is not None:
         raise OptionError("delay and run_at can't be combined: remove one of them")
-    # A later word about the start replaces an earlier one of either form.
+    # A later `delay` or `run_at` replaces an earlier one of either form.
     if "delay" in where:
         where.setdefault("run_at", None)
     if "run_at" in where:
@@ -169,7 +177,7 @@ def parse_options(given: Mapping[str, Any], base: EnqueueOptions) -> EnqueueOpti
 
 
 def check_text(name: str, value: Any) -> str:
-    """A name, key or id: a text of 1 to 255 characters."""
+    """Return a name, key or id; raise OptionError unless it is a string of 1 to 255 characters."""
     if not isinstance(value, str):
         raise OptionError(f"{name}: expected a string, got {shown(value)}")
     if not 1 <= len(value) <= MAX_NAME:

@@ -1,4 +1,4 @@
-"""How the queues are, at one moment."""
+"""Overviews of queues and groups at one moment."""
 
 from typing import NamedTuple
 
@@ -8,26 +8,26 @@ from .states import State
 
 
 class Totals(NamedTuple):
-    """What has happened in a queue since it began, or, in an engine, since its process did.
+    """Totals of a queue since it began or, in an engine, since the process started.
 
-    Each number only rises, and is that of the transitions whose event subscribers are told: see
-    `core.states.TRANSITIONS`. An obliterated queue begins anew.
+    Numbers only rise. Each counts the transitions with the event in parentheses: see
+    `core.states.TRANSITIONS`. An obliterated queue starts from 0.
     """
 
     enqueued: int = 0
-    """Jobs that came into the queue, by an enqueue or from another queue (`queued`)."""
+    """Jobs added to the queue by an enqueue or a move (`queued`)."""
     started: int = 0
-    """Runs (`active`)."""
+    """Attempts started (`active`)."""
     completed: int = 0
-    """Jobs that ended well."""
+    """Jobs completed."""
     retried: int = 0
-    """Runs that failed and are followed by another (`failing`)."""
+    """Failed attempts that are retried (`failing`)."""
     failed: int = 0
     """Jobs that became dead letters."""
     cancelled: int = 0
-    """Jobs that were taken back."""
+    """Jobs cancelled."""
     stalled: int = 0
-    """Runs that were lost with their worker."""
+    """Attempts that stalled."""
 
 
 NO_TOTALS = Totals()
@@ -38,28 +38,29 @@ class QueueOverview(NamedTuple):
 
     name: str
     counts: dict[State, int]
-    """Jobs in each state."""
+    """Number of jobs by state."""
     paused: bool
     oldest_at: int | None
-    """Since when the claimable job has waited that has waited longest, in UTC milliseconds: of each
-    priority, those are looked at that are next; None: there is none. Not of jobs that their groups hold back.
+    """When the oldest claimable job could first be claimed, in UTC milliseconds; None: there is none.
+
+    Of each priority, only the next job is considered; jobs that their groups hold back are not.
     """
     due_at: int | None
     """When the next delayed job is due, in UTC milliseconds."""
     rate: Rate | None
-    """Starts per time that the queue is limited to, as now."""
+    """Current rate."""
     tokens: int | None
-    """Of those, starts that the rate has left now."""
+    """Starts that the rate allows now."""
     concurrency: int | None
-    """Slots that its active jobs may take together."""
+    """Current limit for the weight of active jobs."""
     used: int
-    """Slots that they take: their weights."""
+    """Weight of the active jobs."""
     group_mode: str
-    """See `core.queue.GROUP_MODES`."""
+    """One of `core.queue.GROUP_MODES`."""
     parked: int
     """Waiting jobs that their groups hold back."""
     names: dict[str, int]
-    """Claimable jobs by job name."""
+    """Number of claimable jobs by job name."""
     totals: Totals
 
 
@@ -67,19 +68,19 @@ class GroupsOverview(NamedTuple):
     """Groups of one queue."""
 
     mode: str
-    """See `core.queue.GROUP_MODES`."""
+    """One of `core.queue.GROUP_MODES`."""
     limit: int
-    """Active at once, of each group to which nothing else was said."""
+    """Default for groups without overrides: active jobs at once."""
     rate: Rate | None
-    """Starts per time, of each of those."""
-    said: GroupLimit
-    """What was said to all groups while the queue ran."""
+    """Default for groups without overrides: starts per time."""
+    overrides: GroupLimit
+    """Default set while the queue runs."""
     busiest: list[GroupOverview]
-    """Those with most waiting jobs, which come first."""
+    """Groups with most waiting jobs, which come first."""
     named: list[GroupOverview]
-    """Those that were asked for, in that order."""
+    """Groups that were asked for by name, in that order."""
     whole: bool
-    """True if there were not too many groups to look at all of them."""
+    """True if all groups were considered; False if there were too many."""
 
 
 class Overview(NamedTuple):
@@ -89,4 +90,4 @@ class Overview(NamedTuple):
     """The storage's time, in UTC milliseconds."""
     queues: list[QueueOverview]
     capped: bool = False
-    """True if these are numbers of the tables, which count 10,000 jobs of a kind at most."""
+    """True if the counts are from the tables, which count up to 10,000 jobs of a kind."""

@@ -1,4 +1,4 @@
-"""Pages of jobs in both directions: where one begins is a mark in an order, not a number of jobs."""
+"""Pages of jobs in both directions. A page begins at a mark in an order, not at a number of jobs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,24 +16,24 @@ class JobPage(NamedTuple):
 
     jobs: list[JobRecord]
     next: str | None
-    """Where the next page begins, to be shown to the storage that said so; None: this is the last one."""
+    """Cursor of the next page; None on the last page."""
     previous: str | None
-    """The same of the page before; None: this is the first one."""
+    """Cursor of the previous page; None on the first page."""
 
 
 class PagePosition(NamedTuple):
-    """Where a page begins, and how it is read."""
+    """Position and direction of a page."""
 
     mark: str | None
-    """Of the job next to it; None: at the end of the order."""
+    """Mark of the job next to the page; None: the page begins at the end of the order."""
     is_descending: bool
-    """True if to read from the newer to the older."""
+    """True if newer jobs come first."""
     is_backward: bool
-    """True if what is read is the page before the mark, from its end on."""
+    """True if the page before the mark is read, from its end on."""
 
 
-def place_of(cursor: str | None, *, newest_first: bool) -> PagePosition:
-    """Return what a cursor says. Raises OptionError for what is none."""
+def position_of(cursor: str | None, *, newest_first: bool) -> PagePosition:
+    """Return the position that a cursor stands for. Raises OptionError for an invalid cursor."""
     if cursor is None:
         return PagePosition(None, newest_first, is_backward=False)
     if cursor[:1] not in (FORWARD, BACKWARD):
@@ -43,21 +43,21 @@ def place_of(cursor: str | None, *, newest_first: bool) -> PagePosition:
 
 
 def mark_of(mark: str) -> tuple[int, str]:
-    """Return the number and the id that a mark is made of. Raises OptionError."""
+    """Return the number and the id that a mark consists of. Raises OptionError."""
     number, colon, job_id = mark.partition(":")
     if not (colon and number.isdecimal()):
         raise OptionError(f"cursor: {mark!r} is invalid; pass the cursor of an earlier page")
     return int(number), job_id
 
 
-def page_of(found: Sequence[Marked], limit: int, place: PagePosition) -> JobPage:
-    """Return a page of up to `limit` jobs; found: as many and one more, if there are, as they were read."""
+def page_of(found: Sequence[Marked], limit: int, position: PagePosition) -> JobPage:
+    """Return a page of up to `limit` jobs of those found, which include one more if there are more."""
     has_more = len(found) > limit
     some = list(found[:limit])
-    if place.is_backward:
+    if position.is_backward:
         some.reverse()
-    is_last = not has_more and not place.is_backward
-    is_first = not has_more if place.is_backward else place.mark is None
+    is_last = not has_more and not position.is_backward
+    is_first = not has_more if position.is_backward else position.mark is None
     if not some:
         return JobPage([], None, None)
     return JobPage(

@@ -1,4 +1,4 @@
-"""Active jobs and their leases, apart from the queues, so that claiming does not wait for finishing."""
+"""Active jobs and their leases, apart from the queues, so that claims do not wait for finishes."""
 
 from collections import Counter
 from threading import Lock
@@ -7,7 +7,7 @@ from .enginejob import EngineJob
 
 
 class ProcessingShard:
-    """Some of the active jobs, by fencing token, under a lock of their own."""
+    """Some of the active jobs, by fencing token, under their own lock."""
 
     __slots__ = ("active", "counts", "extra", "lock")
 
@@ -15,19 +15,19 @@ class ProcessingShard:
         self.lock = Lock()
         self.active: dict[int, EngineJob] = {}
         self.counts: Counter[str] = Counter()
-        """Active jobs by queue."""
+        """Number of active jobs by queue."""
         self.extra: Counter[str] = Counter()
-        """By queue, what the weights of its active jobs come to above one for each."""
+        """By queue: by how much the weights of its active jobs exceed their number."""
 
     def hold(self, job: EngineJob) -> None:
-        """Note a claim. The caller has the lock, as for `release`."""
+        """Add a claim. The caller holds the lock, as for `release`."""
         self.active[job.token] = job
         self.counts[job.queue] += 1
         if job.options.weight > 1:
             self.extra[job.queue] += job.options.weight - 1
 
     def release(self, token: int, queue: str, job_id: str) -> EngineJob | None:
-        """End the claim that a token stands for; None if it does not hold this job any more."""
+        """End a claim; return its job, or None if the token no longer holds it."""
         job = self.active.get(token)
         if job is None or job.id != job_id or job.queue != queue:
             return None
@@ -45,5 +45,5 @@ class ProcessingShard:
         return job
 
     def overdue(self, tick: int) -> list[tuple[int, EngineJob]]:
-        """(token, job) of the leases that have run out."""
+        """Return (token, job) of the expired leases."""
         return [(token, job) for token, job in self.active.items() if job.lease_until <= tick]

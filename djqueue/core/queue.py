@@ -29,56 +29,56 @@ EventHandler = Callable[[Event], None]
 
 OPTIONAL, KEYED, GLOBAL = "optional", "keyed", "global"
 GROUP_MODES = (OPTIONAL, KEYED, GLOBAL)
-"""A group is given or not; each job needs one; groups are words only, and hold nobody back."""
+"""Groups are optional; every job needs a group; groups are labels that hold no job back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePolicy:
-    """What a queue is configured to do."""
+    """Configuration of a queue."""
 
     lease: int = 30_000
-    """Milliseconds for which a claim holds unless renewed."""
+    """Milliseconds until a lease expires unless it is renewed."""
     rate: Rate | None = None
     concurrency: int | None = None
-    """Jobs of the queue active at once, over all workers."""
+    """Maximum weight of active jobs, over all workers."""
     limiter: str | None = None
-    """The limiter that it shares with other queues."""
+    """Name of the limiter that the queue shares with others."""
     group_concurrency: int = 1
-    """Jobs of one group active at once."""
+    """Maximum number of active jobs of one group."""
     group_rate: Rate | None = None
-    """Jobs of one group started in a time."""
+    """Maximum starts per time of one group."""
     group_weights: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """The turns of groups for each one of another group."""
+    """Turns of a group for each turn of a group with weight 1."""
     group_mode: str = OPTIONAL
-    """See `GROUP_MODES`."""
+    """One of `GROUP_MODES`."""
     dead_letters: DeadLetterPolicy = field(default_factory=DeadLetterPolicy)
     retention: Retention = NO_RETENTION
-    """How long, and how many, records of completed and cancelled jobs are kept at most."""
+    """Time, number and size up to which records of completed and cancelled jobs are kept."""
     max_size: int | None = None
-    """Jobs that may wait in the queue: waiting, delayed and blocked ones."""
+    """Maximum number of pending jobs: waiting, delayed and blocked."""
     when_full: str = "reject"
-    """What happens to an enqueue above that: see `capacity.WHEN_FULL`."""
+    """Behavior of an enqueue above `max_size`: one of `capacity.WHEN_FULL`."""
     block_timeout: int = 30_000
     """Milliseconds for which `block` waits for room."""
     objective: int | None = None
-    """Milliseconds within which a job should start: for those who look at the queue, and for nothing else."""
+    """Milliseconds within which jobs should start; only displayed."""
     outbox: bool = False
-    """Whether jobs for Redis are written to a table in transactions, and while Redis is away."""
+    """True if jobs for Redis are written to a table in transactions, and during outages of Redis."""
 
     @property
     def group_limit(self) -> int:
-        """Jobs of one group active at once; 0: groups hold nobody back."""
+        """Return the maximum number of active jobs of one group; 0: groups hold no job back."""
         return 0 if self.group_mode == GLOBAL else self.group_concurrency
 
     def check_batch(self, batch: Batch) -> None:
-        """Refuse what the queue does not take. Raises OptionError."""
+        """Raise OptionError for jobs that the queue does not accept."""
         if self.group_mode == KEYED and batch.options.group is None and batch.options.rejected is None:
             raise OptionError(
                 f"group: jobs of queue {batch.queue!r} require a group, because its GROUP_MODE is 'keyed'"
             )
 
     def check_mode(self, queue: str, recorded: str) -> None:
-        """Raises ConfigurationError if the queue is used in another mode."""
+        """Raise ConfigurationError if the queue is used in another group mode."""
         if recorded != self.group_mode:
             raise ConfigurationError(
                 f"queue {queue!r}: its stored GROUP_MODE is {recorded!r}, but the settings have "
@@ -87,7 +87,7 @@ class QueuePolicy:
 
 
 class JobQueue:
-    """Jobs of one queue. Its shard's lock guards it all."""
+    """Jobs of one queue, each in the structure of its state. Guarded by the lock of its shard."""
 
     __slots__ = (
         "_deadlines",
@@ -134,28 +134,28 @@ class JobQueue:
         self.unique = UniqueKeys()
         self.groups = Groups(monotonic)
         self.is_grouped = policy.group_mode != GLOBAL
-        """Whether groups hold jobs back."""
+        """True if groups hold jobs back."""
         self.group_limit = NO_LIMIT
-        """What was said to all groups while the queue ran."""
+        """Default for groups, set while the queue runs."""
         self.limit_groups(policy, self.group_limit)
         self.limiter = QueueLimiter()
         self.limiter.set(policy.rate, policy.concurrency, monotonic())
         self.shared = shared
-        """The limiter of several queues that its jobs need permits of, besides."""
+        """Limiter shared with other queues, whose permits its jobs need, too."""
         self.dead = DeadLetters(policy.dead_letters, random or Random())
         self.finished = FinishedJobs(keeps=keep_finished, retention=policy.retention, jobs=self.jobs)
         self.paused = False
         self.tally = Tally()
         self.handlers: list[EventHandler] = []
         self.watchers: dict[str, list[EventHandler]] = {}
-        """Handlers of one job's events, by its id."""
+        """Event handlers of single jobs, by id."""
         self.configure(policy)
         self._deadlines: list[tuple[int, int, EngineJob]] = []
         """Heap of (expiry, number, job) of jobs with a ttl."""
         self._numbers = count()
 
     def configure(self, policy: QueuePolicy) -> None:
-        """Have another policy from now on, as far as it concerns how many jobs may wait."""
+        """Replace the part of the policy that concerns the number of pending jobs."""
         self.policy = policy
         self.drops: DropOrder | None = None
         if policy.max_size is not None and policy.when_full in ("drop_oldest", "drop_lowest"):
@@ -163,27 +163,27 @@ class JobQueue:
             self.drops.extend(job for job in self.jobs.values() if job.state in PENDING)
 
     def is_there(self, job: EngineJob) -> bool:
-        """Whether the job is still the one that has its id."""
+        """Return whether the job still has its id."""
         return self.jobs.get(job.id) is job
 
     def keep(self, job: EngineJob) -> None:
-        """Have the record of a job, whose id is free."""
+        """Add the record of a job whose id is free."""
         self.jobs[job.id] = job
         if job.options.subject is not None:
             self.subjects.add([job], job.options.subject)
 
     @property
     def pending(self) -> int:
-        """Jobs that wait, for whatever it is."""
+        """Number of pending jobs."""
         return self.waiting + self.delayed.size + self.blocked
 
     @property
     def waiting(self) -> int:
-        """Jobs in state waiting: the ready ones and those that their group holds back."""
+        """Number of waiting jobs, ready or held back by their group."""
         return self.ready.size + self.groups.parked
 
     def place(self, job: EngineJob, now: int, *, front: bool = False) -> None:
-        """Put a pending job where its dependencies, its time and its group say."""
+        """Put a pending job into the structure for its dependencies, time and group."""
         if job.unmet:
             job.state = State.BLOCKED
             self.blocked += 1
@@ -197,7 +197,7 @@ class JobQueue:
                 self.ready.push(job, front=front)
 
     def admit(self, job: EngineJob, now: int, *, behind: EngineJob | None = None) -> None:
-        """Take in a new job, whose id is free, and its unique key too unless it waits `behind` the owner."""
+        """Add a new job whose id is free, with its unique key unless it waits `behind` the owner."""
         if job.options.depends_on:
             job.unmet = set(job.options.depends_on)
         self.keep(job)
@@ -212,9 +212,9 @@ class JobQueue:
             self.drops.push(job, self.pending)
 
     def put_back(self, job: EngineJob, now: int, *, front: bool) -> None:
-        """Put a job that was active among the pending ones again."""
+        """Make an active job pending again."""
         if front and job.options.group is not None and job.run_at <= now and self.is_grouped:
-            # The next of its group must not overtake it.
+            # The group's next job must not overtake it.
             job.state = State.WAITING
             if self.groups.readmit(job):
                 self.ready.push(job, front=True)
@@ -223,7 +223,7 @@ class JobQueue:
         self.place(job, now, front=front)
 
     def displace(self, job: EngineJob) -> None:
-        """Take a pending job out of the structure that it is in."""
+        """Take a pending job out of its structure."""
         if job.state is State.BLOCKED:
             self.blocked -= 1
         elif job.state is State.DELAYED:
@@ -235,7 +235,7 @@ class JobQueue:
             self.leave_group(job, was_ready=True)
 
     def prioritize(self, job: EngineJob, priority: int, now: int) -> None:
-        """Give a pending job another priority; if it is ready, it goes behind those that have that one."""
+        """Change the priority of a pending job; a ready job goes behind those that have this priority."""
         is_ready = job.state is State.WAITING and job.generation != PARKED
         if is_ready:
             self.ready.remove(job)
@@ -243,34 +243,34 @@ class JobQueue:
         if self.drops is not None:
             self.drops.push(job, self.pending)
         if is_ready:
-            job.run_at = now  # its turn, as one that comes anew
+            job.run_at = now  # Its turn in the group, like a new job.
             self.ready.push(job)
 
     def claimed(self, job: EngineJob) -> None:
-        """A ready job of a group, out of its list, is active; its group's next may be ready."""
+        """Record that a ready job of a group became active; the group's next job may be ready."""
         self._push(self.groups.claimed(job))
 
     def leave_group(self, job: EngineJob, *, was_ready: bool = False) -> None:
-        """A job that was active, or ready, is neither any more; its group's next may be ready."""
+        """Record that a job of a group is no longer active or ready; the group's next job may be ready."""
         if job.options.group is not None and self.is_grouped:
             self._push(self.groups.leave(job, was_ready=was_ready))
 
-    def limit_groups(self, policy: QueuePolicy, said: GroupLimit) -> None:
-        """What counts for groups to which nothing else was said; `regroup` has it count for their jobs."""
-        self.group_limit = said
-        self.groups.limit = said.concurrency or policy.group_concurrency
-        self.groups.rate = said.rate or policy.group_rate
+    def limit_groups(self, policy: QueuePolicy, overrides: GroupLimit) -> None:
+        """Set the default for groups without overrides; `regroup` applies it to their jobs."""
+        self.group_limit = overrides
+        self.groups.limit = overrides.concurrency or policy.group_concurrency
+        self.groups.rate = overrides.rate or policy.group_rate
         self.groups.weights = policy.group_weights
 
     def end_rests(self, tick: int) -> bool:
-        """Have groups go on whose next token is there; whether a job is ready because of that."""
+        """Resume groups whose next token is available; return whether a job became ready."""
         waiting = self.ready.size
         for name in self.groups.rests.due(tick):
             self._push(self.groups.advance(name))
         return self.ready.size > waiting
 
     def regroup(self, names: list[str]) -> None:
-        """Have other limits of some groups count."""
+        """Apply changed limits of groups to their jobs."""
         for name in names:
             for job in self.groups.hold_back(name):
                 self.ready.remove(job)
@@ -282,27 +282,27 @@ class JobQueue:
             self.ready.push(job)
 
     def watch_deadline(self, job: EngineJob) -> None:
-        """Remember when a job with a ttl expires."""
+        """Add a job with a ttl to the deadlines."""
         if job.options.ttl is not None:
             heapq.heappush(self._deadlines, (expiry(job), next(self._numbers), job))
 
     def expired(self, now: int) -> list[EngineJob]:
-        """Jobs past their ttl that have not started."""
+        """Return jobs past their ttl that have not started."""
         jobs = []
         while self._deadlines and self._deadlines[0][0] <= now:
             job = heapq.heappop(self._deadlines)[2]
             if self._may_expire(job) and is_expired(job, now):
                 jobs.append(job)
-        # One that was moved away and back has two entries.
+        # A job that was moved away and back has two entries.
         jobs = list(dict.fromkeys(jobs))
-        # Jobs that have started or ended leave their entries behind.
+        # Jobs that have started or ended leave stale entries behind.
         if len(self._deadlines) > 2 * self.pending:
             self._deadlines = [entry for entry in self._deadlines if self._may_expire(entry[2])]
             heapq.heapify(self._deadlines)
         return jobs
 
     def follow_step(self, step: int) -> list[EngineJob]:
-        """Keep the lengths of delays and time limits: the wall clock was set by so many milliseconds.
+        """Keep the lengths of delays and time limits after the wall clock was set by `step` milliseconds.
 
         Returns the jobs whose records have changed.
         """
@@ -317,7 +317,7 @@ class JobQueue:
         return job.state in PENDING and not job.started_at and self.jobs.get(job.id) is job
 
     def drop(self, job: EngineJob) -> None:
-        """Forget the record of a job that is in no structure."""
+        """Remove the record of a job that is in no structure."""
         del self.jobs[job.id]
         if job.options.subject is not None:
             self.subjects.drop(job, job.options.subject)
@@ -325,17 +325,17 @@ class JobQueue:
 
     @property
     def observed(self) -> bool:
-        """Whether anybody wants to be told of events."""
+        """True if events have subscribers."""
         return bool(self.handlers or self.watchers)
 
 
 def expiry(job: EngineJob) -> int:
-    """When a job with a ttl expires: UTC milliseconds."""
+    """Return when a job with a ttl expires, in UTC milliseconds."""
     return job.created_at + job.stepped + (job.options.ttl or 0)
 
 
 def is_expired(job: EngineJob, now: int) -> bool:
-    """Whether a pending job is past its ttl; one that has started, or died and was retried, never is."""
+    """Return whether a pending job is past its ttl; a job that has started, or was retried, never is."""
     ttl = job.options.ttl
     if ttl is None or job.created_at + job.stepped + ttl > now:
         return False

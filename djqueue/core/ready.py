@@ -1,8 +1,8 @@
 """The waiting jobs of one queue: a priority queue for each job name, taken in one common order.
 
-A worker claims only names that it has handlers for; kept apart by name, jobs that nobody present can
-run are never scanned past. Jobs with a stalled attempt are kept apart from the others of their name for
-the same reason: a claim may leave them out.
+A worker claims only names that it handles. Because names are kept apart, a claim never scans past jobs that
+it cannot take. Jobs with a stalled attempt are kept apart from the others of their name for the same reason:
+a claim may leave them out.
 """
 
 import heapq
@@ -12,7 +12,7 @@ from .enginejob import EngineJob
 from .heap import PriorityQueue
 
 STALLED = "\0"
-"""Ends the key of the stalled jobs of a name; no name contains it."""
+"""Suffix of the key for the stalled jobs of a name; no name contains it."""
 
 
 class ReadyJobs:
@@ -23,15 +23,15 @@ class ReadyJobs:
     def __init__(self) -> None:
         self._by_name: dict[str, PriorityQueue] = {}
         self._next = 1
-        """The generation of the next entry; those put before the others are negated."""
+        """Generation of the next entry; entries put in front have it negated."""
         self.size = 0
         self.heavy = 0
-        """Those that weigh more than one."""
+        """Number of jobs with a weight above 1."""
         self.stalled = 0
-        """Those with a stalled attempt."""
+        """Number of jobs with a stalled attempt."""
 
     def push(self, job: EngineJob, *, front: bool = False) -> None:
-        """Add a job behind those of its priority, or before them."""
+        """Add a job behind or, with `front`, before those of its priority."""
         job.generation = -self._next if front else self._next
         self._next += 1
         self._named(_key(job)).push(job, front=front)
@@ -42,7 +42,7 @@ class ReadyJobs:
             self.stalled += 1
 
     def extend(self, jobs: list[EngineJob], name: str, priority: int) -> None:
-        """Add jobs of one name and priority, each of weight one, in order."""
+        """Add jobs of one name and priority, each of weight 1, in order."""
         if not jobs:
             return
         self._named(name).extend(jobs, self._next, priority)
@@ -50,7 +50,7 @@ class ReadyJobs:
         self.size += len(jobs)
 
     def pop(self, limit: int, names: frozenset[str]) -> list[EngineJob]:
-        """Up to `limit` jobs with one of the names: by priority, then in order of arrival."""
+        """Take up to `limit` jobs with these names, by priority, then in order of arrival."""
         present = [queue for name in names & self._by_name.keys() if (queue := self._by_name[name]).size]
         if len(present) == 1:
             jobs = present[0].pop(limit)
@@ -67,16 +67,16 @@ class ReadyJobs:
         return jobs
 
     def with_stalled(self, names: frozenset[str]) -> frozenset[str]:
-        """Return the keys of all jobs with these names; the names alone are those of jobs without a stall."""
+        """Return the keys of all jobs with these names; a name alone is the key of jobs without a stall."""
         return names.union(name + STALLED for name in names) if self.stalled else names
 
     def head(self, names: frozenset[str]) -> EngineJob | None:
-        """Return the job that `pop` would give first."""
+        """Return the first job that `pop` would take."""
         heads = [found for name in names & self._by_name.keys() if (found := self._by_name[name].first())]
         return min(heads)[2] if heads else None
 
     def remove(self, job: EngineJob) -> None:
-        """Take out a job that is here."""
+        """Remove a job."""
         key = _key(job)
         queue = self._by_name[key]
         queue.remove(job)
@@ -89,29 +89,29 @@ class ReadyJobs:
             del self._by_name[key]
 
     def has(self, names: frozenset[str]) -> bool:
-        """Return whether a job with one of the names waits."""
+        """Return whether a job with one of these names waits."""
         return not self._by_name.keys().isdisjoint(names)
 
     def oldest_at(self) -> int | None:
-        """Since when the job has waited that came first, of each priority; the earliest of these times."""
+        """Return when the oldest waiting job could be claimed, considering the first job of each priority."""
         first: dict[tuple[int, bool], tuple[int, EngineJob]] = {}
         for queue in self._by_name.values():
             for priority, generation, job in queue.longest():
-                place = (priority, generation < 0)
-                there = first.get(place)
-                if there is None or abs(generation) < abs(there[0]):
-                    first[place] = (generation, job)
+                position = (priority, generation < 0)
+                other = first.get(position)
+                if other is None or abs(generation) < abs(other[0]):
+                    first[position] = (generation, job)
         return min((job.claimable_at for _, job in first.values()), default=None)
 
-    def before(self, job: EngineJob, most: int) -> int:
-        """Jobs of any name that go before one that is here; `most` stands for as many or more."""
+    def before(self, job: EngineJob, limit: int) -> int:
+        """Return the number of jobs of any name before a job, up to `limit`."""
         count = 0
         for queue in self._by_name.values():
-            count += queue.before(job.options.priority, job.generation, most - count)
+            count += queue.before(job.options.priority, job.generation, limit - count)
         return count
 
     def counts(self) -> dict[str, int]:
-        """Waiting jobs by name."""
+        """Return the number of waiting jobs by name."""
         counts: dict[str, int] = {}
         for key, queue in self._by_name.items():
             name = key.removesuffix(STALLED)

@@ -144,8 +144,8 @@ class Shard:
         """Fail a job, which becomes a dead letter: active → failed."""
         changes.free_permits(queue, job)
         stalled = reason in ("stalled", "worker_lost")
-        most = queue.policy.retention.attempts.count
-        note_attempt(job, "stalled" if stalled else "failed", now, error, most)
+        outcome = "stalled" if stalled else "failed"
+        note_attempt(job, outcome, now, error, queue.policy.retention.attempts.count)
         if stalled:
             job.stalls += 1
             queue.tally.stalled += 1
@@ -214,8 +214,8 @@ class Shard:
 
     def make_room(self, queue: JobQueue, priority: int, now: int, changes: PendingChanges) -> bool:
         """Drop a job if a new one with this priority needs room; False if none may be dropped."""
-        most = queue.policy.max_size
-        if queue.drops is None or most is None or queue.pending < most:
+        limit = queue.policy.max_size
+        if queue.drops is None or limit is None or queue.pending < limit:
             return True
         job = queue.drops.first(priority)
         if job is None:

@@ -1,4 +1,4 @@
-"""A limiter that several queues share: what they take of it together, and whose turn it is."""
+"""A limiter that several queues share: permits in use, and whose turn is next."""
 
 from dataclasses import dataclass
 from threading import Lock
@@ -8,18 +8,18 @@ from .clock import Clock
 from .limiter import QueueLimiter, Rate, SetConcurrency, SetRate
 
 TURN = 250
-"""Milliseconds for which what is free is kept for a queue that was told of it."""
+"""Milliseconds for which free permits are reserved for the queue whose turn it is."""
 UNBOUNDED = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimiterPolicy:
-    """What a limiter is configured to allow."""
+    """Configuration of a limiter."""
 
     rate: Rate | None = None
     """Starts per time, over all its queues."""
     concurrency: int | None = None
-    """Active at once, over all its queues; a job counts as many as it weighs."""
+    """Maximum weight of active jobs, over all its queues."""
 
 
 NO_LIMITS = LimiterPolicy()
@@ -31,15 +31,15 @@ class LimiterState(NamedTuple):
     rate: Rate | None
     concurrency: int | None
     used: int
-    """What the active jobs of its queues take of the concurrency."""
+    """Weight of the active jobs of its queues."""
     tokens: int | None
-    """Jobs that may start at once, by the rate alone; None: there is no rate."""
+    """Jobs that may start now by the rate alone; None: no rate."""
     waiting: tuple[str, ...]
-    """Queues that were refused and have not come since, in their order."""
+    """Queues that were refused and have not claimed since, in order."""
 
     @property
     def free(self) -> int | None:
-        """What is left of the concurrency; None: there is none."""
+        """Permits left of the concurrency; None: no concurrency limit."""
         return None if self.concurrency is None else max(0, self.concurrency - self.used)
 
 
@@ -50,17 +50,17 @@ class RefusedQueue:
 
     def __init__(self, need: int) -> None:
         self.need = need
-        """Permits that are kept for it; 0: it got some of what it asked for, and is only to be told."""
+        """Permits reserved for it; 0: it got a part of its request, and is only woken."""
         self.until = 0
-        """When what is kept for it is given to others, by the monotonic clock; 0: it was not told yet."""
+        """Monotonic time at which its reservation ends; 0: it has not been woken yet."""
 
 
 class SharedLimiter:
-    """Permits and tokens of one limiter, under its own lock, which is the last that anybody takes.
+    """Permits and tokens of one limiter, under its own lock, which is always taken last.
 
-    Whoever is refused gets in line. What is free goes to the first of the line before it goes to others, for
-    as long as a turn lasts: a worker that claims in the call in which it ends a job would otherwise leave
-    nothing to the workers of other queues.
+    A refused queue gets in line. Free permits go to the first queue in line, for as long as its turn lasts,
+    before they go to others: a worker that claims in the call that ends a job would otherwise leave nothing
+    to the workers of other queues.
     """
 
     __slots__ = ("_clock", "_limits", "_line", "_lock", "_used", "policy")
@@ -75,7 +75,7 @@ class SharedLimiter:
         self._line: dict[str, RefusedQueue] = {}
 
     def change(self, rate: SetRate, concurrency: SetConcurrency, woken: set[str]) -> None:
-        """Change what is allowed; an unchanged rate keeps its tokens. `woken`: see `release`."""
+        """Change the limits; an unchanged rate keeps its tokens. `woken`: see `release`."""
         with self._lock:
             tick = self._clock.monotonic()
             self._limits.set(rate, concurrency, tick)
@@ -83,7 +83,7 @@ class SharedLimiter:
             self._left_for(None, tick, woken)
 
     def state(self) -> LimiterState:
-        """How it stands."""
+        """Return the limiter as it is now."""
         with self._lock:
             bucket = self._limits.bucket
             rate = bucket.rate if bucket is not None else None
@@ -91,7 +91,7 @@ class SharedLimiter:
             return LimiterState(rate, self._limits.concurrency, self._used, tokens, tuple(self._line))
 
     def next_token(self) -> int:
-        """Milliseconds until its rate lets a job start; 0: it does now."""
+        """Return the milliseconds until the rate lets a job start; 0: now."""
         with self._lock:
             bucket = self._limits.bucket
             return 0 if bucket is None else bucket.wait(self._clock.monotonic())
@@ -99,10 +99,11 @@ class SharedLimiter:
     def reserve(
         self, queue: str, wanted: int, weight: int, tick: int, woken: set[str], *, is_served: bool = False
     ) -> int:
-        """For how many of `wanted` jobs, of one weight, there is room; it is theirs until it is given back.
+        """Reserve permits for up to `wanted` jobs of one weight; return for how many.
 
-        woken: queues whose turn begins are added.
-        is_served: the queue has had something in this claim.
+        Args:
+            woken: receives the queues whose turn begins.
+            is_served: whether the queue has already got jobs in this claim.
         """
         with self._lock:
             tokens, free = self._left_for(queue, tick, woken)
@@ -117,7 +118,7 @@ class SharedLimiter:
         return granted
 
     def give_back(self, queue: str, count: int, weight: int, woken: set[str]) -> None:
-        """Take back what was reserved for jobs that were not there after all; `woken`: see `release`."""
+        """Return permits that were reserved for jobs that did not start; `woken`: see `release`."""
         with self._lock:
             if self._limits.bucket is not None:
                 self._limits.bucket.consume(-count)
@@ -125,15 +126,16 @@ class SharedLimiter:
             self._release(count * weight, woken)
 
     def release(self, permits: int, woken: set[str]) -> None:
-        """Jobs are active no more.
+        """Return permits of jobs that are no longer active.
 
-        woken: queues that can have what is free now are added.
+        Args:
+            woken: receives the queues that may claim now.
         """
         with self._lock:
             self._release(permits, woken)
 
     def pass_on(self, woken: set[str]) -> None:
-        """Give what was kept for those who did not come to the next in line; `woken`: see `release`."""
+        """Give the reservations of queues that did not come to the next in line; `woken`: see `release`."""
         if self._line:
             self.release(0, woken)
 
@@ -143,13 +145,13 @@ class SharedLimiter:
             self._used += permits
 
     def forget(self, queue: str, woken: set[str]) -> None:
-        """A queue has gone out of line; `woken`: see `release`."""
+        """Remove a queue from the line; `woken`: see `release`."""
         with self._lock:
             self._line.pop(queue, None)
             self._release(0, woken)
 
     def waits(self, queue: str, tick: int) -> list[int]:
-        """Milliseconds after each of which the clock alone may bring a queue something."""
+        """Return the milliseconds after each of which time alone may make permits available to a queue."""
         with self._lock:
             waits = []
             if self._limits.bucket is not None and (wait := self._limits.bucket.wait(tick)):
@@ -164,21 +166,21 @@ class SharedLimiter:
             self._left_for(None, self._clock.monotonic(), woken)
 
     def _need(self, weight: int) -> int:
-        # What weighs more than there is in all runs alone.
-        most = self._limits.concurrency
-        return weight if most is None else min(weight, most)
+        # A job that weighs more than the limit runs alone.
+        limit = self._limits.concurrency
+        return weight if limit is None else min(weight, limit)
 
     def _refused(self, queue: str, need: int) -> None:
         turn = self._line.get(queue)
         if turn is None or not need or not turn.need:
-            # One that got something has had its turn.
+            # A queue that got some permits has had its turn.
             self._line.pop(queue, None)
             self._line[queue] = RefusedQueue(need)
         else:
             turn.need, turn.until = need, 0
 
     def _left_for(self, queue: str | None, tick: int, woken: set[str]) -> tuple[int, int]:
-        """Tokens and permits that those in line before a queue leave to it; they are told of theirs."""
+        """Return the tokens and permits that queues earlier in line leave to a queue; these are woken."""
         limits = self._limits
         tokens = UNBOUNDED if limits.bucket is None else limits.bucket.available(tick)
         free = UNBOUNDED if limits.concurrency is None else limits.concurrency - self._used
@@ -194,7 +196,7 @@ class SharedLimiter:
                 continue
             need = self._need(turn.need)
             if need > free:
-                # Else those who need less would never let it have as much.
+                # Queues that need less would never leave it enough otherwise.
                 return tokens, 0
             if not turn.until:
                 woken.add(name)

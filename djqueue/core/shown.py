@@ -1,20 +1,20 @@
-"""Values in error messages: short, however large the value is."""
+"""Values in error messages, shortened if they are large."""
 
 from typing import Any
 
 LONGEST = 200
-"""Characters of a representation that a message shows."""
+"""Maximum number of characters of a representation in a message."""
 
 
 def shown(value: Any) -> str:
-    """Return the representation of a value, cut if it is long."""
+    """Return the representation of a value, shortened if it is long."""
     try:
         text = repr(value)
     except ValueError:
-        return f"{type(value).__name__} with too many digits to show"  # Python limits how many it writes
+        return f"{type(value).__name__} with too many digits to show"  # Python limits the digits.
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def in_one_line(error: object) -> str:
-    """Return the text of an error, whose own may have several lines."""
+    """Return the text of an error in one line."""
     return " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""Amounts of bytes: as users write them, and of what is kept of a job."""
+"""Sizes in bytes: as users write them, and of records."""
 
 import re
 from typing import Any
@@ -21,11 +21,11 @@ UNITS = {
 }
 WRITTEN = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 LARGEST = 2**53
-"""Bytes: what Lua counts exactly, eight pebibytes."""
+"""Maximum in bytes that Lua counts exactly: eight pebibytes."""
 
 
 def parse_size(name: str, value: Any) -> int:
-    """Bytes given as a whole number, or as a text such as `"500 MB"` or `"1.5 GiB"`.
+    """Return the bytes of a whole number or a string such as `"500 MB"` or `"1.5 GiB"`.
 
     Raises OptionError, naming the option, for anything else.
     """
@@ -46,10 +46,10 @@ def parse_size(name: str, value: Any) -> int:
 
 
 def size_of(job: EngineJob) -> int:
-    """Bytes of what is kept of an ended job beside its result: its payload, and its error's texts."""
+    """Return the size of an ended job without its result: its payload, and the texts of its error."""
     return len(job.payload) if job.error is None else len(job.payload) + size_of_error(job.error)
 
 
 def size_of_error(error: JobFailure) -> int:
-    """Bytes of an error's texts."""
+    """Return the size of an error's texts."""
     return sum(len(text) if text.isascii() else len(text.encode(errors="surrogatepass")) for text in error)

@@ -1,4 +1,4 @@
-"""The error of a job that was lost with its worker too often."""
+"""The error of a job that stalled too often."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -6,20 +6,22 @@ from datetime import UTC, datetime
 from .job import AttemptRecord, JobFailure
 
 LISTED = 10
-"""Stalled attempts that the error lists, the last ones."""
+"""Number of stalled attempts that the error lists, the last ones."""
 
 
 def stalled_error(stalls: int, attempts: Sequence[AttemptRecord]) -> JobFailure:
-    """Return the error of a job with so many stalls: which attempts were lost, on which workers, and when.
+    """Return the error of a job with this number of stalls: which attempts were lost, on which workers, and
+    when.
 
-    attempts: the ended attempts that are known, the one that has just stalled being the last.
+    Args:
+        attempts: the known ended attempts; the last one has just stalled.
     """
     lost = [attempt for attempt in attempts if attempt.outcome == "stalled"][-min(stalls, LISTED) :]
     listed = "; ".join(
         f"attempt {one.attempt} on {one.worker}, started {_utc(one.started_at)}, lost {_utc(one.finished_at)}"
         for one in lost
     )
-    text = f"lost {stalls} times with its worker, last with {attempts[-1].worker}: {listed}"
+    text = f"stalled {stalls} times, last on {attempts[-1].worker}: {listed}"
     return JobFailure("djqueue.core.errors.StorageError", text)
 
 

@@ -1,7 +1,7 @@
 """The states of a job and the one table of transitions between them.
 
 The engine's checks, the conformance suite, the admin's legal actions and the diagram in the docs are
-all made from `TRANSITIONS`.
+generated from `TRANSITIONS`.
 """
 
 from enum import StrEnum
@@ -9,22 +9,22 @@ from typing import NamedTuple
 
 
 class State(StrEnum):
-    """Where a job is in its life."""
+    """State of a job."""
 
     WAITING = "waiting"
-    """Ready; a worker with a free slot may claim it."""
+    """Ready to be claimed."""
     DELAYED = "delayed"
-    """Not before its `run_at`."""
+    """Waits for its `run_at`."""
     BLOCKED = "blocked"
-    """Waits for the jobs that it depends on."""
+    """Waits for its dependencies."""
     ACTIVE = "active"
-    """A worker runs it now, under a lease."""
+    """Run by a worker, under a lease."""
     COMPLETED = "completed"
-    """Ended well."""
+    """Ended successfully."""
     FAILED = "failed"
-    """Ended badly; a dead letter tells why, and may be retried."""
+    """Ended with an error; its dead letter can be retried."""
     CANCELLED = "cancelled"
-    """Taken back before it ended."""
+    """Cancelled before it ended."""
 
 
 PENDING = frozenset({State.WAITING, State.DELAYED, State.BLOCKED})
@@ -35,7 +35,7 @@ REUSABLE = frozenset({State.FAILED, State.CANCELLED})
 
 
 class Transition(NamedTuple):
-    """One legal change of state; `event` is what subscribers are told."""
+    """One legal change of state; `event` is the event that subscribers receive."""
 
     name: str
     source: State
@@ -44,7 +44,7 @@ class Transition(NamedTuple):
 
 
 def _row(name: str, source: State, targets: str, event: str) -> Transition:
-    return Transition(name, source, frozenset(State(word) for word in targets.split()), event)
+    return Transition(name, source, frozenset(State(target) for target in targets.split()), event)
 
 
 TRANSITIONS: tuple[Transition, ...] = (
@@ -76,10 +76,10 @@ _ALLOWED = {(row.name, row.source, target) for row in TRANSITIONS for target in 
 
 
 def allows(name: str, source: State, target: State | None = None) -> bool:
-    """Return whether the transition may be made from this state (and, if given, to that one)."""
+    """Return whether the transition is legal from this state (and, if given, to that one)."""
     return any((name, source, state) in _ALLOWED for state in ([target] if target else State))
 
 
 def actions(source: State) -> tuple[str, ...]:
-    """Return the names of the transitions that a job in this state can make, in the table's order."""
+    """Return the names of the legal transitions from a state, in the order of the table."""
     return tuple(dict.fromkeys(row.name for row in TRANSITIONS if row.source is source))

@@ -1,12 +1,12 @@
-"""What jobs are about: names of things outside the queues."""
+"""Subjects of jobs: names of objects outside the queues."""
 
 from typing import Any
 
 
 def name_of(instance: Any) -> str | None:
-    """`app_label.model:pk` of a model's instance; None if it is not saved.
+    """Return `app_label.model:pk` of a model instance; None if it is not saved.
 
-    A proxy names what its table's model names.
+    A proxy has the name of its concrete model.
     """
     if instance.pk is None or instance._state.adding:
         return None
@@ -14,7 +14,7 @@ def name_of(instance: Any) -> str | None:
 
 
 def parts_of(subject: str) -> tuple[str, str, str] | None:
-    """App label, model name and primary key, if a subject may be a model's instance."""
+    """Return app label, model name and primary key; None if a subject cannot be a model instance."""
     label, colon, key = subject.partition(":")
     app, dot, model = label.partition(".")
     if not (colon and dot and key and app.isidentifier() and model.isidentifier()):

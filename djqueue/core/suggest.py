@@ -40,7 +40,7 @@ FOREIGN_OPTIONS = {
     "unique": "unique_key",
     "unique_for": "unique_ttl",
 }
-"""Options of Celery, RQ, Dramatiq, Huey, Procrastinate and others, and the option here that does the same."""
+"""Options of Celery, RQ, Dramatiq, Huey, Procrastinate and others, and their equivalents here."""
 NOTES = {
     "attempts": "max_attempts counts the first attempt, too",
     "max_retries": "max_attempts counts the first attempt, too",
@@ -51,10 +51,11 @@ NOTES = {
 
 EXPLAINED = {
     "acks_late": "a job whose worker dies always runs again, see the docs on leases",
-    "autoretry_for": "every exception is retried; raise UnrecoverableError or Discard where that is in vain",
+    "autoretry_for": "every exception is retried; raise UnrecoverableError or Discard to prevent that",
     "base": "a job is a function; use middleware for what all jobs have in common",
     "bind": "the function gets its job from current_job()",
     "description": "use tags or subject",
+    "executor": "handlers always run in the worker's own process",
     "hook": "use signals such as job_completed",
     "ignore_result": "results are kept for result_ttl; result_ttl=1 keeps them for a second",
     "link": "use chain, or depends_on",
@@ -79,11 +80,11 @@ FOREIGN_TIMES = {
     "schedule": "cron",
     "seconds": "every",
 }
-"""Options of schedules elsewhere, and the option here."""
+"""Options of schedules in other projects, and their equivalents here."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing if no known name is close."""
+    """Return `; did you mean 'x'?`, or nothing if no known name is close."""
     by_text = {other.casefold(): other for other in known}
     close = get_close_matches(name, list(by_text.values()), n=1) or get_close_matches(
         name.casefold(), by_text, n=1
@@ -92,7 +93,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def nearest_option(name: str, known: Iterable[str]) -> str:
-    """Like `nearest`, but for options, where the names that other queues use are known, too."""
+    """Like `nearest`, for options: the names that other queues use are known, too."""
     if name in EXPLAINED:
         return f"; {EXPLAINED[name]}"
     if name not in FOREIGN_OPTIONS:
@@ -102,9 +103,9 @@ def nearest_option(name: str, known: Iterable[str]) -> str:
 
 
 def similar(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that this one may be a typing error of.
+    """Return the known name that this one may be a misspelling of.
 
-    Names that differ in their digits alone, as `shard-1` and `shard-2`, are different on purpose.
+    Names that differ only in digits, such as `shard-1` and `shard-2`, are different on purpose.
     """
     shape = _without_digits(name)
     candidates = [other for other in known if _without_digits(other) != shape]

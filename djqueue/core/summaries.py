@@ -1,4 +1,4 @@
-"""Jobs about a subject: what is told of them, and how they are found."""
+"""Jobs about a subject: their summaries, and the index by subject."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from .states import State
 
 
 class JobSummary(NamedTuple):
-    """A job about a subject, in short: what a list of such jobs shows."""
+    """A summary of a job about a subject."""
 
     queue: str
     id: str
@@ -20,14 +20,14 @@ class JobSummary(NamedTuple):
     """The job's name."""
     state: State
     created_at: int
-    """UTC milliseconds, as every `…_at`."""
+    """UTC milliseconds, like every `…_at`."""
     run_at: int
     started_at: int
-    """0: it has not started."""
+    """0 if it has not started."""
     finished_at: int
-    """0: it has not ended."""
+    """0 if it has not ended."""
     reason: str = ""
-    """Why it failed or was cancelled."""
+    """Reason of the failure or cancellation."""
 
 
 class JobSummaryPage(NamedTuple):
@@ -35,11 +35,11 @@ class JobSummaryPage(NamedTuple):
 
     jobs: list[JobSummary]
     next: str | None
-    """Where the next page begins, to be shown to the storage that said so; None: this is the last one."""
+    """Cursor of the next page; None on the last page."""
 
 
 def mention(record: EngineJob | JobRecord) -> JobSummary:
-    """Return a job in short."""
+    """Return the summary of a job."""
     return JobSummary(
         record.queue,
         record.id,
@@ -54,7 +54,7 @@ def mention(record: EngineJob | JobRecord) -> JobSummary:
 
 
 def mark_in(cursor: str | None) -> str | None:
-    """Return the mark of the job before a page. Raises OptionError for what is no cursor of `about`."""
+    """Return the mark of the job before a page. Raises OptionError for an invalid cursor."""
     if cursor is None:
         return None
     if cursor[:1] != FORWARD:
@@ -63,12 +63,12 @@ def mark_in(cursor: str | None) -> str | None:
 
 
 def mark_at(created_at: int, queue: str, last: str) -> str:
-    """Return a job's position in the order of all queues: by time, queue and position in the queue."""
+    """Return the mark of a job in the order of all queues: by time, queue and position in the queue."""
     return f"{created_at}:{quote(queue, safe='')}:{last}"
 
 
 def mark_before(mark: str) -> tuple[int, str, str]:
-    """Return the three that a mark is made of. Raises OptionError."""
+    """Return the time, queue and position that a mark consists of. Raises OptionError."""
     created_at, queue, last = [*mark.split(":", 2), "", ""][:3]
     if not (created_at.isdecimal() and queue and last):
         raise OptionError(f"cursor: {mark!r} is invalid; pass the cursor of an earlier page")
@@ -76,27 +76,27 @@ def mark_before(mark: str) -> tuple[int, str, str]:
 
 
 def first_of(found: list[tuple[str, JobSummary]], limit: int) -> JobSummaryPage:
-    """Return a page of up to `limit` jobs; found: their marks and they, and one more if there are more."""
+    """Return a page of up to `limit` jobs of those found, which include one more if there are more."""
     some = found[:limit]
     following = FORWARD + some[-1][0] if some and len(found) > limit else None
     return JobSummaryPage([one for _, one in some], following)
 
 
 class SubjectIndex:
-    """The jobs of one queue by what they are about. Its shard's lock guards it."""
+    """Jobs of one queue by subject, guarded by the lock of its shard."""
 
     __slots__ = ("_jobs",)
 
     def __init__(self) -> None:
         self._jobs: dict[str, dict[str, EngineJob]] = {}
-        """By subject, then by id; none is empty."""
+        """Jobs by subject, then by id; no subject is empty."""
 
     def add(self, jobs: Iterable[EngineJob], subject: str) -> None:
-        """Jobs about one subject have come."""
+        """Add jobs about one subject."""
         self._jobs.setdefault(subject, {}).update((job.id, job) for job in jobs)
 
     def drop(self, job: EngineJob, subject: str) -> None:
-        """The record of a job is forgotten."""
+        """Remove a job."""
         jobs = self._jobs[subject]
         del jobs[job.id]
         if not jobs:
@@ -107,5 +107,5 @@ class SubjectIndex:
         return list(self._jobs.get(subject, {}).values())
 
     def __len__(self) -> int:
-        """Return how many subjects there are."""
+        """Return the number of subjects."""
         return len(self._jobs)

@@ -1,11 +1,12 @@
-"""What has happened in one queue of the engine, as numbers that only rise."""
+"""Totals of one queue of the engine."""
 
 from .overview import NO_TOTALS, Totals
 
 
 class Tally:
-    """See `Totals`. Its shard's lock guards it; completions are counted by the finished records, as a plain
-    job completes without that lock.
+    """Counters for `Totals`, guarded by the lock of the queue's shard.
+
+    Completions are counted by the finished records, because a plain job completes without that lock.
     """
 
     __slots__ = ("cancelled", "enqueued", "failed", "noted", "retried", "stalled", "started")
@@ -18,10 +19,10 @@ class Tally:
         self.cancelled = 0
         self.stalled = 0
         self.noted = NO_TOTALS
-        """What metrics have been told of."""
+        """Totals that the metrics have."""
 
     def totals(self, completed: int) -> Totals:
-        """As they are now."""
+        """Return the current totals."""
         return Totals(
             self.enqueued,
             self.started,

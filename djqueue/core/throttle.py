@@ -1,4 +1,4 @@
-"""Log lines about events that may come by the thousand."""
+"""Log lines about events that may occur by the thousand."""
 
 import logging
 from collections.abc import Callable, Hashable
@@ -8,9 +8,10 @@ from typing import Any
 
 
 class ThrottledLog:
-    """Logs each kind of event at most once in `interval` seconds, and counts the events in between.
+    """A log that shows each kind of event at most once in `interval` seconds, and counts the events in
+    between.
 
-    Kinds must be few: one entry is kept for each.
+    One entry is kept for each kind, so there must be few.
     """
 
     def __init__(
@@ -21,12 +22,12 @@ class ThrottledLog:
         self._clock = clock
         self._lock = Lock()
         self._kinds: dict[Hashable, tuple[float, int]] = {}
-        """When the last line was logged, and how many events came since."""
+        """Time of the last line and number of events since, by kind."""
 
     def log(
         self, level: int, kind: Hashable, message: str, *args: Any, exc_info: BaseException | None = None
     ) -> bool:
-        """Log an event, unless a line about its kind was logged a moment ago; return whether it was."""
+        """Log an event unless a line about its kind was logged a moment ago; return whether it was logged."""
         now = self._clock()
         with self._lock:
             last, skipped = self._kinds.get(kind, (None, 0))

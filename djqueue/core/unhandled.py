@@ -1,4 +1,4 @@
-"""Jobs that wait although workers serve their queue, because none of these workers knows their name."""
+"""Waiting jobs that no live worker of their queue handles, although workers serve the queue."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -17,9 +17,9 @@ class Unhandled(NamedTuple):
 
 
 def unhandled(queues: Iterable[QueueOverview], workers: Sequence[WorkerInfo]) -> list[Unhandled]:
-    """Return the names that no live worker of their queue knows, most jobs first.
+    """Return the job names that no live worker of their queue handles, most jobs first.
 
-    A queue that no worker serves at all is left out: there, the missing worker is the problem.
+    Queues without any worker are left out: there, the missing worker is the problem.
     """
     live = [worker for worker in workers if worker.state != STOPPING]
     everywhere = {name for worker in live if worker.queues is None for name in worker.names}

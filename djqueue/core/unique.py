@@ -1,4 +1,4 @@
-"""Who owns which unique key of a queue, and who is to have it next."""
+"""The unique keys of a queue: their owners and successors."""
 
 import heapq
 
@@ -6,16 +6,16 @@ from .enginejob import EngineJob
 from .options import JobKey
 
 PREDECESSOR: JobKey = ("", "")
-"""Among the unmet dependencies of a job: it waits for the active job that had its key before it."""
+"""Stands in a job's unmet dependencies for the active job that had its unique key before it."""
 
 
 COMPACT_FROM = 64
 
 
 class UniqueKeys:
-    """Keys with their owners and, for those that have one, the time at which they are free anyway.
+    """Keys with their owners and, if they have one, the time at which they expire.
 
-    Behind an active owner one job may wait for its end: the successor.
+    Behind an active owner, one job may wait for its end: the successor.
     """
 
     __slots__ = ("_owners", "_successors", "_times")
@@ -23,12 +23,14 @@ class UniqueKeys:
     def __init__(self) -> None:
         self._owners: dict[str, tuple[EngineJob, int | None]] = {}
         self._times: list[tuple[int, str]] = []
-        """Heap of when keys are free anyway; also of such as are free already, or another job's."""
+        """Heap of the times at which keys expire; may contain keys that are free already, or have another
+        owner.
+        """
         self._successors: dict[str, tuple[EngineJob, EngineJob]] = {}
-        """(who waits, the job whose end it waits for), by key."""
+        """(successor, the job that it waits for), by key."""
 
     def owner(self, key: str, now: int) -> EngineJob | None:
-        """The job that holds the key; a key past its own time has none."""
+        """Return the job that holds a key; None if it is free or has expired."""
         held = self._owners.get(key)
         if held is None:
             return None
@@ -39,7 +41,7 @@ class UniqueKeys:
         return job
 
     def take(self, job: EngineJob) -> None:
-        """Give the job its key; the caller has seen that it is free."""
+        """Give a job its key, which must be free."""
         key, ttl = job.options.unique_key, job.options.unique_ttl
         if key is not None:
             free_at = None if ttl is None else job.created_at + job.stepped + ttl
@@ -52,24 +54,24 @@ class UniqueKeys:
                     heapq.heappush(self._times, (free_at, key))
 
     def wait(self, job: EngineJob, behind: EngineJob) -> None:
-        """Have a job follow an active one; the caller has seen that nobody else does."""
+        """Make a job wait behind an active one that has no successor yet."""
         assert job.options.unique_key is not None
         self._successors[job.options.unique_key] = (job, behind)
 
     def waiting(self, key: str) -> EngineJob | None:
-        """The job that waits for the end of the active one with the key."""
+        """Return the job that waits for the end of the active one with the key."""
         waiting = self._successors.get(key)
         return None if waiting is None else waiting[0]
 
     def is_followed(self, job: EngineJob) -> bool:
-        """Whether a successor waits for the end of this job."""
+        """Return whether a successor waits for the end of this job."""
         key = job.options.unique_key
         return key is not None and (found := self._successors.get(key)) is not None and found[1] is job
 
     def release(self, job: EngineJob, now: int) -> EngineJob | None:
-        """Free the key of a job that is gone, unless another job has it by now.
+        """Free the key of a job that has ended, unless another job has it by now.
 
-        Returns the successor that has waited for that; the key is its own, if it was free.
+        Returns the successor that waited for it, which gets the key if it is free.
         """
         key = job.options.unique_key
         if key is None:
@@ -88,7 +90,7 @@ class UniqueKeys:
         return successor
 
     def follow_step(self, step: int) -> None:
-        """Keep the lengths of the keys' times: the wall clock was set by so many milliseconds."""
+        """Keep the lengths of the keys' times after the wall clock was set by `step` milliseconds."""
         for key, (job, free_at) in self._owners.items():
             if free_at is not None:
                 self._owners[key] = (job, free_at + step)
@@ -96,7 +98,7 @@ class UniqueKeys:
         heapq.heapify(self._times)
 
     def sweep(self, now: int) -> None:
-        """Forget the keys whose time is over."""
+        """Drop expired keys."""
         while self._times and self._times[0][0] <= now:
             self.owner(heapq.heappop(self._times)[1], now)
 

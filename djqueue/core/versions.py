@@ -31,11 +31,11 @@ class ChangeCounter:
 
 
 class HasChanges(Protocol):
-    """A part of the engine whose operations change what reads answer."""
+    """A part of the engine whose operations change the answers of reads."""
 
     @property
     def changes(self) -> ChangeCounter:
-        """The counter of the engine."""
+        """The engine's counter of changes."""
 
 
 def counted(operation: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
@@ -82,7 +82,7 @@ def _counting(
 
 
 def version_of(parts: Iterable[Any], workers: Sequence[WorkerInfo]) -> str:
-    """Return the version of these parts and of the workers, as pages except the list of workers show it."""
+    """Return the version of these parts and of the workers, without what only the list of workers shows."""
     digest = blake2b(repr([*parts]).encode(errors="surrogatepass"), digest_size=12)
     for one in sorted(workers, key=lambda info: info.id):
         shown = one._replace(seen_at=0, rss=0, jobs=())

@@ -1,27 +1,29 @@
-"""What a worker can be told: the words, and which of them count until it has heard them."""
+"""Commands for workers, and which of them count until the worker receives them."""
 
 from .errors import OptionError
 
 QUIET, RESUME, STOP, DUMP = "quiet", "resume", "stop", "dump"
 COMMANDS = (QUIET, RESUME, STOP, DUMP)
-"""Claim no more, but finish what runs; claim again; end, as after a signal; tell where each thread is."""
+"""Claim no more jobs, but finish running ones; claim again; stop as after a signal; save the stacks of all
+threads.
+"""
 
 ASKED, STOPPING, NOT_FOUND = "asked", "stopping", "not_found"
-"""What becomes of a command: the worker will hear it, is to end already, or is not alive."""
+"""Result of a command: the worker will receive it, is stopping already, or is not alive."""
 
 DUMP_TTL = 300_000
-"""Milliseconds for which a dump is kept, if its worker lives so long."""
+"""Milliseconds for which a dump is kept, if its worker lives that long."""
 MAX_DUMP = 64 * 1024
-"""Characters that one may have."""
+"""Maximum number of characters of a dump."""
 
 
 def check_command(command: str) -> None:
-    """Raises OptionError if it is none."""
+    """Raise OptionError for an unknown command."""
     if command not in COMMANDS:
         raise OptionError(f"command: {command!r} is not one of {', '.join(COMMANDS)}")
 
 
 def with_command(waiting: tuple[str, ...], command: str) -> tuple[str, ...]:
-    """What a worker is still to hear after one more word: a dump, and the last of the others."""
+    """Return the commands that wait for a worker after one more: a dump, and the last of the others."""
     kept = (one for one in waiting if one != command and DUMP in (one, command))
     return (*kept, command)

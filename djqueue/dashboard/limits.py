@@ -124,13 +124,13 @@ def of_limiter(state: LimiterState) -> dict[str, Any]:
 
 def of_group(group: GroupOverview) -> dict[str, Any]:
     """Return the overrides of a group as form values."""
-    said = group.said
+    said = group.overrides
     return {"concurrency": said.concurrency, "rate": written(said.rate), "weight": said.weight}
 
 
 def of_groups(found: GroupsOverview) -> dict[str, Any]:
     """Return the default limits of groups as form values."""
-    return {"concurrency": found.said.concurrency, "rate": written(found.said.rate)}
+    return {"concurrency": found.overrides.concurrency, "rate": written(found.overrides.rate)}
 
 
 def groups(queue: str, name: str = "") -> GroupsOverview:
@@ -146,7 +146,7 @@ def are_used(found: GroupsOverview, queue: str) -> bool:
     """Return whether the queue has group limits, or waiting jobs with a group."""
     policy = get_settings().policy(queue)
     configured = policy.group_rate or policy.group_weights or policy.group_concurrency != 1
-    told = any(value is not None and value is not False for value in found.said)
+    told = any(value is not None and value is not False for value in found.overrides)
     return found.mode != GLOBAL and bool(found.busiest or told or configured or found.mode == KEYED)
 
 

@@ -14,7 +14,7 @@ from djqueue.core.job import (
     ProgressReport,
     Renewal,
 )
-from djqueue.core.maintenance import Swept, sweep
+from djqueue.core.maintenance import Swept
 
 from . import backpressure
 from .base import P, Storage, T
@@ -65,10 +65,8 @@ class EngineStorage(Storage):
 
     def sweep(self) -> Swept:
         swept = self._sweep()
-        if any(swept):
-            self.engine.changes.bump()
         self.engine.record_totals()
         return swept
 
     def _sweep(self) -> Swept:
-        return sweep(self.engine, WORKER_TTL)
+        return self.engine.sweep(WORKER_TTL)

@@ -114,7 +114,7 @@ def check_sizes(queue: JobQueue) -> None:
     )
     assert finished.result_bytes == results
     assert finished._listed == sum(map(len, finished._results.values()))
-    assert finished._parked.keys() | finished._passed.keys() <= {
+    assert finished._postponed.keys() | finished._postponed_results.keys() <= {
         job for held in finished.held.values() for job in held
     }
 
@@ -166,7 +166,7 @@ def check_empty(engine: Engine) -> None:
             assert queue.finished.completed == queue.finished.cancelled == 0
             assert not queue.finished._records
             assert not queue.finished._results
-            assert not queue.finished._parked
-            assert not queue.finished._passed
+            assert not queue.finished._postponed
+            assert not queue.finished._postponed_results
             assert queue.finished.completed_bytes == queue.finished.cancelled_bytes == 0
             assert queue.finished.result_bytes == queue.dead.bytes == 0

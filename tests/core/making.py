@@ -14,7 +14,7 @@ from djqueue.core.job import (
     JobFailure,
     Outcome,
 )
-from djqueue.core.maintenance import Swept, sweep
+from djqueue.core.maintenance import Swept
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
@@ -109,7 +109,7 @@ class Bench:
 
     def sweep(self, milliseconds: int = 0) -> Swept:
         self.clock.advance(milliseconds)
-        return sweep(self.engine, 60_000)
+        return self.engine.sweep(60_000)
 
     def events(self, queue: str = "q") -> list[Event]:
         """A list that grows with the queue's events."""

@@ -460,8 +460,8 @@ class Reference:
             if policy == "cancel":
                 self.cancel_out(job, "dependency_failed")
             else:
-                name = f"the job {key[1]!r}" if key[0] == job.queue else "a job of another queue"
-                text = f"{name} that it depends on is {ended}"
+                name = f"dependency {key[1]!r}" if key[0] == job.queue else "a dependency in another queue"
+                text = f"{name} ended as {ended}"
                 error = JobFailure("djqueue.core.errors.JobFailedError", text)
                 self.bury(job, "dependency_failed", error, unmet)
 

@@ -4,10 +4,8 @@ import threading
 
 import pytest
 
-from djqueue.core import maintenance
-from djqueue.core.engine import Engine
+from djqueue.core.engine import Engine, sweeper
 from djqueue.core.job import Batch, ClaimRequest, Outcome
-from djqueue.core.maintenance import sweep
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
@@ -37,14 +35,14 @@ def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(retention, monk
     engine = Engine(clock=FakeClock(), policies={"q": QueuePolicy(retention=retention)}, cores=1)
     complete_many(engine, MANY)
     taken = []
-    forget = maintenance._forget
+    forget = sweeper._forget
 
     def noting(*arguments):
         found = forget(*arguments)
         taken.append(found[0])
         return found
 
-    monkeypatch.setattr(maintenance, "_forget", noting)
+    monkeypatch.setattr(sweeper, "_forget", noting)
     steps, over = 0, threading.Event()
 
     def work():
@@ -57,7 +55,7 @@ def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(retention, monk
     thread.start()
     try:
         for _ in range(3):
-            sweep(engine, 60_000)
+            engine.sweep(60_000)
     finally:
         over.set()
         thread.join()
@@ -68,8 +66,8 @@ def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(retention, monk
     )
     kept = MANY if retention.results.bytes is not None else KEPT
     assert (engine.reads.counts("q")[State.COMPLETED], results) == (kept, KEPT)
-    assert max(taken) <= maintenance.SWEEP_LIMIT
-    assert len(taken) >= MANY // maintenance.SWEEP_LIMIT
+    assert max(taken) <= sweeper.SWEEP_LIMIT
+    assert len(taken) >= MANY // sweeper.SWEEP_LIMIT
     assert steps > 10
     check_engine(engine)
 

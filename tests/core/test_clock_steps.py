@@ -8,7 +8,6 @@ from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.engine import Engine
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Outcome
-from djqueue.core.maintenance import sweep
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
@@ -31,7 +30,7 @@ class Site:
         return self.engine.enqueue([batch])[0]
 
     def state(self, result: EnqueueResult) -> State | None:
-        sweep(self.engine, 60_000)
+        self.engine.sweep(60_000)
         return self.engine.reads.states("q", [result.id])[0]
 
     def claim(self) -> list:
@@ -105,7 +104,7 @@ def test_a_job_that_was_rescheduled_is_due_at_the_time_that_was_given(site):
     result = site.enqueue(delay=60_000)
     site.engine.jobs.reschedule("q", [result.id], site.clock.now() + 2 * HOUR)
     site.clock.jump(HOUR)
-    sweep(site.engine, 60_000)
+    site.engine.sweep(60_000)
     site.clock.advance(HOUR)
 
     assert site.state(result) is State.WAITING
@@ -147,7 +146,7 @@ def test_a_claim_after_a_step_forward_finds_jobs_with_a_ttl(site):
 def test_a_unique_key_is_free_when_its_time_is_over(site, step):
     site.enqueue(unique_key="k", unique_ttl=60_000)
     site.clock.jump(step)
-    sweep(site.engine, 60_000)
+    site.engine.sweep(60_000)
     site.clock.advance(59_000)
     assert site.enqueue(unique_key="k").status == "duplicate"
 
@@ -160,7 +159,7 @@ def test_a_step_is_logged_once(site, caplog):
     site.enqueue(delay=60_000)
     site.clock.jump(-HOUR)
     for _ in range(3):
-        sweep(site.engine, 60_000)
+        site.engine.sweep(60_000)
 
     assert caplog.text.count("set back by 3600.0 s") == 1
 
@@ -169,7 +168,7 @@ def test_a_clock_that_drifts_is_not_set(site, caplog):
     result = site.enqueue(delay=60_000)
     for _ in range(100):
         site.clock.jump(500)
-        sweep(site.engine, 60_000)
+        site.engine.sweep(60_000)
 
     assert "clock" not in caplog.text
     assert site.state(result) is State.DELAYED
@@ -237,7 +236,7 @@ def test_a_suspended_machine_has_let_time_pass(site, caplog):
     assert site.state(result) is State.WAITING
     assert "clock" not in caplog.text
     site.clock.jump(-HOUR)
-    sweep(site.engine, 60_000)
+    site.engine.sweep(60_000)
     assert "set back by 3600.0 s" in caplog.text
 
 

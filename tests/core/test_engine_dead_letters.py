@@ -1,7 +1,7 @@
 """Dead letters in the engine: eviction, expiry, retries, and the results beside them."""
 
-from djqueue.core import maintenance
 from djqueue.core.deadletters import DeadLetterPolicy
+from djqueue.core.engine import sweeper
 from djqueue.core.options import DAY
 from djqueue.core.states import State
 from tests.core.anatomy import check_empty, check_engine
@@ -51,7 +51,7 @@ def test_a_queue_may_retry_by_itself_so_often():
 
 
 def test_dead_letters_whose_key_is_taken_do_not_hold_up_the_others(monkeypatch):
-    monkeypatch.setattr(maintenance, "SWEEP_LIMIT", 2)
+    monkeypatch.setattr(sweeper, "SWEEP_LIMIT", 2)
     bench = Bench(dead_letters=DeadLetterPolicy(auto_retries=1, auto_retry_delay=500))
     for job_id in ("a", "b", "c"):
         bench.fail(job_id, unique_key="k")

@@ -57,7 +57,7 @@ def test_what_becomes_of_a_dependent(policy, how, first):
     if expected in (State.CANCELLED, State.FAILED):
         assert record.reason == "dependency_failed"
     if expected is State.FAILED:
-        assert record.error.message.startswith("a job of another queue that it depends on is ")
+        assert record.error.message.startswith("a dependency in another queue ended as ")
         [letter] = bench.engine.reads.dead_letters("other")
         assert letter.reason == "dependency_failed"
     check_engine(bench.engine)

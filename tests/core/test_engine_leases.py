@@ -3,7 +3,6 @@
 import pytest
 
 from djqueue.core.job import DEAD_LETTER_REASONS, Lease, ProgressReport, WorkerInfo
-from djqueue.core.maintenance import sweep
 from djqueue.core.processing import ProcessingShard
 from djqueue.core.states import State
 from tests.core.anatomy import check_engine
@@ -137,7 +136,7 @@ def test_the_reason_tells_whether_the_worker_lives(alive, reason):
     bench.clock.advance(LEASE)
     if alive:
         bench.engine.workers.register(info)
-    sweep(bench.engine, LEASE - 1)
+    bench.engine.sweep(LEASE - 1)
 
     [letter] = bench.engine.reads.dead_letters("q")
     assert letter.reason == reason

@@ -16,7 +16,6 @@ from djqueue.core.engine import Engine
 from djqueue.core.errors import StorageError
 from djqueue.core.job import Batch, ClaimRequest, Emission, ItemMark, Lease, Outcome, ProgressReport
 from djqueue.core.limiter import Rate
-from djqueue.core.maintenance import sweep
 from djqueue.core.options import ON_DUPLICATE, JobOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
@@ -362,7 +361,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.sweep()
 
     def sweep(self):
-        assert sweep(self.engine, 60_000) == self.reference.sweep()
+        assert self.engine.sweep(60_000) == self.reference.sweep()
 
     # What always holds.
 
@@ -429,14 +428,14 @@ class EngineMachine(RuleBasedStateMachine):
             for job in self.reference.of(queue):
                 self.engine.jobs.cancel(queue, [job.id])
         self.clock.advance(60_000)
-        sweep(self.engine, 60_000)
+        self.engine.sweep(60_000)
         for queue in QUEUES:
             self.engine.queues.clean(queue, frozenset(State), self.clock.now() + 10_000)
         # A dependent that waited for what has gone is told, and fails, after that.
         for queue in QUEUES:
             self.engine.queues.clean(queue, frozenset(State), self.clock.now() + 10_000)
         self.clock.advance(2 * 3_600_000)
-        sweep(self.engine, 60_000)
+        self.engine.sweep(60_000)
         check_engine(self.engine)
         check_empty(self.engine)
 

@@ -10,7 +10,6 @@ import pytest
 from djqueue.core.engine import Engine
 from djqueue.core.errors import OptionError
 from djqueue.core.job import Batch, ClaimRequest, Lease, Outcome
-from djqueue.core.maintenance import sweep
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.shard import Shard
@@ -106,7 +105,7 @@ def test_every_job_runs_once_whatever_the_threads_do(cores):
 
     def maintain():
         while not produced.wait(0.001):
-            sweep(engine, 60_000)
+            engine.sweep(60_000)
 
     run(
         *(lambda seed=seed: produce(seed) for seed in (1, 2)),
@@ -264,7 +263,7 @@ def test_leases_are_lost_and_renewed_by_many_at_once():
 
     def maintain():
         while not done.is_set():
-            sweep(engine, 60_000)
+            engine.sweep(60_000)
 
     run(lambda: work(1), lambda: work(2), maintain, maintain)
 

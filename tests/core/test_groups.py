@@ -96,7 +96,9 @@ def test_as_many_as_it_weighs_are_ready_no_more_than_the_limit_are_out_and_the_r
         assert groups.parked == sum(len(each.parked) for each in models.values())
         there = {name for name, each in models.items() if each.active or each.ready or each.parked}
         assert groups._groups.keys() == there
-        assert groups.said() == {name: each.own for name, each in models.items() if each.own != GroupLimit()}
+        assert groups.overrides() == {
+            name: each.own for name, each in models.items() if each.own != GroupLimit()
+        }
         for each in there:
             assert groups._groups[each].active == len(models[each].active)
             assert groups._groups[each].ready == models[each].ready

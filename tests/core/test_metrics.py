@@ -20,7 +20,7 @@ from djqueue.core.metrics import (
     part_of,
     span_of,
 )
-from djqueue.core.metricstore import MOST, MetricStore
+from djqueue.core.metricstore import MAX_BUCKETS, MetricStore
 from djqueue.core.options import DAY
 
 TIMES = st.lists(st.integers(0, 400_000), max_size=50)
@@ -109,14 +109,14 @@ def test_a_store_forgets_each_length_in_its_time() -> None:
 
 
 def test_a_store_is_bounded_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("djqueue.core.metricstore.MOST", 10)
+    monkeypatch.setattr("djqueue.core.metricstore.MAX_BUCKETS", 10)
     store = MetricStore()
     for number in range(30):
         store.count(f"q{number}", [1], 0)
 
     kept = [row[0] for row in store.rows(None, span_of(0, 1, MINUTE), by_name=False)]
     assert kept == [f"q{number}" for number in range(20, 30)]
-    assert MOST == 50_000
+    assert MAX_BUCKETS == 50_000
 
 
 def test_names_above_the_most_share_a_bucket() -> None:

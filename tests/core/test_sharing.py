@@ -8,7 +8,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from djqueue.core.engine import Engine
 from djqueue.core.job import Batch, ClaimRequest, Outcome
 from djqueue.core.limiter import Rate
-from djqueue.core.maintenance import sweep
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import TURN, LimiterPolicy, SharedLimiter
@@ -194,7 +193,7 @@ class SharingMachine(RuleBasedStateMachine):
         self.clock.advance(milliseconds)
         if (rate := self.limits[0]) is not None:
             self.tokens = min(rate.capacity, self.tokens + rate.capacity * milliseconds / rate.per)
-        sweep(self.engine, 60_000)
+        self.engine.sweep(60_000)
 
     @rule(queue=st.sampled_from(QUEUES))
     def obliterate(self, queue):

@@ -104,6 +104,6 @@ print("enqueued")
     assert [row[1:3] for row in bad] == [["failed", 4]] * poisons
     for row in bad:
         assert row[3] in ("stalled", "worker_lost")
-        assert row[4].startswith("lost 4 times with its worker, last with ")
+        assert row[4].startswith("stalled 4 times, last on ")
         assert row[4].count("attempt ") == 4
     assert deaths >= 3 * poisons

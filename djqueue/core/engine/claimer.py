@@ -11,7 +11,7 @@ from ..states import State
 from .context import EngineContext
 from .settlement import Settlement
 
-EXPIRED = JobFailure("djqueue.core.errors.JobTimeoutError", "its ttl was over before it started")
+EXPIRED = JobFailure("djqueue.core.errors.JobTimeoutError", "the ttl expired before the job started")
 
 
 class Claimer:

@@ -58,7 +58,7 @@ class EngineContext:
         self.limiters = {name: SharedLimiter(policy, clock) for name, policy in limiters.items()}
         every = (*self.policies.values(), default_policy)
         self.may_block = any(policy.when_full == "block" for policy in every)
-        """Whether the producers of some queue wait for room."""
+        """True if the producers of some queue wait for room."""
         shards = shard_count(cores if cores is not None else os.cpu_count())
         self.mask = shards - 1
         self.shards = [Shard(journal, self._new_queue) for _ in range(shards)]

@@ -22,6 +22,7 @@ from ..job import (
     Renewal,
 )
 from ..journal import Journal
+from ..maintenance import Swept
 from ..metricstore import MetricKeeper, MetricStore
 from ..queue import QueuePolicy
 from ..sharing import LimiterPolicy
@@ -38,6 +39,7 @@ from .persistence import PersistentEngine
 from .queues import EngineQueues
 from .reads import EngineReads
 from .settlement import Settlement, Unsubscribe, Wake
+from .sweeper import Sweeper
 from .totals import record_totals
 from .workers import EngineWorkers
 
@@ -96,6 +98,7 @@ class Engine:
         self._enqueuer = Enqueuer(context, settlement)
         self._claimer = Claimer(context, settlement)
         self._finisher = Finisher(context, settlement)
+        self._sweeper = Sweeper(context, settlement, self.jobs, self.limiters, self.workers)
 
     @property
     def clock(self) -> Clock:
@@ -197,6 +200,18 @@ class Engine:
     def listen(self, queues: Iterable[str] | None, wake: Wake) -> Unsubscribe:
         """Call `wake`, from any thread, when a job of these queues (None: of any) may be claimable."""
         return self.settlement.listen(queues, wake)
+
+    def sweep(self, worker_ttl: int, tick: int | None = None) -> Swept:
+        """Do once what time requires: due jobs, expired leases, ttls, dead letters, old records.
+
+        Args:
+            worker_ttl: milliseconds without a heartbeat after which a worker is removed.
+            tick: the monotonic time by which leases have expired; None: now.
+        """
+        swept = self._sweeper.sweep(worker_ttl, tick)
+        if any(swept):
+            self.changes.bump()
+        return swept
 
     def record_totals(self) -> None:
         """Add what the totals of queues have risen by since the last call to the metrics."""

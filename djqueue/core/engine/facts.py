@@ -112,7 +112,7 @@ class FactFinder:
 
 
 def _first(jobs: list[EngineJob], here: str | None = None) -> tuple[BlockingJob, ...]:
-    """Those that were claimed first. here: the queue of which they may be; None: all of them are."""
+    """Return the jobs that were claimed first, without their queue if it is `here` or `here` is None."""
     jobs.sort(key=lambda job: job.token)
     return tuple(
         BlockingJob(job.id, job.worker, "" if here in (None, job.queue) else job.queue)

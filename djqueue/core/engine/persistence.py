@@ -30,7 +30,7 @@ class PersistentEngine:
         """Add the number of ended jobs in one state whose records only the tables have."""
         shard = self._context.shard(queue)
         with shard.lock:
-            shard.queue(queue).finished.elsewhere[state] += count
+            shard.queue(queue).finished.stored[state] += count
 
     @counted
     def restore(
@@ -64,7 +64,7 @@ class PersistentEngine:
                 if job.state in TERMINAL:
                     if job.state is not State.FAILED:
                         queue.finished.add(job)
-                        queue.finished.elsewhere[job.state] -= stored
+                        queue.finished.stored[job.state] -= stored
                     continue
                 if job.options.depends_on and job.state is State.BLOCKED:
                     job.unmet = set(job.options.depends_on)
@@ -142,8 +142,8 @@ class PersistentEngine:
                     job.has_dependents = shard.make_way(queue, existing, now, changes)
                 else:
                     shard.replaced((job.queue, job.id))
-                    if (job.queue, job.id) in replacing and queue.finished.elsewhere[State.CANCELLED]:
-                        queue.finished.elsewhere[State.CANCELLED] -= 1
+                    if (job.queue, job.id) in replacing and queue.finished.stored[State.CANCELLED]:
+                        queue.finished.stored[State.CANCELLED] -= 1
                 accepted += 1
                 if existing is not None and self._context.journal is not None:
                     self._context.journal.added([job])
@@ -242,7 +242,7 @@ class PersistentEngine:
                 ended = job.state is State.COMPLETED or job.state is State.CANCELLED
                 if ended and queue.jobs.get(job.id) is job:
                     queue.finished.remove(job)
-                    queue.finished.elsewhere[job.state] += 1
+                    queue.finished.stored[job.state] += 1
                     queue.drop(job)
 
 

@@ -111,7 +111,7 @@ class EngineQueues:
         shard = self._context.shard(queue)
         with shard.lock:
             job_queue = shard.find(queue)
-            overrides: dict[str | None, GroupLimit] = dict(job_queue.groups.said().items())
+            overrides: dict[str | None, GroupLimit] = dict(job_queue.groups.overrides().items())
             if job_queue.group_limit != NO_LIMIT:
                 overrides[None] = job_queue.group_limit
         return overrides

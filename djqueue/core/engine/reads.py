@@ -13,7 +13,7 @@ from ..job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecor
 from ..metrics import Bucket, assemble, span_of
 from ..options import JobKey
 from ..overview import GroupsOverview, Overview, QueueOverview
-from ..pages import JobPage, mark_of, page_of, place_of
+from ..pages import JobPage, mark_of, page_of, position_of
 from ..queue import JobQueue
 from ..states import State
 from ..streams import item_page
@@ -149,7 +149,7 @@ class EngineReads:
         self, queue: str, state: State, limit: int, cursor: str | None = None, newest_first: bool = True
     ) -> JobPage:
         """Return up to `limit` jobs of one state, by the time at which they came into it."""
-        position = place_of(cursor, newest_first=newest_first)
+        position = position_of(cursor, newest_first=newest_first)
         time = TIMES.get(state, "created_at")
         shard = self._context.shard(queue)
         with shard.lock:
@@ -240,7 +240,7 @@ class EngineReads:
             active = self._context.active_in(name)
             counts = _counts(queue, active)
             for state in (State.COMPLETED, State.CANCELLED):
-                counts[state] += finished.elsewhere[state]
+                counts[state] += finished.stored[state]
             return QueueOverview(
                 name,
                 counts,

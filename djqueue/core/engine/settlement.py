@@ -1,4 +1,4 @@
-"""What follows an operation once its locks are free: permits, dependents, wake-ups, events, incidents."""
+"""The end of an operation after its locks are released: permits, dependents, wake-ups, events, incidents."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -179,8 +179,12 @@ class Settlement:
             if policy == "wait" and ended is State.FAILED:
                 return True
             # Users who may see this job may have no access to the other queue.
-            name = f"the job {dependency[1]!r}" if dependency[0] == job.queue else "a job of another queue"
-            text = f"{name} that it depends on is {ended}"
+            name = (
+                f"dependency {dependency[1]!r}"
+                if dependency[0] == job.queue
+                else "a dependency in another queue"
+            )
+            text = f"{name} ended as {ended}"
             if policy == "cancel":
                 shard.cancel_pending(queue, job, "dependency_failed", now, changes)
             else:

@@ -1,4 +1,4 @@
-"""What the totals of queues have risen by, added to the metrics."""
+"""Increases of the queues' totals, added to the metrics."""
 
 from collections.abc import Sequence
 

@@ -9,7 +9,7 @@ import msgpack
 from djqueue import models
 from djqueue.core.metrics import (
     COUNTS,
-    MOST_NAMES,
+    MAX_NAMES,
     OTHERS,
     PARTS,
     STEPS,
@@ -104,7 +104,7 @@ class DatabaseMetrics:
         if names is None:
             there = _buckets(self._alias).filter(queue=queue, tier=STEPS[-1]).exclude(name="")
             names = self._names[queue] = set(there.values_list("name", flat=True).distinct())
-        if name not in names and len(names - {OTHERS}) >= MOST_NAMES:
+        if name not in names and len(names - {OTHERS}) >= MAX_NAMES:
             return OTHERS
         names.add(name)
         return name

@@ -23,7 +23,7 @@ from djqueue.core.job import (
     Incident,
     Outcome,
 )
-from djqueue.core.maintenance import Swept, sweep
+from djqueue.core.maintenance import Swept
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import NO_RETENTION
@@ -460,7 +460,7 @@ class SchedulerStorage(EngineStorage):
         tick = self._clock.monotonic()
         self._pauses.check()
         self._end_leases_of_dead_processes(tick)
-        return sweep(self.engine, WORKER_TTL, tick)
+        return self.engine.sweep(WORKER_TTL, tick)
 
     def _end_leases_of_dead_processes(self, tick: int) -> None:
         """End the leases of other processes of this machine that have died, once everything they sent was

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from djqueue.core.errors import OptionError
 from djqueue.core.job import JobRecord
-from djqueue.core.pages import JobPage, Marked, page_of, place_of
+from djqueue.core.pages import JobPage, Marked, page_of, position_of
 from djqueue.core.states import State
 
 from .keys import QueueKeys
@@ -39,7 +39,7 @@ def cursor_page(
     newest_first: bool,
 ) -> Steps[JobPage]:
     """See `Storage.cursor_page`."""
-    place = place_of(cursor, newest_first=newest_first)
+    place = position_of(cursor, newest_first=newest_first)
     structures = STRUCTURES[state][:: -1 if place.is_descending else 1]
     name, score, mark = _unpack(place.mark) if place.mark is not None else (structures[0], "", b"")
     if name not in structures:

@@ -12,7 +12,7 @@ from djqueue.core.groups import GroupLimit
 from djqueue.core.job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord, WorkerInfo
 from djqueue.core.limiter import Rate
 from djqueue.core.options import JobKey
-from djqueue.core.pages import JobPage, PagePosition, mark_of, page_of, place_of
+from djqueue.core.pages import JobPage, PagePosition, mark_of, page_of, position_of
 from djqueue.core.states import State
 from djqueue.core.streams import are_readable, cut
 from djqueue.core.summaries import JobSummaryPage, first_of, mark_in
@@ -97,7 +97,7 @@ class DatabaseInspector:
         self, queue: str, state: State, limit: int, cursor: str | None, *, newest_first: bool
     ) -> JobPage:
         """Return a page of jobs in the order of their rows, with one query."""
-        place = place_of(cursor, newest_first=newest_first)
+        place = position_of(cursor, newest_first=newest_first)
         wanted = self.placed(queue, state, place)[: limit + 1]
         page = rows.raw_values(wanted, ("id", *rows.JOB_FIELDS))
         found = [(f"{row[0]}:", rows.job_from_row(row[1:]).record()) for row in page]

@@ -223,7 +223,7 @@ class DependenciesContract(StorageCase):
         assert (record.state, record.reason) == (State.FAILED, "dependency_failed")
         assert record.error is not None
         # Users who may see this job may not know of the other queue.
-        assert record.error.message.startswith("a job of another queue that it depends on is ")
+        assert record.error.message.startswith("a dependency in another queue ended as ")
         assert [letter.reason for letter in storage.reads.dead_letters(QUEUE)] == ["dependency_failed"]
 
     def test_the_error_names_a_dependency_of_the_same_queue(self, storage: Storage) -> None:
@@ -234,7 +234,7 @@ class DependenciesContract(StorageCase):
 
         record = job(storage, job_id)
         assert record.error is not None
-        assert record.error.message == f"the job '{first}' that it depends on is cancelled"
+        assert record.error.message == f"dependency '{first}' ended as cancelled"
 
     @shows("dependency_failed", State.BLOCKED, State.CANCELLED)
     @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)

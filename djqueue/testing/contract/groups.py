@@ -64,7 +64,7 @@ class GroupsContract(StorageCase):
             ("a", 1, 1),
             ("b", 1, 1),
         ]
-        assert (found.mode, found.limit, found.rate, found.said) == ("optional", 1, None, GroupLimit())
+        assert (found.mode, found.limit, found.rate, found.overrides) == ("optional", 1, None, GroupLimit())
         assert (found.named, found.whole) == ([], True)
 
     def test_groups_are_told_of_by_name_whether_they_have_jobs_or_not(self, storage: Storage) -> None:
@@ -88,10 +88,10 @@ class GroupsContract(StorageCase):
         storage.queues.set_group_limit(WEIGHTED, "b", rate=SLOW)
 
         found = storage.reads.groups(QUEUE, 5, ["g", "h"])
-        assert (found.limit, found.rate, found.said) == (3, SLOW, GroupLimit(3, rate=SLOW))
+        assert (found.limit, found.rate, found.overrides) == (3, SLOW, GroupLimit(3, rate=SLOW))
         one, other = found.named
-        assert (one.limit, one.rate, one.weight, one.said) == (5, SLOW, 2, GroupLimit(5, weight=2))
-        assert (other.limit, other.rate, other.weight, other.said) == (3, SLOW, 1, GroupLimit())
+        assert (one.limit, one.rate, one.weight, one.overrides) == (5, SLOW, 2, GroupLimit(5, weight=2))
+        assert (other.limit, other.rate, other.weight, other.overrides) == (3, SLOW, 1, GroupLimit())
         [one] = storage.reads.groups(WEIGHTED, 5, ["b"]).named
         assert (one.limit, one.rate, one.weight) == (4, SLOW, 2)
 

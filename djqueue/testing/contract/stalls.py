@@ -265,7 +265,7 @@ class StallsContract(StorageCase):
 
         assert record.error is not None
         told = record.error.message
-        assert told.startswith("lost 2 times with its worker, last with worker-2: ")
+        assert told.startswith("stalled 2 times, last on worker-2: ")
         for attempt in record.history:
             started, lost = (
                 f"{datetime.fromtimestamp(at // 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -14,7 +14,7 @@ from djqueue.core.limiter import Rate
 from djqueue.core.metrics import NO_TIMES, RunStats, Tiers
 from djqueue.core.options import DAY, MSGPACK
 from djqueue.core.overview import Totals
-from djqueue.core.pages import place_of
+from djqueue.core.pages import position_of
 from djqueue.core.states import State
 from djqueue.models import Job, MetricBucket
 from djqueue.storage.database import DatabaseStorage, capped
@@ -227,7 +227,7 @@ def test_old_buckets_are_removed_in_parts(make_storage: MakeStorage) -> None:
 def test_a_page_is_read_by_an_index(
     client: DatabaseStorage, analyze: Callable[[], None], cursor: str | None
 ) -> None:
-    place = place_of(cursor, newest_first=True)
+    place = position_of(cursor, newest_first=True)
 
     plan = DatabaseInspector("default").placed(QUEUE, State.COMPLETED, place)[:11].explain()
 

@@ -385,7 +385,7 @@ def test_a_job_that_was_interrupted_too_often_is_a_dead_letter(schedulers):
     assert (letter.id, letter.reason) == (claimed.id, "worker_lost")
     record = job(restarted, claimed.id)
     assert (record.state, record.stalls, record.attempts) == (State.FAILED, 3, 3)
-    assert record.error.message.startswith(f"lost 3 times with its worker, last with {WORKER}: ")
+    assert record.error.message.startswith(f"stalled 3 times, last on {WORKER}: ")
     assert record.error.message.count(f" on {WORKER}, started ") == 3
     assert [attempt.outcome for attempt in record.history] == ["stalled"] * 3
     restarted.reads.counts(QUEUE)

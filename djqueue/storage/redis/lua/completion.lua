@@ -371,7 +371,7 @@ local function bury(job, reason, error, policy, in_group)
   tell(job.id, job.name, 'failed', 'failed')
 end
 
-local EXPIRED = {'djqueue.core.errors.JobTimeoutError', 'its ttl was over before it started', ''}
+local EXPIRED = {'djqueue.core.errors.JobTimeoutError', 'the ttl expired before the job started', ''}
 
 -- What no worker has told, for the process whose call this is: a run lost, a job failed or cancelled.
 local function incident(job, event)

@@ -168,8 +168,8 @@ local function resolve(dependency, state, dependent, inc)
       incident(job, 'cancelled')
     else
       -- Who may see this job may not know of the other queue.
-      local from = source == here and string.format("the job '%s'", dependency) or 'a job of another queue'
-      local text = string.format('%s that it depends on is %s', from, state)
+      local from = source == here and string.format("dependency '%s'", dependency) or 'a dependency in another queue'
+      local text = string.format('%s ended as %s', from, state)
       bury(job, 'dependency_failed', {'djqueue.core.errors.JobFailedError', text, ''}, policy) --@ dependency_failed: blocked -> failed
       incident(job, 'failed')
     end

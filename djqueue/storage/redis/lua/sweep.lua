@@ -90,7 +90,7 @@ local function stalled_text(job, stalls)
   end
   list(b[ATTEMPTS], b[WORKER], b[STARTED], now)
   local lines = table.concat(listed, '; ', math.max(1, #listed - math.min(stalls, 10) + 1))
-  return 'lost ' .. stalls .. ' times with its worker, last with ' .. b[WORKER] .. ': ' .. lines
+  return 'stalled ' .. stalls .. ' times, last on ' .. b[WORKER] .. ': ' .. lines
 end
 
 local function stall(job)

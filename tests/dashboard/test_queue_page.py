@@ -12,7 +12,7 @@ from djqueue.dashboard import queries, rights
 from djqueue.dashboard.forecast import Forecast
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import AuditEvent
-from djqueue.operations.marks import mark
+from djqueue.operations.annotations import annotate
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
 from tests.support import eventually
 
@@ -321,8 +321,8 @@ def test_the_forecast_of_a_backlog_is_told(queue, viewer, monkeypatch, found, sa
 
 def test_a_mark_is_in_the_row_of_its_minute_in_every_chart(queue, viewer):
     queue.enqueue(1)
-    mark("default", "v<1>")
-    mark("default", "long ago", 1_700_000_000_000)
+    annotate("default", "v<1>")
+    annotate("default", "long ago", 1_700_000_000_000)
 
     for name in ("queue", "changelist", "metrics"):
         html = shown(viewer, name)

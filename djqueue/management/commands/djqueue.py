@@ -13,7 +13,7 @@ from djqueue.core.errors import DjqueueError
 from djqueue.core.shown import in_one_line
 from djqueue.core.workercontrol import COMMANDS, DUMP, QUIET, RESUME, STOP
 from djqueue.management.commands.runworkers import RunworkersHelpFormatter, count
-from djqueue.operations import marks
+from djqueue.operations import annotations
 from djqueue.operations.agenda import agenda
 from djqueue.operations.mirror import Mirror
 from djqueue.operations.mirroring import is_mirrored, mirror_of
@@ -148,7 +148,7 @@ class Command(BaseCommand):
                 self._schedules(options["names"], options["next"])
                 return
             if options["action"] == "mark":
-                row = marks.mark(alias_of(get_storage()), options["label"])
+                row = annotations.annotate(alias_of(get_storage()), options["label"])
                 self.stdout.write(f"Added annotation: {row.label}")
                 return
             if options["action"] == "workers":

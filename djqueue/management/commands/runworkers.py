@@ -17,7 +17,7 @@ from django.core.management.base import BaseCommand, CommandError, DjangoHelpFor
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError, UnknownQueueError
-from djqueue.operations.marks import mark_version
+from djqueue.operations.annotations import annotate_version
 from djqueue.operations.mirroring import mirroring
 from djqueue.operations.relay import relaying
 from djqueue.operations.scheduling import declare_now
@@ -139,7 +139,7 @@ class Command(BaseCommand):
                 if keeper is not None and scheduler is not None and (claim := scheduler.claim()) is not None:
                     keeper.table.set_scheduler_claim(*claim)
                 declare_now(worker.storage)
-                mark_version(worker.storage)
+                annotate_version(worker.storage)
                 with mirroring(worker.storage), relaying(worker.storage):
                     self._serve(worker, verbosity)
             except DjqueueError as error:

@@ -9,7 +9,7 @@ from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.core.groups import GroupLimit
 from djqueue.core.job import ClaimRequest
-from djqueue.operations.marks import mark
+from djqueue.operations.annotations import annotate
 from tests.dashboard.browser.test_access import OURS, axe
 from tests.dashboard.visiting import PAGES, address
 
@@ -45,7 +45,7 @@ def queue(settings: Any, memory: None) -> Queue:
         queue.enqueue_many(range(3 + number), group=name)
     queue.set_group_limit("globex", concurrency=3, rate="10/m")
     get_storage().claim(ClaimRequest("w1", 9, frozenset({"emails"}), ("emails",)))
-    mark("default", "v1.2")
+    annotate("default", "v1.2")
     return queue
 
 

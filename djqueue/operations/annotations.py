@@ -15,10 +15,10 @@ from djqueue.storage.base import Storage
 
 from .scheduling import alias_of
 
-logger = logging.getLogger("djqueue.marks")
+logger = logging.getLogger("djqueue.annotations")
 
 
-def mark(alias: str, label: str, now: int | None = None) -> Annotation:
+def annotate(alias: str, label: str, now: int | None = None) -> Annotation:
     """Add an annotation now, or at a time in UTC milliseconds. Raises OptionError."""
     at = SYSTEM_CLOCK.now() if now is None else now
     row = Annotation(at=to_datetime(at), label=_checked(label))
@@ -27,7 +27,7 @@ def mark(alias: str, label: str, now: int | None = None) -> Annotation:
     return row
 
 
-def mark_version(storage: Storage, now: int | None = None) -> None:
+def annotate_version(storage: Storage, now: int | None = None) -> None:
     """Annotate the start of a new VERSION of the project; of many processes, one does so.
 
     Without the setting or the table, nothing happens.
@@ -62,7 +62,7 @@ def _last(alias: str) -> Annotation | None:
 
 
 def _checked(label: str) -> str:
-    text = check_text("mark", label.strip())
+    text = check_text("label", label.strip())
     if not text.isprintable():
-        raise OptionError(f"mark: {text!r} has characters that cannot be shown")
+        raise OptionError(f"label: {text!r} has characters that cannot be shown")
     return text

@@ -259,7 +259,7 @@ def by_partition(bench: Bench) -> dict[str, float]:
                 [job_id] = ids.many(1, SYSTEM_CLOCK.now())
                 arguments = [b"1", JOB.encode(), b"", job_id.encode(), rest + payload]
                 call = ScriptCall(add, keys, arguments)
-                sequence = trips._lane(call)
+                sequence = trips._sequence(call)
                 pipeline.execute_command(*trips._words(call, sequence))
                 trips._free(sequence)
                 if len(pipeline) == BATCH:

@@ -36,7 +36,7 @@ class RedisBulkWriteReports(BulkWriteReports):
         return found
 
     def _page(self, limit: int, after: str | None) -> Steps[BulkWriteReportPage]:
-        index, first = self._keys.key("imports"), 0
+        index, first = self._keys.key("bulk_writes"), 0
         if after is not None:
             [rank] = yield [RedisCommand((b"ZREVRANK", index, pack_text(after)))]
             if rank is None:

@@ -50,7 +50,7 @@ class Controls(NamedTuple):
     limited: bool
     rate: Rate | None
     concurrency: int | None
-    said: int
+    revision: int
     """How often groups were told something."""
     groups: dict[str | None, GroupLimit] | None
     """What, under None to all; None if it was read before."""
@@ -194,7 +194,7 @@ class ChangeStream:
 
     def letters(self, queue: str, ids: Sequence[str]) -> dict[str, DeadLetterRecord]:
         """The dead letters of those of the jobs that have one."""
-        words = (b"HMGET", self._keyspace.keys(queue).key("letters"), *map(pack_text, ids))
+        words = (b"HMGET", self._keyspace.keys(queue).key("dead_letters"), *map(pack_text, ids))
         found = self._keyspace.run(answer(RedisCommand(words))) if ids else []
         pairs = zip(ids, found, strict=True)
         return {job_id: records.letter(queue, job_id, data) for job_id, data in pairs if data is not None}

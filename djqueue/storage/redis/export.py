@@ -29,11 +29,11 @@ from djqueue.storage.export import (
 from . import records
 from .keys import QueueKeys
 from .keyspace import answers
-from .records import ENDED, LETTERS, NUMBER, SIZE, STATES, TWO, text, unpack
+from .records import ENDED, STATE_CODES, NUMBER, SIZE, STATES, TWO, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
-HASHES = {"jobs": "jobs", "results": "st", "attempts": "st", "dead": "letters"}
+HASHES = {"jobs": "jobs", "results": "st", "attempts": "st", "dead": "dead_letters"}
 """Whose fields are gone through for a table. A job that waits as it was enqueued is not in `st`."""
 LEAST = 5_000
 """Jobs of a part: of fewer, there is nothing to gain."""
@@ -146,7 +146,7 @@ def _letters(wanted: ExportFilter) -> bytes:
     states: frozenset[State] = wanted.states or frozenset(State)
     if wanted.table == "results":
         states &= TERMINAL
-    return b"".join(LETTERS[state] for state in states)
+    return b"".join(STATE_CODES[state] for state in states)
 
 
 def _is_looked_at_here(wanted: ExportFilter) -> bool:

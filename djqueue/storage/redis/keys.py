@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 _ESCAPED = {ord("%"): "%25", ord("{"): "%7B", ord("}"): "%7D"}
-RESULT, LOG_LINES, ITEMS, LANE, GONE = "r", "l", "i", "lane", "gone"
+RESULT, LOG_LINES, ITEMS, SEQUENCE, GONE = "r", "l", "i", "sequence", "gone"
 
 
 class QueueKeys:
@@ -47,7 +47,7 @@ class QueueKeys:
 
     def sequence(self, name: bytes) -> bytes:
         """What is remembered of a caller's last request."""
-        return self._prefix + b"lane:" + name
+        return self._prefix + b"sequence:" + name
 
     @property
     def replicated(self) -> bytes:
@@ -62,12 +62,12 @@ class QueueKeys:
         """The names of a write's parts."""
         return self._prefix + f"stage:{write}".encode()
 
-    def published(self, app: str, *, told: bool = False) -> bytes:
+    def published(self, app: str, *, chunks: bool = False) -> bytes:
         """What an application has published last.
 
         told: what became of each of its chunks, as long as it is not finished.
         """
-        return self._prefix + (b"told:" if told else b"published:") + app.encode()
+        return self._prefix + (b"chunks:" if chunks else b"published:") + app.encode()
 
     @property
     def events(self) -> str:
@@ -96,7 +96,7 @@ class CommonKeys(QueueKeys):
 
     def report(self, write: str) -> bytes:
         """The report of a bulk write."""
-        return self.key(f"import:{write}")
+        return self.key(f"bulk_write:{write}")
 
     @property
     def new_queues(self) -> str:
@@ -104,9 +104,9 @@ class CommonKeys(QueueKeys):
         return self.prefix + ":new-queues"
 
     @property
-    def steered(self) -> str:
+    def commands(self) -> str:
         """The channel that names workers for which a command waits."""
-        return self.prefix + ":steered"
+        return self.prefix + ":commands"
 
 
 class LimiterKeys(QueueKeys):

@@ -197,30 +197,30 @@ class SharedLimits:
         if rate is UNSET or concurrency is UNSET:
             yield from self._change_given(limiter, rate, concurrency)
             return
-        said = self._of(limiter).key("said")
+        overrides = self._of(limiter).key("overrides")
         policy = self._policies.get(limiter, NO_LIMITS)
         if (rate, concurrency) == (policy.rate, policy.concurrency):
-            yield [RedisCommand((b"DEL", said))]
+            yield [RedisCommand((b"DEL", overrides))]
         else:
             limits = _limits(rate, concurrency)
             fields = (b"limited", 1, b"capacity", limits[0], b"per", limits[1], b"concurrency", limits[2])
-            yield [RedisCommand((b"HSET", said, *fields))]
+            yield [RedisCommand((b"HSET", overrides, *fields))]
         yield from self._say(limiter, None, [b""])
 
     def _change_given(self, limiter: str, rate: SetRate, concurrency: SetConcurrency) -> Steps[None]:
         """Change one of the two limits. The other one stays, or is the settings' if none was set before."""
-        said = self._of(limiter).key("said")
+        overrides = self._of(limiter).key("overrides")
         policy = self._policies.get(limiter, NO_LIMITS)
         first = dict(zip(LIMIT_FIELDS, _limits(policy.rate, policy.concurrency), strict=True))
         # The flag comes last: before it, the fields are not read.
-        yield [RedisCommand((b"HSETNX", said, name, value)) for name, value in first.items()]
+        yield [RedisCommand((b"HSETNX", overrides, name, value)) for name, value in first.items()]
         fields: list[Any] = []
         if rate is not UNSET:
             capacity, per, _ = _limits(rate, None)
             fields += (b"capacity", capacity, b"per", per)
         if concurrency is not UNSET:
             fields += (b"concurrency", _limits(None, concurrency)[2])
-        yield [RedisCommand((b"HSET", said, *fields, b"limited", 1))]
+        yield [RedisCommand((b"HSET", overrides, *fields, b"limited", 1))]
         yield from self._say(limiter, None, [b""])
 
     def state(self, limiter: str) -> Steps[LimiterState]:

@@ -15,7 +15,7 @@ from .roundtrips import ScriptCall, Steps
 from .scripts import script
 
 STRUCTURES = {
-    State.WAITING: ("w", "z", "asides", "parks"),
+    State.WAITING: ("w", "z", "unhandled", "group_waiting"),
     State.DELAYED: ("due",),
     State.BLOCKED: ("unmet",),
     State.ACTIVE: ("lease",),
@@ -24,7 +24,7 @@ STRUCTURES = {
     State.CANCELLED: ("finished",),
 }
 """Where the jobs of each state are, in the order of their pages."""
-LETTERS = {State.COMPLETED: b"c", State.CANCELLED: b"x"}
+OUTCOME_CODES = {State.COMPLETED: b"c", State.CANCELLED: b"x"}
 AT_ONCE = 500
 """Entries of one look."""
 
@@ -49,7 +49,7 @@ def cursor_page(
     for structure in structures[structures.index(name) :]:
         while len(found) <= limit:
             wanted = AT_ONCE if structure == "finished" else min(AT_ONCE, limit + 1 - len(found))
-            arguments = [structure, wanted, int(place.is_descending), mark, score_of, LETTERS.get(state, b"")]
+            arguments = [structure, wanted, int(place.is_descending), mark, score_of, OUTCOME_CODES.get(state, b"")]
             [reply] = yield [ScriptCall(script("page"), keys, arguments, sequence=False)]
             entries = [tuple(reply[at : at + 3]) for at in range(0, len(reply), 3)]
             if not entries:

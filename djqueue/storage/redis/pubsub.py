@@ -139,11 +139,11 @@ class Notifications:
         """Call `wake` when commands may wait for a worker."""
         name = pack_text(worker_id)
 
-        def steered(message: bytes) -> None:
+        def receive(message: bytes) -> None:
             if message == name:
                 wake()
 
-        return self._listener.add(self._common.steered, steered, wake)
+        return self._listener.add(self._common.commands, receive, wake)
 
     def subscribe(self, queue: str, handler: EventHandler, job_id: str | None) -> Unsubscribe:
         """Call `handler` for each event of a queue, or of one job of it."""

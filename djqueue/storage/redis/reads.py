@@ -146,7 +146,7 @@ class RedisReads(Reads):
         [ids] = yield [RedisCommand((b"ZRANGE", keys.key("dead"), 0, -1))]
         letters = []
         for some in chunks(ids):
-            [found] = yield [RedisCommand((b"HMGET", keys.key("letters"), *some))]
+            [found] = yield [RedisCommand((b"HMGET", keys.key("dead_letters"), *some))]
             letters += [
                 records.letter(queue, text(job_id), data)
                 for job_id, data in zip(some, found, strict=True)

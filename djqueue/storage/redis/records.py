@@ -35,6 +35,19 @@ from djqueue.core.retention import Retention
 from djqueue.core.states import State
 from djqueue.core.streams import are_readable
 
+CODES = {
+    "WAITING": "w",
+    "WAITING_UNHANDLED": "s",
+    "WAITING_IN_GROUP": "g",
+    "DELAYED": "d",
+    "BLOCKED": "b",
+    "ACTIVE": "a",
+    "LINKED_ACTIVE": "A",
+    "COMPLETED": "c",
+    "FAILED": "f",
+    "CANCELLED": "x",
+}
+"""State codes of entries in `st`, by their names in the scripts. The end of a linked job concerns other keys."""
 STATES = {
     b"w": State.WAITING,
     b"s": State.WAITING,
@@ -47,7 +60,7 @@ STATES = {
     b"f": State.FAILED,
     b"x": State.CANCELLED,
 }
-LETTERS = {state: b"".join(letter for letter, other in STATES.items() if other is state) for state in State}
+STATE_CODES = {state: b"".join(code for code, other in STATES.items() if other is state) for state in State}
 ENDED = b"cfx"
 NO_BODY: list[Any] = [0, 0, 0, "", 0, 0, "", "", "", "", 0, 0]
 ITEMS_SENT, READABLE = 12, 13

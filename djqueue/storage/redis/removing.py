@@ -76,7 +76,7 @@ class Removing:
         """
         if most is None and size is None:
             return 0
-        removed, place, letter = 0, (keys.queue, state), records.LETTERS[state]
+        removed, place, letter = 0, (keys.queue, state), records.STATE_CODES[state]
         bounds: list[int | str] = ["" if bound is None else bound for bound in (most, size)]
         looks = 0
         while looks < LOOKS and removed < EXPIRED:

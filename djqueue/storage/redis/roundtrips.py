@@ -302,7 +302,7 @@ class Roundtrips:
     async def _aanswers(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         if len(calls) == 1:
             return [await self._aone(calls[0])]
-        if not self._connections.is_cluster and not any(map(_has_lane, calls)):
+        if not self._connections.is_cluster and not any(map(_has_sequence, calls)):
             return await self._aread(calls)
         room = asyncio.Semaphore(IN_FLIGHT)
 
@@ -380,7 +380,7 @@ class Roundtrips:
                 now,
                 *call.arguments,
             ]
-        # The lane's key is the first of every script that has one.
+        # The sequence's key is the first one of every script that has it.
         return [
             *self._command(script),
             len(keys) + len(call.keys),
@@ -406,7 +406,7 @@ class Roundtrips:
         return b"EVAL", script.text
 
     def _sequence(self, call: ScriptCall | RedisCommand) -> RequestSequence | None:
-        if not _has_lane(call):
+        if not _has_sequence(call):
             return None
         try:
             sequence = self._sequences.pop()
@@ -442,7 +442,7 @@ def _named(ids: Sequence[str]) -> str:
     return f" Ids: {', '.join(ids[:NAMED_IDS])}{more}."
 
 
-def _has_lane(call: ScriptCall | RedisCommand) -> bool:
+def _has_sequence(call: ScriptCall | RedisCommand) -> bool:
     return isinstance(call, ScriptCall) and call.sequence
 
 

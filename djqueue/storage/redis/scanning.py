@@ -32,7 +32,7 @@ class Scanning:
         self, keys: QueueKeys, states: frozenset[State], before: int | None, cursor: bytes
     ) -> Steps[tuple[bytes, list[tuple[int, str]]]]:
         """Where to go on (`0`: nowhere), and some as of `_scanned`, maybe not for the first time."""
-        letters = b"".join(records.LETTERS[state] for state in states)
-        arguments = [cursor, PAGE, letters, before if before is not None else b""]
+        codes = b"".join(records.STATE_CODES[state] for state in states)
+        arguments = [cursor, PAGE, codes, before if before is not None else b""]
         [[cursor, entries]] = yield [ScriptCall(script("scan"), keys, arguments, sequence=False)]
         return cursor, [(int(entries[at]), text(entries[at + 1])) for at in range(0, len(entries), 2)]

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from djqueue.core.errors import ConfigurationError
 
+from .constants import header
+
 DIRECTIVE = re.compile(r"^--! (include|keys) (.+)$", re.MULTILINE)
 NAMES = (
     "jobs_about",
@@ -102,6 +104,7 @@ def script(name: str) -> Script:
     keys = tuple(dict.fromkeys(key for _, names in parts.values() for key in names))
     # What is full is worked off: all but what brings more may run above `maxmemory`.
     heading = [] if name in BRINGING else ["#!lua flags=allow-oom"]
+    heading += header("\n".join(text for text, _ in parts.values()))
     heading += [f"local FIXED = {len(keys)}"]
     # One local in one table would be slower, two hundred locals are allowed.
     heading += [f"local {key.upper()} = KEYS[{place}]" for place, key in enumerate(keys, 1)]

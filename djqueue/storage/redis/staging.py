@@ -107,7 +107,7 @@ class RedisStaging(Staging):
     def _chunk(self, manifest: Manifest, part: str, number: int, listed: bytes = b"0") -> ScriptCall:
         queue = manifest.queue
         keys = self._keyspace.keys(queue)
-        places = [keys.staged(manifest.write, part), keys.published(manifest.app, told=True)]
+        places = [keys.staged(manifest.write, part), keys.published(manifest.app, chunks=True)]
         name = pack_text(f"{part}:{number}")
         if manifest.parts[part][number] == PLAIN and self._keyspace.policy(queue).max_size is None:
             return ScriptCall(script("staged_add"), keys, [listed, name, number], places)
@@ -142,7 +142,7 @@ class RedisStaging(Staging):
         self, operation: str, manifest: Manifest, arguments: list[Any], staged: list[bytes]
     ) -> ScriptCall:
         keys = self._keyspace.keys(manifest.queue)
-        places = [keys.published(manifest.app), keys.published(manifest.app, told=True), *staged]
+        places = [keys.published(manifest.app), keys.published(manifest.app, chunks=True), *staged]
         return ScriptCall(script("manifest"), keys, [operation.encode(), *arguments], places, sequence=False)
 
 

@@ -157,9 +157,9 @@ def test_an_idle_limiter_leaves_nothing_behind(servers, storage):
         finish(storage, *map(completing, claimed))
     claim(storage, 5, queues=QUEUES[:1])
 
-    assert keys_of(servers) == {"lane": False, "bucket": False, "said": True}
+    assert keys_of(servers) == {"sequence": False, "bucket": False, "overrides": True}
     storage.limiters.set(LIMITER, None, MOST)
-    assert keys_of(servers) == {"lane": False, "bucket": False}
+    assert keys_of(servers) == {"sequence": False, "bucket": False}
 
 
 def test_permits_of_a_limiter_that_nobody_asks_any_more_are_not_kept_for_ever(servers, storage):
@@ -167,7 +167,7 @@ def test_permits_of_a_limiter_that_nobody_asks_any_more_are_not_kept_for_ever(se
     claim_one(storage)
     storage.limiters.state(LIMITER)
 
-    assert keys_of(servers) == {"lane": False, "permits": False, "weights": False}
+    assert keys_of(servers) == {"sequence": False, "permits": False, "weights": False}
 
 
 def test_an_end_that_overtakes_what_its_claim_had_to_tell_keeps_no_permit(storage):

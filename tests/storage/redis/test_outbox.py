@@ -547,7 +547,7 @@ def test_what_two_queues_knew_of_each_other_lapses_with_them(place):
         with redis.Redis(port=node.port, protocol=2) as client:
             left.jobs.update({key: client.pttl(key) for key in client.scan_iter()})
     assert [key for key, lasts in left.reads.items() if lasts < 0] == []
-    assert {key.split(b":")[2] for key in left} <= {b"lane", b"inbox", b"m", b"version"}
+    assert {key.split(b":")[2] for key in left} <= {b"sequence", b"inbox", b"m", b"version"}
 
 
 def test_what_a_queue_has_heard_does_not_lapse_once_it_is_used_again(place):

@@ -45,7 +45,7 @@ from djqueue.testing.factories import (
 )
 from tests.clocks import AheadClock
 
-LANE = b":lane:"
+SEQUENCE = b":sequence:"
 SCRIPTS = (b"EVALSHA", b"EVAL")
 LOST = "the answer was lost"
 EVERY_STATE = frozenset(State)
@@ -125,14 +125,14 @@ def storage(nodes, request):
 
 @pytest.fixture
 def snapshot(nodes):
-    """All keys but the lanes, with what is in them and when they lapse."""
+    """All keys but the request sequences, with what is in them and when they lapse."""
     clients = [redis.Redis(port=node.port, protocol=2, retry=None) for node in nodes]
 
     def take():
         found = {}
         for client in clients:
             for key in client.scan_iter(count=1_000):
-                if LANE not in key:
+                if SEQUENCE not in key:
                     found[key] = client.dump(key), client.pexpiretime(key)
         return found
 
@@ -540,7 +540,7 @@ def test_many_batches_at_once(redis_options, monkeypatch, answered):
         assert len(claim_ids(storage, 20)) == 15
 
 
-def test_a_request_that_arrives_after_the_next_of_its_lane_changes_nothing(redis_options, monkeypatch):
+def test_a_request_that_arrives_after_the_next_of_its_sequence_changes_nothing(redis_options, monkeypatch):
     """Its first sending was held up somewhere; the second was answered, and the caller went on."""
     with closing(RedisStorage(**redis_options)) as storage:
         sent = []

@@ -9,13 +9,14 @@ from djqueue.storage.redis import scripts
 
 CHANGE = re.compile(r"--@ ([a-z_]+): ([a-z|]+) -> ([a-z|]+)")
 NO_CHANGE = re.compile(r"--@ nothing changes")
-SAVED = re.compile(r"\bsave\(job\)|call\('HSET', ST,|_sets\[n \+ 2\] =")
+SAVED = re.compile(r"\bsave\(job\)|call\('HSET', ST,|(?:_sets|st_changes)\[n \+ 2\] =")
 FILES = sorted(
     {
         *(name for name in scripts.NAMES if "staged_" not in name),
         "base",
         "job",
         "ready",
+        "complete",
         "completion",
         "removal",
         "staged",
@@ -51,7 +52,7 @@ def test_every_row_of_the_table_is_made_by_a_script():
 def test_every_place_that_writes_a_state_says_which_change_it_is(name):
     for line in scripts.source(name).splitlines():
         code = line.split("--")[0]
-        if SAVED.search(code) and "local function" not in code and "letter .." not in code:
+        if SAVED.search(code) and "local function" not in code and "code .." not in code:
             assert CHANGE.search(line) or NO_CHANGE.search(line), line
 
 
@@ -59,7 +60,7 @@ def test_every_place_that_writes_a_state_says_which_change_it_is(name):
 def test_every_key_is_declared(name):
     text = scripts.script(name).text.decode()
 
-    declared = set(re.findall(r"^local ([A-Z]+) = KEYS\[\d+\]$", text, re.MULTILINE))
+    declared = set(re.findall(r"^local ([A-Z_]+) = KEYS\[\d+\]$", text, re.MULTILINE))
     for key in re.findall(r"call\('[A-Z]+', ([^,)]+)", text):
         used = key.strip()
         assert used in declared or used.startswith("KEYS[") or used in LOCALS, used
@@ -88,10 +89,10 @@ LOCALS = {
 
 
 @pytest.mark.parametrize("name", scripts.NAMES)
-def test_one_with_a_lane_has_it_as_its_first_key(name):
+def test_one_with_a_request_sequence_has_it_as_its_first_key(name):
     script = scripts.script(name)
 
-    assert ("lane" in script.keys) == (script.keys[:1] == ("lane",))
+    assert ("sequence" in script.keys) == (script.keys[:1] == ("sequence",))
 
 
 def test_a_server_compiles_every_script(redis_options, redis_server):

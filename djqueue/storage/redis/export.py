@@ -196,7 +196,7 @@ def _record(
 
 def _dead(wanted: ExportFilter, queue: str, replies: Replies) -> Iterator[tuple[Any, ...]]:
     for job_id, data, st in zip(replies.ids, replies.heads, replies.states, strict=True):
-        letter = records.letter(queue, text(job_id), data)
+        letter = records.dead_letter(queue, text(job_id), data)
         if not wanted.has_time(letter.entered_at):
             continue
         body = _body(st)

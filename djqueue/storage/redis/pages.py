@@ -49,7 +49,14 @@ def cursor_page(
     for structure in structures[structures.index(name) :]:
         while len(found) <= limit:
             wanted = AT_ONCE if structure == "finished" else min(AT_ONCE, limit + 1 - len(found))
-            arguments = [structure, wanted, int(place.is_descending), mark, score_of, OUTCOME_CODES.get(state, b"")]
+            arguments = [
+                structure,
+                wanted,
+                int(place.is_descending),
+                mark,
+                score_of,
+                OUTCOME_CODES.get(state, b""),
+            ]
             [reply] = yield [ScriptCall(script("page"), keys, arguments, sequence=False)]
             entries = [tuple(reply[at : at + 3]) for at in range(0, len(reply), 3)]
             if not entries:

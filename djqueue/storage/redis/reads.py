@@ -130,7 +130,7 @@ class RedisReads(Reads):
             for name in names
         ]
         answers = yield [*calls]
-        found = [(name, STATES.get(letters[0])) for name, letters in zip(names, answers, strict=True)]
+        found = [(name, STATES.get(codes[0])) for name, codes in zip(names, answers, strict=True)]
         return [(name, state) for name, state in found if state is not None]
 
     def jobs_about(
@@ -148,7 +148,7 @@ class RedisReads(Reads):
         for some in chunks(ids):
             [found] = yield [RedisCommand((b"HMGET", keys.key("dead_letters"), *some))]
             letters += [
-                records.letter(queue, text(job_id), data)
+                records.dead_letter(queue, text(job_id), data)
                 for job_id, data in zip(some, found, strict=True)
                 if data is not None
             ]
@@ -161,7 +161,7 @@ class RedisReads(Reads):
         )
         now, found = self._keyspace.run(answer(call))
         letters = [
-            records.letter(queue, text(found[at + 1]), found[at + 2])
+            records.dead_letter(queue, text(found[at + 1]), found[at + 2])
             for at in range(0, min(len(found), 3 * limit), 3)
         ]
         is_last = len(found) <= 3 * limit
@@ -209,5 +209,5 @@ class RedisReads(Reads):
         return Diagnostics("redis", self.overview([]).at, lines)
 
     def findings(self) -> Sequence[Finding]:
-        """What is wrong, or may be, with the servers, which are asked."""
+        """Check the servers, and return what is or may be wrong."""
         return health.findings(self._connections)

@@ -28,7 +28,9 @@ class RedisWorkers(Workers):
 
     def register(self, info: WorkerInfo) -> tuple[str, ...]:
         about = records.pack_worker(info)
-        told = self._keyspace.run(answer(self._worker(b"register", pack_text(info.id), about, info.started_at)))
+        told = self._keyspace.run(
+            answer(self._worker(b"register", pack_text(info.id), about, info.started_at))
+        )
         return tuple(map(text, told))
 
     def unregister(self, worker_id: str) -> None:

@@ -34,8 +34,8 @@ EVERY = b"".join(STATES)
 T = TypeVar("T")
 
 Mark = bytes
-"""The last entry of a queue's stream that was delivered to the mirror; b"" if the stream is not followed. Only
-the reads of the process that copies change it, and only forward; otherwise Redis has lost data.
+"""The last entry of a queue's stream that was delivered to the mirror; b"" if the stream is not followed.
+Only the reads of the process that copies change it, and only forward; otherwise Redis has lost data.
 """
 
 
@@ -51,7 +51,7 @@ class Controls(NamedTuple):
     rate: Rate | None
     concurrency: int | None
     revision: int
-    """How often the overrides of groups have changed."""
+    """Number of changes of group overrides so far."""
     groups: dict[str | None, GroupLimit] | None
     """Overrides by group, None for the defaults; None if they have not changed since the last read."""
 
@@ -93,7 +93,7 @@ class ChangeStream:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether one queue may lose its data while others keep theirs."""
+        """True if one queue may lose its data while others keep theirs."""
         return self._connections.is_cluster
 
     def queues(self) -> tuple[list[str], dict[str, int]]:
@@ -141,7 +141,7 @@ class ChangeStream:
             self._keyspace.run(answer(RedisCommand(words)))
 
     def follow(self, queue: str) -> ChangePosition:
-        """Follow the stream if it is not followed yet, and return its end, from which `go_on` may continue."""
+        """Follow the stream if it is not followed yet; return its end, from which `go_on` may continue."""
         return ChangePosition(*self._keyspace.run(self._follow(queue)))
 
     def go_on(self, queue: str, place: ChangePosition) -> Mark:

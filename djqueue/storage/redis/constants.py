@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from djqueue.core.errors import JobFailedError, JobTimeoutError, StorageError
 from djqueue.core.job import DEAD_LETTER_REASONS
 from djqueue.core.options import DAY, DEFAULT_OPTIONS, MAX_INTEGER
-from djqueue.core.states import TERMINAL, State
+from djqueue.core.states import TERMINAL
 
 from .records import CODES, STATES
 

@@ -51,7 +51,7 @@ class QueueKeys:
 
     @property
     def replicated(self) -> bytes:
-        """The key that is written after a durable call so that replicas can confirm it; it expires at once."""
+        """The key written after a durable call for replicas to confirm; it expires at once."""
         return self._prefix + b"replicated"
 
     def staged(self, write: str, part: str) -> bytes:

@@ -50,7 +50,7 @@ def deliver(
 
 
 def _by_target(messages: list[bytes]) -> Iterator[tuple[str, list[bytes]]]:
-    """Group messages by target queue ('' is the queue itself), each with its number, as far as order allows."""
+    """Group numbers and messages by target queue ('' for the queue itself), as far as order allows."""
     found: dict[str, list[bytes]] = {}
     is_asking = False
     for number, target, what in map(_unpacked, messages):

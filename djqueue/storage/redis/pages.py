@@ -1,4 +1,4 @@
-"""Pages of jobs by the structures in which they are: see `lua/page.lua`."""
+"""Pages of jobs, read from the structures that contain them: see `lua/page.lua`."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error
@@ -23,10 +23,10 @@ STRUCTURES = {
     State.FAILED: ("dead",),
     State.CANCELLED: ("finished",),
 }
-"""Where the jobs of each state are, in the order of their pages."""
+"""Structures with the jobs of each state, in page order."""
 OUTCOME_CODES = {State.COMPLETED: b"c", State.CANCELLED: b"x"}
 AT_ONCE = 500
-"""Entries of one look."""
+"""Entries of one read."""
 
 
 def cursor_page(
@@ -38,10 +38,10 @@ def cursor_page(
     *,
     newest_first: bool,
 ) -> Steps[JobPage]:
-    """See `Storage.cursor_page`."""
-    place = place_of(cursor, newest_first=newest_first)
-    structures = STRUCTURES[state][:: -1 if place.is_descending else 1]
-    name, score, mark = _unpack(place.mark) if place.mark is not None else (structures[0], "", b"")
+    """Return a page of the jobs in a state."""
+    position = place_of(cursor, newest_first=newest_first)
+    structures = STRUCTURES[state][:: -1 if position.is_descending else 1]
+    name, score, mark = _unpack(position.mark) if position.mark is not None else (structures[0], "", b"")
     if name not in structures:
         raise OptionError(f"cursor: {cursor!r} belongs to a page of another state")
     found: list[Marked] = []
@@ -52,7 +52,7 @@ def cursor_page(
             arguments = [
                 structure,
                 wanted,
-                int(place.is_descending),
+                int(position.is_descending),
                 mark,
                 score_of,
                 OUTCOME_CODES.get(state, b""),
@@ -68,7 +68,7 @@ def cursor_page(
                     found.append((_pack(structure, its_score, its_mark), record))
             _, mark, score_of = entries[-1]
         mark, score_of = b"", ""
-    return page_of(found, limit, place)
+    return page_of(found, limit, position)
 
 
 def _pack(structure: str, score: bytes, mark: bytes) -> str:

@@ -1,7 +1,7 @@
-"""Wake-ups and events: channels of the queues, and what this process has asked to be told of.
+"""Wake-ups and events: the channels of the queues, and the subscriptions of this process.
 
-Scripts tell of jobs only what somebody asked for: all of a queue, or one job. What was asked lapses by
-itself, so that a process that dies leaves nothing behind; one that lives asks again in time.
+Scripts only publish events that are subscribed to: all of a queue, or those of one job. Subscriptions expire,
+so that a process that dies leaves none behind; live processes renew theirs in time.
 """
 
 import logging
@@ -22,19 +22,19 @@ from .records import pack_text, text
 from .roundtrips import Roundtrips, ScriptCall, Steps
 from .scripts import script
 
-LASTS = 30_000
-"""Milliseconds until what was asked for lapses."""
-AGAIN = 8.0
-"""Seconds after which it is asked for again."""
+SUBSCRIPTION_TTL = 30_000
+"""Milliseconds until a subscription expires."""
+RENEWAL_INTERVAL = 8.0
+"""Seconds after which it is renewed."""
 LINGERS = 60.0
-"""Seconds for which a queue's channel is kept after its last subscriber: most callers wait again soon."""
+"""Seconds for which a queue's channel is kept after its last subscriber: most soon subscribe again."""
 ALL = b"*"
 
 logger = logging.getLogger("djqueue.redis")
 
 
 class Notifications:
-    """What the callers of one storage are told."""
+    """The subscriptions of one storage in this process."""
 
     def __init__(
         self,
@@ -51,15 +51,15 @@ class Notifications:
         self._queues = queues
         self._lock = threading.Lock()
         self._asked: Counter[tuple[str, bytes]] = Counter()
-        """(queue, what is asked for): by how many."""
+        """Number of subscribers by queue and subscription."""
         self._kept: dict[str, tuple[Unsubscribe, float]] = {}
-        """Queues whose channels are kept: what ends that, and when somebody last subscribed."""
+        """Queues whose channels are kept: how to unsubscribe, and the time of the last subscription."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         after_fork(self._after_fork)
 
     def close(self) -> None:
-        """Ask for nothing more."""
+        """End all subscriptions."""
         self._stop.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -72,7 +72,7 @@ class Notifications:
         self._listener.close()
 
     def listen(self, queues: list[str] | None, wake: Callable[[], None]) -> Unsubscribe:
-        """Call `wake` when jobs of these queues may be claimable; None: of all, those to come included."""
+        """Call `wake` when jobs of these queues may be claimable; None: all queues, including new ones."""
         followed: dict[str, Unsubscribe] = {}
         lock = threading.Lock()
         ended = False
@@ -101,7 +101,7 @@ class Notifications:
             return unsubscribe
 
         def appeared(message: bytes) -> None:
-            # Following waits for the server's answer, which this thread would have to read.
+            # Subscribing waits for a reply that this thread would have to read.
             threading.Thread(
                 target=self._meet, args=(text(message), follow, wake), name="djqueue-redis-queue", daemon=True
             ).start()
@@ -188,7 +188,7 @@ class Notifications:
         return unsubscribe
 
     def _keep(self, queue: str) -> None:
-        """A connection and a thread for each short wait would take longer than most waits."""
+        """Keep a queue's channel: connecting for each short wait would take longer than most waits."""
         with self._lock:
             kept = self._kept.get(queue)
             if kept is not None:
@@ -209,10 +209,10 @@ class Notifications:
             remove()
 
     def _ask(self, queue: str, what: list[bytes]) -> Steps[None]:
-        yield [ScriptCall(script("watch"), self._keys(queue), [LASTS, *what], sequence=False)]
+        yield [ScriptCall(script("watch"), self._keys(queue), [SUBSCRIPTION_TTL, *what], sequence=False)]
 
     def _go_on_asking(self, stop: threading.Event) -> None:
-        while not stop.wait(AGAIN):
+        while not stop.wait(RENEWAL_INTERVAL):
             self._let_go()
             with self._lock:
                 asked: dict[str, list[bytes]] = {}
@@ -230,7 +230,7 @@ class Notifications:
                     )
 
     def _after_fork(self) -> None:
-        # The thread is the parent's, and so is what it asked for.
+        # The thread and its subscriptions belong to the parent.
         self._lock = threading.Lock()
         self._thread = None
         self._asked = Counter()
@@ -238,4 +238,4 @@ class Notifications:
 
 
 def _nothing(_: bytes) -> None:
-    """Listens for nobody."""
+    """Ignore a message."""

@@ -47,7 +47,7 @@ CODES = {
     "FAILED": "f",
     "CANCELLED": "x",
 }
-"""State codes of entries in `st`, by their names in the scripts. The end of a linked job concerns other keys."""
+"""State codes in `st`, by their names in the scripts. The end of a linked job concerns other keys."""
 STATES = {
     b"w": State.WAITING,
     b"s": State.WAITING,

@@ -1,4 +1,4 @@
-"""The Lua scripts: a file for each transition, with the files that it includes and the constants that it uses.
+"""The Lua scripts: a file for each transition, with its includes and the constants that it uses.
 
 A line `--! include a b` includes other files. A line `--! keys x y` declares keys of the queue, which become
 the locals `X` and `Y`. They come before the keys that a call adds; `FIXED` is their number.

@@ -135,7 +135,7 @@ class RedisStorage(Storage):
             if any(policy.outbox for policy in keyspace.every_policy)
             else None
         )
-        """What enqueues where a queue has OUTBOX."""
+        """Enqueues jobs if a queue has OUTBOX."""
         self._may_block = any(policy.when_full == "block" for policy in keyspace.every_policy)
 
     @cached_property

@@ -251,7 +251,7 @@ def by_partition(bench: Bench) -> dict[str, float]:
 
         encode, ids, add = get_encoder(MSGPACK), IdSource(), script("add")
         with closing(RedisStorage(url=url)) as storage, redis.Redis.from_url(url) as client:
-            trips, keys = storage._trips, storage.keys(QUEUE)
+            trips, keys = storage._roundtrips, storage.keys(QUEUE)
             rest = records.envelope(Batch(QUEUE, JOB, JobOptions(), [], [], None, None, True))
             pipeline = client.pipeline(transaction=False)
             for row in rows:

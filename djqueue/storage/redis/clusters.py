@@ -68,11 +68,11 @@ class _AskedNode:
         except MovedError:  # a kind of AskError
             raise
         except AskError as error:
-            asked = self._client.get_node(*error.node_addr)
-            if asked is None:
+            target = self._client.get_node(*error.node_addr)
+            if target is None:
                 raise
         commands = [PipelineCommand(0, "ASKING"), PipelineCommand(1, *args)]
-        await asked.execute_pipeline(commands)
+        await target.execute_pipeline(commands)
         answer = commands[1].result
         if isinstance(answer, Exception):
             raise answer

@@ -295,15 +295,15 @@ def _end(head: bytes) -> int:
 
 def _run_of(st: bytes) -> tuple[Any, ...]:
     """Decode a state entry to the columns of `NO_ATTEMPT`."""
-    letter = st[:1]
-    finished = TWO.unpack_from(st, 9)[0] if letter in ENDED else None
+    code = st[:1]
+    finished = TWO.unpack_from(st, 9)[0] if code in ENDED else None
     values = _body(st)
     assert values is not None
     attempts, failures, stalls, worker, started_at, run_at, reason, kind, word = values[:9]
-    if letter == b"c":
+    if code == b"c":
         kind = ""
     return (
-        STATES[letter].value,
+        STATES[code].value,
         attempts,
         failures,
         stalls,

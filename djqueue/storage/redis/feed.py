@@ -18,7 +18,7 @@ from .roundtrips import ScriptCall, Steps
 from .scripts import script
 
 COLUMNS = ("offset", "at", "queue", "id", "name", "event")
-EVENTS = {letter[0]: state.value for letter, state in STATES.items()}
+EVENTS = {code[0]: state.value for code, state in STATES.items()}
 EVENTS |= {ord("u"): "updated", ord("r"): "removed"}
 ALL = "*"
 ENTRIES = 100
@@ -167,8 +167,8 @@ class RedisFeed(Feed):
         call = ScriptCall(script("events"), self._keys(queue), arguments, sequence=False)
         added, length, last, found, has_jobs = self._run(answer(call))
         entries = [
-            FeedEntry(text(name), 0, unpack(jobs), became, unpack(told) if told else [])
-            for name, jobs, became, told in zip(*[iter(found)] * 4, strict=True)
+            FeedEntry(text(name), 0, unpack(jobs), became, unpack(packed) if packed else [])
+            for name, jobs, became, packed in zip(*[iter(found)] * 4, strict=True)
         ]
         return Look(added, added - length, text(last), entries, has_jobs == 1)
 

@@ -98,7 +98,7 @@ def away(error: Exception) -> Finding:
     return Finding(
         "djqueue.W007",
         "warning",
-        f"it could not be asked how it is: {reason}",
+        f"its state could not be read: {reason}",
         "Check its user name and password, and what that user may do (ACL)."
         if is_refusal(error) or "refuses access" in reason
         else "Is it running?",
@@ -215,7 +215,7 @@ def _memory(known: Mapping[str, str]) -> Iterator[Finding]:
             "warning",
             f"maxmemory-policy is {policy}: when the memory is full, Redis deletes jobs or "
             "results to make room.",
-            "Set maxmemory-policy to noeviction. A cache that needs another one wants a server of its own.",
+            "Set maxmemory-policy to noeviction. Use another server for a cache that needs another policy.",
         )
 
 
@@ -224,14 +224,14 @@ def _persistence(known: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "djqueue.W009",
             "warning",
-            "nothing is written to the disk (appendonly no, no save points): a restart forgets every job.",
+            "nothing is written to the disk (appendonly no, no save points): a restart loses every job.",
             "Set appendonly to yes, with appendfsync everysec or always.",
         )
     if known.get("appendonly") == "yes" and known.get("appendfsync") == "no":
         yield Finding(
             "djqueue.I002",
             "info",
-            "appendfsync is no: a power failure costs what the system had not written yet, often 30 seconds.",
+            "appendfsync is no: a power failure loses what the system had not written yet, often 30 seconds.",
             "Set appendfsync to everysec or always.",
         )
 
@@ -242,8 +242,8 @@ def _times(known: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "djqueue.W010",
             "warning",
-            f"timeout is {timeout}: connections that rest for {timeout} s are closed, and the next call has "
-            "to open one, or to be sent again.",
+            f"timeout is {timeout}: connections that are idle for {timeout} s are closed, and the next call "
+            "has to open a new one, or to be repeated.",
             f"Set timeout to 0, or to more than {IDLE}.",
         )
     busy = _number(known.get("busy-reply-threshold"))
@@ -252,7 +252,7 @@ def _times(known: Mapping[str, str]) -> Iterator[Finding]:
             "djqueue.W011",
             "warning",
             f"busy-reply-threshold is {busy}: while a script of many jobs runs, all other calls are "
-            "refused as BUSY.",
+            "rejected with BUSY.",
             f"Set busy-reply-threshold to {SHORTEST_BUSY} or more; 5000 is the default.",
         )
 
@@ -280,7 +280,7 @@ def _too_old(info: Mapping[str, str]) -> Finding:
     return Finding(
         "djqueue.E006",
         "error",
-        f"this is {' '.join(_kind(info))}, and djqueue needs {needed}, or newer.",
+        f"this is {' '.join(_kind(info))}, but djqueue requires {needed}, or newer.",
         "Upgrade the server, or use another storage.",
     )
 
@@ -289,6 +289,6 @@ def _unseen(command: str, what: str) -> Finding:
     return Finding(
         "djqueue.I001",
         "info",
-        f"{command} is not allowed, so nobody has looked at {what}.",
-        "See the page on Redis for how they should be.",
+        f"{command} is not allowed, so {what} could not be checked.",
+        "The page on Redis lists the recommended settings.",
     )

@@ -210,7 +210,7 @@ def _links(
     for job_id, reply in zip(ids, replies, strict=True):
         if reply is None:
             continue
-        blob, st, told = reply
+        blob, st, dependents = reply
         record = record_of(queue, job_id, (blob, st, None, None, None, ()), now)
         if record is None:
             continue
@@ -223,12 +223,12 @@ def _links(
             created_at=record.created_at,
             finished_at=record.finished_at,
         )
-        waiting = [(text(told[at]), text(told[at + 1])) for at in range(0, len(told), 2)]
+        waiting = [(text(dependents[at]), text(dependents[at + 1])) for at in range(0, len(dependents), 2)]
         yield (queue, job_id), link(node, record.options, waiting)
 
 
 def _facts(queue: str, job_id: str, policy: QueuePolicy, reply: Sequence[Any]) -> Facts | None:
-    now, blob, st, told, used, lease, holders, group, mates, before, unmet, followed = reply
+    now, blob, st, overrides, used, lease, holders, group, mates, before, unmet, followed = reply
     at = int(now)
     record = record_of(queue, job_id, (blob, st or None, None, None, None, ()), at)
     if record is None:
@@ -236,13 +236,13 @@ def _facts(queue: str, job_id: str, policy: QueuePolicy, reply: Sequence[Any]) -
     facts = Facts(at, queue, job_id, record.name, record.state, record.run_at, worker=record.worker)
     if record.state not in PENDING:
         return facts._replace(lease_until=int(float(lease)) if lease else None)
-    rate, concurrency, _ = limits(policy, told[1:], at)
-    missing = 0 if rate is None else rate.per - parts_of(rate, told[5:], at)
+    rate, concurrency, _ = limits(policy, overrides[1:], at)
+    missing = 0 if rate is None else rate.per - parts_of(rate, overrides[5:], at)
     waits_for = [Dependency(text(unmet[at]), text(unmet[at + 1]), None) for at in range(0, len(unmet), 2)]
     if followed:
         waits_for.insert(0, Dependency(queue, text(followed), None))
     facts = facts._replace(
-        paused=told[0] is not None,
+        paused=overrides[0] is not None,
         unmet=tuple(waits_for),
         next_token_at=at - -missing // rate.capacity if rate is not None and missing > 0 else None,
         weight=record.options.weight,
@@ -273,8 +273,8 @@ def _holders(found: Sequence[bytes]) -> tuple[BlockingJob, ...]:
 
 
 def _overview(name: str, policy: QueuePolicy, reply: Sequence[Any]) -> QueueOverview:
-    now, counters, delayed, active, failed, there, due, oldest, told, kept = reply
-    paused, mode, *limited = told
+    now, counters, delayed, active, failed, there, due, oldest, overrides, kept = reply
+    paused, mode, *limited = overrides
     found = mapping(counters)
     rate, concurrency, tokens = limits(policy, limited, int(now))
     names = {word[2:]: number for word, number in found.items() if word.startswith("n:")}
@@ -336,13 +336,13 @@ def limits(
     policy: QueuePolicy, limited: Sequence[Any], now: int
 ) -> tuple[Rate | None, int | None, int | None]:
     """Return rate, concurrency and available tokens, with the overrides of the queue applied."""
-    told, capacity, per, concurrency, *bucket = limited
-    if told is None:
-        rate, most = policy.rate, policy.concurrency
+    is_overridden, capacity, per, concurrency, *bucket = limited
+    if is_overridden is None:
+        rate, slots = policy.rate, policy.concurrency
     else:
         rate = Rate(int(capacity), int(per)) if capacity else None
-        most = int(concurrency) if concurrency else None
-    return rate, most, None if rate is None else parts_of(rate, bucket, now) // rate.per
+        slots = int(concurrency) if concurrency else None
+    return rate, slots, None if rate is None else parts_of(rate, bucket, now) // rate.per
 
 
 def parts_of(rate: Rate, bucket: Sequence[Any], now: int) -> int:

@@ -30,7 +30,7 @@ class Keyspace:
     def __init__(
         self,
         options: RedisOptions,
-        trips: Roundtrips,
+        roundtrips: Roundtrips,
         policies: Mapping[str, QueuePolicy],
         default_policy: QueuePolicy,
     ) -> None:
@@ -42,8 +42,8 @@ class Keyspace:
         """Queues that this process has listed."""
         self.agreed: set[str] = set()
         """Queues whose recorded group mode matches the configured one."""
-        self._trips = trips
-        self.publish = trips.publish
+        self._roundtrips = roundtrips
+        self.publish = roundtrips.publish
         """The command that publishes a message."""
 
     def keys(self, queue: str) -> QueueKeys:
@@ -61,11 +61,11 @@ class Keyspace:
 
     def run(self, steps: Steps[T]) -> T:
         """Run the steps of an operation."""
-        return self._trips.run(steps)
+        return self._roundtrips.run(steps)
 
     async def arun(self, steps: Steps[T]) -> T:
         """Async version of `run`."""
-        return await self._trips.arun(steps)
+        return await self._roundtrips.arun(steps)
 
     def run_in_time(self, steps: Steps[T]) -> T:
         """Run an operation whose round trips may take TIMEOUT in total."""

@@ -87,7 +87,7 @@ class SharedLimits:
         self._keys = keys
         self._publish = publish
         self._timeout = timeout
-        self._untold: dict[str, deque[LimiterMessage]] = {}
+        self._unsent: dict[str, deque[LimiterMessage]] = {}
         self._silent: set[str] = set()
         """Limiters that did not reply to the last report."""
         self.in_line: set[str] = set()
@@ -112,8 +112,8 @@ class SharedLimits:
         """
         request = os.urandom(12)
         lasts = lease + 2 * self._timeout + GRACE
-        asked = [pack_text(queue), request, wanted, least, lasts, had]
-        reply = yield from self._say(limiter, LimiterMessage(ended=ended), asked)
+        request_words = [pack_text(queue), request, wanted, least, lasts, had]
+        reply = yield from self._send(limiter, LimiterMessage(ended=ended), request_words)
         starts, permits, held, whole, wait, _ = reply
         if starts < wanted:
             self.in_line.add(queue)
@@ -165,13 +165,13 @@ class SharedLimits:
 
     def pay(self, limiter: str) -> Steps[None]:
         """Send the pending reports of a limiter; if it does not reply, they are sent later."""
-        if self._untold.get(limiter):
+        if self._unsent.get(limiter):
             yield from self.pass_on(limiter)
 
     def pass_on(self, limiter: str) -> Steps[None]:
         """Wake the next queues in line, in case those before them have not come."""
         try:
-            yield from self._say(limiter, None, [b""])
+            yield from self._send(limiter, None, [b""])
         except StorageError as error:
             # The claims and outcomes are stored: the caller's operation did not fail.
             self._note_silent(limiter, error)
@@ -205,7 +205,7 @@ class SharedLimits:
             limits = _limits(rate, concurrency)
             fields = (b"limited", 1, b"capacity", limits[0], b"per", limits[1], b"concurrency", limits[2])
             yield [RedisCommand((b"HSET", overrides, *fields))]
-        yield from self._say(limiter, None, [b""])
+        yield from self._send(limiter, None, [b""])
 
     def _change_given(self, limiter: str, rate: SetRate, concurrency: SetConcurrency) -> Steps[None]:
         """Override one of the two limits. The other one keeps its override or configured value."""
@@ -221,7 +221,7 @@ class SharedLimits:
         if concurrency is not UNSET:
             fields += (b"concurrency", _limits(None, concurrency)[2])
         yield [RedisCommand((b"HSET", overrides, *fields, b"limited", 1))]
-        yield from self._say(limiter, None, [b""])
+        yield from self._send(limiter, None, [b""])
 
     def state(self, limiter: str) -> Steps[LimiterState]:
         """Return the state of a limiter."""
@@ -229,7 +229,7 @@ class SharedLimits:
 
     def standing(self, limiter: str) -> Steps[LimiterUsage]:
         """Return the state of a limiter, and how long its rate delays the next job."""
-        reply = yield from self._say(limiter, None, [b""])
+        reply = yield from self._send(limiter, None, [b""])
         capacity, per, most, used, tokens, waiting, wait, _ = reply
         state = LimiterState(
             Rate(int(capacity), int(per)) if capacity >= 0 else None,
@@ -242,23 +242,23 @@ class SharedLimits:
 
     # Inside.
 
-    def _say(self, limiter: str, told: LimiterMessage | None, asked: Sequence[Any]) -> Steps[Any]:
+    def _send(self, limiter: str, report: LimiterMessage | None, request_words: Sequence[Any]) -> Steps[Any]:
         """Send reports and a request, and wake the queues whose turn it is."""
-        untold = list(self._collected(limiter))
-        entries = untold if told is None else [*untold, told]
+        unsent = list(self._collected(limiter))
+        entries = unsent if report is None else [*unsent, report]
         policy = self._policies.get(limiter, NO_LIMITS)
-        told_now = pack_raw(
+        sent_now = pack_raw(
             [
                 [list(entry.used) for entry in entries if entry.used],
                 [list(entry.renewed) for entry in entries if entry.renewed],
                 [name for entry in entries for name in entry.ended],
             ]
         )
-        arguments = [*_limits(policy.rate, policy.concurrency), told_now, *asked]
+        arguments = [*_limits(policy.rate, policy.concurrency), sent_now, *request_words]
         try:
             [[_, reply]] = yield [ScriptCall(script("limiter"), self._of(limiter), arguments)]
         except StorageError:
-            for entry in untold:
+            for entry in unsent:
                 self._owe(limiter, entry)
             raise
         if reply[-1]:
@@ -273,16 +273,16 @@ class SharedLimits:
                 )
         return reply
 
-    def _owe(self, limiter: str, told: LimiterMessage) -> None:
-        self._untold.setdefault(limiter, deque()).append(told)
+    def _owe(self, limiter: str, report: LimiterMessage) -> None:
+        self._unsent.setdefault(limiter, deque()).append(report)
 
     def _collected(self, limiter: str) -> Iterable[LimiterMessage]:
-        untold = self._untold.get(limiter)
+        unsent = self._unsent.get(limiter)
         for _ in range(AT_ONCE):
-            if not untold:
+            if not unsent:
                 return
             try:
-                yield untold.popleft()
+                yield unsent.popleft()
             except IndexError:
                 return  # another thread sends them
 

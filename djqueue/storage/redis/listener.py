@@ -43,16 +43,16 @@ class Listener:
         """
         name = channel.encode()
         subscriber = Subscriber(callback, on_reconnect)
-        reader = self._wish(name, subscriber)
+        reader = self._want(name, subscriber)
 
         def remove() -> None:
             with self._lock:
                 subscriber.gone = True
-                wished = reader.channels.get(name)
-                if wished is None or subscriber not in wished.subscribers:
+                wanted = reader.channels.get(name)
+                if wanted is None or subscriber not in wanted.subscribers:
                     return
-                wished.subscribers.remove(subscriber)
-                if not wished.subscribers:
+                wanted.subscribers.remove(subscriber)
+                if not wanted.subscribers:
                     del reader.channels[name]
             reader.wake()
 
@@ -81,7 +81,7 @@ class Listener:
         reader.wake()
         reader.join(CLOSE_TIMEOUT)
 
-    def _wish(self, name: bytes, subscriber: Subscriber) -> PubSubReader:
+    def _want(self, name: bytes, subscriber: Subscriber) -> PubSubReader:
         with self._lock:
             reader = self._reader
             if reader is None or reader.over:

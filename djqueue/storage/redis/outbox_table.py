@@ -47,17 +47,17 @@ class OutboxTable(TransactionalEnqueue):
         options: RedisOptions,
         policy: Callable[[str], QueuePolicy],
         steps: Callable[[Sequence[Batch]], Steps[list[EnqueueResult]]],
-        trips: Roundtrips,
-        told: Callable[[list[Incident]], None],
+        roundtrips: Roundtrips,
+        report: Callable[[list[Incident]], None],
         clock: Clock | None = None,
     ) -> None:
         patience = min(PATIENCE, options.timeout)
         connections = Connections({**given, "TIMEOUT": patience})
-        self._hasty = Roundtrips(connections, patience, options.stream, told, clock)
+        self._hasty = Roundtrips(connections, patience, options.stream, report, clock)
         self._clock = clock or SYSTEM_CLOCK
         self._policy = policy
         self._steps = steps
-        self._trips = trips
+        self._roundtrips = roundtrips
         self._ids = IdSource()
         self._away_until = 0
         """When Redis is tried again; 0: it is available."""
@@ -76,12 +76,12 @@ class OutboxTable(TransactionalEnqueue):
         """Async version of `enqueue`."""
         if _is_flow(batches):
             await sync_to_async(self._check_flow)(batches)
-            return await self._trips.arun(self._steps(batches))
+            return await self._roundtrips.arun(self._steps(batches))
         return [answer for batch in batches for answer in await self._aenqueue(batch)]
 
     def _enqueue_flow(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         self._check_flow(batches)
-        return self._trips.run(self._steps(batches))
+        return self._roundtrips.run(self._steps(batches))
 
     def _check_flow(self, batches: Sequence[Batch]) -> None:
         """Reject dependencies between jobs of the table, which are sent one by one."""
@@ -105,7 +105,7 @@ class OutboxTable(TransactionalEnqueue):
 
     def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
         if not self._policy(batch.queue).outbox:
-            return self._trips.run(self._steps([batch]))
+            return self._roundtrips.run(self._steps([batch]))
         batch = self._with_ids(batch)
         answers = self._write_at_once(batch)
         if answers is not None:
@@ -119,7 +119,7 @@ class OutboxTable(TransactionalEnqueue):
 
     async def _aenqueue(self, batch: Batch) -> list[EnqueueResult]:
         if not self._policy(batch.queue).outbox:
-            return await self._trips.arun(self._steps([batch]))
+            return await self._roundtrips.arun(self._steps([batch]))
         batch = self._with_ids(batch)
         # Run on the thread of the async ORM, which knows whether the caller has a transaction.
         answers = await sync_to_async(self._write_at_once)(batch)

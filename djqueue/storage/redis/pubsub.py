@@ -39,18 +39,18 @@ class Notifications:
     def __init__(
         self,
         connections: Connections,
-        trips: Roundtrips,
+        roundtrips: Roundtrips,
         common: CommonKeys,
         keys: Callable[[str], QueueKeys],
         queues: Callable[[], list[str]],
     ) -> None:
         self._listener = Listener(connections)
-        self._trips = trips
+        self._roundtrips = roundtrips
         self._common = common
         self._keys = keys
         self._queues = queues
         self._lock = threading.Lock()
-        self._asked: Counter[tuple[str, bytes]] = Counter()
+        self._subscribed: Counter[tuple[str, bytes]] = Counter()
         """Number of subscribers by queue and subscription."""
         self._kept: dict[str, tuple[Unsubscribe, float]] = {}
         """Queues whose channels are kept: how to unsubscribe, and the time of the last subscription."""
@@ -67,7 +67,7 @@ class Notifications:
         self._thread = None
         self._stop = threading.Event()
         with self._lock:
-            self._asked.clear()
+            self._subscribed.clear()
             self._kept.clear()
         self._listener.close()
 
@@ -165,13 +165,16 @@ class Notifications:
         remove = self._listener.add(self._keys(queue).events, received)
         self._keep(queue)
         with self._lock:
-            self._asked[entry] += 1
+            self._subscribed[entry] += 1
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._go_on_asking, args=(self._stop,), name="djqueue-redis-events", daemon=True
+                    target=self._renew_subscriptions,
+                    args=(self._stop,),
+                    name="djqueue-redis-events",
+                    daemon=True,
                 )
                 self._thread.start()
-        self._trips.run(self._ask(queue, [what]))
+        self._roundtrips.run(self._watch(queue, [what]))
         ended = False
 
         def unsubscribe() -> None:
@@ -180,9 +183,9 @@ class Notifications:
                 if ended:
                     return
                 ended = True
-                self._asked[entry] -= 1
-                if self._asked[entry] <= 0:
-                    del self._asked[entry]
+                self._subscribed[entry] -= 1
+                if self._subscribed[entry] <= 0:
+                    del self._subscribed[entry]
             remove()
 
         return unsubscribe
@@ -200,7 +203,7 @@ class Notifications:
         if first[0] is not remove:
             remove()
 
-    def _let_go(self) -> None:
+    def _drop_idle(self) -> None:
         until = time.monotonic() - LINGERS
         with self._lock:
             idle = [queue for queue, (_, used) in self._kept.items() if used < until]
@@ -208,22 +211,22 @@ class Notifications:
         for remove in removed:
             remove()
 
-    def _ask(self, queue: str, what: list[bytes]) -> Steps[None]:
+    def _watch(self, queue: str, what: list[bytes]) -> Steps[None]:
         yield [ScriptCall(script("watch"), self._keys(queue), [SUBSCRIPTION_TTL, *what], sequence=False)]
 
-    def _go_on_asking(self, stop: threading.Event) -> None:
+    def _renew_subscriptions(self, stop: threading.Event) -> None:
         while not stop.wait(RENEWAL_INTERVAL):
-            self._let_go()
+            self._drop_idle()
             with self._lock:
-                asked: dict[str, list[bytes]] = {}
-                for queue, what in self._asked:
-                    asked.setdefault(queue, []).append(what)
-                if not asked and not self._kept:
+                subscriptions: dict[str, list[bytes]] = {}
+                for queue, what in self._subscribed:
+                    subscriptions.setdefault(queue, []).append(what)
+                if not subscriptions and not self._kept:
                     self._thread = None
                     return
-            for queue, wanted in asked.items():
+            for queue, wanted in subscriptions.items():
                 try:
-                    self._trips.run(self._ask(queue, wanted))
+                    self._roundtrips.run(self._watch(queue, wanted))
                 except StorageError as error:
                     logger.warning(
                         "Renewing the subscription to queue %r failed; events may be missed: %s", queue, error
@@ -233,7 +236,7 @@ class Notifications:
         # The thread and its subscriptions belong to the parent.
         self._lock = threading.Lock()
         self._thread = None
-        self._asked = Counter()
+        self._subscribed = Counter()
         self._kept = {}
 
 

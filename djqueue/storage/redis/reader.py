@@ -200,18 +200,18 @@ class PubSubReader:
         for address, link in list(self._links.items()):
             self._give_back(address, link, wanted)
         self._next_try = inf
-        asked: defaultdict[Address | None, list[Channel]] = defaultdict(list)
+        by_address: defaultdict[Address | None, list[Channel]] = defaultdict(list)
         for channel in wanted.values():
             if channel.link is not None or not self._may_try(channel.retry, self._retries[None]):
                 continue
             try:
-                asked[self._home(channel)].append(channel)
+                by_address[self._home(channel)].append(channel)
             except SlotNotCoveredError:
                 channel.retry.failed()
                 self._astray = True
             except FAILURES as error:
                 self._failed(None, error)
-        for address, channels in asked.items():
+        for address, channels in by_address.items():
             self._ask(address, channels)
 
     def _give_back(
@@ -335,8 +335,8 @@ class PubSubReader:
             if channel is None or channel.link is not link:
                 return  # it is no longer wanted, or subscribed to again
             if news.what == "message":
-                told = [subscriber for subscriber in channel.subscribers if subscriber.is_confirmed]
-                self._inbox.append((told, news.detail))
+                subscribers = [subscriber for subscriber in channel.subscribers if subscriber.is_confirmed]
+                self._inbox.append((subscribers, news.detail))
             elif news.what == "subscribed":
                 self._confirmed(address, channel)
             else:
@@ -349,8 +349,8 @@ class PubSubReader:
 
     def _confirmed(self, address: Address | None, channel: Channel) -> None:
         if channel.was_confirmed:
-            told = [subscriber for subscriber in channel.subscribers if subscriber.is_confirmed]
-            self._inbox.append((told, None))
+            subscribers = [subscriber for subscriber in channel.subscribers if subscriber.is_confirmed]
+            self._inbox.append((subscribers, None))
         channel.confirmed = channel.was_confirmed = True
         channel.retry.succeeded()
         self._retries.pop(address, None)

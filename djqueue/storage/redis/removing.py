@@ -74,17 +74,17 @@ class Removing:
         """Remove records of one outcome above a number or size, as far as bounded searches find them."""
         if most is None and size is None:
             return 0
-        removed, place, letter = 0, (keys.queue, state), records.STATE_CODES[state]
+        removed, rank_key, code = 0, (keys.queue, state), records.STATE_CODES[state]
         bounds: list[int | str] = ["" if bound is None else bound for bound in (most, size)]
         looks = 0
         while looks < LOOKS and removed < EXPIRED:
-            arguments = [letter, *bounds, self._ranks.pop(place, 0), SWEEP]
+            arguments = [code, *bounds, self._ranks.pop(rank_key, 0), SWEEP]
             [[following, ids]] = yield [ScriptCall(script("surplus"), keys, arguments, sequence=False)]
             gone = 0
             if ids:
                 some = list(map(text, ids))
                 if state is not State.FAILED:
-                    arguments = [letter, *bounds, *ids]
+                    arguments = [code, *bounds, *ids]
                     [[_, gone]] = yield [ScriptCall(script("expire"), keys, arguments, of_jobs(keys, some))]
                 for mode, bound in (("surplus", most), ("heavy", size)) if gone < len(some) else ():
                     if bound is not None:
@@ -93,7 +93,7 @@ class Removing:
             looks += not gone
             if following < 0:
                 break
-            self._ranks[place] = following
+            self._ranks[rank_key] = following
         return removed
 
     def trim_results(self, keys: QueueKeys, size: int) -> Steps[None]:

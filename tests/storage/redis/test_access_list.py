@@ -82,15 +82,15 @@ def test_a_producer_a_worker_and_the_dashboard_need_no_more(
         orders.enqueue(2, depends_on=first)
         others.enqueue_many(range(20), group="g")
         orders.enqueue(3, delay=3_600)
-        others.queues.pause()
-        others.queues.resume()
+        others.pause()
+        others.resume()
         worker = Worker(
             storage, handlers={"orders": lambda job: job.log("done"), "others": fail}, until_empty=True
         )
         with worker:
             worker.join(timeout=60)
         assert orders.counts()["completed"] == 2
-        assert others.reads.counts()["failed"] + others.reads.counts()["delayed"] == 20
+        assert others.counts()["failed"] + others.reads.counts()["delayed"] == 20
         for page in PAGES:
             if page.method == "GET" and "<" not in page.route and page.name != "stream":
                 address = reverse(f"admin:djqueue_dashboard_{page.name}")

@@ -672,7 +672,7 @@ def test_connections_that_died_while_nobody_used_them_cost_no_call(open_storage)
         storage = open_storage(server, TIMEOUT=1)
         with ExitStack() as at_once:
             for _ in range(8):
-                at_once.enter_context(storage._trips._exchange.connection())
+                at_once.enter_context(storage._roundtrips._exchange.connection())
         server.stop()
         server.start()
 
@@ -705,13 +705,13 @@ def test_a_queue_is_listed_before_it_has_a_job(redis_options, redis_server, open
     enqueue(storage)
     other.queues.obliterate(QUEUE)
     listed = []
-    plain = storage._trips._exchange.ask
+    plain = storage._roundtrips._exchange.ask
 
     def ask(words):
         listed.append(other.queues.names())
         return plain(words)
 
-    storage._trips._exchange.ask = ask
+    storage._roundtrips._exchange.ask = ask
     enqueue(storage)
 
     assert QUEUE in listed[-1]

@@ -47,7 +47,7 @@ queue, two list that, one notes its mode."""
 
 def until_given(place):
     """On one server, the last two looks go together."""
-    return GIVEN if place.storage()._trips._connections.is_cluster else GIVEN - 1
+    return GIVEN if place.storage()._roundtrips._connections.is_cluster else GIVEN - 1
 
 
 STORED = 5

@@ -74,7 +74,7 @@ class Copying:
         try:
             found = dict(zip(ids, self._changes.records(queue, ids, mark), strict=True))
             failed = [job.id for job in found.values() if job is not None and job.state is State.FAILED]
-            letters = self._changes.letters(queue, failed)
+            letters = self._changes.dead_letters(queue, failed)
             self._tables.write(queue, found, letters, self._clock.now())
         except BAD as error:
             if len(ids) == 1:

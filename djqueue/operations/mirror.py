@@ -152,16 +152,16 @@ class Mirror:
 
     def _copy_queue(self, queue: str, since: int | None) -> int:
         reading = self._changes.next(queue, self._said.get(queue))
-        if reading.word == "go" and since is not None and not self._is_older(queue, reading):
+        if reading.status == "go" and since is not None and not self._is_older(queue, reading):
             self._copying.copy(queue, reading.ids, reading.after)
             self._changes.acknowledge(queue, reading.entries)
             self._marks[queue] = reading.after
             if since == 0:
                 self._note_controls(queue, reading.controls)
             return len(reading.ids)
-        if reading.word == "new":
+        if reading.status == "new":
             self._marks.pop(queue, None)
-        elif reading.word == "gap":
+        elif reading.status == "gap":
             logger.warning("Queue %r has changed more than its stream keeps: all is copied.", queue)
         copied, self._marks[queue] = self._copying.copy_all(queue, self._trusted(queue, reading))
         return copied
@@ -170,7 +170,7 @@ class Mirror:
         """Since when jobs that Redis does not know have been removed; None: it may have lost any of them."""
         if self._is_older(queue, reading):
             return None
-        if reading.word == "new" and self._changes.is_cluster:
+        if reading.status == "new" and self._changes.is_cluster:
             return None  # the node of this queue alone may have lost its data
         # As it is now: it was lost together with the stream, if that was not deleted with its queue.
         return self._changes.queues()[1].get(queue)
@@ -203,7 +203,7 @@ class Mirror:
             self._controls[queue] = row
         if controls.groups is not None:
             self.tables.write_groups(queue, controls.groups)
-            self._said[queue] = controls.said
+            self._said[queue] = controls.revision
 
     def _tidy(self, listed: Sequence[str]) -> None:
         """Workers, rows whose time is over, and queues that Redis does not even know any more."""

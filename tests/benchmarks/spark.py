@@ -251,7 +251,7 @@ def by_partition(bench: Bench) -> dict[str, float]:
 
         encode, ids, add = get_encoder(MSGPACK), IdSource(), script("add")
         with closing(RedisStorage(url=url)) as storage, redis.Redis.from_url(url) as client:
-            trips, keys = storage._trips, storage.keys(QUEUE)
+            trips, keys = storage._roundtrips, storage.keys(QUEUE)
             rest = records.envelope(Batch(QUEUE, JOB, JobOptions(), [], [], None, None, True))
             pipeline = client.pipeline(transaction=False)
             for row in rows:
@@ -259,7 +259,7 @@ def by_partition(bench: Bench) -> dict[str, float]:
                 [job_id] = ids.many(1, SYSTEM_CLOCK.now())
                 arguments = [b"1", JOB.encode(), b"", job_id.encode(), rest + payload]
                 call = ScriptCall(add, keys, arguments)
-                sequence = trips._lane(call)
+                sequence = trips._sequence(call)
                 pipeline.execute_command(*trips._words(call, sequence))
                 trips._free(sequence)
                 if len(pipeline) == BATCH:

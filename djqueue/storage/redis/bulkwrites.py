@@ -1,4 +1,4 @@
-"""Reports of bulk writes in Redis: a hash for each, and their order in a set, of no queue."""
+"""Reports of bulk writes in Redis: a hash for each, and a sorted set of all."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from .scripts import script
 
 
 class RedisBulkWriteReports(BulkWriteReports):
-    """See `BulkWriteReports`.
+    """Reports of bulk writes.
 
     run, keys: of the storage.
     """
@@ -26,21 +26,19 @@ class RedisBulkWriteReports(BulkWriteReports):
         self._keys = keys
 
     def get(self, write: str) -> BulkWriteReport | None:
-        """See `BulkWriteReports`."""
         [found] = self._run(answers([self._read(write)]))
         return _report(found)
 
     def page(self, limit: int, after: str | None = None) -> BulkWriteReportPage:
-        """See `BulkWriteReports`."""
         found: BulkWriteReportPage = self._run(self._page(limit, after))
         return found
 
     def _page(self, limit: int, after: str | None) -> Steps[BulkWriteReportPage]:
-        index, first = self._keys.key("imports"), 0
+        index, first = self._keys.key("bulk_writes"), 0
         if after is not None:
             [rank] = yield [RedisCommand((b"ZREVRANK", index, pack_text(after)))]
             if rank is None:
-                # Those behind it have gone before it.
+                # The reports after it expired before it did.
                 return BulkWriteReportPage([], None)
             first = rank + 1
         [names] = yield [RedisCommand((b"ZREVRANGE", index, first, first + limit))]
@@ -50,10 +48,10 @@ class RedisBulkWriteReports(BulkWriteReports):
         return BulkWriteReportPage(reports, writes[-1] if len(names) > limit else None)
 
     def _swap(self, report: BulkWriteReport) -> bool:
-        noted: bool = self._run(self._noted(report))
-        return noted
+        stored: bool = self._run(self._store(report))
+        return stored
 
-    def _noted(self, report: BulkWriteReport) -> Steps[bool]:
+    def _store(self, report: BulkWriteReport) -> Steps[bool]:
         following = report.revision + 1
         arguments = [
             report.revision,
@@ -65,14 +63,14 @@ class RedisBulkWriteReports(BulkWriteReports):
             AGE,
             MOST,
         ]
-        places = [self._keys.report(report.write)]
-        [[noted, gone]] = yield [
-            ScriptCall(script("bulk_write"), self._keys, arguments, places, sequence=False)
+        keys = [self._keys.report(report.write)]
+        [[stored, gone]] = yield [
+            ScriptCall(script("bulk_write"), self._keys, arguments, keys, sequence=False)
         ]
         if gone:
-            # Whoever dies before this: they expire.
+            # If this process dies before, they expire.
             yield [RedisCommand((b"UNLINK", *(self._keys.report(text(write)) for write in gone)))]
-        return bool(noted)
+        return bool(stored)
 
     def _read(self, write: str) -> RedisCommand:
         return RedisCommand((b"HGET", self._keys.report(write), b"report"))

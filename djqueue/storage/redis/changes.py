@@ -1,9 +1,9 @@
-"""What the mirror reads: which jobs have changed, in order, and how they are now.
+"""The changes that the mirror reads: which jobs have changed, in order, and their current records.
 
 Every script that changes jobs appends their ids to the queue's stream. The mirror reads it through the
-consumer group `mirror`, with one consumer: what one process was given and did not acknowledge is what the
-next one is given first. A hash beside the queues' names says which queues are followed; one that is not in
-it has never been, or Redis has lost its data.
+consumer group `mirror`, with one consumer: the next process first gets what the last one did not acknowledge.
+A hash lists the queues that are followed. A queue that is not in it was never followed, or Redis has lost its
+data.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,49 +24,49 @@ from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 ENTRIES = 200
-"""Of the stream, in one reading: of one job each, or of up to a thousand."""
+"""Stream entries of one read; each has one job or up to a thousand."""
 RECORDS = 500
-"""Jobs of one reading call, which takes Redis about two milliseconds."""
+"""Jobs of one read, which takes Redis about two milliseconds."""
 SCANNED = 1_000
-"""Jobs, about, of one part of a look at all of them."""
+"""Approximate number of jobs in one part of a scan."""
 EVERY = b"".join(STATES)
 
 T = TypeVar("T")
 
 Mark = bytes
-"""The last entry of a queue's stream that was given to the mirror: b"" if the stream is not followed. While
-one process copies, only its own readings move it, and forward; if it is another one, Redis has lost data.
+"""The last entry of a queue's stream that was delivered to the mirror; b"" if the stream is not followed.
+Only the reads of the process that copies change it, and only forward; otherwise Redis has lost data.
 """
 
 
 class DataLostError(StorageError):
-    """A queue was obliterated, or Redis has lost its data, while it was copied."""
+    """A queue was obliterated or lost its data while it was copied."""
 
 
 class Controls(NamedTuple):
-    """What a queue was told while it ran."""
+    """The overrides of a queue."""
 
     paused: bool
     limited: bool
     rate: Rate | None
     concurrency: int | None
-    said: int
-    """How often groups were told something."""
+    revision: int
+    """Number of changes of group overrides so far."""
     groups: dict[str | None, GroupLimit] | None
-    """What, under None to all; None if it was read before."""
+    """Overrides by group, None for the defaults; None if they have not changed since the last read."""
 
 
 class ChangeBatch(NamedTuple):
     """The next changes of a queue."""
 
-    word: str
-    """go | new (nobody has followed the stream before) | gap (some changes were forgotten unread)"""
+    status: str
+    """go | new (the stream was not followed before) | gap (changes were trimmed before they were read)"""
     before: Mark
     after: Mark
     entries: list[bytes]
-    """To be acknowledged."""
+    """Ids of the entries to acknowledge."""
     ids: list[str]
-    """Jobs that have changed, each once, in the order of their first change."""
+    """Changed jobs, each once, in the order of their first change."""
     controls: Controls
 
 
@@ -75,15 +75,15 @@ class ChangePosition(NamedTuple):
 
     mark: Mark
     entry: bytes
-    """The last one of all."""
+    """Id of the last entry."""
     number: int
-    """Which one that is."""
+    """Number of that entry."""
 
 
 class ChangeStream:
     """The changes of all queues of one storage. Methods may be called from any thread.
 
-    options: what the mirror is to keep.
+    options: what the mirror keeps.
     """
 
     def __init__(self, keyspace: Keyspace, options: MirrorOptions, connections: Connections) -> None:
@@ -93,24 +93,24 @@ class ChangeStream:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether a queue may lose its data while others keep theirs."""
+        """True if one queue may lose its data while others keep theirs."""
         return self._connections.is_cluster
 
     def queues(self) -> tuple[list[str], dict[str, int]]:
-        """The names of the queues, sorted; and since when those that are followed are: see `trust`."""
+        """Return the sorted names of the queues, and since when each is followed: see `trust`."""
         return self._keyspace.run(self._queues())
 
     def _queues(self) -> Steps[tuple[list[str], dict[str, int]]]:
-        # In this order: if data is lost in between, no queue is taken for one that was obliterated.
+        # In this order: a loss of data in between must not look like an obliterated queue.
         [names] = yield [RedisCommand((b"SMEMBERS", self._keyspace.common.key("queues")))]
         [followed] = yield [RedisCommand((b"HGETALL", self._keyspace.common.key("mirror")))]
         pairs = followed.items() if isinstance(followed, dict) else zip(*[iter(followed)] * 2, strict=True)
         return sorted(map(text, names)), {text(name): int(since) for name, since in pairs}
 
     def trust(self, queue: str, since: int) -> None:
-        """Note that the queue, if there is one, is followed without a break, so that jobs which Redis does
-        not know have been removed: those enqueued since a time in UTC milliseconds. Older ones it may have
-        lost.
+        """Record that an existing queue is followed without a break since a time in UTC milliseconds.
+
+        Jobs enqueued since then that Redis does not know were removed; older ones may have been lost.
         """
         arguments = [pack_text(queue), since]
         self._keyspace.run(
@@ -118,39 +118,39 @@ class ChangeStream:
         )
 
     def forget(self, queue: str) -> None:
-        """Note that the queue is not followed."""
+        """Record that a queue is not followed."""
         self._keyspace.run(
             answer(RedisCommand((b"HDEL", self._keyspace.common.key("mirror"), pack_text(queue))))
         )
 
     # The stream.
 
-    def next(self, queue: str, said: int | None = None) -> ChangeBatch:
-        """What has changed; the same again until it is acknowledged. said: as it was read before."""
-        arguments = [ENTRIES, b"" if said is None else said]
+    def next(self, queue: str, revision: int | None = None) -> ChangeBatch:
+        """Return the next changes; the same ones until they are acknowledged. revision: as read before."""
+        arguments = [ENTRIES, b"" if revision is None else revision]
         call = ScriptCall(script("changes"), self._keyspace.keys(queue), arguments, sequence=False)
-        word, before, after, told, found, *groups = self._keyspace.run(answer(call))
+        status, before, after, overrides, found, *groups = self._keyspace.run(answer(call))
         ids = dict.fromkeys(job_id for _, packed in found for job_id in unpack(packed))
         entries = [entry for entry, _ in found]
-        return ChangeBatch(text(word), before, after, entries, list(ids), _controls(told, *groups))
+        return ChangeBatch(text(status), before, after, entries, list(ids), _controls(overrides, *groups))
 
     def acknowledge(self, queue: str, entries: Sequence[bytes]) -> None:
-        """Have these not given again."""
+        """Acknowledge entries, so that they are not read again."""
         if entries:
             words = (b"XACK", self._keyspace.keys(queue).key("log"), b"mirror", *entries)
             self._keyspace.run(answer(RedisCommand(words)))
 
     def follow(self, queue: str) -> ChangePosition:
-        """Follow the stream, if nobody does; its end, behind which `go_on` may go on."""
+        """Follow the stream if it is not followed yet; return its end, from which `go_on` may continue."""
         return ChangePosition(*self._keyspace.run(self._follow(queue)))
 
     def go_on(self, queue: str, place: ChangePosition) -> Mark:
-        """Follow the stream from behind this place on: all before it has been seen in another way."""
+        """Follow the stream from after this position: everything before it was read in another way."""
         mark: Mark = self._keyspace.run(self._follow(queue, place.entry, place.number))[0]
         return mark
 
     def leave(self, queue: str) -> None:
-        """Let go of the stream of a queue that is not there any more."""
+        """Stop following the stream of a queue that no longer exists."""
         self._keyspace.run(answer(RedisCommand((b"UNLINK", self._keyspace.keys(queue).key("log")))))
 
     def _follow(self, queue: str, *place: bytes | int) -> Steps[Any]:
@@ -159,8 +159,9 @@ class ChangeStream:
     # The jobs.
 
     def pages(self, queue: str) -> Iterator[list[str]]:
-        """The ids of all jobs, a part at a time, some of them perhaps twice. What comes or goes meanwhile may
-        be missed, but is among the changes.
+        """Yield the ids of all jobs, a part at a time, some perhaps twice.
+
+        Jobs that are added or removed meanwhile may be missed, but are among the changes.
         """
         cursor = b"0"
         while True:
@@ -172,7 +173,7 @@ class ChangeStream:
                 return
 
     def records(self, queue: str, ids: Sequence[str], mark: Mark) -> list[JobRecord | None]:
-        """Jobs as they are now: see `Storage.jobs`. Raises DataLostError if this is not the queue's mark."""
+        """Return the current records of jobs. Raises DataLostError if the queue's mark is another one."""
         return self._keyspace.run(self._records(self._keyspace.keys(queue), ids, mark))
 
     def _records(self, keys: QueueKeys, ids: Sequence[str], mark: Mark) -> Steps[list[JobRecord | None]]:
@@ -192,17 +193,19 @@ class ChangeStream:
             ]
         return found
 
-    def letters(self, queue: str, ids: Sequence[str]) -> dict[str, DeadLetterRecord]:
-        """The dead letters of those of the jobs that have one."""
-        words = (b"HMGET", self._keyspace.keys(queue).key("letters"), *map(pack_text, ids))
+    def dead_letters(self, queue: str, ids: Sequence[str]) -> dict[str, DeadLetterRecord]:
+        """Return the dead letters of jobs that have one."""
+        words = (b"HMGET", self._keyspace.keys(queue).key("dead_letters"), *map(pack_text, ids))
         found = self._keyspace.run(answer(RedisCommand(words))) if ids else []
         pairs = zip(ids, found, strict=True)
-        return {job_id: records.letter(queue, job_id, data) for job_id, data in pairs if data is not None}
+        return {
+            job_id: records.dead_letter(queue, job_id, data) for job_id, data in pairs if data is not None
+        }
 
 
-def _controls(told: Sequence[bytes | None], said: bytes, groups: Any) -> Controls:
-    paused, limited, capacity, per, concurrency = told
+def _controls(overrides: Sequence[bytes | None], revision: bytes, groups: Any) -> Controls:
+    paused, limited, capacity, per, concurrency = overrides
     rate = Rate(int(capacity), int(per)) if capacity and per else None
-    most = int(concurrency) if concurrency else None
+    slots = int(concurrency) if concurrency else None
     limits = None if groups is None else records.group_limits(groups)
-    return Controls(paused is not None, limited is not None, rate, most, int(said), limits)
+    return Controls(paused is not None, limited is not None, rate, slots, int(revision), limits)

@@ -1,4 +1,4 @@
-"""Claims and the ends of runs: one round trip for one queue, and the short script where that will do."""
+"""Claims and outcomes: one round trip for each queue, with the fast script where it suffices."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -18,14 +18,14 @@ from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 BULK = 1_000
-"""Jobs of one call: a script of so many takes a few milliseconds, in which nobody else is served."""
-NOT_QUICK = 20
-"""Calls for which a queue with more than plain jobs goes without a try of the short script."""
+"""Jobs of one call: the script takes a few milliseconds and blocks the server."""
+FAST_PAUSE = 20
+"""Calls for which the fast script is skipped after it did not suffice for a queue."""
 NO_CLAIMS = Claims([], None)
 NO_NAMES = pack([])
-Worked = tuple[bytes, list[Claimed], int | None, int]
-"""Flags of the outcomes, jobs, milliseconds until there may be more, and what the next job weighs if that is
-more than the claim had permits for."""
+QueueReply = tuple[bytes, list[Claimed], int | None, int]
+"""Flags of the outcomes, jobs, milliseconds until there may be more, and the weight of the next job if the
+permits did not suffice for it."""
 OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
 
 
@@ -38,27 +38,27 @@ class Claiming:
         self._removing = removing
         self._rotation = count()
         self._short: dict[str, int] = {}
-        """What the next job weighs of a queue whose limiter had less."""
+        """Weight of the next job, by queue whose limiter had too few permits."""
         self._drained: set[str] = set()
-        """Queues with a limiter in which the last claim found less than it might have."""
-        self._intricate: dict[str, int] = {}
-        """Calls left until the short script is tried again, by queue."""
+        """Queues with a limiter in which the last claim found fewer jobs than it might have taken."""
+        self._fast_pauses: dict[str, int] = {}
+        """Calls left until the fast script is tried again, by queue."""
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Steps[Finished]:
-        """See `Storage.finish`."""
-        places: dict[str, list[int]] = {}
-        for place, outcome in enumerate(outcomes):
+        """Record the outcomes of attempts, and claim jobs."""
+        positions: dict[str, list[int]] = {}
+        for position, outcome in enumerate(outcomes):
             if outcome.kind not in OUTCOMES:
                 raise OptionError(f"unknown outcome {outcome.kind!r}")
-            places.setdefault(outcome.queue, []).append(place)
+            positions.setdefault(outcome.queue, []).append(position)
         serving, waits = yield from self._serving(then)
         yield from self._keyspace.agree_once(serving)
         accepted = [False] * len(outcomes)
         jobs: list[Any] = []
-        # First what has ended anywhere: it may be what a claim elsewhere waits for.
-        order = [queue for queue in places if queue not in serving[:1]] + serving
+        # First the outcomes of other queues: they may unblock jobs in the queues served.
+        order = [queue for queue in positions if queue not in serving[:1]] + serving
         for queue in dict.fromkeys(order):
-            mine = places.get(queue, ())
+            mine = positions.get(queue, ())
             is_served = then is not None and queue in serving and not is_alone(jobs)
             slots = then.slots - len(jobs) if then is not None and is_served else 0
             if not mine and slots <= 0:
@@ -66,11 +66,15 @@ class Claiming:
             for first in range(0, max(1, len(mine)), BULK):
                 some = mine[first : first + BULK]
                 last = first + BULK >= len(mine)
-                work = self._work if self._keyspace.policy(queue).limiter is None else self._work_shared
-                ended = [outcomes[place] for place in some]
+                work = (
+                    self._finish_in
+                    if self._keyspace.policy(queue).limiter is None
+                    else self._finish_in_shared
+                )
+                ended = [outcomes[position] for position in some]
                 found = yield from work(queue, ended, then, slots * last, others=bool(jobs))
-                for place, flag in zip(some, found[0], strict=True):
-                    accepted[place] = flag == ord("1")
+                for position, flag in zip(some, found[0], strict=True):
+                    accepted[position] = flag == ord("1")
                 jobs += found[1]
                 while then is not None and len(found[1]) == BULK and len(jobs) < then.slots:
                     found = yield from work(queue, (), then, then.slots - len(jobs), others=True)
@@ -80,7 +84,7 @@ class Claiming:
         return Finished(accepted, Claims(jobs, min(waits, default=None)) if then is not None else NO_CLAIMS)
 
     def _serving(self, request: ClaimRequest | None) -> Steps[tuple[list[str], list[int]]]:
-        """The queues that a claim may take from, another one first each time; when the others may be such."""
+        """Return the queues that may have jobs, in rotation, and when the others may have some."""
         if request is None or request.slots <= 0:
             return [], []
         queues: Sequence[str]
@@ -89,7 +93,7 @@ class Claiming:
             return list(queues), []
         first = next(self._rotation) % len(queues)
         order = [*queues[first:], *queues[:first]]
-        # Most are empty most of the time: to see that takes one round trip for all of them.
+        # Most queues are empty most of the time: one round trip checks all of them.
         looks = yield [
             ScriptCall(script("peek"), self._keyspace.keys(queue), (), sequence=False) for queue in order
         ]
@@ -98,7 +102,7 @@ class Claiming:
             yield from self._limits.leave(str(self._keyspace.policy(queue).limiter), queue)
         return found, [look[1] for look in looks if not look[0] and look[1] >= 0]
 
-    def _work_shared(
+    def _finish_in_shared(
         self,
         queue: str,
         outcomes: Sequence[Outcome],
@@ -106,14 +110,14 @@ class Claiming:
         slots: int,
         *,
         others: bool = False,
-    ) -> Steps[Worked]:
-        """See `_work`, for a queue that shares a limiter with others."""
+    ) -> Steps[QueueReply]:
+        """Finish and claim in a queue with a shared limiter."""
         policy, limits = self._keyspace.policy(queue), self._limits
         assert policy.limiter is not None
         limiter, lease = policy.limiter, policy.lease
         ended = [permit(queue, outcome.token) for outcome in outcomes]
         if slots <= 0:
-            found = yield from self._work(queue, outcomes, request, 0, others=others)
+            found = yield from self._finish_in(queue, outcomes, request, 0, others=others)
             yield from limits.free(limiter, ended)
             return found
         flags = b""
@@ -127,25 +131,25 @@ class Claiming:
                 waits.append(grant.wait)
             if not outcomes and not grant.starts:
                 break
-            found = yield from self._work(
+            found = yield from self._finish_in(
                 queue, outcomes, request, grant.starts, grant, others=others or bool(jobs)
             )
-            said, some, wait, short = found
+            replied, some, wait, short = found
             is_over = not short and len(some) < grant.starts
             yield from limits.settle(limiter, queue, grant, some, lease, is_over=is_over)
-            flags, jobs = flags or said, jobs + some
+            flags, jobs = flags or replied, jobs + some
             if wait is not None:
                 waits.append(wait)
             if grant.starts:
                 self._note(queue, short, is_drained=is_over)
             if not short or len(jobs) >= slots:
                 break
-            # More than was asked for is needed.
+            # The next job needs more permits than requested.
             outcomes, ended, least, had = (), [], short, SERVED if jobs else SHORT
         return flags, jobs, min(waits, default=None), 0
 
     def _note(self, queue: str, short: int, *, is_drained: bool) -> None:
-        """Remember for the next claim of a queue with a limiter what this one has seen."""
+        """Remember what a claim found in a queue with a limiter, for the next one."""
         if short:
             self._short[queue] = short
         else:
@@ -155,7 +159,7 @@ class Claiming:
         else:
             self._drained.discard(queue)
 
-    def _work(
+    def _finish_in(
         self,
         queue: str,
         outcomes: Sequence[Outcome],
@@ -164,38 +168,38 @@ class Claiming:
         grant: Grant = NOTHING_GRANTED,
         *,
         others: bool = False,
-    ) -> Steps[Worked]:
+    ) -> Steps[QueueReply]:
         keys, policy = self._keyspace.keys(queue), self._keyspace.policy(queue)
-        told = records.outcome_arguments(queue, outcomes)
+        packed = records.outcome_arguments(queue, outcomes)
         results = [keys.result(outcome.id) for outcome in outcomes]
         slots = min(slots, BULK)
         names = _names(request.names) if request is not None else NO_NAMES
         worker = pack_text(request.worker) if request is not None else b""
         reply: Any = None
-        if self._may_be_quick(queue, outcomes):
-            most = policy.dead_letters.max_entries
+        if self._may_use_fast_script(queue, outcomes):
+            max_dead = policy.dead_letters.max_entries
             rate, concurrency = policy.rate, policy.concurrency
             heading = [
                 len(outcomes),
                 worker,
                 slots,
                 policy.lease,
-                most,
+                max_dead,
                 names,
                 rate.capacity if rate is not None else b"",
                 rate.per if rate is not None else b"",
                 concurrency if concurrency is not None else b"",
             ]
             [[left, reply]] = yield [
-                ScriptCall(script("finish_and_claim_fast"), keys, [*heading, *told], results)
+                ScriptCall(script("finish_and_claim_fast"), keys, [*heading, *packed], results)
             ]
             if reply[0] == b"full":
                 reply = None
-                self._intricate[queue] = NOT_QUICK
+                self._fast_pauses[queue] = FAST_PAUSE
         if reply is None:
             bounded = (b"", b"") if grant.whole is None else (grant.permits, grant.whole)
             arguments = [len(outcomes), worker, slots, *_limits(policy), names, *bounded, int(others)]
-            arguments += [int(request is not None and not request.stalled), *told]
+            arguments += [int(request is not None and not request.stalled), *packed]
             [[left, reply]] = yield [ScriptCall(script("finish_and_claim"), keys, arguments, results)]
         word, flags, first, wait, overflow, *more, now = reply
         short, found, streamed = more if len(more) == 3 else (0, more[0], ())
@@ -211,16 +215,16 @@ class Claiming:
         jobs = records.claimed(queue, found, int(first), policy.lease, int(now))
         return flags, jobs, None if wait < 0 else wait, short
 
-    def _may_be_quick(self, queue: str, outcomes: Sequence[Outcome]) -> bool:
-        """Whether the short script is worth a try: a queue that was not for it is not asked for a while."""
-        left = self._intricate.get(queue, 0)
+    def _may_use_fast_script(self, queue: str, outcomes: Sequence[Outcome]) -> bool:
+        """Return whether to try the fast script, which is skipped for a while when it did not suffice."""
+        left = self._fast_pauses.get(queue, 0)
         if left:
-            self._intricate[queue] = left - 1
+            self._fast_pauses[queue] = left - 1
             return False
         return all(outcome.kind == "complete" for outcome in outcomes)
 
     def _claimed_again(self, keys: QueueKeys, ids: Sequence[bytes]) -> Steps[list[Any]]:
-        """What a claim whose answer was lost had answered: its jobs are still this worker's."""
+        """Read the jobs of a claim whose reply was lost: they are still claimed by this worker."""
         if not ids:
             return []
         blobs, sts = yield [
@@ -229,7 +233,7 @@ class Claiming:
         ]
         found: list[Any] = []
         for job_id, blob, st in zip(ids, blobs, sts, strict=True):
-            # One that is gone meanwhile keeps its place, which says its token; its end will be refused.
+            # A job that is gone keeps its position, which determines its token; its outcome will be rejected.
             body = records.unpack(st[9:]) if st is not None and st[:1] in b"aA" else None
             counters = pack([*body[:3], body[5]]) if body is not None else b""
             found += (job_id, blob if blob is not None else records.NOTHING, counters)
@@ -237,12 +241,12 @@ class Claiming:
 
 
 def is_alone(jobs: Sequence[Claimed]) -> bool:
-    """Whether a claim has a job with a stalled attempt, beside which it takes no others."""
+    """Return whether a claim has a job with a stalled attempt, which is claimed alone."""
     return bool(jobs) and jobs[-1].stalls > 0
 
 
 def _limits(policy: QueuePolicy) -> list[Any]:
-    """What `work` is told of a queue's configuration."""
+    """Return the configuration of a queue for `finish_and_claim.lua`."""
     rate, dead = policy.rate, policy.dead_letters
     return [
         policy.lease,

@@ -1,10 +1,9 @@
-"""The clients of a Redis Cluster, with what redis-py's own lack.
+"""Clients of a Redis Cluster that add what those of redis-py lack.
 
-They are given no retries. redis-py uses those only to send a command again whose answer was lost, and so
-might run a script twice; what a node refuses with MOVED, ASK or TRYAGAIN is sent on in any case, up to 16
-times for a command. Two things no option changes (redis-py 8.1): a pipeline of the synchronous client
-sends once more what was not answered, and one of the asynchronous client never asks for the nodes anew
-when one is gone. Single commands do neither.
+They have no retries: redis-py would repeat commands whose reply was lost, and might run a script twice. It
+follows MOVED, ASK and TRYAGAIN in any case, up to 16 times for a command. No option changes two things
+(redis-py 8.1): a pipeline of the synchronous client repeats commands without a reply, and one of the
+asynchronous client never reads the nodes again when one is gone. Single commands do neither.
 """
 
 from typing import Any
@@ -24,11 +23,9 @@ from redis.exceptions import (
 
 
 class ClusterClient(RedisCluster):
-    """A client whose errors of the moment are redis-py's usual ones, and that takes a command's name as
-    bytes."""
+    """A client with redis-py's usual errors for temporary failures, which takes command names as bytes."""
 
     def execute_command(self, *args: Any, **kwargs: Any) -> Any:
-        """See redis-py."""
         try:
             return super().execute_command(  # type: ignore[no-untyped-call]
                 _text(args[0]), *args[1:], **kwargs
@@ -38,10 +35,9 @@ class ClusterClient(RedisCluster):
 
 
 class AsyncClusterClient(AsyncRedisCluster):
-    """The same for asyncio; and a command for a slot on the move arrives where it is sent on to."""
+    """The same for asyncio. Commands for a slot that is moving reach the node that ASK names."""
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
-        """See redis-py."""
         try:
             return await super().execute_command(_text(args[0]), *args[1:], **kwargs)
         except (RedisClusterException, ClusterError) as error:
@@ -53,10 +49,10 @@ class AsyncClusterClient(AsyncRedisCluster):
 
 
 class _AskedNode:
-    """A node that follows ASK by itself.
+    """A node that follows ASK.
 
     redis-py sends ASKING and the command one after the other, each on the connection that has been free
-    for longest. Those are two if an even number is free, and so the command is refused each time.
+    for longest. These are two connections if several are free, and the command is refused.
     """
 
     def __init__(self, client: AsyncClusterClient, node: Any) -> None:
@@ -72,11 +68,11 @@ class _AskedNode:
         except MovedError:  # a kind of AskError
             raise
         except AskError as error:
-            asked = self._client.get_node(*error.node_addr)
-            if asked is None:
+            target = self._client.get_node(*error.node_addr)
+            if target is None:
                 raise
         commands = [PipelineCommand(0, "ASKING"), PipelineCommand(1, *args)]
-        await asked.execute_pipeline(commands)
+        await target.execute_pipeline(commands)
         answer = commands[1].result
         if isinstance(answer, Exception):
             raise answer
@@ -88,11 +84,11 @@ def _text(command: Any) -> Any:
 
 
 def _passing(error: Exception) -> redis.RedisError | None:
-    """The usual error for one that may be over in a moment; None if something is wrong with the command."""
+    """Return the usual error for a temporary one; None if something is wrong with the command."""
     if isinstance(error, SlotNotCoveredError):
         return redis.ConnectionError(str(error))
     if isinstance(error, RedisClusterException) and error.__cause__ is not None:
         return redis.ConnectionError(str(error))  # no node could be reached
     if type(error) is ClusterError:
-        return TryAgainError("the cluster slot is being moved")  # the command was sent on too often
+        return TryAgainError("the cluster slot is being moved")  # the command was redirected too often
     return None

@@ -21,18 +21,18 @@ class Connections:
 
     One of these says where the server is:
 
-    CACHE: alias of a cache, django-redis's or Django's own; its pools are not shared.
+    CACHE: alias of a cache of django-redis or Django; its pools are not shared.
     URL: `redis://`, `rediss://` (encrypted), `unix://`, `redis+sentinel://host:port,host:port/master_name/0`
         or `redis+cluster://host:port,host:port`.
     SENTINELS: a list of (host, port). With them go MASTER_NAME, DB, USERNAME, PASSWORD and SENTINEL_KWARGS,
-        a dict that says how to get into the sentinels.
-    CLIENT: a function, or its dotted path, that returns a client of redis-py to take all that from.
+        a dict of arguments for connections to the sentinels.
+    CLIENT: a function, or its dotted path, that returns a redis-py client with these settings.
 
     CONNECTION: a dict of further keyword arguments for redis-py's connections.
-    TIMEOUT: seconds that connecting and the answer may take together: 2, or up to 60. In a cluster a command
-        may need several times as long, where other nodes have to be asked.
+    TIMEOUT: seconds for connecting and the reply together: 2 by default, at most 60. In a cluster a command
+        may take several times as long if other nodes have to be asked.
 
-    Methods may be called from any thread. A command is sent once, whatever becomes of its answer.
+    Methods may be called from any thread. A command is sent once, even if its reply is lost.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -49,32 +49,32 @@ class Connections:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether it is a Redis Cluster."""
+        """True for a Redis Cluster."""
         return self._endpoint.is_cluster
 
     @property
     def is_single(self) -> bool:
-        """Whether it is one server, which no other one takes the place of."""
+        """True for a single server, without failover."""
         return isinstance(self._endpoint, Single)
 
     @property
     def watch(self) -> FailoverWatch | None:
-        """What follows the failovers, behind sentinels."""
+        """The watch over failovers, with sentinels."""
         return self._endpoint.watch
 
     @property
     def timeout(self) -> float:
-        """Seconds that connecting may take, and an answer."""
+        """Seconds for connecting and for a reply."""
         return self._endpoint.timeout
 
     def describe(self) -> str:
-        """Where the server is, without anything that is secret."""
+        """Return the address of the server, without secrets."""
         return self._endpoint.describe()
 
     def sync(self) -> Client:
-        """The client that all threads share.
+        """Return the client that all threads share.
 
-        Raises StorageUnavailableError if there is none yet and a cluster's nodes cannot be asked for.
+        Raises StorageUnavailableError if it has to be made and no node of a cluster can be reached.
         """
         client = self._client
         if client is None:
@@ -86,7 +86,7 @@ class Connections:
         return client
 
     def for_loop(self) -> AsyncClient:
-        """The running loop's own client. It is closed when a loop ends as `asyncio.run` ends it."""
+        """Return the running loop's client. It is closed when `asyncio.run` ends the loop."""
         loop = asyncio.get_running_loop()
         found = self._of_loops.get(loop)
         if found is None:
@@ -94,7 +94,7 @@ class Connections:
             self._watch_failovers()
             found = _OfLoop(client, self._close_at_end(client))
             try:
-                found.ending.__anext__().send(None)  # begun, it is one of those that the loop finishes
+                found.ending.__anext__().send(None)  # started, the loop closes it
             except StopIteration:
                 pass
             with self._lock:
@@ -104,8 +104,10 @@ class Connections:
         return found.client
 
     def dedicated(self, address: Address | None = None) -> Connection:
-        """A connection that no pool has and that is not open yet: to the server, to the present master, or
-        to the cluster's node at an address. Raises a RedisError if the sentinels name no master."""
+        """Return a new, unopened connection outside the pools: to the server, the master, or a cluster node.
+
+        Raises a RedisError if the sentinels name no master.
+        """
         if address is not None:
             return self._endpoint.connection(address)
         if isinstance(self._endpoint, Single):
@@ -114,7 +116,7 @@ class Connections:
         return self._endpoint.connection(client.connection_pool.get_master_address())
 
     def close(self) -> None:
-        """Close all connections. Clients that are asked for afterwards are new ones."""
+        """Close all connections. Later calls make new clients."""
         with self._lock:
             client, self._client = self._client, None
             of_loops = dict(self._of_loops)
@@ -144,17 +146,17 @@ class Connections:
             await _aclose(client)
 
     def _forget(self) -> None:
-        """In a forked child: the clients are the parent's."""
+        """Drop the parent's clients in a forked child."""
         client, of_loops = self._client, self._of_loops
         self._begin()
-        # Closing one of these would take its socket out of what the parent's loop waits for.
+        # Closing one of these would remove its socket from the parent's event loop.
         _parents.append(of_loops)
         if client is not None:
             _disown(client)
 
 
 class _OfLoop(NamedTuple):
-    """A loop's client, and what closes it."""
+    """An event loop's client, and the generator that closes it."""
 
     client: AsyncClient
     ending: AsyncGenerator[None, None]
@@ -170,7 +172,7 @@ def _pools(client: Client) -> list[Any]:
 
 
 def _watchers(client: Any) -> list[Any]:
-    """The clients of the sentinels that name a client's master."""
+    """Return the clients of the sentinels of a client."""
     manager = getattr(client.connection_pool, "sentinel_manager", None)
     return manager.sentinels if manager is not None else []
 
@@ -178,7 +180,7 @@ def _watchers(client: Any) -> list[Any]:
 async def _aclose(client: AsyncClient) -> None:
     await client.aclose()
     if isinstance(client, AsyncClusterClient):
-        # After an error it calls itself closed, whatever connections it still has.
+        # After an error it counts as closed, even if it still has connections.
         await client.nodes_manager.aclose()
         await client.nodes_manager.aclose("startup_nodes")
     else:
@@ -189,7 +191,7 @@ async def _aclose(client: AsyncClient) -> None:
 def _disown(client: Client) -> None:
     """Close a forked child's copies of the parent's sockets.
 
-    Another thread of the parent may have held any lock, and none is left to release it: they are replaced.
+    Another thread of the parent may have held any lock, and can't release it here: locks are replaced.
     """
     pools = _pools(client)
     for owner in (client, getattr(client, "nodes_manager", None), *pools):
@@ -202,7 +204,7 @@ def _disown(client: Client) -> None:
 
 _everywhere: "weakref.WeakSet[Connections]" = weakref.WeakSet()
 _parents: list[Any] = []
-"""What a forked child keeps of its parent's, and does not touch."""
+"""The parent's objects that a forked child keeps and does not use."""
 
 
 def _at_exit() -> None:

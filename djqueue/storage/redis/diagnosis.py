@@ -1,4 +1,4 @@
-"""How the servers are, and what of their memory belongs to whom."""
+"""Diagnosis of the servers: their state, and their memory by kind of key."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,12 +15,12 @@ from .roundtrips import ScriptCall, Steps
 from .scripts import script
 
 SAMPLED_QUEUES = 20
-"""Whose keys are looked at."""
+"""Queues whose keys are measured."""
 UNSEEN = "The Redis user may not run INFO, CONFIG GET or MEMORY USAGE; only this page needs them."
 
 
 def of_servers(connections: Connections) -> list[DiagnosticLine]:
-    """Of every master. Raises nothing: one that cannot be asked is told so."""
+    """Describe every master. Raises nothing: a line says why one cannot be reached."""
     lines: list[DiagnosticLine] = []
     try:
         for number, (where, server) in enumerate(health.servers(connections)):
@@ -37,7 +37,7 @@ def of_servers(connections: Connections) -> list[DiagnosticLine]:
 
 
 def of_keys(queues: Sequence[QueueKeys]) -> Steps[list[DiagnosticLine]]:
-    """Bytes by kind of key, of some queues, each from five samples."""
+    """Estimate the bytes of some queues by kind of key, each from five samples."""
     some = queues[:SAMPLED_QUEUES]
     if not some:
         return []
@@ -102,7 +102,7 @@ PLAIN = (
 def _fragmentation(info: Mapping[str, str]) -> Iterator[DiagnosticLine]:
     if "mem_fragmentation_ratio" in info and "used_memory" in info:
         ratio = float(info["mem_fragmentation_ratio"])
-        # Of a server that has next to nothing it says nothing.
+        # It says nothing about a server that is nearly empty.
         is_high = ratio > 1.5 and int(info["used_memory"]) > 100_000_000
         level, note = (
             (WARN, "Redis holds far more system memory than its data uses.") if is_high else (OK, "")

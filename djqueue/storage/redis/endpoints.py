@@ -1,10 +1,9 @@
-"""The kinds of servers, and the clients that each takes.
+"""The kinds of servers, and the clients for each.
 
-All clients behave alike: a command is sent once. redis-py by itself would send it again, ten times since
-version 8, when the answer is lost, and so might run a script twice; the storage knows which of its calls
-may be repeated. Replies come in the form of the older protocol: that saves round trips at the start of a
-connection, and with the newer one redis-py's pools do not see that a connection still has an answer to be
-read.
+All clients send a command once. redis-py would repeat it if the reply is lost, ten times since version 8,
+and might run a script twice; the storage knows which of its calls may be repeated. RESP2 is used: that
+saves round trips when a connection is opened, and with RESP3 the pools of redis-py do not notice an unread
+reply.
 """
 
 from abc import ABC, abstractmethod
@@ -36,60 +35,60 @@ Connection: TypeAlias = AbstractConnection
 Address: TypeAlias = tuple[str, int]
 
 TIMEOUT = 2.0
-"""Seconds that connecting may take, and an answer, unless TIMEOUT says otherwise."""
+"""Default of TIMEOUT: seconds for connecting and for a reply."""
 SHORTEST = 0.001
-"""Seconds that a socket is given in any case: 0 would mean not to wait at all."""
+"""Minimum timeout of a socket in seconds: 0 would not wait at all."""
 ENOUGH = 0.9
-"""Part of a timeout at which a deadline is not worth a call of the system for each answer."""
+"""Share of a timeout above which a deadline does not justify a system call for each reply."""
 IDLE = 30
-"""Seconds after which a connection is asked for a sign of life before it is used."""
+"""Idle seconds after which a connection is checked before it is used."""
 MOST_CONNECTIONS = 100
-"""Connections of a process, or of a loop, to a single server; who finds them all in use waits for one."""
+"""Connections of a process or event loop to a single server; callers wait if all are in use."""
 NO_LIMIT = 10_000
-"""The same where redis-py's pools do not wait: of threads behind sentinels, and for each cluster node."""
+"""The same where redis-py's pools can't wait: for threads with sentinels, and for each cluster node."""
 
 CLUSTER_ARGUMENTS = frozenset({"address_remap", "dynamic_startup_nodes", "require_full_coverage"})
-"""What is said to the client of a cluster, and not to its connections."""
+"""Arguments of a cluster's client that its connections do not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint(ABC):
-    """Where the jobs are, and how to get there."""
+    """The servers, and how to connect to them."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Of connections, as redis-py calls them; `ssl`: whether they are encrypted."""
+    """Arguments of redis-py's connections; `ssl`: whether they are encrypted."""
     timeout: float = TIMEOUT
     watch: FailoverWatch | None = field(default=None, init=False, repr=False, compare=False)
-    """What follows the failovers of a master behind sentinels."""
+    """The watch over failovers, with sentinels."""
 
     @property
     def is_cluster(self) -> bool:
-        """Whether keys are spread over servers."""
+        """True if keys are spread over servers."""
         return False
 
     @abstractmethod
     def describe(self) -> str:
-        """Where that is, without anything that is secret."""
+        """Return the address, without secrets."""
 
     @abstractmethod
     def client(self) -> Client:
-        """A new client for threads. Raises StorageUnavailableError if a cluster cannot be reached."""
+        """Return a new client for threads. Raises StorageUnavailableError if no cluster node replies."""
 
     @abstractmethod
     def async_client(self) -> AsyncClient:
-        """A new client for one event loop."""
+        """Return a new client for one event loop."""
 
     def connection(self, address: Address) -> Connection:
-        """A connection to one server that is not open yet."""
+        """Return a new, unopened connection to one server."""
         kind = _SSLConnection if self._encrypted else _Connection
         return kind(host=address[0], port=address[1], **self._of_connections())
 
     def check(self) -> None:
-        """Show the arguments to redis-py, which connects to nothing yet. Raises ConfigurationError."""
+        """Check the arguments without connecting. Raises ConfigurationError."""
         try:
             self._check()
         except (TypeError, ValueError, redis.RedisError) as error:
-            raise ConfigurationError(f"CONNECTION: redis-py refuses it: {error}") from error
+            raise ConfigurationError(f"CONNECTION: redis-py rejects the arguments: {error}") from error
 
     def _check(self) -> None:
         clients: tuple[Any, ...] = (self.client(), self.async_client())
@@ -129,12 +128,10 @@ class Single(Endpoint):
     path: str = ""
 
     def describe(self) -> str:
-        """See `Endpoint.describe`."""
         where = f"unix:{self.path}" if self.path else spelled(self.address)
         return f"redis {where}/{self.arguments.get('db') or 0}"
 
     def client(self) -> redis.Redis:
-        """See `Endpoint.client`."""
         kinds = (_Connection, _SSLConnection, _LocalConnection)
         pool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
             **self._place(*kinds), **self._of_waiting_pools(), **self._of_connections()
@@ -142,7 +139,6 @@ class Single(Endpoint):
         return redis.Redis(connection_pool=pool)
 
     def async_client(self) -> aredis.Redis:
-        """See `Endpoint.async_client`."""
         kinds = (aredis.Connection, aredis.SSLConnection, aredis.UnixDomainSocketConnection)
         pool = aredis.BlockingConnectionPool(
             **self._place(*kinds), **self._of_waiting_pools(), **self._of_async_connections()
@@ -150,7 +146,6 @@ class Single(Endpoint):
         return aredis.Redis.from_pool(pool)
 
     def connection(self, address: Address | None = None) -> Connection:
-        """See `Endpoint.connection`."""
         if self.path:
             local: Any = _LocalConnection
             made: Connection = local(path=self.path, **self._of_connections())
@@ -169,21 +164,19 @@ class Sentinel(Endpoint):
     """The master that sentinels name."""
 
     addresses: tuple[Address, ...]
-    """Of the sentinels."""
+    """Addresses of the sentinels."""
     master: str
     sentinel_arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Of connections to the sentinels, as redis-py calls them."""
+    """Arguments of redis-py's connections to the sentinels."""
 
     def __post_init__(self) -> None:
         watch = FailoverWatch(self.master, self.addresses, self._of_sentinels(Retry(NoBackoff(), 0)))
         object.__setattr__(self, "watch", watch)
 
     def describe(self) -> str:
-        """See `Endpoint.describe`."""
         return f"redis sentinel {self.master} at {', '.join(map(spelled, self.addresses))}"
 
     def client(self) -> redis.Redis:
-        """See `Endpoint.client`."""
         watchers = _Sentinels(  # type: ignore[no-untyped-call]
             self.addresses, sentinel_kwargs=self._of_sentinels(Retry(NoBackoff(), 0))
         )
@@ -200,7 +193,6 @@ class Sentinel(Endpoint):
         return redis.Redis(connection_pool=pool)
 
     def async_client(self) -> aredis.Redis:
-        """See `Endpoint.async_client`."""
         watchers = _AsyncSentinels(  # type: ignore[no-untyped-call]
             self.addresses, sentinel_kwargs=self._of_sentinels(AsyncRetry(NoBackoff(), 0))
         )
@@ -231,19 +223,16 @@ class Cluster(Endpoint):
     """The masters of a Redis Cluster."""
 
     addresses: tuple[Address, ...]
-    """Of nodes that know the others."""
+    """Addresses of nodes that know the others."""
 
     @property
     def is_cluster(self) -> bool:
-        """See `Endpoint.is_cluster`."""
         return True
 
     def describe(self) -> str:
-        """See `Endpoint.describe`."""
         return f"redis cluster at {', '.join(map(spelled, self.addresses))}"
 
     def client(self) -> ClusterClient:
-        """See `Endpoint.client`."""
         nodes = [ClusterNode(*address) for address in self.addresses]  # type: ignore[no-untyped-call]
         try:
             return ClusterClient(startup_nodes=nodes, **self._of_clients(Retry(NoBackoff(), 0)))
@@ -251,7 +240,6 @@ class Cluster(Endpoint):
             raise StorageUnavailableError(f"{self.describe()} cannot be reached: {error}") from error
 
     def async_client(self) -> AsyncClusterClient:
-        """See `Endpoint.async_client`."""
         nodes = [AsyncClusterNode(*address) for address in self.addresses]
         return AsyncClusterClient(startup_nodes=nodes, **self._of_clients(AsyncRetry(NoBackoff(), 0)))
 
@@ -265,17 +253,17 @@ class Cluster(Endpoint):
         given.pop("db", None)
         return {
             "max_connections": NO_LIMIT,
-            "require_full_coverage": False,  # queues in the slots that are served go on
+            "require_full_coverage": False,  # queues in other slots continue
             **given,
             "retry": retry,
-            # Each refusal with MOVED corrects the place of one slot. All places asked for anew, every so
-            # many refusals, would close connections that other coroutines use.
+            # Each MOVED corrects the node of one slot. Reading all slots again after some of them would
+            # close connections that other coroutines use.
             "reinitialize_steps": 0,
         }
 
 
 class _InTime:
-    """Connections whose every step ends at the caller's deadline, if there is one."""
+    """Connections in which every step ends at the caller's deadline, if there is one."""
 
     def _connect(self) -> Any:
         this: Any = self
@@ -287,7 +275,6 @@ class _InTime:
             this.socket_connect_timeout = usual
 
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
-        """See redis-py."""
         this: Any = self
         sock, usual = this._sock, this.socket_timeout
         if sock is not None and usual is not None:
@@ -316,53 +303,49 @@ def _is_ssl(client: Any) -> bool:
 
 
 class _Sentinels(sentinel.Sentinel):
-    """Sentinels; an announced master is believed before all of them agree."""
+    """Sentinels; an announced master is used before all of them agree."""
 
     watch: FailoverWatch | None = None
 
     def discover_master(self, service_name: str) -> Address:
-        """See redis-py."""
         announced = self.watch.announced if self.watch is not None else None
         return announced or super().discover_master(service_name)  # type: ignore[no-untyped-call]
 
 
 class _AsyncSentinels(asentinel.Sentinel):
-    """See `_Sentinels`."""
+    """Async version of `_Sentinels`."""
 
     watch: FailoverWatch | None = None
 
     async def discover_master(self, service_name: str) -> Address:
-        """See redis-py."""
         announced = self.watch.announced if self.watch is not None else None
         return announced or await super().discover_master(service_name)
 
 
 class _MasterConnection(_InTime, sentinel.SentinelManagedConnection):
-    """A connection to a server that calls itself the master.
+    """A connection to a server that reports to be the master.
 
-    Unlike redis-py's, it does not go back to its pool with an answer still to come: redis-py leaves this
-    kind open when reading is cut off, by an exception raised in the thread, say; the next command would be
-    given the answer to this one.
+    It is closed when reading is interrupted. redis-py would return it to the pool with an unread reply, which
+    the next command would read.
     """
 
     epoch = -1
-    """That of `FailoverWatch` in which it was opened."""
+    """The epoch of `FailoverWatch` in which it was opened."""
 
     def _connect_retry(self) -> None:
         this: Any = self
-        # Before a sentinel is asked: a failover that comes between its answer and the connection is noticed.
+        # Set before a sentinel is asked, so that a failover before the connection is open is noticed.
         self.epoch = this.connection_pool.sentinel_manager.watch.epoch
         super()._connect_retry()  # type: ignore[no-untyped-call]
 
     def connect_to(self, address: Address) -> None:
-        """See redis-py."""
         this: Any = self
         super().connect_to(address)  # type: ignore[no-untyped-call]
         try:
             this.send_command("ROLE", check_health=False)
             role = self.read_response()
         except redis.ResponseError:
-            return  # This user may not ask: a write to a replica is refused all the same.
+            return  # This user may not ask; a replica rejects writes anyway.
         except BaseException:
             this.disconnect()
             raise
@@ -374,7 +357,6 @@ class _MasterConnection(_InTime, sentinel.SentinelManagedConnection):
             raise redis.ConnectionError(f"{spelled(address)} was replaced as the master")
 
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
-        """See redis-py."""
         kwargs.setdefault("disconnect_on_error", True)
         return super().read_response(*args, **kwargs)
 
@@ -384,23 +366,22 @@ class _MasterSSLConnection(_MasterConnection, redis.SSLConnection):
 
 
 class _AsyncMasterConnection(asentinel.SentinelManagedConnection):
-    """A connection to a server that calls itself the master."""
+    """Async version of `_MasterConnection`."""
 
     epoch = -1
-    """See `_MasterConnection`."""
+    """The epoch of `FailoverWatch` in which it was opened."""
 
     async def _connect_retry(self) -> None:
-        self.epoch = self.connection_pool.sentinel_manager.watch.epoch  # See `_MasterConnection`.
+        self.epoch = self.connection_pool.sentinel_manager.watch.epoch  # see `_MasterConnection`
         await super()._connect_retry()  # type: ignore[no-untyped-call]
 
     async def connect_to(self, address: Address) -> None:
-        """See redis-py."""
         await super().connect_to(address)  # type: ignore[no-untyped-call]
         try:
             await self.send_command("ROLE", check_health=False)
             role = await self.read_response()
         except redis.ResponseError:
-            return  # See `_MasterConnection`.
+            return  # see `_MasterConnection`
         except BaseException:
             await self.disconnect(nowait=True)
             raise
@@ -417,15 +398,15 @@ class _AsyncMasterSSLConnection(_AsyncMasterConnection, aredis.SSLConnection):
 
 
 class _AsyncMasterPool(asentinel.SentinelConnectionPool, aredis.BlockingConnectionPool):
-    """Connections to the master; who finds them all in use waits for one."""
+    """Connections to the master; callers wait if all are in use."""
 
 
 def spelled(address: Address) -> str:
-    """`host:port`."""
+    """Return `host:port`."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def not_master(address: Address, role: Any) -> str:
-    """What is wrong with a server that the sentinels call the master."""
+    """Return the error for a server that is not the master, although the sentinels name it."""
     return f"{spelled(address)} is not the master yet, or no longer: its role is {role[0].decode()}"

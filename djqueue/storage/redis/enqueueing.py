@@ -1,4 +1,4 @@
-"""How jobs are enqueued: in as few calls as their queues, dependencies and bounds allow."""
+"""Enqueue jobs in as few calls as their queues, dependencies and bounds allow."""
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -41,7 +41,7 @@ class Enqueueing:
         waves = flow.waves(batches)
         if len(waves) == 1:
             return (yield from self._enqueue_together(batches, new, bounded))
-        # A job is never there without those that it waits for, whenever this process dies.
+        # Dependencies come first: no job exists without them, even if this process dies.
         found: dict[int, list[EnqueueResult]] = {}
         substitutes = flow.Substitutes()
         for wave in waves:
@@ -55,14 +55,14 @@ class Enqueueing:
     def _enqueue_together(
         self, batches: Sequence[Batch], new: set[str], bounded: bool
     ) -> Steps[list[EnqueueResult]]:
-        """Batches none of which has jobs that wait for those of another."""
+        """Enqueue batches that do not depend on each other."""
         parts = [
             part
             for batch in batches
             for part in self._parts(batch, listed=batch.queue in new, bounded=bounded)
         ]
         answers = yield [call for _, call in parts]
-        # Obliterated since this process has used it: it must not have jobs before it is listed again.
+        # The queue was obliterated meanwhile: it has to be listed again before it gets jobs.
         missing = [place for place, answer in enumerate(answers) if answer[1] == b"unlisted"]
         if missing:
             calls = [parts[place][1] for place in missing]
@@ -113,14 +113,14 @@ class Enqueueing:
         called = script("add" if plain else "enqueue")
         replicas = (self._keyspace.options.replicas or 0) if batch.options.durable else 0
         ids = batch.ids or self._ids.many(len(batch.payloads), SYSTEM_CLOCK.now())
-        # Where there may be no room for all of them they are one call: all or none.
+        # A batch for a queue with a limit is one call: all of its jobs or none.
         size = max(1, len(ids)) if bounded else BULK
         for first in range(0, len(ids), size):
             mine = ids[first : first + size]
             arguments: list[Any] = [*heading]
             for job_id, payload in zip(mine, batch.payloads[first : first + size], strict=True):
                 arguments += (pack_text(job_id), rest + payload)
-            # What is new has no forerunner, of which something could be left.
+            # New jobs have no leftovers of an earlier job with their id.
             touched = () if batch.ids is None else all_of_jobs(keys, mine)
             yield (
                 mine,
@@ -128,14 +128,14 @@ class Enqueueing:
             )
 
     def heading(self, queue: str, *, bounded: bool = True) -> list[Any]:
-        """What a queue's settings say to `enqueue`."""
+        """Return the configuration of a queue for `enqueue.lua`."""
         policy = self._keyspace.policy(queue)
         most = policy.max_size if bounded and policy.max_size is not None else b""
         return [records.pack_groups(policy), most, RANKS.get(policy.when_full, b""), policy.dead_letters.ttl]
 
 
 RANKS = {"drop_oldest": b"o", "drop_lowest": b"l"}
-"""Which jobs are dropped when a queue is full, as `room.lua` has it."""
+"""Which jobs are dropped when a queue is full: see `room.lua`."""
 
 
 def _enqueued(queue: str, reply: Sequence[Any]) -> EnqueueResult:

@@ -1,7 +1,7 @@
-"""A request and its answer on a connection, without the layers around it in redis-py.
+"""Requests and replies on a connection, without the layers around it in redis-py.
 
-Those take as long as the call itself. A few connections are kept at hand, the others go back to the pool,
-where whoever waits for one finds it. A Cluster's client is asked as it is: it knows the nodes.
+Those layers take as long as the call itself. A few idle connections are kept here; the others return to the
+pool, for callers that wait for one. In a Cluster the client itself is called, since it knows the nodes.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from djqueue.core.forks import after_fork
 from .connections import Connections
 
 AT_HAND = 8
-"""Idle connections that do not go back to the pool: as many callers as there are likely to be at once."""
+"""Idle connections that are kept here: about the likely number of concurrent callers."""
 
 WAIT_SHARE = 0.8
-"""Part of the seconds that are left in which replicas have to confirm a call."""
+"""Share of the remaining seconds in which replicas have to confirm a call."""
 TO_CONNECT = 3
-"""Times TIMEOUT that a new connection and its first answer may take, where the caller has no deadline: each
-step has TIMEOUT, so that a server that is slow, and not away, can be worked with."""
+"""Multiple of TIMEOUT that a new connection and its first reply may take if the caller has no deadline: each
+step has TIMEOUT, so that a slow server can be used."""
 
 READS = 500
-"""Requests that are sent before their answers are read."""
+"""Requests that are sent before their replies are read."""
 
 SCRIPT_CALLS = frozenset({b"EVALSHA", b"EVAL"})
 """Commands whose first key follows the script and the number of keys."""
@@ -47,18 +47,18 @@ class Exchange:
         self._timeout = timeout
         self._watch = connections.watch
         self._spare: deque[tuple[Any, Any]] = deque()
-        """(pool, connection) of threads."""
+        """Idle connections of threads, each with its pool."""
         self._spare_of: WeakKeyDictionary[Any, deque[tuple[Any, Any]]] = WeakKeyDictionary()
-        """The same of each loop."""
+        """Idle connections of each event loop."""
         after_fork(self.forget)
 
     def forget(self) -> None:
-        """Keep no connection at hand any more: they are closed with their pools, or are the parent's."""
+        """Drop the idle connections: they are closed with their pools, or belong to the parent."""
         self._spare.clear()
         self._spare_of.clear()
 
     def ask(self, words: Words) -> Any:
-        """One exchange."""
+        """Send one request and return its reply."""
         client: Any = self._connections.sync()
         if self._connections.is_cluster:
             return client.execute_command(*words)
@@ -67,9 +67,9 @@ class Exchange:
             return connection.read_response()
 
     def ask_many(self, requests: Sequence[Words]) -> list[Any]:
-        """Calls of scripts, or commands, that change nothing: to each server all that it has the keys of.
+        """Send requests that change nothing, each to the server with its keys.
 
-        An answer may be one of redis-py's errors.
+        A reply may be one of redis-py's errors.
         """
         answers: list[Any] = [redis.ConnectionError("no request was sent")] * len(requests)
         for pool, places in self._by_server(requests):
@@ -78,14 +78,14 @@ class Exchange:
                 try:
                     self._ask_some(pool, requests, some, answers)
                 except redis.RedisError as error:
-                    answers[some[0]] = error  # as for those that were not answered
+                    answers[some[0]] = error  # like requests without a reply
         return answers
 
     def ask_replicated(self, words: Words, key: bytes, replicas: int, patience: float) -> tuple[Any, int]:
-        """One exchange with the server that has a key; returns the answer, and how many replicas have it.
+        """Send one request to the server with a key; return the reply, and how many replicas have it.
 
-        All is asked on one connection: WAIT confirms what this connection has written, and a server that a
-        failover has put in another's place cannot confirm what that one was told.
+        One connection is used for all: WAIT confirms the writes of its own connection, and a server that took
+        over in a failover can't confirm writes of the old one.
 
         patience: seconds to wait for the replicas.
         """
@@ -97,11 +97,11 @@ class Exchange:
             using = _from(by_server[0][0])
         else:
             using = self.connection(client)
-        # A call that is answered from memory writes nothing: the marker does.
+        # A repeated call writes nothing, so the marker is written.
         marker = ("SET", key, b"", "PX", 1)
         answers: list[Any] = []
         with using as connection:
-            # The answer needs the rest of what is left once the connection is there. WAIT 0 would not end.
+            # The reply needs the rest of the time once the connection is open. WAIT 0 would never end.
             wait = max(1, int(min(patience, remaining(math.inf) * WAIT_SHARE) * 1_000))
             requests = (words, marker, ("WAIT", replicas, wait))
             packed = b"".join(pack_command(tuple(request)) for request in requests)
@@ -113,7 +113,7 @@ class Exchange:
                     answers.append(error)
         for answer in answers:
             if isinstance(answer, errors.MovedError):
-                # The client learns where the slot is now. The call is numbered: it counts once.
+                # The client learns where the slot is now. The call has a number, so it is applied once.
                 client.execute_command(*words)
                 raise redis.ConnectionError(str(answer)) from answer
             if isinstance(answer, redis.ResponseError):
@@ -149,7 +149,7 @@ class Exchange:
 
     @contextmanager
     def connection(self, client: Any = None) -> Iterator[Any]:
-        """A connection to the single server, for one caller, who reads all that it asks for."""
+        """A connection to the single server for one caller, who reads all replies."""
         watch = self._watch
         if watch is not None:
             watch.check()
@@ -161,18 +161,18 @@ class Exchange:
             connection = pool.get_connection()
         try:
             if watch is not None and connection.epoch != watch.epoch:
-                connection.disconnect()  # It leads to an old master.
+                connection.disconnect()  # It is connected to an old master.
                 connection.connect()
             yield connection
         except redis.ResponseError:
             self._put_back(self._spare, pool, connection)
             raise
         except BaseException as error:
-            # What may still come must not be taken for another call's answer.
+            # A late reply must not be read as that of another call.
             connection.disconnect()
             pool.release(connection)
             if isinstance(error, redis.ConnectionError):
-                # The others are as dead, most likely: a pool looks at one before it gives it out.
+                # The others are probably dead, too; a pool checks a connection before it returns it.
                 while self._spare:
                     spare_pool, spare = self._spare.pop()
                     spare_pool.release(spare)
@@ -186,7 +186,7 @@ class Exchange:
             pool.release(connection)
 
     async def aask(self, words: Words) -> Any:
-        """One exchange, on this loop's own connections."""
+        """Async version of `ask`, on the connections of this loop."""
         client: Any = self._connections.for_loop()
         if self._connections.is_cluster:
             return await client.execute_command(*words)
@@ -196,7 +196,7 @@ class Exchange:
         return answer
 
     async def aask_many(self, requests: Sequence[Words]) -> list[Any]:
-        """Some requests in one exchange with the single server; an error is an answer, too."""
+        """Send requests to the single server in one round trip; a reply may be an error."""
         client: Any = self._connections.for_loop()
         packed = b"".join([pack_command(tuple(words)) for words in requests])
         loop = asyncio.get_running_loop()
@@ -204,7 +204,7 @@ class Exchange:
         if spare is None:
             spare = self._spare_of[loop] = deque()
         try:
-            # One time limit for all of it is cheaper than one for each part.
+            # One time limit for all steps is cheaper than one for each.
             steps = 1 if spare else TO_CONNECT
             async with asyncio.timeout(left := remaining(steps * self._timeout)):
                 return await self._on_one(client.connection_pool, spare, packed, len(requests))
@@ -222,7 +222,7 @@ class Exchange:
             connection.socket_timeout = None
         try:
             if watch is not None and connection.epoch != watch.epoch:
-                await connection.disconnect(nowait=True)  # See `connection`.
+                await connection.disconnect(nowait=True)  # see `connection`
                 await connection.connect()
             await connection.send_packed_command(packed, check_health=False)
             answers = [await self._read(connection) for _ in range(count)]
@@ -250,7 +250,7 @@ class Exchange:
 
 @contextmanager
 def _from(pool: Any) -> Iterator[Any]:
-    """A connection of a cluster's node, for one caller, who reads all that it asks for."""
+    """A connection to a cluster node for one caller, who reads all replies."""
     connection = pool.get_connection()
     try:
         yield connection

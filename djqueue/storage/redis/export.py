@@ -1,7 +1,7 @@
-"""Reading the jobs of Redis as a whole: see `lua/export.lua`, and `djqueue.storage.export`.
+"""Export of all jobs in Redis: see `lua/export.lua` and `djqueue.storage.export`.
 
-A part is what has one remainder in the order of a hash's cursors: so no part has jobs of another, and a job
-that stays is told once, whatever states it goes through meanwhile.
+A part has the jobs with one remainder in the order of a hash's cursors. No two parts share jobs, and a job
+that is not removed is read once, whatever states it goes through meanwhile.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,26 +29,26 @@ from djqueue.storage.export import (
 from . import records
 from .keys import QueueKeys
 from .keyspace import answers
-from .records import ENDED, LETTERS, NUMBER, SIZE, STATES, TWO, text, unpack
+from .records import ENDED, NUMBER, SIZE, STATE_CODES, STATES, TWO, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
-HASHES = {"jobs": "jobs", "results": "st", "attempts": "st", "dead": "letters"}
-"""Whose fields are gone through for a table. A job that waits as it was enqueued is not in `st`."""
+HASHES = {"jobs": "jobs", "results": "st", "attempts": "st", "dead": "dead_letters"}
+"""The hash that is scanned for a table. A job that waits as it was enqueued is not in `st`."""
 LEAST = 5_000
-"""Jobs of a part: of fewer, there is nothing to gain."""
+"""Minimum number of jobs in a part."""
 MOST_PARTS = 256
-"""Of one queue."""
+"""Maximum number of parts of a queue."""
 HEAD_WITHOUT_NUMBER = records.HEAD.size - NUMBER.size
 LENGTH_AT = HEAD_WITHOUT_NUMBER - 2
 BLANK = bytes(NUMBER.size)
 
 
 class RedisExport(Export):
-    """See `Export`.
+    """Export of a storage.
 
     run, keys: of the storage.
-    queues: the names of all.
+    queues: the names of all queues.
     """
 
     tables = frozenset(HASHES)
@@ -64,7 +64,6 @@ class RedisExport(Export):
         self._queues = queues
 
     def parts(self, wanted: ExportFilter, many: int) -> list[ExportPart]:
-        """See `Export`."""
         names = list(wanted.queues) if wanted.queues is not None else self._queues()
         kind = _hash_of(wanted)
         lengths = self._run(answers([RedisCommand((b"HLEN", self._keys(name).key(kind))) for name in names]))
@@ -78,7 +77,7 @@ class RedisExport(Export):
         return found
 
     def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
-        """See `Export`: the next page is on its way while one is used."""
+        """Yield pages; the next one is requested while one is used."""
         seen: set[bytes] = set()
         with ThreadPoolExecutor(1, "djqueue-export") as aside:
             coming = aside.submit(self._read, wanted, part, b"%d" % part.first, size)
@@ -108,7 +107,7 @@ class RedisExport(Export):
             size,
             part.last,
             part.first,
-            _letters(wanted),
+            _codes(wanted),
             b"" if wanted.since is None or _is_looked_at_here(wanted) else wanted.since,
             b"" if wanted.until is None or _is_looked_at_here(wanted) else wanted.until,
             b"c" if wanted.table == "jobs" else b"f",
@@ -127,7 +126,7 @@ class RedisExport(Export):
 
 
 class Replies(NamedTuple):
-    """What `export.lua` answers, as columns."""
+    """A reply of `export.lua`, as columns."""
 
     now: int
     ids: Sequence[bytes]
@@ -142,15 +141,15 @@ def _hash_of(wanted: ExportFilter) -> str:
     return HASHES[wanted.table]
 
 
-def _letters(wanted: ExportFilter) -> bytes:
+def _codes(wanted: ExportFilter) -> bytes:
     states: frozenset[State] = wanted.states or frozenset(State)
     if wanted.table == "results":
         states &= TERMINAL
-    return b"".join(LETTERS[state] for state in states)
+    return b"".join(STATE_CODES[state] for state in states)
 
 
 def _is_looked_at_here(wanted: ExportFilter) -> bool:
-    """Whether a job has several times, or others than the script looks at."""
+    """Return whether the times are checked here: a job has several, or others than the script checks."""
     return wanted.table in ("attempts", "dead")
 
 
@@ -159,7 +158,7 @@ def _page(
 ) -> Page:
     fresh = seen.isdisjoint(replies.ids) and len(set(replies.ids)) == len(replies.ids)
     if not fresh:
-        # While a hash grows or shrinks, some of its fields come again.
+        # While a hash grows or shrinks, a scan may repeat some of its fields.
         places = [
             place
             for place, job_id in enumerate(replies.ids)
@@ -196,22 +195,22 @@ def _record(
 
 def _dead(wanted: ExportFilter, queue: str, replies: Replies) -> Iterator[tuple[Any, ...]]:
     for job_id, data, st in zip(replies.ids, replies.heads, replies.states, strict=True):
-        letter = records.letter(queue, text(job_id), data)
-        if not wanted.has_time(letter.entered_at):
+        found = records.dead_letter(queue, text(job_id), data)
+        if not wanted.has_time(found.entered_at):
             continue
         body = _body(st)
         yield (
             queue,
-            letter.id,
-            letter.name,
-            letter.reason,
-            letter.entered_at,
-            letter.expires_at,
+            found.id,
+            found.name,
+            found.reason,
+            found.entered_at,
+            found.expires_at,
             body[0] if body else None,
-            letter.retries,
-            letter.next_retry_at or None,
-            letter.error_type or None,
-            letter.error_message or None,
+            found.retries,
+            found.next_retry_at or None,
+            found.error_type or None,
+            found.error_message or None,
         )
 
 
@@ -222,14 +221,14 @@ def _body(st: bytes) -> Sequence[Any] | None:
     return found
 
 
-NOTHING_RUN = ("waiting", 0, 0, 0, None, None, None, None, None, None, None)
-"""State, attempts, failures, stalls, run at, started at, finished at, worker, reason, and error, of a job
-that waits as it was enqueued."""
+NO_ATTEMPT = ("waiting", 0, 0, 0, None, None, None, None, None, None, None)
+"""State, attempts, failures, stalls, run at, started at, finished at, worker, reason and error of a job that
+waits as it was enqueued."""
 
 
 @lru_cache(maxsize=4096)
 def _common(envelope: bytes) -> tuple[Any, ...]:
-    """What records have in common of jobs that were enqueued alike: from the name's length to the options."""
+    """Return the columns that jobs of one batch share: those of the name and the options."""
     length = int.from_bytes(envelope[:2])
     options: JobOptions = records.unpack_options(envelope[2 + length + SIZE.size :])
     return (
@@ -251,7 +250,7 @@ def _jobs(queue: str, replies: Replies, *, payloads: bool) -> Page:
     else:
         envelopes = [_common(head[LENGTH_AT:]) for head in heads]
     created = [int.from_bytes(head[:8]) for head in heads]
-    runs = [_run_of(st) if st else NOTHING_RUN for st in replies.states]
+    runs = [_run_of(st) if st else NO_ATTEMPT for st in replies.states]
     names, priorities, groups, keys, subjects, tags, types = _columns(envelopes, 7)
     states, attempts, failures, stalls, run_at, started, finished, workers, reasons, kinds, words = _columns(
         runs, 11
@@ -289,22 +288,22 @@ def _columns(rows: Sequence[tuple[Any, ...]], many: int) -> Sequence[Sequence[An
 
 
 def _end(head: bytes) -> int:
-    """Where the options end, behind which the payload is."""
+    """Return where the options end and the payload begins."""
     at = HEAD_WITHOUT_NUMBER + int.from_bytes(head[LENGTH_AT:HEAD_WITHOUT_NUMBER])
     return at + SIZE.size + int.from_bytes(head[at : at + SIZE.size])
 
 
 def _run_of(st: bytes) -> tuple[Any, ...]:
-    """See `NOTHING_RUN`."""
-    letter = st[:1]
-    finished = TWO.unpack_from(st, 9)[0] if letter in ENDED else None
+    """Decode a state entry to the columns of `NO_ATTEMPT`."""
+    code = st[:1]
+    finished = TWO.unpack_from(st, 9)[0] if code in ENDED else None
     values = _body(st)
     assert values is not None
     attempts, failures, stalls, worker, started_at, run_at, reason, kind, word = values[:9]
-    if letter == b"c":
+    if code == b"c":
         kind = ""
     return (
-        STATES[letter].value,
+        STATES[code].value,
         attempts,
         failures,
         stalls,

@@ -1,10 +1,10 @@
 """Follow the failovers that sentinels announce.
 
 A sentinel that fails over makes a replica the master first and demotes the old master last. For about a
-second in between, the old master still accepts writes, and all of them are lost. `FailoverWatch` hears of
-the promotion from the sentinels' own channels: no call is sent from just before the promotion until the new
-master is known, and connections that were opened before are not used again. See "Sentinel Pub/Sub Messages"
-in the documentation of Redis Sentinel.
+second in between, the old master still accepts writes, and all of them are lost. `FailoverWatch` listens to
+the channels of the sentinels: no call is sent from just before the promotion until the new master is known,
+and connections that were opened before are not used again. See "Sentinel Pub/Sub Messages" in the
+documentation of Redis Sentinel.
 """
 
 import logging
@@ -25,17 +25,17 @@ PROMOTING = "+failover-state-send-slaveof-noone"
 PROMOTED = "+promoted-slave"
 """A replica has become the master."""
 SWITCHED = "+switch-master"
-"""All sentinels are to use another master."""
+"""All sentinels switch to another master."""
 ABORTED = ("-failover-abort-slave-timeout", "-failover-abort-no-good-slave", "-failover-abort-not-elected")
 CHANNELS = (PROMOTING, PROMOTED, SWITCHED, *ABORTED)
 
 LONGEST_PAUSE = 30_000
-"""Milliseconds after which calls are sent again although no sentinel has announced the end of a failover."""
-BELIEVED = 10_000
-"""Milliseconds for which an announced master is preferred to what sentinels answer: those that do not lead
-the failover hear of it a little later."""
+"""Milliseconds after which calls resume even if no sentinel has announced the end of a failover."""
+ANNOUNCEMENT_TTL = 10_000
+"""Milliseconds for which an announced master is preferred to replies of sentinels: those that do not lead the
+failover learn of it a little later."""
 POLL = 1.0
-"""Seconds between tries to reach a sentinel, and between looks at whether the thread is still wanted."""
+"""Seconds between attempts to reach a sentinel, and between checks whether the thread is still needed."""
 
 logger = logging.getLogger("djqueue.redis")
 
@@ -43,10 +43,10 @@ logger = logging.getLogger("djqueue.redis")
 class FailoverWatch:
     """Subscribes to every sentinel of a master, each on a thread of its own, from `start` on.
 
-    sentinels: addresses of some; the others are asked for.
-    arguments: of redis-py's connections to the sentinels.
+    sentinels: addresses of some; the others are read from them.
+    arguments: arguments of redis-py's connections to the sentinels.
 
-    `check` and `is_stale` cost next to nothing and may be called from any thread.
+    `check` and `is_stale` are cheap and may be called from any thread.
     """
 
     def __init__(self, master: str, sentinels: tuple[Address, ...], arguments: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ class FailoverWatch:
         self._sentinels = sentinels
         self._arguments = dict(arguments)
         self.epoch = 0
-        """Counts the masters. A connection opened in an earlier epoch leads to an old master."""
+        """Number of masters so far. A connection of an earlier epoch is one to an old master."""
         self._begin()
         after_fork(self._begin)
 
@@ -68,7 +68,7 @@ class FailoverWatch:
         self._announced_at = 0
 
     def start(self) -> None:
-        """Follow the sentinels that are known, unless that is done already."""
+        """Follow the known sentinels, if not started already."""
         with self._lock:
             if self._closed.is_set():
                 self._closed = threading.Event()
@@ -93,7 +93,7 @@ class FailoverWatch:
                 thread.start()
 
     def close(self) -> None:
-        """End the threads, which notice within a second."""
+        """End the threads, within a second."""
         with self._lock:
             self._closed.set()
             self._threads = {}
@@ -105,13 +105,13 @@ class FailoverWatch:
 
     @property
     def announced(self) -> Address | None:
-        """The new master, for some seconds after a failover."""
-        if self._announced is not None and SYSTEM_CLOCK.monotonic() - self._announced_at > BELIEVED:
+        """Return the new master for some seconds after a failover, otherwise None."""
+        if self._announced is not None and SYSTEM_CLOCK.monotonic() - self._announced_at > ANNOUNCEMENT_TTL:
             self._announced = None
         return self._announced
 
     def hear(self, channel: str, message: str) -> None:
-        """Take note of what a sentinel publishes."""
+        """Process a message of a sentinel."""
         words = message.split()
         if channel == SWITCHED:
             # <master name> <old ip> <old port> <new ip> <new port>
@@ -132,13 +132,13 @@ class FailoverWatch:
             logger.info("Failover of %s: aborted (%s); resuming calls.", self._master, channel)
 
     def compare(self, master: Address) -> None:
-        """Take note of the master that a sentinel names after its messages may have been missed."""
+        """Process the master that a sentinel names, after messages may have been missed."""
         if self._known is not None and master != self._known:
             self._switch(master)
         self._known = master
 
     _known: Address | None = None
-    """The master as last heard of."""
+    """The last known master."""
 
     def _switch(self, master: Address) -> None:
         if self._announced != master:
@@ -150,7 +150,7 @@ class FailoverWatch:
 
 
 class _Subscription:
-    """A connection to one sentinel, which is opened again when it fails. One thread uses it."""
+    """A connection to one sentinel, which is reopened when it fails. One thread uses it."""
 
     def __init__(self, master: str, address: Address, arguments: Mapping[str, Any]) -> None:
         self._master = master
@@ -159,7 +159,7 @@ class _Subscription:
         self._pubsub: Any = None
 
     def open(self, watch: FailoverWatch) -> bool:
-        """Subscribe, and have the other sentinels followed, too; False if this one cannot be reached."""
+        """Subscribe, and let the watch follow the other sentinels; return False if unreachable."""
         if self._pubsub is not None:
             return True
         pubsub = self._client.pubsub(ignore_subscribe_messages=True)
@@ -178,7 +178,7 @@ class _Subscription:
         return True
 
     def read(self) -> tuple[str, str] | None:
-        """Wait a moment for a message: its channel and its text."""
+        """Wait briefly for a message; return its channel and text."""
         try:
             message = self._pubsub.get_message(timeout=POLL)
         except (redis.RedisError, OSError) as error:
@@ -188,7 +188,7 @@ class _Subscription:
         return (_text(message["channel"]), _text(message["data"])) if message is not None else None
 
     def close(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         pubsub, self._pubsub = self._pubsub, None
         if pubsub is not None:
             pubsub.close()
@@ -196,8 +196,10 @@ class _Subscription:
 
 
 def _run(reference: "weakref.ref[FailoverWatch]", closed: threading.Event, link: _Subscription) -> None:
-    """The thread of one sentinel: one that cannot be reached holds up no other. It ends when its watch is
-    closed or gone."""
+    """Run the thread of one sentinel, so that an unreachable one does not delay the others.
+
+    It ends when its watch is closed or gone.
+    """
     try:
         while not closed.is_set():
             watch = reference()
@@ -217,7 +219,7 @@ def _run(reference: "weakref.ref[FailoverWatch]", closed: threading.Event, link:
 
 
 def _address(found: Any) -> Address:
-    """Of a sentinel as another one describes it: a flat list of names and values, or a mapping."""
+    """Return the address in a sentinel's description: a flat list of names and values, or a mapping."""
     pairs = found.items() if isinstance(found, Mapping) else zip(found[::2], found[1::2], strict=True)
     values = {_text(name): value for name, value in pairs}
     return _text(values["ip"]), int(values["port"])

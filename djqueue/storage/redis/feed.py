@@ -1,8 +1,7 @@
-"""The stream of changes of each queue as events: see `djqueue.storage.feed`, and `lua/events.lua`.
+"""The stream of changes of each queue as events: see `djqueue.storage.feed` and `lua/events.lua`.
 
-A place is the last entry of which something was read: its id, its number among all that there have ever been,
-and how many of its rows were read, `*` for all of them. By the number one sees whether what follows was
-trimmed away.
+A position is the last entry that was read, at least in part: its id, its number among all entries ever added,
+and how many of its rows were read (`*` for all). The number shows whether later entries were trimmed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,20 +18,20 @@ from .roundtrips import ScriptCall, Steps
 from .scripts import script
 
 COLUMNS = ("offset", "at", "queue", "id", "name", "event")
-EVENTS = {letter[0]: state.value for letter, state in STATES.items()}
+EVENTS = {code[0]: state.value for code, state in STATES.items()}
 EVENTS |= {ord("u"): "updated", ord("r"): "removed"}
 ALL = "*"
 ENTRIES = 100
-"""Of one look at a stream; each may have a thousand rows."""
+"""Entries of one read; each may have a thousand rows."""
 
 
 class FeedPosition(NamedTuple):
-    """See the module."""
+    """A position in a stream: see the module."""
 
     entry: str
     number: int
     rows: int | None
-    """None: all."""
+    """Number of rows read; None for all."""
 
     def __str__(self) -> str:
         return f"{self.entry} {self.number} {ALL if self.rows is None else self.rows}"
@@ -52,18 +51,18 @@ class FeedEntry(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Some entries, and how the stream was."""
+    """Some entries, and the state of the stream."""
 
     added: int
     trimmed: int
     last: str
     entries: list[FeedEntry]
     has_jobs: bool
-    """Asked of a queue that has no stream."""
+    """True if a queue without a stream has jobs."""
 
 
 class RedisFeed(Feed):
-    """See `Feed`.
+    """Events of all queues.
 
     run, keys, queues: of the storage.
     """
@@ -79,26 +78,23 @@ class RedisFeed(Feed):
         self._queues = queues
 
     def first(self, queues: tuple[str, ...] | None) -> Places:
-        """See `Feed`."""
         looks = self._looks(queues)
         return {queue: str(BEGIN._replace(number=look.trimmed)) for queue, look in looks.items()}
 
     def last(self, queues: tuple[str, ...] | None) -> Places:
-        """See `Feed`."""
         return {
             queue: str(FeedPosition(look.last, look.added, None) if look.added else BEGIN)
             for queue, look in self._looks(queues).items()
         }
 
     def ahead(self, places: Places, until: Places, most: int) -> Places:
-        """See `Feed`."""
         reached = {
             queue: list(self._steps(queue, _place(places.get(queue)), _place(end), most))
             for queue, end in until.items()
         }
         found = dict(places)
         left, streams = most, len(reached)
-        # What one with little leaves of its share is for the others.
+        # Queues with few rows leave the rest of their share to the others.
         for queue, steps in sorted(reached.items(), key=lambda item: item[1][-1][1] if item[1] else 0):
             place, rows = _within(steps, -(-left // streams), _place(places.get(queue)))
             if place is not None:
@@ -109,7 +105,7 @@ class RedisFeed(Feed):
     def _steps(
         self, queue: str, start: FeedPosition, end: FeedPosition, most: int
     ) -> Iterator[tuple[FeedPosition, int]]:
-        """The place behind each entry up to `end`, and how many rows there are up to it."""
+        """Return the position after each entry up to `end`, with the number of rows up to it."""
         rows = 0
         for entry, skipped, upto in self._entries(queue, start, end):
             rows += upto - skipped
@@ -118,7 +114,6 @@ class RedisFeed(Feed):
                 return
 
     def read(self, stretch: FeedRange, size: int, *, complete: bool) -> Iterator[Page]:
-        """See `Feed`."""
         rows: list[tuple[Any, ...]] = []
         start, end = _place(stretch.start), _place(stretch.end)
         for entry, skipped, upto in self._entries(stretch.stream, start, end, names=True, complete=complete):
@@ -143,7 +138,7 @@ class RedisFeed(Feed):
         names: bool = False,
         complete: bool = False,
     ) -> Iterator[tuple[FeedEntry, int, int]]:
-        """Entries between two places, and from which to which of their rows."""
+        """Return the entries between two positions, with the range of their rows."""
         begin, read = f"({start.entry}", start.number
         if start.rows is not None:
             begin, read = start.entry, start.number - 1
@@ -172,8 +167,8 @@ class RedisFeed(Feed):
         call = ScriptCall(script("events"), self._keys(queue), arguments, sequence=False)
         added, length, last, found, has_jobs = self._run(answer(call))
         entries = [
-            FeedEntry(text(name), 0, unpack(jobs), became, unpack(told) if told else [])
-            for name, jobs, became, told in zip(*[iter(found)] * 4, strict=True)
+            FeedEntry(text(name), 0, unpack(jobs), became, unpack(packed) if packed else [])
+            for name, jobs, became, packed in zip(*[iter(found)] * 4, strict=True)
         ]
         return Look(added, added - length, text(last), entries, has_jobs == 1)
 
@@ -187,17 +182,17 @@ class RedisFeed(Feed):
         return looks
 
 
-def _place(said: str | None) -> FeedPosition:
-    if not said:
+def _place(packed: str | None) -> FeedPosition:
+    if not packed:
         return BEGIN
-    entry, number, rows = said.split(" ")
+    entry, number, rows = packed.split(" ")
     return FeedPosition(entry, int(number), None if rows == ALL else int(rows))
 
 
 def _within(
     steps: Sequence[tuple[FeedPosition, int]], most: int, start: FeedPosition
 ) -> tuple[FeedPosition | None, int]:
-    """The place behind at most so many rows, and how many they are."""
+    """Return the position after at most so many rows, and their number."""
     before = 0
     last: FeedPosition | None = None
     for place, rows in steps:

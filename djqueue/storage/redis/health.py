@@ -1,7 +1,7 @@
-"""What the servers are like: whether this storage can be on them, and what there could cost jobs.
+"""Checks of the servers: whether they can be used, and which settings could lose jobs.
 
-Nothing here fails because it is not allowed to look: managed servers and access lists forbid INFO or
-CONFIG, and then it is said that nobody has looked.
+Managed servers and access lists may forbid INFO or CONFIG. That is no failure; a finding says what could
+not be checked.
 """
 
 import re
@@ -19,11 +19,11 @@ from djqueue.core.shown import in_one_line
 from .connections import Connections
 from .endpoints import IDLE, Connection, spelled
 from .options import RedisOptions
-from .roundtrips import is_refusal
+from .retrying import is_refusal
 
 OLDEST = {"Redis": (7, 0), "Valkey": (7, 2)}
 SHORTEST_BUSY = 50
-"""Milliseconds that scripts must be given: one of a thousand jobs takes several."""
+"""Milliseconds that scripts need at least: one of a thousand jobs takes several."""
 SETTINGS = (
     "maxmemory-policy",
     "appendonly",
@@ -36,16 +36,16 @@ SETTINGS = (
 
 
 class MasterInfo(NamedTuple):
-    """What a master says of itself."""
+    """The version and settings of a master."""
 
     info: Mapping[str, str] | None
-    """INFO; None: it may not be asked for."""
+    """INFO; None if it is not allowed."""
     config: Mapping[str, str] | None
-    """CONFIG GET of `SETTINGS`; None: it may not be asked for."""
+    """CONFIG GET of `SETTINGS`; None if it is not allowed."""
 
 
 def findings(connections: Connections) -> list[Finding]:
-    """What is to be said of every master. Raises nothing."""
+    """Return the findings about every master. Raises nothing."""
     found: dict[Finding, list[str]] = {}
     try:
         for where, server in servers(connections):
@@ -62,9 +62,9 @@ def findings(connections: Connections) -> list[Finding]:
 
 
 def servers(connections: Connections) -> Iterator[tuple[str, MasterInfo | Exception]]:
-    """Where each master is, and what it says of itself, or why it cannot be asked.
+    """Yield the address of each master, and its settings or the error of reading them.
 
-    Raises a RedisError, OSError or StorageError if nobody knows where they are.
+    Raises a RedisError, OSError or StorageError if the masters can't be found.
     """
     for where, connection in _masters(connections):
         try:
@@ -75,7 +75,7 @@ def servers(connections: Connections) -> Iterator[tuple[str, MasterInfo | Except
 
 
 def lease_findings(options: RedisOptions, policies: Mapping[str, QueuePolicy]) -> list[Finding]:
-    """What can be said without asking anybody: a renewal that is tried for as long as a lease comes late."""
+    """Return the findings about leases: a renewal may take longer than the lease."""
     timeout = options.timeout
     leases = {name: policy.lease for name, policy in policies.items()}
     leases["every other queue"] = options.lease
@@ -93,12 +93,12 @@ def lease_findings(options: RedisOptions, policies: Mapping[str, QueuePolicy]) -
 
 
 def away(error: Exception) -> Finding:
-    """For a server that cannot be asked."""
+    """Return the finding about a server that can't be reached."""
     reason = in_one_line(error)
     return Finding(
         "djqueue.W007",
         "warning",
-        f"it could not be asked how it is: {reason}",
+        f"its state could not be read: {reason}",
         "Check its user name and password, and what that user may do (ACL)."
         if is_refusal(error) or "refuses access" in reason
         else "Is it running?",
@@ -106,8 +106,8 @@ def away(error: Exception) -> Finding:
 
 
 def refuse_old(connections: Connections) -> None:
-    """Raise StorageError if a master is too old, as far as it can be asked."""
-    # Whoever uses one that does not answer is told by the use.
+    """Raise StorageError if a master is known to be too old."""
+    # A server that does not reply raises an error when it is used.
     with suppress(redis.RedisError, OSError):
         for where, connection in _masters(connections):
             info = None
@@ -159,7 +159,7 @@ def _config(connection: Connection) -> dict[str, str] | None:
 
 
 def _asked(connection: Connection, *words: str) -> Any:
-    """The answer; None if the server does not give it to us."""
+    """Return the reply; None if the command is not allowed."""
     one: Any = connection
     one.send_command(*words, check_health=False)
     try:
@@ -198,7 +198,7 @@ def _of_server(server: MasterInfo) -> Iterator[Finding]:
 
 
 def from_info(info: Mapping[str, str]) -> dict[str, str]:
-    """Settings that INFO tells as well."""
+    """Return the settings that INFO contains, too."""
     found = {}
     if "maxmemory_policy" in info:
         found["maxmemory-policy"] = info["maxmemory_policy"]
@@ -215,7 +215,7 @@ def _memory(known: Mapping[str, str]) -> Iterator[Finding]:
             "warning",
             f"maxmemory-policy is {policy}: when the memory is full, Redis deletes jobs or "
             "results to make room.",
-            "Set maxmemory-policy to noeviction. A cache that needs another one wants a server of its own.",
+            "Set maxmemory-policy to noeviction. Use another server for a cache that needs another policy.",
         )
 
 
@@ -224,14 +224,14 @@ def _persistence(known: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "djqueue.W009",
             "warning",
-            "nothing is written to the disk (appendonly no, no save points): a restart forgets every job.",
+            "nothing is written to the disk (appendonly no, no save points): a restart loses every job.",
             "Set appendonly to yes, with appendfsync everysec or always.",
         )
     if known.get("appendonly") == "yes" and known.get("appendfsync") == "no":
         yield Finding(
             "djqueue.I002",
             "info",
-            "appendfsync is no: a power failure costs what the system had not written yet, often 30 seconds.",
+            "appendfsync is no: a power failure loses what the system had not written yet, often 30 seconds.",
             "Set appendfsync to everysec or always.",
         )
 
@@ -242,8 +242,8 @@ def _times(known: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "djqueue.W010",
             "warning",
-            f"timeout is {timeout}: connections that rest for {timeout} s are closed, and the next call has "
-            "to open one, or to be sent again.",
+            f"timeout is {timeout}: connections that are idle for {timeout} s are closed, and the next call "
+            "has to open a new one, or to be repeated.",
             f"Set timeout to 0, or to more than {IDLE}.",
         )
     busy = _number(known.get("busy-reply-threshold"))
@@ -252,7 +252,7 @@ def _times(known: Mapping[str, str]) -> Iterator[Finding]:
             "djqueue.W011",
             "warning",
             f"busy-reply-threshold is {busy}: while a script of many jobs runs, all other calls are "
-            "refused as BUSY.",
+            "rejected with BUSY.",
             f"Set busy-reply-threshold to {SHORTEST_BUSY} or more; 5000 is the default.",
         )
 
@@ -262,10 +262,10 @@ def _number(value: str | None) -> int:
 
 
 def _kind(info: Mapping[str, str]) -> tuple[str, str]:
-    """Redis or Valkey, and the version."""
+    """Return Redis or Valkey, and its version."""
     if "valkey_version" in info:
         return "Valkey", info["valkey_version"]
-    # What is neither says which Redis it is like.
+    # Other servers report the version of Redis that they are compatible with.
     return "Redis", info.get("redis_version", "")
 
 
@@ -280,7 +280,7 @@ def _too_old(info: Mapping[str, str]) -> Finding:
     return Finding(
         "djqueue.E006",
         "error",
-        f"this is {' '.join(_kind(info))}, and djqueue needs {needed}, or newer.",
+        f"this is {' '.join(_kind(info))}, but djqueue requires {needed}, or newer.",
         "Upgrade the server, or use another storage.",
     )
 
@@ -289,6 +289,6 @@ def _unseen(command: str, what: str) -> Finding:
     return Finding(
         "djqueue.I001",
         "info",
-        f"{command} is not allowed, so nobody has looked at {what}.",
-        "See the page on Redis for how they should be.",
+        f"{command} is not allowed, so {what} could not be checked.",
+        "The page on Redis lists the recommended settings.",
     )

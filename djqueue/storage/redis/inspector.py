@@ -1,4 +1,4 @@
-"""What is read of the queues for dashboards: see `djqueue.storage.inspector`."""
+"""Reads for dashboards: see `djqueue.storage.inspector`."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -32,23 +32,23 @@ from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 MOST_GROUPS = 250
-"""Groups of a queue that are looked at one after another; if there are more, as many at even distances."""
+"""Groups of a queue that are read in order; if there are more, as many samples at even distances."""
 
 MOST_SHARING = 100
-"""Queues of a limiter whose active jobs are looked at."""
+"""Queues of a limiter whose active jobs are read."""
 
 
 class RedisInspector:
-    """Reads, as steps to be run. Each script answers for one queue, at one moment."""
+    """Reads as steps. Each script reads one queue at one moment."""
 
     def __init__(self, keyspace: Keyspace, limits: SharedLimits) -> None:
         self._keyspace = keyspace
         self._limits = limits
 
     def overview(self, queues: Sequence[str] | None) -> Steps[Overview]:
-        """See `Storage.overview`."""
+        """Return the state of queues."""
         names = list(queues) if queues is not None else (yield from self._keyspace.names())
-        # Of no queue at all: what time it is.
+        # Without queues, only the time is read.
         keys = map(self._keyspace.keys, names or [""])
         answers = yield [ScriptCall(script("overview"), mine, (), sequence=False) for mine in keys]
         found = [
@@ -58,7 +58,7 @@ class RedisInspector:
         return Overview(int(answers[-1][0]), found)
 
     def groups(self, queue: str, limit: int, names: Sequence[str]) -> Steps[GroupsOverview]:
-        """See `Storage.groups`."""
+        """Return the busiest groups of a queue, and some by name."""
         policy = self._keyspace.policy(queue)
         arguments = [limit, MOST_GROUPS, *map(pack_text, names)]
         [reply] = yield [ScriptCall(script("groups"), self._keyspace.keys(queue), arguments, sequence=False)]
@@ -69,23 +69,23 @@ class RedisInspector:
 
         def row(found: Sequence[Any]) -> GroupOverview:
             name, waiting, active, own = found
-            group, said = text(name), group_limit(own) if own else NO_LIMIT
+            group, own_limit = text(name), group_limit(own) if own else NO_LIMIT
             return GroupOverview(
                 group,
                 waiting,
                 active,
-                most and (said.concurrency or most),
-                said.rate or common.rate or policy.group_rate,
-                said.weight or policy.group_weights.get(group, 1),
-                said.paused,
-                said,
+                most and (own_limit.concurrency or most),
+                own_limit.rate or common.rate or policy.group_rate,
+                own_limit.weight or policy.group_weights.get(group, 1),
+                own_limit.paused,
+                own_limit,
             )
 
         rate = common.rate or policy.group_rate
         return GroupsOverview(shown, most, rate, common, [*map(row, busiest)], [*map(row, named)], whole == 1)
 
     def flow(self, root: JobKey, limit: int) -> Steps[FlowGraph | None]:
-        """See `Storage.flow`: each step is one round trip, with a call for each queue."""
+        """Return the graph of a flow. Each step is one round trip, with a call for each queue."""
         steps = explore(root, limit)
         try:
             wanted = next(steps)
@@ -111,7 +111,7 @@ class RedisInspector:
             return found
 
     def facts(self, queue: str, job_id: str) -> Steps[Facts | None]:
-        """What is known of a job: at one moment, but for the states of what it waits for elsewhere."""
+        """Return the facts about a job at one moment; states of jobs in other queues are read later."""
         policy = self._keyspace.policy(queue)
         arguments = [pack_text(job_id), policy.group_limit, MOST_BEFORE, SHOWN]
         [reply] = yield [ScriptCall(script("explain"), self._keyspace.keys(queue), arguments, sequence=False)]
@@ -135,7 +135,7 @@ class RedisInspector:
     def about(
         self, subject: str, limit: int, cursor: str | None, queues: Sequence[str] | None
     ) -> Steps[JobSummaryPage]:
-        """See `Storage.about`: in the order of when they were enqueued, the queue, the number in it."""
+        """Return jobs about a subject, ordered by enqueue time, queue and number."""
         mark = mark_in(cursor)
         before = None if mark is None else mark_before(mark)
         names = list(queues) if queues is not None else (yield from self._keyspace.names())
@@ -160,7 +160,7 @@ class RedisInspector:
         return first_of([(mark_at(*place), one) for place, one in found], limit)
 
     def _shared(self, limiter: str, facts: Facts) -> Steps[Facts]:
-        """With how the limiter stands, and who has what there is of it: each a moment later."""
+        """Add the state of the limiter and the holders of its permits, each read a moment later."""
         state, wait = yield from self._limits.standing(limiter)
         facts = facts._replace(
             limiter=limiter,
@@ -170,7 +170,7 @@ class RedisInspector:
         )
         if state.free is None:
             return facts
-        # Permits of a claim have no names until they are told with the next one: so the queues are asked.
+        # A claim's permits get their names with the next request, so the queues are read instead.
         every = yield from self._keyspace.names()
         queues = [name for name in every if self._keyspace.policy(name).limiter == limiter][:MOST_SHARING]
         keys = [self._keyspace.keys(name) for name in queues]
@@ -185,13 +185,13 @@ class RedisInspector:
             for job_id, st in zip(ids, states, strict=True)
             if st is not None and st[:1] in b"aA"
         ]
-        # Their tokens rise with time, whichever queue gave them.
+        # Tokens ascend with time in all queues.
         found.sort(key=itemgetter(0))
         return facts._replace(limiter_holders=tuple(holder for _, holder in found[:SHOWN]))
 
 
 def _behind(queue: str, before: tuple[int, str, str] | None) -> bytes:
-    """What those entries of a queue are below whose jobs are behind a mark in the order of all queues."""
+    """Return the bound for entries of a queue that come after a mark in the order of all queues."""
     if before is None:
         return b""
     created_at, name, number = before
@@ -210,7 +210,7 @@ def _links(
     for job_id, reply in zip(ids, replies, strict=True):
         if reply is None:
             continue
-        blob, st, told = reply
+        blob, st, dependents = reply
         record = record_of(queue, job_id, (blob, st, None, None, None, ()), now)
         if record is None:
             continue
@@ -223,12 +223,12 @@ def _links(
             created_at=record.created_at,
             finished_at=record.finished_at,
         )
-        waiting = [(text(told[at]), text(told[at + 1])) for at in range(0, len(told), 2)]
+        waiting = [(text(dependents[at]), text(dependents[at + 1])) for at in range(0, len(dependents), 2)]
         yield (queue, job_id), link(node, record.options, waiting)
 
 
 def _facts(queue: str, job_id: str, policy: QueuePolicy, reply: Sequence[Any]) -> Facts | None:
-    now, blob, st, told, used, lease, holders, group, mates, before, unmet, followed = reply
+    now, blob, st, overrides, used, lease, holders, group, mates, before, unmet, followed = reply
     at = int(now)
     record = record_of(queue, job_id, (blob, st or None, None, None, None, ()), at)
     if record is None:
@@ -236,13 +236,13 @@ def _facts(queue: str, job_id: str, policy: QueuePolicy, reply: Sequence[Any]) -
     facts = Facts(at, queue, job_id, record.name, record.state, record.run_at, worker=record.worker)
     if record.state not in PENDING:
         return facts._replace(lease_until=int(float(lease)) if lease else None)
-    rate, concurrency, _ = limits(policy, told[1:], at)
-    missing = 0 if rate is None else rate.per - parts_of(rate, told[5:], at)
+    rate, concurrency, _ = limits(policy, overrides[1:], at)
+    missing = 0 if rate is None else rate.per - parts_of(rate, overrides[5:], at)
     waits_for = [Dependency(text(unmet[at]), text(unmet[at + 1]), None) for at in range(0, len(unmet), 2)]
     if followed:
         waits_for.insert(0, Dependency(queue, text(followed), None))
     facts = facts._replace(
-        paused=told[0] is not None,
+        paused=overrides[0] is not None,
         unmet=tuple(waits_for),
         next_token_at=at - -missing // rate.capacity if rate is not None and missing > 0 else None,
         weight=record.options.weight,
@@ -254,12 +254,12 @@ def _facts(queue: str, job_id: str, policy: QueuePolicy, reply: Sequence[Any]) -
     if record.options.group is None or not policy.group_limit:
         return facts
     own, every, active, rests = group
-    said = group_limit(own) if own else NO_LIMIT
+    overrides = group_limit(own) if own else NO_LIMIT
     common = group_limit(every) if every else NO_LIMIT
     return facts._replace(
         group=record.options.group,
-        group_paused=said.paused,
-        group_limit=said.concurrency or common.concurrency or policy.group_limit,
+        group_paused=overrides.paused,
+        group_limit=overrides.concurrency or common.concurrency or policy.group_limit,
         group_active=active,
         group_next_at=int(float(rests)) if rests and st[:1] == b"g" else None,
         group_holders=_holders(mates),
@@ -273,8 +273,8 @@ def _holders(found: Sequence[bytes]) -> tuple[BlockingJob, ...]:
 
 
 def _overview(name: str, policy: QueuePolicy, reply: Sequence[Any]) -> QueueOverview:
-    now, counters, delayed, active, failed, there, due, oldest, told, kept = reply
-    paused, mode, *limited = told
+    now, counters, delayed, active, failed, there, due, oldest, overrides, kept = reply
+    paused, mode, *limited = overrides
     found = mapping(counters)
     rate, concurrency, tokens = limits(policy, limited, int(now))
     names = {word[2:]: number for word, number in found.items() if word.startswith("n:")}
@@ -297,7 +297,7 @@ def _overview(name: str, policy: QueuePolicy, reply: Sequence[Any]) -> QueueOver
 
 
 def counts_of(counters: dict[str, int], delayed: int, active: int, failed: int) -> dict[State, int]:
-    """How many jobs are in each state."""
+    """Return the number of jobs in each state."""
     ready = sum(number for name, number in counters.items() if name.startswith("n:"))
     return {
         State.WAITING: ready + counters.get("p", 0),
@@ -311,13 +311,13 @@ def counts_of(counters: dict[str, int], delayed: int, active: int, failed: int) 
 
 
 def totals_of(kept: Sequence[Any], there: int, active: int, counts: dict[State, int]) -> Totals:
-    """What has happened: what is there, and what was counted when it went.
+    """Return the totals: existing jobs, and counters of those that were removed.
 
-    So neither an enqueue, nor a start, nor a completion has to count anything of its own.
+    Enqueues, claims and completions therefore need no counters of their own.
 
-    kept: jobs that are forgotten, less those that had completed and been cancelled, which follow; runs that
-    were retried, that stalled, and that ended otherwise without completing the job; jobs that were buried.
-    there: jobs that are not forgotten.
+    kept: counters of removed jobs (others, completed, cancelled), of attempts that were retried, that stalled
+    or that ended otherwise without completing the job, and of dead letters.
+    there: number of existing jobs.
     """
     gone, completed, cancelled, retried, stalled, otherwise, buried = (int(number or 0) for number in kept)
     done = counts[State.COMPLETED] + completed
@@ -335,18 +335,18 @@ def totals_of(kept: Sequence[Any], there: int, active: int, counts: dict[State, 
 def limits(
     policy: QueuePolicy, limited: Sequence[Any], now: int
 ) -> tuple[Rate | None, int | None, int | None]:
-    """Rate, concurrency, and the starts that the rate has left: as the queue was told, or is configured."""
-    told, capacity, per, concurrency, *bucket = limited
-    if told is None:
-        rate, most = policy.rate, policy.concurrency
+    """Return rate, concurrency and available tokens, with the overrides of the queue applied."""
+    is_overridden, capacity, per, concurrency, *bucket = limited
+    if is_overridden is None:
+        rate, slots = policy.rate, policy.concurrency
     else:
         rate = Rate(int(capacity), int(per)) if capacity else None
-        most = int(concurrency) if concurrency else None
-    return rate, most, None if rate is None else parts_of(rate, bucket, now) // rate.per
+        slots = int(concurrency) if concurrency else None
+    return rate, slots, None if rate is None else parts_of(rate, bucket, now) // rate.per
 
 
 def parts_of(rate: Rate, bucket: Sequence[Any], now: int) -> int:
-    """Parts of tokens, `per` to a token, as the script that claims counts them."""
+    """Return the parts in a bucket, as `rates.lua` counts them."""
     most = rate.capacity * rate.per
     kept_for, parts, filled = bucket
     if kept_for is None or text(kept_for) != f"{rate.capacity}/{rate.per}":

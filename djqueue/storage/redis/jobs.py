@@ -89,7 +89,7 @@ class RedisJobs(Jobs):
         return words
 
     def _states_of(self, keys: Iterable[JobKey]) -> Steps[dict[JobKey, State | None]]:
-        """The states of jobs, wherever they have been moved lately; None for one that is gone."""
+        """Return the states of jobs, following recent moves; None for a job that is gone."""
         left = {key: key for key in keys}
         found: dict[JobKey, State | None] = {}
         while left:
@@ -119,9 +119,7 @@ class RedisJobs(Jobs):
         return [reply == 1 for reply in replies]
 
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
-        """See `Storage.move`. What stands in the way is looked for first; what comes meanwhile sends jobs
-        back, behind those that wait.
-        """
+        """Move jobs after a check for obstacles. A job that meets one later goes back."""
         if to == queue:
             raise ValueError(f"the jobs are already in queue {queue!r}; name another queue")
         return [word for some in chunks(ids) for word in self._keyspace.run(self._given(queue, some, to))]
@@ -142,14 +140,14 @@ class RedisJobs(Jobs):
             pending = [place for place in pending if words[place] == "moved"]
         if not pending:
             return words
-        said = [part for place in pending for part in (pack_text(ids[place]), *looks[place][1:3])]
-        [[_, rivals]] = yield [ScriptCall(script("rivals"), self._keyspace.keys(to), said)]
+        moving = [part for place in pending for part in (pack_text(ids[place]), *looks[place][1:3])]
+        [[_, rivals]] = yield [ScriptCall(script("rivals"), self._keyspace.keys(to), moving)]
         for place, rival in zip(pending, rivals, strict=True):
             words[place] = text(rival) or "moved"
         moving = [place for place in pending if words[place] == "moved"]
         if not moving:
             return words
-        # Its mode and its bounds count for the first that comes, too.
+        # Its mode and bounds apply from the first job on.
         yield from (
             self._keyspace.list_queues({to}) if to in self._keyspace.agreed else self._keyspace.begin({to})
         )
@@ -170,6 +168,6 @@ class RedisJobs(Jobs):
 
 
 def _keys(reply: Sequence[Any]) -> list[JobKey]:
-    """Queue and id of jobs, from a reply that has them one after the other."""
+    """Return pairs of queue and id from a reply that lists them in turn."""
     words = list(map(text, reply))
     return list(zip(words[::2], words[1::2], strict=True))

@@ -1,6 +1,4 @@
-"""The queues of one deployment: their keys, policies and listing, and the steps that many operations
-share.
-"""
+"""The queues of one deployment: their keys, policies and listing, and steps shared by operations."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -18,21 +16,21 @@ from .roundtrips import RedisCommand, Roundtrips, ScriptCall, Steps
 from .scripts import script
 
 PAGE = 1_000
-"""Ids, letters, records of one reading call."""
+"""Ids or records of one reading call."""
 STEP = 200
-"""Jobs that one script changes: that takes a few milliseconds, in which nobody else is served."""
+"""Jobs that one script changes: it takes a few milliseconds and blocks the server."""
 
 
 class Keyspace:
-    """Where the queues of a storage are, and how they are reached.
+    """The queues of a storage.
 
-    Steps are generators: each yields calls, which go in one round trip, and receives their replies.
+    Steps are generators: they yield lists of calls, each sent in one round trip, and receive the replies.
     """
 
     def __init__(
         self,
         options: RedisOptions,
-        trips: Roundtrips,
+        roundtrips: Roundtrips,
         policies: Mapping[str, QueuePolicy],
         default_policy: QueuePolicy,
     ) -> None:
@@ -41,11 +39,11 @@ class Keyspace:
         self.policies = policies
         self.default_policy = default_policy
         self.known: set[str] = set()
-        """Queues that this process has seen to be listed."""
+        """Queues that this process has listed."""
         self.agreed: set[str] = set()
-        """Queues whose recorded mode is the configured one."""
-        self._trips = trips
-        self.publish = trips.publish
+        """Queues whose recorded group mode matches the configured one."""
+        self._roundtrips = roundtrips
+        self.publish = roundtrips.publish
         """The command that publishes a message."""
 
     def keys(self, queue: str) -> QueueKeys:
@@ -53,7 +51,7 @@ class Keyspace:
         return keys_of(self.options.prefix, queue)
 
     def policy(self, queue: str) -> QueuePolicy:
-        """Return what a queue is configured to do."""
+        """Return the policy of a queue."""
         return self.policies.get(queue, self.default_policy)
 
     @property
@@ -63,14 +61,14 @@ class Keyspace:
 
     def run(self, steps: Steps[T]) -> T:
         """Run the steps of an operation."""
-        return self._trips.run(steps)
+        return self._roundtrips.run(steps)
 
     async def arun(self, steps: Steps[T]) -> T:
         """Async version of `run`."""
-        return await self._trips.arun(steps)
+        return await self._roundtrips.arun(steps)
 
     def run_in_time(self, steps: Steps[T]) -> T:
-        """Run an operation all of whose round trips together may take TIMEOUT."""
+        """Run an operation whose round trips may take TIMEOUT in total."""
         with within(self.options.timeout):
             return self.run(steps)
 
@@ -82,8 +80,8 @@ class Keyspace:
         found: list[State | None] = []
         for some in chunks(ids):
             call = ScriptCall(script("states"), self.keys(queue), [*map(pack_text, some)], sequence=False)
-            [letters] = yield [call]
-            found += [STATES.get(letter) for letter in letters]
+            [codes] = yield [call]
+            found += [STATES.get(code) for code in codes]
         return found
 
     def on_jobs(
@@ -110,14 +108,14 @@ class Keyspace:
         yield from outbox.deliver(self.keys(queue), self.keys, self.policy, self.list_queues)
 
     def begin(self, queues: set[str]) -> Steps[None]:
-        """See that queues that may be new are listed, and then, as this makes them be there, their modes."""
+        """List queues that may be new, then check and record their group modes."""
         yield from self.list_queues(queues)
         self.known -= queues
         yield from self.agree(queues, new=True)
         self.known |= queues
 
     def list_queues(self, queues: set[str]) -> Steps[None]:
-        """See to it that queues are listed, and that those who serve all queues know of them."""
+        """List queues, and notify the workers that serve all queues."""
         yield self.listing(queues)
         self.known |= queues
 
@@ -131,9 +129,9 @@ class Keyspace:
         ]
 
     def agree(self, queues: Iterable[str], *, record: bool = True, new: bool = False) -> Steps[None]:
-        """See that queues are used in the mode recorded with them.
+        """Check that queues are used in their recorded group mode.
 
-        record: write down the mode of those that are there without one; new: also of those that are not.
+        record: record the mode of existing queues that have none; new: also of those that do not exist.
         """
         for queue in queues:
             policy, keys = self.policy(queue), self.keys(queue)
@@ -144,7 +142,7 @@ class Keyspace:
             policy.check_mode(queue, text(recorded))
             bounds = records.pack_bounds(policy.retention, policy.dead_letters)
             if record and any(bounds):
-                # The sweeps note them, too; so they count from the first job on.
+                # Sweeps record the bounds, too; here they apply from the first job on.
                 pairs = [
                     part for pair in zip(records.BOUNDS, bounds, strict=True) if pair[1] for part in pair
                 ]

@@ -1,10 +1,10 @@
-"""Limiters that queues share: what a claim asks of one before it is made, and tells it afterwards.
+"""Shared limiters: permits that claims request before they are made.
 
-A limiter has keys of its own, in another slot than its queues. So a claim takes three steps: permits are
-asked for under the name of the request; the queue's script claims as many jobs; the permits get the names of
-these claims, and those that were not used go back. The last step goes with the next request, unless somebody
-may wait for something. Whoever dies in between leaves permits that are lost by themselves, not before the
-leases of the jobs that they stand for.
+A limiter has keys of its own, in another slot than its queues. A claim therefore takes three steps. It
+requests permits under the name of the request. The queue's script claims as many jobs. The permits then get
+the names of these claims, and unused ones are returned; this is sent with the next request, unless another
+queue may be waiting for them. If a process dies in between, its permits expire, but not before the leases of
+their jobs.
 """
 
 import logging
@@ -24,36 +24,36 @@ from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 GRACE = 10_000
-"""Milliseconds for which a permit outlives its lease, for a sweep to end the job and free it."""
+"""Milliseconds for which a permit outlives its lease, so that a sweep can end the job and free it."""
 AT_ONCE = 1_000
-"""Things that are told in one call."""
+"""Reports of one call."""
 
 logger = logging.getLogger("djqueue.redis")
 
 
 class Grant(NamedTuple):
-    """What a request was given."""
+    """The permits that a request was granted."""
 
     request: bytes
     starts: int
     """Jobs that may start."""
     permits: int
-    """What they may weigh together."""
+    """Maximum total weight of these jobs."""
     held: int
-    """Permits that are held for the request: also those that it brought."""
+    """Permits held for the request, including those that it returned."""
     whole: int | None
-    """All permits that there are; None: there is no end of them."""
+    """Concurrency of the limiter; None: unlimited."""
     wait: int | None
-    """Milliseconds until the clock may bring more."""
+    """Milliseconds until more may be available."""
 
 
 SERVED, SHORT = b"s", b"f"
-"""Some jobs, or some permits which were too few for the first."""
+"""The result of earlier requests in one claim: some jobs, or too few permits for the first job."""
 NOTHING_GRANTED = Grant(b"", 0, 0, 0, None, None)
 
 
 class LimiterMessage(NamedTuple):
-    """Something that a limiter is to hear; see `limiter.lua`."""
+    """A report to a limiter: see `limiter.lua`."""
 
     used: Sequence[Any] = ()
     renewed: Sequence[Any] = ()
@@ -61,17 +61,17 @@ class LimiterMessage(NamedTuple):
 
 
 class LimiterUsage(NamedTuple):
-    """How a limiter stands, and for how long its rate keeps others from it."""
+    """The state of a limiter, and how long its rate delays the next job."""
 
     state: LimiterState
     wait: int
-    """Milliseconds until its rate lets a job start; 0: it does now."""
+    """Milliseconds until its rate allows the next job; 0: now."""
 
 
 class SharedLimits:
     """The limiters of one storage.
 
-    timeout: milliseconds within which a call is answered or fails.
+    timeout: milliseconds after which a call fails.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class SharedLimits:
         self._keys = keys
         self._publish = publish
         self._timeout = timeout
-        self._untold: dict[str, deque[LimiterMessage]] = {}
+        self._unsent: dict[str, deque[LimiterMessage]] = {}
         self._silent: set[str] = set()
-        """Limiters that did not answer when they were last told something."""
+        """Limiters that did not reply to the last report."""
         self.in_line: set[str] = set()
-        """Queues that were refused when this process last asked."""
+        """Queues whose last request from this process was refused."""
 
     # Claims.
 
@@ -105,15 +105,15 @@ class SharedLimits:
         ended: Sequence[bytes],
         had: bytes,
     ) -> Steps[Grant]:
-        """Room for up to `wanted` jobs, the first of which weighs `least`.
+        """Request permits for up to `wanted` jobs, the first of which has the weight `least`.
 
-        ended: permits of runs that end with this claim; they are its own until it is settled.
-        had: what it had in this claim: nothing, `SERVED`, or `SHORT`.
+        ended: permits of attempts that end with this claim, which keeps them until it is settled.
+        had: what the queue has had in this claim: nothing, `SERVED`, or `SHORT`.
         """
         request = os.urandom(12)
         lasts = lease + 2 * self._timeout + GRACE
-        asked = [pack_text(queue), request, wanted, least, lasts, had]
-        reply = yield from self._say(limiter, LimiterMessage(ended=ended), asked)
+        request_words = [pack_text(queue), request, wanted, least, lasts, had]
+        reply = yield from self._send(limiter, LimiterMessage(ended=ended), request_words)
         starts, permits, held, whole, wait, _ = reply
         if starts < wanted:
             self.in_line.add(queue)
@@ -124,9 +124,9 @@ class SharedLimits:
     def settle(
         self, limiter: str, queue: str, grant: Grant, jobs: Sequence[Claimed], lease: int, *, is_over: bool
     ) -> Steps[None]:
-        """Say what came of a grant.
+        """Report which permits of a grant were used.
 
-        is_over: whether the queue has no more for now.
+        is_over: whether the queue has no more jobs for now.
         """
         weights = [job.options.weight for job in jobs]
         names = [part for job in jobs for part in (permit(queue, job.token), job.options.weight)]
@@ -141,39 +141,39 @@ class SharedLimits:
             yield from self.pay(limiter)
 
     def leave(self, limiter: str, queue: str) -> Steps[None]:
-        """Say that a queue that was refused has nothing any more: what is free is not kept for it."""
+        """Report that a refused queue has no jobs any more, so that no permits are reserved for it."""
         self.in_line.discard(queue)
         self._owe(limiter, LimiterMessage(used=[b"", 0, True, pack_text(queue), 0]))
         yield from self.pay(limiter)
 
     def free(self, limiter: str, ended: Sequence[bytes]) -> Steps[None]:
-        """Say that runs are over."""
+        """Return the permits of ended attempts."""
         for first in range(0, len(ended), AT_ONCE):
             self._owe(limiter, LimiterMessage(ended=ended[first : first + AT_ONCE]))
         yield from self.pay(limiter)
 
     def lose(self, limiter: str | None, queue: str, tokens: Sequence[bytes]) -> Steps[None]:
-        """Free the permits of claims that ended without their worker."""
+        """Return the permits of lost claims."""
         if limiter is not None and tokens:
             yield from self.free(limiter, [permit_of(queue, token) for token in tokens])
 
     def renew(self, limiter: str, lease: int, permits: Sequence[bytes]) -> Steps[None]:
-        """Say that leases were renewed."""
+        """Report that leases were renewed."""
         for first in range(0, len(permits), AT_ONCE):
             self._owe(limiter, LimiterMessage(renewed=[lease + GRACE, *permits[first : first + AT_ONCE]]))
         yield from self.pay(limiter)
 
     def pay(self, limiter: str) -> Steps[None]:
-        """Tell a limiter what it is to hear; should it not be there, it is told later."""
-        if self._untold.get(limiter):
+        """Send the pending reports of a limiter; if it does not reply, they are sent later."""
+        if self._unsent.get(limiter):
             yield from self.pass_on(limiter)
 
     def pass_on(self, limiter: str) -> Steps[None]:
-        """Wake the next in line, should those whose turn it was not have come."""
+        """Wake the next queues in line, in case those before them have not come."""
         try:
-            yield from self._say(limiter, None, [b""])
+            yield from self._send(limiter, None, [b""])
         except StorageError as error:
-            # What has been claimed and ended is so: the caller's operation did not fail.
+            # The claims and outcomes are stored: the caller's operation did not fail.
             self._note_silent(limiter, error)
         else:
             if limiter in self._silent:
@@ -193,43 +193,43 @@ class SharedLimits:
     # Controls.
 
     def change(self, limiter: str, rate: SetRate, concurrency: SetConcurrency) -> Steps[None]:
-        """Have other limits count, for all processes, until they are those of the settings again."""
+        """Override the configured limits for all processes, until the override is removed."""
         if rate is UNSET or concurrency is UNSET:
             yield from self._change_given(limiter, rate, concurrency)
             return
-        said = self._of(limiter).key("said")
+        overrides = self._of(limiter).key("overrides")
         policy = self._policies.get(limiter, NO_LIMITS)
         if (rate, concurrency) == (policy.rate, policy.concurrency):
-            yield [RedisCommand((b"DEL", said))]
+            yield [RedisCommand((b"DEL", overrides))]
         else:
             limits = _limits(rate, concurrency)
             fields = (b"limited", 1, b"capacity", limits[0], b"per", limits[1], b"concurrency", limits[2])
-            yield [RedisCommand((b"HSET", said, *fields))]
-        yield from self._say(limiter, None, [b""])
+            yield [RedisCommand((b"HSET", overrides, *fields))]
+        yield from self._send(limiter, None, [b""])
 
     def _change_given(self, limiter: str, rate: SetRate, concurrency: SetConcurrency) -> Steps[None]:
-        """Change one of the two limits. The other one stays, or is the settings' if none was set before."""
-        said = self._of(limiter).key("said")
+        """Override one of the two limits. The other one keeps its override or configured value."""
+        overrides = self._of(limiter).key("overrides")
         policy = self._policies.get(limiter, NO_LIMITS)
         first = dict(zip(LIMIT_FIELDS, _limits(policy.rate, policy.concurrency), strict=True))
         # The flag comes last: before it, the fields are not read.
-        yield [RedisCommand((b"HSETNX", said, name, value)) for name, value in first.items()]
+        yield [RedisCommand((b"HSETNX", overrides, name, value)) for name, value in first.items()]
         fields: list[Any] = []
         if rate is not UNSET:
             capacity, per, _ = _limits(rate, None)
             fields += (b"capacity", capacity, b"per", per)
         if concurrency is not UNSET:
             fields += (b"concurrency", _limits(None, concurrency)[2])
-        yield [RedisCommand((b"HSET", said, *fields, b"limited", 1))]
-        yield from self._say(limiter, None, [b""])
+        yield [RedisCommand((b"HSET", overrides, *fields, b"limited", 1))]
+        yield from self._send(limiter, None, [b""])
 
     def state(self, limiter: str) -> Steps[LimiterState]:
-        """How a limiter stands."""
+        """Return the state of a limiter."""
         return (yield from self.standing(limiter)).state
 
     def standing(self, limiter: str) -> Steps[LimiterUsage]:
-        """The same, and for how long its rate keeps others from it."""
-        reply = yield from self._say(limiter, None, [b""])
+        """Return the state of a limiter, and how long its rate delays the next job."""
+        reply = yield from self._send(limiter, None, [b""])
         capacity, per, most, used, tokens, waiting, wait, _ = reply
         state = LimiterState(
             Rate(int(capacity), int(per)) if capacity >= 0 else None,
@@ -242,23 +242,23 @@ class SharedLimits:
 
     # Inside.
 
-    def _say(self, limiter: str, told: LimiterMessage | None, asked: Sequence[Any]) -> Steps[Any]:
-        """Tell what is to be told, ask, and wake those whose turn it is."""
-        untold = list(self._collected(limiter))
-        entries = untold if told is None else [*untold, told]
+    def _send(self, limiter: str, report: LimiterMessage | None, request_words: Sequence[Any]) -> Steps[Any]:
+        """Send reports and a request, and wake the queues whose turn it is."""
+        unsent = list(self._collected(limiter))
+        entries = unsent if report is None else [*unsent, report]
         policy = self._policies.get(limiter, NO_LIMITS)
-        told_now = pack_raw(
+        sent_now = pack_raw(
             [
                 [list(entry.used) for entry in entries if entry.used],
                 [list(entry.renewed) for entry in entries if entry.renewed],
                 [name for entry in entries for name in entry.ended],
             ]
         )
-        arguments = [*_limits(policy.rate, policy.concurrency), told_now, *asked]
+        arguments = [*_limits(policy.rate, policy.concurrency), sent_now, *request_words]
         try:
             [[_, reply]] = yield [ScriptCall(script("limiter"), self._of(limiter), arguments)]
         except StorageError:
-            for entry in untold:
+            for entry in unsent:
                 self._owe(limiter, entry)
             raise
         if reply[-1]:
@@ -273,30 +273,30 @@ class SharedLimits:
                 )
         return reply
 
-    def _owe(self, limiter: str, told: LimiterMessage) -> None:
-        self._untold.setdefault(limiter, deque()).append(told)
+    def _owe(self, limiter: str, report: LimiterMessage) -> None:
+        self._unsent.setdefault(limiter, deque()).append(report)
 
     def _collected(self, limiter: str) -> Iterable[LimiterMessage]:
-        untold = self._untold.get(limiter)
+        unsent = self._unsent.get(limiter)
         for _ in range(AT_ONCE):
-            if not untold:
+            if not unsent:
                 return
             try:
-                yield untold.popleft()
+                yield unsent.popleft()
             except IndexError:
-                return  # another thread tells it
+                return  # another thread sends them
 
     def _of(self, limiter: str) -> LimiterKeys:
         return limiter_keys_of(self._prefix, limiter)
 
 
 def permit(queue: str, token: int) -> bytes:
-    """The name of what a claim has of its queue's limiter."""
+    """Return the name of a claim's permit."""
     return permit_of(queue, pack_token(queue, token))
 
 
 def permit_of(queue: str, token: bytes) -> bytes:
-    """The same with the token as scripts have it."""
+    """Return the name of a claim's permit, given its token as scripts store it."""
     return token + pack_text(queue)
 
 

@@ -1,4 +1,4 @@
-"""One connection on which the server publishes, and what has been said on it."""
+"""A pub/sub connection and its messages."""
 
 from collections import deque
 from collections.abc import Collection, Iterator
@@ -10,16 +10,16 @@ import redis
 from .endpoints import Connection
 
 QUIET = 10.0
-"""Seconds of silence after which the server is asked for a sign of life; it has as many again to give one."""
+"""Seconds of silence before a ping, and for its reply."""
 AT_ONCE = 1_000
-"""Replies that are read before something else has its turn."""
+"""Replies that are read at a time."""
 
 
 class News(NamedTuple):
-    """Something that the server said of a channel."""
+    """A message of the server about a channel."""
 
     what: Literal["message", "subscribed", "lost", "refused"]
-    """`lost`: the subscription has ended without our asking, as its slot is another node's now."""
+    """`lost`: the server ended the subscription, because another node has the slot now."""
     channel: bytes
     detail: Any = None
     """The message, or the error."""
@@ -32,14 +32,14 @@ class PubSubConnection:
         self._connection: Any = connection
         self._prefix = "S" if sharded else ""
         self.channels: set[bytes] = set()
-        """What has been asked for and not given back."""
+        """Channels that are subscribed to."""
         self._asked: deque[tuple[bytes, bytes]] = deque()
-        """(SUBSCRIBE or UNSUBSCRIBE, channel): what the server has not answered yet."""
+        """(SUBSCRIBE or UNSUBSCRIBE, channel) of requests without a reply."""
         self._heard_at = monotonic()
         self._pinged_at = 0.0
-        """When a sign of life was asked for that has not come; 0: none is awaited."""
+        """When a ping was sent that has no reply yet; 0: none."""
         self.has_more = False
-        """Whether there is something to read whatever the socket says."""
+        """True if there is something to read even if the socket is empty."""
 
     def open(self) -> None:
         """Connect. Raises a RedisError."""
@@ -47,26 +47,26 @@ class PubSubConnection:
         self._heard_at = monotonic()
 
     def close(self) -> None:
-        """Hang up. In a forked child, the parent's connection stays open."""
+        """Disconnect. In a forked child, the parent's connection stays open."""
         self._connection.disconnect()
 
     def fileno(self) -> int:
-        """The socket, for a selector."""
+        """Return the socket's descriptor, for a selector."""
         number: int = self._connection._sock.fileno()
         return number
 
     def subscribe(self, channels: Collection[bytes]) -> None:
-        """Ask for what is published there. Raises a RedisError."""
+        """Subscribe to channels. Raises a RedisError."""
         self.channels.update(channels)
         self._send(b"SUBSCRIBE", channels)
 
     def unsubscribe(self, channels: Collection[bytes]) -> None:
-        """Ask for it no more. Raises a RedisError."""
+        """Unsubscribe from channels. Raises a RedisError."""
         self.channels.difference_update(channels)
         self._send(b"UNSUBSCRIBE", channels)
 
     def _send(self, operation: bytes, channels: Collection[bytes]) -> None:
-        # A command for each: those for a cluster may not name channels of two slots.
+        # One command for each: in a cluster, a command may not name channels of two slots.
         command = self._prefix + operation.decode()
         commands = [(command, channel) for channel in channels]
         self._asked.extend((operation, channel) for channel in channels)
@@ -74,11 +74,11 @@ class PubSubConnection:
 
     @property
     def due(self) -> float:
-        """When `check` has something to do."""
+        """Return when `check` has to be called."""
         return (self._pinged_at or self._heard_at) + QUIET
 
     def check(self) -> None:
-        """See whether the server is there still. Raises a RedisError."""
+        """Check that the server still replies. Raises a RedisError."""
         if monotonic() < self.due:
             return
         if self._pinged_at:
@@ -87,7 +87,7 @@ class PubSubConnection:
         self._connection.send_command("PING", check_health=False)
 
     def read(self) -> Iterator[News]:
-        """What there is to be read by now. Raises a RedisError."""
+        """Yield the messages that have arrived. Raises a RedisError."""
         for _ in range(AT_ONCE):
             self.has_more = self._connection.can_read(0)
             if not self.has_more:
@@ -113,7 +113,7 @@ class PubSubConnection:
 
     def _understood(self, reply: Any) -> News | None:
         if not isinstance(reply, list) or len(reply) != 3:
-            return None  # a sign of life
+            return None  # the reply to a ping
         kind, channel, detail = reply
         if kind in (b"message", b"smessage"):
             return News("message", channel, detail)
@@ -124,5 +124,5 @@ class PubSubConnection:
             self.channels.discard(channel)
             return News("lost", channel)
         if operation == b"UNSUBSCRIBE" or any(asked == channel for _, asked in self._asked):
-            return None  # or it is followed by another answer, which counts
+            return None  # otherwise a later reply decides
         return News("subscribed", channel)

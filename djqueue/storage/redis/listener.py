@@ -1,4 +1,4 @@
-"""Being told what the server publishes."""
+"""Subscriptions to published messages."""
 
 import threading
 from collections.abc import Callable
@@ -15,10 +15,10 @@ CLOSE_TIMEOUT = 10.0
 
 
 class Listener:
-    """One subscribing connection (a cluster: one for each node that is needed) and the thread that reads it.
+    """A subscribing connection (in a cluster, one for each node needed) and the thread that reads it.
 
-    The thread begins with the first `add` and ends with the last removal. What callbacks raise is logged.
-    A forked child begins with no subscriptions, and so with no thread.
+    The thread starts with the first subscription and ends with the last one. Exceptions of callbacks are
+    logged. A forked child starts without subscriptions, and so without a thread.
     """
 
     def __init__(self, connections: Connections) -> None:
@@ -33,33 +33,35 @@ class Listener:
     def add(
         self, channel: str, callback: Callable[[bytes], None], on_reconnect: Callable[[], None] | None = None
     ) -> Callable[[], None]:
-        """Have messages of a channel given to `callback`, on the listener's thread, from now on; returns
-        what ends that. May be called from anywhere, callbacks included.
+        """Subscribe to a channel, and return the function that ends the subscription.
 
-        on_reconnect: called on that thread when messages may have been missed and will be no more.
+        `callback` is called with each message on the listener's thread. May be called from anywhere,
+        including callbacks.
+
+        on_reconnect: called on that thread after a reconnect, when messages may have been missed.
         Raises StorageUnavailableError if the server does not confirm the subscription in time.
         """
         name = channel.encode()
         subscriber = Subscriber(callback, on_reconnect)
-        reader = self._wish(name, subscriber)
+        reader = self._want(name, subscriber)
 
         def remove() -> None:
             with self._lock:
                 subscriber.gone = True
-                wished = reader.channels.get(name)
-                if wished is None or subscriber not in wished.subscribers:
+                wanted = reader.channels.get(name)
+                if wanted is None or subscriber not in wanted.subscribers:
                     return
-                wished.subscribers.remove(subscriber)
-                if not wished.subscribers:
+                wanted.subscribers.remove(subscriber)
+                if not wanted.subscribers:
                     del reader.channels[name]
-            reader.ring()
+            reader.wake()
 
         try:
             reader.wait_for(subscriber, remaining(self._connections.timeout))
         except BaseException:
             remove()
             raise
-        if not subscriber.is_told:
+        if not subscriber.is_confirmed:
             remove()
             where, why = self._connections.describe(), subscriber.refusal or reader.trouble or "no answer"
             raise StorageUnavailableError(f"{where}: subscribing failed: {why}")
@@ -76,10 +78,10 @@ class Listener:
                     subscriber.gone = True
                     subscriber.settle(refusal="the listener has been closed")
             reader.channels.clear()
-        reader.ring()
+        reader.wake()
         reader.join(CLOSE_TIMEOUT)
 
-    def _wish(self, name: bytes, subscriber: Subscriber) -> PubSubReader:
+    def _want(self, name: bytes, subscriber: Subscriber) -> PubSubReader:
         with self._lock:
             reader = self._reader
             if reader is None or reader.over:
@@ -91,12 +93,12 @@ class Listener:
             channel.subscribers.append(subscriber)
             if channel.confirmed:
                 subscriber.settle()
-        reader.ring()
+        reader.wake()
         return reader
 
     def _forget(self) -> None:
-        """In a forked child: thread and connections are the parent's."""
+        """Drop the parent's thread and connections in a forked child."""
         reader = self._reader
         self._begin()
         if reader is not None:
-            reader.hang_up()
+            reader.disconnect()

@@ -25,13 +25,13 @@ from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 LENGTHS = {MINUTE: ("m", DAY), HOUR: ("h", 30 * DAY), DAY: ("d", 400 * DAY)}
-"""Of each length of buckets, its letter in keys and the stretch of time that one hash has."""
+"""By bucket length: its name in keys, and the stretch of time that one hash covers."""
 
 
 class Metrics:
     """Steps that add to buckets and read them.
 
-    clock: this machine's: the script looks whether Redis's is near.
+    clock: of this machine; the script checks that Redis's is close.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Metrics:
         self._clock = clock
 
     def present(self, keys: QueueKeys) -> tuple[bytes, list[bytes]]:
-        """The lengths of buckets, packed, and the keys of three stretches of each around the present one."""
+        """Return the encoded bucket lengths, and the keys of the three stretches around now of each."""
         now = self._clock.now()
         tiers: list[tuple[int, int, int, int]] = []
         names: list[bytes] = []
@@ -58,7 +58,7 @@ class Metrics:
         return pack(tiers), names
 
     def all_keys(self, keys: QueueKeys) -> list[bytes]:
-        """Every key that may be there."""
+        """Return all keys that may exist."""
         now = self._clock.now()
         return [
             _key(keys, step, number)
@@ -67,7 +67,7 @@ class Metrics:
         ]
 
     def record(self, stats: Sequence[RunStats]) -> Steps[None]:
-        """See `Storage.record_runs`."""
+        """Add metrics of attempts."""
         by_queue: dict[str, list[Any]] = {}
         for one in stats:
             by_queue.setdefault(one.queue, []).extend((one.name, values_of(one)))
@@ -79,7 +79,7 @@ class Metrics:
     def series(
         self, queues: Sequence[str] | None, start: int, end: int, step: int, by_name: bool
     ) -> Steps[list[Bucket]]:
-        """See `Storage.series`."""
+        """Return the buckets of a queue in a time span."""
         span = span_of(start, end, step)
         names = list(dict.fromkeys(queues)) if queues is not None else (yield from self._queues())
         parts = [(queue, key, starts) for queue in names for key, starts in self._parts(queue, span)]
@@ -90,7 +90,7 @@ class Metrics:
         return assemble(rows, queues, span, by_name=by_name)
 
     def _parts(self, queue: str, span: Span) -> Iterator[tuple[bytes, list[int]]]:
-        """The hashes that have buckets of a stretch of time, each with the starts that are in it."""
+        """Yield the hashes with buckets of a time span, each with the starts in it."""
         oldest = self._clock.now() - self._kept[span.tier]
         parts: dict[int, list[int]] = {}
         for start in span.starts():

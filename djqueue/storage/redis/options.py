@@ -1,4 +1,4 @@
-"""What `OPTIONS` says of how Redis is used; where it is, `Connections` reads."""
+"""The options of the storage itself; `Connections` reads those of the connection."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,37 +15,37 @@ from djqueue.core.suggest import nearest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorOptions:
-    """MIRROR: what the tables keep of the jobs in Redis."""
+    """MIRROR: the copies of Redis's jobs in the tables."""
 
     states: frozenset[State] = frozenset(State)
-    """STATES: those of the jobs that have rows."""
+    """STATES: states of the jobs that have rows."""
     retention: int = 7 * DAY
-    """RETENTION: milliseconds (there: seconds) for which the rows of ended jobs outlive their records."""
+    """RETENTION: milliseconds (seconds in the setting) for which rows of ended jobs outlive their records."""
     keep: Mapping[State, Keep] = field(default_factory=dict)
     """KEEP: bounds for the rows of ended jobs of each queue, by outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisOptions:
-    """Checked values."""
+    """Checked options."""
 
     lease: int = 30_000
-    """LEASE: milliseconds (there: seconds) for which a claim holds unless renewed."""
+    """LEASE: milliseconds (seconds in the setting) for which a claim is valid unless renewed."""
     timeout: float = 2.0
-    """TIMEOUT: seconds within which a call is answered or fails."""
+    """TIMEOUT: seconds after which a call fails."""
     replicas: int | None = None
-    """REPLICAS: how many replicas have to have a job with `durable=True` before its enqueue returns. None is
-    one behind sentinels, and none elsewhere."""
+    """REPLICAS: number of replicas that confirm a job with `durable=True` before its enqueue returns. None
+    means one with sentinels, otherwise none."""
     prefix: str = ""
-    """PREFIX: before every key and channel, for several projects in one Redis."""
+    """PREFIX: prefix of all keys and channels, for several projects in one Redis."""
     stream: int = 10_000
-    """STREAM: of about how many calls a queue keeps the changes for the mirror; 0: there is no mirror."""
+    """STREAM: approximate number of calls whose changes a queue keeps for the mirror; 0: no mirror."""
     mirror: MirrorOptions | None = MirrorOptions()
-    """MIRROR: a dict of its options, or False: no mirror, and no stream for it."""
+    """MIRROR: a dict of its options, or False for no mirror and no stream."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "RedisOptions":
-        """The options among `given`. Raises ConfigurationError naming a bad one."""
+        """Return the options in `given`. Raises ConfigurationError naming an invalid one."""
         values: dict[str, Any] = {}
         try:
             if "LEASE" in given:
@@ -135,7 +135,7 @@ def _keep(given: Any) -> Mapping[State, Keep]:
 
 
 def _items(where: str, given: Any, known: Iterable[str]) -> Iterable[tuple[str, Any]]:
-    """The entries of a dict, whose names must be known; those that are None say nothing."""
+    """Return the entries of a dict that are not None. Their names must be known."""
     if not isinstance(given, Mapping):
         raise ConfigurationError(f"{where}: expected a dict, got {kind_of(given)}")
     for name in given:

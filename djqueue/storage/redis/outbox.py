@@ -1,9 +1,9 @@
-"""What crosses queues: messages of a queue's outbox, delivered at least once and applied once.
+"""Messages between queues, delivered at least once and applied once.
 
-A script that has something to say to another queue puts it, numbered, into its own queue's outbox, in the
-same step. Whoever sees that an outbox is not empty delivers it: the receiving script applies a message only
-if its number is above that of the last one from there, and after that it is taken out. So any number of
-processes may deliver at once, and any of them may die between any two steps.
+A script writes a message to another queue, with a number, to the outbox of its own queue, in the same step as
+the change. Any process that sees a message delivers it. The receiving script applies only messages with
+higher numbers than the last one from that queue; then they are removed from the outbox. Processes may deliver
+concurrently, and may die between any two steps.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 AT_ONCE = 100
-"""Messages that are read at a time."""
+"""Messages read at a time."""
 
 
 def deliver(
@@ -28,7 +28,7 @@ def deliver(
     policy: Callable[[str], QueuePolicy],
     list_queues: Callable[[set[str]], Steps[None]],
 ) -> Steps[None]:
-    """Deliver a queue's outbox, and those of the queues that answer."""
+    """Deliver the messages of a queue, and those of queues that reply."""
     waiting = [first]
     while waiting:
         source = waiting.pop()
@@ -50,14 +50,13 @@ def deliver(
 
 
 def _by_target(messages: list[bytes]) -> Iterator[tuple[str, list[bytes]]]:
-    """Queues, '' for the own one, each with numbers and messages in turn: as few as will do."""
+    """Group numbers and messages by target queue ('' for the queue itself), as far as order allows."""
     found: dict[str, list[bytes]] = {}
     is_asking = False
     for number, target, what in map(_unpacked, messages):
         kind = _unpacked(what)[0]
         if kind == b"moved" or (kind == b"job" and is_asking):
-            # Who is told of it goes after the job, which must be there by then; and the job after what it
-            # has said to others from here.
+            # A job arrives after the messages that it sent from here, and before those that announce it.
             yield from found.items()
             found, is_asking = {}, False
         is_asking = is_asking or kind in (b"await", b"hold")
@@ -90,7 +89,7 @@ def _receive(source: QueueKeys, target: QueueKeys, policy: QueuePolicy, messages
 
 
 def keys_of_given(queue: QueueKeys, ids: Iterable[str]) -> list[bytes]:
-    """What of each job is in a key of its own, in a queue that it goes to or comes from."""
+    """Return the keys that each job has of its own, in the queue that it moves to or from."""
     return [
         key
         for one in ids

@@ -1,6 +1,6 @@
-"""Jobs on their way to Redis in a table: written with a caller's transaction, or while Redis is away.
+"""The outbox: a table of jobs written in a caller's transaction, or while Redis is unavailable.
 
-`djqueue.operations.relay` takes them on. Django is not imported before a queue has OUTBOX.
+`djqueue.operations.relay` sends them to Redis. Django is not imported before a queue has OUTBOX.
 """
 
 import logging
@@ -25,20 +25,20 @@ from .options import RedisOptions
 from .roundtrips import Roundtrips, Steps
 
 PATIENCE = 1.0
-"""Seconds that Redis has for an answer before the table is written instead, if TIMEOUT is not shorter."""
+"""Seconds after which the table is written if Redis does not reply, unless TIMEOUT is shorter."""
 REST = 1_000
-"""Milliseconds for which Redis is not asked again after that."""
+"""Milliseconds until Redis is tried again after that."""
 ROWS = 1_000
-"""Of one statement."""
+"""Rows of one statement."""
 
 logger = logging.getLogger("djqueue.redis")
 
 
 class OutboxTable(TransactionalEnqueue):
-    """The enqueue of a storage some of whose queues have OUTBOX.
+    """Enqueue for a storage in which some queues have OUTBOX.
 
-    steps: the enqueue that goes straight to Redis; `trips` runs it for the other queues.
-    clock: whose time counts instead of Redis's and the machine's; for tests.
+    steps: the enqueue directly to Redis; `trips` runs it for the other queues.
+    clock: replaces the time of Redis and of this machine, for tests.
     """
 
     def __init__(
@@ -47,44 +47,44 @@ class OutboxTable(TransactionalEnqueue):
         options: RedisOptions,
         policy: Callable[[str], QueuePolicy],
         steps: Callable[[Sequence[Batch]], Steps[list[EnqueueResult]]],
-        trips: Roundtrips,
-        told: Callable[[list[Incident]], None],
+        roundtrips: Roundtrips,
+        report: Callable[[list[Incident]], None],
         clock: Clock | None = None,
     ) -> None:
         patience = min(PATIENCE, options.timeout)
         connections = Connections({**given, "TIMEOUT": patience})
-        self._hasty = Roundtrips(connections, patience, options.stream, told, clock)
+        self._hasty = Roundtrips(connections, patience, options.stream, report, clock)
         self._clock = clock or SYSTEM_CLOCK
         self._policy = policy
         self._steps = steps
-        self._trips = trips
+        self._roundtrips = roundtrips
         self._ids = IdSource()
         self._away_until = 0
-        """When Redis is to be asked again; 0: it has answered."""
+        """When Redis is tried again; 0: it is available."""
 
     def close(self) -> None:
         """Close all connections to Redis."""
         self._hasty.close()
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        """See `Storage.enqueue`. A job that is in the table is `queued`, whatever there is of its id."""
+        """Add jobs. A job in the table counts as `queued`, whatever job has its id."""
         if _is_flow(batches):
             return self._enqueue_flow(batches)
         return [answer for batch in batches for answer in self._enqueue(batch)]
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        """See `enqueue`."""
+        """Async version of `enqueue`."""
         if _is_flow(batches):
             await sync_to_async(self._check_flow)(batches)
-            return await self._trips.arun(self._steps(batches))
+            return await self._roundtrips.arun(self._steps(batches))
         return [answer for batch in batches for answer in await self._aenqueue(batch)]
 
     def _enqueue_flow(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         self._check_flow(batches)
-        return self._trips.run(self._steps(batches))
+        return self._roundtrips.run(self._steps(batches))
 
     def _check_flow(self, batches: Sequence[Batch]) -> None:
-        """Jobs that wait for one another are not in the table: there, they are written one by one."""
+        """Reject dependencies between jobs of the table, which are sent one by one."""
         kept = [batch.queue for batch in batches if self._policy(batch.queue).outbox]
         if kept and is_in_transaction():
             raise _no_dependencies(kept[0])
@@ -105,7 +105,7 @@ class OutboxTable(TransactionalEnqueue):
 
     def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
         if not self._policy(batch.queue).outbox:
-            return self._trips.run(self._steps([batch]))
+            return self._roundtrips.run(self._steps([batch]))
         batch = self._with_ids(batch)
         answers = self._write_at_once(batch)
         if answers is not None:
@@ -119,9 +119,9 @@ class OutboxTable(TransactionalEnqueue):
 
     async def _aenqueue(self, batch: Batch) -> list[EnqueueResult]:
         if not self._policy(batch.queue).outbox:
-            return await self._trips.arun(self._steps([batch]))
+            return await self._roundtrips.arun(self._steps([batch]))
         batch = self._with_ids(batch)
-        # On the thread of the async ORM, which knows whether the caller has a transaction.
+        # Run on the thread of the async ORM, which knows whether the caller has a transaction.
         answers = await sync_to_async(self._write_at_once)(batch)
         if answers is not None:
             return answers
@@ -133,7 +133,7 @@ class OutboxTable(TransactionalEnqueue):
         return answers
 
     def _with_ids(self, batch: Batch) -> Batch:
-        """So that a job which Redis took without an answer is the same job when the relay brings it."""
+        """Return the batch with ids, so that a job which Redis added without a reply is not added twice."""
         if batch.ids is None:
             ids = self._ids.many(len(batch.payloads), SYSTEM_CLOCK.now())
             return batch._replace(ids=ids, fresh=True)
@@ -142,7 +142,7 @@ class OutboxTable(TransactionalEnqueue):
         return batch
 
     def _write_at_once(self, batch: Batch) -> list[EnqueueResult] | None:
-        """In a transaction, or just after Redis did not answer; None: Redis is to be asked."""
+        """Write to the table in a transaction, or soon after Redis did not reply; otherwise return None."""
         if is_in_transaction():
             if batch.options.depends_on:
                 raise _no_dependencies(batch.queue)
@@ -216,7 +216,7 @@ def _no_dependencies(queue: str) -> OptionError:
 
 
 def database() -> str:
-    """The alias, in DATABASES, of the database with the table."""
+    """Return the alias of the database with the table."""
     from django.db import router
 
     from djqueue.models import OutboxJob
@@ -225,7 +225,7 @@ def database() -> str:
 
 
 def is_in_transaction() -> bool:
-    """Whether the caller has a transaction in that database."""
+    """Return whether the caller has a transaction in that database."""
     from django.db import connections
 
     connection = connections[database()]
@@ -235,6 +235,6 @@ def is_in_transaction() -> bool:
 
 @lru_cache(maxsize=256)
 def pack_options(options: JobOptions) -> bytes:
-    """As in the rows of jobs: those that differ from their defaults."""
+    """Return the options that differ from their defaults, as in rows of jobs."""
     packed: bytes = msgpack.packb(options.as_dict())
     return packed

@@ -1,4 +1,4 @@
-"""Pages of jobs by the structures in which they are: see `lua/page.lua`."""
+"""Pages of jobs, read from the structures that contain them: see `lua/page.lua`."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error
@@ -15,7 +15,7 @@ from .roundtrips import ScriptCall, Steps
 from .scripts import script
 
 STRUCTURES = {
-    State.WAITING: ("w", "z", "asides", "parks"),
+    State.WAITING: ("w", "z", "unhandled", "group_waiting"),
     State.DELAYED: ("due",),
     State.BLOCKED: ("unmet",),
     State.ACTIVE: ("lease",),
@@ -23,10 +23,10 @@ STRUCTURES = {
     State.FAILED: ("dead",),
     State.CANCELLED: ("finished",),
 }
-"""Where the jobs of each state are, in the order of their pages."""
-LETTERS = {State.COMPLETED: b"c", State.CANCELLED: b"x"}
+"""Structures with the jobs of each state, in page order."""
+OUTCOME_CODES = {State.COMPLETED: b"c", State.CANCELLED: b"x"}
 AT_ONCE = 500
-"""Entries of one look."""
+"""Entries of one read."""
 
 
 def cursor_page(
@@ -38,10 +38,10 @@ def cursor_page(
     *,
     newest_first: bool,
 ) -> Steps[JobPage]:
-    """See `Storage.cursor_page`."""
-    place = position_of(cursor, newest_first=newest_first)
-    structures = STRUCTURES[state][:: -1 if place.is_descending else 1]
-    name, score, mark = _unpack(place.mark) if place.mark is not None else (structures[0], "", b"")
+    """Return a page of the jobs in a state."""
+    position = position_of(cursor, newest_first=newest_first)
+    structures = STRUCTURES[state][:: -1 if position.is_descending else 1]
+    name, score, mark = _unpack(position.mark) if position.mark is not None else (structures[0], "", b"")
     if name not in structures:
         raise OptionError(f"cursor: {cursor!r} belongs to a page of another state")
     found: list[Marked] = []
@@ -49,7 +49,14 @@ def cursor_page(
     for structure in structures[structures.index(name) :]:
         while len(found) <= limit:
             wanted = AT_ONCE if structure == "finished" else min(AT_ONCE, limit + 1 - len(found))
-            arguments = [structure, wanted, int(place.is_descending), mark, score_of, LETTERS.get(state, b"")]
+            arguments = [
+                structure,
+                wanted,
+                int(position.is_descending),
+                mark,
+                score_of,
+                OUTCOME_CODES.get(state, b""),
+            ]
             [reply] = yield [ScriptCall(script("page"), keys, arguments, sequence=False)]
             entries = [tuple(reply[at : at + 3]) for at in range(0, len(reply), 3)]
             if not entries:
@@ -61,7 +68,7 @@ def cursor_page(
                     found.append((_pack(structure, its_score, its_mark), record))
             _, mark, score_of = entries[-1]
         mark, score_of = b"", ""
-    return page_of(found, limit, place)
+    return page_of(found, limit, position)
 
 
 def _pack(structure: str, score: bytes, mark: bytes) -> str:

@@ -1,7 +1,7 @@
-"""Wake-ups and events: channels of the queues, and what this process has asked to be told of.
+"""Wake-ups and events: the channels of the queues, and the subscriptions of this process.
 
-Scripts tell of jobs only what somebody asked for: all of a queue, or one job. What was asked lapses by
-itself, so that a process that dies leaves nothing behind; one that lives asks again in time.
+Scripts only publish events that are subscribed to: all of a queue, or those of one job. Subscriptions expire,
+so that a process that dies leaves none behind; live processes renew theirs in time.
 """
 
 import logging
@@ -22,44 +22,44 @@ from .records import pack_text, text
 from .roundtrips import Roundtrips, ScriptCall, Steps
 from .scripts import script
 
-LASTS = 30_000
-"""Milliseconds until what was asked for lapses."""
-AGAIN = 8.0
-"""Seconds after which it is asked for again."""
+SUBSCRIPTION_TTL = 30_000
+"""Milliseconds until a subscription expires."""
+RENEWAL_INTERVAL = 8.0
+"""Seconds after which it is renewed."""
 LINGERS = 60.0
-"""Seconds for which a queue's channel is kept after its last subscriber: most callers wait again soon."""
+"""Seconds for which a queue's channel is kept after its last subscriber: most soon subscribe again."""
 ALL = b"*"
 
 logger = logging.getLogger("djqueue.redis")
 
 
 class Notifications:
-    """What the callers of one storage are told."""
+    """The subscriptions of one storage in this process."""
 
     def __init__(
         self,
         connections: Connections,
-        trips: Roundtrips,
+        roundtrips: Roundtrips,
         common: CommonKeys,
         keys: Callable[[str], QueueKeys],
         queues: Callable[[], list[str]],
     ) -> None:
         self._listener = Listener(connections)
-        self._trips = trips
+        self._roundtrips = roundtrips
         self._common = common
         self._keys = keys
         self._queues = queues
         self._lock = threading.Lock()
-        self._asked: Counter[tuple[str, bytes]] = Counter()
-        """(queue, what is asked for): by how many."""
+        self._subscribed: Counter[tuple[str, bytes]] = Counter()
+        """Number of subscribers by queue and subscription."""
         self._kept: dict[str, tuple[Unsubscribe, float]] = {}
-        """Queues whose channels are kept: what ends that, and when somebody last subscribed."""
+        """Queues whose channels are kept: how to unsubscribe, and the time of the last subscription."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         after_fork(self._after_fork)
 
     def close(self) -> None:
-        """Ask for nothing more."""
+        """End all subscriptions."""
         self._stop.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -67,12 +67,12 @@ class Notifications:
         self._thread = None
         self._stop = threading.Event()
         with self._lock:
-            self._asked.clear()
+            self._subscribed.clear()
             self._kept.clear()
         self._listener.close()
 
     def listen(self, queues: list[str] | None, wake: Callable[[], None]) -> Unsubscribe:
-        """Call `wake` when jobs of these queues may be claimable; None: of all, those to come included."""
+        """Call `wake` when jobs of these queues may be claimable; None: all queues, including new ones."""
         followed: dict[str, Unsubscribe] = {}
         lock = threading.Lock()
         ended = False
@@ -101,7 +101,7 @@ class Notifications:
             return unsubscribe
 
         def appeared(message: bytes) -> None:
-            # Following waits for the server's answer, which this thread would have to read.
+            # Subscribing waits for a reply that this thread would have to read.
             threading.Thread(
                 target=self._meet, args=(text(message), follow, wake), name="djqueue-redis-queue", daemon=True
             ).start()
@@ -139,11 +139,11 @@ class Notifications:
         """Call `wake` when commands may wait for a worker."""
         name = pack_text(worker_id)
 
-        def steered(message: bytes) -> None:
+        def receive(message: bytes) -> None:
             if message == name:
                 wake()
 
-        return self._listener.add(self._common.steered, steered, wake)
+        return self._listener.add(self._common.commands, receive, wake)
 
     def subscribe(self, queue: str, handler: EventHandler, job_id: str | None) -> Unsubscribe:
         """Call `handler` for each event of a queue, or of one job of it."""
@@ -165,13 +165,16 @@ class Notifications:
         remove = self._listener.add(self._keys(queue).events, received)
         self._keep(queue)
         with self._lock:
-            self._asked[entry] += 1
+            self._subscribed[entry] += 1
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._go_on_asking, args=(self._stop,), name="djqueue-redis-events", daemon=True
+                    target=self._renew_subscriptions,
+                    args=(self._stop,),
+                    name="djqueue-redis-events",
+                    daemon=True,
                 )
                 self._thread.start()
-        self._trips.run(self._ask(queue, [what]))
+        self._roundtrips.run(self._watch(queue, [what]))
         ended = False
 
         def unsubscribe() -> None:
@@ -180,15 +183,15 @@ class Notifications:
                 if ended:
                     return
                 ended = True
-                self._asked[entry] -= 1
-                if self._asked[entry] <= 0:
-                    del self._asked[entry]
+                self._subscribed[entry] -= 1
+                if self._subscribed[entry] <= 0:
+                    del self._subscribed[entry]
             remove()
 
         return unsubscribe
 
     def _keep(self, queue: str) -> None:
-        """A connection and a thread for each short wait would take longer than most waits."""
+        """Keep a queue's channel: connecting for each short wait would take longer than most waits."""
         with self._lock:
             kept = self._kept.get(queue)
             if kept is not None:
@@ -200,7 +203,7 @@ class Notifications:
         if first[0] is not remove:
             remove()
 
-    def _let_go(self) -> None:
+    def _drop_idle(self) -> None:
         until = time.monotonic() - LINGERS
         with self._lock:
             idle = [queue for queue, (_, used) in self._kept.items() if used < until]
@@ -208,34 +211,34 @@ class Notifications:
         for remove in removed:
             remove()
 
-    def _ask(self, queue: str, what: list[bytes]) -> Steps[None]:
-        yield [ScriptCall(script("watch"), self._keys(queue), [LASTS, *what], sequence=False)]
+    def _watch(self, queue: str, what: list[bytes]) -> Steps[None]:
+        yield [ScriptCall(script("watch"), self._keys(queue), [SUBSCRIPTION_TTL, *what], sequence=False)]
 
-    def _go_on_asking(self, stop: threading.Event) -> None:
-        while not stop.wait(AGAIN):
-            self._let_go()
+    def _renew_subscriptions(self, stop: threading.Event) -> None:
+        while not stop.wait(RENEWAL_INTERVAL):
+            self._drop_idle()
             with self._lock:
-                asked: dict[str, list[bytes]] = {}
-                for queue, what in self._asked:
-                    asked.setdefault(queue, []).append(what)
-                if not asked and not self._kept:
+                subscriptions: dict[str, list[bytes]] = {}
+                for queue, what in self._subscribed:
+                    subscriptions.setdefault(queue, []).append(what)
+                if not subscriptions and not self._kept:
                     self._thread = None
                     return
-            for queue, wanted in asked.items():
+            for queue, wanted in subscriptions.items():
                 try:
-                    self._trips.run(self._ask(queue, wanted))
+                    self._roundtrips.run(self._watch(queue, wanted))
                 except StorageError as error:
                     logger.warning(
                         "Renewing the subscription to queue %r failed; events may be missed: %s", queue, error
                     )
 
     def _after_fork(self) -> None:
-        # The thread is the parent's, and so is what it asked for.
+        # The thread and its subscriptions belong to the parent.
         self._lock = threading.Lock()
         self._thread = None
-        self._asked = Counter()
+        self._subscribed = Counter()
         self._kept = {}
 
 
 def _nothing(_: bytes) -> None:
-    """Listens for nobody."""
+    """Ignore a message."""

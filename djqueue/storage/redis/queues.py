@@ -100,7 +100,7 @@ class RedisQueues(Queues):
                 return
 
     def _control(self, queue: str, operation: str, *arguments: Any) -> Steps[None]:
-        # All in one exchange, in this order.
+        # One round trip, in this order.
         yield [
             *self._keyspace.listing({queue}),
             ScriptCall(script("control"), self._keyspace.keys(queue), [operation, *arguments]),
@@ -116,7 +116,7 @@ class RedisQueues(Queues):
         keys = self._keyspace.keys(queue)
         removed = 0
         if State.BLOCKED in states:
-            # Before what they wait for: else they would end with that, and stay.
+            # Dependents go first: otherwise they would end with their dependencies, and stay.
             [some] = yield [RedisCommand((b"HEXISTS", keys.key("count"), b"b"))]
             found = (yield from self._scanning.jobs(keys, frozenset({State.BLOCKED}), before)) if some else []
             newest_first = [job_id for _, job_id in sorted(found, reverse=True)]

@@ -1,8 +1,8 @@
-"""The thread that reads what the server publishes.
+"""The thread that reads published messages.
 
-It alone touches the connections, since an encrypted one bears no two threads. Others change what is wished
-for and ring; the thread then brings its subscriptions in line with the wishes. After a lost connection it
-does the same: there is one way to a subscription.
+Only this thread uses the connections, since two threads can't share an encrypted one. Other threads change
+the wanted channels and wake it up; it then brings its subscriptions in line. After a lost connection it
+does the same, so that there is only one way to subscribe.
 """
 
 import logging
@@ -31,45 +31,45 @@ from djqueue.core.shown import in_one_line
 from .connections import Connections
 from .endpoints import Address
 from .links import News, PubSubConnection
-from .roundtrips import is_refused
+from .retrying import is_refused
 
 logger = logging.getLogger("djqueue.redis")
 
 FIRST_WAIT, LAST_WAIT = 0.05, 2.0
-"""Seconds between tries, doubled."""
+"""Seconds between attempts: the first wait, which doubles, and the longest."""
 FAILURES = (redis.RedisError, RedisClusterException, StorageUnavailableError, OSError)
-"""What a connection raises that fails."""
+"""Exceptions of a connection that fails."""
 PASSING = (MovedError, ClusterDownError, TryAgainError)
-"""What a node answers that soon may answer otherwise."""
+"""Temporary errors of a node."""
 
 
 class Subscriber:
-    """One who is told of a channel's messages."""
+    """A subscriber of a channel."""
 
     def __init__(self, callback: Callable[[bytes], None], on_reconnect: Callable[[], None] | None) -> None:
         self.callback = callback
         self.on_reconnect = on_reconnect
         self.settled = threading.Event()
-        """Set when it is known whether the server tells of the channel."""
+        """Set when the server has confirmed or refused the subscription."""
         self.refusal = ""
-        """Why it does not."""
+        """Why the subscription was refused."""
         self.gone = False
-        """Whether this one wants to be told no more."""
+        """True if the subscription has ended."""
 
     @property
-    def is_told(self) -> bool:
-        """Whether the server has confirmed that it tells."""
+    def is_confirmed(self) -> bool:
+        """True if the server has confirmed the subscription."""
         return self.settled.is_set() and not self.refusal
 
     def settle(self, refusal: str = "") -> None:
-        """Say how it stands, once."""
+        """Record the result of subscribing, once."""
         if not self.settled.is_set():
             self.refusal = refusal
             self.settled.set()
 
 
 class ReconnectBackoff:
-    """When something that has failed is tried again."""
+    """When a failed connection is tried again."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -77,92 +77,92 @@ class ReconnectBackoff:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether nothing has failed lately."""
+        """True if the last attempt did not fail."""
         return not self._wait
 
     def failed(self) -> None:
-        """Wait; longer than the last time."""
+        """Wait longer than the last time."""
         self._wait = min(2 * self._wait, LAST_WAIT) or FIRST_WAIT
         self.at = monotonic() + self._wait
 
     def succeeded(self) -> None:
-        """Try at once when there is something to try."""
+        """Let the next attempt begin at once."""
         self.at = self._wait = 0.0
 
 
 class Channel:
-    """A channel that is wished for. All but name and subscribers is for the thread."""
+    """A wanted channel. Only the thread uses more than its name and subscribers."""
 
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.subscribers: list[Subscriber] = []
         self.link: PubSubConnection | None = None
-        """Where it has been asked for."""
+        """The connection on which it is subscribed."""
         self.confirmed = False
         self.was_confirmed = False
-        """Whether messages may have been missed since."""
+        """True if it was confirmed before, so that messages may have been missed since."""
         self.home: Address | None = None
-        """The cluster's node that another one has named."""
+        """The node of a cluster to which another one has redirected."""
         self.retry = ReconnectBackoff()
 
 
 class PubSubReader:
-    """The thread and its connections. It ends when nothing is wished for any more."""
+    """The thread and its connections. It ends when no channel is wanted any more."""
 
     def __init__(self, connections: Connections, lock: threading.Lock) -> None:
         self.channels: dict[bytes, Channel] = {}
-        """What is wished for, by name; to be changed with the lock held."""
+        """Wanted channels by name; changed only with the lock held."""
         self.over = False
-        """Whether the thread will look at that no more; set with the lock held."""
+        """True if the thread no longer reads `channels`; set with the lock held."""
         self.trouble = ""
-        """What failed last."""
+        """The last failure."""
         self._is_refused = False
-        """Whether nothing listens where the only server should be: who subscribes now is told so at once."""
+        """True if nothing listens at the only server's address: new subscriptions fail at once."""
         self._connections = connections
         self._lock = lock
         self._links: dict[Address | None, PubSubConnection] = {}
-        """By the node of a cluster; elsewhere there is one."""
+        """Connections by cluster node; without a cluster, the only one."""
         self._retries: defaultdict[Address | None, ReconnectBackoff] = defaultdict(ReconnectBackoff)
-        """Of servers that cannot be reached; None in a cluster: of the question where slots are."""
+        """Backoff by unreachable server; in a cluster, None is the lookup of slots."""
         self._next_try = inf
         self._astray = False
-        """Whether the cluster's slots may be elsewhere than its client believes."""
+        """True if the client's table of the cluster's slots may be outdated."""
         self._inbox: deque[tuple[list[Subscriber], bytes | None]] = deque()
-        """Who is to be told what; None: that messages may have been missed."""
+        """Subscribers and messages to deliver; None: messages may have been missed."""
         self._waker, self._wake_event = socket.socketpair()
         self._waker.setblocking(False)
         self._wake_event.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="djqueue-redis-listener", daemon=True)
 
     def start(self) -> None:
-        """Begin. Something must be wished for already."""
+        """Start the thread. A channel must be wanted already."""
         self._thread.start()
 
-    def ring(self) -> None:
-        """Have the thread look at what is wished for."""
+    def wake(self) -> None:
+        """Let the thread check the wanted channels."""
         try:
             self._waker.send(b"!")
-        except OSError:  # it has not heard the last ringing yet, or has ended
+        except OSError:  # the last wake-up is still pending, or the thread has ended
             pass
 
     def wait_for(self, subscriber: Subscriber, timeout: float) -> None:
-        """Wait, at most that long, until it is known whether the server tells of a channel."""
+        """Wait until the server has confirmed or refused a subscription, or the time is over."""
         if threading.current_thread() is not self._thread:
             subscriber.settled.wait(timeout)
             return
-        # In a callback, whose thread has to read the answer; messages that come meanwhile are kept.
+        # In a callback, this thread has to read the reply; messages that arrive meanwhile are kept.
         until = monotonic() + timeout
         while not subscriber.settled.is_set() and monotonic() < until:
             self._subscribe()
             self._read(until)
 
     def join(self, timeout: float) -> None:
-        """Wait for the thread's end, unless this is that thread."""
+        """Wait until the thread has ended, unless called on it."""
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
 
-    def hang_up(self) -> None:
-        """Close all sockets; in a forked child, which has no such thread, its copies of them."""
+    def disconnect(self) -> None:
+        """Close all sockets; in a forked child, its copies of them."""
         for link in self._links.values():
             link.close()
         self._links.clear()
@@ -175,16 +175,16 @@ class PubSubReader:
                 try:
                     self._subscribe()
                     self._read()
-                    self._tell()
+                    self._deliver()
                 except Exception as error:
-                    logger.exception("The Redis listener failed and reconnects.")
+                    logger.exception("The Redis listener failed; reconnecting.")
                     for address in list(self._links):
                         self._lose(address, error)
                     time.sleep(FIRST_WAIT)
         finally:
             with self._lock:
                 self.over = True
-            self.hang_up()
+            self.disconnect()
 
     def _is_wanted(self) -> bool:
         with self._lock:
@@ -194,24 +194,24 @@ class PubSubReader:
     # Subscribing.
 
     def _subscribe(self) -> None:
-        """Bring what the servers have been asked for in line with what is wished for."""
+        """Bring the subscriptions in line with the wanted channels."""
         with self._lock:
             wanted = dict(self.channels)
         for address, link in list(self._links.items()):
             self._give_back(address, link, wanted)
         self._next_try = inf
-        asked: defaultdict[Address | None, list[Channel]] = defaultdict(list)
+        by_address: defaultdict[Address | None, list[Channel]] = defaultdict(list)
         for channel in wanted.values():
             if channel.link is not None or not self._may_try(channel.retry, self._retries[None]):
                 continue
             try:
-                asked[self._home(channel)].append(channel)
+                by_address[self._home(channel)].append(channel)
             except SlotNotCoveredError:
                 channel.retry.failed()
                 self._astray = True
             except FAILURES as error:
                 self._failed(None, error)
-        for address, channels in asked.items():
+        for address, channels in by_address.items():
             self._ask(address, channels)
 
     def _give_back(
@@ -228,7 +228,7 @@ class PubSubReader:
                 self._lose(address, error)
 
     def _home(self, channel: Channel) -> Address | None:
-        """The node that has a channel's slot. Raises one of FAILURES."""
+        """Return the node that has a channel's slot. Raises one of FAILURES."""
         if not self._connections.is_cluster or channel.home is not None:
             return channel.home
         client: Any = self._connections.sync()
@@ -271,7 +271,7 @@ class PubSubReader:
         return link
 
     def _lose(self, address: Address | None, error: Exception) -> None:
-        """Give up a connection; what was subscribed on it will be again."""
+        """Drop a connection; its channels are subscribed to again."""
         link = self._links.pop(address)
         link.close()
         with self._lock:
@@ -285,7 +285,7 @@ class PubSubReader:
     def _failed(self, address: Address | None, error: BaseException) -> None:
         retry = self._retries[address]
         if isinstance(error, StorageUnavailableError):
-            error = error.__cause__ or error  # which does not say where
+            error = error.__cause__ or error  # the outer error does not say where
         self.trouble = in_one_line(error)
         self._is_refused = self._connections.is_single and is_refused(error)
         level = logging.WARNING if retry.is_fresh else logging.DEBUG
@@ -303,7 +303,7 @@ class PubSubReader:
     # Reading.
 
     def _read(self, until: float = inf) -> None:
-        """Wait for something to read, or to do, and read it."""
+        """Wait for messages or tasks, and read the messages."""
         links = list(self._links.items())
         until = min(until, self._next_try, *(link.due for _, link in links))
         if any(link.has_more for _, link in links):
@@ -333,10 +333,10 @@ class PubSubReader:
         with self._lock:
             channel = self.channels.get(news.channel)
             if channel is None or channel.link is not link:
-                return  # it is wished for no more, or anew
+                return  # it is no longer wanted, or subscribed to again
             if news.what == "message":
-                told = [subscriber for subscriber in channel.subscribers if subscriber.is_told]
-                self._inbox.append((told, news.detail))
+                subscribers = [subscriber for subscriber in channel.subscribers if subscriber.is_confirmed]
+                self._inbox.append((subscribers, news.detail))
             elif news.what == "subscribed":
                 self._confirmed(address, channel)
             else:
@@ -349,8 +349,8 @@ class PubSubReader:
 
     def _confirmed(self, address: Address | None, channel: Channel) -> None:
         if channel.was_confirmed:
-            told = [subscriber for subscriber in channel.subscribers if subscriber.is_told]
-            self._inbox.append((told, None))
+            subscribers = [subscriber for subscriber in channel.subscribers if subscriber.is_confirmed]
+            self._inbox.append((subscribers, None))
         channel.confirmed = channel.was_confirmed = True
         channel.retry.succeeded()
         self._retries.pop(address, None)
@@ -367,8 +367,8 @@ class PubSubReader:
             for subscriber in channel.subscribers:
                 subscriber.settle(refusal=self.trouble)
 
-    def _tell(self) -> None:
-        """Call back those who are to be told something."""
+    def _deliver(self) -> None:
+        """Call the subscribers of received messages."""
         while self._inbox:
             subscribers, message = self._inbox.popleft()
             for subscriber in subscribers:

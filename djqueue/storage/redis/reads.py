@@ -130,7 +130,7 @@ class RedisReads(Reads):
             for name in names
         ]
         answers = yield [*calls]
-        found = [(name, STATES.get(letters[0])) for name, letters in zip(names, answers, strict=True)]
+        found = [(name, STATES.get(codes[0])) for name, codes in zip(names, answers, strict=True)]
         return [(name, state) for name, state in found if state is not None]
 
     def jobs_about(
@@ -144,15 +144,15 @@ class RedisReads(Reads):
     def _dead_letters(self, queue: str) -> Steps[list[DeadLetterRecord]]:
         keys = self._keyspace.keys(queue)
         [ids] = yield [RedisCommand((b"ZRANGE", keys.key("dead"), 0, -1))]
-        letters = []
+        dead_letters = []
         for some in chunks(ids):
-            [found] = yield [RedisCommand((b"HMGET", keys.key("letters"), *some))]
-            letters += [
-                records.letter(queue, text(job_id), data)
+            [found] = yield [RedisCommand((b"HMGET", keys.key("dead_letters"), *some))]
+            dead_letters += [
+                records.dead_letter(queue, text(job_id), data)
                 for job_id, data in zip(some, found, strict=True)
                 if data is not None
             ]
-        return letters
+        return dead_letters
 
     def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> DeadLetterPage:
         begin = b"-inf" if after is None else b"(%d" % int(after)
@@ -160,13 +160,13 @@ class RedisReads(Reads):
             script("dead_letters"), self._keyspace.keys(queue), [begin, limit + 1], sequence=False
         )
         now, found = self._keyspace.run(answer(call))
-        letters = [
-            records.letter(queue, text(found[at + 1]), found[at + 2])
+        dead_letters = [
+            records.dead_letter(queue, text(found[at + 1]), found[at + 2])
             for at in range(0, min(len(found), 3 * limit), 3)
         ]
         is_last = len(found) <= 3 * limit
         following = None if is_last else str(int(float(found[3 * limit - 3])))
-        return DeadLetterPage(letters, following, int(now))
+        return DeadLetterPage(dead_letters, following, int(now))
 
     def explain(self, queue: str, id: str) -> Explanation | None:
         facts = self._keyspace.run(self._inspector.facts(queue, id))
@@ -209,5 +209,5 @@ class RedisReads(Reads):
         return Diagnostics("redis", self.overview([]).at, lines)
 
     def findings(self) -> Sequence[Finding]:
-        """What is wrong, or may be, with the servers, which are asked."""
+        """Check the servers, and return what is or may be wrong."""
         return health.findings(self._connections)

@@ -1,4 +1,4 @@
-"""Jobs between their Python values and the bytes that the scripts keep: see `lua/job.lua`."""
+"""Conversion of jobs to and from the bytes that scripts store: see `lua/job.lua`."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -35,6 +35,19 @@ from djqueue.core.retention import Retention
 from djqueue.core.states import State
 from djqueue.core.streams import are_readable
 
+CODES = {
+    "WAITING": "w",
+    "WAITING_UNHANDLED": "s",
+    "WAITING_IN_GROUP": "g",
+    "DELAYED": "d",
+    "BLOCKED": "b",
+    "ACTIVE": "a",
+    "LINKED_ACTIVE": "A",
+    "COMPLETED": "c",
+    "FAILED": "f",
+    "CANCELLED": "x",
+}
+"""State codes in `st`, by their names in the scripts. The end of a linked job concerns other keys."""
 STATES = {
     b"w": State.WAITING,
     b"s": State.WAITING,
@@ -47,69 +60,69 @@ STATES = {
     b"f": State.FAILED,
     b"x": State.CANCELLED,
 }
-LETTERS = {state: b"".join(letter for letter, other in STATES.items() if other is state) for state in State}
+STATE_CODES = {state: b"".join(code for code, other in STATES.items() if other is state) for state in State}
 ENDED = b"cfx"
 NO_BODY: list[Any] = [0, 0, 0, "", 0, 0, "", "", "", "", 0, 0]
 ITEMS_SENT, READABLE = 12, 13
-"""Where a body says, if it has so many parts: how many items there are; until when its result can be read."""
+"""Indices of optional values in a body: the number of items, and when the result expires."""
 HEAD = Struct(">8sQcH")
-"""Number, when it was enqueued, whether its end concerns no other key, length of its name."""
+"""Number, enqueue time, flag (plain or not), length of the name."""
 VARIED = HEAD.size - 3
-"""What comes before this is every job's own."""
+"""Length of the part of a record that differs between the jobs of a batch."""
 SIZE = Struct(">I")
 NUMBER = Struct(">Q")
 TWO = Struct(">QQ")
 SALT_BITS = 20
 SALT = (1 << SALT_BITS) - 1
 TOKENS = 1 << (64 + SALT_BITS)
-"""No queue gives so many."""
+"""The first number that is too high for a token."""
 PLAIN, NOT_PLAIN = b"p", b"x"
 NOTHING = HEAD.pack(bytes(8), 0, PLAIN, 0) + SIZE.pack(1) + b"\x80"
-"""The record of a job that is gone: without name, options, payload."""
+"""The record of a job that was removed: no name, no options, no payload."""
 RESULT_TTL = JobOptions().result_ttl
 
 
 def pack_text(value: str) -> bytes:
-    """A text for a script; also one with halves of surrogate pairs, as names of files have them."""
+    """Encode a string for a script. File names may contain lone surrogates."""
     return value.encode("utf-8", "surrogatepass")
 
 
 def text(value: bytes) -> str:
-    """A text from a script."""
+    """Decode a string from a script."""
     return value.decode("utf-8", "surrogatepass")
 
 
 def flat(pairs: Any) -> list[Any]:
-    """Names and values in turn: a client may have made a dict of them, its protocol's own form."""
+    """Return names and values in turn. A client may have turned the reply into a dict."""
     return [part for pair in pairs.items() for part in pair] if isinstance(pairs, dict) else list(pairs)
 
 
 def mapping(pairs: Any) -> dict[str, int]:
-    """Counters by name."""
+    """Return counters by name."""
     parts = flat(pairs)
     return {text(parts[at]): int(parts[at + 1]) for at in range(0, len(parts), 2)}
 
 
 def pack(value: Any) -> bytes:
-    """A value for `cmsgpack`."""
+    """Encode a value for `cmsgpack`."""
     packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
     return packed
 
 
 def pack_raw(value: Any) -> bytes:
-    """The same of a value with bytes in it, which are texts to `cmsgpack`."""
+    """Encode a value with bytes in it, which are strings to `cmsgpack`."""
     packed: bytes = msgpack.packb(value, use_bin_type=False, unicode_errors="surrogatepass")
     return packed
 
 
 def unpack(data: bytes) -> Any:
-    """A value of `cmsgpack`, whose texts are bytes to it."""
+    """Decode a value of `cmsgpack`."""
     return msgpack.unpackb(data, unicode_errors="surrogatepass", strict_map_key=False)
 
 
 @lru_cache(maxsize=1024)
 def pack_options(options: JobOptions) -> bytes:
-    """Options for a script, to which a nil in a map is nothing: False says that results are kept."""
+    """Encode options. False stands for a result that is kept, since Lua tables have no nil."""
     values = options.as_dict()
     if "result_ttl" in values and values["result_ttl"] is None:
         values["result_ttl"] = False
@@ -118,7 +131,7 @@ def pack_options(options: JobOptions) -> bytes:
 
 @lru_cache(maxsize=4096)
 def unpack_options(data: bytes) -> JobOptions:
-    """The options that `pack_options` packed; equal ones are one object."""
+    """Decode options; equal ones are one object."""
     values = unpack(data)
     if values.get("result_ttl") is False:
         values["result_ttl"] = None
@@ -126,7 +139,7 @@ def unpack_options(data: bytes) -> JobOptions:
 
 
 def is_plain(options: JobOptions) -> bool:
-    """Whether such a job waits in the list, is kept as most are, and its end concerns no other key."""
+    """Return whether a job waits in the list, is kept for the default time, and ends without other keys."""
     return (
         options.plain
         and options.weight == 1
@@ -140,21 +153,21 @@ def is_plain(options: JobOptions) -> bool:
 
 
 def envelope(batch: Batch) -> bytes:
-    """What the records of a batch's jobs have in common: all between the time and the payload."""
+    """Return the part that the records of a batch share: from the flag to the options."""
     name, options = pack_text(batch.name), pack_options(batch.options)
     flag = PLAIN if is_plain(batch.options) else NOT_PLAIN
     return flag + len(name).to_bytes(2) + name + SIZE.pack(len(options)) + options
 
 
 def start(batch: Batch) -> bytes:
-    """When a batch's jobs start, for `enqueue`: nothing for at once, a delay, or a time behind an @."""
+    """Return when a batch's jobs start, for `enqueue.lua`: "" for now, a delay, or @ and a time."""
     if batch.run_at is not None:
         return b"@%d" % batch.run_at
     return b"%d" % batch.delay if batch.delay else b""
 
 
 class Envelope:
-    """A job's record taken apart."""
+    """The parts of a job's record."""
 
     __slots__ = ("created_at", "name", "options", "payload")
 
@@ -174,9 +187,9 @@ def _salt(queue: str) -> int:
 
 
 def pack_token(queue: str, token: int) -> bytes:
-    """A claim's token as the scripts keep it; empty for one that this queue has not given.
+    """Encode the token of a claim; return b"" for a token of another queue.
 
-    Each queue counts its own tokens; so that those of two are not the same, a trace of its name is in them.
+    Each queue counts its own tokens. A hash of the queue's name makes them unique.
     """
     if 0 <= token < TOKENS and token & SALT == _salt(queue):
         return NUMBER.pack(token >> SALT_BITS)
@@ -184,9 +197,7 @@ def pack_token(queue: str, token: int) -> bytes:
 
 
 def claimed(queue: str, found: Sequence[Any], first: int, lease: int, now: int) -> list[Claimed]:
-    """Claims as `work` answers them: for each its id, its record, and, if it is not as it was enqueued, its
-    counters and its time.
-    """
+    """Decode claims from a reply of `finish_and_claim.lua` or its fast variant."""
     new = tuple.__new__
     jobs = []
     token = first << SALT_BITS | _salt(queue)
@@ -194,7 +205,7 @@ def claimed(queue: str, found: Sequence[Any], first: int, lease: int, now: int) 
     for at in range(0, len(found), 3):
         token += 1 << SALT_BITS
         job_id, blob, counters = found[at : at + 3]
-        # Most of the jobs that come together have name and options in common.
+        # Jobs that are claimed together usually share name and options.
         if options is None or not blob.startswith(heading, VARIED):
             job = Envelope(blob)
             name, options = job.name, job.options
@@ -203,7 +214,7 @@ def claimed(queue: str, found: Sequence[Any], first: int, lease: int, now: int) 
         created_at = int.from_bytes(blob[NUMBER.size : VARIED])
         attempts, failures, stalls, run_at = unpack(counters) if counters else (1, 0, 0, 0)
         waited = now - (run_at if run_at > created_at else created_at)
-        # Without the call of a constructor, which takes longer than all of this.
+        # Calling the constructor would take longer than all of this.
         fields = (text(job_id), queue, name, blob[begin:], options, token)
         counted = (attempts, failures, stalls, created_at, lease, waited if waited > 0 else 0)
         jobs.append(new(Claimed, (*fields, *counted)))
@@ -211,19 +222,19 @@ def claimed(queue: str, found: Sequence[Any], first: int, lease: int, now: int) 
 
 
 def outcome_arguments(queue: str, outcomes: Iterable[Outcome]) -> list[bytes]:
-    """For `work`: kind, id, token and data of each outcome of a queue."""
+    """Return kind, id, token and data of each outcome, for `finish_and_claim.lua`."""
     words: list[bytes] = []
     salt, number = _salt(queue), NUMBER.pack
     for outcome in outcomes:
         _, job_id, token, kind, result, *_ = outcome
         packed = number(token >> SALT_BITS) if 0 <= token < TOKENS and token & SALT == salt else b""
         if kind != "complete":
-            letter, data = _other_end(outcome)
+            kind_code, data = _other_end(outcome)
         elif result is None:
-            letter, data = b"n", b""
+            kind_code, data = b"n", b""
         else:
-            letter, data = b"c", result
-        words += (letter, pack_text(job_id), packed, data)
+            kind_code, data = b"c", result
+        words += (kind_code, pack_text(job_id), packed, data)
     return words
 
 
@@ -243,14 +254,14 @@ def _error(error: JobFailure | None) -> Any:
 
 
 def record(queue: str, job_id: str, found: Sequence[Any], now: int) -> JobRecord | None:
-    """A record as `read` answers it; None if its time is over."""
+    """Decode a job from `read.lua`; None if it has expired."""
     blob, st, result, progress, history, lines = found
     job = Envelope(blob)
     state, finished_at, expires, body = State.WAITING, 0, 0, None
     if st is not None:
-        letter = st[:1]
-        state = STATES[letter]
-        if letter in ENDED:
+        code = st[:1]
+        state = STATES[code]
+        if code in ENDED:
             finished_at, expires = TWO.unpack_from(st, 9)
             if expires and expires <= now:
                 return None
@@ -288,17 +299,17 @@ def record(queue: str, job_id: str, found: Sequence[Any], now: int) -> JobRecord
 
 
 def item_page(queue: str, found: Sequence[Any], now: int) -> ItemPage | None:
-    """A page as `items` answers it; None if the job's time is over."""
+    """Decode a page of `items.lua`; None if the job has expired."""
     blob, st, start, items = found
     options = Envelope(blob).options
     if st is None:
         return ItemPage(State.WAITING, options.content_type, 0, 0, (), 0)
-    letter, state, finished_at = st[:1], STATES[st[:1]], 0
-    if letter in ENDED:
+    code, state, finished_at = st[:1], STATES[st[:1]], 0
+    if code in ENDED:
         finished_at, expires = TWO.unpack_from(st, 9)
         if expires and expires <= now:
             return None
-    body = unpack(st[25 if letter in ENDED else 9 :])
+    body = unpack(st[25 if code in ENDED else 9 :])
     count = _items_sent(body)
     run = 0
     if count or state is State.ACTIVE:
@@ -314,11 +325,11 @@ def _items_sent(body: Sequence[Any]) -> int:
 
 
 def _result_until(options: JobOptions, finished_at: int, expires: int, body: Sequence[Any]) -> float:
-    """When the result of a completed job is over."""
+    """Return when the result of a completed job expires."""
     if len(body) > READABLE:
-        # Below zero: it is held.
+        # Negative: the record is held.
         return float(body[READABLE]) if body[READABLE] > 0 else math.inf
-    # What has no end is kept for ever, or for others.
+    # A record without an end is kept forever, or held.
     if options.result_ttl is None or not expires:
         return math.inf
     return finished_at + options.result_ttl
@@ -338,7 +349,7 @@ def _history(data: bytes | None) -> tuple[AttemptRecord, ...]:
 
 
 def pack_line(at: int, line: str) -> bytes:
-    """A log line."""
+    """Encode a log line."""
     return pack([at, line])
 
 
@@ -348,37 +359,37 @@ def _line(data: bytes) -> tuple[int, str]:
 
 
 def pack_progress(value: Any) -> bytes:
-    """A job's progress."""
+    """Encode a job's progress."""
     return encode(value, MSGPACK)
 
 
 def incident(queue: str, found: Sequence[Any]) -> Incident:
-    """What a script tells beside its answer."""
+    """Decode an incident that a script reports with its reply."""
     job_id, name, event, *rest = map(text, found)
     reason = rest[0] if rest else ""
     return Incident(queue, job_id, name, event, reason, JobFailure(*rest[1:]) if rest[1:] else None)
 
 
-def letter(queue: str, job_id: str, data: bytes) -> DeadLetterRecord:
-    """A dead letter."""
+def dead_letter(queue: str, job_id: str, data: bytes) -> DeadLetterRecord:
+    """Decode a dead letter."""
     values = unpack(data)
     found = DeadLetterRecord(queue, job_id, *values[:8])
     return found._replace(unmet=tuple(map(tuple, values[8]))) if len(values) > 8 else found
 
 
 def pack_delay(delay: int | Backoff) -> int | bytes:
-    """The wait before a dead letter is retried by itself, for a script: see `wait_of` in `completion.lua`."""
+    """Encode the wait before an automatic retry: see `wait_of` in `completion.lua`."""
     if isinstance(delay, int):
         return delay
     return pack([delay.kind, delay.base, math.log2(delay.factor), delay.cap, delay.jitter])
 
 
 BOUNDS = (b"age:c", b"age:x", b"age:r", b"age:h", b"age:l", b"bytes", b"bounds")
-"""Fields of a queue's `meta` that say what it keeps, as `sweep.lua` has them."""
+"""Fields of a queue's `meta` with its bounds, in the order of `sweep.lua`."""
 
 
 def pack_bounds(kept: Retention, dead: DeadLetterPolicy) -> list[int | bytes]:
-    """The values of `BOUNDS`, each b"" where there is no such bound."""
+    """Return the values of `BOUNDS`, b"" for none."""
     ages = [each.age for each in (kept.completed, kept.cancelled, kept.results, kept.attempts, kept.logs)]
     measures = kept.measures or dead.max_bytes is not None
     concerns_completed = measures or any(ages[place] is not None for place in (0, 2, 3, 4))
@@ -387,20 +398,20 @@ def pack_bounds(kept: Retention, dead: DeadLetterPolicy) -> list[int | bytes]:
 
 
 def events(queue: str, message: bytes) -> Iterable[Event]:
-    """The events of one message of a queue's channel."""
+    """Decode the events of one message."""
     for job_id, name, event, state, at, *count in unpack(message):
         yield Event(queue, job_id, name, event, State(state), at, *count)
 
 
 def group_limits(found: Any) -> dict[str | None, GroupLimit]:
-    """What was said to groups, as a hash of Redis is answered; under None, to every group."""
-    # A client may have made a dict of it, its protocol's own form.
+    """Decode the overrides of groups, by group; None is the key of the defaults for all."""
+    # A client may have turned the reply into a dict.
     pairs = found.items() if isinstance(found, dict) else zip(*[iter(found)] * 2, strict=True)
-    return {text(group) or None: group_limit(said) for group, said in pairs}
+    return {text(group) or None: group_limit(overrides) for group, overrides in pairs}
 
 
 def group_limit(data: bytes) -> GroupLimit:
-    """See `ready.lua`."""
+    """Decode the overrides of a group: see `ready.lua`."""
     limit, capacity, per, weight = [*map(_number, data[1:].split(b"/")), None, None, None][:4]
     rate = Rate(capacity, per) if capacity and per else None
     return GroupLimit(limit, data[:1] == b"1", rate, weight)
@@ -410,22 +421,22 @@ def _number(data: bytes) -> int | None:
     return int(data) if data else None
 
 
-def group_words(said: GroupWords) -> list[bytes]:
-    """The limit, the rate and the weight of a group, for `group.lua`."""
+def group_words(overrides: GroupWords) -> list[bytes]:
+    """Encode limit, rate and weight of a group, for `group.lua`."""
     words = []
     for name in ("concurrency", "rate", "weight"):
-        value = said.get(name, UNSAID)
+        value = overrides.get(name, UNCHANGED)
         if isinstance(value, Rate):
             value = f"{value.capacity}/{value.per}"
         words.append(b"" if value is None else str(value).encode())
     return words
 
 
-UNSAID = "-"
+UNCHANGED = "-"
 
 
 def pack_groups(policy: QueuePolicy) -> int | bytes:
-    """What a queue's settings say of its groups, for a script: see `configure_groups` in `ready.lua`."""
+    """Encode the configuration of groups: see `configure_groups` in `ready.lua`."""
     rate, weights = policy.group_rate, policy.group_weights
     if rate is None and not weights:
         return policy.group_limit
@@ -433,13 +444,13 @@ def pack_groups(policy: QueuePolicy) -> int | bytes:
 
 
 def pack_worker(info: WorkerInfo) -> bytes:
-    """A worker as it describes itself."""
+    """Encode a worker."""
     return pack([*info._replace(jobs=())[:-1], list(map(list, info.jobs))])
 
 
 def worker(data: bytes, seen_at: int) -> WorkerInfo:
-    """A worker, heard of at a time."""
-    # One of another version may say less, or more.
+    """Decode a worker. seen_at: its last heartbeat."""
+    # A worker of another version may have fewer or more fields.
     info = WorkerInfo(*unpack(data)[: len(WorkerInfo._fields)])
     return info._replace(
         queues=None if info.queues is None else tuple(info.queues),

@@ -1,4 +1,4 @@
-"""What a queue forgets: jobs by id, and records above the bounds of what it keeps, in bounded steps."""
+"""Removal of jobs by id, and of records above the bounds of a queue, in bounded steps."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,20 +13,20 @@ from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 SWEEP = 500
-"""Of each kind, in one sweep."""
+"""Jobs of each kind that one sweep handles."""
 LOOKS = 20
-"""In vain, at as many records as one sweep, for those above what a queue keeps."""
+"""Fruitless searches, of SWEEP records each, for records above a bound."""
 EXPIRED = 50_000
-"""Records that one sweep of a queue forgets."""
+"""Expired records that one sweep of a queue removes."""
 
 
 class Removing:
-    """Removes jobs by id, jobs whose time is over, and jobs beyond what a queue keeps."""
+    """Removes jobs by id, expired jobs, and jobs above the bounds of a queue."""
 
     def __init__(self, keyspace: Keyspace) -> None:
         self._keyspace = keyspace
         self._ranks: dict[tuple[str, State], int] = {}
-        """Where the look for records above what a queue keeps goes on."""
+        """Where the search for records above a bound continues."""
 
     def removed(
         self,
@@ -36,32 +36,32 @@ class Removing:
         bound: int | str = "",
         states: Iterable[State] = (),
     ) -> Steps[list[Any]]:
-        """Forget jobs, as far as a mode of `remove.lua` allows; 1 for each that is gone."""
+        """Remove jobs as far as a mode of `remove.lua` allows; return 1 for each that was removed."""
         names = pack([state.value for state in states])
         heading = [mode, bound, names, records.pack_groups(self._keyspace.policy(keys.queue))]
         return (yield from self._keyspace.on_jobs("remove", keys.queue, ids, heading, all_of_jobs))
 
     def bury_surplus(self, keys: QueueKeys) -> Steps[None]:
-        """Forget as many dead letters as are above the most that are kept."""
+        """Remove dead letters above the maximum number."""
         [there] = yield [RedisCommand((b"ZCARD", keys.key("dead")))]
         overflow = there - self._keyspace.policy(keys.queue).dead_letters.max_entries
         while overflow > 0 and (buried := (yield from self.bury_oldest(keys, overflow))):
             overflow -= buried
 
     def bury_oldest(self, keys: QueueKeys, count: int) -> Steps[int]:
-        """Forget the oldest dead letters above the most that are kept."""
+        """Remove the oldest dead letters above the maximum number."""
         most = self._keyspace.policy(keys.queue).dead_letters.max_entries
         [ids] = yield [RedisCommand((b"ZRANGE", keys.key("dead"), 0, min(count, SWEEP) - 1))]
         return sum((yield from self.removed(keys, list(map(text, ids)), "dead", most)))
 
     def expire(self, keys: QueueKeys, ids: list[str]) -> Steps[int]:
-        """Forget records whose time is over, up to `EXPIRED`: of a busy queue, thousands are in a second."""
+        """Remove up to `EXPIRED` expired records: a busy queue has thousands each second."""
         removed = 0
         while ids and removed < EXPIRED:
             arguments = [b"", b"", b"", *map(pack_text, ids)]
             [[_, gone]] = yield [ScriptCall(script("expire"), keys, arguments, of_jobs(keys, ids))]
             if gone < len(ids):
-                # Dead letters, and what others have swept meanwhile.
+                # Dead letters, and records that others have removed meanwhile.
                 gone += sum((yield from self.removed(keys, ids, "over")))
             removed += gone
             if len(ids) < SWEEP or not gone:
@@ -71,22 +71,20 @@ class Removing:
         return removed
 
     def trim(self, keys: QueueKeys, state: State, most: int | None, size: int | None) -> Steps[int]:
-        """Forget records of one outcome above a number, or so many bytes, as far as they are found in so many
-        looks.
-        """
+        """Remove records of one outcome above a number or size, as far as bounded searches find them."""
         if most is None and size is None:
             return 0
-        removed, place, letter = 0, (keys.queue, state), records.LETTERS[state]
+        removed, rank_key, code = 0, (keys.queue, state), records.STATE_CODES[state]
         bounds: list[int | str] = ["" if bound is None else bound for bound in (most, size)]
         looks = 0
         while looks < LOOKS and removed < EXPIRED:
-            arguments = [letter, *bounds, self._ranks.pop(place, 0), SWEEP]
+            arguments = [code, *bounds, self._ranks.pop(rank_key, 0), SWEEP]
             [[following, ids]] = yield [ScriptCall(script("surplus"), keys, arguments, sequence=False)]
             gone = 0
             if ids:
                 some = list(map(text, ids))
                 if state is not State.FAILED:
-                    arguments = [letter, *bounds, *ids]
+                    arguments = [code, *bounds, *ids]
                     [[_, gone]] = yield [ScriptCall(script("expire"), keys, arguments, of_jobs(keys, some))]
                 for mode, bound in (("surplus", most), ("heavy", size)) if gone < len(some) else ():
                     if bound is not None:
@@ -95,11 +93,11 @@ class Removing:
             looks += not gone
             if following < 0:
                 break
-            self._ranks[place] = following
+            self._ranks[rank_key] = following
         return removed
 
     def trim_results(self, keys: QueueKeys, size: int) -> Steps[None]:
-        """Forget results above so many bytes, in so many steps."""
+        """Remove results above a size, in bounded steps."""
         for _ in range(EXPIRED // SWEEP):
             arguments = [b"r", b"", size, 0, SWEEP]
             [[following, ids]] = yield [ScriptCall(script("surplus"), keys, arguments, sequence=False)]
@@ -108,7 +106,7 @@ class Removing:
                 break
 
     def forget_over(self, keys: QueueKeys, names: list[str]) -> Steps[None]:
-        """Forget what is over before its job's record, in so many steps; `names` as `unneeded` has them."""
+        """Remove expired details of ended jobs, in bounded steps; `names` as in `unneeded.lua`."""
         for _ in range(EXPIRED // SWEEP):
             gone = yield from self._forget_unneeded(keys, names, b"over")
             if len(names) < SWEEP or not gone:
@@ -130,9 +128,7 @@ class Removing:
         return gone
 
     def delete_leftovers(self, keys: QueueKeys) -> Steps[None]:
-        """Delete what belonged to the jobs of an obliterated queue, also what another process began to
-        delete.
-        """
+        """Delete the keys of the jobs of an obliterated queue, also those that another process left."""
         [names] = yield [RedisCommand((b"SMEMBERS", keys.key("gone")))]
         for name in names:
             gone = keys.key(f"gone:{text(name)}")
@@ -140,7 +136,7 @@ class Removing:
             while True:
                 [[cursor, found]] = yield [RedisCommand((b"HSCAN", gone, cursor, b"COUNT", 500))]
                 found = flat(found)
-                # Jobs that were enqueued again since keep theirs.
+                # Jobs that were enqueued again meanwhile keep their keys.
                 yield from self.removed(keys, list(map(text, found[::2])), "gone")
                 if not int(cursor):
                     break

@@ -1,4 +1,4 @@
-"""Imported before redis-py, to say what to install if it is missing."""
+"""Check for redis-py before it is imported, and say what to install."""
 
 from importlib.util import find_spec
 

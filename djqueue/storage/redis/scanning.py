@@ -19,7 +19,7 @@ class Scanning:
     def jobs(
         self, keys: QueueKeys, states: frozenset[State], before: int | None = None
     ) -> Steps[list[tuple[int, str]]]:
-        """(when it was enqueued, id) of the jobs in some states, a part at a time so that nobody waits."""
+        """Return enqueue time and id of the jobs in some states, scanned a part at a time."""
         found: dict[str, int] = {}
         cursor = b"0"
         while True:
@@ -31,8 +31,8 @@ class Scanning:
     def part(
         self, keys: QueueKeys, states: frozenset[State], before: int | None, cursor: bytes
     ) -> Steps[tuple[bytes, list[tuple[int, str]]]]:
-        """Where to go on (`0`: nowhere), and some as of `_scanned`, maybe not for the first time."""
-        letters = b"".join(records.LETTERS[state] for state in states)
-        arguments = [cursor, PAGE, letters, before if before is not None else b""]
+        """Return the next cursor (`0` at the end) and some jobs, some of them perhaps again."""
+        codes = b"".join(records.STATE_CODES[state] for state in states)
+        arguments = [cursor, PAGE, codes, before if before is not None else b""]
         [[cursor, entries]] = yield [ScriptCall(script("scan"), keys, arguments, sequence=False)]
         return cursor, [(int(entries[at]), text(entries[at + 1])) for at in range(0, len(entries), 2)]

@@ -1,7 +1,7 @@
-"""The Lua scripts: a file for each transition, with the files that it includes before it.
+"""The Lua scripts: a file for each transition, with its includes and the constants that it uses.
 
-A line `--! include a b` takes in other files, `--! keys x y` names keys of the queue: they are declared, in
-this order, before those that a call adds, and the script has them as locals `X` and `Y`; `FIXED` is how many.
+A line `--! include a b` includes other files. A line `--! keys x y` declares keys of the queue, which become
+the locals `X` and `Y`. They come before the keys that a call adds; `FIXED` is their number.
 """
 
 import re
@@ -11,6 +11,8 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from djqueue.core.errors import ConfigurationError
+
+from .constants import header
 
 DIRECTIVE = re.compile(r"^--! (include|keys) (.+)$", re.MULTILINE)
 NAMES = (
@@ -67,7 +69,7 @@ NAMES = (
 )
 
 
-BRINGING = frozenset(
+ADDING = frozenset(
     {
         "add",
         "emit",
@@ -80,11 +82,11 @@ BRINGING = frozenset(
         "update",
     }
 )
-"""Those that a full server refuses. Not `report`: a job ends after its last report is there."""
+"""Scripts that a server without free memory rejects. A job can only end after `report`, which is not one."""
 
 
 class Script(NamedTuple):
-    """A script with what it includes."""
+    """A script with its includes."""
 
     name: str
     text: bytes
@@ -95,16 +97,17 @@ class Script(NamedTuple):
 
 @cache
 def script(name: str) -> Script:
-    """The script of a name; `staged_x` is `x` for a chunk of jobs that was put aside."""
+    """Return a script by name; `staged_x` runs `x` for a staged chunk of jobs."""
     parts: dict[str, tuple[str, list[str]]] = {}
     inner = name.removeprefix("staged_")
     _collect(inner, parts)
     keys = tuple(dict.fromkeys(key for _, names in parts.values() for key in names))
-    # What is full is worked off: all but what brings more may run above `maxmemory`.
-    heading = [] if name in BRINGING else ["#!lua flags=allow-oom"]
+    # A full server is emptied by its jobs: all but the scripts that add data run above `maxmemory`.
+    heading = [] if name in ADDING else ["#!lua flags=allow-oom"]
+    heading += header("\n".join(text for text, _ in parts.values()))
     heading += [f"local FIXED = {len(keys)}"]
-    # One local in one table would be slower, two hundred locals are allowed.
-    heading += [f"local {key.upper()} = KEYS[{place}]" for place, key in enumerate(keys, 1)]
+    # Fields of a table would be slower than locals, of which two hundred are allowed.
+    heading += [f"local {key.upper()} = KEYS[{index}]" for index, key in enumerate(keys, 1)]
     lines = [*heading, *(text for text, _ in parts.values())]
     if name != inner:
         lines = ["local function run(KEYS, ARGV)", *lines, "end", source("staged")]
@@ -113,7 +116,7 @@ def script(name: str) -> Script:
 
 
 def source(name: str) -> str:
-    """The text of one file, as it is written."""
+    """Return the text of a file."""
     return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Staging in Redis: chunks in hashes of their queue, enqueued by the scripts that serve all callers."""
+"""Staging in Redis: chunks in hashes of their queue, enqueued by the same scripts as other jobs."""
 
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -25,19 +25,13 @@ from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 AT_ONCE = 64
-"""Chunks of one operation: so many answers are waited for together."""
+"""Chunks of one operation, whose replies are awaited together."""
 PLAIN, OTHER = "p", "x"
-"""Letters of chunks: of jobs that are new, plain, due now and about nothing; of all others."""
+"""Kinds of chunks: jobs that are new, plain, due now and without subject, and all others."""
 
 
 class RedisStaging(Staging):
-    """See `Staging`.
-
-    run, keys, policy: of the storage.
-    begin: sees that queues that may be new are listed, and used in their mode.
-    heading: what the settings of a queue say to `enqueue`, behind the start.
-    deliver: sends what a queue has for other queues.
-    """
+    """Staged writes of a storage."""
 
     def __init__(self, keyspace: Keyspace, heading: Callable[[str], list[Any]]) -> None:
         self._keyspace = keyspace
@@ -46,7 +40,6 @@ class RedisStaging(Staging):
     def stage(
         self, write: str, part: str, number: int, batches: Sequence[Batch], lifetime: int = STAGE_TTL
     ) -> str:
-        """See `Staging`."""
         check_chunk(batches)
         keys = self._keyspace.keys(batches[0].queue)
         chunk: list[str | bytes] = [batches[0].name]
@@ -64,7 +57,6 @@ class RedisStaging(Staging):
         return kind
 
     def begin(self, manifest: Manifest, lifetime: int | None) -> PublicationState:
-        """See `Staging`."""
         parts = pack(dict(manifest.parts))
         arguments = [
             manifest.version,
@@ -77,7 +69,6 @@ class RedisStaging(Staging):
         return _publication(manifest, answer)
 
     def publish(self, manifest: Manifest, chunks: Sequence[tuple[str, int]]) -> list[Counts]:
-        """See `Staging`."""
         found: list[Counts] = []
         left = iter(chunks)
         while some := list(islice(left, AT_ONCE)):
@@ -107,7 +98,7 @@ class RedisStaging(Staging):
     def _chunk(self, manifest: Manifest, part: str, number: int, listed: bytes = b"0") -> ScriptCall:
         queue = manifest.queue
         keys = self._keyspace.keys(queue)
-        places = [keys.staged(manifest.write, part), keys.published(manifest.app, told=True)]
+        places = [keys.staged(manifest.write, part), keys.published(manifest.app, chunks=True)]
         name = pack_text(f"{part}:{number}")
         if manifest.parts[part][number] == PLAIN and self._keyspace.policy(queue).max_size is None:
             return ScriptCall(script("staged_add"), keys, [listed, name, number], places)
@@ -116,12 +107,10 @@ class RedisStaging(Staging):
         )
 
     def end(self, manifest: Manifest) -> Counts:
-        """See `Staging`."""
         [answer] = self._keyspace.run(answers([self._call("end", manifest, [manifest.version], [])]))
         return _publication(manifest, answer).counts
 
     def forget(self, queue: str, app: str, write: str) -> int:
-        """See `Staging`."""
         forgotten: int = self._keyspace.run(self._forget(self._keyspace.keys(queue), app, write))
         return forgotten
 
@@ -142,7 +131,7 @@ class RedisStaging(Staging):
         self, operation: str, manifest: Manifest, arguments: list[Any], staged: list[bytes]
     ) -> ScriptCall:
         keys = self._keyspace.keys(manifest.queue)
-        places = [keys.published(manifest.app), keys.published(manifest.app, told=True), *staged]
+        places = [keys.published(manifest.app), keys.published(manifest.app, chunks=True), *staged]
         return ScriptCall(script("manifest"), keys, [operation.encode(), *arguments], places, sequence=False)
 
 

@@ -89,12 +89,12 @@ class RedisStorage(Storage):
             default = 1 if self._connections.watch is not None else 0
             self.options = replace(self.options, replicas=default)
         self._clock = clock or SYSTEM_CLOCK
-        self._trips = Roundtrips(
+        self._roundtrips = Roundtrips(
             self._connections, self.options.timeout, self.options.stream, self.notify_incidents, clock
         )
         keyspace = self._keyspace = Keyspace(
             self.options,
-            self._trips,
+            self._roundtrips,
             dict(policies or {}),
             default_policy or QueuePolicy(lease=self.options.lease),
         )
@@ -103,7 +103,7 @@ class RedisStorage(Storage):
             self.options.prefix,
             limiters or {},
             keyspace.keys,
-            self._trips.publish,
+            self._roundtrips.publish,
             int(self.options.timeout * 1_000),
         )
         kept = Metrics(keyspace.keys, keyspace.names, metrics, self._clock)
@@ -111,7 +111,7 @@ class RedisStorage(Storage):
         self._enqueueing = Enqueueing(keyspace)
         self._claiming = Claiming(keyspace, self._limits, removing)
         self._notifications = Notifications(
-            self._connections, self._trips, keyspace.common, keyspace.keys, lambda: self.queues.names()
+            self._connections, self._roundtrips, keyspace.common, keyspace.keys, lambda: self.queues.names()
         )
         self.jobs = RedisJobs(keyspace, removing)
         self.queues = RedisQueues(keyspace, removing, scanning, self._limits, kept)
@@ -128,14 +128,14 @@ class RedisStorage(Storage):
                 self.options,
                 keyspace.policy,
                 self._enqueueing.steps,
-                self._trips,
+                self._roundtrips,
                 self.notify_incidents,
                 clock,
             )
             if any(policy.outbox for policy in keyspace.every_policy)
             else None
         )
-        """What enqueues where a queue has OUTBOX."""
+        """Enqueues jobs if a queue has OUTBOX."""
         self._may_block = any(policy.when_full == "block" for policy in keyspace.every_policy)
 
     @cached_property
@@ -157,7 +157,7 @@ class RedisStorage(Storage):
 
     @property
     def outage(self) -> Outage | None:
-        return self._trips.outage
+        return self._roundtrips.outage
 
     # Connections.
 
@@ -174,7 +174,7 @@ class RedisStorage(Storage):
         self._notifications.close()
         if self.outbox is not None:
             self.outbox.close()
-        self._trips.close()
+        self._roundtrips.close()
 
     def describe(self) -> str:
         return self._connections.describe()

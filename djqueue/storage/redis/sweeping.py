@@ -1,4 +1,4 @@
-"""What time requires: one script for each queue, and removal in bounded steps."""
+"""Sweeps: one script for each queue, and removal in bounded steps."""
 
 from djqueue.core.maintenance import Swept
 from djqueue.core.retention import NO_RETENTION
@@ -16,7 +16,7 @@ from .scripts import script
 from .workers import RedisWorkers
 
 SCANNED = 2_000
-"""Active jobs, about, whose leases one sweep looks at."""
+"""Approximate number of active jobs whose leases one sweep checks."""
 
 
 class Sweeping:
@@ -36,7 +36,7 @@ class Sweeping:
         self._metrics = metrics
         self._workers = workers
         self._cursors: dict[str, bytes] = {}
-        """Where the look at the active jobs of each queue continues."""
+        """Cursor of the check of active jobs, by queue."""
 
     def steps(self) -> Steps[Swept]:
         every = self._keyspace.every_policy
@@ -87,7 +87,7 @@ class Sweeping:
         return Swept(promoted, stalled, expired, retried, removed)
 
     def _active(self, keys: QueueKeys) -> Steps[list[bytes]]:
-        """Some of the active jobs: one whose lease was lost with a part of the data has to get another."""
+        """Return some active jobs: one whose lease was lost with a part of the data gets a new one."""
         cursor = self._cursors.get(keys.queue, b"0")
         [[cursor, found]] = yield [RedisCommand((b"HSCAN", keys.key("st"), cursor, b"COUNT", SCANNED))]
         self._cursors[keys.queue] = cursor

@@ -28,11 +28,13 @@ class RedisWorkers(Workers):
 
     def register(self, info: WorkerInfo) -> tuple[str, ...]:
         about = records.pack_worker(info)
-        told = self._keyspace.run(answer(self._worker(b"seen", pack_text(info.id), about, info.started_at)))
+        told = self._keyspace.run(
+            answer(self._worker(b"register", pack_text(info.id), about, info.started_at))
+        )
         return tuple(map(text, told))
 
     def unregister(self, worker_id: str) -> None:
-        self._keyspace.run(answer(self._worker(b"gone", pack_text(worker_id))))
+        self._keyspace.run(answer(self._worker(b"unregister", pack_text(worker_id))))
 
     def all(self) -> list[WorkerInfo]:
         return self._keyspace.run(self.live())
@@ -46,9 +48,9 @@ class RedisWorkers(Workers):
         return self._keyspace.run(self._control(pack_text(worker_id), command))
 
     def _control(self, name: bytes, command: str) -> Steps[str]:
-        [answer] = yield [self._worker(b"steer", name, command.encode(), WORKER_TTL)]
+        [answer] = yield [self._worker(b"control", name, command.encode(), WORKER_TTL)]
         if answer == ASKED.encode():
-            yield [RedisCommand((self._keyspace.publish, self._keyspace.common.steered.encode(), name))]
+            yield [RedisCommand((self._keyspace.publish, self._keyspace.common.commands.encode(), name))]
         return text(answer)
 
     def on_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
@@ -56,10 +58,10 @@ class RedisWorkers(Workers):
 
     def save_dump(self, worker_id: str, text: str) -> bool:
         kept = pack_text(text[:MAX_DUMP])
-        return bool(self._keyspace.run(answer(self._worker(b"dump", pack_text(worker_id), kept))))
+        return bool(self._keyspace.run(answer(self._worker(b"save_dump", pack_text(worker_id), kept))))
 
     def dump(self, worker_id: str) -> WorkerDump | None:
-        found = self._keyspace.run(answer(self._worker(b"dumped", pack_text(worker_id), DUMP_TTL)))
+        found = self._keyspace.run(answer(self._worker(b"dump", pack_text(worker_id), DUMP_TTL)))
         return WorkerDump(int(float(found[0])), text(found[1])) if found else None
 
     def record_runs(self, stats: Sequence[RunStats]) -> None:

@@ -41,7 +41,7 @@ class Place:
         made = RedisStorage(clock=clock or self.clock, **self._given, **self.servers.options)
         self._made.append(made)
         if commands is not None:
-            exchange = made._trips._exchange
+            exchange = made._roundtrips._exchange
             exchange.ask = Mortal(exchange.ask, commands)
         return made
 
@@ -81,7 +81,7 @@ class Reborn:
 
     def __init__(self, storage):
         self.storage = storage
-        self._ask = storage._trips._exchange.ask
+        self._ask = storage._roundtrips._exchange.ask
 
     def lives(self, commands):
-        self.storage._trips._exchange.ask = Mortal(self._ask, commands)
+        self.storage._roundtrips._exchange.ask = Mortal(self._ask, commands)

@@ -106,7 +106,7 @@ def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(make, monkeypat
         f.enqueue_many(storage, 5_000, queue=QUEUE, payloads=[b"0123456789"] * 5_000)
         f.finish(storage, *(f.completing(one, b"0123456789") for one in f.claim(storage, 5_000)))
     most, calls, ran = 0, 0, 0
-    run = storage._trips._one
+    run = storage._roundtrips._one
 
     def look(call):
         nonlocal most, calls, ran
@@ -120,7 +120,7 @@ def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(make, monkeypat
         return run(call)
 
     other = make(Retention())
-    monkeypatch.setattr(storage._trips, "_one", look)
+    monkeypatch.setattr(storage._roundtrips, "_one", look)
     rounds = 0
     while any(storage.sweep()):
         rounds += 1

@@ -166,7 +166,7 @@ def test_p7_a_worker_that_dies_at_any_command_of_its_claim_leaves_the_job_to_oth
         other = make_storage()
         job_id = enqueue(other, id=f"job-{commands}")
         dying = make_storage()
-        exchange = dying._trips._exchange
+        exchange = dying._roundtrips._exchange
         exchange.ask = Mortal(exchange.ask, commands)
         try:
             claimed = claim(dying, 5)

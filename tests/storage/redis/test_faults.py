@@ -158,7 +158,7 @@ def assert_nothing_is_left(server, open_storage):
         eventually(lambda queue=queue: later.sweep() and not counts(later, queue))
     left = {key: lasts for key, lasts in keys_of(server).items() if key.startswith("{q:")}
     names = {key.split("}:")[1].split(":")[0] for key in left}
-    assert names <= {"meta", "inbox", "lane", "log", "m", "metrics", "r", "version"}
+    assert names <= {"meta", "inbox", "sequence", "log", "m", "metrics", "r", "version"}
     assert [key for key, lasts in left.items() if key.endswith(":version") and lasts < 0] == []
     for queue in BOTH:
         later.queues.obliterate(queue)
@@ -166,7 +166,7 @@ def assert_nothing_is_left(server, open_storage):
     assert [key for key, lasts in left.items() if lasts < 0] == []
     names = {key.split("}:")[1].split(":")[0] for key in left}
     # Buckets of metrics go by their own time: who is a month ahead does not know their names.
-    assert names <= {"inbox", "lane", "m", "metrics", "r", "heard", "version", "workers"}
+    assert names <= {"inbox", "sequence", "m", "metrics", "r", "heartbeats", "version", "workers"}
 
 
 @contextmanager
@@ -629,7 +629,7 @@ def test_memory_comes_back_to_where_it_was(redis_options, redis_server, open_sto
         for queue in BOTH:
             storage.queues.obliterate(queue)
         for key in keys_of(redis_server):
-            if ":lane:" in key or key.endswith(":inbox") or ":r:" in key or ":metrics:" in key:
+            if ":sequence:" in key or key.endswith(":inbox") or ":r:" in key or ":metrics:" in key:
                 redis_server.run("DEL", key)
         return sorted(keys_of(redis_server)), used(redis_server)
 
@@ -672,7 +672,7 @@ def test_connections_that_died_while_nobody_used_them_cost_no_call(open_storage)
         storage = open_storage(server, TIMEOUT=1)
         with ExitStack() as at_once:
             for _ in range(8):
-                at_once.enter_context(storage._trips._exchange.connection())
+                at_once.enter_context(storage._roundtrips._exchange.connection())
         server.stop()
         server.start()
 
@@ -705,13 +705,13 @@ def test_a_queue_is_listed_before_it_has_a_job(redis_options, redis_server, open
     enqueue(storage)
     other.queues.obliterate(QUEUE)
     listed = []
-    plain = storage._trips._exchange.ask
+    plain = storage._roundtrips._exchange.ask
 
     def ask(words):
         listed.append(other.queues.names())
         return plain(words)
 
-    storage._trips._exchange.ask = ask
+    storage._roundtrips._exchange.ask = ask
     enqueue(storage)
 
     assert QUEUE in listed[-1]

@@ -128,7 +128,7 @@ def test_they_go_with_the_queue(storage, key_of, how):
 
     assert key_of() is None
     client, version = storage._connections.sync(), storage.keys(QUEUE).key("version")
-    left = {key for key in client.keys("*") if b":lane:" not in key}
+    left = {key for key in client.keys("*") if b":sequence:" not in key}
     assert left <= {storage.keys(QUEUE).key(name) for name in ("meta", "inbox")} | {version}
     assert client.pttl(version) != -1  # it expires, if it is there
 

@@ -142,7 +142,7 @@ def test_processes_that_die_never_have_more_active_than_allowed(place, seed):
             storage.sweep()
         enqueue(storage, queue=queue, weight=random.choice([1, 1, 2]))
     for queue in QUEUES:
-        storage.queues.clean(queue, frozenset(State) - {State.ACTIVE}, storage._trips._clock.now() + 1)
+        storage.queues.clean(queue, frozenset(State) - {State.ACTIVE}, storage._roundtrips._clock.now() + 1)
         enqueue(storage, queue=queue)
 
     assert_all_is_freed(place, storage)
@@ -157,9 +157,9 @@ def test_an_idle_limiter_leaves_nothing_behind(servers, storage):
         finish(storage, *map(completing, claimed))
     claim(storage, 5, queues=QUEUES[:1])
 
-    assert keys_of(servers) == {"lane": False, "bucket": False, "said": True}
+    assert keys_of(servers) == {"sequence": False, "bucket": False, "overrides": True}
     storage.limiters.set(LIMITER, None, MOST)
-    assert keys_of(servers) == {"lane": False, "bucket": False}
+    assert keys_of(servers) == {"sequence": False, "bucket": False}
 
 
 def test_permits_of_a_limiter_that_nobody_asks_any_more_are_not_kept_for_ever(servers, storage):
@@ -167,7 +167,7 @@ def test_permits_of_a_limiter_that_nobody_asks_any_more_are_not_kept_for_ever(se
     claim_one(storage)
     storage.limiters.state(LIMITER)
 
-    assert keys_of(servers) == {"lane": False, "permits": False, "weights": False}
+    assert keys_of(servers) == {"sequence": False, "permits": False, "weights": False}
 
 
 def test_an_end_that_overtakes_what_its_claim_had_to_tell_keeps_no_permit(storage):
@@ -186,8 +186,8 @@ def test_a_queue_without_a_limiter_costs_no_more_commands(redis_options, redis_s
         enqueue_many(storage, 9)
         claimed = claim(storage, 2, queues=[QUEUE])
         asked = []
-        ask = storage._trips._exchange.ask
-        storage._trips._exchange.ask = lambda words: asked.append(words) or ask(words)
+        ask = storage._roundtrips._exchange.ask
+        storage._roundtrips._exchange.ask = lambda words: asked.append(words) or ask(words)
 
         storage.finish(list(map(completing, claimed)), request(2, queues=[QUEUE]))
         assert len(asked) == 1
@@ -197,8 +197,8 @@ def test_a_steady_worker_needs_two_round_trips(storage):
     enqueue_many(storage, 30, queue=QUEUES[0])
     claimed = claim(storage, MOST, queues=QUEUES[:1])
     asked = []
-    ask = storage._trips._exchange.ask
-    storage._trips._exchange.ask = lambda words: asked.append(words) or ask(words)
+    ask = storage._roundtrips._exchange.ask
+    storage._roundtrips._exchange.ask = lambda words: asked.append(words) or ask(words)
     for number in range(1, 5):
         claimed = storage.finish(list(map(completing, claimed)), request(MOST, queues=QUEUES[:1])).claims.jobs
         assert (len(claimed), len(asked)) == (MOST, 2 * number)
@@ -218,7 +218,7 @@ def test_a_limiter_that_cannot_be_asked_raises_and_loses_no_end(place, servers, 
     storage = place.storage()
     claimed = an_active_job(storage, queue=QUEUES[0])
     storage.limiters.state(LIMITER)
-    ask = storage._trips._exchange.ask
+    ask = storage._roundtrips._exchange.ask
 
     def failing(words):
         if any(b"{limiter:" in word for word in words if isinstance(word, bytes)):
@@ -226,7 +226,7 @@ def test_a_limiter_that_cannot_be_asked_raises_and_loses_no_end(place, servers, 
         return ask(words)
 
     with monkeypatch.context() as patches:
-        patches.setattr(storage._trips._exchange, "ask", failing)
+        patches.setattr(storage._roundtrips._exchange, "ask", failing)
         assert finish(storage, completing(claimed)) == [True]
 
     assert storage.limiters.state(LIMITER).used == 0

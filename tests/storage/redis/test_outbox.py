@@ -47,7 +47,7 @@ queue, two list that, one notes its mode."""
 
 def until_given(place):
     """On one server, the last two looks go together."""
-    return GIVEN if place.storage()._trips._connections.is_cluster else GIVEN - 1
+    return GIVEN if place.storage()._roundtrips._connections.is_cluster else GIVEN - 1
 
 
 STORED = 5
@@ -547,7 +547,7 @@ def test_what_two_queues_knew_of_each_other_lapses_with_them(place):
         with redis.Redis(port=node.port, protocol=2) as client:
             left.update({key: client.pttl(key) for key in client.scan_iter()})
     assert [key for key, lasts in left.items() if lasts < 0] == []
-    assert {key.split(b":")[2] for key in left} <= {b"lane", b"inbox", b"m", b"version"}
+    assert {key.split(b":")[2] for key in left} <= {b"sequence", b"inbox", b"m", b"version"}
 
 
 def test_what_a_queue_has_heard_does_not_lapse_once_it_is_used_again(place):

@@ -45,7 +45,7 @@ from djqueue.testing.factories import (
 )
 from tests.clocks import AheadClock
 
-LANE = b":lane:"
+SEQUENCE = b":sequence:"
 SCRIPTS = (b"EVALSHA", b"EVAL")
 LOST = "the answer was lost"
 EVERY_STATE = frozenset(State)
@@ -125,14 +125,14 @@ def storage(nodes, request):
 
 @pytest.fixture
 def snapshot(nodes):
-    """All keys but the lanes, with what is in them and when they lapse."""
+    """All keys but the request sequences, with what is in them and when they lapse."""
     clients = [redis.Redis(port=node.port, protocol=2, retry=None) for node in nodes]
 
     def take():
         found = {}
         for client in clients:
             for key in client.scan_iter(count=1_000):
-                if LANE not in key:
+                if SEQUENCE not in key:
                     found[key] = client.dump(key), client.pexpiretime(key)
         return found
 
@@ -147,7 +147,7 @@ def twice(storage, snapshot, monkeypatch):
 
     @contextmanager
     def losing():
-        exchange = storage._trips._exchange
+        exchange = storage._roundtrips._exchange
         lossy = Twice(exchange.ask, snapshot)
         with monkeypatch.context() as patches:
             patches.setattr(exchange, "ask", lossy)
@@ -426,7 +426,7 @@ def test_what_is_said_to_groups_at_its_rate(storage, twice):
         storage.jobs.cancel(QUEUE, ids[:1])
     assert counts(storage) == {State.ACTIVE: 1, State.CANCELLED: 1, State.WAITING: 3}
 
-    storage._trips._clock = AheadClock(DELAY)
+    storage._roundtrips._clock = AheadClock(DELAY)
     with twice():
         storage.sweep()  # the lease of the other one is over, too
         # The other one has a stall by now, and is claimed alone.
@@ -465,7 +465,7 @@ def test_maintain(storage, twice):
     an_active_job(storage, id="lost")
     a_waiting_job(storage, id="expired", ttl=5)
     a_delayed_job(storage, id="due")
-    storage._trips._clock = AheadClock(DELAY)
+    storage._roundtrips._clock = AheadClock(DELAY)
 
     with twice():
         swept = storage.sweep()
@@ -476,7 +476,7 @@ def test_maintain(storage, twice):
 
 async def test_enqueue_on_a_loop(storage, snapshot, monkeypatch):
     enqueue(storage)
-    exchange = storage._trips._exchange
+    exchange = storage._roundtrips._exchange
     monkeypatch.setattr(exchange, "aask", AsyncTwice(exchange.aask, snapshot))
 
     plain = await storage.aenqueue([batch(3)])
@@ -490,7 +490,7 @@ async def test_enqueue_on_a_loop(storage, snapshot, monkeypatch):
 async def test_an_end_and_the_next_claim_on_a_loop(storage, snapshot, monkeypatch, ending):
     held = an_active_job(storage, id="held")
     enqueue_many(storage, 5)
-    exchange = storage._trips._exchange
+    exchange = storage._roundtrips._exchange
     monkeypatch.setattr(exchange, "aask", AsyncTwice(exchange.aask, snapshot))
 
     ended = await storage.afinish([ENDINGS[ending](held)], request(3))
@@ -524,7 +524,7 @@ def test_many_batches_at_once(redis_options, monkeypatch, answered):
         batches = [batch(ids=[f"{number}-{at}" for at in range(3)]) for number in range(5)]
         enqueue(storage, id="0-1")
         lives = iter([99, answered])  # of the connection for the first call, and of that for all others
-        whole = storage._trips._exchange.connection
+        whole = storage._roundtrips._exchange.connection
 
         @contextmanager
         def choking(client=None):
@@ -532,7 +532,7 @@ def test_many_batches_at_once(redis_options, monkeypatch, answered):
                 yield Choking(connection, next(lives, 99))
 
         with monkeypatch.context() as patches:
-            patches.setattr(storage._trips._exchange, "connection", choking)
+            patches.setattr(storage._roundtrips._exchange, "connection", choking)
             results = storage.enqueue(batches)
 
         assert [result.status for result in results] == ["queued", "duplicate"] + ["queued"] * 13
@@ -540,11 +540,11 @@ def test_many_batches_at_once(redis_options, monkeypatch, answered):
         assert len(claim_ids(storage, 20)) == 15
 
 
-def test_a_request_that_arrives_after_the_next_of_its_lane_changes_nothing(redis_options, monkeypatch):
+def test_a_request_that_arrives_after_the_next_of_its_sequence_changes_nothing(redis_options, monkeypatch):
     """Its first sending was held up somewhere; the second was answered, and the caller went on."""
     with closing(RedisStorage(**redis_options)) as storage:
         sent = []
-        ask = storage._trips._exchange.ask
+        ask = storage._roundtrips._exchange.ask
 
         def recorded(words):
             sent.append(words)
@@ -552,7 +552,7 @@ def test_a_request_that_arrives_after_the_next_of_its_lane_changes_nothing(redis
 
         enqueue(storage, id="first")
         with monkeypatch.context() as patches:
-            patches.setattr(storage._trips._exchange, "ask", recorded)
+            patches.setattr(storage._roundtrips._exchange, "ask", recorded)
             storage.enqueue([batch(2)])
             storage.queues.pause(QUEUE)
 

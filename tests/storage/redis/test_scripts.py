@@ -1,21 +1,28 @@
 """The scripts: what they include, what they declare, and that they change states as the one table says."""
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from djqueue.core.options import DEFAULT_OPTIONS
 from djqueue.core.states import TRANSITIONS, State
-from djqueue.storage.redis import scripts
+from djqueue.storage.redis import constants, scripts
 
 CHANGE = re.compile(r"--@ ([a-z_]+): ([a-z|]+) -> ([a-z|]+)")
 NO_CHANGE = re.compile(r"--@ nothing changes")
-SAVED = re.compile(r"\bsave\(job\)|call\('HSET', ST,|_sets\[n \+ 2\] =")
+SAVED = re.compile(r"\bsave\(job\)|call\('HSET', ST,|(?:_sets|st_changes)\[n \+ 2\] =")
+LUA = sorted(Path(scripts.__file__).parent.glob("lua/*.lua"))
 FILES = sorted(
     {
         *(name for name in scripts.NAMES if "staged_" not in name),
         "base",
         "job",
         "ready",
+        "complete",
         "completion",
         "removal",
         "staged",
@@ -51,7 +58,7 @@ def test_every_row_of_the_table_is_made_by_a_script():
 def test_every_place_that_writes_a_state_says_which_change_it_is(name):
     for line in scripts.source(name).splitlines():
         code = line.split("--")[0]
-        if SAVED.search(code) and "local function" not in code and "letter .." not in code:
+        if SAVED.search(code) and "local function" not in code and "code .." not in code:
             assert CHANGE.search(line) or NO_CHANGE.search(line), line
 
 
@@ -59,10 +66,47 @@ def test_every_place_that_writes_a_state_says_which_change_it_is(name):
 def test_every_key_is_declared(name):
     text = scripts.script(name).text.decode()
 
-    declared = set(re.findall(r"^local ([A-Z]+) = KEYS\[\d+\]$", text, re.MULTILINE))
+    declared = set(re.findall(r"^local ([A-Z_]+) = KEYS\[\d+\]$", text, re.MULTILINE))
     for key in re.findall(r"call\('[A-Z]+', ([^,)]+)", text):
         used = key.strip()
         assert used in declared or used.startswith("KEYS[") or used in LOCALS, used
+
+
+@pytest.mark.parametrize("path", LUA, ids=lambda path: path.stem)
+def test_a_file_begins_with_its_purpose_and_repeats_no_constant(path):
+    text = path.read_text()
+
+    assert text.startswith("-- ")
+    for value in ("3600000", "86400000", "2147483648", "djqueue.core."):
+        assert value not in text
+
+
+def test_constants_come_from_the_options_and_states():
+    lines = constants.header("RESULT_TTL DEFAULT.MAX_STALLS NAMES -- ON_DUPLICATE")
+
+    assert f"local RESULT_TTL = {DEFAULT_OPTIONS.result_ttl}" in lines
+    assert f"local DEFAULT = {{MAX_STALLS = {DEFAULT_OPTIONS.max_stalls}}}" in lines
+    assert {*re.findall(r"'(\w+)'", lines[0])} == set(State)
+    assert len(lines) == 3
+
+
+def test_scripts_are_the_same_in_every_process():
+    program = (
+        "from djqueue.storage.redis.scripts import NAMES, script\n"
+        "print(*(script(name).sha.decode() for name in NAMES))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+
+    assert found == {" ".join(scripts.script(name).sha.decode() for name in scripts.NAMES)}
 
 
 @pytest.mark.parametrize("name", scripts.NAMES)
@@ -88,10 +132,10 @@ LOCALS = {
 
 
 @pytest.mark.parametrize("name", scripts.NAMES)
-def test_one_with_a_lane_has_it_as_its_first_key(name):
+def test_one_with_a_request_sequence_has_it_as_its_first_key(name):
     script = scripts.script(name)
 
-    assert ("lane" in script.keys) == (script.keys[:1] == ("lane",))
+    assert ("sequence" in script.keys) == (script.keys[:1] == ("sequence",))
 
 
 def test_a_server_compiles_every_script(redis_options, redis_server):

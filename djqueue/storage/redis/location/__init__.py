@@ -1,4 +1,4 @@
-"""Where `OPTIONS` says that Redis is: `CACHE`, `URL`, `SENTINELS` or `CLIENT`, and what goes with them."""
+"""The address of Redis in `OPTIONS`: `CACHE`, `URL`, `SENTINELS` or `CLIENT`, and related options."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -18,11 +18,11 @@ READ_HERE = ("CACHE", "URL", "SENTINELS", "CLIENT", *WITH_SENTINELS, "CONNECTION
 READ_ELSEWHERE = ("LEASE", "PREFIX", "MIRROR", "OUTBOX", "REPLICAS", "STREAM")
 """Options of the storage itself."""
 LONGEST_TIMEOUT = 60_000
-"""Milliseconds. Whoever enqueues is told in time that it failed."""
+"""Maximum of TIMEOUT in milliseconds, so that callers learn of failures in time."""
 
 
 def locate(options: Mapping[str, Any]) -> Endpoint:
-    """What `OPTIONS` describes. Raises ConfigurationError naming the key that is wrong."""
+    """Return the endpoint that `OPTIONS` describes. Raises ConfigurationError naming an invalid key."""
     given = {name: value for name, value in options.items() if value is not None}
     known = READ_HERE + READ_ELSEWHERE
     for name in given:
@@ -46,7 +46,7 @@ def locate(options: Mapping[str, Any]) -> Endpoint:
 
 
 def _watched(endpoint: Endpoint, way: str, given: Mapping[str, Any]) -> Endpoint:
-    """The endpoint with what is said of its sentinels, if it has some."""
+    """Return the endpoint with the options of its sentinels, if it has any."""
     for name in WITH_SENTINELS:
         goes = way == "SENTINELS" or (isinstance(endpoint, Sentinel) and name == "SENTINEL_KWARGS")
         if name in given and not goes:
@@ -85,7 +85,7 @@ def _timeout(given: Mapping[str, Any]) -> float:
     try:
         value = milliseconds("TIMEOUT", given["TIMEOUT"])
     except OptionError as error:
-        raise ConfigurationError(str(error)) from None  # its text may be a URL
+        raise ConfigurationError(str(error)) from None  # the text of the error may contain a URL
     if not 0 < value <= LONGEST_TIMEOUT:
         raise ConfigurationError(
             f"TIMEOUT: must be greater than 0 and at most 60 seconds; got {given['TIMEOUT']!r}"

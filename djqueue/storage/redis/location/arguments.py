@@ -1,4 +1,4 @@
-"""Arguments of connections: whose word counts."""
+"""Arguments of connections, and where they come from."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,9 +16,9 @@ SHARED = frozenset(
         *("socket_keepalive", "socket_keepalive_options", "socket_read_size", "max_connections"),
     }
 )
-"""What is taken from a cache's or another client's connections too, next to all that begins with `ssl_`."""
+"""Arguments that are also taken from a cache or client, besides those that begin with `ssl_`."""
 OWN = frozenset({"client_name", "health_check_interval"})
-"""What is said of djqueue's connections alone."""
+"""Arguments for djqueue's connections only."""
 SETTLED = {
     **dict.fromkeys(("host", "port", "path"), "use URL"),
     **dict.fromkeys(("socket_timeout", "socket_connect_timeout"), "use TIMEOUT"),
@@ -27,11 +27,11 @@ SETTLED = {
     **dict.fromkeys(("retry", "retry_on_timeout", "retry_on_error"), "the storage has its own retries"),
     **dict.fromkeys(("connection_class", "timeout"), "djqueue has its own connection pools"),
 }
-"""What nobody chooses, and why. In a URL, a cache or a client it may stand, for others to use."""
+"""Arguments that can't be set, and why. They are ignored in a URL, a cache or a client."""
 
 
 def check_argument(where: str, name: object) -> None:
-    """Raise ConfigurationError for what is no argument of connections."""
+    """Raise ConfigurationError if a name is not an argument of connections."""
     known = SHARED | OWN | SETTLED.keys()
     if name not in known and not str(name).startswith("ssl_"):
         hint = nearest(str(name), known | CLUSTER_ARGUMENTS)
@@ -39,7 +39,7 @@ def check_argument(where: str, name: object) -> None:
 
 
 def taken(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """What is taken of the arguments of somebody else's connections; the last word counts."""
+    """Return the arguments to take from other connections; later sources override earlier ones."""
     arguments: dict[str, Any] = {}
     for source in sources:
         arguments |= {

@@ -1,7 +1,7 @@
-"""The Redis behind one of the project's caches.
+"""The Redis of one of the project's caches.
 
-Only where it is and how to get in are taken from the cache. Its pools are left alone: django-redis keeps
-them by URL, so that one may be another alias's, with that alias's decoding, and all repeat commands.
+Only the address and the credentials are taken from the cache. Its pools are not used: django-redis shares
+them by URL with other aliases, which may decode replies, and all of them repeat commands.
 """
 
 import re
@@ -24,7 +24,7 @@ from .urls import address_of, read_single
 
 
 def read_cache(alias: Any) -> Endpoint:
-    """What a cache's alias describes. Raises ConfigurationError."""
+    """Return the endpoint of a cache. Raises ConfigurationError."""
     if not isinstance(alias, str) or alias not in caches.settings:
         hint = nearest(str(alias), caches.settings)
         raise ConfigurationError(f"CACHE: {shown_name(alias)} is not in CACHES{hint}")
@@ -75,7 +75,7 @@ def _read_django_redis(alias: str, configured: Mapping[str, Any], options: dict[
 def _first(
     configured: Mapping[str, Any], separator: str, where: str, fits: Callable[[str], bool] = bool
 ) -> str:
-    """The first URL of a cache's LOCATION; those after it are replicas'."""
+    """Return the first URL of a cache's LOCATION; the others are replicas."""
     location = configured.get("LOCATION") or ()
     urls = re.split(separator, location) if isinstance(location, str) else map(str, location)
     for url in urls:
@@ -85,7 +85,7 @@ def _first(
 
 
 def _without_role(url: str) -> str:
-    """The URL without what says whether master or replicas are meant."""
+    """Return the URL without the part that selects master or replicas."""
     parts = urlsplit(url)
     query = [(name, value) for name, value in parse_qsl(parts.query) if name != "is_master"]
     return urlunsplit(parts._replace(query=urlencode(query)))

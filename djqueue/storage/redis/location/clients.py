@@ -1,4 +1,4 @@
-"""The Redis that somebody else's client talks to."""
+"""The Redis of another client."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,9 +18,10 @@ from .urls import REDIS_PORT
 
 
 def read_client(make: Any) -> Endpoint:
-    """What the client describes that a function, or the function of a dotted path, returns; it is not used.
+    """Return the endpoint of the client that a function, or its dotted path, returns.
 
-    Raises ConfigurationError, and StorageUnavailableError if making it took a server that is not there.
+    The client itself is not used. Raises ConfigurationError, or StorageUnavailableError if making it
+    requires a server that can't be reached.
     """
     if isinstance(make, str):
         if not NAME.fullmatch(make):

@@ -1,5 +1,7 @@
-"""URLs of a server, of sentinels, of a cluster. No error quotes more of one than its scheme: it may hold a
-password."""
+"""URLs of a server, of sentinels or of a cluster.
+
+Errors quote only the scheme, since a URL may contain a password.
+"""
 
 import re
 from collections.abc import Callable, Iterable
@@ -20,7 +22,7 @@ HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?")
 
 
 def read_url(url: Any) -> Endpoint:
-    """What a `URL` describes. Raises ConfigurationError."""
+    """Return the endpoint of a `URL`. Raises ConfigurationError."""
     scheme = url.partition("://")[0] if isinstance(url, str) else ""
     reader = READERS.get(scheme)
     if reader is not None:
@@ -31,7 +33,7 @@ def read_url(url: Any) -> Endpoint:
 
 
 def _check_marks(url: str) -> None:
-    """Raise ConfigurationError if a special character of the password ends the part with the password."""
+    """Raise ConfigurationError if a special character in the password splits the URL."""
     _, _, rest = url.partition("://")
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     if "@" in rest[len(authority) :] and not url.startswith("unix:"):
@@ -39,7 +41,7 @@ def _check_marks(url: str) -> None:
 
 
 def read_single(url: str, where: str = "URL") -> Single:
-    """What a URL of one server describes. Raises ConfigurationError."""
+    """Return the endpoint of a URL of one server. Raises ConfigurationError."""
     parsed = _parsed(url, where)
     arguments = _arguments(parsed)
     if url.startswith("unix:"):
@@ -75,7 +77,7 @@ def _read_cluster(url: str) -> Cluster:
 
 
 def _several(url: str, default_port: int) -> tuple[tuple[Address, ...], str, dict[str, Any]]:
-    """The hosts, the path and the arguments of a URL that has several hosts."""
+    """Return hosts, path and arguments of a URL with several hosts."""
     scheme, _, rest = url.partition("://")
     rest, _, query = rest.partition("?")
     authority, _, path = rest.partition("/")
@@ -86,7 +88,7 @@ def _several(url: str, default_port: int) -> tuple[tuple[Address, ...], str, dic
 
 
 def address_of(pair: Any, where: str) -> Address:
-    """The address that a (host, port) is. Raises ConfigurationError."""
+    """Return the address of a (host, port) pair. Raises ConfigurationError."""
     parts = () if isinstance(pair, str) or not isinstance(pair, Iterable) else tuple(pair)
     if len(parts) != 2:
         raise ConfigurationError(f"{where}: expected a (host, port) pair, got {kind_of(pair)}")
@@ -102,7 +104,7 @@ def _address(text: str, default_port: int, where: str) -> Address:
 
 
 def _parsed(url: str, where: str) -> dict[str, Any]:
-    """The parts of a URL of one host as redis-py reads it."""
+    """Return the parts of a URL of one host, as redis-py reads it."""
     for name, _ in parse_qsl(_split(url, where).query, keep_blank_values=True):
         check_argument(where, name)
     try:
@@ -116,7 +118,7 @@ def _split(url: str, where: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         _ = parts.port
-    except ValueError:  # whose message may quote a part of the password
+    except ValueError:  # its message may quote a part of the password
         raise ConfigurationError(UNREADABLE.format(where)) from None
     return parts
 

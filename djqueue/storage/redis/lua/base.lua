@@ -1,51 +1,51 @@
--- What every script begins with: the time, the caller's lane, and what is told at the end.
+-- The beginning of every script that changes a queue, and the end of its reply.
 --
--- ARGV: 1 the time, '' for Redis's own, 2 the number of this request in its lane, 3 the queue's prefix, 4 PUBLISH or
--- SPUBLISH, 5 the length of the stream of changes (0: none is kept).
---! keys lane meta count jobs st watch log outbox version
+-- KEYS: 1 the caller's request sequence.
+-- ARGV: 1 the time, '' for the server's clock; 2 the number of this request in its sequence; 3 the queue's prefix;
+--   4 PUBLISH or SPUBLISH; 5 the maximum length of the stream of changes (0: none is written).
+-- Returns, through `answer`: {length of the outbox, the script's reply, incidents or nothing}.
+--! keys sequence meta count jobs st watch log outbox version
+--! include common
 
-local call, sub, byte, floor = redis.call, string.sub, string.byte, math.floor
-local pack, unpack_number = struct.pack, struct.unpack
+local pack = struct.pack
 local encode, decode = cmsgpack.pack, cmsgpack.unpack
-local ARGS = 6 -- of the script itself, from here on
+local ARGS = 6 -- where the script's own arguments begin
 
--- A request that is sent again, because its answer was lost, changes nothing and is answered alike. So does
--- the first sending of one, if it arrives when the next has been answered already.
-local LANE_TTL = 60000
+-- A request that is repeated because its reply was lost changes nothing and gets the same reply. A request that
+-- arrives after the next one of its sequence was answered changes nothing, either.
 do
-  local seen = call('GET', LANE)
-  if seen and sub(seen, 1, 8) == ARGV[2] then
-    local remembered = decode(sub(seen, 9))
+  local last = call('GET', SEQUENCE)
+  if last and sub(last, 1, 8) == ARGV[2] then
+    local remembered = decode(sub(last, 9))
     remembered[1] = call('LLEN', OUTBOX)
     return remembered
-  elseif seen and unpack_number('>I8', seen) > unpack_number('>I8', ARGV[2]) then
-    return redis.error_reply('LATE another request of its lane came after this one')
+  elseif last and unpack_number('>I8', last) > unpack_number('>I8', ARGV[2]) then
+    return redis.error_reply('LATE a newer request of this sequence was processed first')
   end
 end
 
-local time = call('TIME')
-local clock = time[1] * 1000 + floor(time[2] / 1000)
-local now = tonumber(ARGV[1]) or clock
 local watching = call('EXISTS', WATCH) == 1
-local everything = watching and tonumber(call('HGET', WATCH, '*') or 0) > clock
-local events, changed, turns, woken, incidents = {}, {}, {}, false, {}
+local watches_all = watching and tonumber(call('HGET', WATCH, '*') or 0) > clock
+local events, changed, codes, woken, incidents = {}, {}, {}, false, {}
 
--- Scripts that may find nothing to do say so in `unchanged`: a page shows the same as before. Others count as a change.
-local VERSION_TTL, unchanged, moved = 86400000, false, false
+-- A script that may find nothing to do sets `unchanged`: pages then still show the current state.
+local unchanged, has_moved = false, false
 
--- Events of jobs that somebody asked for; ids of changed jobs, for the mirror, and what they have become: the letter of
--- a state, 'u' in the state in which they were, 'r' removed; what the answer tells beside.
-local function tell(id, name, event, state, count)
-  if watching and (everything or tonumber(call('HGET', WATCH, '=' .. id) or 0) > clock) then
+-- Publish an event of a job, if it is subscribed to.
+local function emit_event(id, name, event, state, count)
+  if watching and (watches_all or tonumber(call('HGET', WATCH, '=' .. id) or 0) > clock) then
     events[#events + 1] = {id, name, event, state, now, count}
   end
 end
 
-local function note(id, letter)
+-- Write a changed job to the stream of changes. code: that of its new state, 'u' if the state is the same, 'r' if the
+-- job was removed.
+local function note(id, code)
   local n = #changed + 1
-  changed[n], turns[n] = id, letter
+  changed[n], codes[n] = id, code
 end
 
+-- remembered: the reply to a repetition of this request, if it is another one.
 local function answer(reply, remembered)
   if #events > 0 then
     call(ARGV[4], ARGV[3] .. ':events', encode(events))
@@ -54,37 +54,37 @@ local function answer(reply, remembered)
     call(ARGV[4], ARGV[3] .. ':wake', '')
   end
   if ARGV[5] ~= '0' and #changed > 0 then
-    call('XADD', LOG, 'MAXLEN', '~', ARGV[5], '*', 'i', encode(changed), 's', table.concat(turns))
+    call('XADD', LOG, 'MAXLEN', '~', ARGV[5], '*', 'i', encode(changed), 's', table.concat(codes))
   end
   if not unchanged then
-    call('SET', VERSION, time[1] .. ':' .. time[2], 'PX', VERSION_TTL)
+    call('SET', VERSION, time[1] .. ':' .. time[2], 'PX', DAY)
   end
-  local told = #incidents > 0 and incidents or nil
-  call('SET', LANE, ARGV[2] .. encode({0, remembered or reply, told}), 'PX', LANE_TTL)
-  return {call('LLEN', OUTBOX), reply, told}
+  local reported = #incidents > 0 and incidents or nil
+  call('SET', SEQUENCE, ARGV[2] .. encode({0, remembered or reply, reported}), 'PX', MINUTE)
+  return {call('LLEN', OUTBOX), reply, reported}
 end
 
--- A counter that has come to nothing is not kept.
+-- Add to a counter; one that is zero is deleted.
 local function add(field, number)
   if number ~= 0 and call('HINCRBY', COUNT, field, number) == 0 then
     call('HDEL', COUNT, field)
   end
 end
 
--- Numbers that ascend also over the end of a queue and its beginning anew: 2,048 a millisecond. Those that
--- are known elsewhere, to workers and other queues, ascend also if the server that gave the last is lost.
-local KNOWN_ELSEWHERE = {token = true, sent = true}
-local function numbers(field, many)
-  local last, least = call('HINCRBY', META, field, many), now * 2048 + many
-  if last == many or last < least and KNOWN_ELSEWHERE[field] then
+-- Reserve ascending numbers and return the first: 2,048 a millisecond. They go on ascending when a queue was removed
+-- and is new. Numbers that workers and other queues know also do when the server that gave the last one is lost.
+local function next_numbers(field, count)
+  local last, least = call('HINCRBY', META, field, count), now * 2048 + count
+  if last == count or last < least and (field == 'token' or field == 'sent') then
     last = least
     call('HSET', META, field, string.format('%.0f', last))
   end
-  return last - many + 1
+  return last - count + 1
 end
 
+-- Call a command with any number of values.
 local function variadic(command, key, values)
-  for first = 1, #values, 4000 do
-    call(command, key, unpack(values, first, math.min(first + 3999, #values)))
+  for first = 1, #values, CHUNK do
+    call(command, key, unpack(values, first, math.min(first + CHUNK - 1, #values)))
   end
 end

@@ -1,4 +1,7 @@
--- Take jobs back. Arguments: the reason, what the settings say of groups; then the ids.
+-- Cancel pending jobs, and ask active ones to stop.
+--
+-- ARGV: the reason, the configuration of groups; then the ids.
+-- Returns for each 'cancelled', 'requested', 'not_found' or the state of an ended job.
 --! include base job ready completion
 
 local reason = ARGV[ARGS]
@@ -12,12 +15,12 @@ for i = ARGS + 2, #ARGV do
   elseif job.state == ACTIVE then
     job.b[CANCEL] = 1
     save(job) --@ nothing changes: it is asked to stop
-    tell(job.id, job.name, 'cancel_requested', 'active')
+    emit_event(job.id, job.name, 'cancel_requested', 'active')
     reply = 'requested'
   elseif ENDED[job.state] then
     reply = NAMES[job.state]
   else
-    displace(job)
+    leave_pending(job)
     cancel(job, reason)
     incident(job, 'cancelled')
     reply = 'cancelled'

@@ -1,6 +1,6 @@
--- The mode that is recorded with the queue, or '' if none is.
+-- Return the group mode that is recorded for a queue, or ''.
 --
--- Arguments: the mode to record if there is none; whether also for a queue that is not there yet ('1').
+-- ARGV: 1 the time, the mode to record if there is none, '1' to record it for a queue that does not exist yet, too.
 --! keys meta
 
 local recorded = redis.call('HGET', META, 'mode')

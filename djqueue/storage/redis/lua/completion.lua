@@ -1,25 +1,27 @@
--- How jobs end, and what is forgotten with them.
+-- How jobs end, and what is kept of them.
 --
--- lease     id by the time at which its claim is lost     finished  id by the time at which it is forgotten
--- dead      id in the order of death                      letters   id: reason, entered, expires, retries, next retry,
---                                                                       the job's name, the error's type and message, and
---                                                                       (queue, id) of dependencies that had not completed
--- again     id by the time of its next retry by itself    uniq      key: free at (8) .. number (8) .. id; NUL .. key: see wait_behind
--- uniqttl   key by the time at which it is free           deps      id .. NUL .. number .. who waits for it
--- hist      id: count (2) .. ended runs                   prog      id: progress
--- needs     ids of the live jobs that depend on others    holds     id .. NUL .. who lives and may read its record
--- about     of jobs with a subject: that .. NUL .. when it was enqueued (8) .. number (8) .. id
--- Where the queue bounds bytes, of ended jobs only:
--- sizes     id: bytes of payload and error (4) .. of the result (4)    results   id by the time at which its result goes
--- Where it keeps attempts, or log lines, for a time: details, 'h' .. id or 'l' .. id by the time at which they go.
---! keys lease finished dead letters again uniq uniqttl deps holds needs hist prog sizes results details about
+-- lease         ids by the time at which the claim is lost    finished  ids by the time at which the record expires
+-- dead          ids in the order of failure                   uniq      key: free at (8) .. number (8) .. id; for
+-- auto_retries  ids by the time of the next automatic retry             NUL .. key see wait_behind
+-- uniqttl       keys by the time at which they are free       deps      id .. NUL .. number .. its dependent
+-- hist          id: count (2) .. ended attempts               prog      id: progress
+-- needs         ids of live jobs that depend on others        holds     id .. NUL .. a live job that may read its record
+-- about         of jobs with a subject: subject .. NUL .. enqueued at (8) .. number (8) .. id
+-- dead_letters  id: reason, failed at, expires, retries, next retry, job name, error type, error message, and (queue, id)
+--               of dependencies that had not completed
+--
+-- If the queue bounds bytes, of ended jobs:
+-- sizes         id: bytes of payload and error (4) .. of the result (4)
+-- results       ids by the time at which the result expires
+-- If it bounds the age of attempts or log lines:
+-- details       'h' .. id (attempts) or 'l' .. id (log lines) by the time at which they expire
+--! keys lease finished dead dead_letters auto_retries uniq uniqttl deps holds needs hist prog sizes results details about
 
--- Of records that are kept, or held. A table, as a script may have no more than two hundred locals.
+-- Functions for records that are kept or held; one table, since a script may have only two hundred local names.
 local keep = {
-  FOREVER = 4503599627370496, -- behind all that are forgotten by themselves: kept for ever, should there be too many
-  ASK = 86400000,
-  TOGETHER = 100,
-  attempts = 1000, -- of a job; set by scripts whose callers know it
+  IDS_PER_MESSAGE = 100,
+  NOTIFIED_AT_ONCE = 500,
+  attempts = 1000, -- of each job; set by scripts whose callers know it
 }
 
 local function note_attempt(job, outcome, error)
@@ -46,7 +48,7 @@ local function clear_error(job)
   set_error(job, {'', '', ''})
 end
 
--- Unique keys.
+-- Return the id of the job that holds a unique key, or nil.
 local function owner_of(key)
   local held = call('HGET', UNIQ, key)
   if not held then return nil end
@@ -72,7 +74,7 @@ local function take_key(job)
   end
 end
 
--- The job that waits for the end of the active one with a key: the numbers of both (8, 8) .. its id.
+-- Let a job wait for the end of the active job with its key. Stored: the numbers of both (8, 8) .. the waiting job's id.
 local function wait_behind(job, owner)
   call('HSET', UNIQ, NUL .. job.o.unique_key, owner.inc .. job.inc .. job.id)
   call('ZADD', UNMET, 0, job.id .. NUL .. NUL)
@@ -106,77 +108,82 @@ local function release_key(job)
     local successor = load(sub(next, 17))
     if successor and successor.state == BLOCKED then
       if not owner_of(key) then take_key(successor) end
-      met(successor, '', '')
+      dependency_met(successor, '', '')
     end
   end
 end
 
--- Tell up to so many of those that wait for a job of its end, by way of the outbox; the rest with another message.
--- before: those that came later do not mean this end.
--- holds: they hold its record from now on; an entry without a name does, while there are others to be told.
-local FAN = 500
-local function fan(id, state, before, holds)
-  local kept, told = 0, 0
-  while told < FAN do
-    local found = call('ZRANGEBYLEX', DEPS, '[' .. id .. NUL, '(' .. id .. AFTER, 'LIMIT', kept, FAN)
-    if #found == 0 then return end
+-- Pass up to NOTIFIED_AT_ONCE dependents of a job to `notify`, and remove them; it returns false to skip one.
+-- before: only dependents with at most this number. Returns whether some may be left.
+function keep.each_dependent(id, before, notify)
+  local kept, notified = 0, 0
+  while notified < keep.NOTIFIED_AT_ONCE do
+    local found = call('ZRANGEBYLEX', DEPS, '[' .. id .. NUL, '(' .. id .. AFTER, 'LIMIT', kept, keep.NOTIFIED_AT_ONCE)
+    if #found == 0 then return false end
     for _, entry in ipairs(found) do
-      local who = decode(sub(entry, #id + 10))
-      local later = before and unpack_number('>I8', entry, #id + 2) > before
-      if later or state == 'failed' and who[4] == 'wait' then
-        kept = kept + 1
-      elseif told < FAN then
-        call('ZREM', DEPS, entry)
-        if holds then call('ZADD', HOLDS, 0, id .. NUL .. sub(entry, #id + 10)) end
-        send(who[1], {'ended', id, state, who[2], who[3]})
-        told = told + 1
+      local dependent = sub(entry, #id + 10)
+      if notified < keep.NOTIFIED_AT_ONCE then
+        local is_later = before and unpack_number('>I8', entry, #id + 2) > before
+        if is_later or notify(decode(dependent), dependent) == false then
+          kept = kept + 1
+        else
+          call('ZREM', DEPS, entry)
+          notified = notified + 1
+        end
       end
     end
-    if #found < FAN and told < FAN then return end
+    if #found < keep.NOTIFIED_AT_ONCE and notified < keep.NOTIFIED_AT_ONCE then return false end
   end
+  return true
+end
+
+-- Send a job's end to its dependents through the outbox; if there are too many, the rest with another message.
+-- before: dependents with a higher number do not mean this end.
+-- holds: they hold its record from now on. An entry without a name holds it as long as some are left to be notified.
+local function notify_dependents(id, state, before, holds)
+  local function notify(who, dependent)
+    if state == 'failed' and who[4] == 'wait' then return false end
+    if holds then call('ZADD', HOLDS, 0, id .. NUL .. dependent) end
+    send(who[1], {'ended', id, state, who[2], who[3]})
+  end
+  if not keep.each_dependent(id, before, notify) then return end
   if holds then call('ZADD', HOLDS, 0, id .. NUL) end
   send('', {'fan', id, state, before or false, holds or false})
 end
 
 local function note_end(job, state)
-  if job.hangs ~= false then fan(job.id, state, nil, job.hangs and job.state ~= FAILED) end
+  if job.has_dependents ~= false then notify_dependents(job.id, state, nil, job.has_dependents and job.state ~= FAILED) end
 end
 
--- Milliseconds for which a finished job's record is kept; nil: for ever.
-local function kept_for(job)
-  local readable = job.o.result_ttl
-  if readable == nil then readable = 3600000 end
-  if readable == false or readable == cjson.null then return nil end
-  return math.max(readable, job.o.retention or 0)
+-- Milliseconds for which the record of an ended job is kept; nil: forever.
+function keep.kept_for(job)
+  local ttl = result_ttl_of(job)
+  return ttl and math.max(ttl, job.o.retention or 0)
 end
 
--- A job about a subject comes, with 'ZADD', or goes, with 'ZREM'.
-function keep.about(command, job)
+-- Add ('ZADD') or remove ('ZREM') a job's entry under its subject.
+function keep.index_subject(command, job)
   local subject = job.o.subject
   if not subject then return end
   local entry = subject .. NUL .. pack('>I8', job.created) .. job.inc .. job.id
   if command == 'ZADD' then call('ZADD', ABOUT, 0, entry) else call('ZREM', ABOUT, entry) end
 end
 
-function keep.any(key, id)
-  return #call('ZRANGEBYLEX', key, '[' .. id .. NUL, '(' .. id .. AFTER, 'LIMIT', 0, 1) > 0
-end
-
--- The record of a job on which live jobs depend is held for them: it is not over, whatever its time, and its place in
--- `finished` is that to ask them whether they still live, should the message have been lost that says so.
+-- Return whether the record of a job is held for live dependents. It does not expire then, and its score in `finished`
+-- is the time to check whether they still live, in case the message about that was lost.
 function keep.is_held(job)
   if job.expires ~= 0 or job.state == FAILED then return false end
-  if kept_for(job) then return true end
+  if keep.kept_for(job) then return true end
   local at = call('ZSCORE', FINISHED, job.id)
-  return at and tonumber(at) < keep.FOREVER
+  return at and tonumber(at) < FOREVER
 end
 
--- How many there are of each outcome. Scripts that may have a thousand of them make it one sum, between these two.
-function keep.count_together()
+-- Count held records by outcome. Between `batch_counts` and `write_counts` a script sums up the changes.
+function keep.batch_counts()
   keep.sums = {c = 0, x = 0}
 end
 
-function keep.counted()
+function keep.write_counts()
   for state, number in pairs(keep.sums) do add('h' .. state, number) end
   keep.sums = nil
 end
@@ -189,8 +196,8 @@ function keep.count(job, number)
   end
 end
 
--- What the queue keeps at most: 'c' and 'x', of records, 'r' of results, 'h' of attempts, 'l' of log lines (milliseconds);
--- whether it counts bytes.
+-- Return a bound of the queue: maximum age of records ('c', 'x'), results ('r'), attempts ('h') or log lines ('l') in
+-- milliseconds, or whether it counts bytes ('bytes').
 function keep.bound(name)
   if not keep.bounds then
     local found = call('HMGET', META, 'age:c', 'age:x', 'age:r', 'age:h', 'age:l', 'bytes')
@@ -200,17 +207,15 @@ function keep.bound(name)
   return keep.bounds[name]
 end
 
--- Milliseconds for which a result can be read; nil: for ever.
-function keep.readable(job)
-  local readable, most = job.o.result_ttl, keep.bound('r')
-  if readable == nil then readable = 3600000 end
-  readable = tonumber(readable)
-  if most then return readable and math.min(readable, most) or most end
+-- Milliseconds for which a result can be read in this queue; nil: forever.
+function keep.readable_for(job)
+  local readable, limit = result_ttl_of(job), keep.bound('r')
+  if limit then return readable and math.min(readable, limit) or limit end
   return readable
 end
 
--- What is to be known beside the record of a job that has ended. result: its size; nil: there is none.
-function keep.note(job, result)
+-- Note when the details of an ended job expire, and how large they are. result: its size; nil: there is none.
+function keep.note_details(job, result)
   local b = job.b
   if keep.bound('bytes') then
     local size = job.size + #b[ERROR_TYPE] + #b[ERROR_MESSAGE] + #b[ERROR_TRACEBACK]
@@ -220,14 +225,14 @@ function keep.note(job, result)
     call('ZADD', DETAILS, job.finished + keep.bound('h'), 'h' .. job.id)
   end
   if keep.bound('l') then call('ZADD', DETAILS, job.finished + keep.bound('l'), 'l' .. job.id) end
-  local readable = job.state == COMPLETED and keep.bound('r') and keep.readable(job)
-  if readable then
-    b[ITEMS], b[READABLE] = b[ITEMS] or false, job.finished + readable
+  local readable_for = job.state == COMPLETED and keep.bound('r') and keep.readable_for(job)
+  if readable_for then
+    b[ITEMS], b[READABLE] = b[ITEMS] or false, job.finished + readable_for
   end
 end
 
--- Bytes count with the outcome, those of results also by themselves; but not those of what is held.
-function keep.weigh(job, sign)
+-- Count bytes by outcome, and those of results also on their own, but not those of held records.
+function keep.count_bytes(job, sign)
   local kept = call('HGET', SIZES, job.id)
   if not kept then return end
   local size, result = unpack_number('>I4I4', kept)
@@ -236,34 +241,34 @@ function keep.weigh(job, sign)
   if sign < 0 then
     call('ZREM', RESULTS, job.id)
   elseif result > 0 then
-    call('ZADD', RESULTS, job.finished + (keep.readable(job) or keep.FOREVER), job.id)
+    call('ZADD', RESULTS, job.finished + (keep.readable_for(job) or FOREVER), job.id)
   end
 end
 
--- What was noted beside the record of an ended job goes with it.
+-- Remove the notes on an ended job.
 function keep.forget(job, is_held)
-  if not is_held then keep.weigh(job, -1) end
+  if not is_held then keep.count_bytes(job, -1) end
   call('HDEL', SIZES, job.id)
   call('ZREM', DETAILS, 'h' .. job.id, 'l' .. job.id)
 end
 
 function keep.hold(job)
   job.expires = 0
-  local readable = job.b[READABLE]
-  if readable then job.b[READABLE] = -math.abs(readable) end
+  local readable_for = job.b[READABLE]
+  if readable_for then job.b[READABLE] = -math.abs(readable_for) end
   keep.count(job, 1)
-  call('ZADD', FINISHED, now + keep.ASK, job.id)
+  call('ZADD', FINISHED, now + DAY, job.id)
 end
 
--- The same to several queues about jobs of theirs, (queue, id) each: those of a queue together.
-function keep.tell(keys, kind, ...)
+-- Send one message to each queue of several jobs, (queue, id) each.
+function keep.send_grouped(keys, kind, ...)
   local found = {}
   for _, key in ipairs(keys) do
     local queue = key[1]
     local ids = found[queue] or {}
     found[queue] = ids
     ids[#ids + 1] = key[2]
-    if #ids == keep.TOGETHER then
+    if #ids == keep.IDS_PER_MESSAGE then
       send(queue, {kind, ids, ...})
       found[queue] = nil
     end
@@ -271,51 +276,51 @@ function keep.tell(keys, kind, ...)
   for queue, ids in pairs(found) do send(queue, {kind, ids, ...}) end
 end
 
--- A job that depends on others lives no more.
-function keep.release(job)
+-- Let go of the records that a job needed.
+function keep.release_dependencies(job)
   if job.o.depends_on and call('SREM', NEEDS, job.id) == 1 then
-    keep.tell(job.o.depends_on, 'unbind', job.id, job.inc, job.o.on_dependency_failure or 'fail')
+    keep.send_grouped(job.o.depends_on, 'unbind', job.id, job.inc, dependency_rule_of(job.o))
   end
 end
 
-function keep.until_its_time(job, kept)
-  local most = job.state ~= FAILED and keep.bound(job.state)
-  if most then kept = kept and math.min(kept, most) or most end
+function keep.expire_in(job, kept)
+  local limit = job.state ~= FAILED and keep.bound(job.state)
+  if limit then kept = kept and math.min(kept, limit) or limit end
   job.expires = kept and job.finished + kept or 0
-  local readable = job.b[READABLE]
-  if readable then job.b[READABLE] = math.abs(readable) end
-  call('ZADD', FINISHED, kept and job.expires or keep.FOREVER + job.finished, job.id)
-  keep.weigh(job, 1)
+  local readable_for = job.b[READABLE]
+  if readable_for then job.b[READABLE] = math.abs(readable_for) end
+  call('ZADD', FINISHED, kept and job.expires or FOREVER + job.finished, job.id)
+  keep.count_bytes(job, 1)
 end
 
-local function forget_at(job, kept, result)
-  keep.note(job, result)
-  job.hangs = keep.any(DEPS, job.id)
-  if job.hangs and job.state ~= FAILED then
+local function set_expiry(job, kept, result)
+  keep.note_details(job, result)
+  job.has_dependents = has_entries(DEPS, job.id)
+  if job.has_dependents and job.state ~= FAILED then
     keep.hold(job)
   else
-    keep.until_its_time(job, kept)
+    keep.expire_in(job, kept)
   end
 end
 
-local function ended(job, in_group)
+local function after_end(job, in_group)
   release_key(job)
   if in_group then leave_group(job) end
   note_end(job, NAMES[job.state])
-  keep.release(job)
+  keep.release_dependencies(job)
 end
 
--- If nobody holds a record any more its own time counts again.
-function keep.let_go(id, result_key)
-  if keep.any(HOLDS, id) then return end
+-- Let a record that is no longer held expire.
+function keep.release_record(id, result_key)
+  if has_entries(HOLDS, id) then return end
   local job = load(id)
   if not job or not keep.is_held(job) then return end
   keep.count(job, -1)
-  keep.until_its_time(job, kept_for(job))
+  keep.expire_in(job, keep.kept_for(job))
   save(job) --@ nothing changes but how long it is kept
-  local readable = job.b[READABLE] and job.b[READABLE] - job.finished or keep.readable(job)
-  if readable then
-    local left = job.finished + readable - now
+  local readable_for = job.b[READABLE] and job.b[READABLE] - job.finished or keep.readable_for(job)
+  if readable_for then
+    local left = job.finished + readable_for - now
     if left > 0 then call('PEXPIRE', result_key, left) else call('DEL', result_key) end
   end
 end
@@ -323,17 +328,17 @@ end
 local function cancel(job, reason, in_group)
   job.b[REASON] = reason
   job.state, job.finished = CANCELLED, now
-  forget_at(job, kept_for(job))
+  set_expiry(job, keep.kept_for(job))
   add('x', 1)
   call('ZREM', TTL, job.id)
   save(job) --@ cancel: waiting|delayed|blocked|active -> cancelled
-  ended(job, in_group)
-  tell(job.id, job.name, 'cancelled', 'cancelled')
+  after_end(job, in_group)
+  emit_event(job.id, job.name, 'cancelled', 'cancelled')
 end
 
--- Milliseconds before a retry by itself: as many, or a backoff (kind, base, factor's logarithm, cap, jitter). Chance
--- is made of the job's id and the time, as a script has no other.
-local function wait_of(rule, retries, id)
+-- Milliseconds before an automatic retry. rule: a number, or a backoff (kind, base, logarithm of the factor, cap,
+-- jitter). A script has no random numbers: a hash of the job's id and the time takes their place.
+function keep.wait_of(rule, retries, id)
   if tonumber(rule) then return tonumber(rule) end
   local kind, base, power, cap, jitter = unpack(decode(rule))
   local wait = base
@@ -348,32 +353,32 @@ local function wait_of(rule, retries, id)
   return math.min(math.max(0, floor(wait + 0.5)), cap)
 end
 
--- policy: dead letters' ttl, retries by themselves, and the wait before each.
+-- Make a job a dead letter. policy: ttl, number of automatic retries, wait before each.
 local function bury(job, reason, error, policy, in_group)
   local b = job.b
   b[REASON] = reason
   set_error(job, error)
   job.state, job.finished = FAILED, now
   call('HINCRBY', META, 'buried', 1)
-  forget_at(job, policy[1])
+  set_expiry(job, policy[1])
   local retries = b[RETRIES]
-  local again = retries < policy[2] and now + wait_of(policy[3], retries + 1, job.id) or 0
-  call('ZADD', DEAD, numbers('deaths', 1), job.id)
-  local letter = {reason, now, job.expires, retries, again, job.name, error[1], error[2], job.lacks}
-  call('HSET', LETTERS, job.id, encode(letter))
-  if again ~= 0 then
-    call('ZADD', AGAIN, again, job.id)
+  local next_retry = retries < policy[2] and now + keep.wait_of(policy[3], retries + 1, job.id) or 0
+  call('ZADD', DEAD, next_numbers('deaths', 1), job.id)
+  local dead_letter = {reason, now, job.expires, retries, next_retry, job.name, error[1], error[2], job.unmet_dependencies}
+  call('HSET', DEAD_LETTERS, job.id, encode(dead_letter))
+  if next_retry ~= 0 then
+    call('ZADD', AUTO_RETRIES, next_retry, job.id)
   end
   b[RETRIES] = 0
   call('ZREM', TTL, job.id)
   save(job) --@ fail: active -> failed --@ expire: waiting|delayed|blocked -> failed --@ dependency_failed: blocked -> failed
-  ended(job, in_group)
-  tell(job.id, job.name, 'failed', 'failed')
+  after_end(job, in_group)
+  emit_event(job.id, job.name, 'failed', 'failed')
 end
 
-local EXPIRED = {'djqueue.core.errors.JobTimeoutError', 'the ttl expired before the job started', ''}
+keep.TTL_EXPIRED = {ERRORS.JOB_TIMEOUT, 'the ttl expired before the job started', ''}
 
--- What no worker has told, for the process whose call this is: a run lost, a job failed or cancelled.
+-- Report to the calling process what no worker reports: a lost attempt, or a job that failed or was cancelled.
 local function incident(job, event)
   local b = job.b
   local found = {job.id, job.name, event}

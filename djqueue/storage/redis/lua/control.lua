@@ -1,13 +1,15 @@
--- Pause, resume or limit the queue. Arguments: the verb; for 'limit' the rate's capacity and length, and the
--- concurrency, each '' for none, and whether the rate and the concurrency change (1) or stay as they are (0): then
--- those of the settings were given, for a queue that has no limits of its own yet.
+-- Pause, resume or limit a queue.
+--
+-- ARGV: the operation; for 'limit' the rate (capacity, per) and the concurrency ('' each for none), and '1' each if the
+--   rate and the concurrency change. A queue without overrides gets all of them.
+-- Returns 1 if the queue is new, else 0.
 --! include base
 
-local verb = ARGV[ARGS]
+local operation = ARGV[ARGS]
 local is_new = call('EXISTS', META) == 0 and 1 or 0
-if verb == 'pause' then
+if operation == 'pause' then
   call('HSET', META, 'paused', 1)
-elseif verb == 'resume' then
+elseif operation == 'resume' then
   call('HDEL', META, 'paused')
   woken = true
 else

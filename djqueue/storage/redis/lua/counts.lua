@@ -1,4 +1,6 @@
--- How many jobs are where, each number from the one place that knows it.
+-- Count a queue's jobs.
+--
+-- Returns the counters, and the numbers of delayed jobs, active jobs and dead letters.
 --! keys count due lease dead
 
 return {

@@ -1,17 +1,17 @@
--- Some of the dead letters, oldest first. Arguments: the number of the last one of an earlier page ('-inf' for the
--- first page), and how many at most. Answers the time, and of each its number, its job's id and the letter.
---! keys dead letters
+-- Read dead letters, oldest first.
+--
+-- ARGV: 1 the time, the number of the last one of the previous page ('-inf' for the first page), maximum number.
+-- Returns {time, dead letters}; each is number, job id, dead letter.
+--! include common
+--! keys dead dead_letters
 
-local time = redis.call('TIME')
-local clock = time[1] * 1000 + math.floor(time[2] / 1000)
-local now = tonumber(ARGV[1]) or clock
-local found = redis.call('ZRANGEBYSCORE', DEAD, ARGV[2], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[3])
+local found = call('ZRANGEBYSCORE', DEAD, ARGV[2], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[3])
 local replies = {}
 for i = 1, #found, 2 do
-  local letter = redis.call('HGET', LETTERS, found[i])
-  if letter then
+  local dead_letter = call('HGET', DEAD_LETTERS, found[i])
+  if dead_letter then
     local n = #replies
-    replies[n + 1], replies[n + 2], replies[n + 3] = found[i + 1], found[i], letter
+    replies[n + 1], replies[n + 2], replies[n + 3] = found[i + 1], found[i], dead_letter
   end
 end
 return {now, replies}

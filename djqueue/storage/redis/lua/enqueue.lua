@@ -1,19 +1,21 @@
--- Add up to a thousand jobs of one batch.
+-- Enqueue up to a thousand jobs of one batch.
 --
--- Arguments: whether the caller has seen to it that the queue is listed ('1'), the jobs' name, when they start ('', a delay, '@' and a time; '*': each job's own stands behind its id), what the settings say of groups, the most jobs that may wait ('' any number), what
--- goes when there are more ('' nothing, 'o' the oldest, 'l' that of the lowest priority), for how long dead letters are
--- kept; then for each its id and the rest of its record, behind the time. Keys: of each, should there have been one of its id, its
--- result, its log lines and its items. Answers 'full' if none is enqueued.
+-- KEYS: of each job, its result, its log lines and its items, in case its id was used before.
+-- ARGV: '1' if the caller has listed the queue; the jobs' name; when they start ('' now, a delay, '@' and a time, or '*'
+--   if each job's own follows its id); the configuration of groups; the maximum number of pending jobs ('' for none);
+--   what is dropped above that ('' nothing, 'o' the oldest, 'l' the lowest priority); the dead letters' ttl; then of
+--   each job its id and its record from the flag on.
+-- Returns a list for each job (result, id, ...), 'full' if none was enqueued, or 'unlisted' if the queue is new.
 --! include base job ready completion removal room
 --! keys gone
 
 local name, start = ARGV[ARGS + 1], ARGV[ARGS + 2]
 configure_groups(ARGV[ARGS + 3])
-local most, rank = tonumber(ARGV[ARGS + 4]), ARGV[ARGS + 5]
-local dead = {tonumber(ARGV[ARGS + 6]), 0, 0}
+local limit, rank = tonumber(ARGV[ARGS + 4]), ARGV[ARGS + 5]
+local dead_letter_policy = {tonumber(ARGV[ARGS + 6]), 0, 0}
 local first = ARGS + 7
 local stride = start == '*' and 3 or 2
-local many = (#ARGV - first + 1) / stride
+local count = (#ARGV - first + 1) / stride
 if ARGV[ARGS] == '0' and call('EXISTS', META) == 0 then return {0, 'unlisted'} end
 local created = pack('>I8', now)
 
@@ -24,19 +26,19 @@ local function options_of(rest)
   return decode(sub(rest, 8 + #name, 7 + #name + unpack_number('>I4', rest, 4 + #name)))
 end
 
--- Waiting, delayed and blocked.
+-- Return the number of waiting, delayed and blocked jobs.
 local function pending()
-  local ended = call('HMGET', COUNT, 'c', 'x')
-  local others = call('ZCARD', LEASE) + call('ZCARD', DEAD) + (tonumber(ended[1]) or 0) + (tonumber(ended[2]) or 0)
+  local after_end = call('HMGET', COUNT, 'c', 'x')
+  local others = call('ZCARD', LEASE) + call('ZCARD', DEAD) + (tonumber(after_end[1]) or 0) + (tonumber(after_end[2]) or 0)
   return call('HLEN', JOBS) - others
 end
 
 local function create(id, start, rest, result_key, log_key, items_key, rival, owner)
   if has_leftovers and result_key then call('DEL', result_key, log_key, items_key) end
-  local blob = pack('>I8', numbers('rear', 1)) .. created .. rest
+  local blob = pack('>I8', next_numbers('rear', 1)) .. created .. rest
   call('HSET', JOBS, id, blob)
   local job = parse(id, blob)
-  keep.about('ZADD', job)
+  keep.index_subject('ZADD', job)
   local run_at = now
   if sub(start, 1, 1) == '@' then
     run_at = tonumber(sub(start, 2))
@@ -44,10 +46,10 @@ local function create(id, start, rest, result_key, log_key, items_key, rival, ow
     run_at = now + tonumber(start)
   end
   if rival and rival.state ~= BLOCKED and job.o.on_duplicate ~= 'debounce' then
-    run_at = math.min(run_at, rival.b[RUN_AT]) -- else one that is replaced again and again would never start
+    run_at = math.min(run_at, rival.b[RUN_AT]) -- otherwise a job that is replaced again and again would never start
   end
   if rival then
-    displace(rival)
+    leave_pending(rival)
     cancel(rival, 'replaced')
   end
   if job.plain and run_at <= now then
@@ -65,25 +67,25 @@ local function create(id, start, rest, result_key, log_key, items_key, rival, ow
     for _, key in ipairs(waits_for) do
       if call('ZADD', UNMET, 0, id .. NUL .. key[1] .. NUL .. key[2]) == 1 then
         job.unmet = true
-        send(key[1], {'await', key[2], id, job.inc, o.on_dependency_failure or 'fail'})
+        send(key[1], {'await', key[2], id, job.inc, dependency_rule_of(o)})
       end
     end
-    place(job)
+    make_pending(job)
     save(job) --@ enqueue: failed|cancelled -> waiting|delayed|blocked
   end
-  if most and rank ~= '' then call('ZADD', DROPS, 0, drop_member(job, rank)) end
-  tell(id, name, 'queued', NAMES[job.state])
+  if limit and rank ~= '' then call('ZADD', DROPS, 0, drop_member(job, rank)) end
+  emit_event(id, name, 'queued', NAMES[job.state])
   return {'queued', id, rival and rival.id or nil}
 end
 
--- A dead letter from the start; whatever has its id stays.
+-- Add a job as a dead letter, unless its id is taken.
 local function reject(id, rest, error)
   if not load(id) then
-    local blob = pack('>I8', numbers('rear', 1)) .. created .. rest
+    local blob = pack('>I8', next_numbers('rear', 1)) .. created .. rest
     call('HSET', JOBS, id, blob)
     local job = parse(id, blob)
-    keep.about('ZADD', job)
-    bury(job, 'enqueue_rejected', {error[1], error[2], ''}, dead)
+    keep.index_subject('ZADD', job)
+    bury(job, REASONS.ENQUEUE_REJECTED, {error[1], error[2], ''}, dead_letter_policy)
     incident(job, 'failed')
   end
   return {'rejected', id}
@@ -92,18 +94,18 @@ end
 local function enqueue(id, start, rest, result_key, log_key, items_key)
   local options = options_of(rest)
   if options.rejected then return reject(id, rest, options.rejected) end
-  local there = load(id)
-  if there and is_over(there) then
-    remove(there, result_key, log_key, items_key)
-    there = nil
+  local existing = load(id)
+  if existing and is_over(existing) then
+    remove(existing, result_key, log_key, items_key)
+    existing = nil
   end
-  if there and there.state == COMPLETED then
+  if existing and existing.state == COMPLETED then
     return {'completed', id, 'completed', call('GET', result_key)}
   end
-  if there and there.state ~= FAILED and there.state ~= CANCELLED then
-    return {'duplicate', id, NAMES[there.state]}
+  if existing and existing.state ~= FAILED and existing.state ~= CANCELLED then
+    return {'duplicate', id, NAMES[existing.state]}
   end
-  local key, policy = options.unique_key, options.on_duplicate or 'keep'
+  local key, policy = options.unique_key, options.on_duplicate or DEFAULT.ON_DUPLICATE
   local held = key and owner_of(key)
   local rival, owner = held and load(held), nil
   if rival then
@@ -115,23 +117,23 @@ local function enqueue(id, start, rest, result_key, log_key, items_key)
       rival, owner = follower(key), rival
     end
   end
-  if most and rank ~= '' and not rival and pending() >= most then
+  if limit and rank ~= '' and not rival and pending() >= limit then
     local job, entry = first_to_drop(options.priority or 0)
-    if not job then return 'full' end -- and none was before it: it would be one that may go
+    if not job then return 'full' end -- none was enqueued before it: that one could be dropped
     call('ZREM', DROPS, entry)
-    displace(job)
+    leave_pending(job)
     cancel(job, 'dropped')
   end
-  if there then
-    remove(there, result_key, log_key, items_key, true)
+  if existing then
+    remove(existing, result_key, log_key, items_key, true)
   end
   return create(id, start, rest, result_key, log_key, items_key, rival, owner)
 end
 
--- How many more jobs would wait, not counting duplicates and those that take the place of others.
+-- Return how many jobs would be added, without duplicates and those that replace others.
 local function growth()
   local seen, new = {}, 0
-  for i = 0, many - 1 do
+  for i = 0, count - 1 do
     local id = ARGV[first + stride * i]
     if options_of(ARGV[first + stride * i + stride - 1]).rejected then seen[id] = true end
     local job = not seen[id] and load(id)
@@ -140,7 +142,7 @@ local function growth()
     end
     seen[id] = true
   end
-  local options = many > 0 and options_of(ARGV[first + stride - 1]) or NO_OPTIONS
+  local options = count > 0 and options_of(ARGV[first + stride - 1]) or NO_OPTIONS
   local key = options.unique_key
   if not key or new == 0 then return new end
   local held = owner_of(key)
@@ -150,16 +152,16 @@ local function growth()
   return follows and not follower(key) and 1 or 0
 end
 
-if most and rank == '' then
-  local room = most - pending()
-  if many > room and growth() > math.max(0, room) then return answer('full') end
+if limit and rank == '' then
+  local room = limit - pending()
+  if count > room and growth() > math.max(0, room) then return answer('full') end
 end
-for i = 0, many - 1 do
+for i = 0, count - 1 do
   local at, key = first + stride * i, FIXED + 3 * i
   local own = stride == 3 and ARGV[at + 1] or start
   local reply = enqueue(ARGV[at], own, ARGV[at + stride - 1], KEYS[key + 1], KEYS[key + 2], KEYS[key + 3])
   if reply == 'full' then return answer('full') end
   replies[i + 1] = reply
 end
-if most and rank ~= '' then tidy(2 * many + 2) end
+if limit and rank ~= '' then clean_drops(2 * count + 2) end
 return answer(replies)

@@ -1,9 +1,10 @@
--- Some entries of the stream of changes. Arguments: from which one and up to which one, as XRANGE has them, how many at
--- most, and whether the names of the jobs are wanted ('1').
--- Answers how many entries there have ever been, how many there are, the last one's id, and of each entry its id, the ids
--- of its jobs (MessagePack), what they have become (see `base`; '' is not known), and their names (MessagePack; '' for a
--- job that is not there); and, where there is no stream, whether there are jobs.
---! include mirror
+-- Read entries of the stream of changes.
+--
+-- ARGV: 1 the time, first and last id as XRANGE takes them, maximum number of entries, '1' to include job names.
+-- Returns {number of entries ever added, number of entries, last id, entries, whether there are jobs if there is no
+--   stream}; each entry is id, job ids (MessagePack), state codes ('' if unknown; see `note` in base.lua), job names
+--   (MessagePack; '' for a job that does not exist).
+--! include layout mirror
 --! keys log jobs
 
 if redis.call('EXISTS', LOG) == 0 then return {0, 0, '', {}, redis.call('EXISTS', JOBS)} end
@@ -13,7 +14,7 @@ local function names_of(packed)
   local names = {}
   for i, id in ipairs(cmsgpack.unpack(packed)) do
     local blob = redis.call('HGET', JOBS, id)
-    names[i] = blob and string.sub(blob, 20, 19 + struct.unpack('>I2', blob, 18)) or ''
+    names[i] = blob and name_of(blob) or ''
   end
   return cmsgpack.pack(names)
 end

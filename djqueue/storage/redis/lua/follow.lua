@@ -1,13 +1,14 @@
--- Follow the stream of changes, unless that is so already. With an entry's id and number: go on
--- behind it, with nothing left to be acknowledged. Answers the last entry that was given ('' if the stream has gone
--- meanwhile), and the id and the number of the last one that there is.
+-- Follow the stream of changes through the mirror's consumer group, which is created if it does not exist.
+--
+-- ARGV: 1 the time; optionally id and number of the entry to go on after, with nothing left to acknowledge.
+-- Returns the last delivered id ('' if the stream is gone), and id and number of the stream's last entry.
 --! include mirror
 --! keys log
 
 local id, number = ARGV[2], ARGV[3]
 
 if not id then
-  -- Without ENTRIESREAD it has a gap, until somebody who has looked at all jobs goes on.
+  -- Without ENTRIESREAD it has a gap, until a caller that has read all jobs goes on.
   redis.pcall('XGROUP', 'CREATE', LOG, GROUP, '0', 'MKSTREAM')
 elseif redis.pcall('XGROUP', 'SETID', LOG, GROUP, id, 'ENTRIESREAD', number).err then
   return {'', '', 0}

@@ -1,53 +1,47 @@
--- Groups of the queue: those with most waiting jobs, and some by name.
+-- Read groups of a queue: those with the most waiting jobs, and some by name.
 --
--- Arguments: how many of the first kind, how many are looked at, and names.
--- Answers what is recorded of the mode and said to all groups ('' each for nothing); whether all groups with waiting jobs
--- were looked at; and for both kinds, of each group: its name, how many of its jobs wait and are active, and what was said
--- to it.
---! keys meta parks heads out groups
+-- ARGV: 1 the time, maximum number of groups of the first kind, how many are looked at; then names.
+-- Returns {group mode or '', defaults of all groups or '', 1 if all groups with waiting jobs were looked at, groups of the
+--   first kind, groups by name}; each group is name, numbers of waiting and active jobs, its overrides or ''.
+--! include common group_names
+--! keys meta group_waiting group_ready group_active groups
 
-local call, sub, find = redis.call, string.sub, string.find
-local limit, most = tonumber(ARGV[2]), tonumber(ARGV[3])
-local NUL, AFTER = string.char(0), string.char(1)
+local limit, max_looks = tonumber(ARGV[2]), tonumber(ARGV[3])
 
 local function look(group)
   local first, last = '[' .. group .. NUL, '(' .. group .. AFTER
-  local waiting = call('ZLEXCOUNT', PARKS, first, last) + call('ZLEXCOUNT', HEADS, first, last)
-  return {group, waiting, tonumber(call('HGET', OUT, group) or 0), call('HGET', GROUPS, group) or ''}
+  local waiting = call('ZLEXCOUNT', GROUP_WAITING, first, last) + call('ZLEXCOUNT', GROUP_READY, first, last)
+  return {group, waiting, tonumber(call('HGET', GROUP_ACTIVE, group) or 0), call('HGET', GROUPS, group) or ''}
 end
 
 local found, seen = {}, {}
-local function note(entry)
-  local group = sub(entry, 1, find(entry, NUL, 1, true) - 1)
+local function add(group)
   if not seen[group] then
     seen[group] = true
     found[#found + 1] = look(group)
   end
 end
 
--- One group after another; then, if there are more of them, those that lie at even distances: a group's jobs lie side by
--- side, so none that has a good part of all that wait is missed.
+-- One group after another; if there are too many, then samples at even distances. The jobs of a group are next to each
+-- other, so no group with a good share of all waiting jobs is missed.
 local whole = limit == 0
 local last = ''
-while not whole and #found < most do
-  local nearest
-  for _, key in ipairs({PARKS, HEADS}) do
-    local entry = call('ZRANGEBYLEX', key, last == '' and '-' or '(' .. last .. AFTER, '+', 'LIMIT', 0, 1)[1]
-    if entry and (not nearest or entry < nearest) then nearest = entry end
-  end
-  if nearest then
-    note(nearest)
-    last = found[#found][1]
+while not whole and #found < max_looks do
+  local name = next_group(last)
+  if name then
+    add(name)
+    last = name
   else
     whole = true
   end
 end
 if not whole then
-  local many = call('ZCARD', PARKS)
-  local looks = math.min(most, many)
+  local total = call('ZCARD', GROUP_WAITING)
+  local looks = math.min(max_looks, total)
   for i = 0, looks - 1 do
-    local rank = math.floor(i * many / looks)
-    note(call('ZRANGE', PARKS, rank, rank)[1])
+    local rank = floor(i * total / looks)
+    local entry = call('ZRANGE', GROUP_WAITING, rank, rank)[1]
+    add(sub(entry, 1, string.find(entry, NUL, 1, true) - 1))
   end
 end
 

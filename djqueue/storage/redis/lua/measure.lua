@@ -1,25 +1,25 @@
--- Buckets of metrics: a hash for each length and stretch of time, gone by itself when its time is over.
+-- Metrics: a hash for each bucket length and stretch of time, which expires.
 --
--- Its fields: a bucket's start, or its start .. NUL .. a job's name; each has counts and histograms as one list of
--- numbers: see `values_of` in core/metrics. 'names': the job names that it has.
--- tiers: of each length {itself, that of a stretch, the number of the first stretch that has a key, milliseconds for
--- which a hash is kept}, and the numbers of the keys of three stretches of each, from `first_key` on.
+-- Its fields are a bucket's start, or that .. NUL .. a job's name, each with counters and histograms as one list of
+-- numbers (see `values_of` in core/metrics.py), and 'names': the job names that it has.
+-- tiers: of each bucket length {length, stretch, number of the first stretch that has a key, milliseconds for which a
+-- hash is kept}. From KEYS[first_key] on there are the keys of three stretches of each.
 
 local measure
 do
-  local MOST_NAMES, NUMBERS = 200, 59
+  local MAX_NAMES, NUMBERS = 200, 59
 
   local function totals()
     local kept = call('HMGET', META, 'gone', 'gone:c', 'gone:x', 'retried', 'stalled', 'otherwise', 'buried')
     for i = 1, 7 do kept[i] = tonumber(kept[i] or 0) end
-    local ended = call('HMGET', COUNT, 'c', 'x')
-    local done, cancelled = (ended[1] or 0) + kept[2], (ended[2] or 0) + kept[3]
+    local after_end = call('HMGET', COUNT, 'c', 'x')
+    local done, cancelled = (after_end[1] or 0) + kept[2], (after_end[2] or 0) + kept[3]
     local started = done + kept[4] + kept[5] + kept[6] + call('ZCARD', LEASE)
     return {call('HLEN', JOBS) + kept[1] + kept[2] + kept[3], started, done, kept[4], kept[7], cancelled, kept[5]}
   end
 
-  -- What the totals have risen by since this was last asked, or nothing.
-  local function news()
+  -- Return by how much the totals have increased since the last call, or nil.
+  local function increases()
     local found, noted = totals(), call('HGET', META, 'noted')
     noted = noted and decode(noted) or {0, 0, 0, 0, 0, 0, 0}
     local risen, any = {}, false
@@ -45,37 +45,37 @@ do
     for _, one in ipairs(names) do
       if one == name then return name end
     end
-    if #names >= MOST_NAMES then return nil end
+    if #names >= MAX_NAMES then return nil end
     names[#names + 1] = name
     call('HSET', key, 'names', encode(names))
     return name
   end
 
-  -- The key and the start of the present bucket of a length; none if the caller's clock is far from this one.
-  local function place_of(tier, first_key)
+  -- Return key and start of the current bucket of a length; nothing if the caller's clock is far off.
+  local function bucket_of(tier, first_key)
     local index = floor(now / tier[2]) - tier[3]
     if index < 0 or index > 2 then return nil end
     return KEYS[first_key + index], string.format('%.0f', now - now % tier[1])
   end
 
-  -- Add what the totals have risen by, or what workers tell: a list of name and values in turn, and the name of the
-  -- bucket for names above the most. Once, or not at all. Nothing of a queue that is not there.
+  -- Add the increase of the totals, or what workers report: names and values in turn. others: the name for values of
+  -- names above MAX_NAMES. Adds to all tiers or to none, and nothing for a queue that does not exist.
   function measure(tiers, first_key, runs, others)
     if call('HEXISTS', META, 'rear') == 0 and call('HLEN', JOBS) == 0 then return end
     for i, tier in ipairs(tiers) do
-      if not place_of(tier, first_key + 3 * (i - 1)) then return end
+      if not bucket_of(tier, first_key + 3 * (i - 1)) then return end
     end
-    local risen = not runs and news()
+    local risen = not runs and increases()
     if not runs and not risen then return end
     for i, tier in ipairs(tiers) do
-      local key, start = place_of(tier, first_key + 3 * (i - 1))
+      local key, start = bucket_of(tier, first_key + 3 * (i - 1))
       if risen then add_to(key, start, risen) end
       for at = 1, runs and #runs or 0, 2 do
         local values, times = runs[at + 1], {}
         for place = 8, NUMBERS do times[place] = values[place] end
         for place = 1, 7 do times[place] = 0 end
         add_to(key, start, times)
-        add_to(key, start .. '\0' .. (named(key, runs[at]) or others), values)
+        add_to(key, start .. NUL .. (named(key, runs[at]) or others), values)
       end
       call('PEXPIRE', key, tier[4])
     end

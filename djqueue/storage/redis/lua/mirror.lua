@@ -1,4 +1,4 @@
--- The consumer group by which the mirror reads the stream of changes, with one consumer of the same name.
+-- The consumer group through which the mirror reads the stream of changes; its one consumer has the same name.
 --! keys log
 
 local GROUP = 'mirror'
@@ -9,7 +9,7 @@ local function named(reply)
   return found
 end
 
--- What Redis says of the group; nil if there is none.
+-- Return the fields of the group; nil if it does not exist.
 local function group_of_mirror()
   if redis.call('EXISTS', LOG) == 0 then return nil end
   for _, reply in ipairs(redis.call('XINFO', 'GROUPS', LOG)) do
@@ -18,8 +18,8 @@ local function group_of_mirror()
   end
 end
 
--- The last entry that was given to it, '' without one. It only moves on, unless Redis loses its data or goes back
--- to an older state of it.
+-- Return the id of the last entry delivered to the group, or ''. It only ascends, unless Redis loses data or restores an
+-- older copy.
 local function mark_of(group)
   return group and group['last-delivered-id'] or ''
 end

@@ -1,4 +1,7 @@
--- Pending jobs to another time. Arguments: the event, the time ('' is now), what the settings say of groups; then the ids.
+-- Move pending jobs to another time.
+--
+-- ARGV: the event, the time ('' for now), the configuration of groups; then the ids.
+-- Returns for each 1 or 0.
 --! include base job ready completion removal
 
 local event, run_at = ARGV[ARGS], tonumber(ARGV[ARGS + 1]) or now

@@ -1,29 +1,26 @@
--- How the queue is.
+-- Read the state of a queue.
 --
--- Answers the time; the counters; how many jobs are delayed, active, dead and there at all; when the next delayed one is
--- due and since when the claimable one that came first has waited ('' each: there is none); what is known of limits; and
--- what the totals are made of: see `totals_of` in the inspector.
---! keys meta count jobs st due lease dead w z asides
+-- ARGV: 1 the time.
+-- Returns {time, counters, numbers of delayed jobs, active jobs, dead letters and all jobs, when the next delayed job is
+--   due or '', since when the oldest claimable job has waited or '', overrides and bucket, components of the totals (see
+--   `totals_of` in inspector.py)}.
+--! include common
+--! keys meta count jobs st due lease dead w z unhandled
 
-local call, sub = redis.call, string.sub
-local unpack_number = struct.unpack
-local time = call('TIME')
-local clock = time[1] * 1000 + math.floor(time[2] / 1000)
-local now = tonumber(ARGV[1]) or clock
 
--- Those put before the others have numbers below this, which descend: see places.
-local FRONT = 2251799813685249
-local FRONT_PACKED = struct.pack('>I8', FRONT)
-local FLIP_PACKED = struct.pack('>I4', 2147483648)
+-- Numbers at the front descend, and are below this; see next_number in ready.lua.
+local REAR = FRONT + 1
+local REAR_PACKED = struct.pack('>I8', REAR)
+local PRIORITY_PACKED = struct.pack('>I4', PRIORITY_BASE)
 local LINES, PROBES = 500, 64
 local earliest
 
--- The first of each priority to have come behind the others, and the first put before them: {number, id}.
+-- Of each priority, the first job that was added at the rear, and the first one added at the front: {number, id}.
 local rear, front = {}, {}
 
 local function look(priority, entry)
   local number = unpack_number('>I8', entry)
-  local is_front = number < FRONT
+  local is_front = number < REAR
   local line = is_front and front or rear
   local there = line[priority]
   if not there or is_front and number > there[1] or not is_front and number < there[1] then
@@ -31,7 +28,7 @@ local function look(priority, entry)
   end
 end
 
--- The list: ascending numbers, with holes.
+-- The list has ascending numbers, with holes.
 local function entry_from(index, last)
   for at = index, math.min(last, index + PROBES) do
     local entry = call('LINDEX', W, at)
@@ -42,20 +39,20 @@ end
 local function look_at_list(length)
   local first = entry_from(0, length - 1)
   if not first then return end
-  if unpack_number('>I8', first) >= FRONT then return look(FLIP_PACKED, first) end
+  if unpack_number('>I8', first) >= REAR then return look(PRIORITY_PACKED, first) end
   local low, high = 0, length - 1
   while low < high do
-    local middle = math.floor((low + high) / 2)
+    local middle = floor((low + high) / 2)
     local entry = entry_from(middle, high)
-    if entry and unpack_number('>I8', entry) < FRONT then low = middle + 1 else high = middle end
+    if entry and unpack_number('>I8', entry) < REAR then low = middle + 1 else high = middle end
   end
   for at = math.max(0, low - PROBES), math.min(length - 1, low + PROBES) do
     local entry = call('LINDEX', W, at)
-    if entry ~= '' then look(FLIP_PACKED, entry) end
+    if entry ~= '' then look(PRIORITY_PACKED, entry) end
   end
 end
 
--- The sorted sets: a line for each beginning, which is a priority, or a name with one behind it.
+-- The sorted sets have a section for each priority, or for each name and priority.
 local function look_at_lines(key, named)
   local after = '-'
   for _ = 1, LINES do
@@ -65,8 +62,8 @@ local function look_at_lines(key, named)
     local line = sub(found, 1, at + 4)
     local last = '(' .. line .. '\255'
     local firsts = {
-      call('ZRANGEBYLEX', key, '[' .. line .. FRONT_PACKED, last, 'LIMIT', 0, 1)[1] or false,
-      call('ZREVRANGEBYLEX', key, '(' .. line .. FRONT_PACKED, '[' .. line, 'LIMIT', 0, 1)[1] or false,
+      call('ZRANGEBYLEX', key, '[' .. line .. REAR_PACKED, last, 'LIMIT', 0, 1)[1] or false,
+      call('ZREVRANGEBYLEX', key, '(' .. line .. REAR_PACKED, '[' .. line, 'LIMIT', 0, 1)[1] or false,
     }
     for i = 1, 2 do
       if firsts[i] then look(sub(line, at + 1), sub(firsts[i], at + 5)) end
@@ -78,7 +75,7 @@ end
 local length = call('LLEN', W)
 if length > 0 then look_at_list(length) end
 if call('EXISTS', Z) == 1 then look_at_lines(Z, false) end
-if call('EXISTS', ASIDES) == 1 then look_at_lines(ASIDES, true) end
+if call('EXISTS', UNHANDLED) == 1 then look_at_lines(UNHANDLED, true) end
 for _, lines in ipairs({rear, front}) do
   for _, found in pairs(lines) do
     local blob, st = call('HGET', JOBS, found[2]), call('HGET', ST, found[2])
@@ -90,12 +87,12 @@ for _, lines in ipairs({rear, front}) do
   end
 end
 
--- Groups that rest until a time are among the delayed jobs.
+-- Groups that pause until their rate allows more are in `due`, too.
 local due = ''
 local resting = tonumber(call('HGET', COUNT, 'r') or 0)
 local soonest = call('ZRANGE', DUE, 0, resting, 'WITHSCORES')
 for i = 1, #soonest, 2 do
-  if sub(soonest[i], 1, 1) ~= '\0' then
+  if sub(soonest[i], 1, 1) ~= NUL then
     due = soonest[i + 1]
     break
   end

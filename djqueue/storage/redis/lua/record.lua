@@ -1,5 +1,7 @@
--- Add what a worker tells of runs. Arguments: the lengths of buckets (see `measure`), a name and its values in turn, the
--- name of the bucket of names above the most (MessagePack each). Keys: of the buckets.
+-- Add metrics of attempts that workers report.
+--
+-- KEYS: the buckets.
+-- ARGV: the lengths of buckets (see measure.lua), names and values in turn, the name for further names (MessagePack each).
 --! include base measure
 --! keys lease
 

@@ -1,4 +1,7 @@
--- Extend claims whose tokens hold. Arguments: the lease; then of each its id and token.
+-- Extend the leases of claims whose tokens hold.
+--
+-- ARGV: the lease; then id and token of each.
+-- Returns for each 1, 2 (extended, and the job is asked to stop) or 0.
 --! include base job
 --! keys lease
 

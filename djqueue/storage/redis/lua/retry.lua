@@ -1,7 +1,9 @@
--- Dead letters to waiting, or behind their dependencies. Arguments: '0', 'd' (not really), 'w' (what they depend on has
--- completed) or 'b' (it has not); what the settings say of groups; then the ids.
--- Answers for each a word; for one that failed for its dependencies, whose states are to be looked at first, (queue, id) of
--- those that had not completed, one after the other.
+-- Retry dead letters.
+--
+-- ARGV: '0', 'd' (dry run), 'w' (the dependencies have completed) or 'b' (they have not); the configuration of groups;
+--   then the ids.
+-- Returns for each a result; for a job that failed because of dependencies, whose states have to be checked first, queue
+--   and id in turn of those that had not completed.
 --! include base job ready completion removal
 
 local mode = ARGV[ARGS]
@@ -18,25 +20,25 @@ for i = ARGS + 2, #ARGV do
   elseif job.state ~= FAILED or seen[id] then
     reply = 'not_failed'
   else
-    local kept = call('HGET', LETTERS, id)
-    local letter = kept and decode(kept) or {'', 0, 0, 0, 0}
-    local lacks = letter[9]
-    if letter[1] == 'enqueue_rejected' then
+    local kept = call('HGET', DEAD_LETTERS, id)
+    local dead_letter = kept and decode(kept) or {'', 0, 0, 0, 0}
+    local unmet = dead_letter[9]
+    if dead_letter[1] == REASONS.ENQUEUE_REJECTED then
       reply = 'rejected'
     elseif job.o.unique_key and (keys_seen[job.o.unique_key] or owner_of(job.o.unique_key)) then
       reply = 'unique_key_taken'
-    elseif is_dry or lacks and not looked then
+    elseif is_dry or unmet and not looked then
       seen[id] = true
       if job.o.unique_key then keys_seen[job.o.unique_key] = true end
       reply = 'retried'
-      if lacks then
+      if unmet then
         reply = {}
-        for _, key in ipairs(lacks) do
+        for _, key in ipairs(unmet) do
           reply[#reply + 1], reply[#reply + 2] = key[1], key[2]
         end
       end
     else
-      revive(job, 0, lacks and (mode == 'b' and lacks or {}))
+      revive(job, 0, unmet and (mode == 'b' and unmet or {}))
       reply = job.state == BLOCKED and 'blocked_again' or 'retried'
     end
   end

@@ -1,13 +1,14 @@
--- What keeps jobs of another queue from coming to this one. Arguments: of each its id, its unique key, or '',
--- and whether it has failed (1): it takes nobody's place then.
--- Answers for each 'duplicate', 'unique_key_taken' or ''.
+-- Find what keeps jobs of another queue from moving to this one.
+--
+-- ARGV: of each job its id, its unique key or '', and '1' if it has failed: it needs no key then.
+-- Returns for each 'duplicate', 'unique_key_taken' or ''.
 --! include base job ready completion
 
 local replies = {}
 for i = ARGS, #ARGV, 3 do
-  local there, key, has_failed = load(ARGV[i]), ARGV[i + 1], ARGV[i + 2] == '1'
+  local existing, key, has_failed = load(ARGV[i]), ARGV[i + 1], ARGV[i + 2] == '1'
   local reply = ''
-  if there and not is_over(there) and (has_failed or there.state ~= FAILED and there.state ~= CANCELLED) then
+  if existing and not is_over(existing) and (has_failed or existing.state ~= FAILED and existing.state ~= CANCELLED) then
     reply = 'duplicate'
   elseif not has_failed and key ~= '' and owner_of(key) then
     reply = 'unique_key_taken'

@@ -1,11 +1,11 @@
--- Which jobs go when a queue is full, where its policy has some go.
+-- The jobs that are dropped when a queue is full, if its policy drops any.
 --
--- drops    all scores 0: (0, or the priority) .. number .. id of jobs that were pending once and had not run
+-- drops  sorted set with equal scores: (0, or the priority) .. number .. id of jobs that have not run yet
 --! keys drops
 
--- rank: 'o' the oldest goes first, 'l' the oldest of those with the lowest priority.
+-- rank: 'o' drops the oldest job first, 'l' the oldest one of the lowest priority.
 local function drop_member(job, rank)
-  return pack('>I4', rank == 'l' and FLIP + priority_of(job) or 0) .. job.inc .. job.id
+  return pack('>I4', rank == 'l' and PRIORITY_BASE + priority_of(job) or 0) .. job.inc .. job.id
 end
 
 local function droppable(entry)
@@ -14,27 +14,27 @@ local function droppable(entry)
   return job.b[STARTED] == 0 and job or nil
 end
 
--- The job that goes for one with this priority; nil: none may.
+-- Return the job to drop for one with this priority, and its entry; nil: there is none.
 local function first_to_drop(priority)
   while true do
     local entry = call('ZRANGE', DROPS, 0, 0)[1]
     if not entry then return nil end
     local rank = unpack_number('>I4', entry)
-    if rank > FLIP + priority then return nil end
+    if rank > PRIORITY_BASE + priority then return nil end
     local job = droppable(entry)
     if job then return job, entry end
     call('ZREM', DROPS, entry)
   end
 end
 
--- Jobs that have started, or are gone, leave their entries behind: some of them are looked for each time.
-local function tidy(many)
+-- Remove entries of jobs that have started or are gone: each call looks at some of them.
+local function clean_drops(limit)
   local at = tonumber(call('HGET', META, 'tidied') or 0)
-  local found = call('ZRANGE', DROPS, at, at + many - 1)
+  local found = call('ZRANGE', DROPS, at, at + limit - 1)
   for _, entry in ipairs(found) do
     if droppable(entry) then at = at + 1 else call('ZREM', DROPS, entry) end
   end
-  if #found < many then
+  if #found < limit then
     call('HDEL', META, 'tidied')
   else
     call('HSET', META, 'tidied', at)

@@ -1,4 +1,6 @@
--- Forget the messages that have been received, up to a number.
+-- Remove delivered messages from the outbox.
+--
+-- ARGV: the number of the last one.
 --! include base
 
 local upto = tonumber(ARGV[ARGS])
@@ -8,7 +10,7 @@ while first and tonumber(decode(first)[1]) <= upto do
   first = call('LINDEX', OUTBOX, 0)
 end
 if not first and call('HLEN', META) == 1 and call('HEXISTS', META, 'sent') == 1 then
-  call('DEL', META) -- of a queue that is there no more
+  call('DEL', META) -- the queue does not exist any more
 end
 unchanged = true
 return answer(0)

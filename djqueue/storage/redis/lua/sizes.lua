@@ -1,5 +1,7 @@
--- Bytes of the queue's larger keys, each from five samples: 0 for one that is not there, -1 if it may not be asked.
---! keys jobs st w z due lease finished letters hist log meta count
+-- Estimate the memory of a queue's larger keys from five samples each.
+--
+-- Returns for each its bytes, 0 if it does not exist, or -1 if the user may not ask.
+--! keys jobs st w z due lease finished dead_letters hist log meta count
 
 local MEMORY = 'MEMORY'
 local found = {}

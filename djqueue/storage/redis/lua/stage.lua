@@ -1,7 +1,7 @@
--- Put a chunk of jobs aside. The first of a part says when all of it expires.
+-- Stage a chunk of jobs. All chunks of a part expire together, counted from the first one.
 --
--- Keys: the chunks of the part, by their numbers; the names of the write's parts. Arguments, behind the time: the
--- chunk's number, the chunk, the part's name, milliseconds until they expire.
+-- KEYS: the part's chunks by number, the names of the write's parts.
+-- ARGV: 1 the time, the chunk's number, the chunk, the part's name, milliseconds until the part expires.
 
 redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
 redis.call('SADD', KEYS[2], ARGV[4])

@@ -1,15 +1,15 @@
--- Enqueue a chunk of jobs that was put aside, by the script that enqueues jobs of any caller: `run` is that one.
+-- Enqueue a staged chunk of jobs with the script that enqueues any jobs, which is `run`, in one step.
 --
--- Arguments behind those of every script: whether the caller has seen to it that the queue is listed ('1'); for
--- `enqueue`, what the settings say of groups, the most jobs that may wait, and what goes when there are more, for how
--- long dead letters are kept; last the chunk's name, and its number in its part. Keys: those of `run`; the part's chunks by number; what became of
--- chunks, by name. A chunk is a list (MessagePack): the jobs' name, then of each its id, when it starts, and the rest of
--- its record. It goes in the step in which its jobs come. Answers 'unlisted', 'full', 'missing', or the numbers of
--- jobs that were queued, that were there, that had completed before, and that are dead letters.
+-- KEYS: those of `run`; the part's chunks by number; the results of chunks by name.
+-- ARGV: those of every script; '1' if the caller has listed the queue; for enqueue.lua the configuration of groups, the
+--   maximum number of pending jobs, what is dropped above that, the dead letters' ttl; then the chunk's name and its number.
+--   A chunk is a list (MessagePack): the jobs' name, then of each its id, start, and record from the flag on.
+-- Returns 'unlisted', 'full', 'missing', or the numbers of jobs that were queued, that were duplicates, that had completed
+--   before, and that are dead letters.
 
 local name, number = ARGV[#ARGV - 1], ARGV[#ARGV]
-local told = redis.call('HGET', KEYS[#KEYS], name)
-if told then return {0, cmsgpack.unpack(told)} end -- its answer was lost
+local stored = redis.call('HGET', KEYS[#KEYS], name)
+if stored then return {0, cmsgpack.unpack(stored)} end -- the reply was lost
 local blob = redis.call('HGET', KEYS[#KEYS - 1], number)
 if not blob then return {0, 'missing'} end
 local jobs = cmsgpack.unpack(blob)
@@ -18,7 +18,7 @@ arguments[7] = jobs[1]
 local keys = {unpack(KEYS, 1, #KEYS - 2)}
 if #ARGV > 8 then
   arguments[8], arguments[9], arguments[10], arguments[11], arguments[12] = '*', ARGV[7], ARGV[8], ARGV[9], ARGV[10]
-  local prefix = string.sub(KEYS[2], 1, -5) -- of the queue, whose slot all of these are in
+  local prefix = string.sub(KEYS[2], 1, -5) -- of the queue: all its keys are in one slot
   for i = 2, #jobs do arguments[i + 11] = jobs[i] end
   for i = 2, #jobs, 3 do
     local at = #keys
@@ -38,8 +38,8 @@ local counts = {0, 0, 0, 0}
 if replies == 0 then
   counts[1] = (#jobs - 1) / 3
 else
-  local places = {queued = 1, duplicate = 2, completed = 3, rejected = 4}
-  for _, reply in ipairs(replies) do counts[places[reply[1]]] = counts[places[reply[1]]] + 1 end
+  local positions = {queued = 1, duplicate = 2, completed = 3, rejected = 4}
+  for _, reply in ipairs(replies) do counts[positions[reply[1]]] = counts[positions[reply[1]]] + 1 end
 end
 redis.call('HSET', KEYS[#KEYS], name, cmsgpack.pack(counts))
 redis.call('HDEL', KEYS[#KEYS - 1], number)

@@ -1,30 +1,31 @@
--- What time does: due jobs, lost leases, ttls, unique keys, dead letters whose retry is due.
+-- Apply what is due: delayed jobs, lost leases, expired jobs and unique keys, automatic retries of dead letters.
 --
--- Arguments: the lease, what the settings say of groups, the dead letters' policy (ttl, retries, wait, most), how many of
--- each at most, the workers that are alive (MessagePack), how many attempts a job keeps, how long records of completed and
--- of cancelled jobs, results, attempts and log lines are kept at most ('' each: as they say), whether bytes count, and
--- whether anything of that concerns completed jobs ('1' or ''), the lengths of buckets of metrics (see measure); and ids of
--- active jobs whose leases are to be looked at. Keys: of the buckets.
--- Answers: promoted, stalled, expired, retried, dead letters above the most, ids whose records' time is over, tokens of
--- the claims that were lost, and of what is over before its job's record 'r', 'h' or 'l' .. the id.
+-- KEYS: buckets of metrics.
+-- ARGV: the lease, the configuration of groups, the dead letter policy (ttl, retries, wait, maximum number), maximum
+--   number of jobs of each kind, the live workers (MessagePack), number of attempts kept for each job, maximum age of
+--   records of completed and of cancelled jobs, of results, of attempts and of log lines ('' each for none), whether
+--   bytes are counted and whether any of these bounds concerns completed jobs ('1' or ''), the lengths of buckets of
+--   metrics (see measure.lua); then ids of active jobs whose lease is to be checked.
+-- Returns numbers of promoted, stalled, expired and retried jobs, number of dead letters above the maximum, ids of
+--   expired records, tokens of lost claims, and expired details: 'r' (result), 'h' (attempts) or 'l' (log lines) .. id.
 --! include base job ready completion removal room measure
 
 local lease = tonumber(ARGV[ARGS])
 configure_groups(ARGV[ARGS + 1])
 local policy = {tonumber(ARGV[ARGS + 2]), tonumber(ARGV[ARGS + 3]), ARGV[ARGS + 4]}
-local most_dead, limit = tonumber(ARGV[ARGS + 5]), tonumber(ARGV[ARGS + 6])
+local max_dead, limit = tonumber(ARGV[ARGS + 5]), tonumber(ARGV[ARGS + 6])
 local alive = {}
 for _, worker in ipairs(decode(ARGV[ARGS + 7])) do alive[worker] = true end
 
 keep.attempts = tonumber(ARGV[ARGS + 8])
 
--- From now on: what has ended keeps its time.
+-- Store the bounds. They apply from now on: jobs that have ended keep their expiry time.
 local BOUNDS = {'age:c', 'age:x', 'age:r', 'age:h', 'age:l', 'bytes', 'bounds'}
 do
-  local there = call('HMGET', META, unpack(BOUNDS))
+  local stored = call('HMGET', META, unpack(BOUNDS))
   for i, field in ipairs(BOUNDS) do
     local bound = ARGV[ARGS + 8 + i]
-    if (there[i] or '') ~= bound and call('HEXISTS', META, 'rear') == 1 then
+    if (stored[i] or '') ~= bound and call('HEXISTS', META, 'rear') == 1 then
       if bound == '' then call('HDEL', META, field) else call('HSET', META, field, bound) end
       if bound == '' and field == 'bytes' then
         call('UNLINK', SIZES, RESULTS)
@@ -34,7 +35,7 @@ do
   end
 end
 
--- An active job without a lease has lost it with a part of the data: it has one from now on.
+-- An active job without a lease has lost it with a part of the data: it gets a new one.
 for i = ARGS + 17, #ARGV do
   local st = call('HGET', ST, ARGV[i])
   if st and holds(st, sub(st, 2, 9)) then
@@ -51,8 +52,8 @@ for _, id in ipairs(call('ZRANGEBYSCORE', LEASE, '-inf', now, 'LIMIT', 0, limit)
     lost[#lost + 1], tokens[#tokens + 1] = job, job.mark
   end
 end
--- The last to be claimed is claimed first again: a job that kills its worker soon after its start is among those. Jobs
--- of one claim keep their order.
+-- The job that was claimed last is claimed first again: it is the most likely one to have killed its worker. Jobs of one
+-- claim keep their order.
 table.sort(lost, function(a, b)
   if a.b[STARTED] ~= b.b[STARTED] then return a.b[STARTED] < b.b[STARTED] end
   return unpack_number('>I8', a.mark) > unpack_number('>I8', b.mark)
@@ -74,12 +75,12 @@ local function utc(milliseconds)
   )
 end
 
--- Which attempts were lost, on which workers, and when: see core/stalls.py.
+-- Describe the lost attempts with their workers and times, as core/stalls.py does.
 local function stalled_text(job, stalls)
   local b, listed = job.b, {}
-  local function list(attempt, worker, started, ended)
+  local function list(attempt, worker, started, after_end)
     local text = 'attempt %.0f on %s, started %s, lost %s'
-    listed[#listed + 1] = string.format(text, attempt, worker, utc(started), utc(ended))
+    listed[#listed + 1] = string.format(text, attempt, worker, utc(started), utc(after_end))
   end
   local kept = call('HGET', HIST, job.id)
   local at = kept and 2 or -1
@@ -102,15 +103,15 @@ local function stall(job)
     incident(job, 'cancelled')
     return
   end
-  local most = job.o.max_stalls or 3
-  if b[STALLS] >= most then
+  local max_stalls = job.o.max_stalls or DEFAULT.MAX_STALLS
+  if b[STALLS] >= max_stalls then
     local times = b[STALLS] + 1
-    local error = {'djqueue.core.errors.StorageError', stalled_text(job, times), ''}
+    local error = {ERRORS.STORAGE, stalled_text(job, times), ''}
     note_attempt(job, 'stalled', error)
     b[STALLS] = times
     call('HINCRBY', META, 'stalled', 1)
-    tell(job.id, job.name, 'stalled', 'failed')
-    bury(job, alive[b[WORKER]] and 'stalled' or 'worker_lost', error, policy, true) --@ stall: active -> failed
+    emit_event(job.id, job.name, 'stalled', 'failed')
+    bury(job, alive[b[WORKER]] and REASONS.STALLED or REASONS.WORKER_LOST, error, policy, true) --@ stall: active -> failed
     incident(job, 'stalled')
     incident(job, 'failed')
     return
@@ -129,7 +130,7 @@ local function stall(job)
   put_back(job, true)
   save(job) --@ stall: active -> waiting
   woken = true
-  tell(job.id, job.name, 'stalled', NAMES[job.state])
+  emit_event(job.id, job.name, 'stalled', NAMES[job.state])
   incident(job, 'stalled')
 end
 for _, job in ipairs(lost) do stall(job) end
@@ -144,10 +145,10 @@ local expired = 0
 for _, id in ipairs(call('ZRANGEBYSCORE', TTL, '-inf', now, 'LIMIT', 0, limit)) do
   call('ZREM', TTL, id)
   local job = load(id)
-  local is_new = job and job.b[STARTED] == 0 and job.b[ERROR_TYPE] == '' -- not one that died and was retried
+  local is_new = job and job.b[STARTED] == 0 and job.b[ERROR_TYPE] == '' -- not a dead letter that was retried
   if is_new and not ENDED[job.state] and job.state ~= ACTIVE then
-    displace(job)
-    bury(job, 'ttl_expired', EXPIRED, policy) --@ expire: waiting|delayed|blocked -> failed
+    leave_pending(job)
+    bury(job, REASONS.TTL_EXPIRED, keep.TTL_EXPIRED, policy) --@ expire: waiting|delayed|blocked -> failed
     incident(job, 'failed')
     expired = expired + 1
   end
@@ -159,20 +160,20 @@ for _, key in ipairs(call('ZRANGEBYSCORE', UNIQTTL, '-inf', now, 'LIMIT', 0, lim
 end
 
 local retried = 0
-for _, id in ipairs(call('ZRANGEBYSCORE', AGAIN, '-inf', now, 'LIMIT', 0, limit)) do
+for _, id in ipairs(call('ZRANGEBYSCORE', AUTO_RETRIES, '-inf', now, 'LIMIT', 0, limit)) do
   local job = load(id)
-  local kept = call('HGET', LETTERS, id)
-  local letter = kept and decode(kept)
-  if not job or not letter then
-    call('ZREM', AGAIN, id)
+  local kept = call('HGET', DEAD_LETTERS, id)
+  local dead_letter = kept and decode(kept)
+  if not job or not dead_letter then
+    call('ZREM', AUTO_RETRIES, id)
   elseif not (job.o.unique_key and owner_of(job.o.unique_key)) then
-    revive(job, letter[4] + 1, letter[9])
+    revive(job, dead_letter[4] + 1, dead_letter[9])
     retried = retried + 1
   else
-    -- Later then: so many of these would hold up the others.
-    letter[5] = now + wait_of(policy[3], letter[4] + 1, id)
-    call('ZADD', AGAIN, letter[5], id)
-    call('HSET', LETTERS, id, encode(letter))
+    -- Postpone it, so that it does not hold up the others.
+    dead_letter[5] = now + keep.wait_of(policy[3], dead_letter[4] + 1, id)
+    call('ZADD', AUTO_RETRIES, dead_letter[5], id)
+    call('HSET', DEAD_LETTERS, id, encode(dead_letter))
     note(id, 'u')
   end
 end
@@ -184,15 +185,15 @@ if watching then
   end
 end
 
-if call('EXISTS', DROPS) == 1 then tidy(limit) end
+if call('EXISTS', DROPS) == 1 then clean_drops(limit) end
 
 local measured = measure(decode(ARGV[ARGS + 16]), FIXED + 1)
 
-local overflow = math.max(0, call('ZCARD', DEAD) - most_dead)
+local overflow = math.max(0, call('ZCARD', DEAD) - max_dead)
 local over = call('ZRANGEBYSCORE', FINISHED, '-inf', now, 'LIMIT', 0, limit)
 local unneeded = call('ZRANGEBYSCORE', DETAILS, '-inf', now, 'LIMIT', 0, limit)
 for _, id in ipairs(call('ZRANGEBYSCORE', RESULTS, '-inf', now, 'LIMIT', 0, limit)) do
   unneeded[#unneeded + 1] = 'r' .. id
 end
-unchanged = promoted + #lost + expired + retried + #changed == 0 and not moved and not measured
+unchanged = promoted + #lost + expired + retried + #changed == 0 and not has_moved and not measured
 return answer({promoted, #lost, expired, retried, overflow, over, tokens, unneeded})

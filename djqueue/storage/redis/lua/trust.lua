@@ -1,4 +1,7 @@
--- Note since when a queue is followed by the mirror, if it is listed. Arguments: its name, a time.
+-- Record since when the mirror follows a queue, if it is listed.
+--
+-- ARGV: 1 the time, the queue's name, the time to record.
+-- Returns 1 or 0.
 --! keys queues mirror
 
 if redis.call('SISMEMBER', QUEUES, ARGV[2]) == 1 then

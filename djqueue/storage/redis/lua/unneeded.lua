@@ -1,10 +1,12 @@
--- Forget what goes before the records of its jobs: results, attempts, log lines. Arguments: 'over' (its time is over),
--- or 'surplus' (results above so many bytes); that number; then of each 'r', 'h' or 'l' .. its job's id.
--- Keys: of each its result, its log lines and its items, which go with the result. Answers how many went.
+-- Remove details of ended jobs before their records: results, attempts, log lines.
+--
+-- KEYS: of each, the job's result, log lines and items; items go with the result.
+-- ARGV: 'over' (expired) or 'surplus' (results above so many bytes), that number; then 'r', 'h' or 'l' .. id of each.
+-- Returns how many were removed.
 --! include base
 --! keys hist sizes results details
 
-local is_surplus, most = ARGV[ARGS] == 'surplus', tonumber(ARGV[ARGS + 1])
+local is_surplus, limit = ARGV[ARGS] == 'surplus', tonumber(ARGV[ARGS + 1])
 
 local function is_over(due)
   return due and tonumber(due) <= now
@@ -14,7 +16,7 @@ local function forget_result(id, result_key, items_key)
   local due = call('ZSCORE', RESULTS, id)
   local kept = due and call('HGET', SIZES, id)
   if not kept then return 0 end
-  if is_surplus and tonumber(call('HGET', COUNT, 'Br') or 0) <= most or not is_surplus and not is_over(due) then
+  if is_surplus and tonumber(call('HGET', COUNT, 'Br') or 0) <= limit or not is_surplus and not is_over(due) then
     return 0
   end
   local _, result = unpack_number('>I4I4', kept)

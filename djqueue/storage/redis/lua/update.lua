@@ -1,5 +1,7 @@
--- Give pending jobs another priority, another payload, or both. Arguments: the priority ('' leaves it), whether there
--- is a payload ('1'), the payload, what the settings say of groups; then the ids.
+-- Change the priority or the payload of pending jobs.
+--
+-- ARGV: the priority ('' leaves it), '1' if there is a payload, the payload, the configuration of groups; then the ids.
+-- Returns for each 1 or 0.
 --! include base job ready room
 
 local priority, payload = tonumber(ARGV[ARGS]), ARGV[ARGS + 1] == '1' and ARGV[ARGS + 2]
@@ -12,10 +14,10 @@ local function prioritize(job)
   job.o.priority = priority ~= 0 and priority or nil
   if had_rank then call('ZADD', DROPS, 0, drop_member(job, 'l')) end
   if was_ready then
-    job.b[RUN_AT] = now -- its turn, as one that comes anew
+    job.b[RUN_AT] = now -- it goes behind the others, as a new job does
     make_ready(job)
   end
-  save(job) --@ nothing changes: it is pending, in another place
+  save(job) --@ nothing changes: it is still pending
   return next(job.o) and encode(job.o) or NO_OPTIONS_PACKED
 end
 

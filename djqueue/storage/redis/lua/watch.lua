@@ -1,11 +1,12 @@
--- Have events told: all ('*') or those of a job ('=' and its id), for so many milliseconds.
+-- Subscribe to events: all ('*') or those of a job ('=' .. id).
+--
+-- ARGV: 1 the time, milliseconds; then '*' or '=' .. id of each.
+--! include common
 --! keys watch
 
-local time = redis.call('TIME')
-local clock = time[1] * 1000 + math.floor(time[2] / 1000)
-local lasts = tonumber(ARGV[2])
+local duration = tonumber(ARGV[2])
 for i = 3, #ARGV do
-  redis.call('HSET', WATCH, ARGV[i], string.format('%.0f', clock + lasts))
+  call('HSET', WATCH, ARGV[i], string.format('%.0f', clock + duration))
 end
-redis.call('PEXPIRE', WATCH, lasts)
+call('PEXPIRE', WATCH, duration)
 return 1

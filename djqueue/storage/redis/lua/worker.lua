@@ -1,60 +1,60 @@
--- The workers. Arguments: a verb, and
---   seen   id, what it says of itself, when it started: answers the commands that wait for it, which are forgotten
---   gone   id
---   list   the milliseconds after which a silent one counts as gone, and after which a dump is over: answers what the
---          workers said, each with the time
---   steer  id, a command, those milliseconds: answers what becomes of the command
---   dump   id, a text: answers 1 if it is kept
---   dumped id, the milliseconds after which a dump is over: answers its time and text, or nothing
--- Commands wait as MessagePack: the start of the worker that they are for, and then the commands.
---! keys workers heard orders dumps dumped
+-- The live workers.
+--
+-- ARGV: 1 the time, 2 the operation, and
+--   register    id, its description, when it started: returns the commands for it, which are removed
+--   unregister  id
+--   list        milliseconds after which a silent worker is removed, and after which a dump is: returns description and
+--               time of the last heartbeat of each worker
+--   control     id, a command, milliseconds after which a silent worker counts as gone: returns what becomes of the command
+--   save_dump   id, a text: returns 1 if the worker exists
+--   dump        id, milliseconds after which a dump is removed: returns its time and text, or nothing
+-- Commands are stored as a list (MessagePack): when the worker started that they are for, then the commands.
+--! include common
+--! keys workers heartbeats commands dumps dump_times
 
-local time = redis.call('TIME')
-local clock = time[1] * 1000 + math.floor(time[2] / 1000)
-local now = tonumber(ARGV[1]) or clock
-local verb, id = ARGV[2], ARGV[3]
-local STARTED, STATE = 7, 10 -- where these are in what a worker says
+local operation, id = ARGV[2], ARGV[3]
+local STARTED, STATE = 7, 10 -- positions in a worker's description
 
 local function exactly(number)
   return string.format('%.0f', number)
 end
 
 local function forget(gone)
-  redis.call('HDEL', WORKERS, gone)
-  redis.call('ZREM', HEARD, gone)
-  redis.call('HDEL', ORDERS, gone)
-  redis.call('HDEL', DUMPS, gone)
-  redis.call('ZREM', DUMPED, gone)
+  call('HDEL', WORKERS, gone)
+  call('ZREM', HEARTBEATS, gone)
+  call('HDEL', COMMANDS, gone)
+  call('HDEL', DUMPS, gone)
+  call('ZREM', DUMP_TIMES, gone)
 end
 
-local function seen(about, started)
-  redis.call('HSET', WORKERS, id, about)
-  redis.call('ZADD', HEARD, now, id)
-  local waiting = redis.call('HGET', ORDERS, id)
+local function register(description, started)
+  call('HSET', WORKERS, id, description)
+  call('ZADD', HEARTBEATS, now, id)
+  local waiting = call('HGET', COMMANDS, id)
   if not waiting then
     return {}
   end
-  redis.call('HDEL', ORDERS, id)
+  call('HDEL', COMMANDS, id)
   waiting = cmsgpack.unpack(waiting)
-  -- What was meant for another worker of that name is not for this one.
+  -- Commands for an earlier worker with this id are dropped.
   return table.remove(waiting, 1) == started and waiting or {}
 end
 
-local function steer(command, silence)
-  local about, heard = redis.call('HGET', WORKERS, id), redis.call('ZSCORE', HEARD, id)
-  if not about or not heard or tonumber(heard) < now - silence then
+local function control(command, silence)
+  local description, seen_at = call('HGET', WORKERS, id), call('ZSCORE', HEARTBEATS, id)
+  if not description or not seen_at or tonumber(seen_at) < now - silence then
     return 'not_found'
   end
-  about = cmsgpack.unpack(about)
-  local started, is_stopping = about[STARTED], about[STATE] == 'stopping'
-  local waiting = redis.call('HGET', ORDERS, id)
+  description = cmsgpack.unpack(description)
+  local started, is_stopping = description[STARTED], description[STATE] == 'stopping'
+  local waiting = call('HGET', COMMANDS, id)
   waiting = waiting and cmsgpack.unpack(waiting) or {started}
   local left = {started}
   if waiting[1] == started then
-    for place = 2, #waiting do
-      local one = waiting[place]
+    for i = 2, #waiting do
+      local one = waiting[i]
       is_stopping = is_stopping or one == 'stop'
-      -- A dump, and the last of the other words.
+      -- Only a dump and the last other command remain.
       if one ~= command and (one == 'dump' or command == 'dump') then
         left[#left + 1] = one
       end
@@ -64,57 +64,57 @@ local function steer(command, silence)
     return 'stopping'
   end
   left[#left + 1] = command
-  redis.call('HSET', ORDERS, id, cmsgpack.pack(left))
+  call('HSET', COMMANDS, id, cmsgpack.pack(left))
   return 'asked'
 end
 
 local function list(silence, age)
-  for _, gone in ipairs(redis.call('ZRANGEBYSCORE', HEARD, '-inf', '(' .. exactly(now - silence))) do
+  for _, gone in ipairs(call('ZRANGEBYSCORE', HEARTBEATS, '-inf', '(' .. exactly(now - silence))) do
     forget(gone)
   end
-  for _, over in ipairs(redis.call('ZRANGEBYSCORE', DUMPED, '-inf', exactly(now - age))) do
-    redis.call('HDEL', DUMPS, over)
-    redis.call('ZREM', DUMPED, over)
+  for _, over in ipairs(call('ZRANGEBYSCORE', DUMP_TIMES, '-inf', exactly(now - age))) do
+    call('HDEL', DUMPS, over)
+    call('ZREM', DUMP_TIMES, over)
   end
   local replies = {}
-  local heard = redis.call('ZRANGE', HEARD, 0, -1, 'WITHSCORES')
-  for i = 1, #heard, 2 do
-    local info = redis.call('HGET', WORKERS, heard[i])
+  local seen = call('ZRANGE', HEARTBEATS, 0, -1, 'WITHSCORES')
+  for i = 1, #seen, 2 do
+    local info = call('HGET', WORKERS, seen[i])
     if info then
       replies[#replies + 1] = info
-      replies[#replies + 1] = heard[i + 1]
+      replies[#replies + 1] = seen[i + 1]
     end
   end
   return replies
 end
 
-local function keep(text)
-  if redis.call('HEXISTS', WORKERS, id) == 0 then
+local function save_dump(text)
+  if call('HEXISTS', WORKERS, id) == 0 then
     return 0
   end
-  redis.call('HSET', DUMPS, id, text)
-  redis.call('ZADD', DUMPED, now, id)
+  call('HSET', DUMPS, id, text)
+  call('ZADD', DUMP_TIMES, now, id)
   return 1
 end
 
 local function dump(age)
-  local at = redis.call('ZSCORE', DUMPED, id)
+  local at = call('ZSCORE', DUMP_TIMES, id)
   if not at or tonumber(at) <= now - age then
     return {}
   end
-  return {at, redis.call('HGET', DUMPS, id)}
+  return {at, call('HGET', DUMPS, id)}
 end
 
-if verb == 'seen' then
-  return seen(ARGV[4], tonumber(ARGV[5]))
-elseif verb == 'gone' then
+if operation == 'register' then
+  return register(ARGV[4], tonumber(ARGV[5]))
+elseif operation == 'unregister' then
   forget(id)
   return {}
-elseif verb == 'list' then
+elseif operation == 'list' then
   return list(tonumber(ARGV[3]), tonumber(ARGV[4]))
-elseif verb == 'steer' then
-  return steer(ARGV[4], tonumber(ARGV[5]))
-elseif verb == 'dump' then
-  return keep(ARGV[4])
+elseif operation == 'control' then
+  return control(ARGV[4], tonumber(ARGV[5]))
+elseif operation == 'save_dump' then
+  return save_dump(ARGV[4])
 end
 return dump(tonumber(ARGV[4]))

@@ -44,8 +44,6 @@ TWIN = re.compile(r"\ASee `[^`]+`\.?\Z")
 """A docstring that only points elsewhere: on a twin write "Async version of `x`."."""
 TEXT_ALLOWED: dict[str, set[str]] = {}
 """Uses that are right, by file."""
-PENDING = ("djqueue/storage/redis",)
-"""Files and folders of the package that are not checked yet."""
 
 
 def without_code(text: str) -> str:
@@ -86,23 +84,11 @@ def source_files(root: Path) -> list[Path]:
     )
 
 
-def is_pending(path: Path) -> bool:
-    names = [path.relative_to(messages.ROOT), *path.relative_to(messages.ROOT).parents]
-    return any(name.as_posix() in PENDING for name in names)
-
-
 def test_the_texts_of_the_package_use_standard_terms_and_name_their_subjects() -> None:
-    files = [path for root in SOURCES for path in source_files(root) if not is_pending(path)]
+    files = [path for root in SOURCES for path in source_files(root)]
     found = [one for path in files for one in findings(path)]
 
     assert found == []
-
-
-@pytest.mark.parametrize("entry", PENDING)
-def test_a_pending_entry_is_not_clean_yet(entry: str) -> None:
-    files = source_files(messages.ROOT / entry)
-
-    assert any(any(findings(path)) for path in files), "it is clean: take it out of PENDING"
 
 
 def test_a_text_is_extracted_wherever_people_read_it(tmp_path: Path) -> None:

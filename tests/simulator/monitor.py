@@ -174,7 +174,7 @@ class Monitor:
     def process_died(self, process: Process) -> None:
         """What its scheduler has not committed is lost."""
         for scheduler in list(self._uncommitted):
-            if scheduler._inbox_thread.process is process:
+            if scheduler.inbox.thread.process is process:
                 self._lose(scheduler)
                 del self._uncommitted[scheduler]
                 self._superseded.add(scheduler)  # A call that had reached it may go on for a step.

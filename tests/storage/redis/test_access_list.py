@@ -90,7 +90,7 @@ def test_a_producer_a_worker_and_the_dashboard_need_no_more(
         with worker:
             worker.join(timeout=60)
         assert orders.counts()["completed"] == 2
-        assert others.counts()["failed"] + others.reads.counts()["delayed"] == 20
+        assert others.counts()["failed"] + others.counts()["delayed"] == 20
         for page in PAGES:
             if page.method == "GET" and "<" not in page.route and page.name != "stream":
                 address = reverse(f"admin:djqueue_dashboard_{page.name}")

@@ -7,7 +7,7 @@ from datetime import timedelta
 from djqueue.core.deadline import within
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import DjqueueError, JobTimeoutError, StorageUnavailableError
-from djqueue.core.explain import MOST_BEFORE, Explanation
+from djqueue.core.explain import MAX_BEFORE, Explanation
 from djqueue.core.job import JobRecord
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.storage.base import Storage
@@ -85,7 +85,7 @@ def _blocked(found: Explanation) -> str:
 def _ahead(found: Explanation, text: str) -> str:
     if not found.before:
         return text
-    count = f"{found.before:,}" + (" or more" if found.before >= MOST_BEFORE else "")
+    count = f"{found.before:,}" + (" or more" if found.before >= MAX_BEFORE else "")
     return f"{text}, and {count} {'job is' if found.before == 1 else 'jobs are'} ahead of it"
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from .options import JobKey, JobOptions
 from .states import TERMINAL, State
 
-MOST = 1_000
+MAX_FLOW_JOBS = 1_000
 """Default for the maximum number of jobs that are read."""
 
 
@@ -116,7 +116,7 @@ def link(node: FlowNode, options: JobOptions, waiting: Iterable[JobKey] = ()) ->
     return JobLink(node._replace(ignores=ignores), options.depends_on, dependents)
 
 
-def explore(root: JobKey, limit: int = MOST) -> Exploring:
+def explore(root: JobKey, limit: int = MAX_FLOW_JOBS) -> Exploring:
     """Walk through the graph around a job: yield keys to read, and receive the links found.
 
     Each step is one edge further away, so there are as many steps as the graph is long. Up to `limit` jobs

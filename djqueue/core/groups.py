@@ -55,21 +55,21 @@ class GroupWords(TypedDict, total=False):
 class Group:
     """The jobs of one group."""
 
-    __slots__ = ("active", "parked", "ready")
+    __slots__ = ("active", "group_waiting", "ready")
 
     def __init__(self) -> None:
         self.active = 0
         self.ready: list[EngineJob] = []
         """Jobs that may be claimed: as many as the weight, and active jobs that came back."""
-        self.parked: deque[EngineJob] = deque()
+        self.group_waiting: deque[EngineJob] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self.active or self.ready or self.parked)
+        return bool(self.active or self.ready or self.group_waiting)
 
     @property
     def waiting(self) -> int:
         """Number of jobs that are not active."""
-        return len(self.ready) + len(self.parked)
+        return len(self.ready) + len(self.group_waiting)
 
 
 class Groups:
@@ -84,7 +84,7 @@ class Groups:
         tick: returns the monotonic time in milliseconds.
     """
 
-    __slots__ = ("_buckets", "_groups", "_own", "_tick", "limit", "parked", "rate", "rests", "weights")
+    __slots__ = ("_buckets", "_groups", "_own", "_tick", "group_waiting", "limit", "rate", "rests", "weights")
 
     def __init__(self, tick: Callable[[], int], limit: int = 1) -> None:
         self._tick = tick
@@ -96,7 +96,7 @@ class Groups:
         self.weights: Mapping[str, int] = {}
         self.rests: Times[str] = Times()
         """Times at which resting groups continue."""
-        self.parked = 0
+        self.group_waiting = 0
         """Number of jobs held back, over all groups."""
 
     def admit(self, job: EngineJob, *, front: bool = False) -> bool:
@@ -105,7 +105,7 @@ class Groups:
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = Group()
-        if not group.parked and len(group.ready) < self._share(name, group):
+        if not group.group_waiting and len(group.ready) < self._share(name, group):
             group.ready.insert(0 if front else len(group.ready), job)
             return True
         self._park(group, job, front=front)
@@ -154,10 +154,10 @@ class Groups:
         """Remove a waiting job of a group; return the jobs that became ready if the group's rest is over."""
         name = self._name(job)
         group = self._groups[name]
-        group.parked.remove(job)
-        self.parked -= 1
+        group.group_waiting.remove(job)
+        self.group_waiting -= 1
         job.generation = 0
-        if not group.parked:
+        if not group.group_waiting:
             self.rests.drop(name)
         return self.advance(name)
 
@@ -167,12 +167,12 @@ class Groups:
         if group is None:
             return []
         freed: list[EngineJob] = []
-        if group.parked:
+        if group.group_waiting:
             room = self._share(name, group) - len(group.ready)
-            while room > 0 and group.parked:
-                job = group.parked.popleft()
+            while room > 0 and group.group_waiting:
+                job = group.group_waiting.popleft()
                 job.generation = 0
-                self.parked -= 1
+                self.group_waiting -= 1
                 group.ready.append(job)
                 freed.append(job)
                 room -= 1
@@ -211,7 +211,7 @@ class Groups:
     def before(self, job: EngineJob) -> int:
         """Return the number of jobs before a waiting job of a group, without active ones."""
         group = self._groups[self._name(job)]
-        return len(group.ready) + group.parked.index(job)
+        return len(group.ready) + group.group_waiting.index(job)
 
     def overview(self, name: str) -> GroupOverview:
         """Return a group as it is now."""
@@ -251,11 +251,11 @@ class Groups:
 
     def _park(self, group: Group, job: EngineJob, *, front: bool) -> None:
         if front:
-            group.parked.appendleft(job)
+            group.group_waiting.appendleft(job)
         else:
-            group.parked.append(job)
-        job.generation = PARKED
-        self.parked += 1
+            group.group_waiting.append(job)
+        job.generation = GROUP_WAITING
+        self.group_waiting += 1
 
     def _share(self, name: str, group: Group) -> int:
         """Return how many jobs of a group may be ready for it to take its turns."""
@@ -281,7 +281,7 @@ class Groups:
             return
         own, ready, tick = self.own(name), len(group.ready), self._tick()
         room = min(self.limit_of(name) - group.active, self._weight_of(name), rate.capacity)
-        if not group.parked or own.paused or ready >= room:
+        if not group.group_waiting or own.paused or ready >= room:
             self.rests.drop(name)
         else:
             self.rests.set(name, self._buckets.available_at(name, rate, ready + 1, tick))
@@ -302,5 +302,5 @@ class Groups:
         return job.options.group
 
 
-PARKED = -1 << 62
+GROUP_WAITING = -1 << 62
 """Generation of a job that waits in its group's list."""

@@ -13,7 +13,7 @@ from .delayed import DelayedJobs
 from .enginejob import EngineJob
 from .errors import ConfigurationError, OptionError
 from .finished import FinishedJobs
-from .groups import NO_LIMIT, PARKED, GroupLimit, Groups
+from .groups import GROUP_WAITING, NO_LIMIT, GroupLimit, Groups
 from .job import Batch, Event
 from .limiter import QueueLimiter, Rate
 from .ready import ReadyJobs
@@ -180,7 +180,7 @@ class JobQueue:
     @property
     def waiting(self) -> int:
         """Number of waiting jobs, ready or held back by their group."""
-        return self.ready.size + self.groups.parked
+        return self.ready.size + self.groups.group_waiting
 
     def place(self, job: EngineJob, now: int, *, front: bool = False) -> None:
         """Put a pending job into the structure for its dependencies, time and group."""
@@ -228,7 +228,7 @@ class JobQueue:
             self.blocked -= 1
         elif job.state is State.DELAYED:
             self.delayed.remove(job)
-        elif job.generation == PARKED:
+        elif job.generation == GROUP_WAITING:
             self._push(self.groups.remove(job))
         else:
             self.ready.remove(job)
@@ -236,7 +236,7 @@ class JobQueue:
 
     def prioritize(self, job: EngineJob, priority: int, now: int) -> None:
         """Change the priority of a pending job; a ready job goes behind those that have this priority."""
-        is_ready = job.state is State.WAITING and job.generation != PARKED
+        is_ready = job.state is State.WAITING and job.generation != GROUP_WAITING
         if is_ready:
             self.ready.remove(job)
         job.options = replace(job.options, priority=priority)

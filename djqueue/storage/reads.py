@@ -9,7 +9,7 @@ from typing import Protocol
 
 from djqueue.core.diagnostics import Diagnostics, Finding
 from djqueue.core.explain import Explanation
-from djqueue.core.graph import MOST, FlowGraph
+from djqueue.core.graph import MAX_FLOW_JOBS, FlowGraph
 from djqueue.core.job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
 from djqueue.core.metrics import Bucket
 from djqueue.core.overview import GroupsOverview, Overview
@@ -105,7 +105,7 @@ class Reads(Protocol):
         """Explain why a job is not running; None for an unknown job. See `djqueue.core.explain`."""
 
     @abstractmethod
-    def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
+    def flow(self, queue: str, id: str, limit: int = MAX_FLOW_JOBS) -> FlowGraph | None:
         """Return the jobs connected to one by `depends_on`, both ways and in any queue; None if it is
         unknown.
 

@@ -160,14 +160,14 @@ class Inserter:
         policy = self._policy(batch.queue)
         if not is_bounded(policy) or batch.options.rejected is not None:
             return
-        most = policy.max_size
-        assert most is not None
+        limit = policy.max_size
+        assert limit is not None
         growth = sum(answer.status == "queued" and answer.replaced is None for answer in answers)
         pending = models.Job.objects.using(self._dialect.alias).filter(
             queue=batch.queue, state__in=[state.value for state in PENDING]
         )
-        if growth and pending[:most].count() + growth > most:
-            raise full_error(batch.queue, most, len(batch.payloads))
+        if growth and pending[:limit].count() + growth > limit:
+            raise full_error(batch.queue, limit, len(batch.payloads))
 
     def _taken(
         self, batch: Batch, job_id: str, there: dict[str, Found], new: dict[str, EngineJob]

@@ -413,8 +413,8 @@ def _load(alias: str, queue: str, ids: Sequence[str]) -> list[JobRow]:
 def _interrupted(engine: Engine, job: EngineJob) -> DeadLetterRecord | None:
     """A job that was active when its scheduler ended: a stall is counted, and it waits again."""
     now = engine.clock.now()
-    most = engine.context.policy(job.queue).retention.attempts.count
-    note_attempt(job, "cancelled" if job.cancel_requested else "stalled", now, None, most)
+    limit = engine.context.policy(job.queue).retention.attempts.count
+    note_attempt(job, "cancelled" if job.cancel_requested else "stalled", now, None, limit)
     job.worker = ""
     if job.cancel_requested:
         job.state = State.CANCELLED

@@ -10,7 +10,7 @@ from djqueue.core.clock import Clock
 from djqueue.core.diagnostics import DiagnosticLine, Diagnostics
 from djqueue.core.engine import Engine, EngineReads
 from djqueue.core.explain import Explanation
-from djqueue.core.graph import MOST, FlowGraph, JobLink
+from djqueue.core.graph import MAX_FLOW_JOBS, FlowGraph, JobLink
 from djqueue.core.job import ItemMark, ItemPage, JobRecord
 from djqueue.core.metrics import Bucket
 from djqueue.core.options import JobKey
@@ -135,7 +135,7 @@ class SchedulerReads(EngineReads):
                 explanation = super().explain(queue, id)
         return explanation
 
-    def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
+    def flow(self, queue: str, id: str, limit: int = MAX_FLOW_JOBS) -> FlowGraph | None:
         self._inbox.take_successors(queue, [id])
         return super().flow(queue, id, limit)
 

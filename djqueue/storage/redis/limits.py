@@ -230,10 +230,10 @@ class SharedLimits:
     def standing(self, limiter: str) -> Steps[LimiterUsage]:
         """Return the state of a limiter, and how long its rate delays the next job."""
         reply = yield from self._send(limiter, None, [b""])
-        capacity, per, most, used, tokens, waiting, wait, _ = reply
+        capacity, per, limit, used, tokens, waiting, wait, _ = reply
         state = LimiterState(
             Rate(int(capacity), int(per)) if capacity >= 0 else None,
-            int(most) if most >= 0 else None,
+            int(limit) if limit >= 0 else None,
             used,
             tokens if capacity >= 0 else None,
             tuple(map(text, waiting)),

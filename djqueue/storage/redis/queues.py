@@ -66,8 +66,8 @@ class RedisQueues(Queues):
         rate = policy.rate if rate is UNSET else rate
         concurrency = policy.concurrency if concurrency is UNSET else concurrency
         capacity, per = (rate.capacity, rate.per) if rate is not None else (b"", b"")
-        most = concurrency if concurrency is not None else b""
-        self._keyspace.run_in_time(self._control(queue, "limit", capacity, per, most, *given))
+        limit = concurrency if concurrency is not None else b""
+        self._keyspace.run_in_time(self._control(queue, "limit", capacity, per, limit, *given))
 
     def set_group_limit(self, queue: str, group: str | None, **overrides: Unpack[GroupWords]) -> None:
         self._keyspace.run(self._group(queue, "limit", group, records.group_words(overrides)))

@@ -50,9 +50,9 @@ class Removing:
 
     def bury_oldest(self, keys: QueueKeys, count: int) -> Steps[int]:
         """Remove the oldest dead letters above the maximum number."""
-        most = self._keyspace.policy(keys.queue).dead_letters.max_entries
+        limit = self._keyspace.policy(keys.queue).dead_letters.max_entries
         [ids] = yield [RedisCommand((b"ZRANGE", keys.key("dead"), 0, min(count, SWEEP) - 1))]
-        return sum((yield from self.removed(keys, list(map(text, ids)), "dead", most)))
+        return sum((yield from self.removed(keys, list(map(text, ids)), "dead", limit)))
 
     def expire(self, keys: QueueKeys, ids: list[str]) -> Steps[int]:
         """Remove up to `EXPIRED` expired records: a busy queue has thousands each second."""
@@ -70,12 +70,12 @@ class Removing:
             ids = list(map(text, found))
         return removed
 
-    def trim(self, keys: QueueKeys, state: State, most: int | None, size: int | None) -> Steps[int]:
+    def trim(self, keys: QueueKeys, state: State, limit: int | None, size: int | None) -> Steps[int]:
         """Remove records of one outcome above a number or size, as far as bounded searches find them."""
-        if most is None and size is None:
+        if limit is None and size is None:
             return 0
         removed, rank_key, code = 0, (keys.queue, state), records.STATE_CODES[state]
-        bounds: list[int | str] = ["" if bound is None else bound for bound in (most, size)]
+        bounds: list[int | str] = ["" if bound is None else bound for bound in (limit, size)]
         looks = 0
         while looks < LOOKS and removed < EXPIRED:
             arguments = [code, *bounds, self._ranks.pop(rank_key, 0), SWEEP]
@@ -86,7 +86,7 @@ class Removing:
                 if state is not State.FAILED:
                     arguments = [code, *bounds, *ids]
                     [[_, gone]] = yield [ScriptCall(script("expire"), keys, arguments, of_jobs(keys, some))]
-                for mode, bound in (("surplus", most), ("heavy", size)) if gone < len(some) else ():
+                for mode, bound in (("surplus", limit), ("heavy", size)) if gone < len(some) else ():
                     if bound is not None:
                         gone += sum((yield from self.removed(keys, some, mode, bound, {state})))
                 removed += gone

@@ -47,7 +47,7 @@ PATIENT = "patient"
 IMPATIENT = "impatient"
 OLDEST_GO = "oldest-go"
 LOWEST_GO = "lowest-go"
-MOST = 3
+MAX_SIZE = 3
 """Jobs that may wait in each of the last five."""
 KEYED_ONLY = "keyed-only"
 UNGROUPED = "ungrouped"
@@ -98,11 +98,11 @@ POLICIES: Mapping[str, QueuePolicy] = {
             auto_retry_delay=Backoff(kind="linear", base=100_000, jitter=0.5),
         )
     ),
-    SMALL: QueuePolicy(max_size=MOST),
-    PATIENT: QueuePolicy(max_size=MOST, when_full="block", block_timeout=60_000),
-    IMPATIENT: QueuePolicy(max_size=MOST, when_full="block", block_timeout=20),
-    OLDEST_GO: QueuePolicy(max_size=MOST, when_full="drop_oldest"),
-    LOWEST_GO: QueuePolicy(max_size=MOST, when_full="drop_lowest"),
+    SMALL: QueuePolicy(max_size=MAX_SIZE),
+    PATIENT: QueuePolicy(max_size=MAX_SIZE, when_full="block", block_timeout=60_000),
+    IMPATIENT: QueuePolicy(max_size=MAX_SIZE, when_full="block", block_timeout=20),
+    OLDEST_GO: QueuePolicy(max_size=MAX_SIZE, when_full="drop_oldest"),
+    LOWEST_GO: QueuePolicy(max_size=MAX_SIZE, when_full="drop_lowest"),
     KEYED_ONLY: QueuePolicy(group_mode="keyed"),
     UNGROUPED: QueuePolicy(group_mode="global"),
     **{queue: QueuePolicy(limiter=LIMITER) for queue in SHARING},

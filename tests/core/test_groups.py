@@ -6,8 +6,7 @@ from math import ceil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djqueue.core.grouprates import GroupBuckets, Times
-from djqueue.core.groups import GROUP_WAITING, GroupLimit, Groups
+from djqueue.core.groups import GROUP_WAITING, GroupBuckets, GroupLimit, Groups, Times
 from djqueue.core.limiter import Rate
 from djqueue.testing.clock import FakeClock
 from tests.core.making import make_job

@@ -3,13 +3,13 @@
 from ..changes import PendingChanges
 from ..enginejob import EngineJob
 from ..job import Claimed, ClaimRequest, Claims, JobFailure
+from ..joblists import ReadyJobs
 from ..queue import JobQueue, is_expired
-from ..ready import ReadyJobs
 from ..shard import Shard
 from ..sharing import SharedLimiter
 from ..states import State
 from .context import EngineContext
-from .settlement import Settlement
+from .finisher import Settlement
 
 EXPIRED = JobFailure("djqueue.core.errors.JobTimeoutError", "the ttl expired before the job started")
 

@@ -34,6 +34,7 @@ from djqueue.core.sharing import LimiterPolicy
 from djqueue.core.states import TERMINAL, State
 from djqueue.storage import backpressure
 from djqueue.storage.base import EventHandler, P, T, Unsubscribe
+from djqueue.storage.database.operations import TIMEOUT, patience
 from djqueue.storage.facets import Events
 from djqueue.storage.reads import Reads
 from djqueue.storage.tables.clock import set_right
@@ -46,7 +47,6 @@ from .address import Address, parse_address
 from .export import DatabaseExport
 from .lease import SchedulerLease, present_holder
 from .operations import AnsweredBy, Operation, operation_of
-from .patience import TIMEOUT, patience
 from .producer import Inserter
 from .remote import Remote
 from .scheduler import SchedulerStorage

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from django.db import connections
 
-from djqueue.core.clock import Clock
-from djqueue.core.clocksteps import STEP, keep_lengths
+from djqueue.core.clock import STEP, Clock, keep_lengths
 from djqueue.core.engine import Engine
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import ConfigurationError
@@ -18,8 +17,7 @@ from djqueue.storage.tables import rows
 
 from . import recovery
 from .endedjobs import EndedJobs
-from .gate import JournalGate
-from .journal import DatabaseJournal
+from .journal import DatabaseJournal, JournalGate
 from .modes import GroupModes
 
 logger = logging.getLogger("djqueue.scheduler")

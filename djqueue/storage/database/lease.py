@@ -1,21 +1,24 @@
-"""Which process is the scheduler of a database: a row that one of them holds."""
+"""Which process is the scheduler of a database: a row that one of them holds.
+
+`PauseWatch` detects that this process did not run for a while, so that its lease may be over.
+"""
 
 import os
 import secrets
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from django.db import Error, IntegrityError, OperationalError, transaction
 from django.db.models import F, QuerySet
 
 from djqueue import models
-from djqueue.core.clock import Clock
-from djqueue.core.clocksteps import STEP
+from djqueue.core.clock import STEP, SYSTEM_CLOCK, Clock
 from djqueue.core.durations import to_milliseconds
-from djqueue.storage.tables.clock import set_right
-from djqueue.storage.tables.holders import LeaseHolder, boot_of, died_here, host_name, lives_here, start_mark
+from djqueue.core.errors import StorageUnavailableError
 
-from .journal import LeaseLost
+from ..tables.clock import set_right
+from ..tables.holders import LeaseHolder, boot_of, died_here, host_name, lives_here, start_mark
 
 NAME = "scheduler"
 TTL = 10_000
@@ -24,6 +27,10 @@ BLOCKED = 1_000
 """Milliseconds that a write waits for another process's lock, at which the holder's silence says nothing."""
 RELEASED, ABANDONED = 0, 1
 """Ends of a claim that was given back, and of one whose process was killed."""
+
+
+class LeaseLost(StorageUnavailableError):
+    """Another process has become the scheduler of this database, so this process must stop."""
 
 
 class SchedulerLease:
@@ -249,3 +256,50 @@ _observing = threading.Lock()
 
 _failed_at: dict[str, int] = {}
 """By database: the monotonic time at which this process last failed to read the row."""
+
+
+BEAT = 0.25
+"""Seconds between checks of the clock."""
+PAUSE = 1_000
+"""Milliseconds between two checks from which the process counts as paused."""
+
+
+class PauseWatch:
+    """Call `paused` with the milliseconds for which this process did not run.
+
+    A thread checks the monotonic clock regularly. Code that acts on elapsed time must call `check` first,
+    because the thread may not have run yet.
+    """
+
+    def __init__(self, paused: Callable[[int], None], clock: Clock = SYSTEM_CLOCK) -> None:
+        self._paused = paused
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seen = clock.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="djqueue-pauses", daemon=True)
+
+    def start(self) -> None:
+        """Start watching."""
+        self._seen = self._clock.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def check(self) -> None:
+        """Report a pause that has just ended, if the watch was started."""
+        if self._thread.ident is None:
+            return
+        with self._lock:
+            now = self._clock.monotonic()
+            gap, self._seen = now - self._seen, now
+            if gap >= PAUSE:
+                self._paused(gap)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(BEAT):
+            self.check()

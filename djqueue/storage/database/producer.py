@@ -8,7 +8,6 @@ from django.db import connections
 from djqueue import models
 from djqueue.core.capacity import full_error
 from djqueue.core.clock import Clock
-from djqueue.core.duplicates import succession
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import OptionError
 from djqueue.core.flow import Substitutes, outside
@@ -17,6 +16,7 @@ from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import JobKey
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import LIVE, PENDING, REUSABLE, State
+from djqueue.core.unique import succession
 from djqueue.storage import commits
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.clock import set_right

@@ -10,7 +10,6 @@ from django.db.models import CharField, Count, Value
 from djqueue import models
 from djqueue.core.changes import incident_of
 from djqueue.core.deadletters import letter_of
-from djqueue.core.duplicates import REPLACED
 from djqueue.core.engine import Engine
 from djqueue.core.enginejob import EngineJob, ItemStream
 from djqueue.core.job import DeadLetterRecord, Incident, Lease
@@ -18,13 +17,13 @@ from djqueue.core.options import JobKey
 from djqueue.core.shard import note_attempt
 from djqueue.core.stalls import stalled_error
 from djqueue.core.states import LIVE, PENDING, REUSABLE, State
-from djqueue.core.unique import PREDECESSOR
+from djqueue.core.unique import PREDECESSOR, REPLACED
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.groups import group_limits, recorded_modes
 
+from ..tables.holders import SCHEDULER, has_died
 from . import pinned
 from .journal import DatabaseJournal
-from .processes import SCHEDULER, has_died
 
 logger = logging.getLogger("djqueue.scheduler")
 

@@ -32,29 +32,25 @@ from djqueue.core.shown import in_one_line
 from djqueue.core.states import State
 from djqueue.storage import backpressure
 from djqueue.storage.base import P, T
+from djqueue.storage.database.operations import TIMEOUT, patience
 from djqueue.storage.engined import WORKER_TTL, EngineStorage
 from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.tables.dialects import Dialect
 
+from ..tables.holders import has_died, own_process
 from . import recovery
 from .endedjobs import EndedJobs
-from .engineinserter import EngineInserter, are_simple, is_called_by_sync_code, is_detached, is_durable
 from .export import DatabaseExport
-from .gate import JournalGate
 from .inbox import Inbox
-from .journal import DatabaseJournal, LeaseLost
-from .lease import SchedulerLease
+from .journal import DatabaseJournal, JournalGate
+from .lease import LeaseLost, PauseWatch, SchedulerLease
 from .metrics import DatabaseMetrics
 from .modes import GroupModes
-from .patience import TIMEOUT, patience
-from .pauses import PauseWatch
-from .processes import has_died, own_process
 from .purging import Purge
-from .scheduler_jobs import SchedulerJobs
-from .scheduler_queues import SchedulerLimiters, SchedulerQueues
-from .scheduler_reads import SchedulerReads
+from .scheduler_facets import SchedulerJobs, SchedulerLimiters, SchedulerQueues, SchedulerReads
 from .staging import DatabaseStaging
 from .steps import follow_missed_step
+from .transactions import EngineInserter, are_simple, is_called_by_sync_code, is_detached, is_durable
 from .unanswered import UnansweredEnds, accept_also, accepted_claims, written_claims
 
 logger = logging.getLogger("djqueue.scheduler")

@@ -22,7 +22,6 @@ from djqueue.core.errors import (
     StorageUnavailableError,
 )
 from djqueue.core.forks import after_fork
-from djqueue.core.hiding import shown_name
 from djqueue.core.job import (
     Batch,
     ClaimRequest,
@@ -38,16 +37,15 @@ from djqueue.core.maintenance import Swept
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
-from djqueue.core.shown import in_one_line
+from djqueue.core.shown import in_one_line, shown_name
 from djqueue.core.states import State
 from djqueue.storage import sparktables
 from djqueue.storage.base import P, Storage, T
 from djqueue.storage.capabilities import Capabilities, SchedulerRole
 from djqueue.storage.facets import Unsubscribe
 from djqueue.storage.tables.clock import DatabaseClock
-from djqueue.storage.tables.dberrors import drop_if_broken, named
+from djqueue.storage.tables.dberrors import LOCKED, drop_if_broken, named
 from djqueue.storage.tables.dialects import dialect_for
-from djqueue.storage.tables.remedies import LOCKED
 
 from .address import default_address, parse_address
 from .bulkwrites import DatabaseBulkWriteReports
@@ -60,10 +58,8 @@ from .facets import (
     DatabaseReads,
     DatabaseWorkers,
 )
-from .journal import LeaseLost
-from .lease import TTL, SchedulerLease
-from .operations import operation_of
-from .patience import TIMEOUT
+from .lease import TTL, LeaseLost, SchedulerLease
+from .operations import TIMEOUT, operation_of
 from .scheduler import SchedulerStorage
 from .server import SchedulerServer
 from .transactions import JoinedTransactions

@@ -18,9 +18,8 @@ from .keyspace import STEP, Keyspace, answer
 from .limits import SharedLimits
 from .metrics import Metrics
 from .records import pack_text
-from .removing import Removing
+from .removing import Removing, Scanning
 from .roundtrips import RedisCommand, ScriptCall, Steps
-from .scanning import Scanning
 from .scripts import script
 
 

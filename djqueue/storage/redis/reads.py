@@ -23,9 +23,8 @@ from .inspector import RedisInspector, counts_of
 from .keyspace import Keyspace, answer, chunks
 from .metrics import Metrics
 from .records import STATES, mapping, pack_text, text
-from .removing import of_jobs
+from .removing import Scanning, of_jobs
 from .roundtrips import RedisCommand, ScriptCall, Steps
-from .scanning import Scanning
 from .scripts import script
 from .workers import RedisWorkers
 

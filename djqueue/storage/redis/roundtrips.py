@@ -26,10 +26,9 @@ from djqueue.core.forks import after_fork
 from djqueue.core.job import Incident
 
 from .connections import Connections
-from .exchange import Exchange
+from .exchange import Exchange, RetryWindow, unavailable_for
 from .keys import QueueKeys
 from .records import NUMBER, incident
-from .retrying import RetryWindow, unavailable_for
 from .scripts import Script
 
 T = TypeVar("T")

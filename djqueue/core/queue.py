@@ -12,7 +12,7 @@ from random import Random
 from threading import Lock
 
 from .capacity import DropOrder
-from .clock import keep_lengths
+from .clocksteps import keep_lengths
 from .deadletters import DeadLetterPolicy, DeadLetters
 from .enginejob import EngineJob
 from .errors import ConfigurationError, OptionError

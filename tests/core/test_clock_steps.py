@@ -2,7 +2,8 @@
 
 import pytest
 
-from djqueue.core.clock import Clock, keep_lengths
+from djqueue.core.clock import Clock
+from djqueue.core.clocksteps import keep_lengths
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.engine import Engine
 from djqueue.core.enginejob import EngineJob

@@ -7,7 +7,8 @@ from itertools import count
 from random import Random
 from threading import Lock
 
-from ..clock import Clock, StepDetector
+from ..clock import Clock
+from ..clocksteps import StepDetector
 from ..enginejob import EngineJob
 from ..ids import IdSource, fnv1a32, shard_count
 from ..journal import Journal

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from django.db import connections
 
-from djqueue.core.clock import STEP, Clock, keep_lengths
+from djqueue.core.clock import Clock
+from djqueue.core.clocksteps import STEP, keep_lengths
 from djqueue.core.engine import Engine
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import ConfigurationError

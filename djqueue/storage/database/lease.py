@@ -13,7 +13,8 @@ from django.db import Error, IntegrityError, OperationalError, transaction
 from django.db.models import F, QuerySet
 
 from djqueue import models
-from djqueue.core.clock import STEP, SYSTEM_CLOCK, Clock
+from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.clocksteps import STEP
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import StorageUnavailableError
 

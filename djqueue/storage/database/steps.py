@@ -1,7 +1,7 @@
 """Apply a step of the wall clock to the tables that happened while no scheduler was running."""
 
 from djqueue import models
-from djqueue.core.clock import keep_lengths, log_step
+from djqueue.core.clocksteps import keep_lengths, log_step
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.states import LIVE, State
 from djqueue.storage.tables import rows

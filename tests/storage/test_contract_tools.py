@@ -19,12 +19,12 @@ from djqueue.testing.contract import (
     CancellingContract,
     ClaimsContract,
     DelayedContract,
+    EventsContract,
     OutcomesContract,
     ResultsContract,
     StallsContract,
     StorageCase,
     StorageContract,
-    TellingContract,
     TransitionTableContract,
 )
 from djqueue.testing.contract.transitions import TransitionLog, marks_of, shows
@@ -86,7 +86,7 @@ class LateEvents(EngineEvents):
 
 
 class TestWithEventsFromAnotherThread(
-    TellingContract,
+    EventsContract,
     ClaimsContract,
     OutcomesContract,
     StallsContract,

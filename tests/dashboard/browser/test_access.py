@@ -16,7 +16,7 @@ from djqueue.storage.bulkwrites import DONE, UNFINISHED, QueueShare, tag_of
 from djqueue.storage.capabilities import Capabilities
 from djqueue.storage.database.bulkwrites import DatabaseBulkWriteReports
 from djqueue.storage.memory import MemoryStorage
-from djqueue.testing.contract.imports import report
+from djqueue.testing.contract.bulk_writes import report
 from djqueue.testing.factories import worker
 from tests.admin.factories import NOON
 from tests.dashboard.acting import fail

@@ -32,104 +32,104 @@ from ..waiting import Recorder, Wakes
 from .case import SOON, StorageCase, recorded, so_far
 
 Doing = Callable[[], object]
-Prepare = Callable[["TellingContract", Storage], Doing]
+Prepare = Callable[["EventsContract", Storage], Doing]
 
 
-def an_enqueue(_: "TellingContract", storage: Storage) -> Doing:
+def an_enqueue(_: "EventsContract", storage: Storage) -> Doing:
     """A new job."""
     return lambda: enqueue(storage)
 
 
-def an_enqueue_of_an_id(_: "TellingContract", storage: Storage) -> Doing:
+def an_enqueue_of_an_id(_: "EventsContract", storage: Storage) -> Doing:
     """A new job with an id of its own."""
     return lambda: enqueue(storage, id="order:1")
 
 
-def a_delayed_enqueue(_: "TellingContract", storage: Storage) -> Doing:
+def a_delayed_enqueue(_: "EventsContract", storage: Storage) -> Doing:
     """A delayed job: whoever waits by the clock has to look at it again."""
     return lambda: enqueue(storage, delay=SOON)
 
 
-def a_promotion(_: "TellingContract", storage: Storage) -> Doing:
+def a_promotion(_: "EventsContract", storage: Storage) -> Doing:
     """A delayed job promoted."""
     job_id = a_delayed_job(storage)
     return lambda: storage.jobs.promote(QUEUE, [job_id])
 
 
-def an_earlier_time(case: "TellingContract", storage: Storage) -> Doing:
+def an_earlier_time(case: "EventsContract", storage: Storage) -> Doing:
     """A delayed job put to an earlier time."""
     job_id = a_delayed_job(storage)
     at = case.now(storage) + SOON
     return lambda: storage.jobs.reschedule(QUEUE, [job_id], at)
 
 
-def a_time_that_has_come(case: "TellingContract", storage: Storage) -> Doing:
+def a_time_that_has_come(case: "EventsContract", storage: Storage) -> Doing:
     """A delayed job that is due, found by maintenance."""
     enqueue(storage, delay=SOON)
     case.advance(SOON + 1)
     return storage.sweep
 
 
-def a_retry(_: "TellingContract", storage: Storage) -> Doing:
+def a_retry(_: "EventsContract", storage: Storage) -> Doing:
     """A run that failed, with attempts left."""
     claimed = an_active_job(storage)
     return lambda: finish(storage, retrying(claimed))
 
 
-def a_retry_with_a_wait(_: "TellingContract", storage: Storage) -> Doing:
+def a_retry_with_a_wait(_: "EventsContract", storage: Storage) -> Doing:
     """The same, to be waited for."""
     claimed = an_active_job(storage)
     return lambda: finish(storage, retrying(claimed, SOON))
 
 
-def a_release(_: "TellingContract", storage: Storage) -> Doing:
+def a_release(_: "EventsContract", storage: Storage) -> Doing:
     """A job given back."""
     claimed = an_active_job(storage)
     return lambda: finish(storage, releasing(claimed))
 
 
-def a_stall(case: "TellingContract", storage: Storage) -> Doing:
+def a_stall(case: "EventsContract", storage: Storage) -> Doing:
     """A lost lease, found by maintenance."""
     claimed = an_active_job(storage)
     case.advance(claimed.lease + 1)
     return storage.sweep
 
 
-def a_retried_dead_letter(_: "TellingContract", storage: Storage) -> Doing:
+def a_retried_dead_letter(_: "EventsContract", storage: Storage) -> Doing:
     """A dead letter retried."""
     job_id = a_failed_job(storage)
     return lambda: storage.jobs.retry(QUEUE, [job_id])
 
 
-def a_resume(_: "TellingContract", storage: Storage) -> Doing:
+def a_resume(_: "EventsContract", storage: Storage) -> Doing:
     """The end of a pause."""
     storage.queues.pause(QUEUE)
     enqueue(storage)
     return lambda: storage.queues.resume(QUEUE)
 
 
-def a_dependency_met(_: "TellingContract", storage: Storage) -> Doing:
+def a_dependency_met(_: "EventsContract", storage: Storage) -> Doing:
     """The end of what a blocked job waits for, in another queue."""
     a_blocked_job(storage)
     claimed = claim_one(storage, queues=[UPSTREAM])
     return lambda: finish(storage, completing(claimed))
 
 
-def a_group_freed(_: "TellingContract", storage: Storage) -> Doing:
+def a_group_freed(_: "EventsContract", storage: Storage) -> Doing:
     """The end of a run whose group has a next job."""
     enqueue_many(storage, 2, group="g")
     claimed = claim_one(storage)
     return lambda: finish(storage, completing(claimed))
 
 
-def a_groups_head_cancelled(_: "TellingContract", storage: Storage) -> Doing:
+def a_groups_head_cancelled(_: "EventsContract", storage: Storage) -> Doing:
     """The end of a waiting job whose group has a next job, of another name."""
     first = enqueue(storage, group="g", name="unhandled")
     enqueue(storage, group="g")
     return lambda: storage.jobs.cancel(QUEUE, [first])
 
 
-def a_place_freed(_: "TellingContract", storage: Storage) -> Doing:
+def a_place_freed(_: "EventsContract", storage: Storage) -> Doing:
     """The end of a run in a queue that was at its limit."""
     storage.queues.set_limits(QUEUE, None, 1)
     enqueue_many(storage, 2)
@@ -137,7 +137,7 @@ def a_place_freed(_: "TellingContract", storage: Storage) -> Doing:
     return lambda: finish(storage, completing(claimed))
 
 
-def a_limit_raised(_: "TellingContract", storage: Storage) -> Doing:
+def a_limit_raised(_: "EventsContract", storage: Storage) -> Doing:
     """A higher limit for a queue that was at its old one."""
     storage.queues.set_limits(QUEUE, None, 1)
     enqueue_many(storage, 2)
@@ -167,7 +167,7 @@ WAKING: list[Prepare] = [
 """All that may make a job claimable."""
 
 
-class TellingContract(StorageCase):
+class EventsContract(StorageCase):
     """Cases about events and wake-ups."""
 
     def test_a_jobs_life_is_told_in_order(self, storage: Storage) -> None:

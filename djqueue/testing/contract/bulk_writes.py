@@ -25,7 +25,7 @@ WRITE = "write"
 START = 1_780_000_000_000
 
 
-class ImportsContract(StorageCase):
+class BulkWritesContract(StorageCase):
     """For storages that keep reports of bulk writes. They need `advance`."""
 
     def test_a_write_that_nobody_reported_has_no_report(self, storage: Storage) -> None:

@@ -5,16 +5,16 @@ from contextlib import closing
 from djqueue.storage.bulkwrites import MAX_REPORT_AGE
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing import contract
-from djqueue.testing.contract.imports import kept, report
+from djqueue.testing.contract.bulk_writes import kept, report
 
 from .cases import OnCluster, OnSingle
 
 
-class TestSingle(OnSingle, contract.ImportsContract):
+class TestSingle(OnSingle, contract.BulkWritesContract):
     pass
 
 
-class TestCluster(OnCluster, contract.ImportsContract):
+class TestCluster(OnCluster, contract.BulkWritesContract):
     pass
 
 

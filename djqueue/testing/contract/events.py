@@ -41,12 +41,12 @@ def an_enqueue(_: "EventsContract", storage: Storage) -> Doing:
 
 
 def an_enqueue_of_an_id(_: "EventsContract", storage: Storage) -> Doing:
-    """A new job with an id of its own."""
+    """A new job with a given id."""
     return lambda: enqueue(storage, id="order:1")
 
 
 def a_delayed_enqueue(_: "EventsContract", storage: Storage) -> Doing:
-    """A delayed job: whoever waits by the clock has to look at it again."""
+    """A delayed job: a worker that sleeps until a known time must check again."""
     return lambda: enqueue(storage, delay=SOON)
 
 
@@ -57,39 +57,39 @@ def a_promotion(_: "EventsContract", storage: Storage) -> Doing:
 
 
 def an_earlier_time(case: "EventsContract", storage: Storage) -> Doing:
-    """A delayed job put to an earlier time."""
+    """A delayed job that is rescheduled to an earlier time."""
     job_id = a_delayed_job(storage)
     at = case.now(storage) + SOON
     return lambda: storage.jobs.reschedule(QUEUE, [job_id], at)
 
 
 def a_time_that_has_come(case: "EventsContract", storage: Storage) -> Doing:
-    """A delayed job that is due, found by maintenance."""
+    """A delayed job that is due, found by a sweep."""
     enqueue(storage, delay=SOON)
     case.advance(SOON + 1)
     return storage.sweep
 
 
 def a_retry(_: "EventsContract", storage: Storage) -> Doing:
-    """A run that failed, with attempts left."""
+    """A failed attempt, with attempts left."""
     claimed = an_active_job(storage)
     return lambda: finish(storage, retrying(claimed))
 
 
 def a_retry_with_a_wait(_: "EventsContract", storage: Storage) -> Doing:
-    """The same, to be waited for."""
+    """A failed attempt, with a backoff."""
     claimed = an_active_job(storage)
     return lambda: finish(storage, retrying(claimed, SOON))
 
 
 def a_release(_: "EventsContract", storage: Storage) -> Doing:
-    """A job given back."""
+    """A released job."""
     claimed = an_active_job(storage)
     return lambda: finish(storage, releasing(claimed))
 
 
 def a_stall(case: "EventsContract", storage: Storage) -> Doing:
-    """A lost lease, found by maintenance."""
+    """An expired lease, found by a sweep."""
     claimed = an_active_job(storage)
     case.advance(claimed.lease + 1)
     return storage.sweep
@@ -109,28 +109,28 @@ def a_resume(_: "EventsContract", storage: Storage) -> Doing:
 
 
 def a_dependency_met(_: "EventsContract", storage: Storage) -> Doing:
-    """The end of what a blocked job waits for, in another queue."""
+    """The end of a blocked job's dependency in another queue."""
     a_blocked_job(storage)
     claimed = claim_one(storage, queues=[UPSTREAM])
     return lambda: finish(storage, completing(claimed))
 
 
 def a_group_freed(_: "EventsContract", storage: Storage) -> Doing:
-    """The end of a run whose group has a next job."""
+    """The end of an attempt whose group has another job."""
     enqueue_many(storage, 2, group="g")
     claimed = claim_one(storage)
     return lambda: finish(storage, completing(claimed))
 
 
 def a_groups_head_cancelled(_: "EventsContract", storage: Storage) -> Doing:
-    """The end of a waiting job whose group has a next job, of another name."""
+    """The end of a waiting job whose group has another job, with another name."""
     first = enqueue(storage, group="g", name="unhandled")
     enqueue(storage, group="g")
     return lambda: storage.jobs.cancel(QUEUE, [first])
 
 
 def a_place_freed(_: "EventsContract", storage: Storage) -> Doing:
-    """The end of a run in a queue that was at its limit."""
+    """The end of an attempt in a queue that was at its limit."""
     storage.queues.set_limits(QUEUE, None, 1)
     enqueue_many(storage, 2)
     claimed = claim_one(storage)
@@ -138,7 +138,7 @@ def a_place_freed(_: "EventsContract", storage: Storage) -> Doing:
 
 
 def a_limit_raised(_: "EventsContract", storage: Storage) -> Doing:
-    """A higher limit for a queue that was at its old one."""
+    """A higher limit for a queue that was at its limit."""
     storage.queues.set_limits(QUEUE, None, 1)
     enqueue_many(storage, 2)
     claim_one(storage)
@@ -164,7 +164,7 @@ WAKING: list[Prepare] = [
     a_place_freed,
     a_limit_raised,
 ]
-"""All that may make a job claimable."""
+"""Everything that may make a job claimable."""
 
 
 class EventsContract(StorageCase):
@@ -349,7 +349,7 @@ class EventsContract(StorageCase):
         assert left.count == 0
 
     def test_a_job_is_claimable_when_its_wake_arrives(self, storage: Storage) -> None:
-        """The lost wake-up: a wake-up before there is a job to claim, and none after."""
+        """A lost wake-up: it arrives before the job is claimable, and no other follows."""
         wakes = Wakes()
         storage.listen([QUEUE], wakes)
 

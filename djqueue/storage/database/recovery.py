@@ -21,9 +21,9 @@ from djqueue.core.unique import PREDECESSOR, REPLACED
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.groups import group_limits, recorded_modes
 
-from ..tables.holders import SCHEDULER, has_died
 from . import pinned
 from .journal import DatabaseJournal
+from .processes import SCHEDULER, has_died
 
 logger = logging.getLogger("djqueue.scheduler")
 

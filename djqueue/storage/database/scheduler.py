@@ -37,7 +37,6 @@ from djqueue.storage.engined import WORKER_TTL, EngineStorage
 from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.tables.dialects import Dialect
 
-from ..tables.holders import has_died, own_process
 from . import recovery
 from .endedjobs import EndedJobs
 from .export import DatabaseExport
@@ -46,6 +45,7 @@ from .journal import DatabaseJournal, JournalGate
 from .lease import LeaseLost, PauseWatch, SchedulerLease
 from .metrics import DatabaseMetrics
 from .modes import GroupModes
+from .processes import has_died, own_process
 from .purging import Purge
 from .scheduler_facets import SchedulerJobs, SchedulerLimiters, SchedulerQueues, SchedulerReads
 from .staging import DatabaseStaging

@@ -22,8 +22,8 @@ from djqueue.core.job import ClaimRequest, Finished, Lease, Outcome
 from djqueue.core.throttle import ThrottledLog
 from djqueue.storage.base import Unsubscribe
 
-from ..tables.holders import peer_process
 from .operations import OPERATIONS
+from .processes import peer_process
 from .unanswered import accepted_claims
 from .wire import LENGTH, MAX_FRAME, pack, unpack_frame
 

@@ -52,7 +52,7 @@ from django.utils.module_loading import import_string
 from . import middleware
 from .conf import READERS, Settings, is_wrong, problems, read_settings, unknown_limiters
 from .core.errors import ConfigurationError, StorageError, UnknownQueueError
-from .core.hiding import shown_name
+from .core.shown import shown_name
 from .core.suggest import nearest, similar
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ HOURS = range(5, 24)
 """The hours of departures; the one flight of the year outside of them counts to the nearest."""
 
 TICK_STEPS = (1, 2, 5, 10, 20, 25)
-MOST_TICKS = 6
+MAX_TICKS = 6
 LOWEST_TOP = 10
 
 
@@ -157,7 +157,7 @@ def draw(title: str, statistics: Statistics) -> Image.Image:
 def scale_of(highest: float) -> tuple[int, int]:
     """The percentage at the top of the axis and the step between its ticks."""
     highest = max(highest, LOWEST_TOP)
-    step = next((step for step in TICK_STEPS if highest <= step * MOST_TICKS), TICK_STEPS[-1])
+    step = next((step for step in TICK_STEPS if highest <= step * MAX_TICKS), TICK_STEPS[-1])
     return step * ceil(highest / step), step
 
 

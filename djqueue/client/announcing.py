@@ -18,7 +18,7 @@ from djqueue.storage.base import Storage
 
 from .registered import registry
 
-MOST = 10_000
+MAX_PENDING = 10_000
 """Pending signals after which a worker claims no more jobs until its receivers have caught up."""
 IDLE = 10.0
 """Seconds after which the thread ends, with its database connections."""
@@ -82,7 +82,7 @@ class Announcer:
     @property
     def is_behind(self) -> bool:
         """True if receivers are so slow that no more jobs should start."""
-        return self._waiting.qsize() >= MOST
+        return self._waiting.qsize() >= MAX_PENDING
 
     def announce(self, signal: Signal, name: str, **about: Any) -> None:
         """Send a signal later, on the announcer's thread. May be called from any thread."""

@@ -1,4 +1,4 @@
-"""The arguments of a job, checked against the function's signature where the job is enqueued."""
+"""Check the arguments of a job against the function's signature when the job is enqueued."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ class Arguments:
         self._named = frozenset(p.name for p in parameters if p.kind in NAMED)
         self.takes_any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self._rules = [self._rule(count) for count in range(len(parameters) + 1)]
-        """By the number of positional arguments: names that have to come besides, and names that may."""
+        """Required and optional keyword names, by the number of positional arguments."""
 
     def check(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise ArgumentsError, naming the job, if the function cannot be called with these arguments."""
@@ -50,11 +50,11 @@ class Arguments:
             ) from None
 
     def has_parameter(self, name: str) -> bool:
-        """Return whether the function declares a parameter that can be given by this name."""
+        """Return whether the function has a parameter that can be passed by this name."""
         return name in self._named
 
     def _rule(self, count: int) -> tuple[frozenset[str], frozenset[str]] | None:
-        """None where only `Signature.bind` can tell."""
+        """Return the rule for a number of positional arguments; None if only `Signature.bind` can decide."""
         parameters = list(self.signature.parameters.values())
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         if count > len(positional):
@@ -66,7 +66,7 @@ class Arguments:
         return frozenset(p.name for p in required), frozenset(p.name for p in rest if p.kind in NAMED)
 
     def _explain(self, error: TypeError, kwargs: Mapping[str, Any]) -> str:
-        """Return the error with the unexpected arguments, which a missing one hides."""
+        """Return the error that names the unexpected arguments, which a missing argument would hide."""
         unknown = [] if self.takes_any_name else [name for name in kwargs if name not in self._named]
         missing = [name for name in unknown if repr(name) not in str(error)]
         return f"{error}; unexpected {', '.join(map(repr, missing))}" if missing else str(error)
@@ -84,7 +84,7 @@ class Arguments:
 
 
 def read_arguments(function: Callable[..., Any]) -> Arguments | None:
-    """Return what a function accepts; None for one that does not say, as some written in C."""
+    """Return the parameters of a function; None if it has no signature, like some functions in C."""
     try:
         return Arguments(inspect.signature(function))
     except (TypeError, ValueError):
@@ -92,7 +92,7 @@ def read_arguments(function: Callable[..., Any]) -> Arguments | None:
 
 
 def check_call(arguments: Arguments, name: str, place: int, call: Call) -> None:
-    """Check one entry of `enqueue_many`. Raises ArgumentsError, which says where it is."""
+    """Check one entry of `enqueue_many`. Raises ArgumentsError, which names its position."""
     args, kwargs = call
     try:
         arguments.check(name, args, kwargs)
@@ -101,7 +101,7 @@ def check_call(arguments: Arguments, name: str, place: int, call: Call) -> None:
 
 
 def check_entry(place: int, entry: object) -> None:
-    """Raise ArgumentsError, which explains what an entry of `enqueue_many` is, for anything else."""
+    """Raise ArgumentsError, which explains the form of an entry of `enqueue_many`, if this is not one."""
     if isinstance(entry, (tuple, list)) and len(entry) == 2:
         args, kwargs = entry
         if isinstance(args, Sequence) and not isinstance(args, (str, bytes)) and isinstance(kwargs, Mapping):
@@ -114,7 +114,7 @@ def check_entry(place: int, entry: object) -> None:
 
 
 def _kind_of(entry: object) -> str:
-    """Describe a wrong entry by types and lengths alone: its values may be long, or secret."""
+    """Describe a wrong entry by types and lengths only, because its values may be long or secret."""
     kind = type(entry).__name__
     if not isinstance(entry, (tuple, list)):
         return f"of type {kind}"

@@ -24,36 +24,36 @@ PAGE = 500
 MESSAGE = 500
 """Characters of the message that count for its fingerprint."""
 VARIABLE = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+", re.IGNORECASE)
-"""The parts in which two messages of one error differ: addresses, UUIDs, numbers."""
+"""Parts in which messages of the same error differ: addresses, UUIDs, numbers."""
 
 Progress = Callable[["RetriedDead"], object]
 
 
 class RetriedDead(NamedTuple):
-    """The outcomes of a retry of dead letters, in numbers."""
+    """The outcomes of a retry of dead letters, as counts."""
 
     retried: int = 0
     unique_key_taken: int = 0
-    """Left alone: a live job has their unique key."""
+    """Not retried: a live job has their unique key."""
     not_failed: int = 0
     """Already retried or enqueued again."""
     not_found: int = 0
     rejected: int = 0
-    """Left alone: they could never run, and need another payload first."""
+    """Not retried: they could never run, and need another payload first."""
     blocked_again: int = 0
     """Retried, and blocked until their unmet dependencies complete."""
     dependency_gone: int = 0
-    """Left alone: an unmet dependency was cancelled or removed."""
+    """Not retried: an unmet dependency was cancelled or removed."""
 
 
 class MovedDead(NamedTuple):
-    """The outcomes of a move of dead letters to another queue, in numbers."""
+    """The outcomes of a move of dead letters to another queue, as counts."""
 
     moved: int = 0
     duplicate: int = 0
-    """Left alone: the other queue has a job with this id."""
+    """Not moved: the other queue has a job with this id."""
     not_found: int = 0
-    """Gone, or already moved."""
+    """No longer there, or already moved."""
     refused: int = 0
     """Already retried or enqueued again, or refused by the other queue."""
 
@@ -142,7 +142,7 @@ def read_limit(limit: Any) -> int | None:
 
 
 def letters(storage: Storage, queue: str, wanted: DeadLetterFilter) -> Iterator[DeadLetterRecord]:
-    """Yield the dead letters that match, oldest first, up to the first one that failed again meanwhile."""
+    """Yield the dead letters that match, oldest first, up to the first one that has failed again since."""
     seen: set[str] = set()
     after = None
     while True:
@@ -236,7 +236,9 @@ def _would_move(storage: Storage, queue: str, ids: Sequence[str], to: str) -> It
 
 
 def fingerprint(letter: DeadLetterRecord) -> str:
-    """Return a hash that is equal for dead letters of the same error, whatever numbers its message has."""
+    """Return a hash that is equal for dead letters of the same error, even if numbers in the message
+    differ.
+    """
     line = VARIABLE.sub("#", letter.error_message[:MESSAGE].partition("\n")[0])
     data = f"{letter.error_type}\0{line}".encode(errors="surrogatepass")
     return blake2b(data, digest_size=6).hexdigest()

@@ -1,4 +1,4 @@
-"""A job read back, in a reader's terms: decoded values and aware datetimes."""
+"""Jobs for callers: decoded values and aware datetimes."""
 
 from datetime import datetime
 from functools import cached_property
@@ -16,7 +16,7 @@ from .timeline import Moment, timeline
 
 
 class JobStatus(NamedTuple):
-    """A job in short."""
+    """A short form of a job."""
 
     id: str
     state: State
@@ -29,7 +29,7 @@ class JobStatus(NamedTuple):
 
 
 class JobInfo:
-    """A job as it was when it was read. Values are decoded when they are asked for."""
+    """A snapshot of a job. Values are decoded on access."""
 
     def __init__(self, record: JobRecord) -> None:
         self.record = record
@@ -39,67 +39,67 @@ class JobInfo:
 
     @property
     def id(self) -> str:
-        """Unique in its queue."""
+        """Id of the job, unique in its queue."""
         return self.record.id
 
     @property
     def queue(self) -> str:
-        """The queue's name."""
+        """Name of the queue."""
         return self.record.queue
 
     @property
     def name(self) -> str:
-        """The job's name, by which a handler is found."""
+        """Name of the job, which selects its handler."""
         return self.record.name
 
     @property
     def state(self) -> State:
-        """Where it is in its life."""
+        """State of the job."""
         return self.record.state
 
     @property
     def options(self) -> JobOptions:
-        """The job's options."""
+        """Options of the job."""
         return self.record.options
 
     @property
     def subject(self) -> str | None:
-        """The subject of the job: `app_label.model:pk`, or any other string."""
+        """Subject of the job: `app_label.model:pk`, or any other string."""
         return self.options.subject
 
     @property
     def attempts(self) -> int:
-        """Runs begun, less those given back unused."""
+        """Number of attempts started, without released ones."""
         return self.record.attempts
 
     @property
     def failures(self) -> int:
-        """Runs that failed."""
+        """Number of failed attempts."""
         return self.record.failures
 
     @property
     def stalls(self) -> int:
-        """Runs that were lost with their worker."""
+        """Number of attempts lost with their worker."""
         return self.record.stalls
 
     @property
     def worker(self) -> str:
-        """The worker that has it, or had it last."""
+        """Worker of the current or last attempt."""
         return self.record.worker
 
     @property
     def reason(self) -> str:
-        """Why it failed or was cancelled: a word."""
+        """Reason of the failure or cancellation, such as `timeout`."""
         return self.record.reason
 
     @property
     def error(self) -> JobFailure | None:
-        """The handler's last exception: type, message, traceback."""
+        """Last exception of the handler: type, message, traceback."""
         return self.record.error
 
     @property
     def progress(self) -> Any:
-        """The last progress that the handler reported."""
+        """Last progress that the handler reported."""
         return self.record.progress
 
     @property
@@ -109,47 +109,47 @@ class JobInfo:
 
     @property
     def logs(self) -> tuple[tuple[datetime, str], ...]:
-        """The lines that its handlers logged."""
+        """Log lines of its handlers."""
         return tuple((to_datetime(at), line) for at, line in self.record.logs)
 
     @property
     def history(self) -> tuple[AttemptRecord, ...]:
-        """Every run that has ended."""
+        """Ended attempts, oldest first."""
         return self.record.all_attempts()
 
     @property
     def created_at(self) -> datetime:
-        """When it was enqueued."""
+        """Time of the enqueue."""
         return to_datetime(self.record.created_at)
 
     @property
     def run_at(self) -> datetime:
-        """Not before this."""
+        """Earliest time of the next attempt."""
         return to_datetime(self.record.run_at)
 
     @property
     def started_at(self) -> datetime | None:
-        """When its last run began."""
+        """Start of the last attempt."""
         return _time(self.record.started_at)
 
     @property
     def finished_at(self) -> datetime | None:
-        """When it ended."""
+        """End of the job."""
         return _time(self.record.finished_at)
 
     @property
     def timeline(self) -> tuple[Moment, ...]:
-        """The job's history, in order: enqueue, start and end of each attempt, end of the job."""
+        """History of the job, in order: enqueue, start and end of each attempt, end of the job."""
         return timeline(self.record)
 
     @cached_property
     def payload(self) -> Any:
-        """The job's payload. Raises SerializationError if its content type is not accepted here."""
+        """Payload of the job. Raises SerializationError if its content type is not accepted."""
         return _decode(self.record, self.record.payload)
 
     @cached_property
     def result(self) -> Any:
-        """The job's result; None if it has not completed, or the result has expired."""
+        """Result of the job; None if it has not completed, or the result has expired."""
         return None if self.record.result is None else _decode(self.record, self.record.result)
 
     def status(self) -> JobStatus:

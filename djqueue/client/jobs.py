@@ -1,4 +1,4 @@
-"""`@job`: functions that can be enqueued, and the registry in which workers look names up."""
+"""`@job`: functions that can be enqueued as jobs."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -29,22 +29,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 DEFAULT_WAIT = 30.0
-"""Default seconds that `enqueue_and_wait` waits."""
+"""Default time limit of `enqueue_and_wait`, in seconds."""
 BULK = 1_000
 """Jobs of `enqueue_many` in one call of the storage."""
 
 PLAIN_CALL = (tuple, dict)
-"""The types in an entry of `enqueue_many` that needs no closer look."""
+"""Types of an entry of `enqueue_many` that need no further check."""
 UNSET: Any = object()
-"""An argument that was not given."""
+"""Marks an argument that was not given."""
 
 Call = tuple[Sequence[Any], dict[str, Any]]
 Redact = Callable[[Any, str], Any]
-"""A value, and whether that is a job's `payload` or its `result`; returns what of it may be shown."""
+"""Called with a value and its part, `payload` or `result`; returns what the dashboard shows."""
 
 
 class JobType(Generic[P, R]):
-    """A function that workers run under a name. Calling it runs it here and now."""
+    """A function that workers run under a name. Calling it runs it in this process."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class JobType(Generic[P, R]):
         self.function = function
         self.name = name
         self.backoff_function = backoff
-        """A backoff of the user's own, which only the worker knows."""
+        """A custom backoff function, which only the worker knows."""
         self.batch = batch
         """The rule for several jobs per call; None if each call runs one job."""
         self.redact_function = redact
@@ -88,12 +88,13 @@ class JobType(Generic[P, R]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            # Only what is not there: the calls of other job queues get an error that names the call here.
+            # Only called for missing attributes. Calls of other job queues get an error that names our
+            # call.
             raise AttributeError(explain_attribute(type(self).__name__, self.__dict__.get("__name__"), name))
 
     @property
     def options(self) -> EnqueueOptions:
-        """The options of its jobs: the settings' defaults, the decorator's, those of `using`."""
+        """Options of its jobs: defaults of the settings, the decorator's options, those of `using`."""
         settings = get_settings()
         if self._resolved is None or self._resolved[0] is not settings:
             self._resolved = settings, envelope.resolve(self._given)
@@ -130,7 +131,7 @@ class JobType(Generic[P, R]):
         calling = {name: options.pop(name) for name in CALLING if name in options}
         if "wait" in calling:
             milliseconds("wait", calling["wait"])
-        # A word about the start replaces an earlier one of either form.
+        # A new start time replaces an earlier one in either form.
         earlier = dict(self._given)
         if "delay" in options or "run_at" in options:
             earlier.pop("delay", None)
@@ -183,9 +184,9 @@ class JobType(Generic[P, R]):
         """Enqueue one job, wait for it, and return its result: see `djqueue.client.waiting`.
 
         Args:
-            wait: Seconds to wait at most, or a timedelta; 30 seconds unless given. A function with a
-                parameter `wait` of its own gets this one, if the time to wait is given by
-                `using(wait=...)`.
+            wait: Maximum time to wait: seconds, or a timedelta; 30 seconds by default. If the function has
+            a parameter `wait`, give the time with `using(wait=...)`; this argument then goes to the
+            function.
         """
         wait, _ = self._waiting(wait, UNSET, kwargs)
         return waiting.enqueue_and_wait(self._storage(), self._one(args, kwargs), wait)
@@ -234,12 +235,12 @@ class JobType(Generic[P, R]):
     def schedule(
         self, name: str, *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **when: Any
     ) -> None:
-        """Declare a schedule that enqueues the job with these arguments, which are values of JSON.
+        """Declare a schedule that enqueues the job with these arguments, which must be JSON values.
 
-        name: of the schedule; another one of the same name and job replaces it.
-        when: `cron` or `every`, and the other options of schedules: see `djqueue.schedules.Schedule`.
+        name: Name of the schedule; it replaces a schedule of this job with the same name. when: `cron` or
+        `every`, and the other options of `djqueue.schedules.Schedule`.
 
-        Raises OptionError, naming what is wrong.
+        Raises OptionError, which names the wrong option.
         """
         entry = declared.check(name, self.name, when, args, kwargs)
         if self.arguments is not None:
@@ -276,7 +277,7 @@ class JobType(Generic[P, R]):
         return envelope.batch(self.options, self.name, values, ids)
 
     def _waiting(self, wait: Any, on_restart: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Tell the caller's own `wait` and `on_restart` from the function's: those are put into kwargs."""
+        """Separate the caller's `wait` and `on_restart` from the function's, which are put into kwargs."""
         chosen = []
         for name, given in (("wait", wait), ("on_restart", on_restart)):
             mine = self._calling.get(name, CALLING[name])
@@ -320,7 +321,7 @@ def _value(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def chunks(entries: Iterable[Any], size: int = BULK) -> Iterable[list[Any]]:
-    """Lists of at most `size` entries."""
+    """Yield lists of at most `size` entries."""
     chunk: list[Any] = []
     for entry in entries:
         chunk.append(entry)
@@ -346,20 +347,25 @@ def job(
 ) -> Any:
     """Make a function a job: `@job`, or `@job(queue="emails", max_attempts=5, timeout=30)`.
 
-    The function is defined at a module's level, where every worker finds it by importing the module. One
-    defined elsewhere (a lambda, a function inside a function) needs a name, and its code has to be run by
-    whatever workers import. Methods cannot be jobs.
+    Define the function at module level, where every worker finds it by importing the module. A function
+    defined elsewhere (a lambda, or a function inside another one) needs a name, and workers must import a
+    module that runs its definition. Methods cannot be jobs.
 
-    name: under which workers find it; else the function's dotted path.
-    check_arguments: whether the arguments of its jobs are compared with the function's signature when they
-        are enqueued. False for a name whose code is elsewhere, so that the function here only stands for it.
-    batch: the function takes a list of jobs: at most so many, or {"size": …, "min_size": …, "wait": …}.
-    redact: a function (value, part) -> what of it the dashboard shows; part: `payload` or `result`. See
-        `djqueue.dashboard.redaction`.
-    options: see `djqueue.core.options`; `backoff` may be a function (failures, exception) -> seconds. With
-        `cron` or `every` it has a schedule, too: see `djqueue.schedules.Schedule` for what else that takes.
+    Args:
+        name: Name under which workers find the function; by default its dotted path.
+        check_arguments: Whether to compare arguments with the function's signature at enqueue. Use False
+            for a placeholder whose real code is elsewhere.
+        batch: The function takes a list of jobs: their maximum number, or {"size": …, "min_size": …,
+            "wait": …}.
+        redact: A function (value, part) that returns what the dashboard shows; part is `payload` or
+            `result`. See `djqueue.dashboard.redaction`.
+        options: Job options, see `djqueue.core.options`; `backoff` may be a function (failures, exception)
+            that returns seconds. `cron` or `every` add a schedule, with the options of
+            `djqueue.schedules.Schedule`.
 
-    Raises OptionError, naming the option; JobNameError if the name is taken, or cannot name the function.
+    Raises:
+        OptionError: An option is unknown or wrong; the message names it.
+        JobNameError: The name is taken, or cannot name the function.
     """
 
     if isinstance(function, str):

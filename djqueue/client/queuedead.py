@@ -66,7 +66,7 @@ class DeadLetterActions(QueueHandle):
     ) -> RetriedDead:
         """Retry dead letters, oldest first: those with these ids, those that match the filters, or all.
 
-        A dead letter whose unique key a live job has is left alone.
+        A dead letter is not retried while a live job has its unique key.
 
         Args:
             limit: The maximum number of dead letters to try.

@@ -143,7 +143,8 @@ class JobActions(QueueHandle):
         return await self._acall(self.update, id, payload=payload, priority=priority)
 
     def retry(self, id: str) -> bool:
-        """Retry a dead letter; return False if it is none, its unique key is taken, or a dependency is gone.
+        """Retry a dead letter; return False if the job is not one, its unique key is taken, or a
+        dependency is gone.
 
         A job that failed because a dependency did is blocked again until its dependencies complete.
         """

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 class Registry:
-    """Job types by name. Nothing else says what a worker may run."""
+    """Job types by name. A worker runs nothing else."""
 
     def __init__(self) -> None:
         self._types: dict[str, JobType[..., Any]] = {}
-        # Django imports nothing of this package if no app defines jobs.
+        # Django does not import this package if no app defines jobs.
         is_late = apps.models_ready and apps.is_installed("djqueue")
         self.discovered: frozenset[str] | None = frozenset() if is_late else None
-        """Names registered when every module that workers import had been imported; None before that."""
+        """Names registered when all modules that workers import had been imported; None before that."""
         self.served: set[str] = set()
-        """Names that a worker of this process has handlers for."""
+        """Names for which a worker of this process has handlers."""
 
     def add(self, job_type: "JobType[..., Any]") -> None:
         """Register a job type. Raises JobNameError if another function has its name."""
@@ -46,15 +46,15 @@ class Registry:
             ) from None
 
     def find(self, name: str) -> "JobType[..., Any] | None":
-        """Return the job type of a name; None if there is none here."""
+        """Return the job type of a name; None if it is not registered."""
         return self._types.get(name)
 
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """Return all names, sorted."""
         return sorted(self._types)
 
     def all(self) -> "dict[str, JobType[..., Any]]":
-        """All job types by name."""
+        """Return all job types by name."""
         return dict(self._types)
 
 
@@ -64,7 +64,7 @@ registry = Registry()
 def _same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
     if one is other:
         return True
-    # A module that is reloaded, or run as __main__ and imported, defines its functions anew.
+    # A module that is reloaded, or run as __main__ and imported, defines its functions again.
     return one.__qualname__ == other.__qualname__ and one.__code__.co_filename == other.__code__.co_filename
 
 

@@ -27,7 +27,7 @@ from .waiting import CHECK_EVERY, ENDINGS, RETRY, has_ended, refuse_in_vain, ref
 
 ON_RESTART = ("raise", "continue")
 NEWS = ENDINGS | {"item", "active"}
-"""Events after which there may be something to read."""
+"""Events after which items may be available."""
 
 Wait = float | timedelta | None
 

@@ -1,4 +1,4 @@
-"""Errors for callers whose time to wait is over: where the job is, and what would help."""
+"""Errors for callers that waited too long: the job's state, why it has not finished, and the remedy."""
 
 import logging
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from datetime import timedelta
 from djqueue.core.deadline import within
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import DjqueueError, JobTimeoutError, StorageUnavailableError
-from djqueue.core.explain import MOST_BEFORE, Explanation
+from djqueue.core.explain import MAX_BEFORE, Explanation
 from djqueue.core.job import JobRecord
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.storage.base import Storage
@@ -17,17 +17,17 @@ from .steps import Steps, in_thread
 logger = logging.getLogger("djqueue.client")
 
 LOOKING = 0.25
-"""Seconds that the search for the job may take."""
+"""Maximum seconds of the search for the job."""
 NO_ANSWER = "The storage did not return the job's state."
 
 
 def timed_out(
     storage: Storage, queue: str, job_id: str, wait: float | timedelta, away: StorageUnavailableError | None
 ) -> Steps[JobTimeoutError]:
-    """Return the error for a caller whose time to wait is over.
+    """Return the error for a caller that waited too long.
 
     Args:
-        away: The error of the last read of the job, if the storage did not answer.
+        away: The error of the last read of the job, if the storage did not respond.
     """
     text = NO_ANSWER if away is not None else (yield in_thread(storage, _look, storage, queue, job_id))
     return _error(queue, job_id, wait, text)
@@ -42,7 +42,7 @@ def _error(queue: str, job_id: str, wait: float | timedelta, text: str) -> JobTi
 
 
 def _look(storage: Storage, queue: str, job_id: str) -> str:
-    """Return where the job is, if the storage answers at once."""
+    """Return the state of the job and the explanation, if the storage responds at once."""
     record = explanation = None
     try:
         with within(LOOKING):
@@ -85,7 +85,7 @@ def _blocked(found: Explanation) -> str:
 def _ahead(found: Explanation, text: str) -> str:
     if not found.before:
         return text
-    count = f"{found.before:,}" + (" or more" if found.before >= MOST_BEFORE else "")
+    count = f"{found.before:,}" + (" or more" if found.before >= MAX_BEFORE else "")
     return f"{text}, and {count} {'job is' if found.before == 1 else 'jobs are'} ahead of it"
 
 
@@ -127,4 +127,4 @@ REASONS: dict[str, Callable[[Explanation], str]] = {
     "workers_busy": lambda found: _ahead(found, "all workers that could run it are busy"),
     "waiting_turn": lambda found: _ahead(found, "nothing holds it back"),
 }
-"""By the verdict of `djqueue.core.explain`."""
+"""Remedies, by verdict of `djqueue.core.explain`."""

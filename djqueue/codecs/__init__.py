@@ -1,7 +1,7 @@
-"""Values to bytes and back, by content type.
+"""Encode values to bytes and decode them, by content type.
 
-MessagePack with extension types is the default: it gives back what it was given, type for type, or
-refuses it. The other codecs are those of kombu's registry; `kombu` is imported when one is used.
+The default is MessagePack with extension types, which returns a value with exactly the same types, or
+refuses to encode it. All other codecs are those of kombu's registry; `kombu` is imported when one is used.
 """
 
 import hashlib
@@ -18,23 +18,23 @@ from .refusals import not_accepted
 __all__ = ["MSGPACK", "content_id", "decode", "encode", "get_encoder"]
 
 NAMES = {"msgpack": MSGPACK}
-"""Short names of djqueue's own content types; kombu's registry has those of the others."""
+"""Short names of djqueue's own content types; kombu's registry has the names of the others."""
 
 
 def encode(value: Any, content_type: str, *, limit: int | None = None, what: str = "payload") -> bytes:
     """Return the bytes of a value.
 
-    limit: the most bytes that it may have.
-    what: what the value is called in error messages: the root of the path to what is wrong.
+    limit: Maximum number of bytes. what: Name of the value in error messages, the root of the path to the
+    wrong part.
 
-    Raises SerializationError, which says where in the value the trouble is, or its subclass
+    Raises SerializationError, which names the wrong part of the value, or its subclass
     PayloadTooLargeError.
     """
     return get_encoder(content_type, limit, what)(value)
 
 
 def get_encoder(content_type: str, limit: int | None = None, what: str = "payload") -> Callable[[Any], bytes]:
-    """`encode` for many values of one kind; threads may share it."""
+    """Return a function that encodes many values like `encode`; threads may share it."""
     if NAMES.get(content_type, content_type) == MSGPACK:
         return msgpack.encoder(limit, what)
     from . import foreign
@@ -50,8 +50,8 @@ def decode(
 ) -> Any:
     """Return the value of bytes.
 
-    accept: content types or names that may be decoded; None is MessagePack, and what
-        DJQUEUE["ACCEPT_CONTENT"] lists.
+    accept: Content types or names that may be decoded; None allows MessagePack and those listed in
+    DJQUEUE["ACCEPT_CONTENT"].
 
     Raises SerializationError for a content type that is not accepted and for malformed bytes.
     """
@@ -67,10 +67,11 @@ def decode(
 
 
 def content_id(value: Any) -> str:
-    """Return an id made from a value: equal values have equal ids, whatever the order of their keys.
+    """Return an id derived from a value: equal values have equal ids, regardless of the order of their
+    keys.
 
-    The first 16 hexadecimal digits of the SHA-256 of its JSON text, with sorted keys and without
-    white space.
+    It is the first 16 hexadecimal digits of the SHA-256 of the value's JSON text, with sorted keys and
+    without whitespace.
     """
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -1,8 +1,8 @@
-"""The default codec: MessagePack with extension types, lossless or refused.
+"""The default codec: MessagePack with extension types. A value is encoded without loss, or refused.
 
-None, bool, int (of 64 bits), float, str, bytes, list and dict are MessagePack's own. The other
-types have a code each; a tuple is a list whose first item is the mark of tuples, so that nothing
-nests but MessagePack itself. Dict keys may be of any of the types that can be hashed.
+None, bool, int (64 bits), float, str, bytes, list and dict are native MessagePack types. Every other type
+has a code. A tuple is a list whose first item marks it as a tuple, so that only native types nest. Dict
+keys may have any hashable type.
 """
 
 import struct
@@ -20,7 +20,7 @@ from djqueue.core.errors import SerializationError
 
 from .refusals import refusal, too_large
 
-# Codes of the extension types. They are stored: a code is never given another meaning.
+# Codes of the extension types. They are stored, so the meaning of a code never changes.
 TUPLE = 1
 DATETIME = 2
 DATE = 3
@@ -31,24 +31,24 @@ UUID_CODE = 7
 
 TUPLE_MARK = ExtType(TUPLE, b"")
 MARK_BYTES = b"\xc7\x00\x01"
-"""The mark of tuples as it is encoded."""
+"""The encoded mark of tuples."""
 
 STRAYS = frozenset({bytearray, memoryview, ExtType, Timestamp})
-"""Types that MessagePack takes as they are, but does not give back."""
+"""Types that MessagePack accepts, but does not return unchanged."""
 BEGINNINGS = b"\xc4\xc5\xc6\xc7\xc8\xc9\xd4\xd5\xd6\xd7\xd8"
-"""The bytes with which a `bytes` or an extension type begins; without one there is no stray."""
+"""First bytes of `bytes` and of extension types; without them, no mark can be in the wrong place."""
 WITHOUT_BEGINNINGS = bytes(0 if byte in BEGINNINGS else byte for byte in range(256))
 
 LARGEST_BUFFER = 1 << 20
-"""A packer keeps its buffer; one that had to hold more bytes than this is not used again."""
+"""Maximum bytes of a packer's buffer: a packer keeps its buffer, and is dropped above this size."""
 
 
 def encoder(limit: int | None, what: str) -> Callable[[Any], bytes]:
     """Return an encoder: see `djqueue.codecs.get_encoder`."""
 
     def encode(value: Any) -> bytes:
-        # One call has a packer to itself. One for each thread would not do: a finalizer, run in the
-        # midst of a call, may encode something, too.
+        # Each call has its own packer. One per thread would not suffice: a finalizer that runs during a
+        # call may encode a value, too.
         try:
             packer = _packers.pop()
         except IndexError:
@@ -62,7 +62,7 @@ def encoder(limit: int | None, what: str) -> Callable[[Any], bytes]:
             _packers.append(packer)
         if limit is not None and size > limit:
             raise too_large(size, limit, what)
-        # A text without what is looked for comes back as it is: the cheapest search for many bytes.
+        # `translate` returns the same object if nothing is found: the cheapest search for several bytes.
         if data.translate(WITHOUT_BEGINNINGS) is not data:
             _refuse_strays(value, what)
         return data
@@ -97,7 +97,7 @@ def decode(data: bytes) -> Any:
 
 
 class _Tuples:
-    """Makes tuples of marked lists; `marks` counts those that have not been used up."""
+    """Converts marked lists to tuples; `marks` counts the marks that have not been converted."""
 
     __slots__ = ("marks",)
 
@@ -230,7 +230,7 @@ def _decode_timedelta(data: bytes) -> timedelta:
     return timedelta(days, seconds, microseconds)
 
 
-# The caller's own decimal context may let malformed texts pass as NaN.
+# The caller's decimal context may convert malformed texts to NaN.
 _STRICT = Context(traps=[InvalidOperation])
 
 _ENCODERS: dict[type, Callable[[Any], Any]] = {

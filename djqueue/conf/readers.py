@@ -9,13 +9,13 @@ from djqueue.core.capacity import WHEN_FULL
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ConfigurationError, OptionError
-from djqueue.core.hiding import NAME, HiddenOptions, kind_of, shown_name, without_credentials
 from djqueue.core.limiter import Rate
 from djqueue.core.metrics import Tiers
 from djqueue.core.options import MAX_INTEGER, EnqueueOptions, check_text, parse_options
 from djqueue.core.queue import GROUP_MODES, QueuePolicy
 from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
 from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.shown import NAME, HiddenOptions, kind_of, shown_name, without_credentials
 from djqueue.core.sizes import parse_size
 from djqueue.core.suggest import nearest
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from djqueue.core.hiding import HiddenOptions
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.options import MSGPACK, EnqueueOptions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.shown import HiddenOptions
 
 DEFAULT_POLICY = QueuePolicy()
 

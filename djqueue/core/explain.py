@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from .job import WorkerInfo
 from .states import PENDING, State
 
-MOST_BEFORE = 10_000
+MAX_BEFORE = 10_000
 """Maximum number of jobs before another one that are counted."""
 SHOWN = 5
 """Number of active jobs that are named."""
@@ -111,7 +111,7 @@ class Facts(NamedTuple):
     group_holders: tuple[BlockingJob, ...] = ()
     group_next_at: int | None = None
     """When the group's rate lets the next job start; None: now."""
-    is_parked: bool = False
+    is_group_waiting: bool = False
     """True if its group holds it back."""
     next_token_at: int | None = None
     """When the queue's rate lets the next job start; None: now."""
@@ -205,7 +205,7 @@ def _judge(facts: Facts, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, 
 def _limited(facts: Facts) -> tuple[str, dict[str, Any]] | None:
     if facts.group_next_at is not None and facts.group_next_at > facts.at:
         return "group_rate", {"group": facts.group, "until": facts.group_next_at}
-    if facts.is_parked and facts.group_active >= facts.group_limit:
+    if facts.is_group_waiting and facts.group_active >= facts.group_limit:
         found = {"group": facts.group, "limit": facts.group_limit, "holders": facts.group_holders}
         return "group_busy", {**found, "before": facts.before}
     if facts.next_token_at is not None and facts.next_token_at > facts.at:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from .options import JobKey, JobOptions
 from .states import TERMINAL, State
 
-MOST = 1_000
-"""Default for the maximum number of jobs that are read."""
+MAX_FLOW_JOBS = 1_000
+"""Default maximum number of jobs to read."""
 
 
 class FlowNode(NamedTuple):
@@ -16,15 +16,15 @@ class FlowNode(NamedTuple):
     queue: str
     id: str
     name: str
-    """Name of the job; empty if it is gone."""
+    """Name of the job; empty if it no longer exists."""
     state: State | None
-    """None if the job is gone, and only known as a dependency."""
+    """State of the job; None if it no longer exists and is only known as a dependency."""
     reason: str = ""
     """Reason of the failure or cancellation."""
     unmet: bool = False
     """True if it waits for another job."""
     ignores: bool = False
-    """True if it runs however its dependencies end."""
+    """True if it runs regardless of how its dependencies end."""
     created_at: int = 0
     """UTC milliseconds, like `finished_at`."""
     finished_at: int = 0
@@ -48,7 +48,7 @@ class FlowGraph(NamedTuple):
     """Connected jobs, oldest first."""
 
     root: int
-    """Index of the job that was asked for."""
+    """Index of the requested job."""
     nodes: list[FlowNode]
     edges: list[FlowEdge]
     cut: bool = False
@@ -84,7 +84,7 @@ class FlowGraph(NamedTuple):
         )
 
     def only(self, sees: Callable[[str], bool]) -> "FlowGraph":
-        """Return the graph without jobs of hidden queues; the job that was asked for stays."""
+        """Return the graph without jobs of hidden queues; the requested job stays."""
         kept = [at for at, node in enumerate(self.nodes) if at == self.root or sees(node.queue)]
         if len(kept) == len(self.nodes):
             return self
@@ -116,8 +116,8 @@ def link(node: FlowNode, options: JobOptions, waiting: Iterable[JobKey] = ()) ->
     return JobLink(node._replace(ignores=ignores), options.depends_on, dependents)
 
 
-def explore(root: JobKey, limit: int = MOST) -> Exploring:
-    """Walk through the graph around a job: yield keys to read, and receive the links found.
+def explore(root: JobKey, limit: int = MAX_FLOW_JOBS) -> Exploring:
+    """Walk the graph around a job: yield keys to read, and receive the links found.
 
     Each step is one edge further away, so there are as many steps as the graph is long. Up to `limit` jobs
     are read. Returns None if the first one is unknown.

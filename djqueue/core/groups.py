@@ -1,14 +1,124 @@
-"""Keyed concurrency: limits of each group; jobs above them wait in lists of their own."""
+"""Keyed concurrency: the limit and the rate of each group; jobs above them wait in lists of their own."""
 
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping
-from itertools import islice
-from typing import NamedTuple, TypedDict
+from itertools import count, islice
+from typing import Generic, NamedTuple, TypedDict, TypeVar
 
 from .enginejob import EngineJob
-from .grouprates import GroupBuckets, Times
 from .limiter import Rate
+
+K = TypeVar("K")
+STALE = 64
+"""Number of stale entries, beyond twice the live ones, at which they are removed."""
+
+
+class Times(Generic[K]):
+    """Times by name, earliest first: a heap with lazy removal."""
+
+    __slots__ = ("_at", "_heap", "_numbers")
+
+    def __init__(self) -> None:
+        self._at: dict[K, int] = {}
+        self._heap: list[tuple[int, int, K]] = []
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __contains__(self, name: K) -> bool:
+        return name in self._at
+
+    def set(self, name: K, at: int) -> None:
+        """Set the time of a name."""
+        if self._at.get(name) == at:
+            return
+        self._at[name] = at
+        heapq.heappush(self._heap, (at, next(self._numbers), name))
+        self._compact()
+
+    def drop(self, name: K) -> None:
+        """Remove a name."""
+        if self._at.pop(name, None) is not None:
+            self._compact()
+
+    def of(self, name: K) -> int | None:
+        """Return the time of a name."""
+        return self._at.get(name)
+
+    def next(self) -> int | None:
+        """Return the earliest time."""
+        while self._heap:
+            at, _, name = self._heap[0]
+            if self._at.get(name) == at:
+                return at
+            heapq.heappop(self._heap)
+        return None
+
+    def due(self, tick: int) -> list[K]:
+        """Remove and return the names whose time has come, earliest first."""
+        names = []
+        while (at := self.next()) is not None and at <= tick:
+            name = heapq.heappop(self._heap)[2]
+            del self._at[name]
+            names.append(name)
+        return names
+
+    def _compact(self) -> None:
+        if len(self._heap) > 2 * len(self._at) + STALE:
+            self._heap = [entry for entry in self._heap if self._at.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
+
+
+class GroupBuckets:
+    """Token buckets of groups.
+
+    Only the time at which a bucket will be full is kept, from which everything else follows; full buckets are
+    not kept. A bucket belongs to one rate: under another rate, the group has another bucket. Times are
+    monotonic milliseconds, divided into as many parts as the rate's capacity, so that a token is a whole
+    number of parts.
+    """
+
+    __slots__ = ("_full_at", "_times")
+
+    def __init__(self) -> None:
+        self._full_at: dict[tuple[str, Rate], int] = {}
+        self._times: Times[tuple[str, Rate]] = Times()
+        """Times at which buckets may be full."""
+
+    def __len__(self) -> int:
+        return len(self._full_at)
+
+    def available(self, group: str, rate: Rate, tick: int) -> int:
+        """Return the number of whole tokens."""
+        return (rate.capacity * rate.per - self._missing(group, rate, tick)) // rate.per
+
+    def available_at(self, group: str, rate: Rate, tokens: int, tick: int) -> int:
+        """Return when this many tokens will be available, up to the rate's capacity."""
+        late = self._missing(group, rate, tick) - (rate.capacity - tokens) * rate.per
+        return tick + max(0, -(-late // rate.capacity))
+
+    def consume(self, group: str, rate: Rate, tick: int) -> None:
+        """Take a token that `available` has returned."""
+        key = (group, rate)
+        full_at = tick * rate.capacity + self._missing(group, rate, tick) + rate.per
+        self._full_at[key] = full_at
+        if key not in self._times:
+            self._times.set(key, -(-full_at // rate.capacity))
+
+    def forget_full(self, tick: int) -> None:
+        """Drop buckets that are full again."""
+        for key in self._times.due(tick):
+            at = -(-self._full_at[key] // key[1].capacity)
+            if at > tick:
+                self._times.set(key, at)
+            else:
+                del self._full_at[key]
+
+    def _missing(self, group: str, rate: Rate, tick: int) -> int:
+        full_at = self._full_at.get((group, rate))
+        return 0 if full_at is None else max(0, full_at - tick * rate.capacity)
 
 
 class GroupLimit(NamedTuple):
@@ -55,21 +165,21 @@ class GroupWords(TypedDict, total=False):
 class Group:
     """The jobs of one group."""
 
-    __slots__ = ("active", "parked", "ready")
+    __slots__ = ("active", "group_waiting", "ready")
 
     def __init__(self) -> None:
         self.active = 0
         self.ready: list[EngineJob] = []
         """Jobs that may be claimed: as many as the weight, and active jobs that came back."""
-        self.parked: deque[EngineJob] = deque()
+        self.group_waiting: deque[EngineJob] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self.active or self.ready or self.parked)
+        return bool(self.active or self.ready or self.group_waiting)
 
     @property
     def waiting(self) -> int:
         """Number of jobs that are not active."""
-        return len(self.ready) + len(self.parked)
+        return len(self.ready) + len(self.group_waiting)
 
 
 class Groups:
@@ -84,7 +194,7 @@ class Groups:
         tick: returns the monotonic time in milliseconds.
     """
 
-    __slots__ = ("_buckets", "_groups", "_own", "_tick", "limit", "parked", "rate", "rests", "weights")
+    __slots__ = ("_buckets", "_groups", "_own", "_tick", "group_waiting", "limit", "rate", "rests", "weights")
 
     def __init__(self, tick: Callable[[], int], limit: int = 1) -> None:
         self._tick = tick
@@ -96,7 +206,7 @@ class Groups:
         self.weights: Mapping[str, int] = {}
         self.rests: Times[str] = Times()
         """Times at which resting groups continue."""
-        self.parked = 0
+        self.group_waiting = 0
         """Number of jobs held back, over all groups."""
 
     def admit(self, job: EngineJob, *, front: bool = False) -> bool:
@@ -105,7 +215,7 @@ class Groups:
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = Group()
-        if not group.parked and len(group.ready) < self._share(name, group):
+        if not group.group_waiting and len(group.ready) < self._share(name, group):
             group.ready.insert(0 if front else len(group.ready), job)
             return True
         self._park(group, job, front=front)
@@ -154,10 +264,10 @@ class Groups:
         """Remove a waiting job of a group; return the jobs that became ready if the group's rest is over."""
         name = self._name(job)
         group = self._groups[name]
-        group.parked.remove(job)
-        self.parked -= 1
+        group.group_waiting.remove(job)
+        self.group_waiting -= 1
         job.generation = 0
-        if not group.parked:
+        if not group.group_waiting:
             self.rests.drop(name)
         return self.advance(name)
 
@@ -167,12 +277,12 @@ class Groups:
         if group is None:
             return []
         freed: list[EngineJob] = []
-        if group.parked:
+        if group.group_waiting:
             room = self._share(name, group) - len(group.ready)
-            while room > 0 and group.parked:
-                job = group.parked.popleft()
+            while room > 0 and group.group_waiting:
+                job = group.group_waiting.popleft()
                 job.generation = 0
-                self.parked -= 1
+                self.group_waiting -= 1
                 group.ready.append(job)
                 freed.append(job)
                 room -= 1
@@ -211,7 +321,7 @@ class Groups:
     def before(self, job: EngineJob) -> int:
         """Return the number of jobs before a waiting job of a group, without active ones."""
         group = self._groups[self._name(job)]
-        return len(group.ready) + group.parked.index(job)
+        return len(group.ready) + group.group_waiting.index(job)
 
     def overview(self, name: str) -> GroupOverview:
         """Return a group as it is now."""
@@ -251,11 +361,11 @@ class Groups:
 
     def _park(self, group: Group, job: EngineJob, *, front: bool) -> None:
         if front:
-            group.parked.appendleft(job)
+            group.group_waiting.appendleft(job)
         else:
-            group.parked.append(job)
-        job.generation = PARKED
-        self.parked += 1
+            group.group_waiting.append(job)
+        job.generation = GROUP_WAITING
+        self.group_waiting += 1
 
     def _share(self, name: str, group: Group) -> int:
         """Return how many jobs of a group may be ready for it to take its turns."""
@@ -281,7 +391,7 @@ class Groups:
             return
         own, ready, tick = self.own(name), len(group.ready), self._tick()
         room = min(self.limit_of(name) - group.active, self._weight_of(name), rate.capacity)
-        if not group.parked or own.paused or ready >= room:
+        if not group.group_waiting or own.paused or ready >= room:
             self.rests.drop(name)
         else:
             self.rests.set(name, self._buckets.available_at(name, rate, ready + 1, tick))
@@ -302,5 +412,5 @@ class Groups:
         return job.options.group
 
 
-PARKED = -1 << 62
+GROUP_WAITING = -1 << 62
 """Generation of a job that waits in its group's list."""

@@ -57,7 +57,7 @@ class QueueOverview(NamedTuple):
     """Weight of the active jobs."""
     group_mode: str
     """One of `core.queue.GROUP_MODES`."""
-    parked: int
+    group_waiting: int
     """Waiting jobs that their groups hold back."""
     names: dict[str, int]
     """Number of claimable jobs by job name."""

@@ -1,28 +1,64 @@
-"""One queue of the engine: its jobs, each in the structure of its state."""
+"""One queue of the engine: its jobs, each in the structure of its state, and its totals.
+
+Active jobs and their leases are in separate shards, so that claims do not wait for finishes.
+"""
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
+from threading import Lock
 
 from .capacity import DropOrder
 from .clocksteps import keep_lengths
 from .deadletters import DeadLetterPolicy, DeadLetters
-from .delayed import DelayedJobs
 from .enginejob import EngineJob
 from .errors import ConfigurationError, OptionError
 from .finished import FinishedJobs
-from .groups import NO_LIMIT, PARKED, GroupLimit, Groups
+from .groups import GROUP_WAITING, NO_LIMIT, GroupLimit, Groups
 from .job import Batch, Event
+from .joblists import DelayedJobs, ReadyJobs
 from .limiter import QueueLimiter, Rate
-from .ready import ReadyJobs
+from .overview import NO_TOTALS, Totals
 from .retention import NO_RETENTION, Retention
 from .sharing import SharedLimiter
 from .states import LIVE, PENDING, State
 from .summaries import SubjectIndex
-from .tally import Tally
 from .unique import PREDECESSOR, UniqueKeys
+
+
+class Tally:
+    """Counters for `Totals`, guarded by the lock of the queue's shard.
+
+    Completions are counted by the finished records, because a plain job completes without that lock.
+    """
+
+    __slots__ = ("cancelled", "enqueued", "failed", "noted", "retried", "stalled", "started")
+
+    def __init__(self) -> None:
+        self.enqueued = 0
+        self.started = 0
+        self.retried = 0
+        self.failed = 0
+        self.cancelled = 0
+        self.stalled = 0
+        self.noted = NO_TOTALS
+        """Totals that the metrics have."""
+
+    def totals(self, completed: int) -> Totals:
+        """Return the current totals."""
+        return Totals(
+            self.enqueued,
+            self.started,
+            completed,
+            self.retried,
+            self.failed,
+            self.cancelled,
+            self.stalled,
+        )
+
 
 EventHandler = Callable[[Event], None]
 
@@ -180,7 +216,7 @@ class JobQueue:
     @property
     def waiting(self) -> int:
         """Number of waiting jobs, ready or held back by their group."""
-        return self.ready.size + self.groups.parked
+        return self.ready.size + self.groups.group_waiting
 
     def place(self, job: EngineJob, now: int, *, front: bool = False) -> None:
         """Put a pending job into the structure for its dependencies, time and group."""
@@ -228,7 +264,7 @@ class JobQueue:
             self.blocked -= 1
         elif job.state is State.DELAYED:
             self.delayed.remove(job)
-        elif job.generation == PARKED:
+        elif job.generation == GROUP_WAITING:
             self._push(self.groups.remove(job))
         else:
             self.ready.remove(job)
@@ -236,7 +272,7 @@ class JobQueue:
 
     def prioritize(self, job: EngineJob, priority: int, now: int) -> None:
         """Change the priority of a pending job; a ready job goes behind those that have this priority."""
-        is_ready = job.state is State.WAITING and job.generation != PARKED
+        is_ready = job.state is State.WAITING and job.generation != GROUP_WAITING
         if is_ready:
             self.ready.remove(job)
         job.options = replace(job.options, priority=priority)
@@ -340,3 +376,46 @@ def is_expired(job: EngineJob, now: int) -> bool:
     if ttl is None or job.created_at + job.stepped + ttl > now:
         return False
     return not job.started_at and job.error is None
+
+
+class ProcessingShard:
+    """Some of the active jobs, by fencing token, under their own lock."""
+
+    __slots__ = ("active", "counts", "extra", "lock")
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.active: dict[int, EngineJob] = {}
+        self.counts: Counter[str] = Counter()
+        """Number of active jobs by queue."""
+        self.extra: Counter[str] = Counter()
+        """By queue: by how much the weights of its active jobs exceed their number."""
+
+    def hold(self, job: EngineJob) -> None:
+        """Add a claim. The caller holds the lock, as for `release`."""
+        self.active[job.token] = job
+        self.counts[job.queue] += 1
+        if job.options.weight > 1:
+            self.extra[job.queue] += job.options.weight - 1
+
+    def release(self, token: int, queue: str, job_id: str) -> EngineJob | None:
+        """End a claim; return its job, or None if the token no longer holds it."""
+        job = self.active.get(token)
+        if job is None or job.id != job_id or job.queue != queue:
+            return None
+        del self.active[token]
+        left = self.counts[queue] - 1
+        if left:
+            self.counts[queue] = left
+        else:
+            del self.counts[queue]
+        if job.options.weight > 1:
+            self.extra[queue] -= job.options.weight - 1
+            if not self.extra[queue]:
+                del self.extra[queue]
+        job.token, job.last_token = 0, token
+        return job
+
+    def overdue(self, tick: int) -> list[tuple[int, EngineJob]]:
+        """Return (token, job) of the expired leases."""
+        return [(token, job) for token, job in self.active.items() if job.lease_until <= tick]

@@ -13,14 +13,13 @@ from threading import Lock
 from .capacity import DROPPED
 from .changes import PendingChanges
 from .dependencies import DependencyTracker
-from .duplicates import REPLACED, Succession, succession
 from .enginejob import EngineJob
 from .job import REJECTED, AttemptRecord, DeadLetterRecord, JobFailure
 from .journal import Journal
 from .options import JobKey
 from .queue import JobQueue
 from .states import State
-from .unique import PREDECESSOR
+from .unique import PREDECESSOR, REPLACED, Succession, succession
 
 MAX_MOVED = 1_000
 """Moved jobs whose new queue is remembered."""

@@ -18,7 +18,7 @@ from .tables import alias_of
 
 logger = logging.getLogger("djqueue.dashboard")
 
-MOST = 50
+MAX_ANNOTATIONS = 50
 """Maximum annotations of one chart, newest first."""
 FRESH = 5_000
 """Milliseconds before annotations are read again."""
@@ -61,7 +61,7 @@ def _read(start: int, end: int) -> list[ChartAnnotation]:
     try:
         # A missing table must not end a transaction around the request.
         with _guarded(alias_of(Annotation)):
-            newest = tables.select(Annotation, NEWEST, (start, end, MOST))
+            newest = tables.select(Annotation, NEWEST, (start, end, MAX_ANNOTATIONS))
     except Error as error:
         logger.debug("No chart annotations: %s", error)
         return []

@@ -61,7 +61,7 @@ class BulkWriteView(NamedTuple):
 
     @property
     def more_queues(self) -> int:
-        """The number of other queues."""
+        """Number of other queues."""
         return max(0, len(self.report.shares) - FEW)
 
     @property

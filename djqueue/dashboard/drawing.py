@@ -57,10 +57,10 @@ def bars(kinds: Sequence[tuple[str, float]], label: str) -> SafeString:
 
 def points(values: Sequence[float], width: int, height: int) -> list[tuple[float, float]]:
     """Return the coordinates of numbers above a baseline of zero, with margins of one pixel."""
-    most = max(values) or 1
+    limit = max(values) or 1
     step = width / max(1, len(values) - 1)
     room = height - 2
     return [
-        (round(index * step, 1), round(height - 1 - max(0.0, value) / most * room, 1))
+        (round(index * step, 1), round(height - 1 - max(0.0, value) / limit * room, 1))
         for index, value in enumerate(values)
     ]

@@ -20,7 +20,7 @@ WINDOW = 10_000
 """Minimum milliseconds of a window in which a backlog may have grown."""
 WINDOWS = 3
 """Consecutive windows of growth after which a backlog counts as never draining."""
-MOST = 64
+MAX_SAMPLES = 64
 """Maximum samples kept per queue."""
 
 EMPTY, ESTIMATING, DRAINING, STEADY, NEVER = "empty", "estimating", "draining", "steady", "never"
@@ -72,7 +72,7 @@ def sampled(known: Mapping[str, Samples], rows: Sequence[QueueOverview], tick: i
         old = known.get(row.name, ())
         if old and old[-1].tick >= tick:
             old = old[:-1]
-        found[row.name] = (*old, new)[-MOST:]
+        found[row.name] = (*old, new)[-MAX_SAMPLES:]
     return found
 
 

@@ -24,11 +24,11 @@ ACROSS, DOWN = 60, 14
 THIN = 10
 """Height of an edge in a layer that it crosses."""
 MARGIN = 8
-MOST = 300
+MAX_NODES = 300
 """Maximum jobs drawn one by one. Above that, the jobs of each layer and state share a box."""
-MOST_LINES = 1_000
+MAX_LINES = 1_000
 """Maximum edges drawn, the shortest first."""
-MOST_BENDS = 2_000
+MAX_BENDS = 2_000
 """Maximum dummy nodes. Above that, edges are drawn straight."""
 SWEEPS = 8
 """Sweeps through the layers."""
@@ -82,10 +82,10 @@ class _GraphPart(NamedTuple):
     nodes: tuple[int, ...]
 
 
-def draw(graph: FlowGraph, most: int = MOST) -> Drawing:
+def draw(graph: FlowGraph, limit: int = MAX_NODES) -> Drawing:
     """Lay out a graph. The result is deterministic."""
-    parts, edges, collapsed = _parts(graph, most)
-    shown = sorted(edges, key=lambda edge: (parts[edge[1]].layer - parts[edge[0]].layer, edge))[:MOST_LINES]
+    parts, edges, collapsed = _parts(graph, limit)
+    shown = sorted(edges, key=lambda edge: (parts[edge[1]].layer - parts[edge[0]].layer, edge))[:MAX_LINES]
     shown.sort()
     layers, routes = _layered(parts, shown)
     places, heights = _placed(layers, routes, len(parts))
@@ -123,18 +123,18 @@ def layers_of(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     return found
 
 
-def _parts(graph: FlowGraph, most: int) -> tuple[list[_GraphPart], dict[tuple[int, int], bool], bool]:
+def _parts(graph: FlowGraph, limit: int) -> tuple[list[_GraphPart], dict[tuple[int, int], bool], bool]:
     """Return the boxes, their dependencies with whether each is unmet, and whether nodes were grouped."""
     pairs = [(edge.before, edge.after) for edge in graph.edges]
     layers = layers_of(len(graph.nodes), pairs)
-    if len(graph.nodes) <= most:
+    if len(graph.nodes) <= limit:
         single = [
             _GraphPart(layer, node.state, (place,))
             for place, (layer, node) in enumerate(zip(layers, graph.nodes, strict=True))
         ]
         return single, {(edge.before, edge.after): edge.unmet for edge in graph.edges}, False
     # In a deep graph, several layers form a band, and edges within a band are dropped.
-    bands = min(max(layers) + 1, max(1, most // (len(State) + 1)))
+    bands = min(max(layers) + 1, max(1, limit // (len(State) + 1)))
     bands_of = [layer * bands // (max(layers) + 1) for layer in layers]
     groups: dict[tuple[int, str], list[int]] = {}
     for place, node in enumerate(graph.nodes):
@@ -163,7 +163,7 @@ def _layered(
     for index, part in enumerate(parts):
         layers[part.layer].append(index)
     spans = [parts[after].layer - parts[before].layer for before, after in edges]
-    bends = sum(span - 1 for span in spans) <= MOST_BENDS
+    bends = sum(span - 1 for span in spans) <= MAX_BENDS
     count, routes = len(parts), []
     for (before, after), span in zip(edges, spans, strict=True):
         between = range(count, count + span - 1) if bends else range(0)

@@ -86,10 +86,10 @@ def newest(queues: Sequence[str], state: State, at: str) -> JobSearchPage:
     return JobSearchPage([_record(row) for row in page.rows], page, "all")
 
 
-def tagged(tag: str, places: Sequence[tuple[str, State]], most: int) -> Counter[State]:
+def tagged(tag: str, places: Sequence[tuple[str, State]], limit: int) -> Counter[State]:
     """Return the number of jobs with a tag by state, among the newest of each queue and state."""
     rows = rows_of(Job)
-    parts = [rows.filter(queue=name, state=state.value).order_by("-pk")[:most] for name, state in places]
+    parts = [rows.filter(queue=name, state=state.value).order_by("-pk")[:limit] for name, state in places]
     found = _together(parts, "state", "options") if parts else ()
     return Counter(State(word) for word, options in found if tag in unpack_options(bytes(options)).tags)
 

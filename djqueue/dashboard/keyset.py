@@ -10,7 +10,7 @@ from .site import DashboardSite
 LENGTH = 50
 PART = 500
 """Rows per query if some of them may be hidden from the user."""
-MOST_READ = 20_000
+MAX_READ = 20_000
 """Maximum rows searched for rows that the user can see."""
 
 Sees = Callable[[Any], bool]
@@ -71,7 +71,7 @@ def _first(rows: "QuerySet[Any]", order: str, count: int, sees: Sees | None) -> 
                 if len(found) == count:
                     return found
         read += len(part)
-        if len(part) < PART or read >= MOST_READ:
+        if len(part) < PART or read >= MAX_READ:
             break
         last = part[-1].pk
         part = list((rows.filter(pk__lt=last) if order == "-pk" else rows.filter(pk__gt=last))[:PART])

@@ -171,9 +171,9 @@ def shown(read: Callable[[], Any]) -> str:
     return preformatted(text(value, SHOWN + 1))
 
 
-def text(value: Any, most: int = SHOWN) -> str:
+def text(value: Any, limit: int = SHOWN) -> str:
     """Return a value in Python syntax, cut to a maximum length."""
-    return "".join(islice(_characters(value), most))
+    return "".join(islice(_characters(value), limit))
 
 
 def preformatted(text: str, *, end: bool = False) -> str:

@@ -21,7 +21,7 @@ FRESH = 60_000
 """Milliseconds before rollups are read again; they are written once an hour."""
 COUNTS = ("enqueued", "completed", "failed", "retried")
 TIMES = ("wait_p50", "wait_p95", "wait_p99", "run_p50", "run_p95", "run_p99")
-MOST = 2_000
+MAX_REASONS = 2_000
 """Maximum rollups whose failure reasons are added up: those with most failures."""
 
 
@@ -69,7 +69,7 @@ def _read(start: int, end: int, step: int, queues: Sequence[str]) -> Rolled | No
                 rows.order_by().values("hour").annotate(**{f"of_{name}": sums[name] for name in sums})
             )
             failed = rows.filter(failed__gt=0).order_by("-failed", "-hour").values_list("reasons", flat=True)
-            reasons = list(failed[:MOST]) if hours else []
+            reasons = list(failed[:MAX_REASONS]) if hours else []
     except Error as error:
         logger.debug("No rollups: %s", error)
         return None

@@ -34,7 +34,7 @@ SLOW = 500
 ANSWERS_SLOWLY = "no response in time; a late response is shown when it arrives"
 BACKGROUND_LIMIT = 30.0
 """Seconds that a read in the background may take."""
-MOST = 200
+MAX_ENTRIES = 200
 """Maximum cached reads; the least recently used one is dropped first."""
 
 
@@ -220,7 +220,7 @@ class Snapshots:
             entry = self._entries.get(key)
             if entry is None:
                 entry = self._entries[key] = _CacheEntry()
-                if len(self._entries) > MOST:
+                if len(self._entries) > MAX_ENTRIES:
                     self._entries.popitem(last=False)
             else:
                 self._entries.move_to_end(key)

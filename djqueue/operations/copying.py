@@ -1,4 +1,4 @@
-"""The jobs of one queue, from Redis to the tables: those that have changed, or all of them."""
+"""Copy the jobs of one queue from Redis to the tables: the changed ones, or all."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger("djqueue.mirror")
 
 BATCH = 1_000
-"""Jobs of one transaction."""
+"""Jobs copied in one transaction."""
 BAD = (DataError, SerializationError, OverflowError, ValueError)
-"""Errors of jobs that can never be read or written, however often that is retried."""
+"""Errors of jobs that can never be read or written, so that retries are useless."""
 NOT_KNOWN = (
     "Redis does not know %d unfinished jobs of queue %r that are in the tables, and may have lost them: "
     "`manage.py djqueue restore-from-mirror` enqueues them again, `manage.py djqueue resync` forgets them."
 )
 
 Counted = Callable[[int, int], None]
-"""Called with how many jobs were copied, and how many forgotten, so far."""
+"""Called with the numbers of jobs copied and removed so far."""
 
 
 class UnknownJobs(NamedTuple):
-    """The outcomes of a queue's jobs that the tables have and Redis does not know."""
+    """The jobs in the tables that Redis does not know, by outcome."""
 
     forgotten: int
     kept: int
-    """Unfinished ones that Redis may have lost."""
+    """Unfinished jobs that Redis may have lost."""
     since: int
-    """The time, in UTC milliseconds, before which all of these were enqueued; 0 if there are none."""
+    """Time in UTC milliseconds before which all of these were enqueued; 0 if there are none."""
 
 
 class Copying:
-    """Copies jobs, while it is this process's turn.
+    """Copies jobs while this process has the leader lease.
 
-    hold: raises if it is not any more.
+    hold: raises if another process has taken the lease.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Copying:
         self._hold = hold
 
     def copy(self, queue: str, ids: Sequence[str], mark: "Mark") -> None:
-        """Make the rows of these jobs what the jobs are, while the queue has this mark."""
+        """Write the current state of these jobs, while the queue has this mark."""
         for first in range(0, len(ids), BATCH):
             self._copy(queue, ids[first : first + BATCH], mark)
             self.between()
@@ -87,10 +87,11 @@ class Copying:
     def copy_all(
         self, queue: str, since: int | None, counted: Counted = lambda *_: None
     ) -> tuple[int, "Mark"]:
-        """Make the tables equal to what Redis has of a queue; how many jobs were looked at, and its mark.
+        """Make the tables equal to a queue in Redis; return the number of compared jobs and the queue's
+        mark.
 
-        since: jobs that Redis does not know have been removed, if they were enqueued since then; None: it
-            may have lost them all, and their rows stay as they are.
+        since: jobs enqueued since then that Redis does not know were removed on purpose. None: Redis may
+        have lost any job, so unknown jobs keep their rows.
         """
         place = self._changes.follow(queue)
         copied = 0
@@ -103,7 +104,8 @@ class Copying:
         if unknown.kept:
             logger.warning(NOT_KNOWN, unknown.kept, queue)
         self._hold()
-        # In this order: what is trusted is lost with the stream, or found not to be followed any more.
+        # In this order: the trusted time is lost together with the stream, or found to be no longer
+        # followed.
         self._changes.trust(queue, unknown.since)
         mark = self._changes.go_on(queue, place)
         if not mark:
@@ -111,7 +113,7 @@ class Copying:
         return copied, mark
 
     def forget_unknown(self, queue: str, since: int | None, mark: "Mark" = b"") -> UnknownJobs:
-        """Take leave of jobs that Redis does not know: see `copy_all`."""
+        """Remove jobs that Redis does not know: see `copy_all`."""
         forgotten = kept = newest = 0
         for page in self._tables.pages(queue):
             states = self._storage.reads.states(queue, [row.job_id for row in page])
@@ -124,7 +126,7 @@ class Copying:
                 elif row.state in UNFINISHED:
                     kept += 1
                     newest = max(newest, row.created_at + 1)
-            # Asked again, together with the mark: it proves that Redis has not lost its data meanwhile.
+            # Read again together with the mark, which proves that Redis has not lost its data in between.
             self.copy(queue, gone, mark)
             forgotten += len(gone)
         return UnknownJobs(forgotten, kept, newest)

@@ -23,10 +23,10 @@ def declare(alias: str, now: int) -> None:
     rows = CronJob.objects.using(alias)
     wanted = declared.of(registry.names())
     of_code = Q(source__in=[ScheduleSource.CODE, ScheduleSource.WITHDRAWN])
-    there = {row.name: row for row in rows.filter(of_code | Q(name__in=wanted))}
+    known = {row.name: row for row in rows.filter(of_code | Q(name__in=wanted))}
     new = []
     for name, entry in wanted.items():
-        row = there.get(name)
+        row = known.get(name)
         if row is None:
             new.append(CronJob(name=name, **_fields(entry)))
         elif row.source == ScheduleSource.HAND:

@@ -77,11 +77,11 @@ class LeaderLease:
                 pass
         set_right(self._clock)
         tick = self._clock.monotonic()
-        there = self._rows().first()
-        if there is None:
+        row = self._rows().first()
+        if row is None:
             self.number = self._create()
-        elif by_force or self._is_free(there):
-            self.number = self._succeed(there)
+        elif by_force or self._is_free(row):
+            self.number = self._take_from(row)
         else:
             self.number = 0  # nothing was written: any number of processes may look
         self._held = tick
@@ -123,9 +123,9 @@ class LeaderLease:
         is_over = not 0 < left <= 2 * TTL
         return is_over or died_here(LeaseHolder(row.holder, row.host, row.pid, row.address))
 
-    def _succeed(self, there: models.SchedulerLease) -> int:
-        last = self._rows().filter(holder=there.holder, generation=there.generation)
-        number = there.generation + 1
+    def _take_from(self, row: models.SchedulerLease) -> int:
+        last = self._rows().filter(holder=row.holder, generation=row.generation)
+        number = row.generation + 1
         return number if last.update(generation=number, **self._values()) else 0
 
     def _create(self) -> int:

@@ -1,4 +1,4 @@
-"""The mirror: jobs in Redis, copied to the tables, where they can be looked at and outlive Redis."""
+"""The mirror: copies the jobs in Redis to the tables, where they can be inspected and outlive Redis."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger("djqueue.mirror")
 
 IDLE = 0.5
-"""Seconds between two looks when nothing has changed."""
-TIDY_EVERY = 5_000
-"""Milliseconds between two looks at the workers, and at what is to be forgotten."""
+"""Seconds between two reads when nothing has changed."""
+SWEEP_EVERY = 5_000
+"""Milliseconds between two copies of the workers, and between two removals of expired rows."""
 STEPS = 20
-"""Times a thousand rows that are forgotten at such a look; what is left goes with the next round."""
+"""Thousands of rows that one such round removes; the next round removes the rest."""
 FIRST_RETRY, LAST_RETRY = 0.5, 10.0
-"""Seconds before what failed is tried again, doubling."""
-FORCED = 20
-"""Tries to have a turn that others take at the same moment."""
+"""Seconds before the next attempt after an error: first and longest wait, with doubling."""
+MAX_TAKES = 20
+"""Attempts to take the leader lease when other processes try at the same time."""
 LONGEST = 10_000
-"""Milliseconds that catching up may take: where changes never end, it would not, either."""
+"""Maximum milliseconds for catching up, which would never end while changes keep coming."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with a queue, and how many of its jobs were copied, and forgotten, so far."""
+"""Called with a queue, and the numbers of its jobs that have been copied and removed."""
 
 
 class Mirror:
-    """Copies the jobs of a Redis storage to the tables of a database. Any number of processes may have one.
+    """Copies the jobs of a Redis storage to the tables of a database. Any number of processes may run one.
 
-    Jobs are copied as they are when their change is read, many in a transaction, and the change is
-    acknowledged after the commit: a copy that was cut off is made again. See `LeaderLease` for why an
-    older copy never comes last. Where changes were missed, all jobs of the queue are looked at. Methods are
-    called by one thread at a time.
+    Jobs are copied in their state when their change is read, many in one transaction. The change is
+    acknowledged after the commit, so that an interrupted copy is repeated. `LeaderLease` ensures that an
+    older copy never overwrites a newer one. If changes were missed, all jobs of the queue are compared.
+    One thread at a time calls the methods.
     """
 
     def __init__(self, storage: Storage, alias: str, *, clock: Clock | None = None) -> None:
@@ -58,46 +58,47 @@ class Mirror:
         self.clock = clock or DatabaseClock(alias)
         self._alias = alias
         self._changes = changes
-        self._turn = LeaderLease(alias, self.clock)
-        hold = self._turn.hold
+        self._lease = LeaderLease(alias, self.clock)
+        hold = self._lease.hold
         self.tables = Tables(alias, changes.options, hold)
         self._copying = Copying(storage, changes, self.tables, self.clock, hold)
-        self._begun = 0
-        """The number of the turn that the fields below are of."""
+        self._number = 0
+        """Generation of the leader lease to which the fields below belong."""
         self._controls: dict[str, Row] = {}
-        """The controls of queues according to the tables."""
-        self._said: dict[str, int] = {}
-        """The version of each queue's group limits when they were last copied."""
+        """Controls of the queues in the tables."""
+        self._revisions: dict[str, int] = {}
+        """Version of each queue's group limits when they were last copied."""
         self._marks: dict[str, Mark] = {}
-        """The position in each queue's stream."""
-        self._tidied = 0
+        """Position in each queue's stream."""
+        self._swept_at = 0
         self._warned: set[str] = set()
-        """Queues for which a warning was logged that Redis does not know them."""
+        """Queues that Redis does not know, and for which a warning was logged."""
 
     def copy_once(self) -> int:
-        """Copy what has changed, a part of it if that is much; returns how many jobs were looked at.
+        """Copy changes, or a part of them if they are many; return the number of compared jobs.
 
-        0 as well while another process is at it. Raises StorageError and the database's errors.
+        Also 0 while another process copies. Raises StorageError and the database's errors.
         """
         try:
-            return self._round() if self._turn.take() else 0
+            return self._round() if self._lease.take() else 0
         except LeaderLeaseLostError:
             return 0
 
     def catch_up(self) -> None:
-        """Copy all that has changed by now. Another process that copies stops until this is done."""
-        self._take_turn()
+        """Copy all changes so far. Another process that copies stops until this is done."""
+        self._take_lease()
         try:
             self._copy_rest()
         finally:
             self.close()
 
     def resync(self, queue: str | None = None, progress: Progress = lambda *_: None) -> None:
-        """Make the tables equal to Redis, also forgetting all unfinished jobs that it does not know.
+        """Make the tables equal to Redis, and remove all unfinished jobs that Redis does not know.
 
-        Another process that copies stops until this is done. Raises TurnLostError if another one does this.
+        Another process that copies stops until this is done. Raises LeaderLeaseLostError if another
+        process resyncs.
         """
-        self._take_turn()
+        self._take_lease()
         try:
             listed, followed = self._changes.queues()
             every = {*listed, *followed, *self.tables.queues()}
@@ -106,52 +107,53 @@ class Mirror:
                 if name in listed:
                     self._copying.copy_all(name, 0, counted)
                 else:
-                    counted(0, self._bury(name))
-            self._tidy(listed)
+                    counted(0, self._remove_obliterated(name))
+            self._sweep(listed)
         finally:
             self.close()
 
     def has_lost(self, queue: str) -> bool:
-        """Return whether the tables may know jobs of the queue that Redis has lost."""
+        """Return whether the tables may contain jobs of the queue that Redis has lost."""
         listed, followed = self._changes.queues()
         return queue not in listed or followed.get(queue) != 0
 
     def close(self) -> None:
-        """Let another process go on."""
-        self._turn.release()
+        """Release the leader lease."""
+        self._lease.release()
 
     # One round.
 
-    def _take_turn(self) -> None:
-        # Another one may take it between the look and the change: whose turn it is meant to be asks again.
-        if not any(self._turn.take(by_force=True) for _ in range(FORCED)):
+    def _take_lease(self) -> None:
+        # Another process may take the lease between the check and the change; a process that must have it
+        # tries again.
+        if not any(self._lease.take(by_force=True) for _ in range(MAX_TAKES)):
             raise LeaderLeaseLostError
 
     def _round(self) -> int:
-        if self._begun != self._turn.number:
+        if self._number != self._lease.number:
             self._begin()
         listed, followed = self._changes.queues()
-        copied = sum(self._bury(queue) for queue in followed.keys() - set(listed))
+        copied = sum(self._remove_obliterated(queue) for queue in followed.keys() - set(listed))
         copied += sum(self._copy_queue(queue, followed.get(queue)) for queue in listed)
-        if self.clock.monotonic() - self._tidied >= TIDY_EVERY:
-            self._tidy(listed)
+        if self.clock.monotonic() - self._swept_at >= SWEEP_EVERY:
+            self._sweep(listed)
         return copied
 
     def _begin(self) -> None:
-        """The turn is a new one: what was known of the tables may not be so any more."""
+        """Begin a new lease: what was known about the tables may no longer be true."""
         self._controls = self.tables.controls()
-        self._said = {}
-        self.tables.look_at_all()
+        self._revisions = {}
+        self.tables.check_all()
         self._marks = {}
-        self._tidied = self.clock.monotonic() - TIDY_EVERY
+        self._swept_at = self.clock.monotonic() - SWEEP_EVERY
         for queue, since in self._changes.queues()[1].items():
-            # Jobs that Redis had lost may have been restored meanwhile.
+            # Jobs that Redis had lost may have been restored since.
             if since:
                 self._marks[queue] = self._copying.copy_all(queue, since)[1]
-        self._begun = self._turn.number
+        self._number = self._lease.number
 
     def _copy_queue(self, queue: str, since: int | None) -> int:
-        reading = self._changes.next(queue, self._said.get(queue))
+        reading = self._changes.next(queue, self._revisions.get(queue))
         if reading.status == "go" and since is not None and not self._is_older(queue, reading):
             self._copying.copy(queue, reading.ids, reading.after)
             self._changes.acknowledge(queue, reading.entries)
@@ -167,29 +169,29 @@ class Mirror:
         return copied
 
     def _trusted(self, queue: str, reading: "ChangeBatch") -> int | None:
-        """Since when jobs that Redis does not know have been removed; None: it may have lost any of them."""
+        """Return since when unknown jobs count as removed; None if Redis may have lost any of them."""
         if self._is_older(queue, reading):
             return None
         if reading.status == "new" and self._changes.is_cluster:
-            return None  # the node of this queue alone may have lost its data
-        # As it is now: it was lost together with the stream, if that was not deleted with its queue.
+            return None  # only the node of this queue may have lost its data
+        # The current value: it was lost together with the stream, unless that was deleted with its queue.
         return self._changes.queues()[1].get(queue)
 
     def _is_older(self, queue: str, reading: "ChangeBatch") -> bool:
-        """Return whether Redis has gone back to an older state of its data."""
+        """Return whether Redis has returned to an older state of its data."""
         mark = self._marks.get(queue)
         return bool(mark and reading.before) and _numbers(reading.before) < _numbers(mark or b"")
 
-    def _bury(self, queue: str) -> int:
-        """Forget the jobs of a queue that was obliterated; returns how many."""
+    def _remove_obliterated(self, queue: str) -> int:
+        """Remove the jobs of an obliterated queue; return their number."""
         self._changes.leave(queue)
         forgotten = self._copying.forget_unknown(queue, 0).forgotten
-        self._turn.hold()
+        self._lease.hold()
         self._changes.forget(queue)
         self.tables.write_controls(queue, None)
         self.tables.write_groups(queue, {})
         self._controls.pop(queue, None)
-        self._said.pop(queue, None)
+        self._revisions.pop(queue, None)
         self._marks.pop(queue, None)
         return forgotten
 
@@ -197,16 +199,16 @@ class Mirror:
         rate = controls.rate
         capacity, per = (rate.capacity, rate.per) if rate is not None else (None, None)
         row = (queue, controls.paused, capacity, per, controls.concurrency)
-        there = self._controls.get(queue)
-        if row != there and (there is not None or controls.paused or controls.limited):
+        known = self._controls.get(queue)
+        if row != known and (known is not None or controls.paused or controls.limited):
             self.tables.write_controls(queue, row)
             self._controls[queue] = row
         if controls.groups is not None:
             self.tables.write_groups(queue, controls.groups)
-            self._said[queue] = controls.revision
+            self._revisions[queue] = controls.revision
 
-    def _tidy(self, listed: Sequence[str]) -> None:
-        """Workers, rows whose time is over, and queues that Redis does not even know any more."""
+    def _sweep(self, listed: Sequence[str]) -> None:
+        """Copy the workers; remove expired rows, and queues that Redis no longer knows."""
         self.tables.write_workers(self.storage.workers.all())
         is_done = self._forget_old()
         for queue in sorted({*self.tables.queues()} - {*listed} - self._warned):
@@ -215,10 +217,10 @@ class Mirror:
                 logger.warning(NOT_KNOWN, unknown, queue)
                 self._warned.add(queue)
         if is_done:
-            self._tidied = self.clock.monotonic()
+            self._swept_at = self.clock.monotonic()
 
     def _forget_old(self) -> bool:
-        """Forget some rows that are kept no longer; whether it was all of them."""
+        """Remove some expired rows; return whether all were removed."""
         for _ in range(STEPS):
             if not self.tables.purge(self.clock.now()) and not self.tables.trim():
                 return True
@@ -228,7 +230,7 @@ class Mirror:
     # The thread.
 
     def run(self, stop: Event) -> None:
-        """Copy again and again until `stop` is set, and then what is left. Errors are logged, not raised."""
+        """Copy changes until `stop` is set, and then the remaining ones. Errors are logged, not raised."""
         pace = CopyThrottle(stop)
         self._copying.between = pace.rest
         failures = 0
@@ -265,7 +267,7 @@ class Mirror:
     def _failed(self, error: Exception, failures: int) -> None:
         connections[self._alias].close()
         if not failures:
-            # What is no error of Redis's or the database's is one of this package: it needs its traceback.
+            # Any other error is a defect of this package, and needs its traceback.
             unexpected = None if isinstance(error, DjqueueError | Error | OSError) else error
             reason = in_one_line(error)
             logger.warning("Mirroring paused, retrying: %s", reason, exc_info=unexpected)
@@ -276,5 +278,5 @@ def _named(queue: str, progress: Progress) -> Counted:
 
 
 def _numbers(entry: bytes) -> tuple[int, ...]:
-    """Return the id of an entry as numbers, which rise from entry to entry."""
+    """Return the id of an entry as numbers, which increase from entry to entry."""
     return tuple(map(int, entry.split(b"-")))

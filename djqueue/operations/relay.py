@@ -1,4 +1,4 @@
-"""The relay: jobs from the outbox table to Redis, in the order in which they were written."""
+"""The relay: sends jobs from the outbox table to Redis, in the order in which they were written."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger("djqueue.relay")
 
 PAGE = 1_000
-"""Rows of one look."""
+"""Rows sent at a time."""
 IDLE = 0.5
-"""Seconds between two looks when there is nothing in the table."""
+"""Seconds between two reads of an empty table."""
 FIRST_RETRY, LAST_RETRY = 0.5, 5.0
-"""Seconds before what failed is tried again, doubling."""
+"""Seconds before the next attempt after an error: first and longest wait, with doubling."""
 LONGEST = 5_000
-"""Milliseconds that catching up may take."""
-GOODBYE = 5.0
-"""Seconds that a relay has for its end; what it does then is done again by the next one."""
+"""Maximum milliseconds for catching up."""
+STOP_TIMEOUT = 5.0
+"""Seconds for which stopping waits for the relay; the next relay repeats unfinished work."""
 
 
 class Relay:
-    """Takes jobs from the table of a database to Redis. Any number of processes may have one.
+    """Sends jobs from a database's outbox table to Redis. Any number of processes may run one.
 
-    A row is deleted after Redis has answered. Where that comes to nothing, the job is brought again under
-    the same id, which Redis knows by then.
+    A row is deleted after Redis has replied. If the deletion fails, the job is sent again with the same
+    id, and Redis recognizes it.
     """
 
     def __init__(self, storage: "RedisStorage", alias: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -51,20 +51,20 @@ class Relay:
         self._clock = clock
 
     def relay_once(self) -> int:
-        """Take up to `PAGE` jobs to Redis, the oldest first; returns how many rows are done with.
+        """Send up to `PAGE` jobs to Redis, oldest first; return the number of finished rows.
 
         Raises StorageError and the database's errors.
         """
         if not self._rows().exists():
             return 0
-        with self._turn():
+        with self._transaction():
             rows = list(self._locked().order_by("id")[:PAGE])
             self._send(rows)
             self._rows().filter(id__in=[row.id for row in rows]).delete()
         return len(rows)
 
-    def _turn(self) -> AbstractContextManager[Any]:
-        # Elsewhere a transaction would keep others from writing while Redis is waited for.
+    def _transaction(self) -> AbstractContextManager[Any]:
+        # Without SKIP LOCKED, a transaction would block other writers while it waits for Redis.
         return transaction.atomic(using=self._alias) if self._skips_locked else nullcontext()
 
     def _locked(self) -> "QuerySet[OutboxJob]":
@@ -78,15 +78,15 @@ class Relay:
         return OutboxJob.objects.using(self._alias)
 
     def _send(self, rows: Sequence[OutboxJob]) -> None:
-        there = self._there(row for row in rows if row.fresh)
-        # One whose id was made for it is known already if it was brought before. Not even if it has failed
-        # since may it be enqueued again.
-        new = [row for row in rows if (row.queue, row.job_id) not in there]
+        known = self._known(row for row in rows if row.fresh)
+        # A job with a generated id is only known to Redis if it was sent before. Even if it has failed
+        # since, it must not be enqueued again.
+        new = [row for row in rows if (row.queue, row.job_id) not in known]
         batches = [self._batch(list(alike)) for _, alike in groupby(new, _kind)]
         if batches:
             self._storage.enqueue_directly(batches)
 
-    def _there(self, rows: Iterable[OutboxJob]) -> set[JobKey]:
+    def _known(self, rows: Iterable[OutboxJob]) -> set[JobKey]:
         queues: dict[str, list[str]] = {}
         for row in rows:
             queues.setdefault(row.queue, []).append(row.job_id)
@@ -101,7 +101,7 @@ class Relay:
         first = rows[0]
         options = unpack_options(bytes(first.options))
         if options.ttl is not None:
-            # One that has expired does so in Redis, where that can be seen.
+            # An expired job is sent, too, so that its expiry is visible in Redis.
             age = self._clock.now() - to_milliseconds(first.created_at)
             options = replace(options, ttl=max(options.ttl - age, 1))
         return Batch(
@@ -117,14 +117,14 @@ class Relay:
     # The thread.
 
     def catch_up(self) -> None:
-        """Take what is in the table by now, for a moment at most. Errors are left to `run`."""
+        """Send the rows that are in the table now, for a limited time. `run` handles errors."""
         until = self._clock.monotonic() + LONGEST
         with suppress(DjqueueError, Error):
             while self.relay_once() and self._clock.monotonic() < until:
                 pass
 
     def run(self, stop: Event) -> None:
-        """Take jobs to Redis again and again until `stop` is set. Errors are logged, not raised."""
+        """Send jobs to Redis until `stop` is set. Errors are logged, not raised."""
         wait = FIRST_RETRY
         is_failing = False
         try:
@@ -148,14 +148,14 @@ class Relay:
     def _failed(self, error: Exception, *, again: bool) -> None:
         connections[self._alias].close()
         if not again:
-            # What is no error of Redis's or the database's is one of this package: it needs its traceback.
+            # Any other error is a defect of this package, and needs its traceback.
             unexpected = None if isinstance(error, DjqueueError | Error | OSError) else error
             reason = in_one_line(error)
             logger.warning("The outbox relay paused, retrying: %s", reason, exc_info=unexpected)
 
 
 def _kind(row: OutboxJob) -> tuple[Any, ...]:
-    """Return what jobs of one batch have in common."""
+    """Return the attributes that all jobs of one batch share."""
     options = bytes(row.options)
     since = None if unpack_options(options).ttl is None else row.created_at
     return row.queue, row.name, options, row.run_at, row.fresh, since
@@ -163,19 +163,19 @@ def _kind(row: OutboxJob) -> tuple[Any, ...]:
 
 @contextmanager
 def relaying(storage: Storage) -> Iterator[None]:
-    """Meanwhile a thread takes jobs from the outbox table to Redis, if a queue of the storage has OUTBOX."""
+    """Context manager: run the relay on a thread, if a queue of the storage has OUTBOX."""
     if not storage.capabilities.has_outbox:
         yield
         return
     relay, stop = relay_of(storage), Event()
-    relay.catch_up()  # so that `--until-empty` finds in the queues what was committed before
+    relay.catch_up()  # so that `--until-empty` finds jobs that were committed before
     thread = Thread(target=relay.run, args=(stop,), name="djqueue-relay", daemon=True)
     thread.start()
     try:
         yield
     finally:
         stop.set()
-        thread.join(GOODBYE)
+        thread.join(STOP_TIMEOUT)
 
 
 def relay_of(storage: Any) -> Relay:

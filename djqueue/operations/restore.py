@@ -1,4 +1,4 @@
-"""From the tables to Redis: jobs that the mirror knows as unfinished, and Redis does not know any more."""
+"""Restore from the mirror: enqueue unfinished jobs in Redis that it has lost."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from djqueue.storage.redis import RedisStorage
 
 PAGE = 1_000
-"""Jobs of one enqueue."""
+"""Jobs enqueued at a time."""
 STARTED = (State.WAITING, State.DELAYED, State.ACTIVE)
-"""States of unfinished jobs that wait for no others."""
+"""States of unfinished jobs that do not wait for others."""
 
 
 @dataclass(slots=True)
@@ -31,24 +31,25 @@ class RestoreCounts:
     """The outcomes of the unfinished jobs of one queue."""
 
     restored: Counter[State] = field(default_factory=Counter)
-    """By the state in which they were."""
-    there: int = 0
-    """Known to Redis, and left alone."""
+    """Restored jobs by their former state."""
+    unchanged: int = 0
+    """Jobs that Redis knows, and that were not changed."""
     refused: Counter[str] = field(default_factory=Counter)
-    """By the reason."""
+    """Jobs that were not restored, by reason."""
 
 
 class LostJob(NamedTuple):
-    """A job that is to be enqueued again, with what is still to come of its options."""
+    """A job to enqueue again, with options that still apply."""
 
     job: EngineJob
     options: JobOptions
 
 
 class Restoration:
-    """One run. Jobs keep their ids, names, payloads, options and due times; their attempts are counted anew.
+    """One restore. Jobs keep their ids, names, payloads, options and due times; their attempts start from
+    zero.
 
-    dry_run: enqueue nothing, and find out what would become of each.
+    dry_run: enqueue nothing, but count what would happen to each job.
     """
 
     def __init__(self, mirror: Mirror, *, dry_run: bool = False) -> None:
@@ -59,11 +60,11 @@ class Restoration:
         self._now = 0
         self._reports: dict[str, RestoreCounts] = {}
         self._would_be: set[JobKey] = set()
-        """Jobs that a dry run would have enqueued by now."""
+        """Jobs that a dry run would have enqueued so far."""
 
     def run(self, queue: str | None = None) -> dict[str, RestoreCounts]:
-        """Enqueue them, those of one queue or of all. Raises StorageError and the database's errors."""
-        # Of what Redis does know, the tables are to say the same.
+        """Enqueue the lost jobs of one queue or of all. Raises StorageError and the database's errors."""
+        # Jobs that Redis knows must be the same in the tables.
         self._mirror.catch_up()
         self._now = self._mirror.clock.now()
         queues = self._tables.queues() if queue is None else [queue]
@@ -79,7 +80,7 @@ class Restoration:
         return {name: report for name, report in self._reports.items() if report != RestoreCounts()}
 
     def _restore_controls(self, queue: str) -> None:
-        """A queue that was paused must not begin to run."""
+        """Restore the controls first, because a paused queue must not start."""
         if self._dry_run or not self._mirror.has_lost(queue):
             return
         row = self._tables.controls().get(queue)
@@ -115,11 +116,11 @@ class Restoration:
     def _unknown(self, queue: str, jobs: Sequence[EngineJob]) -> list[EngineJob]:
         states = self._storage.reads.states(queue, [job.id for job in jobs])
         unknown = [job for job, state in zip(jobs, states, strict=True) if state is None]
-        self._reports[queue].there += len(jobs) - len(unknown)
+        self._reports[queue].unchanged += len(jobs) - len(unknown)
         return unknown
 
     def _options(self, job: EngineJob) -> JobOptions | None:
-        """Return the options to enqueue a job with; None if it has expired."""
+        """Return the options for enqueueing a job; None if it has expired."""
         options = job.options
         age = self._now - job.created_at
         if options.ttl is not None:
@@ -148,7 +149,7 @@ class Restoration:
             if result.status == "queued":
                 report.restored[entry.job.state] += 1
             elif result.id == entry.job.id:
-                report.there += 1
+                report.unchanged += 1
             else:
                 report.refused["its unique key is taken by another job"] += 1
 
@@ -162,7 +163,7 @@ class Restoration:
         job = entry.job
         return job.name, entry.options, job.run_at if job.run_at > self._now else None
 
-    # Those that wait for others.
+    # Jobs that wait for others.
 
     def _restore_blocked(self, queues: Iterable[str]) -> None:
         blocked: dict[JobKey, EngineJob] = {}
@@ -186,7 +187,7 @@ class Restoration:
             order.done(*layer)
 
     def _restore_layer(self, jobs: Sequence[EngineJob]) -> None:
-        """Blocked jobs whose blocked dependencies have been restored."""
+        """Restore the blocked jobs whose blocked dependencies have been restored."""
         states = self._states({key for job in jobs for key in job.options.depends_on})
         for job in jobs:
             options = self._options(job)
@@ -207,23 +208,25 @@ class Restoration:
         for queue, ids in by_queue.items():
             rows = self._tables.states(queue, ids)
             for job_id, state in zip(ids, self._storage.reads.states(queue, ids), strict=True):
-                is_there = state is not None or (queue, job_id) in self._would_be
-                found[queue, job_id] = RestoredDependency(is_there, rows.get(job_id))
+                is_known = state is not None or (queue, job_id) in self._would_be
+                found[queue, job_id] = RestoredDependency(is_known, rows.get(job_id))
         return found
 
 
 class RestoredDependency(NamedTuple):
-    """A job that another one waits for."""
+    """A dependency of a restored job."""
 
-    is_there: bool
-    """True if Redis knows it."""
+    is_known: bool
+    """Whether Redis knows the job."""
     state: State | None
-    """According to the tables."""
+    """State of the job in the tables."""
 
 
 def _is_open(dependency: RestoredDependency, options: JobOptions) -> bool:
-    """Return whether the job is still to wait for it. Raises OptionError if it cannot be known, or met."""
-    if dependency.is_there:
+    """Return whether the job must still wait for it. Raises OptionError if that is unknown, or if it can
+    never be met.
+    """
+    if dependency.is_known:
         return True
     state = dependency.state
     if state is State.COMPLETED:

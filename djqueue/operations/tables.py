@@ -1,4 +1,4 @@
-"""The mirror's tables: jobs as Redis has them, written many at a time."""
+"""The mirror's tables: copies of the jobs in Redis, written in bulk."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from djqueue.storage.redis.options import MirrorOptions
 
 PAGE = 1_000
-"""Rows of one look, or of one removal."""
+"""Rows read or removed at a time."""
 VALUES = {state: state.value for state in State}
 ENDED = [state.value for state in TERMINAL]
 UNFINISHED = frozenset(state.value for state in LIVE)
@@ -42,8 +42,8 @@ class MirroredRows(NamedTuple):
 class Tables:
     """The tables of one database.
 
-    options: which rows there are, and for how long.
-    hold: called first in each transaction; raises if another process has begun to write.
+    options: which rows are kept, and for how long.
+    hold: called first in each transaction; raises if another process now has the leader lease.
     """
 
     def __init__(self, alias: str, options: "MirrorOptions", hold: Callable[..., None]) -> None:
@@ -53,7 +53,7 @@ class Tables:
         self._keep = options.keep
         self._hold = hold
         self._grown: set[tuple[str, State]] = set()
-        """Queues and outcomes that may have more rows than are kept."""
+        """Queues and outcomes that may have more rows than their limit."""
 
     @cached_property
     def _dialect(self) -> Dialect:
@@ -78,9 +78,9 @@ class Tables:
         write.tune()
         with write.transaction():
             self._hold(changes_jobs=True)
-            there = self._there(queue, list(records))
+            known = self._known(queue, list(records))
             kept = [job for job in records.values() if job is not None and job.state in self._states]
-            self._clear(queue, there, records, kept, now)
+            self._clear(queue, known, records, kept, now)
             if not kept:
                 return
             expiries = {job.id: self._expiry(job, dead_letters) for job in kept}
@@ -109,22 +109,22 @@ class Tables:
     def _clear(
         self,
         queue: str,
-        there: Mapping[str, MirroredRows],
+        known: Mapping[str, MirroredRows],
         found: Mapping[str, JobRecord | None],
         kept: Iterable[JobRecord],
         now: int,
     ) -> None:
-        """Take away what is no longer so."""
+        """Delete rows that are no longer true."""
         stays = {job.id: job for job in kept}
         gone: list[JobKey] = []
         outlived: list[JobKey] = []
         replaced: list[JobKey] = []
         revived: list[JobKey] = []
-        for row in there.values():
+        for row in known.values():
             job = stays.get(row.job_id)
             key = (queue, row.job_id)
             if job is None:
-                # Without a record, but ended well or badly: that remains to be seen for a while.
+                # Jobs without a record that have ended stay visible for a while.
                 remains = found[row.job_id] is None and row.state not in UNFINISHED
                 (outlived if remains and State(row.state) in self._states else gone).append(key)
             elif job.created_at != row.created_at:
@@ -149,7 +149,9 @@ class Tables:
         queue: str,
         found: Mapping[str, list[Row]],
     ) -> None:
-        """Write the rows that jobs have many of. New ones only ever come behind, and the oldest may go."""
+        """Write the rows of which a job has many. New ones are only appended, and the oldest may be
+        deleted.
+        """
         at = fields.index(moment)
         known: dict[str, tuple[Any, ...]] = {}
         for chunk in rows.chunked(list(found)):
@@ -186,8 +188,9 @@ class Tables:
             return None
         return job.finished_at + job.options.kept + self._retention
 
-    def _there(self, queue: str, ids: Sequence[str]) -> dict[str, MirroredRows]:
-        # By hand: for the ORM to write such a statement takes longer than for the database to answer it.
+    def _known(self, queue: str, ids: Sequence[str]) -> dict[str, MirroredRows]:
+        # Written by hand, because the ORM needs longer to build such a statement than the database to run
+        # it.
         connection = connections[self._alias]
         table, *names = map(
             connection.ops.quote_name, (models.Job._meta.db_table, *MirroredRows._fields, "queue")
@@ -197,7 +200,7 @@ class Tables:
             for chunk in rows.chunked(ids):
                 places = ", ".join(["%s"] * len(chunk))
                 statement = (
-                    f"SELECT {', '.join(names[:-1])} FROM {table} "  # noqa: S608 - names of the model's
+                    f"SELECT {', '.join(names[:-1])} FROM {table} "  # noqa: S608 - names of the model
                     f"WHERE {names[-1]} = %s AND {names[0]} IN ({places})"
                 )
                 cursor.execute(statement, [queue, *chunk])
@@ -205,7 +208,7 @@ class Tables:
         return found
 
     def pages(self, queue: str) -> Iterator[list[MirroredRows]]:
-        """Yield what there is of the queue's jobs, a part at a time."""
+        """Yield the rows of the queue's jobs, a page at a time."""
         last = ""
         while True:
             mine = self._jobs().filter(queue=queue, job_id__gt=last).order_by("job_id")[:PAGE]
@@ -216,7 +219,7 @@ class Tables:
             last = page[-1].job_id
 
     def unfinished(self, queue: str, states: Iterable[State], size: int) -> Iterator[list[EngineJob]]:
-        """Yield the queue's jobs in some states, oldest first, so many at a time."""
+        """Yield pages of the queue's jobs in some states, oldest first."""
         wanted = [state.value for state in states]
         mine = self._jobs().filter(queue=queue, state__in=wanted).order_by("created_at", "id")
         numbers = list(mine.values_list("id", flat=True))
@@ -226,15 +229,15 @@ class Tables:
             yield [jobs[number] for number in chunk if number in jobs]
 
     def states(self, queue: str, ids: Sequence[str]) -> dict[str, State]:
-        """Return the states of those of the jobs that have rows."""
-        return {row.job_id: State(row.state) for row in self._there(queue, ids).values()}
+        """Return the states of the jobs that have rows."""
+        return {row.job_id: State(row.state) for row in self._known(queue, ids).values()}
 
     def purge(self, now: int) -> int:
-        """Forget ended jobs whose time is over, some at a time; returns how many."""
+        """Delete some of the expired ended jobs; return their number."""
         return self._forget(list(self.expired(now).values_list("queue", "job_id")[:PAGE]))
 
     def trim(self) -> int:
-        """Forget ended jobs above the numbers that are kept, some at a time; returns how many."""
+        """Delete some of the ended jobs above the limits of their queues; return their number."""
         while self._grown:
             queue, state = next(iter(self._grown))
             keep = self._keep.get(state)
@@ -246,22 +249,22 @@ class Tables:
             self._grown.discard((queue, state))
         return 0
 
-    def look_at_all(self) -> None:
-        """Rows may have been written by others: see of each queue whether there are too many."""
+    def check_all(self) -> None:
+        """Check every queue for too many rows, because another process may have written them."""
         if self._keep:
             self._grown = {(queue, state) for queue in self.queues() for state in self._keep}
 
     def expired(self, now: int) -> "QuerySet[models.Job]":
-        """Ended jobs whose time is over, in order."""
+        """Return the expired ended jobs, in order."""
         return self._jobs().filter(expires_at__lte=now, state__in=ENDED).order_by("expires_at")
 
     def behind(self, queue: str, state: State, count: int) -> "QuerySet[models.Job]":
-        """Return the newest of a queue's jobs with an outcome that so many others are newer than."""
+        """Return the newest of a queue's jobs with an outcome that are beyond the limit."""
         mine = self._jobs().filter(queue=queue, state=state.value, finished_at__isnull=False)
         return mine.order_by("-finished_at", "-id")[count : count + 1]
 
     def before(self, queue: str, state: State, finished_at: int, number: int) -> "QuerySet[models.Job]":
-        """Return a queue's jobs with an outcome up to one, by its end and its row's number, in order."""
+        """Return a queue's jobs with an outcome up to a given end and row number, in order."""
         end = to_datetime(finished_at)
         mine = self._jobs().filter(queue=queue, state=state.value, finished_at__lte=end)
         return mine.exclude(finished_at=end, id__gt=number).order_by("finished_at", "id")
@@ -281,7 +284,7 @@ class Tables:
         return DatabaseInspector(self._alias).queues()
 
     def count_unfinished(self, queue: str) -> int:
-        """Return how many jobs of the queue have not ended."""
+        """Return the number of the queue's unfinished jobs."""
         return self._jobs().filter(queue=queue, state__in=UNFINISHED).count()
 
     def controls(self) -> dict[str, Row]:
@@ -303,9 +306,9 @@ class Tables:
 
     def write_groups(self, queue: str, limits: Mapping[str | None, GroupLimit]) -> None:
         """Replace the limits of a queue's groups."""
-        there = self.group_limits(queue)
-        gone = [(queue, group or "") for group in there.keys() - limits.keys()]
-        new = [(group, limit) for group, limit in limits.items() if there.get(group) != limit]
+        known = self.group_limits(queue)
+        gone = [(queue, group or "") for group in known.keys() - limits.keys()]
+        new = [(group, limit) for group, limit in limits.items() if known.get(group) != limit]
         if not gone and not new:
             return
         rows = [row for group, limit in new if (row := row_of(queue, group, limit)) is not None]
@@ -316,15 +319,15 @@ class Tables:
 
     def write_workers(self, infos: Iterable[WorkerInfo]) -> None:
         """Write the live workers."""
-        there = self._of(models.WorkerState)
+        known = self._of(models.WorkerState)
         with self._dialect.transaction():
             self._hold()
             names = []
             for info in infos:
                 name, values = rows.worker_row(info)
                 names.append(name)
-                there.update_or_create(worker_id=name, defaults=values)
-            there.exclude(worker_id__in=names).delete()
+                known.update_or_create(worker_id=name, defaults=values)
+            known.exclude(worker_id__in=names).delete()
 
     def _jobs(self) -> "QuerySet[models.Job]":
         return models.Job.objects.using(self._alias)
@@ -334,12 +337,12 @@ class Tables:
 
 
 def any_of(job: JobRecord) -> Any:
-    """Return the record where an engine's job is expected: what is asked of it there, both have."""
+    """Return the record as an engine's job: both have the attributes that are used there."""
     return job
 
 
 UNCLAIMED = (0, "", None)
-"""Token, process and lease of a job whose claims are in another storage."""
+"""Token, process and lease of a job that another storage claims."""
 
 
 def job_rows(records: Iterable[JobRecord], expiries: Mapping[str, int | None]) -> list[Row]:

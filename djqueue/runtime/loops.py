@@ -1,4 +1,4 @@
-"""Loops of a worker: an event loop of its own, and threads that repeat an action."""
+"""Loops of a worker: its event loop, and threads that repeat an action."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -13,7 +13,7 @@ from .executors.connections import close_connections
 T = TypeVar("T")
 
 PATIENCE = 1.0
-"""Seconds that leftover tasks have to end after they are cancelled."""
+"""Seconds in which leftover tasks must end after they are cancelled."""
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:
@@ -35,7 +35,7 @@ def run_loop(main: Coroutine[Any, Any, T]) -> T:
 
 
 class Periodic:
-    """Calls `action` every `interval()` seconds, in a thread of its own, until it is stopped."""
+    """Calls `action` every `interval()` seconds, in its own thread, until it is stopped."""
 
     def __init__(self, name: str, interval: Callable[[], float], action: Callable[[], None]) -> None:
         self._interval = interval

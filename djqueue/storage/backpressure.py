@@ -1,4 +1,4 @@
-"""Wait for room in a full queue, by its events and, in case one is lost, by polling."""
+"""Wait for room in a full queue: by its events, and by polling in case an event is lost."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,7 +14,7 @@ from djqueue.core.queue import QueuePolicy
 from .facets import EventHandler, Events
 
 LOOK_EVERY = 1.0
-"""Seconds between tries, in case an event was lost with a connection."""
+"""Seconds between attempts, in case an event was lost with a connection."""
 MAKING_ROOM = frozenset({"active", "cancelled", "failed", "removed"})
 
 P = ParamSpec("P")
@@ -27,7 +27,7 @@ class Waitable(Protocol):
 
     @property
     def events(self) -> Events:
-        """Where the events of queues come from."""
+        """The events of queues."""
 
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a sync method from a coroutine."""
@@ -151,7 +151,7 @@ def _may_wait(policy: Policy, batches: Sequence[Batch]) -> bool:
 
 def _patience(policy: Policy, batch: Batch) -> int:
     found = policy(batch.queue)
-    # A batch larger than the queue's maximum size would wait in vain.
+    # A batch that is larger than the queue's maximum size would wait forever.
     fits = found.max_size is not None and len(batch.payloads) <= found.max_size
     return found.block_timeout if found.when_full == "block" and fits else 0
 

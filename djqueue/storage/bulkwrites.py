@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from djqueue.core.clock import Clock
 
 PUBLISHING, DONE, FAILED, UNFINISHED = "publishing", "done", "failed", "unfinished"
-MOST = 1_000
+MAX_REPORTS = 1_000
 """Maximum number of reports to keep."""
-AGE = 30 * 86_400_000
+MAX_REPORT_AGE = 30 * 86_400_000
 """Milliseconds to keep a report after its last change."""
 SILENCE = 900_000
 """Milliseconds without an update after which a publisher is considered dead."""

@@ -41,8 +41,8 @@ class Feed(ABC):
         """Return the positions after the latest events."""
 
     @abstractmethod
-    def ahead(self, places: Places, until: Places, most: int) -> Places:
-        """Return positions between `places` and `until` with at most `most` rows, shared among the streams.
+    def ahead(self, places: Places, until: Places, limit: int) -> Places:
+        """Return positions between `places` and `until` with at most `limit` rows, shared among the streams.
 
         They advance by at least one row, if there is one. A stream missing from `places` starts at its
         beginning.

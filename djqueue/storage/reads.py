@@ -1,4 +1,4 @@
-"""The read contract: what every storage answers about its jobs and queues.
+"""The read contract: questions about jobs and queues that every storage answers.
 
 Reads change nothing and are cheap enough for a page that refreshes every few seconds.
 """
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from djqueue.core.diagnostics import Diagnostics, Finding
 from djqueue.core.explain import Explanation
-from djqueue.core.graph import MOST, FlowGraph
+from djqueue.core.graph import MAX_FLOW_JOBS, FlowGraph
 from djqueue.core.job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
 from djqueue.core.metrics import Bucket
 from djqueue.core.overview import GroupsOverview, Overview
@@ -55,7 +55,7 @@ class Reads(Protocol):
 
     @abstractmethod
     def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
-        """Return up to `limit` records of one state (None: all), oldest first, behind the job with an id."""
+        """Return up to `limit` records of one state (None: all), oldest first, after the job with an id."""
 
     @abstractmethod
     def cursor_page(
@@ -63,10 +63,10 @@ class Reads(Protocol):
     ) -> JobPage:
         """Return up to `limit` jobs of a queue in one state; `cursor` is the `next` or `previous` of a page.
 
-        Every page costs the same. Jobs are in the order of the storage's index of the state: about the order
-        in which they came into it (delayed jobs: in which they are due), or were enqueued. Jobs that come or
-        go between two pages move no other job to another page. Results, ended attempts and log lines may be
-        left out.
+        Every page costs the same. Jobs are in the order of the storage's index of the state: roughly by
+        when they entered it or were enqueued, and delayed jobs by when they are due. Jobs that enter or
+        leave the state between two pages do not move other jobs to another page. Results, ended attempts
+        and log lines may be left out.
 
         Raises:
             OptionError: for an invalid cursor.
@@ -97,7 +97,7 @@ class Reads(Protocol):
     def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> DeadLetterPage:
         """Return up to `limit` dead letters, oldest first; `after` is the `next` of an earlier page.
 
-        Dead letters that come or go between two pages move no other to another page.
+        Dead letters that are added or removed between two pages do not move others to another page.
         """
 
     @abstractmethod
@@ -105,15 +105,15 @@ class Reads(Protocol):
         """Explain why a job is not running; None for an unknown job. See `djqueue.core.explain`."""
 
     @abstractmethod
-    def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
+    def flow(self, queue: str, id: str, limit: int = MAX_FLOW_JOBS) -> FlowGraph | None:
         """Return the jobs connected to one by `depends_on`, both ways and in any queue; None if it is
         unknown.
 
         Dependencies are always found. Dependents are found while a job has not ended, and afterwards if a
-        flow enqueued them: the first 20 of each job and their own, but not where more than a hundred jobs of
-        one step each lead to another one. A job enqueued with `depends_on` alone is no longer found from its
-        dependencies once it has ended. While no scheduler runs, the database storage considers the newest 200
-        blocked jobs of a queue only.
+        flow enqueued them: the first 20 of each job and their dependents, unless more than a hundred jobs
+        of one step each lead to another one. A job enqueued with `depends_on` alone is no longer found
+        from its dependencies once it has ended. While no scheduler is running, the database storage
+        considers only the newest 200 blocked jobs of a queue.
 
         Up to `limit` jobs are read, in as many round trips as the graph is deep; see `FlowGraph.cut`.
         """
@@ -130,16 +130,16 @@ class Reads(Protocol):
     def change_version(self) -> str | None:
         """Return an opaque version of all queues, jobs and workers; None if the storage cannot tell.
 
-        While it stays the same, the other reads answer the same, except for what changes with time alone. It
-        costs as much as one small read, however many jobs there are. Heartbeats, memory and running jobs of
-        workers, renewed leases and the state of shared limiters do not change it.
+        While it stays the same, the other reads return the same, except for values that depend on the
+        time. It costs one small read, regardless of the number of jobs. Heartbeats, memory and running
+        jobs of workers, renewed leases and the state of shared limiters do not change it.
         """
 
     @abstractmethod
     def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
         """Return up to `limit` groups of a queue, those with most waiting jobs first, and the named ones.
 
-        Of very many groups only some are considered; the answer says so.
+        If a queue has very many groups, only some are considered; the result says so.
         """
 
     @abstractmethod
@@ -149,15 +149,17 @@ class Reads(Protocol):
         """Return the metrics from `start` to before `end` (UTC milliseconds) in buckets of `step`
         milliseconds.
 
-        `step` is a multiple of a minute. Buckets begin earlier and end later than asked where they must. For
-        each queue, or for all together if `queues` is None, every bucket of the period, by time; with
-        `by_name`, instead, those of each job name in which something happened.
+        `step` is a multiple of a minute. The first bucket may begin before `start`, and the last one end
+        after `end`. The result has every bucket of the period by time, for each queue, or for all together
+        if `queues` is None. With `by_name`, it has the buckets of each job name in which something
+        happened.
 
-        Buckets of minutes are kept for 7 days, of hours for 90, of days for 400, unless set otherwise. A step
-        is made of the longest that fit. Counts are as of the last `sweep`.
+        Buckets of minutes are kept for 7 days, of hours for 90, and of days for 400, unless the settings
+        differ. A step combines the longest buckets that fit. Counts are as of the last `sweep`.
 
         Raises:
-            OptionError: for another step, and for more than 50,000 buckets of each queue.
+            OptionError: `step` is not a multiple of a minute, or a queue would have more than 50,000
+            buckets.
         """
 
     @abstractmethod
@@ -169,4 +171,4 @@ class Reads(Protocol):
 
     @abstractmethod
     def findings(self) -> Sequence[Finding]:
-        """Return what is wrong, or may be, with the servers of the storage."""
+        """Return the known problems of the storage's servers."""

@@ -1,9 +1,9 @@
-"""For those who test what they build with djqueue.
+"""Tools for testing projects that use djqueue.
 
-plugin      pytest fixtures: `djqueue_memory`, `djqueue_drain` (loaded by pytest by itself)
+plugin      pytest fixtures: `djqueue_memory`, `djqueue_drain` (loaded automatically by pytest)
 assertions  `assert_enqueued`, `assert_not_enqueued`, and a mixin for unittest
-clock       a clock that stands until it is moved
-contract    the conformance suite, for a storage of one's own
-factories   batches, claims and outcomes with defaults; jobs brought to each state
-waiting     for what happens in other threads
+clock       a clock that only tests move
+contract    the conformance suite for storages
+factories   batches, claims and outcomes with defaults; jobs in each state
+waiting     wait for events in other threads
 """

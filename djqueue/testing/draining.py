@@ -1,10 +1,11 @@
-"""Running what is waiting, in a test, with a worker as it is in production."""
+"""Run the waiting jobs of a test with a real worker."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from djqueue.client import get_storage
+from djqueue.core.breaker import Outage
 from djqueue.core.job import (
     Batch,
     ClaimRequest,
@@ -34,23 +35,28 @@ def drain(
     handlers: Any = None,
     concurrency: int = 1,
 ) -> Counters:
-    """Run every job that is waiting now, and those that these bring, until nothing can be claimed.
+    """Run all waiting jobs, and the jobs that they enqueue, until nothing can be claimed.
 
-    Jobs that are not due stay delayed, those that wait for a retry among them. Returns how many runs
-    were claimed and completed, retried, failed, cancelled, released. The arguments are those of
-    `djqueue.Worker`, except that one job runs at a time unless `concurrency` is given.
+    Delayed jobs stay delayed, also those that wait for a retry. One job runs at a time unless `concurrency`
+    is given; the other arguments are those of `djqueue.Worker`.
 
-    Handlers run on the worker's threads, as they do in production: where they use the database,
-    pytest-django's `transactional_db` shows them what the test has written, `db` does not.
+    Handlers run on the worker's threads, as in production. If they use the database, request pytest-django's
+    `transactional_db`: they do not see rows that a test with `db` has written.
+
+    Returns:
+        The numbers of attempts claimed, completed, retried, failed, cancelled and released.
+
+    Raises:
+        AssertionError: Jobs are still running or arriving after a minute.
     """
     total = Counters()
     while True:
-        there = _UntilNothingIsClaimed(storage if storage is not None else get_storage())
-        worker = there.worker = Worker(there, queues, handlers, concurrency=concurrency, maintain=False)
+        watched = _UntilNothingIsClaimed(storage if storage is not None else get_storage())
+        worker = watched.worker = Worker(watched, queues, handlers, concurrency=concurrency, maintain=False)
         worker.start()
         if not worker.join(LONGEST):
             worker.stop(hurry=True)
-            raise AssertionError(f"jobs are still running or coming in after {LONGEST:g} s")
+            raise AssertionError(f"jobs are still running or arriving after {LONGEST:g} s")
         for field in fields(Counters):
             done = getattr(total, field.name) + getattr(worker.counters, field.name)
             setattr(total, field.name, done)
@@ -59,7 +65,7 @@ def drain(
 
 
 class _UntilNothingIsClaimed(Storage):
-    """A storage that stops its worker when a claim brings nothing while nothing runs."""
+    """A storage that stops its worker when nothing is running and nothing was claimed."""
 
     worker: Worker
 
@@ -72,6 +78,13 @@ class _UntilNothingIsClaimed(Storage):
     @property
     def capabilities(self) -> Capabilities:
         return self._storage.capabilities
+
+    @property
+    def outage(self) -> Outage | None:
+        return self._storage.outage
+
+    def connect(self) -> None:
+        self._storage.connect()
 
     def describe(self) -> str:
         return self._storage.describe()

@@ -165,7 +165,7 @@ def _record_rows(stats: list[Any], at: int) -> None:
     from djqueue import models
     from djqueue.core.metrics import MINUTE, values_of
     from djqueue.storage.database import metrics
-    from djqueue.storage.database.bufferwriter import BUCKET
+    from djqueue.storage.database.buffer import BUCKET
 
     rows = [metrics._row((one.queue, "", MINUTE, at - at % MINUTE), values_of(one)) for one in stats]
     models.MetricBucket.objects.bulk_create(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from djqueue.core.enginejob import EngineJob
-from djqueue.core.heap import COMPACT_ABOVE, COMPACT_FROM, PriorityQueue
+from djqueue.core.joblists import COMPACT_ABOVE, COMPACT_FROM, PriorityQueue
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
 

@@ -208,7 +208,7 @@ def test_receivers_run_on_a_thread_of_their_own_with_no_loop(queue):
 
 
 def test_a_worker_whose_receivers_are_behind_claims_no_more(queue, monkeypatch):
-    monkeypatch.setattr("djqueue.client.announcing.MOST", 1)
+    monkeypatch.setattr("djqueue.client.announcing.MAX_PENDING", 1)
     gate, entered = threading.Event(), threading.Event()
 
     def receiver(**said):

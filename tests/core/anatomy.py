@@ -4,7 +4,7 @@ from collections import Counter
 
 from djqueue.core.engine import Engine
 from djqueue.core.enginejob import EngineJob
-from djqueue.core.groups import PARKED
+from djqueue.core.groups import GROUP_WAITING
 from djqueue.core.queue import JobQueue
 from djqueue.core.sizes import size_of
 from djqueue.core.states import LIVE, State
@@ -60,9 +60,9 @@ def check_queue(queue: JobQueue, active: list[EngineJob]) -> None:
     assert all(queue.subjects._jobs.values())
     ready = [job for heap in queue.ready._by_name.values() for job in heap._jobs.values()]
     delayed = [job for _, number, job in queue.delayed._heap if job.generation == number]
-    parked = [job for group in queue.groups._groups.values() for job in group.parked]
+    group_waiting = [job for group in queue.groups._groups.values() for job in group.group_waiting]
     places = {
-        State.WAITING: ready + parked,
+        State.WAITING: ready + group_waiting,
         State.DELAYED: delayed,
         State.ACTIVE: active,
         State.BLOCKED: [job for job in queue.jobs.values() if job.state is State.BLOCKED],
@@ -73,7 +73,7 @@ def check_queue(queue: JobQueue, active: list[EngineJob]) -> None:
         assert len(jobs) == len({id(job) for job in jobs})
     assert queue.ready.size == len(ready)
     assert queue.delayed.size == len(delayed)
-    assert queue.groups.parked == len(parked)
+    assert queue.groups.group_waiting == len(group_waiting)
     assert queue.blocked == len(places[State.BLOCKED])
     ended = Counter(job.state for job in queue.jobs.values())
     assert queue.finished.completed == ended[State.COMPLETED]
@@ -83,8 +83,8 @@ def check_queue(queue: JobQueue, active: list[EngineJob]) -> None:
         assert (job.id, job.queue) == (job_id, queue.name)
         assert bool(job.unmet) == (job.state is State.BLOCKED)
         assert (job.token != 0) == (job.state is State.ACTIVE)
-        assert (job.generation == PARKED) == (job in parked)
-    check_groups(queue, ready + active, parked)
+        assert (job.generation == GROUP_WAITING) == (job in group_waiting)
+    check_groups(queue, ready + active, group_waiting)
     for key, (job, _) in queue.unique._owners.items():
         assert job.options.unique_key == key
         assert job.state in LIVE
@@ -119,9 +119,9 @@ def check_sizes(queue: JobQueue) -> None:
     }
 
 
-def check_groups(queue: JobQueue, out: list[EngineJob], parked: list[EngineJob]) -> None:
+def check_groups(queue: JobQueue, out: list[EngineJob], group_waiting: list[EngineJob]) -> None:
     counts = Counter(job.options.group for job in out if job.options.group is not None)
-    names = {job.options.group for job in out + parked} - {None}
+    names = {job.options.group for job in out + group_waiting} - {None}
     assert queue.groups._groups.keys() == names
     for name, group in queue.groups._groups.items():
         own = queue.groups.own(name)
@@ -130,8 +130,8 @@ def check_groups(queue: JobQueue, out: list[EngineJob], parked: list[EngineJob])
         assert group.active + len(group.ready) == counts[name]
         has_turn = not own.paused and counts[name] < limit and len(group.ready) < weight
         rests = name in queue.groups.rests
-        assert rests or not has_turn or not group.parked or is_at_most(queue, name, len(group.ready))
-        assert not rests or (group.parked and has_turn and (own.rate or queue.groups.rate))
+        assert rests or not has_turn or not group.group_waiting or is_at_most(queue, name, len(group.ready))
+        assert not rests or (group.group_waiting and has_turn and (own.rate or queue.groups.rate))
     assert {name for _, _, name in queue.groups.rests._heap} >= queue.groups.rests._at.keys()
     assert queue.groups.rests._at.keys() <= names
 

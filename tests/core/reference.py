@@ -38,7 +38,7 @@ class RefJob:
     run_at: int
     state: State | None = None
     order: int = 0
-    parked: bool = False
+    group_waiting: bool = False
     attempts: int = 0
     failures: int = 0
     stalls: int = 0
@@ -126,7 +126,7 @@ class Reference:
         jobs = [
             job
             for job in self.of(queue)
-            if job.state is State.WAITING and not job.parked and (names is None or job.name in names)
+            if job.state is State.WAITING and not job.group_waiting and (names is None or job.name in names)
         ]
         return sorted(jobs, key=lambda job: (-job.options.priority, job.order))
 
@@ -162,7 +162,7 @@ class Reference:
 
     def place(self, job: RefJob, *, front: bool = False, again: bool = False) -> None:
         front = front or job.options.lifo
-        job.parked = False
+        job.group_waiting = False
         if job.unmet:
             job.state = State.BLOCKED
         elif job.run_at > self.now:
@@ -170,9 +170,9 @@ class Reference:
             job.state = State.DELAYED
         else:
             job.order = next(self.numbers) * (-1 if front else 1)
-            job.parked = not self.may_be_ready(job, again=again)
+            job.group_waiting = not self.may_be_ready(job, again=again)
             job.state = State.WAITING
-            if job.parked and job.options.group is not None:
+            if job.group_waiting and job.options.group is not None:
                 self.note_rest(job.queue, job.options.group)
 
     def may_be_ready(self, job: RefJob, *, again: bool = False) -> bool:
@@ -180,10 +180,10 @@ class Reference:
         if group is None:
             return True
         mine = [other for other in self.of(job.queue) if other.options.group == group and other is not job]
-        ready = sum(other.state is State.WAITING and not other.parked for other in mine)
+        ready = sum(other.state is State.WAITING and not other.group_waiting for other in mine)
         if again:
             return ready < self.room(job.queue, group, job)
-        if any(other.parked for other in mine):
+        if any(other.group_waiting for other in mine):
             return False
         return ready < min(self.weight(job.queue, group), self.room(job.queue, group, job))
 
@@ -220,21 +220,21 @@ class Reference:
         if group is None:
             return
         mine = [job for job in self.of(queue) if job.options.group == group]
-        parked = sorted((job for job in mine if job.parked), key=lambda job: job.order)
-        ready = sum(job.state is State.WAITING and not job.parked for job in mine)
+        group_waiting = sorted((job for job in mine if job.group_waiting), key=lambda job: job.order)
+        ready = sum(job.state is State.WAITING and not job.group_waiting for job in mine)
         share = min(self.weight(queue, group), self.room(queue, group))
-        for job in parked[: max(0, share - ready)]:
-            job.parked = False
+        for job in group_waiting[: max(0, share - ready)]:
+            job.group_waiting = False
             job.order = next(self.numbers)
         self.note_rest(queue, group)
 
     def note_rest(self, queue: str, group: str) -> None:
         """A group rests until its next token, if that is all that it waits for."""
         mine = [job for job in self.of(queue) if job.options.group == group]
-        ready = sum(job.state is State.WAITING and not job.parked for job in mine)
+        ready = sum(job.state is State.WAITING and not job.group_waiting for job in mine)
         bucket, paused = self.bucket(queue, group), (queue, group) in self.paused_groups
         before = self.rests.pop((queue, group), None)
-        if bucket is None or paused or not any(job.parked for job in mine):
+        if bucket is None or paused or not any(job.group_waiting for job in mine):
             return
         assert bucket.rate is not None
         most = min(self.weight(queue, group), self.places(queue, group), bucket.rate.capacity)
@@ -257,10 +257,10 @@ class Reference:
     def regroup(self, queue: str, groups: Iterable[str]) -> None:
         for group in groups:
             mine = [job for job in self.of(queue) if job.options.group == group]
-            ready = [job for job in mine if job.state is State.WAITING and not job.parked]
+            ready = [job for job in mine if job.state is State.WAITING and not job.group_waiting]
             ready.sort(key=lambda job: job.order)
             for job in reversed(ready[max(0, self.room(queue, group)) :]):
-                job.parked = True
+                job.group_waiting = True
                 job.order = -next(self.numbers)
             self.advance(queue, group)
 
@@ -282,7 +282,7 @@ class Reference:
     def take_out(self, job: RefJob) -> None:
         """The job is nowhere; the next of its group may take its place."""
         in_group = job.state in (State.ACTIVE, State.WAITING)
-        job.state, job.parked, job.unmet = None, False, set()
+        job.state, job.group_waiting, job.unmet = None, False, set()
         if in_group:
             self.advance(job.queue, job.options.group)
 
@@ -677,7 +677,7 @@ class Reference:
         job.payload = payload
         if priority != job.options.priority:
             job.options = replace(job.options, priority=priority)
-            if job.state is State.WAITING and not job.parked:
+            if job.state is State.WAITING and not job.group_waiting:
                 job.run_at = self.now
                 job.order = next(self.numbers)
         return True

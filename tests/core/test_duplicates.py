@@ -2,8 +2,8 @@
 
 import pytest
 
-from djqueue.core.duplicates import Succession, succession
 from djqueue.core.options import ON_DUPLICATE
+from djqueue.core.unique import Succession, succession
 
 
 @pytest.mark.parametrize("on_duplicate", ON_DUPLICATE)

@@ -3,7 +3,7 @@
 import pytest
 
 from djqueue.core.deadletters import DeadLetterPolicy
-from djqueue.core.engine.settlement import Settlement
+from djqueue.core.engine.finisher import Settlement
 from djqueue.core.states import State
 from tests.core.anatomy import check_empty, check_engine
 from tests.core.making import Bench

@@ -170,7 +170,7 @@ def test_a_lifo_job_goes_before_those_of_its_group():
 
 
 class Untouchable(deque):
-    """A list of parked jobs that nobody may look through."""
+    """A list of waiting jobs of a group that nobody may look through."""
 
     def __iter__(self):
         raise AssertionError("looked through")
@@ -183,7 +183,7 @@ def test_fifty_thousand_blocked_jobs_of_a_key_are_not_looked_at():
     bench.engine.enqueue([Batch("q", "send", JobOptions(group="big"), [b""] * 50_000)])
     [first] = bench.claim(1)
     big = bench.engine.context.existing("q").groups._groups["big"]
-    big.parked = Untouchable(big.parked)
+    big.group_waiting = Untouchable(big.group_waiting)
     for number in range(3):
         bench.enqueue(f"small{number}", group="small")
 
@@ -193,7 +193,7 @@ def test_fifty_thousand_blocked_jobs_of_a_key_are_not_looked_at():
     assert bench.ids() == ["small1"]
     bench.finish(first)
     assert len(bench.claim(10)) == 1
-    assert len(big.parked) == 49_998
+    assert len(big.group_waiting) == 49_998
 
 
 def test_a_queue_is_not_configured_for_another_mode():

@@ -3,7 +3,7 @@
 import pytest
 
 from djqueue.core.job import DEAD_LETTER_REASONS, Lease, ProgressReport, WorkerInfo
-from djqueue.core.processing import ProcessingShard
+from djqueue.core.queue import ProcessingShard
 from djqueue.core.states import State
 from tests.core.anatomy import check_engine
 from tests.core.making import ERROR, Bench

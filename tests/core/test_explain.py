@@ -22,7 +22,7 @@ OBSTACLES = {
     "group_rate": {"group": "g", "group_next_at": AT + 7},
     "group_busy": {
         "group": "g",
-        "is_parked": True,
+        "is_group_waiting": True,
         "group_limit": 2,
         "group_active": 2,
         "group_holders": HOLDERS,

@@ -6,8 +6,7 @@ from math import ceil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djqueue.core.grouprates import GroupBuckets, Times
-from djqueue.core.groups import PARKED, GroupLimit, Groups
+from djqueue.core.groups import GROUP_WAITING, GroupBuckets, GroupLimit, Groups, Times
 from djqueue.core.limiter import Rate
 from djqueue.testing.clock import FakeClock
 from tests.core.making import make_job
@@ -23,7 +22,7 @@ class Model:
     """One group as lists."""
 
     def __init__(self):
-        self.active, self.ready, self.parked = [], [], []
+        self.active, self.ready, self.group_waiting = [], [], []
         self.own = GroupLimit()
 
     def room(self):
@@ -34,8 +33,8 @@ class Model:
 
     def expect(self, freed):
         expected = []
-        while self.parked and self.has_turn():
-            expected.append(self.parked.pop(0))
+        while self.group_waiting and self.has_turn():
+            expected.append(self.group_waiting.pop(0))
             self.ready.append(expected[-1])
         assert freed == expected
         assert not any(job.generation for job in freed)
@@ -48,7 +47,7 @@ def regroup(groups, name, model):
     for job in held:
         groups.park(job)
         model.ready.remove(job)
-        model.parked.insert(0, job)
+        model.group_waiting.insert(0, job)
     model.expect(groups.advance(name))
 
 
@@ -61,9 +60,9 @@ def test_as_many_as_it_weighs_are_ready_no_more_than_the_limit_are_out_and_the_r
         model = models[name]
         if verb in ("admit", "front"):
             job, front = make_job(group=name), verb == "front"
-            may = not model.parked and model.has_turn()
+            may = not model.group_waiting and model.has_turn()
             assert groups.admit(job, front=front) == may
-            (model.ready if may else model.parked).insert(0 if front else 1_000, job)
+            (model.ready if may else model.group_waiting).insert(0 if front else 1_000, job)
         elif verb == "claim" and model.ready:
             job = model.ready.pop(0)
             model.active.append(job)
@@ -76,9 +75,9 @@ def test_as_many_as_it_weighs_are_ready_no_more_than_the_limit_are_out_and_the_r
             job = model.active.pop(pick % len(model.active))
             may = len(model.ready) < model.room()
             assert groups.readmit(job) == may
-            (model.ready if may else model.parked).insert(0, job)
-        elif verb == "remove" and model.parked:
-            job = model.parked.pop(pick % len(model.parked))
+            (model.ready if may else model.group_waiting).insert(0, job)
+        elif verb == "remove" and model.group_waiting:
+            job = model.group_waiting.pop(pick % len(model.group_waiting))
             groups.remove(job)
             assert job.generation == 0
         elif verb == "limit":
@@ -93,8 +92,8 @@ def test_as_many_as_it_weighs_are_ready_no_more_than_the_limit_are_out_and_the_r
             model.own = model.own._replace(paused=pick % 2 == 0)
             groups.set_own(name, model.own)
             regroup(groups, name, model)
-        assert groups.parked == sum(len(each.parked) for each in models.values())
-        there = {name for name, each in models.items() if each.active or each.ready or each.parked}
+        assert groups.group_waiting == sum(len(each.group_waiting) for each in models.values())
+        there = {name for name, each in models.items() if each.active or each.ready or each.group_waiting}
         assert groups._groups.keys() == there
         assert groups.overrides() == {
             name: each.own for name, each in models.items() if each.own != GroupLimit()
@@ -102,8 +101,8 @@ def test_as_many_as_it_weighs_are_ready_no_more_than_the_limit_are_out_and_the_r
         for each in there:
             assert groups._groups[each].active == len(models[each].active)
             assert groups._groups[each].ready == models[each].ready
-            assert list(groups._groups[each].parked) == models[each].parked
-            assert all(job.generation == PARKED for job in models[each].parked)
+            assert list(groups._groups[each].group_waiting) == models[each].group_waiting
+            assert all(job.generation == GROUP_WAITING for job in models[each].group_waiting)
 
 
 rates = st.builds(Rate, st.integers(1, 5), st.sampled_from([1, 7, 300, 1_000]))

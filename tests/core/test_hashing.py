@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djqueue.core.engine import Engine
-from djqueue.core.hashing import fnv1a32, shard_count
+from djqueue.core.ids import fnv1a32, shard_count
 
 
 @pytest.mark.parametrize(

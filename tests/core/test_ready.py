@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djqueue.core.ready import ReadyJobs
+from djqueue.core.joblists import ReadyJobs
 from tests.core.making import make_job
 
 NAMES = ("a", "b", "c")

@@ -17,7 +17,7 @@ from djqueue.models import BulkKind, BulkOperation, CronJob
 from djqueue.operations import bulk
 from djqueue.storage.bulkwrites import QueueShare
 from djqueue.storage.tables.inspector import DatabaseInspector
-from djqueue.testing.contract.imports import report
+from djqueue.testing.contract.bulk_writes import report
 from tests.admin.factories import (
     change_url,
     list_url,

@@ -12,7 +12,7 @@ from djqueue.dashboard import bulkwrites, jobsearch, rights
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, SILENCE, UNFINISHED, QueueShare, tag_of
-from djqueue.testing.contract.imports import report
+from djqueue.testing.contract.bulk_writes import report
 from djqueue.testing.factories import batch
 from tests.dashboard.acting import claim, fail
 from tests.dashboard.visiting import ALL_RIGHTS, CAPTURED, PAGES, address, logged_in, one_with, one_without

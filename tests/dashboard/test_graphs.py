@@ -119,7 +119,7 @@ def test_of_very_many_lines_the_shortest_are_drawn():
     graph = graph_of(60, pairs)
     drawing = graphs.draw(graph)
     check(drawing, graph)
-    assert (len(drawing.lines), drawing.left_out) == (graphs.MOST_LINES, 1_770 - graphs.MOST_LINES)
+    assert (len(drawing.lines), drawing.left_out) == (graphs.MAX_LINES, 1_770 - graphs.MAX_LINES)
     assert {(number, number + 1) for number in range(59)} <= {
         (line.before, line.after) for line in drawing.lines
     }

@@ -6,7 +6,7 @@ import pytest
 
 from djqueue.core.deadline import remaining, within
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.dashboard.snapshot import FRESH, MOST, SLOW, Snapshots
+from djqueue.dashboard.snapshot import FRESH, MAX_ENTRIES, SLOW, Snapshots
 from djqueue.testing.clock import FakeClock
 from tests.support import eventually
 
@@ -87,10 +87,10 @@ def test_after_a_change_everything_is_read_anew(snapshots):
 
 
 def test_reads_that_nobody_asks_for_are_forgotten(snapshots):
-    for number in range(MOST + 1):
+    for number in range(MAX_ENTRIES + 1):
         snapshots.read(number, lambda: "old")
     assert snapshots.read(0, lambda: "new").value == "new"
-    assert snapshots.read(MOST, pytest.fail).value == "old"
+    assert snapshots.read(MAX_ENTRIES, pytest.fail).value == "old"
 
 
 def test_fifty_who_ask_at_once_cost_one_read_a_second(snapshots, clock):

@@ -46,7 +46,7 @@ def poison():
 FOUND = """
 import json
 from djqueue import Queue
-jobs = Queue("default").storage.page("default", None, 100)
+jobs = Queue("default").storage.reads.page("default", None, 100)
 print(json.dumps([
     [job.name, str(job.state), job.stalls, job.reason, job.error.message if job.error else ""] for job in jobs
 ]))

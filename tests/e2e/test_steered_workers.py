@@ -50,12 +50,12 @@ for line in sys.stdin:
     elif verb == "counts":
         answer = Queue("default").counts()
     elif verb == "workers":
-        answer = [dict(one._asdict(), seen_at=None) for one in storage.workers()]
+        answer = [dict(one._asdict(), seen_at=None) for one in storage.workers.all()]
     elif verb == "dump":
-        dump = storage.worker_dump(*args)
+        dump = storage.workers.dump(*args)
         answer = dump and dump.text
     else:
-        answer = storage.control_worker(*args)
+        answer = storage.workers.control(*args)
     print(json.dumps(answer), flush=True)
 """
 

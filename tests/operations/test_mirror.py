@@ -544,7 +544,7 @@ def test_jobs_that_redis_has_lost_stay_in_the_tables(storage, mirror, redis_serv
     assert [line for line in warnings(caplog) if "1 unfinished jobs of queue 'default'" in line]
 
 
-@pytest.mark.parametrize("moment", ["queues", "next", "pages", "letters"])
+@pytest.mark.parametrize("moment", ["queues", "next", "pages", "dead_letters"])
 def test_redis_may_lose_its_data_at_any_moment_of_a_copy(
     storage, mirror, redis_server, monkeypatch, clock, moment
 ):

@@ -34,7 +34,7 @@ def test_of_each_outcome_the_newest_rows_stay(bounded, make_mirror, clock, state
     f.enqueue(bounded, id="waiting")
 
     copy_all(made := make_mirror(bounded))
-    clock.advance(mirroring.TIDY_EVERY)
+    clock.advance(mirroring.SWEEP_EVERY)
     made.copy_once()
 
     assert there(state)[:3] == ["2", "3", "4"]
@@ -87,7 +87,7 @@ def test_a_great_surplus_is_worked_off_in_steps(bounded, make_mirror, clock, mon
         f.enqueue(bounded, delay=HOUR)
         made.copy_once()
         found.append((len(there(State.COMPLETED)), len(there(State.DELAYED))))
-        clock.advance(mirroring.TIDY_EVERY)
+        clock.advance(mirroring.SWEEP_EVERY)
 
     assert found == [(70, 1), (40, 2), (10, 3), (3, 4), (3, 5), (3, 6)]
 

@@ -104,7 +104,7 @@ def test_it_may_be_done_twice(storage, mirror, lose):
     restore(mirror)
     restore(mirror)
 
-    assert restore(mirror)[f.QUEUE] == RestoreCounts(there=4)
+    assert restore(mirror)[f.QUEUE] == RestoreCounts(unchanged=4)
     assert f.counts(storage) == {State.WAITING: 3, State.BLOCKED: 1}
     assert not mirror.has_lost(f.QUEUE)
 
@@ -294,7 +294,7 @@ def test_a_unique_key_that_is_taken_meanwhile_keeps_its_job(storage, mirror, los
     report = restore(mirror)[f.QUEUE]
 
     assert report.refused == {"its unique key is taken by another job": 1}
-    assert (report.there, f.counts(storage)) == (1, {State.WAITING: 1})
+    assert (report.unchanged, f.counts(storage)) == (1, {State.WAITING: 1})
     assert storage.enqueue([f.batch(unique_key="k")])[0].id == new
 
 

@@ -194,7 +194,7 @@ def test_reload_restarts_on_a_change_and_survives_a_mistake(tmp_path):
         touched(project, VERSION.format(2), 10)
         workers.says("version 2")
         touched(project, "this is no Python", 20)
-        workers.says("ended with exit code")
+        workers.says("exited with code")
         touched(project, VERSION.format(3), 30)
         workers.says("version 3")
         workers.signal(signal.SIGINT)

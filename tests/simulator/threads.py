@@ -11,7 +11,7 @@ from typing import Any
 from djqueue.storage.database.buffer import Buffer, Done
 from djqueue.storage.database.inbox import POLL
 from djqueue.storage.database.journal import RENEW_EVERY, WINDOW, DatabaseJournal
-from djqueue.storage.database.pauses import BEAT, PAUSE, PauseWatch
+from djqueue.storage.database.lease import BEAT, PAUSE, PauseWatch
 from djqueue.storage.database.scheduler import SchedulerStorage
 
 from .loop import PROCESS

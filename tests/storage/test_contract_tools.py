@@ -8,9 +8,9 @@ from threading import Thread
 
 import pytest
 
+from djqueue.core.engine import EngineEvents
 from djqueue.core.job import Event
 from djqueue.core.states import State
-from djqueue.storage.engined import EngineEvents
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing import waiting
 from djqueue.testing.clock import FakeClock
@@ -19,12 +19,12 @@ from djqueue.testing.contract import (
     CancellingContract,
     ClaimsContract,
     DelayedContract,
+    EventsContract,
     OutcomesContract,
     ResultsContract,
     StallsContract,
     StorageCase,
     StorageContract,
-    TellingContract,
     TransitionTableContract,
 )
 from djqueue.testing.contract.transitions import TransitionLog, marks_of, shows
@@ -77,7 +77,7 @@ class LateEvents(EngineEvents):
     """Events, told by the storage's thread."""
 
     def __init__(self, storage):
-        super().__init__(storage.engine)
+        super().__init__(storage.engine.context)
         self._storage = storage
 
     def subscribe(self, queue, handler, job_id=None):
@@ -86,7 +86,7 @@ class LateEvents(EngineEvents):
 
 
 class TestWithEventsFromAnotherThread(
-    TellingContract,
+    EventsContract,
     ClaimsContract,
     OutcomesContract,
     StallsContract,

@@ -7,7 +7,7 @@ import pytest
 import redis
 from django.db import OperationalError
 
-from djqueue.storage.redis.retrying import away
+from djqueue.storage.redis.exchange import away
 from djqueue.storage.tables.dberrors import unavailable
 
 REASONS = {

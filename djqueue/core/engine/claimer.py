@@ -3,13 +3,13 @@
 from ..changes import PendingChanges
 from ..enginejob import EngineJob
 from ..job import Claimed, ClaimRequest, Claims, JobFailure
+from ..joblists import ReadyJobs
 from ..queue import JobQueue, is_expired
-from ..ready import ReadyJobs
 from ..shard import Shard
 from ..sharing import SharedLimiter
 from ..states import State
 from .context import EngineContext
-from .settlement import Settlement
+from .finisher import Settlement
 
 EXPIRED = JobFailure("djqueue.core.errors.JobTimeoutError", "the ttl expired before the job started")
 
@@ -62,7 +62,7 @@ class Claimer:
         if queue.delayed.size:
             shard.promote_due(queue, now, changes)
         limiter, shared, groups = queue.limiter, queue.shared, queue.groups
-        parked, before = groups.parked, len(claimed)
+        group_waiting, before = groups.group_waiting, len(claimed)
         if groups.rests:
             queue.end_rests(tick)
         hints = []
@@ -97,7 +97,7 @@ class Claimer:
             slots -= started  # Slots of expired jobs go to others.
             if started and claimed[-1].stalls:
                 break
-        if groups.parked < parked and queue.ready.size:
+        if groups.group_waiting < group_waiting and queue.ready.size:
             changes.woken.add(queue.name)
         bucket = limiter.bucket
         if bucket is not None and queue.ready.has(names) and (wait := bucket.wait(tick)):

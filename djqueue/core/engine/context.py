@@ -10,13 +10,11 @@ from threading import Lock
 from ..clock import Clock
 from ..clocksteps import StepDetector
 from ..enginejob import EngineJob
-from ..hashing import fnv1a32, shard_count
-from ..ids import IdSource
+from ..ids import IdSource, fnv1a32, shard_count
 from ..journal import Journal
 from ..metricstore import MetricKeeper
 from ..options import JobKey
-from ..processing import ProcessingShard
-from ..queue import JobQueue, QueuePolicy
+from ..queue import JobQueue, ProcessingShard, QueuePolicy
 from ..shard import Shard
 from ..sharing import NO_LIMITS, LimiterPolicy, SharedLimiter
 from ..states import State

@@ -31,17 +31,13 @@ from .claimer import Claimer
 from .context import DEFAULT_POLICY, EngineContext
 from .enqueuer import Enqueuer
 from .events import EngineEvents
-from .finisher import Finisher
+from .finisher import Finisher, Settlement, Unsubscribe, Wake
 from .jobs import EngineJobs
-from .leases import EngineLeases
-from .limiters import EngineLimiters
 from .persistence import PersistentEngine
-from .queues import EngineQueues
+from .queues import EngineLimiters, EngineQueues, record_totals
 from .reads import EngineReads
-from .settlement import Settlement, Unsubscribe, Wake
 from .sweeper import Sweeper
-from .totals import record_totals
-from .workers import EngineWorkers
+from .workers import EngineLeases, EngineWorkers
 
 NO_CLAIMS = Claims([], None)
 

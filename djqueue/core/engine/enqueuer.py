@@ -6,7 +6,6 @@ from dataclasses import replace
 from ..capacity import full_error
 from ..changes import PendingChanges
 from ..collector import gc_paused
-from ..duplicates import succession
 from ..enginejob import EngineJob
 from ..errors import OptionError, QueueFullError
 from ..flow import Substitutes, outside
@@ -14,8 +13,9 @@ from ..job import Batch, EnqueueResult
 from ..queue import JobQueue
 from ..shard import Shard, pending_rival
 from ..states import REUSABLE, State
+from ..unique import succession
 from .context import DEFAULT_POLICY, EngineContext
-from .settlement import Settlement
+from .finisher import Settlement
 
 
 class Enqueuer:

@@ -2,7 +2,7 @@
 
 from ..queue import EventHandler
 from .context import EngineContext
-from .settlement import Unsubscribe
+from .finisher import Unsubscribe
 
 
 class EngineEvents:

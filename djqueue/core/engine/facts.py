@@ -3,8 +3,8 @@
 from collections.abc import Set
 
 from ..enginejob import EngineJob
-from ..explain import MOST_BEFORE, SHOWN, BlockingJob, Dependency, Facts
-from ..groups import PARKED
+from ..explain import MAX_BEFORE, SHOWN, BlockingJob, Dependency, Facts
+from ..groups import GROUP_WAITING
 from ..options import JobKey
 from ..queue import JobQueue
 from ..states import PENDING, State
@@ -46,7 +46,7 @@ class FactFinder:
         wait = bucket.wait(tick) if bucket is not None else 0
         active = self._active_of({queue.name})
         extra = self._context.extra_in(queue.name)
-        is_ready = job.state is State.WAITING and job.generation != PARKED
+        is_ready = job.state is State.WAITING and job.generation != GROUP_WAITING
         return self._shared(queue, facts)._replace(
             paused=queue.paused,
             next_token_at=facts.at + wait if wait else None,
@@ -54,7 +54,7 @@ class FactFinder:
             concurrency=queue.limiter.concurrency,
             used=len(active) + extra,
             holders=_first(active),
-            before=queue.ready.before(job, MOST_BEFORE) if is_ready else None,
+            before=queue.ready.before(job, MAX_BEFORE) if is_ready else None,
         )
 
     def _shared(self, queue: JobQueue, facts: Facts) -> Facts:
@@ -86,12 +86,12 @@ class FactFinder:
             group_active=len(active),
             group_holders=_first(active),
         )
-        if job.state is not State.WAITING or job.generation != PARKED:
+        if job.state is not State.WAITING or job.generation != GROUP_WAITING:
             return facts
         rests = queue.groups.rests.of(group)
         if rests is not None:
             facts = facts._replace(group_next_at=facts.at + max(0, rests - self._context.clock.monotonic()))
-        return facts._replace(is_parked=True, before=min(MOST_BEFORE, queue.groups.before(job)))
+        return facts._replace(is_group_waiting=True, before=min(MAX_BEFORE, queue.groups.before(job)))
 
     def _active_of(self, names: Set[str]) -> list[EngineJob]:
         found: list[EngineJob] = []

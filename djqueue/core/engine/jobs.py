@@ -11,8 +11,8 @@ from ..shard import Shard
 from ..states import PENDING, TERMINAL, State
 from ..versions import counted, counted_unless_empty
 from .context import EngineContext
+from .finisher import Settlement
 from .moving import move_job
-from .settlement import Settlement
 
 
 class EngineJobs:

@@ -4,17 +4,16 @@ from collections.abc import Container, Iterable
 
 from ..capacity import DROPPED
 from ..changes import PendingChanges
-from ..duplicates import REPLACED, Succession
 from ..enginejob import EngineJob
 from ..job import DeadLetterRecord
 from ..options import JobKey
 from ..queue import JobQueue
 from ..shard import Shard, pending_rival
 from ..states import REUSABLE, TERMINAL, State
-from ..unique import PREDECESSOR
+from ..unique import PREDECESSOR, REPLACED, Succession
 from ..versions import counted, counted_if_answered, counted_unless_empty
 from .context import EngineContext
-from .settlement import Settlement
+from .finisher import Settlement
 
 
 class PersistentEngine:

@@ -1,6 +1,6 @@
-"""Operations on whole queues: limits, pauses, groups, removal of many jobs."""
+"""Operations on whole queues and limiters: limits, pauses, groups, removal of many jobs, totals."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Unpack
 
@@ -9,11 +9,13 @@ from ..enginejob import EngineJob
 from ..errors import StorageError
 from ..groups import NO_LIMIT, GroupLimit, GroupWords
 from ..limiter import UNSET, Rate, SetConcurrency, SetRate
+from ..overview import Totals
 from ..queue import JobQueue, QueuePolicy
+from ..sharing import LimiterState
 from ..states import State
 from ..versions import counted, counted_if_answered
 from .context import EngineContext
-from .settlement import Settlement
+from .finisher import Settlement
 
 AT_ONCE = 1_000
 """Jobs that are removed under one hold of the lock."""
@@ -241,3 +243,69 @@ def _share(context: EngineContext, queue: JobQueue, name: str | None, changes: P
     if before is not None:
         before.forget(queue.name, changes.woken)
         before.release(taken, changes.woken)
+
+
+class EngineLimiters:
+    """Limiters, held by the engine."""
+
+    def __init__(self, context: EngineContext, settlement: Settlement) -> None:
+        self.changes = context.changes
+        self._context = context
+        self._settlement = settlement
+
+    @counted
+    def set(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
+        """Change the limits of a limiter while its queues run."""
+        changes = PendingChanges()
+        self._context.limiter(name).change(rate, concurrency, changes.woken)
+        self._settlement.settle(changes)
+
+    def state(self, name: str) -> LimiterState:
+        """Return what a limiter allows, and how much of it is in use."""
+        return self._context.limiter(name).state()
+
+    def pass_turns_on(self) -> None:
+        """Give turns that a queue did not use to the next queue in line."""
+        changes = PendingChanges()
+        for limiter in list(self._context.limiters.values()):
+            limiter.pass_on(changes.woken)
+        if changes.woken:
+            self._settlement.settle(changes)
+
+
+def record_totals(context: EngineContext) -> None:
+    """Add what the totals of queues have risen by since the last call to the metrics."""
+    now = context.clock.now()
+    for queue in context.queue_names():
+        increase = _take_increase(context, queue)
+        if increase:
+            try:
+                context.metrics.count(queue, increase, now)
+                context.changes.bump()
+            except BaseException:
+                _give_back(context, queue, increase)
+                raise
+
+
+def _take_increase(context: EngineContext, queue: str) -> list[int]:
+    """Return what the totals of a queue have risen by; empty if nothing has changed."""
+    shard = context.shard(queue)
+    with shard.lock:
+        job_queue = shard.queues.get(queue)
+        if job_queue is None:
+            return []
+        totals, noted = job_queue.tally.totals(job_queue.finished.completions), job_queue.tally.noted
+        if totals == noted:
+            return []
+        job_queue.tally.noted = totals
+    return [now - before for now, before in zip(totals, noted, strict=True)]
+
+
+def _give_back(context: EngineContext, queue: str, increase: Sequence[int]) -> None:
+    """Undo `_take_increase`, so that the next call adds it again."""
+    shard = context.shard(queue)
+    with shard.lock:
+        job_queue = shard.queues.get(queue)
+        if job_queue is not None:
+            noted = zip(job_queue.tally.noted, increase, strict=True)
+            job_queue.tally.noted = Totals(*(now - more for now, more in noted))

@@ -7,7 +7,7 @@ from heapq import nlargest
 from ..diagnostics import Finding
 from ..enginejob import EngineJob
 from ..explain import Explanation, decide
-from ..graph import MOST, FlowGraph, FlowNode, JobLink, explore, link, walked
+from ..graph import MAX_FLOW_JOBS, FlowGraph, FlowNode, JobLink, explore, link, walked
 from ..groups import GroupOverview
 from ..job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
 from ..metrics import Bucket, assemble, span_of
@@ -110,7 +110,7 @@ class EngineReads:
         facts = self._facts.facts(queue, id)
         return None if facts is None else decide(facts, self._workers.all())
 
-    def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
+    def flow(self, queue: str, id: str, limit: int = MAX_FLOW_JOBS) -> FlowGraph | None:
         """Return the jobs connected to one by `depends_on`; None for an unknown job."""
         return walked(explore((queue, id), limit), lambda keys: self.links(keys, limit))
 
@@ -252,7 +252,7 @@ class EngineReads:
                 limiter.concurrency,
                 active + self._context.extra_in(name),
                 queue.policy.group_mode,
-                queue.groups.parked,
+                queue.groups.group_waiting,
                 queue.ready.counts(),
                 queue.tally.totals(finished.completions),
             )

@@ -9,9 +9,9 @@ from ..shard import Shard
 from ..stalls import stalled_error
 from .claimer import EXPIRED
 from .context import EngineContext
+from .finisher import Settlement
 from .jobs import EngineJobs
-from .limiters import EngineLimiters
-from .settlement import Settlement
+from .queues import EngineLimiters
 from .workers import EngineWorkers
 
 SWEEP_LIMIT = 1_000

@@ -220,7 +220,7 @@ class Command(BaseCommand):
         if report.restored:
             states = ", ".join(f"{count:,} {state.value}" for state, count in sorted(report.restored.items()))
             words[0] += f" ({states})"
-        words.append(f"{report.there:,} already in Redis")
+        words.append(f"{report.unchanged:,} already in Redis")
         words.append(f"{report.refused.total():,} refused")
         self.stdout.write(f"{queue}: {', '.join(words)}")
         for reason, number in report.refused.most_common():

@@ -39,8 +39,8 @@ class Limits(NamedTuple):
     def of_process(cls) -> "Limits":
         """Leave at least three eighths of the process's file descriptors for databases and jobs."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, MAX_DESCRIPTORS)
-        return cls(max(1, min(MAX_UNAUTHENTICATED, most // 8)), max(2, most // 2))
+        limit = MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, MAX_DESCRIPTORS)
+        return cls(max(1, min(MAX_UNAUTHENTICATED, limit // 8)), max(2, limit // 2))
 
 
 async def bind_tcp(address: Address) -> list[socket.socket]:

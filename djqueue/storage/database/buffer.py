@@ -1,13 +1,26 @@
-"""Changes of the engine that have not been written to the tables yet."""
+"""Changes of the engine that have not been written to the tables yet, and how they are written."""
 
-from collections.abc import Callable
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from django.db.models import Model
+
+from djqueue import models
 from djqueue.core.enginejob import EngineJob, ItemStream
 from djqueue.core.job import WorkerInfo
-from djqueue.storage.tables.rows import Row
+from djqueue.core.overview import Totals
+from djqueue.core.retention import Retention
+from djqueue.core.states import State
 
-from .retentionindex import RetentionEntry
+from ..tables import rows
+from ..tables.dialects import Dialect
+from ..tables.groups import GROUP_STATE, QUEUE_STATE
+from ..tables.rows import Row
+from . import pinned
+from .retentionindex import RetentionEntry, RetentionIndex
 
 Key = tuple[str, str]
 JobRowKey = tuple[str, str, int]
@@ -167,3 +180,218 @@ class Buffer:
             self.kept,
             self.results_gone,
         )
+
+
+LIMITER_STATE = ("name", "rate_capacity", "rate_per", "concurrency")
+BUCKET = ("queue", "name", "tier", "start", *Totals._fields, "wait", "run")
+
+
+class BufferWriter:
+    """Writes buffers, each in one transaction.
+
+    Args:
+        dialect: The database.
+        fence: Runs first in each transaction; raises LeaseLost if this process is no longer the scheduler.
+        book: The index of retained jobs.
+        retention_of: Returns the retention of a queue.
+        note_clock: Stores the clock offset of `DatabaseJournal.clock_set`, in the same transaction.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        fence: Callable[[], None],
+        book: RetentionIndex,
+        retention_of: Callable[[str], Retention],
+        note_clock: Callable[[int], None] | None,
+    ) -> None:
+        self._dialect = dialect
+        self._fence = fence
+        self._book = book
+        self._retention_of = retention_of
+        self._note_clock = note_clock
+
+    def write(self, buffer: Buffer, *, again: bool = False) -> None:
+        """Write a buffer in one transaction.
+
+        Args:
+            again: Whether an earlier commit of these changes may have succeeded without an answer.
+        """
+        write = self._dialect
+        write.tune()
+        with write.transaction(durable=buffer.durable):
+            self._fence()
+            if buffer.deletes:
+                write.delete(models.Job, rows.JOB_KEY, list(buffer.deletes))
+                gone = list({row[:2]: None for row in buffer.deletes})
+                for model in rows.OWNED:
+                    write.delete(model, rows.KEY, gone)
+            if buffer.inserts:
+                write.insert(
+                    models.Job,
+                    rows.NEW_JOB,
+                    list(buffer.inserts.values()),
+                    constants=rows.UNTOUCHED,
+                    key=rows.KEY,
+                )
+            if buffer.updates:
+                fields = rows.CHANGED_JOB[len(rows.JOB_KEY) :]
+                write.update(models.Job, rows.JOB_KEY, fields, list(buffer.updates.values()))
+            if buffer.leases:
+                # After the other changes, because a renewal that is still noted is later than these.
+                write.update(models.Job, rows.JOB_KEY, ("leased_until",), list(buffer.leases.values()))
+            if buffer.contents:
+                fields = rows.UPDATE[len(rows.JOB_KEY) :]
+                write.update(models.Job, rows.JOB_KEY, fields, list(buffer.contents.values()))
+            if buffer.letters_gone:
+                write.delete(models.DeadLetter, rows.KEY, list(buffer.letters_gone))
+            if buffer.results_gone:
+                self._forget_results(buffer.results_gone)
+            self._write_one(models.JobResult, rows.RESULT, buffer.results)
+            if buffer.kept or buffer.results_gone or buffer.put_off:
+                self._book.write(buffer.kept, buffer.results_gone, buffer.put_off)
+            if buffer.put_off:
+                pinned.put_off(write.alias, [key for key, later in buffer.put_off.items() if later])
+                pinned.put_back(write.alias, [key for key, later in buffer.put_off.items() if not later])
+            self._write_one(models.DeadLetter, rows.LETTER, buffer.letters)
+            if buffer.retry_times:
+                times = [(*key, at) for key, at in buffer.retry_times.items()]
+                write.update(models.DeadLetter, rows.KEY, ("next_retry_at",), times)
+            if buffer.clock_offset is not None and self._note_clock is not None:
+                self._note_clock(buffer.clock_offset)
+            self._add_many(models.JobAttempt, rows.ATTEMPT, buffer.attempts, again=again)
+            self._add_many(models.JobLog, rows.LOG, buffer.logs, again=again)
+            for key in buffer.long:
+                retention = self._retention_of(key[0])
+                self._shorten(models.JobAttempt, key, retention.attempts.count)
+                self._shorten(models.JobLog, key, retention.logs.count)
+            if buffer.progress:
+                write.update(models.Job, rows.JOB_KEY, ("progress",), list(buffer.progress.values()))
+            if buffer.items_sent:
+                self._write_items(buffer)
+            self._write_queues(buffer)
+            self._write_workers(buffer)
+            if buffer.metrics_gone:
+                write.delete(models.MetricBucket, ("queue",), [(queue,) for queue in buffer.metrics_gone])
+            if buffer.metrics:
+                write.insert(models.MetricBucket, BUCKET, list(buffer.metrics.values()), key=BUCKET[:4])
+
+    def _forget_results(self, ends: Mapping[Key, int]) -> None:
+        """Delete results, and the items of the jobs that ended at these times; their records may remain."""
+        write = self._dialect
+        named = [(*key, end) for key, end in ends.items()]
+        write.delete(models.JobResult, (*rows.KEY, "completed_at"), named)
+        by_queue: dict[str, list[str]] = {}
+        for queue, job_id in ends:
+            by_queue.setdefault(queue, []).append(job_id)
+        with_items: list[Row] = []
+        for queue, ids in by_queue.items():
+            for chunk in rows.chunked(ids):
+                found = models.Job.objects.using(write.alias).filter(queue=queue, job_id__in=chunk)
+                found = found.filter(state=State.COMPLETED.value, items__gt=0)
+                there = rows.raw_values(found, ("job_id", "finished_at"))
+                with_items += [(queue, job_id) for job_id, end in there if end == ends[queue, job_id]]
+        if with_items:
+            write.delete(models.JobItem, rows.KEY, with_items)
+
+    def _write_items(self, buffer: Buffer) -> None:
+        write = self._dialect
+        write.delete(models.JobItem, rows.KEY, list(buffer.items_gone))
+        # By number, because a commit without an answer is repeated.
+        new = [row for found in buffer.items.values() for row in found]
+        write.insert(models.JobItem, rows.ITEM, new, key=rows.ITEM_KEY)
+        write.update(models.Job, rows.JOB_KEY, ("items",), list(buffer.items_sent.values()))
+
+    def _write_one(self, model: type[Model], fields: Sequence[str], found: dict[Key, Row]) -> None:
+        if found:
+            self._dialect.insert(model, fields, list(found.values()), key=rows.KEY)
+
+    def _add_many(
+        self, model: type[Model], fields: Sequence[str], found: dict[Key, list[Row]], *, again: bool
+    ) -> None:
+        if found:
+            lines = [row for entry in found.values() for row in entry]
+            if again:
+                # The first commit may have succeeded.
+                named = len(rows.LOG) if model is models.JobLog else rows.ATTEMPT_NAMED
+                self._dialect.delete(model, fields[:named], [row[:named] for row in lines])
+            self._dialect.insert(model, fields, lines)
+
+    def _shorten(self, model: type[Model], key: Key, limit: int) -> None:
+        """Delete the oldest rows of a job, as the engine has."""
+        mine = model._default_manager.using(self._dialect.alias).filter(queue=key[0], job_id=key[1])
+        newest_gone = mine.order_by("-id").values_list("id", flat=True)[limit : limit + 1].first()
+        if newest_gone is not None:
+            mine.filter(id__lte=newest_gone).delete()
+
+    def _write_queues(self, buffer: Buffer) -> None:
+        gone = [(name,) for name, row in buffer.queues.items() if row is None]
+        if gone:
+            self._dialect.delete(models.QueueState, ("name",), gone)
+        there = [row for row in buffer.queues.values() if row is not None]
+        if there:
+            self._dialect.insert(models.QueueState, QUEUE_STATE, there, key=("name",))
+        removed = [key for key, row in buffer.groups.items() if row is None]
+        if removed:
+            self._dialect.delete(models.GroupState, GROUP_STATE[:2], removed)
+        said = [row for row in buffer.groups.values() if row is not None]
+        if said:
+            self._dialect.insert(models.GroupState, GROUP_STATE, said, key=GROUP_STATE[:2])
+        as_configured = [(name,) for name, row in buffer.limiters.items() if row is None]
+        if as_configured:
+            self._dialect.delete(models.LimiterState, ("name",), as_configured)
+        changed = [row for row in buffer.limiters.values() if row is not None]
+        if changed:
+            self._dialect.insert(models.LimiterState, LIMITER_STATE, changed, key=("name",))
+
+    def _write_workers(self, buffer: Buffer) -> None:
+        gone = [worker_id for worker_id, info in buffer.workers.items() if info is None]
+        manager = models.WorkerState.objects.using(self._dialect.alias)
+        if gone:
+            manager.filter(worker_id__in=gone).delete()
+        for info in buffer.workers.values():
+            if info is not None:
+                worker_id, values = rows.worker_row(info)
+                manager.update_or_create(worker_id=worker_id, defaults=values)
+
+
+logger = logging.getLogger("djqueue.journal")
+
+
+class Waiter:
+    """A coroutine that waits for a flush."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.written: asyncio.Future[BaseException | None] = loop.create_future()
+
+    def __call__(self, error: BaseException | None) -> None:
+        """Wake the coroutine. Called on its loop."""
+        if not self.written.done():
+            self.written.set_result(error)
+
+
+def notify(waiting: list[Done], error: BaseException | None) -> None:
+    """Call the waiters of a flush with its error; those on one loop together, which wakes it once."""
+    callbacks: list[Callable[[], object]] = []
+    by_loop: dict[asyncio.AbstractEventLoop, list[Waiter]] = {}
+    for done in waiting:
+        if isinstance(done, Waiter):
+            by_loop.setdefault(done.loop, []).append(done)
+        else:
+            callbacks.append(partial(done, error))
+    for loop, waiters in by_loop.items():
+        callbacks.append(partial(loop.call_soon_threadsafe, _notify_each, waiters, error))
+    for callback in callbacks:
+        try:
+            callback()
+        except Exception:
+            # For example, the loop of a waiter has ended.
+            logger.exception(
+                "A callback that waited for the journal raised an exception; the journal continues."
+            )
+
+
+def _notify_each(waiters: list[Waiter], error: BaseException | None) -> None:
+    for waiter in waiters:
+        waiter(error)

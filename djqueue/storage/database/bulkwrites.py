@@ -8,7 +8,13 @@ from django.db.models import Q
 from djqueue.core.clock import Clock
 from djqueue.core.durations import to_datetime
 from djqueue.storage import sparktables
-from djqueue.storage.bulkwrites import AGE, MOST, BulkWriteReport, BulkWriteReportPage, BulkWriteReports
+from djqueue.storage.bulkwrites import (
+    MAX_REPORT_AGE,
+    MAX_REPORTS,
+    BulkWriteReport,
+    BulkWriteReportPage,
+    BulkWriteReports,
+)
 from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.rows import chunked
 
@@ -60,9 +66,9 @@ class DatabaseBulkWriteReports(BulkWriteReports):
         return is_new
 
     def _forget_old(self, now: int) -> None:
-        self._rows().filter(updated_at__lt=to_datetime(now - AGE)).delete()
+        self._rows().filter(updated_at__lt=to_datetime(now - MAX_REPORT_AGE)).delete()
         surplus = self._rows().order_by("-updated_at", "-id").values_list("pk", flat=True)
-        for some in chunked(list(surplus[MOST:])):
+        for some in chunked(list(surplus[MAX_REPORTS:])):
             self._rows().filter(pk__in=some).delete()
 
     def _rows(self) -> Any:

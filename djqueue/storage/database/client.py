@@ -1,6 +1,4 @@
-"""The storage in a process that is not the scheduler: rows for enqueues, the socket or the tables for the
-rest.
-"""
+"""The storage in a process that is not the scheduler."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,6 +32,7 @@ from djqueue.core.sharing import LimiterPolicy
 from djqueue.core.states import TERMINAL, State
 from djqueue.storage import backpressure
 from djqueue.storage.base import EventHandler, P, T, Unsubscribe
+from djqueue.storage.database.operations import TIMEOUT, patience
 from djqueue.storage.facets import Events
 from djqueue.storage.reads import Reads
 from djqueue.storage.tables.clock import set_right
@@ -46,7 +45,6 @@ from .address import Address, parse_address
 from .export import DatabaseExport
 from .lease import SchedulerLease, present_holder
 from .operations import AnsweredBy, Operation, operation_of
-from .patience import TIMEOUT, patience
 from .producer import Inserter
 from .remote import Remote
 from .scheduler import SchedulerStorage
@@ -56,17 +54,17 @@ from .tables import TableAnswers
 logger = logging.getLogger("djqueue.client")
 
 TO_WRITE = 0.5
-"""Part of these seconds that is kept for writing the jobs, should the scheduler not take them."""
+"""Share of the time limit that is reserved for writing the jobs, in case the scheduler does not respond."""
 AT_LEAST = 0.5
-"""Seconds that a change made here gets to begin, after the scheduler has not answered."""
+"""Seconds in which a change in this process must begin after the scheduler did not respond."""
 
 
 class ClientStorage:
     """The storage in a process that is not the scheduler.
 
-    Enqueues need the database alone. Everything else is answered as the table in `operations` says: by the
-    scheduler, by the tables, or, while no scheduler runs, by this process, which holds the scheduler's lease
-    for the moment.
+    Enqueues only need the database. The table in `operations` says who answers all other operations: the
+    scheduler, the tables, or, while no scheduler is running, this process, which holds the scheduler's
+    lease for one transaction.
     """
 
     def __init__(
@@ -97,7 +95,7 @@ class ClientStorage:
         self.events = _RemoteEvents(self._remote)
         self._ids = IdSource()
         self._agreed: set[str] = set()
-        """Queues that this process uses in the mode in which they are used elsewhere."""
+        """Queues whose recorded group mode agrees with this process's settings."""
 
     def close(self) -> None:
         self._remote.close()
@@ -159,7 +157,7 @@ class ClientStorage:
         if all(batch.options.durable is False for batch in batches):
             return self._hand_over("enqueue_at_once", batches, wake)
         if self._has_bounds and self._are_bounded(batches) and not self._is_in_transaction():
-            # Only the scheduler can count all of them, and tell which of them can be dropped for others.
+            # Only the scheduler can count all jobs, and decide which of them to drop for others.
             return self._hand_over("enqueue_written", batches, wake)
         return self._insert(batches, wake)
 
@@ -217,8 +215,8 @@ class ClientStorage:
     def _hand_over(
         self, operation: str, batches: Sequence[Batch], wake: Callable[[], None]
     ) -> list[EnqueueResult]:
-        """To the scheduler; to the tables if there is none."""
-        # With ids, so that it can be said again should the answer be lost.
+        """Pass jobs to the scheduler, or to the tables if no scheduler is running."""
+        # With ids, so that the request can be repeated if the response is lost.
         batches = [self._with_ids(batch) for batch in batches]
         try:
             limit = (1 - TO_WRITE) * patience(self._timeout, batches, self._dialect)
@@ -230,7 +228,7 @@ class ClientStorage:
             return answers
 
     def _enqueue_again(self, batches: Sequence[Batch], wake: Callable[[], None]) -> list[EnqueueResult]:
-        """Write jobs of which the scheduler, had it lived to say so, may have taken some already."""
+        """Write jobs after the scheduler failed without a response; it may have accepted some of them."""
         mine = {job_id for batch in batches if batch.fresh for job_id in batch.ids or ()}
         answers = self._inserter.insert([batch._replace(fresh=False) for batch in batches], wake)
         return [
@@ -239,9 +237,9 @@ class ClientStorage:
         ]
 
     def _agree(self, queue: str) -> bool:
-        """See that the queue is used in the mode recorded with it; False if none is.
+        """Check the queue's group mode against the recorded one; return False if none is recorded.
 
-        Without any settings it is used in whatever mode it has; the scheduler records one.
+        A queue without settings is used in its recorded mode; the scheduler records the first one.
         """
         if self._policies is None:
             return True
@@ -266,7 +264,7 @@ class ClientStorage:
             record_mode(self._alias, queue, self.policy(queue).group_mode)
         self._remote.tell("inbox")
 
-    # Attempts are the scheduler's engine's alone.
+    # Only the scheduler's engine knows attempts.
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         try:
@@ -274,16 +272,16 @@ class ClientStorage:
         except StorageUnavailableError as unreachable:
             if then is not None or not outcomes or is_unreachable(self._alias, unreachable):
                 raise
-            # The worker may be about to end, and the next scheduler may come late.
+            # The worker may stop before the next scheduler starts.
             return self._finish_here(outcomes, unreachable)
         return finished
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
-        """Run `finish` on a thread of its own: a job may keep the one thread of the async ORM busy."""
+        """Run `finish` on a separate thread, because a job may block the only thread of the async ORM."""
         return await sync_to_async(self.finish, thread_sensitive=False)(outcomes, then)
 
     def _finish_here(self, outcomes: Sequence[Outcome], unreachable: StorageUnavailableError) -> Finished:
-        """Write the ends of attempts while no scheduler runs. Raises `unreachable` if one does."""
+        """Write outcomes while no scheduler is running. Raises `unreachable` if one is."""
         connection = connections[self._alias]
         was_open = connection.connection is not None
         try:
@@ -322,7 +320,7 @@ class ClientStorage:
         return self._remote.subscribe("on_command", (worker_id,), lambda _: wake())
 
     def unregister_worker(self, worker_id: str) -> None:
-        """Remove a worker in the scheduler; if it is unavailable, it removes the entry later."""
+        """Remove a worker from the scheduler, which does so itself later if it is unavailable now."""
         try:
             self._remote.call("workers.unregister", worker_id)
         except StorageUnavailableError as error:
@@ -333,12 +331,14 @@ class ClientStorage:
             )
 
     def change_version(self) -> str | None:
-        """Return the scheduler's version with the newest row: producers' rows are there a moment earlier."""
+        """Return the scheduler's version with the newest row, because rows of producers appear before it
+        knows them.
+        """
         answer = self.ask(operation_of(Reads.change_version), (), {})
         return None if answer is None else f"{answer}:{self._inspector.last_row()}"
 
     def reaches_scheduler(self) -> bool:
-        """Return whether a scheduler answers."""
+        """Return whether a scheduler responds."""
         try:
             self._remote.call("ping")
         except StorageUnavailableError as error:
@@ -346,10 +346,10 @@ class ClientStorage:
             return False
         return True
 
-    # Every other operation is answered as the table says.
+    # All other operations, answered as the table says.
 
     def ask(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer an operation: by the scheduler, the tables, or this process with the scheduler's lease."""
+        """Run an operation in the scheduler, in the tables, or in this process with the scheduler's lease."""
         who = operation.answered_by
         if who is AnsweredBy.SCHEDULER:
             return self._remote.call(operation.name, *args, **kwargs)
@@ -367,7 +367,7 @@ class ClientStorage:
         return operation.of(self._tables)(*args, **kwargs)
 
     def _change(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Let the scheduler make a change, or make it here while none is running."""
+        """Make a change in the scheduler, or in this process while none is running."""
         began = SYSTEM_CLOCK.monotonic()
         try:
             return self._remote.call(operation.name, *args, **kwargs)
@@ -375,7 +375,7 @@ class ClientStorage:
             if is_unreachable(self._alias, unreachable):
                 raise
             took = (SYSTEM_CLOCK.monotonic() - began) / 1_000
-            # The deadline bounds the wait for the database's locks, and not the work.
+            # The deadline limits the wait for locks of the database, not the work.
             with within(max(AT_LEAST, self._timeout - took)):
                 return self._change_here(operation, args, kwargs, unreachable)
 
@@ -388,7 +388,7 @@ class ClientStorage:
     ) -> Any:
         queue, *rest = args
         concern = operation.concern(*rest, **kwargs)
-        # One transaction, the caller's if there is one, which keeps every scheduler from starting.
+        # One transaction, the caller's if one is open; no scheduler can start before it ends.
         with self._dialect.transaction():
             storage, lease = self._take_lease(unreachable)
             storage.open_for(queue, concern.ids, concern.into)
@@ -397,7 +397,7 @@ class ClientStorage:
             lease.release_unserved()
         return answer
 
-    # Inside.
+    # Implementation.
 
     def _with_ids(self, batch: Batch) -> Batch:
         if batch.ids is not None:
@@ -406,7 +406,7 @@ class ClientStorage:
         return batch._replace(ids=ids, fresh=True)
 
     def _take_lease(self, unreachable: StorageUnavailableError) -> tuple[SchedulerStorage, SchedulerLease]:
-        """The scheduler's place, for this transaction. Raises `unreachable` if a scheduler has it."""
+        """Take the scheduler's lease for this transaction. Raises `unreachable` if a scheduler holds it."""
         lease = SchedulerLease(self._alias, self._clock, "")
         if not lease.acquire():
             raise unreachable
@@ -425,7 +425,7 @@ class ClientStorage:
         return storage, lease
 
     def _find(self) -> Address | None:
-        """Where the scheduler listens. Leaves no connection open that was not."""
+        """Return the scheduler's address. Database connections opened here are closed again."""
         connection = connections[self._alias]
         if connection.needs_rollback:
             return None
@@ -453,7 +453,7 @@ class _RemoteEvents(Events):
 
 
 class _AskingInserter(Inserter):
-    """Asks the scheduler about what is not in the tables."""
+    """Inserts rows, and asks the scheduler for states that the tables do not have yet."""
 
     def __init__(
         self, dialect: Dialect, clock: Clock, policy: Callable[[str], QueuePolicy], remote: Remote
@@ -469,6 +469,6 @@ class _AskingInserter(Inserter):
 
 
 def _some_of(batch: Batch, places: Sequence[int]) -> Batch:
-    """A batch of some jobs of a batch."""
+    """Return a batch with some of a batch's jobs."""
     ids = None if batch.ids is None else [batch.ids[place] for place in places]
     return batch._replace(payloads=[batch.payloads[place] for place in places], ids=ids)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from djqueue.core.diagnostics import DiagnosticLine, Diagnostics, Finding
 from djqueue.core.explain import Explanation
-from djqueue.core.graph import MOST, FlowGraph
+from djqueue.core.graph import MAX_FLOW_JOBS, FlowGraph
 from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.job import (
     CancelResult,
@@ -204,7 +204,7 @@ class DatabaseReads(Reads):
     def explain(self, queue: str, id: str) -> Explanation | None:
         return self._ask(Reads.explain, queue, id)
 
-    def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
+    def flow(self, queue: str, id: str, limit: int = MAX_FLOW_JOBS) -> FlowGraph | None:
         return self._ask(Reads.flow, queue, id, limit)
 
     def overview(self, queues: Sequence[str] | None = None) -> Overview:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from djqueue.core.errors import ConfigurationError
 
-MOST_LINKS = 40
+MAX_LINKS = 40
 """Maximum number of symbolic links to follow, as on Linux."""
 ELSEWHERE = "set DJQUEUE['STORAGE']['OPTIONS']['ADDRESS'] to a socket in a private folder of this user"
 ONE_USER = (
@@ -133,7 +133,7 @@ def _check_path(path: str, *, create: bool) -> None:
                 f"ADDRESS: the folder {here} is a symbolic link (of {_named(found.st_uid)}) and not a real "
                 f"directory; remove it, or {ELSEWHERE}"
             )
-        if found.st_uid not in _trusted() or links > MOST_LINKS:
+        if found.st_uid not in _trusted() or links > MAX_LINKS:
             raise ConfigurationError(
                 f"ADDRESS: the folder {path} is reached through {here}, a symbolic link of "
                 f"{_named(found.st_uid)}; {ELSEWHERE}"

@@ -1,4 +1,4 @@
-"""Jobs that producers in other processes have written, and that the scheduler takes in."""
+"""The inbox: jobs that producers in other processes have written, and that the scheduler reads."""
 
 import logging
 import threading
@@ -18,21 +18,20 @@ from djqueue.storage.tables import rows
 
 from . import recovery
 from .endedjobs import EndedJobs
-from .gate import JournalGate
-from .journal import DatabaseJournal
+from .journal import DatabaseJournal, JournalGate
 from .modes import GroupModes
 
 logger = logging.getLogger("djqueue.scheduler")
 
 POLL = 1.0
-"""Seconds between looks into the inbox, should a wake-up have been lost."""
+"""Seconds between reads of the inbox, in case a wake-up was lost."""
 PAGE = 2_000
-"""Rows taken in at a time."""
+"""Rows read at a time."""
 NO_LIMIT = 2**62
 
 
 class Inbox:
-    """Takes in rows of producers: on its own thread when they notify it, and for operations that need
+    """Reads the rows of producers: on its own thread when they notify it, and for operations that need
     them.
     """
 
@@ -55,11 +54,11 @@ class Inbox:
         self._modes = modes
         self._clock = clock
         self.lock = threading.RLock()
-        """Held while rows are taken in."""
+        """Held while rows are read."""
         self._taken: set[int] = set()
-        """Numbers of rows that were taken in, and that the tables may still show in the inbox."""
+        """Numbers of rows that were read, but that the tables may still show in the inbox."""
         self.arrived = threading.Event()
-        """Rows of other producers may be there."""
+        """Set when rows of other producers may have arrived."""
         self.closing = threading.Event()
         self.thread = threading.Thread(target=self._watch, name="djqueue-inbox", daemon=True)
 
@@ -90,15 +89,15 @@ class Inbox:
             connections[self._alias].close()
 
     def take_in_all(self) -> None:
-        """Take in everything that producers have written."""
+        """Read everything that producers have written."""
         if not self._gate.is_open:
-            return  # Only the jobs of one operation are loaded, and no others must be.
+            return  # Only the jobs of one operation may be loaded.
         while self.take_in() == PAGE and not self.closing.is_set():
-            # Otherwise the next look would find the same rows.
+            # Otherwise the next read would find the same rows.
             self._gate.flush()
 
     def take_in(self) -> int:
-        """Take in a page of what producers have written; returns how many rows there were."""
+        """Read a page of the inbox; return the number of rows."""
         with self.lock:
             found = recovery.arrived(self._alias, PAGE)
             last = max(found, default=0) if len(found) == PAGE else NO_LIMIT
@@ -107,17 +106,17 @@ class Inbox:
         return len(found)
 
     def take(self, jobs: Mapping[int, EngineJob]) -> None:
-        """Take in jobs, by the numbers of their rows, behind those that they depend on."""
+        """Add jobs, by the numbers of their rows, after the jobs that they depend on."""
         if not jobs:
             return
         with self.lock, self._ended.known(self._dependencies(jobs)):
             new = {number: job for number, job in jobs.items() if number not in self._taken}
-            # Before they come in: their times are by the clock as it is now.
+            # Before the jobs are added: their times are by the current clock.
             self._engine.context.follow_clock()
             now = self._clock.now()
             for job in new.values():
                 if job.state is State.WAITING:
-                    # Its producer's clock may be a little ahead.
+                    # The producer's clock may be slightly ahead.
                     job.run_at = min(job.run_at, now)
                 if job.created_at >= now + STEP and keep_lengths(job, now - job.created_at):
                     # The wall clock was set back since the producer wrote it.
@@ -126,7 +125,7 @@ class Inbox:
                 try:
                     self._modes.agree(queue)
                 except ConfigurationError as error:
-                    # Its jobs exist: they run, and the next start is refused.
+                    # Its jobs exist, so they run; the next start is refused.
                     logger.error("%s", error)
                     self._modes.accept(queue)
             replacing = set()
@@ -138,7 +137,7 @@ class Inbox:
             self._taken.update(new)
 
     def _dependencies(self, jobs: Mapping[int, EngineJob]) -> set[JobKey]:
-        """Return what these rows depend on, other than one another, which keep their order."""
+        """Return the dependencies of these rows, except on one another; rows keep their order."""
         wanted = {key for job in jobs.values() for key in job.options.depends_on}
         if wanted:
             wanted.difference_update(
@@ -147,7 +146,7 @@ class Inbox:
         return wanted
 
     def _take_left(self, jobs: Mapping[int, EngineJob]) -> None:
-        """Take in rows that were read while others could take them in: their jobs may have ended since."""
+        """Add rows that others could read at the same time, so that their jobs may have ended since."""
         if not jobs:
             return
         with self.lock:
@@ -155,9 +154,7 @@ class Inbox:
             self.take({number: jobs[number] for number in sorted(left)})
 
     def take_successors(self, queue: str, ids: Sequence[str]) -> None:
-        """Take in new jobs with the ids of failed or cancelled ones: their producers know them as
-        enqueued.
-        """
+        """Add new jobs with the ids of failed or cancelled ones, which their producers have enqueued."""
         if not self._gate.is_open:
             return
         states = zip(ids, self._engine.reads.states(queue, ids), strict=True)

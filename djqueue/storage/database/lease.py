@@ -1,36 +1,44 @@
-"""Which process is the scheduler of a database: a row that one of them holds."""
+"""Which process is the scheduler of a database: a row that one of them holds.
+
+`PauseWatch` detects that this process did not run for a while, so that its lease may be over.
+"""
 
 import os
 import secrets
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from django.db import Error, IntegrityError, OperationalError, transaction
 from django.db.models import F, QuerySet
 
 from djqueue import models
-from djqueue.core.clock import Clock
+from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.clocksteps import STEP
 from djqueue.core.durations import to_milliseconds
-from djqueue.storage.tables.clock import set_right
-from djqueue.storage.tables.holders import LeaseHolder, boot_of, died_here, host_name, lives_here, start_mark
+from djqueue.core.errors import StorageUnavailableError
 
-from .journal import LeaseLost
+from ..tables.clock import set_right
+from ..tables.holders import LeaseHolder, boot_of, died_here, host_name, lives_here, start_mark
 
 NAME = "scheduler"
 TTL = 10_000
-"""Milliseconds for which the row holds unless renewed, where SCHEDULER_LEASE does not say otherwise."""
+"""Default of SCHEDULER_LEASE: milliseconds for which the row is valid unless it is renewed."""
 BLOCKED = 1_000
-"""Milliseconds that a write waits for another process's lock, at which the holder's silence says nothing."""
+"""Milliseconds that a write may wait for another process's lock; the holder may have been waiting as well."""
 RELEASED, ABANDONED = 0, 1
-"""Ends of a claim that was given back, and of one whose process was killed."""
+"""Expiry times of a lease that was released, and of one whose process was killed."""
+
+
+class LeaseLost(StorageUnavailableError):
+    """Another process has become the scheduler of this database, so this process must stop."""
 
 
 class SchedulerLease:
     """This process's claim to be the scheduler.
 
-    Its `generation` is the fence: `hold` is run first in each transaction of the journal, and fails once
-    another process has the row, however long this one was asleep.
+    Its `generation` is the fence: each transaction of the journal first runs `hold`, which fails when
+    another process has taken the row, no matter how long this process was suspended.
     """
 
     def __init__(self, alias: str, clock: Clock, address: str, ttl: int = TTL) -> None:
@@ -42,32 +50,37 @@ class SchedulerLease:
         self._generation = 0
         self._renewed = 0
         self.lag = 0
-        """Milliseconds from the monotonic time to UTC when the row was taken. What is written of leases while
-        it is held is on this one timeline, so that setting the wall clock changes no comparison."""
+        """Milliseconds from monotonic time to UTC when the row was taken. All lease times written while it
+        is held use this one timeline, so that setting the wall clock does not affect comparisons.
+        """
         self.left_at = 0
-        """When the scheduler before this one last renewed its claim: UTC milliseconds; 0: there was none."""
+        """When the previous scheduler last renewed its lease, in UTC milliseconds; 0 if there was none."""
         self.was_released = True
-        """Whether that one ended by itself, rather than being killed, or frozen until its claim ran out."""
+        """Whether the previous scheduler released its lease, instead of being killed or suspended until it
+        expired.
+        """
         self._serves = False
         self.missed_step = 0
-        """Milliseconds by which the wall clock was set since the scheduler before this one followed it."""
+        """Milliseconds by which the wall clock was set while no scheduler was running."""
         self._lock = threading.Lock()
 
     def acquire(self) -> bool:
-        """Take the row if it is free: released, run out, or its holder died on this machine."""
+        """Take the row if it is free: released, expired, or held by a process of this machine that has
+        died.
+        """
         try:
             set_right(self._clock)
             tick, now = self._clock.monotonic(), self._clock.now()
             since = _observed.get(self._alias)
             there = self.present()
         except Error:
-            # The holder may not reach the database either.
+            # The holder may not have reached the database either.
             _observed.pop(self._alias, None)
             _failed_at[self._alias] = self._clock.monotonic()
             raise
         if there is not None and not self._is_free(there, since, tick, now):
             return False
-        # Later than all that the last scheduler wrote, also if the wall clock was set back since.
+        # Later than everything the last scheduler wrote, even if the wall clock was set back.
         start = now if there is None else max(now, to_milliseconds(there.renewed_at) + 1)
         values = {
             "holder": self._holder,
@@ -82,7 +95,7 @@ class SchedulerLease:
             there is not None and there.clock_offset is not None and boot_of(there.host) == boot_of() != ""
         )
         if there is not None and not is_known:
-            values["clock_offset"] = None  # Another machine's, or another boot's.
+            values["clock_offset"] = None  # A process of another machine, or from before a reboot.
         taken = 0
         if there is not None:
             taken = self._replace(there, tick, values)
@@ -92,7 +105,7 @@ class SchedulerLease:
                     self._rows().create(name=NAME, generation=1, **values)
                 taken = 1
             except IntegrityError:
-                # Another process made the row at the same moment: it is the scheduler.
+                # Another process created the row at the same time, and is the scheduler.
                 return False
         if not taken:
             return False
@@ -107,7 +120,7 @@ class SchedulerLease:
         return True
 
     def _replace(self, there: LeaseHolder, tick: int, values: dict[str, Any]) -> int:
-        """Take the row of another holder, unless it has renewed it since, or another process was faster."""
+        """Take another holder's row, unless the holder has renewed it or another process has taken it."""
         unchanged = self._rows().filter(
             holder=there.holder, generation=there.generation, expires_at=there.expires_at
         )
@@ -116,7 +129,7 @@ class SchedulerLease:
                 taken = unchanged.update(generation=F("generation") + 1, **values)
                 waited = self._clock.monotonic() - tick
                 if waited >= BLOCKED and lives_here(there) and to_milliseconds(there.expires_at) > ABANDONED:
-                    # Something kept this process from writing: it may have kept the holder from it, too.
+                    # Whatever delayed this write may have delayed the holder's, too.
                     transaction.set_rollback(True, using=self._alias)
                     _observed.pop(self._alias, None)
                     taken = 0
@@ -137,18 +150,19 @@ class SchedulerLease:
         self._observe(now + self.ttl, tick)
 
     def serve(self) -> None:
-        """Renew the claim as a scheduler that has taken over: the leases of running jobs are written anew.
+        """Renew the lease as a scheduler that has written the leases of all running jobs again.
 
-        Until then `renewed_at` says when the scheduler before this one was last there. If this one dies,
-        the next must not treat those leases as if they had ended while a scheduler could renew them. It is
-        renewed before the first claim: the tokens of the next scheduler are higher than `started_at`.
+        Until then, `renewed_at` is the last sign of the previous scheduler. If this process dies before,
+        the next scheduler must not treat the old leases as if they had expired while a scheduler could
+        renew them. Called before the first claim: the tokens of the next scheduler are higher than
+        `started_at`.
         """
         self._serves = True
         self.hold()
 
     @property
     def started_at(self) -> int:
-        """A time on the lease's timeline that is later than all of the schedulers before this one."""
+        """A time on the lease's timeline that is later than everything earlier schedulers wrote."""
         return self._renewed + self.lag
 
     @property
@@ -157,7 +171,7 @@ class SchedulerLease:
         return f"{self._holder} {self._generation} {self.lag}".encode()
 
     def renew_claim(self, claim: bytes) -> None:
-        """Renew what another process of this machine claims, unless it has given that back or lost it."""
+        """Renew the lease on behalf of another process of this machine, unless it has released or lost it."""
         holder, generation, lag = claim.decode().split()
         now = self._clock.now()
         renewed_at = self._clock.monotonic() + int(lag)
@@ -165,7 +179,7 @@ class SchedulerLease:
         claimed.update(renewed_at=renewed_at, expires_at=now + self.ttl)
 
     def note_clock(self, offset: int) -> None:
-        """Note the wall clock that the jobs in the tables have followed, for the next scheduler."""
+        """Record the wall clock that the jobs' times follow, for the next scheduler."""
         self.missed_step = 0
         self._rows().filter(holder=self._holder, generation=self._generation).update(clock_offset=offset)
 
@@ -176,15 +190,15 @@ class SchedulerLease:
         mine.update(address=address)
 
     def has_run_out(self) -> bool:
-        """Return whether the last renewal is so old that another process may have the row."""
+        """Return whether the last renewal is so old that another process may have taken the row."""
         return self._clock.monotonic() - self._renewed >= self.ttl
 
     def release(self) -> None:
-        """Give the row back, if it is still this process's."""
+        """Release the row if this process still holds it."""
         self._rows().filter(holder=self._holder, generation=self._generation).update(expires_at=RELEASED)
 
     def release_unserved(self) -> None:
-        """Give the row back as it was found: no worker could renew a lease in the meantime."""
+        """Restore the row as it was found, because no worker could renew a lease in the meantime."""
         mine = self._rows().filter(holder=self._holder, generation=self._generation)
         mine.update(renewed_at=self.left_at, expires_at=RELEASED if self.was_released else ABANDONED)
 
@@ -236,7 +250,7 @@ def present_holder(alias: str, now: int | None = None) -> LeaseHolder | None:
     holder = LeaseHolder(*row)
     if now is None or to_milliseconds(holder.expires_at) > now:
         return holder
-    # The clock may have been set forward since the holder renewed it.
+    # The clock may have been set forward since the last renewal.
     is_free = to_milliseconds(holder.expires_at) <= ABANDONED
     return holder if not is_free and lives_here(holder) else None
 
@@ -244,8 +258,57 @@ def present_holder(alias: str, now: int | None = None) -> LeaseHolder | None:
 Observed = tuple[tuple[str, int, int], int]
 
 _observed: dict[str, Observed] = {}
-"""By database: the row as this process saw it last, and the monotonic time at which it first saw it so."""
+"""By database: the last row that this process read, and the monotonic time at which it first read that
+row.
+"""
 _observing = threading.Lock()
 
 _failed_at: dict[str, int] = {}
 """By database: the monotonic time at which this process last failed to read the row."""
+
+
+BEAT = 0.25
+"""Seconds between checks of the clock."""
+PAUSE = 1_000
+"""Milliseconds between two checks from which the process counts as paused."""
+
+
+class PauseWatch:
+    """Call `paused` with the milliseconds for which this process did not run.
+
+    A thread checks the monotonic clock regularly. Code that acts on elapsed time must call `check` first,
+    because the thread may not have run yet.
+    """
+
+    def __init__(self, paused: Callable[[int], None], clock: Clock = SYSTEM_CLOCK) -> None:
+        self._paused = paused
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seen = clock.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="djqueue-pauses", daemon=True)
+
+    def start(self) -> None:
+        """Start watching."""
+        self._seen = self._clock.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def check(self) -> None:
+        """Report a pause that has just ended, if the watch was started."""
+        if self._thread.ident is None:
+            return
+        with self._lock:
+            now = self._clock.monotonic()
+            gap, self._seen = now - self._seen, now
+            if gap >= PAUSE:
+                self._paused(gap)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(BEAT):
+            self.check()

@@ -25,7 +25,7 @@ from djqueue.core.metrics import (
 from djqueue.core.metrics import Row as Found
 from djqueue.storage.tables.rows import Row, chunked, raw_values
 
-from .bufferwriter import BUCKET
+from .buffer import BUCKET
 from .journal import DatabaseJournal
 
 Key = tuple[str, str, int, int]

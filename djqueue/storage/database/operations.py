@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from djqueue.storage.base import Storage
-from djqueue.storage.facets import Jobs, Limiters, Queues, Workers
-from djqueue.storage.reads import Reads
+from djqueue.core.job import Batch
+
+from ..base import Storage
+from ..facets import Jobs, Limiters, Queues, Workers
+from ..reads import Reads
+from ..tables.dialects import Dialect
 
 DEADLINE = 30.0
 """Seconds that a request may take while the scheduler answers pings; a scheduler that does not is left
@@ -171,3 +174,12 @@ OPERATIONS = {
     for operation in (*_BY_METHOD.values(), ENQUEUE_AT_ONCE, ENQUEUE_WRITTEN, SETTLED)
 }
 """Every operation of the socket, by name."""
+
+
+TIMEOUT = 2.0
+"""Default of the option TIMEOUT, in seconds."""
+
+
+def patience(timeout: float, batches: Sequence[Batch], dialect: Dialect) -> float:
+    """Return the time limit in seconds for enqueueing these jobs."""
+    return timeout + sum(len(batch.payloads) for batch in batches) / dialect.jobs_per_second

@@ -8,7 +8,6 @@ from django.db import connections
 from djqueue import models
 from djqueue.core.capacity import full_error
 from djqueue.core.clock import Clock
-from djqueue.core.duplicates import succession
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import OptionError
 from djqueue.core.flow import Substitutes, outside
@@ -17,6 +16,7 @@ from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import JobKey
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import LIVE, PENDING, REUSABLE, State
+from djqueue.core.unique import succession
 from djqueue.storage import commits
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.clock import set_right
@@ -160,14 +160,14 @@ class Inserter:
         policy = self._policy(batch.queue)
         if not is_bounded(policy) or batch.options.rejected is not None:
             return
-        most = policy.max_size
-        assert most is not None
+        limit = policy.max_size
+        assert limit is not None
         growth = sum(answer.status == "queued" and answer.replaced is None for answer in answers)
         pending = models.Job.objects.using(self._dialect.alias).filter(
             queue=batch.queue, state__in=[state.value for state in PENDING]
         )
-        if growth and pending[:most].count() + growth > most:
-            raise full_error(batch.queue, most, len(batch.payloads))
+        if growth and pending[:limit].count() + growth > limit:
+            raise full_error(batch.queue, limit, len(batch.payloads))
 
     def _taken(
         self, batch: Batch, job_id: str, there: dict[str, Found], new: dict[str, EngineJob]

@@ -1,4 +1,4 @@
-"""The scheduler's retention: rows whose time is over, and those beyond what a queue keeps."""
+"""The scheduler's retention: removes expired rows, and rows beyond the limits of a queue."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -18,18 +18,17 @@ from djqueue.storage.tables import rows
 from djqueue.storage.tables.dialects import Dialect
 
 from . import metrics, recovery, staging
-from .gate import JournalGate
-from .journal import DatabaseJournal
+from .journal import DatabaseJournal, JournalGate
 
 LIMIT = 1_000
 """Old rows removed at a time."""
 STEPS = 10
-"""Steps of each kind in one sweep; other work runs in between."""
+"""Steps of each kind in one sweep; other work can run between them."""
 LONG_JOBS = 100
 """Jobs whose attempts or log lines are removed at a time: each may have many."""
 
 RemoveEnded = Callable[[str, Sequence[str], int], int]
-"""Removes jobs of a queue that ended before a time; returns how many."""
+"""Removes the jobs of a queue that ended before a time; returns their number."""
 
 
 class Purge:
@@ -56,10 +55,12 @@ class Purge:
         self._clock = clock
         self._remove_ended = remove_ended
         self._positions: dict[tuple[str, State, str], tuple[int, int]] = {}
-        """Up to which ended job (its end, its row's number) attempts, log lines or items were removed."""
+        """The last ended job (its end, the number of its row) whose attempts, log lines or items were
+        removed.
+        """
 
     def run(self, now: int) -> int:
-        """Remove what is over by a time in UTC milliseconds; returns the number of removed jobs."""
+        """Remove what has expired by a time in UTC milliseconds; return the number of removed jobs."""
         removed = self._in_steps(lambda: self._purge_jobs(now))
         for queue, retention in self._retention.items():
             if retention.counts:
@@ -112,7 +113,7 @@ class Purge:
         return keys
 
     def _trim(self, queue: str, state: State) -> int:
-        """Remove some of the records beyond what a queue keeps of one state."""
+        """Remove some of the records above a queue's limit for one state."""
         surplus = self._journal.book.surplus(queue, state, LIMIT)
         return self._remove(self._unpinned((queue, job_id) for job_id in surplus), self._clock.now())
 

@@ -1,4 +1,4 @@
-"""From the tables to the engine: at the scheduler's start, and for single jobs on the way."""
+"""Load jobs from the tables into the engine: all at the start of a scheduler, single ones later."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +10,6 @@ from django.db.models import CharField, Count, Value
 from djqueue import models
 from djqueue.core.changes import incident_of
 from djqueue.core.deadletters import letter_of
-from djqueue.core.duplicates import REPLACED
 from djqueue.core.engine import Engine
 from djqueue.core.enginejob import EngineJob, ItemStream
 from djqueue.core.job import DeadLetterRecord, Incident, Lease
@@ -18,33 +17,33 @@ from djqueue.core.options import JobKey
 from djqueue.core.shard import note_attempt
 from djqueue.core.stalls import stalled_error
 from djqueue.core.states import LIVE, PENDING, REUSABLE, State
-from djqueue.core.unique import PREDECESSOR
+from djqueue.core.unique import PREDECESSOR, REPLACED
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.groups import group_limits, recorded_modes
 
+from ..tables.holders import SCHEDULER, has_died
 from . import pinned
 from .journal import DatabaseJournal
-from .processes import SCHEDULER, has_died
 
 logger = logging.getLogger("djqueue.scheduler")
 
 PAGE = 5_000
 """Rows read at a time."""
 TELL_EVERY = 100_000
-"""Jobs between two lines about a long recovery."""
+"""Jobs between two log lines of a long recovery."""
 ENDED = (State.COMPLETED, State.CANCELLED)
-"""States of jobs that are in the tables alone."""
+"""States of jobs that are only in the tables."""
 NUMBERED = ("id", *rows.JOB_FIELDS)
 INBOX = NUMBERED.index("inbox")
 
 
 class JobRow(NamedTuple):
-    """A job as the tables have it."""
+    """A job's row."""
 
     number: int
     job: EngineJob
     inbox: bool
-    """Whether no scheduler has taken it in."""
+    """Whether the row is still in the inbox."""
 
     @property
     def key(self) -> JobKey:
@@ -58,7 +57,7 @@ class JobRow(NamedTuple):
 
 
 Knowing = Callable[[Iterable[JobKey]], AbstractContextManager[None]]
-"""While it lasts, the engine knows these jobs, also those that have ended."""
+"""Context manager: the engine knows these jobs, including ended ones, while it is open."""
 
 
 def recover(
@@ -71,12 +70,11 @@ def recover(
     *,
     was_released: bool = True,
 ) -> dict[str, int]:
-    """Everything that is alive: queues, pending jobs, running and interrupted ones, dead letters. Returns
-    counts.
+    """Load queues, pending, running and interrupted jobs, and dead letters; return the counts.
 
-    take_in: takes in what producers have written and no scheduler has seen.
-    left_at: when the last scheduler was last there: UTC milliseconds.
-    was_released: whether it ended by itself; else its process may live, with the jobs that it runs.
+    take_in: reads the inbox: rows of producers that no scheduler has seen.
+    left_at: last sign of the previous scheduler, in UTC milliseconds.
+    was_released: whether it released its lease; otherwise its process may still be running its jobs.
     """
     queues(alias, engine)
     jobs = [job for page in _pages(alias, LIVE) for job in page]
@@ -84,7 +82,7 @@ def recover(
     running, interrupted = take_over(engine, journal, jobs, left_at=left_at, was_released=was_released)
     dead = sum(_dead(alias, engine, page) for page in _pages(alias, [State.FAILED]))
     take_in()
-    # Last, and in one step: what they depend on is there by now, themselves included.
+    # Last, and in one step: their dependencies, which may be blocked jobs too, are loaded now.
     bind(engine, knowing, [job for job in jobs if job.unmet])
     needing = [job for job in jobs if job.options.depends_on and not job.unmet and job.state in LIVE]
     there = pinned.ended(alias, {key: None for job in needing for key in job.options.depends_on})
@@ -111,12 +109,12 @@ def borrow(
     *,
     was_released: bool = True,
 ) -> None:
-    """Some jobs of one queue (None: all), the blocked ones that wait for them, what those wait for, and the
-    live jobs with their unique keys.
+    """Load some or all (None) jobs of one queue, their blocked dependents, the dependencies of these, and
+    the live jobs with their unique keys.
 
-    take: takes in jobs of the inbox, by the numbers of their rows: they replace their rivals, as they would
-    when a scheduler starts.
-    to: a queue to which they are moved; of that, those with one of their ids or unique keys.
+    take: reads jobs from the inbox by the numbers of their rows; they replace their rivals, as at the
+    start of a scheduler.
+    to: another queue to which they move; its jobs with the same ids or unique keys are loaded, too.
     left_at, was_released: see `recover`.
     """
     queues(alias, engine)
@@ -134,13 +132,16 @@ def borrow(
 def _concerned(
     alias: str, queue: str, ids: Sequence[str], to: str | None
 ) -> tuple[list[EngineJob], dict[int, EngineJob]]:
-    """See `borrow`: the jobs that a scheduler has taken in, and those in the inbox by arrival."""
+    """Return the jobs that `borrow` loads: those that a scheduler knows, and those in the inbox by
+    arrival.
+    """
     found = {row.key: row for row in _load(alias, queue, ids)}
     if to is not None:
         found.update({row.key: row for row in _load(alias, to, ids)})
     needed: dict[JobKey, JobRow] = {}
     """Return the dependencies of blocked jobs, without their own dependencies unless these are blocked
-    too."""
+    too.
+    """
     blocked = [
         JobRow.read(row)
         for row in rows.raw_values(
@@ -162,7 +163,7 @@ def _concerned(
 def _rivals(
     alias: str, found: Mapping[JobKey, JobRow], moved_from: str, to: str | None
 ) -> dict[JobKey, JobRow]:
-    """The live jobs with the unique keys of these, also in the queue to which those of another are moved."""
+    """Return the live jobs with the unique keys of these jobs, also in the queue to which these move."""
     keys: dict[str, dict[str, None]] = {}
     for row in found.values():
         key = row.job.options.unique_key
@@ -178,7 +179,7 @@ def _rivals(
 
 
 def _owners(alias: str, queue: str, keys: Iterable[str]) -> Iterable[str]:
-    """Ids of the live jobs of a queue that have these unique keys."""
+    """Return the ids of a queue's live jobs that have these unique keys."""
     live = [state.value for state in LIVE]
     for chunk in rows.chunked(list(keys)):
         found = models.Job.objects.using(alias).filter(queue=queue, state__in=live, unique_key__in=chunk)
@@ -203,7 +204,7 @@ def _dependencies(
     """Return the missing dependencies of the blocked jobs among these."""
     wanted: dict[str, dict[str, None]] = {}
     for row in found.values():
-        # A dead letter may be put behind its dependencies again.
+        # A dead letter may be blocked by its dependencies again.
         if row.job.state is State.BLOCKED or row.job.reason == "dependency_failed":
             for key in row.job.options.depends_on:
                 if key not in found and key not in needed:
@@ -212,7 +213,7 @@ def _dependencies(
 
 
 def _turn(job: EngineJob) -> tuple[bool, int]:
-    """When it is a waiting job's turn: by its coming, or its coming back, and not by its row."""
+    """Return the position of a waiting job: by its arrival or its return to the queue, not by its row."""
     last = job.history[-1].outcome if job.history else ""
     if job.state is State.ACTIVE or last == "stalled":
         return False, -job.started_at  # the last to be claimed is claimed first again
@@ -236,8 +237,8 @@ def take_over(
     left_at: int = 0,
     was_released: bool = True,
 ) -> tuple[int, int]:
-    """Give the engine jobs of a scheduler that is no more; returns how many run on in other processes, and
-    how many were interrupted.
+    """Give the engine the jobs of an earlier scheduler; return how many are still running in other
+    processes, and how many were interrupted.
     """
     dead: list[DeadLetterRecord] = []
     active = [job for job in jobs if job.state is State.ACTIVE]
@@ -270,7 +271,7 @@ def take_over(
         job.finished_at = engine.clock.now()
         journal.changed(job)
         incidents.append(incident_of(job, "cancelled"))
-    # First what counts against the limits of the others.
+    # First the jobs that count against the limits of the others.
     others = [job for job in jobs if job.state is not State.ACTIVE] if running else jobs
     _read_items(journal.alias, running)
     engine.persistence.restore([*running, *others], dead, bind=False)
@@ -279,23 +280,27 @@ def take_over(
 
 
 def _adopt(job: EngineJob, engine: Engine, journal: DatabaseJournal) -> None:
-    """Count an active job as another process's: the last scheduler's own, which may only have been frozen."""
+    """Treat an active job of the last scheduler as another process's, because that process may only be
+    suspended.
+    """
     job.process = job.process.removeprefix(SCHEDULER)
     job.lease_until = engine.clock.monotonic() + engine.context.policy(job.queue).lease
     journal.changed(job)
-    # As the others, which come from the tables.
+    # Like the other attributes, which come from the tables.
     job.lease_until += journal.lag
 
 
 def _is_lost(job: EngineJob, left_at: int) -> bool:
-    """Return whether an active job's run has ended: its scheduler stopped, or its lease expired under one."""
+    """Return whether an active job's attempt is over: its scheduler stopped, or its lease expired while
+    one was running.
+    """
     if not job.token or not job.process or job.process.startswith(SCHEDULER):
         return True
     return job.lease_until <= left_at
 
 
 def _read_items(alias: str, running: Iterable[EngineJob]) -> None:
-    """Give jobs the items that their runs have sent: they go on behind these."""
+    """Give jobs the items that they have sent; further items follow these."""
     for job in running:
         if job.stream is not None:
             mine = models.JobItem.objects.using(alias).filter(queue=job.queue, job_id=job.id)
@@ -304,7 +309,9 @@ def _read_items(alias: str, running: Iterable[EngineJob]) -> None:
 
 
 def _superseded(jobs: Sequence[EngineJob], now: int) -> Iterable[EngineJob]:
-    """Pending jobs that had a successor while they were active: of two that wait the newer is kept."""
+    """Return the pending jobs that got a successor while they were active: of two waiting jobs, the newer
+    is kept.
+    """
     newest: dict[JobKey, EngineJob] = {}
     for job in jobs:
         if job.options.on_duplicate == "keep_last_if_active" and (key := job.options.unique_key):
@@ -334,7 +341,7 @@ def _dead(alias: str, engine: Engine, jobs: Sequence[EngineJob]) -> int:
             found = models.DeadLetter.objects.using(alias).filter(queue=queue, job_id__in=chunk)
             for row in rows.raw_values(found, (*rows.LETTER, "id")):
                 letters[row[-1]] = rows.letter_from_row(row[:-1])
-    # In the order of arrival: a moved one keeps the time of its death.
+    # In order of arrival: a moved job keeps the time of its failure.
     engine.persistence.restore(jobs, [letters[number] for number in sorted(letters)])
     return len(letters)
 
@@ -366,7 +373,7 @@ def find(alias: str, engine: Engine, journal: DatabaseJournal, keys: Iterable[Jo
 
 
 def arrived(alias: str, limit: int) -> dict[int, EngineJob]:
-    """The first jobs in the inbox, by the number of their rows, in order."""
+    """Return the first jobs of the inbox, by the numbers of their rows, in order."""
     page = models.Job.objects.using(alias).filter(inbox=True).order_by("id")[:limit]
     return {row[0]: rows.job_from_row(row[1:]) for row in rows.raw_values(page, NUMBERED)}
 
@@ -382,7 +389,7 @@ def left_in_inbox(alias: str, numbers: Iterable[int]) -> set[int]:
 
 
 def succeeding(alias: str, queue: str, ids: Sequence[str]) -> dict[int, EngineJob]:
-    """The jobs in the inbox that have one of these ids, by the number of their rows."""
+    """Return the jobs in the inbox with one of these ids, by the numbers of their rows."""
     found: dict[int, EngineJob] = {}
     for chunk in rows.chunked(ids):
         mine = models.Job.objects.using(alias).filter(queue=queue, job_id__in=chunk, inbox=True)
@@ -391,7 +398,7 @@ def succeeding(alias: str, queue: str, ids: Sequence[str]) -> dict[int, EngineJo
 
 
 def ended_claims(alias: str, queue: str, ids: Sequence[str]) -> Iterable[Lease]:
-    """The last claims of these jobs that their workers have ended."""
+    """Return the last claims of these jobs whose outcomes their workers have reported."""
     for chunk in rows.chunked(ids):
         mine = models.Job.objects.using(alias).filter(queue=queue, job_id__in=chunk, token__gt=0)
         ended = mine.exclude(state=State.ACTIVE.value).values_list("queue", "job_id", "token")
@@ -399,7 +406,7 @@ def ended_claims(alias: str, queue: str, ids: Sequence[str]) -> Iterable[Lease]:
 
 
 def _load(alias: str, queue: str, ids: Sequence[str]) -> list[JobRow]:
-    """Jobs of a queue, with what belongs to them."""
+    """Return jobs of a queue with their attempts, log lines and items."""
     found: dict[str, JobRow] = {}
     for chunk in rows.chunked(ids):
         mine = models.Job.objects.using(alias).filter(queue=queue, job_id__in=chunk)
@@ -411,10 +418,10 @@ def _load(alias: str, queue: str, ids: Sequence[str]) -> list[JobRow]:
 
 
 def _interrupted(engine: Engine, job: EngineJob) -> DeadLetterRecord | None:
-    """A job that was active when its scheduler ended: a stall is counted, and it waits again."""
+    """Count a stall for a job that was active when its scheduler ended, and let it wait again."""
     now = engine.clock.now()
-    most = engine.context.policy(job.queue).retention.attempts.count
-    note_attempt(job, "cancelled" if job.cancel_requested else "stalled", now, None, most)
+    limit = engine.context.policy(job.queue).retention.attempts.count
+    note_attempt(job, "cancelled" if job.cancel_requested else "stalled", now, None, limit)
     job.worker = ""
     if job.cancel_requested:
         job.state = State.CANCELLED
@@ -434,9 +441,9 @@ def _interrupted(engine: Engine, job: EngineJob) -> DeadLetterRecord | None:
 
 
 def _pages(alias: str, states: Iterable[State]) -> Iterable[list[EngineJob]]:
-    """Jobs in these states by order of arrival, with what belongs to those that have run before.
+    """Yield the jobs in these states in order of arrival, with the attempts of those that have run before.
 
-    Without those in the inbox.
+    Jobs in the inbox are left out.
     """
     last = read = 0
     found = models.Job.objects.using(alias).filter(state__in=[state.value for state in states], inbox=False)
@@ -460,10 +467,10 @@ def _pages(alias: str, states: Iterable[State]) -> Iterable[list[EngineJob]]:
 
 
 def note_kept(alias: str, engine: Engine) -> None:
-    """Count the completed and cancelled jobs that the tables have: once, at the start.
+    """Count the completed and cancelled jobs in the tables, once at the start.
 
-    The cancelled jobs that rows in the inbox replace are counted, too, until these rows are taken in. It is
-    one statement, so that a producer that replaces a row meanwhile changes nothing.
+    Cancelled jobs that rows in the inbox replace are counted until these rows are read. One statement is
+    used, so that producers that replace rows at the same time do not change the result.
     """
     jobs = models.Job.objects.using(alias)
     ended = jobs.filter(state__in=[state.value for state in ENDED], inbox=False)

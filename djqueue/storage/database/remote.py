@@ -36,32 +36,32 @@ logger = logging.getLogger("djqueue.remote")
 unsafe = ThrottledLog(logger, 60.0)
 
 SEND_TIMEOUT = 2.0
-"""Seconds for which a scheduler may leave sent bytes unread."""
+"""Seconds for which the scheduler may leave sent bytes unread."""
 READ_TIMEOUT = 1.0
 """Seconds after which a read falls back to the tables."""
 TICK = 0.5
-"""Seconds without a frame after which a scheduler that owes an answer is pinged."""
+"""Seconds without a frame after which a scheduler with unanswered requests is pinged."""
 PING_TIMEOUT = 1.25
-"""Seconds within which a ping is answered, or the connection is closed."""
+"""Seconds in which the scheduler must answer a ping; otherwise the connection is closed."""
 IDLE_PING = 5.0
 """Seconds between pings of a connection that only carries subscriptions."""
 COUNTED_FROM = 0.5
-"""Minimum seconds of a call whose failure counts as one of the scheduler."""
+"""Minimum duration in seconds of a failed call that counts as a failure of the scheduler."""
 RECONNECT_EVERY = 0.5
 """Seconds between attempts to restore subscriptions."""
 CLOSE_TIMEOUT = 5.0
 
 
 Event = tuple[Callable[[Any], None], Any]
-"""A subscriber, and the event for it."""
+"""A handler, and the event to pass to it."""
 
 
 class Remote:
-    """Requests to the scheduler, and what it says by itself.
+    """Requests to the scheduler, their responses, and the events that it sends.
 
-    address: asked anew for each connection, since the scheduler may be another by then; None where there
-        is no scheduler. Raises StorageUnavailableError.
-    leave: called on a thread of this object's own before it ends.
+    address: called before each connection, because another process may be the scheduler by then. Returns
+    None if no scheduler is running; raises StorageUnavailableError.
+    leave: called by each thread of this object before it ends.
     """
 
     def __init__(
@@ -81,11 +81,13 @@ class Remote:
         self._answers: dict[int, tuple[socket.socket, Future[Any]]] = {}
         self._subscriptions: dict[int, tuple[str, tuple[Any, ...], Callable[[Any], None]]] = {}
         self._unconfirmed: set[int] = set()
-        """Subscriptions whose first request is under way: they have missed nothing yet."""
+        """Subscriptions whose first request has not been answered: they cannot have missed events yet."""
         self._refusal = ""
         """The reason that the scheduler gave for closing the connection."""
         self._silent_until = 0.0
-        """No scheduler was running: until then (monotonic seconds) `ask` does not look for one."""
+        """Monotonic time in seconds until which `ask` does not look for a scheduler, because none was
+        running.
+        """
         self._breaker = CircuitBreaker()
         self._probe = SchedulerProbe(
             self._breaker, lambda timeout: self._call(timeout, "ping", (), {}), self._start
@@ -97,12 +99,12 @@ class Remote:
         self._reconnecting = False
         self._threads: list[threading.Thread] = []
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        """Events for subscribers; None ends the thread."""
+        """Events to deliver; None ends the thread."""
         self._telling = False
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection at this moment."""
+        """Whether the scheduler is connected now."""
         return self._socket is not None
 
     @property
@@ -111,9 +113,9 @@ class Remote:
         return self._breaker.outage
 
     def call(self, operation: str, *args: Any, **kwargs: Any) -> Any:
-        """Send a request, and wait for the answer. Raises StorageUnavailableError without one.
+        """Send a request and return the response. Raises StorageUnavailableError if none arrives.
 
-        A call waits for a busy scheduler, but not for one that answers no pings.
+        A call waits for a busy scheduler, but not for one that does not answer pings.
         """
         timeout = remaining(OPERATIONS[operation].deadline if operation in OPERATIONS else DEADLINE)
         if self._breaker.outage is not None:
@@ -121,9 +123,9 @@ class Remote:
         return self._call(remaining(timeout), operation, args, kwargs)
 
     def read(self, operation: str, *args: Any, timeout: float = READ_TIMEOUT) -> Any:
-        """Ask on behalf of a caller that can do without the answer, after at most `timeout` seconds.
+        """Send a request whose caller has a fallback, and wait at most `timeout` seconds for the response.
 
-        Raises StorageUnavailableError at once while the scheduler is away.
+        Raises StorageUnavailableError at once during an outage of the scheduler.
         """
         if (outage := self._breaker.outage) is not None:
             self._probe.start(at_once=False)
@@ -131,7 +133,7 @@ class Remote:
         return self._call(remaining(timeout), operation, args, {})
 
     def ask(self, operation: str, *args: Any) -> Any:
-        """Like `read`, but for half a second after no scheduler was found none is looked for."""
+        """Like `read`, but if no scheduler was found, do not look for one again for half a second."""
         if monotonic() < self._silent_until:
             raise StorageUnavailableError(
                 "no scheduler is running: the last attempt to connect failed a moment ago"
@@ -183,7 +185,7 @@ class Remote:
             self._lock.release()
 
     def tell(self, operation: str) -> bool:
-        """Send a message without an answer. Return whether it was sent."""
+        """Send a message that has no response; return whether it was sent."""
         if self._socket is None and monotonic() < self._deaf_until:
             return False
         if self._breaker.outage is not None:
@@ -201,7 +203,7 @@ class Remote:
         return True
 
     def subscribe(self, operation: str, args: tuple[Any, ...], handler: Callable[[Any], None]) -> Unsubscribe:
-        """Call `handler` with the events of a subscription, on the thread for events.
+        """Subscribe; call `handler` with each event, on the thread for events.
 
         The subscription is renewed with each new connection.
         """
@@ -227,7 +229,7 @@ class Remote:
         def unsubscribe() -> None:
             if self._subscriptions.pop(number, None) is None or self._socket is None:
                 return
-            # Events of one that the scheduler does not hear of are dropped here.
+            # If the scheduler does not receive this, its further events are dropped here.
             with contextlib.suppress(StorageUnavailableError), self._locked(remaining(READ_TIMEOUT)):
                 if self._socket is not None:
                     self._send(self._socket, pack([0, "unsubscribe", [number], {}]))
@@ -243,7 +245,7 @@ class Remote:
         self._reconnect_later()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._closed.set()
         with self._lock:
             self._subscriptions.clear()
@@ -257,7 +259,7 @@ class Remote:
     # The connection. The caller has the lock.
 
     def _send(self, connection: socket.socket, data: bytes, until: float | None = None) -> None:
-        """Send a frame by a moment (monotonic seconds); half a frame ends the connection."""
+        """Send a frame before a deadline in monotonic seconds; close the connection if only part was sent."""
         limit = monotonic() + SEND_TIMEOUT
         try:
             send_all(connection, data, limit if until is None else min(limit, until))
@@ -294,7 +296,7 @@ class Remote:
         try:
             return connect(address, remaining(CONNECT_TIMEOUT))
         except ConfigurationError as error:
-            # Enqueues go by the tables; without this line nobody would know why the scheduler is not asked.
+            # Enqueues use the tables meanwhile; this line is the only sign of why the scheduler is not used.
             unsafe.log(
                 logging.WARNING,
                 str(address),
@@ -309,7 +311,7 @@ class Remote:
                 "tcp:// ADDRESS and a TOKEN, in DJQUEUE['STORAGE']['OPTIONS']"
             )
             if isinstance(error, TimeoutError | BlockingIOError):
-                # Nobody takes connections there; one that refused them would have said so.
+                # Nothing accepts connections at this address; a scheduler that refuses them responds.
                 self._breaker.failed(reason)
                 raise StorageUnavailableError(reason) from error
             raise NoSchedulerError(reason) from error
@@ -342,7 +344,7 @@ class Remote:
     # Threads.
 
     def _read(self, connection: socket.socket, renewed: list[int]) -> None:
-        """Hear what the scheduler says; first tell listeners of what may have happened meanwhile."""
+        """Read frames from the scheduler; first notify listeners, which may have missed events."""
         for number in renewed:
             entry = self._subscriptions.get(number)
             if entry is not None and entry[0] in ("listen", "on_command"):
@@ -352,7 +354,7 @@ class Remote:
             self._hear_all(connection)
         except SilentError as error:
             reason = str(error)
-            # Before the lock: whoever has it may be sending, to no avail.
+            # Before the lock: the thread that has it may be blocked while sending.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             self._breaker.failed(reason)
@@ -365,7 +367,7 @@ class Remote:
             self._reconnect_later()
 
     def _hear_all(self, connection: socket.socket) -> None:
-        """Hear frames until the connection ends. Raises SilentError for a scheduler that has gone silent."""
+        """Read frames until the connection ends. Raises SilentError if the scheduler does not respond."""
         incoming = select.poll()
         incoming.register(connection, select.POLLIN)
         buffer = bytearray()
@@ -396,7 +398,7 @@ class Remote:
 
     def _ping(self, connection: socket.socket) -> None:
         if not self._lock.acquire(timeout=TICK):
-            return  # a scheduler that keeps others from sending for so long is as good as pinged
+            return  # a scheduler that blocks senders for so long does not respond either
         try:
             if connection is self._socket:
                 self._ping_number = next(self._numbers)
@@ -425,7 +427,7 @@ class Remote:
                 settle(asked[1], error=by_code(*rest))
 
     def _tell_subscribers(self) -> None:
-        # Not on the reading thread: a subscriber may ask the scheduler something.
+        # Not on the reading thread: a handler may send requests to the scheduler.
         while (event := self._events.get()) is not None:
             handler, value = event
             try:
@@ -452,11 +454,11 @@ class Remote:
             self._closed.wait(RECONNECT_EVERY)
 
     def _is_missed(self) -> bool:
-        """Return whether there are subscriptions and no connection."""
+        """Return whether subscriptions exist without a connection."""
         return bool(self._subscriptions) and self._socket is None and not self._closed.is_set()
 
     def forget(self) -> None:
-        """In a forked child: the connection is the parent's."""
+        """Forget the connection in a forked child: it belongs to the parent."""
         mine = self._socket
         self._begin()
         if mine is not None:
@@ -464,7 +466,7 @@ class Remote:
 
 
 class SilentError(Exception):
-    """The scheduler is connected and does not answer."""
+    """The scheduler is connected but does not respond."""
 
 
 def _away_for(outage: Outage) -> str:

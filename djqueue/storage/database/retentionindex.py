@@ -149,10 +149,10 @@ class RetentionIndex:
 
     def surplus_results(self, queue: str, limit: int) -> list[tuple[str, str, int]]:
         """Queue, id and end of up to `limit` jobs whose results are above what the queue keeps."""
-        most = self._bounded[queue].results.bytes
-        if most is None:
+        maximum = self._bounded[queue].results.bytes
+        if maximum is None:
             return []
-        excess = self.totals(queue).get(RESULTS, (0, 0))[1] - most
+        excess = self.totals(queue).get(RESULTS, (0, 0))[1] - maximum
         found: list[tuple[str, str, int]] = []
         for job_id, ended_at, size in self.results_in_order(queue)[:limit] if excess > 0 else ():
             if excess <= 0:

@@ -32,41 +32,37 @@ from djqueue.core.shown import in_one_line
 from djqueue.core.states import State
 from djqueue.storage import backpressure
 from djqueue.storage.base import P, T
+from djqueue.storage.database.operations import TIMEOUT, patience
 from djqueue.storage.engined import WORKER_TTL, EngineStorage
 from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.tables.dialects import Dialect
 
+from ..tables.holders import has_died, own_process
 from . import recovery
 from .endedjobs import EndedJobs
-from .engineinserter import EngineInserter, are_simple, is_called_by_sync_code, is_detached, is_durable
 from .export import DatabaseExport
-from .gate import JournalGate
 from .inbox import Inbox
-from .journal import DatabaseJournal, LeaseLost
-from .lease import SchedulerLease
+from .journal import DatabaseJournal, JournalGate
+from .lease import LeaseLost, PauseWatch, SchedulerLease
 from .metrics import DatabaseMetrics
 from .modes import GroupModes
-from .patience import TIMEOUT, patience
-from .pauses import PauseWatch
-from .processes import has_died, own_process
 from .purging import Purge
-from .scheduler_jobs import SchedulerJobs
-from .scheduler_queues import SchedulerLimiters, SchedulerQueues
-from .scheduler_reads import SchedulerReads
+from .scheduler_facets import SchedulerJobs, SchedulerLimiters, SchedulerQueues, SchedulerReads
 from .staging import DatabaseStaging
 from .steps import follow_missed_step
+from .transactions import EngineInserter, are_simple, is_called_by_sync_code, is_detached, is_durable
 from .unanswered import UnansweredEnds, accept_also, accepted_claims, written_claims
 
 logger = logging.getLogger("djqueue.scheduler")
 
 CAREFUL = 60_000
-"""Milliseconds after the unclean end of the last scheduler in which a job may be what kills this one, too."""
+"""Milliseconds after a crash of the last scheduler in which one of its jobs may crash this one, too."""
 DRIFT = 1_000
 """Milliseconds by which the wall clock drifts until the lease records it."""
 
 
 class SchedulerStorage(EngineStorage):
-    """The engine answers for live jobs, the tables for those that have ended."""
+    """The storage in the scheduler's process: the engine answers for live jobs, the tables for ended ones."""
 
     def __init__(
         self,
@@ -145,19 +141,19 @@ class SchedulerStorage(EngineStorage):
         )
         self.events = engine.events
         self._swept_at: int | None = None
-        """When the last sweep was: UTC milliseconds."""
+        """Time of the last sweep in UTC milliseconds."""
         self._pauses = PauseWatch(self._make_up)
         self._noted_offset = 0
-        """The offset of the wall clock that the lease tells the next scheduler."""
+        """The offset of the wall clock that is recorded for the next scheduler."""
         self._careful_until = 0
-        """Until then (monotonic milliseconds) claims of this process are written before they are answered."""
+        """Monotonic milliseconds until which claims of this process are written before they are returned."""
         self.is_connected: Callable[[str], bool] = _is_never
-        """Whether a process of another worker may still send something: the server's answer, once it runs."""
+        """Returns whether the process of another worker may still send requests; set by the server."""
 
     # Start and end.
 
     def open(self) -> dict[str, int]:
-        """Load everything that is alive, and start to write; returns how much it was."""
+        """Load all live jobs and start writing; return the counts."""
         self._modes.accept(*recovery.agree(self._alias, self.engine))
         self.journal.book.open(self.gate.transaction)
         with self.gate.transaction():
@@ -184,17 +180,19 @@ class SchedulerStorage(EngineStorage):
         return counts
 
     def welcome(self) -> None:
-        """Give workers of other processes, which reach this one from now on, a full lease to do so."""
+        """Give workers of other processes a full lease in which to connect to this scheduler."""
         self.engine.leases.renew_all()
         if not isinstance(self._clock, DatabaseClock):
-            return  # A clock that is set by hand says nothing of how long this process was suspended.
+            return  # A clock that tests control does not show how long this process was suspended.
         self._pauses.start()
 
     def open_for(self, queue: str, ids: Sequence[str] | None, to: str | None = None) -> None:
-        """Load these jobs (None: all) of one queue alone, with their dependents; this thread writes.
+        """Load some or all (None) of one queue's jobs, with their dependents; this thread writes the
+        changes.
 
         Args:
-            to: a queue to which they move, of which the jobs that may be in their way are loaded, too.
+            to: Another queue to which they move; its jobs with the same ids or unique keys are loaded,
+            too.
         """
         self._follow_missed_step()
         recovery.borrow(
@@ -211,13 +209,15 @@ class SchedulerStorage(EngineStorage):
         )
 
     def _follow_missed_step(self) -> None:
-        """Move times along if the wall clock was set while no scheduler ran; the caller has a transaction."""
+        """Adjust times if the wall clock was set while no scheduler was running, in the caller's
+        transaction.
+        """
         if step := self._lease.missed_step:
             follow_missed_step(self._dialect, step)
             self._lease.note_clock(self.engine.context.clock_offset)
 
     def close(self) -> None:
-        """Write what is left, so that the next scheduler can start."""
+        """Write the remaining changes, so that the next scheduler can start."""
         self._pauses.stop()
         self.inbox.close()
         try:
@@ -233,13 +233,13 @@ class SchedulerStorage(EngineStorage):
         return None
 
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a sync method on the thread of the async ORM: most of them read tables."""
+        """Run a sync method on the async ORM's thread, because most of them read tables."""
         return await sync_to_async(method, thread_sensitive=True)(*args, **kwargs)
 
     # Enqueue.
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        """Add jobs. Inside a transaction the jobs are part of it, and do not wait for room."""
+        """Add jobs. In a transaction, the jobs are part of it, and the call does not wait for room."""
         if self.engine.context.may_block and not connections[self._alias].in_atomic_block:
             return backpressure.enqueue(
                 self.events, self.engine.context.policy, batches, self.enqueue_at_once
@@ -247,7 +247,7 @@ class SchedulerStorage(EngineStorage):
         return self.enqueue_at_once(batches)
 
     def enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        """Add jobs without waiting for room, nor for another process's lock beyond the deadline."""
+        """Add jobs without waiting for room, or past the deadline for another process's lock."""
         with within(patience(self._timeout, batches, self._dialect)):
             return self._enqueue_in_time(batches)
 
@@ -258,7 +258,8 @@ class SchedulerStorage(EngineStorage):
             for batch in batches:
                 self._modes.agree(batch.queue)
         elif not all(is_detached(batch) for batch in batches):
-            # Modes are checked when the rows are taken in: a transaction that reads first may fail to write.
+            # Group modes are checked when the rows are read back: a transaction that reads first may fail
+            # to write.
             return self._inserter.insert(batches, self.inbox.arrived.set)
         self.gate.check()
         results = self._accept(batches)
@@ -406,12 +407,12 @@ class SchedulerStorage(EngineStorage):
         return accept_also(outcomes, finished, written_claims(self._alias, ids))
 
     def unclaim(self, claimed: Sequence[Claimed]) -> None:
-        """Release jobs of which their worker never heard, without using an attempt."""
+        """Release jobs whose worker never received them, without using an attempt."""
         self.engine.finish([Outcome(one.queue, one.id, one.token, "release") for one in claimed])
 
     @contextmanager
     def _unclaiming(self, claimed: Sequence[Claimed]) -> Iterator[None]:
-        """Release claims that cannot be written, and so are not answered."""
+        """Release claims that could not be written, and are therefore not returned."""
         try:
             yield
         except BaseException:
@@ -430,7 +431,9 @@ class SchedulerStorage(EngineStorage):
         )
 
     def emit(self, emissions: Sequence[Emission]) -> list[bool]:
-        """Add streamed items. A sender faster than the journal waits; items that are sent again are known."""
+        """Add streamed items. A sender that is faster than the journal waits; repeated items are
+        recognized.
+        """
         self.gate.check()
         accepted = self.engine.emit(emissions)
         if self.journal.has_many_items():
@@ -456,7 +459,7 @@ class SchedulerStorage(EngineStorage):
         return swept._replace(removed=swept.removed + self._purge.run(now))
 
     def _sweep(self) -> Swept:
-        # In this order: a pause after the first line does not concern the leases swept here.
+        # In this order, a pause after the first line does not affect the leases that are swept here.
         tick = self._clock.monotonic()
         self._pauses.check()
         self._end_leases_of_dead_processes(tick)
@@ -477,7 +480,7 @@ class SchedulerStorage(EngineStorage):
 
 
 def _without_claims(finished: Finished, error: BaseException) -> Finished:
-    """Answer for the accepted outcomes alone: their worker must not send them again.
+    """Return the answer for the accepted outcomes alone, so that the worker does not send them again.
 
     Raises `error` if none was accepted, or if this process is no longer the scheduler.
     """

@@ -29,16 +29,17 @@ from .session import Session, abort
 T = TypeVar("T")
 
 THREADS = 4
-"""For the verbs that may read tables."""
+"""Number of threads for operations that may read tables."""
 GRACE = 5.0
-"""Seconds for which the end waits for answers that are being worked out, and for them to be sent."""
+"""Seconds for which closing waits for pending responses to be computed and sent."""
 
 
 class SchedulerServer:
-    """Serves a storage on a socket, on a thread of its own.
+    """Serves a storage on a socket, in its own thread.
 
-    inbox: called when a producer says that it has written jobs.
-    holds: whether this process is still the scheduler; it may have been frozen for longer than its lease.
+    inbox: called when a producer reports that it has written jobs.
+    holds: returns whether this process is still the scheduler; it may have been suspended for longer than
+    its lease.
     """
 
     def __init__(
@@ -58,18 +59,18 @@ class SchedulerServer:
         self.inbox = inbox
         self.holds = holds
         self.address = address
-        """Where it listens in the end: TCP port 0 has become a real one."""
+        """Address of the open socket; TCP port 0 has been replaced by the real one."""
         self._alias = alias
         self._pool = ThreadPoolExecutor(THREADS, "djqueue-request")
         self._connections: set[BaseDatabaseWrapper] = set()
-        """Database connections of the pool's threads."""
+        """Database connections of the threads in the pool."""
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._sessions: set[asyncio.Task[None]] = set()
         self._processes: Counter[str] = Counter()
-        """Sessions by the process of their client."""
+        """Sessions by the client's process."""
         self._unauthenticated: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
-        """Sessions of which no valid request has come, the oldest first."""
+        """Sessions that have not sent a valid request, oldest first."""
         self.limits = Limits.of_process()
         self._inode = 0
         """The inode of the Unix socket, because another scheduler may replace the file."""
@@ -78,10 +79,12 @@ class SchedulerServer:
         self._thread = threading.Thread(target=self._run, name="djqueue-server", daemon=True)
 
     def start(self) -> None:
-        """Listen. Raises StorageError if the address cannot be had, ConfigurationError if it is unsafe."""
+        """Listen. Raises StorageError if the address is not available, and ConfigurationError if it is
+        unsafe.
+        """
         if self.address.path:
             with private_folder(Path(self.address.path).parent, create=True):
-                pass  # an unsafe folder is a wrong setting, and not a failure of the thread
+                pass  # an unsafe folder is a wrong setting, not a failure of the thread
         self._thread.start()
         self._ready.wait()
         if isinstance(self._failure, ConfigurationError):
@@ -90,12 +93,12 @@ class SchedulerServer:
             raise StorageError(f"cannot listen on {self.address}: {self._failure}") from self._failure
 
     def stop(self) -> None:
-        """Begin to close, without waiting for it."""
-        with contextlib.suppress(RuntimeError):  # it has ended by itself
+        """Begin closing, without waiting."""
+        with contextlib.suppress(RuntimeError):  # the thread has already ended
             self._loop.call_soon_threadsafe(self._stop.set)
 
     def close(self) -> None:
-        """Answer what has been asked, hang up on everybody, and take the socket away."""
+        """Answer pending requests, disconnect all clients, and remove the socket."""
         if self._thread.ident is not None:
             self.stop()
             self._thread.join()
@@ -113,7 +116,7 @@ class SchedulerServer:
         return method(*args)
 
     def errors_named(self) -> AbstractContextManager[None]:
-        """Where the database's errors become ones that a client understands."""
+        """Convert database errors to errors that are sent to clients."""
         return named(self._alias)
 
     def _run(self) -> None:
@@ -132,7 +135,7 @@ class SchedulerServer:
             self._ready.set()
         accepting = [self._loop.create_task(accept(listener, self._connected)) for listener in listeners]
         await self._stop.wait()
-        # First the name: as long as the socket is open, no other one has its inode.
+        # Check the name first: while the socket is open, no other socket has its inode.
         self._remove_socket()
         for task in accepting:
             task.cancel()
@@ -148,7 +151,7 @@ class SchedulerServer:
         else:
             listeners = [self._bind()]
         for listener in listeners:
-            listener.listen(BACKLOG)  # from here on clients can connect
+            listener.listen(BACKLOG)  # clients can connect from here on
         return listeners
 
     def _bind(self) -> socket.socket:
@@ -156,10 +159,11 @@ class SchedulerServer:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with private_folder(path.parent) as folder:
-                # The lease is ours: whoever left this socket is no scheduler any more.
+                # This process holds the lease, so the process that left this socket is no longer the
+                # scheduler.
                 remove_stale_socket(path.name, folder)
                 listener.bind(str(path))
-                os.chmod(path.name, 0o600, dir_fd=folder)  # before anybody can connect
+                os.chmod(path.name, 0o600, dir_fd=folder)  # before any client can connect
                 self._inode = os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_ino
         except BaseException:
             listener.close()
@@ -176,7 +180,7 @@ class SchedulerServer:
         task.add_done_callback(partial(self._ended, session.process, writer.transport))
         self._unauthenticated[task] = writer.transport
         if len(self._unauthenticated) > self.limits.unauthenticated:
-            # The oldest, and not the newest: a client sends its first request at once.
+            # The oldest one, because a real client sends its first request at once.
             oldest = next(iter(self._unauthenticated))
             abort(self._unauthenticated.pop(oldest))
             log.log(
@@ -187,7 +191,7 @@ class SchedulerServer:
             )
 
     def authenticated(self) -> str | None:
-        """Count the current session as a client's; return why it is refused, if it is."""
+        """Count the current session as authenticated; return the reason if it is refused."""
         task = asyncio.current_task()
         assert task is not None
         self._unauthenticated.pop(task, None)
@@ -206,7 +210,7 @@ class SchedulerServer:
         )
 
     def is_connected(self, process: str) -> bool:
-        """Return whether a process has a connection, or requests that are still being answered."""
+        """Return whether a process is connected, or has requests that are still being answered."""
         return self._processes[process] > 0
 
     def _ended(self, process: str, transport: asyncio.WriteTransport, task: asyncio.Task[None]) -> None:
@@ -215,7 +219,7 @@ class SchedulerServer:
         if not self._processes[process]:
             del self._processes[process]
         self._unauthenticated.pop(task, None)
-        # Also of one that was cancelled before its first step, or twice: nothing of it stays open.
+        # Also for a session that was cancelled twice, or before its first step: nothing stays open.
         abort(transport)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.log(

@@ -1,10 +1,10 @@
 """One client on the scheduler's socket.
 
-A request is [number, operation, positional arguments, keyword arguments]; its answer [number, "ok", value] or
-[number, "error", code, message]. Number 0 asks for no answer. What a subscription brings comes as
-[0, "event", its number, value]. A `ping` is answered at once: with "ok", or with "lost" by a process that
-is the scheduler no more. Where there is a token, it is the first frame; the answer to a wrong one
-is [0, "refused", message].
+A request is [number, operation, positional arguments, keyword arguments]. The response is [number, "ok",
+value] or [number, "error", code, message]; a request with number 0 has no response. An event of a
+subscription is [0, "event", number of the subscription, value]. A `ping` is answered at once: with "ok", or
+with "lost" by a process that is no longer the scheduler. If a token is required, it is the first frame; the
+response to a wrong one is [0, "refused", message].
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from djqueue.core.job import ClaimRequest, Finished, Lease, Outcome
 from djqueue.core.throttle import ThrottledLog
 from djqueue.storage.base import Unsubscribe
 
+from ..tables.holders import peer_process
 from .operations import OPERATIONS
-from .processes import peer_process
 from .unanswered import accepted_claims
 from .wire import LENGTH, MAX_FRAME, pack, unpack_frame
 
@@ -35,18 +35,20 @@ failures = ThrottledLog(logger, 10.0)
 
 SUBSCRIPTIONS = frozenset({"subscribe", "listen", "on_command", "unsubscribe"})
 FIRST_FRAME = 5.0
-"""Seconds within which a client has to show its token, or to begin its first request."""
+"""Seconds in which a client must send its token, or begin its first request."""
 MAX_TOKEN_FRAME = 4_096
-"""Bytes that a frame may have before its sender has shown the token."""
+"""Maximum bytes of a frame from a client that has not sent the token."""
 MAX_UNREAD = 32
-"""Answers to ends that are looked at again when a client hangs up; it has fewer requests under way."""
+"""Number of last responses to finished attempts that are checked when a client disconnects; a client has
+fewer requests in flight.
+"""
 HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP
 MAX_UNSENT = 16 * 1024 * 1024
 """Maximum bytes of unread events; a slower client is disconnected, and can reconnect."""
 
 
 class Session:
-    """See the module."""
+    """One client on the scheduler's socket; the module describes the protocol."""
 
     def __init__(
         self,
@@ -57,21 +59,21 @@ class Session:
     ) -> None:
         self._server = server
         self._refusal = refusal
-        """Why the process at the other end is not welcome, whatever it sends."""
+        """Reason for refusing the client, whatever it sends; None if it is accepted."""
         self._reader = reader
         self._writer = writer
         self._loop = asyncio.get_running_loop()
         self._head = b""
-        """The length of the first frame, which the handshake has read."""
+        """Length of the first frame, which the handshake has read."""
         self._subscriptions: dict[int, Unsubscribe] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._woken: set[int] = set()
         self._answered: deque[set[Lease]] = deque(maxlen=MAX_UNREAD)
-        """Claims of the last answered ends: nothing says whether the client has read the answers."""
+        """Claims of the last finished attempts: the client may not have read these responses."""
         self.process = peer_process(writer.get_extra_info("socket"))
 
     async def run(self) -> None:
-        """Answer requests until either side hangs up."""
+        """Answer requests until either side closes the connection."""
         try:
             refusal = self._refusal or await self._handshake() or self._server.authenticated()
             if refusal is None:
@@ -81,11 +83,11 @@ class Session:
         except (EOFError, OSError, TimeoutError, SerializationError) as error:
             logger.debug("A client disconnected: %s", error)
         finally:
-            # Also when the server ends: what has been asked is still answered.
+            # Also when the server stops: requests that have arrived are still answered.
             await self._leave()
 
     async def _handshake(self) -> str | None:
-        """Wait for the token, or else for the beginning of a request; return why the client is refused."""
+        """Wait for the token, or the beginning of a request; return the reason if the client is refused."""
         token = self._server.token
         if token is None:
             async with asyncio.timeout(FIRST_FRAME):
@@ -103,7 +105,8 @@ class Session:
 
     async def _refuse(self, refusal: str) -> None:
         self._write([0, "refused", refusal])
-        # It hangs up once it has read this; before, what it says meanwhile would fail without a reason.
+        # The client disconnects when it has read this. If this side closed first, requests of the client
+        # would fail without a reason.
         self._writer.write_eof()
         async with asyncio.timeout(FIRST_FRAME):
             while await self._reader.read(MAX_TOKEN_FRAME):
@@ -111,7 +114,7 @@ class Session:
 
     async def _serve(self) -> None:
         while True:
-            # One that does not read its answers is not asked for more requests.
+            # While a client does not read its responses, no more requests are read from it.
             await self._writer.drain()
             frame = await self._frame(MAX_FRAME)
             if not _is_request(frame):
@@ -156,7 +159,7 @@ class Session:
             if self._has_hung_up():
                 self._server.storage.unanswered.note(accepted)
                 if finished.claims.jobs:
-                    # Nobody hears of these claims.
+                    # No client receives these claims.
                     self._server.storage.unclaim(finished.claims.jobs)
             elif accepted:
                 self._answered.append(accepted)
@@ -165,9 +168,9 @@ class Session:
             return _refusal("finish", error)
 
     def _has_hung_up(self) -> bool:
-        """Return whether the client has closed its connection, also if the loop has not learned of it yet.
+        """Return whether the client has closed its connection, even if the loop has not noticed yet.
 
-        After this process was stopped, answers that were under way are written before the loop reads again.
+        After a pause of this process, pending responses are written before the loop reads again.
         """
         if self._reader.at_eof() or self._writer.is_closing():
             return True
@@ -195,7 +198,7 @@ class Session:
     def _subscribe(self, operation: str, args: list[Any]) -> tuple[Any, ...]:
         try:
             number = args[0]
-            # Also for one that is renewed: it would be told everything twice.
+            # Also for a renewed subscription: otherwise each event would arrive twice.
             if (unsubscribe := self._subscriptions.pop(number, None)) is not None:
                 unsubscribe()
             storage = self._server.storage
@@ -214,7 +217,7 @@ class Session:
         return "ok", None
 
     def _wake(self, number: int) -> None:
-        # Called from any thread: one frame for all wake-ups until it is sent.
+        # Called from any thread. Wake-ups that arrive before the frame is sent share it.
         if number not in self._woken:
             self._woken.add(number)
             self._send_soon([0, "event", number, None])
@@ -250,10 +253,11 @@ class Session:
         if self._reader.at_eof():
             self._writer.close()
         if self._tasks:
-            # Also of a client that has hung up: while its ends are being recorded it counts as connected.
+            # Also for a client that has disconnected: it counts as connected while its outcomes are
+            # recorded.
             await asyncio.wait(self._tasks)
         for accepted in self._answered:
-            # The client may have hung up before it read the answer.
+            # The client may have disconnected before it read the response.
             self._server.storage.unanswered.note(accepted)
         self._writer.close()
         try:
@@ -261,16 +265,16 @@ class Session:
         except OSError:
             pass
         except asyncio.CancelledError:
-            # It does not read what it is still to be told.
+            # The client does not read the events that it has subscribed to.
             abort(self._writer.transport)
             raise
 
 
 def abort(transport: asyncio.WriteTransport) -> None:
-    """Close a connection without sending what is left, unless it is closed already.
+    """Close a connection without sending the rest, unless it is already closed.
 
-    A transport of asyncio that was closed while it had unsent bytes, and has sent them since, cannot be
-    aborted any more: it raises AttributeError.
+    An asyncio transport that was closed with unsent bytes, and has sent them since, raises AttributeError
+    when it is aborted.
     """
     if transport.get_protocol() is not None:
         transport.abort()

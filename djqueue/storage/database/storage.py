@@ -1,4 +1,4 @@
-"""`DatabaseStorage`: what the settings name. The scheduler in one process, a client of it in all others."""
+"""The database storage: the scheduler in one process, and its client in all others."""
 
 import contextlib
 import logging
@@ -22,7 +22,6 @@ from djqueue.core.errors import (
     StorageUnavailableError,
 )
 from djqueue.core.forks import after_fork
-from djqueue.core.hiding import shown_name
 from djqueue.core.job import (
     Batch,
     ClaimRequest,
@@ -38,16 +37,15 @@ from djqueue.core.maintenance import Swept
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
-from djqueue.core.shown import in_one_line
+from djqueue.core.shown import in_one_line, shown_name
 from djqueue.core.states import State
 from djqueue.storage import sparktables
 from djqueue.storage.base import P, Storage, T
 from djqueue.storage.capabilities import Capabilities, SchedulerRole
 from djqueue.storage.facets import Unsubscribe
 from djqueue.storage.tables.clock import DatabaseClock
-from djqueue.storage.tables.dberrors import drop_if_broken, named
+from djqueue.storage.tables.dberrors import LOCKED, drop_if_broken, named
 from djqueue.storage.tables.dialects import dialect_for
-from djqueue.storage.tables.remedies import LOCKED
 
 from .address import default_address, parse_address
 from .bulkwrites import DatabaseBulkWriteReports
@@ -60,10 +58,8 @@ from .facets import (
     DatabaseReads,
     DatabaseWorkers,
 )
-from .journal import LeaseLost
-from .lease import TTL, SchedulerLease
-from .operations import operation_of
-from .patience import TIMEOUT
+from .lease import TTL, LeaseLost, SchedulerLease
+from .operations import TIMEOUT, operation_of
 from .scheduler import SchedulerStorage
 from .server import SchedulerServer
 from .transactions import JoinedTransactions
@@ -71,27 +67,28 @@ from .transactions import JoinedTransactions
 logger = logging.getLogger("djqueue.scheduler")
 
 MAX_TIMEOUT = 60
-"""Seconds that TIMEOUT may be."""
+"""Maximum of TIMEOUT, in seconds."""
 SHORTEST_LEASE = 1_000
-"""Milliseconds that SCHEDULER_LEASE must have."""
+"""Minimum of SCHEDULER_LEASE, in milliseconds."""
 STANDBY_POLL = 0.5
-"""Seconds between a standby's looks at the scheduler's lease."""
+"""Seconds between a standby's checks of the scheduler's lease."""
 
 
 class DatabaseStorage(Storage):
     """Jobs in a database of the project.
 
-    database: its alias in `DATABASES`.
-    address: of the scheduler's socket: `unix:///path` or `tcp://host:port`; else a Unix domain socket
-        that only this user can open.
-    token: what clients of a TCP address have to show.
-    timeout: seconds that an enqueue may take; longer for many at once, by a second for every 10,000 jobs, or
-        1,000 through the ORM alone.
-    metrics: for how long they are kept.
-    scheduler_lease: seconds, or a timedelta: how long the scheduler keeps its place unless it renews it.
-    sql: `auto` uses the fast statements of SQLite and PostgreSQL; `orm` the ORM alone.
+    A process that has called `connect` is the scheduler; all others are its clients.
 
-    `connect` makes this process the scheduler; without it, it is a client.
+    Args:
+        database: Alias in `DATABASES`.
+        address: Address of the scheduler's socket, `unix:///path` or `tcp://host:port`. The default is a
+            Unix domain socket that only this user can open.
+        token: Token that clients of a TCP address must send.
+        timeout: Time limit of an enqueue in seconds, plus a second for every 10,000 jobs, or every 1,000
+            with the ORM alone.
+        metrics: How long metrics are kept.
+        scheduler_lease: How long the scheduler's lease lasts unless it is renewed: seconds, or a timedelta.
+        sql: `auto` uses fast statements on SQLite and PostgreSQL; `orm` uses the ORM alone.
     """
 
     def __init__(
@@ -145,11 +142,11 @@ class DatabaseStorage(Storage):
             self._dialect, self._clock, token, policies, limiters, self.notify_incidents, self._timeout
         )
         self._scheduler: SchedulerStorage | None = None
-        """The scheduler, if this process is it."""
+        """The scheduler, if this process is the scheduler."""
         self._deposed: SchedulerStorage | None = None
-        """The last role of this process, before another process took over."""
+        """The scheduler that this process was before another process took over."""
         self.lease: SchedulerLease | None = None
-        """The scheduler's lease, if this process took it."""
+        """The scheduler's lease, if this process holds it."""
         self._server: SchedulerServer | None = None
         self._closing = threading.Event()
         self.role = DatabaseSchedulerRole(self, self._ttl)
@@ -168,8 +165,10 @@ class DatabaseStorage(Storage):
     def connect(self) -> None:
         """Become the scheduler of the database: take its lease, load its jobs, open its socket.
 
-        Waits while another process is the scheduler, or raises SchedulerRunningError: see `standby`.
-        Raises StorageUnavailableError if the database is away.
+        While another process is the scheduler, wait, or raise SchedulerRunningError: see
+        `DatabaseSchedulerRole.standby`.
+
+        Raises StorageUnavailableError if the database is unavailable.
         """
         if self.is_scheduler:
             return
@@ -180,7 +179,7 @@ class DatabaseStorage(Storage):
                 self._connect()
 
     def close(self) -> None:
-        """Write what is left, give the scheduler's place back, hang up."""
+        """Write the remaining changes, release the scheduler's lease, and close all connections."""
         self._closing.set()
         scheduler, self._scheduler = self._scheduler, None
         server, self._server = self._server, None
@@ -212,12 +211,12 @@ class DatabaseStorage(Storage):
 
     @property
     def alias(self) -> str:
-        """The alias of the database."""
+        """Alias of the database."""
         return self._alias
 
     @property
     def clock(self) -> Clock:
-        """By which jobs are due."""
+        """The clock that decides when jobs are due."""
         return self._clock
 
     @property
@@ -227,7 +226,7 @@ class DatabaseStorage(Storage):
 
     @property
     def active(self) -> SchedulerStorage | ClientStorage:
-        """The scheduler if this process is the scheduler, else its client."""
+        """The scheduler if this process is the scheduler, otherwise its client."""
         return self._scheduler or self._client
 
     @property
@@ -253,7 +252,7 @@ class DatabaseStorage(Storage):
         return self._scheduler is not None
 
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a sync method on the thread of the async ORM, which knows the caller's transaction."""
+        """Run a sync method on the async ORM's thread, which has the caller's transaction."""
         return await sync_to_async(method, thread_sensitive=True)(*args, **kwargs)
 
     # The hot path.
@@ -296,7 +295,7 @@ class DatabaseStorage(Storage):
     # Every other operation.
 
     def ask(self, method: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Answer an operation of the contract, such as `Jobs.cancel`, as the table in `operations` says."""
+        """Run an operation of the contract, such as `Jobs.cancel`, where the table in `operations` says."""
         operation, scheduler = operation_of(method), self._scheduler
         with named(self._alias):
             if scheduler is not None:
@@ -313,7 +312,7 @@ class DatabaseStorage(Storage):
         return self._client.on_command(worker_id, wake)
 
     def unregister_worker(self, worker_id: str) -> None:
-        """Remove a worker; quietly if no scheduler can be reached, which removes it later."""
+        """Remove a worker. If no scheduler can be reached, do nothing: the next one removes the worker."""
         scheduler = self._scheduler
         with named(self._alias):
             if scheduler is not None:
@@ -329,7 +328,7 @@ class DatabaseStorage(Storage):
                 return scheduler.reads.change_version()
             return self._client.change_version()
 
-    # Becoming the scheduler, and ceasing to be it.
+    # Becoming the scheduler, and losing the role.
 
     def _connect(self) -> None:
         self._tune()
@@ -364,7 +363,7 @@ class DatabaseStorage(Storage):
             if server is not None:
                 server.close()
             storage.close()
-            # The next one has to know how the scheduler before this one ended.
+            # The next scheduler must know how the previous one ended.
             lease.release_unserved()
             raise
         self.lease, self._server, self._scheduler = lease, server, storage
@@ -395,9 +394,9 @@ class DatabaseStorage(Storage):
         return lease
 
     def _release(self, lease: SchedulerLease) -> None:
-        """Give the scheduler's place back, on a new connection if this thread's no longer works.
+        """Release the scheduler's lease, on a new connection if this thread's connection no longer works.
 
-        This thread may not have used its connection since the start, and the server may have closed it.
+        The server may have closed this thread's connection, which has not been used since the start.
         """
         try:
             lease.release()
@@ -419,7 +418,7 @@ class DatabaseStorage(Storage):
             self._stand_by(self._client.reaches_scheduler)
 
     def _stand_by(self, is_over: Callable[[], bool]) -> None:
-        """Wait for something, whatever becomes of the database meanwhile."""
+        """Wait for a condition, also through outages of the database."""
         away = False
         while not self._closing.wait(STANDBY_POLL):
             try:
@@ -441,7 +440,7 @@ class DatabaseStorage(Storage):
                 cursor.execute("PRAGMA journal_mode=WAL")
 
     def become_client(self) -> None:
-        """In a forked child: the scheduler is the parent, which has the threads and the socket."""
+        """Become a client in a forked child: the parent is the scheduler and has its threads and socket."""
         self._scheduler = self._server = self.lease = None
 
     def _lost(self) -> None:
@@ -450,7 +449,8 @@ class DatabaseStorage(Storage):
             "continue, and their results are reported to the new scheduler."
         )
         if self._scheduler is not None:
-            # Its rows say which claims this process holds: the new scheduler keeps them for a whole lease.
+            # The rows contain the claims of this process, and the new scheduler keeps these for a whole
+            # lease.
             self._deposed, self._scheduler = self._scheduler, None
         if self._server is not None:
             self._server.stop()
@@ -471,7 +471,7 @@ def _seconds(timeout: Any) -> float:
 
 
 class DatabaseSchedulerRole(SchedulerRole):
-    """The scheduler's role, as this process has it or waits for it."""
+    """The role of the scheduler, which this process has or waits for."""
 
     def __init__(self, storage: DatabaseStorage, ttl: int) -> None:
         self.standby = "wait"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from djqueue.core.clock import Clock
 from djqueue.core.diagnostics import Diagnostics, Finding
 from djqueue.core.explain import Explanation, decide
-from djqueue.core.graph import MOST, FlowGraph
+from djqueue.core.graph import MAX_FLOW_JOBS, FlowGraph
 from djqueue.core.groups import GroupLimit
 from djqueue.core.job import (
     DeadLetterPage,
@@ -102,7 +102,7 @@ class TableReads:
         # Without a scheduler no worker can claim.
         return None if facts is None else decide(facts, [])
 
-    def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
+    def flow(self, queue: str, id: str, limit: int = MAX_FLOW_JOBS) -> FlowGraph | None:
         return capped.flow(self._alias, (queue, id), limit)
 
     def overview(self, queues: Sequence[str] | None = None) -> Overview:

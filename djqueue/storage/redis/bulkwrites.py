@@ -5,7 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from djqueue.core.clock import Clock
-from djqueue.storage.bulkwrites import AGE, MOST, BulkWriteReport, BulkWriteReportPage, BulkWriteReports
+from djqueue.storage.bulkwrites import (
+    MAX_REPORT_AGE,
+    MAX_REPORTS,
+    BulkWriteReport,
+    BulkWriteReportPage,
+    BulkWriteReports,
+)
 
 from .keys import CommonKeys
 from .keyspace import answers
@@ -59,9 +65,9 @@ class RedisBulkWriteReports(BulkWriteReports):
             json.dumps(report._replace(revision=following).as_json()).encode(),
             pack_text(report.write),
             report.updated_at,
-            report.updated_at - AGE,
-            AGE,
-            MOST,
+            report.updated_at - MAX_REPORT_AGE,
+            MAX_REPORT_AGE,
+            MAX_REPORTS,
         ]
         keys = [self._keys.report(report.write)]
         [[stored, gone]] = yield [

@@ -42,7 +42,7 @@ ENOUGH = 0.9
 """Share of a timeout above which a deadline does not justify a system call for each reply."""
 IDLE = 30
 """Idle seconds after which a connection is checked before it is used."""
-MOST_CONNECTIONS = 100
+MAX_CONNECTIONS = 100
 """Connections of a process or event loop to a single server; callers wait if all are in use."""
 NO_LIMIT = 10_000
 """The same where redis-py's pools can't wait: for threads with sentinels, and for each cluster node."""
@@ -116,8 +116,8 @@ class Endpoint(ABC):
         return {**self._of_connections(), "retry": AsyncRetry(NoBackoff(), 0)}
 
     def _of_waiting_pools(self) -> dict[str, Any]:
-        most = self.arguments.get("max_connections") or MOST_CONNECTIONS
-        return {"max_connections": most, "timeout": self.timeout}
+        limit = self.arguments.get("max_connections") or MAX_CONNECTIONS
+        return {"max_connections": limit, "timeout": self.timeout}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,8 +130,8 @@ class Enqueueing:
     def heading(self, queue: str, *, bounded: bool = True) -> list[Any]:
         """Return the configuration of a queue for `enqueue.lua`."""
         policy = self._keyspace.policy(queue)
-        most = policy.max_size if bounded and policy.max_size is not None else b""
-        return [records.pack_groups(policy), most, RANKS.get(policy.when_full, b""), policy.dead_letters.ttl]
+        limit = policy.max_size if bounded and policy.max_size is not None else b""
+        return [records.pack_groups(policy), limit, RANKS.get(policy.when_full, b""), policy.dead_letters.ttl]
 
 
 RANKS = {"drop_oldest": b"o", "drop_lowest": b"l"}

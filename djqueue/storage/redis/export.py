@@ -37,7 +37,7 @@ HASHES = {"jobs": "jobs", "results": "st", "attempts": "st", "dead": "dead_lette
 """The hash that is scanned for a table. A job that waits as it was enqueued is not in `st`."""
 LEAST = 5_000
 """Minimum number of jobs in a part."""
-MOST_PARTS = 256
+MAX_PARTS = 256
 """Maximum number of parts of a queue."""
 HEAD_WITHOUT_NUMBER = records.HEAD.size - NUMBER.size
 LENGTH_AT = HEAD_WITHOUT_NUMBER - 2
@@ -71,7 +71,7 @@ class RedisExport(Export):
         found: list[ExportPart] = []
         for name, length in zip(names, lengths, strict=True):
             divisor = 1
-            while divisor < MOST_PARTS and length >= 2 * divisor * least:
+            while divisor < MAX_PARTS and length >= 2 * divisor * least:
                 divisor *= 2
             found += [ExportPart(name, rest, divisor, length // divisor) for rest in range(divisor)]
         return found

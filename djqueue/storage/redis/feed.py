@@ -87,13 +87,13 @@ class RedisFeed(Feed):
             for queue, look in self._looks(queues).items()
         }
 
-    def ahead(self, places: Places, until: Places, most: int) -> Places:
+    def ahead(self, places: Places, until: Places, limit: int) -> Places:
         reached = {
-            queue: list(self._steps(queue, _place(places.get(queue)), _place(end), most))
+            queue: list(self._steps(queue, _place(places.get(queue)), _place(end), limit))
             for queue, end in until.items()
         }
         found = dict(places)
-        left, streams = most, len(reached)
+        left, streams = limit, len(reached)
         # Queues with few rows leave the rest of their share to the others.
         for queue, steps in sorted(reached.items(), key=lambda item: item[1][-1][1] if item[1] else 0):
             place, rows = _within(steps, -(-left // streams), _place(places.get(queue)))
@@ -103,14 +103,14 @@ class RedisFeed(Feed):
         return found
 
     def _steps(
-        self, queue: str, start: FeedPosition, end: FeedPosition, most: int
+        self, queue: str, start: FeedPosition, end: FeedPosition, limit: int
     ) -> Iterator[tuple[FeedPosition, int]]:
         """Return the position after each entry up to `end`, with the number of rows up to it."""
         rows = 0
         for entry, skipped, upto in self._entries(queue, start, end):
             rows += upto - skipped
             yield FeedPosition(entry.id, entry.number, None if upto == len(entry.jobs) else upto), rows
-            if rows >= most:
+            if rows >= limit:
                 return
 
     def read(self, stretch: FeedRange, size: int, *, complete: bool) -> Iterator[Page]:
@@ -190,14 +190,14 @@ def _place(packed: str | None) -> FeedPosition:
 
 
 def _within(
-    steps: Sequence[tuple[FeedPosition, int]], most: int, start: FeedPosition
+    steps: Sequence[tuple[FeedPosition, int]], limit: int, start: FeedPosition
 ) -> tuple[FeedPosition | None, int]:
     """Return the position after at most so many rows, and their number."""
     before = 0
     last: FeedPosition | None = None
     for place, rows in steps:
-        if rows > most:
+        if rows > limit:
             taken = start.rows or 0 if place.entry == start.entry else 0
-            return (last, before) if most == before else (place._replace(rows=taken + most - before), most)
+            return (last, before) if limit == before else (place._replace(rows=taken + limit - before), limit)
         last, before = place, rows
     return last, before

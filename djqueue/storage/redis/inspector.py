@@ -6,7 +6,7 @@ from operator import itemgetter
 from typing import Any
 
 from djqueue.core.errors import OptionError
-from djqueue.core.explain import MOST_BEFORE, SHOWN, BlockingJob, Dependency, Facts
+from djqueue.core.explain import MAX_BEFORE, SHOWN, BlockingJob, Dependency, Facts
 from djqueue.core.graph import FlowGraph, FlowNode, JobLink, explore, link
 from djqueue.core.groups import NO_LIMIT, GroupOverview
 from djqueue.core.limiter import Rate
@@ -31,10 +31,10 @@ from .records import record as record_of
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
-MOST_GROUPS = 250
+MAX_GROUPS = 250
 """Groups of a queue that are read in order; if there are more, as many samples at even distances."""
 
-MOST_SHARING = 100
+MAX_SHARING = 100
 """Queues of a limiter whose active jobs are read."""
 
 
@@ -60,12 +60,12 @@ class RedisInspector:
     def groups(self, queue: str, limit: int, names: Sequence[str]) -> Steps[GroupsOverview]:
         """Return the busiest groups of a queue, and some by name."""
         policy = self._keyspace.policy(queue)
-        arguments = [limit, MOST_GROUPS, *map(pack_text, names)]
+        arguments = [limit, MAX_GROUPS, *map(pack_text, names)]
         [reply] = yield [ScriptCall(script("groups"), self._keyspace.keys(queue), arguments, sequence=False)]
         mode, every, whole, busiest, named = reply
         common = group_limit(every) if every else NO_LIMIT
         shown = text(mode) if mode else policy.group_mode
-        most = 0 if shown == GLOBAL else common.concurrency or policy.group_concurrency
+        maximum = 0 if shown == GLOBAL else common.concurrency or policy.group_concurrency
 
         def row(found: Sequence[Any]) -> GroupOverview:
             name, waiting, active, own = found
@@ -74,7 +74,7 @@ class RedisInspector:
                 group,
                 waiting,
                 active,
-                most and (own_limit.concurrency or most),
+                maximum and (own_limit.concurrency or maximum),
                 own_limit.rate or common.rate or policy.group_rate,
                 own_limit.weight or policy.group_weights.get(group, 1),
                 own_limit.paused,
@@ -82,7 +82,9 @@ class RedisInspector:
             )
 
         rate = common.rate or policy.group_rate
-        return GroupsOverview(shown, most, rate, common, [*map(row, busiest)], [*map(row, named)], whole == 1)
+        return GroupsOverview(
+            shown, maximum, rate, common, [*map(row, busiest)], [*map(row, named)], whole == 1
+        )
 
     def flow(self, root: JobKey, limit: int) -> Steps[FlowGraph | None]:
         """Return the graph of a flow. Each step is one round trip, with a call for each queue."""
@@ -113,7 +115,7 @@ class RedisInspector:
     def facts(self, queue: str, job_id: str) -> Steps[Facts | None]:
         """Return the facts about a job at one moment; states of jobs in other queues are read later."""
         policy = self._keyspace.policy(queue)
-        arguments = [pack_text(job_id), policy.group_limit, MOST_BEFORE, SHOWN]
+        arguments = [pack_text(job_id), policy.group_limit, MAX_BEFORE, SHOWN]
         [reply] = yield [ScriptCall(script("explain"), self._keyspace.keys(queue), arguments, sequence=False)]
         facts = None if len(reply) == 1 else _facts(queue, job_id, policy, reply)
         if facts is None or facts.state not in PENDING:
@@ -172,7 +174,7 @@ class RedisInspector:
             return facts
         # A claim's permits get their names with the next request, so the queues are read instead.
         every = yield from self._keyspace.names()
-        queues = [name for name in every if self._keyspace.policy(name).limiter == limiter][:MOST_SHARING]
+        queues = [name for name in every if self._keyspace.policy(name).limiter == limiter][:MAX_SHARING]
         keys = [self._keyspace.keys(name) for name in queues]
         leases = yield [RedisCommand((b"ZRANGE", mine.key("lease"), 0, SHOWN - 1)) for mine in keys]
         wanted = [(name, mine, ids) for name, mine, ids in zip(queues, keys, leases, strict=True) if ids]
@@ -263,7 +265,7 @@ def _facts(queue: str, job_id: str, policy: QueuePolicy, reply: Sequence[Any]) -
         group_active=active,
         group_next_at=int(float(rests)) if rests and st[:1] == b"g" else None,
         group_holders=_holders(mates),
-        is_parked=st[:1] == b"g",
+        is_group_waiting=st[:1] == b"g",
     )
 
 
@@ -347,8 +349,8 @@ def limits(
 
 def parts_of(rate: Rate, bucket: Sequence[Any], now: int) -> int:
     """Return the parts in a bucket, as `rates.lua` counts them."""
-    most = rate.capacity * rate.per
+    limit = rate.capacity * rate.per
     kept_for, parts, filled = bucket
     if kept_for is None or text(kept_for) != f"{rate.capacity}/{rate.per}":
-        return most
-    return min(most, int(float(parts)) + max(0, now - int(filled)) * rate.capacity)
+        return limit
+    return min(limit, int(float(parts)) + max(0, now - int(filled)) * rate.capacity)

@@ -18,7 +18,9 @@ from djqueue.core.job import Claimed
 from djqueue.core.limiter import UNSET, Rate, SetConcurrency, SetRate
 from djqueue.core.sharing import NO_LIMITS, LimiterPolicy, LimiterState
 
+from ..facets import Limiters
 from .keys import LimiterKeys, QueueKeys, limiter_keys_of
+from .keyspace import Keyspace
 from .records import pack_raw, pack_text, pack_token, text
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
@@ -230,10 +232,10 @@ class SharedLimits:
     def standing(self, limiter: str) -> Steps[LimiterUsage]:
         """Return the state of a limiter, and how long its rate delays the next job."""
         reply = yield from self._send(limiter, None, [b""])
-        capacity, per, most, used, tokens, waiting, wait, _ = reply
+        capacity, per, limit, used, tokens, waiting, wait, _ = reply
         state = LimiterState(
             Rate(int(capacity), int(per)) if capacity >= 0 else None,
-            int(most) if most >= 0 else None,
+            int(limit) if limit >= 0 else None,
             used,
             tokens if capacity >= 0 else None,
             tuple(map(text, waiting)),
@@ -306,3 +308,17 @@ LIMIT_FIELDS = (b"capacity", b"per", b"concurrency")
 def _limits(rate: Rate | None, concurrency: int | None) -> list[Any]:
     capacity, per = (rate.capacity, rate.per) if rate is not None else (b"", b"")
     return [capacity, per, b"" if concurrency is None else concurrency]
+
+
+class RedisLimiters(Limiters):
+    """Changes and state of shared limiters."""
+
+    def __init__(self, keyspace: Keyspace, limits: SharedLimits) -> None:
+        self._keyspace = keyspace
+        self._limits = limits
+
+    def set(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
+        self._keyspace.run_in_time(self._limits.change(name, rate, concurrency))
+
+    def state(self, name: str) -> LimiterState:
+        return self._keyspace.run(self._limits.state(name))

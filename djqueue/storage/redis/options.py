@@ -6,9 +6,9 @@ from typing import Any
 
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ConfigurationError, OptionError
-from djqueue.core.hiding import kind_of, shown_name
 from djqueue.core.options import DAY
 from djqueue.core.retention import Keep
+from djqueue.core.shown import kind_of, shown_name
 from djqueue.core.states import TERMINAL, State
 from djqueue.core.suggest import nearest
 

@@ -18,9 +18,8 @@ from .keyspace import STEP, Keyspace, answer
 from .limits import SharedLimits
 from .metrics import Metrics
 from .records import pack_text
-from .removing import Removing
+from .removing import Removing, Scanning
 from .roundtrips import RedisCommand, ScriptCall, Steps
-from .scanning import Scanning
 from .scripts import script
 
 
@@ -66,8 +65,8 @@ class RedisQueues(Queues):
         rate = policy.rate if rate is UNSET else rate
         concurrency = policy.concurrency if concurrency is UNSET else concurrency
         capacity, per = (rate.capacity, rate.per) if rate is not None else (b"", b"")
-        most = concurrency if concurrency is not None else b""
-        self._keyspace.run_in_time(self._control(queue, "limit", capacity, per, most, *given))
+        limit = concurrency if concurrency is not None else b""
+        self._keyspace.run_in_time(self._control(queue, "limit", capacity, per, limit, *given))
 
     def set_group_limit(self, queue: str, group: str | None, **overrides: Unpack[GroupWords]) -> None:
         self._keyspace.run(self._group(queue, "limit", group, records.group_words(overrides)))

@@ -30,8 +30,8 @@ from djqueue.core.shown import in_one_line
 
 from .connections import Connections
 from .endpoints import Address
+from .exchange import is_refused
 from .links import News, PubSubConnection
-from .retrying import is_refused
 
 logger = logging.getLogger("djqueue.redis")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from djqueue.core.diagnostics import DiagnosticLine, Diagnostics, Finding, workers_line
 from djqueue.core.explain import Explanation, decide
-from djqueue.core.graph import MOST, FlowGraph
+from djqueue.core.graph import MAX_FLOW_JOBS, FlowGraph
 from djqueue.core.job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
 from djqueue.core.metrics import Bucket
 from djqueue.core.overview import GroupsOverview, Overview
@@ -23,9 +23,8 @@ from .inspector import RedisInspector, counts_of
 from .keyspace import Keyspace, answer, chunks
 from .metrics import Metrics
 from .records import STATES, mapping, pack_text, text
-from .removing import of_jobs
+from .removing import Scanning, of_jobs
 from .roundtrips import RedisCommand, ScriptCall, Steps
-from .scanning import Scanning
 from .scripts import script
 from .workers import RedisWorkers
 
@@ -172,7 +171,7 @@ class RedisReads(Reads):
         facts = self._keyspace.run(self._inspector.facts(queue, id))
         return None if facts is None else decide(facts, self._workers.all())
 
-    def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
+    def flow(self, queue: str, id: str, limit: int = MAX_FLOW_JOBS) -> FlowGraph | None:
         return self._keyspace.run(self._inspector.flow((queue, id), limit))
 
     def overview(self, queues: Sequence[str] | None = None) -> Overview:

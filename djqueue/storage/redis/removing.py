@@ -1,13 +1,13 @@
-"""Removal of jobs by id, and of records above the bounds of a queue, in bounded steps."""
+"""Removal of jobs and of records above the bounds of a queue, and scans of all jobs, in bounded steps."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from djqueue.core.states import State
 
-from . import records
+from ..redis import records
 from .keys import QueueKeys
-from .keyspace import Keyspace, chunks
+from .keyspace import PAGE, Keyspace, chunks
 from .records import flat, pack, pack_text, text
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
@@ -50,9 +50,9 @@ class Removing:
 
     def bury_oldest(self, keys: QueueKeys, count: int) -> Steps[int]:
         """Remove the oldest dead letters above the maximum number."""
-        most = self._keyspace.policy(keys.queue).dead_letters.max_entries
+        limit = self._keyspace.policy(keys.queue).dead_letters.max_entries
         [ids] = yield [RedisCommand((b"ZRANGE", keys.key("dead"), 0, min(count, SWEEP) - 1))]
-        return sum((yield from self.removed(keys, list(map(text, ids)), "dead", most)))
+        return sum((yield from self.removed(keys, list(map(text, ids)), "dead", limit)))
 
     def expire(self, keys: QueueKeys, ids: list[str]) -> Steps[int]:
         """Remove up to `EXPIRED` expired records: a busy queue has thousands each second."""
@@ -70,12 +70,12 @@ class Removing:
             ids = list(map(text, found))
         return removed
 
-    def trim(self, keys: QueueKeys, state: State, most: int | None, size: int | None) -> Steps[int]:
+    def trim(self, keys: QueueKeys, state: State, limit: int | None, size: int | None) -> Steps[int]:
         """Remove records of one outcome above a number or size, as far as bounded searches find them."""
-        if most is None and size is None:
+        if limit is None and size is None:
             return 0
         removed, rank_key, code = 0, (keys.queue, state), records.STATE_CODES[state]
-        bounds: list[int | str] = ["" if bound is None else bound for bound in (most, size)]
+        bounds: list[int | str] = ["" if bound is None else bound for bound in (limit, size)]
         looks = 0
         while looks < LOOKS and removed < EXPIRED:
             arguments = [code, *bounds, self._ranks.pop(rank_key, 0), SWEEP]
@@ -86,7 +86,7 @@ class Removing:
                 if state is not State.FAILED:
                     arguments = [code, *bounds, *ids]
                     [[_, gone]] = yield [ScriptCall(script("expire"), keys, arguments, of_jobs(keys, some))]
-                for mode, bound in (("surplus", most), ("heavy", size)) if gone < len(some) else ():
+                for mode, bound in (("surplus", limit), ("heavy", size)) if gone < len(some) else ():
                     if bound is not None:
                         gone += sum((yield from self.removed(keys, some, mode, bound, {state})))
                 removed += gone
@@ -151,3 +151,31 @@ def all_of_jobs(keys: QueueKeys, ids: Iterable[str]) -> list[bytes]:
     return [
         key for job_id in ids for key in (keys.result(job_id), keys.log_lines(job_id), keys.items(job_id))
     ]
+
+
+class Scanning:
+    """Finds the jobs of a queue that are in some states."""
+
+    def __init__(self, keyspace: Keyspace) -> None:
+        self._keyspace = keyspace
+
+    def jobs(
+        self, keys: QueueKeys, states: frozenset[State], before: int | None = None
+    ) -> Steps[list[tuple[int, str]]]:
+        """Return enqueue time and id of the jobs in some states, scanned a part at a time."""
+        found: dict[str, int] = {}
+        cursor = b"0"
+        while True:
+            cursor, some = yield from self.part(keys, states, before, cursor)
+            found.update((job_id, created) for created, job_id in some)
+            if cursor == b"0":
+                return [(created, job_id) for job_id, created in found.items()]
+
+    def part(
+        self, keys: QueueKeys, states: frozenset[State], before: int | None, cursor: bytes
+    ) -> Steps[tuple[bytes, list[tuple[int, str]]]]:
+        """Return the next cursor (`0` at the end) and some jobs, some of them perhaps again."""
+        codes = b"".join(records.STATE_CODES[state] for state in states)
+        arguments = [cursor, PAGE, codes, before if before is not None else b""]
+        [[cursor, entries]] = yield [ScriptCall(script("scan"), keys, arguments, sequence=False)]
+        return cursor, [(int(entries[at]), text(entries[at + 1])) for at in range(0, len(entries), 2)]

@@ -26,10 +26,9 @@ from djqueue.core.forks import after_fork
 from djqueue.core.job import Incident
 
 from .connections import Connections
-from .exchange import Exchange
+from .exchange import Exchange, RetryWindow, unavailable_for
 from .keys import QueueKeys
 from .records import NUMBER, incident
-from .retrying import RetryWindow, unavailable_for
 from .scripts import Script
 
 T = TypeVar("T")
@@ -37,9 +36,9 @@ T = TypeVar("T")
 READS = frozenset({b"GET", b"HGET", b"HMGET"})
 """Read commands that are sent together; the key is their first argument."""
 COUNTED = 0.9
-"""Share of TIMEOUT that a call must have had for its failure to count against the server."""
+"""Minimum share of TIMEOUT that a failed call must have had to count against the server."""
 REPLICATION_SHARE = 0.8
-"""Share of a call's time limit in which replicas have to confirm it; the reply needs the rest."""
+"""Share of a call's time limit in which replicas must confirm it; the rest is for the reply."""
 NAMED_IDS = 20
 """Maximum number of job ids that an error names."""
 IN_FLIGHT = 2
@@ -59,9 +58,9 @@ class ScriptCall(NamedTuple):
     """Keys after those that the script declares."""
     sequence: bool = True
     replicas: int = 0
-    """Number of replicas that have to confirm its changes."""
+    """Number of replicas that must confirm its changes."""
     ids: Sequence[str] = ()
-    """Ids of the enqueued jobs, if replicas have to confirm them: the ids may be generated."""
+    """Ids of the enqueued jobs, if replicas must confirm them: the ids may be generated."""
 
 
 class RedisCommand(NamedTuple):
@@ -88,7 +87,7 @@ class Roundtrips:
     """Runs operations.
 
     timeout: seconds after which a call fails.
-    stream: approximate length of a queue's stream of changes; 0: there is none.
+    stream: approximate length of a queue's stream of changes; 0 disables it.
     report: receives incidents: see `Storage.on_incidents`.
     clock: replaces Redis's time, for tests.
     """
@@ -124,7 +123,7 @@ class Roundtrips:
 
     @property
     def outage(self) -> Outage | None:
-        """The longest current outage of a server; None if all reply."""
+        """The longest current outage of a server; None if all respond."""
         found = [breaker.outage for breaker in list(self._breakers.values())]
         return min((outage for outage in found if outage is not None), default=None)
 

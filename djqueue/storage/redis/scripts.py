@@ -15,6 +15,8 @@ from djqueue.core.errors import ConfigurationError
 from .constants import header
 
 DIRECTIVE = re.compile(r"^--! (include|keys) (.+)$", re.MULTILINE)
+COMMENT = re.compile(r"^(?:[ \t]*--.*)?\n", re.MULTILINE)
+"""Comments and empty lines, which Redis does not get."""
 NAMES = (
     "jobs_about",
     "add",
@@ -108,7 +110,7 @@ def script(name: str) -> Script:
     heading += [f"local FIXED = {len(keys)}"]
     # Fields of a table would be slower than locals, of which two hundred are allowed.
     heading += [f"local {key.upper()} = KEYS[{index}]" for index, key in enumerate(keys, 1)]
-    lines = [*heading, *(text for text, _ in parts.values())]
+    lines = [*heading, *(COMMENT.sub("", text) for text, _ in parts.values())]
     if name != inner:
         lines = ["local function run(KEYS, ARGV)", *lines, "end", source("staged")]
     text = "\n".join(lines).encode()

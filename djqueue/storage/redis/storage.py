@@ -40,8 +40,7 @@ from .feed import RedisFeed
 from .inspector import RedisInspector
 from .jobs import RedisJobs
 from .keyspace import Keyspace
-from .limiters import RedisLimiters
-from .limits import SharedLimits, permit
+from .limits import RedisLimiters, SharedLimits, permit
 from .metrics import Metrics
 from .options import RedisOptions
 from .outbox_table import OutboxTable
@@ -49,9 +48,8 @@ from .pubsub import Notifications
 from .queues import RedisQueues
 from .reads import RedisReads
 from .records import pack_text
-from .removing import Removing
+from .removing import Removing, Scanning
 from .roundtrips import RedisCommand, Roundtrips, ScriptCall, Steps
-from .scanning import Scanning
 from .scripts import script
 from .staging import RedisStaging
 from .sweeping import Sweeping

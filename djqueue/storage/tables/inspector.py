@@ -124,9 +124,9 @@ class DatabaseInspector:
                     found[queue, row[0]] = _link(queue, row)
         return found
 
-    def newest_blocked(self, queue: str, most: int) -> Iterator[tuple[JobKey, tuple[JobKey, ...]]]:
+    def newest_blocked(self, queue: str, limit: int) -> Iterator[tuple[JobKey, tuple[JobKey, ...]]]:
         """Yield the blocked jobs of a queue with their dependencies."""
-        blocked = self._jobs().filter(queue=queue, state=State.BLOCKED.value).order_by("-id")[:most]
+        blocked = self._jobs().filter(queue=queue, state=State.BLOCKED.value).order_by("-id")[:limit]
         for job_id, options in rows.raw_values(blocked, ("job_id", "options")):
             yield (queue, job_id), rows.unpack_options(bytes(options)).depends_on
 

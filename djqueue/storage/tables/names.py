@@ -6,14 +6,14 @@ from django.db import connections
 from django.db.models import Min, Model
 
 
-def used_queues(alias: str, model: type[Model], most: int | None = None) -> list[str]:
-    """Return the distinct queues in a table, in order, at most `most`.
+def used_queues(alias: str, model: type[Model], limit: int | None = None) -> list[str]:
+    """Return the distinct queues in a table, in order, at most `limit`.
 
     Each queue is one probe of the index: 0.6 ms where a SELECT DISTINCT of ten million rows takes half a
     second.
     """
     if connections[alias].vendor == "oracle":  # Oracle has another syntax for recursion.
-        return probed(alias, model, most)
+        return probed(alias, model, limit)
     quote = connections[alias].ops.quote_name
     field: Any = model._meta.get_field("queue")
     table, column = quote(model._meta.db_table), quote(field.column)
@@ -26,17 +26,17 @@ def used_queues(alias: str, model: type[Model], most: int | None = None) -> list
         )
         SELECT name FROM found WHERE name IS NOT NULL
     """
-    bound = () if most is None else (most,)
+    bound = () if limit is None else (limit,)
     with connections[alias].cursor() as cursor:
         cursor.execute(statement + ("LIMIT %s" if bound else ""), bound)
         return [name for (name,) in cursor.fetchall()]
 
 
-def probed(alias: str, model: type[Model], most: int | None = None) -> list[str]:
+def probed(alias: str, model: type[Model], limit: int | None = None) -> list[str]:
     """Like `used_queues`, with one query for each queue."""
     found: list[str] = []
     rows = model._default_manager.using(alias)
-    while most is None or len(found) < most:
+    while limit is None or len(found) < limit:
         later = rows.filter(queue__gt=found[-1]) if found else rows
         first = later.aggregate(first=Min("queue"))["first"]
         if first is None:

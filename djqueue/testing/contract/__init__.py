@@ -30,48 +30,48 @@ except ImportError as error:
     raise ImportError(f"{error}: the conformance suite requires pytest and hypothesis") from error
 
 from .belongings import BelongingsContract
+from .bulk_writes import BulkWritesContract
 from .cancelling import CancellingContract
 from .capacity import CapacityContract
 from .case import POLICIES, StorageCase
 from .claims import ClaimsContract
 from .concurrency import ConcurrencyContract
+from .dead_letter_pages import DeadLetterPagesContract
 from .dead_letters import DeadLettersContract
 from .delayed import DelayedContract
 from .dependencies import DependenciesContract
 from .duplicates import DuplicatesContract
 from .enqueue import EnqueueContract
+from .events import EventsContract
 from .exporting import ExportContract
 from .flow_graphs import FlowGraphsContract
 from .flows import FlowsContract
 from .graphs import GraphsContract
 from .groups import GroupsContract
-from .held_bounds import HeldBoundsContract
 from .ids_and_bytes import IdsAndBytesContract
-from .imports import ImportsContract
 from .incidents import IncidentsContract
 from .insight import InsightContract
 from .keeping import KeepingContract
 from .kept_bytes import KeptBytesContract
 from .leases import LeasesContract
-from .letter_pages import LetterPagesContract
 from .limiters import LimitersContract
 from .limits import LimitsContract
 from .maintenance import MaintenanceContract
 from .moving import MovingContract
 from .order import OrderContract
 from .outcomes import OutcomesContract
+from .pinned_bounds import PinnedBoundsContract
 from .queue_controls import QueueControlsContract
 from .reads import ReadsContract
 from .rejected import RejectedContract
+from .replacing_payloads import ReplacingPayloadsContract
 from .results import ResultsContract
 from .retention import RetentionContract
-from .revising import RevisingContract
 from .sequences import SequencesContract
 from .staging import StagingContract
 from .stalls import StallsContract
 from .streaming import StreamingContract
 from .subjects import SubjectsContract
-from .telling import TellingContract
 from .transition_table import TransitionTableContract
 from .unique_keys import UniqueKeysContract
 from .updates import UpdatesContract
@@ -81,41 +81,42 @@ from .workers import WorkersContract
 __all__ = [
     "POLICIES",
     "BelongingsContract",
+    "BulkWritesContract",
     "CancellingContract",
     "CapacityContract",
     "ClaimsContract",
     "ConcurrencyContract",
+    "DeadLetterPagesContract",
     "DeadLettersContract",
     "DelayedContract",
     "DependenciesContract",
     "DuplicatesContract",
     "EnqueueContract",
+    "EventsContract",
     "ExportContract",
     "FlowGraphsContract",
     "FlowsContract",
     "GraphsContract",
     "GroupsContract",
-    "HeldBoundsContract",
     "IdsAndBytesContract",
-    "ImportsContract",
     "IncidentsContract",
     "InsightContract",
     "KeepingContract",
     "KeptBytesContract",
     "LeasesContract",
-    "LetterPagesContract",
     "LimitersContract",
     "LimitsContract",
     "MaintenanceContract",
     "MovingContract",
     "OrderContract",
     "OutcomesContract",
+    "PinnedBoundsContract",
     "QueueControlsContract",
     "ReadsContract",
     "RejectedContract",
+    "ReplacingPayloadsContract",
     "ResultsContract",
     "RetentionContract",
-    "RevisingContract",
     "SequencesContract",
     "StagingContract",
     "StallsContract",
@@ -123,7 +124,6 @@ __all__ = [
     "StorageContract",
     "StreamingContract",
     "SubjectsContract",
-    "TellingContract",
     "TransitionTableContract",
     "UniqueKeysContract",
     "UpdatesContract",
@@ -142,13 +142,13 @@ class StorageContract(
     ResultsContract,
     CancellingContract,
     DeadLettersContract,
-    LetterPagesContract,
+    DeadLetterPagesContract,
     RejectedContract,
     DelayedContract,
     UniqueKeysContract,
     DuplicatesContract,
     UpdatesContract,
-    RevisingContract,
+    ReplacingPayloadsContract,
     CapacityContract,
     GroupsContract,
     LimitsContract,
@@ -160,7 +160,7 @@ class StorageContract(
     GraphsContract,
     QueueControlsContract,
     ReadsContract,
-    TellingContract,
+    EventsContract,
     WaitingContract,
     StreamingContract,
     IncidentsContract,
@@ -172,7 +172,7 @@ class StorageContract(
     KeepingContract,
     KeptBytesContract,
     BelongingsContract,
-    HeldBoundsContract,
+    PinnedBoundsContract,
     IdsAndBytesContract,
     SequencesContract,
     ConcurrencyContract,

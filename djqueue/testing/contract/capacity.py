@@ -29,7 +29,7 @@ from ..factories import (
     retrying,
     state,
 )
-from .case import IMPATIENT, LATER, LOWEST_GO, MOST, OLDEST_GO, PATIENT, SMALL, StorageCase, snapshot
+from .case import IMPATIENT, LATER, LOWEST_GO, MAX_SIZE, OLDEST_GO, PATIENT, SMALL, StorageCase, snapshot
 
 Free = Callable[[Storage], object]
 FREEING: dict[str, Free] = {
@@ -43,7 +43,7 @@ FREEING: dict[str, Free] = {
 
 def fill(storage: Storage, queue: str, **options: object) -> list[str]:
     """Fill the queue with as many jobs as may wait; their ids are numbers."""
-    return [enqueue(storage, queue=queue, id=f"{number}", **options) for number in range(MOST)]
+    return [enqueue(storage, queue=queue, id=f"{number}", **options) for number in range(MAX_SIZE)]
 
 
 @contextmanager
@@ -82,7 +82,7 @@ class CapacityContract(StorageCase):
         storage.jobs.cancel(SMALL, [enqueue(storage, queue=SMALL)])
         an_active_job(storage, queue=SMALL)
 
-        assert len(enqueue_many(storage, MOST, queue=SMALL)) == MOST
+        assert len(enqueue_many(storage, MAX_SIZE, queue=SMALL)) == MAX_SIZE
 
     def test_a_claim_makes_room(self, storage: Storage) -> None:
         fill(storage, SMALL)
@@ -125,7 +125,7 @@ class CapacityContract(StorageCase):
 
     def test_one_that_replaces_another_needs_no_room(self, storage: Storage) -> None:
         enqueue(storage, queue=SMALL, id="old", unique_key="k")
-        enqueue_many(storage, MOST - 1, queue=SMALL)
+        enqueue_many(storage, MAX_SIZE - 1, queue=SMALL)
 
         [answer] = storage.enqueue([batch(queue=SMALL, unique_key="k", on_duplicate="replace")])
 
@@ -133,7 +133,7 @@ class CapacityContract(StorageCase):
 
     def test_one_that_follows_the_active_one_needs_room(self, storage: Storage) -> None:
         an_active_job(storage, queue=SMALL, unique_key="k")
-        enqueue_many(storage, MOST, queue=SMALL)
+        enqueue_many(storage, MAX_SIZE, queue=SMALL)
 
         with unchanged(storage, SMALL), pytest.raises(QueueFullError):
             storage.enqueue([batch(queue=SMALL, unique_key="k", on_duplicate="keep_last_if_active")])
@@ -146,7 +146,7 @@ class CapacityContract(StorageCase):
         finish(storage, retrying(claimed))
         assert storage.jobs.retry(SMALL, [dead]) == ["retried"]
 
-        assert counts(storage, SMALL) == {State.WAITING: MOST + 2}
+        assert counts(storage, SMALL) == {State.WAITING: MAX_SIZE + 2}
 
     # Waiting for room.
 
@@ -209,7 +209,7 @@ class CapacityContract(StorageCase):
 
         assert {answer.status for answer in answers} == {"queued"}
         assert claim_ids(storage, 99, queues=[OLDEST_GO]) == ["7", "8", "9"]
-        assert counts(storage, OLDEST_GO) == {State.CANCELLED: 7, State.ACTIVE: MOST}
+        assert counts(storage, OLDEST_GO) == {State.CANCELLED: 7, State.ACTIVE: MAX_SIZE}
 
     def test_jobs_without_ids_go_too(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 5, queue=OLDEST_GO)
@@ -223,11 +223,11 @@ class CapacityContract(StorageCase):
         enqueue(storage, queue=OLDEST_GO, id="new")
 
         assert state(storage, "again", OLDEST_GO) is State.WAITING
-        assert counts(storage, OLDEST_GO) == {State.WAITING: MOST, State.CANCELLED: 1}
+        assert counts(storage, OLDEST_GO) == {State.WAITING: MAX_SIZE, State.CANCELLED: 1}
 
     def test_where_none_may_go_more_are_refused(self, storage: Storage) -> None:
         fill(storage, OLDEST_GO)
-        finish(storage, *map(retrying, claim(storage, MOST, queues=[OLDEST_GO])))
+        finish(storage, *map(retrying, claim(storage, MAX_SIZE, queues=[OLDEST_GO])))
 
         with unchanged(storage, OLDEST_GO), pytest.raises(QueueFullError):
             storage.enqueue([batch(2, queue=OLDEST_GO)])
@@ -270,15 +270,15 @@ class CapacityContract(StorageCase):
         enqueue(storage, queue=OLDEST_GO, id="old", unique_key="k")
         waiting = enqueue(storage, depends_on=((OLDEST_GO, "old"),), on_dependency_failure="cancel")
 
-        enqueue_many(storage, MOST, queue=OLDEST_GO)
+        enqueue_many(storage, MAX_SIZE, queue=OLDEST_GO)
 
         assert state(storage, waiting) is State.CANCELLED
         assert storage.enqueue([batch(queue=OLDEST_GO, unique_key="k")])[0].status == "queued"
 
     def test_thousands_pass_through_a_queue_that_drops(self, storage: Storage) -> None:
         for _ in range(40):
-            enqueue_many(storage, MOST, queue=OLDEST_GO)
-            claimed = claim(storage, MOST - 1, queues=[OLDEST_GO])
+            enqueue_many(storage, MAX_SIZE, queue=OLDEST_GO)
+            claimed = claim(storage, MAX_SIZE - 1, queues=[OLDEST_GO])
             assert all(finish(storage, *map(completing, claimed)))
 
         assert counts(storage, OLDEST_GO)[State.COMPLETED] == 80

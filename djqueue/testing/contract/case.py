@@ -1,4 +1,4 @@
-"""The base of every part of the suite: the hooks that a storage's own test class implements."""
+"""The base of every part of the suite, with the hooks that a storage's test class implements."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,17 +20,17 @@ from ..waiting import Recorder
 from .transitions import TransitionLog, marks_of
 
 SOON = 200
-"""Milliseconds: the delays and lifetimes that the suite waits for."""
+"""Milliseconds of the delays and lifetimes that the suite waits for."""
 WHILE = 100 * SOON
-"""Milliseconds: those of a walk, which a storage's own clock does not pass meanwhile."""
+"""Milliseconds of delays in a sequence of steps, which must not pass by themselves."""
 LATER = 3_600_000
-"""Milliseconds: those that it does not."""
+"""Milliseconds of the delays and lifetimes that the suite does not wait for."""
 
 FEW_LETTERS = "few-letters"
 BRIEF_LETTERS = "brief-letters"
 LONG_LETTERS = "long-letters"
 YEAR = 365 * 86_400_000
-"""Milliseconds: more than fit into 32 bits."""
+"""Milliseconds that do not fit into 32 bits."""
 SELF_HEALING = "self-healing"
 PAIRS = "pairs"
 GROWING = "growing-waits"
@@ -47,8 +47,8 @@ PATIENT = "patient"
 IMPATIENT = "impatient"
 OLDEST_GO = "oldest-go"
 LOWEST_GO = "lowest-go"
-MOST = 3
-"""Jobs that may wait in each of the last five."""
+MAX_SIZE = 3
+"""Maximum number of pending jobs in each of the last five queues."""
 KEYED_ONLY = "keyed-only"
 UNGROUPED = "ungrouped"
 LIMITED = "limited-by-its-policy"
@@ -98,11 +98,11 @@ POLICIES: Mapping[str, QueuePolicy] = {
             auto_retry_delay=Backoff(kind="linear", base=100_000, jitter=0.5),
         )
     ),
-    SMALL: QueuePolicy(max_size=MOST),
-    PATIENT: QueuePolicy(max_size=MOST, when_full="block", block_timeout=60_000),
-    IMPATIENT: QueuePolicy(max_size=MOST, when_full="block", block_timeout=20),
-    OLDEST_GO: QueuePolicy(max_size=MOST, when_full="drop_oldest"),
-    LOWEST_GO: QueuePolicy(max_size=MOST, when_full="drop_lowest"),
+    SMALL: QueuePolicy(max_size=MAX_SIZE),
+    PATIENT: QueuePolicy(max_size=MAX_SIZE, when_full="block", block_timeout=60_000),
+    IMPATIENT: QueuePolicy(max_size=MAX_SIZE, when_full="block", block_timeout=20),
+    OLDEST_GO: QueuePolicy(max_size=MAX_SIZE, when_full="drop_oldest"),
+    LOWEST_GO: QueuePolicy(max_size=MAX_SIZE, when_full="drop_lowest"),
     KEYED_ONLY: QueuePolicy(group_mode="keyed"),
     UNGROUPED: QueuePolicy(group_mode="global"),
     **{queue: QueuePolicy(limiter=LIMITER) for queue in SHARING},
@@ -113,28 +113,28 @@ POLICIES: Mapping[str, QueuePolicy] = {
 
 
 class StorageCase:
-    """The base of each part. A part's cases take a fixture `storage`: empty, ready and configured
-    with `POLICIES`; whoever gives it closes it.
+    """The base of each part. The cases use a fixture `storage`: an empty, connected storage with
+    `POLICIES`, which the fixture closes.
     """
 
     worker_ttl = 60_000
-    """Milliseconds after which the storage counts a silent worker as gone."""
+    """Milliseconds after which the storage removes a silent worker."""
 
     def advance(self, milliseconds: int) -> None:
         """Let time pass for the storage.
 
-        Waits, unless it is overridden: a storage with a clock of its own moves that, one that cannot
-        may shift the times that it has stored. A storage that waits wants short leases.
+        The default waits. A storage with an injected clock advances it; another one may shift the times
+        that it has stored. A storage that waits should be configured with short leases.
         """
         ThreadEvent().wait(milliseconds / 1_000)
 
     def pass_time(self, storage: Storage, milliseconds: int) -> None:
-        """Let time pass, and have the storage do what time does."""
+        """Let time pass, then sweep."""
         self.advance(milliseconds)
         storage.sweep()
 
     def lose_lease(self, storage: Storage, lease: int) -> None:
-        """Let the claims that were made with this lease, and not renewed, be lost."""
+        """Let claims with this lease expire unless they were renewed."""
         self.pass_time(storage, lease + 1)
 
     def now(self, storage: Storage) -> int:
@@ -168,7 +168,7 @@ class StorageCase:
 
 @contextmanager
 def recorded(storage: Storage, queue: str = QUEUE, job_id: str | None = None) -> Iterator[Recorder]:
-    """A recorder of the events of a queue, or of one job of it."""
+    """Yield a recorder of the events of a queue, or of one of its jobs."""
     recorder = Recorder()
     unsubscribe = storage.events.subscribe(queue, recorder, job_id)
     try:
@@ -178,7 +178,7 @@ def recorded(storage: Storage, queue: str = QUEUE, job_id: str | None = None) ->
 
 
 def so_far(storage: Storage, recorder: Recorder, queue: str = QUEUE) -> list[Event]:
-    """Every event up to now of a queue that a recorder subscribes to, late ones waited for."""
+    """Return all events of a recorder so far, after waiting for late ones."""
     fence = enqueue(storage, queue=queue, name="a fence behind the events", delay=LATER)
     recorder.until("queued", fence)
     storage.jobs.remove(queue, [fence])
@@ -199,7 +199,7 @@ def nothing_changes(storage: Storage, queue: str = QUEUE) -> Iterator[None]:
 def snapshot(
     storage: Storage, queue: str = QUEUE
 ) -> tuple[list[JobRecord], dict[State, int], dict[str, int], int]:
-    """Return all that can be read of a queue."""
+    """Return everything that can be read of a queue."""
     return (
         storage.reads.page(queue, None, 10_000),
         storage.reads.counts(queue),
@@ -209,7 +209,7 @@ def snapshot(
 
 
 def swept_clean(storage: Storage) -> None:
-    """Maintain until there is nothing left to do: one round may take so many records only."""
+    """Sweep until nothing is left to do, because one sweep handles a limited number of records."""
     for _ in range(1_000):
         if not any(storage.sweep()):
             return
@@ -217,7 +217,7 @@ def swept_clean(storage: Storage) -> None:
 
 
 def bounded(storage: Storage, queue: str) -> None:
-    """Apply the bounds of a queue from now on: a storage may read them only in its sweep."""
+    """Apply the bounds of a queue; a storage may read them only when it sweeps."""
     probe = enqueue(storage, queue=queue)
     storage.sweep()
     storage.jobs.remove(queue, [probe])

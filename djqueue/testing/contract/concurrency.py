@@ -198,7 +198,7 @@ class ConcurrencyContract(StorageCase):
         """Producers and workers of one unique key: never are two jobs with it alive."""
         lock = Lock()
         alive: set[str] = set()
-        most = [0]
+        limit = [0]
 
         def cycle(seed: int) -> int:
             made = 0
@@ -208,7 +208,7 @@ class ConcurrencyContract(StorageCase):
                 for claimed in claim(storage, 5, worker=f"w{seed}"):
                     with lock:
                         alive.add(claimed.id)
-                        most[0] = max(most[0], len(alive))
+                        limit[0] = max(limit[0], len(alive))
                     with lock:
                         alive.discard(claimed.id)
                     finish(storage, completing(claimed))
@@ -217,7 +217,7 @@ class ConcurrencyContract(StorageCase):
         made = sum(together([partial(cycle, seed) for seed in range(4)]))
         finish(storage, *map(completing, claim(storage, 5)))
 
-        assert most[0] == 1
+        assert limit[0] == 1
         assert counts(storage) == {State.COMPLETED: made}
 
     def test_a_job_is_either_cancelled_or_run(self, storage: Storage) -> None:
@@ -354,7 +354,7 @@ class ConcurrencyContract(StorageCase):
         enqueue_many(storage, 800)
         lock = Lock()
         active = [0]
-        most = [0]
+        limit = [0]
 
         def work(name: str) -> int:
             ran = 0
@@ -364,7 +364,7 @@ class ConcurrencyContract(StorageCase):
                 idle = 0 if jobs else idle + 1
                 with lock:
                     active[0] += len(jobs)
-                    most[0] = max(most[0], active[0])
+                    limit[0] = max(limit[0], active[0])
                 with lock:
                     active[0] -= len(jobs)
                 finish(storage, *map(completing, jobs))
@@ -374,7 +374,7 @@ class ConcurrencyContract(StorageCase):
         ran = sum(together([partial(work, f"w{n}") for n in range(5)])) + work("last")
 
         assert ran == 800
-        assert most[0] <= 3
+        assert limit[0] <= 3
         assert counts(storage) == {State.COMPLETED: 800}
 
     def test_no_more_start_than_the_rate_allows_also_under_fire(self, storage: Storage) -> None:

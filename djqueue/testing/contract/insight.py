@@ -150,7 +150,7 @@ class InsightContract(StorageCase):
         found = overview(storage)
 
         assert found.names == {"a": 3, "b": 2, "c": 1}
-        assert found.parked == 3
+        assert found.group_waiting == 3
         assert found.counts[State.WAITING] == 9
 
     def test_the_longest_wait_is_that_of_the_first_to_come(self, storage: Storage) -> None:

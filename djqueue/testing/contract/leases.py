@@ -1,4 +1,4 @@
-"""Leases: who may speak about a run, and what becomes of one whose worker is silent."""
+"""Leases: whose reports about an attempt count, and what happens when a worker goes silent."""
 
 from collections.abc import Callable
 
@@ -36,28 +36,28 @@ Word = Callable[[Storage, Claimed], bool]
 
 
 def swept(case: "LeasesContract", storage: Storage) -> Claimed:
-    """Its lease was lost; the job waits again."""
+    """The lease expired; the job waits again."""
     claimed = an_active_job(storage, id="contested")
     case.lose_lease(storage, claimed.lease)
     return claimed
 
 
 def claimed_again(case: "LeasesContract", storage: Storage) -> Claimed:
-    """Its lease was lost, and another worker runs the job."""
+    """The lease expired, and another worker runs the job."""
     claimed = swept(case, storage)
     claim_one(storage, worker="worker-2")
     return claimed
 
 
 def claimed_again_by_itself(case: "LeasesContract", storage: Storage) -> Claimed:
-    """Its lease was lost, and the same worker runs the job anew."""
+    """The lease expired, and the same worker runs the job again."""
     claimed = swept(case, storage)
     claim_one(storage, worker="worker-1")
     return claimed
 
 
 def completed_by_another(case: "LeasesContract", storage: Storage) -> Claimed:
-    """Its lease was lost, and another worker has completed the job."""
+    """The lease expired, and another worker has completed the job."""
     claimed = swept(case, storage)
     finish(storage, completing(claim_one(storage, worker="worker-2"), b"of worker 2"))
     return claimed
@@ -78,42 +78,42 @@ def already_failed(_: "LeasesContract", storage: Storage) -> Claimed:
 
 
 def given_back(_: "LeasesContract", storage: Storage) -> Claimed:
-    """It has given the job back."""
+    """The worker has released the job."""
     claimed = an_active_job(storage, id="contested")
     finish(storage, releasing(claimed))
     return claimed
 
 
 def waiting_for_its_retry(_: "LeasesContract", storage: Storage) -> Claimed:
-    """It has asked for another run."""
+    """The worker has requested a retry."""
     claimed = an_active_job(storage, id="contested")
     finish(storage, retrying(claimed, LATER))
     return claimed
 
 
 def removed(_: "LeasesContract", storage: Storage) -> Claimed:
-    """The job has ended and its record is gone."""
+    """The job has ended, and its record was removed."""
     claimed = already_completed(_, storage)
     storage.jobs.remove(QUEUE, ["contested"])
     return claimed
 
 
-def enqueued_anew(_: "LeasesContract", storage: Storage) -> Claimed:
-    """The job is gone, and another one has its id."""
+def enqueued_again(_: "LeasesContract", storage: Storage) -> Claimed:
+    """The job was removed, and another one has its id."""
     claimed = removed(_, storage)
     enqueue(storage, id="contested")
     return claimed
 
 
-def running_anew(_: "LeasesContract", storage: Storage) -> Claimed:
-    """The job is gone, and another one with its id runs."""
-    claimed = enqueued_anew(_, storage)
+def running_again(_: "LeasesContract", storage: Storage) -> Claimed:
+    """The job was removed, and another one with its id is running."""
+    claimed = enqueued_again(_, storage)
     claim_one(storage)
     return claimed
 
 
 def obliterated(_: "LeasesContract", storage: Storage) -> Claimed:
-    """The queue is gone with all its jobs."""
+    """The queue was obliterated with all its jobs."""
     claimed = an_active_job(storage, id="contested")
     storage.queues.obliterate(QUEUE, force=True)
     return claimed
@@ -129,8 +129,8 @@ STALE: list[Stale] = [
     given_back,
     waiting_for_its_retry,
     removed,
-    enqueued_anew,
-    running_anew,
+    enqueued_again,
+    running_again,
     obliterated,
 ]
 
@@ -155,11 +155,11 @@ WORDS: dict[str, Word] = {
     "renew": _renew,
     "report": _report,
 }
-"""All that a worker can say about a run; whether it was heard."""
+"""Everything that a worker can report about an attempt; each returns whether it was accepted."""
 
 
 class LeasesContract(StorageCase):
-    """Cases about claims that are held, renewed and lost."""
+    """Cases about leases that are held, renewed and lost."""
 
     @pytest.mark.parametrize("word", WORDS)
     @pytest.mark.parametrize("stale", STALE, ids=lambda stale: stale.__name__)
@@ -207,7 +207,7 @@ class LeasesContract(StorageCase):
         assert len(set(tokens)) == 5
 
     def test_a_job_whose_worker_died_runs_again(self, storage: Storage) -> None:
-        """Between the claim and any further word there is no gap in which a job can be lost."""
+        """No job is lost between its claim and the first report about it."""
         claimed = an_active_job(storage, id="order:1")
 
         self.lose_lease(storage, claimed.lease)
@@ -276,7 +276,7 @@ class LeasesContract(StorageCase):
         ]
 
     def test_a_cancel_asked_of_one_job_does_not_reach_the_next_of_its_id(self, storage: Storage) -> None:
-        """The completed job had been asked to stop; the new one has not."""
+        """The completed job was asked to stop; the new one was not."""
         claimed = an_active_job(storage, id="order:1")
         storage.jobs.cancel(QUEUE, ["order:1"])
         finish(storage, completing(claimed))

@@ -443,7 +443,7 @@ class LimitersContract(StorageCase):
     def test_never_two_at_once_over_queues_under_fire(self, storage: Storage) -> None:
         many, queues = 300, SHARING[:2]
         storage.limiters.set(LIMITER, None, 1)
-        lock, running, most, left = Lock(), [0], [0], [2 * many]
+        lock, running, limit, left = Lock(), [0], [0], [2 * many]
         over, bells = ThreadEvent(), [ThreadEvent() for _ in range(4)]
 
         def produce(queue: str) -> None:
@@ -467,7 +467,7 @@ class LimitersContract(StorageCase):
                 done = answer.claims.jobs
                 with lock:
                     running[0] += len(done)
-                    most[0] = max(most[0], running[0])
+                    limit[0] = max(limit[0], running[0])
                 if not done:
                     assert wake_event.wait(20), "nobody rang: a wake-up was lost"
             stop()
@@ -479,6 +479,6 @@ class LimitersContract(StorageCase):
             ]
         )
 
-        assert (most[0], left[0]) == (1, 0)
+        assert (limit[0], left[0]) == (1, 0)
         assert [counts(storage, queue) for queue in queues] == [{State.COMPLETED: many}] * 2
         assert used(storage) == 0

@@ -20,7 +20,7 @@ from ..factories import (
     finish,
     job,
 )
-from .case import KEYED_ONLY, MOST, SELF_HEALING, SMALL, SOON, StorageCase, nothing_changes
+from .case import KEYED_ONLY, MAX_SIZE, SELF_HEALING, SMALL, SOON, StorageCase, nothing_changes
 
 ERROR = ("djqueue.core.errors.OptionError", "priority: 'high' is not a number")
 
@@ -76,12 +76,12 @@ class RejectedContract(StorageCase):
         assert {answer.status for answer in answers} == {"rejected"}
 
     def test_it_needs_neither_room_nor_a_group(self, storage: Storage) -> None:
-        storage.enqueue([batch(MOST, queue=SMALL)])
+        storage.enqueue([batch(MAX_SIZE, queue=SMALL)])
 
-        storage.enqueue([batch(MOST + 1, queue=SMALL, rejected=ERROR)])
+        storage.enqueue([batch(MAX_SIZE + 1, queue=SMALL, rejected=ERROR)])
         storage.enqueue([batch(1, queue=KEYED_ONLY, rejected=ERROR)])
 
-        assert counts(storage, SMALL) == {State.WAITING: MOST, State.FAILED: MOST + 1}
+        assert counts(storage, SMALL) == {State.WAITING: MAX_SIZE, State.FAILED: MAX_SIZE + 1}
         assert counts(storage, KEYED_ONLY) == {State.FAILED: 1}
 
     def test_it_is_not_retried_as_it_is(self, storage: Storage) -> None:

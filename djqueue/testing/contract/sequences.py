@@ -1,4 +1,4 @@
-"""Random sequences of operations, compared after each step with a reference that is easy to read."""
+"""Random sequences of operations, compared after each step with a simple reference model."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ STEPS = [
     "pass_time",
     "lose_one",
 ]
-"""The steps that are drawn from, the frequent ones more than once."""
+"""The steps to draw from; frequent ones are listed more than once."""
 
 _numbers = count()
 _queues = count()
@@ -50,14 +50,14 @@ _queues = count()
 
 @dataclass
 class Known:
-    """A job as the reference sees it."""
+    """A job in the reference."""
 
     id: str
     priority: int
     key: str | None
     state: State
     place: int = 0
-    """Order among the waiting jobs of its priority."""
+    """Position among the waiting jobs of its priority."""
     due: int = 0
     attempts: int = 0
     failures: int = 0
@@ -65,12 +65,12 @@ class Known:
     claim: Claimed | None = None
     lease_until: int = 0
     leader: "Known | None" = None
-    """The active job with its key whose end it waits for."""
+    """The active job with its unique key, for which it waits."""
 
 
 @dataclass
 class Reference:
-    """One queue, in the plainest way: lists and loops."""
+    """One queue, implemented with plain lists and loops."""
 
     jobs: dict[str, Known] = field(default_factory=dict)
     now: int = 0
@@ -79,7 +79,7 @@ class Reference:
     def enqueue(
         self, job_id: str, priority: int, key: str | None, delay: int, policy: str
     ) -> tuple[str, str, str | None]:
-        """Return the id, the status and the replaced job that the storage has to answer."""
+        """Return the id, the status and the replaced job that the storage must return."""
         there = self.jobs.get(job_id)
         if there is not None and there.state not in REUSABLE:
             return job_id, "completed" if there.state is State.COMPLETED else "duplicate", None
@@ -101,7 +101,7 @@ class Reference:
         return job_id, "queued", None if pending is None else pending.id
 
     def claim(self, slots: int) -> list[Known]:
-        """Return the jobs that come next."""
+        """Return the jobs to claim next."""
         if self.paused:
             return []
         self.due()
@@ -118,7 +118,7 @@ class Reference:
         return taken
 
     def end(self, job: Known, kind: str, delay: int) -> None:
-        """The end of a run."""
+        """End an attempt."""
         if kind == "retry":
             job.failures += 1
             self._put_back(job, delay)
@@ -132,7 +132,7 @@ class Reference:
         job.claim = None
 
     def pass_time(self, milliseconds: int) -> None:
-        """Time that passes, and what it does."""
+        """Let time pass, with its effects."""
         self.now += milliseconds
         for job in self.jobs.values():
             if job.state is State.ACTIVE and job.lease_until <= self.now:
@@ -142,14 +142,14 @@ class Reference:
         self.due()
 
     def due(self) -> None:
-        """Delayed jobs whose time has come, in the order of their times."""
+        """Return the delayed jobs that are due, in order of their times."""
         delayed = [job for job in self.jobs.values() if job.state is State.DELAYED]
         for job in sorted(delayed, key=lambda job: (job.due, job.place)):
             if job.due <= self.now:
                 self._place(job, 0)
 
     def retry(self, job_id: str) -> str:
-        """Return what the storage has to answer to a retry of a dead letter."""
+        """Return what the storage must return for a retry of a dead letter."""
         job = self.jobs.get(job_id)
         if job is None:
             return "not_found"
@@ -163,7 +163,7 @@ class Reference:
         return "retried"
 
     def promote(self, job_id: str) -> bool:
-        """Return whether the storage has to promote the job."""
+        """Return whether the storage must promote the job."""
         job = self.jobs.get(job_id)
         if job is None or job.state is not State.DELAYED:
             return False
@@ -171,7 +171,7 @@ class Reference:
         return True
 
     def update(self, job_id: str, priority: int) -> bool:
-        """Return whether the storage has to update the job."""
+        """Return whether the storage must update the job."""
         job = self.jobs.get(job_id)
         if job is None or job.state not in PENDING:
             return False
@@ -182,7 +182,7 @@ class Reference:
         return True
 
     def cancel(self, job_id: str) -> str:
-        """Return what the storage has to answer to a cancel of a job that is not active."""
+        """Return what the storage must return for cancelling a job that is not active."""
         job = self.jobs.get(job_id)
         if job is None:
             return "not_found"
@@ -192,7 +192,7 @@ class Reference:
         return "cancelled"
 
     def remove(self, job_id: str) -> bool:
-        """Return whether the storage has to remove the job."""
+        """Return whether the storage must remove the job."""
         job = self.jobs.get(job_id)
         if job is None or job.state is State.ACTIVE:
             return False
@@ -207,7 +207,7 @@ class Reference:
                 self._place(other, max(0, other.due - self.now))
 
     def _put_back(self, job: Known, delay: int, *, front: bool = False) -> None:
-        """Unless another waits for its end: then that is the newer one of two that wait."""
+        """Put a job back, unless another one waits for its end: of two waiting jobs, the newer is kept."""
         if any(other.leader is job for other in self.jobs.values()):
             self._end(job, State.CANCELLED)
         else:
@@ -227,8 +227,9 @@ class SequencesContract(StorageCase):
     """Random sequences of operations, compared with a model."""
 
     sequences = 100
-    """Examples that hypothesis tries; fewer for a slow storage, none for one that waits for real: between
-    two steps no time may pass by itself."""
+    """Number of hypothesis examples: fewer for a slow storage, and none for one with a real clock, because
+    no time may pass between two steps.
+    """
 
     def test_random_sequences_behave_like_the_reference(self, storage: Storage) -> None:
         if not self.sequences:
@@ -248,7 +249,7 @@ class SequencesContract(StorageCase):
 
 
 class _Sequence:
-    """One run over a queue of its own."""
+    """One sequence, on its own queue."""
 
     def __init__(
         self, case: SequencesContract, storage: Storage, data: st.DataObject, *, observed: bool
@@ -259,7 +260,7 @@ class _Sequence:
         self.queue = f"sequence {next(_queues)}"
         self.reference = Reference()
         self.spent: list[Claimed] = []
-        """Claims that are over: their tokens are stale."""
+        """Claims that have ended: their tokens are stale."""
         self.recorder = Recorder() if observed else None
 
     def run(self) -> None:
@@ -277,7 +278,7 @@ class _Sequence:
             assert log.outside == []
 
     def compare(self) -> None:
-        """Everything that can be read is as the reference says."""
+        """Compare everything that can be read with the reference."""
         known = self.reference.jobs
         records = self.storage.reads.jobs(self.queue, IDS)
         assert {
@@ -291,7 +292,7 @@ class _Sequence:
         assert {record.id for record in self.storage.reads.page(self.queue, None, 99)} == {*known}
 
     def job_id(self) -> str:
-        """One of few ids, so that they meet."""
+        """Draw one of a few ids, so that conflicts occur."""
         return self.draw(st.sampled_from(IDS), "id")
 
     def running(self) -> list[Known]:
@@ -388,7 +389,7 @@ class _Sequence:
         self.pass_time(milliseconds)
 
     def step_lose_one(self) -> None:
-        """One claim at a time: the order of several returned jobs is not specified."""
+        """One claim at a time, because the order of several returned jobs is not specified."""
         running = self.running()
         if not running:
             return
@@ -404,7 +405,7 @@ class _Sequence:
         self.spent.append(claimed)
 
     def pass_time(self, milliseconds: int) -> None:
-        """For the storage, and for the reference."""
+        """Let time pass for the storage and the reference."""
         self.case.pass_time(self.storage, milliseconds)
         self.reference.pass_time(milliseconds)
 

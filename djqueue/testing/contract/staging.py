@@ -13,7 +13,7 @@ from djqueue.storage.base import Storage
 from djqueue.storage.staging import ChunkMissingError, Counts, Manifest, Staging, chunks_of
 
 from ..factories import QUEUE, batch, claim, completing, counts, enqueue, finish, job
-from .case import LATER, MOST, PAIRS, SMALL, StorageCase
+from .case import LATER, MAX_SIZE, PAIRS, SMALL, StorageCase
 
 IDS = IdSource()
 WRITE = "write"
@@ -216,16 +216,16 @@ class StagingContract(StorageCase):
         assert publish(storage, manifest) == Counts(queued=2)
 
     def test_a_full_queue_takes_the_rest_later(self, storage: Storage) -> None:
-        manifest = staged(storage, {"a": [fresh(MOST, queue=SMALL), fresh(1, queue=SMALL)]}, queue=SMALL)
+        manifest = staged(storage, {"a": [fresh(MAX_SIZE, queue=SMALL), fresh(1, queue=SMALL)]}, queue=SMALL)
         place(storage).begin(manifest, None)
 
         with pytest.raises(QueueFullError):
             place(storage).publish(manifest, chunks_of(manifest))
 
-        assert counts(storage, SMALL)[State.WAITING] == MOST
+        assert counts(storage, SMALL)[State.WAITING] == MAX_SIZE
         claim(storage, 1, queues=(SMALL,))
         place(storage).publish(manifest, chunks_of(manifest))
-        assert place(storage).end(manifest) == Counts(queued=MOST + 1)
+        assert place(storage).end(manifest) == Counts(queued=MAX_SIZE + 1)
 
     def test_groups_and_dependencies_hold_for_what_is_published(self, storage: Storage) -> None:
         enqueue(storage, id="first")

@@ -13,9 +13,10 @@ from djqueue.core.job import RunningJob
 from djqueue.models import BulkKind, BulkOperation, CronJob
 from djqueue.operations import bulk
 from djqueue.storage.bulkwrites import DONE, UNFINISHED, QueueShare, tag_of
+from djqueue.storage.capabilities import Capabilities
 from djqueue.storage.database.bulkwrites import DatabaseBulkWriteReports
 from djqueue.storage.memory import MemoryStorage
-from djqueue.testing.contract.imports import report
+from djqueue.testing.contract.bulk_writes import report
 from djqueue.testing.factories import worker
 from tests.admin.factories import NOON
 from tests.dashboard.acting import fail
@@ -56,7 +57,7 @@ def tell_of_a_worker(storage):
 def tell_of_imports(monkeypatch):
     """Two reports of bulk writes, in the tables though the jobs are in memory; and jobs of the first."""
     kept = DatabaseBulkWriteReports("default", SYSTEM_CLOCK)
-    monkeypatch.setattr(MemoryStorage, "bulk_writes", kept)
+    monkeypatch.setattr(MemoryStorage, "capabilities", Capabilities(in_process=True, bulk_writes=kept))
     write, now = CAPTURED["write"], SYSTEM_CLOCK.now()
     kept.keep(
         report(

@@ -17,7 +17,7 @@ from djqueue.core.errors import ConfigurationError, JobTimeoutError, StorageUnav
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage, lease
 from djqueue.storage.database.journal import BACKLOG
-from djqueue.storage.database.patience import TIMEOUT
+from djqueue.storage.database.operations import TIMEOUT
 from djqueue.storage.database.remote import READ_TIMEOUT
 from djqueue.testing.factories import QUEUE, batch, enqueue, request, worker
 from djqueue.testing.waiting import Wakes

@@ -15,9 +15,8 @@ from djqueue.core.states import State
 from djqueue.storage.database import journal
 from djqueue.storage.database import storage as storage_module
 from djqueue.storage.database.lease import RELEASED, TTL, SchedulerLease, present_holder
-from djqueue.storage.database.processes import SCHEDULER, has_died, own_process
 from djqueue.storage.tables.clock import DatabaseClock
-from djqueue.storage.tables.holders import died_here, host_name
+from djqueue.storage.tables.holders import SCHEDULER, died_here, has_died, host_name, own_process
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,

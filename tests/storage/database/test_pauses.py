@@ -1,6 +1,6 @@
 """A process that was frozen finds out by how much, and takes nobody's lease for that."""
 
-from djqueue.storage.database.pauses import PAUSE, PauseWatch
+from djqueue.storage.database.lease import PAUSE, PauseWatch
 from djqueue.testing.clock import FakeClock
 from tests.support import eventually
 

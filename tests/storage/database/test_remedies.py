@@ -8,8 +8,7 @@ from django.db.migrations.operations import RunPython
 from django.db.migrations.state import ProjectState
 
 from djqueue import Queue, StorageUnavailableError
-from djqueue.storage.tables.dberrors import unavailable
-from djqueue.storage.tables.remedies import latest_migration
+from djqueue.storage.tables.dberrors import latest_migration, unavailable
 
 
 def refused_by(server, user, **arguments):

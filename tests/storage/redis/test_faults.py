@@ -120,7 +120,7 @@ def assert_exact(storage, queue):
     assert len({record.id for record in records}) == len(records)
     client, keys = storage._connections.sync(), storage.keys(queue)
     assert client.zcard(keys.key("lease")) == found[State.ACTIVE]
-    assert client.zcard(keys.key("dead")) == client.hlen(keys.key("letters")) == found[State.FAILED]
+    assert client.zcard(keys.key("dead")) == client.hlen(keys.key("dead_letters")) == found[State.FAILED]
     assert {letter.id for letter in storage.reads.dead_letters(queue)} == {
         record.id for record in records if record.state is State.FAILED
     }
@@ -573,7 +573,7 @@ def test_a_result_that_is_gone_blocks_nothing(redis_options, redis_server, open_
     assert enqueue(storage, id="a") == "a"
 
 
-@pytest.mark.parametrize("key", ["jobs", "letters", "uniq", "meta", "dead", "hist"])
+@pytest.mark.parametrize("key", ["jobs", "dead_letters", "uniq", "meta", "dead", "hist"])
 def test_a_key_that_is_gone_refuses_no_call(redis_options, redis_server, open_storage, key):
     storage = open_storage(redis_server)
     a_failed_job(storage, id="dead")

@@ -306,7 +306,7 @@ def test_a_moved_job_that_is_gone_is_not_waited_for(place, forget):
     storage.sweep()
 
     assert counts(storage, FAR) == {State.FAILED: 1}
-    assert "a job of another queue that it depends on" in job(storage, "down", FAR).error.message
+    assert "a dependency in another queue" in job(storage, "down", FAR).error.message
 
 
 def test_a_dependent_that_is_taken_back_does_not_keep_a_moved_job_where_it_is(place):

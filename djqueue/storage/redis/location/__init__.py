@@ -6,7 +6,7 @@ from typing import Any
 
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ConfigurationError, OptionError
-from djqueue.core.hiding import kind_of, shown_name
+from djqueue.core.shown import kind_of, shown_name
 from djqueue.core.suggest import nearest
 from djqueue.storage.redis.endpoints import CLUSTER_ARGUMENTS, Address, Endpoint, Sentinel
 

@@ -8,9 +8,9 @@ import pytest
 from djqueue.storage import bulkwrites
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import (
-    AGE,
     DONE,
     FAILED,
+    MAX_REPORT_AGE,
     PUBLISHING,
     SILENCE,
     UNFINISHED,
@@ -25,7 +25,7 @@ WRITE = "write"
 START = 1_780_000_000_000
 
 
-class ImportsContract(StorageCase):
+class BulkWritesContract(StorageCase):
     """For storages that keep reports of bulk writes. They need `advance`."""
 
     def test_a_write_that_nobody_reported_has_no_report(self, storage: Storage) -> None:
@@ -162,7 +162,7 @@ class ImportsContract(StorageCase):
         assert kept(storage).page(3, "unknown") == ([], None)
 
     def test_there_are_not_too_many(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys.modules[type(kept(storage)).__module__], "MOST", 3)
+        monkeypatch.setattr(sys.modules[type(kept(storage)).__module__], "MAX_REPORTS", 3)
 
         self.several(storage, 5)
 
@@ -171,7 +171,7 @@ class ImportsContract(StorageCase):
 
     def test_old_ones_go(self, storage: Storage) -> None:
         kept(storage).keep(report("old"))
-        self.advance(AGE - 1_000)
+        self.advance(MAX_REPORT_AGE - 1_000)
         kept(storage).keep(report("newer"))
         self.advance(2_000)
 

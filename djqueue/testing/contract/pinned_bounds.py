@@ -46,7 +46,7 @@ from .case import (
 LONG = 10 * SOON
 
 
-class HeldBoundsContract(StorageCase):
+class PinnedBoundsContract(StorageCase):
     """Cases about bounds that meet what is kept for dependents, streams and moves."""
 
     # Records that are held.

@@ -2,19 +2,19 @@
 
 from contextlib import closing
 
-from djqueue.storage.bulkwrites import AGE
+from djqueue.storage.bulkwrites import MAX_REPORT_AGE
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing import contract
-from djqueue.testing.contract.imports import kept, report
+from djqueue.testing.contract.bulk_writes import kept, report
 
 from .cases import OnCluster, OnSingle
 
 
-class TestSingle(OnSingle, contract.ImportsContract):
+class TestSingle(OnSingle, contract.BulkWritesContract):
     pass
 
 
-class TestCluster(OnCluster, contract.ImportsContract):
+class TestCluster(OnCluster, contract.BulkWritesContract):
     pass
 
 
@@ -22,7 +22,7 @@ def test_all_of_it_expires(redis_options, redis_server):
     with closing(RedisStorage(**redis_options)) as storage:
         kept(storage).keep(report())
         with redis_server.client() as redis:
-            lifetimes = [redis.pttl(key) for key in redis.keys("*import*")]
+            lifetimes = [redis.pttl(key) for key in redis.keys("*bulk_write*")]
 
     assert len(lifetimes) == 2
-    assert all(AGE - 60_000 < lifetime <= AGE for lifetime in lifetimes)
+    assert all(MAX_REPORT_AGE - 60_000 < lifetime <= MAX_REPORT_AGE for lifetime in lifetimes)

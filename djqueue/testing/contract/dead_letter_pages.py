@@ -21,7 +21,7 @@ from ..factories import (
 from .case import GROWING, JITTERED, SOON, StorageCase, nothing_changes
 
 
-class LetterPagesContract(StorageCase):
+class DeadLetterPagesContract(StorageCase):
     """Cases about reading many dead letters."""
 
     def test_a_dead_letter_names_its_job_and_its_error(self, storage: Storage) -> None:

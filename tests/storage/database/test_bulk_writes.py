@@ -9,10 +9,10 @@ from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing import contract
 from djqueue.testing.clock import FakeClock
-from djqueue.testing.contract.imports import kept, report
+from djqueue.testing.contract.bulk_writes import kept, report
 
 
-class TestOfAProcessThatIsNotTheScheduler(contract.ImportsContract):
+class TestOfAProcessThatIsNotTheScheduler(contract.BulkWritesContract):
     @pytest.fixture
     def storage(self, tables):
         self.clock = FakeClock()

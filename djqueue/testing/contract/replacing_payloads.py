@@ -29,7 +29,7 @@ from .case import StorageCase, nothing_changes
 from .transitions import shows
 
 
-class RevisingContract(StorageCase):
+class ReplacingPayloadsContract(StorageCase):
     """Cases about `replace_payload`."""
 
     @pytest.mark.parametrize("there", sorted(PENDING))

@@ -32,113 +32,113 @@ from ..waiting import Recorder, Wakes
 from .case import SOON, StorageCase, recorded, so_far
 
 Doing = Callable[[], object]
-Prepare = Callable[["TellingContract", Storage], Doing]
+Prepare = Callable[["EventsContract", Storage], Doing]
 
 
-def an_enqueue(_: "TellingContract", storage: Storage) -> Doing:
+def an_enqueue(_: "EventsContract", storage: Storage) -> Doing:
     """A new job."""
     return lambda: enqueue(storage)
 
 
-def an_enqueue_of_an_id(_: "TellingContract", storage: Storage) -> Doing:
-    """A new job with an id of its own."""
+def an_enqueue_of_an_id(_: "EventsContract", storage: Storage) -> Doing:
+    """A new job with a given id."""
     return lambda: enqueue(storage, id="order:1")
 
 
-def a_delayed_enqueue(_: "TellingContract", storage: Storage) -> Doing:
-    """A delayed job: whoever waits by the clock has to look at it again."""
+def a_delayed_enqueue(_: "EventsContract", storage: Storage) -> Doing:
+    """A delayed job: a worker that sleeps until a known time must check again."""
     return lambda: enqueue(storage, delay=SOON)
 
 
-def a_promotion(_: "TellingContract", storage: Storage) -> Doing:
+def a_promotion(_: "EventsContract", storage: Storage) -> Doing:
     """A delayed job promoted."""
     job_id = a_delayed_job(storage)
     return lambda: storage.jobs.promote(QUEUE, [job_id])
 
 
-def an_earlier_time(case: "TellingContract", storage: Storage) -> Doing:
-    """A delayed job put to an earlier time."""
+def an_earlier_time(case: "EventsContract", storage: Storage) -> Doing:
+    """A delayed job that is rescheduled to an earlier time."""
     job_id = a_delayed_job(storage)
     at = case.now(storage) + SOON
     return lambda: storage.jobs.reschedule(QUEUE, [job_id], at)
 
 
-def a_time_that_has_come(case: "TellingContract", storage: Storage) -> Doing:
-    """A delayed job that is due, found by maintenance."""
+def a_time_that_has_come(case: "EventsContract", storage: Storage) -> Doing:
+    """A delayed job that is due, found by a sweep."""
     enqueue(storage, delay=SOON)
     case.advance(SOON + 1)
     return storage.sweep
 
 
-def a_retry(_: "TellingContract", storage: Storage) -> Doing:
-    """A run that failed, with attempts left."""
+def a_retry(_: "EventsContract", storage: Storage) -> Doing:
+    """A failed attempt, with attempts left."""
     claimed = an_active_job(storage)
     return lambda: finish(storage, retrying(claimed))
 
 
-def a_retry_with_a_wait(_: "TellingContract", storage: Storage) -> Doing:
-    """The same, to be waited for."""
+def a_retry_with_a_wait(_: "EventsContract", storage: Storage) -> Doing:
+    """A failed attempt, with a backoff."""
     claimed = an_active_job(storage)
     return lambda: finish(storage, retrying(claimed, SOON))
 
 
-def a_release(_: "TellingContract", storage: Storage) -> Doing:
-    """A job given back."""
+def a_release(_: "EventsContract", storage: Storage) -> Doing:
+    """A released job."""
     claimed = an_active_job(storage)
     return lambda: finish(storage, releasing(claimed))
 
 
-def a_stall(case: "TellingContract", storage: Storage) -> Doing:
-    """A lost lease, found by maintenance."""
+def a_stall(case: "EventsContract", storage: Storage) -> Doing:
+    """An expired lease, found by a sweep."""
     claimed = an_active_job(storage)
     case.advance(claimed.lease + 1)
     return storage.sweep
 
 
-def a_retried_dead_letter(_: "TellingContract", storage: Storage) -> Doing:
+def a_retried_dead_letter(_: "EventsContract", storage: Storage) -> Doing:
     """A dead letter retried."""
     job_id = a_failed_job(storage)
     return lambda: storage.jobs.retry(QUEUE, [job_id])
 
 
-def a_resume(_: "TellingContract", storage: Storage) -> Doing:
+def a_resume(_: "EventsContract", storage: Storage) -> Doing:
     """The end of a pause."""
     storage.queues.pause(QUEUE)
     enqueue(storage)
     return lambda: storage.queues.resume(QUEUE)
 
 
-def a_dependency_met(_: "TellingContract", storage: Storage) -> Doing:
-    """The end of what a blocked job waits for, in another queue."""
+def a_dependency_met(_: "EventsContract", storage: Storage) -> Doing:
+    """The end of a blocked job's dependency in another queue."""
     a_blocked_job(storage)
     claimed = claim_one(storage, queues=[UPSTREAM])
     return lambda: finish(storage, completing(claimed))
 
 
-def a_group_freed(_: "TellingContract", storage: Storage) -> Doing:
-    """The end of a run whose group has a next job."""
+def a_group_freed(_: "EventsContract", storage: Storage) -> Doing:
+    """The end of an attempt whose group has another job."""
     enqueue_many(storage, 2, group="g")
     claimed = claim_one(storage)
     return lambda: finish(storage, completing(claimed))
 
 
-def a_groups_head_cancelled(_: "TellingContract", storage: Storage) -> Doing:
-    """The end of a waiting job whose group has a next job, of another name."""
+def a_groups_head_cancelled(_: "EventsContract", storage: Storage) -> Doing:
+    """The end of a waiting job whose group has another job, with another name."""
     first = enqueue(storage, group="g", name="unhandled")
     enqueue(storage, group="g")
     return lambda: storage.jobs.cancel(QUEUE, [first])
 
 
-def a_place_freed(_: "TellingContract", storage: Storage) -> Doing:
-    """The end of a run in a queue that was at its limit."""
+def a_place_freed(_: "EventsContract", storage: Storage) -> Doing:
+    """The end of an attempt in a queue that was at its limit."""
     storage.queues.set_limits(QUEUE, None, 1)
     enqueue_many(storage, 2)
     claimed = claim_one(storage)
     return lambda: finish(storage, completing(claimed))
 
 
-def a_limit_raised(_: "TellingContract", storage: Storage) -> Doing:
-    """A higher limit for a queue that was at its old one."""
+def a_limit_raised(_: "EventsContract", storage: Storage) -> Doing:
+    """A higher limit for a queue that was at its limit."""
     storage.queues.set_limits(QUEUE, None, 1)
     enqueue_many(storage, 2)
     claim_one(storage)
@@ -164,10 +164,10 @@ WAKING: list[Prepare] = [
     a_place_freed,
     a_limit_raised,
 ]
-"""All that may make a job claimable."""
+"""Everything that may make a job claimable."""
 
 
-class TellingContract(StorageCase):
+class EventsContract(StorageCase):
     """Cases about events and wake-ups."""
 
     def test_a_jobs_life_is_told_in_order(self, storage: Storage) -> None:
@@ -349,7 +349,7 @@ class TellingContract(StorageCase):
         assert left.count == 0
 
     def test_a_job_is_claimable_when_its_wake_arrives(self, storage: Storage) -> None:
-        """The lost wake-up: a wake-up before there is a job to claim, and none after."""
+        """A lost wake-up: it arrives before the job is claimable, and no other follows."""
         wakes = Wakes()
         storage.listen([QUEUE], wakes)
 

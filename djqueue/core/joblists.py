@@ -1,0 +1,341 @@
+"""The waiting jobs of one queue: a priority queue for each job name, taken in one common order.
+
+A worker claims only names that it handles. Because names are kept apart, a claim never scans past jobs that
+it cannot take. Jobs with a stalled attempt are kept apart from the others of their name for the same reason:
+a claim may leave them out.
+"""
+
+import heapq
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from itertools import count
+
+from .enginejob import EngineJob
+
+COMPACT_ABOVE = 0.2
+"""Share of stale entries above which they are removed."""
+COMPACT_FROM = 64
+"""Minimum number of entries for removing stale ones."""
+
+
+class PriorityQueue:
+    """A small heap of distinct priorities over a FIFO each, with lazy removal by generation.
+
+    A FIFO holds generations, and an index maps generations to jobs; a generation without a job is stale. Push
+    and pop cost O(log p) for p distinct priorities, removal O(1). A 4-ary heap has the same bounds in the
+    number of jobs; tests/benchmarks/structures.py shows why it is not used.
+    """
+
+    __slots__ = ("_fifos", "_jobs", "_order", "_stale")
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, EngineJob] = {}
+        """Live entries: jobs by generation."""
+        self._fifos: dict[int, deque[int]] = {}
+        self._order: list[int] = []
+        """Heap of the negated priorities that have a FIFO."""
+        self._stale = 0
+
+    @property
+    def size(self) -> int:
+        """Number of live entries."""
+        return len(self._jobs)
+
+    def push(self, job: EngineJob, *, front: bool = False) -> None:
+        """Add a job under its current generation, behind or before the jobs of its priority."""
+        fifo = self._fifo(job.options.priority)
+        if front:
+            fifo.appendleft(job.generation)
+        else:
+            fifo.append(job.generation)
+        self._jobs[job.generation] = job
+
+    def extend(self, jobs: list[EngineJob], first: int, priority: int) -> None:
+        """Add jobs of one priority behind the others, with generations from `first` on."""
+        generations = range(first, first + len(jobs))
+        self._fifo(priority).extend(generations)
+        self._jobs.update(zip(generations, jobs, strict=True))
+        for job, generation in zip(jobs, generations, strict=True):
+            job.generation = generation
+
+    def head(self) -> tuple[int, int] | None:
+        """Return (negated priority, generation) of the next job; None if empty. Lower goes first."""
+        while self._order:
+            fifo = self._fifos[-self._order[0]]
+            while fifo:
+                if fifo[0] in self._jobs:
+                    return self._order[0], fifo[0]
+                fifo.popleft()
+                self._stale -= 1
+            del self._fifos[-heapq.heappop(self._order)]
+        return None
+
+    def first(self) -> tuple[int, int, EngineJob] | None:
+        """Like `head`, with the job itself."""
+        head = self.head()
+        return None if head is None else (*head, self._jobs[head[1]])
+
+    def longest(self) -> Iterator[tuple[int, int, EngineJob]]:
+        """Yield (priority, generation, job) of the oldest job of each priority, for jobs pushed to either
+        end.
+
+        Jobs pushed to the front have descending generations below zero, the others ascending ones.
+        """
+        for priority, fifo in self._fifos.items():
+            middle = bisect_left(fifo, 0) if fifo and fifo[0] < 0 else 0
+            for indexes in (range(middle - 1, -1, -1), range(middle, len(fifo))):
+                generation = next((fifo[at] for at in indexes if fifo[at] in self._jobs), None)
+                if generation is not None:
+                    yield priority, generation, self._jobs[generation]
+
+    def before(self, priority: int, generation: int, limit: int) -> int:
+        """Return the number of entries before this priority and generation, up to `limit`."""
+        count = 0
+        for other, fifo in self._fifos.items():
+            if other < priority:
+                continue
+            for entry in fifo:
+                if count == limit or (other == priority and entry >= generation):
+                    break
+                count += entry in self._jobs
+        return count
+
+    def pop(self, limit: int) -> list[EngineJob]:
+        """Take up to `limit` jobs, best first."""
+        jobs: list[EngineJob] = []
+        order = self._order
+        live = self._jobs.pop
+        while order and limit > 0:
+            fifo = self._fifos[-order[0]]
+            popleft = fifo.popleft
+            while fifo and limit > 0:
+                job = live(popleft(), None)
+                if job is None:
+                    self._stale -= 1
+                else:
+                    job.generation = 0
+                    jobs.append(job)
+                    limit -= 1
+            if not fifo:
+                del self._fifos[-heapq.heappop(order)]
+        return jobs
+
+    def remove(self, job: EngineJob) -> None:
+        """Remove a job; its entry becomes stale."""
+        del self._jobs[job.generation]
+        job.generation = 0
+        self._stale += 1
+        total = len(self._jobs) + self._stale
+        if total >= COMPACT_FROM and self._stale > total * COMPACT_ABOVE:
+            self._compact()
+
+    def _fifo(self, priority: int) -> deque[int]:
+        fifo = self._fifos.get(priority)
+        if fifo is None:
+            fifo = self._fifos[priority] = deque()
+            heapq.heappush(self._order, -priority)
+        return fifo
+
+    def _compact(self) -> None:
+        for priority, fifo in list(self._fifos.items()):
+            live = [generation for generation in fifo if generation in self._jobs]
+            if live:
+                self._fifos[priority] = deque(live)
+            else:
+                del self._fifos[priority]
+        self._order = [-priority for priority in self._fifos]
+        heapq.heapify(self._order)
+        self._stale = 0
+
+
+STALLED = "\0"
+"""Suffix of the key for the stalled jobs of a name; no name contains it."""
+
+
+class ReadyJobs:
+    """Waiting jobs by name."""
+
+    __slots__ = ("_by_name", "_next", "heavy", "size", "stalled")
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, PriorityQueue] = {}
+        self._next = 1
+        """Generation of the next entry; entries put in front have it negated."""
+        self.size = 0
+        self.heavy = 0
+        """Number of jobs with a weight above 1."""
+        self.stalled = 0
+        """Number of jobs with a stalled attempt."""
+
+    def push(self, job: EngineJob, *, front: bool = False) -> None:
+        """Add a job behind or, with `front`, before those of its priority."""
+        job.generation = -self._next if front else self._next
+        self._next += 1
+        self._named(_key(job)).push(job, front=front)
+        self.size += 1
+        if job.options.weight > 1:
+            self.heavy += 1
+        if job.stalls:
+            self.stalled += 1
+
+    def extend(self, jobs: list[EngineJob], name: str, priority: int) -> None:
+        """Add jobs of one name and priority, each of weight 1, in order."""
+        if not jobs:
+            return
+        self._named(name).extend(jobs, self._next, priority)
+        self._next += len(jobs)
+        self.size += len(jobs)
+
+    def pop(self, limit: int, names: frozenset[str]) -> list[EngineJob]:
+        """Take up to `limit` jobs with these names, by priority, then in order of arrival."""
+        present = [queue for name in names & self._by_name.keys() if (queue := self._by_name[name]).size]
+        if len(present) == 1:
+            jobs = present[0].pop(limit)
+        else:
+            jobs = list(self._merge(present, limit))
+        self.size -= len(jobs)
+        if self.heavy:
+            self.heavy -= sum(job.options.weight > 1 for job in jobs)
+        if self.stalled:
+            self.stalled -= sum(job.stalls > 0 for job in jobs)
+        for name in names & self._by_name.keys():
+            if not self._by_name[name].size:
+                del self._by_name[name]
+        return jobs
+
+    def with_stalled(self, names: frozenset[str]) -> frozenset[str]:
+        """Return the keys of all jobs with these names; a name alone is the key of jobs without a stall."""
+        return names.union(name + STALLED for name in names) if self.stalled else names
+
+    def head(self, names: frozenset[str]) -> EngineJob | None:
+        """Return the first job that `pop` would take."""
+        heads = [found for name in names & self._by_name.keys() if (found := self._by_name[name].first())]
+        return min(heads)[2] if heads else None
+
+    def remove(self, job: EngineJob) -> None:
+        """Remove a job."""
+        key = _key(job)
+        queue = self._by_name[key]
+        queue.remove(job)
+        self.size -= 1
+        if job.options.weight > 1:
+            self.heavy -= 1
+        if job.stalls:
+            self.stalled -= 1
+        if not queue.size:
+            del self._by_name[key]
+
+    def has(self, names: frozenset[str]) -> bool:
+        """Return whether a job with one of these names waits."""
+        return not self._by_name.keys().isdisjoint(names)
+
+    def oldest_at(self) -> int | None:
+        """Return when the oldest waiting job could be claimed, considering the first job of each priority."""
+        first: dict[tuple[int, bool], tuple[int, EngineJob]] = {}
+        for queue in self._by_name.values():
+            for priority, generation, job in queue.longest():
+                position = (priority, generation < 0)
+                other = first.get(position)
+                if other is None or abs(generation) < abs(other[0]):
+                    first[position] = (generation, job)
+        return min((job.claimable_at for _, job in first.values()), default=None)
+
+    def before(self, job: EngineJob, limit: int) -> int:
+        """Return the number of jobs of any name before a job, up to `limit`."""
+        count = 0
+        for queue in self._by_name.values():
+            count += queue.before(job.options.priority, job.generation, limit - count)
+        return count
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of waiting jobs by name."""
+        counts: dict[str, int] = {}
+        for key, queue in self._by_name.items():
+            name = key.removesuffix(STALLED)
+            counts[name] = counts.get(name, 0) + queue.size
+        return counts
+
+    def _merge(self, queues: list[PriorityQueue], limit: int) -> Iterator[EngineJob]:
+        heads = [(head, index) for index, queue in enumerate(queues) if (head := queue.head())]
+        heapq.heapify(heads)
+        while heads and limit > 0:
+            _, index = heads[0]
+            yield from queues[index].pop(1)
+            limit -= 1
+            head = queues[index].head()
+            if head is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (head, index))
+
+    def _named(self, name: str) -> PriorityQueue:
+        queue = self._by_name.get(name)
+        if queue is None:
+            queue = self._by_name[name] = PriorityQueue()
+        return queue
+
+
+def _key(job: EngineJob) -> str:
+    return job.name + STALLED if job.stalls else job.name
+
+
+Entry = tuple[int, int, EngineJob]
+"""(run_at, generation, job): stale once the job has another generation."""
+
+
+class DelayedJobs:
+    """A binary heap on `run_at`, with lazy removal by generation.
+
+    Its keys are nearly all distinct, for which `heapq` beats a FIFO per key.
+    """
+
+    __slots__ = ("_heap", "_numbers", "size")
+
+    def __init__(self) -> None:
+        self._heap: list[Entry] = []
+        # Above the generations of ready jobs, which a job's current entry may have.
+        self._numbers = count(1 << 62)
+        self.size = 0
+
+    def push(self, job: EngineJob) -> None:
+        """Add a job under its `run_at`."""
+        job.generation = next(self._numbers)
+        heapq.heappush(self._heap, (job.run_at, job.generation, job))
+        self.size += 1
+
+    def remove(self, job: EngineJob) -> None:
+        """Remove a job."""
+        job.generation = 0
+        self.size -= 1
+        stale = len(self._heap) - self.size
+        if len(self._heap) >= COMPACT_FROM and stale > len(self._heap) * COMPACT_ABOVE:
+            self._heap = [entry for entry in self._heap if entry[2].generation == entry[1]]
+            heapq.heapify(self._heap)
+
+    def reorder(self) -> None:
+        """Restore the order after the `run_at` of jobs has changed."""
+        self._heap = [
+            (entry[2].run_at, entry[1], entry[2]) for entry in self._heap if entry[2].generation == entry[1]
+        ]
+        heapq.heapify(self._heap)
+
+    def pop_due(self, now: int, limit: int | None = None) -> list[EngineJob]:
+        """Take the jobs that are due, soonest first, up to `limit`."""
+        jobs: list[EngineJob] = []
+        while self._heap and self._heap[0][0] <= now and (limit is None or len(jobs) < limit):
+            _, generation, job = heapq.heappop(self._heap)
+            if job.generation == generation:
+                job.generation = 0
+                self.size -= 1
+                jobs.append(job)
+        return jobs
+
+    def next_due(self) -> int | None:
+        """Return when the next job is due, in UTC milliseconds; None if there is none."""
+        while self._heap:
+            run_at, generation, job = self._heap[0]
+            if job.generation == generation:
+                return run_at
+            heapq.heappop(self._heap)
+        return None

@@ -333,7 +333,7 @@ def _check_part(where: str, part: object) -> None:
 def _hint(where: str, part: object) -> str:
     """Return a hint on what to pass instead of a wrong part."""
     if isinstance(part, EnqueueResult):
-        return ", but the result of an enqueue: use .node(...) instead of .enqueue(...)"
+        return ", a result of enqueue(): use .node(...) instead of .enqueue(...)"
     if hasattr(type(part), "node"):
         return ": use its .node(...)"
     if isinstance(part, Iterable) and not isinstance(part, (str, bytes)):

@@ -151,7 +151,7 @@ def _subscribe(storage: Storage, queue: str, handler: EventHandler, job_id: str)
         with within(SUBSCRIPTION_TIMEOUT):
             return storage.events.subscribe(queue, handler, job_id)
     except StorageUnavailableError as error:
-        logger.debug("Polling job %s, because subscribing to its events failed: %s", job_id, error)
+        logger.debug("Polling job %s, because its events could not be subscribed to: %s", job_id, error)
         return None
 
 

@@ -159,7 +159,7 @@ def test_what_may_not_be_looked_at_is_said_and_no_error(restricted, found):
     told = found(restricted("info", "config"))
 
     assert [(finding.id, finding.level) for finding in told] == [("djqueue.I001", "info")] * 2
-    assert "INFO is not allowed, so its version could not be checked" in told[0].text
+    assert "the user may not run INFO, so its version could not be checked" in told[0].text
     assert "CONFIG GET is not allowed" in told[1].text
     assert "save" in told[1].text
 

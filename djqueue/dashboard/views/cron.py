@@ -63,7 +63,7 @@ def run(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
         raise
     except Exception as error:
         # Raised by the project's middleware.
-        logger.exception("The cron job %s was not enqueued.", row.name)
+        logger.exception("Schedule %s: its job was not enqueued.", row.name)
         messages.error(request, _("The action failed: %(error)s") % {"error": error})
         return site.back(request, "cron")
     for result in results:

@@ -44,7 +44,7 @@ Redact = Callable[[Any, str], Any]
 
 
 class JobType(Generic[P, R]):
-    """A function that workers run under a name. Calling it runs it here and now."""
+    """A function that workers run as a job. Calling it runs the function in this process."""
 
     def __init__(
         self,
@@ -183,9 +183,9 @@ class JobType(Generic[P, R]):
         """Enqueue one job, wait for it, and return its result: see `djqueue.client.waiting`.
 
         Args:
-            wait: Seconds to wait at most, or a timedelta; 30 seconds unless given. A function with a
-                parameter `wait` of its own gets this one, if the time to wait is given by
-                `using(wait=...)`.
+            wait: Maximum seconds to wait, or a timedelta; 30 seconds by default. If the function has a
+                parameter `wait`, pass the time to wait to `using(wait=...)` instead; then this argument
+                goes to the function.
         """
         wait, _ = self._waiting(wait, UNSET, kwargs)
         return waiting.enqueue_and_wait(self._storage(), self._one(args, kwargs), wait)
@@ -234,12 +234,15 @@ class JobType(Generic[P, R]):
     def schedule(
         self, name: str, *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **when: Any
     ) -> None:
-        """Declare a schedule that enqueues the job with these arguments, which are values of JSON.
+        """Declare a schedule that enqueues the job with these arguments.
 
-        name: of the schedule; another one of the same name and job replaces it.
-        when: `cron` or `every`, and the other options of schedules: see `djqueue.schedules.Schedule`.
+        Args:
+            name: The schedule's name. It replaces an earlier schedule of this name and job.
+            args: Positional arguments, which must be JSON-serializable, like `kwargs`.
+            when: `cron` or `every`, and the other options of `djqueue.schedules.Schedule`.
 
-        Raises OptionError, naming what is wrong.
+        Raises:
+            OptionError: An option is invalid, or another job has a schedule of this name.
         """
         entry = declared.check(name, self.name, when, args, kwargs)
         if self.arguments is not None:
@@ -344,22 +347,26 @@ def job(*, name: str | None = None, **options: Any) -> Callable[[Callable[P, R]]
 def job(
     function: Any = None, /, *, name: str | None = None, redact: Redact | None = None, **options: Any
 ) -> Any:
-    """Make a function a job: `@job`, or `@job(queue="emails", max_attempts=5, timeout=30)`.
+    """Register a function as a job: `@job`, or `@job(queue="emails", max_attempts=5, timeout=30)`.
 
-    The function is defined at a module's level, where every worker finds it by importing the module. One
-    defined elsewhere (a lambda, a function inside a function) needs a name, and its code has to be run by
-    whatever workers import. Methods cannot be jobs.
+    Define the function at module level, so that workers can import it. A function defined elsewhere, such as
+    a lambda, needs a name, and workers must import a module that runs its definition. Methods cannot be jobs.
 
-    name: under which workers find it; else the function's dotted path.
-    check_arguments: whether the arguments of its jobs are compared with the function's signature when they
-        are enqueued. False for a name whose code is elsewhere, so that the function here only stands for it.
-    batch: the function takes a list of jobs: at most so many, or {"size": …, "min_size": …, "wait": …}.
-    redact: a function (value, part) -> what of it the dashboard shows; part: `payload` or `result`. See
-        `djqueue.dashboard.redaction`.
-    options: see `djqueue.core.options`; `backoff` may be a function (failures, exception) -> seconds. With
-        `cron` or `every` it has a schedule, too: see `djqueue.schedules.Schedule` for what else that takes.
+    Args:
+        name: The job's name, by which workers find the function; its dotted path by default.
+        check_arguments: Whether enqueues compare the arguments with the function's signature. Pass False if
+            the code is in another project, and this function only stands for it.
+        batch: Makes the function take a list of jobs: the maximum number, or a mapping of `size`, `min_size`
+            and `wait`.
+        redact: A function (value, part) that returns the value to show in the dashboard; `part` is `payload`
+            or `result`. See `djqueue.dashboard.redaction`.
+        options: Job options, see `djqueue.core.options`; `backoff` may be a function (failures, exception)
+            that returns seconds. `cron` or `every` adds a schedule, with the options of
+            `djqueue.schedules.Schedule`.
 
-    Raises OptionError, naming the option; JobNameError if the name is taken, or cannot name the function.
+    Raises:
+        OptionError: An option is unknown or invalid.
+        JobNameError: The name is taken, or the function needs one.
     """
 
     if isinstance(function, str):

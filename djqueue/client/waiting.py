@@ -42,8 +42,8 @@ def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) ->
 
     Raises:
         JobFailedError, MaxRetriesError, JobCancelledError: The job ended without a result.
-        JobTimeoutError: It did not end within `wait` seconds; it continues.
-        WaitInTransactionError: The job would start only after the caller's transaction.
+        JobTimeoutError: The job did not end within `wait` seconds; it continues.
+        WaitInTransactionError: The job would start only after the caller's transaction has committed.
     """
     deadline = _deadline(wait)
     with within(_left(deadline) + LAST_LOOK):

@@ -55,7 +55,7 @@ class Reads(Protocol):
 
     @abstractmethod
     def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
-        """Return up to `limit` records of one state (None: all), oldest first, behind the job with an id."""
+        """Return up to `limit` records of one state (None: all), oldest first, after the job `after`."""
 
     @abstractmethod
     def cursor_page(
@@ -63,18 +63,18 @@ class Reads(Protocol):
     ) -> JobPage:
         """Return up to `limit` jobs of a queue in one state; `cursor` is the `next` or `previous` of a page.
 
-        Every page costs the same. Jobs are in the order of the storage's index of the state: about the order
-        in which they came into it (delayed jobs: in which they are due), or were enqueued. Jobs that come or
-        go between two pages move no other job to another page. Results, ended attempts and log lines may be
-        left out.
+        Every page costs the same. Jobs are in the order of the storage's index of the state: roughly the
+        order in which they entered the state (delayed jobs: in which they are due), or were enqueued. Jobs
+        that are added or removed between two pages move no other job to another page. Results, ended attempts
+        and log lines may be omitted.
 
         Raises:
-            OptionError: for an invalid cursor.
+            OptionError: The cursor is invalid.
         """
 
     @abstractmethod
     def find(self, id: str, queues: Sequence[str] | None = None) -> list[tuple[str, State]]:
-        """Return the queues (None: of all) that have a job with this id, and its state in each."""
+        """Return those of the queues (None: of all) that have a job with this id, and its state in each."""
 
     @abstractmethod
     def jobs_about(
@@ -82,11 +82,11 @@ class Reads(Protocol):
     ) -> JobSummaryPage:
         """Return up to `limit` summaries of jobs about a subject, newest first, of these queues (None: all).
 
-        Live jobs and retained ended ones are included, at a cost that depends on their number alone. `cursor`
-        is the `next` of an earlier page.
+        Includes live jobs and ended jobs that are retained, at a cost that depends only on their number.
+        `cursor` is the `next` of an earlier page.
 
         Raises:
-            OptionError: for an invalid cursor.
+            OptionError: The cursor is invalid.
         """
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Reads(Protocol):
     def dead_letter_page(self, queue: str, limit: int, after: str | None = None) -> DeadLetterPage:
         """Return up to `limit` dead letters, oldest first; `after` is the `next` of an earlier page.
 
-        Dead letters that come or go between two pages move no other to another page.
+        Dead letters that are added or removed between two pages move no other one to another page.
         """
 
     @abstractmethod
@@ -106,40 +106,39 @@ class Reads(Protocol):
 
     @abstractmethod
     def flow(self, queue: str, id: str, limit: int = MOST) -> FlowGraph | None:
-        """Return the jobs connected to one by `depends_on`, both ways and in any queue; None if it is
-        unknown.
+        """Return the jobs connected to a job by `depends_on`, in both directions and any queue; None for an
+        unknown job.
 
         Dependencies are always found. Dependents are found while a job has not ended, and afterwards if a
         flow enqueued them: the first 20 of each job and their own, but not where more than a hundred jobs of
         one step each lead to another one. A job enqueued with `depends_on` alone is no longer found from its
-        dependencies once it has ended. While no scheduler runs, the database storage considers the newest 200
-        blocked jobs of a queue only.
+        dependencies once it has ended. If no scheduler is running, the database storage considers only the
+        newest 200 blocked jobs of a queue.
 
         Up to `limit` jobs are read, in as many round trips as the graph is deep; see `FlowGraph.cut`.
         """
 
     @abstractmethod
     def overview(self, queues: Sequence[str] | None = None) -> Overview:
-        """Return the counts and controls of queues in this order (None: all, by name), each read at one
-        moment.
+        """Return the counts and controls of queues, in this order (None: all, by name).
 
-        A queue that was never used is empty.
+        Each queue is read at one moment. A queue that was never used is empty.
         """
 
     @abstractmethod
     def change_version(self) -> str | None:
         """Return an opaque version of all queues, jobs and workers; None if the storage cannot tell.
 
-        While it stays the same, the other reads answer the same, except for what changes with time alone. It
-        costs as much as one small read, however many jobs there are. Heartbeats, memory and running jobs of
+        As long as the version is the same, the other reads return the same, except for what changes with time
+        alone. It costs one small read, however many jobs exist. Heartbeats, memory and running jobs of
         workers, renewed leases and the state of shared limiters do not change it.
         """
 
     @abstractmethod
     def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
-        """Return up to `limit` groups of a queue, those with most waiting jobs first, and the named ones.
+        """Return up to `limit` groups of a queue, those with the most waiting jobs first, and the named ones.
 
-        Of very many groups only some are considered; the answer says so.
+        If a queue has very many groups, only some are considered, and the result says so.
         """
 
     @abstractmethod
@@ -149,24 +148,25 @@ class Reads(Protocol):
         """Return the metrics from `start` to before `end` (UTC milliseconds) in buckets of `step`
         milliseconds.
 
-        `step` is a multiple of a minute. Buckets begin earlier and end later than asked where they must. For
-        each queue, or for all together if `queues` is None, every bucket of the period, by time; with
-        `by_name`, instead, those of each job name in which something happened.
+        `step` is a multiple of a minute. The first bucket may begin before `start`, and the last may end
+        after `end`. The result has every bucket of the period, by time, for each queue, or for all queues
+        together if `queues` is None; with `by_name`, only the buckets of each job name in which something
+        happened.
 
         Buckets of minutes are kept for 7 days, of hours for 90, of days for 400, unless set otherwise. A step
-        is made of the longest that fit. Counts are as of the last `sweep`.
+        is composed of the longest that fit. Counts are as of the last `sweep`.
 
         Raises:
-            OptionError: for another step, and for more than 50,000 buckets of each queue.
+            OptionError: The step is invalid, or a queue would have more than 50,000 buckets.
         """
 
     @abstractmethod
     def diagnostics(self) -> Diagnostics:
         """Describe the storage: location, version, memory, persistence, scheduler. Never contains a secret.
 
-        Values that the server does not disclose are left out or marked unknown; row counts are estimates.
+        Values that the server does not disclose are omitted or marked unknown; row counts are estimates.
         """
 
     @abstractmethod
     def findings(self) -> Sequence[Finding]:
-        """Return what is wrong, or may be, with the servers of the storage."""
+        """Return the problems, and possible problems, of the storage's servers."""

@@ -94,7 +94,7 @@ def enqueued(name, value):
         ("tests.jobs.gone", {"args": [7], "kwargs": {"password": "hunter2"}}, "•••, password=•••"),
         ("emails", {"to": "ann", "password": "hunter2"}, "{'to': 'ann', 'password': •••}"),
         ("emails", "x" * 100, f"'{'x' * 78}…"),
-        ("emails", "x" * 9_000, "too large for a list"),
+        ("emails", "x" * 9_000, "too large to list"),
         ("emails", "line\n<b>", "'line\\n&lt;b&gt;'"),
     ],
 )

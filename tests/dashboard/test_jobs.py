@@ -164,7 +164,7 @@ def test_what_is_ticked_is_cancelled_or_run_now(client, memory):
 
     html = do(client, "selected_cancel", "a", "gone").content.decode()
     assert "1 job was cancelled." in html
-    assert "Not done: 1 not found." in html
+    assert "Skipped: 1 not found." in html
     do(client, "selected_promote", "later")
 
     assert get_storage().reads.states("emails", ["a", "later"]) == [State.CANCELLED, State.WAITING]

@@ -335,8 +335,6 @@ def test_a_failed_flush_is_tried_again_ever_less_often(written, dialect, monkeyp
 
     matching = "can be written again"
     written_again = eventually(lambda: [r for r in caplog.records if matching in r.getMessage()])
-        lambda: [r for r in caplog.records if "can be written again" in r.getMessage()]
-    )
 
     waits = [record.args[0] for record in caplog.records if record.args]
     assert waits == [0.05, 0.1, 0.2, 0.2]

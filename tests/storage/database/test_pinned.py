@@ -8,7 +8,7 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.retention import Keep, Retention
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.purging import PUT_OFF
+from djqueue.storage.database.pinned import PUT_OFF
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract.case import swept_clean
 from djqueue.testing.factories import (

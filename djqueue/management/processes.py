@@ -22,7 +22,7 @@ from djqueue.runtime.configuration import new_worker_id
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.maintenance import Maintenance
 from djqueue.runtime.serving import interruptible
-from djqueue.runtime.supervisor import Role
+from djqueue.runtime.supervisor import ProcessRole
 from djqueue.runtime.supervisor.children import FAILED, FINISHED, MISUSED, RECYCLED, REFUSED
 from djqueue.storage.base import Storage
 
@@ -33,7 +33,7 @@ RunWorker = Callable[[str | None, Ready], int]
 
 def roles(
     storage: Storage, processes: int, standby: str, worker_id: str | None, run_worker: RunWorker
-) -> list[Role]:
+) -> list[ProcessRole]:
     """Return the children for a storage, which must not be connected.
 
     Args:
@@ -45,13 +45,13 @@ def roles(
     """
     found = []
     if storage.capabilities.scheduler is not None and standby != "work":
-        found.append(Role("scheduler", partial(_reported, partial(run_scheduler, standby)), 0))
+        found.append(ProcessRole("scheduler", partial(_reported, partial(run_scheduler, standby)), 0))
     if is_mirrored(storage) or storage.capabilities.has_outbox:
-        found.append(Role("mirror", partial(_reported, run_mirror), 0))
+        found.append(ProcessRole("mirror", partial(_reported, run_mirror), 0))
     for number in range(1, processes + 1):
         name = f"worker {number}"
         one = worker_id if worker_id is None or processes == 1 else f"{worker_id}-{number}"
-        found.append(Role(name, partial(_reported, partial(run_worker, one)), 1, is_worker=True))
+        found.append(ProcessRole(name, partial(_reported, partial(run_worker, one)), 1, is_worker=True))
     return found
 
 

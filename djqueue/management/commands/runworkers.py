@@ -33,7 +33,7 @@ from djqueue.runtime.heartbeat import SHARE
 from djqueue.runtime.leasekeeper import LeaseKeeper, can_keep
 from djqueue.runtime.reloading import ReloadingParent, child_command
 from djqueue.runtime.serving import interruptible, leave, serve
-from djqueue.runtime.supervisor import Limits, Supervisor
+from djqueue.runtime.supervisor import ProcessLimits, Supervisor
 from djqueue.runtime.supervisor.children import FINISHED, RECYCLED
 from djqueue.storage.base import Storage
 
@@ -230,7 +230,7 @@ class Command(BaseCommand):
                 self.stdout.flush()
             if not worker.handlers:
                 self.stderr.write(self.style.WARNING(NO_HANDLERS))
-            limits = Limits(worker.options.shutdown_timeout / 1_000, options["max_memory_per_process"])
+            limits = ProcessLimits(worker.options.shutdown_timeout / 1_000, options["max_memory_per_process"])
             children = roles(
                 storage,
                 options["processes"],

@@ -1,6 +1,6 @@
 """The supervisor of `runworkers --processes`: child processes that it starts, restarts and stops."""
 
-from .children import Child as Child
-from .children import Role as Role
-from .supervisor import Limits as Limits
+from .children import ChildProcess as ChildProcess
+from .children import ProcessRole as ProcessRole
+from .supervisor import ProcessLimits as ProcessLimits
 from .supervisor import Supervisor as Supervisor

@@ -1,4 +1,4 @@
-"""Child processes of the supervisor, forked from its image, which has no open connections."""
+"""ChildProcess processes of the supervisor, forked from its image, which has no open connections."""
 
 import ctypes
 import gc
@@ -23,7 +23,7 @@ PAGE_SIZE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
 logger = logging.getLogger("djqueue.supervisor")
 
 
-class Role(NamedTuple):
+class ProcessRole(NamedTuple):
     """The purpose of a child."""
 
     name: str
@@ -36,7 +36,7 @@ class Role(NamedTuple):
     """Whether the supervisor ends when all children like this one have finished."""
 
 
-class Child:
+class ChildProcess:
     """A running child process.
 
     Args:
@@ -44,7 +44,7 @@ class Child:
         close: File descriptors of the supervisor that the child must close.
     """
 
-    def __init__(self, role: Role, close: tuple[int, ...]) -> None:
+    def __init__(self, role: ProcessRole, close: tuple[int, ...]) -> None:
         self.role = role
         self.is_ready = False
         self.is_recycled = False
@@ -101,7 +101,7 @@ def describe(status: int) -> str:
     return f"exit code {os.waitstatus_to_exitcode(status)}"
 
 
-def _run(role: Role, parent: int, writer: int, close: tuple[int, ...]) -> NoReturn:
+def _run(role: ProcessRole, parent: int, writer: int, close: tuple[int, ...]) -> NoReturn:
     """Run a role in the child process."""
     code = FAILED
     try:

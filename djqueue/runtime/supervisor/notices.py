@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .children import Child
+from .children import ChildProcess
 
 
 def notify(*lines: str) -> None:
@@ -42,7 +42,7 @@ class HealthFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def write(self, status: str, children: Sequence[Child], restarts: int) -> None:
+    def write(self, status: str, children: Sequence[ChildProcess], restarts: int) -> None:
         """Replace the file, so that no reader sees a part of it. Raises OSError."""
         content = {
             "status": status,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ..serving import PARENT_PIPE
 from . import notices
-from .children import FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, Child, Role, describe
+from .children import FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, ChildProcess, ProcessRole, describe
 
 FIRST_BACKOFF, LAST_BACKOFF = 1.0, 30.0
 """Seconds before a child that failed is restarted: first and longest wait, with doubling."""
@@ -40,8 +40,8 @@ HELPER_TIMEOUT = 30.0
 logger = logging.getLogger("djqueue.supervisor")
 
 
-class Limits(NamedTuple):
-    """Limits of the children."""
+class ProcessLimits(NamedTuple):
+    """ProcessLimits of the children."""
 
     shutdown_timeout: float
     """Seconds that running jobs have to finish."""
@@ -62,11 +62,13 @@ class Supervisor:
         health: Path of the health file.
     """
 
-    def __init__(self, roles: Sequence[Role], limits: Limits, health: Path | None = None) -> None:
+    def __init__(
+        self, roles: Sequence[ProcessRole], limits: ProcessLimits, health: Path | None = None
+    ) -> None:
         self._roles = sorted(roles, key=lambda role: role.stage)
         self._limits = limits
         self._health = notices.HealthFile(health) if health is not None else None
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, ChildProcess] = {}
         self._due: dict[str, float] = {}
         """Monotonic seconds at which a role is started, by its name."""
         self._failures: dict[str, int] = {}
@@ -154,7 +156,7 @@ class Supervisor:
                 del self._due[role.name]
                 self._start(role, now)
 
-    def _may_start(self, role: Role, now: float) -> bool:
+    def _may_start(self, role: ProcessRole, now: float) -> bool:
         """Return whether the stages before a role are ready, or took too long."""
         if now - self._begun > STAGE_TIMEOUT:
             return True
@@ -165,12 +167,12 @@ class Supervisor:
             if other.stage < role.stage
         )
 
-    def _start(self, role: Role, now: float) -> None:
+    def _start(self, role: ProcessRole, now: float) -> None:
         pipes = [child.ready_pipe for child in self._children.values() if child.ready_pipe >= 0]
         shared = [self._reader.fileno(), self._writer.fileno(), *pipes]
         if self._parent_pipe >= 0:
             shared.append(self._parent_pipe)
-        child = Child(role, tuple(shared))
+        child = ChildProcess(role, tuple(shared))
         self._children[child.pid] = child
         self._started[role.name] = now
         self._selector.register(child.ready_pipe, selectors.EVENT_READ, child)
@@ -197,7 +199,7 @@ class Supervisor:
         except BlockingIOError:
             return
 
-    def _read_ready(self, child: Child) -> None:
+    def _read_ready(self, child: ChildProcess) -> None:
         self._selector.unregister(child.ready_pipe)
         if os.read(child.ready_pipe, 1):
             child.is_ready = True
@@ -218,7 +220,7 @@ class Supervisor:
             if found:
                 self._on_end(self._children.pop(pid), status)
 
-    def _on_end(self, child: Child, status: int) -> None:
+    def _on_end(self, child: ChildProcess, status: int) -> None:
         if child.ready_pipe >= 0:
             if child.ready_pipe in self._selector.get_map():
                 self._selector.unregister(child.ready_pipe)
@@ -241,7 +243,7 @@ class Supervisor:
             return
         self._on_failure(child, describe(status), now)
 
-    def _on_failure(self, child: Child, how: str, now: float) -> None:
+    def _on_failure(self, child: ChildProcess, how: str, now: float) -> None:
         name = child.name
         if now - self._started[name] > STABLE:
             self._failures.pop(name, None)
@@ -260,7 +262,7 @@ class Supervisor:
         self._due[name] = now + wait
         logger.error("Process %d (%s) ended (%s); restarting it in %g s.", child.pid, name, how, wait)
 
-    # Limits, and the end.
+    # ProcessLimits, and the end.
 
     def _check(self) -> None:
         now = time.monotonic()
@@ -310,7 +312,7 @@ class Supervisor:
                 seconds = self._limits.shutdown_timeout + GRACE if child.role.is_worker else HELPER_TIMEOUT
                 self._stop(child, seconds if wanted == 1 else GRACE, wanted)
 
-    def _stop(self, child: Child, seconds: float, wanted: int) -> None:
+    def _stop(self, child: ChildProcess, seconds: float, wanted: int) -> None:
         child.signals = max(child.signals, wanted)
         child.kill_at = time.monotonic() + seconds
         child.send(signal.SIGTERM)

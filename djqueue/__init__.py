@@ -1,7 +1,7 @@
-"""djqueue: a job queue for Django, on the project's own database to begin with.
+"""djqueue: a job queue for Django that stores its jobs in the project's database or in Redis.
 
-Its names are loaded when they are first used, so that importing a part of the package, the engine or the
-pytest plugin say, brings in neither Django nor the rest.
+Public names are imported on first use, so that importing one part of the package, such as the engine or the
+pytest plugin, loads neither Django nor the rest.
 """
 
 from importlib import import_module
@@ -108,7 +108,7 @@ HOMES = {
     "group": "client",
     "job": "client",
 }
-"""Where the names of `__all__` are; those that are not here are errors."""
+"""Modules of the public names; those that are not listed are in `core.errors`."""
 
 
 def __getattr__(name: str) -> Any:

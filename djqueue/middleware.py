@@ -1,4 +1,4 @@
-"""Middleware: code of a project around every enqueue and every attempt.
+"""Middleware: project code that wraps every enqueue and every attempt.
 
     class Tenants:
         def enqueue(self, batch, call_next):

@@ -96,7 +96,7 @@ def test_bulk_writes_need_the_app_of_spark_and_say_so(manage):
     error, pages, reports = manage(apps, "shell", "-v", "0", "-c", code).splitlines()
 
     assert error.endswith(
-        "lacks the tables for bulk writes: add 'djqueue.contrib.spark' to INSTALLED_APPS of the Django "
+        "has no tables for bulk writes: add 'djqueue.contrib.spark' to INSTALLED_APPS of the Django "
         "project and run manage.py migrate"
     )
     assert pages == "[]"

@@ -176,7 +176,7 @@ class JobRowAdmin(ReadOnlyAdmin):
 
     visible_rows = staticmethod(gate.by_queue)
     dashboard_page = "jobs"
-    search_help_text = _("Search by job id, or by the beginning of a job id among the newest 100,000 rows.")
+    search_help_text = _("Search by job ID or, among the newest 100,000 rows, by the beginning of a job ID.")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str

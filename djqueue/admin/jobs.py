@@ -17,7 +17,7 @@ from djqueue.models import DeadLetter, Job, JobAttempt, JobLog, JobResult
 from .base import JobRowAdmin, time_column
 from .filters import NameFilter, QueueFilter, ReasonFilter
 
-ID_OR_NAME = _("Search by job id, or by the beginning of a job id or name among the newest 100,000 rows.")
+ID_OR_NAME = _("Search by job ID or, among the newest 100,000 rows, by the beginning of a job ID or name.")
 MAX_ENTRIES = 200
 """Attempts, and log lines, that a job's page shows: the newest."""
 INTERNAL_OPTIONS = frozenset({"rejected"})

@@ -17,7 +17,7 @@ def check_id(value: object, label: str = "id") -> str:
         return value
     kind = type(value).__name__
     if isinstance(value, UUID):
-        hint = ": pass str() of it"
+        hint = ": pass str(...)"
     elif isinstance(getattr(value, "id", None), str):
         hint = ": pass its .id"
     else:

@@ -102,12 +102,12 @@ class Flow:
 
     @property
     def first(self) -> list[Node]:
-        """The nodes that come after no other node."""
+        """The nodes without dependencies in the flow."""
         return [node for node in self.nodes if not any(isinstance(one, Node | str) for one in node.waits_for)]
 
     @property
     def last(self) -> list[Node]:
-        """The nodes that no other node comes after."""
+        """The nodes without dependents in the flow."""
         nodes = self.nodes
         needed = {one for node in nodes for one in node.waits_for if isinstance(one, Node | str)}
         return [node for node in nodes if node not in needed and node.label not in needed]
@@ -129,7 +129,7 @@ class Flow:
 
 
 class FlowResult:
-    """The results of a flow by node or name, iterable in the order of the enqueue."""
+    """The results of a flow by node or name, iterable in enqueue order."""
 
     def __init__(self, found: dict[Node, EnqueueResult]) -> None:
         self._found = found
@@ -333,7 +333,7 @@ def _check_part(where: str, part: object) -> None:
 def _hint(where: str, part: object) -> str:
     """Return a hint on what to pass instead of a wrong part."""
     if isinstance(part, EnqueueResult):
-        return ", but the result of an enqueue: use .node(...) instead of .enqueue(...)"
+        return ", a result of enqueue(): use .node(...) instead of .enqueue(...)"
     if hasattr(type(part), "node"):
         return ": use its .node(...)"
     if isinstance(part, Iterable) and not isinstance(part, (str, bytes)):

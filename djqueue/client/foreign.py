@@ -1,19 +1,19 @@
 """Calls of other job queues, for errors that name the call here."""
 
 HERE = {
-    "apply": "{job}(...) to run it here and now, or {job}.enqueue(...)",
+    "apply": "{job}(...) to run it in this process, or {job}.enqueue(...)",
     "apply_async": "{job}.using(delay=60, queue=...).enqueue(...)",
-    "apply_async_on_commit": "{job}.enqueue(...), which is part of the open transaction",
+    "apply_async_on_commit": "{job}.enqueue(...), which joins the open transaction",
     "async_apply": "{job}.enqueue(...)",
     "configure": "{job}.using(...).enqueue(...)",
     "defer": "{job}.enqueue(...)",
     "defer_async": "await {job}.aenqueue(...)",
     "delay": "{job}.enqueue(...)",
-    "delay_on_commit": "{job}.enqueue(...), which is part of the open transaction",
+    "delay_on_commit": "{job}.enqueue(...), which joins the open transaction",
     "message": "{job}.node(...), a job of a workflow",
     "perform_async": "{job}.enqueue(...)",
     "perform_in": "{job}.using(delay=60).enqueue(...)",
-    "run": "{job}(...) to run it here and now, or {job}.enqueue(...)",
+    "run": "{job}(...) to run it in this process, or {job}.enqueue(...)",
     "s": "{job}.node(...), a job of a workflow",
     "send": "{job}.enqueue(...)",
     "send_with_options": "{job}.using(delay=60, queue=...).enqueue(...)",
@@ -59,7 +59,7 @@ def explain_queue_attribute(name: str) -> str:
     here = QUEUE_HERE.get(name)
     if here is None:
         return f"'Queue' object has no attribute {name!r}"
-    return f"Queue.{name} is not part of djqueue. Use Queue.{here}."
+    return f"Queue has no {name}. Use Queue.{here}."
 
 
 def explain_attribute(kind: str, job: object, name: str) -> str:
@@ -67,4 +67,4 @@ def explain_attribute(kind: str, job: object, name: str) -> str:
     here = HERE.get(name)
     if here is None or not isinstance(job, str):
         return f"{kind!r} object has no attribute {name!r}"
-    return f"{job}.{name}() is not a call of djqueue. Use {here.format(job=job)}."
+    return f"A djqueue job has no {name}(). Use {here.format(job=job)}."

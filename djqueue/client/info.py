@@ -29,7 +29,7 @@ class JobStatus(NamedTuple):
 
 
 class JobInfo:
-    """A snapshot of a job. Values are decoded on access."""
+    """A job as it was when it was read. Values are decoded on first access."""
 
     def __init__(self, record: JobRecord) -> None:
         self.record = record
@@ -39,7 +39,7 @@ class JobInfo:
 
     @property
     def id(self) -> str:
-        """Id of the job, unique in its queue."""
+        """The job's id, unique in its queue."""
         return self.record.id
 
     @property
@@ -49,12 +49,12 @@ class JobInfo:
 
     @property
     def name(self) -> str:
-        """Name of the job, which selects its handler."""
+        """The job's name, which selects its handler."""
         return self.record.name
 
     @property
     def state(self) -> State:
-        """State of the job."""
+        """The job's state."""
         return self.record.state
 
     @property
@@ -64,32 +64,32 @@ class JobInfo:
 
     @property
     def subject(self) -> str | None:
-        """Subject of the job: `app_label.model:pk`, or any other string."""
+        """The object that the job is about: `app_label.model:pk`, or any other string."""
         return self.options.subject
 
     @property
     def attempts(self) -> int:
-        """Number of attempts started, without released ones."""
+        """Number of attempts started, without those that were released."""
         return self.record.attempts
 
     @property
     def failures(self) -> int:
-        """Number of failed attempts."""
+        """Number of attempts that failed."""
         return self.record.failures
 
     @property
     def stalls(self) -> int:
-        """Number of attempts lost with their worker."""
+        """Number of attempts that were lost with their worker."""
         return self.record.stalls
 
     @property
     def worker(self) -> str:
-        """Worker of the current or last attempt."""
+        """The worker that runs the job, or ran it last."""
         return self.record.worker
 
     @property
     def reason(self) -> str:
-        """Reason of the failure or cancellation, such as `timeout`."""
+        """Reason why the job failed or was cancelled, in one word."""
         return self.record.reason
 
     @property
@@ -99,32 +99,32 @@ class JobInfo:
 
     @property
     def progress(self) -> Any:
-        """Last progress that the handler reported."""
+        """The latest progress that the handler reported."""
         return self.record.progress
 
     @property
     def items(self) -> int:
-        """Number of items that the last attempt has sent, if the handler is a generator."""
+        """Number of items that the last attempt of a generator has sent."""
         return self.record.items
 
     @property
     def logs(self) -> tuple[tuple[datetime, str], ...]:
-        """Log lines of its handlers."""
+        """Log lines of the job, with their times."""
         return tuple((to_datetime(at), line) for at, line in self.record.logs)
 
     @property
     def history(self) -> tuple[AttemptRecord, ...]:
-        """Ended attempts, oldest first."""
+        """All ended attempts."""
         return self.record.all_attempts()
 
     @property
     def created_at(self) -> datetime:
-        """Time of the enqueue."""
+        """Time at which the job was enqueued."""
         return to_datetime(self.record.created_at)
 
     @property
     def run_at(self) -> datetime:
-        """Earliest time of the next attempt."""
+        """Earliest time at which the job may start."""
         return to_datetime(self.record.run_at)
 
     @property
@@ -134,7 +134,7 @@ class JobInfo:
 
     @property
     def finished_at(self) -> datetime | None:
-        """End of the job."""
+        """Time at which the job ended."""
         return _time(self.record.finished_at)
 
     @property

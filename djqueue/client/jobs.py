@@ -44,7 +44,7 @@ Redact = Callable[[Any, str], Any]
 
 
 class JobType(Generic[P, R]):
-    """A function that workers run under a name. Calling it runs it in this process."""
+    """A function that workers run as a job. Calling it runs the function in this process."""
 
     def __init__(
         self,
@@ -184,9 +184,9 @@ class JobType(Generic[P, R]):
         """Enqueue one job, wait for it, and return its result: see `djqueue.client.waiting`.
 
         Args:
-            wait: Maximum time to wait: seconds, or a timedelta; 30 seconds by default. If the function has
-            a parameter `wait`, give the time with `using(wait=...)`; this argument then goes to the
-            function.
+            wait: Maximum seconds to wait, or a timedelta; 30 seconds by default. If the function has a
+                parameter `wait`, pass the time to wait to `using(wait=...)` instead; then this argument
+                goes to the function.
         """
         wait, _ = self._waiting(wait, UNSET, kwargs)
         return waiting.enqueue_and_wait(self._storage(), self._one(args, kwargs), wait)
@@ -235,12 +235,15 @@ class JobType(Generic[P, R]):
     def schedule(
         self, name: str, *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **when: Any
     ) -> None:
-        """Declare a schedule that enqueues the job with these arguments, which must be JSON values.
+        """Declare a schedule that enqueues the job with these arguments.
 
-        name: Name of the schedule; it replaces a schedule of this job with the same name. when: `cron` or
-        `every`, and the other options of `djqueue.schedules.Schedule`.
+        Args:
+            name: The schedule's name. It replaces an earlier schedule of this name and job.
+            args: Positional arguments, which must be JSON-serializable, like `kwargs`.
+            when: `cron` or `every`, and the other options of `djqueue.schedules.Schedule`.
 
-        Raises OptionError, which names the wrong option.
+        Raises:
+            OptionError: An option is invalid, or another job has a schedule of this name.
         """
         entry = declared.check(name, self.name, when, args, kwargs)
         if self.arguments is not None:
@@ -345,27 +348,26 @@ def job(*, name: str | None = None, **options: Any) -> Callable[[Callable[P, R]]
 def job(
     function: Any = None, /, *, name: str | None = None, redact: Redact | None = None, **options: Any
 ) -> Any:
-    """Make a function a job: `@job`, or `@job(queue="emails", max_attempts=5, timeout=30)`.
+    """Register a function as a job: `@job`, or `@job(queue="emails", max_attempts=5, timeout=30)`.
 
-    Define the function at module level, where every worker finds it by importing the module. A function
-    defined elsewhere (a lambda, or a function inside another one) needs a name, and workers must import a
-    module that runs its definition. Methods cannot be jobs.
+    Define the function at module level, so that workers can import it. A function defined elsewhere, such as
+    a lambda, needs a name, and workers must import a module that runs its definition. Methods cannot be jobs.
 
     Args:
-        name: Name under which workers find the function; by default its dotted path.
-        check_arguments: Whether to compare arguments with the function's signature at enqueue. Use False
-            for a placeholder whose real code is elsewhere.
-        batch: The function takes a list of jobs: their maximum number, or {"size": …, "min_size": …,
-            "wait": …}.
-        redact: A function (value, part) that returns what the dashboard shows; part is `payload` or
-            `result`. See `djqueue.dashboard.redaction`.
+        name: The job's name, by which workers find the function; its dotted path by default.
+        check_arguments: Whether enqueues compare the arguments with the function's signature. Pass False if
+            the code is in another project, and this function only stands for it.
+        batch: Makes the function take a list of jobs: the maximum number, or a mapping of `size`, `min_size`
+            and `wait`.
+        redact: A function (value, part) that returns the value to show in the dashboard; `part` is `payload`
+            or `result`. See `djqueue.dashboard.redaction`.
         options: Job options, see `djqueue.core.options`; `backoff` may be a function (failures, exception)
-            that returns seconds. `cron` or `every` add a schedule, with the options of
+            that returns seconds. `cron` or `every` adds a schedule, with the options of
             `djqueue.schedules.Schedule`.
 
     Raises:
-        OptionError: An option is unknown or wrong; the message names it.
-        JobNameError: The name is taken, or cannot name the function.
+        OptionError: An option is unknown or invalid.
+        JobNameError: The name is taken, or the function needs one.
     """
 
     if isinstance(function, str):

@@ -53,8 +53,8 @@ class Limiter:
     def set(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
         """Limit the starts (`"100/s"`, or (count, seconds)) and the active jobs of all its queues together.
 
-        A limit that is not given stays; None removes it. Changes apply to all processes at once, and survive
-        restarts.
+        None removes a limit; a limit that is not given is unchanged. Changes apply to all processes at once,
+        and survive restarts.
 
         Raises OptionError, ConfigurationError, StorageError.
         """
@@ -65,7 +65,7 @@ class Limiter:
         await self.storage.acall(self.set, rate=rate, concurrency=concurrency)
 
     def state(self) -> LimiterState:
-        """Return the limits, and what is in use and free now."""
+        """Return the limits, and how much of them is in use and free."""
         return self.storage.limiters.state(self.name)
 
     async def astate(self) -> LimiterState:

@@ -54,7 +54,7 @@ class QueueActions(QueueHandle):
         return await self._acall(self.counts)
 
     def pause(self) -> None:
-        """Start no more jobs until `resume`; active jobs continue."""
+        """Pause the queue: no job starts until `resume`, and active jobs continue."""
         self.storage.queues.pause(self.name)
 
     async def apause(self) -> None:
@@ -62,7 +62,7 @@ class QueueActions(QueueHandle):
         await self._acall(self.pause)
 
     def resume(self) -> None:
-        """End the queue's pause."""
+        """Resume the queue."""
         self.storage.queues.resume(self.name)
 
     async def aresume(self) -> None:
@@ -78,14 +78,14 @@ class QueueActions(QueueHandle):
         return await self._acall(self.is_paused)
 
     def set_limits(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
-        """Set the queue's limits, at once and for all workers; None removes a limit.
+        """Set the queue's limits for all workers, immediately; None removes a limit.
 
         Args:
-            rate: Starts per time: `"100/s"`, or (count, seconds).
-            concurrency: Jobs active at once.
+            rate: Starts per period: `"100/s"`, or (count, seconds).
+            concurrency: Maximum number of active jobs.
 
         Raises:
-            OptionError: A limit is wrong, or none is given.
+            OptionError: A limit is invalid, or none is given.
         """
         given = read_limits("set_limits", rate, concurrency)
         self.storage.queues.set_limits(self.name, **given)
@@ -104,12 +104,12 @@ class QueueActions(QueueHandle):
     ) -> None:
         """Set the limits of a group, or the default for groups without their own limit (group None).
 
-        Limits that are not given stay; None removes one.
+        Limits that are not given are unchanged; None removes a limit.
 
         Args:
-            concurrency: Jobs active at once.
-            rate: Starts per time: `"10/s"`, or (count, seconds).
-            weight: Turns of this group per turn of another group; not for the default.
+            concurrency: Maximum number of active jobs.
+            rate: Starts per period: `"10/s"`, or (count, seconds).
+            weight: Jobs started for each job of a group with weight 1; not for the default.
 
         Raises OptionError.
         """
@@ -142,7 +142,7 @@ class QueueActions(QueueHandle):
         await self._acall(self.set_group_limit, group, concurrency, rate=rate, weight=weight)
 
     def pause_group(self, group: str) -> None:
-        """Start no more jobs of a group until `resume_group`; active jobs continue."""
+        """Pause a group: none of its jobs starts until `resume_group`, and active jobs continue."""
         self.storage.queues.pause_group(self.name, check_text("group", group))
 
     async def apause_group(self, group: str) -> None:
@@ -150,7 +150,7 @@ class QueueActions(QueueHandle):
         await self._acall(self.pause_group, group)
 
     def resume_group(self, group: str) -> None:
-        """End the pause of a group."""
+        """Resume a group."""
         self.storage.queues.resume_group(self.name, check_text("group", group))
 
     async def aresume_group(self, group: str) -> None:

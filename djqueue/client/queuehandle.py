@@ -30,7 +30,7 @@ class QueueHandle:
     def _check_target(self, to: str) -> None:
         envelope.check_queue(check_text("to", to), get_settings())
         if to == self.name:
-            raise OptionError(f"to: the jobs are already in queue {to!r}; name another queue")
+            raise OptionError(f"to: the jobs are already in queue {to!r}; pass a different queue")
 
     async def _acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.storage.acall(method, *args, **kwargs)

@@ -83,7 +83,7 @@ class JobActions(QueueHandle):
     def reschedule(
         self, id: str, *, delay: float | timedelta | None = None, run_at: datetime | None = None
     ) -> bool:
-        """Change the time of a job; return False if it has started or does not exist."""
+        """Change the start time of a job; return False if it has started or does not exist."""
         if (delay is None) == (run_at is None):
             raise OptionError("reschedule: expected either delay or run_at")
         if run_at is not None:
@@ -143,8 +143,7 @@ class JobActions(QueueHandle):
         return await self._acall(self.update, id, payload=payload, priority=priority)
 
     def retry(self, id: str) -> bool:
-        """Retry a dead letter; return False if the job is not one, its unique key is taken, or a
-        dependency is gone.
+        """Retry a dead letter; return False if it is none, its key is taken or a dependency is gone.
 
         A job that failed because a dependency did is blocked again until its dependencies complete.
         """

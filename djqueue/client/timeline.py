@@ -15,10 +15,10 @@ class Moment(NamedTuple):
     event: str
     """enqueued | started | released | retried | stalled | completed | failed | cancelled"""
     attempt: int = 0
-    """Which run; 0: it concerns none."""
+    """Number of the attempt; 0 for an event outside of attempts."""
     worker: str = ""
     reason: str = ""
-    """The reason of an end: that of the dead letter, or of the cancel."""
+    """Reason of the dead letter or the cancellation."""
     error: JobFailure | None = None
 
 

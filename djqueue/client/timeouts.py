@@ -50,7 +50,7 @@ def _look(storage: Storage, queue: str, job_id: str) -> str:
             if record is not None and record.state in PENDING:
                 explanation = storage.reads.explain(queue, job_id)
     except DjqueueError as error:
-        logger.debug("Could not explain why job %s of queue %r has not ended: %s", job_id, queue, error)
+        logger.debug("Could not explain why job %s of queue %r has not finished: %s", job_id, queue, error)
     return NO_ANSWER if record is None else _where(record, explanation)
 
 
@@ -59,7 +59,7 @@ def _where(record: JobRecord, found: Explanation | None) -> str:
         attempt = f" (attempt {record.attempts})" if record.attempts > 1 else ""
         return f"It is running on worker {record.worker}{attempt}."
     if record.state in TERMINAL:
-        return f"It has ended in the meantime ({record.state})."
+        return f"It has finished in the meantime ({record.state})."
     if record.failures:
         start = f"Attempt {record.attempts} failed; the next one has not started"
     else:
@@ -73,7 +73,7 @@ def _where(record: JobRecord, found: Explanation | None) -> str:
 def _no_handler(found: Explanation) -> str:
     return (
         f"no live worker of queue {found.queue!r} has a handler for {found.name!r}. Restart the workers if "
-        "its code is newer than they are"
+        "they run an older version of the code"
     )
 
 
@@ -106,7 +106,7 @@ REASONS: dict[str, Callable[[Explanation], str]] = {
         f"the rate limit of its group {found.group!r} allows the next job {_due(found)}"
     ),
     "group_busy": lambda found: _ahead(
-        found, f"its group {found.group!r} has reached its limit of {found.limit} running jobs"
+        found, f"its group {found.group!r} has reached its concurrency limit of {found.limit}"
     ),
     "behind_rate": lambda found: _ahead(
         found, f"the rate limit of queue {found.queue!r} allows the next job {_due(found)}"
@@ -115,16 +115,16 @@ REASONS: dict[str, Callable[[Explanation], str]] = {
         found, f"queue {found.queue!r} has reached its concurrency limit of {found.limit}"
     ),
     "too_heavy": lambda found: (
-        f"it takes {found.weight} slots of queue {found.queue!r}, of which {found.free} are free"
+        f"it needs {found.weight} slots of queue {found.queue!r}, of which {found.free} are free"
     ),
     "limiter_rate": lambda found: _ahead(
-        found, f"limiter {found.limiter!r} allows the next job {_due(found)}"
+        found, f"the rate limit of limiter {found.limiter!r} allows the next job {_due(found)}"
     ),
     "limiter_full": lambda found: _ahead(
         found,
-        f"limiter {found.limiter!r} has {found.free} of {found.limit} places free; it takes {found.weight}",
+        f"limiter {found.limiter!r} has {found.free} of {found.limit} slots free; it needs {found.weight}",
     ),
     "workers_busy": lambda found: _ahead(found, "all workers that could run it are busy"),
-    "waiting_turn": lambda found: _ahead(found, "nothing holds it back"),
+    "waiting_turn": lambda found: _ahead(found, "it can start at any time"),
 }
 """Remedies, by verdict of `djqueue.core.explain`."""

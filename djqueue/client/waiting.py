@@ -42,8 +42,8 @@ def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) ->
 
     Raises:
         JobFailedError, MaxRetriesError, JobCancelledError: The job ended without a result.
-        JobTimeoutError: It did not end within `wait` seconds; it continues.
-        WaitInTransactionError: The job would start only after the caller's transaction.
+        JobTimeoutError: The job did not end within `wait` seconds; it continues.
+        WaitInTransactionError: The job would start only after the caller's transaction has committed.
     """
     deadline = _deadline(wait)
     with within(_left(deadline) + LAST_LOOK):
@@ -151,7 +151,7 @@ def _subscribe(storage: Storage, queue: str, handler: EventHandler, job_id: str)
         with within(SUBSCRIPTION_TIMEOUT):
             return storage.events.subscribe(queue, handler, job_id)
     except StorageUnavailableError as error:
-        logger.debug("Polling job %s, because subscribing to its events failed: %s", job_id, error)
+        logger.debug("Polling job %s, because its events could not be subscribed to: %s", job_id, error)
         return None
 
 

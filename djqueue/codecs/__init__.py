@@ -22,19 +22,21 @@ NAMES = {"msgpack": MSGPACK}
 
 
 def encode(value: Any, content_type: str, *, limit: int | None = None, what: str = "payload") -> bytes:
-    """Return the bytes of a value.
+    """Encode a value.
 
-    limit: Maximum number of bytes. what: Name of the value in error messages, the root of the path to the
-    wrong part.
+    Args:
+        limit: Maximum number of bytes.
+        what: Name of the value in error messages.
 
-    Raises SerializationError, which names the wrong part of the value, or its subclass
-    PayloadTooLargeError.
+    Raises:
+        SerializationError: A part of the value cannot be encoded; the message has its path.
+        PayloadTooLargeError: The value has more bytes than `limit`.
     """
     return get_encoder(content_type, limit, what)(value)
 
 
 def get_encoder(content_type: str, limit: int | None = None, what: str = "payload") -> Callable[[Any], bytes]:
-    """Return a function that encodes many values like `encode`; threads may share it."""
+    """Return an encoder like `encode`, for many values. It may be called from any thread."""
     if NAMES.get(content_type, content_type) == MSGPACK:
         return msgpack.encoder(limit, what)
     from . import foreign
@@ -48,12 +50,14 @@ def decode(
     *,
     accept: Collection[str] | None = None,
 ) -> Any:
-    """Return the value of bytes.
+    """Decode a value.
 
-    accept: Content types or names that may be decoded; None allows MessagePack and those listed in
-    DJQUEUE["ACCEPT_CONTENT"].
+    Args:
+        accept: Content types or names that may be decoded; by default MessagePack and those in
+            DJQUEUE["ACCEPT_CONTENT"].
 
-    Raises SerializationError for a content type that is not accepted and for malformed bytes.
+    Raises:
+        SerializationError: The content type is not accepted, or the bytes are malformed.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise SerializationError(f"expected bytes to decode, got {type(data).__name__}")

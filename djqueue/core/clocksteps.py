@@ -57,7 +57,7 @@ class StepDetector:
 def log_step(step: int) -> None:
     """Log that the wall clock was set by so many milliseconds."""
     logger.warning(
-        "The wall clock was set %s by %.1f s; delays and time limits of pending jobs keep their lengths.",
+        "The wall clock was set %s by %.1f s; pending jobs keep their remaining delays and time limits.",
         "forward" if step > 0 else "back",
         abs(step) / 1_000,
     )

@@ -28,7 +28,7 @@ def milliseconds(name: str, value: Any) -> int:
     if seconds < 0:
         raise OptionError(f"{name}: must not be negative; got {shown(value)}")
     if seconds * 1_000 > LONGEST:
-        raise OptionError(f"{name}: must not be longer than 100 years; got {shown(value)}")
+        raise OptionError(f"{name}: must be at most 100 years; got {shown(value)}")
     if isinstance(value, timedelta):
         return -(-value // timedelta(milliseconds=1))
     # 2.007 * 1_000 is a little more than 2007: a part below a microsecond is a rounding error.

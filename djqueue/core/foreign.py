@@ -1,7 +1,7 @@
 """Names of other job queues, for errors that name the equivalent here."""
 
 PACKAGE_HERE = {
-    "Celery": "job: there is no application object",
+    "Celery": "job: djqueue has no application object",
     "actor": "job",
     "async_task": "job, and enqueue() of the function",
     "background": "job",

@@ -1,4 +1,4 @@
-"""The small values that travel between storages, workers and clients."""
+"""Values that storages, workers and clients exchange."""
 
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple

@@ -50,7 +50,7 @@ NOTES = {
 
 
 EXPLAINED = {
-    "acks_late": "a job whose worker dies always runs again, see the docs on leases",
+    "acks_late": "a job whose worker dies always runs again; see the docs on leases",
     "autoretry_for": "every exception is retried; raise UnrecoverableError or Discard to prevent that",
     "base": "a job is a function; use middleware for what all jobs have in common",
     "bind": "the function gets its job from current_job()",
@@ -65,7 +65,7 @@ EXPLAINED = {
     "permissions": "sandboxes are not available yet, see the roadmap",
     "rate_limit": "rates belong to queues: DJQUEUE['QUEUES'] = {'emails': {'RATE': '10/m'}}",
     "throws": "raise UnrecoverableError or Discard",
-    "track_started": "the state of a job is always known",
+    "track_started": "the state of a job is always tracked",
 }
 """Options of other queues that have no equivalent here, and what to do instead."""
 FOREIGN_TIMES = {

@@ -63,6 +63,6 @@ def _read(start: int, end: int) -> list[ChartAnnotation]:
         with _guarded(alias_of(Annotation)):
             newest = tables.select(Annotation, NEWEST, (start, end, MAX_ANNOTATIONS))
     except Error as error:
-        logger.debug("No chart annotations: %s", error)
+        logger.debug("Could not read the annotations; the charts show none: %s", error)
         return []
     return [ChartAnnotation(at, label) for at, label in reversed(newest)]

@@ -49,7 +49,7 @@ def read(text: str) -> Argument | None:
     name, colon, value = text.partition(":")
     path = tuple(name.strip().split("."))
     if not colon or not all(path):
-        raise OptionError("argument: write it as name:value, kwargs.order.id:7 or args.0:7")
+        raise OptionError("argument: use the form name:value, kwargs.order.id:7 or args.0:7")
     if path[0] not in ROOTS:
         path = ("kwargs", *path)
     value = value.strip()

@@ -32,7 +32,7 @@ def check_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 def one_line(record: JobRecord) -> str:
     """Return a job's redacted arguments in Python syntax, cut to `LENGTH` characters."""
     if len(record.payload) > LARGEST:
-        return _("too large for a list")
+        return _("too large to list")
     try:
         value = redaction.payload(record, revealed=False)
     except SerializationError:

@@ -95,7 +95,7 @@ def begin(
     user: Any = request.user
     row = bulk.begin(alias_of(BulkOperation), kind, selection, user=user.get_username(), expected=expected)
     if not get_storage().workers.all():
-        waits = _("No worker is running: the deletion starts when a worker does.")
+        waits = _("No worker is running. The deletion starts once a worker does.")
         message = f"{message} {waits}"
     messages.success(request, message, extra_tags=f"djq-{undoing(kind)}-{row.pk}")
     return row

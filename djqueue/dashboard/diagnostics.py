@@ -54,7 +54,7 @@ WORDS = frozenset(
         _("No worker is running: start one with `manage.py runworkers`."),
         _("Jobs are accepted but not run: start a worker with `manage.py runworkers`."),
         _("Enqueue calls wait until the database has caught up."),
-        _("Readers and the writer block each other: the scheduler enables WAL when started."),
+        _("Reads and writes block each other. The scheduler enables WAL mode when started."),
         _("The Redis user may not run INFO, CONFIG GET or MEMORY USAGE; only this page needs them."),
         _("Redis has evicted jobs or results: check maxmemory-policy."),
         _("Redis deletes jobs when memory is full: set the policy to noeviction."),

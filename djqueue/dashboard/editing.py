@@ -184,7 +184,7 @@ class EditForm(forms.Form):
         try:
             found: str = _signer(self._record).unsign(self.cleaned_data["new_id"])
         except BadSignature:
-            raise forms.ValidationError(_("The form has been altered. Reload the page.")) from None
+            raise forms.ValidationError(_("The form is no longer valid. Reload the page.")) from None
         return found
 
     def clean(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from djqueue.core.explain import BlockingJob, Dependency, Explanation
 
 SENTENCES = {
     "lease_of_dead_worker": gettext_lazy(
-        "Worker %(worker)s is gone. The job is retried when the lease expires."
+        "Worker %(worker)s has stopped responding. The job is retried when the lease expires."
     ),
     "paused": gettext_lazy("The queue is paused. No job starts until the queue is resumed."),
     "group_paused": gettext_lazy("Group %(group)s is paused."),
@@ -18,7 +18,7 @@ SENTENCES = {
     "blocked": gettext_lazy("The job waits for unfinished dependencies."),
     "no_worker": gettext_lazy("No live worker serves the queue. Start one with manage.py runworkers."),
     "no_handler": gettext_lazy(
-        "No live worker of the queue knows the job %(name)s. Deploy the code that defines the job."
+        "No live worker of the queue has a handler for %(name)s. Deploy the code that defines the job."
     ),
     "group_rate": gettext_lazy("Group %(group)s has reached its rate limit."),
     "group_busy": gettext_lazy("Group %(group)s has reached its concurrency limit of %(limit)s."),

@@ -91,7 +91,7 @@ class OneGroupForm(GroupForm):
         required=False,
         min_value=1,
         help_text=gettext_lazy(
-            "Turns per turn of a group with weight 1; empty: the value from the settings."
+            "Jobs started for each job of a group with weight 1; empty: the value from the settings."
         ),
     )
 

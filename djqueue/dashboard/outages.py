@@ -128,7 +128,7 @@ def _probe(alias: str) -> None:
     outage = breaker.outage
     breaker.succeeded()
     if outage is not None:
-        logger.info("The database %r answers again; pages show its data.", alias)
+        logger.info("The database %r responds again; pages show its data.", alias)
 
 
 def _raise_unavailable(cut: list[str], error: Exception) -> None:
@@ -166,7 +166,7 @@ def _note(alias: str, error: Exception) -> None:
     connections[alias].close()
     if is_new:
         logger.warning(
-            "The database %r does not answer; pages respond with status 503 until it does: %s",
+            "The database %r does not respond; pages respond with status 503 until it does: %s",
             alias,
             in_one_line(error),
         )

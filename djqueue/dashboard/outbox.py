@@ -33,7 +33,7 @@ def lines() -> list[DiagnosticLine]:
         if age > LATE:
             level, note = (
                 WARN,
-                _("Jobs do not reach Redis: check that Redis and a runworkers process are running."),
+                _("Jobs are not reaching Redis: check that Redis and a runworkers process are running."),
             )
         found.append(
             DiagnosticLine("outbox.oldest", _("Outbox"), _("Oldest job"), spans.shown(age), level, note)

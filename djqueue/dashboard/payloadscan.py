@@ -132,7 +132,7 @@ def _leased(user: Any) -> Iterator[bool]:
     try:
         is_free = _claim(lease, alias, name)
     except Error as error:
-        logger.warning("Search lease not written; the limit applies to this process only: %s", error)
+        logger.warning("Could not write the search lease; the limit applies to this process only: %s", error)
         yield True
         return
     try:
@@ -141,7 +141,7 @@ def _leased(user: Any) -> Iterator[bool]:
         try:
             lease.delete()
         except Error as error:
-            logger.warning("Search lease not deleted; it expires after %s ms: %s", TTL, error)
+            logger.warning("Could not delete the search lease; it expires after %s ms: %s", TTL, error)
 
 
 def _claim(lease: LeaderLease, alias: str, name: str) -> bool:

@@ -123,7 +123,7 @@ def _without_secrets(name: str, value: Any, part: str) -> Any:
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         logger.error(
-            "The redact function of %s failed at %s:%s with %s: nothing of the %s is shown.",
+            "The redact function of %s failed at %s:%s with %s; the whole %s is hidden.",
             name,
             where.filename,
             where.lineno,

@@ -71,7 +71,7 @@ def _read(start: int, end: int, step: int, queues: Sequence[str]) -> Rolled | No
             failed = rows.filter(failed__gt=0).order_by("-failed", "-hour").values_list("reasons", flat=True)
             reasons = list(failed[:MAX_REASONS]) if hours else []
     except Error as error:
-        logger.debug("No rollups: %s", error)
+        logger.debug("Could not read the rollups; the page shows none: %s", error)
         return None
     if not hours:
         return None

@@ -44,7 +44,7 @@ def act(request: HttpRequest, page: str, action: JobAction) -> None:
             messages.success(request, action.done[answer] % count)
         else:
             why = refusals({answer: count})[0]
-            messages.warning(request, _("Not done: %(why)s.") % {"why": why})
+            messages.warning(request, _("Skipped: %(why)s.") % {"why": why})
     if not answers:
         messages.warning(request, _("No jobs were selected."))
 

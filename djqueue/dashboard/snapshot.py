@@ -203,9 +203,9 @@ class Snapshots:
                     entry.cached = cached._replace(began=began, ended=entry.tick)
                     entry.took = entry.tick - began
             except StorageError as error:
-                logger.debug("A read that took too long for a page failed: %s", error)
+                logger.debug("A slow read that continued in the background failed: %s", error)
             except Exception:
-                logger.exception("A read that took too long for a page failed.")
+                logger.exception("A slow read that continued in the background failed.")
             finally:
                 entry.is_refreshing = False
                 connections.close_all()

@@ -146,7 +146,7 @@ def read_board() -> dict[str, object]:
     except DjqueueError as error:
         return {"": str(error)}
     except Exception:
-        logger.exception("Could not read the board that open pages share.")
+        logger.exception("Could not read the state of the queues for the event streams of open pages.")
         return {}
     finally:
         close_old_connections()

@@ -10,20 +10,20 @@ from djqueue.fields import NAME_LENGTH, MillisecondsField
 class AuditEvent(models.Model):
     """An action in the dashboard, performed or refused."""
 
-    at = MillisecondsField(_("at"))
+    at = MillisecondsField(_("time"))
     user = models.CharField(_("user"), max_length=NAME_LENGTH, help_text=_("Username at that time."))
     user_pk = models.CharField(max_length=NAME_LENGTH, blank=True, default="", editable=False)
     action = models.CharField(_("action"), max_length=64)
     queue = models.CharField(_("queue"), max_length=NAME_LENGTH, blank=True, default="")
-    job_id = models.CharField(_("job id"), max_length=NAME_LENGTH, blank=True, default="")
+    job_id = models.CharField(_("job ID"), max_length=NAME_LENGTH, blank=True, default="")
     count = models.IntegerField(_("jobs"), default=0)
     refused = models.BooleanField(_("refused"), default=False)
     detail = models.JSONField(_("details"), default=dict, blank=True)
 
     class Meta:
         db_table = "djqueue_audit_event"
-        verbose_name = _("activity")
-        verbose_name_plural = _("activities")
+        verbose_name = _("activity log entry")
+        verbose_name_plural = _("activity log entries")
         default_permissions = ()
         indexes = (
             models.Index(fields=["action", "id"], name="djqueue_audit_action"),
@@ -52,8 +52,8 @@ class PayloadVersion(models.Model):
     """
 
     queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
-    job_id = models.CharField(_("job id"), max_length=NAME_LENGTH)
-    at = MillisecondsField(_("at"))
+    job_id = models.CharField(_("job ID"), max_length=NAME_LENGTH)
+    at = MillisecondsField(_("time"))
     user = models.CharField(_("user"), max_length=NAME_LENGTH, help_text=_("Username at that time."))
     payload = models.BinaryField(_("payload"))
     content_type = models.CharField(_("content type"), max_length=100)

@@ -10,12 +10,12 @@ class DeadLetter(models.Model):
     """A job that failed for good. Its payload and options are in its `Job` row."""
 
     queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
-    job_id = models.CharField(_("job id"), max_length=NAME_LENGTH)
+    job_id = models.CharField(_("job ID"), max_length=NAME_LENGTH)
     name = models.CharField(_("job name"), max_length=NAME_LENGTH)
     reason = models.CharField(_("reason"), max_length=64)
     error_type = models.CharField(_("error type"), max_length=NAME_LENGTH, blank=True, default="")
     error_message = models.TextField(_("error message"), blank=True, default="")
-    entered_at = MillisecondsField(_("entered"))
+    entered_at = MillisecondsField(_("failed"))
     expires_at = MillisecondsField(_("kept until"))
     retries = models.IntegerField(_("automatic retries"), default=0)
     next_retry_at = MillisecondsField(_("next automatic retry"), null=True, blank=True)
@@ -24,7 +24,7 @@ class DeadLetter(models.Model):
         blank=True,
         default="",
         db_default="",
-        help_text=_("Queue and job id of each dependency, as JSON."),
+        help_text=_("Queue and job ID of each dependency, as JSON."),
     )
 
     class Meta:

@@ -25,10 +25,10 @@ class Job(models.Model):
     """A job, as the engine last wrote it."""
 
     queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
-    job_id = models.CharField(_("job id"), max_length=NAME_LENGTH)
+    job_id = models.CharField(_("job ID"), max_length=NAME_LENGTH)
     name = models.CharField(_("job name"), max_length=NAME_LENGTH)
     state = models.CharField(_("state"), max_length=16, choices=JobState.choices)
-    priority = models.IntegerField(_("priority"), default=0, help_text=_("Higher runs first."))
+    priority = models.IntegerField(_("priority"), default=0, help_text=_("Higher values run first."))
     payload = models.BinaryField(_("payload"))
     content_type = models.CharField(_("content type"), max_length=100)
     options = models.BinaryField(
@@ -36,9 +36,9 @@ class Job(models.Model):
     )
     unique_key = models.CharField(_("unique key"), max_length=NAME_LENGTH, null=True, blank=True)
     group = models.CharField(_("group"), max_length=NAME_LENGTH, null=True, blank=True)
-    subject = models.CharField(_("subject"), max_length=NAME_LENGTH, null=True, blank=True)
+    subject = models.CharField(_("object"), max_length=NAME_LENGTH, null=True, blank=True)
     created_at = MillisecondsField(_("enqueued"))
-    run_at = MillisecondsField(_("not before"))
+    run_at = MillisecondsField(_("run at"))
     started_at = MillisecondsField(_("started"), null=True, blank=True)
     finished_at = MillisecondsField(_("finished"), null=True, blank=True)
     expires_at = MillisecondsField(
@@ -46,7 +46,7 @@ class Job(models.Model):
     )
     attempts = models.IntegerField(_("attempts"), default=0, help_text=_("Attempts started."))
     failures = models.IntegerField(_("failures"), default=0)
-    stalls = models.IntegerField(_("stalls"), default=0, help_text=_("Attempts that lost their worker."))
+    stalls = models.IntegerField(_("stalls"), default=0, help_text=_("Attempts whose worker was lost."))
     worker = models.CharField(_("worker"), max_length=NAME_LENGTH, blank=True, default="")
     reason = models.CharField(_("reason"), max_length=NAME_LENGTH, blank=True, default="")
     error_type = models.CharField(_("error type"), max_length=NAME_LENGTH, blank=True, default="")
@@ -113,7 +113,7 @@ class JobResult(models.Model):
     """The result of a completed job."""
 
     queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
-    job_id = models.CharField(_("job id"), max_length=NAME_LENGTH)
+    job_id = models.CharField(_("job ID"), max_length=NAME_LENGTH)
     content_type = models.CharField(_("content type"), max_length=100)
     result = models.BinaryField(_("result"))
     completed_at = MillisecondsField(_("completed"))
@@ -141,7 +141,7 @@ class JobAttempt(models.Model):
     """An attempt that ended without completing its job."""
 
     queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
-    job_id = models.CharField(_("job id"), max_length=NAME_LENGTH)
+    job_id = models.CharField(_("job ID"), max_length=NAME_LENGTH)
     attempt = models.IntegerField(_("attempt"))
     worker = models.CharField(_("worker"), max_length=NAME_LENGTH)
     started_at = MillisecondsField(_("started"))
@@ -166,8 +166,8 @@ class JobLog(models.Model):
     """A line that a handler logged for its job."""
 
     queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
-    job_id = models.CharField(_("job id"), max_length=NAME_LENGTH)
-    at = MillisecondsField(_("at"))
+    job_id = models.CharField(_("job ID"), max_length=NAME_LENGTH)
+    at = MillisecondsField(_("time"))
     line = models.TextField(_("line"))
 
     class Meta:
@@ -185,7 +185,7 @@ class JobItem(models.Model):
     """An item yielded by a generator. Empty with the Redis storage, whose items are not mirrored."""
 
     queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
-    job_id = models.CharField(_("job id"), max_length=NAME_LENGTH)
+    job_id = models.CharField(_("job ID"), max_length=NAME_LENGTH)
     number = models.IntegerField(_("number"))
     run = models.BigIntegerField(_("attempt"))
     item = models.BinaryField(_("item"))

@@ -42,14 +42,14 @@ class MetricBucket(models.Model):
 class Annotation(models.Model):
     """An event shown in charts, such as a deploy."""
 
-    at = MillisecondsField(_("at"))
+    at = MillisecondsField(_("time"))
     label = models.CharField(_("label"), max_length=NAME_LENGTH)
     follows = models.BigIntegerField(
         unique=True,
         null=True,
         blank=True,
         editable=False,
-        help_text=_("For a version recorded by a worker: id of the previous one, or 0."),
+        help_text=_("For a version recorded by a worker: ID of the previous one, or 0."),
     )
 
     class Meta:

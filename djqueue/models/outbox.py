@@ -11,7 +11,7 @@ class OutboxJob(models.Model):
 
     queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
     name = models.CharField(_("job name"), max_length=NAME_LENGTH)
-    job_id = models.CharField(_("job id"), max_length=NAME_LENGTH)
+    job_id = models.CharField(_("job ID"), max_length=NAME_LENGTH)
     fresh = models.BooleanField(
         _("generated id"),
         default=False,
@@ -21,7 +21,7 @@ class OutboxJob(models.Model):
     options = models.BinaryField(
         _("options"), help_text=_("Options that differ from their defaults, as MessagePack.")
     )
-    run_at = MillisecondsField(_("not before"), null=True, blank=True)
+    run_at = MillisecondsField(_("run at"), null=True, blank=True)
     created_at = MillisecondsField(_("enqueued"))
 
     class Meta:

@@ -152,7 +152,7 @@ class CronJob(models.Model):
         default=list,
         blank=True,
         editable=False,
-        help_text="Queue and id of each job unfinished at the last run, if runs may not overlap.",
+        help_text="Queue and job ID of each job unfinished at the last run, if runs may not overlap.",
     )
 
     objects = CronJobQuerySet.as_manager()

@@ -9,14 +9,14 @@ from djqueue.fields import NAME_LENGTH, MillisecondsField
 class WorkerState(models.Model):
     """The latest report of a worker."""
 
-    worker_id = models.CharField(_("worker id"), max_length=NAME_LENGTH, unique=True)
+    worker_id = models.CharField(_("worker ID"), max_length=NAME_LENGTH, unique=True)
     host = models.CharField(_("host"), max_length=NAME_LENGTH)
-    pid = models.IntegerField(_("process id"))
+    pid = models.IntegerField(_("process ID"))
     queues = models.JSONField(_("queues"), null=True, blank=True)
     names = models.JSONField(_("job names"), default=list)
     concurrency = models.IntegerField(_("slots"))
     started_at = MillisecondsField(_("started"))
-    seen_at = MillisecondsField(_("last seen"))
+    seen_at = MillisecondsField(_("last heartbeat"))
     active = models.IntegerField(_("active jobs"), default=0)
     state = models.CharField(_("state"), max_length=16)
     about = models.JSONField(

@@ -42,7 +42,7 @@ def about(row: CronJob, runs: int) -> Iterator[str]:
     if row.skipped_at is not None:
         yield f"    skipped {shown(row, row.skipped_at)}: {row.skip_reason}"
     if not row.enabled:
-        yield "    switched off"
+        yield "    disabled"
         return
     try:
         for at in islice(next_runs(row), runs):

@@ -14,9 +14,9 @@ from djqueue.schedules import Schedule
 from .cron import job_id
 
 NOTHING: tuple[Any, None] = (None, None)
-NOT_PASSED = "the middleware did not enqueue it"
-IN_DOUBT = "it may have been enqueued already"
-UNFINISHED = "the job of an earlier run is unfinished"
+NOT_PASSED = "not enqueued by the middleware"
+IN_DOUBT = "may have been enqueued already"
+UNFINISHED = "the previous job is unfinished"
 
 Known = dict[JobKey, State]
 """The states of existing jobs."""

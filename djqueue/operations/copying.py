@@ -24,8 +24,9 @@ BATCH = 1_000
 BAD = (DataError, SerializationError, OverflowError, ValueError)
 """Errors of jobs that can never be read or written, so that retries are useless."""
 NOT_KNOWN = (
-    "Redis does not know %d unfinished jobs of queue %r that are in the tables, and may have lost them: "
-    "`manage.py djqueue restore-from-mirror` enqueues them again, `manage.py djqueue resync` forgets them."
+    "%d unfinished jobs of queue %r are in the tables but not in Redis, which may have lost them. Run "
+    "`manage.py djqueue restore-from-mirror` to enqueue them again, or `manage.py djqueue resync` to "
+    "delete their rows."
 )
 
 Counted = Callable[[int, int], None]

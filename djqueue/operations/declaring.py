@@ -31,7 +31,8 @@ def declare(alias: str, now: int) -> None:
             new.append(CronJob(name=name, **_fields(entry)))
         elif row.source == ScheduleSource.HAND:
             logger.error(
-                "Schedule %s: ignored the one declared in code, because one made by hand has this name.", name
+                "Schedule %s: ignored the declaration in code; a schedule created by hand has this name.",
+                name,
             )
         else:
             changed = {
@@ -44,7 +45,7 @@ def declare(alias: str, now: int) -> None:
     rows.bulk_create(new, ignore_conflicts=True)
     gone = rows.filter(source=ScheduleSource.CODE).exclude(name__in=wanted)
     for name in gone.values_list("name", flat=True):
-        logger.warning("Schedule %s: switched off, because the code no longer declares it.", name)
+        logger.warning("Schedule %s: disabled, because the code no longer declares it.", name)
     gone.update(enabled=False, source=ScheduleSource.WITHDRAWN)
 
 

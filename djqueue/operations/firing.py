@@ -270,7 +270,7 @@ class Firing:
                 raise
             except TakenOverError:
                 logger.warning(
-                    "Schedule %s: the middleware took too long; another process took over.", row.name
+                    "Schedule %s: the middleware took too long, so another process took over.", row.name
                 )
             except DjqueueError as error:
                 if row.pk not in self._refused:
@@ -379,7 +379,7 @@ class Firing:
         )
 
     def _switch_off(self, row: CronJob, error: DjqueueError) -> None:
-        logger.error("Schedule %s was switched off: %s", row.name, error)
+        logger.error("Schedule %s was disabled: %s", row.name, error)
         self._enabled().filter(pk=row.pk).update(enabled=False)
 
     # Clock changes.
@@ -388,7 +388,7 @@ class Firing:
         now, tick = self.clock.now(), self.clock.monotonic()
         seen, self._seen = self._seen, (now, tick)
         if seen is not None and (now - seen[0]) - (tick - seen[1]) < -SET_BACK:
-            logger.warning("The clock was set back; recomputing the next runs.")
+            logger.warning("The clock was set back; recomputing the next runs of all schedules.")
             self._recompute(now)
 
     def _recompute(self, now: int) -> None:

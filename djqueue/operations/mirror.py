@@ -53,7 +53,7 @@ class Mirror:
     def __init__(self, storage: Storage, alias: str, *, clock: Clock | None = None) -> None:
         changes: ChangeStream | None = storage.capabilities.changes
         if changes is None:
-            raise ConfigurationError(f"nothing is mirrored of {storage.describe()}")
+            raise ConfigurationError(f"{storage.describe()} has no change stream to mirror")
         self.storage = storage
         self.clock = clock or DatabaseClock(alias)
         self._alias = alias
@@ -164,7 +164,9 @@ class Mirror:
         if reading.status == "new":
             self._marks.pop(queue, None)
         elif reading.status == "gap":
-            logger.warning("Queue %r has changed more than its stream keeps: all is copied.", queue)
+            logger.warning(
+                "Queue %r: the change stream was trimmed before it was read; copying all jobs.", queue
+            )
         copied, self._marks[queue] = self._copying.copy_all(queue, self._trusted(queue, reading))
         return copied
 
@@ -244,7 +246,7 @@ class Mirror:
                     failures += 1
                     continue
                 if failures:
-                    logger.warning("The mirror goes on.")
+                    logger.warning("Mirroring resumed.")
                 failures = 0
                 if not copied:
                     pace.wait(IDLE)

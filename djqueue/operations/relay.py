@@ -138,7 +138,7 @@ class Relay:
                     wait = min(2 * wait, LAST_RETRY)
                     continue
                 if is_failing:
-                    logger.warning("The relay goes on.")
+                    logger.warning("The outbox relay resumed.")
                 is_failing, wait = False, FIRST_RETRY
                 if count < PAGE:
                     stop.wait(IDLE)

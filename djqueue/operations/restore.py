@@ -108,7 +108,7 @@ class Restoration:
         for job in self._unknown(queue, jobs):
             options = self._options(job)
             if options is None:
-                report.refused["its ttl is over"] += 1
+                report.refused["its TTL has expired"] += 1
             else:
                 lost.append(LostJob(job, options))
         self._enqueue(queue, lost)
@@ -151,7 +151,7 @@ class Restoration:
             elif result.id == entry.job.id:
                 report.unchanged += 1
             else:
-                report.refused["its unique key is taken by another job"] += 1
+                report.refused["its unique key is in use by another job"] += 1
 
     def _batches(self, lost: Iterable[LostJob]) -> Iterator[Batch]:
         for (name, options, run_at), entries in groupby(lost, self._alike):
@@ -180,7 +180,7 @@ class Restoration:
             order.prepare()
         except CycleError:
             for queue, _ in blocked:
-                self._reports[queue].refused["depends on a job that depends on it"] += 1
+                self._reports[queue].refused["is part of a dependency cycle"] += 1
             return
         while layer := order.get_ready():
             self._restore_layer([blocked[key] for key in layer])
@@ -192,7 +192,7 @@ class Restoration:
         for job in jobs:
             options = self._options(job)
             if options is None:
-                self._reports[job.queue].refused["its ttl is over"] += 1
+                self._reports[job.queue].refused["its TTL has expired"] += 1
                 continue
             try:
                 left = tuple(key for key in options.depends_on if _is_open(states[key], options))
@@ -234,7 +234,7 @@ def _is_open(dependency: RestoredDependency, options: JobOptions) -> bool:
     if (state is None or state in REUSABLE) and options.on_dependency_failure == "ignore":
         return False
     if state is None:
-        raise OptionError("depends on a job that neither Redis nor the tables know")
+        raise OptionError("depends on a job that is neither in Redis nor in the tables")
     if state in REUSABLE:
         raise OptionError(f"depends on a job that is {state.value}")
     raise OptionError("depends on a job that was not restored")

@@ -43,7 +43,7 @@ def control(storage: Storage, command: str, worker_id: str) -> str:
     if answer == NOT_FOUND:
         raise StorageError(f"unknown worker {worker_id!r}")
     if answer == STOPPING:
-        raise StorageError(f"worker {worker_id!r} is stopping already")
+        raise StorageError(f"worker {worker_id!r} is already stopping")
     if command != DUMP:
         return f"Sent {command} to {worker_id}"
     interval = max((info.heartbeat for info in storage.workers.all() if info.id == worker_id), default=0)

@@ -174,8 +174,8 @@ class RunEvents:
     def unhandled(self, jobs: Unhandled) -> None:
         """Log that jobs are waiting which no live worker can run."""
         logger.warning(
-            "%d job(s) named %s are waiting in queue %s, and no live worker has a handler for that name. "
-            "Deploy the code that defines the job and restart runworkers, or cancel the jobs.",
+            "%d job(s) named %s are waiting in queue %s, and no live worker has a handler for them. Deploy "
+            "the code that defines the job and restart runworkers, or cancel the jobs.",
             jobs.jobs,
             jobs.name,
             jobs.queue,

@@ -71,7 +71,7 @@ class OutageLog:
         if is_over:
             logger.log(
                 logging.WARNING if self._is_logged else logging.INFO,
-                "Worker %s: the storage is available again after %.1f s; reporting the jobs that ended "
+                "Worker %s: the storage is available again after %.1f s; reporting the jobs that finished "
                 "meanwhile",
                 self._worker_id,
                 ((self._answered_at or self._since) - self._since) / 1_000,

@@ -95,7 +95,7 @@ def stacks(heading: str, loop: asyncio.AbstractEventLoop) -> str:
 
 def _stack(frame: FrameType | None) -> str:
     if frame is None:
-        return "  (ended in the meantime)\n"
+        return "  (finished in the meantime)\n"
     found = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=DEPTH)
     found.reverse()
     return "".join(found.format())

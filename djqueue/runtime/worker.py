@@ -39,7 +39,7 @@ UNREGISTER_TIMEOUT = 5.0
 
 
 class Worker:
-    """Runs jobs until it is stopped, or until `until_empty` or `max_jobs` ends it. A worker runs once.
+    """Runs jobs until it is stopped, or until `until_empty` or `max_jobs` ends it. It can run only once.
 
     storage: Storage with the jobs; the one in the settings unless given.
     queues: Names of the queues to serve, or one name; None serves all queues.
@@ -163,7 +163,7 @@ class Worker:
             await asyncio.to_thread(announcer.flush, SIGNAL_TIMEOUT)
 
     def stop(self, *, hurry: bool = False) -> None:
-        """Stop claiming, and end when the running jobs have finished or `shutdown_timeout` is over.
+        """Stop claiming, and end when the running jobs have finished or `shutdown_timeout` has passed.
 
         Returns at once. May be called more than once, from any thread, and in a signal handler.
 

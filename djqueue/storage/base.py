@@ -11,16 +11,16 @@ A storage has a hot path, which workers and producers call for every job, and fa
     storage.events      events of jobs, as they happen
     storage.capabilities    what only some storages have
 
-Operations take and return lists, so that one round trip serves many jobs. Whatever happens to the caller:
+Operations take and return lists, so that one round trip serves many jobs. Every storage guarantees:
 
 - a claim is one atomic step from waiting to active;
 - a claim has a lease and a fencing token; every later operation on the attempt carries the token, and a stale
   token is refused without side effects;
 - a claim takes at most as many jobs as the worker has slots, and only job names that it handles;
 - any number of processes may call `sweep`; a second sweep changes nothing;
-- nothing outlives what it serves.
+- no record outlives the job, queue or worker that it belongs to.
 
-`djqueue.testing.contract` holds a storage to this.
+The test suite `djqueue.testing.contract` verifies this.
 """
 
 import asyncio
@@ -58,9 +58,9 @@ T = TypeVar("T")
 
 
 class Storage(ABC):
-    """Where jobs are kept. Methods may be called from any thread.
+    """A store of jobs. Methods may be called from any thread.
 
-    The async methods run their sync versions in a thread, unless a storage has something better.
+    The async methods run their sync versions in a thread, unless a storage overrides them.
     """
 
     jobs: Jobs
@@ -71,9 +71,9 @@ class Storage(ABC):
     events: Events
 
     on_incidents: Callable[[Sequence[Incident]], None] | None = None
-    """Called, from any thread, with what this storage's own calls did to jobs beyond what workers reported:
-    attempts that stalled, jobs that failed without an attempt or were cancelled. Only the process that
-    made the call is notified."""
+    """Callback for transitions that this storage's own calls made and no worker reported: attempts that
+    stalled, and jobs that failed without an attempt or were cancelled. It is called from any thread, and only
+    in the process that made the call."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -82,9 +82,9 @@ class Storage(ABC):
 
     @property
     def outage(self) -> Outage | None:
-        """Since when and why the storage's server has not answered; None while it does.
+        """Start and reason of the current outage of the storage's server; None if the server responds.
 
-        Callers do not wait for a server in an outage: reads do without it or fail at once.
+        During an outage, calls do not wait for the server: reads do without it or fail at once.
         """
         return None
 
@@ -103,7 +103,7 @@ class Storage(ABC):
         """Prepare for claims. A worker calls this once, before its first claim."""
 
     def close(self) -> None:  # noqa: B027
-        """Close connections and threads. Whatever was accepted is safe when this returns."""
+        """Close connections and threads. Everything that was accepted is stored when this returns."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -117,15 +117,16 @@ class Storage(ABC):
 
     @abstractmethod
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        """Add jobs; returns a result for each job, in order.
+        """Add jobs, and return a result for each job, in order.
 
-        A job whose id or unique key is taken answers `duplicate` with the state of the existing job, or
-        `completed` with its result in bytes. An id that failed or was cancelled is enqueued again. Jobs with
-        `JobOptions.rejected` become dead letters, whatever room the queue has, and answer `rejected`; if the
-        id is taken, nothing changes.
+        If a job's id or unique key is in use, its result is `duplicate` with the state of the existing job,
+        or `completed` with the return value in bytes. Ids of failed and cancelled jobs can be enqueued
+        again. Jobs with `JobOptions.rejected` become dead letters even if the queue
+        is full, with the result `rejected`; if the id is in use, nothing changes.
 
-        Raises QueueFullError if a queue has no room for a batch (after a wait, if its policy says so).
-        Nothing of that batch is enqueued then; earlier batches are.
+        Raises:
+            QueueFullError: A queue has no room for a batch (after a wait, if its policy has one). None of
+                that batch is enqueued; earlier batches are.
         """
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
@@ -134,7 +135,7 @@ class Storage(ABC):
 
     @abstractmethod
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
-        """End the attempts whose tokens hold, and claim the next jobs in the same round trip."""
+        """End the attempts whose tokens are valid, and claim the next jobs in the same round trip."""
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """Async version of `finish`."""
@@ -146,24 +147,24 @@ class Storage(ABC):
 
     @abstractmethod
     def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
-        """Extend the claims whose tokens hold to a full lease from now."""
+        """Extend the claims whose tokens are valid to a full lease from now."""
 
     @abstractmethod
     def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
-        """Record progress and log lines of attempts whose tokens hold."""
+        """Record progress and log lines of attempts whose tokens are valid."""
 
     @abstractmethod
     def emit(self, emissions: Sequence[Emission]) -> list[bool]:
-        """Add streamed items of attempts whose tokens hold.
+        """Add streamed items of attempts whose tokens are valid.
 
-        Items that were recorded before are not kept twice; items that leave a gap are refused. A job has the
-        items of its last attempt.
+        Items that were already added are ignored; items after a gap are refused. A job keeps the items of its
+        last attempt only.
         """
 
     @abstractmethod
     def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
-        """Call `wake`, from any thread, when a job of these queues (None: of any) may be claimable."""
+        """Call `wake`, from any thread, when a job of these queues (None: of any queue) may be claimable."""
 
     @abstractmethod
     def sweep(self) -> Swept:
-        """Do once what time requires: due jobs, expired leases, ttls, dead letters, old records."""
+        """Process everything that is due: delayed jobs, expired leases and TTLs, and old records."""

@@ -47,16 +47,16 @@ class Jobs(Protocol):
 
     @abstractmethod
     def replace_payload(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
-        """Replace the payload of one job, if it still has the payload that the caller knows.
+        """Replace the payload of one job, unless it has changed since the caller read it.
 
         Args:
-            old: the payload that the caller knows. If the job has another one, nothing changes.
-            retry: the job is a dead letter, and waits with the new payload afterwards. Without it the job is
+            old: The payload that the caller read. If the job has a different one, nothing changes.
+            retry: The job is a dead letter, and is retried with the new payload. If False, the job is
                 pending, and keeps its position.
 
         Returns:
             updated (a pending job) | retried (a dead letter) | not_found | changed | unique_key_taken, or the
-            state that the job is in instead.
+            job's current state if the call does not apply to it.
         """
 
     @abstractmethod
@@ -80,7 +80,7 @@ class Jobs(Protocol):
         refused as `dependency_gone`.
 
         Args:
-            dry_run: only report what would happen to each job if nothing else changed.
+            dry_run: Only report what would happen to each job.
 
         Returns:
             For each job: retried | blocked_again | not_found | not_failed | unique_key_taken | rejected (the
@@ -92,7 +92,7 @@ class Jobs(Protocol):
         """Remove jobs with everything that belongs to them; False for a job that is active or unknown.
 
         Args:
-            ended_before: remove only jobs that ended before this time in UTC milliseconds; False for others.
+            ended_before: Remove only jobs that ended before this time in UTC milliseconds; False for others.
         """
 
 
@@ -109,7 +109,7 @@ class Queues(Protocol):
 
     @abstractmethod
     def resume(self, queue: str) -> None:
-        """End a pause."""
+        """Resume a paused queue."""
 
     @abstractmethod
     def is_paused(self, queue: str) -> bool:
@@ -117,17 +117,17 @@ class Queues(Protocol):
 
     @abstractmethod
     def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
-        """Limit starts per time, and active jobs, of a queue over all workers.
+        """Limit a queue's starts per period and active jobs, across all workers.
 
-        None removes a limit; a limit that is not given stays as it is.
+        None removes a limit; a limit that is not given is unchanged.
         """
 
     @abstractmethod
     def set_group_limit(self, queue: str, group: str | None, **overrides: Unpack[GroupWords]) -> None:
         """Override limits of a group, or the default for groups without their own limit if `group` is None.
 
-        Only the values that are given change. None removes an override: the default of the queue, or of its
-        policy, applies again. A changed rate begins with a full bucket.
+        Only the values that are given change. None removes an override, so that the default of the queue, or
+        of its policy, applies again. A changed rate starts with a full bucket.
         """
 
     @abstractmethod
@@ -136,7 +136,7 @@ class Queues(Protocol):
 
     @abstractmethod
     def resume_group(self, queue: str, group: str) -> None:
-        """End a group's pause."""
+        """Resume a paused group."""
 
     @abstractmethod
     def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
@@ -151,9 +151,9 @@ class Queues(Protocol):
 
     @abstractmethod
     def obliterate(self, queue: str, *, force: bool = False) -> int:
-        """Remove a queue with all its jobs; returns the number of removed jobs.
+        """Remove a queue with all its jobs, and return the number of removed jobs.
 
-        Raises StorageError if some are active, unless `force` is set; then their outcomes are refused.
+        Raises StorageError if jobs are active, unless `force` is set; their outcomes are then refused.
         """
 
 
@@ -162,9 +162,9 @@ class Limiters(Protocol):
 
     @abstractmethod
     def set(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
-        """Limit starts per time, and the weight of active jobs, over all queues of a limiter.
+        """Limit the starts per period and the weight of active jobs, across all queues of a limiter.
 
-        None removes a limit; a limit that is not given stays as it is.
+        None removes a limit; a limit that is not given is unchanged.
         """
 
     @abstractmethod
@@ -177,7 +177,7 @@ class Workers(Protocol):
 
     @abstractmethod
     def register(self, info: WorkerInfo) -> tuple[str, ...]:
-        """Add a worker, or record its heartbeat; returns the commands that it should follow now.
+        """Add a worker, or record its heartbeat, and return the commands that it should follow now.
 
         Each command is delivered once: a command whose answer is lost is not repeated.
         """
@@ -188,7 +188,7 @@ class Workers(Protocol):
 
     @abstractmethod
     def all(self) -> list[WorkerInfo]:
-        """Return the workers that sent a heartbeat lately."""
+        """Return the workers that sent a heartbeat recently."""
 
     @abstractmethod
     def control(self, worker_id: str, command: str) -> str:
@@ -199,10 +199,10 @@ class Workers(Protocol):
         until then.
 
         Returns:
-            asked | stopping (the worker is stopping already, and accepts only dump) | not_found.
+            asked | stopping (the worker is already stopping, and accepts only dump) | not_found.
 
         Raises:
-            OptionError: for an unknown command.
+            OptionError: The command is unknown.
         """
 
     @abstractmethod

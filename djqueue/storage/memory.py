@@ -58,7 +58,7 @@ class MemoryStorage(EngineStorage):
         return Capabilities(in_process=True)
 
     def describe(self) -> str:
-        return "memory (this process only; nothing survives it)"
+        return "memory (this process only, not persistent)"
 
 
 class MemoryReads(EngineReads):

@@ -55,7 +55,7 @@ class Reads(Protocol):
 
     @abstractmethod
     def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
-        """Return up to `limit` records of one state (None: all), oldest first, after the job with an id."""
+        """Return up to `limit` records of one state (None: all), oldest first, after the job `after`."""
 
     @abstractmethod
     def cursor_page(
@@ -69,12 +69,12 @@ class Reads(Protocol):
         and log lines may be left out.
 
         Raises:
-            OptionError: for an invalid cursor.
+            OptionError: The cursor is invalid.
         """
 
     @abstractmethod
     def find(self, id: str, queues: Sequence[str] | None = None) -> list[tuple[str, State]]:
-        """Return the queues (None: of all) that have a job with this id, and its state in each."""
+        """Return those of the queues (None: of all) that have a job with this id, and its state in each."""
 
     @abstractmethod
     def jobs_about(
@@ -82,11 +82,11 @@ class Reads(Protocol):
     ) -> JobSummaryPage:
         """Return up to `limit` summaries of jobs about a subject, newest first, of these queues (None: all).
 
-        Live jobs and retained ended ones are included, at a cost that depends on their number alone. `cursor`
-        is the `next` of an earlier page.
+        Includes live jobs and ended jobs that are retained, at a cost that depends only on their number.
+        `cursor` is the `next` of an earlier page.
 
         Raises:
-            OptionError: for an invalid cursor.
+            OptionError: The cursor is invalid.
         """
 
     @abstractmethod
@@ -120,10 +120,9 @@ class Reads(Protocol):
 
     @abstractmethod
     def overview(self, queues: Sequence[str] | None = None) -> Overview:
-        """Return the counts and controls of queues in this order (None: all, by name), each read at one
-        moment.
+        """Return the counts and controls of queues, in this order (None: all, by name).
 
-        A queue that was never used is empty.
+        Each queue is read at one moment. A queue that was never used is empty.
         """
 
     @abstractmethod
@@ -137,9 +136,9 @@ class Reads(Protocol):
 
     @abstractmethod
     def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
-        """Return up to `limit` groups of a queue, those with most waiting jobs first, and the named ones.
+        """Return up to `limit` groups of a queue, those with the most waiting jobs first, and the named ones.
 
-        If a queue has very many groups, only some are considered; the result says so.
+        If a queue has very many groups, only some are considered, and the result says so.
         """
 
     @abstractmethod
@@ -166,9 +165,9 @@ class Reads(Protocol):
     def diagnostics(self) -> Diagnostics:
         """Describe the storage: location, version, memory, persistence, scheduler. Never contains a secret.
 
-        Values that the server does not disclose are left out or marked unknown; row counts are estimates.
+        Values that the server does not disclose are omitted or marked unknown; row counts are estimates.
         """
 
     @abstractmethod
     def findings(self) -> Sequence[Finding]:
-        """Return the known problems of the storage's servers."""
+        """Return the problems, and possible problems, of the storage's servers."""

@@ -109,7 +109,7 @@ def _listing(pending: list[JobInfo]) -> str:
         return "no jobs are enqueued"
     texts = [f"{_call(info.name, *_arguments(info))} in {info.queue!r}" for info in pending[:10]]
     more = f" and {len(pending) - 10} more" if len(pending) > 10 else ""
-    return f"enqueued are: {', '.join(texts)}{more}"
+    return f"enqueued jobs: {', '.join(texts)}{more}"
 
 
 def _call(name: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> str:

@@ -56,7 +56,7 @@ def drain(
         worker.start()
         if not worker.join(LONGEST):
             worker.stop(hurry=True)
-            raise AssertionError(f"jobs are still running or arriving after {LONGEST:g} s")
+            raise AssertionError(f"jobs are still running or being enqueued after {LONGEST:g} s")
         for field in fields(Counters):
             done = getattr(total, field.name) + getattr(worker.counters, field.name)
             setattr(total, field.name, done)

@@ -267,14 +267,14 @@ JOB_IN: Mapping[State, Callable[..., str]] = {
 def job(storage: Storage, job_id: str, queue: str = QUEUE) -> JobRecord:
     """Return the record of a job that must be there."""
     [record] = storage.reads.jobs(queue, [job_id])
-    assert record is not None, f"there is no job {job_id!r} in queue {queue!r}"
+    assert record is not None, f"could not find job {job_id!r} in queue {queue!r}"
     return record
 
 
 def page_of(storage: Storage, job_id: str, run: int = 0, start: int = 0, queue: str = QUEUE) -> ItemPage:
     """Items of a job that must be there, behind a mark."""
     [page] = storage.reads.items(queue, [ItemMark(job_id, run, start)])
-    assert page is not None, f"there is no job {job_id!r} in queue {queue!r}"
+    assert page is not None, f"could not find job {job_id!r} in queue {queue!r}"
     return page
 
 

@@ -60,7 +60,7 @@ class Recorder:
         with self._changed:
             value = self._changed.wait_for(predicate, PATIENCE)
             seen = [(event.id, event.event) for event in self._events[-20:]]
-        assert value, f"not within {PATIENCE:g} s: {what}; seen last: {seen}"
+        assert value, f"timed out after {PATIENCE:g} s: {what}; last events: {seen}"
         return value
 
 
@@ -125,5 +125,5 @@ def together(actions: Iterable[Callable[[], Any]], *, within: float = 60.0) -> l
         sys.setswitchinterval(interval)
     if errors:
         raise errors[0]
-    assert len(answers) == len(started), f"not done within {within:g} s: a deadlock?"
+    assert len(answers) == len(started), f"not finished within {within:g} s; possibly a deadlock"
     return [answers[index] for index in range(len(started))]

@@ -45,7 +45,7 @@ def test_what_does_not_fit_fails(send, expected):
     send.enqueue(42, copy=True)
 
     with pytest.raises(
-        AssertionError, match=r"jobs matching send.*enqueued are: send\(42, copy=True\) in 'emails'"
+        AssertionError, match=r"jobs matching send.*enqueued jobs: send\(42, copy=True\) in 'emails'"
     ):
         assert_enqueued(send, **expected)
 

@@ -56,7 +56,7 @@ def test_intervals_are_seconds_or_timedeltas(every: Any) -> None:
         ({"every": -1}, "every: must not be negative; got -1"),
         ({"every": float("nan")}, "every: nan is not a finite number of seconds"),
         ({"every": float("inf")}, "every: inf is not a finite number of seconds"),
-        ({"every": 1e300}, "every: must not be longer than 100 years; got 1e[+]300"),
+        ({"every": 1e300}, "every: must be at most 100 years; got 1e[+]300"),
         ({"every": "5"}, "every: expected seconds or a timedelta"),
         ({"every": True}, "every: expected seconds or a timedelta"),
         ({"cron": "@daily", "timezone": "Mars/Olympus"}, "timezone: 'Mars/Olympus' is not the name"),

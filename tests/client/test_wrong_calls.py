@@ -95,7 +95,7 @@ def test_an_id_that_no_job_could_have_is_refused(queue, do, method):
     for wrong, hint in [
         (result, "pass its .id"),
         (queue.get_job(result.id), "pass its .id"),
-        (uuid, r"str\(\)"),
+        (uuid, r"pass str\("),
     ]:
         with pytest.raises(OptionError, match=rf"ids?: expected a job's id \(a string\), got .*{hint}"):
             do(queue, method, wrong)

@@ -287,7 +287,7 @@ def test_a_user_has_one_search_at_a_time_and_another_user_is_not_held_up(
 
     refused = search(again, "order:7")
     assert refused.status_code == 429
-    assert "Another search of yours is still running" in refused.content.decode()
+    assert "Another of your searches is still running" in refused.content.decode()
     partial = again.get(
         refused.request["PATH_INFO"],
         {"state": "waiting", "argument": "order:7"},

@@ -87,7 +87,7 @@ def test_one_who_comes_when_the_job_is_gone_is_told(action):
     client = logged_in(one_with(*ALL_RIGHTS))
     assert visit(client, BY_NAME[action]).status_code == 302
     html = page(client)
-    assert "Not done, the job has changed" in html
+    assert "Action not applied, because the job has changed" in html
     assert "Job job-1 was not found" in html
     assert not AuditEvent.objects.exists()
 

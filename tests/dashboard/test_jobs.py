@@ -94,7 +94,7 @@ def enqueued(name, value):
         ("tests.jobs.gone", {"args": [7], "kwargs": {"password": "hunter2"}}, "•••, password=•••"),
         ("emails", {"to": "ann", "password": "hunter2"}, "{'to': 'ann', 'password': •••}"),
         ("emails", "x" * 100, f"'{'x' * 78}…"),
-        ("emails", "x" * 9_000, "too large for a list"),
+        ("emails", "x" * 9_000, "too large to list"),
         ("emails", "line\n<b>", "'line\\n&lt;b&gt;'"),
     ],
 )
@@ -164,7 +164,7 @@ def test_what_is_ticked_is_cancelled_or_run_now(client, memory):
 
     html = do(client, "selected_cancel", "a", "gone").content.decode()
     assert "1 job was cancelled." in html
-    assert "Not done: 1 not found." in html
+    assert "Skipped: 1 not found." in html
     do(client, "selected_promote", "later")
 
     assert get_storage().reads.states("emails", ["a", "later"]) == [State.CANCELLED, State.WAITING]

@@ -111,9 +111,9 @@ def test_what_is_illegal_now_cannot_be_pressed_and_is_refused(client, state):
     refused = page.count(f"Not available for {state} jobs.")
     assert refused == 2 - times - priorities
     if not times:
-        assert "Not done, the job has changed" in post(client, "reschedule", delay="60")
+        assert "Action not applied, because the job has changed" in post(client, "reschedule", delay="60")
     if not priorities:
-        assert "Not done, the job has changed" in post(client, "reprioritise", priority="7")
+        assert "Action not applied, because the job has changed" in post(client, "reprioritise", priority="7")
         assert record() == before
         assert not AuditEvent.objects.exists()
 
@@ -121,7 +121,7 @@ def test_what_is_illegal_now_cannot_be_pressed_and_is_refused(client, state):
 @pytest.mark.parametrize(("page", "form"), [("reschedule", {"delay": 5}), ("reprioritise", {"priority": 5})])
 def test_a_job_that_is_gone_says_so(queue, client, page, form):
     response = post(client, page, **form)
-    assert "Not done, the job has changed" in response
+    assert "Action not applied, because the job has changed" in response
     assert "Job job-1 was not found" in response
 
 

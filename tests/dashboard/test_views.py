@@ -341,7 +341,7 @@ def test_the_outbox_of_redis_is_shown_with_its_backlog(client, settings, memory,
         created = to_datetime(SYSTEM_CLOCK.now() - 180_000)
         OutboxJob.objects.create(**given, job_id=f"job-{number}", created_at=created)
     html = shown(client, "storage").content.decode()
-    assert re.search("Outbox.*Jobs.*>2<.*Oldest job.*3.0 min.*Jobs do not reach Redis", html, re.DOTALL)
+    assert re.search("Outbox.*Jobs.*>2<.*Oldest job.*3.0 min.*Jobs are not reaching Redis", html, re.DOTALL)
 
 
 def test_no_secret_of_the_storage_is_told(client, settings):

@@ -83,7 +83,7 @@ def test_what_is_off_left_out_or_not_readable_says_so() -> None:
 
     output = run("--next", "1")
 
-    assert "    switched off" in output
+    assert "    disabled" in output
     assert "    skipped 2026-03-28 13:00:00+01:00: PermissionError: not now" in output
     assert any(line.startswith("    invalid: ") for line in output)
 

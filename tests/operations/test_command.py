@@ -82,7 +82,7 @@ def test_restore_counts_by_queue_and_outcome(configured, mirror, redis_server):
     output = run("restore-from-mirror")
     assert "default: 4 restored (1 delayed, 3 waiting), 0 already in Redis, 0 refused" in output
     assert "emails: 0 restored, 1 already in Redis, 1 refused" in output
-    assert "1 refused: its unique key is taken by another job" in output
+    assert "1 refused: its unique key is in use by another job" in output
     assert "Nothing to restore" in run("restore-from-mirror")
 
 

@@ -137,7 +137,7 @@ def test_rows_made_by_hand_are_left_alone(caplog: pytest.LogCaptureFixture) -> N
     code_says()
     assert list(CronJob.objects.order_by("name").values()) == before
     assert (
-        "Schedule report: ignored the one declared in code, because one made by hand has this name."
+        "Schedule report: ignored the declaration in code; a schedule created by hand has this name."
         in caplog.text
     )
 

@@ -540,7 +540,7 @@ def test_what_a_middleware_does_not_pass_on_is_left_out(
         goes_to(firing, clock, FIRST)
 
     assert (times(row), told, ids(storage)) == ((0, None, FIRST + EVERY), [], [])
-    assert row.skip_reason == "the middleware did not enqueue it"
+    assert row.skip_reason == "not enqueued by the middleware"
 
 
 @on_memory
@@ -606,7 +606,7 @@ def test_each_slot_is_told_as_an_enqueue_once(
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"overlap": "skip"}, "the job of an earlier run is unfinished"),
+        ({"overlap": "skip"}, "the previous job is unfinished"),
         ({"kwargs": {}}, "duplicate of job the-one"),
     ],
 )
@@ -1043,7 +1043,7 @@ def test_a_row_that_cannot_be_read_is_switched_off_and_no_other(
     assert (bad.enabled, bad.executions, good.enabled) == (False, 0, True)
     [record] = [record for record in caplog.records if record.name == "djqueue.cron"]
     assert record.levelno == logging.ERROR
-    assert record.getMessage().startswith("Schedule bad was switched off: ")
+    assert record.getMessage().startswith("Schedule bad was disabled: ")
     assert why in record.getMessage()
 
 
@@ -1057,7 +1057,7 @@ def test_arguments_that_no_payload_can_hold_switch_a_row_off(
     row.refresh_from_db()
     assert (row.enabled, row.executions) == (False, 0)
     assert ids(storage) == []
-    assert "Schedule mine was switched off" in caplog.text
+    assert "Schedule mine was disabled" in caplog.text
 
 
 def before(step: str, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:

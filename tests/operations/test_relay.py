@@ -429,7 +429,7 @@ def test_the_thread_outlives_redis_and_says_so_once(storage, emails, redis_serve
         eventually(lambda: "relay paused" in caplog.text)
         redis_server.start()
         eventually(lambda: emails.get_job(result.id), timeout=30)
-        eventually(lambda: "The relay goes on." in caplog.messages)
+        eventually(lambda: "The outbox relay resumed." in caplog.messages)
         eventually(lambda: not rows())
 
     assert len([record for record in caplog.records if record.name == "djqueue.relay"]) == 2

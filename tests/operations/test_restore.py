@@ -264,7 +264,9 @@ def test_a_job_whose_dependency_nobody_knows_is_refused(storage, mirror, lose):
     assert restore(mirror, f.QUEUE)[f.QUEUE].refused == {"depends on a job that was not restored": 1}
     models.Job.objects.filter(job_id=upstream).delete()
 
-    assert restore(mirror)[f.QUEUE].refused == {"depends on a job that neither Redis nor the tables know": 1}
+    assert restore(mirror)[f.QUEUE].refused == {
+        "depends on a job that is neither in Redis nor in the tables": 1
+    }
     assert mirror.has_lost(f.QUEUE)
 
 
@@ -281,7 +283,7 @@ def test_a_job_whose_ttl_is_over_is_refused_and_another_one_has_the_rest(storage
 
     report = restore(mirror)[f.QUEUE]
 
-    assert report.refused == {"its ttl is over": 1}
+    assert report.refused == {"its TTL has expired": 1}
     assert 0 < f.job(storage, "long").options.ttl <= HOUR - 2_000
     assert f.job(storage, started.id).options.ttl is None
 
@@ -293,7 +295,7 @@ def test_a_unique_key_that_is_taken_meanwhile_keeps_its_job(storage, mirror, los
 
     report = restore(mirror)[f.QUEUE]
 
-    assert report.refused == {"its unique key is taken by another job": 1}
+    assert report.refused == {"its unique key is in use by another job": 1}
     assert (report.unchanged, f.counts(storage)) == (1, {State.WAITING: 1})
     assert storage.enqueue([f.batch(unique_key="k")])[0].id == new
 

@@ -75,7 +75,7 @@ def test_one_that_is_not_there_ends_already_or_does_not_answer_is_an_error(stora
     with pytest.raises(CommandError, match="unknown worker 'w1'"):
         run("--quiet", "w1")
     storage.workers.register(worker("w1", state="stopping"))
-    with pytest.raises(CommandError, match="is stopping already"):
+    with pytest.raises(CommandError, match="is already stopping"):
         run("--stop", "w1")
     monkeypatch.setattr(workercontrol, "PATIENCE", 1)
     with pytest.raises(CommandError, match="did not answer in time"):

@@ -34,7 +34,7 @@ def test_each_name_is_logged_once_with_what_to_do(watched, clock, caplog):
         watch.look()
     [line] = messages(caplog)
     assert line.startswith(
-        "2 job(s) named shop.new are waiting in queue emails, and no live worker has a handler for that name."
+        "2 job(s) named shop.new are waiting in queue emails, and no live worker has a handler for them."
     )
     assert "Deploy the code" in line
 

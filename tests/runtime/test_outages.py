@@ -88,7 +88,7 @@ def test_an_outage_is_over_when_every_operation_that_failed_works_again(caplog):
     outages.worked("claim and finish")
     now = 11_000
     outages.worked("renew")
-    assert lines()[1:] == ["is available again after 10.0 s; reporting the jobs that ended meanwhile"]
+    assert lines()[1:] == ["is available again after 10.0 s; reporting the jobs that finished meanwhile"]
 
 
 def test_an_operation_that_is_not_tried_again_does_not_prolong_an_outage(caplog):

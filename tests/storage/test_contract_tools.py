@@ -217,7 +217,7 @@ def test_a_recorder_that_waits_in_vain_says_for_what(monkeypatch):
     storage.events.subscribe("default", recorder)
     enqueue(storage, id="a")
 
-    with pytest.raises(AssertionError, match=r"not within 0\.01 s: event 'completed'.*'queued'"):
+    with pytest.raises(AssertionError, match=r"timed out after 0\.01 s: event 'completed'.*'queued'"):
         recorder.until("completed", "a")
     assert not Wakes().arrived()
 

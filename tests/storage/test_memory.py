@@ -77,7 +77,7 @@ class TestOnSixtyFourShards(MemoryContract):
 
 
 def test_it_says_that_nothing_survives():
-    assert MemoryStorage().describe() == "memory (this process only; nothing survives it)"
+    assert MemoryStorage().describe() == "memory (this process only, not persistent)"
 
 
 def test_two_storages_share_nothing():

@@ -54,5 +54,5 @@ def staging_of(storage: Storage) -> Staging:
     """Return the storage's staging area. Raises OptionError if it has none."""
     staging = storage.capabilities.staging
     if staging is None:
-        raise OptionError(f"url: {storage.describe()} lacks the tables for bulk writes: {sparktables.REMEDY}")
+        raise OptionError(f"url: {storage.describe()} has no tables for bulk writes: {sparktables.REMEDY}")
     return staging

@@ -77,6 +77,6 @@ def feed_of(storage: Storage) -> Feed:
     """Return the events of a storage. Raises OptionError if it stores none."""
     if storage.capabilities.feed is None:
         raise OptionError(
-            f"table: {storage.describe()} stores no events; read its tables attempts and jobs instead"
+            f"table: {storage.describe()} stores no events: read the tables attempts and jobs instead"
         )
     return storage.capabilities.feed

@@ -88,7 +88,7 @@ class Settlement:
                     handler(event)
                 except Exception:
                     logger.exception(
-                        "An event handler of queue %r raised an exception; the event is not delivered to it "
+                        "An event handler of queue %r raised an exception; the event will not be delivered "
                         "again.",
                         event.queue,
                     )

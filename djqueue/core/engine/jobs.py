@@ -162,7 +162,7 @@ class EngineJobs:
             For each job: moved | not_found | active | ended | duplicate | unique_key_taken | group_needed.
         """
         if queue == to:
-            raise ValueError(f"the jobs are already in queue {to!r}; name another queue")
+            raise ValueError(f"the jobs are already in queue {to!r}; pass a different queue")
         answers = []
         for job_id in ids:
             changes = PendingChanges()

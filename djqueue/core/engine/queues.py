@@ -207,7 +207,7 @@ class EngineQueues:
             active = [job for job in job_queue.jobs.values() if self._context.is_active(job)]
             if active and not force:
                 raise StorageError(
-                    f"queue {queue!r} has active jobs: wait until they end, or pass force=True"
+                    f"queue {queue!r} has active jobs: wait until they finish, or pass force=True"
                 )
             for job in active:
                 processing = self._context.processing_shard(job.id)

@@ -63,14 +63,14 @@ def run(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
         raise
     except Exception as error:
         # Raised by the project's middleware.
-        logger.exception("The cron job %s was not enqueued.", row.name)
+        logger.exception("Schedule %s: its job was not enqueued.", row.name)
         messages.error(request, _("The action failed: %(error)s") % {"error": error})
         return site.back(request, "cron")
     for result in results:
         audit.note(
             request, "cron_run", queue=result.queue, job_id=result.id, count=1, detail={"name": row.name}
         )
-    messages.success(request, _("Enqueued a job of %(name)s.") % {"name": row.name})
+    messages.success(request, _("Enqueued a job for %(name)s.") % {"name": row.name})
     return site.back(request, "cron")
 
 
@@ -94,7 +94,7 @@ def switch(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
             queue=one.queue,
             detail={"name": row.name, "old": {"enabled": not on}, "new": {"enabled": on}},
         )
-    message = _("%(name)s is enabled.") if on else _("%(name)s is disabled.")
+    message = _("Enabled %(name)s.") if on else _("Disabled %(name)s.")
     messages.success(request, message % {"name": row.name})
     return site.back(request, "cron")
 

@@ -93,8 +93,8 @@ def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str)
     detail = {"how": word, "version": version.pk, **({"copy": copy_id} if copy_id else {})}
     audit.note(request, "edit_now", queue=queue, job_id=job_id, count=1, detail=detail)
     done = {
-        "updated": _("Arguments changed. The old ones are kept."),
-        "retried": _("The job will be retried with the new arguments. The old ones are kept."),
+        "updated": _("Arguments changed. The previous arguments are kept."),
+        "retried": _("The job will be retried with the new arguments. The previous arguments are kept."),
         "copied": _("Enqueued a new job with these arguments."),
     }
     if word == "retried" and record.reason == "dependency_failed":

@@ -31,6 +31,8 @@ def job_changed(
     request: HttpRequest, site: DashboardSite, answer: str, queue: str, job_id: str
 ) -> HttpResponse:
     """Redirect to a job that was not changed, with the reason and the last recorded action on it."""
-    text = _("Not done, the job has changed: %(why)s.") % {"why": jobactions.refusal(answer)}
+    text = _("Action not applied, because the job has changed: %(why)s.") % {
+        "why": jobactions.refusal(answer)
+    }
     messages.warning(request, f"{text} {auditlog.last_action(queue, job_id)}".rstrip())
     return site.back(request, "job", queue, job_id)

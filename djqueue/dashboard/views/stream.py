@@ -33,7 +33,9 @@ def _stream(request: HttpRequest, queue: str) -> HttpResponseBase:
         text = _("This server uses WSGI, where each stream would occupy a thread, so pages poll.")
         return HttpResponse(text, TEXT, status=501)
     if not streams.watcher.has_room:
-        response = HttpResponse(_("The limit of open streams is reached, so pages poll."), TEXT, status=503)
+        response = HttpResponse(
+            _("The limit on open streams has been reached, so pages poll."), TEXT, status=503
+        )
         response["Retry-After"] = str(streams.RETRY_AFTER)
         return response
     if request.method == "HEAD":

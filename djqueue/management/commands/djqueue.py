@@ -31,7 +31,7 @@ CONTROL_HELP = {
     DUMP: "Print the stacks of a worker's threads and tasks.",
 }
 
-HELP = "Operate on the jobs, schedules and workers of this project."
+HELP = "Manage the jobs, schedules and workers of this project."
 
 SCHEDULES = """List the schedules, each with its job, its last run and its next runs.
 
@@ -45,7 +45,7 @@ once. To create, change, disable or run a schedule, use the dashboard.
 RESYNC = """Make the tables match Redis.
 
 Copies all jobs in Redis to the tables again. Deletes the rows of unfinished jobs that are not in Redis; rows
-of finished jobs stay until their RETENTION is over. Workers can keep running.
+of finished jobs stay until their RETENTION ends. Workers can keep running.
 
 The mirror does this automatically when it has missed changes. Use this command after the tables were
 changed or emptied by hand, or after STATES were added to the settings.
@@ -53,7 +53,7 @@ changed or emptied by hand, or after STATES were added to the settings.
 If Redis has lost its data, run restore-from-mirror first.
 """
 
-RESTORE = """Enqueue the jobs that Redis has lost again, after Redis has come back empty or with old data.
+RESTORE = """Enqueue again the jobs that Redis has lost, after it has come back empty or with old data.
 
 Enqueues every unfinished job (waiting, delayed, blocked, active) that is in the tables and not in Redis,
 the oldest first, with its ID, name, payload, options, unique key and due time. Restores the pauses and
@@ -66,7 +66,7 @@ job that was active when Redis was lost runs again, even if a worker has finishe
 
 Not restored: failed jobs, whose rows stay with payload and error; finished jobs and their results; and jobs
 that were enqueued too shortly before the loss to be mirrored, usually half a second. A job is refused, with
-the reason, if its TTL is over, its unique key is taken, or it depends on a failed or unknown job.
+the reason, if its TTL has expired, its unique key is in use, or it depends on a failed or unknown job.
 """
 
 
@@ -101,7 +101,7 @@ class Command(BaseCommand):
         )
         restore = actions.add_parser(
             "restore-from-mirror",
-            help="enqueue jobs again that Redis has lost",
+            help="enqueue again the jobs that Redis has lost",
             description=RESTORE,
             formatter_class=RunworkersHelpFormatter,
         )

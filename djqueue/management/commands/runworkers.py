@@ -144,9 +144,9 @@ class Command(BaseCommand):
             "--standby",
             choices=["wait", "never", "work"],
             default="wait",
-            help="If another process is the scheduler of the database: wait for it to end (default); never: "
-            "exit with code 1; work: run its jobs without ever becoming the scheduler. Other storages have "
-            "no scheduler.",
+            help="If another process is the scheduler of the database: wait until that process stops "
+            "(default); never: exit with code 1; work: run its jobs without ever becoming the "
+            "scheduler. Other storages have no scheduler.",
         )
         parser.add_argument(
             "--reload",
@@ -205,7 +205,7 @@ class Command(BaseCommand):
         if verbosity:
             self.stdout.write(f"Worker {worker.id}: {summary(worker)}" if is_child else summary(worker))
         if self.was_replaced:
-            raise CommandError("another process has become the scheduler, so this one stopped")
+            raise CommandError("another process has taken over as the scheduler, so this one stopped")
         return worker
 
     def _supervise(self, options: dict[str, Any]) -> None:

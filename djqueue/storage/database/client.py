@@ -201,7 +201,7 @@ class ClientStorage:
         try:
             states: list[State | None] = self._remote.ask("settled", queue, ids, list(believed.values()))
         except StorageUnavailableError as error:
-            logger.debug("Trusting the states in the tables, because no scheduler answered: %s", error)
+            logger.debug("Using the job states in the tables, because no scheduler answered: %s", error)
             return {}
         return {
             job_id: state
@@ -325,7 +325,7 @@ class ClientStorage:
             self._remote.call("workers.unregister", worker_id)
         except StorageUnavailableError as error:
             logger.debug(
-                "Worker %s could not be unregistered; the scheduler removes its entry later: %s",
+                "Worker %s could not be unregistered; the scheduler will remove its entry later: %s",
                 worker_id,
                 error,
             )

@@ -53,7 +53,7 @@ def _server(alias: str) -> Iterator[DiagnosticLine]:
         yield DiagnosticLine("server.size", "Server", "File size", size(pages * length))
         mode = str(_one(alias, "PRAGMA journal_mode"))
         is_slow = mode not in ("wal", "memory")
-        note = "Readers and the writer block each other: the scheduler enables WAL when started."
+        note = "Reads and writes block each other. The scheduler enables WAL mode when started."
         yield DiagnosticLine(
             "server.journal_mode",
             "Server",

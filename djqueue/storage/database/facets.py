@@ -56,7 +56,7 @@ class DatabaseJobs(Jobs):
 
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         if queue == to:
-            raise ValueError(f"the jobs are already in queue {to!r}; name another queue")
+            raise ValueError(f"the jobs are already in queue {to!r}; pass a different queue")
         return self._ask(Jobs.move, queue, list(ids), to)
 
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:

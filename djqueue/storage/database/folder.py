@@ -43,9 +43,7 @@ def private_folder(folder: Path, *, create: bool = False) -> Iterator[int]:
         _check_folder(path, opened)
         yield descriptor
         if not os.path.samestat(opened, os.lstat(path)):
-            raise ConfigurationError(
-                f"ADDRESS: the folder {path} was replaced during the connection; {ELSEWHERE}"
-            )
+            raise ConfigurationError(f"ADDRESS: the folder {path} was replaced while connecting; {ELSEWHERE}")
     finally:
         os.close(descriptor)
 

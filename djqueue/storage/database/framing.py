@@ -43,7 +43,7 @@ def send_all(connection: socket.socket, data: bytes, until: float) -> None:
             outgoing = select.poll()
             outgoing.register(connection, select.POLLOUT)
             if wait <= 0 or not outgoing.poll(wait * 1_000):
-                raise TimeoutError("the peer does not read its socket") from None
+                raise TimeoutError("the peer is not reading its socket") from None
 
 
 def frames(buffer: bytearray) -> Iterator[Any]:

@@ -83,7 +83,7 @@ class Inbox:
                 except Exception as error:
                     connections[self._alias].close()
                     if not self.closing.wait(POLL):
-                        logger.warning("Reading the inbox failed, retrying: %s", in_one_line(error))
+                        logger.warning("Could not read the inbox, retrying: %s", in_one_line(error))
                         self.arrived.set()
         finally:
             connections[self._alias].close()

@@ -328,7 +328,7 @@ class DatabaseJournal(NotingJournal):
 
     def _succeed(self, buffer: Buffer) -> None:
         if self._failure is not None:
-            logger.warning("The journal works again; its changes were written.")
+            logger.warning("The journal can be written again; all pending changes were written.")
         self._failure = None
         self.flushed_at = self._clock.now()
         if buffer.is_visible:

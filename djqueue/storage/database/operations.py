@@ -24,10 +24,10 @@ LONG_DEADLINE = 600.0
 class AnsweredBy(Enum):
     """The part that answers an operation in a process that is not the scheduler."""
 
-    SCHEDULER = "the scheduler; an error while none runs"
-    LEASE_HOLDER = "the scheduler; while none runs, this process, which holds its lease for the moment"
-    SCHEDULER_OR_TABLES = "the scheduler; while none answers, the tables"
-    CONNECTED_OR_TABLES = "the scheduler if this process is connected to it, else the tables"
+    SCHEDULER = "the scheduler; raises an error if none is running"
+    LEASE_HOLDER = "the scheduler; if none is running, this process, which takes the lease for the operation"
+    SCHEDULER_OR_TABLES = "the scheduler; if none answers, the tables"
+    CONNECTED_OR_TABLES = "the scheduler if this process is connected to it; otherwise the tables"
     TABLES = "the tables"
 
 

@@ -178,7 +178,7 @@ class Remote:
     @contextlib.contextmanager
     def _locked(self, timeout: float) -> Iterator[None]:
         if not self._lock.acquire(timeout=max(0.0, timeout)):
-            raise StorageUnavailableError(f"no connection to the scheduler was made within {timeout:.3g} s")
+            raise StorageUnavailableError(f"could not connect to the scheduler within {timeout:.3g} s")
         try:
             yield
         finally:
@@ -265,7 +265,7 @@ class Remote:
             send_all(connection, data, limit if until is None else min(limit, until))
         except OSError as error:
             if isinstance(error, TimeoutError):
-                self._breaker.failed("the scheduler does not read its socket")
+                self._breaker.failed("the scheduler is not reading its socket")
             self._hang_up(connection)
             raise StorageUnavailableError(f"the scheduler closed the connection: {error}") from error
 
@@ -384,7 +384,7 @@ class Remote:
             elif pinged:
                 if monotonic() - pinged >= PING_TIMEOUT:
                     raise SilentError(
-                        "the scheduler did not answer a ping: the scheduler hangs, or the network is down"
+                        "the scheduler did not answer a ping: it is hanging, or the network is down"
                     )
             elif self._is_owed(connection, monotonic() - heard):
                 pinged = monotonic()

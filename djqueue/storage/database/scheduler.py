@@ -426,7 +426,7 @@ class SchedulerStorage(EngineStorage):
         """Extend all leases by the milliseconds for which this process was suspended."""
         self.engine.leases.postpone(paused)
         logger.warning(
-            "This process was paused for %.1f s; the leases of running jobs were extended by the same time.",
+            "This process was paused for %.1f s; the leases of running jobs were extended by that time.",
             paused / 1_000,
         )
 

@@ -186,7 +186,7 @@ class SchedulerServer:
             log.log(
                 logging.WARNING,
                 "unauthenticated",
-                "Closed the oldest connection, because more than %d have not sent a request.",
+                "Closed the oldest connection, because more than %d connections have not sent a request.",
                 self.limits.unauthenticated,
             )
 
@@ -200,13 +200,13 @@ class SchedulerServer:
         log.log(
             logging.WARNING,
             "total",
-            "Refused a client, because %d are connected: half of the file descriptors that this process "
-            "may open.",
+            "Refused a client, because %d are connected, which is half of this process's file descriptor "
+            "limit.",
             self.limits.total,
         )
         return (
-            f"{self.limits.total} clients are connected to the scheduler, half of the file descriptors that "
-            "its process may open; raise its limit (ulimit -n, or LimitNOFILE= of systemd)"
+            f"{self.limits.total} clients are connected to the scheduler, which is half of its file "
+            "descriptor limit: raise the limit (ulimit -n, or LimitNOFILE= in systemd)"
         )
 
     def is_connected(self, process: str) -> bool:

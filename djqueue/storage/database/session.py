@@ -95,7 +95,7 @@ class Session:
             return None
         if await self._shows(token):
             return None
-        return "the TOKEN in DJQUEUE['STORAGE']['OPTIONS'] is not the scheduler's"
+        return "the TOKEN in DJQUEUE['STORAGE']['OPTIONS'] does not match the scheduler's"
 
     async def _shows(self, token: str) -> bool:
         async with asyncio.timeout(FIRST_FRAME):

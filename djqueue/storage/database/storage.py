@@ -428,9 +428,9 @@ class DatabaseStorage(Storage):
             except Error as error:
                 drop_if_broken(self._alias)
                 if not away:
-                    logger.warning("Reading the scheduler's row failed, retrying: %s", in_one_line(error))
+                    logger.warning("Could not read the scheduler's row, retrying: %s", in_one_line(error))
                 away = True
-        raise StorageError("closed while standing by")
+        raise StorageError("the storage was closed while standing by")
 
     def _tune(self) -> None:
         """Apply the recommended settings of SQLite that are stored in its file."""
@@ -445,8 +445,8 @@ class DatabaseStorage(Storage):
 
     def _lost(self) -> None:
         logger.error(
-            "Another process has become the scheduler, so this one stops being it. Running jobs "
-            "continue, and their results are reported to the new scheduler."
+            "Another process has taken over as the scheduler. Running jobs continue, and their "
+            "results are reported to the new scheduler."
         )
         if self._scheduler is not None:
             # The rows contain the claims of this process, and the new scheduler keeps these for a whole

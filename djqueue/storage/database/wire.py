@@ -116,7 +116,7 @@ def unpack_frame(body: bytes) -> Any:
 def _check_values(body: bytes) -> None:
     if has_more_values(body, MAX_VALUES):
         raise SerializationError(
-            f"a frame of {len(body)} bytes has more than {MAX_VALUES:,} values; ask for fewer jobs at a time"
+            f"a frame of {len(body)} bytes has more than {MAX_VALUES:,} values; request fewer jobs at a time"
         )
 
 

@@ -78,7 +78,7 @@ def _server(server: health.MasterInfo) -> Iterator[DiagnosticLine]:
         yield DiagnosticLine("server.policy", "", "maxmemory-policy", "unknown", OK, UNSEEN)
     else:
         is_safe = policy == "noeviction"
-        note = "" if is_safe else "When the memory is full, Redis deletes jobs: set it to noeviction."
+        note = "" if is_safe else "Redis deletes jobs when memory is full: set the policy to noeviction."
         yield DiagnosticLine("server.policy", "", "maxmemory-policy", policy, OK if is_safe else BAD, note)
     yield from _fragmentation(info)
     yield from _persistence(info, known)

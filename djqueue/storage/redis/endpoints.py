@@ -409,4 +409,4 @@ def spelled(address: Address) -> str:
 
 def not_master(address: Address, role: Any) -> str:
     """Return the error for a server that is not the master, although the sentinels name it."""
-    return f"{spelled(address)} is not the master yet, or no longer: its role is {role[0].decode()}"
+    return f"{spelled(address)} is not the master: its role is {role[0].decode()}"

@@ -401,6 +401,6 @@ def failure(error: redis.RedisError, connections: Connections) -> StorageError:
     if is_refusal(error):
         return StorageUnavailableError(
             f"{connections.describe()} refuses access: {reason.rstrip('.')}. Check the user name and the "
-            "password in DJQUEUE['STORAGE'] or the cache that it names, and what that user may do (ACL)."
+            "password in DJQUEUE['STORAGE'] or the cache that it names, and the user's permissions (ACL)."
         )
     return StorageError(f"{connections.describe()}: {reason}")

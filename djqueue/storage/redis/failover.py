@@ -101,7 +101,7 @@ class FailoverWatch:
     def check(self) -> None:
         """Raise redis.ConnectionError while a replica is being promoted."""
         if self._paused_until and self._paused_until > SYSTEM_CLOCK.monotonic():
-            raise redis.ConnectionError(f"the sentinels are failing over {self._master}")
+            raise redis.ConnectionError(f"Sentinel is failing over {self._master}")
 
     @property
     def announced(self) -> Address | None:

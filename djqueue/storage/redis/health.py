@@ -84,7 +84,8 @@ def lease_findings(options: RedisOptions, policies: Mapping[str, QueuePolicy]) -
             "djqueue.W006",
             "warning",
             f"the lease of {name} ({lease / 1_000:g} s) is not longer than TIMEOUT ({timeout:g} s): while "
-            "Redis is slow or failing over, jobs count as lost before the worker has given up renewing them.",
+            "Redis is slow or failing over, leases can expire while the worker is still trying to renew "
+            "them.",
             "Lengthen LEASE or shorten TIMEOUT.",
         )
         for name, lease in leases.items()
@@ -99,7 +100,7 @@ def away(error: Exception) -> Finding:
         "djqueue.W007",
         "warning",
         f"its state could not be read: {reason}",
-        "Check its user name and password, and what that user may do (ACL)."
+        "Check the user name, the password and the user's permissions (ACL)."
         if is_refusal(error) or "refuses access" in reason
         else "Is it running?",
     )
@@ -190,10 +191,10 @@ def _of_server(server: MasterInfo) -> Iterator[Finding]:
         yield Finding(
             "djqueue.W014",
             "warning",
-            "min-replicas-to-write is 0: a master that is being replaced, or that a split network has cut "
-            "off from its replicas, still accepts jobs, and they are lost.",
-            "Set min-replicas-to-write to 1 and min-replicas-max-lag to 10; enqueue with durable=True what "
-            "has to survive the death of the master.",
+            "min-replicas-to-write is 0: a master that is being replaced, or is cut off from its replicas, "
+            "still accepts jobs, which are then lost.",
+            "Set min-replicas-to-write to 1 and min-replicas-max-lag to 10; pass durable=True for jobs "
+            "that must survive a failover.",
         )
 
 
@@ -213,8 +214,7 @@ def _memory(known: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "djqueue.W008",
             "warning",
-            f"maxmemory-policy is {policy}: when the memory is full, Redis deletes jobs or "
-            "results to make room.",
+            f"maxmemory-policy is {policy}: when memory is full, Redis evicts jobs or results.",
             "Set maxmemory-policy to noeviction. Use another server for a cache that needs another policy.",
         )
 
@@ -224,14 +224,14 @@ def _persistence(known: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "djqueue.W009",
             "warning",
-            "nothing is written to the disk (appendonly no, no save points): a restart loses every job.",
+            "nothing is written to disk (appendonly no, no save points): a restart loses every job.",
             "Set appendonly to yes, with appendfsync everysec or always.",
         )
     if known.get("appendonly") == "yes" and known.get("appendfsync") == "no":
         yield Finding(
             "djqueue.I002",
             "info",
-            "appendfsync is no: a power failure loses what the system had not written yet, often 30 seconds.",
+            "appendfsync is no: a power failure loses the latest writes, often those of the last 30 seconds.",
             "Set appendfsync to everysec or always.",
         )
 
@@ -242,8 +242,8 @@ def _times(known: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "djqueue.W010",
             "warning",
-            f"timeout is {timeout}: connections that are idle for {timeout} s are closed, and the next call "
-            "has to open a new one, or to be repeated.",
+            f"timeout is {timeout}: Redis closes connections that are idle for {timeout} s, and the next "
+            "call has to reconnect or is retried.",
             f"Set timeout to 0, or to more than {IDLE}.",
         )
     busy = _number(known.get("busy-reply-threshold"))
@@ -289,6 +289,6 @@ def _unseen(command: str, what: str) -> Finding:
     return Finding(
         "djqueue.I001",
         "info",
-        f"{command} is not allowed, so {what} could not be checked.",
-        "The page on Redis lists the recommended settings.",
+        f"the user may not run {command}, so {what} could not be checked.",
+        "See the recommended settings in the docs, under Redis.",
     )

@@ -121,7 +121,7 @@ class RedisJobs(Jobs):
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         """Move jobs after a check for obstacles. A job that meets one later goes back."""
         if to == queue:
-            raise ValueError(f"the jobs are already in queue {queue!r}; name another queue")
+            raise ValueError(f"the jobs are already in queue {queue!r}; pass a different queue")
         return [word for some in chunks(ids) for word in self._keyspace.run(self._given(queue, some, to))]
 
     def _given(self, queue: str, ids: Sequence[str], to: str) -> Steps[list[str]]:

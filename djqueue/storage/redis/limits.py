@@ -180,14 +180,14 @@ class SharedLimits:
         else:
             if limiter in self._silent:
                 self._silent.discard(limiter)
-                logger.warning("Limiter %r answers again.", limiter)
+                logger.warning("Limiter %r responds again.", limiter)
 
     def _note_silent(self, limiter: str, error: StorageError) -> None:
         level = logging.DEBUG if limiter in self._silent else logging.WARNING
         self._silent.add(limiter)
         logger.log(
             level,
-            "Limiter %r does not answer; recent claims and completions will be counted later: %s",
+            "Limiter %r does not respond; recent claims and completions will be counted later: %s",
             limiter,
             error,
         )
@@ -269,7 +269,7 @@ class SharedLimits:
                 yield [RedisCommand((self._publish, channel, b"")) for channel in channels]
             except StorageError as error:
                 logger.warning(
-                    "Waking the queues of limiter %r failed; they continue at their next poll: %s",
+                    "Could not wake the queues of limiter %r; their workers continue at the next poll: %s",
                     limiter,
                     error,
                 )

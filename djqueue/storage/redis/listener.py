@@ -64,7 +64,7 @@ class Listener:
         if not subscriber.is_confirmed:
             remove()
             where, why = self._connections.describe(), subscriber.refusal or reader.trouble or "no answer"
-            raise StorageUnavailableError(f"{where}: subscribing failed: {why}")
+            raise StorageUnavailableError(f"{where}: could not subscribe: {why}")
         return remove
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ def _mirror(given: Any) -> MirrorOptions | None:
             values["keep"] = _keep(value)
         else:
             near = nearest(str(name), ("STATES", "RETENTION", "KEEP"))
-            raise ConfigurationError(f"MIRROR: {shown_name(name)} is not one of its options{near}")
+            raise ConfigurationError(f"MIRROR: {shown_name(name)} is not an option{near}")
     return MirrorOptions(**values)
 
 

@@ -121,7 +121,7 @@ class Notifications:
             follow(queue)
         except StorageError:
             logger.warning(
-                "Subscribing to the new queue %r failed; its jobs are found at the next poll.",
+                "Could not subscribe to the new queue %r; its jobs will be found at the next poll.",
                 queue,
                 exc_info=True,
             )
@@ -132,7 +132,7 @@ class Notifications:
             for queue in self._queues():
                 follow(queue)
         except StorageError:
-            logger.warning("Listing new queues failed; they are found at the next poll.", exc_info=True)
+            logger.warning("Could not list new queues; they will be found at the next poll.", exc_info=True)
         wake()
 
     def on_worker_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
@@ -157,8 +157,8 @@ class Notifications:
                         handler(event)
                     except Exception:
                         logger.exception(
-                            "An event handler of queue %r raised an exception; the event is not delivered to "
-                            "it again.",
+                            "An event handler of queue %r raised an exception; the event will not be "
+                            "delivered again.",
                             queue,
                         )
 
@@ -229,7 +229,7 @@ class Notifications:
                     self._roundtrips.run(self._watch(queue, wanted))
                 except StorageError as error:
                     logger.warning(
-                        "Renewing the subscription to queue %r failed; events may be missed: %s", queue, error
+                        "Could not renew the subscription to queue %r; events may be missed: %s", queue, error
                     )
 
     def _after_fork(self) -> None:

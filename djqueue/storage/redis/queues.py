@@ -156,7 +156,7 @@ class RedisQueues(Queues):
             )
         ]
         if removed < 0:
-            raise StorageError(f"queue {queue!r} has active jobs: wait until they end, or pass force=True")
+            raise StorageError(f"queue {queue!r} has active jobs: wait until they finish, or pass force=True")
         if left:
             yield from self._keyspace.deliver(queue)
         yield from self._limits.lose(self._keyspace.policy(queue).limiter, queue, tokens)

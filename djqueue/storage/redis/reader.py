@@ -289,7 +289,7 @@ class PubSubReader:
         self.trouble = in_one_line(error)
         self._is_refused = self._connections.is_single and is_refused(error)
         level = logging.WARNING if retry.is_fresh else logging.DEBUG
-        logger.log(level, "%s: subscribing failed: %s", self._connections.describe(), self.trouble)
+        logger.log(level, "%s: could not subscribe: %s", self._connections.describe(), self.trouble)
         retry.failed()
         self._next_try = min(self._next_try, retry.at)
 
@@ -345,7 +345,7 @@ class PubSubReader:
                 if news.what == "refused":
                     self._refused(address, channel, news.detail)
         if news.what == "refused" and not isinstance(news.detail, PASSING):
-            logger.warning("%s: subscribing failed: %s", self._connections.describe(), news.detail)
+            logger.warning("%s: could not subscribe: %s", self._connections.describe(), news.detail)
 
     def _confirmed(self, address: Address | None, channel: Channel) -> None:
         if channel.was_confirmed:

@@ -14,7 +14,7 @@ from .flows import DOWNSTREAM, FLOW, a_flow, worked_off
 def flow(storage: Storage, job_id: str, queue: str = QUEUE, limit: int = 1_000) -> FlowGraph:
     """Return the graph around a job that must be there."""
     found = storage.reads.flow(queue, job_id, limit)
-    assert found is not None, f"there is no job {job_id!r} in queue {queue!r}"
+    assert found is not None, f"could not find job {job_id!r} in queue {queue!r}"
     root = found.nodes[found.root]
     assert (root.queue, root.id) == (queue, job_id)
     return found

@@ -93,7 +93,7 @@ def test_a_frame_with_too_many_values_is_refused(value: bytes, wrap: bool) -> No
     if wrap:
         body = msgpack.packb(msgpack.ExtType(wire.TUPLE, body))
 
-    with pytest.raises(SerializationError, match="more than 2,000,000 values; ask for fewer jobs at a time"):
+    with pytest.raises(SerializationError, match="more than 2,000,000 values; request fewer jobs at a time"):
         unpack_frame(body)
 
 

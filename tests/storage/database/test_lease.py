@@ -407,7 +407,7 @@ def test_a_standby_that_is_closed_stops_waiting(scheduler, make_storage, quick):
     standby.close()
     waiting.join(10)
 
-    assert errors == ["closed while standing by"]
+    assert errors == ["the storage was closed while standing by"]
 
 
 def test_a_standby_takes_over_when_the_scheduler_is_killed(start_child, make_storage, quick):

@@ -258,7 +258,7 @@ def test_a_client_without_the_right_token_is_told_so(
 
     for _ in range(20):  # whatever comes first, the refusal or the end of the connection
         client = make_storage(token=token)
-        with pytest.raises(StorageUnavailableError, match=r"the TOKEN in .* is not the scheduler's"):
+        with pytest.raises(StorageUnavailableError, match=r"the TOKEN in .* does not match the scheduler's"):
             claim(client)
 
     assert state(scheduler, job_id) is State.WAITING

@@ -126,7 +126,7 @@ def store(rollups: "DataFrame", alias: str) -> tuple[int, int]:
     from django.db import connections, transaction
 
     if not sparktables.are_installed():
-        raise OptionError(f"rollups: the project lacks their table: {sparktables.REMEDY}")
+        raise OptionError(f"rollups: the project's database has no table for them: {sparktables.REMEDY}")
     from djqueue.contrib.spark.models import Rollup
 
     named = connections[alias].features.supports_update_conflicts_with_target

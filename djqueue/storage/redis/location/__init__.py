@@ -32,7 +32,7 @@ def locate(options: Mapping[str, Any]) -> Endpoint:
             )
     ways = [name for name in WAYS if name in given]
     if not ways:
-        raise ConfigurationError(f"the address of Redis is missing: set one of {', '.join(WAYS)}")
+        raise ConfigurationError(f"no Redis address is set: set one of {', '.join(WAYS)}")
     if len(ways) > 1:
         raise ConfigurationError(f"{' and '.join(ways)} can't be combined: keep one of them")
     way = ways[0]

@@ -22,8 +22,8 @@ NO_HANDLERS = (
 )
 
 
-def banner(worker: Worker) -> str:
-    """Return the worker's storage, queues and handlers, and how to stop it."""
+def banner(worker: Worker, processes: int | None = None) -> str:
+    """Return the storage, queues and handlers of the workers, and how to stop them."""
     options = worker.options
     names = sorted(worker.handlers)
     listed = ", ".join(names[:SHOWN])
@@ -36,6 +36,10 @@ def banner(worker: Worker) -> str:
         "concurrency": str(options.concurrency),
         "worker": f"{worker.id}, process {getpid()}",
     }
+    if processes is not None:
+        rows["concurrency"] += f" in each of {processes} processes" if processes > 1 else " in one process"
+        rows["supervisor"] = f"process {getpid()}"
+        del rows["worker"]
     timeout = f"{options.shutdown_timeout / 1_000:g} s"
     ending = (
         f"Press Ctrl-C, or send SIGTERM, to stop: running jobs then have {timeout} to finish. "

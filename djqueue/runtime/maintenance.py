@@ -1,10 +1,13 @@
 """Periodic maintenance of the storage on a worker's thread, and a check for unhandled jobs."""
 
+from random import Random
 from typing import TYPE_CHECKING
 
 from djqueue.core.unhandled import unhandled
+from djqueue.storage.base import Storage
 from djqueue.storage.chores import chores_of
 
+from .events import RunEvents
 from .loops import Periodic
 
 if TYPE_CHECKING:
@@ -23,17 +26,23 @@ MAX_NAMES = 20
 
 
 class Maintenance:
-    """Runs the maintenance. Any number of workers may do so: a second round finds nothing to do."""
+    """Runs the maintenance. Any number of processes may do so: a second round finds nothing to do.
 
-    def __init__(self, worker: "Worker") -> None:
-        self._random = worker.random
-        self._events = worker.events
-        storage = worker.storage
-        self._chores = {
-            "sweep": lambda: storage.sweep(),
-            **chores_of(storage),
-            "unhandled": UnhandledWatch(worker).look,
-        }
+    Args:
+        storage: The storage to maintain.
+        events: Logs failures.
+        random: Source of the jitter.
+        watch: Also checks for unhandled jobs.
+    """
+
+    def __init__(
+        self, storage: Storage, events: RunEvents, random: Random, watch: "UnhandledWatch | None" = None
+    ) -> None:
+        self._random = random
+        self._events = events
+        self._chores = {"sweep": lambda: storage.sweep(), **chores_of(storage)}
+        if watch is not None:
+            self._chores["unhandled"] = watch.look
         self._thread = Periodic("djqueue-maintenance", self._seconds, self._round)
 
     def start(self) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from random import Random
 from types import TracebackType
 from typing import Self
@@ -24,7 +24,7 @@ from .handlers import Handlers, read_handlers
 from .heartbeat import Heartbeat, worker_info
 from .leasetable import LeaseTable
 from .loops import run_loop
-from .maintenance import Maintenance
+from .maintenance import Maintenance, UnhandledWatch
 from .reports import Meter, Reports
 from .runs import Run, Runs
 from .shutdown import Shutdown
@@ -93,6 +93,8 @@ class Worker:
         if self.storage.on_incidents is None:
             self.storage.on_incidents = told
         self.handlers = read_handlers(handlers)
+        self.on_started: Callable[[], None] | None = None
+        """Called on the worker's loop when it claims jobs."""
         self.kind = EMBEDDED
         """Purpose of its process, as in `WorkerInfo.kind`."""
         self.clock = clock
@@ -277,7 +279,11 @@ class Worker:
         self.executor: Executor = InlineExecutor(self)
         self.heartbeat = Heartbeat(self)
         self.cancel_watch = CancelWatch(self)
-        self.maintenance = Maintenance(self) if self.options.maintain else None
+        self.maintenance = (
+            Maintenance(self.storage, self.events, self.random, UnhandledWatch(self))
+            if self.options.maintain
+            else None
+        )
         self.meter = Meter(self)
         self.claim_loop = ClaimLoop(self)
         self.shutdown = Shutdown(self)
@@ -307,6 +313,8 @@ class Worker:
         self.events.worker_started()
         self._is_claiming = True
         self._ready.set()
+        if self.on_started is not None:
+            self.on_started()
         if self._opened is not None:
             self._opened.set()
         if self.paused:

@@ -181,7 +181,6 @@ def test_a_setting_that_is_wrong_is_one_clear_line(settings):
         (["-l", "info"], "--verbosity"),
         (["--loglevel=info"], "--verbosity"),
         (["--burst"], "--until-empty"),
-        (["--processes", "2"], "--standby work"),
         (["--beat"], "schedules"),
         (["emails"], "--queues emails"),
         (["--que", "emails", "--nonsense"], None),

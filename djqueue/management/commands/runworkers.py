@@ -9,14 +9,20 @@ from argparse import (
     BooleanOptionalAction,
     RawDescriptionHelpFormatter,
 )
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, DjangoHelpFormatter
+from django.utils import autoreload
 
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError, UnknownQueueError
+from djqueue.core.sizes import parse_size
+from djqueue.management.processes import process_count, roles
 from djqueue.operations.annotations import annotate_version
 from djqueue.operations.mirroring import mirroring
 from djqueue.operations.relay import relaying
@@ -27,6 +33,8 @@ from djqueue.runtime.heartbeat import SHARE
 from djqueue.runtime.leasekeeper import LeaseKeeper, can_keep
 from djqueue.runtime.reloading import ReloadingParent, child_command
 from djqueue.runtime.serving import interruptible, leave, serve
+from djqueue.runtime.supervisor import ProcessLimits, Supervisor
+from djqueue.runtime.supervisor.children import FINISHED, RECYCLED
 from djqueue.storage.base import Storage
 
 HELP = """Run the jobs of all @job functions in the jobs.py modules of the installed apps.
@@ -94,6 +102,34 @@ class Command(BaseCommand):
             help="Exit after N attempts, successful or not.",
         )
         parser.add_argument(
+            "--processes",
+            type=processes,
+            metavar="N",
+            help="Run N worker processes (auto: one per core) under a supervisor, which restarts them. The "
+            "scheduler of the database storage, and the mirror of Redis, get processes that run no jobs. "
+            "Without this option, one process does everything.",
+        )
+        parser.add_argument(
+            "--max-jobs-per-process",
+            type=count,
+            metavar="N",
+            help="Replace a worker process after N attempts. Requires --processes.",
+        )
+        parser.add_argument(
+            "--max-memory-per-process",
+            type=size,
+            metavar="SIZE",
+            help="Replace a worker process that uses more memory, such as 512MB, after its running jobs have "
+            "finished. Requires --processes.",
+        )
+        parser.add_argument(
+            "--health-file",
+            type=Path,
+            metavar="PATH",
+            help="Write the state of all processes to this file every 5 seconds, for health probes. Requires "
+            "--processes.",
+        )
+        parser.add_argument(
             "--shutdown-timeout",
             type=seconds,
             metavar="SECONDS",
@@ -128,20 +164,35 @@ class Command(BaseCommand):
         """Run the worker, or the process that reloads it."""
         if options["reload"]:
             self._reload(options)
-            return
-        verbosity = options["verbosity"]
+        elif options["processes"] is not None:
+            self._supervise(options)
+        else:
+            for name in ("max_jobs_per_process", "max_memory_per_process", "health_file"):
+                if options[name] is not None:
+                    raise CommandError(f"--{name.replace('_', '-')} requires --processes", returncode=2)
+            worker = self._run(options)
+            if worker.abandoned and self.own_process:
+                leave(0)
+
+    def _run(self, options: dict[str, Any], on_started: Callable[[], None] | None = None) -> Worker:
+        """Run a worker in this process; with `on_started`, as a child of the supervisor."""
+        verbosity, is_child = options["verbosity"], on_started is not None
         with visible_logs(verbosity), interruptible():
             worker = self._worker(options)
+            worker.on_started = on_started
             keeper = self._keeper(worker)
             try:
-                self._connect(worker, options["standby"])
+                self._connect(worker, "work" if is_child else options["standby"])
                 scheduler = worker.storage.capabilities.scheduler
                 if keeper is not None and scheduler is not None and (claim := scheduler.claim()) is not None:
                     keeper.table.set_scheduler_claim(*claim)
                 declare_now(worker.storage)
                 annotate_version(worker.storage)
-                with mirroring(worker.storage), relaying(worker.storage):
-                    self._serve(worker, verbosity)
+                if is_child:
+                    serve(worker)
+                else:
+                    with mirroring(worker.storage), relaying(worker.storage):
+                        self._serve(worker, verbosity)
             except DjqueueError as error:
                 raise CommandError(str(error)) from error
             except KeyboardInterrupt:
@@ -152,11 +203,55 @@ class Command(BaseCommand):
                     keeper.close()
                 self._close(worker.storage)
         if verbosity:
-            self.stdout.write(summary(worker))
+            self.stdout.write(f"Worker {worker.id}: {summary(worker)}" if is_child else summary(worker))
         if self.was_replaced:
             raise CommandError("another process has taken over as the scheduler, so this one stopped")
-        if worker.abandoned and self.own_process:
-            leave(0)
+        return worker
+
+    def _supervise(self, options: dict[str, Any]) -> None:
+        """Run the supervisor and its children; start again after SIGHUP."""
+        if os.name != "posix" or not self.own_process:
+            raise CommandError("--processes requires a POSIX system and a process of its own")
+        if options["max_jobs"] is not None:
+            raise CommandError(
+                "--max-jobs can't be combined with --processes; use --max-jobs-per-process", returncode=2
+            )
+        with visible_logs(options["verbosity"]):
+            # Checks the options, and imports all handlers, which the children then share.
+            worker = self._worker(options)
+            storage = worker.storage
+            if storage.capabilities.in_process:
+                raise CommandError(
+                    "--processes requires a storage that processes can share; this one is "
+                    f"{storage.describe()}"
+                )
+            if options["verbosity"]:
+                self.stdout.write(banner(worker, options["processes"]))
+                self.stdout.flush()
+            if not worker.handlers:
+                self.stderr.write(self.style.WARNING(NO_HANDLERS))
+            limits = ProcessLimits(worker.options.shutdown_timeout / 1_000, options["max_memory_per_process"])
+            children = roles(
+                storage,
+                options["processes"],
+                options["standby"],
+                options["worker_id"],
+                partial(self._run_child, options),
+            )
+            self._close(storage)
+            code = Supervisor(children, limits, options["health_file"]).run()
+        if code is None:
+            command = autoreload.get_child_arguments()
+            os.execv(command[0], command)  # noqa: S606 - the same command again
+        if code:
+            raise CommandError("a process could not run, so the supervisor stopped", returncode=code)
+
+    def _run_child(self, options: dict[str, Any], worker_id: str | None, ready: Callable[[], None]) -> int:
+        limit = options["max_jobs_per_process"]
+        worker = self._run({**options, "worker_id": worker_id, "max_jobs": limit}, ready)
+        counters = worker.counters
+        is_used_up = limit is not None and counters.claimed - counters.released >= limit
+        return RECYCLED if is_used_up else FINISHED
 
     def _worker(self, options: dict[str, Any]) -> Worker:
         try:
@@ -239,10 +334,9 @@ FLAGS = {
     "--name": "Use --worker-id.",
     "--once": "Use --until-empty, or --max-jobs 1.",
     "--pool": "Async functions run on the event loop, others on threads. Use --concurrency.",
-    "--processes": "Start each process separately: runworkers --standby work.",
     "--threads": "Use --concurrency.",
     "--watch": "Use --reload.",
-    "--workers": "Use --concurrency, or start more processes with --standby work.",
+    "--workers": "Use --processes for processes, --concurrency for jobs at once in each.",
     "-A": "manage.py selects the project.",
     "-B": "Every runworkers process fires schedules.",
     "-P": "Async functions run on the event loop, others on threads. Use --concurrency.",
@@ -251,10 +345,10 @@ FLAGS = {
     "-c": "Use --concurrency.",
     "-l": "Use --verbosity 2.",
     "-n": "Use --worker-id.",
-    "-p": "Start each process separately: runworkers --standby work.",
+    "-p": "Use --processes.",
     "-q": "Use --queues.",
     "-t": "Use --concurrency.",
-    "-w": "Use --concurrency, or start more processes with --standby work.",
+    "-w": "Use --processes for processes, --concurrency for jobs at once in each.",
 }
 """Flags of the workers of Celery, RQ, Huey, Dramatiq and Django Q, with their equivalents here."""
 UNRECOGNIZED = "unrecognized arguments: "
@@ -290,6 +384,22 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
+
+
+def processes(text: str) -> int:
+    """Parse a number of processes, or `auto`."""
+    try:
+        return process_count(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is neither a positive whole number nor auto") from None
+
+
+def size(text: str) -> int:
+    """Parse a size in bytes, such as `512MB`."""
+    try:
+        return parse_size("size", text)
+    except OptionError as error:
+        raise ArgumentTypeError(str(error)) from error
 
 
 def seconds(text: str) -> float:

@@ -1,0 +1,160 @@
+"""ChildProcess processes of the supervisor, forked from its image, which has no open connections."""
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from django.db import connections
+
+FINISHED, FAILED, MISUSED, RECYCLED, REFUSED = 0, 1, 2, 76, 77
+"""Exit codes of a child: it has nothing left to do, it failed and may be restarted, its options are wrong, it
+reached a limit and is to be replaced, it can never run beside another process."""
+PR_SET_NAME, PR_SET_PDEATHSIG = 15, 1
+PAGE_SIZE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
+
+logger = logging.getLogger("djqueue.supervisor")
+
+
+class ProcessRole(NamedTuple):
+    """The purpose of a child."""
+
+    name: str
+    """Name in logs, in the health file and in the process list."""
+    run: Callable[[Callable[[], None]], int]
+    """Runs in the child; receives a function to call when the child is ready, and returns the exit code."""
+    stage: int
+    """Children with a lower stage start earlier and stop later: workers need the scheduler to report."""
+    is_worker: bool = False
+    """Whether the supervisor ends when all children like this one have finished."""
+
+
+class ChildProcess:
+    """A running child process.
+
+    Args:
+        role: What it does.
+        close: File descriptors of the supervisor that the child must close.
+    """
+
+    def __init__(self, role: ProcessRole, close: tuple[int, ...]) -> None:
+        self.role = role
+        self.is_ready = False
+        self.is_recycled = False
+        self.signals = 0
+        """Number of signals sent to stop it."""
+        self.kill_at: float | None = None
+        """Monotonic seconds at which it is killed."""
+        self.ready_pipe, writer = os.pipe()
+        parent = os.getpid()
+        # Two processes must not share a connection, and buffered output would be written twice.
+        connections.close_all()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            # Python warns if other threads exist: imported modules of the project may have started some.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if not self.pid:
+            _run(role, parent, writer, (*close, self.ready_pipe))
+        os.close(writer)
+
+    @property
+    def name(self) -> str:
+        """Name of the child."""
+        return self.role.name
+
+    @property
+    def memory(self) -> int:
+        """Resident memory in bytes; 0 if the system does not report it."""
+        try:
+            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE_SIZE
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal. The process id is valid until the supervisor has waited for the child."""
+        os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Close the descriptors of a child that has ended."""
+        if self.ready_pipe >= 0:
+            os.close(self.ready_pipe)
+            self.ready_pipe = -1
+
+
+def describe(status: int) -> str:
+    """Return how a process ended, from the status of `waitpid`."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return f"killed by {signal.Signals(number).name}"
+        except ValueError:
+            return f"killed by signal {number}"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"
+
+
+def _run(role: ProcessRole, parent: int, writer: int, close: tuple[int, ...]) -> NoReturn:
+    """Run a role in the child process."""
+    code = FAILED
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        for descriptor in close:
+            os.close(descriptor)
+        # Only the supervisor receives Ctrl-C from the terminal, and passes it on once.
+        os.setpgid(0, 0)
+        _name_process(role.name)
+        end_with(parent)
+        gc.freeze()
+        is_told = False
+
+        def ready() -> None:
+            nonlocal is_told
+            if not is_told:
+                is_told = True
+                os.write(writer, b"1")
+
+        code = role.run(ready)
+    except KeyboardInterrupt:
+        code = FINISHED
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else FAILED
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit the process without the parent's exit handlers, and without waiting for threads of handlers."""
+    try:
+        connections.close_all()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def end_with(parent: int) -> None:
+    """Ask Linux to kill this process when its parent ends, and exit if that has already happened."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(FAILED)
+
+
+def _name_process(name: str) -> None:
+    """Name this process in `ps -o comm` and `top`, which show 15 characters."""
+    if sys.platform == "linux":
+        title = f"dq:{name.replace(' ', '-')}"[:15]
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NAME, title.encode())

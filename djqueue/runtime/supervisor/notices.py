@@ -1,0 +1,63 @@
+"""Reports of the supervisor to the outside: notifications of systemd, and the health file."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from .children import ChildProcess
+
+
+def notify(*lines: str) -> None:
+    """Send a notification to systemd, if it started this process with `Type=notify`.
+
+    The protocol is that of sd_notify(3): one datagram with a variable on each line.
+    """
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as link:
+        try:
+            link.sendto("\n".join(lines).encode(), address)
+        except OSError:
+            return  # systemd is restarting, or the socket is not reachable from here.
+
+
+def reloading() -> None:
+    """Notify systemd that this process restarts itself."""
+    notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1_000}")
+
+
+class HealthFile:
+    """A JSON file with the state of the children, rewritten regularly while the supervisor works.
+
+    A probe checks that it exists and is recent: `test -n "$(find PATH -newermt '-15 seconds')"`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, status: str, children: Sequence[ChildProcess], restarts: int) -> None:
+        """Replace the file, so that no reader sees a part of it. Raises OSError."""
+        content = {
+            "status": status,
+            "pid": os.getpid(),
+            "updated": datetime.now(UTC).isoformat(timespec="seconds"),
+            "restarts": restarts,
+            "processes": [
+                {"name": child.name, "pid": child.pid, "ready": child.is_ready, "memory": child.memory}
+                for child in children
+            ],
+        }
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+        temporary.replace(self._path)
+
+    def remove(self) -> None:
+        """Remove the file."""
+        self._path.unlink(missing_ok=True)

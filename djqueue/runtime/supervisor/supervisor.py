@@ -1,0 +1,336 @@
+"""The supervisor: starts child processes, restarts them, and stops them in order.
+
+It runs no jobs and opens no connections, so that nothing a job does can disturb it: a handler that holds the
+GIL, leaks memory or crashes affects its own process only.
+"""
+
+import gc
+import logging
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from ..serving import PARENT_PIPE
+from . import notices
+from .children import FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, ChildProcess, ProcessRole, describe
+
+FIRST_BACKOFF, LAST_BACKOFF = 1.0, 30.0
+"""Seconds before a child that failed is restarted: first and longest wait, with doubling."""
+STABLE = 60.0
+"""Seconds after which a child that fails counts as failing for the first time."""
+MAX_EARLY_FAILURES = 5
+"""Consecutive failures of a child before it was ready, after which the supervisor gives up."""
+STAGE_TIMEOUT = 15.0
+"""Seconds that the children of a stage wait for the stage before them to be ready."""
+LOOK = 1.0
+"""Seconds between checks of memory and deadlines."""
+HEALTH = 5.0
+"""Seconds between two versions of the health file."""
+GRACE = 10.0
+"""Seconds that a child has in addition to the shutdown timeout; then it is killed."""
+HELPER_TIMEOUT = 30.0
+"""Seconds that a scheduler or mirror has to stop."""
+
+logger = logging.getLogger("djqueue.supervisor")
+
+
+class ProcessLimits(NamedTuple):
+    """ProcessLimits of the children."""
+
+    shutdown_timeout: float
+    """Seconds that running jobs have to finish."""
+    max_memory: int | None = None
+    """Bytes of resident memory above which a worker finishes its jobs and is replaced."""
+
+
+class Supervisor:
+    """Runs one child for each role until they have finished, or a signal arrives.
+
+    SIGTERM and SIGINT stop the workers first, then the other children. A second signal hurries the workers, a
+    third one kills everything. SIGHUP stops everything in the same way; `run` then returns None, and the
+    caller starts again with new code.
+
+    Args:
+        roles: The children.
+        limits: When to kill and when to replace them.
+        health: Path of the health file.
+    """
+
+    def __init__(
+        self, roles: Sequence[ProcessRole], limits: ProcessLimits, health: Path | None = None
+    ) -> None:
+        self._roles = sorted(roles, key=lambda role: role.stage)
+        self._limits = limits
+        self._health = notices.HealthFile(health) if health is not None else None
+        self._children: dict[int, ChildProcess] = {}
+        self._due: dict[str, float] = {}
+        """Monotonic seconds at which a role is started, by its name."""
+        self._failures: dict[str, int] = {}
+        """Consecutive failures, by name."""
+        self._early: dict[str, int] = {}
+        """Consecutive failures before the child was ready, by name."""
+        self._started: dict[str, float] = {}
+        self._finished: set[str] = set()
+        self._restarts = 0
+        self._signals = 0
+        self._reload = False
+        self._is_announced = False
+        self._is_stop_announced = False
+        self._code: int | None = None
+        self._health_at = 0.0
+        self._begun = 0.0
+        self._pid = os.getpid()
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> int | None:
+        """Return the exit code when all children have ended; None if the supervisor is to start again."""
+        gc.collect()
+        gc.freeze()
+        reader, self._writer = socket.socketpair()
+        reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._reader = reader
+        self._selector.register(reader, selectors.EVENT_READ)
+        pipe = os.environ.pop(PARENT_PIPE, None)
+        self._parent_pipe = int(pipe) if pipe is not None else -1
+        if self._parent_pipe >= 0:
+            self._selector.register(self._parent_pipe, selectors.EVENT_READ)
+        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+        before = {number: signal.signal(number, self._on_signal) for number in handled}
+        wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._begun = time.monotonic()
+        try:
+            self._due = dict.fromkeys((role.name for role in self._roles), self._begun)
+            while not self._has_ended():
+                self._start_due()
+                self._check()
+                self._wait()
+                self._reap()
+        finally:
+            self._kill_all()
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._selector.close()
+            reader.close()
+            self._writer.close()
+            if self._health is not None:
+                self._health.remove()
+        if self._reload and not self._signals:
+            return None
+        return self._code or 0
+
+    # Signals.
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._reload = True
+        elif number != signal.SIGCHLD:
+            self._signals += 1
+
+    @property
+    def _is_stopping(self) -> bool:
+        return bool(self._signals or self._reload or self._code is not None or self._are_workers_finished)
+
+    @property
+    def _are_workers_finished(self) -> bool:
+        return all(role.name in self._finished for role in self._roles if role.is_worker)
+
+    def _has_ended(self) -> bool:
+        return self._is_stopping and not self._children
+
+    # One round.
+
+    def _start_due(self) -> None:
+        if self._is_stopping:
+            return
+        now = time.monotonic()
+        for role in self._roles:
+            if self._due.get(role.name, now + 1) <= now and self._may_start(role, now):
+                del self._due[role.name]
+                self._start(role, now)
+
+    def _may_start(self, role: ProcessRole, now: float) -> bool:
+        """Return whether the stages before a role are ready, or took too long."""
+        if now - self._begun > STAGE_TIMEOUT:
+            return True
+        ready = {child.name for child in self._children.values() if child.is_ready}
+        return all(
+            other.name in ready or other.name in self._finished
+            for other in self._roles
+            if other.stage < role.stage
+        )
+
+    def _start(self, role: ProcessRole, now: float) -> None:
+        pipes = [child.ready_pipe for child in self._children.values() if child.ready_pipe >= 0]
+        shared = [self._reader.fileno(), self._writer.fileno(), *pipes]
+        if self._parent_pipe >= 0:
+            shared.append(self._parent_pipe)
+        child = ChildProcess(role, tuple(shared))
+        self._children[child.pid] = child
+        self._started[role.name] = now
+        self._selector.register(child.ready_pipe, selectors.EVENT_READ, child)
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        until = min([now + LOOK, *(at for at in self._due.values() if at > now)])
+        for key, _ in self._selector.select(max(0.0, until - now)):
+            if key.data is not None:
+                self._read_ready(key.data)
+            elif key.fd == self._parent_pipe:
+                # The parent, which can no longer forward signals, has ended.
+                self._selector.unregister(self._parent_pipe)
+                os.close(self._parent_pipe)
+                self._parent_pipe = -1
+                self._signals += 1
+            else:
+                self._drain_wakeups()
+
+    def _drain_wakeups(self) -> None:
+        try:
+            while self._reader.recv(4_096):
+                pass
+        except BlockingIOError:
+            return
+
+    def _read_ready(self, child: ChildProcess) -> None:
+        self._selector.unregister(child.ready_pipe)
+        if os.read(child.ready_pipe, 1):
+            child.is_ready = True
+            self._early.pop(child.name, None)
+        child.close()
+        self._health_at = 0.0
+        if not self._is_announced and self._are_all_ready():
+            self._is_announced = True
+            notices.notify("READY=1", f"MAINPID={os.getpid()}", "STATUS=All processes are running.")
+
+    def _are_all_ready(self) -> bool:
+        ready = {child.name for child in self._children.values() if child.is_ready}
+        return all(role.name in ready | self._finished for role in self._roles if role.is_worker)
+
+    def _reap(self) -> None:
+        for pid in list(self._children):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                self._on_end(self._children.pop(pid), status)
+
+    def _on_end(self, child: ChildProcess, status: int) -> None:
+        if child.ready_pipe >= 0:
+            if child.ready_pipe in self._selector.get_map():
+                self._selector.unregister(child.ready_pipe)
+            child.close()
+        self._health_at = 0.0
+        if self._is_stopping:
+            return
+        code = os.waitstatus_to_exitcode(status)
+        now = time.monotonic()
+        if code == FINISHED and child.role.is_worker and not child.is_recycled:
+            self._finished.add(child.name)
+            return
+        if code == RECYCLED or (code == FINISHED and child.is_recycled):
+            logger.info("Process %d (%s) reached its limit and is replaced.", child.pid, child.name)
+            self._failures.pop(child.name, None)
+            self._due[child.name] = now
+            return
+        if code in (MISUSED, REFUSED):
+            self._code = MISUSED if code == MISUSED else FAILED
+            return
+        self._on_failure(child, describe(status), now)
+
+    def _on_failure(self, child: ChildProcess, how: str, now: float) -> None:
+        name = child.name
+        if now - self._started[name] > STABLE:
+            self._failures.pop(name, None)
+        failures = self._failures[name] = self._failures.get(name, 0) + 1
+        if not child.is_ready:
+            self._early[name] = self._early.get(name, 0) + 1
+            if self._early[name] >= MAX_EARLY_FAILURES:
+                logger.error(
+                    "Process %d (%s) ended before it was ready (%s), %d times in a row; stopping.",
+                    child.pid, name, how, self._early[name],
+                )  # fmt: skip
+                self._code = FAILED
+                return
+        wait = min(FIRST_BACKOFF * 2 ** (failures - 1), LAST_BACKOFF)
+        self._restarts += 1
+        self._due[name] = now + wait
+        logger.error("Process %d (%s) ended (%s); restarting it in %g s.", child.pid, name, how, wait)
+
+    # ProcessLimits, and the end.
+
+    def _check(self) -> None:
+        now = time.monotonic()
+        if self._is_stopping:
+            self._stop_stage(now)
+        else:
+            self._check_memory()
+        for child in self._children.values():
+            if child.kill_at is not None and now >= child.kill_at:
+                logger.error("Process %d (%s) did not stop in time and is killed.", child.pid, child.name)
+                child.kill_at = None
+                child.send(signal.SIGKILL)
+        if self._health is not None and now - self._health_at >= HEALTH:
+            self._health_at = now
+            self._write_health(self._health)
+
+    def _check_memory(self) -> None:
+        limit = self._limits.max_memory
+        if limit is None:
+            return
+        for child in self._children.values():
+            if child.role.is_worker and not child.is_recycled and (memory := child.memory) > limit:
+                logger.info(
+                    "Process %d (%s) uses %.0f MiB, above its limit of %.0f: finishing its jobs.",
+                    child.pid, child.name, memory / 2**20, limit / 2**20,
+                )  # fmt: skip
+                child.is_recycled = True
+                self._stop(child, self._limits.shutdown_timeout + GRACE, 1)
+
+    def _stop_stage(self, now: float) -> None:
+        """Stop the children with the highest stage that is left; hurry them as often as signals arrived."""
+        if not self._children:
+            return
+        if not self._is_stop_announced:
+            self._is_stop_announced = True
+            if self._reload and not self._signals:
+                notices.reloading()
+            else:
+                notices.notify("STOPPING=1")
+        wanted = max(1, self._signals)
+        if wanted > 2:
+            self._kill_all()
+            return
+        stage = max(child.role.stage for child in self._children.values())
+        for child in self._children.values():
+            if child.role.stage == stage and child.signals < wanted:
+                seconds = self._limits.shutdown_timeout + GRACE if child.role.is_worker else HELPER_TIMEOUT
+                self._stop(child, seconds if wanted == 1 else GRACE, wanted)
+
+    def _stop(self, child: ChildProcess, seconds: float, wanted: int) -> None:
+        child.signals = max(child.signals, wanted)
+        child.kill_at = time.monotonic() + seconds
+        child.send(signal.SIGTERM)
+
+    def _kill_all(self) -> None:
+        if os.getpid() != self._pid:
+            return  # In a child, whose siblings these are.
+        for child in self._children.values():
+            child.send(signal.SIGKILL)
+
+    def _write_health(self, health: notices.HealthFile) -> None:
+        if self._is_stopping:
+            status = "stopping"
+        elif self._are_all_ready():
+            status = "ok"
+        else:
+            status = "starting" if not self._is_announced else "degraded"
+        try:
+            health.write(status, list(self._children.values()), self._restarts)
+        except OSError as error:
+            logger.warning("The health file could not be written: %s", error)

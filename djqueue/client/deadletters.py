@@ -61,7 +61,7 @@ class MovedDead(NamedTuple):
 class ErrorCount(NamedTuple):
     """The number of dead letters with one fingerprint, and the newest error."""
 
-    letters: int
+    total: int
     error_type: str
     error_message: str
 
@@ -147,7 +147,7 @@ def letters(storage: Storage, queue: str, wanted: DeadLetterFilter) -> Iterator[
     after = None
     while True:
         page = storage.reads.dead_letter_page(queue, PAGE, after)
-        for letter in page.letters:
+        for letter in page.dead_letters:
             if letter.id in seen:
                 return
             seen.add(letter.id)

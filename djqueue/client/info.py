@@ -79,7 +79,7 @@ class JobInfo:
 
     @property
     def stalls(self) -> int:
-        """Number of attempts that were lost with their worker."""
+        """Number of stalled attempts: their lease expired, or the scheduler that ran them ended."""
         return self.record.stalls
 
     @property

@@ -124,7 +124,9 @@ class QueueActions(QueueHandle):
                 _count("rate", limits["rate"].capacity)
         if weight is not UNCHANGED:
             if group is None:
-                raise OptionError("weight: requires a group; the default for all groups has no weight")
+                raise OptionError(
+                    "weight: requires a group; the default for groups without their own limit has no weight"
+                )
             limits["weight"] = _count("weight", weight)
         if not limits:
             raise OptionError("set_group_limit: expected concurrency, rate or weight")
@@ -158,7 +160,10 @@ class QueueActions(QueueHandle):
         await self._acall(self.resume_group, group)
 
     def group_limits(self) -> dict[str | None, GroupLimit]:
-        """Return the `concurrency`, `paused`, `rate` and `weight` set for each group; for all under None."""
+        """Return the `concurrency`, `paused`, `rate` and `weight` set for each group.
+
+        Under None is the default for groups without their own limit.
+        """
         return self.storage.queues.group_limits(self.name)
 
     async def agroup_limits(self) -> dict[str | None, GroupLimit]:

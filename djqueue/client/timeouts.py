@@ -127,4 +127,4 @@ REASONS: dict[str, Callable[[Explanation], str]] = {
     "workers_busy": lambda found: _ahead(found, "all workers that could run it are busy"),
     "waiting_turn": lambda found: _ahead(found, "it can start at any time"),
 }
-"""Remedies, by verdict of `djqueue.core.explain`."""
+"""Reasons why a job has not started, by verdict of `djqueue.core.explain`."""

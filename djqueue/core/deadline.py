@@ -1,7 +1,5 @@
 """One deadline for everything that a call does, in all layers and round trips."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 
 from .clock import SYSTEM_CLOCK
@@ -10,16 +8,23 @@ _deadline: ContextVar[int | None] = ContextVar("djqueue_deadline", default=None)
 """Monotonic milliseconds by which the current call has to end."""
 
 
-@contextmanager
-def within(seconds: float) -> Iterator[None]:
+class within:  # noqa: N801 - used like a function; a generator would take several times as long
     """Limit everything inside to `seconds`; an earlier deadline that is already set stays."""
-    until = SYSTEM_CLOCK.monotonic() + int(seconds * 1_000)
-    current = _deadline.get()
-    token = _deadline.set(until if current is None else min(current, until))
-    try:
-        yield
-    finally:
-        _deadline.reset(token)
+
+    __slots__ = ("_seconds", "_token")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        """Set the deadline."""
+        until = SYSTEM_CLOCK.monotonic() + int(self._seconds * 1_000)
+        current = _deadline.get()
+        self._token = _deadline.set(until if current is None else min(current, until))
+
+    def __exit__(self, *_: object) -> None:
+        """Restore the earlier deadline."""
+        _deadline.reset(self._token)
 
 
 def remaining(limit: float) -> float:

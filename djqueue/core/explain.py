@@ -136,7 +136,7 @@ class Facts(NamedTuple):
     limiter_holders: tuple[BlockingJob, ...] = ()
     """Some active jobs of the queues that share the limiter."""
     before: int | None = None
-    """Number of jobs before it, up to `MOST_BEFORE`; in its group, if that holds it back."""
+    """Number of jobs before it, up to `MAX_BEFORE`; in its group, if that holds it back."""
 
 
 class Explanation(NamedTuple):

@@ -338,7 +338,7 @@ class DeadLetterRecord(NamedTuple):
 class DeadLetterPage(NamedTuple):
     """Some dead letters of a queue, oldest first."""
 
-    letters: list[DeadLetterRecord]
+    dead_letters: list[DeadLetterRecord]
     next: str | None
     """Cursor of the next page; None on the last page."""
     at: int

@@ -22,7 +22,7 @@ class DashboardPage:
         right: Required permission. Without it the page responds with status 403 and is not linked.
         method: GET for pages that only show data; POST for actions, which redirect to a page.
         label: Label of the page's tab, if it has one.
-        parts: What the live part shows beyond what `Storage.change_version` covers. None if unknown: the part
+        parts: What the live part shows beyond what `Reads.change_version` covers. None if unknown: the part
         is then always rendered and compared.
     """
 

@@ -103,7 +103,7 @@ class Snapshots:
 
         Args:
             fresh: Milliseconds before the value is read again.
-            versioned: Whether the value depends only on what `Storage.change_version` covers.
+            versioned: Whether the value depends only on what `Reads.change_version` covers.
 
         Raises:
             StorageError: The storage is unreachable, and nothing is cached.

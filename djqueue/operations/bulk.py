@@ -27,7 +27,7 @@ logger = logging.getLogger("djqueue.bulk")
 PART = 500
 """Jobs per call of the storage."""
 PARTS = 20
-"""Parts per sweep, after which other work has its turn."""
+"""Operations per sweep, and parts of each; the rest waits for the next sweep."""
 HOLD = 30_000
 """Milliseconds for which a process holds a row without renewing it."""
 COUNTED = 10_000
@@ -60,7 +60,7 @@ class Selection(NamedTuple):
     """The jobs of a bulk operation: dead letters by their contents, or jobs of one state."""
 
     queues: tuple[str, ...]
-    letters: Mapping[str, Any] = {}
+    dead_letters: Mapping[str, Any] = {}
     """Filters of dead letters, as `Queue.retry_dead` takes them."""
     state: str = ""
     """State of the jobs, unless they are chosen as dead letters."""
@@ -75,14 +75,14 @@ class Selection(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return a value for the row's JSON column."""
-        return {**self._asdict(), "letters": dict(self.letters)}
+        return {**self._asdict(), "dead_letters": dict(self.dead_letters)}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Selection":
         """Return the selection that `as_json` stored."""
         return cls(
             tuple(stored["queues"]),
-            stored["letters"],
+            stored["dead_letters"],
             stored["state"],
             tuple(stored["ids"]),
             tuple(stored.get("states", ())),
@@ -196,7 +196,7 @@ class Bulk:
         self._holder = token_hex(8)
 
     def work(self) -> int:
-        """Do some parts of the due operations, and return the number of jobs examined."""
+        """Do some parts of the due operations; return the number of jobs that have an outcome now."""
         now = self._clock.now()
         looked_at = 0
         due = _open(self._alias).filter(Q(held_until__lte=now) | Q(holder=self._holder), start_at__lte=now)
@@ -331,7 +331,7 @@ def _part(
         wanted = _letter_filter(selection)
         ids = [
             letter.id
-            for letter in page.letters
+            for letter in page.dead_letters
             if letter.entered_at <= before and wanted.matches(letter, page.at)
         ]
         if selection.tag and ids:
@@ -339,7 +339,7 @@ def _part(
             records = storage.reads.jobs(queue, ids)
             ids = [one.id for one in records if one is not None and selection.tag in one.options.tags]
         following = _next(selection, index, page.next, page.next is not None)
-        return BulkPart(queue, ids, following, len(page.letters))
+        return BulkPart(queue, ids, following, len(page.dead_letters))
     # `queue` of a position counts queues times states.
     states = selection.states or (selection.state,)
     queue, state = selection.queues[index // len(states)], states[index % len(states)]
@@ -368,7 +368,7 @@ def _beginning(selection: Selection) -> dict[str, Any]:
 
 
 def _letter_filter(selection: Selection) -> DeadLetterFilter:
-    return read_filter(**selection.letters)
+    return read_filter(**selection.dead_letters)
 
 
 def _open(alias: str) -> "QuerySet[BulkOperation]":

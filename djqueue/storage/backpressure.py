@@ -42,8 +42,7 @@ def enqueue(
     """Enqueue batches. If any of them may have to wait, enqueue one at a time, each as soon as there is room.
 
     Args:
-        storage: The storage of the queues.
-        policy: Returns a queue's policy.
+        events: The events of the storage, which wake the caller. policy: Returns a queue's policy.
         batches: The jobs.
         once: Enqueues batches, or raises QueueFullError.
     """

@@ -33,7 +33,7 @@ class QueueShare(NamedTuple):
     duplicates: int = 0
     """Rows whose jobs existed or had completed."""
     ended: bool = False
-    letters: int = 0
+    dead_letters: int = 0
     """Rows that became dead letters."""
 
     def __add__(self, other: "QueueShare") -> "QueueShare":  # type: ignore[override]
@@ -43,7 +43,7 @@ class QueueShare(NamedTuple):
             self.inserted + other.inserted,
             self.duplicates + other.duplicates,
             other.ended,
-            self.letters + other.letters,
+            self.dead_letters + other.dead_letters,
         )
 
 

@@ -185,7 +185,7 @@ def test_one_that_has_changed_jobs_says_what_became_of_them(client, kept):
             state=DONE,
             operation="retry",
             answers={"retried": 7, "not_failed": 3},
-            shares={"emails": QueueShare(ended=True, letters=4)},
+            shares={"emails": QueueShare(ended=True, dead_letters=4)},
             rows=12,
             rejected={"id": 2},
         )

@@ -43,7 +43,7 @@ def fail(storage, queue="emails", count=3, **said):
 def begin(kind, clock, queues=("emails",), **given):
     named = {
         name: given.pop(name)
-        for name in ("letters", "state", "ids", "states", "name", "tag")
+        for name in ("dead_letters", "state", "ids", "states", "name", "tag")
         if name in given
     }
     return bulk.begin(ALIAS, kind, Selection(tuple(queues), **named), clock=clock, **given)
@@ -469,7 +469,7 @@ def test_a_preview_of_a_tag_looks_at_so_many_jobs_only(storage, clock, monkeypat
 
 
 def test_a_row_that_an_older_version_wrote_has_no_tag():
-    stored = {"queues": ["emails"], "letters": {}, "state": "waiting", "ids": []}
+    stored = {"queues": ["emails"], "dead_letters": {}, "state": "waiting", "ids": []}
     assert Selection.from_json(stored) == Selection(("emails",), state="waiting")
 
 

@@ -92,7 +92,7 @@ class WriteReport:
             version=found.version,
             queues=found.queues,
             rows=found.rows,
-            counts=Counts(total.inserted, total.duplicates, rejected=total.letters),
+            counts=Counts(total.inserted, total.duplicates, rejected=total.dead_letters),
             rejected=dict(found.rejected),
             skipped=found.skipped,
             operation=found.operation,

@@ -27,7 +27,8 @@ class EngineContext:
     """Shards of queues, processing shards of active jobs, and the configuration of both.
 
     Locks are taken in one order: a shard, then a processing shard, then a queue's finished records or a
-    limiter. Only a move holds the locks of two shards, which it takes in the order of the shards. Everything
+    limiter. Only a move holds the locks of several shards: those of both queues, and of the jobs that wait
+    for the job. It takes them in the order of the shards. Everything
     else that crosses queues (dependencies) is a step of its own on each side, repeated until both agree.
     """
 

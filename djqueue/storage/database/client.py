@@ -56,7 +56,9 @@ logger = logging.getLogger("djqueue.client")
 TO_WRITE = 0.5
 """Share of the time limit that is reserved for writing the jobs, in case the scheduler does not respond."""
 AT_LEAST = 0.5
-"""Seconds in which a change in this process must begin after the scheduler did not respond."""
+"""Minimum seconds for which a change in this process may wait for locks after the scheduler did not
+respond.
+"""
 
 
 class ClientStorage:
@@ -239,7 +241,8 @@ class ClientStorage:
     def _agree(self, queue: str) -> bool:
         """Check the queue's group mode against the recorded one; return False if none is recorded.
 
-        A queue without settings is used in its recorded mode; the scheduler records the first one.
+        A process without policies checks nothing; the scheduler records the mode. Otherwise, `_wake`
+        records a mode that is missing.
         """
         if self._policies is None:
             return True

@@ -242,7 +242,10 @@ class SchedulerLease:
 
 
 def present_holder(alias: str, now: int | None = None) -> LeaseHolder | None:
-    """Return the current or last holder of the row; with `now`, only an unexpired one."""
+    """Return the current or last holder of the row.
+
+    With `now`, return None if the row has expired, unless its holder is a live process of this machine.
+    """
     found = models.SchedulerLease.objects.using(alias).filter(name=NAME)
     row = found.values_list(*LeaseHolder._fields).first()
     if row is None:

@@ -122,7 +122,7 @@ def read(alias: str, queues: Sequence[str] | None, span: Span, *, by_name: bool)
 
 
 def purge(alias: str, tiers: Tiers, now: int, limit: int) -> int:
-    """Delete at most `limit` expired buckets. Returns their number."""
+    """Delete at most `limit` expired buckets of each length; return their number."""
     removed = 0
     for tier, kept in tiers.kept().items():
         old = _buckets(alias).filter(tier=tier, start__lt=now - kept).order_by("start")

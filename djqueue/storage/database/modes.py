@@ -45,7 +45,10 @@ class GroupModes:
         self._recorded.discard(queue)
 
     def note_group(self, queue: str, group: str | None) -> None:
-        """Write the limits of a group to the journal; with None, those of every group, and the mode."""
+        """Write the overrides of a group to the journal.
+
+        With None, write the default for groups without their own limit, and the mode.
+        """
         overrides = self._engine.queues.group_limits(queue).get(group, NO_LIMIT)
         mode = self._engine.context.policy(queue).group_mode if group is None else ""
         self._journal.group_changed((queue, group or ""), row_of(queue, group, overrides, mode))

@@ -1,10 +1,13 @@
 """The operations of the contract, in one table: who answers each of them, and how long that may take.
 
-The scheduler's socket serves exactly these, and the client asks for them by the same names.
+The scheduler's socket serves them under the same names. Besides these, it serves pings, wake-ups of the
+inbox, and subscriptions.
 """
 
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from djqueue.core.job import Batch
@@ -16,7 +19,8 @@ from ..tables.dialects import Dialect
 
 DEADLINE = 30.0
 """Seconds that a request may take while the scheduler answers pings; a scheduler that does not is left
-earlier."""
+earlier.
+"""
 LONG_DEADLINE = 600.0
 """Seconds for operations on any number of jobs."""
 
@@ -72,19 +76,20 @@ class Operation(NamedTuple):
     """The jobs that the arguments after the queue identify; for LEASE_HOLDER."""
     served_by: str = ""
     """The scheduler's method for other processes, where it is another one: its answer is given once the
-    change is committed."""
+    change is committed.
+    """
     is_instant: bool = False
     """It waits for nothing: the server answers on its event loop."""
     sees_transaction: bool = False
     """In a caller's transaction the tables answer: the caller's own jobs are only there, and the scheduler
-    may be waiting for the caller's locks."""
+    may be waiting for the caller's locks.
+    """
     claims: bool = False
     """If the answer comes too late, the connection is closed: then the scheduler takes its claims back."""
 
     def of(self, storage: Any) -> Callable[..., Any]:
         """Return the method of a storage, or of one of its facets."""
-        facet, _, method = self.name.rpartition(".")
-        found: Callable[..., Any] = getattr(getattr(storage, facet) if facet else storage, method)
+        found: Callable[..., Any] = _getter(self.name)(storage)
         return found
 
     def served_from(self, scheduler: Any) -> Callable[..., Any]:
@@ -93,6 +98,11 @@ class Operation(NamedTuple):
             getattr(scheduler, self.served_by) if self.served_by else self.of(scheduler)
         )
         return found
+
+
+@cache
+def _getter(name: str) -> Callable[[Any], Any]:
+    return attrgetter(name)
 
 
 def operation_of(method: Callable[..., Any]) -> Operation:

@@ -1,7 +1,7 @@
-"""Rows of ended jobs that are kept for others: their ends are put off, and put back.
+"""Rows of ended jobs that are kept for others: their expiry is postponed, and restored later.
 
-An end that came while the row was held is moved behind all others, in the table itself, so that no sweep
-meets it again, and a scheduler that starts knows it.
+A postponed expiry is stored in the table itself, later than all others, so that no sweep reads the row
+again, and a new scheduler knows that it is pinned.
 """
 
 from collections.abc import Iterable
@@ -16,9 +16,9 @@ from djqueue.core.states import State
 from djqueue.storage.tables import rows
 
 PUT_OFF = 126_230_400_000_000
-"""Four thousand years, in milliseconds: what an end that is put off is later than it was."""
+"""Milliseconds by which an expiry is postponed: four thousand years."""
 ENDS = Q(expires_at__lt=PUT_OFF) | Q(expires_at=None)
-"""Rows whose ends are not put off."""
+"""Condition for rows whose expiry is not postponed."""
 
 
 def put_off(alias: str, keys: Iterable[JobKey]) -> None:
@@ -36,7 +36,7 @@ def put_back(alias: str, keys: Iterable[JobKey]) -> None:
 
 
 def all_put_off(alias: str) -> list[JobKey]:
-    """Jobs of which the end of the record, or of the result, is put off."""
+    """Return the jobs whose record or result has a postponed expiry."""
     late = [
         model._default_manager.using(alias).exclude(ENDS).values_list(*rows.KEY)
         for model in (models.Job, models.JobResult)
@@ -56,7 +56,7 @@ def ended(alias: str, keys: Iterable[JobKey]) -> set[JobKey]:
 
 
 def own_end(expires_at: int | None) -> int | None:
-    """The end that a row would have if it was not put off."""
+    """Return the expiry that a row has without the postponement."""
     if expires_at is None or expires_at < PUT_OFF:
         return expires_at
     return expires_at - PUT_OFF or None

@@ -38,18 +38,18 @@ class Inserter:
         self._policy = policy
         self._ids = IdSource()
 
-    # What the tables may not know yet: for those who know more.
+    # Overridden where more is known than in the tables.
 
     def find_job(self, queue: str, job_id: str) -> Found | None:
-        """A job that is not in the tables."""
+        """Return the state and result of a job that is not in the tables."""
         return None
 
     def find_owners(self, queue: str, key: str) -> list[Owner]:
-        """The live jobs that have a unique key, according to others than the tables."""
+        """Return the live jobs with a unique key that are not in the tables yet."""
         return []
 
     def have_ended(self, queue: str, ids: Sequence[str]) -> set[str]:
-        """Jobs that live according to the tables, and have ended according to others."""
+        """Return the jobs that have ended, although the tables still show them as live."""
         return set()
 
     def is_known(self, queue: str, job_id: str) -> bool:
@@ -59,9 +59,10 @@ class Inserter:
     # Enqueue.
 
     def insert(self, batches: Sequence[Batch], wake: Callable[[], object]) -> list[EnqueueResult]:
-        """Add jobs: at once outside a transaction, else when the caller's commits.
+        """Add jobs, at once or with the caller's transaction; return the results of `Storage.enqueue`.
 
-        wake: called after that. See `Storage.enqueue` for the answers.
+        Args:
+            wake: Called after the commit.
         """
         for batch in batches:
             if batch.ids is not None and len(batch.ids) != len(batch.payloads):
@@ -100,7 +101,7 @@ class Inserter:
         answers: dict[int, EnqueueResult] = {}
         left = list(range(len(ids)))
         while left:
-            # Once more for those whose ids another producer has taken since the look at them.
+            # Again for jobs whose ids another producer has used since they were read.
             self._insert_known(batch, ids, left, now, answers)
             left = [at for at in left if at not in answers]
         return [answers[at] for at in range(len(ids))]
@@ -129,7 +130,7 @@ class Inserter:
         new: dict[str, EngineJob] = {}
         queued: dict[str, tuple[int, EnqueueResult]] = {}
         replacing: set[str] = set()
-        """Ids of cancelled jobs whose rows these replace."""
+        """Return the ids of cancelled jobs whose rows these jobs replace."""
         for at in left:
             job_id = ids[at]
             answer = self._taken(batch, job_id, there, new) or self._keyed(batch, job_id, new)
@@ -156,7 +157,7 @@ class Inserter:
                 answers[at] = answer
 
     def _check_room(self, batch: Batch, answers: Sequence[EnqueueResult]) -> None:
-        """Raise QueueFullError if the new ones have no room; to drop jobs is the scheduler's."""
+        """Raise QueueFullError if the new jobs do not fit; only the scheduler drops jobs."""
         policy = self._policy(batch.queue)
         if not is_bounded(policy) or batch.options.rejected is not None:
             return
@@ -172,7 +173,7 @@ class Inserter:
     def _taken(
         self, batch: Batch, job_id: str, there: dict[str, Found], new: dict[str, EngineJob]
     ) -> EnqueueResult | None:
-        """The answer if the id is that of a job which is not to be enqueued again."""
+        """Return the result if the job of an id must not be enqueued again."""
         if job_id in new:
             return EnqueueResult(job_id, "duplicate", batch.queue, new[job_id].state)
         found = there.get(job_id) or self.find_job(batch.queue, job_id)
@@ -182,7 +183,9 @@ class Inserter:
         return EnqueueResult(job_id, status, batch.queue, *found)
 
     def _keyed(self, batch: Batch, job_id: str, new: dict[str, EngineJob]) -> EnqueueResult:
-        """The answer of one whose id is free; the scheduler, which takes it in, replaces what it replaces."""
+        """Return the result for a job with a free id; the scheduler later replaces the jobs that it
+        replaces.
+        """
         key = batch.options.unique_key
         if key is None:
             return EnqueueResult(job_id, "queued", batch.queue)
@@ -198,7 +201,7 @@ class Inserter:
         return EnqueueResult(job_id, "queued", batch.queue, replaced=replaced)
 
     def _forget(self, queue: str, job_id: str) -> State | None:
-        """Delete a job whose id may be enqueued again; return its state, or None if it is another."""
+        """Delete a job whose id may be enqueued again; return its state, or None if it is another job."""
         deleted = (
             state
             for state in sorted(REUSABLE)
@@ -219,8 +222,8 @@ class Inserter:
         return EngineJob(job_id, batch.queue, batch.name, payload, options, state, now, run_at)
 
     def _there(self, queue: str, ids: Sequence[str]) -> dict[str, Found]:
-        """The jobs that have these ids. A result is read after its job's state, so none is missed that a
-        job has which ends in the meantime.
+        """Return the jobs with these ids. Results are read after states, so that the result of a job that
+        ends in between is not missed.
         """
         alias = self._dialect.alias
         found: dict[str, Found] = {}
@@ -234,7 +237,7 @@ class Inserter:
         return found
 
     def _owners(self, queue: str, key: str) -> list[Owner]:
-        """The live jobs that have a unique key, by their coming; of the pending ones the last counts."""
+        """Return the live jobs that have a unique key, oldest first; of pending ones, the last counts."""
         live = models.Job.objects.using(self._dialect.alias).filter(
             queue=queue, unique_key=key, state__in=[state.value for state in LIVE]
         )
@@ -269,5 +272,5 @@ def is_bounded(policy: QueuePolicy) -> bool:
 
 
 def inbox_rows(jobs: dict[str, EngineJob]) -> list[rows.Row]:
-    """Jobs as rows that the scheduler takes in."""
+    """Return rows of jobs for the inbox."""
     return list(rows.new_rows(jobs.values(), inbox=True).values())

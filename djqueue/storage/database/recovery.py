@@ -139,8 +139,7 @@ def _concerned(
     if to is not None:
         found.update({row.key: row for row in _load(alias, to, ids)})
     needed: dict[JobKey, JobRow] = {}
-    """Return the dependencies of blocked jobs, without their own dependencies unless these are blocked
-    too.
+    """Dependencies of blocked jobs, without their own dependencies unless these are blocked, too.
     """
     blocked = [
         JobRow.read(row)
@@ -406,7 +405,7 @@ def ended_claims(alias: str, queue: str, ids: Sequence[str]) -> Iterable[Lease]:
 
 
 def _load(alias: str, queue: str, ids: Sequence[str]) -> list[JobRow]:
-    """Return jobs of a queue with their attempts, log lines and items."""
+    """Return jobs of a queue with their results, attempts and log lines."""
     found: dict[str, JobRow] = {}
     for chunk in rows.chunked(ids):
         mine = models.Job.objects.using(alias).filter(queue=queue, job_id__in=chunk)
@@ -441,7 +440,8 @@ def _interrupted(engine: Engine, job: EngineJob) -> DeadLetterRecord | None:
 
 
 def _pages(alias: str, states: Iterable[State]) -> Iterable[list[EngineJob]]:
-    """Yield the jobs in these states in order of arrival, with the attempts of those that have run before.
+    """Yield the jobs in these states in order of arrival, with the results, attempts and log lines of
+    those that have run before.
 
     Jobs in the inbox are left out.
     """

@@ -267,7 +267,9 @@ class Remote:
             if isinstance(error, TimeoutError):
                 self._breaker.failed("the scheduler is not reading its socket")
             self._hang_up(connection)
-            raise StorageUnavailableError(f"the scheduler closed the connection: {error}") from error
+            raise StorageUnavailableError(
+                f"sending to the scheduler failed, and the connection was closed: {error}"
+            ) from error
 
     def _connected(self) -> socket.socket:
         if self._socket is not None:
@@ -417,7 +419,7 @@ class Remote:
         elif word == "refused":
             self._refusal = rest[0]
         elif word == "lost":
-            raise SilentError("this process is no longer the scheduler")
+            raise SilentError("the process at the scheduler's address is no longer the scheduler")
         elif number == self._ping_number:
             self._breaker.succeeded()
         elif (asked := self._answers.get(number)) is not None:

@@ -29,7 +29,7 @@ PAGE = 1_000
 RESULTS = "results"
 """Kind of the sum of results; the others are outcomes."""
 FILLED = "filled"
-"""Kind of what says how far the jobs were entered that had ended before their queue was bounded."""
+"""Kind of the entry for how far the jobs that ended before their queue was bounded have been entered."""
 ENDED = (State.COMPLETED, State.CANCELLED)
 
 
@@ -48,9 +48,9 @@ class RetentionEntry(NamedTuple):
 
 
 class RetentionIndex:
-    """The book of a database.
+    """The index of the retained jobs of a database.
 
-    retention: of the queues that have one.
+    retention: Retention of the queues that have one.
     """
 
     def __init__(self, dialect: Dialect, retention: Mapping[str, Retention]) -> None:
@@ -62,7 +62,7 @@ class RetentionIndex:
         return queue in self._bounded
 
     def entry(self, job: EngineJob) -> RetentionEntry:
-        """That of a completed or cancelled job."""
+        """Return the entry of a completed or cancelled job."""
         retention = self._bounded[job.queue]
         expires_at = rows.expiry(job, retention.of(job.state))
         size = 0 if job.result is None else len(job.result)
@@ -78,8 +78,8 @@ class RetentionIndex:
         results_gone: Iterable[Key] = (),
         put_off: Mapping[Key, bool] | None = None,
     ) -> None:
-        """Enter jobs, or strike them out (None); the results of some others are gone; some are held, and do
-        not count, or do so again (False).
+        """Add jobs, or remove them (None). Results of other jobs were removed; pinned jobs (True) do not
+        count, and released ones (False) count again.
         """
         changed: dict[Key, RetentionEntry | None] = dict(entries)
         gone = [key for key in results_gone if key not in changed and self.concerns(key[0])]
@@ -125,10 +125,10 @@ class RetentionIndex:
                     found[row[0], row[1]] = RetentionEntry(*row)
         return found
 
-    # What is above the bounds.
+    # Jobs above the limits.
 
     def surplus(self, queue: str, state: State, limit: int) -> list[str]:
-        """Ids of up to `limit` jobs above what the queue keeps of an outcome: those whose time would be over
+        """Return the ids of up to `limit` jobs above the queue's limit for an outcome, those that expire
         first.
         """
         keep, totals = self._bounded[queue].of(state), self.totals(queue)
@@ -148,7 +148,7 @@ class RetentionIndex:
         return ids
 
     def surplus_results(self, queue: str, limit: int) -> list[tuple[str, str, int]]:
-        """Queue, id and end of up to `limit` jobs whose results are above what the queue keeps."""
+        """Return queue, id and end of up to `limit` jobs whose results are above the queue's limit."""
         maximum = self._bounded[queue].results.bytes
         if maximum is None:
             return []
@@ -162,14 +162,14 @@ class RetentionIndex:
         return found
 
     def in_order(self, queue: str, state: State) -> QuerySet[Any, Any]:
-        """(id, size, the result's size) of jobs with an outcome, by the times at which they go."""
+        """Yield (id, size, size of the result) of jobs with an outcome, by expiry."""
         mine = (
             self._jobs().filter(queue=queue, outcome=state.value, pinned=False).order_by("expires_at", "id")
         )
         return mine.values_list("job_id", "size", "result_size")
 
     def results_in_order(self, queue: str) -> QuerySet[Any, Any]:
-        """(id, the job's end, the result's size) of jobs with results, by the times at which those go."""
+        """Yield (id, end of the job, size of the result) of jobs with results, by expiry of the results."""
         mine = (
             self._jobs().filter(queue=queue, pinned=False, result_size__gt=0).order_by("result_until", "id")
         )
@@ -180,10 +180,12 @@ class RetentionIndex:
         mine = self._totals().filter(queue=queue).exclude(kind=FILLED)
         return {kind: (count, size) for kind, count, size in mine.values_list("kind", "count", "size")}
 
-    # When other queues are bounded than before.
+    # Changes of the bounded queues.
 
     def open(self, transaction: Callable[[], AbstractContextManager[None]]) -> None:
-        """Enter what had ended before its queue was bounded, and forget queues that are so no more."""
+        """Add the jobs that ended before their queue was bounded, and remove queues that are no longer
+        bounded.
+        """
         for queue in {*self._totals().values_list("queue", flat=True)} - {*self._bounded}:
             self._close(queue, transaction)
         filled = dict(self._totals().filter(kind=FILLED).values_list("queue", "size"))
@@ -200,7 +202,7 @@ class RetentionIndex:
         self._totals().filter(queue=queue).delete()
 
     def _fill(self, queue: str, last: int) -> int:
-        """Enter some of the jobs whose rows have higher numbers than one; the last one's number."""
+        """Add some of the jobs with row numbers above one; return the last number."""
         there = models.Job.objects.using(self._dialect.alias).filter(
             queue=queue, state__in=[state.value for state in ENDED], id__gt=last
         )

@@ -1,4 +1,4 @@
-"""Apply a step of the wall clock to the tables that happened while no scheduler was running."""
+"""Follow, in the tables, a step of the wall clock that happened while no scheduler was running."""
 
 from djqueue import models
 from djqueue.core.clocksteps import keep_lengths, log_step
@@ -13,7 +13,7 @@ FIELDS = ("id", *rows.JOB_KEY, "state", "run_at", "attempts", "stalls", "options
 
 
 def follow_missed_step(dialect: Dialect, step: int) -> None:
-    """Move the times of live jobs and dead letters along that were given as lengths.
+    """Shift the times of live jobs and dead letters that were given as durations.
 
     The caller has a transaction, in which the lease notes that this was done. Rows in the inbox are left
     alone: their producers may have written them before the step or behind it.

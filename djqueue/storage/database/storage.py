@@ -77,7 +77,8 @@ STANDBY_POLL = 0.5
 class DatabaseStorage(Storage):
     """Jobs in a database of the project.
 
-    A process that has called `connect` is the scheduler; all others are its clients.
+    At most one process is the scheduler. `connect` takes that role, unless the role's `standby` is `work`;
+    all other processes are clients.
 
     Args:
         database: Alias in `DATABASES`.

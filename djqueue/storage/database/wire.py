@@ -1,7 +1,7 @@
 """Frames of the scheduler's socket: length-prefixed MessagePack, with the contract's own values.
 
-A frame is four bytes of length, big-endian, and that many bytes. Only the classes listed here can come
-out of one.
+A frame is a big-endian length of four bytes, and as many bytes. It can only contain values of the classes
+listed here.
 """
 
 import struct
@@ -36,9 +36,11 @@ from .scan import has_more_values
 LENGTH = struct.Struct(">I")
 MAX_FRAME = 64 * 1024 * 1024
 MAX_VALUES = 2_000_000
-"""Values of a frame. The smallest, an empty list, takes one byte there and eighty in memory."""
+"""Maximum number of values of a frame. The smallest, an empty list, takes one byte there and eighty in
+memory.
+"""
 MAX_DEPTH = 16
-"""Records, tuples and sets inside one another: reading each takes 40 KB of the thread's stack."""
+"""Maximum nesting of records, tuples and sets: each level takes 40 KB of the thread's stack."""
 
 TUPLE, FROZENSET, STATE, OPTIONS, RATE, VALUE = 1, 2, 3, 4, 5, 6
 FIRST_RECORD = 16
@@ -96,7 +98,7 @@ _CODES = {cls: code for code, cls in enumerate(RECORDS, FIRST_RECORD)}
 
 
 def pack(value: Any) -> bytes:
-    """A frame."""
+    """Return the frame of a value."""
     body = pack_body(value)
     if len(body) > MAX_FRAME:
         raise SerializationError(f"a frame of {len(body)} bytes exceeds the limit of {MAX_FRAME}")
@@ -127,7 +129,7 @@ def pack_body(value: Any) -> bytes:
 
 
 def unpack(body: bytes) -> Any:
-    """The value of a frame's body. Raises SerializationError for anything else."""
+    """Return the value of a frame's body. Raises SerializationError if it is invalid."""
     try:
         return _unpack(body)
     except SerializationError:

@@ -33,7 +33,8 @@ LONGEST_PAUSE = 30_000
 """Milliseconds after which calls resume even if no sentinel has announced the end of a failover."""
 ANNOUNCEMENT_TTL = 10_000
 """Milliseconds for which an announced master is preferred to replies of sentinels: those that do not lead the
-failover learn of it a little later."""
+failover learn of it a little later.
+"""
 POLL = 1.0
 """Seconds between attempts to reach a sentinel, and between checks whether the thread is still needed."""
 
@@ -46,7 +47,7 @@ class FailoverWatch:
     sentinels: addresses of some; the others are read from them.
     arguments: arguments of redis-py's connections to the sentinels.
 
-    `check` and `is_stale` are cheap and may be called from any thread.
+    `check`, `epoch` and `announced` are cheap and may be used from any thread.
     """
 
     def __init__(self, master: str, sentinels: tuple[Address, ...], arguments: Mapping[str, Any]) -> None:

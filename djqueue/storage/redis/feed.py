@@ -177,7 +177,7 @@ class RedisFeed(Feed):
         looks = {queue: self._look(queue, "-", "-", 1) for queue in names}
         if any(look.has_jobs for look in looks.values()) and not any(look.added for look in looks.values()):
             raise OptionError(
-                "events: no queue keeps a change stream: set MIRROR or STREAM in the storage's OPTIONS"
+                "events: no queue keeps a change stream: set neither MIRROR to False nor STREAM to 0"
             )
         return looks
 

@@ -1,4 +1,6 @@
-"""Reads for dashboards: see `djqueue.storage.inspector`."""
+"""Reads for dashboards, as steps: overviews, groups, workflows, explanations, and the jobs about a
+subject.
+"""
 
 import struct
 from collections.abc import Iterator, Sequence

@@ -35,11 +35,14 @@ class RedisOptions:
     """TIMEOUT: seconds after which a call fails."""
     replicas: int | None = None
     """REPLICAS: number of replicas that confirm a job with `durable=True` before its enqueue returns. None
-    means one with sentinels, otherwise none."""
+    means one with sentinels, otherwise none.
+    """
     prefix: str = ""
     """PREFIX: prefix of all keys and channels, for several projects in one Redis."""
     stream: int = 10_000
-    """STREAM: approximate number of calls whose changes a queue keeps for the mirror; 0: no mirror."""
+    """STREAM: approximate number of calls whose changes a queue keeps for mirror and event feed; 0:
+    neither.
+    """
     mirror: MirrorOptions | None = MirrorOptions()
     """MIRROR: a dict of its options, or False for no mirror and no stream."""
 

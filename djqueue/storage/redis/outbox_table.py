@@ -37,7 +37,7 @@ logger = logging.getLogger("djqueue.redis")
 class OutboxTable(TransactionalEnqueue):
     """Enqueue for a storage in which some queues have OUTBOX.
 
-    steps: the enqueue directly to Redis; `trips` runs it for the other queues.
+    steps: the enqueue directly to Redis; `roundtrips` runs it for queues without OUTBOX.
     clock: replaces the time of Redis and of this machine, for tests.
     """
 

@@ -3,9 +3,9 @@
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import cache
 from traceback import walk_tb
+from types import TracebackType
 from typing import NoReturn
 
 from django.db import Error, InterfaceError, InternalError, OperationalError, ProgrammingError, connections
@@ -75,13 +75,29 @@ AWAY = (OperationalError, InterfaceError, InternalError, ProgrammingError)
 """Errors of an unreachable server or missing tables."""
 
 
-@contextmanager
-def named(alias: str) -> Iterator[None]:
+class NamedErrors:
+    """Converts database errors in a block. Stateless, so that blocks and threads can share one."""
+
+    __slots__ = ("_alias",)
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    def __enter__(self) -> None:
+        """Enter the block."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        """Raise the user's error for a database error."""
+        if isinstance(error, Error):
+            raise_named(self._alias, error)
+
+
+@cache
+def named(alias: str) -> NamedErrors:
     """Convert database errors in the block to errors that name the database and the remedy."""
-    try:
-        yield
-    except Error as error:
-        raise_named(alias, error)
+    return NamedErrors(alias)
 
 
 def raise_named(alias: str, error: Error) -> NoReturn:

@@ -29,7 +29,7 @@ class DeadLetterPagesContract(StorageCase):
         a_failed_job(storage, id="order:1", name="charge", error=error)
         a_failed_job(storage, id="order:2", name="charge", error=None)
 
-        first, second = storage.reads.dead_letter_page(QUEUE, 10).letters
+        first, second = storage.reads.dead_letter_page(QUEUE, 10).dead_letters
 
         assert [first, second] == storage.reads.dead_letters(QUEUE)
         assert (first.name, first.error_type, first.error_message) == ("charge", *error[:2])
@@ -42,7 +42,7 @@ class DeadLetterPagesContract(StorageCase):
         storage.jobs.cancel("first", [first])
         self.pass_time(storage, SOON + 1)
 
-        letters = {letter.id: letter for letter in storage.reads.dead_letter_page(QUEUE, 10).letters}
+        letters = {letter.id: letter for letter in storage.reads.dead_letter_page(QUEUE, 10).dead_letters}
 
         assert {id: letter.reason for id, letter in letters.items()} == {
             "late": "ttl_expired",
@@ -61,7 +61,7 @@ class DeadLetterPagesContract(StorageCase):
         while (after := pages[-1].next) is not None:
             pages.append(storage.reads.dead_letter_page(QUEUE, 2, after))
 
-        assert [[letter.id for letter in page.letters] for page in pages] == [ids[:2], ids[2:4], ids[4:]]
+        assert [[letter.id for letter in page.dead_letters] for page in pages] == [ids[:2], ids[2:4], ids[4:]]
 
     def test_a_page_that_holds_all_is_the_last(self, storage: Storage) -> None:
         a_failed_job(storage)
@@ -69,7 +69,7 @@ class DeadLetterPagesContract(StorageCase):
 
         assert storage.reads.dead_letter_page(QUEUE, 2).next is None
         empty = storage.reads.dead_letter_page("nothing here", 2)
-        assert (empty.letters, empty.next) == ([], None)
+        assert (empty.dead_letters, empty.next) == ([], None)
 
     def test_what_goes_and_comes_between_pages_moves_nothing(self, storage: Storage) -> None:
         for number in range(5):
@@ -80,8 +80,8 @@ class DeadLetterPagesContract(StorageCase):
 
         rest = storage.reads.dead_letter_page(QUEUE, 5, first.next)
 
-        assert [letter.id for letter in first.letters] == ["0", "1"]
-        assert [letter.id for letter in rest.letters] == ["2", "4", "5"]
+        assert [letter.id for letter in first.dead_letters] == ["0", "1"]
+        assert [letter.id for letter in rest.dead_letters] == ["2", "4", "5"]
 
     def test_one_that_died_again_comes_last(self, storage: Storage) -> None:
         for number in range(3):
@@ -93,7 +93,7 @@ class DeadLetterPagesContract(StorageCase):
 
         rest = storage.reads.dead_letter_page(QUEUE, 2, first.next)
 
-        assert [letter.id for letter in rest.letters] == ["2", "0"]
+        assert [letter.id for letter in rest.dead_letters] == ["2", "0"]
 
     def test_a_page_tells_the_time_of_the_storage(self, storage: Storage) -> None:
         a_failed_job(storage)
@@ -101,7 +101,7 @@ class DeadLetterPagesContract(StorageCase):
         self.advance(SOON)
         after = storage.reads.dead_letter_page(QUEUE, 2)
 
-        assert before.letters[0].entered_at <= before.at
+        assert before.dead_letters[0].entered_at <= before.at
         assert after.at >= before.at + SOON
 
     # What a retry would do.

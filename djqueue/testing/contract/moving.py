@@ -251,7 +251,7 @@ class MovingContract(StorageCase):
         assert len(before.history) == 3
         assert (before.attempts, before.failures, before.stalls) == (3, 2, 1)
         assert storage.reads.dead_letters(TO) == [letter._replace(queue=TO)]
-        assert storage.reads.dead_letter_page(TO, 9).letters == [letter._replace(queue=TO)]
+        assert storage.reads.dead_letter_page(TO, 9).dead_letters == [letter._replace(queue=TO)]
         assert (counts(storage), counts(storage, TO)) == ({}, {State.FAILED: 1})
         assert state(storage, "order:1") is None
         assert storage.reads.dead_letters(QUEUE) == []
@@ -278,7 +278,7 @@ class MovingContract(StorageCase):
         assert storage.jobs.move(QUEUE, ["b", "nobody", "a"], TO) == ["moved", "not_found", "moved"]
 
         assert [letter.id for letter in storage.reads.dead_letters(TO)] == ["c", "b", "a"]
-        assert [letter.id for letter in storage.reads.dead_letter_page(TO, 9).letters] == ["c", "b", "a"]
+        assert [letter.id for letter in storage.reads.dead_letter_page(TO, 9).dead_letters] == ["c", "b", "a"]
 
     def test_a_dead_letter_expires_when_it_would_have(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1", queue=BRIEF_LETTERS)

@@ -571,8 +571,8 @@ def test_a_client_pages_through_dead_letters_and_retries_them(
     while (after := pages[-1].next) is not None:
         pages.append(client.reads.dead_letter_page(QUEUE, 2, after))
 
-    assert [[letter.id for letter in page.letters] for page in pages] == [["0", "1"], ["2", "3"], ["4"]]
-    assert [letter for page in pages for letter in page.letters] == scheduler.reads.dead_letters(QUEUE)
+    assert [[letter.id for letter in page.dead_letters] for page in pages] == [["0", "1"], ["2", "3"], ["4"]]
+    assert [letter for page in pages for letter in page.dead_letters] == scheduler.reads.dead_letters(QUEUE)
     queue = Queue(QUEUE, storage=client)
     assert queue.retry_dead(name="name 1", dry_run=True).retried == 2
     assert queue.retry_dead(name="name 1").retried == 2

@@ -114,3 +114,18 @@ def test_each_class_name_has_one_meaning() -> None:
                 found.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
 
     assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+
+
+LONGEST_FILE = 500
+"""Lines. The conformance suite lists cases, and may be longer."""
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    long = {
+        str(path.relative_to(PACKAGE)): lines
+        for path in PACKAGE.rglob("*.py")
+        if "contract" not in path.parts
+        and (lines := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST_FILE
+    }
+
+    assert long == {}

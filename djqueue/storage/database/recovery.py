@@ -132,15 +132,12 @@ def borrow(
 def _concerned(
     alias: str, queue: str, ids: Sequence[str], to: str | None
 ) -> tuple[list[EngineJob], dict[int, EngineJob]]:
-    """Return the jobs that `borrow` loads: those that a scheduler knows, and those in the inbox by
-    arrival.
-    """
+    """Return the jobs that `borrow` loads, and those in the inbox by arrival."""
     found = {row.key: row for row in _load(alias, queue, ids)}
     if to is not None:
         found.update({row.key: row for row in _load(alias, to, ids)})
     needed: dict[JobKey, JobRow] = {}
-    """Dependencies of blocked jobs, without their own dependencies unless these are blocked, too.
-    """
+    """Dependencies of blocked jobs; of these, only blocked ones are followed."""
     blocked = [
         JobRow.read(row)
         for row in rows.raw_values(
@@ -236,9 +233,7 @@ def take_over(
     left_at: int = 0,
     was_released: bool = True,
 ) -> tuple[int, int]:
-    """Give the engine the jobs of an earlier scheduler; return how many are still running in other
-    processes, and how many were interrupted.
-    """
+    """Give the engine an earlier scheduler's jobs; return how many are running, and were interrupted."""
     dead: list[DeadLetterRecord] = []
     active = [job for job in jobs if job.state is State.ACTIVE]
     is_gone = has_died()
@@ -279,9 +274,7 @@ def take_over(
 
 
 def _adopt(job: EngineJob, engine: Engine, journal: DatabaseJournal) -> None:
-    """Treat an active job of the last scheduler as another process's, because that process may only be
-    suspended.
-    """
+    """Treat a job of the last scheduler as another process's, because that may only be suspended."""
     job.process = job.process.removeprefix(SCHEDULER)
     job.lease_until = engine.clock.monotonic() + engine.context.policy(job.queue).lease
     journal.changed(job)
@@ -308,9 +301,7 @@ def _read_items(alias: str, running: Iterable[EngineJob]) -> None:
 
 
 def _superseded(jobs: Sequence[EngineJob], now: int) -> Iterable[EngineJob]:
-    """Return the pending jobs that got a successor while they were active: of two waiting jobs, the newer
-    is kept.
-    """
+    """Return the pending jobs that got a successor while they were active, of which the newer is kept."""
     newest: dict[JobKey, EngineJob] = {}
     for job in jobs:
         if job.options.on_duplicate == "keep_last_if_active" and (key := job.options.unique_key):
@@ -440,11 +431,7 @@ def _interrupted(engine: Engine, job: EngineJob) -> DeadLetterRecord | None:
 
 
 def _pages(alias: str, states: Iterable[State]) -> Iterable[list[EngineJob]]:
-    """Yield the jobs in these states in order of arrival, with the results, attempts and log lines of
-    those that have run before.
-
-    Jobs in the inbox are left out.
-    """
+    """Yield the jobs in these states, without the inbox, in order of arrival, with their histories."""
     last = read = 0
     found = models.Job.objects.using(alias).filter(state__in=[state.value for state in states], inbox=False)
     while True:

@@ -466,11 +466,7 @@ class SchedulerStorage(EngineStorage):
         return self.engine.sweep(WORKER_TTL, tick)
 
     def _end_leases_of_dead_processes(self, tick: int) -> None:
-        """End the leases of other processes of this machine that have died, once everything they sent was
-        read.
-
-        A process may have died before it connected to this scheduler.
-        """
+        """End the leases of this machine's dead processes, once everything they sent was read."""
         processes = self.engine.leases.processes()
         if processes:
             is_gone = has_died()

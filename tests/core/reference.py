@@ -575,7 +575,8 @@ class Reference:
         hints = [0] if alone == "later" else []
         hints += [max(0, job.run_at - self.now) for job in self.delayed(queue)[:1]]
         hints += [at - self.clock.monotonic() for (name, _), (at, _) in self.rests.items() if name == queue]
-        if limits.rate is not None and self.ready(queue, names) and limits.tokens < 1:
+        claimable = [job for job in self.ready(queue, names) if stalled or not job.stalls]
+        if limits.rate is not None and claimable and limits.tokens < 1:
             missing = (1 - limits.tokens) * limits.rate.per / limits.rate.capacity
             hints.append(-(-missing.numerator // missing.denominator))
         self.settle()

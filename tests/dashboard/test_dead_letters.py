@@ -128,7 +128,7 @@ def test_all_that_match_are_retried_at_a_rate_after_a_look(client, letters):
         State.WAITING,
         State.FAILED,
     ]
-    assert AuditEvent.objects.get().detail["letters"] == {"fingerprint": filters["fingerprint"]}
+    assert AuditEvent.objects.get().detail["dead_letters"] == {"fingerprint": filters["fingerprint"]}
 
 
 def test_a_rate_that_is_none_is_refused(client, letters):

@@ -305,7 +305,7 @@ def test_jobs_of_a_scheduler_that_was_frozen_and_replaced_end_once(project: Proj
             first.signal(signal.SIGSTOP)
             second.says("This process is the scheduler")
             first.signal(signal.SIGCONT)
-            first.says("Another process has become the scheduler")
+            first.says("Another process has taken over as the scheduler")
             (project.folder / "go").touch()
             eventually(lambda: states(project) == {"completed": 3}, timeout=60)
 

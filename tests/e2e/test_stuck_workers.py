@@ -124,7 +124,7 @@ def test_a_scheduler_that_is_kept_busy_keeps_its_place(tmp_path):
             first.signal()
             assert first.ends() == 0
 
-    assert "Another process has become the scheduler" not in first.output
+    assert "has taken over as the scheduler" not in first.output
     assert "2 completed, 0 failed" in first.output
 
 

@@ -211,7 +211,7 @@ def test_a_worker_that_leaks_is_replaced_after_its_jobs(shop: Shop) -> None:
         shop.is_up()
         before = shop.pids()["worker 1"]
         shop.call("leak.enqueue_and_wait(wait=20)")
-        workers.says("above the limit of 143")
+        workers.says("above its limit of 143")
         workers.says("reached its limit and is replaced")
         eventually(lambda: shop.pids().get("worker 1", before) != before, timeout=30)
         shop.is_up()

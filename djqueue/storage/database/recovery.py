@@ -301,7 +301,7 @@ def _read_items(alias: str, running: Iterable[EngineJob]) -> None:
 
 
 def _superseded(jobs: Sequence[EngineJob], now: int) -> Iterable[EngineJob]:
-    """Return the pending jobs that got a successor while they were active, of which the newer is kept."""
+    """Return the pending jobs that got a successor while they were active; the newer one is kept."""
     newest: dict[JobKey, EngineJob] = {}
     for job in jobs:
         if job.options.on_duplicate == "keep_last_if_active" and (key := job.options.unique_key):

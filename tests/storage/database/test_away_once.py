@@ -82,6 +82,6 @@ def test_a_change_connects_anew_after_a_restart_of_the_server(make_storage):
     with closing(connection.copy()) as other, other.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [backend])
 
-    [cancelled] = producer.cancel(QUEUE, [job_id])
+    [cancelled] = producer.jobs.cancel(QUEUE, [job_id])
 
     assert cancelled.status == "cancelled"

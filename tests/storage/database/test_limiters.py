@@ -27,6 +27,8 @@ def test_what_was_said_to_a_limiter_outlives_a_restart(make, said):
     first.limiters.set("stripe", *said)
     first.close()
     second = make(concurrency=1)
+    row = models.LimiterState.objects.get(name="stripe")
+    assert (row.rate_capacity, row.concurrency) == (said[0] and said[0].capacity, said[1])
     assert second.limiters.state("stripe")[:2] == said
     second.connect()
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         ItemError,
         JobCancelledError,
         JobFailedError,
+        JobInterrupted,
+        JobMemoryLimitError,
         JobNotFoundError,
         JobTimeoutError,
         MaxRetriesError,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
         UnknownQueueError,
         UnrecoverableError,
         WaitInTransactionError,
+        WorkerCrashedError,
     )
     from .core.job import CancelResult, EnqueueResult, Event
     from .core.sharing import LimiterState
@@ -56,6 +59,8 @@ __all__ = [
     "ItemError",
     "JobCancelledError",
     "JobFailedError",
+    "JobInterrupted",
+    "JobMemoryLimitError",
     "JobNotFoundError",
     "JobTimeoutError",
     "JobType",
@@ -79,6 +84,7 @@ __all__ = [
     "UnrecoverableError",
     "WaitInTransactionError",
     "Worker",
+    "WorkerCrashedError",
     "__version__",
     "chain",
     "chord",

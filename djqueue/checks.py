@@ -80,6 +80,8 @@ HINTS = {
     "METRICS": "Seconds to keep the buckets of MINUTE, HOUR and DAY, for example {'MINUTE': 604_800}.",
     "VERSION": "Version of the project, such as its release or commit: '2026.11.3'.",
     "MODULES": "Modules to import from every app besides jobs.py, for example ['tasks'].",
+    "EXECUTOR": "One of 'inline', 'isolated' and 'subprocess'.",
+    "LIMITS": "Limits of jobs in processes of their own, for example {'memory': '256 MiB', 'cpu': 60}.",
     "MIDDLEWARE": "For example ['djqueue.middleware.LoggingMiddleware'].",
     "DASHBOARD": "For example {'READ_ONLY': True, 'POLL': 5}.",
 }

@@ -8,6 +8,7 @@ from djqueue.conf import Settings, get_settings
 from djqueue.core.backoff import BackoffFunction
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ArgumentsError, OptionError
+from djqueue.core.executors import INLINE, NO_LIMITS, parse_executor, parse_limits
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import EnqueueOptions, check_text
 from djqueue.storage.base import Storage
@@ -58,6 +59,8 @@ class JobType(Generic[P, R]):
         *,
         arguments: Arguments | None = None,
         calling: Mapping[str, Any] | None = None,
+        executor: str | None = None,
+        limits: Mapping[str, Any] = NO_LIMITS,
     ) -> None:
         self.function = function
         self.name = name
@@ -69,6 +72,10 @@ class JobType(Generic[P, R]):
         """Selects the values that the dashboard may show; None applies the settings."""
         self.arguments = arguments
         """The parameters of the function; None if its jobs' arguments are not checked."""
+        self.executor = executor
+        """Where workers run its jobs; None: the queue or the settings decide."""
+        self.limits = limits
+        """Limits of its jobs in processes of their own, as fields of `JobLimits`."""
         self._given = given
         self._calling = calling or {}
         """`wait` and `on_restart` as given to `using`, for the calls that wait."""
@@ -148,6 +155,8 @@ class JobType(Generic[P, R]):
             self.redact_function,
             arguments=arguments,
             calling={**self._calling, **calling},
+            executor=self.executor,
+            limits=self.limits,
         )
         envelope.check(changed._given)
         return changed
@@ -307,7 +316,7 @@ class JobType(Generic[P, R]):
         return False
 
 
-ONLY_JOB = frozenset({"name", "cron", "every"})
+ONLY_JOB = frozenset({"name", "cron", "every", "executor", "limits"})
 """Options of `@job` that `using` does not have."""
 CALLING: dict[str, Any] = {"wait": DEFAULT_WAIT, "on_restart": "raise"}
 """Arguments of the calls that wait, in addition to the function's, with their defaults."""
@@ -361,6 +370,10 @@ def job(
             and `wait`.
         redact: A function (value, part) that returns the value to show in the dashboard; `part` is `payload`
             or `result`. See `djqueue.dashboard.redaction`.
+        executor: Where workers run the jobs: `inline` (in the worker, the default), `isolated` (in a process
+            that runs jobs of this type only), or `subprocess` (in a new process for each job).
+        limits: Limits of a job in a process of its own, such as `{"memory": "256 MiB", "cpu": 60}`; see
+            `djqueue.core.executors.JobLimits`.
         options: Job options, see `djqueue.core.options`; `backoff` may be a function (failures, exception)
             that returns seconds. `cron` or `every` adds a schedule, with the options of
             `djqueue.schedules.Schedule`.
@@ -379,19 +392,26 @@ def job(
             raise OptionError(f"{option}: set the option per job, with .using({option}=...)")
         checked = _flag("check_arguments", given.pop("check_arguments", True))
         when = split_options(given)
+        executor = parse_executor(given.pop("executor")) if "executor" in given else None
+        limits = parse_limits(given.pop("limits")) if "limits" in given else NO_LIMITS
         backoff = given.pop("backoff") if callable(given.get("backoff")) else None
         batch = parse_batch(given.pop("batch")) if "batch" in given else None
         if batch is not None and is_generator(function):
             raise OptionError(
                 "batch: a generator function cannot process batches, because its items belong to one job"
             )
+        if batch is not None and executor not in (None, INLINE):
+            raise OptionError(f"executor: a function of batches runs inline only, not {executor}")
         if redact is not None and not callable(redact):
             raise OptionError(f"redact: expected a function, got {redact!r}")
         check_importable(function, name)
         path = f"{function.__module__}.{function.__qualname__}" if name is None else name
         label = check_text("name", path)
         arguments = read_arguments(function) if checked and batch is None else None
-        job_type = JobType(function, label, given, backoff, batch=batch, redact=redact, arguments=arguments)
+        job_type = JobType(
+            function, label, given, backoff, batch=batch, redact=redact, arguments=arguments,
+            executor=executor, limits=limits,
+        )  # fmt: skip
         envelope.check(given)
         schedule = declared.check(label, label, when) if when else None
         if schedule is not None and arguments is not None:

@@ -9,6 +9,7 @@ from djqueue.core.capacity import WHEN_FULL
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ConfigurationError, OptionError
+from djqueue.core.executors import parse_executor, parse_limits
 from djqueue.core.limiter import Rate
 from djqueue.core.metrics import Tiers
 from djqueue.core.options import MAX_INTEGER, EnqueueOptions, check_text, parse_options
@@ -94,6 +95,7 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
         "RETENTION",
         "OBJECTIVE",
         "OUTBOX",
+        "EXECUTOR",
     }
     given = _mapping(value, known, f"queue {name!r}: ")
     policy: dict[str, Any] = {}
@@ -121,6 +123,8 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
         policy["retention"] = _retention(name, given["RETENTION"])
     if given.get("OBJECTIVE") is not None:
         policy["objective"] = _lasting(given["OBJECTIVE"], f"queue {name!r}: OBJECTIVE")
+    if given.get("EXECUTOR") is not None:
+        policy["executor"] = parse_executor(given["EXECUTOR"])
     if "OUTBOX" in given:
         policy["outbox"] = _flag(given["OUTBOX"], f"queue {name!r}: OUTBOX: ")
     return replace(default, **policy)
@@ -276,6 +280,14 @@ def _middleware(key: str, value: Any) -> dict[str, Any]:
     return {key.lower(): tuple(value)}
 
 
+def _executor(key: str, value: Any) -> dict[str, Any]:
+    return {key.lower(): parse_executor(value)}
+
+
+def _limits(key: str, value: Any) -> dict[str, Any]:
+    return {key.lower(): parse_limits(value)}
+
+
 def _metrics(key: str, value: Any) -> dict[str, Any]:
     given = _mapping(value, {"MINUTE", "HOUR", "DAY"})
     return {key.lower(): Tiers(**{word.lower(): _lasting(time, word) for word, time in given.items()})}
@@ -367,6 +379,8 @@ READERS = {
     "METRICS": _metrics,
     "VERSION": _version,
     "MODULES": _modules,
+    "EXECUTOR": _executor,
+    "LIMITS": _limits,
     "MIDDLEWARE": _middleware,
     "DASHBOARD": _dashboard,
 }

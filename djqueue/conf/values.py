@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from djqueue.core.executors import INLINE
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.options import MSGPACK, EnqueueOptions
 from djqueue.core.queue import QueuePolicy
@@ -86,6 +87,11 @@ class Settings:
 
     modules: tuple[str, ...] = ()
     """Modules that define jobs, besides `jobs`: names to import from every app, or dotted paths."""
+
+    executor: str = INLINE
+    """Executor of jobs whose job type and queue name none."""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """Default limits of jobs in processes of their own, as fields of `JobLimits`."""
 
     middleware: tuple[str, ...] = ()
     """Dotted paths of the middleware classes, outermost first."""

@@ -18,6 +18,8 @@
     │   ├── JobNotFoundError
     │   ├── JobCancelledError
     │   ├── JobTimeoutError (TimeoutError)
+    │   ├── WorkerCrashedError          ... because its process died
+    │   ├── JobMemoryLimitError (MemoryError)
     │   ├── StreamRestartedError
     │   └── JobFailedError
     │       └── MaxRetriesError
@@ -153,6 +155,25 @@ class JobTimeoutError(JobError, TimeoutError):
     """The job, or a call that waited for the job, exceeded its time limit."""
 
     code = "job_timeout"
+
+
+class WorkerCrashedError(JobError):
+    """The process that ran the job died."""
+
+    code = "worker_crashed"
+
+
+class JobMemoryLimitError(JobError, MemoryError):
+    """The job used more memory than its limit."""
+
+    code = "job_memory_limit"
+
+
+class JobInterrupted(BaseException):
+    """Raised in a job that runs in a process of its own, and has not stopped after it was asked to.
+
+    Handlers may clean up, and should not continue: the process is killed soon.
+    """
 
 
 class StreamRestartedError(JobError):

@@ -100,6 +100,8 @@ class QueuePolicy:
     """Milliseconds within which jobs should start; only displayed."""
     outbox: bool = False
     """True if jobs for Redis are written to a table in transactions, and during outages of Redis."""
+    executor: str | None = None
+    """Executor of jobs whose job type names none; None: the settings decide."""
 
     @property
     def group_limit(self) -> int:

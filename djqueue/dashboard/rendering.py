@@ -35,6 +35,8 @@ REASONS = {
     "stalled": gettext_lazy("stalled too often"),
     "ttl_expired": gettext_lazy("expired before start"),
     "worker_lost": gettext_lazy("worker lost"),
+    "worker_crashed": gettext_lazy("process crashed"),
+    "memory_limit": gettext_lazy("too much memory"),
     "dependency_failed": gettext_lazy("dependency failed"),
     "enqueue_rejected": gettext_lazy("rejected by a bulk write"),
     "invalid_payload": gettext_lazy("invalid payload"),

@@ -20,10 +20,10 @@ from djqueue.operations.relay import relaying
 from djqueue.operations.scheduling import declare_now
 from djqueue.runtime.configuration import new_worker_id
 from djqueue.runtime.events import RunEvents
+from djqueue.runtime.exits import FAILED, FINISHED, MISUSED, RECYCLED, REFUSED
 from djqueue.runtime.maintenance import Maintenance
 from djqueue.runtime.serving import interruptible
 from djqueue.runtime.supervisor import ProcessRole
-from djqueue.runtime.supervisor.children import FAILED, FINISHED, MISUSED, RECYCLED, REFUSED
 from djqueue.storage.base import Storage
 
 Ready = Callable[[], None]

@@ -1,19 +1,14 @@
-"""The job as its handler sees it, and the jobs that it depended on."""
+"""The job as its handler sees it."""
 
-from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from datetime import datetime
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from djqueue.client.info import outcome
 from djqueue.core.durations import to_datetime
-from djqueue.core.errors import JobCancelledError, JobNotFoundError
-from djqueue.core.job import JobFailure, JobRecord
-from djqueue.core.options import JobKey, JobOptions
-from djqueue.core.states import State
-from djqueue.storage.base import Storage
+from djqueue.core.errors import JobCancelledError
+from djqueue.core.options import JobOptions
 
+from .dependencies import Child
 from .handlers import call_arguments
 from .stopping import Cancelled
 
@@ -118,16 +113,16 @@ class JobContext:
         if self._run.cancelled.is_set():
             raise JobCancelledError(f"job {self.id!r} was asked to stop", job_id=self.id)
 
-    def children(self) -> list["Child"]:
+    def children(self) -> list[Child]:
         """Read the jobs in `depends_on`, in that order, with their results and errors.
 
         On an event loop, use `achildren`.
         """
-        return _read(self._run.reports.storage, self.options.depends_on)
+        return self._run.reports.children(self._run)
 
-    async def achildren(self) -> list["Child"]:
+    async def achildren(self) -> list[Child]:
         """Async version of `children`."""
-        return await _aread(self._run.reports.storage, self.options.depends_on)
+        return await self._run.reports.achildren(self._run)
 
     def progress(self, value: Any) -> None:
         """Report how far the job is, as any value that a payload can hold; only the latest is kept.
@@ -139,44 +134,6 @@ class JobContext:
     def log(self, line: object) -> None:
         """Add a log line to the job, which keeps the latest 1,000."""
         self._run.reports.log(self._run, line)
-
-
-class Child:
-    """One of the jobs in `depends_on`, as it was when it was read."""
-
-    def __init__(self, key: JobKey, record: JobRecord | None) -> None:
-        self.queue, self.id = key
-        self._record = record
-
-    def __repr__(self) -> str:
-        return f"<Child {self.id} of queue {self.queue}: {self.state or 'not found'}>"
-
-    @property
-    def name(self) -> str:
-        """The job's name; empty if the job no longer exists."""
-        return self._record.name if self._record is not None else ""
-
-    @property
-    def state(self) -> State | None:
-        """The job's final state; None if the job was removed or its retention is over."""
-        return self._record.state if self._record is not None else None
-
-    @property
-    def error(self) -> JobFailure | None:
-        """The exception of a failed job: type, message and traceback."""
-        return self._record.error if self._record is not None else None
-
-    @cached_property
-    def result(self) -> Any:
-        """The job's result.
-
-        Raises JobFailedError or JobCancelledError if the job did not complete, JobNotFoundError if the job or
-        its result no longer exists.
-        """
-        value = outcome(self._record, self.id)
-        if self._record is not None and self._record.result is None:
-            raise JobNotFoundError(f"the result of job {self.id!r} has expired", job_id=self.id)
-        return value
 
 
 CURRENT: ContextVar["Run | None"] = ContextVar("djqueue_current_run", default=None)
@@ -191,31 +148,3 @@ def current_job() -> JobContext | None:
 def run_of(job: JobContext) -> "Run":
     """Return the run behind a handler's job."""
     return job._run
-
-
-def _read(storage: Storage, keys: Sequence[JobKey]) -> list[Child]:
-    found = [(queue, ids, storage.reads.jobs(queue, ids)) for queue, ids in _by_queue(keys)]
-    return _in_order(keys, found)
-
-
-async def _aread(storage: Storage, keys: Sequence[JobKey]) -> list[Child]:
-    found = [(queue, ids, await storage.reads.ajobs(queue, ids)) for queue, ids in _by_queue(keys)]
-    return _in_order(keys, found)
-
-
-def _by_queue(keys: Iterable[JobKey]) -> Iterable[tuple[str, list[str]]]:
-    found: dict[str, list[str]] = {}
-    for queue, job_id in keys:
-        found.setdefault(queue, []).append(job_id)
-    return found.items()
-
-
-def _in_order(
-    keys: Sequence[JobKey], found: Iterable[tuple[str, list[str], list[JobRecord | None]]]
-) -> list[Child]:
-    records = {
-        (queue, job_id): record
-        for queue, ids, some in found
-        for job_id, record in zip(ids, some, strict=True)
-    }
-    return [Child(key, records[key]) for key in keys]

@@ -10,6 +10,7 @@ from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any
 
 from djqueue.codecs import get_encoder
+from djqueue.conf import Settings
 from djqueue.core.errors import ItemError, SerializationError
 from djqueue.core.job import Emission
 
@@ -40,7 +41,7 @@ def drive(call: "Callable[[Run], Any]", *, is_async: bool) -> "Callable[[Run], A
 
     def drive_sync(run: "Run") -> Any:
         generator: Generator[Any, None, Any] = call(run)
-        items = run.reports.emitter.open(run)
+        items = run.reports.open(run)
         try:
             with closing(generator):
                 while True:
@@ -56,7 +57,7 @@ def drive(call: "Callable[[Run], Any]", *, is_async: bool) -> "Callable[[Run], A
 
     async def drive_async(run: "Run") -> None:
         generator: AsyncGenerator[Any, None] = call(run)
-        items = run.reports.emitter.open(run)
+        items = run.reports.open(run)
         try:
             async with aclosing(generator):
                 async for item in generator:
@@ -99,8 +100,8 @@ class Emitter(Flushing):
         if encode is None:
             encode = get_encoder(content_type, self.settings.max_payload, "item")
             self._encoders[content_type] = encode
-        run.items = RunItems(self, run, encode)
-        return run.items
+        run.items = items = RunItems(self, run, encode)
+        return items
 
     def add(self, items: "RunItems") -> None:
         """Send the items of a run soon. The caller holds the lock."""
@@ -146,6 +147,40 @@ class Emitter(Flushing):
             self._lose(run)
 
 
+class ItemEncoder:
+    """Encodes the items of one attempt, and enforces the limits of their number and size."""
+
+    def __init__(self, settings: Settings, encode: Callable[[Any], bytes]) -> None:
+        self._settings = settings
+        self._encode = encode
+        self._count = 0
+        self._size = 0
+
+    def encoded(self, value: Any) -> bytes:
+        """Return the bytes of the next item. Raises ItemError."""
+        try:
+            data = self._encode(value)
+        except SerializationError as error:
+            raise ItemError(f"item {self._count} cannot be sent: {error}") from error
+        self.add(len(data))
+        return data
+
+    def add(self, size: int) -> None:
+        """Count an item of so many bytes. Raises ItemError above a limit."""
+        settings = self._settings
+        if self._count >= settings.max_items:
+            raise ItemError(
+                f'the job yielded more than {settings.max_items:,} items, the limit in DJQUEUE["MAX_ITEMS"]'
+            )
+        if self._size + size > settings.max_items_size:
+            raise ItemError(
+                f"{self._count + 1:,} items have {self._size + size:,} bytes, but "
+                f'DJQUEUE["MAX_ITEMS_SIZE"] allows {settings.max_items_size:,}'
+            )
+        self._count += 1
+        self._size += size
+
+
 class RunItems:
     """The items of one run. The emitter's lock guards what its generator and the loop both use."""
 
@@ -158,9 +193,7 @@ class RunItems:
         self.waiting: deque[bytes] = deque()
         """Items that the storage does not have yet."""
         self._emitter = emitter
-        self._encode = encode
-        self._bytes = 0
-        """Bytes of all items."""
+        self._encoder = ItemEncoder(emitter.settings, encode)
         self._bytes_waiting = 0
         self._is_refused = False
         self._room = Condition(emitter.lock)
@@ -168,14 +201,14 @@ class RunItems:
 
     def put(self, value: Any) -> None:
         """Send an item; block the thread while too many items wait. Raises ItemError."""
-        data = self._encoded(value)
+        data = self._encoder.encoded(value)
         with self._room:
             self._room.wait_for(lambda: not self._is_full() or self._is_over())
             self._add(data)
 
     async def aput(self, value: Any) -> None:
         """Async version of `put`."""
-        data = self._encoded(value)
+        data = self._encoder.encoded(value)
         while True:
             with self._emitter.lock:
                 is_over = self._is_over()
@@ -188,6 +221,30 @@ class RunItems:
                 await asyncio.sleep(STOPPING)
                 raise CancelledError(STOPPED)
             await room
+
+    def take(self, data: bytes) -> None:
+        """Send an item that another process has encoded; drop it if the run is over. Raises ItemError.
+
+        Called on the loop. Check `is_full` before the next one.
+        """
+        self._encoder.add(len(data))
+        with self._emitter.lock:
+            if not self._is_over():
+                self._add(data)
+
+    async def room(self) -> None:
+        """Wait until there is room for another item, or the run is over. Called on the loop."""
+        while True:
+            with self._emitter.lock:
+                if self._is_over() or not self._is_full():
+                    return
+                self._room_on_loop = room = asyncio.get_running_loop().create_future()
+            await room
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next item has to wait."""
+        return self._is_full() and not self._is_over()
 
     def wake(self) -> None:
         """Let a thread that waits for room check whether its run is over."""
@@ -226,24 +283,6 @@ class RunItems:
         if self._room_on_loop is not None and not self._room_on_loop.done():
             # The caller runs on the loop of this future.
             self._room_on_loop.set_result(None)
-
-    def _encoded(self, value: Any) -> bytes:
-        settings = self._emitter.settings
-        try:
-            data = self._encode(value)
-        except SerializationError as error:
-            raise ItemError(f"item {self.count} cannot be sent: {error}") from error
-        if self.count >= settings.max_items:
-            raise ItemError(
-                f'the job yielded more than {settings.max_items:,} items, the limit in DJQUEUE["MAX_ITEMS"]'
-            )
-        self._bytes += len(data)
-        if self._bytes > settings.max_items_size:
-            raise ItemError(
-                f"{self.count + 1:,} items have {self._bytes:,} bytes, but "
-                f'DJQUEUE["MAX_ITEMS_SIZE"] allows {settings.max_items_size:,}'
-            )
-        return data
 
     def _add(self, data: bytes) -> None:
         if self._is_over():

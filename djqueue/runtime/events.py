@@ -247,6 +247,21 @@ class RunEvents:
         """Log that the stacks of threads and tasks could not be read or saved."""
         logger.error("Worker %s could not save its stack dump", self._worker_id, exc_info=error)
 
+    def template_failed(self, error: BaseException, retry: float) -> None:
+        """Log that the template process of jobs in processes of their own failed."""
+        logger.error(
+            "Worker %s: jobs in processes of their own cannot start, trying again in %g s: %s",
+            self._worker_id,
+            retry,
+            error,
+        )
+
+    def strays_left(self, number: int) -> None:
+        """Log that processes which jobs have left behind could not be killed."""
+        logger.error(
+            "Worker %s: %d processes that jobs have left behind could not be killed", self._worker_id, number
+        )
+
     def asking_to_stop(self, executing: int) -> None:
         """Log that running jobs are asked to stop, because their time is over."""
         logger.warning(

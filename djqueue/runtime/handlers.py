@@ -13,6 +13,7 @@ from djqueue.client.generating import is_async_generator, is_generator
 from djqueue.core.backoff import BackoffFunction
 from djqueue.core.calls import is_call
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
+from djqueue.core.executors import NO_LIMITS
 from djqueue.core.options import check_text
 
 from .emitting import drive
@@ -39,7 +40,18 @@ class Style(Enum):
 class Handler:
     """A function, and the way to call it."""
 
-    __slots__ = ("backoff", "batch", "call", "function", "is_async", "name", "on_loop", "style")
+    __slots__ = (
+        "backoff",
+        "batch",
+        "call",
+        "executor",
+        "function",
+        "is_async",
+        "limits",
+        "name",
+        "on_loop",
+        "style",
+    )
 
     def __init__(
         self,
@@ -48,12 +60,17 @@ class Handler:
         style: Style,
         backoff: BackoffFunction | None = None,
         batch: BatchRule | None = None,
+        executor: str | None = None,
+        limits: Mapping[str, Any] = NO_LIMITS,
     ) -> None:
         self.name = name
         self.function = function
         self.style = style
         self.backoff = backoff
         self.batch = batch
+        self.executor = executor
+        """Where its jobs run; None: the queue or the settings decide."""
+        self.limits = limits
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - inspects the method itself
         )
@@ -82,7 +99,7 @@ def read_handlers(given: Handlers | None) -> dict[str, Handler]:
     """
     if given is None:
         registry.served.update(registry.names())
-        return {name: _from_type(name, job_type) for name, job_type in registry.all().items()}
+        return {name: handler_of(job_type, name) for name, job_type in registry.all().items()}
     if not isinstance(given, Mapping):
         raise ConfigurationError(f"handlers must be a mapping of names to functions; got {given!r}")
     return {check_text("handler", name): _read(name, value) for name, value in given.items()}
@@ -120,7 +137,7 @@ def _call_with_job(function: Callable[..., Any]) -> "Callable[[Run], Any]":
 
 def _read(name: str, value: Any) -> Handler:
     if isinstance(value, JobType):
-        return _from_type(name, value)
+        return handler_of(value, name)
     if not callable(value):
         raise ConfigurationError(f"handlers: {name!r} must be a function; got {value!r}")
     style = _style_of(name, value)
@@ -129,9 +146,18 @@ def _read(name: str, value: Any) -> Handler:
     return Handler(name, value, style)
 
 
-def _from_type(name: str, job_type: JobType[..., Any]) -> Handler:
+def handler_of(job_type: JobType[..., Any], name: str | None = None) -> Handler:
+    """Return the handler of a job type, under its own name unless another is given."""
     style = Style.ARGUMENTS if job_type.batch is None else Style.BATCH
-    return Handler(name, job_type.function, style, job_type.backoff_function, job_type.batch)
+    return Handler(
+        job_type.name if name is None else name,
+        job_type.function,
+        style,
+        job_type.backoff_function,
+        job_type.batch,
+        job_type.executor,
+        job_type.limits,
+    )
 
 
 def _style_of(name: str, function: Callable[..., Any]) -> Style:

@@ -32,13 +32,22 @@ def after_error(
     if isinstance(error, UnrecoverableError):
         return refusal(claimed, error, error.reason)
     if isinstance(error, Retry):
-        return _failure(claimed, error, "max_attempts_exceeded", delay)
+        return failure(claimed, error, "max_attempts_exceeded", delay)
     if stop is Stop.SHUTDOWN:
         # The handler was interrupted, so the attempt does not count.
         return _outcome(claimed, "release")
     if stop is Stop.TIMEOUT:
-        return _failure(claimed, _timed_out(claimed, error), "timeout", delay)
-    return _failure(claimed, error, "max_attempts_exceeded", delay)
+        return failure(claimed, _timed_out(claimed, error), "timeout", delay)
+    return failure(claimed, error, "max_attempts_exceeded", delay)
+
+
+def failure(
+    claimed: Claimed, error: BaseException, reason: str, delay: Callable[[BaseException], int]
+) -> Outcome:
+    """Return the outcome of an attempt that failed: another attempt, or after the last one, a dead letter."""
+    if claimed.failures + 1 < claimed.options.max_attempts:
+        return _outcome(claimed, "retry", error=error, delay=delay(error))
+    return _outcome(claimed, "fail", error=error, reason=reason)
 
 
 def refusal(claimed: Claimed, error: BaseException, reason: str) -> Outcome:
@@ -70,14 +79,6 @@ def next_delay(
         # Even a backoff function that calls sys.exit() must not stop the worker.
         on_bad(broken)
     return claimed.options.backoff.delay(failures, random)
-
-
-def _failure(
-    claimed: Claimed, error: BaseException, reason: str, delay: Callable[[BaseException], int]
-) -> Outcome:
-    if claimed.failures + 1 < claimed.options.max_attempts:
-        return _outcome(claimed, "retry", error=error, delay=delay(error))
-    return _outcome(claimed, "fail", error=error, reason=reason)
 
 
 def _timed_out(claimed: Claimed, error: BaseException) -> JobTimeoutError:

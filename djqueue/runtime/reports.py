@@ -10,7 +10,10 @@ from djqueue.codecs import MSGPACK, decode, get_encoder
 from djqueue.core.job import ProgressReport
 from djqueue.core.metrics import PARTS, Histogram, RunStats, part_of
 
+from .dependencies import Child, aread, children, read
+
 if TYPE_CHECKING:
+    from .emitting import RunItems
     from .runs import Run
     from .worker import Worker
 
@@ -124,6 +127,20 @@ class Reports(Flushing):
         with self._lock:
             self._of(run).lines.append(entry)
         self._schedule()
+
+    def open(self, run: "Run") -> "RunItems":
+        """Begin the stream of a run that yields items."""
+        return self.emitter.open(run)
+
+    def children(self, run: "Run") -> list[Child]:
+        """Read the jobs that a job depends on, as `JobContext.children` does."""
+        keys = run.claimed.options.depends_on
+        return children(keys, read(self.storage, keys))
+
+    async def achildren(self, run: "Run") -> list[Child]:
+        """Async version of `children`."""
+        keys = run.claimed.options.depends_on
+        return children(keys, await aread(self.storage, keys))
 
     def unsent(self) -> "set[Run]":
         """Return the runs with unsent reports: their outcomes must not be reported before."""

@@ -3,15 +3,46 @@
 from asyncio import Task, TimerHandle
 from collections import deque
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 from djqueue.core.job import Claimed, Lease, Outcome
 
 from .context import JobContext
-from .emitting import RunItems
+from .dependencies import Child
 from .handlers import Handler
-from .reports import Reports
 from .stopping import Cancelled, Stop
+
+
+class ItemSink(Protocol):
+    """Takes the items that a generator yields."""
+
+    def put(self, value: Any) -> None:
+        """Send an item; block the thread while too many items wait. Raises ItemError."""
+
+    async def aput(self, value: Any) -> None:
+        """Async version of `put`."""
+
+    def wake(self) -> None:
+        """Let a thread that waits for room check whether its run is over."""
+
+
+class JobReports(Protocol):
+    """Sends what a running job reports to the storage, and reads for it, in whichever process it runs."""
+
+    def progress(self, run: "Run", value: Any) -> None:
+        """Report a job's progress. Raises SerializationError."""
+
+    def log(self, run: "Run", line: object) -> None:
+        """Add a log line to a job."""
+
+    def open(self, run: "Run") -> ItemSink:
+        """Begin the stream of a run that yields items."""
+
+    def children(self, run: "Run") -> list[Child]:
+        """Read the jobs that a job depends on."""
+
+    async def achildren(self, run: "Run") -> list[Child]:
+        """Async version of `children`."""
 
 
 class Run:
@@ -29,11 +60,13 @@ class Run:
     outcome: Outcome | None = None
     error: BaseException | None = None
     """The exception that the handler raised, until the outcome has been reported."""
-    items: RunItems | None = None
+    items: ItemSink | None = None
     """The items that the handler yields, while a generator is running."""
+    in_process = False
+    """Whether it runs in a process of its own."""
     _cancelled: Cancelled | None = None
 
-    def __init__(self, claimed: Claimed, handler: Handler, reports: Reports, since: int) -> None:
+    def __init__(self, claimed: Claimed, handler: Handler, reports: JobReports, since: int) -> None:
         self.claimed = claimed
         self.handler = handler
         self.reports = reports

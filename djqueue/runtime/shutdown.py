@@ -65,6 +65,8 @@ class Shutdown:
         self._wake_event.stop()
 
     def _release(self) -> None:
+        # Before another worker may start their jobs.
+        self._executor.kill()
         executing = list(self._runs.executing.values())
         released = sum(self._runs.settle(run, release(run.claimed)) for run in executing)
         if released:

@@ -39,7 +39,7 @@ def type_name(error: BaseException) -> str:
 
 def _message(error: BaseException) -> str:
     try:
-        return _text(str(error), MAX_MESSAGE)
+        return clean(str(error), MAX_MESSAGE)
     except BaseException as broken:
         # `str` runs code of the exception's class, which may fail.
         return f"(the message cannot be shown: {type_name(broken)})"
@@ -50,7 +50,7 @@ def _formatted(error: BaseException) -> str:
         lines = traceback.format_exception(type(error), error, _from_handler(error.__traceback__))
     except BaseException as broken:
         return f"(the traceback cannot be shown: {type_name(broken)})"
-    return _text("".join(lines), MAX_TRACEBACK)
+    return clean("".join(lines), MAX_TRACEBACK)
 
 
 def _from_handler(frames: TracebackType | None) -> TracebackType | None:
@@ -59,7 +59,8 @@ def _from_handler(frames: TracebackType | None) -> TracebackType | None:
     return frames
 
 
-def _text(text: str, limit: int) -> str:
+def clean(text: str, limit: int) -> str:
+    """Return text that every database accepts, cut in the middle above a number of characters."""
     # Databases reject lone surrogates, and some reject NUL.
     clean = text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
     if len(clean) <= limit:

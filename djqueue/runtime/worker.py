@@ -20,6 +20,7 @@ from .emitting import Emitter
 from .events import Counters, RunEvents
 from .executors import Executor, InlineExecutor
 from .executors.connections import close_connections
+from .executors.router import ExecutorRouter, handlers_for_processes
 from .handlers import Handlers, read_handlers
 from .heartbeat import Heartbeat, worker_info
 from .leasetable import LeaseTable
@@ -54,6 +55,7 @@ class Worker:
     max_jobs: Stop after this many attempts.
     maintain: Also run the storage's periodic maintenance.
     connect: Connect the storage; False if the caller has connected it.
+    inline: Run all jobs in this process, whatever executor is chosen for them. For tests.
 
     In a coroutine, use `await worker.run()` or `async with worker:`. Elsewhere, `worker.start()` runs the
     worker in a thread, and `worker.stop()` and `worker.join()` end it; `with worker:` does all three.
@@ -73,6 +75,7 @@ class Worker:
         max_jobs: int | None = None,
         maintain: bool = True,
         connect: bool = True,
+        inline: bool = False,
         clock: Clock = SYSTEM_CLOCK,
         random: Random | None = None,
     ) -> None:
@@ -93,6 +96,7 @@ class Worker:
         if self.storage.on_incidents is None:
             self.storage.on_incidents = told
         self.handlers = read_handlers(handlers)
+        self._for_processes = [] if inline else handlers_for_processes(self.handlers, self.settings)
         self.on_started: Callable[[], None] | None = None
         """Called on the worker's loop when it claims jobs."""
         self.kind = EMBEDDED
@@ -276,7 +280,9 @@ class Worker:
         self.wake_event = WakeEvent(self.loop)
         self.emitter = Emitter(self)
         self.reports = Reports(self)
-        self.executor: Executor = InlineExecutor(self)
+        self.executor: Executor = (
+            ExecutorRouter(self, self._for_processes) if self._for_processes else InlineExecutor(self)
+        )
         self.heartbeat = Heartbeat(self)
         self.cancel_watch = CancelWatch(self)
         self.maintenance = (

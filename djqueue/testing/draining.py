@@ -52,7 +52,9 @@ def drain(
     total = Counters()
     while True:
         watched = _UntilNothingIsClaimed(storage if storage is not None else get_storage())
-        worker = watched.worker = Worker(watched, queues, handlers, concurrency=concurrency, maintain=False)
+        worker = watched.worker = Worker(
+            watched, queues, handlers, concurrency=concurrency, maintain=False, inline=True
+        )
         worker.start()
         if not worker.join(LONGEST):
             worker.stop(hurry=True)

@@ -273,6 +273,8 @@ def test_the_reasons_are_these():
         "enqueue_rejected",
         "invalid_payload",
         "invalid_result",
+        "memory_limit",
+        "worker_crashed",
     }
 
 

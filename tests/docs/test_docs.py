@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Awaitable
 from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -30,6 +31,7 @@ from djqueue.contrib.spark.read_options import OPTIONS as READ_OPTIONS
 from djqueue.contrib.spark.tables import TABLES
 from djqueue.core import errors
 from djqueue.core.deadletters import DeadLetterPolicy
+from djqueue.core.executors import EXECUTORS, JobLimits
 from djqueue.core.job import DEAD_LETTER_REASONS
 from djqueue.core.options import PARSERS, EnqueueOptions, parse_options
 from djqueue.core.queue import QueuePolicy
@@ -312,6 +314,11 @@ def test_the_tables_of_words_are_complete():
 
     assert first_cells("queues.md", "events") == list(EVENTS)
     assert first_cells("queues.md", "reasons") == list(DEAD_LETTER_REASONS)
+
+
+def test_the_tables_of_executors_and_limits_are_complete():
+    assert first_cells("executors.md", "executors") == list(EXECUTORS)
+    assert first_cells("executors.md", "limits") == [field.name for field in fields(JobLimits)]
 
 
 def test_the_table_of_the_database_storages_options_is_complete():

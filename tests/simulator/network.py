@@ -16,8 +16,8 @@ from djqueue.storage.database.address import Address
 from djqueue.storage.database.operations import DEADLINE, OPERATIONS
 from djqueue.storage.database.remote import READ_TIMEOUT, RECONNECT_EVERY
 from djqueue.storage.database.session import SUBSCRIPTIONS, _refusal
-from djqueue.storage.database.wire import LENGTH, pack
-from djqueue.storage.database.wire import unpack as unpack_body
+from djqueue.storage.wire import LENGTH, pack
+from djqueue.storage.wire import unpack as unpack_body
 
 from .loop import PROCESS, Crashed, Process
 from .world import World

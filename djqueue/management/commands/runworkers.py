@@ -29,12 +29,12 @@ from djqueue.operations.relay import relaying
 from djqueue.operations.scheduling import declare_now
 from djqueue.runtime import Worker
 from djqueue.runtime.console import NO_HANDLERS, banner, findings, summary, visible_logs
+from djqueue.runtime.exits import FINISHED, RECYCLED
 from djqueue.runtime.heartbeat import SHARE
 from djqueue.runtime.leasekeeper import LeaseKeeper, can_keep
 from djqueue.runtime.reloading import ReloadingParent, child_command
 from djqueue.runtime.serving import interruptible, leave, serve
 from djqueue.runtime.supervisor import ProcessLimits, Supervisor
-from djqueue.runtime.supervisor.children import FINISHED, RECYCLED
 from djqueue.storage.base import Storage
 
 HELP = """Run the jobs of all @job functions in the jobs.py modules of the installed apps.

@@ -27,5 +27,8 @@ class Executor(Protocol):
     def release_waiting(self) -> None:
         """Return jobs that have been claimed, and whose handlers have not been called, to their queues."""
 
+    def kill(self) -> None:
+        """End the runs that have not stopped in time, as far as possible."""
+
     def close(self) -> None:
         """Release threads and connections. Called when the worker has ended."""

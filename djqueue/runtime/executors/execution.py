@@ -3,28 +3,28 @@
 from asyncio import CancelledError
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any
 
 from djqueue.codecs import MSGPACK, decode, get_encoder, msgpack
+from djqueue.conf import Settings
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Outcome
 from djqueue.middleware import Layers, through
 from djqueue.runtime.context import JobContext, run_of
+from djqueue.runtime.events import RunEvents
 from djqueue.runtime.handlers import Handler
 from djqueue.runtime.outcomes import after_error, next_delay, refusal
 from djqueue.runtime.runs import Run
-
-if TYPE_CHECKING:
-    from djqueue.runtime.worker import Worker
 
 
 class Execution:
     """Decodes payloads before the call, and turns its result or exception into an outcome."""
 
-    def __init__(self, worker: "Worker") -> None:
-        self._settings = worker.settings
-        self._random = worker.random
-        self._events = worker.events
+    def __init__(self, settings: Settings, random: Random, events: RunEvents) -> None:
+        self._settings = settings
+        self._random = random
+        self._events = events
         self._decoders: dict[str, Callable[[bytes], Any]] = {}
         self._encoders: dict[str, Callable[[Any], bytes]] = {}
 

@@ -32,7 +32,7 @@ class InlineExecutor:
         self._loop = worker.loop
         self._clock = worker.clock
         self._events = worker.events
-        execution = Execution(worker)
+        execution = Execution(worker.settings, worker.random, worker.events)
         self._database = DatabaseThreads(worker.loop) if has_django() else None
         self._tasks = TaskExecutor(worker, execution, self._database)
         self._threads = ThreadExecutor(worker, execution, adopt=self._tasks.adopt)
@@ -66,6 +66,9 @@ class InlineExecutor:
         """Return the members of batches that have not been called to their queues."""
         for batcher in self._batchers:
             batcher.close()
+
+    def kill(self) -> None:
+        """Do nothing: threads cannot be killed, and tasks were cancelled."""
 
     def close(self) -> None:
         """Release threads and connections."""

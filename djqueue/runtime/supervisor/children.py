@@ -1,6 +1,5 @@
 """ChildProcess processes of the supervisor, forked from its image, which has no open connections."""
 
-import ctypes
 import gc
 import logging
 import os
@@ -14,10 +13,8 @@ from typing import NamedTuple, NoReturn
 
 from django.db import connections
 
-FINISHED, FAILED, MISUSED, RECYCLED, REFUSED = 0, 1, 2, 76, 77
-"""Exit codes of a child: it has nothing left to do, it failed and may be restarted, its options are wrong, it
-reached a limit and is to be replaced, it can never run beside another process."""
-PR_SET_NAME, PR_SET_PDEATHSIG = 15, 1
+from djqueue.runtime.exits import FAILED, FINISHED, end_with, leave, name_process
+
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
 
 logger = logging.getLogger("djqueue.supervisor")
@@ -112,7 +109,7 @@ def _run(role: ProcessRole, parent: int, writer: int, close: tuple[int, ...]) ->
             os.close(descriptor)
         # Only the supervisor receives Ctrl-C from the terminal, and passes it on once.
         os.setpgid(0, 0)
-        _name_process(role.name)
+        name_process(role.name)
         end_with(parent)
         gc.freeze()
         is_told = False
@@ -132,29 +129,3 @@ def _run(role: ProcessRole, parent: int, writer: int, close: tuple[int, ...]) ->
         traceback.print_exc()
     finally:
         leave(code)
-
-
-def leave(code: int) -> NoReturn:
-    """Exit the process without the parent's exit handlers, and without waiting for threads of handlers."""
-    try:
-        connections.close_all()
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
-
-
-def end_with(parent: int) -> None:
-    """Ask Linux to kill this process when its parent ends, and exit if that has already happened."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(FAILED)
-
-
-def _name_process(name: str) -> None:
-    """Name this process in `ps -o comm` and `top`, which show 15 characters."""
-    if sys.platform == "linux":
-        title = f"dq:{name.replace(' ', '-')}"[:15]
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NAME, title.encode())

@@ -16,9 +16,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from ..exits import FAILED, FINISHED, MISUSED, RECYCLED, REFUSED
 from ..serving import PARENT_PIPE
 from . import notices
-from .children import FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, ChildProcess, ProcessRole, describe
+from .children import ChildProcess, ProcessRole, describe
 
 FIRST_BACKOFF, LAST_BACKOFF = 1.0, 30.0
 """Seconds before a child that failed is restarted: first and longest wait, with doubling."""

@@ -7,10 +7,10 @@ from time import monotonic
 from typing import Any
 
 from djqueue.core.errors import SerializationError
+from djqueue.storage.wire import LENGTH, MAX_FRAME, unpack_frame
 
 from .address import Address
 from .folder import connect_privately
-from .wire import LENGTH, MAX_FRAME, unpack_frame
 
 CONNECT_TIMEOUT = 1.0
 

@@ -25,12 +25,12 @@ from djqueue.core.errors import (
 from djqueue.core.forks import after_fork
 from djqueue.core.throttle import ThrottledLog
 from djqueue.storage.base import Unsubscribe
+from djqueue.storage.wire import pack
 
 from .address import Address
 from .framing import CONNECT_TIMEOUT, connect, frames, send_all
 from .operations import DEADLINE, OPERATIONS
 from .probing import PROBE_TIMEOUT, NoSchedulerError, SchedulerProbe, settle
-from .wire import pack
 
 logger = logging.getLogger("djqueue.remote")
 unsafe = ThrottledLog(logger, 60.0)

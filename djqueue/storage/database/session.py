@@ -21,11 +21,11 @@ from djqueue.core.errors import DjqueueError, SerializationError, StorageError
 from djqueue.core.job import ClaimRequest, Finished, Lease, Outcome
 from djqueue.core.throttle import ThrottledLog
 from djqueue.storage.base import Unsubscribe
+from djqueue.storage.wire import LENGTH, MAX_FRAME, pack, unpack_frame
 
 from .operations import OPERATIONS
 from .processes import peer_process
 from .unanswered import accepted_claims
-from .wire import LENGTH, MAX_FRAME, pack, unpack_frame
 
 if TYPE_CHECKING:
     from .server import SchedulerServer

@@ -12,7 +12,7 @@ from djqueue.core.clock import Clock
 from djqueue.core.errors import OptionError, QueueFullError
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.states import State
-from djqueue.storage import sparktables
+from djqueue.storage import sparktables, wire
 from djqueue.storage.staging import (
     STAGE_TTL,
     ChunkMissingError,
@@ -26,8 +26,6 @@ from djqueue.storage.tables.clock import set_right
 from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.dialects import Dialect
 from djqueue.storage.tables.rows import chunked
-
-from . import wire
 
 RESUMABLE = 7 * 86_400_000
 """Milliseconds for which an interrupted publication can be resumed."""

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djqueue.core.errors import SerializationError
-from djqueue.storage.database import DatabaseStorage, wire
+from djqueue.storage import wire
+from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.database.framing import connect
-from djqueue.storage.database.scan import has_more_values
-from djqueue.storage.database.wire import LENGTH, MAX_VALUES, pack, unpack_frame
+from djqueue.storage.scan import has_more_values
+from djqueue.storage.wire import LENGTH, MAX_VALUES, pack, unpack_frame
 from djqueue.testing.factories import QUEUE, batch, enqueue
 from tests.support import eventually
 
@@ -133,7 +134,7 @@ import resource
 import django
 django.setup()
 from djqueue.core.errors import SerializationError
-from djqueue.storage.database.wire import unpack_frame
+from djqueue.storage.wire import unpack_frame
 body = b"\\xdd" + (20_000_000).to_bytes(4, "big") + b"\\x90" * 20_000_000
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:

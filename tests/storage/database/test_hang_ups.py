@@ -14,8 +14,8 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage.database.operations import OPERATIONS
 from djqueue.storage.database.processes import has_died
-from djqueue.storage.database.wire import pack
 from djqueue.storage.tables.holders import host_name
+from djqueue.storage.wire import pack
 from djqueue.testing.factories import (
     QUEUE,
     claim_one,

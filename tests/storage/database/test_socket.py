@@ -31,7 +31,7 @@ from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage, journal, server, session
 from djqueue.storage.database.address import parse_address
 from djqueue.storage.database.framing import connect
-from djqueue.storage.database.wire import LENGTH, MAX_FRAME, pack, unpack
+from djqueue.storage.wire import LENGTH, MAX_FRAME, pack, unpack
 from djqueue.testing.factories import (
     NAME,
     QUEUE,

@@ -21,7 +21,7 @@ from djqueue.core.errors import ConfigurationError, StorageError, StorageUnavail
 from djqueue.core.throttle import ThrottledLog
 from djqueue.storage.database import DatabaseStorage, accepting, folder, framing, remote, server
 from djqueue.storage.database.folder import private_folder
-from djqueue.storage.database.wire import LENGTH, unpack
+from djqueue.storage.wire import LENGTH, unpack
 from djqueue.testing.factories import QUEUE, enqueue, worker
 from tests.support import eventually
 
@@ -319,7 +319,7 @@ print(data.hex())
 
 
 def server_request(operation: str, *args: Any) -> bytes:
-    from djqueue.storage.database.wire import pack
+    from djqueue.storage.wire import pack
 
     return pack([1, operation, list(args), {}])
 

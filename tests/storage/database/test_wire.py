@@ -19,9 +19,9 @@ from djqueue.core.job import Batch
 from djqueue.core.limiter import Rate
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
+from djqueue.storage import wire
 from djqueue.storage.base import Storage
-from djqueue.storage.database import wire
-from djqueue.storage.database.wire import LENGTH, MAX_DEPTH, MAX_FRAME, RECORDS, pack, unpack
+from djqueue.storage.wire import LENGTH, MAX_DEPTH, MAX_FRAME, RECORDS, pack, unpack
 from djqueue.testing.factories import batch
 
 TEXTS = st.text(st.characters())  # halves of surrogate pairs are among them

@@ -1,0 +1,99 @@
+"""Executors by name, and the limits of jobs that run in processes of their own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from .durations import milliseconds
+from .errors import OptionError
+from .sizes import parse_size
+from .suggest import nearest
+
+INLINE, ISOLATED, SUBPROCESS = "inline", "isolated", "subprocess"
+EXECUTORS = (INLINE, ISOLATED, SUBPROCESS)
+"""In the worker's process; in a process that runs one job of this type after another; in a new process."""
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLimits:
+    """Limits of a job that runs in a process of its own. None stands for no limit."""
+
+    memory: int | None = 512 * MIB
+    """Bytes of resident memory of the process and of those that it starts. Checked 20 times a second."""
+    cpu: int | None = None
+    """Milliseconds of processor time of the process; rounded up to seconds."""
+    files: int | None = 1_024
+    """Number of files that the process may have open."""
+    file_size: int | None = 1024 * MIB
+    """Bytes of each file that the process writes."""
+    output: int = 64 * 1024
+    """Bytes kept of what the job writes to stdout and stderr: half from its beginning, half from its end."""
+    jobs: int | None = 100
+    """Number of jobs after which a process of `isolated` is replaced."""
+    grace: int = 5_000
+    """Milliseconds between the steps that end a job: it is asked, interrupted, and killed."""
+
+
+NO_LIMITS: Mapping[str, Any] = {}
+DEFAULT_LIMITS = JobLimits()
+SIZES = frozenset({"memory", "file_size", "output"})
+DURATIONS = frozenset({"cpu", "grace"})
+REQUIRED = frozenset({"output", "grace"})
+"""Limits that cannot be None."""
+LEAST_MEMORY = 32 * MIB
+"""Python itself needs this much."""
+LEAST_FILES = 32
+
+
+def parse_executor(value: Any) -> str:
+    """Return the name of an executor. Raises OptionError."""
+    if not isinstance(value, str) or value not in EXECUTORS:
+        hint = nearest(value, EXECUTORS) if isinstance(value, str) else ""
+        raise OptionError(f"executor: {value!r} is not one of {', '.join(EXECUTORS)}{hint}")
+    return value
+
+
+def parse_limits(value: Any) -> dict[str, Any]:
+    """Return limits by name, in the units of `JobLimits`. Raises OptionError, naming the limit.
+
+    value: A mapping such as `{"memory": "256 MiB", "cpu": 60, "jobs": 1}`; sizes in bytes or as text,
+        times in seconds or as timedelta.
+    """
+    if not isinstance(value, Mapping):
+        raise OptionError(f"limits: expected a dict such as {{'memory': '256 MiB'}}; got {value!r}")
+    known = {field.name for field in fields(JobLimits)}
+    found: dict[str, Any] = {}
+    for name, given in value.items():
+        if name not in known:
+            raise OptionError(f"limits: unknown limit {name!r}{nearest(str(name), known)}")
+        found[name] = _parse(name, given)
+    return found
+
+
+def limits_of(*given: Mapping[str, Any]) -> JobLimits:
+    """Return the limits of some mappings from `parse_limits`; the last one that names a limit counts."""
+    limits = DEFAULT_LIMITS
+    for some in given:
+        limits = replace(limits, **some)
+    return limits
+
+
+def _parse(name: str, given: Any) -> int | None:
+    where = f"limits: {name}"
+    if given is None:
+        if name in REQUIRED:
+            raise OptionError(f"{where}: cannot be None")
+        return None
+    if name in SIZES:
+        number = parse_size(where, given)
+    elif name in DURATIONS:
+        number = milliseconds(where, given)
+    elif isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise OptionError(f"{where}: must be a positive whole number; got {given!r}")
+    else:
+        number = given
+    least = {"memory": LEAST_MEMORY, "files": LEAST_FILES, "cpu": 1, "file_size": 0}.get(name, 0)
+    if number < least:
+        raise OptionError(f"{where}: must be at least {least:,}; got {given!r}")
+    return number

@@ -1,0 +1,1 @@
+"""Processes of their own for jobs: forked from a template, watched, limited and killed by their worker."""

@@ -1,0 +1,319 @@
+"""The process of a job: runs one job after another for its worker, and reports to it over a socket."""
+
+import _thread
+import asyncio
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from random import Random
+from types import FrameType
+from typing import Any
+
+from djqueue.client import registry
+from djqueue.codecs import MSGPACK, get_encoder
+from djqueue.conf import Settings, get_settings, has_django
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.errors import JobInterrupted
+from djqueue.core.job import Claimed, Outcome
+from djqueue.middleware import layers_of
+from djqueue.runtime.context import CURRENT
+from djqueue.runtime.dependencies import Child, Records, children
+from djqueue.runtime.emitting import ItemEncoder
+from djqueue.runtime.events import RunEvents
+from djqueue.runtime.executors.connections import DatabaseThreads, clean_connections
+from djqueue.runtime.executors.execution import Execution, wrap_in_middleware
+from djqueue.runtime.exits import leave
+from djqueue.runtime.handlers import Handler, handler_of
+from djqueue.runtime.reports import MAX_LINE
+from djqueue.runtime.runs import ItemSink, Run
+from djqueue.runtime.stopping import Stop
+from djqueue.storage import wire
+
+from . import frames
+
+HELLO = b"\x00"
+"""First byte that a process sends. The kernel adds the process's id to it."""
+CHUNK = 256 * 1024
+ASK = {stop: signal.SIGRTMIN + stop for stop in Stop if stop} if sys.platform == "linux" else {}
+"""Signal that asks a job to stop, by reason."""
+
+
+def serve(link: socket.socket) -> None:
+    """Run the jobs that come over a socket, until it ends."""
+    faulthandler.enable()
+    server = JobServer(WorkerLink(link))
+    server.serve()
+
+
+class WorkerLink:
+    """The socket to the worker. Any thread may send; one at a time may ask for something."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._socket = link
+        self._sending = threading.Lock()
+        self._asking = threading.Lock()
+        self._reader = frames.FrameReader(wire.MAX_FRAME)
+        self._main = threading.get_ident()
+        self._shielded = False
+        """Whether the main thread is using the socket: an exception would leave half a message behind."""
+        self._is_interrupted = False
+
+    def send(self, *message: Any) -> None:
+        """Send a message. Raises JobInterrupted if that was due meanwhile."""
+        self._shield(self._send, frames.pack(*message))
+
+    def ask(self, *message: Any) -> list[Any]:
+        """Send a message, and return the worker's answer."""
+        with self._asking:
+            answer: list[Any] = self._shield(self._ask, frames.pack(*message))
+            return answer
+
+    def receive(self) -> list[Any] | None:
+        """Return the next message of the worker; None if it has ended."""
+        while True:
+            for message in self._reader:
+                return message
+            data = self._socket.recv(CHUNK)
+            if not data:
+                return None
+            self._reader.feed(data)
+
+    def interrupt(self) -> None:
+        """Raise JobInterrupted now, or after the message that the main thread is sending."""
+        if self._shielded:
+            self._is_interrupted = True
+            return
+        raise JobInterrupted
+
+    def _shield(self, call: Callable[[bytes], Any], frame: bytes) -> Any:
+        if threading.get_ident() != self._main:
+            return call(frame)
+        self._shielded = True
+        try:
+            value = call(frame)
+        finally:
+            self._shielded = False
+        if self._is_interrupted:
+            self._is_interrupted = False
+            raise JobInterrupted
+        return value
+
+    def _send(self, frame: bytes) -> None:
+        try:
+            with self._sending:
+                self._socket.sendall(frame)
+        except OSError:
+            leave(0)  # The worker has ended.
+
+    def _ask(self, frame: bytes) -> list[Any]:
+        self._send(frame)
+        answer = self.receive()
+        if answer is None:
+            leave(0)
+        return answer
+
+
+class LinkReports:
+    """Reports of the current job, sent to the worker."""
+
+    def __init__(self, link: WorkerLink, settings: Settings) -> None:
+        self._link = link
+        self._settings = settings
+        self._encode = get_encoder(MSGPACK, settings.max_payload, "progress")
+
+    def progress(self, run: Run, value: Any) -> None:
+        """Report a job's progress."""
+        data = self._encode(value)
+        if run.outcome is None:
+            self._link.send(frames.PROGRESS, data)
+
+    def log(self, run: Run, line: object) -> None:
+        """Add a log line to a job."""
+        text = str(line)[:MAX_LINE]
+        if run.outcome is None:
+            self._link.send(frames.LOG, text)
+
+    def open(self, run: Run) -> ItemSink:
+        """Begin the stream of a run that yields items."""
+        encode = get_encoder(run.claimed.options.content_type, self._settings.max_payload, "item")
+        run.items = LinkItems(self._link, ItemEncoder(self._settings, encode))
+        return run.items
+
+    def children(self, run: Run) -> list[Child]:
+        """Read the jobs that a job depends on, through the worker."""
+        keys = run.claimed.options.depends_on
+        answer = self._link.ask(frames.READ)
+        found: Records = wire.unpack(answer[1])
+        return children(keys, found)
+
+    async def achildren(self, run: Run) -> list[Child]:
+        """Async version of `children`. The loop waits: it runs nothing but this job."""
+        return self.children(run)
+
+
+class LinkItems:
+    """The items of the current job. The socket is full while too many of them wait in the worker."""
+
+    def __init__(self, link: WorkerLink, encoder: ItemEncoder) -> None:
+        self._link = link
+        self._encoder = encoder
+
+    def put(self, value: Any) -> None:
+        """Send an item."""
+        self._link.send(frames.ITEM, self._encoder.encoded(value))
+
+    async def aput(self, value: Any) -> None:
+        """Send an item; the loop, which runs nothing but this job, waits for room."""
+        self.put(value)
+        # A generator that never waits could not be cancelled.
+        await asyncio.sleep(0)
+
+    def wake(self) -> None:
+        """Do nothing: a worker that stops a job drops its items, so no item waits for long."""
+
+
+class JobServer:
+    """Runs jobs on the main thread: sync handlers directly, async ones on a loop."""
+
+    def __init__(self, link: WorkerLink) -> None:
+        self._link = link
+        settings = get_settings()
+        self._reports = LinkReports(link, settings)
+        self._execution = Execution(settings, Random(), RunEvents(f"process {os.getpid()}"))
+        self._layers = layers_of(settings)
+        self._handlers: dict[str, Handler] = {}
+        self._has_django = has_django()
+        self._runner: asyncio.Runner | None = None
+        self._run: Run | None = None
+        self._stop = Stop.NO
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop while it runs a job."""
+
+    def serve(self) -> None:
+        """Run jobs until the worker ends."""
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, _ignore)
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        for stop, asked in ASK.items():
+            signal.signal(asked, self._on_ask(stop))
+        self._link._send(HELLO)
+        while (message := self._link.receive()) is not None:
+            _, body, deadline = message
+            self._serve_job(wire.unpack(body), deadline)
+
+    def _serve_job(self, claimed: Claimed, deadline: int | None) -> None:
+        run = Run(claimed, self._handler(claimed.name), self._reports, SYSTEM_CLOCK.monotonic())
+        run.deadline = deadline
+        self._run = run
+        if self._stop:
+            run.ask_to_stop(self._stop)
+        outcome = copy_context().run(self._outcome, run)
+        self._run = None
+        run.outcome = outcome
+        _reap()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        error = None if outcome.error is None else tuple(outcome.error)
+        self._link._send(
+            frames.pack(frames.RESULT, outcome.kind, outcome.result, outcome.delay, error, outcome.reason)
+        )
+
+    def _handler(self, name: str) -> Handler:
+        handler = self._handlers.get(name)
+        if handler is None:
+            handler = self._handlers[name] = handler_of(registry.get(name))
+            wrap_in_middleware(handler, self._layers)
+        return handler
+
+    def _outcome(self, run: Run) -> Outcome:
+        CURRENT.set(run)
+        try:
+            if run.stop:
+                return self._execution.stopped(run)
+            refused = self._execution.begin(run)
+            if refused is not None:
+                return refused
+            value = self._call(run)
+            return self._execution.completed(run, value)
+        except BaseException as error:
+            # A handler's SystemExit or KeyboardInterrupt ends its job, not the process.
+            return self._execution.failed(run, error)
+
+    def _call(self, run: Run) -> Any:
+        if run.handler.on_loop:
+            return self._on_loop(run, run.handler.call)
+        try:
+            value = run.handler.call(run)
+        finally:
+            if self._has_django:
+                clean_connections()
+        if value is not None and hasattr(value, "__await__"):
+
+            async def rest(_: Run) -> Any:
+                return await value
+
+            return self._on_loop(run, rest)
+        return value
+
+    def _on_loop(self, run: Run, call: Callable[[Run], Any]) -> Any:
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(self._acall(run, call), context=copy_context())
+
+    async def _acall(self, run: Run, call: Callable[[Run], Any]) -> Any:
+        self._loop = loop = asyncio.get_running_loop()
+        run.task = asyncio.current_task()
+        threads = DatabaseThreads(loop) if self._has_django else None
+        binding = None if threads is None else threads.take()
+        try:
+            return await call(run)
+        finally:
+            self._loop = run.task = None
+            if binding is not None and binding.executor.used:
+                # No thread may outlive the job. The loop runs nothing else that this could delay.
+                binding.retire()
+                binding.executor.shutdown()
+
+    # Signals.
+
+    def _on_ask(self, stop: Stop) -> Callable[[int, FrameType | None], None]:
+        def on_signal(_: int, __: FrameType | None) -> None:
+            # The process ends after this job, so a signal that comes too late asks nobody else to stop.
+            self._stop = max(self._stop, stop)
+            if self._run is not None:
+                # Events have locks, which the main thread may hold at this moment.
+                _thread.start_new_thread(self._ask_to_stop, (self._run, stop))
+
+        return on_signal
+
+    def _ask_to_stop(self, run: Run, stop: Stop) -> None:
+        run.ask_to_stop(stop)
+        loop, task = self._loop, run.task
+        if loop is not None and task is not None:
+            try:
+                loop.call_soon_threadsafe(task.cancel)
+            except RuntimeError:
+                return  # The job has ended.
+
+    def _on_terminate(self, _: int, __: FrameType | None) -> None:
+        # A signal that nobody asked for was meant for the worker.
+        if self._stop and self._run is not None:
+            self._link.interrupt()
+
+
+def _reap() -> None:
+    """Collect the children that the job has left behind and that have ended."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing."""

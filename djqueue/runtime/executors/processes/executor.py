@@ -1,0 +1,393 @@
+"""The executor of jobs in processes of their own: pools by job name, limits, and the end of processes."""
+
+import asyncio
+import os
+import signal
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from djqueue.core.errors import DjqueueError, JobMemoryLimitError, JobTimeoutError, WorkerCrashedError
+from djqueue.core.executors import limits_of
+from djqueue.core.job import Outcome
+from djqueue.runtime.dependencies import Records, aread
+from djqueue.runtime.executors.execution import Execution
+from djqueue.runtime.handlers import Handler
+from djqueue.runtime.outcomes import failure, next_delay, release
+from djqueue.runtime.runs import Run
+from djqueue.runtime.stopping import Stop
+
+from . import frames, kernel
+from .jobprocess import JobProcess
+from .template import ForkRequest
+from .templates import Template, TemplateError
+
+if TYPE_CHECKING:
+    from djqueue.runtime.worker import Worker
+
+TICK = 0.05
+"""Seconds between two checks of memory."""
+IDLE = 60.0
+"""Seconds after which an idle process ends."""
+AT_ONCE = 4
+"""Processes that may be starting at once. The template forks one at a time."""
+FIRST_RETRY, LAST_RETRY = 1.0, 30.0
+"""Seconds until a template that failed is started again, doubled from the first to the last."""
+ADDRESS_SPACE = 4
+"""Address space of a process in multiples of its memory limit: a backstop between two checks."""
+ENDING = 1.0
+"""Seconds for which the end of a worker waits for the end of the processes that it has killed."""
+SWEEP = 0.05
+"""Seconds between two passes over the processes that a job has left behind."""
+MOST_SWEEPS = 200
+
+
+class ProcessExecutor:
+    """Runs jobs in processes forked from one template. All methods but `stop` are called on the loop."""
+
+    def __init__(self, worker: "Worker", handlers: Iterable[Handler]) -> None:
+        self._loop = worker.loop
+        self._clock = worker.clock
+        self._random = worker.random
+        self._runs = worker.runs
+        self._events = worker.events
+        self._wake_event = worker.wake_event
+        self._storage = worker.storage
+        self._settings = worker.settings
+        self._concurrency = worker.options.concurrency
+        self._execution = Execution(worker.settings, worker.random, worker.events)
+        self._modules = sorted({handler.function.__module__ for handler in handlers})
+        self._waiting: dict[str, deque[Run]] = {}
+        """Runs that wait for a process, by job name."""
+        self._fresh: set[Run] = set()
+        """Runs that need a new process of their own."""
+        self._idle: dict[str, list[JobProcess]] = {}
+        self._starting: dict[str, int] = {}
+        """Processes that are starting, by job name."""
+        self._processes: set[JobProcess] = set()
+        self._by_run: dict[Run, JobProcess] = {}
+        self._template: Template | None = None
+        self._retry = 0.0
+        self._starter: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+        self._is_closed = False
+        # Started now, because its start takes longer than most jobs.
+        self._starter = self._loop.create_task(self._start_processes())
+
+    @property
+    def processes(self) -> list[JobProcess]:
+        """The running processes."""
+        return [process for process in self._processes if process.pid]
+
+    def start(self, run: Run, *, fresh: bool) -> None:
+        """Start a run, in a new process if `fresh`."""
+        name = run.claimed.name
+        if fresh:
+            self._fresh.add(run)
+        elif idle := self._idle.get(name):
+            self._assign(idle.pop(), run)
+            return
+        self._waiting.setdefault(name, deque()).append(run)
+        self._wanted.set()
+
+    def stop(self, run: Run, reason: Stop) -> None:
+        """Ask a run to stop, then interrupt it, then kill its process. From any thread."""
+        if not run.ask_to_stop(reason):
+            return
+        self._events.stop_requested(run)
+        try:
+            self._loop.call_soon_threadsafe(self._stop, run)
+        except RuntimeError:
+            self._events.ignored("a cancel request")
+
+    def kill(self) -> None:
+        """Kill all processes with jobs: their jobs return to their queues."""
+        for process in self._by_run.values():
+            process.kill("shutdown")
+
+    def close(self) -> None:
+        """Kill all processes."""
+        self._is_closed = True
+        for task in (self._starter, self._sweeping):
+            if task is not None:
+                task.cancel()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if self._template is not None:
+            known = {process.pid for process in self._processes}
+            for process in self.processes:
+                for pid in kernel.descendants(process.pid):
+                    kernel.kill(pid)
+                process.kill("shutdown")
+            for pid in self._template.strays(known):
+                kernel.kill(pid)
+            self._template.close()
+        until = self._loop.time() + ENDING
+        for process in self._processes:
+            process.wait(until - self._loop.time())
+            process.close()
+        self._processes.clear()
+
+    # What a process does.
+
+    def on_ready(self, process: JobProcess) -> None:
+        """Give a process its first job; keep it if the job has ended meanwhile."""
+        self._starting[process.name] -= 1
+        self._wanted.set()
+        self._take_next(process)
+
+    def on_outcome(self, process: JobProcess, run: Run, outcome: Outcome) -> None:
+        """End a run, and give its process the next one."""
+        del self._by_run[run]
+        self._settle(run, outcome)
+        if process.is_retired or not process.is_clean():
+            # The job has left something behind, or the process has run enough jobs.
+            self._end(process)
+        else:
+            self._take_next(process)
+
+    def on_ended(self, process: JobProcess) -> None:
+        """End the run of a process that has ended, and kill what it has left behind."""
+        self._processes.discard(process)
+        idle = self._idle.get(process.name)
+        if idle is not None and process in idle:
+            idle.remove(process)
+        if not process.pid:
+            self._starting[process.name] -= 1
+            self._release_waiting_for(process.name)
+        run, process.run = process.run, None
+        if run is not None:
+            self._by_run.pop(run, None)
+            outcome = self._crashed(run, process)
+            process.report_output(run)
+            self._settle(run, outcome)
+        if self._sweeping is None and not self._is_closed and self._template is not None:
+            self._sweeping = self._loop.create_task(self._sweep(self._template))
+        self._wanted.set()
+
+    async def records(self, run: Run) -> Records:
+        """Return the records of the jobs that a job depends on."""
+        return await aread(self._storage, run.claimed.options.depends_on)
+
+    # Starting processes.
+
+    async def _start_processes(self) -> None:
+        """Start the template, and then as many processes as there are runs that wait for one."""
+        while not self._is_closed:
+            try:
+                template = await self._started()
+            except TemplateError as error:
+                self._retry = min(max(FIRST_RETRY, 2 * self._retry), LAST_RETRY)
+                self._events.template_failed(error, self._retry)
+                self._release_all_waiting()
+                await asyncio.sleep(self._retry)
+                continue
+            self._retry = 0.0
+            try:
+                self._fork_wanted(template)
+            except (TemplateError, OSError) as error:
+                self._events.template_failed(error, FIRST_RETRY)
+                self._release_all_waiting()
+                template.close()
+                await asyncio.sleep(FIRST_RETRY)
+            self._wanted.clear()
+            await self._wanted.wait()
+
+    async def _started(self) -> Template:
+        if self._template is None or self._template.is_closed:
+            self._template = Template(self._loop, self._modules, self._on_template_end)
+        await asyncio.shield(self._template.ready)
+        return self._template
+
+    def _on_template_end(self, reason: str) -> None:
+        # Its processes end with it, and their own descriptors tell so.
+        self._wanted.set()
+
+    def _fork_wanted(self, template: Template) -> None:
+        for name, runs in self._waiting.items():
+            while self._starting.get(name, 0) < len(runs):
+                if sum(self._starting.values()) >= AT_ONCE:
+                    return
+                self._make_room()
+                self._fork(template, name, runs[0].handler)
+
+    def _make_room(self) -> None:
+        """End the process that has been idle longest if there are more processes than slots."""
+        if len(self._processes) < self._concurrency:
+            return
+        idle = [process for some in self._idle.values() for process in some]
+        if idle:
+            oldest = min(idle, key=lambda process: process.idle_since)
+            self._idle[oldest.name].remove(oldest)
+            self._end(oldest)
+
+    def _fork(self, template: Template, name: str, handler: Handler) -> None:
+        limits = limits_of(self._settings.limits, handler.limits)
+        space = None if limits.memory is None else limits.memory * ADDRESS_SPACE
+        link, output = template.fork(ForkRequest(name, space, limits.files, limits.file_size))
+        self._starting[name] = self._starting.get(name, 0) + 1
+        largest = max(self._settings.max_payload, frames.SMALL) + frames.SMALL
+        self._processes.add(JobProcess(self, template, name, limits, largest, link, output))
+
+    def _take_next(self, process: JobProcess) -> None:
+        """Give a process a run that waits for one of its name; keep it idle if there is none."""
+        runs = self._waiting.get(process.name)
+        is_new = process.started == 0
+        for run in runs or ():
+            if is_new or run not in self._fresh:
+                assert runs is not None
+                runs.remove(run)
+                self._assign(process, run)
+                return
+        process.idle_since = self._loop.time()
+        self._idle.setdefault(process.name, []).append(process)
+        self._start_ticking()
+
+    def _assign(self, process: JobProcess, run: Run) -> None:
+        self._by_run[run] = process
+        deadline = None
+        timeout = run.claimed.options.timeout
+        if timeout is not None:
+            deadline = run.deadline = self._clock.now() + timeout
+            run.timer = self._loop.call_later(timeout / 1_000, self.stop, run, Stop.TIMEOUT)
+        try:
+            process.assign(run, deadline)
+        except DjqueueError as error:
+            # The job's options have a value that cannot be sent.
+            process.run = None
+            del self._by_run[run]
+            self._settle(run, self._execution.failed(run, error))
+            self._end(process)
+            return
+        if run in self._fresh:
+            self._fresh.discard(run)
+            process.is_retired = True
+        self._start_ticking()
+
+    # Ending runs and processes.
+
+    def _stop(self, run: Run) -> None:
+        process = self._by_run.get(run)
+        if process is not None:
+            process.ask(run.stop)
+        elif run.outcome is None and run in self._waiting.get(run.claimed.name, ()):
+            self._waiting[run.claimed.name].remove(run)
+            self._settle(run, self._execution.stopped(run))
+
+    def _settle(self, run: Run, outcome: Outcome) -> None:
+        self._fresh.discard(run)
+        run.items = None
+        if self._runs.settle(run, outcome):
+            self._wake_event.run_ended_here()
+        else:
+            self._events.ignored("the result of a handler")
+
+    def _end(self, process: JobProcess) -> None:
+        for pid in kernel.descendants(process.pid):
+            kernel.kill(pid)
+        process.kill("done")
+
+    def _crashed(self, run: Run, process: JobProcess) -> Outcome:
+        """Return the outcome of a run whose process has ended without one."""
+        limits, killed = process.limits, process.killed_for
+        error: Exception
+        reason = "worker_crashed"
+        if killed == "shutdown":
+            return release(run.claimed)
+        if killed == "memory":
+            assert limits.memory is not None
+            reason = "memory_limit"
+            used, limit = (f"{size / 2**20:,.0f} MiB" for size in (process.peak, limits.memory))
+            error = JobMemoryLimitError(f"used {used} of memory; its limit is {limit}")
+        elif killed.startswith("storage"):
+            error = WorkerCrashedError(f"its process could not read from the storage ({killed[9:]})")
+        elif killed.startswith("violation"):
+            error = WorkerCrashedError(f"its process broke the protocol and was killed: {killed[11:]}")
+        elif killed:
+            error = WorkerCrashedError("its process did not stop in time and was killed")
+        elif _signal_of(process.status) == signal.SIGXCPU and limits.cpu is not None:
+            reason = "timeout"
+            error = JobTimeoutError(f"used more than its limit of {limits.cpu / 1_000:g} s of processor time")
+        else:
+            error = WorkerCrashedError(f"its process {_ending(process.status)}")
+        if text := process.last_output():
+            error.add_note(f"The last output of the job:\n{text}")
+        run.error = error
+        if run.stop in (Stop.SHUTDOWN, Stop.TIMEOUT, Stop.REQUESTED) and killed != "memory":
+            return self._execution.failed(run, error)
+        return failure(run.claimed, error, reason, lambda cause: self._delay(run, cause))
+
+    def _delay(self, run: Run, error: BaseException) -> int:
+        def on_bad(broken: BaseException) -> None:
+            self._events.backoff_failed(run, broken)
+
+        return next_delay(run.claimed, run.handler, error, self._random, on_bad)
+
+    def _release_waiting_for(self, name: str) -> None:
+        """Return a run to its queue whose process could not be started."""
+        runs = self._waiting.get(name)
+        if runs:
+            run = runs.popleft()
+            self._settle(run, release(run.claimed, delay=int(FIRST_RETRY * 1_000)))
+
+    def _release_all_waiting(self) -> None:
+        delay = int(max(self._retry, FIRST_RETRY) * 1_000)
+        for runs in self._waiting.values():
+            while runs:
+                run = runs.popleft()
+                self._settle(run, release(run.claimed, delay=delay))
+
+    async def _sweep(self, template: Template) -> None:
+        """Kill the processes that ended jobs have left behind, until none is left."""
+        try:
+            for _ in range(MOST_SWEEPS):
+                known = {process.pid for process in self._processes}
+                strays = [] if template.is_closed else template.strays(known)
+                if not strays:
+                    return
+                for pid in strays:
+                    kernel.kill(pid)
+                    await template.status(pid)
+                await asyncio.sleep(SWEEP)
+            self._events.strays_left(len(strays))
+        finally:
+            self._sweeping = None
+
+    # Ticks.
+
+    def _start_ticking(self) -> None:
+        if self._ticker is None:
+            self._ticker = self._loop.call_later(TICK, self._tick)
+
+    def _tick(self) -> None:
+        self._ticker = None
+        for process in list(self._by_run.values()):
+            process.tick()
+        now = self._loop.time()
+        for idle in self._idle.values():
+            while idle and now - idle[0].idle_since > IDLE:
+                self._end(idle.pop(0))
+        if self._by_run:
+            self._start_ticking()
+        elif any(self._idle.values()):
+            self._ticker = self._loop.call_later(IDLE, self._tick)
+
+
+def _signal_of(status: int) -> int:
+    return os.WTERMSIG(status) if status >= 0 and os.WIFSIGNALED(status) else 0
+
+
+def _ending(status: int) -> str:
+    """Return how a process ended, from a status of `waitpid`, as the end of a sentence."""
+    if status < 0:
+        return "ended together with the template process that it was forked from"
+    if number := _signal_of(status):
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = f"signal {number}"
+        ran_out = "; the system may have run out of memory" if number == signal.SIGKILL else ""
+        return f"was killed by {name}{ran_out}"
+    return f"ended with exit code {os.waitstatus_to_exitcode(status)} before the job had ended"

@@ -1,0 +1,459 @@
+"""The worker's view of one process that runs jobs: what it sends, what it uses, how it ends."""
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from djqueue.codecs import MSGPACK, decode
+from djqueue.core.errors import ItemError, SerializationError
+from djqueue.core.executors import JobLimits
+from djqueue.core.job import JobFailure, Outcome
+from djqueue.runtime.runs import Run
+from djqueue.runtime.stopping import Stop
+from djqueue.runtime.tracebacks import MAX_MESSAGE, MAX_TRACEBACK, clean
+from djqueue.storage import wire
+
+from . import frames, kernel
+from .child import ASK, CHUNK, HELLO
+from .output import JobOutput
+from .templates import Template
+
+if TYPE_CHECKING:
+    from djqueue.runtime.emitting import RunItems
+    from djqueue.runtime.reports import Reports
+
+CREDENTIALS = struct.Struct("3i")
+"""pid, uid and gid, as the kernel adds them to a message (unix(7), SCM_CREDENTIALS)."""
+KINDS = frozenset({"complete", "retry", "release", "fail", "cancel"})
+LONGEST_DELAY = 2**53
+MOST_MESSAGES = 1_000
+"""Maximum of messages that are read from a process per tick; the rest waits in its socket."""
+MOST_BYTES = 4 * 1024 * 1024
+"""Maximum bytes of a process's messages and of its output that are read at once."""
+ENDING = 1_000
+"""Milliseconds that a process has to end after its socket has ended."""
+HURRY = 1_000
+"""Milliseconds between the steps that end a job whose worker stops, or whose lease is lost."""
+
+
+class ProcessOwner(Protocol):
+    """Learns what happens to a process."""
+
+    def on_ready(self, process: "JobProcess") -> None:
+        """Note that a process has started, or has ended its job, and waits for one."""
+
+    def on_outcome(self, process: "JobProcess", run: Run, outcome: Outcome) -> None:
+        """Note that a process has ended a job."""
+
+    def on_ended(self, process: "JobProcess") -> None:
+        """Note that a process has ended, perhaps with its job."""
+
+    async def records(self, run: Run) -> Any:
+        """Return the records of the jobs that a job depends on."""
+
+
+class JobProcess:
+    """A process forked from the template. All methods are called on the worker's loop.
+
+    name: Name of the jobs that it runs.
+    limits: Limits of each job.
+    frame: Maximum bytes of a message.
+    """
+
+    def __init__(
+        self, owner: ProcessOwner, template: Template, name: str, limits: JobLimits, frame: int,
+        link: socket.socket, output: int,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.limits = limits
+        self.template = template
+        self.pid = 0
+        """Process id, as the kernel tells it; 0 until the process is ready."""
+        self.run: Run | None = None
+        self.started = 0
+        """Number of jobs that it has been given."""
+        self.peak = 0
+        """Bytes of the most memory seen during the current job."""
+        self.is_retired = False
+        """Whether it runs no further job."""
+        self.killed_for = ""
+        """Why the worker killed it."""
+        self.idle_since = 0.0
+        self.status = -1
+        """Status of `waitpid`, when it has ended; -1: unknown."""
+        self.has_ended = False
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._link = link
+        self._output = output
+        self._pidfd = -1
+        self._frames = frames.FrameReader(frame)
+        self._unsent = bytearray()
+        self._captured = JobOutput(limits.output)
+        self._messages = 0
+        """Messages read since the last tick."""
+        self._is_reading = True
+        self._waits_for_room = False
+        self._is_at_end = False
+        """Whether its socket has ended."""
+        self._step: asyncio.TimerHandle | None = None
+        """The next step that ends the job."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop.add_reader(link.fileno(), self._read_hello)
+        self._loop.add_reader(output, self._read_output)
+
+    def __repr__(self) -> str:
+        return f"<JobProcess {self.pid} {self.name}>"
+
+    def assign(self, run: Run, deadline: int | None) -> None:
+        """Give it a job. `deadline`: UTC milliseconds."""
+        self.run = run
+        self.started += 1
+        self.peak = 0
+        limits = self.limits
+        if limits.jobs is not None and self.started >= limits.jobs:
+            self.is_retired = True
+        if limits.cpu is not None:
+            kernel.limit_processor_time(self.pid, limits.cpu / 1_000)
+        # The fencing token stays here: a job needs none to report to this worker.
+        body = wire.pack_body(run.claimed._replace(token=0))
+        self._send(frames.pack(frames.JOB, body, deadline))
+
+    def tick(self) -> None:
+        """Check the memory of the job, and read on if the process has sent too much before."""
+        self._messages = 0
+        self._read_on()
+        if self.run is None or self.limits.memory is None or self.has_ended:
+            return
+        used = kernel.memory(self.pid) + sum(map(kernel.memory, kernel.descendants(self.pid)))
+        self.peak = max(self.peak, used)
+        if used > self.limits.memory:
+            self.kill("memory")
+
+    def ask(self, stop: Stop) -> None:
+        """Ask the job to stop; then interrupt it, and then kill the process."""
+        self.is_retired = True
+        self._waits_for_room = False
+        self._read_on()
+        self._signal(ASK[stop])
+        if self._step is None:
+            grace = self.limits.grace if stop in (Stop.TIMEOUT, Stop.REQUESTED) else HURRY
+            self._step = self._loop.call_later(grace / 1_000, self._interrupt, grace)
+        elif stop is Stop.LOST:
+            self._after(HURRY, lambda: self.kill("stop"))
+
+    def kill(self, why: str) -> None:
+        """Kill the process; the owner learns when it has ended."""
+        self.is_retired = True
+        if self.has_ended:
+            return
+        self.killed_for = self.killed_for or why
+        if self._pidfd >= 0:
+            self._signal(signal.SIGKILL)
+
+    def is_clean(self) -> bool:
+        """Return whether the last job left no thread and no process behind."""
+        try:
+            # A directory has a link for each directory in it, and two more.
+            threads = os.stat(f"/proc/{self.pid}/task").st_nlink - 2
+        except OSError:
+            return False
+        return threads == 1 and not kernel.children(self.pid)
+
+    def last_output(self) -> str:
+        """Return the end of what the current job has written."""
+        return self._captured.text()
+
+    def report_output(self, run: Run) -> None:
+        """Add what the job has written to its log."""
+        self._read_output()
+        captured, self._captured = self._captured, JobOutput(self.limits.output)
+        for line in captured.lines():
+            run.reports.log(run, line)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has ended."""
+        if self._pidfd >= 0:
+            ending = select.poll()
+            ending.register(self._pidfd, select.POLLIN)
+            ending.poll(max(0.0, seconds) * 1_000)
+
+    def close(self) -> None:
+        """Release the descriptors."""
+        for task in self._tasks:
+            task.cancel()
+        if self._step is not None:
+            self._step.cancel()
+            self._step = None
+        if self._link.fileno() >= 0:
+            self._loop.remove_reader(self._link.fileno())
+            self._loop.remove_writer(self._link.fileno())
+            self._link.close()
+        for descriptor in (self._output, self._pidfd):
+            if descriptor >= 0:
+                self._loop.remove_reader(descriptor)
+                os.close(descriptor)
+        self._output = self._pidfd = -1
+
+    # Starting.
+
+    def _read_hello(self) -> None:
+        try:
+            data, extra, _, _ = self._link.recvmsg(len(HELLO), socket.CMSG_SPACE(CREDENTIALS.size))
+        except BlockingIOError:
+            return
+        except OSError:
+            data, extra = b"", []
+        pid = 0
+        for level, kind, value in extra:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                pid, _, _ = CREDENTIALS.unpack(value[: CREDENTIALS.size])
+        try:
+            if data != HELLO or not pid:
+                raise OSError("the process ended before it was ready")
+            self._pidfd = os.pidfd_open(pid)
+        except OSError:
+            self.has_ended = True
+            self.close()
+            self._owner.on_ended(self)
+            return
+        self.pid = pid
+        self._loop.remove_reader(self._link.fileno())
+        self._link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+        self._loop.add_reader(self._link.fileno(), self._read)
+        self._loop.add_reader(self._pidfd, self._on_exit)
+        if self.killed_for:
+            self.kill(self.killed_for)
+        else:
+            self._owner.on_ready(self)
+
+    # Messages.
+
+    def _send(self, frame: bytes) -> None:
+        if not self._unsent:
+            try:
+                frame = frame[self._link.send(frame) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                return  # The process is ending, which its descriptor tells next.
+        if frame:
+            self._unsent += frame
+            self._loop.add_writer(self._link.fileno(), self._send_rest)
+
+    def _send_rest(self) -> None:
+        try:
+            del self._unsent[: self._link.send(self._unsent)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._unsent.clear()
+        if not self._unsent:
+            self._loop.remove_writer(self._link.fileno())
+
+    def _read(self) -> None:
+        try:
+            data = self._link.recv(CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            # It is ending, which its descriptor tells, or it has only closed its socket.
+            self._pause()
+            self._is_at_end = True
+            self._after(ENDING, lambda: self.kill("violation: it closed its socket"))
+            return
+        self._frames.feed(data)
+        self._take_frames()
+
+    def _take_frames(self) -> None:
+        try:
+            for message in self._frames:
+                self._take(*message)
+                self._messages += 1
+                if self._waits_for_room or self._messages >= MOST_MESSAGES:
+                    self._pause()
+                    return
+        except (frames.FrameError, SerializationError, ItemError, TypeError, ValueError, KeyError) as error:
+            self._pause()
+            self.kill(f"violation: {error}")
+
+    def _take(self, kind: int, *values: Any) -> None:
+        run = self.run
+        if run is None:
+            raise frames.FrameError("it sent a message without having a job")
+        if kind == frames.RESULT:
+            outcome = read_outcome(run, *values)
+            self.run = None
+            if self._step is not None:
+                self._step.cancel()
+                self._step = None
+            if not self._frames.is_empty:
+                # What follows a result cannot belong to the next job.
+                self.is_retired = True
+            self.report_output(run)
+            self._owner.on_outcome(self, run, outcome)
+            return
+        (value,) = values or (None,)
+        if run.stop is Stop.LOST or run.outcome is not None:
+            return
+        if kind == frames.PROGRESS:
+            run.reports.progress(run, decode(_checked(value, bytes), MSGPACK, accept=(MSGPACK,)))
+        elif kind == frames.LOG:
+            run.reports.log(run, clean(_checked(value, str), frames.SMALL))
+        elif kind == frames.ITEM:
+            self._take_item(run, _checked(value, bytes))
+        elif kind == frames.READ:
+            self._start(self._answer(run))
+        else:
+            raise frames.FrameError(f"it sent a message of unknown kind {kind}")
+
+    def _take_item(self, run: Run, data: bytes) -> None:
+        items: RunItems | None = run.items  # type: ignore[assignment]
+        if items is None:
+            reports: Reports = run.reports  # type: ignore[assignment]
+            items = reports.open(run)
+        items.take(data)
+        if items.is_full and not run.stop:
+            self._waits_for_room = True
+            self._start(self._wait_for_room(items))
+
+    async def _wait_for_room(self, items: "RunItems") -> None:
+        await items.room()
+        self._waits_for_room = False
+        self._read_on()
+
+    async def _answer(self, run: Run) -> None:
+        records = await self._owner.records(run)
+        if not self.has_ended:
+            self._send(frames.pack(frames.CHILDREN, wire.pack_body(records)))
+
+    def _start(self, coroutine: Any) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # The storage could not answer: without the records, the job cannot continue.
+            self.kill(f"storage: {error}")
+
+    def _pause(self) -> None:
+        if self._is_reading and self._link.fileno() >= 0:
+            self._is_reading = False
+            self._loop.remove_reader(self._link.fileno())
+
+    def _read_on(self) -> None:
+        if self._is_reading or self._waits_for_room or self._is_at_end or self.has_ended:
+            return
+        if self._pidfd < 0 or self.killed_for.startswith("violation"):
+            return
+        self._is_reading = True
+        self._loop.add_reader(self._link.fileno(), self._read)
+        self._take_frames()
+
+    def _read_output(self) -> None:
+        left = MOST_BYTES
+        while self._output >= 0 and left > 0:
+            try:
+                data = os.read(self._output, CHUNK)
+            except BlockingIOError:
+                return
+            if not data:
+                self._loop.remove_reader(self._output)
+                os.close(self._output)
+                self._output = -1
+                return
+            self._captured.add(data)
+            left -= len(data)
+
+    # Ending.
+
+    def _interrupt(self, grace: int) -> None:
+        for pid in kernel.descendants(self.pid):
+            _terminate(pid)
+        self._signal(signal.SIGTERM)
+        self._after(grace, lambda: self.kill("stop"))
+
+    def _after(self, milliseconds: int, step: Callable[[], None]) -> None:
+        if self._step is not None:
+            self._step.cancel()
+        self._step = self._loop.call_later(milliseconds / 1_000, step)
+
+    def _signal(self, number: int) -> None:
+        if self._pidfd < 0:
+            return
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except ProcessLookupError:
+            return
+
+    def _on_exit(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        self._start(self._end())
+
+    async def _end(self) -> None:
+        if not self.killed_for:
+            self._read_rest()
+        self.status = await self.template.status(self.pid)
+        self.has_ended = True
+        self._read_output()
+        self._tasks.discard(asyncio.current_task())
+        self._owner.on_ended(self)
+        self.close()
+
+    def _read_rest(self) -> None:
+        """Take the messages that a process sent before it ended by itself."""
+        left = MOST_BYTES
+        while left > 0 and not self.killed_for:
+            try:
+                data = self._link.recv(CHUNK)
+            except OSError:
+                break
+            if not data:
+                break
+            left -= len(data)
+            self._frames.feed(data)
+            self._take_frames()
+        self._pause()
+
+
+def read_outcome(run: Run, kind: Any, result: Any, delay: Any, error: Any, reason: Any) -> Outcome:
+    """Return the outcome that a process sent for its job. Raises FrameError if it is none."""
+    if kind not in KINDS:
+        raise frames.FrameError("it sent an unknown outcome")
+    if kind == "complete":
+        _checked(result, bytes)
+    elif result is not None:
+        raise frames.FrameError("it sent a result of a job that did not complete")
+    if not 0 <= _checked(delay, int) <= LONGEST_DELAY:
+        raise frames.FrameError("it sent a delay that is out of range")
+    described = None
+    if error is not None:
+        name, message, traceback = (_checked(text, str) for text in error)
+        described = JobFailure(
+            clean(name, MAX_MESSAGE), clean(message, MAX_MESSAGE), clean(traceback, MAX_TRACEBACK)
+        )
+    claimed = run.claimed
+    text = clean(_checked(reason, str), 100)
+    return Outcome(claimed.queue, claimed.id, claimed.token, kind, result, delay, described, text)
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise frames.FrameError(f"it sent a value of type {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _terminate(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -1,0 +1,116 @@
+"""Linux's view of processes: their descendants, memory and processor time, and the prctl calls."""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+PAGE_SIZE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
+TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+MOST = 256
+"""Maximum of descendants of a process that are looked at."""
+
+
+@lru_cache(maxsize=1)
+def missing() -> str | None:
+    """Return what this system lacks to run jobs in processes of their own; None if nothing."""
+    if sys.platform != "linux":
+        return f"it needs Linux, and this is {sys.platform}"
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return f"the kernel has no pidfd_open (Linux 5.3 or later has it): {error}"
+    if not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists():
+        return "/proc does not list the children of processes (the kernel option CONFIG_PROC_CHILDREN)"
+    return None
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parent ends (PR_SET_CHILD_SUBREAPER of prctl(2))."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process; none if it has ended."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    except OSError:
+        # A thread, or the process, ended in the meantime.
+        return found
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the descendants of a process, parents first; at most `MOST`."""
+    return list(_walk(pid))
+
+
+def _walk(pid: int) -> Iterator[int]:
+    left, count = [pid], 0
+    while left:
+        for child in children(left.pop()):
+            yield child
+            left.append(child)
+            count += 1
+            if count == MOST:
+                return
+
+
+def kill(pid: int) -> None:
+    """Kill a process that may already have ended."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def memory(pid: int) -> int:
+    """Return the resident bytes of a process; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
+            return int(file.read(64).split()[1]) * PAGE_SIZE
+    except (OSError, IndexError):
+        return 0
+
+
+def processor_time(pid: int) -> float:
+    """Return the seconds of processor time that a process has used; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def limit_processor_time(pid: int, seconds: float | None) -> None:
+    """Send SIGXCPU to a process after that many more seconds of processor time; None: never."""
+    if seconds is None:
+        soft = resource.RLIM_INFINITY
+    else:
+        soft = int(processor_time(pid) + seconds) + 1
+    try:
+        resource.prlimit(pid, resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+    except ProcessLookupError:
+        return
+
+
+def limit_self(*, memory: int | None, files: int | None, file_size: int | None) -> None:
+    """Limit this process: no core dumps, address space, open files, bytes of each file."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for number, value in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_NOFILE, files),
+        (resource.RLIMIT_FSIZE, file_size),
+    ):
+        if value is not None:
+            hard = resource.getrlimit(number)[1]
+            most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(number, (most, most))

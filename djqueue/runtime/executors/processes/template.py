@@ -1,0 +1,162 @@
+"""The program from which the processes of jobs are forked: it has imported the handlers, and opens nothing.
+
+A worker starts it as a new program, so that it inherits no thread, connection or lock of the worker. Forking
+it takes a few milliseconds, where starting Python and Django takes hundreds.
+"""
+
+import gc
+import os
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
+
+import msgpack
+
+from djqueue.conf import has_django
+from djqueue.runtime.exits import end_with, leave, name_process
+
+from . import kernel
+
+FORK, REAP = 1, 2
+"""From the worker: fork a process with these limits, wait for one that has ended."""
+READY, FAILED, STATUS = 11, 12, 13
+"""To the worker: the handlers are imported, they could not be, the status of a process."""
+LARGEST = 256 * 1024
+"""Maximum bytes of a message."""
+MAX_ERROR = 20_000
+"""Maximum characters of an error."""
+UNKNOWN = -1
+"""Status of a process that is no child, or has not ended."""
+BOOT = (
+    "import json, socket, sys; control = socket.socket(fileno=int(sys.argv[1])); "
+    "start = json.loads(control.recv(1 << 20)); sys.path[:] = start['path']; sys.argv[:] = start['argv']; "
+    "from djqueue.runtime.executors.processes.template import main; main(control, start)"
+)
+"""The program itself. The worker's import path comes first, so that it finds this module."""
+
+
+class ForkRequest(NamedTuple):
+    """The name and the limits of a new process."""
+
+    name: str
+    memory: int | None
+    """Bytes of address space."""
+    files: int | None
+    file_size: int | None
+
+
+def main(control: socket.socket, start: dict[str, Any]) -> NoReturn:
+    """Import the handlers, and fork processes until the worker ends."""
+    end_with(start["parent"])
+    kernel.adopt_orphans()
+    name_process("template")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # They are meant for the worker, which still needs this process until its jobs have ended.
+        signal.signal(number, _ignore)
+    try:
+        _import(start["modules"])
+    except BaseException:
+        text = traceback.format_exc()
+        _send(control, FAILED, text[-MAX_ERROR:])
+        leave(1)
+    gc.collect()
+    gc.freeze()
+    _send(control, READY)
+    while (message := _receive(control)) is not None:
+        (kind, *values), descriptors = message
+        if kind == FORK:
+            _fork(control, ForkRequest(*values), *descriptors)
+        elif kind == REAP:
+            _send(control, STATUS, values[0], _status(values[0]))
+    leave(0)
+
+
+def _import(modules: list[str]) -> None:
+    if has_django():
+        import django
+
+        django.setup()
+    for name in modules:
+        import_module(name)
+    # Loaded before the fork, and not in every process.
+    import_module("djqueue.runtime.executors.processes.child")
+    if has_django():
+        from django.db import connections
+
+        connections.close_all()
+
+
+def _fork(control: socket.socket, request: ForkRequest, link: int, output: int) -> None:
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        with warnings.catch_warnings():
+            # Python warns if other threads exist: imported modules of the project may have started some.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+    except OSError as error:
+        # The worker sees that the link has ended.
+        sys.stderr.write(f"djqueue: no process for a job could be started: {error}\n")
+        pid = UNKNOWN
+    if pid == 0:
+        _be_job_process(control, request, parent, link, output)
+    os.close(link)
+    os.close(output)
+
+
+def _be_job_process(
+    control: socket.socket, request: ForkRequest, parent: int, link: int, output: int
+) -> NoReturn:
+    code = 1
+    try:
+        end_with(parent)
+        os.setsid()
+        control.close()
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (output, 1), (output, 2)):
+            os.dup2(source, target)
+            os.close(source) if source not in (0, output) else None
+        os.close(output)
+        name_process(request.name)
+        kernel.adopt_orphans()
+        kernel.limit_self(memory=request.memory, files=request.files, file_size=request.file_size)
+        from .child import serve
+
+        serve(socket.socket(fileno=link))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        leave(code)
+
+
+def _status(pid: int) -> int:
+    try:
+        found, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return UNKNOWN
+    return status if found else UNKNOWN
+
+
+def _send(control: socket.socket, *message: Any) -> None:
+    try:
+        control.sendall(msgpack.packb(message, unicode_errors="surrogatepass"))
+    except OSError:
+        leave(0)  # The worker has ended.
+
+
+def _receive(control: socket.socket) -> tuple[list[Any], list[int]] | None:
+    try:
+        data, descriptors, _, _ = socket.recv_fds(control, LARGEST, 2)
+    except OSError:
+        return None
+    return (msgpack.unpackb(data), descriptors) if data else None
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing. A function, unlike SIG_IGN, is not inherited by programs that handlers start."""

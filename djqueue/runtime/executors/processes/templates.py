@@ -1,0 +1,156 @@
+"""The worker's side of its template process: start it, fork processes from it, learn how they ended."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from . import kernel, template
+
+MOST_STRAYS = 1_000
+"""Maximum of orphans that are killed in one pass."""
+
+
+class TemplateError(Exception):
+    """The template process could not start, or has ended."""
+
+
+class Template:
+    """A template process, started for some modules. All methods are called on the worker's loop.
+
+    modules: Modules that define the handlers.
+    on_end: Called when the process has ended, with the reason.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, modules: list[str], on_end: Callable[[str], None]
+    ) -> None:
+        self._loop = loop
+        self._on_end = on_end
+        self._statuses: dict[int, asyncio.Future[int]] = {}
+        self.ready: asyncio.Future[None] = loop.create_future()
+        """Ends when processes can be forked. Raises TemplateError if they cannot."""
+        self._failure = ""
+        self._is_closed = False
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # The jobs' own group of processes: a Ctrl-C in the terminal is for the worker alone.
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", template.BOOT, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        start = {"path": sys.path, "argv": sys.argv, "modules": modules, "parent": os.getpid()}
+        self._control.sendall(json.dumps(start).encode())
+        self._control.setblocking(False)
+        loop.add_reader(self._control.fileno(), self._read)
+
+    @property
+    def pid(self) -> int:
+        """Process id, valid until `close`."""
+        return self._process.pid
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the process has ended."""
+        return self._is_closed
+
+    def fork(self, request: template.ForkRequest) -> tuple[socket.socket, int]:
+        """Fork a process; return the socket to it, and the descriptor of what it writes to stdout and stderr.
+
+        The process sends a byte when it is ready. If the socket ends before, it could not be started.
+        """
+        link, their_link = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        output, their_output = os.pipe2(os.O_CLOEXEC)
+        try:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            link.setblocking(False)
+            os.set_blocking(output, False)
+            self._send([template.FORK, *request], [their_link.fileno(), their_output])
+        except BaseException:
+            link.close()
+            os.close(output)
+            raise
+        finally:
+            their_link.close()
+            os.close(their_output)
+        return link, output
+
+    async def status(self, pid: int) -> int:
+        """Return the status of a forked process that has ended, as `waitpid` does; -1 if it is unknown."""
+        if self._is_closed:
+            return template.UNKNOWN
+        found = self._statuses.get(pid)
+        if found is None:
+            found = self._statuses[pid] = self._loop.create_future()
+            try:
+                self._send([template.REAP, pid])
+            except TemplateError:
+                return template.UNKNOWN
+        return await found
+
+    def strays(self, known: set[int]) -> list[int]:
+        """Return the processes that ended jobs have left behind: the orphans that the template adopted."""
+        return [pid for pid in kernel.children(self.pid) if pid not in known][:MOST_STRAYS]
+
+    def close(self) -> None:
+        """Kill the process, and with it all processes forked from it."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._loop.remove_reader(self._control.fileno())
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+        for future in self._statuses.values():
+            if not future.done():
+                future.set_result(template.UNKNOWN)
+        if not self.ready.done():
+            self.ready.set_exception(TemplateError(self._failure or "the template process ended"))
+            # Nobody may be waiting for it any more.
+            self.ready.exception()
+
+    def _send(self, message: list[Any], descriptors: list[int] = []) -> None:  # noqa: B006 - never changed
+        try:
+            socket.send_fds(self._control, [msgpack.packb(message)], descriptors)
+        except OSError as error:
+            raise TemplateError(f"the template process does not answer: {error}") from error
+
+    def _read(self) -> None:
+        try:
+            data = self._control.recv(template.LARGEST)
+            message = msgpack.unpackb(data) if data else None
+            if message is not None:
+                self._take(*message)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, TypeError) as error:
+            self._end(f"the template process sent something that is not a message: {error}")
+            return
+        if message is None:
+            self._end(self._failure or "the template process ended")
+
+    def _take(self, kind: int, *values: Any) -> None:
+        if kind == template.READY:
+            if not self.ready.done():
+                self.ready.set_result(None)
+        elif kind == template.FAILED:
+            self._failure = f"the handlers could not be imported:\n{values[0]}"
+        elif kind == template.STATUS:
+            pid, status = values
+            future = self._statuses.pop(pid, None)
+            if future is not None and not future.done():
+                future.set_result(int(status))
+
+    def _end(self, reason: str) -> None:
+        if not self._is_closed:
+            self._failure = reason
+            self.close()
+            self._on_end(reason)

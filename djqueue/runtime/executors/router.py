@@ -1,0 +1,116 @@
+"""The executor of each job: chosen by its job type, then its queue, then the settings."""
+
+from typing import TYPE_CHECKING
+
+from djqueue.conf import Settings
+from djqueue.core.errors import ConfigurationError, UnrecoverableError
+from djqueue.core.executors import INLINE, SUBPROCESS
+from djqueue.core.options import MSGPACK
+from djqueue.runtime.executors.inline import InlineExecutor
+from djqueue.runtime.handlers import Handler, Style
+from djqueue.runtime.outcomes import refusal
+from djqueue.runtime.runs import Run
+from djqueue.runtime.stopping import Stop
+
+from .processes import kernel
+from .processes.executor import ProcessExecutor
+
+if TYPE_CHECKING:
+    from djqueue.runtime.worker import Worker
+
+SAFE_CONTENT = frozenset({MSGPACK, "application/json"})
+"""Content types whose results cannot run code in the process that reads them."""
+
+
+def chosen_executor(handler: Handler, queue: str, settings: Settings) -> str:
+    """Return the executor of a handler's jobs in a queue."""
+    return handler.executor or settings.policy(queue).executor or settings.executor
+
+
+def handlers_for_processes(handlers: dict[str, Handler], settings: Settings) -> list[Handler]:
+    """Return the handlers whose jobs may run in processes of their own.
+
+    Raises ConfigurationError for a handler that would have to and cannot.
+    """
+    by_queue = [policy.executor for policy in settings.queues.values()]
+    found = []
+    for handler in handlers.values():
+        choices = {handler.executor} if handler.executor else {*by_queue, settings.executor}
+        if choices <= {None, INLINE}:
+            continue
+        reason = _unfit(handler)
+        if reason is None:
+            found.append(handler)
+        elif handler.executor or settings.executor != INLINE:
+            raise ConfigurationError(
+                f"job {handler.name!r} cannot run in a process of its own: {reason}. Set "
+                "executor='inline' for it"
+            )
+    if found and (reason := kernel.missing()) is not None:
+        raise ConfigurationError(
+            f"job {found[0].name!r} cannot run in a process of its own: {reason}. Set the executor 'inline'"
+        )
+    return found
+
+
+def _unfit(handler: Handler) -> str | None:
+    if handler.batch is not None:
+        return "its function takes batches"
+    if handler.style is not Style.ARGUMENTS:
+        return "only @job functions can"
+    if handler.function.__module__ == "__main__":
+        return "its function is defined in the program itself, which processes cannot import"
+    return None
+
+
+class ExecutorRouter:
+    """Hands each run to the executor that is chosen for it."""
+
+    def __init__(self, worker: "Worker", handlers: list[Handler]) -> None:
+        self._settings = worker.settings
+        self._runs = worker.runs
+        self._wake_event = worker.wake_event
+        self._inline = InlineExecutor(worker)
+        self.processes = ProcessExecutor(worker, handlers)
+        self._fit = {handler.name for handler in handlers}
+
+    def start(self, run: Run) -> None:
+        """Start a run."""
+        chosen = chosen_executor(run.handler, run.claimed.queue, self._settings)
+        if chosen == INLINE:
+            self._inline.start(run)
+            return
+        content_type = run.claimed.options.content_type
+        if run.claimed.name not in self._fit:
+            self._refuse(run, f"the queue runs jobs {chosen}, which this function does not support")
+        elif content_type not in SAFE_CONTENT:
+            self._refuse(run, f"a job whose result is {content_type} cannot run {chosen}")
+        else:
+            run.in_process = True
+            self.processes.start(run, fresh=chosen == SUBPROCESS)
+
+    def stop(self, run: Run, reason: Stop) -> None:
+        """Ask a run to stop. From any thread."""
+        if run.in_process:
+            self.processes.stop(run, reason)
+        else:
+            self._inline.stop(run, reason)
+
+    def release_waiting(self) -> None:
+        """Return jobs that have been claimed, and whose handlers have not been called, to their queues."""
+        self._inline.release_waiting()
+
+    def kill(self) -> None:
+        """Kill the processes whose jobs have not stopped."""
+        self.processes.kill()
+
+    def close(self) -> None:
+        """Release threads, connections and processes."""
+        self.processes.close()
+        self._inline.close()
+
+    def _refuse(self, run: Run, why: str) -> None:
+        error = UnrecoverableError(why)
+        run.error = error
+        if self._runs.settle(run, refusal(run.claimed, error, error.reason)):
+            self._wake_event.run_ended_here()

@@ -1,0 +1,364 @@
+"""Jobs for the tests of processes: a template imports this module, as it would an app's."""
+
+import asyncio
+import ctypes
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextvars import ContextVar
+from pathlib import Path
+
+from djqueue import Retry, Snooze, UnrecoverableError, current_job, job
+from djqueue.core.errors import JobInterrupted
+from djqueue.runtime.executors.processes import frames
+
+HERE = ContextVar("here", default=0)
+SEEN: list[int] = []
+
+isolated = job(executor="isolated", check_arguments=False)
+
+
+@job(executor="isolated")
+def add(a, b):
+    return a + b
+
+
+@job(executor="subprocess")
+def add_fresh(a, b):
+    return a + b
+
+
+@job(executor="isolated")
+async def aadd(a, b):
+    await asyncio.sleep(0)
+    return a + b
+
+
+@job(executor="isolated")
+def gives_awaitable(a, b):
+    async def later():
+        return a + b
+
+    return later()
+
+
+@job(executor="isolated")
+def pid():
+    return os.getpid()
+
+
+@job(executor="subprocess")
+def fresh_pid():
+    return os.getpid()
+
+
+@job(executor="isolated", limits={"jobs": 2})
+def pid_of_two():
+    return os.getpid()
+
+
+@job
+def plain_pid():
+    return os.getpid()
+
+
+@job(executor="isolated")
+def remembers(number):
+    seen = HERE.get()
+    HERE.set(number)
+    SEEN.append(number)
+    return seen, len(SEEN)
+
+
+@job(executor="isolated")
+def describes():
+    job = current_job()
+    return [job.id, job.queue, job.name, list(job.args), job.attempts, job.deadline is not None]
+
+
+@job(executor="isolated")
+def reports():
+    job = current_job()
+    job.progress({"half": True})
+    job.log("on its way")
+    return "done"
+
+
+@job(executor="isolated")
+def prints():
+    print("hello from \x1b[31mred\x1b[0m")
+    sys.stderr.write("an error line\n")
+    os.system("echo from a program")
+
+
+@job(executor="isolated", limits={"output": 20_000})
+def floods():
+    for number in range(200_000):
+        print(f"line {number}")
+
+
+@job(executor="isolated")
+def reads_children():
+    return [child.result for child in current_job().children()]
+
+
+@job(executor="isolated")
+async def areads_children():
+    return [child.result for child in await current_job().achildren()]
+
+
+@job(executor="isolated")
+def yields(count):
+    yield from range(count)
+
+
+@job(executor="isolated")
+async def ayields(count):
+    for number in range(count):
+        yield number
+
+
+@job(executor="isolated")
+def yields_for_ever():
+    number = 0
+    while True:
+        yield number
+        number += 1
+
+
+@job(executor="isolated", max_attempts=1)
+def raises(text):
+    raise ValueError(text)
+
+
+@job(executor="isolated", max_attempts=2, backoff=0)
+def fails_once():
+    if current_job().failures == 0:
+        raise Retry("once more", delay=0)
+    return "worked"
+
+
+@job(executor="isolated")
+def snoozes():
+    if current_job().attempts == 1 and not os.environ.get("SNOOZED"):
+        os.environ["SNOOZED"] = "1"
+        raise Snooze(delay=0)
+    return "awake"
+
+
+@job(executor="isolated", max_attempts=5)
+def refuses():
+    raise UnrecoverableError("no")
+
+
+@job(executor="isolated", max_attempts=1)
+def returns_what_cannot_be_stored():
+    return object()
+
+
+@job(executor="isolated", max_attempts=1)
+def returns_too_much():
+    return "x" * 2_000_000
+
+
+@job(executor="isolated", max_attempts=1)
+def exits(code):
+    sys.exit(code)
+
+
+@job(executor="isolated", max_attempts=1)
+def leaves_at_once():
+    os._exit(0)
+
+
+@job(executor="isolated", max_attempts=1)
+def kills_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@job(executor="isolated", max_attempts=1)
+def segfaults():
+    ctypes.string_at(0)
+
+
+@job(executor="isolated", max_attempts=2, backoff=0)
+def segfaults_twice():
+    ctypes.string_at(0)
+
+
+@job(executor="isolated", max_attempts=1, limits={"memory": "128 MiB"})
+def fills_memory():
+    kept = []
+    while True:
+        kept.append(bytearray(2**20))
+        time.sleep(0.001)
+
+
+@job(executor="isolated", max_attempts=1, limits={"memory": "128 MiB"})
+def fills_memory_of_a_program():
+    code = "import time; kept = []\nwhile True: kept.append(bytearray(2**20)); time.sleep(0.001)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@job(executor="isolated", max_attempts=1, limits={"memory": "64 MiB"})
+def asks_for_much_at_once():
+    return len(bytearray(2**30))
+
+
+@job(executor="isolated", max_attempts=1, limits={"cpu": 1})
+def burns():
+    while True:
+        pass
+
+
+@job(executor="isolated", max_attempts=1, limits={"files": 64})
+def opens_files():
+    return [open("/dev/null") for _ in range(100)]
+
+
+@job(executor="isolated", max_attempts=1, limits={"file_size": 1_000})
+def writes_much(path):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    Path(path).write_bytes(b"x" * 10_000)
+
+
+@job(executor="isolated", max_attempts=1, limits={"grace": 0.2})
+def sleeps(seconds):
+    time.sleep(seconds)
+    return "slept"
+
+
+@job(executor="isolated", max_attempts=1, limits={"grace": 0.2})
+async def asleeps(seconds):
+    await asyncio.sleep(seconds)
+    return "slept"
+
+
+@job(executor="isolated", max_attempts=1, limits={"grace": 5})
+def waits_until_cancelled():
+    current_job().cancelled.wait(60)
+    return "stopped by itself"
+
+
+@job(executor="isolated", max_attempts=1, limits={"grace": 0.2})
+def cleans_up(path):
+    try:
+        time.sleep(60)
+    except JobInterrupted:
+        Path(path).write_text("cleaned")
+        raise
+
+
+@job(executor="isolated", max_attempts=1, limits={"grace": 0.2})
+def ignores_everything(path):
+    for number in range(1, signal.NSIG):
+        try:
+            signal.signal(number, signal.SIG_IGN)
+        except (OSError, ValueError):
+            continue
+    Path(path).write_text(str(os.getpid()))
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            continue
+
+
+@job(executor="isolated", max_attempts=1, limits={"grace": 0.2})
+def stops_itself():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@job(executor="isolated")
+def leaves_a_thread():
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    return os.getpid()
+
+
+@job(executor="isolated")
+def leaves_a_program(path):
+    program = subprocess.Popen(["sleep", "600"])
+    Path(path).write_text(str(program.pid))
+    return os.getpid()
+
+
+@job(executor="isolated")
+def leaves_a_daemon(path):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            Path(path).write_text(str(os.getpid()))
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+    while not Path(path).exists() or not Path(path).read_text():
+        time.sleep(0.01)
+    return os.getpid()
+
+
+@job(executor="isolated", max_attempts=1)
+def leaves_a_daemon_and_crashes(path):
+    leaves_a_daemon.function(path)
+    os._exit(3)
+
+
+def link():
+    """The socket to the worker, which a handler should not use."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                return socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue
+    raise AssertionError("no socket")
+
+
+@job(executor="isolated", max_attempts=1)
+def sends(data):
+    link().sendall(data)
+    time.sleep(60)
+
+
+@job(executor="isolated", max_attempts=1)
+def answers_twice():
+    frame = frames.pack(frames.RESULT, "complete", b"\xc0", 0, None, "")
+    link().sendall(frame + frame)
+    return "third"
+
+
+@job(executor="isolated")
+def descriptors():
+    return sorted(
+        os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)
+    )
+
+
+def _is_open(name):
+    try:
+        os.fstat(int(name))
+    except OSError:
+        return False
+    return True
+
+
+@job(executor="isolated")
+def limits():
+    return [resource.getrlimit(number)[0] for number in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE)]
+
+
+@job(executor="isolated", max_attempts=1)
+def kills_the_template():
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+@job(executor="isolated", max_attempts=1)
+def chatters(count):
+    for number in range(count):
+        current_job().log(number)
+    return count

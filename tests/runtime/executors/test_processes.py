@@ -1,0 +1,509 @@
+"""Jobs in processes of their own: what they can do, how they end, and what they leave behind."""
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from djqueue import ConfigurationError, Worker
+from djqueue.client import JobType
+from djqueue.conf import get_settings
+from djqueue.core.job import ItemMark, JobRecord
+from djqueue.core.states import State
+from djqueue.runtime.executors.processes import frames, kernel
+from djqueue.runtime.stopping import Stop
+from tests.runtime.executors import process_jobs as jobs
+from tests.runtime.storages import RecordingStorage
+from tests.support import aeventually
+
+pytestmark = pytest.mark.skipif(kernel.missing() is not None, reason=f"{kernel.missing()}")
+HANDLERS = {value.name: value for value in vars(jobs).values() if isinstance(value, JobType)}
+ENDED = (State.COMPLETED, State.FAILED, State.CANCELLED)
+
+
+class Site:
+    """A worker with process jobs, and what its jobs came to."""
+
+    def __init__(self, storage: RecordingStorage, worker: Worker) -> None:
+        self.storage = storage
+        self.worker = worker
+
+    def enqueue(self, job_type, *args, **options):
+        chosen = job_type.using(**options) if options else job_type
+        return self.storage.enqueue([chosen._one(args, {})])[0]
+
+    def record(self, result) -> JobRecord:
+        found = self.storage.reads.jobs(result.queue, [result.id])[0]
+        assert found is not None
+        return found
+
+    async def reached(self, result, *states, timeout=30) -> JobRecord:
+        await aeventually(lambda: self.record(result).state in states, timeout, f"job is {states}")
+        return self.record(result)
+
+    async def ended(self, result) -> JobRecord:
+        return await self.reached(result, *ENDED)
+
+    async def result(self, job_type, *args, **options):
+        """What a job returned."""
+        record = await self.ended(self.enqueue(job_type, *args, **options))
+        assert record.state is State.COMPLETED, record.error
+        return decoded(record.result)
+
+    async def failure(self, job_type, *args, **options):
+        """Reason, type and message of a failed job, and its record."""
+        record = await self.ended(self.enqueue(job_type, *args, **options))
+        assert record.state is State.FAILED
+        assert record.error is not None
+        return record.reason, record.error.type.rpartition(".")[2], record.error.message
+
+    async def running(self, job_type, *args, **options):
+        """A job that has been given to its process."""
+        result = self.enqueue(job_type, *args, **options)
+        await aeventually(
+            lambda: any(p.run and p.run.claimed.id == result.id for p in self.processes()), 30, "it runs"
+        )
+        return result
+
+    def processes(self):
+        return self.worker.executor.processes.processes
+
+
+def decoded(data):
+    from djqueue.codecs import MSGPACK, decode
+
+    return decode(data, MSGPACK)
+
+
+@pytest.fixture
+async def site(storage):
+    async with Worker(storage, handlers=HANDLERS, shutdown_timeout=5, maintain=False) as worker:
+        yield Site(storage, worker)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def pid_in(path: Path) -> int:
+    return int(await aeventually(lambda: path.exists() and path.read_text(), 20, "the pid is written"))
+
+
+# What a job can do.
+
+
+@pytest.mark.parametrize("job_type", [jobs.add, jobs.aadd, jobs.add_fresh, jobs.gives_awaitable], ids=str)
+async def test_a_job_in_a_process_returns_its_result(site, job_type):
+    assert await site.result(job_type, 20, 22) == 42
+
+
+async def test_an_isolated_job_runs_outside_the_worker_in_one_process_after_another(site):
+    first, second = await site.result(jobs.pid), await site.result(jobs.pid)
+
+    assert first == second != os.getpid()
+
+
+async def test_a_subprocess_job_has_a_new_process_each_time(site):
+    first, second = await site.result(jobs.fresh_pid), await site.result(jobs.fresh_pid)
+
+    assert len({first, second, os.getpid()}) == 3
+
+
+async def test_a_process_is_replaced_after_its_number_of_jobs(site):
+    pids = [await site.result(jobs.pid_of_two) for _ in range(4)]
+
+    assert pids[0] == pids[1] != pids[2] == pids[3]
+
+
+async def test_jobs_of_two_types_never_share_a_process(site):
+    await site.result(jobs.pid)
+
+    assert await site.result(jobs.remembers, 1) == (0, 1)
+
+
+async def test_context_variables_end_with_their_job_and_globals_stay_in_the_process(site):
+    assert await site.result(jobs.remembers, 7) == (0, 1)
+    assert await site.result(jobs.remembers, 8) == (0, 2)
+
+
+async def test_several_jobs_run_at_once(site):
+    results = [site.enqueue(jobs.sleeps, 0.3) for _ in range(8)]
+
+    for result in results:
+        assert (await site.ended(result)).state is State.COMPLETED
+    assert len({id(process) for process in site.processes()}) > 1
+
+
+async def test_the_current_job_is_the_same_in_a_process(site):
+    result = site.enqueue(jobs.describes, timeout=60)
+
+    record = await site.ended(result)
+
+    assert decoded(record.result) == [result.id, result.queue, jobs.describes.name, [], 1, True]
+
+
+async def test_progress_and_log_lines_reach_the_storage(site):
+    record = await site.ended(site.enqueue(jobs.reports))
+
+    assert record.progress == {"half": True}
+    assert [line for _, line in record.logs] == ["on its way"]
+
+
+async def test_what_a_job_and_its_programs_print_is_in_its_log_without_escapes(site):
+    record = await site.ended(site.enqueue(jobs.prints))
+
+    lines = sorted(line for _, line in record.logs)
+    assert lines == ["an error line", "from a program", "hello from \\x1b[31mred\\x1b[0m"]
+
+
+async def test_of_a_flood_of_output_the_beginning_and_the_end_stay(site):
+    record = await site.ended(site.enqueue(jobs.floods))
+
+    lines = [line for _, line in record.logs]
+    assert record.state is State.COMPLETED
+    assert lines[0] == "line 0"
+    assert lines[-1] == "line 199999"
+    assert any("bytes left out" in line for line in lines)
+    assert sum(map(len, lines)) < 25_000
+
+
+@pytest.mark.parametrize("job_type", [jobs.reads_children, jobs.areads_children], ids=str)
+async def test_a_job_reads_the_jobs_that_it_depends_on(site, job_type):
+    one, two = site.enqueue(jobs.add, 1, 2), site.enqueue(jobs.add, 3, 4)
+
+    assert await site.result(job_type, depends_on=[(one.queue, one.id), (two.queue, two.id)]) == [3, 7]
+
+
+@pytest.mark.parametrize("job_type", [jobs.yields, jobs.ayields], ids=str)
+async def test_a_generator_streams_its_items_in_order(site, job_type):
+    result = site.enqueue(job_type, 5_000)
+    await site.ended(result)
+
+    [page] = site.storage.reads.items(result.queue, [ItemMark(result.id, 0, 0)])
+
+    assert page.sent == 5_000
+    assert [decoded(item) for item in page.items] == list(range(len(page.items)))
+
+
+async def test_a_job_that_was_enqueued_as_pickle_is_refused(storage, settings):
+    settings.DJQUEUE = {"ACCEPT_CONTENT": ["application/x-python-serialize", "application/x-djqueue-msgpack"]}
+    async with Worker(storage, handlers=HANDLERS) as worker:
+        reason, _, message = await Site(storage, worker).failure(
+            jobs.add, 1, 2, content_type="application/x-python-serialize"
+        )
+
+    assert reason == "explicit_fail"
+    assert "cannot run isolated" in message
+
+
+# How a handler ends.
+
+
+async def test_an_exception_fails_the_job_with_its_type_and_text(site):
+    assert await site.failure(jobs.raises, "broken") == ("max_attempts_exceeded", "ValueError", "broken")
+
+
+async def test_retry_snooze_and_refusal_work_as_inline(site):
+    assert await site.result(jobs.fails_once) == "worked"
+    assert await site.result(jobs.snoozes) == "awake"
+    assert (await site.failure(jobs.refuses))[0] == "explicit_fail"
+
+
+async def test_a_result_that_cannot_be_stored_fails_the_job(site):
+    assert (await site.failure(jobs.returns_what_cannot_be_stored))[0] == "invalid_result"
+    assert (await site.failure(jobs.returns_too_much))[0] == "invalid_result"
+
+
+async def test_sys_exit_fails_the_job_and_not_the_process(site):
+    assert await site.failure(jobs.exits, 3) == ("max_attempts_exceeded", "SystemExit", "3")
+
+
+@pytest.mark.parametrize(
+    ("job_type", "words"),
+    [
+        (jobs.leaves_at_once, "exit code 0"),
+        (jobs.kills_itself, "SIGKILL; the system may have run out of memory"),
+        (jobs.segfaults, "SIGSEGV"),
+    ],
+    ids=str,
+)
+async def test_a_process_that_dies_fails_its_job_only(site, job_type, words):
+    other = await site.running(jobs.sleeps, 1)
+
+    reason, kind, message = await site.failure(job_type)
+
+    assert (reason, kind) == ("worker_crashed", "WorkerCrashedError")
+    assert words in message
+    assert decoded((await site.ended(other)).result) == "slept"
+
+
+async def test_a_crash_shows_the_stack_of_the_handler(site):
+    record = await site.ended(site.enqueue(jobs.segfaults))
+
+    assert "Segmentation fault" in record.error.traceback
+    assert "in segfaults" in record.error.traceback
+
+
+async def test_a_crash_uses_an_attempt_and_crash_loops_end_in_the_dead_letters(site):
+    record = await site.ended(site.enqueue(jobs.segfaults_twice))
+
+    assert (record.attempts, record.reason) == (2, "worker_crashed")
+
+
+# Limits.
+
+
+@pytest.mark.parametrize("job_type", [jobs.fills_memory, jobs.fills_memory_of_a_program], ids=str)
+async def test_a_job_above_its_memory_limit_is_killed(site, job_type):
+    reason, kind, message = await site.failure(job_type)
+
+    assert (reason, kind) == ("memory_limit", "JobMemoryLimitError")
+    assert "its limit is 128 MiB" in message
+
+
+async def test_address_space_is_limited_too(site):
+    assert (await site.failure(jobs.asks_for_much_at_once))[1] == "MemoryError"
+
+
+async def test_processor_time_is_limited(site):
+    reason, kind, message = await site.failure(jobs.burns)
+
+    assert (reason, kind) == ("timeout", "JobTimeoutError")
+    assert "1 s of processor time" in message
+
+
+async def test_files_are_limited(site, tmp_path):
+    assert (await site.failure(jobs.opens_files))[1] == "OSError"
+    assert (await site.failure(jobs.writes_much, str(tmp_path / "file")))[1] == "OSError"
+
+
+async def test_a_process_makes_no_core_dump(site):
+    assert await site.result(jobs.limits) == [0, 1_024]
+
+
+# Timeouts and stopping.
+
+
+@pytest.mark.parametrize("job_type", [jobs.sleeps, jobs.asleeps], ids=str)
+async def test_a_job_is_interrupted_at_its_timeout(site, job_type):
+    reason, kind, message = await site.failure(job_type, 60, timeout=0.2)
+
+    assert (reason, kind) == ("timeout", "JobTimeoutError")
+    assert message == "ran longer than its timeout of 0.2 s"
+
+
+async def test_a_job_that_stops_when_asked_completes(site):
+    assert await site.result(jobs.waits_until_cancelled, timeout=0.2) == "stopped by itself"
+
+
+async def test_an_interrupted_job_may_clean_up(site, tmp_path):
+    await site.failure(jobs.cleans_up, str(tmp_path / "note"), timeout=0.2)
+
+    assert (tmp_path / "note").read_text() == "cleaned"
+
+
+async def test_a_job_that_ignores_every_signal_is_killed(site, tmp_path):
+    result = site.enqueue(jobs.ignores_everything, str(tmp_path / "pid"), timeout=0.5)
+    pid = await pid_in(tmp_path / "pid")
+
+    record = await site.ended(result)
+
+    assert record.reason == "timeout"
+    await aeventually(lambda: not lives(pid), message="the process is gone")
+
+
+async def test_a_job_that_stops_itself_is_killed(site):
+    assert (await site.failure(jobs.stops_itself, timeout=0.2))[0] == "timeout"
+
+
+async def test_a_cancelled_job_is_interrupted(site):
+    result = await site.running(jobs.sleeps, 60)
+
+    site.storage.jobs.cancel(result.queue, [result.id])
+
+    assert (await site.ended(result)).state is State.CANCELLED
+
+
+async def test_a_process_that_was_asked_to_stop_runs_no_other_job(site):
+    before = await site.result(jobs.pid)
+    result = await site.running(jobs.waits_until_cancelled)
+    asked = next(process.pid for process in site.processes() if process.run)
+    site.storage.jobs.cancel(result.queue, [result.id])
+    await site.ended(result)
+
+    await aeventually(lambda: not lives(asked), message="the process is gone")
+    assert await site.result(jobs.pid) == before
+
+
+async def test_a_shutdown_interrupts_jobs_which_then_use_no_attempt(storage):
+    async with Worker(storage, handlers=HANDLERS, shutdown_timeout=0) as worker:
+        site = Site(storage, worker)
+        results = [await site.running(jobs.sleeps, 60), await site.running(jobs.stops_itself)]
+        pids = [process.pid for process in site.processes()]
+
+    for result in results:
+        record = site.record(result)
+        assert (record.state, record.failures) == (State.WAITING, 0)
+    assert not any(map(lives, pids))
+
+
+async def test_a_lost_lease_ends_the_process(site):
+    result = await site.running(jobs.sleeps, 60)
+    process = next(process for process in site.processes() if process.run)
+
+    site.worker.executor.stop(process.run, Stop.LOST)
+
+    await aeventually(lambda: not lives(process.pid), message="the process is gone")
+    assert site.record(result).state is State.ACTIVE
+
+
+async def test_no_process_of_a_worker_is_left(storage):
+    async with Worker(storage, handlers=HANDLERS, shutdown_timeout=5, maintain=False) as worker:
+        site = Site(storage, worker)
+        await site.result(jobs.pid)
+        pids = [*(process.pid for process in site.processes()), worker.executor.processes._template.pid]
+
+    assert len(pids) == 2
+    assert not any(map(lives, pids))
+
+
+# What jobs leave behind.
+
+
+async def test_a_process_with_a_thread_left_is_replaced(site):
+    pid = await site.result(jobs.leaves_a_thread)
+
+    await aeventually(lambda: not lives(pid), message="the process is gone")
+    assert await site.result(jobs.leaves_a_thread) != pid
+
+
+@pytest.mark.parametrize("job_type", [jobs.leaves_a_program, jobs.leaves_a_daemon], ids=str)
+async def test_a_program_that_a_job_leaves_behind_is_killed(site, tmp_path, job_type):
+    pid = await site.result(job_type, str(tmp_path / "pid"))
+
+    left = await pid_in(tmp_path / "pid")
+    await aeventually(lambda: not lives(left) and not lives(pid), message="both are gone")
+
+
+async def test_a_daemon_of_a_crashed_job_is_killed_and_that_of_a_running_one_is_not(site, tmp_path):
+    await site.failure(jobs.leaves_a_daemon_and_crashes, str(tmp_path / "pid"))
+
+    left = await pid_in(tmp_path / "pid")
+    await aeventually(lambda: not lives(left), message="it is gone")
+
+
+async def test_a_process_inherits_only_its_socket_and_its_output(site):
+    found = await site.result(jobs.descriptors)
+
+    assert found[0] == "/dev/null"
+    assert [name.partition(":")[0] for name in found[1:]] == ["pipe", "pipe", "socket"]
+
+
+# What a process may not do.
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack(">I", 2**31),
+        b"\x00\x00\x00\x01\xc1",
+        frames.pack(99, "x"),
+        frames.pack(frames.RESULT, "wins", b"", 0, None, ""),
+        frames.pack(frames.RESULT, "complete", "text", 0, None, ""),
+        frames.pack(frames.RESULT, "complete", b"", -1, None, ""),
+        frames.pack(frames.RESULT, "fail", None, 0, ["one"], ""),
+        frames.pack(frames.RESULT),
+        frames.pack(frames.PROGRESS, b"\xc1"),
+        frames.pack(frames.LOG, 7),
+        frames.pack(frames.ITEM, "text"),
+        frames.pack({"kind": 1}),
+    ],
+    ids=repr,
+)
+async def test_a_process_that_breaks_the_protocol_is_killed(site, data):
+    reason, kind, message = await site.failure(jobs.sends, data)
+
+    assert (reason, kind) == ("worker_crashed", "WorkerCrashedError")
+    assert "broke the protocol" in message
+    assert await site.result(jobs.add, 1, 1) == 2
+
+
+async def test_a_process_that_answers_for_another_job_ends(site):
+    first = await site.ended(site.enqueue(jobs.answers_twice))
+    second = site.enqueue(jobs.answers_twice)
+
+    assert first.state is State.COMPLETED
+    assert (await site.ended(second)).attempts == 1
+    assert await site.result(jobs.add, 1, 1) == 2
+
+
+async def test_many_messages_of_a_job_arrive_and_delay_nobody(site):
+    result = site.enqueue(jobs.chatters, 20_000)
+
+    assert await site.result(jobs.add, 1, 1) == 2
+    assert decoded((await site.ended(result)).result) == 20_000
+
+
+async def test_a_generator_that_yields_for_ever_stops_at_the_limit_of_items(site):
+    assert (await site.failure(jobs.yields_for_ever))[0] == "invalid_result"
+
+
+async def test_without_its_template_the_worker_starts_another(site):
+    reason, _, message = await site.failure(jobs.kills_the_template)
+
+    assert reason == "worker_crashed"
+    assert "template process" in message
+    assert await site.result(jobs.add, 1, 1) == 2
+
+
+# The choice.
+
+
+async def test_the_queue_and_the_settings_choose_for_job_types_that_choose_nothing(storage, settings):
+    settings.DJQUEUE = {"EXECUTOR": "isolated", "QUEUES": {"near": {"EXECUTOR": "inline"}, "default": {}}}
+    async with Worker(storage, handlers={jobs.plain_pid.name: jobs.plain_pid}) as worker:
+        site = Site(storage, worker)
+
+        assert await site.result(jobs.plain_pid) != os.getpid()
+        assert await site.result(jobs.plain_pid, queue="near") == os.getpid()
+
+
+async def test_a_worker_without_process_jobs_starts_no_template(storage):
+    async with Worker(storage, handlers={jobs.plain_pid.name: jobs.plain_pid}) as worker:
+        assert not hasattr(worker.executor, "processes")
+
+
+async def test_a_test_may_run_everything_inline(storage):
+    async with Worker(storage, handlers=HANDLERS, inline=True) as worker:
+        assert await Site(storage, worker).result(jobs.pid) == os.getpid()
+
+
+def test_a_handler_that_is_no_job_function_cannot_be_sent_to_a_process(storage, settings):
+    settings.DJQUEUE = {"EXECUTOR": "isolated"}
+    get_settings.cache_clear()
+
+    with pytest.raises(ConfigurationError, match="only @job functions can"):
+        Worker(storage, handlers={"plain": lambda job: None})
+
+
+async def test_a_module_that_cannot_be_imported_holds_its_jobs_back(storage, caplog, monkeypatch):
+    monkeypatch.setattr("sys.path", [path for path in __import__("sys").path if "site-packages" in path])
+    async with Worker(storage, handlers=HANDLERS) as worker:
+        site = Site(storage, worker)
+        result = site.enqueue(jobs.add, 1, 2)
+        await aeventually(lambda: site.record(result).state is State.DELAYED, 30, "it is put back")
+
+        assert site.record(result).failures == 0
+    assert "cannot start" in caplog.text
+
+
+async def test_jobs_in_processes_all_complete(site):
+    results = [site.enqueue(jobs.add, number, 1) for number in range(100)]
+
+    for number, result in enumerate(results):
+        assert decoded((await site.ended(result)).result) == number + 1
+    assert len(site.processes()) <= 10

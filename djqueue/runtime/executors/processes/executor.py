@@ -116,12 +116,7 @@ class ProcessExecutor:
         if self._ticker is not None:
             self._ticker.cancel()
         if self._template is not None:
-            known = {process.pid for process in self._processes}
-            for process in self.processes:
-                for pid in kernel.descendants(process.pid):
-                    kernel.kill(pid)
-                process.kill("shutdown")
-            for pid in self._template.strays(known):
+            for pid in kernel.descendants(self._template.pid) if not self._template.is_closed else ():
                 kernel.kill(pid)
             self._template.close()
         until = self._loop.time() + ENDING
@@ -343,8 +338,7 @@ class ProcessExecutor:
         """Kill the processes that ended jobs have left behind, until none is left."""
         try:
             for _ in range(MOST_SWEEPS):
-                known = {process.pid for process in self._processes}
-                strays = [] if template.is_closed else template.strays(known)
+                strays = await template.strays({process.pid for process in self._processes})
                 if not strays:
                     return
                 for pid in strays:

@@ -92,6 +92,9 @@ class JobProcess:
         self._link = link
         self._output = output
         self._pidfd = -1
+        self._children = -1
+        """Descriptor of the kernel's list of the children of its main thread."""
+        self._tasks_path = ""
         self._frames = frames.FrameReader(frame)
         self._unsent = bytearray()
         self._captured = JobOutput(limits.output)
@@ -160,10 +163,10 @@ class JobProcess:
         """Return whether the last job left no thread and no process behind."""
         try:
             # A directory has a link for each directory in it, and two more.
-            threads = os.stat(f"/proc/{self.pid}/task").st_nlink - 2
+            threads = os.stat(self._tasks_path).st_nlink - 2
+            return threads == 1 and not os.pread(self._children, 1, 0)
         except OSError:
             return False
-        return threads == 1 and not kernel.children(self.pid)
 
     def last_output(self) -> str:
         """Return the end of what the current job has written."""
@@ -198,7 +201,9 @@ class JobProcess:
             if descriptor >= 0:
                 self._loop.remove_reader(descriptor)
                 os.close(descriptor)
-        self._output = self._pidfd = -1
+        if self._children >= 0:
+            os.close(self._children)
+        self._output = self._pidfd = self._children = -1
 
     # Starting.
 
@@ -217,6 +222,8 @@ class JobProcess:
             if data != HELLO or not pid:
                 raise OSError("the process ended before it was ready")
             self._pidfd = os.pidfd_open(pid)
+            self._tasks_path = f"/proc/{pid}/task"
+            self._children = os.open(f"{self._tasks_path}/{pid}/children", os.O_RDONLY)
         except OSError:
             self.has_ended = True
             self.close()

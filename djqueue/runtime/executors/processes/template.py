@@ -21,10 +21,11 @@ from djqueue.runtime.exits import end_with, leave, name_process
 
 from . import kernel
 
-FORK, REAP = 1, 2
-"""From the worker: fork a process with these limits, wait for one that has ended."""
-READY, FAILED, STATUS = 11, 12, 13
-"""To the worker: the handlers are imported, they could not be, the status of a process."""
+FORK, REAP, ORPHANS = 1, 2, 3
+"""From the worker: fork a process with these limits, wait for one that has ended, tell which of some processes
+were not forked here."""
+READY, FAILED, STATUS, ORPHANED = 11, 12, 13, 14
+"""To the worker: the handlers are imported, they could not be, the status of a process, those processes."""
 LARGEST = 256 * 1024
 """Maximum bytes of a message."""
 MAX_ERROR = 20_000
@@ -66,12 +67,18 @@ def main(control: socket.socket, start: dict[str, Any]) -> NoReturn:
     gc.collect()
     gc.freeze()
     _send(control, READY)
+    forked: set[int] = set()
     while (message := _receive(control)) is not None:
         (kind, *values), descriptors = message
         if kind == FORK:
-            _fork(control, ForkRequest(*values), *descriptors)
+            forked.add(_fork(control, ForkRequest(*values), *descriptors))
         elif kind == REAP:
-            _send(control, STATUS, values[0], _status(values[0]))
+            status = _status(values[0])
+            if status != UNKNOWN:
+                forked.discard(values[0])
+            _send(control, STATUS, values[0], status)
+        elif kind == ORPHANS:
+            _send(control, ORPHANED, [pid for pid in values[0] if pid not in forked])
     leave(0)
 
 
@@ -90,7 +97,7 @@ def _import(modules: list[str]) -> None:
         connections.close_all()
 
 
-def _fork(control: socket.socket, request: ForkRequest, link: int, output: int) -> None:
+def _fork(control: socket.socket, request: ForkRequest, link: int, output: int) -> int:
     parent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -107,6 +114,7 @@ def _fork(control: socket.socket, request: ForkRequest, link: int, output: int) 
         _be_job_process(control, request, parent, link, output)
     os.close(link)
     os.close(output)
+    return pid
 
 
 def _be_job_process(

@@ -34,6 +34,7 @@ class Template:
         self._loop = loop
         self._on_end = on_end
         self._statuses: dict[int, asyncio.Future[int]] = {}
+        self._orphans: asyncio.Future[list[int]] = loop.create_future()
         self.ready: asyncio.Future[None] = loop.create_future()
         """Ends when processes can be forked. Raises TemplateError if they cannot."""
         self._failure = ""
@@ -96,9 +97,20 @@ class Template:
                 return template.UNKNOWN
         return await found
 
-    def strays(self, known: set[int]) -> list[int]:
-        """Return the processes that ended jobs have left behind: the orphans that the template adopted."""
-        return [pid for pid in kernel.children(self.pid) if pid not in known][:MOST_STRAYS]
+    async def strays(self, known: set[int]) -> list[int]:
+        """Return the processes that ended jobs have left behind: the orphans that the template adopted.
+
+        known: Processes of jobs. Others may just be starting, and only the template knows which.
+        """
+        found = {pid for pid in kernel.children(self.pid) if pid not in known}
+        if not found or self._is_closed:
+            return []
+        self._orphans = self._loop.create_future()
+        try:
+            self._send([template.ORPHANS, sorted(found)[:MOST_STRAYS]])
+        except TemplateError:
+            return []
+        return [pid for pid in await self._orphans if pid in found]
 
     def close(self) -> None:
         """Kill the process, and with it all processes forked from it."""
@@ -112,6 +124,8 @@ class Template:
         for future in self._statuses.values():
             if not future.done():
                 future.set_result(template.UNKNOWN)
+        if not self._orphans.done():
+            self._orphans.set_result([])
         if not self.ready.done():
             self.ready.set_exception(TemplateError(self._failure or "the template process ended"))
             # Nobody may be waiting for it any more.
@@ -143,6 +157,9 @@ class Template:
                 self.ready.set_result(None)
         elif kind == template.FAILED:
             self._failure = f"the handlers could not be imported:\n{values[0]}"
+        elif kind == template.ORPHANED:
+            if not self._orphans.done():
+                self._orphans.set_result(list(values[0]))
         elif kind == template.STATUS:
             pid, status = values
             future = self._statuses.pop(pid, None)

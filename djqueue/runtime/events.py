@@ -191,6 +191,25 @@ class RunEvents:
             extra=_extra(run.claimed),
         )
 
+    def stuck(self, run: "Run", late: int) -> None:
+        """Log that the process of a handler ends, because the handler does not."""
+        logger.error(
+            "%s is still running %.0f s after its timeout. This process finishes its other jobs and is "
+            "replaced; the job then counts as timed out. Choose the executor 'isolated' for such jobs",
+            _name(run),
+            late / 1_000,
+            extra=_extra(run.claimed),
+        )
+
+    def overrunning(self, run: "Run", late: int) -> None:
+        """Log that a handler still runs long after its timeout."""
+        logger.warning(
+            "%s is still running %.0f s after its timeout, and keeps its slot",
+            _name(run),
+            late / 1_000,
+            extra=_extra(run.claimed),
+        )
+
     def backoff_failed(self, run: "Run", error: BaseException) -> None:
         """Log that a job type's backoff function failed."""
         logger.error(

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .outcomes import release
 from .stopping import Stop
 
 if TYPE_CHECKING:
@@ -14,6 +13,8 @@ GRACE = 2.0
 """Seconds that jobs have between being asked to stop and being released."""
 DELIVERY = 5.0
 """Seconds that an unavailable storage has to accept the last outcomes."""
+TICK = 0.1
+"""Seconds between checks whether only stuck jobs are left."""
 CUT = 1.0
 """Seconds after which a storage call that does not return is abandoned."""
 
@@ -32,6 +33,7 @@ class Shutdown:
         self._timer: asyncio.TimerHandle | None = None
         self._has_begun = False
         self._has_asked = False
+        self._has_released = False
         self.abandoned = 0
         """Number of handlers and storage calls that did not end; their threads may still run."""
         self.cancel_claiming: Callable[[], object] = lambda: None
@@ -49,6 +51,19 @@ class Shutdown:
         if hurry and not self._has_asked:
             self._ask_to_stop()
 
+    def recycle(self) -> None:
+        """Stop, but wait only for jobs that have not exceeded their timeout: the others cannot be stopped."""
+        self.begin(hurry=False)
+        self._release_stuck()
+
+    def _release_stuck(self) -> None:
+        if self._has_released:
+            return
+        if all(run.overran for run in self._runs.executing.copy().values()):
+            self._release()
+        else:
+            self._loop.call_later(TICK, self._release_stuck)
+
     def close(self) -> None:
         """Cancel the next step: the worker has ended."""
         if self._timer is not None:
@@ -65,10 +80,11 @@ class Shutdown:
         self._wake_event.stop()
 
     def _release(self) -> None:
+        self._has_released = True
         # Before another worker may start their jobs.
         self._executor.kill()
         executing = list(self._runs.executing.values())
-        released = sum(self._runs.settle(run, release(run.claimed)) for run in executing)
+        released = sum(self._runs.settle(run, self._executor.give_up(run)) for run in executing)
         if released:
             self.abandoned = released
             self._events.abandoned(released)

@@ -107,6 +107,10 @@ class Worker:
         self.events = RunEvents(self.options.worker_id, clock)
         self.lease_table: LeaseTable | None = None
         """Leases in memory shared with the lease keeper, if there is one."""
+        self.is_replaceable = False
+        """Whether a supervisor starts another process when this one ends."""
+        self.was_recycled = False
+        """Whether the worker has ended because a handler could not be stopped."""
         self.abandoned = 0
         """Number of handlers and storage calls that did not end in time; their threads may still run."""
         self.started_at = clock.now()
@@ -267,6 +271,11 @@ class Worker:
         # If the run has ended, the storage's answer to its outcome counts.
         if run.outcome is None:
             self.executor.stop(run, Stop.LOST)
+
+    def recycle(self) -> None:
+        """Finish the jobs that can finish, and end. Called on the loop, because a handler is stuck."""
+        self.stopping = self.was_recycled = True
+        self.shutdown.recycle()
 
     def _connect(self) -> None:
         try:

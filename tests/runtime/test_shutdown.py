@@ -6,7 +6,9 @@ import threading
 import pytest
 
 from djqueue import Worker
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.runtime import shutdown
+from djqueue.runtime.executors import overruns
 from djqueue.runtime.loops import run_loop
 from tests.runtime.running import HANDLER, messages, reached, record, work_off, working
 from tests.support import aeventually, eventually
@@ -70,6 +72,51 @@ async def test_a_job_cut_off_runs_again_elsewhere_as_its_first_attempt(storage, 
     await work_off(storage, lambda job: [job.attempts, job.failures])
 
     assert queue.get_result(job_id) == [1, 0]
+
+
+async def test_a_stuck_handler_ends_a_replaceable_worker_after_its_other_jobs(storage, queue, monkeypatch):
+    monkeypatch.setattr(overruns, "PATIENCE", 0.01)
+    go_on, leave = threading.Event(), threading.Event()
+
+    def stuck(job):
+        leave.wait(30)
+
+    def other(job):
+        go_on.wait(30)
+
+    worker = Worker(storage, handlers={"stuck": stuck, "other": other})
+    worker.is_replaceable = True
+    late = queue.enqueue(name="stuck", timeout=0.05).id
+    fine = queue.enqueue(name="other").id
+    running = asyncio.create_task(worker.run())
+    await aeventually(lambda: worker.stopping)
+    assert record(queue, late).state == "active"
+    go_on.set()
+    await running
+    leave.set()
+
+    retried = record(queue, late)
+    assert (retried.state, retried.failures, retried.error.message) == (
+        "delayed", 1, "ran longer than its timeout of 0.05 s",
+    )  # fmt: skip
+    assert retried.run_at - SYSTEM_CLOCK.now() > 6_000
+    assert record(queue, fine).state == "completed"
+    assert worker.was_recycled
+    assert worker.abandoned == 1
+
+
+async def test_a_stuck_handler_of_another_worker_keeps_its_slot_and_is_logged(
+    storage, queue, monkeypatch, caplog
+):
+    monkeypatch.setattr(overruns, "PATIENCE", 0.01)
+    monkeypatch.setattr(overruns, "EVERY", 0.01)
+    leave = threading.Event()
+    job_id = queue.enqueue(name=HANDLER, timeout=0.05).id
+    async with working(storage, lambda job: leave.wait(30)) as worker:
+        await aeventually(lambda: sum("keeps its slot" in line for line in messages(caplog)) > 1)
+        assert worker.running == 1
+        leave.set()
+        await reached(queue, job_id, "completed")
 
 
 async def test_a_cancelled_handler_may_still_end_well(storage, queue):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 from .inline import InlineExecutor
 
 if TYPE_CHECKING:
+    from djqueue.core.job import Outcome
     from djqueue.runtime.runs import Run
     from djqueue.runtime.stopping import Stop
 
@@ -29,6 +30,9 @@ class Executor(Protocol):
 
     def kill(self) -> None:
         """End the runs that have not stopped in time, as far as possible."""
+
+    def give_up(self, run: "Run") -> "Outcome":
+        """Return the outcome of a run that has not stopped in time."""
 
     def close(self) -> None:
         """Release threads and connections. Called when the worker has ended."""

@@ -1,19 +1,23 @@
 """The executor in the worker's own process: coroutines on its loop, plain functions on its threads."""
 
 import asyncio
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from djqueue.conf import has_django
+from djqueue.core.job import Outcome
 from djqueue.middleware import layers_of
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.handlers import Handler, Style
+from djqueue.runtime.outcomes import release
 from djqueue.runtime.runs import Run
 from djqueue.runtime.stopping import Stop
 
 from .batching import Batcher
 from .connections import DatabaseThreads
 from .execution import Execution, wrap_in_middleware
+from .overruns import OverrunWatch, apart
 from .tasks import TaskExecutor
 from .threads import ThreadExecutor
 
@@ -32,7 +36,8 @@ class InlineExecutor:
         self._loop = worker.loop
         self._clock = worker.clock
         self._events = worker.events
-        execution = Execution(worker.settings, worker.random, worker.events)
+        self._overruns = OverrunWatch(worker)
+        execution = self._execution = Execution(worker.settings, worker.random, worker.events)
         self._database = DatabaseThreads(worker.loop) if has_django() else None
         self._tasks = TaskExecutor(worker, execution, self._database)
         self._threads = ThreadExecutor(worker, execution, adopt=self._tasks.adopt)
@@ -70,6 +75,12 @@ class InlineExecutor:
     def kill(self) -> None:
         """Do nothing: threads cannot be killed, and tasks were cancelled."""
 
+    def give_up(self, run: Run) -> Outcome:
+        """Return the outcome of a run that has not stopped in time: timed out, or else released."""
+        if run.overran:
+            return apart(self._execution.failed(run, CancelledError("did not stop after its timeout")))
+        return release(run.claimed)
+
     def close(self) -> None:
         """Release threads and connections."""
         self._threads.close()
@@ -95,6 +106,7 @@ class InlineExecutor:
         self.stop(run, Stop.TIMEOUT)
         if run.task is None:
             self._events.overran(run)
+        self._overruns.watch(run)
 
 
 def _as_coroutine_function(

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 from djqueue.conf import Settings
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.executors import INLINE, SUBPROCESS
+from djqueue.core.job import Outcome
 from djqueue.core.options import MSGPACK
 from djqueue.runtime.executors.inline import InlineExecutor
 from djqueue.runtime.handlers import Handler, Style
-from djqueue.runtime.outcomes import refusal
+from djqueue.runtime.outcomes import refusal, release
 from djqueue.runtime.runs import Run
 from djqueue.runtime.stopping import Stop
 
@@ -103,6 +104,10 @@ class ExecutorRouter:
     def kill(self) -> None:
         """Kill the processes whose jobs have not stopped."""
         self.processes.kill()
+
+    def give_up(self, run: Run) -> Outcome:
+        """Return the outcome of a run that has not stopped in time."""
+        return release(run.claimed) if run.in_process else self._inline.give_up(run)
 
     def close(self) -> None:
         """Release threads, connections and processes."""

@@ -22,8 +22,8 @@ from djqueue.runtime.exits import end_with, leave, name_process
 from . import kernel
 
 FORK, REAP, ORPHANS = 1, 2, 3
-"""From the worker: fork a process with these limits, wait for one that has ended, tell which of some processes
-were not forked here."""
+"""From the worker: fork a process with these limits, wait for one that has ended, tell which of some were not
+forked here."""
 READY, FAILED, STATUS, ORPHANED = 11, 12, 13, 14
 """To the worker: the handlers are imported, they could not be, the status of a process, those processes."""
 LARGEST = 256 * 1024

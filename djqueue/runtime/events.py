@@ -275,6 +275,14 @@ class RunEvents:
             error,
         )
 
+    def template_slow(self, seconds: float) -> None:
+        """Log that the template process still imports the handlers."""
+        logger.warning(
+            "Worker %s: jobs in processes of their own have waited %.0f s for the import of their modules",
+            self._worker_id,
+            seconds,
+        )
+
     def strays_left(self, number: int) -> None:
         """Log that processes which jobs have left behind could not be killed."""
         logger.error(

@@ -100,6 +100,7 @@ class ExecutorRouter:
     def release_waiting(self) -> None:
         """Return jobs that have been claimed, and whose handlers have not been called, to their queues."""
         self._inline.release_waiting()
+        self.processes.release_waiting()
 
     def kill(self) -> None:
         """Kill the processes whose jobs have not stopped."""

@@ -207,7 +207,7 @@ def fills_memory_of_a_program():
 
 @job(executor="isolated", max_attempts=1, limits={"memory": "64 MiB"})
 def asks_for_much_at_once():
-    return len(bytearray(2**30))
+    return len(bytearray(2**36))
 
 
 @job(executor="isolated", max_attempts=1, limits={"cpu": 1})

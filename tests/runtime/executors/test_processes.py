@@ -1,6 +1,8 @@
 """Jobs in processes of their own: what they can do, how they end, and what they leave behind."""
 
+import errno
 import os
+import signal
 import struct
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from djqueue.client import JobType
 from djqueue.conf import get_settings
 from djqueue.core.job import ItemMark, JobRecord
 from djqueue.core.states import State
-from djqueue.runtime.executors.processes import frames, kernel
+from djqueue.runtime.executors.processes import executor, frames, kernel
 from djqueue.runtime.stopping import Stop
 from tests.runtime.executors import process_jobs as jobs
 from tests.runtime.storages import RecordingStorage
@@ -507,3 +509,38 @@ async def test_jobs_in_processes_all_complete(site):
     for number, result in enumerate(results):
         assert decoded((await site.ended(result)).result) == number + 1
     assert len(site.processes()) <= 10
+
+
+async def test_a_template_that_hangs_is_replaced(site, monkeypatch):
+    monkeypatch.setattr(executor, "SLOW_FORK", 0.2)
+    await site.result(jobs.add, 1, 1)
+    template = site.worker.executor.processes._template
+    os.kill(template.pid, signal.SIGSTOP)
+
+    assert await site.result(jobs.add_fresh, 1, 1) == 2
+    assert site.worker.executor.processes._template is not template
+
+
+async def test_a_shutdown_returns_jobs_that_wait_for_a_process_at_once(storage):
+    async with Worker(storage, handlers=HANDLERS, shutdown_timeout=60, maintain=False) as worker:
+        site = Site(storage, worker)
+        os.kill(worker.executor.processes._template.pid, signal.SIGSTOP)
+        result = site.enqueue(jobs.add, 1, 1)
+        await aeventually(lambda: worker.running, message="it is claimed")
+
+    assert (site.record(result).state, site.record(result).attempts) == (State.WAITING, 0)
+
+
+async def test_too_many_open_files_delay_jobs_and_end_none(site, monkeypatch):
+    running = await site.running(jobs.sleeps, 1)
+
+    def full(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(executor.Template, "fork", full)
+        waiting = site.enqueue(jobs.add, 1, 1)
+        await site.reached(waiting, State.DELAYED)
+
+    assert decoded((await site.ended(running)).result) == "slept"
+    assert decoded((await site.ended(waiting)).result) == 2

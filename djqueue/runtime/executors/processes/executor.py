@@ -33,8 +33,13 @@ AT_ONCE = 4
 """Processes that may be starting at once. The template forks one at a time."""
 FIRST_RETRY, LAST_RETRY = 1.0, 30.0
 """Seconds until a template that failed is started again, doubled from the first to the last."""
-ADDRESS_SPACE = 4
-"""Address space of a process in multiples of its memory limit: a backstop between two checks."""
+ADDRESS_SPACE, LEAST_ADDRESS_SPACE = 4, 32 * 2**30
+"""Address space of a process, in multiples of its memory limit, and at least in bytes. This is a backstop
+between two checks; runtimes such as Node reserve gigabytes that they never use."""
+SLOW_START = 30.0
+"""Seconds of importing the handlers after which the worker logs that it waits."""
+SLOW_FORK = 15.0
+"""Seconds that a process has to start. After that, the template is replaced."""
 ENDING = 1.0
 """Seconds for which the end of a worker waits for the end of the processes that it has killed."""
 SWEEP = 0.05
@@ -86,9 +91,14 @@ class ProcessExecutor:
         name = run.claimed.name
         if fresh:
             self._fresh.add(run)
-        elif idle := self._idle.get(name):
-            self._assign(idle.pop(), run)
-            return
+        else:
+            idle = self._idle.get(name)
+            while idle:
+                process = idle.pop()
+                # One that is being killed has not ended yet.
+                if not process.is_retired:
+                    self._assign(process, run)
+                    return
         self._waiting.setdefault(name, deque()).append(run)
         self._wanted.set()
 
@@ -101,6 +111,13 @@ class ProcessExecutor:
             self._loop.call_soon_threadsafe(self._stop, run)
         except RuntimeError:
             self._events.ignored("a cancel request")
+
+    def release_waiting(self) -> None:
+        """Return the jobs that wait for a process to their queues."""
+        for runs in self._waiting.values():
+            while runs:
+                run = runs.popleft()
+                self._settle(run, release(run.claimed))
 
     def kill(self) -> None:
         """Kill all processes with jobs: their jobs return to their queues."""
@@ -173,28 +190,43 @@ class ProcessExecutor:
         while not self._is_closed:
             try:
                 template = await self._started()
-            except TemplateError as error:
+                self._wanted.clear()
+                self._fork_wanted(template)
+                self._retry = 0.0
+            except (TemplateError, OSError) as error:
+                # An OSError, such as too many open files, does not concern the jobs that are running.
                 self._retry = min(max(FIRST_RETRY, 2 * self._retry), LAST_RETRY)
                 self._events.template_failed(error, self._retry)
                 self._release_all_waiting()
+                if isinstance(error, TemplateError) and self._template is not None:
+                    self._template.close()
                 await asyncio.sleep(self._retry)
                 continue
-            self._retry = 0.0
-            try:
-                self._fork_wanted(template)
-            except (TemplateError, OSError) as error:
-                self._events.template_failed(error, FIRST_RETRY)
-                self._release_all_waiting()
-                template.close()
-                await asyncio.sleep(FIRST_RETRY)
-            self._wanted.clear()
-            await self._wanted.wait()
+            await self._until_wanted(template)
 
     async def _started(self) -> Template:
         if self._template is None or self._template.is_closed:
             self._template = Template(self._loop, self._modules, self._on_template_end)
-        await asyncio.shield(self._template.ready)
+        begun = self._loop.time()
+        while not self._template.ready.done():
+            await asyncio.wait([self._template.ready], timeout=SLOW_START)
+            if not self._template.ready.done():
+                self._events.template_slow(self._loop.time() - begun)
+        self._template.ready.result()
         return self._template
+
+    async def _until_wanted(self, template: Template) -> None:
+        """Wait until runs need processes; end a template that has forked nothing for too long."""
+        while not self._wanted.is_set():
+            try:
+                async with asyncio.timeout(SLOW_FORK):
+                    await self._wanted.wait()
+            except TimeoutError:
+                oldest = min((one.begun for one in self._processes if not one.pid), default=None)
+                if oldest is not None and self._loop.time() - oldest > SLOW_FORK:
+                    self._events.template_failed(TemplateError("the template process does not fork"), 0)
+                    template.close()
+                    return
 
     def _on_template_end(self, reason: str) -> None:
         # Its processes end with it, and their own descriptors tell so.
@@ -220,7 +252,7 @@ class ProcessExecutor:
 
     def _fork(self, template: Template, name: str, handler: Handler) -> None:
         limits = limits_of(self._settings.limits, handler.limits)
-        space = None if limits.memory is None else limits.memory * ADDRESS_SPACE
+        space = None if limits.memory is None else max(limits.memory * ADDRESS_SPACE, LEAST_ADDRESS_SPACE)
         link, output = template.fork(ForkRequest(name, space, limits.files, limits.file_size))
         self._starting[name] = self._starting.get(name, 0) + 1
         largest = max(self._settings.max_payload, frames.SMALL) + frames.SMALL

@@ -35,6 +35,8 @@ MOST_MESSAGES = 1_000
 """Maximum of messages that are read from a process per tick; the rest waits in its socket."""
 MOST_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a process's messages and of its output that are read at once."""
+REAPING = 5.0
+"""Seconds that the template has to tell how a process has ended."""
 ENDING = 1_000
 """Milliseconds that a process has to end after its socket has ended."""
 HURRY = 1_000
@@ -69,6 +71,7 @@ class JobProcess:
         self, owner: ProcessOwner, template: Template, name: str, limits: JobLimits, frame: int,
         link: socket.socket, output: int,
     ) -> None:  # fmt: skip
+        self._loop = asyncio.get_running_loop()
         self.name = name
         self.limits = limits
         self.template = template
@@ -83,12 +86,12 @@ class JobProcess:
         """Whether it runs no further job."""
         self.killed_for = ""
         """Why the worker killed it."""
+        self.begun = self._loop.time()
         self.idle_since = 0.0
         self.status = -1
         """Status of `waitpid`, when it has ended; -1: unknown."""
         self.has_ended = False
         self._owner = owner
-        self._loop = asyncio.get_running_loop()
         self._link = link
         self._output = output
         self._pidfd = -1
@@ -100,6 +103,8 @@ class JobProcess:
         self._captured = JobOutput(limits.output)
         self._messages = 0
         """Messages read since the last tick."""
+        self._received = 0
+        """Bytes read since the last tick."""
         self._is_reading = True
         self._waits_for_room = False
         self._is_at_end = False
@@ -129,7 +134,7 @@ class JobProcess:
 
     def tick(self) -> None:
         """Check the memory of the job, and read on if the process has sent too much before."""
-        self._messages = 0
+        self._messages = self._received = 0
         self._read_on()
         if self.run is None or self.limits.memory is None or self.has_ended:
             return
@@ -277,6 +282,7 @@ class JobProcess:
             self._after(ENDING, lambda: self.kill("violation: it closed its socket"))
             return
         self._frames.feed(data)
+        self._received += len(data)
         self._take_frames()
 
     def _take_frames(self) -> None:
@@ -287,6 +293,8 @@ class JobProcess:
                 if self._waits_for_room or self._messages >= MOST_MESSAGES:
                     self._pause()
                     return
+            if self._received >= MOST_BYTES:
+                self._pause()
         except (frames.FrameError, SerializationError, ItemError, TypeError, ValueError, KeyError) as error:
             self._pause()
             self.kill(f"violation: {error}")
@@ -409,7 +417,12 @@ class JobProcess:
     async def _end(self) -> None:
         if not self.killed_for:
             self._read_rest()
-        self.status = await self.template.status(self.pid)
+        try:
+            async with asyncio.timeout(REAPING):
+                self.status = await self.template.status(self.pid)
+        except TimeoutError:
+            # The template is stuck, and nobody knows how the process has ended.
+            self.status = -1
         self.has_ended = True
         self._read_output()
         self._tasks.discard(asyncio.current_task())

@@ -6,7 +6,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgpack
@@ -19,6 +20,16 @@ MOST_STRAYS = 1_000
 
 class TemplateError(Exception):
     """The template process could not start, or has ended."""
+
+
+@contextmanager
+def closing_on_error(opened: socket.socket) -> Iterator[None]:
+    """Close a socket if the block raises."""
+    try:
+        yield
+    except BaseException:
+        opened.close()
+        raise
 
 
 class Template:
@@ -40,7 +51,7 @@ class Template:
         self._failure = ""
         self._is_closed = False
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with theirs, closing_on_error(self._control):
             # The jobs' own group of processes: a Ctrl-C in the terminal is for the worker alone.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", template.BOOT, str(theirs.fileno())],
@@ -69,7 +80,8 @@ class Template:
         The process sends a byte when it is ready. If the socket ends before, it could not be started.
         """
         link, their_link = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        output, their_output = os.pipe2(os.O_CLOEXEC)
+        with closing_on_error(link), closing_on_error(their_link):
+            output, their_output = os.pipe2(os.O_CLOEXEC)
         try:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             link.setblocking(False)

@@ -1,0 +1,43 @@
+"""The exit codes of the processes of `runworkers`, the signal that stops a child, and its tie to its parent.
+
+Standard library only: a sandboxed child imports this module before anything else.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+FINISHED = 0
+"""Nothing is left to do."""
+FAILED = 1
+"""The process could not start or continue; it may be restarted."""
+MISUSED = 2
+"""The options of the command are wrong."""
+RECYCLED = 76
+"""The process reached a limit and is to be replaced."""
+REFUSED = 77
+"""The process can never run, such as a scheduler beside another one with `--standby never`."""
+CONFIG = 78
+"""The system lacks what the settings require, such as a layer of the sandbox. A restart cannot help."""
+
+STOP: signal.Signals = signal.SIGUSR2 if hasattr(signal, "SIGUSR2") else signal.SIGTERM
+"""Stops a child process. Only the supervisor sends it: children ignore SIGTERM, SIGINT and SIGHUP, which
+terminals and service managers send to all processes of a group at once."""
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with(parent: int) -> None:
+    """Ask Linux to kill this process when its parent ends, and exit if that has already happened.
+
+    Linux means the thread that forked this process, so fork on the main thread only. Call this again after
+    an exec of a program with other credentials, which resets it.
+
+    Args:
+        parent: Process ID of the parent, read before the fork.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(FAILED)

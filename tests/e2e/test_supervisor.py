@@ -128,6 +128,11 @@ def descendants(pid: int) -> set[int]:
     return found.union(*map(descendants, found))
 
 
+def open_files(pid: int) -> list[str]:
+    folder = Path(f"/proc/{pid}/fd")
+    return [os.readlink(path) for path in folder.iterdir() if path.is_symlink()]
+
+
 def test_without_options_a_supervisor_runs_the_scheduler_and_a_worker(shop: Shop) -> None:
     with shop.start() as workers:
         shop.is_up()
@@ -142,6 +147,9 @@ def test_without_options_a_supervisor_runs_the_scheduler_and_a_worker(shop: Shop
             "answer = [(one.pid, one.supervisor) for one in get_storage().workers.all()]"
         )
         assert listed == [[pids["worker 1"], workers.process.pid]]
+        opened = open_files(workers.process.pid)
+        assert not [path for path in opened if "sqlite" in path]
+        assert sum(path.startswith("socket:") for path in opened) <= 2  # Its own pair, for signals.
         workers.signal()
         assert workers.ends() == 0
     assert "concurrency 10 in one process" in workers.output
@@ -149,7 +157,7 @@ def test_without_options_a_supervisor_runs_the_scheduler_and_a_worker(shop: Shop
 
 
 def test_a_single_process_does_everything(shop: Shop) -> None:
-    with shop.project.start("--single-process") as workers:
+    with shop.project.start_single() as workers:
         workers.says("This process is the scheduler")
         assert shop.call("where.enqueue_and_wait(wait=20)")[0] == workers.process.pid
         workers.signal()

@@ -115,6 +115,28 @@ def test_a_child_that_was_ready_once_is_never_given_up(supervise):
     assert output.count("restarting it in") == 8
 
 
+def test_a_system_without_room_for_a_process_is_asked_again(supervise):
+    code, starts, output = supervise(
+        """
+        supervisor.EARLY_BACKOFF = 0.01, 0.04
+        fork = os.fork
+
+        def refuse():
+            os.fork = fork
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+        os.fork = refuse
+
+        def run(ready):
+            number()
+            return 0
+        """
+    )
+
+    assert (code, starts) == (0, 1)
+    assert "Process one could not be started" in output
+
+
 def test_the_first_waits_are_those_of_the_documentation():
     from djqueue.runtime.supervisor import supervisor
 

@@ -76,9 +76,12 @@ class ChildProcess:
                 self.pid = os.fork()
                 if not self.pid:
                     _run(role, parent, writer, (*close, self.ready_pipe), before)
+            except OSError:
+                self.close()
+                raise
             finally:
+                os.close(writer)
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.close(writer)
 
     @property
     def name(self) -> str:

@@ -111,7 +111,7 @@ class Supervisor:
         self._parent_pipe = int(pipe) if pipe is not None else -1
         if self._parent_pipe >= 0:
             self._selector.register(self._parent_pipe, selectors.EVENT_READ)
-        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, STOP)
         before = {number: signal.signal(number, self._on_signal) for number in handled}
         wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._is_nohup = before[signal.SIGHUP] == signal.SIG_IGN
@@ -187,7 +187,13 @@ class Supervisor:
         shared = [self._reader.fileno(), self._writer.fileno(), *pipes]
         if self._parent_pipe >= 0:
             shared.append(self._parent_pipe)
-        child = ChildProcess(role, tuple(shared))
+        try:
+            child = ChildProcess(role, tuple(shared))
+        except OSError as error:
+            wait = EARLY_BACKOFF[0]
+            self._due[role.name] = now + wait
+            logger.error("Process %s could not be started (%s); retrying in %g s.", role.name, error, wait)
+            return
         self._children[child.pid] = child
         self._started[role.name] = now
         self._selector.register(child.ready_pipe, selectors.EVENT_READ, child)

@@ -33,7 +33,7 @@ RUNS_NOTHING = (
     "--standby work."
 )
 TAKES_OVER = "This process takes over when that scheduler stops; its workers run jobs in the meantime."
-"""What a standby does, in the log: a single process, and the scheduler process of a supervisor."""
+"""Log messages about a standby: a single process, and the scheduler process of a supervisor."""
 
 
 class LeaseLost(StorageUnavailableError):

@@ -80,9 +80,11 @@ def run_scheduler(standby: str, ready: Ready) -> int:
             maintenance.start()
             ready()
             stop.wait()
-        maintenance.stop()
+            maintenance.stop()
     finally:
-        storage.close()
+        # A signal to hurry must not keep the last changes from being written.
+        with handling(CHILD_SIGNALS, lambda *_: stop.set()):
+            storage.close()
     return RECYCLED if was_replaced else FINISHED
 
 

@@ -1,5 +1,6 @@
 """The supervisor with roles that end as a test says, in a process of its own."""
 
+import signal
 import subprocess
 import sys
 import textwrap
@@ -170,3 +171,21 @@ def test_a_signal_during_the_start_of_a_child_is_not_lost(supervise):
     )
 
     assert (code, starts) == (0, 1)
+
+
+@pytest.mark.parametrize("platform", [sys.platform, "darwin"])
+def test_a_child_ends_with_its_parent_on_every_system(supervise, platform):
+    """The call returns when no process has its standard error open any more."""
+    code, starts, _ = supervise(
+        f"""
+        import signal
+        sys.platform = {platform!r}
+
+        def run(ready):
+            number()
+            os.kill(os.getppid(), signal.SIGKILL)
+            signal.pause()
+        """
+    )
+
+    assert (code, starts) == (-signal.SIGKILL, 1)

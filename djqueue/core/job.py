@@ -401,6 +401,8 @@ class WorkerInfo(NamedTuple):
     """Version of the project, from its settings."""
     jobs: tuple[RunningJob, ...] = ()
     """Jobs that it is running, longest first; only some of `active` if there are many."""
+    supervisor: int | None = None
+    """Process ID of the supervisor that started its process, on the same host; None without one."""
 
 
 REJECTED = "enqueue_rejected"

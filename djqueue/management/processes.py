@@ -1,34 +1,31 @@
-"""The child processes of `runworkers --processes`: workers, the scheduler, the mirror and the relay."""
+"""The child processes of `runworkers`: workers, the scheduler, the mirror and the relay."""
 
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from random import Random
 from threading import Event
-from types import FrameType
 
 from django.core.management.base import CommandError
 
 from djqueue.client import get_storage
-from djqueue.core.errors import DjqueueError, SchedulerRunningError
+from djqueue.core.errors import ConfigurationError, DjqueueError, SchedulerRunningError
 from djqueue.operations.annotations import annotate_version
 from djqueue.operations.mirroring import is_mirrored, mirroring
 from djqueue.operations.relay import relaying
 from djqueue.operations.scheduling import declare_now
 from djqueue.runtime.configuration import new_worker_id
 from djqueue.runtime.events import RunEvents
-from djqueue.runtime.exits import FAILED, FINISHED, MISUSED, RECYCLED, REFUSED
+from djqueue.runtime.exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED
 from djqueue.runtime.maintenance import Maintenance
-from djqueue.runtime.serving import interruptible
+from djqueue.runtime.serving import CHILD_SIGNALS, handling
 from djqueue.runtime.supervisor import ProcessRole
 from djqueue.storage.base import Storage
 
 Ready = Callable[[], None]
-RunWorker = Callable[[str | None, Ready], int]
-"""Runs a worker with an id in this process; returns the exit code of the child."""
+RunWorker = Callable[[int, str | None, Ready], int]
+"""Runs the worker with a number and an id in this process; returns the exit code of the child."""
 
 
 def roles(
@@ -51,12 +48,17 @@ def roles(
     for number in range(1, processes + 1):
         name = f"worker {number}"
         one = worker_id if worker_id is None or processes == 1 else f"{worker_id}-{number}"
-        found.append(ProcessRole(name, partial(_reported, partial(run_worker, one)), 1, is_worker=True))
+        found.append(
+            ProcessRole(name, partial(_reported, partial(run_worker, number, one)), 1, is_worker=True)
+        )
     return found
 
 
 def run_scheduler(standby: str, ready: Ready) -> int:
-    """Be the scheduler of the database, which runs no jobs, until a signal arrives or another takes over."""
+    """Be the scheduler of the database, which runs no jobs, until a signal arrives or another takes over.
+
+    A standby counts as ready: the workers run the jobs of the other process's scheduler in the meantime.
+    """
     storage, stop, was_replaced = get_storage(), Event(), False
 
     def on_lost() -> None:
@@ -68,18 +70,20 @@ def run_scheduler(standby: str, ready: Ready) -> int:
     assert role is not None
     role.standby = standby
     role.on_lost = on_lost
-    with interruptible():
-        try:
-            storage.connect()
-            declare_now(storage)
-            annotate_version(storage)
-            maintenance = Maintenance(storage, RunEvents(new_worker_id(), role.clock), Random())
+    role.on_standby = ready
+    try:
+        storage.connect()
+        declare_now(storage)
+        annotate_version(storage)
+        maintenance = Maintenance(storage, RunEvents(new_worker_id(), role.clock), Random())
+        with handling(CHILD_SIGNALS, lambda *_: stop.set()):
             maintenance.start()
             ready()
-            with _set_by_sigterm(stop):
-                stop.wait()
+            stop.wait()
             maintenance.stop()
-        finally:
+    finally:
+        # A signal to hurry must not keep the last changes from being written.
+        with handling(CHILD_SIGNALS, lambda *_: stop.set()):
             storage.close()
     return RECYCLED if was_replaced else FINISHED
 
@@ -88,7 +92,7 @@ def run_mirror(ready: Ready) -> int:
     """Copy the jobs of Redis to the tables, and the outbox to Redis, until a signal arrives."""
     storage, stop = get_storage(), Event()
     try:
-        with _set_by_sigterm(stop), mirroring(storage), relaying(storage):
+        with handling(CHILD_SIGNALS, lambda *_: stop.set()), mirroring(storage), relaying(storage):
             ready()
             stop.wait()
     finally:
@@ -96,31 +100,20 @@ def run_mirror(ready: Ready) -> int:
     return FINISHED
 
 
-@contextmanager
-def _set_by_sigterm(stop: Event) -> Iterator[None]:
-    def on_signal(_: int, __: FrameType | None) -> None:
-        stop.set()
-
-    before = signal.signal(signal.SIGTERM, on_signal)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _reported(run: Callable[[Ready], int], ready: Ready) -> int:
     """Run a role; write its errors as the command does, and return the exit code."""
     try:
         return run(ready)
-    except SchedulerRunningError as error:
+    except (CommandError, DjqueueError) as error:
         sys.stderr.write(f"CommandError: {error}\n")
-        return REFUSED
-    except CommandError as error:
-        sys.stderr.write(f"CommandError: {error}\n")
-        return MISUSED if error.returncode == MISUSED else FAILED
-    except DjqueueError as error:
-        sys.stderr.write(f"CommandError: {error}\n")
-        return FAILED
+        return _exit_code(error)
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, CommandError) and error.returncode in (MISUSED, CONFIG):
+        return int(error.returncode)
+    cause = error.__cause__ if isinstance(error, CommandError) else error
+    return REFUSED if isinstance(cause, (ConfigurationError, SchedulerRunningError)) else FAILED
 
 
 def process_count(text: str) -> int:

@@ -56,6 +56,8 @@ def control(storage: Storage, command: str, worker_id: str) -> str:
 
 def _about(info: WorkerInfo) -> Iterator[str]:
     yield f"process {info.pid} on {info.host}"
+    if info.supervisor is not None:
+        yield f"supervisor {info.supervisor}"
     if info.kind:
         yield info.kind
     yield "all queues" if info.queues is None else f"queues {' '.join(info.queues)}"

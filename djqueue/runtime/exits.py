@@ -1,4 +1,7 @@
-"""The end of processes: exit codes, and the end together with the parent."""
+"""The end of processes: exit codes, the signal that stops a child, and its tie to its parent.
+
+Standard library only: a sandboxed child imports this module before anything else.
+"""
 
 import ctypes
 import logging
@@ -7,32 +10,51 @@ import signal
 import sys
 from typing import NoReturn
 
-from django.db import connections
+FINISHED = 0
+"""Nothing is left to do."""
+FAILED = 1
+"""The process could not start or continue; it may be restarted."""
+MISUSED = 2
+"""The options of the command are wrong."""
+RECYCLED = 76
+"""The process reached a limit and is to be replaced."""
+REFUSED = 77
+"""The process can never run, such as a scheduler beside another one with `--standby never`."""
+CONFIG = 78
+"""The system lacks what the settings require, such as a layer of the sandbox. A restart cannot help."""
 
-FINISHED, FAILED, MISUSED, RECYCLED, REFUSED, CONFIG = 0, 1, 2, 76, 77, 78
-"""Exit codes of a process: it has nothing left to do, it failed and may be restarted, its options are wrong,
-it reached a limit and is to be replaced, it can never run beside another process, the system lacks something
-that its configuration requires."""
+STOP: signal.Signals = signal.SIGUSR2 if hasattr(signal, "SIGUSR2") else signal.SIGTERM
+"""Stops a child process. Only the supervisor sends it: children ignore SIGTERM, SIGINT and SIGHUP, which
+terminals and service managers send to all processes of a group at once."""
+
 PR_SET_NAME, PR_SET_PDEATHSIG = 15, 1
 
 
+def end_with(parent: int) -> None:
+    """Ask Linux to kill this process when its parent ends, and exit if that has already happened.
+
+    Linux means the thread that forked this process, so fork on the main thread only. Call this again after
+    an exec of a program with other credentials, which resets it.
+
+    Args:
+        parent: Process ID of the parent, read before the fork.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(FAILED)
+
+
 def leave(code: int) -> NoReturn:
-    """Exit the process without the parent's exit handlers, and without waiting for threads of handlers."""
+    """Exit the process without its parent's exit handlers, and without waiting for threads of handlers."""
     try:
-        connections.close_all()
+        if "django.db" in sys.modules:
+            sys.modules["django.db"].connections.close_all()
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(code)
-
-
-def end_with(parent: int) -> None:
-    """Ask Linux to kill this process when its parent ends, and exit if that has already happened."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(FAILED)
 
 
 def name_process(name: str) -> None:

@@ -20,6 +20,7 @@ from .leasekeeper import seconds_between_looks
 from .loops import Periodic
 from .runs import Run, lease_of
 from .stopping import Stop
+from .supervised import supervisor
 from .tracebacks import stacks
 
 if TYPE_CHECKING:
@@ -194,6 +195,7 @@ def worker_info(worker: "Worker") -> WorkerInfo:
         version=__version__,
         project=worker.settings.version,
         jobs=_longest_running(worker),
+        supervisor=supervisor(),
     )
 
 

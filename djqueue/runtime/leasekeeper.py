@@ -7,7 +7,6 @@ connection. That process reads the worker's leases from shared memory, and renew
 has not responded for a third of a lease.
 """
 
-import ctypes
 import gc
 import logging
 import os
@@ -26,6 +25,7 @@ from django.db import connections
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.storage.base import Storage
 
+from .exits import STOP, end_with
 from .leasetable import LeaseTable, LeaseTableView, TornReadError
 
 LOOKS = 12
@@ -38,7 +38,6 @@ GRACE = 5.0
 """Seconds to wait for the end of the keeper's process."""
 AT_ONCE = 500
 """Maximum of leases renewed in one call."""
-PR_SET_PDEATHSIG = 1
 STDERR = 2
 """Descriptors up to this one are kept: a service manager may have opened them as sockets."""
 
@@ -103,9 +102,9 @@ def can_keep() -> bool:
 def _keep(table: LeaseTable, storage: Storage, parent: int, patience: int) -> NoReturn:
     """Run the keeper, in the child process."""
     try:
-        _end_with(parent)
+        end_with(parent)
         # These signals are for the worker, which may run for a while; its end ends this process.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, STOP):
             signal.signal(number, signal.SIG_IGN)
         _close_inherited_connections()
         gc.freeze()
@@ -214,11 +213,3 @@ def _close_inherited_connections() -> None:
             if is_connection:
                 os.dup2(nothing, number, inheritable=False)
     os.close(nothing)
-
-
-def _end_with(parent: int) -> None:
-    """Ask Linux to end this process with its parent. On other systems, the loop checks for the parent."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)

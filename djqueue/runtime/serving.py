@@ -1,34 +1,37 @@
-"""A worker as a process: its signals, its parent process, and its exit."""
+"""A worker as a process: its signals, its parent process, and its exit.
+
+A process of its own stops on SIGINT and SIGTERM. A child of the supervisor ignores these, and stops on
+`STOP`.
+"""
 
 import gc
-import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
 
-from django.db import connections
-
+from .exits import STOP
 from .loops import run_loop
 from .worker import RUNWORKERS, Worker
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that stop a process of its own."""
+CHILD_SIGNALS = (STOP,)
+"""Signals that stop a child of the supervisor."""
 PARENT_PIPE = "DJQUEUE_PARENT_PIPE"
 """Environment variable with a file descriptor that reaches its end when the parent process exits."""
 
 
-def serve(worker: Worker) -> None:
-    """Run a worker until it ends; the first signal stops it, the second one hurries it."""
+def serve(worker: Worker, signals: tuple[signal.Signals, ...] = SIGNALS) -> None:
+    """Run a worker until it ends; the first of these signals stops it, the second one hurries it."""
     # Objects loaded so far, perhaps a million jobs, live until they are done: a garbage collector that
     # scanned them again and again would take a quarter of the time.
     gc.freeze()
     worker.kind = RUNWORKERS
     try:
-        with _stopped_by_signals(worker):
+        with _stopped_by(signals, worker):
             _follow_parent(worker)
             run_loop(worker.run())
     finally:
@@ -36,23 +39,14 @@ def serve(worker: Worker) -> None:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM, as on SIGINT, so that cleanup runs before and after `serve`."""
-    with _handling((signal.SIGTERM,), _interrupt):
+def interruptible(signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)) -> Iterator[None]:
+    """Raise KeyboardInterrupt on these signals, so that cleanup runs before and after `serve`."""
+    with handling(signals, interrupt):
         yield
 
 
-def leave(code: int) -> NoReturn:
-    """Exit the process without waiting for threads of handlers that are still running."""
-    connections.close_all()
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 @contextmanager
-def _stopped_by_signals(worker: Worker) -> Iterator[None]:
+def _stopped_by(signals: tuple[signal.Signals, ...], worker: Worker) -> Iterator[None]:
     received = 0
 
     def on_signal(number: int, _: FrameType | None) -> None:
@@ -63,12 +57,13 @@ def _stopped_by_signals(worker: Worker) -> Iterator[None]:
             # A third signal kills the process.
             signal.signal(number, signal.SIG_DFL)
 
-    with _handling(SIGNALS, on_signal):
+    with handling(signals, on_signal):
         yield
 
 
 @contextmanager
-def _handling(numbers: tuple[signal.Signals, ...], handler: "signal._HANDLER") -> Iterator[None]:
+def handling(numbers: tuple[signal.Signals, ...], handler: "signal._HANDLER") -> Iterator[None]:
+    """Handle signals, and restore their earlier handlers; do nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         # Only the main thread can handle signals; a caller on another thread stops the worker directly.
         yield
@@ -81,7 +76,8 @@ def _handling(numbers: tuple[signal.Signals, ...], handler: "signal._HANDLER") -
             signal.signal(number, earlier)
 
 
-def _interrupt(*_: object) -> None:
+def interrupt(*_: object) -> None:
+    """Handle a signal by raising KeyboardInterrupt."""
     raise KeyboardInterrupt
 
 

@@ -56,6 +56,8 @@ class SchedulerRole(Protocol):
     `never` to raise SchedulerRunningError, `work` to run that scheduler's jobs and never take its place."""
     on_lost: Callable[[], None] | None
     """Called when another process has become the scheduler: this one can write nothing more."""
+    on_standby: Callable[[], None] | None
+    """Called when `Storage.connect` starts to wait until another process stops."""
 
     @property
     def is_here(self) -> bool:

@@ -35,7 +35,7 @@ LONGEST_END = 500
 
 def services(zygote: Zygote, folder: Path, storage: str, whole: int, random: Random) -> list[Service]:
     """Start the processes: where there is a scheduler, two that may be it and two that work for it."""
-    run = ["-m", "django", "runworkers", "--concurrency", "4"]
+    run = ["-m", "django", "runworkers", "--single-process", "--concurrency", "4"]
     helping = [] if storage == REDIS else ["--standby", "work"]
     programs = {
         "first": run,

@@ -74,6 +74,7 @@ def test_it_shows_what_a_worker_tells_of_itself(storage, viewer):
             version="0.5",
             project="2026.11",
             jobs=(RunningJob("emails", "job-1", "shop.send", now - 4_000),),
+            supervisor=12300,
         )
     )
     text = words(page(viewer))
@@ -81,7 +82,8 @@ def test_it_shows_what_a_worker_tells_of_itself(storage, viewer):
         assert part in text, part
     html = page(viewer, "worker")
     text = words(html)
-    for part in ("separate process", "every 5 s", "shop.send", "3 more jobs", "4/10"):
+    details = "separate process", "every 5 s", "Supervisor process 12300"
+    for part in (*details, "shop.send", "3 more jobs", "4/10"):
         assert part in text, part
     assert f'href="{address(BY_NAME["job"])}"' in html
 

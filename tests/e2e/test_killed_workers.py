@@ -185,7 +185,7 @@ def test_a_worker_process_leaves_a_frozen_scheduler_for_the_standby(project: Pro
     """The lease runs out after ten seconds; the worker, whose old socket stays open, follows the standby."""
     done = project.folder / "done.txt"
     with ExitStack() as running:
-        frozen = running.enter_context(project.start("--queues", "others"))
+        frozen = running.enter_context(project.start_single("--queues", "others"))
         frozen.says("is the scheduler")
         standby = running.enter_context(project.start("--queues", "others", log="standby.txt"))
         worker = running.enter_context(project.start("--standby", "work", log="worker.txt"))

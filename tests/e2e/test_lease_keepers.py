@@ -54,12 +54,12 @@ def database_project(tmp_path, jobs=JOBS, **queue):
 def test_a_helper_that_is_kept_busy_keeps_its_lease(tmp_path):
     project = database_project(tmp_path, LEASE=1.2)
 
-    with project.start("--queues", "nothing") as scheduler:
+    with project.start_single("--queues", "nothing") as scheduler:
         scheduler.says("This process is the scheduler")
-        with project.start("--concurrency", "1", "--standby", "work", log="first.txt") as first:
+        with project.start_single("--concurrency", "1", "--standby", "work", log="first.txt") as first:
             enqueue(project, "hold.enqueue(5)")
             eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
-            with project.start("--concurrency", "1", "--standby", "work", log="second.txt") as second:
+            with project.start_single("--concurrency", "1", "--standby", "work", log="second.txt") as second:
                 first.says("Renewing its 1 leases")
                 first.says("responds again and renews its leases itself")
                 first.signal()
@@ -73,7 +73,7 @@ def test_a_helper_that_is_kept_busy_keeps_its_lease(tmp_path):
 def test_a_worker_goes_on_and_says_so_when_its_keeper_is_killed(tmp_path, redis_options):
     project = redis_project(tmp_path, redis_options)
 
-    with project.start("--concurrency", "1") as worker:
+    with project.start_single("--concurrency", "1") as worker:
         worker.says("started")
         [keeper] = children_of(worker.process.pid)
         os.kill(keeper, signal.SIGKILL)
@@ -87,7 +87,7 @@ def test_a_worker_goes_on_and_says_so_when_its_keeper_is_killed(tmp_path, redis_
 def test_a_keeper_holds_no_connection_and_no_port_of_its_worker(tmp_path):
     project = database_project(tmp_path, OPEN + JOBS)
 
-    with project.start() as worker:
+    with project.start_single() as worker:
         worker.says("This process is the scheduler")
         [keeper] = children_of(worker.process.pid)
         eventually(lambda: not sockets_of(keeper), message="the keeper has let go of them")
@@ -100,7 +100,7 @@ def test_a_worker_runs_without_a_keeper_where_no_process_can_be_forked(tmp_path,
     project.write_jobs(NO_PROCESSES + JOBS)
     enqueue(project, "note.enqueue()")
 
-    with project.start("--until-empty") as worker:
+    with project.start_single("--until-empty") as worker:
         assert worker.ends() == 0
 
     assert runs(tmp_path) == ["note"]

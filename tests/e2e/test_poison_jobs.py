@@ -87,7 +87,7 @@ print("enqueued")
     assert run(project, code) == "enqueued"
     deaths = 0
     while True:
-        with project.start("--until-empty", "--concurrency", "10") as workers:
+        with project.start_single("--until-empty", "--concurrency", "10") as workers:
             code_of_end = workers.process.wait(60)
         if code_of_end == 0:
             break

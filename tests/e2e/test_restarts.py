@@ -136,7 +136,7 @@ def states(project: Project) -> dict[str, int]:
 
 
 def start_scheduler(project: Project, number: int, *queues: str) -> WorkerProcess:
-    return project.start("--queues", ",".join(queues), log=f"scheduler-{number}.txt")
+    return project.start_single("--queues", ",".join(queues), log=f"scheduler-{number}.txt")
 
 
 def lines_of(process: WorkerProcess) -> list[str]:
@@ -149,7 +149,7 @@ def test_ten_restarts_under_load_cost_no_attempt_and_repeat_nothing(project: Pro
     restarts = 10
     enqueue(project, "slow.enqueue_many([((n, 0.3), {}) for n in range(120)])")
     scheduler = start_scheduler(project, 0, "other")
-    with scheduler, project.start("--standby=work", "--concurrency", "4", log="helper.txt") as helper:
+    with scheduler, project.start_single("--standby=work", "--concurrency", "4", log="helper.txt") as helper:
         for number in range(1, restarts + 1):
             reached = 4 * number
             eventually(lambda reached=reached: sum(begun(project).values()) >= reached, timeout=30)
@@ -180,7 +180,7 @@ def test_a_killed_scheduler_runs_nothing_twice_that_another_process_runs(project
     enqueue(project, "limited.enqueue_many([((n,), {}) for n in range(10, 14)])")
     scheduler = start_scheduler(project, 0, "other")
     helpers = ("--standby=work", "--concurrency", "6", "--queues", "held,limited")
-    with scheduler, project.start(*helpers, log="helper.txt") as helper:
+    with scheduler, project.start_single(*helpers, log="helper.txt") as helper:
         eventually(lambda: len(begun(project)) == 6, timeout=30)
         scheduler.signal(signal.SIGKILL)
         scheduler.ends()
@@ -202,7 +202,7 @@ def test_five_kills_of_a_scheduler_under_load_repeat_nothing(project: Project) -
     """A claim whose answer died with its scheduler costs a stall, for nobody ran it; no job begins twice."""
     enqueue(project, "slow.using(queue='kept').enqueue_many([((n, 0.05), {}) for n in range(300)])")
     scheduler = start_scheduler(project, 0, "other")
-    with scheduler, project.start("--standby=work", "--concurrency", "4", log="helper.txt") as helper:
+    with scheduler, project.start_single("--standby=work", "--concurrency", "4", log="helper.txt") as helper:
         for number in range(1, 6):
             reached = 40 * number
             eventually(lambda reached=reached: sum(begun(project).values()) >= reached, timeout=30)
@@ -223,7 +223,7 @@ def test_five_kills_of_a_scheduler_under_load_repeat_nothing(project: Project) -
 def test_an_end_that_came_while_no_scheduler_ran_is_delivered_to_the_next(project: Project) -> None:
     enqueue(project, "hold.enqueue(1)")
     scheduler = start_scheduler(project, 0, "other")
-    with scheduler, project.start("--standby=work", "--queues", "held", log="helper.txt") as helper:
+    with scheduler, project.start_single("--standby=work", "--queues", "held", log="helper.txt") as helper:
         eventually(lambda: begun(project) == {"1": 1}, timeout=30)
         scheduler.signal(signal.SIGTERM)
         assert scheduler.ends() == 0
@@ -241,7 +241,7 @@ def test_an_end_that_came_while_no_scheduler_ran_is_delivered_to_the_next(projec
 def test_when_all_processes_are_stopped_at_once_a_job_that_ends_in_time_is_done(project: Project) -> None:
     enqueue(project, "hold.enqueue(1)")
     scheduler = start_scheduler(project, 0, "other")
-    with scheduler, project.start("--standby=work", "--queues", "held", log="helper.txt") as helper:
+    with scheduler, project.start_single("--standby=work", "--queues", "held", log="helper.txt") as helper:
         eventually(lambda: begun(project) == {"1": 1}, timeout=30)
         for process in (helper, scheduler):
             process.signal(signal.SIGTERM)
@@ -256,9 +256,9 @@ def test_when_all_processes_are_stopped_at_once_a_job_that_ends_in_time_is_done(
 
 def test_a_scheduler_that_was_frozen_stalls_nothing(project: Project) -> None:
     enqueue(project, "hold.using(queue='brief').enqueue_many([((n,), {}) for n in range(3)])")
-    scheduler = project.start("--queues", "other", log="scheduler.txt")
+    scheduler = project.start_single("--queues", "other", log="scheduler.txt")
     arguments = ("--standby=work", "--queues", "brief")
-    with scheduler, project.start(*arguments, log="helper.txt") as helper:
+    with scheduler, project.start_single(*arguments, log="helper.txt") as helper:
         eventually(lambda: len(begun(project)) == 3, timeout=30)
         scheduler.signal(signal.SIGSTOP)
         [(before,)] = query(project, "SELECT MAX(leased_until) FROM djqueue_job")
@@ -280,7 +280,7 @@ def test_a_job_that_kills_its_process_at_once_becomes_a_dead_letter(project: Pro
     enqueue(project, "die.enqueue()")
     deaths = 0
     while states(project) != {"failed": 1}:
-        with project.start("--queues", "poison", log=f"scheduler-{deaths}.txt") as scheduler:
+        with project.start_single("--queues", "poison", log=f"scheduler-{deaths}.txt") as scheduler:
             eventually(
                 lambda scheduler=scheduler: (
                     scheduler.process.poll() is not None or states(project) == {"failed": 1}
@@ -298,9 +298,9 @@ def test_a_job_that_kills_its_process_at_once_becomes_a_dead_letter(project: Pro
 def test_jobs_of_a_scheduler_that_was_frozen_and_replaced_end_once(project: Project) -> None:
     """It reports their ends to the process that took its place, under the same tokens."""
     enqueue(project, "hold.using(queue='kept').enqueue_many([((n,), {}) for n in range(3)])")
-    with project.start("--queues", "kept", log="first.txt") as first:
+    with project.start_single("--queues", "kept", log="first.txt") as first:
         eventually(lambda: len(begun(project)) == 3, timeout=30)
-        with project.start("--queues", "kept", log="second.txt") as second:
+        with project.start_single("--queues", "kept", log="second.txt") as second:
             second.says("Standing by")
             first.signal(signal.SIGSTOP)
             second.says("This process is the scheduler")

@@ -117,7 +117,10 @@ class Manager:
 
 @pytest.mark.slow
 def test_a_worker_is_made_quiet_dumped_and_stopped(project: Project) -> None:
-    with project.start("--worker-id", "w1", "--concurrency", "2") as worker, Manager(project) as manager:
+    with (
+        project.start_single("--worker-id", "w1", "--concurrency", "2") as worker,
+        Manager(project) as manager,
+    ):
         worker.says("Worker w1 started")
         [info] = eventually_some(lambda: manager("workers"))
         assert (info["kind"], info["state"]) == ("runworkers", "running")
@@ -160,7 +163,7 @@ def test_a_worker_is_made_quiet_dumped_and_stopped(project: Project) -> None:
 @pytest.mark.slow
 def test_what_a_killed_worker_has_not_heard_is_nothing_for_the_next_of_its_name(project: Project) -> None:
     with Manager(project) as manager:
-        with project.start("--worker-id", "w1") as worker:
+        with project.start_single("--worker-id", "w1") as worker:
             worker.says("Worker w1 started")
             eventually_some(lambda: manager("workers"))
             worker.signal(signal.SIGSTOP)
@@ -169,7 +172,7 @@ def test_what_a_killed_worker_has_not_heard_is_nothing_for_the_next_of_its_name(
                 assert manager("steer", "w1", "stop") == "asked"
             worker.signal(signal.SIGKILL)
             worker.ends()
-        with project.start("--worker-id", "w1", log="second.txt") as again:
+        with project.start_single("--worker-id", "w1", log="second.txt") as again:
             again.says("Worker w1 started")
             assert manager("steer", "w1", "quiet") == "asked"
             eventually(lambda: manager("workers")[0]["state"] == "quiet", timeout=20)

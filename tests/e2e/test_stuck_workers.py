@@ -72,9 +72,9 @@ def test_a_handler_that_keeps_the_interpreter_to_itself_runs_once(tmp_path, redi
     project = redis_project(tmp_path, redis_options)
     enqueue(project, "hold.enqueue(5)")
 
-    with project.start("--concurrency", "1") as first:
+    with project.start_single("--concurrency", "1") as first:
         eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
-        with project.start("--concurrency", "1", log="second.txt") as second:
+        with project.start_single("--concurrency", "1", log="second.txt") as second:
             first.says("Renewing its 1 leases")
             first.says("responds again and renews its leases itself")
             first.signal()
@@ -89,9 +89,9 @@ def test_the_leases_of_a_stuck_worker_are_given_up_in_the_end(tmp_path, redis_op
     project = redis_project(tmp_path, redis_options, patience=2)
     enqueue(project, "hold.enqueue(8)")
 
-    with project.start("--concurrency", "1") as first:
+    with project.start_single("--concurrency", "1") as first:
         eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
-        with project.start("--concurrency", "1", log="second.txt"):
+        with project.start_single("--concurrency", "1", log="second.txt"):
             first.says("its leases are no longer renewed")
             eventually(lambda: runs(tmp_path) == ["hold", "hold"], timeout=30, message="it runs again")
 
@@ -100,10 +100,10 @@ def test_a_worker_that_is_stopped_loses_its_leases(tmp_path, redis_options):
     project = redis_project(tmp_path, redis_options)
     enqueue(project, "hold.enqueue(0.01); hold.enqueue(3)")
 
-    with project.start("--concurrency", "1") as first:
+    with project.start_single("--concurrency", "1") as first:
         eventually(lambda: len(runs(tmp_path)) == 2, timeout=30, message="the second job runs")
         os.kill(first.process.pid, signal.SIGSTOP)
-        with project.start("--concurrency", "1", log="second.txt"):
+        with project.start_single("--concurrency", "1", log="second.txt"):
             eventually(lambda: len(runs(tmp_path)) == 3, timeout=30, message="it runs again")
 
 
@@ -116,9 +116,9 @@ def test_a_scheduler_that_is_kept_busy_keeps_its_place(tmp_path):
     python(project, "-m", "django", "migrate", "--verbosity", "0")
     enqueue(project, "hold.enqueue(5); note.enqueue()")
 
-    with project.start("--concurrency", "1") as first:
+    with project.start_single("--concurrency", "1") as first:
         eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
-        with project.start("--concurrency", "1", log="standby.txt") as standby:
+        with project.start_single("--concurrency", "1", log="standby.txt") as standby:
             standby.says("Standing by")
             eventually(lambda: runs(tmp_path) == ["hold", "note"], timeout=30, message="the next job runs")
             first.signal()
@@ -132,7 +132,7 @@ def test_the_keeper_ends_with_its_worker(tmp_path, redis_options):
     project = redis_project(tmp_path, redis_options)
     enqueue(project, "hold.enqueue(60)")
 
-    with project.start("--concurrency", "1") as worker:
+    with project.start_single("--concurrency", "1") as worker:
         eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
         children = children_of(worker.process.pid)
         os.kill(worker.process.pid, signal.SIGKILL)

@@ -1,7 +1,8 @@
-"""`runworkers --processes`: real children that crash, leak, hang, and are stopped in order."""
+"""`runworkers` with its supervisor: real children that crash, leak, hang, and are stopped in order."""
 
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -29,7 +30,7 @@ DATABASES["default"]["NAME"] = "db.sqlite3"
 DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 20}
 """
 JOBS = """
-import os, re, signal, threading, time
+import os, re, signal, subprocess, sys, threading, time
 from djqueue import current_job, job
 
 VERSION = %d
@@ -49,6 +50,11 @@ def block():
 @job
 def leak():
     globals()["leaked"] = bytearray(200_000_000)
+
+@job
+def program():
+    code = "import signal, sys; print(signal.getsignal(signal.SIGTERM).name, repr(sys.stdin.read()))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
 
 @job
 def patient():
@@ -112,6 +118,65 @@ def lives(pid: int) -> bool:
         return False
 
 
+def descendants(pid: int) -> set[int]:
+    """The processes that a process has started, and theirs."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return set()
+    found = set(map(int, children))
+    return found.union(*map(descendants, found))
+
+
+def open_files(pid: int) -> list[str]:
+    folder = Path(f"/proc/{pid}/fd")
+    return [os.readlink(path) for path in folder.iterdir() if path.is_symlink()]
+
+
+def test_without_options_a_supervisor_runs_the_scheduler_and_a_worker(shop: Shop) -> None:
+    with shop.start() as workers:
+        shop.is_up()
+        pids = shop.pids()
+        assert set(pids) == {"scheduler", "worker 1"}
+        assert shop.state()["pid"] == workers.process.pid
+        assert shop.call("where.enqueue_and_wait(wait=20)")[0] == pids["worker 1"]
+        names = {name: Path(f"/proc/{pid}/comm").read_text().strip() for name, pid in pids.items()}
+        assert names == {"scheduler": "dq:scheduler", "worker 1": "dq:worker-1"}
+        listed = shop.run(
+            "from djqueue.client import get_storage\n"
+            "answer = [(one.pid, one.supervisor) for one in get_storage().workers.all()]"
+        )
+        assert listed == [[pids["worker 1"], workers.process.pid]]
+        opened = open_files(workers.process.pid)
+        assert not [path for path in opened if "sqlite" in path]
+        assert sum(path.startswith("socket:") for path in opened) <= 2  # Its own pair, for signals.
+        workers.signal()
+        assert workers.ends() == 0
+    assert "concurrency 10 in one process" in workers.output
+    assert "1 completed" in workers.output
+
+
+def test_a_single_process_does_everything(shop: Shop) -> None:
+    with shop.project.start_single() as workers:
+        workers.says("This process is the scheduler")
+        assert shop.call("where.enqueue_and_wait(wait=20)")[0] == workers.process.pid
+        workers.signal()
+        assert workers.ends() == 0
+
+
+def test_reload_is_one_process_unless_an_option_needs_the_supervisor(shop: Shop) -> None:
+    with shop.project.start("--reload", log="first.txt") as workers:
+        workers.says("This process is the scheduler")
+        assert "supervisor" not in workers.output
+        workers.signal()
+        assert workers.ends() == 0
+    with shop.start("--reload", "--processes", "2", log="second.txt") as workers:
+        shop.is_up()
+        assert set(shop.pids()) == {"scheduler", "worker 1", "worker 2"}
+        workers.signal()
+        assert workers.ends() == 0
+
+
 def test_the_scheduler_and_two_workers_run_the_jobs(shop: Shop) -> None:
     with shop.start("--processes", "2") as workers:
         shop.is_up()
@@ -134,12 +199,27 @@ def test_until_empty_ends_everything(shop: Shop) -> None:
     assert shop.run("from djqueue import Queue; answer = Queue('default').counts()")["completed"] == 100
 
 
+def test_the_number_of_jobs_ends_everything(shop: Shop) -> None:
+    shop.call("len(where.enqueue_many([((), {})] * 5))")
+    with shop.start("--max-jobs", "3", "--concurrency", "1") as workers:
+        assert workers.ends() == 0
+    assert shop.run("from djqueue import Queue; answer = Queue('default').counts()")["completed"] == 3
+
+
+def test_problems_are_shown_once(shop: Shop) -> None:
+    with shop.start("--queues", "crashin", "--processes", "2") as workers:
+        shop.is_up()
+        workers.signal()
+        assert workers.ends() == 0
+    assert workers.output.count("Did you mean 'crashing'?") == 1
+
+
 def test_a_crash_costs_its_own_job_only(shop: Shop) -> None:
     with shop.start("--processes", "2") as workers:
         shop.is_up()
         scheduler = shop.pids()["scheduler"]
         crashing = shop.call("crash.enqueue().id")
-        workers.says("killed by SIGSEGV", times=2)
+        workers.says("killed by SIGSEGV); restarting it in 0.1 s", times=2)
         assert len(shop.call("where.enqueue_and_wait(wait=20)")) == 2
         state = f"from djqueue import Queue; answer = Queue('crashing').get_status({crashing!r}).state.value"
         eventually(lambda: shop.run(state) == "failed", timeout=30)
@@ -162,7 +242,7 @@ def test_a_handler_that_holds_the_gil_delays_no_other_process(shop: Shop) -> Non
 
 
 def test_a_second_signal_hurries_the_workers(shop: Shop) -> None:
-    with shop.start("--processes", "1", "--shutdown-timeout", "600") as workers:
+    with shop.start("--shutdown-timeout", "600") as workers:
         shop.is_up()
         shop.call("patient.enqueue().id")
         workers.says("patient began")
@@ -174,10 +254,86 @@ def test_a_second_signal_hurries_the_workers(shop: Shop) -> None:
     assert shop.run("from djqueue import Queue; answer = Queue('default').counts()")["waiting"] == 1
 
 
+GROUP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What service managers and terminals send to all processes at once."""
+
+
+def test_children_ignore_signals_that_are_sent_to_all_processes(shop: Shop) -> None:
+    with shop.start():
+        shop.is_up()
+        pids = shop.pids()
+        for number in GROUP:
+            for pid in pids.values():
+                os.kill(pid, number)
+        assert shop.call("where.enqueue_and_wait(wait=20)")[0] == pids["worker 1"]
+        assert shop.pids() == pids
+        assert shop.state()["restarts"] == 0
+
+
+@pytest.mark.parametrize("number", GROUP[:2])
+def test_a_signal_to_all_processes_stops_them_in_order(shop: Shop, number: signal.Signals) -> None:
+    shop.call("patient.enqueue().id")
+    with shop.start("--shutdown-timeout", "0.5") as workers:
+        workers.says("patient began")
+        for pid in (*shop.pids().values(), workers.process.pid):
+            os.kill(pid, number)
+        assert workers.ends() == 0
+    assert "1 released" in workers.output
+    assert "did not stop in time" not in workers.output
+    assert shop.run("from djqueue import Queue; answer = Queue('default').counts()")["waiting"] == 1
+
+
+def test_programs_that_jobs_run_can_be_stopped(shop: Shop) -> None:
+    with shop.start():
+        shop.is_up()
+        assert shop.call("program.enqueue_and_wait(wait=20)") == "SIG_DFL ''"
+
+
+def test_a_third_signal_kills_everything(shop: Shop) -> None:
+    shop.call("block.enqueue().id")
+    with shop.start("--shutdown-timeout", "600") as workers:
+        count = "from djqueue import Queue; answer = Queue('blocking').counts()['active']"
+        eventually(lambda: shop.run(count) == 1, timeout=30)
+        started = descendants(workers.process.pid)
+        workers.signal()
+        eventually(lambda: not shop.health.exists() or shop.state()["status"] == "stopping")
+        for _ in range(2):
+            workers.signal()
+        assert workers.ends() == 0
+        eventually(lambda: not any(map(lives, started)))
+
+
+def test_a_closed_terminal_stops_everything(shop: Shop) -> None:
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "project_settings",
+        "PYTHONPATH": os.pathsep.join([str(shop.project.folder), str(ROOT)]),
+    }
+    command = [sys.executable, "-m", "django", "runworkers", "--health-file", str(shop.health)]
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(shop.project.folder)
+        os.execve(command[0], command, environment)
+    try:
+        shop.is_up()
+        os.close(terminal)
+        eventually(lambda: not lives(pid), timeout=30)
+    finally:
+        if lives(pid):
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert not shop.health.exists()
+
+
 def test_no_child_outlives_a_killed_supervisor(shop: Shop) -> None:
+    shop.call("block.enqueue().id")
     with shop.start("--processes", "2") as workers:
         shop.is_up()
-        pids = shop.pids().values()
+        count = "from djqueue import Queue; answer = Queue('blocking').counts()['active']"
+        eventually(lambda: shop.run(count) == 1, timeout=30)
+        pids = descendants(workers.process.pid)
+        assert pids > set(shop.pids().values())  # Workers have lease keepers.
         workers.signal(signal.SIGKILL)
         killed = time.monotonic()
         eventually(lambda: not any(map(lives, pids)), timeout=10)
@@ -185,7 +341,7 @@ def test_no_child_outlives_a_killed_supervisor(shop: Shop) -> None:
 
 
 def test_sighup_starts_again_with_new_code(shop: Shop) -> None:
-    with shop.start("--processes", "1") as workers:
+    with shop.start() as workers:
         shop.is_up()
         before = shop.pids()
         assert shop.call("where.enqueue_and_wait(wait=20)")[1] == 1
@@ -200,14 +356,14 @@ def test_sighup_starts_again_with_new_code(shop: Shop) -> None:
 
 def test_a_worker_is_replaced_after_so_many_attempts(shop: Shop) -> None:
     shop.call("len(where.enqueue_many([((), {})] * 12))")
-    with shop.start("--processes", "1", "--max-jobs-per-process", "5", "--until-empty") as workers:
+    with shop.start("--max-jobs-per-process", "5", "--until-empty") as workers:
         assert workers.ends() == 0
     assert workers.output.count("reached its limit and is replaced") == 2
     assert shop.run("from djqueue import Queue; answer = Queue('default').counts()")["completed"] == 12
 
 
 def test_a_worker_that_leaks_is_replaced_after_its_jobs(shop: Shop) -> None:
-    with shop.start("--processes", "1", "--max-memory-per-process", "150MB") as workers:
+    with shop.start("--max-memory-per-process", "150MB") as workers:
         shop.is_up()
         before = shop.pids()["worker 1"]
         shop.call("leak.enqueue_and_wait(wait=20)")
@@ -218,26 +374,40 @@ def test_a_worker_that_leaks_is_replaced_after_its_jobs(shop: Shop) -> None:
         assert shop.state()["restarts"] == 0
 
 
-def test_a_standby_takes_over_while_its_workers_go_on(shop: Shop) -> None:
+def test_a_standby_runs_jobs_at_once_and_takes_over(shop: Shop) -> None:
     health = shop.project.folder / "second.json"
-    with shop.start("--processes", "1", log="first.txt") as first:
+    with shop.start("--queues", "nothing", log="first.txt") as first:
         shop.is_up()
-        second = shop.project.start("--processes", "1", "--health-file", str(health), log="second.txt")
-        with second as workers:
-            workers.says("Standing by")
-            workers.says("Worker")
-            pid = {one["name"]: one["pid"] for one in json.loads(health.read_text())["processes"]}["worker 1"]
+        with shop.project.start("--health-file", str(health), log="second.txt") as second:
+            second.says("Standing by")
+            pid = shop.call("where.enqueue_and_wait(wait=14)")[0]  # Less than STAGE_TIMEOUT.
+            state = json.loads(health.read_text())
+            assert {one["name"]: one["ready"] for one in state["processes"]} == {
+                "scheduler": True,
+                "worker 1": True,
+            }
+            assert pid in {one["pid"] for one in state["processes"]}
             first.signal(signal.SIGKILL)
-            workers.says("This process is the scheduler")
+            second.says("This process is the scheduler")
             assert shop.call("where.enqueue_and_wait(wait=30)")[0] == pid
-            workers.signal()
-            assert workers.ends() == 0
+            second.signal()
+            assert second.ends() == 0
 
 
-def test_what_cannot_run_is_refused_at_once(shop: Shop, tmp_path: Path) -> None:
-    with shop.start("--processes", "1") as first:
+def test_a_standby_can_be_stopped(shop: Shop) -> None:
+    with shop.start(log="first.txt"):
         shop.is_up()
-        with shop.project.start("--processes", "1", "--standby", "never", log="second.txt") as second:
+        with shop.project.start(log="second.txt") as second:
+            second.says("Standing by")
+            second.says("Worker")
+            second.signal()
+            assert second.ends() == 0
+
+
+def test_what_cannot_run_is_refused_at_once(shop: Shop) -> None:
+    with shop.start() as first:
+        shop.is_up()
+        with shop.project.start("--standby", "never", log="second.txt") as second:
             assert second.ends() == 1
             assert "is the scheduler of database 'default'" in second.output
         first.signal()
@@ -245,18 +415,22 @@ def test_what_cannot_run_is_refused_at_once(shop: Shop, tmp_path: Path) -> None:
     for arguments, expected in {
         ("--processes", "0"): "'0' is neither a positive whole number nor auto",
         ("--processes", "2", "--max-jobs", "5"): "use --max-jobs-per-process",
-        ("--health-file", "x"): "--health-file requires --processes",
-        ("--processes", "1", "--max-memory-per-process", "many"): "many",
+        ("--max-memory-per-process", "many"): "many",
+        ("--single-process", "--health-file", "x"): ("--health-file can't be combined with --single-process"),
     }.items():
         with shop.project.start(*arguments, log="third.txt") as third:
             assert third.ends() == 2
             assert expected in third.output
 
 
-def test_memory_cannot_be_shared(tmp_path: Path) -> None:
-    with Project(tmp_path, JOBS % 1).start("--processes", "2") as workers:
-        assert workers.ends() == 1
-        assert "--processes requires a storage that processes can share" in workers.output
+@pytest.mark.parametrize(
+    "option",
+    ["--processes=1", "--max-jobs-per-process=1", "--max-memory-per-process=1GB", "--health-file=x"],
+)
+def test_memory_cannot_be_shared(tmp_path: Path, option: str) -> None:
+    with Project(tmp_path, JOBS % 1).start(option) as workers:
+        assert workers.ends() == 2
+    assert f"{option.partition('=')[0]} requires a storage that processes can share" in workers.output
 
 
 @pytest.fixture
@@ -268,7 +442,7 @@ def systemd(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def test_systemd_is_notified(shop: Shop, systemd: socket.socket) -> None:
-    with shop.start("--processes", "1", env={"NOTIFY_SOCKET": systemd.getsockname()}) as workers:
+    with shop.start(env={"NOTIFY_SOCKET": systemd.getsockname()}) as workers:
         assert systemd.recv(4_096).startswith(b"READY=1\nMAINPID=")
         workers.signal(signal.SIGHUP)
         assert systemd.recv(4_096).startswith(b"RELOADING=1\nMONOTONIC_USEC=")

@@ -4,6 +4,7 @@ import logging
 import signal
 import threading
 from io import StringIO
+from types import SimpleNamespace
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -304,3 +305,83 @@ def test_a_queue_with_jobs_is_not_asked_about():
     Queue("smus").pause()
 
     assert "Did you mean" not in run("--queues", "smus")
+
+
+# One process, or several.
+
+SUPERVISOR = ["--processes=1", "--max-jobs-per-process=9", "--max-memory-per-process=1GB", "--health-file=x"]
+
+
+@pytest.mark.parametrize("option", SUPERVISOR)
+def test_a_call_from_a_program_has_no_supervisor(option):
+    flag = option.partition("=")[0]
+
+    with pytest.raises(CommandError, match=f"^{flag} requires a process of its own") as refused:
+        run(option)
+
+    assert refused.value.returncode == 2
+
+
+@pytest.mark.parametrize("option", SUPERVISOR)
+def test_a_system_without_forks_has_no_supervisor(monkeypatch, option):
+    monkeypatch.setattr(runworkers, "os", SimpleNamespace(name="nt"))
+    command = runworkers.Command()
+    command.own_process = True
+    flag = option.partition("=")[0]
+
+    with pytest.raises(CommandError, match=f"^{flag} requires a POSIX system") as refused:
+        call_command(command, option)
+
+    assert refused.value.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        *(([option, "--single-process"], "with --single-process") for option in SUPERVISOR),
+        (["--max-jobs=9", "--processes=2"], "with several processes; use --max-jobs-per-process"),
+        (["--max-jobs=9", "--max-jobs-per-process=2"], "with --max-jobs-per-process"),
+        (["--max-jobs=9", "--max-memory-per-process=1GB"], "with --max-memory-per-process"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(arguments, expected):
+    flag = arguments[0].partition("=")[0]
+
+    with pytest.raises(CommandError, match=f"^{flag} can't be combined {expected}$") as refused:
+        run(*arguments)
+
+    assert refused.value.returncode == 2
+
+
+def test_a_single_process_can_be_asked_for():
+    result = double.enqueue(4)
+
+    assert "1 completed" in run("--single-process")
+    assert Queue("sums").get_result(result.id) == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "added"),
+    [
+        ([], ["--single-process"]),
+        (["--single-process"], ["--single-process"]),
+        (["--health-file=x"], []),
+        (["--processes=auto"], []),
+    ],
+)
+def test_reloading_is_one_process_unless_an_option_needs_the_supervisor(monkeypatch, arguments, added):
+    started = []
+
+    class Parent:
+        def __init__(self, command, patience, write):
+            started.append(command)
+
+        def run(self):
+            return 0
+
+    monkeypatch.setattr(runworkers, "ReloadingParent", Parent)
+    monkeypatch.setattr(runworkers, "child_command", lambda: ["manage.py"])
+
+    call_command("runworkers", "--reload", *arguments)
+
+    assert started == [["manage.py", *added]]

@@ -41,6 +41,10 @@ class Project:
         """`manage.py runworkers` with its output in a file."""
         return WorkerProcess(self.folder, arguments, env or {}, log)
 
+    def start_single(self, *arguments: str, log: str = "output.txt") -> "WorkerProcess":
+        """`manage.py runworkers --single-process`, for tests of what happens to that process."""
+        return self.start("--single-process", *arguments, log=log)
+
 
 class WorkerProcess:
     """A running `runworkers`; a `with` block ends it, whatever happens in it."""

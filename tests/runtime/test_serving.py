@@ -145,7 +145,7 @@ def test_a_standby_can_be_stopped(tmp_path):
         "from djqueue.storage.memory import MemoryStorage\n"
         "from djqueue.storage.capabilities import Capabilities\n"
         "class Role:\n"
-        "    standby, on_lost, is_here = 'wait', None, True\n"
+        "    standby, on_lost, on_standby, is_here = 'wait', None, None, True\n"
         "    def claim(self):\n"
         "        return None\n"
         "class Standing(MemoryStorage):\n"
@@ -157,7 +157,7 @@ def test_a_standby_can_be_stopped(tmp_path):
     settings = 'DJQUEUE = {"STORAGE": {"BACKEND": "standing.Standing"}}'
     project = Project(tmp_path, "", settings)
 
-    with project.start() as workers:
+    with project.start_single() as workers:
         workers.says("standing by: wait")
         workers.signal()
         assert workers.ends() == 0

@@ -12,7 +12,8 @@ from djqueue.client import get_storage
 from djqueue.core.errors import DjqueueError
 from djqueue.core.shown import in_one_line
 from djqueue.core.workercontrol import COMMANDS, DUMP, QUIET, RESUME, STOP
-from djqueue.management.commands.runworkers import RunworkersHelpFormatter, count
+from djqueue.management.commands.runworkers import RunworkersHelpFormatter
+from djqueue.management.flags import count
 from djqueue.operations import annotations
 from djqueue.operations.agenda import agenda
 from djqueue.operations.mirror import Mirror

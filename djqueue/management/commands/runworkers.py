@@ -1,14 +1,9 @@
 """The command `manage.py runworkers`."""
 
 import logging
-import math
 import os
-from argparse import (
-    ArgumentParser,
-    ArgumentTypeError,
-    BooleanOptionalAction,
-    RawDescriptionHelpFormatter,
-)
+import signal
+from argparse import ArgumentParser, BooleanOptionalAction, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,35 +16,50 @@ from django.utils import autoreload
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError, UnknownQueueError
-from djqueue.core.sizes import parse_size
-from djqueue.management.processes import process_count, roles
+from djqueue.management.flags import (
+    check_combination,
+    count,
+    flag_hint,
+    processes,
+    queue_names,
+    seconds,
+    size,
+    supervisor_flags,
+)
+from djqueue.management.processes import roles
 from djqueue.operations.annotations import annotate_version
 from djqueue.operations.mirroring import mirroring
 from djqueue.operations.relay import relaying
 from djqueue.operations.scheduling import declare_now
 from djqueue.runtime import Worker
 from djqueue.runtime.console import NO_HANDLERS, banner, findings, summary, visible_logs
-from djqueue.runtime.exits import FINISHED, RECYCLED
+from djqueue.runtime.exits import FINISHED, MISUSED, RECYCLED, leave
 from djqueue.runtime.heartbeat import SHARE
 from djqueue.runtime.leasekeeper import LeaseKeeper, can_keep
 from djqueue.runtime.reloading import ReloadingParent, child_command
-from djqueue.runtime.serving import interruptible, leave, serve
+from djqueue.runtime.serving import CHILD_SIGNALS, interruptible, serve
 from djqueue.runtime.supervisor import ProcessLimits, Supervisor
 from djqueue.storage.base import Storage
 
 HELP = """Run the jobs of all @job functions in the jobs.py modules of the installed apps.
 
+A supervisor runs the worker, and with the database storage the scheduler, in processes of their own, and
+restarts them. --single-process does everything in this process, as do storages of one process, and --reload.
+
 Press Ctrl-C or send SIGTERM to stop: the worker starts no more jobs, and running jobs have
 --shutdown-timeout to finish. Jobs that are still running then are asked to stop, and return to their
 queue without using up an attempt. A second Ctrl-C or SIGTERM stops without waiting, a third one kills
-the process.
+all processes.
 
 --verbosity 0 shows errors only, 1 also failures and occasional summaries, 2 also the start and end of
 every job.
 
-Exit codes: 0 success, 1 the worker could not start or continue, 2 invalid usage. Failed jobs do not
-change the exit code: they are in the dead letters.
+Exit codes: 0 success, 1 a process could not start or continue, 2 invalid usage, 78 the system lacks what
+the settings require. Failed jobs do not change the exit code: they are in the dead letters.
 """
+
+
+STOPPED_EARLY = "Stopped before the worker started."
 
 
 class RunworkersHelpFormatter(RawDescriptionHelpFormatter, DjangoHelpFormatter):
@@ -57,7 +67,7 @@ class RunworkersHelpFormatter(RawDescriptionHelpFormatter, DjangoHelpFormatter):
 
 
 class Command(BaseCommand):
-    """Runs a worker in this process, which with the database storage may also be the scheduler."""
+    """Runs workers, and with the database storage the scheduler, under a supervisor or in this process."""
 
     help = HELP
 
@@ -99,35 +109,39 @@ class Command(BaseCommand):
             "--max-jobs",
             type=count,
             metavar="N",
-            help="Exit after N attempts, successful or not.",
+            help="Exit after N attempts, successful or not. Not available with several processes.",
         )
         parser.add_argument(
             "--processes",
             type=processes,
             metavar="N",
-            help="Run N worker processes (auto: one per core) under a supervisor, which restarts them. The "
-            "scheduler of the database storage, and the mirror of Redis, get processes that run no jobs. "
-            "Without this option, one process does everything.",
+            help="Number of worker processes (default: 1; auto: one per core). A supervisor restarts them. "
+            "The scheduler of the database storage, and the mirror of Redis, get processes that run no jobs.",
+        )
+        parser.add_argument(
+            "--single-process",
+            action="store_true",
+            help="Do everything in this process, without a supervisor: for debuggers, and to save memory. A "
+            "handler that holds the GIL then delays the scheduler and the mirror.",
         )
         parser.add_argument(
             "--max-jobs-per-process",
             type=count,
             metavar="N",
-            help="Replace a worker process after N attempts. Requires --processes.",
+            help="Replace a worker process after N attempts.",
         )
         parser.add_argument(
             "--max-memory-per-process",
             type=size,
             metavar="SIZE",
             help="Replace a worker process that uses more memory, such as 512MB, after its running jobs have "
-            "finished. Requires --processes.",
+            "finished.",
         )
         parser.add_argument(
             "--health-file",
             type=Path,
             metavar="PATH",
-            help="Write the state of all processes to this file every 5 seconds, for health probes. Requires "
-            "--processes.",
+            help="Write the state of all processes to this file every 5 seconds, for health probes.",
         )
         parser.add_argument(
             "--shutdown-timeout",
@@ -144,9 +158,9 @@ class Command(BaseCommand):
             "--standby",
             choices=["wait", "never", "work"],
             default="wait",
-            help="If another process is the scheduler of the database: wait until that process stops "
-            "(default); never: exit with code 1; work: run its jobs without ever becoming the "
-            "scheduler. Other storages have no scheduler.",
+            help="If another process is the scheduler of the database: run its jobs, and take its place when "
+            "it stops (default; with --single-process, run no jobs until then); never: exit with code 1; "
+            "work: run its jobs without ever becoming the scheduler. Other storages have no scheduler.",
         )
         parser.add_argument(
             "--reload",
@@ -161,25 +175,52 @@ class Command(BaseCommand):
         super().run_from_argv(argv)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run the worker, or the process that reloads it."""
+        """Run the supervisor, or the worker in this process, or the process that reloads either."""
+        check_combination(options)
         if options["reload"]:
             self._reload(options)
-        elif options["processes"] is not None:
-            self._supervise(options)
-        else:
-            for name in ("max_jobs_per_process", "max_memory_per_process", "health_file"):
-                if options[name] is not None:
-                    raise CommandError(f"--{name.replace('_', '-')} requires --processes", returncode=2)
+        elif self._is_single(options):
             worker = self._run(options)
             if worker.abandoned and self.own_process:
                 leave(0)
+        else:
+            self._supervise(options)
 
-    def _run(self, options: dict[str, Any], on_started: Callable[[], None] | None = None) -> Worker:
-        """Run a worker in this process; with `on_started`, as a child of the supervisor."""
+    def _is_single(self, options: dict[str, Any]) -> bool:
+        """Return whether to run without a supervisor.
+
+        Raises CommandError if an option requires a supervisor that cannot run here.
+        """
+        if options["single_process"]:
+            return True
+        if not self.own_process:
+            reason = "a process of its own: start manage.py runworkers instead of calling the command"
+        elif os.name != "posix":
+            reason = "a POSIX system"
+        elif (storage := self._storage()).capabilities.in_process:
+            reason = f"a storage that processes can share; this one is {storage.describe()}"
+        else:
+            return False
+        for flag in supervisor_flags(options):
+            raise CommandError(f"{flag} requires {reason}", returncode=MISUSED)
+        return True
+
+    def _run(
+        self, options: dict[str, Any], on_started: Callable[[], None] | None = None, *, reports: bool = True
+    ) -> Worker:
+        """Run a worker in this process.
+
+        Args:
+            options: Options of the command.
+            on_started: Called when the worker claims jobs. If given, this is a child of the supervisor,
+                whose other children do the rest of the work.
+            reports: Whether to write the problems found.
+        """
         verbosity, is_child = options["verbosity"], on_started is not None
-        with visible_logs(verbosity), interruptible():
+        with visible_logs(verbosity), interruptible(CHILD_SIGNALS if is_child else (signal.SIGTERM,)):
             worker = self._worker(options)
             worker.on_started = on_started
+            worker.is_replaceable = is_child
             keeper = self._keeper(worker)
             try:
                 self._connect(worker, "work" if is_child else options["standby"])
@@ -189,14 +230,16 @@ class Command(BaseCommand):
                 declare_now(worker.storage)
                 annotate_version(worker.storage)
                 if is_child:
-                    serve(worker)
+                    if verbosity and reports:
+                        self._report(worker)
+                    serve(worker, CHILD_SIGNALS)
                 else:
                     with mirroring(worker.storage), relaying(worker.storage):
                         self._serve(worker, verbosity)
             except DjqueueError as error:
                 raise CommandError(str(error)) from error
             except KeyboardInterrupt:
-                self.stdout.write("Stopped before the worker started.")
+                self.stdout.write(STOPPED_EARLY)
             finally:
                 if keeper is not None:
                     # Before the storage releases the scheduler's lease.
@@ -210,35 +253,23 @@ class Command(BaseCommand):
 
     def _supervise(self, options: dict[str, Any]) -> None:
         """Run the supervisor and its children; start again after SIGHUP."""
-        if os.name != "posix" or not self.own_process:
-            raise CommandError("--processes requires a POSIX system and a process of its own")
-        if options["max_jobs"] is not None:
-            raise CommandError(
-                "--max-jobs can't be combined with --processes; use --max-jobs-per-process", returncode=2
-            )
-        with visible_logs(options["verbosity"]):
-            # Checks the options, and imports all handlers, which the children then share.
-            worker = self._worker(options)
-            storage = worker.storage
-            if storage.capabilities.in_process:
-                raise CommandError(
-                    "--processes requires a storage that processes can share; this one is "
-                    f"{storage.describe()}"
-                )
-            if options["verbosity"]:
-                self.stdout.write(banner(worker, options["processes"]))
-                self.stdout.flush()
-            if not worker.handlers:
-                self.stderr.write(self.style.WARNING(NO_HANDLERS))
+        number = options["processes"] or 1
+        with visible_logs(options["verbosity"]), interruptible():
+            try:
+                # Checks the options, and imports all handlers, which the children then share.
+                worker = self._worker(options)
+                if options["verbosity"]:
+                    self.stdout.write(banner(worker, number))
+                    self.stdout.flush()
+                if not worker.handlers:
+                    self.stderr.write(self.style.WARNING(NO_HANDLERS))
+                run_child = partial(self._run_child, options)
+                children = roles(worker.storage, number, options["standby"], options["worker_id"], run_child)
+                self._close(worker.storage)
+            except KeyboardInterrupt:
+                self.stdout.write(STOPPED_EARLY)
+                return
             limits = ProcessLimits(worker.options.shutdown_timeout / 1_000, options["max_memory_per_process"])
-            children = roles(
-                storage,
-                options["processes"],
-                options["standby"],
-                options["worker_id"],
-                partial(self._run_child, options),
-            )
-            self._close(storage)
             code = Supervisor(children, limits, options["health_file"]).run()
         if code is None:
             command = autoreload.get_child_arguments()
@@ -246,12 +277,21 @@ class Command(BaseCommand):
         if code:
             raise CommandError("a process could not run, so the supervisor stopped", returncode=code)
 
-    def _run_child(self, options: dict[str, Any], worker_id: str | None, ready: Callable[[], None]) -> int:
+    def _run_child(
+        self, options: dict[str, Any], number: int, worker_id: str | None, ready: Callable[[], None]
+    ) -> int:
         limit = options["max_jobs_per_process"]
-        worker = self._run({**options, "worker_id": worker_id, "max_jobs": limit}, ready)
+        given = {**options, "worker_id": worker_id, "max_jobs": limit or options["max_jobs"]}
+        worker = self._run(given, ready, reports=number == 1)
         counters = worker.counters
         is_used_up = limit is not None and counters.claimed - counters.released >= limit
-        return RECYCLED if is_used_up else FINISHED
+        return RECYCLED if is_used_up or worker.was_recycled else FINISHED
+
+    def _storage(self) -> Storage:
+        try:
+            return get_storage()
+        except (ConfigurationError, ImproperlyConfigured) as error:
+            raise CommandError(str(error)) from error
 
     def _worker(self, options: dict[str, Any]) -> Worker:
         try:
@@ -266,7 +306,7 @@ class Command(BaseCommand):
                 connect=False,
             )
         except (OptionError, UnknownQueueError) as error:
-            raise CommandError(str(error), returncode=2) from error
+            raise CommandError(str(error), returncode=MISUSED) from error
         except (ConfigurationError, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
 
@@ -303,11 +343,14 @@ class Command(BaseCommand):
         if verbosity:
             self.stdout.write(banner(worker))
             self.stdout.flush()
-            for finding in findings(worker):
-                self.stderr.write(self.style.WARNING(finding))
+            self._report(worker)
         if not worker.handlers:
             self.stderr.write(self.style.WARNING(NO_HANDLERS))
         serve(worker)
+
+    def _report(self, worker: Worker) -> None:
+        for finding in findings(worker):
+            self.stderr.write(self.style.WARNING(finding))
 
     def _close(self, storage: Storage) -> None:
         try:
@@ -320,94 +363,15 @@ class Command(BaseCommand):
             raise CommandError("--reload requires a POSIX system")
         given = options["shutdown_timeout"]
         patience = DEFAULT_PATIENCE if given is None else given + GRACE
-        code = ReloadingParent(child_command(), patience, self.stdout.write).run()
+        command = child_command()
+        if not any(supervisor_flags(options)):
+            command.append("--single-process")
+        code = ReloadingParent(command, patience, self.stdout.write).run()
         if code:
             raise CommandError(f"the worker exited with code {code}", returncode=max(code, 1))
-
-
-FLAGS = {
-    "--autoreload": "Use --reload.",
-    "--beat": "Every runworkers process fires schedules.",
-    "--burst": "Use --until-empty.",
-    "--log-level": "Use --verbosity 2.",
-    "--loglevel": "Use --verbosity 2.",
-    "--name": "Use --worker-id.",
-    "--once": "Use --until-empty, or --max-jobs 1.",
-    "--pool": "Async functions run on the event loop, others on threads. Use --concurrency.",
-    "--threads": "Use --concurrency.",
-    "--watch": "Use --reload.",
-    "--workers": "Use --processes for processes, --concurrency for jobs at once in each.",
-    "-A": "manage.py selects the project.",
-    "-B": "Every runworkers process fires schedules.",
-    "-P": "Async functions run on the event loop, others on threads. Use --concurrency.",
-    "-Q": "Use --queues.",
-    "-b": "Use --until-empty.",
-    "-c": "Use --concurrency.",
-    "-l": "Use --verbosity 2.",
-    "-n": "Use --worker-id.",
-    "-p": "Use --processes.",
-    "-q": "Use --queues.",
-    "-t": "Use --concurrency.",
-    "-w": "Use --processes for processes, --concurrency for jobs at once in each.",
-}
-"""Flags of the workers of Celery, RQ, Huey, Dramatiq and Django Q, with their equivalents here."""
-UNRECOGNIZED = "unrecognized arguments: "
-
-
-def flag_hint(message: str) -> str:
-    """Return what to add to the parser's error about an unknown flag."""
-    if not message.startswith(UNRECOGNIZED):
-        return ""
-    flag = message.removeprefix(UNRECOGNIZED).split()[0].partition("=")[0]
-    if not flag.startswith("-"):
-        return f". Use --queues {flag} if that is a queue."
-    hint = FLAGS.get(flag)
-    return f". {hint}" if hint else ""
 
 
 DEFAULT_PATIENCE = 60.0
 """Seconds that a child has to finish its jobs if its own settings define the shutdown timeout."""
 GRACE = 10.0
 """Seconds that a child has in addition to its shutdown timeout."""
-
-
-def queue_names(text: str) -> list[str]:
-    """Parse a list of names such as `a,b`."""
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise ArgumentTypeError(f"{text!r} contains an empty name; expected NAME,NAME")
-    return names
-
-
-def count(text: str) -> int:
-    """Parse a positive whole number."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
-
-
-def processes(text: str) -> int:
-    """Parse a number of processes, or `auto`."""
-    try:
-        return process_count(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is neither a positive whole number nor auto") from None
-
-
-def size(text: str) -> int:
-    """Parse a size in bytes, such as `512MB`."""
-    try:
-        return parse_size("size", text)
-    except OptionError as error:
-        raise ArgumentTypeError(str(error)) from error
-
-
-def seconds(text: str) -> float:
-    """Parse a number of seconds that is not negative."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise ArgumentTypeError(f"{text!r} is not a number of seconds of 0 or more")
-    return value

@@ -1,4 +1,4 @@
-"""The supervisor of `runworkers --processes`: child processes that it starts, restarts and stops."""
+"""The supervisor of `runworkers`: child processes that it starts, restarts and stops."""
 
 from .children import ChildProcess as ChildProcess
 from .children import ProcessRole as ProcessRole

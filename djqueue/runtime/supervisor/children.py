@@ -1,10 +1,12 @@
-"""ChildProcess processes of the supervisor, forked from its image, which has no open connections."""
+"""Child processes of the supervisor, forked from its image, which has no open connections."""
 
 import gc
 import logging
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -13,8 +15,15 @@ from typing import NamedTuple, NoReturn
 
 from django.db import connections
 
-from djqueue.runtime.exits import FAILED, FINISHED, end_with, leave, name_process
+from ..exits import FAILED, FINISHED, STOP, end_with, leave, name_process
+from ..serving import interrupt
+from ..supervised import note_supervisor
 
+GROUP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that terminals and service managers send to whole groups of processes. Only the supervisor obeys
+them, and stops its children in order with `STOP`."""
+LOOK_FOR_PARENT = 0.5
+"""Seconds between checks for the parent, on systems that do not end a child with it."""
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
 
 logger = logging.getLogger("djqueue.supervisor")
@@ -50,6 +59,7 @@ class ChildProcess:
         self.kill_at: float | None = None
         """Monotonic seconds at which it is killed."""
         self.ready_pipe, writer = os.pipe()
+        os.set_blocking(self.ready_pipe, False)
         parent = os.getpid()
         # Two processes must not share a connection, and buffered output would be written twice.
         connections.close_all()
@@ -58,10 +68,18 @@ class ChildProcess:
         with warnings.catch_warnings():
             # Python warns if other threads exist: imported modules of the project may have started some.
             warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
-        if not self.pid:
-            _run(role, parent, writer, (*close, self.ready_pipe))
-        os.close(writer)
+            # Signals that arrive before the child has its own handlers wait until then.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, (*GROUP_SIGNALS, STOP))
+            try:
+                self.pid = os.fork()
+                if not self.pid:
+                    _run(role, parent, writer, (*close, self.ready_pipe), before)
+            except OSError:
+                self.close()
+                raise
+            finally:
+                os.close(writer)
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @property
     def name(self) -> str:
@@ -75,6 +93,14 @@ class ChildProcess:
             return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE_SIZE
         except (OSError, IndexError, ValueError):
             return 0
+
+    def read_ready(self) -> bool:
+        """Return whether the child has reported that it is ready."""
+        try:
+            return bool(os.read(self.ready_pipe, 1))
+        except BlockingIOError:
+            # The child has ended, and a process that it started has the pipe.
+            return False
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal. The process id is valid until the supervisor has waited for the child."""
@@ -98,19 +124,21 @@ def describe(status: int) -> str:
     return f"exit code {os.waitstatus_to_exitcode(status)}"
 
 
-def _run(role: ProcessRole, parent: int, writer: int, close: tuple[int, ...]) -> NoReturn:
+def _run(
+    role: ProcessRole, parent: int, writer: int, close: tuple[int, ...], mask: set[int | signal.Signals]
+) -> NoReturn:
     """Run a role in the child process."""
     code = FAILED
     try:
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
+        end_with(parent)
+        _handle_signals(mask)
         for descriptor in close:
             os.close(descriptor)
-        # Only the supervisor receives Ctrl-C from the terminal, and passes it on once.
-        os.setpgid(0, 0)
+        _leave_terminal()
         name_process(role.name)
-        end_with(parent)
+        if sys.platform != "linux":
+            threading.Thread(target=_follow, args=(parent,), name="djqueue-parent", daemon=True).start()
+        note_supervisor(parent)
         gc.freeze()
         is_told = False
 
@@ -128,4 +156,39 @@ def _run(role: ProcessRole, parent: int, writer: int, close: tuple[int, ...]) ->
     except BaseException:
         traceback.print_exc()
     finally:
+        # Without the parent's exit handlers.
         leave(code)
+
+
+def _handle_signals(mask: set[int | signal.Signals]) -> None:
+    """Ignore the signals of groups, and stop on `STOP`, until the role has handlers of its own."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in GROUP_SIGNALS:
+        # A handler: programs that jobs execute would inherit SIG_IGN, and could not be stopped.
+        signal.signal(number, _ignore)
+    signal.signal(STOP, interrupt)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _ignore(*_: object) -> None:
+    return
+
+
+def _leave_terminal() -> None:
+    """Give up the terminal: Ctrl-C is for the supervisor, and programs that jobs run must not receive it.
+
+    A process outside the terminal's foreground group that read from it would be stopped without a message,
+    so standard input is empty.
+    """
+    os.setpgid(0, 0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    if nothing > 0:
+        os.close(nothing)
+
+
+def _follow(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_FOR_PARENT)
+    os._exit(FAILED)

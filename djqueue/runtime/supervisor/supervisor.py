@@ -16,17 +16,21 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from ..exits import FAILED, FINISHED, MISUSED, RECYCLED, REFUSED
+from ..exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, STOP
 from ..serving import PARENT_PIPE
 from . import notices
 from .children import ChildProcess, ProcessRole, describe
 
-FIRST_BACKOFF, LAST_BACKOFF = 1.0, 30.0
-"""Seconds before a child that failed is restarted: first and longest wait, with doubling."""
+BACKOFF = 0.1, 5.0
+"""Seconds before a child that has been ready is restarted: first and longest wait, with doubling."""
+EARLY_BACKOFF = 1.0, 30.0
+"""The same for a child that failed before it was ready: what it needs may be away for longer."""
 STABLE = 60.0
 """Seconds after which a child that fails counts as failing for the first time."""
 MAX_EARLY_FAILURES = 5
-"""Consecutive failures of a child before it was ready, after which the supervisor gives up."""
+"""Consecutive failures of a child that has never been ready, after which the supervisor gives up."""
+PERMANENT = {MISUSED: MISUSED, REFUSED: FAILED, CONFIG: CONFIG}
+"""Exit codes of children that a restart cannot help, with the exit code of the supervisor."""
 STAGE_TIMEOUT = 15.0
 """Seconds that the children of a stage wait for the stage before them to be ready."""
 LOOK = 1.0
@@ -42,7 +46,7 @@ logger = logging.getLogger("djqueue.supervisor")
 
 
 class ProcessLimits(NamedTuple):
-    """ProcessLimits of the children."""
+    """Limits of the children."""
 
     shutdown_timeout: float
     """Seconds that running jobs have to finish."""
@@ -55,7 +59,10 @@ class Supervisor:
 
     SIGTERM and SIGINT stop the workers first, then the other children. A second signal hurries the workers, a
     third one kills everything. SIGHUP stops everything in the same way; `run` then returns None, and the
-    caller starts again with new code.
+    caller starts again with new code. If SIGHUP reports that the terminal was closed, it counts as SIGTERM.
+
+    A service manager may send these signals to the children, too: they ignore them, so that no child stops
+    before its stage.
 
     Args:
         roles: The children.
@@ -76,6 +83,8 @@ class Supervisor:
         """Consecutive failures, by name."""
         self._early: dict[str, int] = {}
         """Consecutive failures before the child was ready, by name."""
+        self._proven: set[str] = set()
+        """Names of the children that have been ready."""
         self._started: dict[str, float] = {}
         self._finished: set[str] = set()
         self._restarts = 0
@@ -102,9 +111,11 @@ class Supervisor:
         self._parent_pipe = int(pipe) if pipe is not None else -1
         if self._parent_pipe >= 0:
             self._selector.register(self._parent_pipe, selectors.EVENT_READ)
-        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, STOP)
         before = {number: signal.signal(number, self._on_signal) for number in handled}
         wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._is_nohup = before[signal.SIGHUP] == signal.SIG_IGN
+        self._has_terminal = _has_terminal()
         self._begun = time.monotonic()
         try:
             self._due = dict.fromkeys((role.name for role in self._roles), self._begun)
@@ -130,7 +141,10 @@ class Supervisor:
     # Signals.
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        if number == signal.SIGHUP:
+        if number == signal.SIGHUP and self._has_terminal and not _has_terminal():
+            self._has_terminal = False
+            self._signals += not self._is_nohup
+        elif number == signal.SIGHUP:
             self._reload = True
         elif number != signal.SIGCHLD:
             self._signals += 1
@@ -173,7 +187,13 @@ class Supervisor:
         shared = [self._reader.fileno(), self._writer.fileno(), *pipes]
         if self._parent_pipe >= 0:
             shared.append(self._parent_pipe)
-        child = ChildProcess(role, tuple(shared))
+        try:
+            child = ChildProcess(role, tuple(shared))
+        except OSError as error:
+            wait = EARLY_BACKOFF[0]
+            self._due[role.name] = now + wait
+            logger.error("Process %s could not be started (%s); retrying in %g s.", role.name, error, wait)
+            return
         self._children[child.pid] = child
         self._started[role.name] = now
         self._selector.register(child.ready_pipe, selectors.EVENT_READ, child)
@@ -202,8 +222,9 @@ class Supervisor:
 
     def _read_ready(self, child: ChildProcess) -> None:
         self._selector.unregister(child.ready_pipe)
-        if os.read(child.ready_pipe, 1):
+        if child.read_ready():
             child.is_ready = True
+            self._proven.add(child.name)
             self._early.pop(child.name, None)
         child.close()
         self._health_at = 0.0
@@ -223,9 +244,7 @@ class Supervisor:
 
     def _on_end(self, child: ChildProcess, status: int) -> None:
         if child.ready_pipe >= 0:
-            if child.ready_pipe in self._selector.get_map():
-                self._selector.unregister(child.ready_pipe)
-            child.close()
+            self._read_ready(child)
         self._health_at = 0.0
         if self._is_stopping:
             return
@@ -239,8 +258,8 @@ class Supervisor:
             self._failures.pop(child.name, None)
             self._due[child.name] = now
             return
-        if code in (MISUSED, REFUSED):
-            self._code = MISUSED if code == MISUSED else FAILED
+        if code in PERMANENT:
+            self._code = PERMANENT[code]
             return
         self._on_failure(child, describe(status), now)
 
@@ -248,22 +267,21 @@ class Supervisor:
         name = child.name
         if now - self._started[name] > STABLE:
             self._failures.pop(name, None)
-        failures = self._failures[name] = self._failures.get(name, 0) + 1
-        if not child.is_ready:
-            self._early[name] = self._early.get(name, 0) + 1
-            if self._early[name] >= MAX_EARLY_FAILURES:
-                logger.error(
-                    "Process %d (%s) ended before it was ready (%s), %d times in a row; stopping.",
-                    child.pid, name, how, self._early[name],
-                )  # fmt: skip
-                self._code = FAILED
-                return
-        wait = min(FIRST_BACKOFF * 2 ** (failures - 1), LAST_BACKOFF)
+        found, (first, last) = (self._failures, BACKOFF) if child.is_ready else (self._early, EARLY_BACKOFF)
+        failures = found[name] = found.get(name, 0) + 1
+        if failures >= MAX_EARLY_FAILURES and name not in self._proven:
+            logger.error(
+                "Process %d (%s) ended before it was ready (%s), %d times in a row; stopping.",
+                child.pid, name, how, failures,
+            )  # fmt: skip
+            self._code = FAILED
+            return
+        wait = min(first * 2 ** (failures - 1), last)
         self._restarts += 1
         self._due[name] = now + wait
         logger.error("Process %d (%s) ended (%s); restarting it in %g s.", child.pid, name, how, wait)
 
-    # ProcessLimits, and the end.
+    # Limits, and the end.
 
     def _check(self) -> None:
         now = time.monotonic()
@@ -316,7 +334,7 @@ class Supervisor:
     def _stop(self, child: ChildProcess, seconds: float, wanted: int) -> None:
         child.signals = max(child.signals, wanted)
         child.kill_at = time.monotonic() + seconds
-        child.send(signal.SIGTERM)
+        child.send(STOP)
 
     def _kill_all(self) -> None:
         if os.getpid() != self._pid:
@@ -335,3 +353,12 @@ class Supervisor:
             health.write(status, list(self._children.values()), self._restarts)
         except OSError as error:
             logger.warning("The health file could not be written: %s", error)
+
+
+def _has_terminal() -> bool:
+    """Return whether this process has a controlling terminal."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

@@ -28,6 +28,12 @@ BLOCKED = 1_000
 """Milliseconds that a write may wait for another process's lock; the holder may have been waiting as well."""
 RELEASED, ABANDONED = 0, 1
 """Expiry times of a lease that was released, and of one whose process was killed."""
+RUNS_NOTHING = (
+    "This process runs no jobs until that scheduler stops; to run jobs now, start this process with "
+    "--standby work."
+)
+TAKES_OVER = "This process takes over when that scheduler stops; its workers run jobs in the meantime."
+"""Log messages about a standby: a single process, and the scheduler process of a supervisor."""
 
 
 class LeaseLost(StorageUnavailableError):

@@ -58,7 +58,7 @@ from .facets import (
     DatabaseReads,
     DatabaseWorkers,
 )
-from .lease import TTL, LeaseLost, SchedulerLease
+from .lease import RUNS_NOTHING, TAKES_OVER, TTL, LeaseLost, SchedulerLease
 from .operations import TIMEOUT, operation_of
 from .scheduler import SchedulerStorage
 from .server import SchedulerServer
@@ -386,11 +386,13 @@ class DatabaseStorage(Storage):
                 "--standby=never to wait until it stops, or use --standby=work to run its jobs"
             )
         logger.info(
-            "Standing by: %s is the scheduler of database %r. This process runs no jobs until that "
-            "scheduler stops; to run jobs now, start this process with --standby work.",
+            "Standing by: %s is the scheduler of database %r. %s",
             who,
             self._alias,
+            RUNS_NOTHING if self.role.on_standby is None else TAKES_OVER,
         )
+        if self.role.on_standby is not None:
+            self.role.on_standby()
         self._stand_by(lease.acquire)
         return lease
 
@@ -477,6 +479,7 @@ class DatabaseSchedulerRole(SchedulerRole):
     def __init__(self, storage: DatabaseStorage, ttl: int) -> None:
         self.standby = "wait"
         self.on_lost: Callable[[], None] | None = None
+        self.on_standby: Callable[[], None] | None = None
         self._storage = storage
         self._ttl = ttl
 

@@ -445,7 +445,7 @@ def pack_groups(policy: QueuePolicy) -> int | bytes:
 
 def pack_worker(info: WorkerInfo) -> bytes:
     """Encode a worker."""
-    return pack([*info._replace(jobs=())[:-1], list(map(list, info.jobs))])
+    return pack(list({**info._asdict(), "jobs": list(map(list, info.jobs))}.values()))
 
 
 def worker(data: bytes, seen_at: int) -> WorkerInfo:

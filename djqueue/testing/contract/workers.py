@@ -33,6 +33,7 @@ class WorkersContract(StorageCase):
             version="1.2",
             project="2026.11-ü",
             jobs=(RunningJob("emails", "id-1", "send ü", 1_700_000_000_123), RunningJob("a", "b", "c", 1)),
+            supervisor=4_711,
         )
 
         storage.workers.register(info)

@@ -1,0 +1,191 @@
+"""The supervisor with roles that end as a test says, in a process of its own."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from djqueue.runtime import exits
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="forks")]
+
+HEAD = """
+import logging, os, sys
+from pathlib import Path
+from django.conf import settings
+settings.configure()
+from djqueue.runtime.supervisor import ProcessLimits, ProcessRole, Supervisor, supervisor
+
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+starts = Path(sys.argv[1])
+
+def number():
+    with starts.open("a") as file:
+        file.write("x")
+    return len(starts.read_text())
+"""
+TAIL = """
+role = ProcessRole("one", run, 1, is_worker=True)
+sys.exit(Supervisor([role], ProcessLimits(1)).run())
+"""
+
+
+@pytest.fixture
+def supervise(tmp_path):
+    """Runs `run(ready)` as the only child, again and again; returns exit code, number of starts, output."""
+
+    def supervise(code):
+        starts = tmp_path / "starts"
+        done = subprocess.run(
+            [sys.executable, "-c", HEAD + textwrap.dedent(code) + TAIL, str(starts)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        return done.returncode, len(starts.read_text()), done.stderr
+
+    return supervise
+
+
+@pytest.mark.parametrize(
+    ("child", "expected"),
+    [
+        (exits.FINISHED, 0),
+        (exits.MISUSED, 2),
+        (exits.REFUSED, 1),
+        (exits.CONFIG, 78),
+    ],
+)
+def test_an_exit_that_no_restart_can_help_ends_the_supervisor(supervise, child, expected):
+    code, starts, output = supervise(f"def run(ready):\n    number()\n    return {child}")
+
+    assert (code, starts) == (expected, 1)
+    assert output == ""
+
+
+def test_a_child_that_was_ready_is_restarted_soon(supervise):
+    code, starts, output = supervise(
+        """
+        supervisor.BACKOFF = 0.01, 0.04
+
+        def run(ready):
+            ready()
+            return 1 if number() < 7 else 0
+        """
+    )
+
+    assert (code, starts) == (0, 7)
+    waits = [line.rpartition("restarting it in ")[2] for line in output.splitlines()]
+    assert waits == ["0.01 s.", "0.02 s.", "0.04 s.", "0.04 s.", "0.04 s.", "0.04 s."]
+
+
+def test_a_child_that_was_never_ready_is_given_up(supervise):
+    code, starts, output = supervise(
+        """
+        supervisor.EARLY_BACKOFF = 0.01, 0.04
+
+        def run(ready):
+            number()
+            return 1
+        """
+    )
+
+    assert (code, starts) == (1, 5)
+    assert output.count("restarting it in") == 4
+    assert "ended before it was ready (exit code 1), 5 times in a row; stopping." in output
+
+
+def test_a_child_that_was_ready_once_is_never_given_up(supervise):
+    """What it needs, such as a database, may be away for a while."""
+    code, starts, output = supervise(
+        """
+        supervisor.BACKOFF = supervisor.EARLY_BACKOFF = 0.01, 0.04
+
+        def run(ready):
+            count = number()
+            if count == 1:
+                ready()
+            return 1 if count < 9 else 0
+        """
+    )
+
+    assert (code, starts) == (0, 9)
+    assert output.count("restarting it in") == 8
+
+
+def test_a_system_without_room_for_a_process_is_asked_again(supervise):
+    code, starts, output = supervise(
+        """
+        supervisor.EARLY_BACKOFF = 0.01, 0.04
+        fork = os.fork
+
+        def refuse():
+            os.fork = fork
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+        os.fork = refuse
+
+        def run(ready):
+            number()
+            return 0
+        """
+    )
+
+    assert (code, starts) == (0, 1)
+    assert "Process one could not be started" in output
+
+
+def test_the_first_waits_are_those_of_the_documentation():
+    from djqueue.runtime.supervisor import supervisor
+
+    assert (supervisor.BACKOFF, supervisor.EARLY_BACKOFF) == ((0.1, 5), (1, 30))
+
+
+def test_a_recycled_child_is_replaced_at_once(supervise):
+    code, starts, output = supervise(
+        f"""
+        def run(ready):
+            ready()
+            return {exits.RECYCLED} if number() < 3 else 0
+        """
+    )
+
+    assert (code, starts) == (0, 3)
+    assert output.count("reached its limit and is replaced") == 2
+
+
+def test_a_signal_during_the_start_of_a_child_is_not_lost(supervise):
+    """The child has handlers of its own before any signal is delivered to it."""
+    code, starts, _ = supervise(
+        """
+        import signal
+
+        def run(ready):
+            number()
+            os.kill(os.getppid(), signal.SIGTERM)
+            signal.pause()
+        """
+    )
+
+    assert (code, starts) == (0, 1)
+
+
+@pytest.mark.parametrize("platform", [sys.platform, "darwin"])
+def test_a_child_ends_with_its_parent_on_every_system(supervise, platform):
+    """The call returns when no process has its standard error open any more."""
+    code, starts, _ = supervise(
+        f"""
+        import signal
+        sys.platform = {platform!r}
+
+        def run(ready):
+            number()
+            os.kill(os.getppid(), signal.SIGKILL)
+            signal.pause()
+        """
+    )
+
+    assert (code, starts) == (-signal.SIGKILL, 1)

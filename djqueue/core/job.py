@@ -367,6 +367,24 @@ class RunningJob(NamedTuple):
     """UTC milliseconds, by the worker's clock."""
 
 
+class ProcessInfo(NamedTuple):
+    """A process in which a worker runs jobs."""
+
+    pid: int
+    name: str
+    """Name of the jobs that it runs."""
+    executor: str
+    """isolated | subprocess"""
+    runs: int
+    """Number of jobs that it has been given."""
+    rss: int
+    """Bytes of its memory."""
+    queue: str = ""
+    """Queue of the job that it is running; empty while it is idle."""
+    job: str = ""
+    """Id of that job."""
+
+
 class WorkerDump(NamedTuple):
     """Stacks of a worker's threads and tasks."""
 
@@ -403,6 +421,8 @@ class WorkerInfo(NamedTuple):
     """Jobs that it is running, longest first; only some of `active` if there are many."""
     supervisor: int | None = None
     """Process ID of the supervisor that started its process, on the same host; None without one."""
+    processes: tuple[ProcessInfo, ...] = ()
+    """Processes in which it runs jobs, those with a job first; only some if there are many."""
 
 
 REJECTED = "enqueue_rejected"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from django.http import HttpRequest
 
 from djqueue.conf import get_settings
-from djqueue.core.job import RunningJob, WorkerInfo
+from djqueue.core.job import ProcessInfo, RunningJob, WorkerInfo
 from djqueue.core.workercontrol import STOPPING
 
 from . import queries, rights
@@ -34,6 +34,8 @@ class WorkerRow(NamedTuple):
     """Queues that the user can see; None for all queues."""
     jobs: tuple[RunningJob, ...]
     """Active jobs of these queues."""
+    processes: tuple[ProcessInfo, ...]
+    """Processes of its jobs, without the ids of jobs that the user cannot see."""
     others: int
     """The number of other active jobs."""
     is_open: bool
@@ -104,10 +106,15 @@ def _seen(
         _level(info, now),
         queues,
         jobs,
+        tuple(_process(request, process) for process in info.processes),
         max(0, info.active - len(jobs)),
         sees_all if queues is None else queues == info.queues,
         bool(newest and info.version) and _version(info) != _version(newest),
     )
+
+
+def _process(request: HttpRequest, process: ProcessInfo) -> ProcessInfo:
+    return process if rights.sees(request, process.queue) else process._replace(queue="", job="")
 
 
 def _version(info: WorkerInfo | None) -> tuple[str, str] | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import StorageError
-from djqueue.core.job import WorkerInfo
+from djqueue.core.job import ProcessInfo, WorkerInfo
 from djqueue.core.workercontrol import DUMP, NOT_FOUND, STOPPING
 from djqueue.storage.base import Storage
 
@@ -31,6 +31,8 @@ def listing(infos: Sequence[WorkerInfo]) -> Iterator[str]:
         yield f"    {', '.join(_about(info))}"
         for job in info.jobs:
             yield f"    {(now - job.started_at) / 1_000:.0f} s: {job.name} [{job.id}] of queue {job.queue}"
+        for process in info.processes:
+            yield f"    {_process(process)}"
 
 
 def control(storage: Storage, command: str, worker_id: str) -> str:
@@ -68,6 +70,12 @@ def _about(info: WorkerInfo) -> Iterator[str]:
     if info.version:
         yield f"djqueue {info.version}"
     yield f"started {to_datetime(info.started_at).isoformat(' ', 'seconds')}"
+
+
+def _process(process: ProcessInfo) -> str:
+    doing = f"running {process.job} of queue {process.queue}" if process.job else "idle"
+    memory = f", {process.rss / 1_000_000:,.0f} MB" if process.rss else ""
+    return f"process {process.pid}: {process.name}, {process.executor}, {doing}{memory}"
 
 
 def _waited(look: Callable[[], object], milliseconds: int, failure: str) -> str:

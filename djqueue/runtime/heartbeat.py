@@ -196,6 +196,7 @@ def worker_info(worker: "Worker") -> WorkerInfo:
         project=worker.settings.version,
         jobs=_longest_running(worker),
         supervisor=supervisor(),
+        processes=worker.executor.process_infos(),
     )
 
 

@@ -90,6 +90,7 @@ RECORDS: tuple[type, ...] = (
     FlowNode,
     FlowEdge,
     FlowGraph,
+    records.ProcessInfo,
 )
 """Named tuples; one's place here is its code on the wire, so new ones go to the end."""
 VALUES = (datetime, date, time, timedelta, Decimal, UUID)

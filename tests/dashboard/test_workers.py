@@ -5,7 +5,7 @@ import re
 import pytest
 
 from djqueue.client import get_storage
-from djqueue.core.job import RunningJob
+from djqueue.core.job import ProcessInfo, RunningJob
 from djqueue.core.workercontrol import DUMP_TTL
 from djqueue.dashboard import rights
 from djqueue.dashboard.snapshot import snapshots
@@ -75,6 +75,10 @@ def test_it_shows_what_a_worker_tells_of_itself(storage, viewer):
             project="2026.11",
             jobs=(RunningJob("emails", "job-1", "shop.send", now - 4_000),),
             supervisor=12300,
+            processes=(
+                ProcessInfo(801, "shop.render", "isolated", 7, 45_000_000, "images", "job-5"),
+                ProcessInfo(802, "shop.convert", "subprocess", 1, 0),
+            ),
         )
     )
     text = words(page(viewer))
@@ -83,7 +87,8 @@ def test_it_shows_what_a_worker_tells_of_itself(storage, viewer):
     html = page(viewer, "worker")
     text = words(html)
     details = "separate process", "every 5 s", "Supervisor process 12300"
-    for part in (*details, "shop.send", "3 more jobs", "4/10"):
+    processes = "801 shop.render isolated job-5 7 42.9 MB", "802 shop.convert subprocess - 1 -"
+    for part in (*details, *processes, "shop.send", "3 more jobs", "4/10"):
         assert part in text, part
     assert f'href="{address(BY_NAME["job"])}"' in html
 
@@ -196,7 +201,9 @@ def test_a_worker_that_is_not_there_is_said_to_be_gone(storage, viewer):
 def test_jobs_and_queues_that_are_hidden_are_not_named(viewer):
     storage = get_storage()
     jobs = (RunningJob("secret", "job-9", "spy", 1), RunningJob("emails", "job-1", "send", 1))
-    storage.workers.register(worker("w1", queues=("emails", "secret"), active=2, jobs=jobs))
+    processes = (ProcessInfo(801, "spy", "isolated", 7, 45_000_000, "secret", "job-9"),)
+    about = {"jobs": jobs, "processes": processes}
+    storage.workers.register(worker("w1", queues=("emails", "secret"), active=2, **about))
     for name in ("workers", "worker"):
         text = words(page(viewer, name))
         assert "emails" in text

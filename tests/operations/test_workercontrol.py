@@ -11,7 +11,7 @@ from djqueue import Queue, Worker
 from djqueue._version import __version__
 from djqueue.client import get_storage
 from djqueue.client.storages import close_storage
-from djqueue.core.job import RunningJob
+from djqueue.core.job import ProcessInfo, RunningJob
 from djqueue.management.commands import djqueue
 from djqueue.operations import workercontrol
 from djqueue.testing.factories import worker
@@ -36,11 +36,19 @@ def test_workers_are_listed_with_what_they_run(storage):
     jobs = (RunningJob("emails", "id-1", "shop.send", now - 90_000),)
     about = {"host": "web-1", "pid": 7, "kind": "runworkers", "rss": 50_000_000, "project": "2026.11"}
     about["supervisor"] = 5
+    about["processes"] = (
+        ProcessInfo(801, "shop.render", "isolated", 7, 45_000_000, "images", "job-5"),
+        ProcessInfo(802, "shop.convert", "subprocess", 1, 0),
+    )
     storage.workers.register(
         worker("w1", queues=("emails",), active=1, concurrency=10, version=__version__, jobs=jobs, **about)
     )
     storage.workers.register(worker("w0", host="web-2", state="quiet"))
-    first, more, running, second, _ = run().splitlines()
+    first, more, running, *processes, second, _ = run().splitlines()
+    assert processes == [
+        "    process 801: shop.render, isolated, running job-5 of queue images, 45 MB",
+        "    process 802: shop.convert, subprocess, idle",
+    ]
     assert re.fullmatch(r"w1: running, 1 of 10 slots in use, last heartbeat \d+ s ago", first)
     process = "process 7 on web-1, supervisor 5, runworkers"
     for part in (process, "queues emails", "50 MB", "2026.11", __version__):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 from .inline import InlineExecutor
 
 if TYPE_CHECKING:
-    from djqueue.core.job import Outcome
+    from djqueue.core.job import Outcome, ProcessInfo
     from djqueue.runtime.runs import Run
     from djqueue.runtime.stopping import Stop
 
@@ -33,6 +33,9 @@ class Executor(Protocol):
 
     def give_up(self, run: "Run") -> "Outcome":
         """Return the outcome of a run that has not stopped in time."""
+
+    def process_infos(self) -> "tuple[ProcessInfo, ...]":
+        """Return the processes in which jobs run beside this one. From any thread."""
 
     def close(self) -> None:
         """Release threads and connections. Called when the worker has ended."""

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from djqueue.conf import has_django
-from djqueue.core.job import Outcome
+from djqueue.core.job import Outcome, ProcessInfo
 from djqueue.middleware import layers_of
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.handlers import Handler, Style
@@ -80,6 +80,10 @@ class InlineExecutor:
         if run.overran:
             return apart(self._execution.failed(run, CancelledError("did not stop after its timeout")))
         return release(run.claimed)
+
+    def process_infos(self) -> tuple[ProcessInfo, ...]:
+        """Return none: all jobs run in this process."""
+        return ()
 
     def close(self) -> None:
         """Release threads and connections."""

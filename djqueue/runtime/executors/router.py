@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from djqueue.conf import Settings
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.executors import INLINE, SUBPROCESS
-from djqueue.core.job import Outcome
+from djqueue.core.job import Outcome, ProcessInfo
 from djqueue.core.options import MSGPACK
 from djqueue.runtime.executors.inline import InlineExecutor
 from djqueue.runtime.handlers import Handler, Style
@@ -109,6 +109,10 @@ class ExecutorRouter:
     def give_up(self, run: Run) -> Outcome:
         """Return the outcome of a run that has not stopped in time."""
         return release(run.claimed) if run.in_process else self._inline.give_up(run)
+
+    def process_infos(self) -> tuple[ProcessInfo, ...]:
+        """Return the processes in which jobs run beside this one. From any thread."""
+        return self.processes.infos()
 
     def close(self) -> None:
         """Release threads, connections and processes."""

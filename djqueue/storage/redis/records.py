@@ -25,6 +25,7 @@ from djqueue.core.job import (
     JobFailure,
     JobRecord,
     Outcome,
+    ProcessInfo,
     RunningJob,
     WorkerInfo,
 )
@@ -445,7 +446,8 @@ def pack_groups(policy: QueuePolicy) -> int | bytes:
 
 def pack_worker(info: WorkerInfo) -> bytes:
     """Encode a worker."""
-    return pack(list({**info._asdict(), "jobs": list(map(list, info.jobs))}.values()))
+    lists = {"jobs": list(map(list, info.jobs)), "processes": list(map(list, info.processes))}
+    return pack(list({**info._asdict(), **lists}.values()))
 
 
 def worker(data: bytes, seen_at: int) -> WorkerInfo:
@@ -457,4 +459,5 @@ def worker(data: bytes, seen_at: int) -> WorkerInfo:
         names=tuple(info.names),
         seen_at=seen_at,
         jobs=tuple(RunningJob(*job) for job in info.jobs),
+        processes=tuple(ProcessInfo(*process) for process in info.processes),
     )

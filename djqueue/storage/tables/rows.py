@@ -12,7 +12,15 @@ from djqueue import models
 from djqueue.codecs import decode, encode
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.enginejob import EngineJob, ItemStream
-from djqueue.core.job import AttemptRecord, DeadLetterRecord, JobFailure, JobRecord, RunningJob, WorkerInfo
+from djqueue.core.job import (
+    AttemptRecord,
+    DeadLetterRecord,
+    JobFailure,
+    JobRecord,
+    ProcessInfo,
+    RunningJob,
+    WorkerInfo,
+)
 from djqueue.core.limiter import Rate
 from djqueue.core.options import MSGPACK, JobOptions
 from djqueue.core.retention import Keep, KeepResults
@@ -325,6 +333,7 @@ def worker_row(info: WorkerInfo) -> tuple[str, dict[str, Any]]:
     values["names"] = list(info.names)
     about: dict[str, Any] = {name: getattr(info, name) for name in WorkerInfo._fields[len(WORKER) :]}
     about["jobs"] = [list(job) for job in info.jobs]
+    about["processes"] = [list(process) for process in info.processes]
     return clean(info.id, TEXT_LIMIT), {**values, "about": about}
 
 
@@ -337,6 +346,7 @@ def worker_from_row(row: models.WorkerState) -> WorkerInfo:
         values[name] = to_milliseconds(values[name])
     about = {name: value for name, value in (row.about or {}).items() if name in WorkerInfo._fields}
     about["jobs"] = tuple(RunningJob(*job) for job in about.get("jobs", ()))
+    about["processes"] = tuple(ProcessInfo(*process) for process in about.get("processes", ()))
     return WorkerInfo(row.worker_id, **values, **about)
 
 

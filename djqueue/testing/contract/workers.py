@@ -5,7 +5,7 @@ from threading import Event
 import pytest
 
 from djqueue.core.errors import OptionError
-from djqueue.core.job import RunningJob
+from djqueue.core.job import ProcessInfo, RunningJob
 from djqueue.core.workercontrol import DUMP_TTL, MAX_DUMP
 from djqueue.storage.base import Storage
 
@@ -34,6 +34,10 @@ class WorkersContract(StorageCase):
             project="2026.11-ü",
             jobs=(RunningJob("emails", "id-1", "send ü", 1_700_000_000_123), RunningJob("a", "b", "c", 1)),
             supervisor=4_711,
+            processes=(
+                ProcessInfo(12, "send ü", "isolated", 3, 40_000_000, "emails", "id-1"),
+                ProcessInfo(13, "c", "subprocess", 1, 0),
+            ),
         )
 
         storage.workers.register(info)

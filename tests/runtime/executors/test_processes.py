@@ -462,6 +462,19 @@ async def test_without_its_template_the_worker_starts_another(site):
     assert await site.result(jobs.add, 1, 1) == 2
 
 
+async def test_the_worker_tells_of_its_processes(site):
+    result = await site.running(jobs.sleeps, 60)
+    [process] = site.processes()
+    site.worker.heartbeat.hasten()
+
+    found = await aeventually(lambda: site.storage.workers.all()[0].processes, 20, "it is listed")
+
+    [info] = found
+    assert info[:4] == (process.pid, jobs.sleeps.name, "isolated", 1)
+    assert info.rss > 1_000_000
+    assert (info.queue, info.job) == (result.queue, result.id)
+
+
 # The choice.
 
 

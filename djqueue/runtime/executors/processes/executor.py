@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from djqueue.core.errors import DjqueueError, JobMemoryLimitError, JobTimeoutError, WorkerCrashedError
 from djqueue.core.executors import limits_of
-from djqueue.core.job import Outcome
+from djqueue.core.job import Outcome, ProcessInfo
 from djqueue.runtime.dependencies import Records, aread
 from djqueue.runtime.executors.execution import Execution
 from djqueue.runtime.handlers import Handler
@@ -45,6 +45,8 @@ ENDING = 1.0
 SWEEP = 0.05
 """Seconds between two passes over the processes that a job has left behind."""
 MOST_SWEEPS = 200
+MAX_LISTED = 20
+"""Maximum of processes in a worker's entry."""
 
 
 class ProcessExecutor:
@@ -84,7 +86,13 @@ class ProcessExecutor:
     @property
     def processes(self) -> list[JobProcess]:
         """The running processes."""
-        return [process for process in self._processes if process.pid]
+        # A copy in one step: the heartbeat, on its own thread, asks for it, too.
+        return [process for process in list(self._processes) if process.pid]
+
+    def infos(self) -> tuple[ProcessInfo, ...]:
+        """Describe some of the processes, those with a job first. From any thread."""
+        running = sorted(self.processes, key=lambda process: process.run is None)
+        return tuple(process.info() for process in running[:MAX_LISTED])
 
     def start(self, run: Run, *, fresh: bool) -> None:
         """Start a run, in a new process if `fresh`."""
@@ -290,7 +298,7 @@ class ProcessExecutor:
             return
         if run in self._fresh:
             self._fresh.discard(run)
-            process.is_retired = True
+            process.is_retired = process.is_fresh = True
         self._start_ticking()
 
     # Ending runs and processes.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from djqueue.codecs import MSGPACK, decode
 from djqueue.core.errors import ItemError, SerializationError
-from djqueue.core.executors import JobLimits
-from djqueue.core.job import JobFailure, Outcome
+from djqueue.core.executors import ISOLATED, SUBPROCESS, JobLimits
+from djqueue.core.job import JobFailure, Outcome, ProcessInfo
 from djqueue.runtime.runs import Run
 from djqueue.runtime.stopping import Stop
 from djqueue.runtime.tracebacks import MAX_MESSAGE, MAX_TRACEBACK, clean
@@ -84,6 +84,8 @@ class JobProcess:
         """Bytes of the most memory seen during the current job."""
         self.is_retired = False
         """Whether it runs no further job."""
+        self.is_fresh = False
+        """Whether it was forked for one job."""
         self.killed_for = ""
         """Why the worker killed it."""
         self.begun = self._loop.time()
@@ -183,6 +185,13 @@ class JobProcess:
         captured, self._captured = self._captured, JobOutput(self.limits.output)
         for line in captured.lines():
             run.reports.log(run, line)
+
+    def info(self) -> ProcessInfo:
+        """Describe it. From any thread."""
+        run = self.run
+        queue, job = ("", "") if run is None else (run.claimed.queue, run.claimed.id)
+        executor = SUBPROCESS if self.is_fresh else ISOLATED
+        return ProcessInfo(self.pid, self.name, executor, self.started, kernel.memory(self.pid), queue, job)
 
     def wait(self, seconds: float) -> None:
         """Wait until it has ended."""

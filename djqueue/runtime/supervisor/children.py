@@ -20,7 +20,9 @@ from ..exits import FAILED, FINISHED, STOP, end_with
 from ..serving import interrupt, leave
 from ..supervised import note_supervisor
 
-GROUP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+GROUP_SIGNALS = tuple(
+    signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
+)
 """Signals that terminals and service managers send to whole groups of processes. Only the supervisor obeys
 them, and stops its children in order with `STOP`."""
 PR_SET_NAME = 15

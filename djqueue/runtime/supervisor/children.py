@@ -19,7 +19,9 @@ from ..exits import FAILED, FINISHED, STOP, end_with, leave, name_process
 from ..serving import interrupt
 from ..supervised import note_supervisor
 
-GROUP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+GROUP_SIGNALS = tuple(
+    signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
+)
 """Signals that terminals and service managers send to whole groups of processes. Only the supervisor obeys
 them, and stops its children in order with `STOP`."""
 LOOK_FOR_PARENT = 0.5

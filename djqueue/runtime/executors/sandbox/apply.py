@@ -94,10 +94,13 @@ class Sandbox:
         is_supervised = isinstance(self._resolved.net, tuple)
         if is_supervised and channel is None:
             raise SandboxError("a list of hosts needs a channel to the process that supervises connections")
-        if threads() != 1:
-            raise SandboxError("a sandbox must be applied before the process starts threads")
-        set_no_new_privileges()
-        drop_capabilities()
+        try:
+            if threads() != 1:
+                raise SandboxError("a sandbox must be applied before the process starts threads")
+            set_no_new_privileges()
+            drop_capabilities()
+        except OSError as error:
+            raise SandboxError(f"privileges could not be dropped: {error}") from error
         # Reading the list of threads must still work when the second stage is applied.
         self._restrict(self._resolved, (*self._code_paths, *self._project_paths), may_list_processes=True)
         rules = filter_for(self._resolved, self._machine, may_fork=True, abi=landlock.abi(), pid=os.getpid())
@@ -105,6 +108,8 @@ class Sandbox:
         if channel is not None and is_supervised:
             try:
                 send_listener(channel, listener)
+            except OSError as error:
+                raise SandboxError(f"the listener could not be sent: {error}") from error
             finally:
                 os.close(listener)
         self_test(self._resolved, may_fork=True)

@@ -172,7 +172,10 @@ class Ruleset:
         Raises SandboxError if the process has several threads, because the others would stay unrestricted.
         """
         try:
-            count = threads()
+            try:
+                count = threads()
+            except OSError as error:
+                raise SandboxError(f"the threads of the process can't be counted: {error}") from error
             if count != 1:
                 raise SandboxError(
                     f"a sandbox must be applied before threads are started, but this process has {count}"

@@ -185,6 +185,9 @@ class ConnectBroker:
         id, thread, _flags, _number, _architecture, _pointer, *arguments = notification
         try:
             code = self._handle(id, thread, arguments)
+        except OSError as error:
+            # The process gave a wrong descriptor, or ended meanwhile.
+            code = errno.EBADF if error.errno == errno.EBADF else errno.EACCES
         except Exception:
             logger.exception("Could not supervise a connection of process %d; it was refused.", thread)
             code = errno.EACCES
@@ -240,7 +243,7 @@ class ConnectBroker:
                 os.close(taken)
 
     def _interrupt(self, process: int) -> None:
-        """End the attempt to connect the socket of a process that has ended."""
+        """End the attempt to connect the socket of a process."""
         with self._lock:
             taken = self._connecting.pop(process, None)
             if taken is not None:
@@ -253,14 +256,15 @@ class ConnectBroker:
     def _is_valid(self, id: int) -> bool:
         try:
             fcntl.ioctl(self._listener, IS_VALID, struct.pack("=Q", id))
-        except OSError:
+        except (OSError, ValueError):
+            # The call was interrupted, or the broker was closed.
             return False
         return True
 
     def _answer(self, id: int, code: int) -> None:
         # Without flags: the kernel never continues the original call.
         answer = bytearray(ANSWER.pack(id, 0, -code, 0))
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             fcntl.ioctl(self._listener, SEND, answer)
 
     def _report(self, pid: int, target: str) -> None:
@@ -270,6 +274,10 @@ class ConnectBroker:
     def _release(self) -> None:
         self._closed.set()
         self._pool.close()
+        with self._lock:
+            connecting = list(self._connecting)
+        for process in connecting:
+            self._interrupt(process)
         with self._lock:
             for descriptor in (self._listener, self._wake_reader, self._wake_writer):
                 os.close(descriptor)

@@ -1,6 +1,8 @@
 """A filter answers as its rules say, on both machines, and whatever a caller puts into the registers."""
 
 import errno
+import os
+import threading
 from typing import Any
 
 import pytest
@@ -21,10 +23,12 @@ from djqueue.runtime.executors.sandbox.seccomp import (
     Filter,
     any_bits,
     equals,
+    has_action,
     is_null,
 )
-from djqueue.runtime.executors.sandbox.tables import AARCH64, X86_64, Machine
+from djqueue.runtime.executors.sandbox.tables import AARCH64, X86_64, Machine, this_machine
 from tests.runtime.executors.sandbox.bpf import answer
+from tests.runtime.executors.sandbox.harness import run
 
 PERM, NOSYS = ERROR | errno.EPERM, ERROR | errno.ENOSYS
 MACHINES = pytest.mark.parametrize("machine", [X86_64, AARCH64], ids=lambda machine: machine.name)
@@ -374,3 +378,46 @@ def test_the_second_stage_allows_nothing_that_the_first_refuses(
     second = asked(filter_for(permissions, X86_64, may_fork=False, abi=7, pid=5), name, *arguments)
 
     assert first in (ALLOW, second)
+
+
+# Installing it.
+
+
+@pytest.mark.skipif(not has_action(ALLOW), reason="the kernel has no seccomp filters")
+def test_an_installed_filter_is_in_force_in_every_thread() -> None:
+    def use() -> list[int | None]:
+        found: list[int | None] = []
+        ready, go = threading.Event(), threading.Event()
+
+        def work() -> None:
+            ready.set()
+            go.wait()
+            try:
+                os.fchown(-1, -1, -1)
+            except OSError as error:
+                found.append(error.errno)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        ready.wait()
+        rules = Filter(this_machine())
+        rules.refuse("fchown", error=errno.EXDEV)
+        rules.install()
+        go.set()
+        thread.join()
+        return found
+
+    assert run(use).value == [errno.EXDEV]
+
+
+@pytest.mark.skipif(not has_action(NOTIFY), reason="the kernel has no seccomp notifications")
+def test_a_process_has_one_listener() -> None:
+    def install() -> None:
+        for _ in range(2):
+            rules = Filter(this_machine())
+            rules.notify("connect")
+            assert rules.install(listener=True) > 2
+
+    result = run(install)
+    assert result.error == "SandboxUnavailableError"
+    assert "supervised already" in result.text

@@ -53,7 +53,9 @@ class Permissions:
     env: bool | tuple[str, ...]
     """Environment variables that the handler sees; `AWS_*` is all that begin with `AWS_`."""
     run: bool | tuple[str, ...]
-    """Programs that the handler may start, by absolute path. They run in the same sandbox."""
+    """Programs that the handler may start, by absolute path; they run in the same sandbox. True: those of the
+    system, and all that it may read.
+    """
     listen: bool | tuple[int, ...]
     """TCP ports on which the handler may accept connections; 0 is any free port."""
     db: bool | tuple[str, ...]

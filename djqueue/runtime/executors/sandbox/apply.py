@@ -15,9 +15,10 @@ from . import landlock
 from .calls import filter_for
 from .errors import PermissionPathError, SandboxError
 from .landlock import NetRight, Right, Ruleset, Scope
-from .layers import enforceable, needs_landlock
-from .paths import DEVICES, RESOLVER, existing, interpreter_paths, real_path
+from .layers import ENFORCED, enforceable, missing_layers, needs_landlock
+from .paths import DEVICES, PROGRAMS, RESOLVER, existing, interpreter_paths, real_path
 from .programs import interpreter_of, loader_of
+from .seccomp import ALLOW, has_action
 from .selftest import self_test
 from .supervise import send_listener
 from .syscalls import drop_capabilities, set_no_new_privileges, threads
@@ -48,7 +49,7 @@ class Sandbox:
         values: Absolute path by name of each template in the permissions' paths.
         code_paths: Code that jobs import late, such as installed apps; readable in both stages.
         project_paths: Directories that are readable only in the first stage: the project, with its settings.
-        unenforced: Permissions that may stay without effect if this system can't enforce them.
+        unenforced: Permissions that may stay without guarantee if this system can't enforce them.
 
     Raises SandboxUnavailableError if the system lacks a layer, and OptionError if a template has no value.
     """
@@ -62,24 +63,16 @@ class Sandbox:
         project_paths: Iterable[str] = (),
         unenforced: Iterable[str] = (),
     ) -> None:
-        self.declared = permissions
-        """Permissions as declared."""
         self.permissions = enforceable(permissions, unenforced)
-        """Permissions that are enforced."""
+        """Permissions that have an effect here."""
+        missing = {name for layer in missing_layers(permissions) for name in layer.permissions}
+        self.unenforced = tuple(name for name in ENFORCED if name in missing)
+        """Names of the permissions that this system can't guarantee."""
         self._values = values
         self._code_paths = tuple(code_paths)
         self._project_paths = tuple(project_paths)
         self._resolved = self.permissions.resolved(values)
-        self._machine = this_machine()
-
-    @property
-    def unenforced(self) -> tuple[str, ...]:
-        """Names of the permissions that have no effect on this system."""
-        return tuple(
-            name
-            for name in ("read", "write", "net", "run", "listen")
-            if getattr(self.declared, name) != getattr(self.permissions, name)
-        )
+        self._has_filters = has_action(ALLOW)
 
     def stage_one(self, channel: socket | None = None) -> None:
         """Restrict the template process, which must have one thread, for good; then test it.
@@ -91,6 +84,8 @@ class Sandbox:
 
         Raises SandboxError, PermissionPathError or SandboxSelfTestFailedError; the process must then exit.
         """
+        if not self._has_filters:
+            return
         is_supervised = isinstance(self._resolved.net, tuple)
         if is_supervised and channel is None:
             raise SandboxError("a list of hosts needs a channel to the process that supervises connections")
@@ -103,7 +98,7 @@ class Sandbox:
             raise SandboxError(f"privileges could not be dropped: {error}") from error
         # Reading the list of threads must still work when the second stage is applied.
         self._restrict(self._resolved, (*self._code_paths, *self._project_paths), may_list_processes=True)
-        rules = filter_for(self._resolved, self._machine, may_fork=True, abi=landlock.abi(), pid=os.getpid())
+        rules = filter_for(self._resolved, this_machine(), may_fork=True, abi=landlock.abi(), pid=os.getpid())
         listener = rules.install(listener=is_supervised)
         if channel is not None and is_supervised:
             try:
@@ -125,11 +120,13 @@ class Sandbox:
 
         Raises SandboxError, PermissionPathError or SandboxSelfTestFailedError; the process must then exit.
         """
+        if not self._has_filters:
+            return
         resolved = self._resolved if values is None else self.permissions.resolved({**self._values, **values})
         self._restrict(resolved, self._code_paths, may_list_processes=False)
         rules = filter_for(
             resolved,
-            self._machine,
+            this_machine(),
             may_fork=False,
             abi=landlock.abi(),
             pid=os.getpid(),
@@ -187,7 +184,8 @@ def _allow_everywhere(ruleset: Ruleset, permissions: Permissions, known: Right) 
     if permissions.write is True:
         rights |= WRITE_ALL
     if permissions.run is True:
-        rights |= START
+        # Without READ_FILE, which starting needs too: every program that the process may read.
+        rights |= Right.EXECUTE
     if permissions.net is True:
         rights |= Right.RESOLVE_UNIX
     if rights & known:
@@ -195,6 +193,9 @@ def _allow_everywhere(ruleset: Ruleset, permissions: Permissions, known: Right) 
 
 
 def _allow_programs(ruleset: Ruleset, permissions: Permissions) -> None:
+    if permissions.run is True:
+        for path in existing(PROGRAMS):
+            ruleset.allow_path(path, READ)
     if not isinstance(permissions.run, tuple):
         return
     listed = {real_path("run", path, protected=()) for path in permissions.run}

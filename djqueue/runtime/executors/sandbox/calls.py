@@ -33,8 +33,13 @@ REFUSED_IOCTLS = {
     "TIOCLINUX": 0x541C,
     "FIOSETOWN": 0x8901,
     "SIOCSPGRP": 0x8902,
+    "FS_IOC_SETFLAGS": 0x40086602,
+    "FS_IOC_FSSETXATTR": 0x401C5820,
+    "FS_IOC_ENABLE_VERITY": 0x40806685,
+    "FS_IOC_SET_ENCRYPTION_POLICY": 0x800C6613,
 }
-"""Requests that type into a terminal, or make the kernel signal another process."""
+"""Requests that type into a terminal, make the kernel signal another process, or change the attributes of a
+file that is open for reading."""
 REFUSED_FCNTLS = {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15, "F_SETLEASE": 1024}
 """Commands that make the kernel signal another process, or block others that open a file."""
 SAFE_PRCTLS = {

@@ -24,7 +24,9 @@ class MissingLayer:
     """A mechanism that permissions need and this system does not have."""
 
     permissions: tuple[str, ...]
-    """Names of the permissions that can't be enforced."""
+    """Names of the permissions that can't be guaranteed."""
+    ineffective: tuple[str, ...]
+    """Names of those among them that have no effect at all."""
     layer: str
     """Name of the mechanism."""
     found: str
@@ -45,50 +47,37 @@ def missing_layers(permissions: Permissions) -> tuple[MissingLayer, ...]:
     try:
         this_machine()
     except SandboxUnavailableError as error:
-        remedy = "run these jobs on such a system, or with permissions=None"
-        return (
-            MissingLayer(permissions=restricted, layer="a supported system", found=str(error), remedy=remedy),
-        )
+        remedy = "run these jobs on such a system"
+        return (_missing(restricted, restricted, "a supported system", str(error), remedy),)
     kernel = f"Linux {os.uname().release}"
-    found = []
     if not has_action(ALLOW):
-        found.append(
-            MissingLayer(
-                permissions=restricted,
-                layer="seccomp filters",
-                found=f"{kernel} refuses them",
-                remedy="use a kernel or a container runtime that allows seccomp",
-            )
-        )
+        remedy = "use a kernel or a container runtime that allows seccomp"
+        return (_missing(restricted, restricted, "seccomp filters", f"{kernel} refuses them", remedy),)
+    found = []
     if (version := landlock.abi()) == 0:
-        found += _without_landlock(permissions, kernel)
+        # Without it, a job can read and write the memory of its worker, if both have the same user.
+        names = [name for name in ("read", "write") if name in restricted]
+        names += [name for name in ("run", "listen") if isinstance(getattr(permissions, name), tuple)]
+        state = f"{kernel} does not have it, or it is switched off"
+        remedy = "use Linux 5.13 or newer, and add landlock to the kernel's lsm= option"
+        found.append(_missing(restricted, tuple(names), "Landlock", state, remedy))
     elif version < PORTS and isinstance(permissions.listen, tuple):
-        found.append(
-            MissingLayer(
-                permissions=("listen",),
-                layer=f"Landlock ABI {PORTS}",
-                found=f"{kernel} has ABI {version}",
-                remedy="use Linux 6.7 or newer, or set listen to True or False",
-            )
-        )
+        remedy = "use Linux 6.7 or newer, or set listen to True or False"
+        state = f"{kernel} has ABI {version}"
+        found.append(_missing(("listen",), ("listen",), f"Landlock ABI {PORTS}", state, remedy))
     if isinstance(permissions.net, tuple) and not (has_action(NOTIFY) and _release() >= SUPERVISION):
-        found.append(
-            MissingLayer(
-                permissions=("net",),
-                layer="seccomp notifications",
-                found=f"{kernel} does not have them",
-                remedy="use Linux 5.9 or newer, or set net to True or False",
-            )
-        )
+        remedy = "use Linux 5.9 or newer, or set net to True or False"
+        state = f"{kernel} does not have them"
+        found.append(_missing(("net",), ("net",), "seccomp notifications", state, remedy))
     return tuple(found)
 
 
 def enforceable(permissions: Permissions, unenforced: Iterable[str]) -> Permissions:
-    """Return permissions without the limits that this system lacks and a job type agreed to miss.
+    """Return permissions without the limits that have no effect here, if a job type accepts that.
 
     Args:
         permissions: Permissions as declared.
-        unenforced: Names of the permissions that may stay without effect where the system can't enforce them.
+        unenforced: Names of the permissions that may stay without guarantee where a layer is missing.
 
     Raises SandboxUnavailableError, with a remedy, for a permission that is not among them.
     """
@@ -99,7 +88,7 @@ def enforceable(permissions: Permissions, unenforced: Iterable[str]) -> Permissi
         raise SandboxUnavailableError(
             "this system can't enforce the permissions: " + "; ".join(str(layer) for layer in refused)
         )
-    return replace(permissions, **{name: True for layer in missing for name in layer.permissions})
+    return replace(permissions, **{name: True for layer in missing for name in layer.ineffective})
 
 
 def needs_landlock(permissions: Permissions) -> bool:
@@ -112,19 +101,12 @@ def needs_landlock(permissions: Permissions) -> bool:
     )
 
 
-def _without_landlock(permissions: Permissions, kernel: str) -> list[MissingLayer]:
-    if not needs_landlock(permissions):
-        return []
-    names = [name for name in ("read", "write") if getattr(permissions, name) is not True]
-    names += [name for name in ("run", "listen") if isinstance(getattr(permissions, name), tuple)]
-    return [
-        MissingLayer(
-            permissions=tuple(names),
-            layer="Landlock",
-            found=f"{kernel} does not have it, or it is switched off",
-            remedy="use Linux 5.13 or newer, and add landlock to the kernel's lsm= option",
-        )
-    ]
+def _missing(
+    permissions: tuple[str, ...], ineffective: tuple[str, ...], layer: str, found: str, remedy: str
+) -> MissingLayer:
+    return MissingLayer(
+        permissions=permissions, ineffective=ineffective, layer=layer, found=found, remedy=remedy
+    )
 
 
 def _release() -> tuple[int, ...]:

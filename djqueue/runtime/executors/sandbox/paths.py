@@ -22,6 +22,11 @@ CERTIFICATES = (
     "/usr/share/ca-certificates",
 )
 RANDOM = ("/dev/urandom", "/dev/random")
+PROGRAMS = (
+    *("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/libexec", "/usr/local/bin", "/usr/local/sbin"),
+    *(f"{prefix}/bin" for prefix in (sys.prefix, sys.base_prefix)),
+)
+"""Directories of programs, which a process reads if it may start every program."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
 """Devices that may be read and written."""
 RESOLVER = (

@@ -76,13 +76,16 @@ def inside(
     values: dict[str, str] | None = None,
     project_paths: tuple[str, ...] = (),
     code_paths: tuple[str, ...] = (),
+    unenforced: tuple[str, ...] = (),
     stages: int = 2,
 ) -> Result:
     """Run an action in a sandbox with these permissions; a list of hosts gets a broker."""
     with supervised(permissions) as channel:
 
         def prepare() -> None:
-            sandbox = Sandbox(permissions, values or {}, code_paths, project_paths=project_paths)
+            sandbox = Sandbox(
+                permissions, values or {}, code_paths, project_paths=project_paths, unenforced=unenforced
+            )
             sandbox.stage_one(channel)
             if stages == 2:
                 sandbox.stage_two()

@@ -183,9 +183,21 @@ def test_a_started_program_is_in_the_same_sandbox(user: str) -> None:
     def read_passwords() -> str:
         return subprocess.run(["/bin/cat", "/etc/passwd"], capture_output=True, text=True).stderr
 
-    assert "Permission denied" in inside(read_passwords, Permissions(run=["/bin/cat"]), user=user).value
+    for run_permission in (["/bin/cat"], True):
+        granted = Permissions(run=run_permission)
+        assert "Permission denied" in inside(read_passwords, granted, user=user).value
     granted = Permissions(run=["/bin/cat"], read=["/etc/passwd"])
     assert inside(read_passwords, granted, user=user).value == ""
+
+
+@USER
+def test_a_started_program_gains_no_capabilities(user: str) -> None:
+    def effective() -> str:
+        command = ["/bin/grep", "CapEff", "/proc/self/status"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    granted = Permissions(run=True, read=True)
+    assert inside(effective, granted, user=user).value.split() == ["CapEff:", "0" * 16]
 
 
 # Other processes.

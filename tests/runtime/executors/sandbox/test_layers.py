@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from djqueue.core.permissions import NOTHING, Permissions
-from djqueue.runtime.executors.sandbox import landlock, layers, tables
+from djqueue.runtime.executors.sandbox import apply, landlock, layers, tables
 from djqueue.runtime.executors.sandbox.apply import Sandbox
 from djqueue.runtime.executors.sandbox.errors import SandboxUnavailableError
 from djqueue.runtime.executors.sandbox.layers import enforceable, missing_layers
@@ -26,7 +26,8 @@ class Kernel:
         self.version = 7
         self.machine = "x86_64"
         monkeypatch.setattr(landlock, "abi", lambda: self.version)
-        monkeypatch.setattr(layers, "has_action", lambda action: action in self.actions)
+        for module in (apply, layers):
+            monkeypatch.setattr(module, "has_action", lambda action: action in self.actions)
         for module in (layers, tables):
             monkeypatch.setattr(module.os, "uname", lambda: self)
         monkeypatch.setattr(tables.sys, "platform", "linux")
@@ -73,7 +74,7 @@ def test_without_seccomp_nothing_is_enforced(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("permissions", "expected"),
+    ("permissions", "ineffective"),
     [
         (NOTHING, ("read", "write")),
         (Permissions(read=True, write=True), ()),
@@ -81,12 +82,16 @@ def test_without_seccomp_nothing_is_enforced(kernel: Kernel) -> None:
         (Permissions(read=True, write=["/srv"], listen=[80]), ("write", "listen")),
     ],
 )
-def test_without_landlock_files_are_not_protected(
-    kernel: Kernel, permissions: Permissions, expected: tuple[str, ...]
+def test_without_landlock_nothing_is_guaranteed_and_files_are_not_protected(
+    kernel: Kernel, permissions: Permissions, ineffective: tuple[str, ...]
 ) -> None:
     kernel.version = 0
 
-    assert missing(permissions) == ({"Landlock": expected} if expected else {})
+    (layer,) = missing_layers(permissions)
+    assert layer.permissions == tuple(
+        name for name in layers.ENFORCED if getattr(permissions, name) is not True
+    )
+    assert layer.ineffective == ineffective
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
@@ -111,11 +116,11 @@ def test_the_message_names_permission_layer_kernel_and_remedy(kernel: Kernel) ->
     kernel.version = 0
 
     with pytest.raises(SandboxUnavailableError) as caught:
-        enforceable(NOTHING, ["read"])
+        enforceable(NOTHING, ["read", "net", "run", "listen"])
     assert str(caught.value) == (
-        "this system can't enforce the permissions: read, write: needs Landlock, but Linux 6.18.0-test does "
-        "not have it, or it is switched off; use Linux 5.13 or newer, and add landlock to the kernel's lsm= "
-        "option"
+        "this system can't enforce the permissions: read, write, net, run, listen: needs Landlock, but Linux "
+        "6.18.0-test does not have it, or it is switched off; use Linux 5.13 or newer, and add landlock to "
+        "the kernel's lsm= option"
     )
     assert caught.value.exit_code == 78 == os.EX_CONFIG
 
@@ -123,9 +128,20 @@ def test_the_message_names_permission_layer_kernel_and_remedy(kernel: Kernel) ->
 def test_accepted_gaps_leave_the_rest_in_force(kernel: Kernel) -> None:
     kernel.version = 0
 
-    assert enforceable(HOSTS, ["read", "write"]) == Permissions(read=True, write=True, net=["a.example"])
-    sandbox = Sandbox(HOSTS, {}, unenforced=["read", "write", "run"])
-    assert sandbox.unenforced == ("read", "write")
+    assert enforceable(HOSTS, layers.ENFORCED) == Permissions(read=True, write=True, net=["a.example"])
+    sandbox = Sandbox(HOSTS, {}, unenforced=layers.ENFORCED)
+    assert sandbox.unenforced == layers.ENFORCED
+    assert sandbox.permissions.net == ("a.example",)
+
+
+def test_on_an_unknown_system_accepted_gaps_leave_nothing(kernel: Kernel) -> None:
+    kernel.machine = "riscv64"
+    kernel.actions = set()
+    sandbox = Sandbox(HOSTS, {}, unenforced=layers.ENFORCED)
+
+    sandbox.stage_one()
+    sandbox.stage_two()
+    assert sandbox.unenforced == layers.ENFORCED
 
 
 def test_gaps_are_accepted_only_where_they_exist(kernel: Kernel) -> None:
@@ -137,5 +153,5 @@ def test_a_sandbox_is_refused_before_any_process_is_changed(kernel: Kernel) -> N
     kernel.version = 0
     given: dict[str, Any] = {"permissions": NOTHING, "values": {}}
 
-    with pytest.raises(SandboxUnavailableError, match="read, write: needs Landlock"):
+    with pytest.raises(SandboxUnavailableError, match="read, write, net, run, listen: needs Landlock"):
         Sandbox(**given)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from djqueue.core.permissions import NOTHING, Permissions
-from djqueue.runtime.executors.sandbox import landlock
+from djqueue.runtime.executors.sandbox import landlock, layers
 from tests.runtime.executors.sandbox.attempts import Attempt, needs_sandbox
 from tests.runtime.executors.sandbox.harness import USERS, inside
 from tests.runtime.executors.sandbox.test_attempts_on_files import IDENTITY, READS, WRITES
@@ -64,3 +64,15 @@ def test_permissions_work_with_every_abi(version: int, monkeypatch: pytest.Monke
 
     assert inside(lambda: Path("/etc/hosts").read_bytes(), Permissions(read=["/etc/hosts"])).is_ok
     assert not inside(lambda: Path("/etc/passwd").read_bytes(), NOTHING).is_ok
+
+
+@named([*NETWORK])
+@pytest.mark.parametrize("user", USERS[:1])
+def test_without_landlock_the_network_is_still_refused(
+    attempt: Attempt[Servers], servers: Servers, user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(landlock, "abi", lambda: 0)
+    permissions = attempt.refused_with(servers)
+
+    result = inside(lambda: attempt.action(servers), permissions, user=user, unenforced=layers.ENFORCED)
+    assert result.errno in attempt.errors, result

@@ -56,7 +56,7 @@ def missing_layers(permissions: Permissions) -> tuple[MissingLayer, ...]:
     found = []
     if (version := landlock.abi()) == 0:
         # Without it, a job can read and write the memory of its worker, if both have the same user.
-        names = [name for name in ("read", "write") if name in restricted]
+        names: list[str] = [name for name in ("read", "write") if name in restricted]
         names += [name for name in ("run", "listen") if isinstance(getattr(permissions, name), tuple)]
         state = f"{kernel} does not have it, or it is switched off"
         remedy = "use Linux 5.13 or newer, and add landlock to the kernel's lsm= option"

@@ -60,8 +60,10 @@ def parse_address(raw: bytes) -> Target | None:
         return Target(
             family=family, address=IPv6Address(packed), port=port, raw=raw[: SIZE_INET6 + 4].ljust(28, b"\0")
         )
-    if family == socket.AF_UNIX and raw[2:3] not in (b"", b"\0"):
-        return Target(family=family, path=os.fsdecode(raw[2:].split(b"\0", 1)[0]), raw=raw)
+    if family == socket.AF_UNIX and len(raw) > 2:
+        # An abstract name begins with a null byte, and is shown with @ as usual. No list contains it.
+        name = raw[2:].split(b"\0", 1)[0] or b"@" + raw[3:]
+        return Target(family=family, path=os.fsdecode(name), raw=raw)
     return None
 
 

@@ -73,9 +73,15 @@ def real_path(name: str, path: str, *, protected: Iterable[str]) -> str:
     except OptionError as error:
         raise PermissionPathError(f"{name}: {path} can't be granted, because it leads to {real}") from error
     for other in protected:
-        if contains(real, os.path.realpath(other)):
+        if contains(real, _real(other)):
             raise PermissionPathError(f"{name}: {path} can't be granted, because it contains {other}")
     return real
+
+
+@cache
+def _real(path: str) -> str:
+    """Return a path of code or settings without links. Cached: every child of a template process asks."""
+    return os.path.realpath(path)
 
 
 def contains(directory: str, path: str) -> bool:

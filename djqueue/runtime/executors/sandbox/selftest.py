@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from djqueue.core.permissions import Permissions
 
-from .errors import SandboxSelfTestFailedError
+from .errors import SandboxSelfTestFailedError, SandboxUnavailableError
 from .syscalls import syscall
 from .tables import this_machine
 
@@ -27,7 +27,8 @@ def self_test(permissions: Permissions, *, may_fork: bool) -> None:
         permissions: Permissions that the process has.
         may_fork: True in the template process, which may fork.
 
-    Raises SandboxSelfTestFailedError if the kernel refuses none of them as it should.
+    Raises SandboxSelfTestFailedError if the kernel does not refuse one as it should, and
+    SandboxUnavailableError if the supervisor of connections can't do its work.
     """
     allowed = [
         name
@@ -48,9 +49,12 @@ def _attempts(permissions: Permissions, *, may_fork: bool) -> Iterator[tuple[str
         yield "reading the root directory", _open_root, frozenset({errno.EACCES})
     if permissions.write is not True:
         yield "writing to the root directory", _make_directory, REFUSED | {errno.EROFS}
+    if isinstance(permissions.net, tuple):
+        yield "connecting", _connect_supervised, frozenset({errno.EAFNOSUPPORT})
+    elif permissions.net is False:
+        yield "connecting", _connect, REFUSED
     if permissions.net is not True:
         yield "a UDP socket", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close(), REFUSED
-        yield "connecting", _connect, REFUSED
     if permissions.run is False:
         yield "starting a program", _execute, REFUSED
         if not may_fork:
@@ -85,6 +89,19 @@ def _connect() -> None:
     with one, other:
         number = this_machine().numbers["connect"]
         syscall(number, one.fileno(), ctypes.addressof(address), len(address))
+
+
+def _connect_supervised() -> None:
+    """Like `_connect`; only a supervisor that can read the address answers EAFNOSUPPORT."""
+    try:
+        _connect()
+    except OSError as error:
+        if error.errno in REFUSED:
+            raise SandboxUnavailableError(
+                "the supervisor of connections can't read the memory of this process; run the worker as the "
+                "same user, and allow it to trace its children"
+            ) from error
+        raise
 
 
 def _fork() -> None:

@@ -203,14 +203,15 @@ class ConnectBroker:
         try:
             raw = _copy_memory(thread, arguments[1], length)
         except OSError as error:
-            return errno.EFAULT if error.errno == errno.EIO else errno.EACCES
+            return errno.EFAULT if error.errno == errno.EIO else self._unreadable(thread, error)
         # Checked after the memory was opened: the thread may have ended, and its number may be reused.
         if not self._is_valid(id):
             return None
         target = parse_address(raw)
         if target is None:
-            # No family that can be listed, among them the address of the self-test.
-            return errno.EACCES
+            # No family that can be listed. The self-test expects this answer, which only a supervisor that
+            # reads addresses can give.
+            return errno.EAFNOSUPPORT
         pid = process_of(thread)
         checked = self._book.checked(target)
         if checked is None:
@@ -252,6 +253,15 @@ class ConnectBroker:
     def _wake(self) -> None:
         with self._lock, suppress(OSError):
             os.write(self._wake_writer, b"x")
+
+    def _unreadable(self, thread: int, error: OSError) -> int:
+        if not self._closed.is_set() and os.path.exists(f"/proc/{thread}"):
+            logger.error(
+                "Could not read the memory of sandboxed process %d, so its connection was refused: %s.",
+                thread,
+                error.strerror,
+            )
+        return errno.EACCES
 
     def _is_valid(self, id: int) -> bool:
         try:

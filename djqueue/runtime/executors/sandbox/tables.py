@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 
 from .errors import SandboxUnavailableError
@@ -129,12 +130,7 @@ class Machine:
     @property
     def gaps(self) -> tuple[tuple[int, int], ...]:
         """Ranges of numbers without a name, both ends included; the last one ends at the highest number."""
-        found, expected = [], 0
-        for number in sorted(self.numbers.values()):
-            if number > expected:
-                found.append((expected, number - 1))
-            expected = number + 1
-        return (*found, (expected, HIGHEST))
+        return _gaps(self)
 
     def numbers_of(self, *names: str) -> tuple[int, ...]:
         """Return the numbers of those calls that exist on this machine, in order."""
@@ -142,6 +138,16 @@ class Machine:
             if name not in KNOWN:
                 raise KeyError(name)
         return tuple(sorted(self.numbers[name] for name in set(names) if name in self.numbers))
+
+
+@cache
+def _gaps(machine: Machine) -> tuple[tuple[int, int], ...]:
+    found, expected = [], 0
+    for number in sorted(machine.numbers.values()):
+        if number > expected:
+            found.append((expected, number - 1))
+        expected = number + 1
+    return (*found, (expected, HIGHEST))
 
 
 def _numbers(*tables: tuple[tuple[int, str], ...]) -> Mapping[str, int]:

@@ -8,6 +8,7 @@ import pickle
 import signal
 import socket
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -107,8 +108,6 @@ class SupervisedChannel:
     """A channel whose broker starts when the listener arrives."""
 
     def __init__(self, permissions: Permissions, **options: Any) -> None:
-        import threading
-
         self.ours, self.theirs = socket.socketpair()
         self.broker: ConnectBroker | None = None
         self.started = threading.Event()

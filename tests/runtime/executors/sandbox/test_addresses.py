@@ -83,6 +83,8 @@ def allows(one: AddressBook, text: str, port: int = 443) -> bool:
         (inet("2001:db8::1", 443)[:24], "[2001:db8::1]:443"),
         (struct.pack("=H", socket.AF_UNIX) + b"/run/x\0garbage", "unix:/run/x"),
         (struct.pack("=H", socket.AF_UNIX) + b"/run/x", "unix:/run/x"),
+        (struct.pack("=H", socket.AF_UNIX) + b"\0run/x", "unix:@run/x"),
+        (struct.pack("=H", socket.AF_UNIX) + b"\0/run/x", "unix:@/run/x"),
     ],
 )
 def test_an_address_is_read_as_the_kernel_reads_it(raw: bytes, expected: str) -> None:
@@ -98,7 +100,6 @@ def test_an_address_is_read_as_the_kernel_reads_it(raw: bytes, expected: str) ->
         inet("192.0.2.1", 80)[:15],
         inet("::1", 80)[:23],
         struct.pack("=H", socket.AF_UNIX),
-        struct.pack("=H", socket.AF_UNIX) + b"\0abstract",
         struct.pack("=H", socket.AF_NETLINK) + bytes(10),
     ],
 )

@@ -378,7 +378,7 @@ def test_without_a_sandbox_the_self_test_names_every_action() -> None:
     ("left_out", "named"),
     [
         ("_restrict", "the root directory"),
-        ("filter_for", "a UDP socket, connecting, starting a program, fork"),
+        ("filter_for", "connecting, a UDP socket, starting a program, fork"),
     ],
 )
 def test_a_layer_without_effect_is_noticed(

@@ -14,7 +14,6 @@ import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from djqueue.runtime.executors.sandbox.supervise import (
     receive_listener,
     send_listener,
 )
+from djqueue.runtime.executors.sandbox.syscalls import set_dumpable
 from tests.runtime.executors.sandbox.attempts import needs_sandbox
 from tests.runtime.executors.sandbox.harness import (
     LIBC,
@@ -442,8 +442,8 @@ def connect_twice(port: int) -> None:
         (lambda port: libc("connect", socket.socket().detach(), ctypes.c_void_p(2**63), 16), {errno.EFAULT}),
         (lambda port: libc("connect", socket.socket().detach(), address(port), -1), {errno.EINVAL}),
         (lambda port: libc("connect", socket.socket().detach(), address(port), 129), {errno.EINVAL}),
-        (lambda port: libc("connect", socket.socket().detach(), address(port), 8), {errno.EACCES}),
-        (lambda port: libc("connect", socket.socket().detach(), bytes(16), 0), {errno.EACCES}),
+        (lambda port: libc("connect", socket.socket().detach(), address(port), 8), {errno.EAFNOSUPPORT}),
+        (lambda port: libc("connect", socket.socket().detach(), bytes(16), 0), {errno.EAFNOSUPPORT}),
     ],
 )
 def test_errors_are_those_of_the_kernel(
@@ -468,6 +468,24 @@ def test_without_a_supervisor_connections_fail(server: Server) -> None:
 
     assert connected(lambda: hello(server.port), "127.0.0.1", before=stop).errno == errno.ENOSYS
     assert server.clients == 0
+
+
+@pytest.mark.skipif(len(USERS) < 2, reason="needs root, to have two users")
+def test_a_supervisor_that_cannot_read_addresses_is_noticed() -> None:
+    permissions = Permissions(net=["127.0.0.1"])
+
+    def supervise() -> Result:
+        with SupervisedChannel(permissions) as channel:
+            return run(lambda: Sandbox(permissions, {}).stage_one(channel.theirs))
+
+    def hide() -> None:
+        set_dumpable(dumpable=False)
+
+    # A process that can't be dumped keeps its memory from its supervisor, unless that is root.
+    result = run(supervise, user="nobody", prepare=hide)
+    assert result.is_ok, result
+    assert result.value.error == "SandboxUnavailableError"
+    assert "can't read the memory" in result.value.text
 
 
 def test_a_supervised_process_cannot_be_supervised_again(server: Server) -> None:
@@ -598,7 +616,3 @@ def test_a_process_without_a_channel_gets_no_list_of_hosts() -> None:
 
     assert result.error == "SandboxError"
     assert "needs a channel" in result.text
-
-
-def test_paths_of_the_tests_exist() -> None:
-    assert Path("/proc/self/fd").is_dir()

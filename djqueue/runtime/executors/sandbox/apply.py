@@ -73,6 +73,8 @@ class Sandbox:
         self._project_paths = tuple(project_paths)
         self._resolved = self.permissions.resolved(values)
         self._has_filters = has_action(ALLOW)
+        self._in_force: tuple[Permissions, bool] | None = None
+        """Permissions of this process once a stage has been applied, and whether it may fork."""
 
     def stage_one(self, channel: socket | None = None) -> None:
         """Restrict the template process, which must have one thread, for good; then test it.
@@ -107,7 +109,8 @@ class Sandbox:
                 raise SandboxError(f"the listener could not be sent: {error}") from error
             finally:
                 os.close(listener)
-        self_test(self._resolved, may_fork=True)
+        self._in_force = self._resolved, True
+        self.self_test()
 
     def stage_two(self, values: Mapping[str, str] | None = None) -> None:
         """Restrict a child of the template process further, before it reads its first job; then test it.
@@ -133,7 +136,18 @@ class Sandbox:
             is_supervised=isinstance(resolved.net, tuple),
         )
         rules.install()
-        self_test(resolved, may_fork=False)
+        self._in_force = resolved, False
+        self.self_test()
+
+    def self_test(self) -> None:
+        """Try one refused action for each limit of this process. Both stages end with this.
+
+        Raises SandboxSelfTestFailedError if one of them succeeds, and SandboxError before the first stage.
+        """
+        if self._in_force is None:
+            raise SandboxError("the sandbox has not been applied to this process")
+        permissions, may_fork = self._in_force
+        self_test(permissions, may_fork=may_fork)
 
     def _restrict(
         self, permissions: Permissions, code_paths: tuple[str, ...], *, may_list_processes: bool

@@ -85,7 +85,8 @@ class ConnectBroker:
     Args:
         listener: File descriptor from `receive_listener`; the broker closes it.
         permissions: Permissions whose `net` lists what is allowed, with database servers added.
-        on_denied: Called on a thread of the broker for every denial; must not raise.
+        on_denied: Called on a thread of the broker for every denial; must not raise, and must bound what it
+            keeps, because a job may try as often as it likes.
         resolve: Resolves names, like `socket.getaddrinfo`.
         takes_sockets: False: replace sockets in place of taking them, as where the system forbids taking.
     """

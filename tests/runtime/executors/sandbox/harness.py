@@ -5,6 +5,7 @@ import ctypes
 import encodings.idna  # noqa: F401  (imports fail where the interpreter's files can't be read)
 import os
 import pickle
+import resource
 import signal
 import socket
 import tempfile
@@ -174,6 +175,8 @@ def libc(name: str, *arguments: Any) -> int:
 def _serve(action: Action, prepare: Action, user: str, writer: int) -> None:
     try:
         signal.alarm(LIMIT)
+        # Some actions end their process.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:
             become(user)
             prepare()

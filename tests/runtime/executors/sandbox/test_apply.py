@@ -364,6 +364,13 @@ def test_the_self_test_passes_with_any_permissions(permissions: Permissions, use
     assert inside(lambda: None, permissions, user=user).is_ok
 
 
+def test_the_self_test_can_be_repeated_but_needs_a_sandbox() -> None:
+    sandbox = Sandbox(NOTHING, {})
+
+    assert run(sandbox.self_test).text == "the sandbox has not been applied to this process"
+    assert run(sandbox.self_test, prepare=sandbox.stage_one).is_ok
+
+
 def test_without_a_sandbox_the_self_test_names_every_action() -> None:
     def test_here() -> None:
         self_test(NOTHING, may_fork=False)

@@ -539,13 +539,9 @@ def test_a_process_can_signal_itself_and_abort(user: str) -> None:
     def kill() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def abort() -> None:
-        resource.getrlimit(resource.RLIMIT_CORE)
-        os.abort()
-
     assert inside(interrupt, NOTHING, user=user).error == "KeyboardInterrupt"
     assert inside(kill, NOTHING, user=user).signal == signal.SIGKILL
-    assert inside(abort, NOTHING, user=user).signal == signal.SIGABRT
+    assert inside(os.abort, NOTHING, user=user).signal == signal.SIGABRT
 
 
 def test_late_imports_of_the_standard_library_work() -> None:

@@ -19,7 +19,7 @@ from tests.runtime.executors.sandbox.test_attempts_on_network import Servers
 from tests.runtime.executors.sandbox.test_attempts_on_network import servers as _servers
 from tests.runtime.executors.sandbox.test_attempts_on_processes import KERNEL, OTHERS, PROGRAMS, RIGHTS
 
-pytestmark = needs_sandbox
+pytestmark = [needs_sandbox, pytest.mark.slow]
 KNOWN = landlock.abi()
 ABIS = [version for version in (1, 2, 3, 4, 5, 6) if version < KNOWN]
 place, servers = _place, _servers

@@ -15,7 +15,7 @@ from tests.runtime.executors.sandbox.test_attempts_on_network import Servers
 from tests.runtime.executors.sandbox.test_attempts_on_network import servers as _servers
 from tests.runtime.executors.sandbox.test_attempts_on_processes import PROGRAMS
 
-pytestmark = needs_sandbox
+pytestmark = [needs_sandbox, pytest.mark.slow]
 place, servers = _place, _servers
 USER = pytest.mark.parametrize("user", USERS[:1])
 

@@ -21,12 +21,14 @@ import pytest
 from djqueue.core.permissions import Permissions
 from djqueue.runtime.executors.sandbox.apply import Sandbox
 from djqueue.runtime.executors.sandbox.errors import SandboxError
+from djqueue.runtime.executors.sandbox.seccomp import Filter
 from djqueue.runtime.executors.sandbox.supervise import (
     DeniedAccess,
     receive_listener,
     send_listener,
 )
 from djqueue.runtime.executors.sandbox.syscalls import set_dumpable
+from djqueue.runtime.executors.sandbox.tables import this_machine
 from tests.runtime.executors.sandbox.attempts import needs_sandbox
 from tests.runtime.executors.sandbox.harness import (
     LIBC,
@@ -488,6 +490,24 @@ def test_a_supervisor_that_cannot_read_addresses_is_noticed() -> None:
     assert "can't read the memory" in result.value.text
 
 
+def test_a_supervisor_that_may_not_take_sockets_replaces_them(server: Server) -> None:
+    """Container runtimes refuse `pidfd_getfd` without CAP_SYS_PTRACE."""
+    permissions = Permissions(net=["127.0.0.1"])
+
+    def supervise() -> Result:
+        with SupervisedChannel(permissions) as channel:
+            return run(
+                lambda: hello(server.port), prepare=lambda: Sandbox(permissions, {}).stage_one(channel.theirs)
+            )
+
+    def refuse() -> None:
+        rules = Filter(this_machine())
+        rules.refuse("pidfd_getfd")
+        rules.install()
+
+    assert run(supervise, prepare=refuse).value == Result(value=b"hello")
+
+
 def test_a_supervised_process_cannot_be_supervised_again(server: Server) -> None:
     ours, theirs = socket.socketpair()
     permissions = Permissions(net=["127.0.0.1"])
@@ -573,6 +593,21 @@ def start(prepare: Action, action: Action) -> int:
         finally:
             os._exit(0)
     return pid
+
+
+@TAKING
+def test_a_broker_leaves_no_descriptors_behind(server: Server, takes_sockets: bool) -> None:
+    def connect() -> None:
+        for _ in range(20):
+            hello(server.port)
+            with contextlib.suppress(PermissionError):
+                hello(1)
+            with contextlib.suppress(OSError):
+                libc("connect", 999, address(server.port), 16)
+
+    before = len(os.listdir("/proc/self/fd"))
+    assert connected(connect, f"127.0.0.1:{server.port}", takes_sockets=takes_sockets).is_ok
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 # The channel.

@@ -39,6 +39,8 @@ ANSWER = struct.Struct("=QqiI")
 LONGEST_ADDRESS = 128
 MAX_CONNECTING = 32
 """Maximum number of connections that one broker makes at once; further ones wait."""
+WATCH = 1_000
+"""Milliseconds between looks at which processes have ended, while connections are being made."""
 MARK = b"L"
 """Content of the message that carries a listener."""
 
@@ -110,6 +112,8 @@ class ConnectBroker:
         self._lock = threading.Lock()
         self._connecting: dict[int, int] = {}
         """Sockets of attempts that may take long, by pidfd of their process."""
+        self._unanswered = 0
+        """Number of calls that threads of the pool work on."""
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="djqueue-connects", daemon=True)
@@ -135,7 +139,8 @@ class ConnectBroker:
         if self._closed.is_set():
             return
         self._closed.set()
-        self._wake()
+        with self._lock, suppress(OSError):
+            os.write(self._wake_writer, b"x")
         self._pool.close()
         # The thread may wait in the kernel for a call that was interrupted; it is a daemon then.
         if threading.current_thread() is not self._thread:
@@ -150,8 +155,6 @@ class ConnectBroker:
                 if self._closed.is_set() or state & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
                     # The last process of the sandbox has ended.
                     return
-                if ready.pop(self._wake_reader, 0):
-                    os.read(self._wake_reader, 4_096)
                 for process in ready:
                     self._interrupt(process)
                 if state & select.POLLIN:
@@ -166,9 +169,10 @@ class ConnectBroker:
         poll = select.poll()
         with self._lock:
             descriptors = (self._listener, self._wake_reader, *self._connecting)
+            timeout = WATCH if self._unanswered else None
         for descriptor in descriptors:
             poll.register(descriptor, select.POLLIN)
-        return dict(poll.poll())
+        return dict(poll.poll(timeout))
 
     def _receive(self) -> None:
         buffer = bytearray(NOTIFICATION.size)
@@ -179,6 +183,8 @@ class ConnectBroker:
                 # The call was interrupted before it was received.
                 return
             raise
+        with self._lock:
+            self._unanswered += 1
         self._pool.submit(self._answer_received, NOTIFICATION.unpack(buffer))
 
     def _answer_received(self, notification: tuple[int, ...]) -> None:
@@ -194,6 +200,8 @@ class ConnectBroker:
             code = errno.EACCES
         if code is not None:
             self._answer(id, code)
+        with self._lock:
+            self._unanswered -= 1
 
     def _handle(self, id: int, thread: int, arguments: list[int]) -> int | None:
         """Connect, and return the errno of the call's answer: 0 for success, None if none is awaited."""
@@ -237,7 +245,6 @@ class ConnectBroker:
             if os.get_blocking(taken):
                 with self._lock:
                     self._connecting[process] = taken
-                self._wake()
             return connect_socket(taken, target)
         finally:
             with self._lock:
@@ -250,10 +257,6 @@ class ConnectBroker:
             taken = self._connecting.pop(process, None)
             if taken is not None:
                 libc().shutdown(ctypes.c_int(taken), ctypes.c_int(socket.SHUT_RDWR))
-
-    def _wake(self) -> None:
-        with self._lock, suppress(OSError):
-            os.write(self._wake_writer, b"x")
 
     def _unreadable(self, thread: int, error: OSError) -> int:
         if not self._closed.is_set() and os.path.exists(f"/proc/{thread}"):

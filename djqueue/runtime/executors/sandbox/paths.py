@@ -1,0 +1,89 @@
+"""Paths that a sandboxed process may use: the interpreter's own files, and those of its permissions."""
+
+import os
+import site
+import ssl
+import sys
+import sysconfig
+from collections.abc import Iterable
+from functools import cache
+
+from djqueue.core.errors import OptionError
+from djqueue.core.permissions import check_path
+
+from .errors import PermissionPathError
+
+LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
+DATA = ("/usr/share/zoneinfo", "/etc/localtime", "/etc/timezone", "/etc/mime.types", "/etc/ssl/openssl.cnf")
+CERTIFICATES = (
+    "/etc/ssl/certs",
+    "/etc/pki/tls/certs",
+    "/etc/pki/ca-trust/extracted",
+    "/usr/share/ca-certificates",
+)
+RANDOM = ("/dev/urandom", "/dev/random")
+PROGRAMS = (
+    *("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/libexec", "/usr/local/bin", "/usr/local/sbin"),
+    *(f"{prefix}/bin" for prefix in (sys.prefix, sys.base_prefix)),
+)
+"""Directories of programs, which a process reads if it may start every program."""
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
+"""Devices that may be read and written."""
+RESOLVER = (
+    *("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf"),
+    *("/etc/services", "/etc/protocols"),
+)
+"""Configuration of the C library's resolver, which a process uses if it may connect to every host."""
+
+
+@cache
+def interpreter_paths() -> tuple[str, ...]:
+    """Return the existing files and directories that Python needs for imports, time zones and TLS."""
+    prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
+    # The whole prefix may hold a project and its secrets, for example if it is the project's directory.
+    paths = [os.path.join(prefix, name) for prefix in prefixes for name in ("lib", "lib64", "pyvenv.cfg")]
+    paths += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += [*site.getsitepackages(), *LIBRARIES, *DATA, *CERTIFICATES, *RANDOM]
+    verify = ssl.get_default_verify_paths()
+    paths += [verify.openssl_cafile, verify.openssl_capath, *filter(None, (verify.cafile, verify.capath))]
+    return existing(paths)
+
+
+def existing(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return those paths that exist, each once."""
+    return tuple(path for path in dict.fromkeys(paths) if os.path.exists(path))
+
+
+def real_path(name: str, path: str, *, protected: Iterable[str]) -> str:
+    """Return a path of a permission with its symbolic links followed.
+
+    Args:
+        name: Permission, for the message.
+        path: Absolute path.
+        protected: Directories and files that must not lie in it: code and settings.
+
+    Raises PermissionPathError if the path does not exist or would undo other permissions.
+    """
+    try:
+        real = os.path.realpath(path, strict=True)
+    except OSError as error:
+        raise PermissionPathError(f"{name}: {path} can't be granted: {error.strerror}") from error
+    try:
+        check_path(name, real)
+    except OptionError as error:
+        raise PermissionPathError(f"{name}: {path} can't be granted, because it leads to {real}") from error
+    for other in protected:
+        if contains(real, _real(other)):
+            raise PermissionPathError(f"{name}: {path} can't be granted, because it contains {other}")
+    return real
+
+
+@cache
+def _real(path: str) -> str:
+    """Return a path of code or settings without links. Cached: every child of a template process asks."""
+    return os.path.realpath(path)
+
+
+def contains(directory: str, path: str) -> bool:
+    """Return whether a path is a directory or lies below it. Both are absolute and without links."""
+    return path == directory or path.startswith(directory.rstrip("/") + "/")

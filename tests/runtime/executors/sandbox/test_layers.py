@@ -1,0 +1,157 @@
+"""A system that can't enforce a permission says so, with what is missing and what to do."""
+
+import os
+from typing import Any
+
+import pytest
+
+from djqueue.core.permissions import NOTHING, Permissions
+from djqueue.runtime.executors.sandbox import apply, landlock, layers, tables
+from djqueue.runtime.executors.sandbox.apply import Sandbox
+from djqueue.runtime.executors.sandbox.errors import SandboxUnavailableError
+from djqueue.runtime.executors.sandbox.layers import enforceable, missing_layers
+from djqueue.runtime.executors.sandbox.seccomp import ALLOW, NOTIFY
+
+ALL = Permissions(read=True, write=True, net=True, run=True, listen=True)
+LISTEN = Permissions(listen=[80])
+HOSTS = Permissions(net=["a.example"])
+
+
+class Kernel:
+    """A kernel whose features a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.release = "6.18.0-test"
+        self.actions = {ALLOW, NOTIFY}
+        self.version = 7
+        self.machine = "x86_64"
+        monkeypatch.setattr(landlock, "abi", lambda: self.version)
+        for module in (apply, layers):
+            monkeypatch.setattr(module, "has_action", lambda action: action in self.actions)
+        for module in (layers, tables):
+            monkeypatch.setattr(module.os, "uname", lambda: self)
+        monkeypatch.setattr(tables.sys, "platform", "linux")
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    return Kernel(monkeypatch)
+
+
+def missing(permissions: Permissions) -> dict[str, tuple[str, ...]]:
+    return {layer.layer: layer.permissions for layer in missing_layers(permissions)}
+
+
+EACH = pytest.mark.parametrize("permissions", [NOTHING, ALL, LISTEN, HOSTS], ids=Permissions.describe)
+
+
+@EACH
+def test_a_new_kernel_enforces_everything(kernel: Kernel, permissions: Permissions) -> None:
+    assert missing_layers(permissions) == ()
+    assert enforceable(permissions, ()) == permissions
+
+
+@EACH
+def test_an_unknown_machine_enforces_nothing(kernel: Kernel, permissions: Permissions) -> None:
+    kernel.machine = "riscv64"
+
+    names = tuple(name for name in layers.ENFORCED if getattr(permissions, name) is not True)
+    assert missing(permissions) == ({"a supported system": names} if names else {})
+
+
+def test_another_system_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables.sys, "platform", "darwin")
+
+    found = missing_layers(NOTHING)
+    assert "this is darwin on" in str(found[0])
+
+
+def test_without_seccomp_nothing_is_enforced(kernel: Kernel) -> None:
+    kernel.actions = set()
+
+    assert missing(NOTHING) == {"seccomp filters": layers.ENFORCED}
+    assert missing(ALL) == {}
+
+
+@pytest.mark.parametrize(
+    ("permissions", "ineffective"),
+    [
+        (NOTHING, ("read", "write")),
+        (Permissions(read=True, write=True), ()),
+        (Permissions(read=True, write=True, run=["/bin/true"]), ("run",)),
+        (Permissions(read=True, write=["/srv"], listen=[80]), ("write", "listen")),
+    ],
+)
+def test_without_landlock_nothing_is_guaranteed_and_files_are_not_protected(
+    kernel: Kernel, permissions: Permissions, ineffective: tuple[str, ...]
+) -> None:
+    kernel.version = 0
+
+    (layer,) = missing_layers(permissions)
+    assert layer.permissions == tuple(
+        name for name in layers.ENFORCED if getattr(permissions, name) is not True
+    )
+    assert layer.ineffective == ineffective
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_an_old_landlock_knows_no_ports(kernel: Kernel, version: int) -> None:
+    kernel.version = version
+
+    assert missing(LISTEN) == {"Landlock ABI 4": ("listen",)}
+    assert missing(NOTHING) == missing(Permissions(listen=True)) == missing(HOSTS) == {}
+
+
+@pytest.mark.parametrize(
+    ("release", "actions"), [("5.8.0", {ALLOW, NOTIFY}), ("4.19.0-1", {ALLOW}), ("6.1.0", {ALLOW})]
+)
+def test_a_list_of_hosts_needs_supervision(kernel: Kernel, release: str, actions: set[int]) -> None:
+    kernel.release, kernel.actions = release, actions
+
+    assert missing(HOSTS) == {"seccomp notifications": ("net",)}
+    assert missing(NOTHING) == {}
+
+
+def test_the_message_names_permission_layer_kernel_and_remedy(kernel: Kernel) -> None:
+    kernel.version = 0
+
+    with pytest.raises(SandboxUnavailableError) as caught:
+        enforceable(NOTHING, ["read", "net", "run", "listen"])
+    assert str(caught.value) == (
+        "this system can't enforce the permissions: read, write, net, run, listen: needs Landlock, but Linux "
+        "6.18.0-test does not have it, or it is switched off; use Linux 5.13 or newer, and add landlock to "
+        "the kernel's lsm= option"
+    )
+    assert caught.value.exit_code == 78 == os.EX_CONFIG
+
+
+def test_accepted_gaps_leave_the_rest_in_force(kernel: Kernel) -> None:
+    kernel.version = 0
+
+    assert enforceable(HOSTS, layers.ENFORCED) == Permissions(read=True, write=True, net=["a.example"])
+    sandbox = Sandbox(HOSTS, {}, unenforced=layers.ENFORCED)
+    assert sandbox.unenforced == layers.ENFORCED
+    assert sandbox.permissions.net == ("a.example",)
+
+
+def test_on_an_unknown_system_accepted_gaps_leave_nothing(kernel: Kernel) -> None:
+    kernel.machine = "riscv64"
+    kernel.actions = set()
+    sandbox = Sandbox(HOSTS, {}, unenforced=layers.ENFORCED)
+
+    sandbox.stage_one()
+    sandbox.stage_two()
+    assert sandbox.unenforced == layers.ENFORCED
+
+
+def test_gaps_are_accepted_only_where_they_exist(kernel: Kernel) -> None:
+    assert enforceable(HOSTS, ["read", "write", "net"]) == HOSTS
+    assert Sandbox(HOSTS, {}, unenforced=["read", "net"]).unenforced == ()
+
+
+def test_a_sandbox_is_refused_before_any_process_is_changed(kernel: Kernel) -> None:
+    kernel.version = 0
+    given: dict[str, Any] = {"permissions": NOTHING, "values": {}}
+
+    with pytest.raises(SandboxUnavailableError, match="read, write, net, run, listen: needs Landlock"):
+        Sandbox(**given)

@@ -1,0 +1,67 @@
+"""One permission does not open what another is for, and no combination opens what a missing one is for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from djqueue.core.permissions import Permissions
+from tests.runtime.executors.sandbox.attempts import Attempt, needs_sandbox
+from tests.runtime.executors.sandbox.harness import USERS, inside
+from tests.runtime.executors.sandbox.test_attempts_on_files import READS, WRITES
+from tests.runtime.executors.sandbox.test_attempts_on_files import place as _place
+from tests.runtime.executors.sandbox.test_attempts_on_network import ATTEMPTS as NETWORK
+from tests.runtime.executors.sandbox.test_attempts_on_network import Servers
+from tests.runtime.executors.sandbox.test_attempts_on_network import servers as _servers
+from tests.runtime.executors.sandbox.test_attempts_on_processes import PROGRAMS
+
+pytestmark = [needs_sandbox, pytest.mark.slow]
+place, servers = _place, _servers
+USER = pytest.mark.parametrize("user", USERS[:1])
+
+
+def named(attempts: list[Attempt[Any]]) -> Any:
+    return pytest.mark.parametrize("attempt", attempts, ids=lambda one: one.name)
+
+
+def is_refused(attempt: Attempt[Any], place: Any, permissions: Permissions, user: str) -> None:
+    result = inside(lambda: attempt.action(place), permissions, user=user)
+    assert not result.is_ok, f"{permissions.describe()} allowed it: {result}"
+    assert result.errno in attempt.errors, result
+    assert attempt.check(place)
+
+
+@named(READS)
+@USER
+def test_reading_needs_read_or_write(attempt: Attempt[Path], place: Path, user: str) -> None:
+    is_refused(attempt, place, Permissions(net=True, run=True, listen=True, env=True, db=True), user)
+
+
+@named(WRITES)
+@USER
+def test_writing_needs_write(attempt: Attempt[Path], place: Path, user: str) -> None:
+    is_refused(attempt, place, Permissions(read=True, net=True, run=True, listen=True), user)
+
+
+@named(NETWORK)
+@USER
+def test_the_network_needs_net_or_listen(attempt: Attempt[Servers], servers: Servers, user: str) -> None:
+    is_refused(attempt, servers, Permissions(read=True, write=True, run=True), user)
+
+
+@named([one for one in NETWORK if "listen" not in one.name and one.name != "bind"])
+@USER
+def test_connecting_needs_net(attempt: Attempt[Servers], servers: Servers, user: str) -> None:
+    is_refused(attempt, servers, Permissions(read=True, write=True, run=True, listen=True), user)
+
+
+@named([one for one in NETWORK if "listen" in one.name or one.name == "bind"])
+@USER
+def test_listening_needs_listen(attempt: Attempt[Servers], servers: Servers, user: str) -> None:
+    is_refused(attempt, servers, Permissions(read=True, write=True, run=True, net=True), user)
+
+
+@named(PROGRAMS)
+@USER
+def test_starting_programs_needs_run(attempt: Attempt[None], user: str) -> None:
+    is_refused(attempt, None, Permissions(read=True, write=True, net=True, listen=True), user)

@@ -15,7 +15,7 @@ from djqueue.core.groups import GroupLimit
 from djqueue.core.job import DeadLetterRecord, JobRecord, WorkerInfo
 from djqueue.core.options import MSGPACK, JobKey, JobOptions
 from djqueue.core.states import LIVE, TERMINAL, State
-from djqueue.storage.tables import rows
+from djqueue.storage.tables import rows, workerrows
 from djqueue.storage.tables.dialects import Dialect, dialect_for
 from djqueue.storage.tables.groups import GROUP_STATE, QUEUE_STATE, row_of
 from djqueue.storage.tables.inspector import DatabaseInspector
@@ -324,7 +324,7 @@ class Tables:
             self._hold()
             names = []
             for info in infos:
-                name, values = rows.worker_row(info)
+                name, values = workerrows.worker_row(info)
                 names.append(name)
                 known.update_or_create(worker_id=name, defaults=values)
             known.exclude(worker_id__in=names).delete()

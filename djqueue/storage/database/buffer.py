@@ -15,7 +15,7 @@ from djqueue.core.overview import Totals
 from djqueue.core.retention import Retention
 from djqueue.core.states import State
 
-from ..tables import rows
+from ..tables import rows, workerrows
 from ..tables.dialects import Dialect
 from ..tables.groups import GROUP_STATE, QUEUE_STATE
 from ..tables.rows import Row
@@ -351,7 +351,7 @@ class BufferWriter:
             manager.filter(worker_id__in=gone).delete()
         for info in buffer.workers.values():
             if info is not None:
-                worker_id, values = rows.worker_row(info)
+                worker_id, values = workerrows.worker_row(info)
                 manager.update_or_create(worker_id=worker_id, defaults=values)
 
 

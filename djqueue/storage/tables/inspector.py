@@ -17,7 +17,7 @@ from djqueue.core.states import State
 from djqueue.core.streams import are_readable, cut
 from djqueue.core.summaries import JobSummaryPage, first_of, mark_in
 
-from . import names, rows
+from . import names, rows, workerrows
 from .groups import group_limits
 
 WORKER_TTL = 60_000
@@ -203,7 +203,7 @@ class DatabaseInspector:
     def workers(self, now: int) -> list[WorkerInfo]:
         """Return the workers that have not been silent for too long."""
         found = models.WorkerState.objects.using(self._alias).filter(seen_at__gt=now - WORKER_TTL)
-        return [rows.worker_from_row(row) for row in found.order_by("worker_id")]
+        return [workerrows.worker_from_row(row) for row in found.order_by("worker_id")]
 
     def _jobs(self) -> Any:
         return models.Job.objects.using(self._alias)

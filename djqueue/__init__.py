@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         WorkerCrashedError,
     )
     from .core.job import CancelResult, EnqueueResult, Event
+    from .core.permissions import Permissions
     from .core.sharing import LimiterState
     from .core.states import State
     from .runtime import Worker, current_job
@@ -69,6 +70,7 @@ __all__ = [
     "MaxRetriesError",
     "OptionError",
     "PayloadTooLargeError",
+    "Permissions",
     "Queue",
     "QueueFullError",
     "Retry",
@@ -103,6 +105,7 @@ HOMES = {
     "JobType": "client",
     "Limiter": "client",
     "LimiterState": "core.sharing",
+    "Permissions": "core.permissions",
     "Queue": "client",
     "State": "core.states",
     "Worker": "runtime",

@@ -82,6 +82,7 @@ HINTS = {
     "MODULES": "Modules to import from every app besides jobs.py, for example ['tasks'].",
     "EXECUTOR": "One of 'inline', 'isolated' and 'subprocess'.",
     "LIMITS": "Limits of jobs in processes of their own, for example {'memory': '256 MiB', 'cpu': 60}.",
+    "SANDBOX": "'require' refuses jobs whose permissions cannot be enforced here; 'degrade' accepts some.",
     "MIDDLEWARE": "For example ['djqueue.middleware.LoggingMiddleware'].",
     "DASHBOARD": "For example {'READ_ONLY': True, 'POLL': 5}.",
 }

@@ -8,9 +8,18 @@ from djqueue.conf import Settings, get_settings
 from djqueue.core.backoff import BackoffFunction
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ArgumentsError, OptionError
-from djqueue.core.executors import INLINE, NO_LIMITS, parse_executor, parse_limits
+from djqueue.core.executors import (
+    INLINE,
+    ISOLATED,
+    NO_LIMITS,
+    parse_executor,
+    parse_limits,
+    parse_permissions,
+    parse_unenforced,
+)
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import EnqueueOptions, check_text
+from djqueue.core.permissions import Permissions
 from djqueue.storage.base import Storage
 
 from . import envelope, hints, waiting
@@ -61,6 +70,8 @@ class JobType(Generic[P, R]):
         calling: Mapping[str, Any] | None = None,
         executor: str | None = None,
         limits: Mapping[str, Any] = NO_LIMITS,
+        permissions: Permissions | None = None,
+        allow_unenforced: tuple[str, ...] = (),
     ) -> None:
         self.function = function
         self.name = name
@@ -76,6 +87,10 @@ class JobType(Generic[P, R]):
         """Where workers run its jobs; None: the queue or the settings decide."""
         self.limits = limits
         """Limits of its jobs in processes of their own, as fields of `JobLimits`."""
+        self.permissions = permissions
+        """What its handler may use; None for everything. Requires a process of its own."""
+        self.allow_unenforced = allow_unenforced
+        """Names of permissions that may stay without guarantee where the system cannot enforce them."""
         self._given = given
         self._calling = calling or {}
         """`wait` and `on_restart` as given to `using`, for the calls that wait."""
@@ -157,6 +172,8 @@ class JobType(Generic[P, R]):
             calling={**self._calling, **calling},
             executor=self.executor,
             limits=self.limits,
+            permissions=self.permissions,
+            allow_unenforced=self.allow_unenforced,
         )
         envelope.check(changed._given)
         return changed
@@ -316,7 +333,7 @@ class JobType(Generic[P, R]):
         return False
 
 
-ONLY_JOB = frozenset({"name", "cron", "every", "executor", "limits"})
+ONLY_JOB = frozenset({"name", "cron", "every", "executor", "limits", "permissions", "allow_unenforced"})
 """Options of `@job` that `using` does not have."""
 CALLING: dict[str, Any] = {"wait": DEFAULT_WAIT, "on_restart": "raise"}
 """Arguments of the calls that wait, in addition to the function's, with their defaults."""
@@ -374,6 +391,10 @@ def job(
             that runs jobs of this type only), or `subprocess` (in a new process for each job).
         limits: Limits of a job in a process of its own, such as `{"memory": "256 MiB", "cpu": 60}`; see
             `djqueue.core.executors.JobLimits`.
+        permissions: Files, hosts, variables and programs that the handler may use, as `djqueue.Permissions`;
+            the kernel refuses everything else. Implies `isolated`.
+        allow_unenforced: Names of permissions that the job does without on systems that cannot enforce them,
+            if `DJQUEUE["SANDBOX"]` is `degrade`.
         options: Job options, see `djqueue.core.options`; `backoff` may be a function (failures, exception)
             that returns seconds. `cron` or `every` adds a schedule, with the options of
             `djqueue.schedules.Schedule`.
@@ -394,6 +415,12 @@ def job(
         when = split_options(given)
         executor = parse_executor(given.pop("executor")) if "executor" in given else None
         limits = parse_limits(given.pop("limits")) if "limits" in given else NO_LIMITS
+        permissions = parse_permissions(given.pop("permissions", None))
+        unenforced = parse_unenforced(given.pop("allow_unenforced", ()))
+        if permissions is not None:
+            if executor == INLINE:
+                raise OptionError("permissions: inline jobs have those of the worker; use 'isolated'")
+            executor = executor or ISOLATED
         backoff = given.pop("backoff") if callable(given.get("backoff")) else None
         batch = parse_batch(given.pop("batch")) if "batch" in given else None
         if batch is not None and is_generator(function):
@@ -410,7 +437,7 @@ def job(
         arguments = read_arguments(function) if checked and batch is None else None
         job_type = JobType(
             function, label, given, backoff, batch=batch, redact=redact, arguments=arguments,
-            executor=executor, limits=limits,
+            executor=executor, limits=limits, permissions=permissions, allow_unenforced=unenforced,
         )  # fmt: skip
         envelope.check(given)
         schedule = declared.check(label, label, when) if when else None

@@ -9,7 +9,7 @@ from djqueue.core.capacity import WHEN_FULL
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ConfigurationError, OptionError
-from djqueue.core.executors import parse_executor, parse_limits
+from djqueue.core.executors import SANDBOXES, parse_executor, parse_limits
 from djqueue.core.limiter import Rate
 from djqueue.core.metrics import Tiers
 from djqueue.core.options import MAX_INTEGER, EnqueueOptions, check_text, parse_options
@@ -288,6 +288,10 @@ def _limits(key: str, value: Any) -> dict[str, Any]:
     return {key.lower(): parse_limits(value)}
 
 
+def _sandbox(key: str, value: Any) -> dict[str, Any]:
+    return {key.lower(): _word(value, SANDBOXES, key)}
+
+
 def _metrics(key: str, value: Any) -> dict[str, Any]:
     given = _mapping(value, {"MINUTE", "HOUR", "DAY"})
     return {key.lower(): Tiers(**{word.lower(): _lasting(time, word) for word, time in given.items()})}
@@ -381,6 +385,7 @@ READERS = {
     "MODULES": _modules,
     "EXECUTOR": _executor,
     "LIMITS": _limits,
+    "SANDBOX": _sandbox,
     "MIDDLEWARE": _middleware,
     "DASHBOARD": _dashboard,
 }

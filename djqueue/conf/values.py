@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from djqueue.core.executors import INLINE
+from djqueue.core.executors import INLINE, REQUIRE
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.options import MSGPACK, EnqueueOptions
 from djqueue.core.queue import QueuePolicy
@@ -90,6 +90,8 @@ class Settings:
 
     executor: str = INLINE
     """Executor of jobs whose job type and queue name none."""
+    sandbox: str = REQUIRE
+    """Behavior where the system cannot enforce the permissions of a job: one of `executors.SANDBOXES`."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Default limits of jobs in processes of their own, as fields of `JobLimits`."""
 

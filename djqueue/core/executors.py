@@ -6,6 +6,8 @@ from typing import Any
 
 from .durations import milliseconds
 from .errors import OptionError
+from .permissions import Permissions
+from .shown import shown
 from .sizes import parse_size
 from .suggest import nearest
 
@@ -13,6 +15,11 @@ INLINE, ISOLATED, SUBPROCESS = "inline", "isolated", "subprocess"
 EXECUTORS = (INLINE, ISOLATED, SUBPROCESS)
 """In the worker's process; in a process that runs one job of this type after another; in a new process."""
 MIB = 1024 * 1024
+KERNEL_PERMISSIONS = ("read", "write", "net", "run", "listen")
+"""Permissions that the kernel enforces."""
+REQUIRE, DEGRADE = "require", "degrade"
+SANDBOXES = (REQUIRE, DEGRADE)
+"""Refuse jobs whose permissions this system cannot enforce, or accept those that allow it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +76,35 @@ def parse_limits(value: Any) -> dict[str, Any]:
             raise OptionError(f"limits: unknown limit {name!r}{nearest(str(name), known)}")
         found[name] = _parse(name, given)
     return found
+
+
+def parse_permissions(value: Any) -> Permissions | None:
+    """Return permissions from `Permissions` or a mapping of its fields. Raises OptionError."""
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        value = Permissions.from_mapping(value)
+    if not isinstance(value, Permissions):
+        raise OptionError(f"permissions: expected djqueue.Permissions, got {shown(value)}")
+    if value.enqueue:
+        raise OptionError(
+            "permissions: enqueue is not supported yet; return what is to be enqueued, and let a job that "
+            "depends on this one enqueue it"
+        )
+    return value
+
+
+def parse_unenforced(value: Any) -> tuple[str, ...]:
+    """Return the names of permissions that may stay without guarantee. Raises OptionError."""
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise OptionError(f"allow_unenforced: expected a list of permissions, got {shown(value)}")
+    for name in value:
+        if name not in KERNEL_PERMISSIONS:
+            raise OptionError(
+                f"allow_unenforced: {shown(name)} is not one of {', '.join(KERNEL_PERMISSIONS)}"
+                f"{nearest(str(name), KERNEL_PERMISSIONS)}"
+            )
+    return tuple(sorted(set(value)))
 
 
 def limits_of(*given: Mapping[str, Any]) -> JobLimits:

@@ -275,6 +275,10 @@ class RunEvents:
             error,
         )
 
+    def denied(self, run: "Run", target: str) -> None:
+        """Log that the permissions of a job did not allow a connection."""
+        logger.warning("%s was denied access to %s", _name(run), target, extra=_extra(run.claimed))
+
     def template_slow(self, seconds: float) -> None:
         """Log that the template process still imports the handlers."""
         logger.warning(

@@ -15,12 +15,15 @@ from djqueue.core.calls import is_call
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.executors import NO_LIMITS
 from djqueue.core.options import check_text
+from djqueue.core.permissions import Permissions
 
 from .emitting import drive
 
 if TYPE_CHECKING:
     from .runs import Run
 
+PermissionGroup = tuple[Permissions, tuple[str, ...]]
+"""Permissions, and the names of those that may stay without guarantee."""
 Handlers = Mapping[str, JobType[..., Any] | Callable[..., Any]]
 
 
@@ -50,6 +53,7 @@ class Handler:
         "limits",
         "name",
         "on_loop",
+        "permissions",
         "style",
     )
 
@@ -62,6 +66,7 @@ class Handler:
         batch: BatchRule | None = None,
         executor: str | None = None,
         limits: Mapping[str, Any] = NO_LIMITS,
+        permissions: "PermissionGroup | None" = None,
     ) -> None:
         self.name = name
         self.function = function
@@ -71,6 +76,8 @@ class Handler:
         self.executor = executor
         """Where its jobs run; None: the queue or the settings decide."""
         self.limits = limits
+        self.permissions = permissions
+        """What its jobs are permitted in processes of their own; None for everything."""
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - inspects the method itself
         )
@@ -157,6 +164,7 @@ def handler_of(job_type: JobType[..., Any], name: str | None = None) -> Handler:
         job_type.batch,
         job_type.executor,
         job_type.limits,
+        None if job_type.permissions is None else (job_type.permissions, job_type.allow_unenforced),
     )
 
 

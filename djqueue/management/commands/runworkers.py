@@ -33,7 +33,8 @@ from djqueue.operations.relay import relaying
 from djqueue.operations.scheduling import declare_now
 from djqueue.runtime import Worker
 from djqueue.runtime.console import NO_HANDLERS, banner, findings, summary, visible_logs
-from djqueue.runtime.exits import FINISHED, MISUSED, RECYCLED, leave
+from djqueue.runtime.executors.sandbox.errors import SandboxUnavailableError
+from djqueue.runtime.exits import CONFIG, FINISHED, MISUSED, RECYCLED, leave
 from djqueue.runtime.heartbeat import SHARE
 from djqueue.runtime.leasekeeper import LeaseKeeper, can_keep
 from djqueue.runtime.reloading import ReloadingParent, child_command
@@ -307,6 +308,8 @@ class Command(BaseCommand):
             )
         except (OptionError, UnknownQueueError) as error:
             raise CommandError(str(error), returncode=MISUSED) from error
+        except SandboxUnavailableError as error:
+            raise CommandError(str(error), returncode=CONFIG) from error
         except (ConfigurationError, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
 

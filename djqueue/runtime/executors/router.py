@@ -4,17 +4,20 @@ from typing import TYPE_CHECKING
 
 from djqueue.conf import Settings
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
-from djqueue.core.executors import INLINE, SUBPROCESS
+from djqueue.core.executors import DEGRADE, INLINE, SUBPROCESS
 from djqueue.core.job import Outcome, ProcessInfo
 from djqueue.core.options import MSGPACK
 from djqueue.runtime.executors.inline import InlineExecutor
-from djqueue.runtime.handlers import Handler, Style
+from djqueue.runtime.handlers import Handler, PermissionGroup, Style
 from djqueue.runtime.outcomes import refusal, release
 from djqueue.runtime.runs import Run
 from djqueue.runtime.stopping import Stop
 
 from .processes import kernel
-from .processes.executor import ProcessExecutor
+from .processes.executor import MAX_LISTED, ProcessExecutor
+from .processes.sandboxing import plan_for
+from .sandbox.errors import SandboxUnavailableError
+from .sandbox.layers import enforceable
 
 if TYPE_CHECKING:
     from djqueue.runtime.worker import Worker
@@ -47,10 +50,34 @@ def handlers_for_processes(handlers: dict[str, Handler], settings: Settings) -> 
                 f"job {handler.name!r} cannot run in a process of its own: {reason}. Set "
                 "executor='inline' for it"
             )
+    for handler in found:
+        _check_permissions(handler, settings)
     if found and (reason := kernel.missing()) is not None:
         raise ConfigurationError(
             f"job {found[0].name!r} cannot run in a process of its own: {reason}. Set the executor 'inline'"
         )
+    return found
+
+
+def _check_permissions(handler: Handler, settings: Settings) -> None:
+    """Raise an error if this system cannot enforce the permissions of a handler."""
+    if handler.permissions is None:
+        return
+    permissions, unenforced = handler.permissions
+    try:
+        enforceable(permissions, unenforced if settings.sandbox == DEGRADE else ())
+    except SandboxUnavailableError as error:
+        raise SandboxUnavailableError(
+            f"job {handler.name!r} cannot run here: {error}. To run it without this guarantee, set "
+            "DJQUEUE['SANDBOX'] = 'degrade', and allow_unenforced on the job"
+        ) from error
+    plan_for(permissions, unenforced)
+
+
+def _grouped(handlers: list[Handler]) -> dict[PermissionGroup | None, list[Handler]]:
+    found: dict[PermissionGroup | None, list[Handler]] = {}
+    for handler in handlers:
+        found.setdefault(handler.permissions, []).append(handler)
     return found
 
 
@@ -72,8 +99,13 @@ class ExecutorRouter:
         self._runs = worker.runs
         self._wake_event = worker.wake_event
         self._inline = InlineExecutor(worker)
-        self.processes = ProcessExecutor(worker, handlers)
-        self._fit = {handler.name for handler in handlers}
+        self.groups: dict[PermissionGroup | None, ProcessExecutor] = {}
+        """Executors of processes, by what their jobs are permitted; None for everything."""
+        self._fit: dict[str, ProcessExecutor] = {}
+        for group, some in _grouped(handlers).items():
+            plan = None if group is None else plan_for(*group)
+            executor = self.groups[group] = ProcessExecutor(worker, some, plan)
+            self._fit.update(dict.fromkeys((handler.name for handler in some), executor))
 
     def start(self, run: Run) -> None:
         """Start a run."""
@@ -88,23 +120,25 @@ class ExecutorRouter:
             self._refuse(run, f"a job whose result is {content_type} cannot run {chosen}")
         else:
             run.in_process = True
-            self.processes.start(run, fresh=chosen == SUBPROCESS)
+            self._fit[run.claimed.name].start(run, fresh=chosen == SUBPROCESS)
 
     def stop(self, run: Run, reason: Stop) -> None:
         """Ask a run to stop. From any thread."""
         if run.in_process:
-            self.processes.stop(run, reason)
+            self._fit[run.claimed.name].stop(run, reason)
         else:
             self._inline.stop(run, reason)
 
     def release_waiting(self) -> None:
         """Return jobs that have been claimed, and whose handlers have not been called, to their queues."""
         self._inline.release_waiting()
-        self.processes.release_waiting()
+        for executor in self.groups.values():
+            executor.release_waiting()
 
     def kill(self) -> None:
         """Kill the processes whose jobs have not stopped."""
-        self.processes.kill()
+        for executor in self.groups.values():
+            executor.kill()
 
     def give_up(self, run: Run) -> Outcome:
         """Return the outcome of a run that has not stopped in time."""
@@ -112,11 +146,12 @@ class ExecutorRouter:
 
     def process_infos(self) -> tuple[ProcessInfo, ...]:
         """Return the processes in which jobs run beside this one. From any thread."""
-        return self.processes.infos()
+        return tuple(info for executor in self.groups.values() for info in executor.infos())[:MAX_LISTED]
 
     def close(self) -> None:
         """Release threads, connections and processes."""
-        self.processes.close()
+        for executor in self.groups.values():
+            executor.close()
         self._inline.close()
 
     def _refuse(self, run: Run, why: str) -> None:

@@ -60,6 +60,9 @@ class Site:
         assert record.error is not None
         return record.reason, record.error.type.rpartition(".")[2], record.error.message
 
+    async def record_of_failure(self, job_type, *args) -> JobRecord:
+        return await self.reached(self.enqueue(job_type, *args), State.FAILED)
+
     async def running(self, job_type, *args, **options):
         """A job that has been given to its process."""
         result = self.enqueue(job_type, *args, **options)
@@ -69,7 +72,7 @@ class Site:
         return result
 
     def processes(self):
-        return self.worker.executor.processes.processes
+        return self.worker.executor.groups[None].processes
 
 
 def decoded(data):
@@ -367,7 +370,7 @@ async def test_no_process_of_a_worker_is_left(storage):
     async with Worker(storage, handlers=HANDLERS, shutdown_timeout=5, maintain=False) as worker:
         site = Site(storage, worker)
         await site.result(jobs.pid)
-        pids = [*(process.pid for process in site.processes()), worker.executor.processes._template.pid]
+        pids = [*(process.pid for process in site.processes()), worker.executor.groups[None]._template.pid]
 
     assert len(pids) == 2
     assert not any(map(lives, pids))
@@ -489,7 +492,7 @@ async def test_the_queue_and_the_settings_choose_for_job_types_that_choose_nothi
 
 async def test_a_worker_without_process_jobs_starts_no_template(storage):
     async with Worker(storage, handlers={jobs.plain_pid.name: jobs.plain_pid}) as worker:
-        assert not hasattr(worker.executor, "processes")
+        assert not hasattr(worker.executor, "groups")
 
 
 async def test_a_test_may_run_everything_inline(storage):
@@ -527,17 +530,17 @@ async def test_jobs_in_processes_all_complete(site):
 async def test_a_template_that_hangs_is_replaced(site, monkeypatch):
     monkeypatch.setattr(executor, "SLOW_FORK", 0.2)
     await site.result(jobs.add, 1, 1)
-    template = site.worker.executor.processes._template
+    template = site.worker.executor.groups[None]._template
     os.kill(template.pid, signal.SIGSTOP)
 
     assert await site.result(jobs.add_fresh, 1, 1) == 2
-    assert site.worker.executor.processes._template is not template
+    assert site.worker.executor.groups[None]._template is not template
 
 
 async def test_a_shutdown_returns_jobs_that_wait_for_a_process_at_once(storage):
     async with Worker(storage, handlers=HANDLERS, shutdown_timeout=60, maintain=False) as worker:
         site = Site(storage, worker)
-        os.kill(worker.executor.processes._template.pid, signal.SIGSTOP)
+        os.kill(worker.executor.groups[None]._template.pid, signal.SIGSTOP)
         result = site.enqueue(jobs.add, 1, 1)
         await aeventually(lambda: worker.running, message="it is claimed")
 

@@ -2,6 +2,7 @@
 
 import _thread
 import asyncio
+import errno
 import faulthandler
 import os
 import signal
@@ -27,6 +28,7 @@ from djqueue.runtime.emitting import ItemEncoder
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.executors.connections import DatabaseThreads, clean_connections
 from djqueue.runtime.executors.execution import Execution, wrap_in_middleware
+from djqueue.runtime.executors.sandbox.names import use_supervisor
 from djqueue.runtime.exits import leave
 from djqueue.runtime.handlers import Handler, handler_of
 from djqueue.runtime.reports import MAX_LINE
@@ -43,11 +45,16 @@ ASK = {stop: signal.SIGRTMIN + stop for stop in Stop if stop} if sys.platform ==
 """Signal that asks a job to stop, by reason."""
 
 
-def serve(link: socket.socket) -> None:
-    """Run the jobs that come over a socket, until it ends."""
+def serve(opened: socket.socket, *, resolves: bool) -> None:
+    """Run the jobs that come over a socket, until it ends.
+
+    resolves: Let the worker resolve names, because this process cannot reach a name server.
+    """
     faulthandler.enable()
-    server = JobServer(WorkerLink(link))
-    server.serve()
+    link = WorkerLink(opened)
+    if resolves:
+        use_supervisor(link.resolve)
+    JobServer(link).serve()
 
 
 class WorkerLink:
@@ -72,6 +79,16 @@ class WorkerLink:
         with self._asking:
             answer: list[Any] = self._shield(self._ask, frames.pack(*message))
             return answer
+
+    def resolve(self, name: str, port: int | None) -> list[tuple[int, str]]:
+        """Return the addresses of a name, if the permissions list it.
+
+        Raises PermissionError or socket.gaierror.
+        """
+        _, found, number, text = self.ask(frames.RESOLVE, name, port)
+        if found is not None:
+            return [(family, address) for family, address in found]
+        raise PermissionError(errno.EACCES, text) if number == errno.EACCES else socket.gaierror(number, text)
 
     def receive(self) -> list[Any] | None:
         """Return the next message of the worker; None if it has ended."""

@@ -1,10 +1,15 @@
 """The executor of jobs in processes of their own: pools by job name, limits, and the end of processes."""
 
 import asyncio
+import errno
 import os
+import shutil
 import signal
+import tempfile
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
 from djqueue.core.errors import DjqueueError, JobMemoryLimitError, JobTimeoutError, WorkerCrashedError
@@ -12,6 +17,7 @@ from djqueue.core.executors import limits_of
 from djqueue.core.job import Outcome, ProcessInfo
 from djqueue.runtime.dependencies import Records, aread
 from djqueue.runtime.executors.execution import Execution
+from djqueue.runtime.executors.sandbox.supervise import DeniedAccess
 from djqueue.runtime.handlers import Handler
 from djqueue.runtime.outcomes import failure, next_delay, release
 from djqueue.runtime.runs import Run
@@ -19,6 +25,7 @@ from djqueue.runtime.stopping import Stop
 
 from . import frames, kernel
 from .jobprocess import JobProcess
+from .sandboxing import SandboxPlan
 from .template import ForkRequest
 from .templates import Template, TemplateError
 
@@ -45,6 +52,8 @@ ENDING = 1.0
 SWEEP = 0.05
 """Seconds between two passes over the processes that a job has left behind."""
 MOST_SWEEPS = 200
+MAX_DENIED = 20
+"""Maximum of log lines about denied accesses of one job."""
 MAX_LISTED = 20
 """Maximum of processes in a worker's entry."""
 
@@ -52,7 +61,9 @@ MAX_LISTED = 20
 class ProcessExecutor:
     """Runs jobs in processes forked from one template. All methods but `stop` are called on the loop."""
 
-    def __init__(self, worker: "Worker", handlers: Iterable[Handler]) -> None:
+    def __init__(
+        self, worker: "Worker", handlers: Iterable[Handler], plan: SandboxPlan | None = None
+    ) -> None:
         self._loop = worker.loop
         self._clock = worker.clock
         self._random = worker.random
@@ -64,6 +75,12 @@ class ProcessExecutor:
         self._concurrency = worker.options.concurrency
         self._execution = Execution(worker.settings, worker.random, worker.events)
         self._modules = sorted({handler.function.__module__ for handler in handlers})
+        self._plan = plan
+        self._directory = ""
+        """Parent of the temporary directories of its processes."""
+        if plan is not None and plan.uses_directory:
+            self._directory = tempfile.mkdtemp(prefix="djqueue-")
+        self._directories = count(1)
         self._waiting: dict[str, deque[Run]] = {}
         """Runs that wait for a process, by job name."""
         self._fresh: set[Run] = set()
@@ -145,10 +162,12 @@ class ProcessExecutor:
                 kernel.kill(pid)
             self._template.close()
         until = self._loop.time() + ENDING
-        for process in self._processes:
+        for process in list(self._processes):
             process.wait(until - self._loop.time())
             process.close()
         self._processes.clear()
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     # What a process does.
 
@@ -176,7 +195,13 @@ class ProcessExecutor:
             idle.remove(process)
         if not process.pid:
             self._starting[process.name] -= 1
+            if text := process.last_output():
+                self._events.template_failed(
+                    TemplateError(f"a process could not start:\n{text}"), FIRST_RETRY
+                )
             self._release_waiting_for(process.name)
+        if process.directory:
+            self._loop.run_in_executor(None, partial(shutil.rmtree, process.directory, ignore_errors=True))
         run, process.run = process.run, None
         if run is not None:
             self._by_run.pop(run, None)
@@ -190,6 +215,22 @@ class ProcessExecutor:
     async def records(self, run: Run) -> Records:
         """Return the records of the jobs that a job depends on."""
         return await aread(self._storage, run.claimed.options.depends_on)
+
+    async def resolve(self, name: str, port: int | None) -> list[tuple[int, str]]:
+        """Return the addresses of a name that the permissions list. Raises OSError."""
+        broker = None if self._template is None else self._template.broker
+        if broker is None:
+            raise PermissionError(errno.EACCES, "the permissions of the job list no hosts")
+        return await asyncio.to_thread(broker.resolve, name, port)
+
+    def _on_denied(self, denied: DeniedAccess) -> None:
+        """Note a denied connection in the log of its job; a name is denied by its error."""
+        for process in self.processes:
+            run = process.run
+            if process.pid == denied.pid and run is not None and process.denied < MAX_DENIED:
+                process.denied += 1
+                run.reports.log(run, f"Denied access: {denied.target}")
+                self._events.denied(run, denied.target)
 
     # Starting processes.
 
@@ -214,7 +255,14 @@ class ProcessExecutor:
 
     async def _started(self) -> Template:
         if self._template is None or self._template.is_closed:
-            self._template = Template(self._loop, self._modules, self._on_template_end)
+            self._template = Template(
+                self._loop,
+                self._modules,
+                self._on_template_end,
+                self._plan,
+                self._directory,
+                self._on_denied,
+            )
         begun = self._loop.time()
         while not self._template.ready.done():
             await asyncio.wait([self._template.ready], timeout=SLOW_START)
@@ -261,10 +309,17 @@ class ProcessExecutor:
     def _fork(self, template: Template, name: str, handler: Handler) -> None:
         limits = limits_of(self._settings.limits, handler.limits)
         space = None if limits.memory is None else max(limits.memory * ADDRESS_SPACE, LEAST_ADDRESS_SPACE)
-        link, output = template.fork(ForkRequest(name, space, limits.files, limits.file_size))
+        directory = ""
+        if self._directory:
+            directory = os.path.join(self._directory, str(next(self._directories)))
+            os.mkdir(directory, 0o700)
+        request = ForkRequest(name, space, limits.files, limits.file_size, directory)
+        link, output = template.fork(request)
         self._starting[name] = self._starting.get(name, 0) + 1
         largest = max(self._settings.max_payload, frames.SMALL) + frames.SMALL
-        self._processes.add(JobProcess(self, template, name, limits, largest, link, output))
+        process = JobProcess(self, template, name, limits, largest, link, output)
+        process.directory = directory
+        self._processes.add(process)
 
     def _take_next(self, process: JobProcess) -> None:
         """Give a process a run that waits for one of its name; keep it idle if there is none."""
@@ -282,6 +337,8 @@ class ProcessExecutor:
 
     def _assign(self, process: JobProcess, run: Run) -> None:
         self._by_run[run] = process
+        if self._plan is not None and self._plan.missing:
+            run.reports.log(run, f"Not guaranteed on this system: {', '.join(self._plan.missing)}")
         deadline = None
         timeout = run.claimed.options.timeout
         if timeout is not None:

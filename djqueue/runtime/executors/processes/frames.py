@@ -10,9 +10,9 @@ from typing import Any
 
 import msgpack
 
-JOB, CHILDREN = 1, 2
-"""To a job's process: the next job, the records that it asked for."""
-RESULT, PROGRESS, LOG, ITEM, READ = 11, 12, 13, 14, 15
+JOB, CHILDREN, ADDRESSES = 1, 2, 3
+"""To a job's process: the next job, the records or the addresses that it asked for."""
+RESULT, PROGRESS, LOG, ITEM, READ, RESOLVE = 11, 12, 13, 14, 15, 16
 """From a job's process: the outcome, and what `JobContext` offers."""
 LENGTH = struct.Struct(">I")
 SMALL = 64 * 1024

@@ -58,6 +58,9 @@ class ProcessOwner(Protocol):
     async def records(self, run: Run) -> Any:
         """Return the records of the jobs that a job depends on."""
 
+    async def resolve(self, name: str, port: int | None) -> list[tuple[int, str]]:
+        """Return the addresses of a name. Raises OSError."""
+
 
 class JobProcess:
     """A process forked from the template. All methods are called on the worker's loop.
@@ -86,6 +89,10 @@ class JobProcess:
         """Whether it runs no further job."""
         self.is_fresh = False
         """Whether it was forked for one job."""
+        self.directory = ""
+        """Temporary directory of its own; empty for none."""
+        self.denied = 0
+        """Number of accesses denied to the current job."""
         self.killed_for = ""
         """Why the worker killed it."""
         self.begun = self._loop.time()
@@ -124,7 +131,7 @@ class JobProcess:
         """Give it a job. `deadline`: UTC milliseconds."""
         self.run = run
         self.started += 1
-        self.peak = 0
+        self.peak = self.denied = 0
         limits = self.limits
         if limits.jobs is not None and self.started >= limits.jobs:
             self.is_retired = True
@@ -171,6 +178,8 @@ class JobProcess:
         try:
             # A directory has a link for each directory in it, and two more.
             threads = os.stat(self._tasks_path).st_nlink - 2
+            if self.directory and os.listdir(self.directory):
+                return False
             return threads == 1 and not os.pread(self._children, 1, 0)
         except OSError:
             return False
@@ -324,6 +333,10 @@ class JobProcess:
             self.report_output(run)
             self._owner.on_outcome(self, run, outcome)
             return
+        if kind == frames.RESOLVE:
+            name, port = values
+            self._start(self._resolve(_checked(name, str), None if port is None else _checked(port, int)))
+            return
         (value,) = values or (None,)
         if run.stop is Stop.LOST or run.outcome is not None:
             return
@@ -357,6 +370,17 @@ class JobProcess:
         records = await self._owner.records(run)
         if not self.has_ended:
             self._send(frames.pack(frames.CHILDREN, wire.pack_body(records)))
+
+    async def _resolve(self, name: str, port: int | None) -> None:
+        try:
+            found = await self._owner.resolve(name, port)
+        except OSError as error:
+            text = error.strerror or str(error)
+            answer = frames.pack(frames.ADDRESSES, None, error.errno or socket.EAI_FAIL, text)
+        else:
+            answer = frames.pack(frames.ADDRESSES, found, 0, "")
+        if not self.has_ended:
+            self._send(answer)
 
     def _start(self, coroutine: Any) -> None:
         task = self._loop.create_task(coroutine)

@@ -12,7 +12,7 @@ import sys
 import traceback
 import warnings
 from importlib import import_module
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgpack
 
@@ -20,6 +20,9 @@ from djqueue.conf import has_django
 from djqueue.runtime.exits import end_with, leave, name_process
 
 from . import kernel
+
+if TYPE_CHECKING:
+    from djqueue.runtime.executors.sandbox.apply import Sandbox
 
 FORK, REAP, ORPHANS = 1, 2, 3
 """From the worker: fork a process with these limits, wait for one that has ended, tell which of some were not
@@ -48,6 +51,8 @@ class ForkRequest(NamedTuple):
     """Bytes of address space."""
     files: int | None
     file_size: int | None
+    directory: str = ""
+    """Temporary directory of its own; empty for none."""
 
 
 def main(control: socket.socket, start: dict[str, Any]) -> NoReturn:
@@ -59,7 +64,8 @@ def main(control: socket.socket, start: dict[str, Any]) -> NoReturn:
         # They are meant for the worker, which still needs this process until its jobs have ended.
         signal.signal(number, _ignore)
     try:
-        _import(start["modules"])
+        sandbox = _sandboxed(start["sandbox"])
+        _import(start["modules"], None if sandbox is None else start["sandbox"]["databases"])
     except BaseException:
         text = traceback.format_exc()
         _send(control, FAILED, text[-MAX_ERROR:])
@@ -71,7 +77,7 @@ def main(control: socket.socket, start: dict[str, Any]) -> NoReturn:
     while (message := _receive(control)) is not None:
         (kind, *values), descriptors = message
         if kind == FORK:
-            forked.add(_fork(control, ForkRequest(*values), *descriptors))
+            forked.add(_fork(control, sandbox, ForkRequest(*values), *descriptors))
         elif kind == REAP:
             status = _status(values[0])
             if status != UNKNOWN:
@@ -82,10 +88,40 @@ def main(control: socket.socket, start: dict[str, Any]) -> NoReturn:
     leave(0)
 
 
-def _import(modules: list[str]) -> None:
+def _sandboxed(given: dict[str, Any] | None) -> "Sandbox | None":
+    """Restrict this process, before it imports any code of the project."""
+    if given is None:
+        return None
+    from djqueue.core.permissions import Permissions
+    from djqueue.runtime.executors.sandbox.apply import Sandbox
+
+    sandbox = Sandbox(
+        Permissions.from_mapping(given["permissions"]),
+        given["values"],
+        given["code_paths"],
+        project_paths=given["project_paths"],
+        unenforced=given["unenforced"],
+    )
+    channel = given["channel"]
+    if channel is None:
+        sandbox.stage_one()
+    else:
+        with socket.socket(fileno=channel) as supervisor:
+            sandbox.stage_one(supervisor)
+    return sandbox
+
+
+def _import(modules: list[str], databases: list[str] | None) -> None:
+    """Import the handlers. databases: Those that may be used; None for all."""
     if has_django():
         import django
+        from django.conf import settings
 
+        if databases is not None:
+            settings.DATABASES = {
+                alias: config if alias in databases else {"ENGINE": "django.db.backends.dummy"}
+                for alias, config in settings.DATABASES.items()
+            }
         django.setup()
     for name in modules:
         import_module(name)
@@ -97,7 +133,9 @@ def _import(modules: list[str]) -> None:
         connections.close_all()
 
 
-def _fork(control: socket.socket, request: ForkRequest, link: int, output: int) -> int:
+def _fork(
+    control: socket.socket, sandbox: "Sandbox | None", request: ForkRequest, link: int, output: int
+) -> int:
     parent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -111,14 +149,19 @@ def _fork(control: socket.socket, request: ForkRequest, link: int, output: int) 
         sys.stderr.write(f"djqueue: no process for a job could be started: {error}\n")
         pid = UNKNOWN
     if pid == 0:
-        _be_job_process(control, request, parent, link, output)
+        _be_job_process(control, sandbox, request, parent, link, output)
     os.close(link)
     os.close(output)
     return pid
 
 
 def _be_job_process(
-    control: socket.socket, request: ForkRequest, parent: int, link: int, output: int
+    control: socket.socket,
+    sandbox: "Sandbox | None",
+    request: ForkRequest,
+    parent: int,
+    link: int,
+    output: int,
 ) -> NoReturn:
     code = 1
     try:
@@ -135,7 +178,11 @@ def _be_job_process(
         kernel.limit_self(memory=request.memory, files=request.files, file_size=request.file_size)
         from .child import serve
 
-        serve(socket.socket(fileno=link))
+        if request.directory:
+            os.environ.update(TMPDIR=request.directory, HOME=request.directory)
+        if sandbox is not None:
+            sandbox.stage_two({"job_tmp": request.directory} if request.directory else None)
+        serve(socket.socket(fileno=link), resolves=sandbox is not None)
         code = 0
     except BaseException:
         traceback.print_exc()

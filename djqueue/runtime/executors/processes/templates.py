@@ -12,7 +12,11 @@ from typing import Any
 
 import msgpack
 
+from djqueue.runtime.executors.sandbox.errors import SandboxError
+from djqueue.runtime.executors.sandbox.supervise import ConnectBroker, DeniedAccess, receive_listener
+
 from . import kernel, template
+from .sandboxing import SandboxPlan
 
 MOST_STRAYS = 1_000
 """Maximum of orphans that are killed in one pass."""
@@ -37,10 +41,19 @@ class Template:
 
     modules: Modules that define the handlers.
     on_end: Called when the process has ended, with the reason.
+    plan: Sandbox of the process; None for none.
+    directory: Parent of the temporary directories of its processes, if they have some.
+    on_denied: Called on the loop for each connection or name that is denied.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, modules: list[str], on_end: Callable[[str], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        modules: list[str],
+        on_end: Callable[[str], None],
+        plan: SandboxPlan | None = None,
+        directory: str = "",
+        on_denied: Callable[[DeniedAccess], None] | None = None,
     ) -> None:
         self._loop = loop
         self._on_end = on_end
@@ -50,17 +63,36 @@ class Template:
         """Ends when processes can be forked. Raises TemplateError if they cannot."""
         self._failure = ""
         self._is_closed = False
+        self._plan = plan
+        self._on_denied = on_denied
+        self.broker: ConnectBroker | None = None
+        """Makes the connections of the processes, if their permissions list hosts."""
+        self._channel, their_channel = socket.socketpair()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, closing_on_error(self._control):
+        with theirs, their_channel, closing_on_error(self._control), closing_on_error(self._channel):
             # The jobs' own group of processes: a Ctrl-C in the terminal is for the worker alone.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", template.BOOT, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *([their_channel.fileno()] if self._is_supervised else [])],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                env=None if plan is None else plan.environment(),
             )
-        start = {"path": sys.path, "argv": sys.argv, "modules": modules, "parent": os.getpid()}
-        self._control.sendall(json.dumps(start).encode())
+            sandbox = None if plan is None else plan.as_dict(directory)
+            if sandbox is not None:
+                sandbox["channel"] = their_channel.fileno() if self._is_supervised else None
+            start = {
+                "path": sys.path,
+                "argv": sys.argv,
+                "modules": modules,
+                "parent": os.getpid(),
+                "sandbox": sandbox,
+            }
+            self._control.sendall(json.dumps(start).encode())
+        if self._is_supervised:
+            loop.add_reader(self._channel.fileno(), self._take_listener)
+        else:
+            self._channel.close()
         self._control.setblocking(False)
         loop.add_reader(self._control.fileno(), self._read)
 
@@ -124,6 +156,29 @@ class Template:
             return []
         return [pid for pid in await self._orphans if pid in found]
 
+    @property
+    def _is_supervised(self) -> bool:
+        return self._plan is not None and self._plan.is_supervised
+
+    def _take_listener(self) -> None:
+        assert self._plan is not None
+        self._loop.remove_reader(self._channel.fileno())
+        try:
+            listener = receive_listener(self._channel)
+            self.broker = ConnectBroker(listener, self._plan.permissions, on_denied=self._note_denied)
+        except (SandboxError, OSError) as error:
+            # Without a broker, its self-test fails, and the template says so.
+            self._failure = str(error)
+        finally:
+            self._channel.close()
+
+    def _note_denied(self, denied: DeniedAccess) -> None:
+        if self._on_denied is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._on_denied, denied)
+            except RuntimeError:
+                return  # The loop has ended, and the worker with it.
+
     def close(self) -> None:
         """Kill the process, and with it all processes forked from it."""
         if self._is_closed:
@@ -131,8 +186,13 @@ class Template:
         self._is_closed = True
         self._loop.remove_reader(self._control.fileno())
         self._control.close()
+        if self._channel.fileno() >= 0:
+            self._loop.remove_reader(self._channel.fileno())
+            self._channel.close()
         self._process.kill()
         self._process.wait()
+        if self.broker is not None:
+            self.broker.close()
         for future in self._statuses.values():
             if not future.done():
                 future.set_result(template.UNKNOWN)

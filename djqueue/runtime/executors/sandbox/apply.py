@@ -9,13 +9,14 @@ import os
 from collections.abc import Iterable, Mapping
 from socket import socket
 
+from djqueue.core.executors import KERNEL_PERMISSIONS
 from djqueue.core.permissions import Permissions
 
 from . import landlock
 from .calls import filter_for
 from .errors import PermissionPathError, SandboxError
 from .landlock import NetRight, Right, Ruleset, Scope
-from .layers import ENFORCED, enforceable, missing_layers, needs_landlock
+from .layers import enforceable, missing_layers, needs_landlock
 from .paths import DEVICES, PROGRAMS, RESOLVER, existing, interpreter_paths, real_path
 from .programs import interpreter_of, loader_of
 from .seccomp import ALLOW, has_action
@@ -66,7 +67,7 @@ class Sandbox:
         self.permissions = enforceable(permissions, unenforced)
         """Permissions that have an effect here."""
         missing = {name for layer in missing_layers(permissions) for name in layer.permissions}
-        self.unenforced = tuple(name for name in ENFORCED if name in missing)
+        self.unenforced = tuple(name for name in KERNEL_PERMISSIONS if name in missing)
         """Names of the permissions that this system can't guarantee."""
         self._values = values
         self._code_paths = tuple(code_paths)

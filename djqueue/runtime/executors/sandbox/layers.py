@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from djqueue.core.executors import KERNEL_PERMISSIONS
 from djqueue.core.permissions import Permissions
 
 from . import landlock
@@ -12,8 +13,6 @@ from .errors import SandboxUnavailableError
 from .seccomp import ALLOW, NOTIFY, has_action
 from .tables import this_machine
 
-ENFORCED = ("read", "write", "net", "run", "listen")
-"""Permissions that the kernel enforces; the worker itself enforces the others."""
 SUPERVISION = (5, 9)
 """Version of Linux that can hand a supervised process the socket of an allowed connection."""
 PORTS = landlock.NET_SINCE
@@ -41,7 +40,7 @@ class MissingLayer:
 
 def missing_layers(permissions: Permissions) -> tuple[MissingLayer, ...]:
     """Return what this system lacks to enforce permissions; empty if it can enforce them."""
-    restricted = tuple(name for name in ENFORCED if getattr(permissions, name) is not True)
+    restricted = tuple(name for name in KERNEL_PERMISSIONS if getattr(permissions, name) is not True)
     if not restricted:
         return ()
     try:

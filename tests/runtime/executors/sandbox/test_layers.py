@@ -55,7 +55,7 @@ def test_a_new_kernel_enforces_everything(kernel: Kernel, permissions: Permissio
 def test_an_unknown_machine_enforces_nothing(kernel: Kernel, permissions: Permissions) -> None:
     kernel.machine = "riscv64"
 
-    names = tuple(name for name in layers.ENFORCED if getattr(permissions, name) is not True)
+    names = tuple(name for name in layers.KERNEL_PERMISSIONS if getattr(permissions, name) is not True)
     assert missing(permissions) == ({"a supported system": names} if names else {})
 
 
@@ -69,7 +69,7 @@ def test_another_system_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_seccomp_nothing_is_enforced(kernel: Kernel) -> None:
     kernel.actions = set()
 
-    assert missing(NOTHING) == {"seccomp filters": layers.ENFORCED}
+    assert missing(NOTHING) == {"seccomp filters": layers.KERNEL_PERMISSIONS}
     assert missing(ALL) == {}
 
 
@@ -89,7 +89,7 @@ def test_without_landlock_nothing_is_guaranteed_and_files_are_not_protected(
 
     (layer,) = missing_layers(permissions)
     assert layer.permissions == tuple(
-        name for name in layers.ENFORCED if getattr(permissions, name) is not True
+        name for name in layers.KERNEL_PERMISSIONS if getattr(permissions, name) is not True
     )
     assert layer.ineffective == ineffective
 
@@ -128,20 +128,22 @@ def test_the_message_names_permission_layer_kernel_and_remedy(kernel: Kernel) ->
 def test_accepted_gaps_leave_the_rest_in_force(kernel: Kernel) -> None:
     kernel.version = 0
 
-    assert enforceable(HOSTS, layers.ENFORCED) == Permissions(read=True, write=True, net=["a.example"])
-    sandbox = Sandbox(HOSTS, {}, unenforced=layers.ENFORCED)
-    assert sandbox.unenforced == layers.ENFORCED
+    assert enforceable(HOSTS, layers.KERNEL_PERMISSIONS) == Permissions(
+        read=True, write=True, net=["a.example"]
+    )
+    sandbox = Sandbox(HOSTS, {}, unenforced=layers.KERNEL_PERMISSIONS)
+    assert sandbox.unenforced == layers.KERNEL_PERMISSIONS
     assert sandbox.permissions.net == ("a.example",)
 
 
 def test_on_an_unknown_system_accepted_gaps_leave_nothing(kernel: Kernel) -> None:
     kernel.machine = "riscv64"
     kernel.actions = set()
-    sandbox = Sandbox(HOSTS, {}, unenforced=layers.ENFORCED)
+    sandbox = Sandbox(HOSTS, {}, unenforced=layers.KERNEL_PERMISSIONS)
 
     sandbox.stage_one()
     sandbox.stage_two()
-    assert sandbox.unenforced == layers.ENFORCED
+    assert sandbox.unenforced == layers.KERNEL_PERMISSIONS
 
 
 def test_gaps_are_accepted_only_where_they_exist(kernel: Kernel) -> None:

@@ -1,0 +1,136 @@
+"""The sandbox of a template process, as its worker chooses it: paths, environment and databases."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from django.apps import apps
+from django.conf import settings as django_settings
+
+import djqueue
+from djqueue.conf import has_django
+from djqueue.core.errors import ConfigurationError, OptionError
+from djqueue.core.permissions import Permissions
+from djqueue.runtime.executors.sandbox.layers import missing_layers
+from djqueue.runtime.executors.sandbox.paths import contains, interpreter_paths
+
+VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "DJANGO_SETTINGS_MODULE")
+"""Environment variables that a sandboxed process always has, besides LC_*."""
+NO_HOME = "/nonexistent"
+"""Home directory of a process that has no temporary one."""
+PORTS = {"postgresql": 5432, "postgis": 5432, "mysql": 3306, "oracle": 1521}
+"""Default ports of Django's database engines, by the last part of their names."""
+SOCKETS = "/var/run/postgresql"
+"""Directory of PostgreSQL's sockets, if no host is given."""
+
+
+class SandboxPlan(NamedTuple):
+    """Everything that a template process needs to apply its sandbox."""
+
+    permissions: Permissions
+    """Permissions of the job type, with the servers of its databases."""
+    unenforced: tuple[str, ...]
+    """Names of the permissions that may stay without guarantee."""
+    missing: tuple[str, ...]
+    """Names of those that this system cannot guarantee."""
+    values: Mapping[str, str]
+    """Paths by template."""
+    code_paths: tuple[str, ...]
+    project_paths: tuple[str, ...]
+
+    @property
+    def uses_directory(self) -> bool:
+        """Whether each process has a temporary directory."""
+        return "job_tmp" in self.permissions.templates
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether the worker makes the connections of the processes."""
+        return isinstance(self.permissions.net, tuple)
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables of the template process."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name in VARIABLES or name.startswith("LC_") or self.permissions.allows_env(name)
+        }
+        return {"HOME": NO_HOME, **kept}
+
+    def as_dict(self, directory: str) -> dict[str, Any]:
+        """Return what the template process receives. `directory`: parent of the temporary directories."""
+        databases = list(django_settings.DATABASES) if has_django() else []
+        return {
+            "permissions": self.permissions.as_dict(),
+            "unenforced": list(self.unenforced),
+            "values": {**self.values, "job_tmp": directory} if directory else dict(self.values),
+            "code_paths": list(self.code_paths),
+            "project_paths": list(self.project_paths),
+            "databases": [alias for alias in databases if self.permissions.allows_db(alias)],
+        }
+
+
+def plan_for(permissions: Permissions, unenforced: tuple[str, ...]) -> SandboxPlan:
+    """Return the sandbox of some permissions. Raises ConfigurationError if they name what does not exist."""
+    values = _values()
+    try:
+        permissions.resolved({"job_tmp": "/tmp/djqueue", **values})  # noqa: S108 - only checked
+    except OptionError as error:
+        raise ConfigurationError(f"permissions: {error}") from error
+    project = _project_paths()
+    missing = {name for layer in missing_layers(permissions) for name in layer.permissions}
+    return SandboxPlan(
+        permissions.with_net(*_database_servers(permissions)),
+        unenforced,
+        tuple(sorted(missing)),
+        values,
+        _code_paths(project),
+        project,
+    )
+
+
+def _values() -> dict[str, str]:
+    if not has_django():
+        return {}
+    found = {name: str(getattr(django_settings, name, "") or "") for name in ("MEDIA_ROOT", "STATIC_ROOT")}
+    return {name: path for name, path in found.items() if path.startswith("/")}
+
+
+def _project_paths() -> tuple[str, ...]:
+    """Return the directories that imports read: those of the project, which may hold secrets."""
+    paths = [str(Path(entry or ".").resolve()) for entry in sys.path]
+    base = getattr(django_settings, "BASE_DIR", None) if has_django() else None
+    if base is not None:
+        paths.append(str(Path(base).resolve()))
+    inside = tuple(map(os.path.realpath, interpreter_paths()))
+    return tuple(
+        path
+        for path in dict.fromkeys(paths)
+        if os.path.isdir(path) and not any(contains(one, path) for one in inside)
+    )
+
+
+def _code_paths(project: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the directories of installed apps, unless they contain the project itself."""
+    paths = [str(Path(djqueue.__file__).parent)]
+    if has_django():
+        paths += [config.path for config in apps.get_app_configs()]
+    real = dict.fromkeys(map(os.path.realpath, paths))
+    return tuple(path for path in real if not any(contains(path, one) for one in project))
+
+
+def _database_servers(permissions: Permissions) -> list[str]:
+    """Return the entries of `net` for the databases that a job may use."""
+    found = []
+    for alias, config in django_settings.DATABASES.items() if has_django() else ():
+        engine = str(config.get("ENGINE", "")).rpartition(".")[2]
+        if not permissions.allows_db(alias) or engine not in PORTS:
+            continue
+        host, port = str(config.get("HOST") or ""), config.get("PORT") or PORTS[engine]
+        if host.startswith("/") or not host:
+            found.append(f"unix:{host or SOCKETS}/.s.PGSQL.{port}")
+        else:
+            found.append(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    return found

@@ -1,0 +1,194 @@
+"""Permissions of jobs, as a worker applies them: what a handler may do, and what it may not."""
+
+import os
+import socket
+import threading
+
+import pytest
+
+from djqueue import OptionError, Permissions, Worker, job
+from djqueue.client import JobType
+from djqueue.core.permissions import NOTHING
+from djqueue.core.states import State
+from djqueue.runtime.executors.sandbox import landlock, layers
+from djqueue.runtime.executors.sandbox.errors import SandboxUnavailableError
+from tests.runtime.executors import permission_jobs as jobs
+from tests.runtime.executors.test_processes import Site
+from tests.support import aeventually
+
+pytestmark = pytest.mark.skipif(
+    bool(layers.missing_layers(NOTHING)), reason="this kernel cannot enforce permissions"
+)
+HANDLERS = {value.name: value for value in vars(jobs).values() if isinstance(value, JobType)}
+
+
+@pytest.fixture(autouse=True)
+def plain_settings(monkeypatch):
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.runtime.executors.plain_settings")
+
+
+def handlers(*job_types):
+    return {job_type.name: job_type for job_type in job_types}
+
+
+@pytest.fixture
+def site_of(storage):
+    """A worker for some job types; each permission set has a template of its own."""
+
+    class Opened:
+        def __init__(self, *job_types):
+            self.worker = Worker(storage, handlers=handlers(*job_types), maintain=False, shutdown_timeout=5)
+
+        async def __aenter__(self):
+            await self.worker.__aenter__()
+            return Site(storage, self.worker)
+
+        async def __aexit__(self, *error):
+            await self.worker.__aexit__(*error)
+
+    return Opened
+
+
+@pytest.fixture
+def server():
+    """A server on a loopback port that greets everyone."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(b"hello")
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def exists(path):
+    return os.path.exists(path)
+
+
+async def test_a_job_without_permissions_computes(site_of):
+    async with site_of(jobs.add, jobs.add_fresh) as site:
+        assert await site.result(jobs.add, 20, 22) == 42
+        assert await site.result(jobs.add_fresh, 20, 22) == 42
+
+
+async def test_the_sandbox_is_there_before_the_handler_is_imported(site_of):
+    async with site_of(jobs.when_imported) as site:
+        assert await site.result(jobs.when_imported) == {"list": "PermissionError"}
+
+
+async def test_a_job_without_permissions_reaches_nothing(site_of, tmp_path, server):
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    attempts = [
+        (jobs.reads, (str(secret),)),
+        (jobs.reads, ("/etc/passwd",)),
+        (jobs.reads, (__file__,)),
+        (jobs.writes, (str(tmp_path / "new"),)),
+        (jobs.connects, ("127.0.0.1", server)),
+        (jobs.starts, ()),
+        (jobs.forks, ()),
+        (jobs.signals, (os.getpid(),)),
+    ]
+    async with site_of(*(job_type for job_type, _ in attempts)) as site:
+        for job_type, arguments in attempts:
+            reason, kind, _ = await site.failure(job_type, *arguments)
+            assert (reason, kind) == ("max_attempts_exceeded", "PermissionError"), job_type
+    assert not (tmp_path / "new").exists()
+
+
+async def test_the_environment_is_filtered_before_the_program_starts(site_of, monkeypatch):
+    monkeypatch.setenv("SHOWN_ONE", "1")
+    monkeypatch.setenv("HIDDEN_KEY", "secret")
+    async with site_of(jobs.environment, jobs.shown_environment) as site:
+        found = await site.result(jobs.environment)
+        assert {"PATH", "DJANGO_SETTINGS_MODULE"} <= set(found)
+        assert not {"SHOWN_ONE", "HIDDEN_KEY"} & set(found)
+        assert await site.result(jobs.shown_environment) == ["SHOWN_ONE"]
+
+
+async def test_databases_and_the_storage_are_closed(site_of):
+    async with site_of(jobs.uses_the_database, jobs.uses_the_storage) as site:
+        assert (await site.failure(jobs.uses_the_database))[1] == "ImproperlyConfigured"
+        assert (await site.record_of_failure(jobs.uses_the_storage)).state is State.FAILED
+
+
+async def test_each_process_has_an_empty_temporary_directory_that_goes_with_it(site_of):
+    async with site_of(jobs.keeps_a_file) as site:
+        first, before = await site.result(jobs.keeps_a_file)
+        second, again = await site.result(jobs.keeps_a_file)
+
+        assert before == again == []
+        assert first != second
+        await aeventually(lambda: not exists(first), message="the directory is gone")
+    assert not exists(os.path.dirname(first))
+
+
+async def test_listed_hosts_can_be_reached_by_address_and_by_name_and_others_are_noted(site_of, server):
+    async with site_of(jobs.connects_to_localhost) as site:
+        assert await site.result(jobs.connects_to_localhost, "localhost", server) == b"hello"
+        denied = site.enqueue(jobs.connects_to_localhost, "127.0.0.2", server)
+        record = await site.ended(denied)
+        assert record.error.type == "PermissionError" or record.error.type.endswith("PermissionError")
+        assert f"Denied access: 127.0.0.2:{server}" in [line for _, line in record.logs]
+        _, kind, _ = await site.failure(jobs.connects_to_localhost, "example.org", 80)
+        assert kind == "PermissionError"
+
+
+async def test_a_job_may_start_programs_if_permitted(site_of):
+    async with site_of(jobs.starts_a_program) as site:
+        assert await site.result(jobs.starts_a_program) == "hello\n"
+
+
+async def test_job_types_share_a_template_only_if_they_are_permitted_the_same(site_of):
+    async with site_of(jobs.add, jobs.reads, jobs.shown_environment) as site:
+        groups = site.worker.executor.groups
+
+        assert {permissions.describe() for permissions, _ in groups} == {"nothing", "env=[SHOWN_*]"}
+
+
+# Systems that cannot enforce them.
+
+
+def test_a_worker_refuses_what_the_system_cannot_enforce(storage, monkeypatch):
+    monkeypatch.setattr(landlock, "abi", lambda: 0)
+
+    with pytest.raises(SandboxUnavailableError, match=r"job '.*add' cannot run here: .*Landlock.*lsm="):
+        Worker(storage, handlers=handlers(jobs.add))
+
+
+def test_a_job_may_do_without_only_if_the_settings_and_the_job_allow_it(storage, monkeypatch, settings):
+    @job(name="relaxed", permissions=NOTHING, allow_unenforced=["read", "write", "net", "run", "listen"])
+    def relaxed():
+        return None
+
+    monkeypatch.setattr(landlock, "abi", lambda: 0)
+    with pytest.raises(SandboxUnavailableError):
+        Worker(storage, handlers={"relaxed": relaxed})
+    settings.DJQUEUE = {"SANDBOX": "degrade"}
+    with pytest.raises(SandboxUnavailableError):
+        Worker(storage, handlers=handlers(jobs.add))
+
+    assert Worker(storage, handlers={"relaxed": relaxed})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"permissions": "all"}, "expected djqueue.Permissions"),
+        ({"permissions": {"reed": True}}, "unknown permission"),
+        ({"permissions": NOTHING, "executor": "inline"}, "inline jobs have those of the worker"),
+        ({"permissions": Permissions(enqueue=["a"])}, "enqueue is not supported yet"),
+        ({"allow_unenforced": ["rad"]}, "is not one of read"),
+    ],
+    ids=str,
+)
+def test_wrong_declarations_are_refused(options, words):
+    with pytest.raises(OptionError, match=words):
+        job(name="wrong", **options)(lambda: None)

@@ -47,7 +47,9 @@ class Permissions:
     read: bool | tuple[str, ...]
     """Files and directories that the handler may read, with everything below them."""
     write: bool | tuple[str, ...]
-    """Files and directories that the handler may read, change, create and delete."""
+    """Files and directories that the handler may read, change, create and delete. True: all but those of the
+    kernel in `/proc`, `/sys` and `/dev`.
+    """
     net: bool | tuple[str, ...]
     """Hosts, addresses and UNIX sockets that the handler may connect to."""
     env: bool | tuple[str, ...]

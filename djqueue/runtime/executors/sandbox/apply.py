@@ -17,7 +17,7 @@ from .calls import filter_for
 from .errors import PermissionPathError, SandboxError
 from .landlock import NetRight, Right, Ruleset, Scope
 from .layers import enforceable, missing_layers, needs_landlock
-from .paths import DEVICES, PROGRAMS, RESOLVER, existing, interpreter_paths, real_path
+from .paths import DEVICES, PROGRAMS, RESOLVER, existing, interpreter_paths, real_path, writable_directories
 from .programs import interpreter_of, loader_of
 from .seccomp import ALLOW, has_action
 from .selftest import self_test
@@ -197,7 +197,8 @@ def _allow_everywhere(ruleset: Ruleset, permissions: Permissions, known: Right) 
     if permissions.read is True:
         rights |= READ
     if permissions.write is True:
-        rights |= WRITE_ALL
+        for path in writable_directories():
+            ruleset.allow_path(path, WRITE_ALL & known)
     if permissions.run is True:
         # Without READ_FILE, which starting needs too: every program that the process may read.
         rights |= Right.EXECUTE

@@ -27,6 +27,7 @@ PROGRAMS = (
     *(f"{prefix}/bin" for prefix in (sys.prefix, sys.base_prefix)),
 )
 """Directories of programs, which a process reads if it may start every program."""
+KERNEL_DIRECTORIES = frozenset({"proc", "sys", "dev"})
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
 """Devices that may be read and written."""
 RESOLVER = (
@@ -47,6 +48,17 @@ def interpreter_paths() -> tuple[str, ...]:
     verify = ssl.get_default_verify_paths()
     paths += [verify.openssl_cafile, verify.openssl_capath, *filter(None, (verify.cafile, verify.capath))]
     return existing(paths)
+
+
+@cache
+def writable_directories() -> tuple[str, ...]:
+    """Return what a process may change if it may write everywhere: all but the kernel's own files.
+
+    Through those, a job of root could reach raw disks, and make the kernel start programs outside. Cached:
+    the second stage can't list the root directory.
+    """
+    names = sorted(set(os.listdir("/")) - KERNEL_DIRECTORIES)
+    return existing([*(f"/{name}" for name in names), "/dev/shm"])  # noqa: S108 (an ordinary directory)
 
 
 def existing(paths: Iterable[str]) -> tuple[str, ...]:

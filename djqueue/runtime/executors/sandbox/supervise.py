@@ -41,6 +41,10 @@ MAX_CONNECTING = 32
 """Maximum number of connections that one broker makes at once; further ones wait."""
 WATCH = 1_000
 """Milliseconds between looks at which processes have ended, while connections are being made."""
+FAULTS_OF_PROCESS = frozenset({errno.EBADF, errno.ENOENT, errno.ESRCH})
+"""Errors of a process that gave a wrong descriptor, or has ended."""
+LONGEST_TARGET = 300
+"""Maximum number of characters of a target in a report."""
 MARK = b"L"
 """Content of the message that carries a listener."""
 
@@ -54,7 +58,7 @@ class DeniedAccess:
     pid: int
     """Process that asked; 0 if a name was asked for."""
     target: str
-    """Host and port, path of the socket, or name."""
+    """Host and port, path of the socket, or name; printable, because the job chose it."""
 
 
 Report = Callable[[DeniedAccess], None]
@@ -193,7 +197,8 @@ class ConnectBroker:
         try:
             code = self._handle(id, thread, arguments)
         except OSError as error:
-            # The process gave a wrong descriptor, or ended meanwhile.
+            if error.errno not in FAULTS_OF_PROCESS:
+                logger.warning("Could not supervise a connection of process %d: %s", thread, error)
             code = errno.EBADF if error.errno == errno.EBADF else errno.EACCES
         except Exception:
             logger.exception("Could not supervise a connection of process %d; it was refused.", thread)
@@ -283,7 +288,7 @@ class ConnectBroker:
 
     def _report(self, pid: int, target: str) -> None:
         if self._on_denied is not None:
-            self._on_denied(DeniedAccess(pid=pid, target=target))
+            self._on_denied(DeniedAccess(pid=pid, target=_printable(target)))
 
     def _release(self) -> None:
         self._closed.set()
@@ -297,6 +302,11 @@ class ConnectBroker:
                 os.close(descriptor)
             # Threads that still answer must not write to what gets these numbers next.
             self._listener = self._wake_reader = self._wake_writer = -1
+
+
+def _printable(text: str) -> str:
+    """Return a text that a job chose in a form that logs and databases accept."""
+    return "".join(one if one.isprintable() else "?" for one in text[:LONGEST_TARGET])
 
 
 def _copy_memory(thread: int, address: int, length: int) -> bytes:

@@ -347,6 +347,30 @@ IDENTITY = [
 ]
 
 
+KERNEL_FILES = [
+    Attempt(
+        f"write to {path}",
+        lambda _, path=path: close(os.open(path, os.O_WRONLY)),
+        everything,
+        WITHOUT,
+        works_for=("root",),
+    )
+    for path in ("/proc/sys/kernel/core_pattern", "/sys/kernel/mm/ksm/run", "/dev/kmsg", "/proc/self/mem")
+    if os.path.exists(path)
+]
+"""Files through which root could leave the sandbox."""
+
+
+@each(KERNEL_FILES)
+def test_no_permission_writes_to_the_kernels_files(attempt: Attempt[Path], place: Path, user: str) -> None:
+    attempt.is_refused(place, user)
+
+
+@each(KERNEL_FILES)
+def test_root_writes_to_the_kernels_files_outside(attempt: Attempt[Path], place: Path, user: str) -> None:
+    attempt.works(place, user)
+
+
 @each(READS)
 def test_reading_needs_a_permission(attempt: Attempt[Path], place: Path, user: str) -> None:
     attempt.is_refused(place, user)

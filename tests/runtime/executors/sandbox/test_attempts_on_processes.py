@@ -394,14 +394,6 @@ def test_a_sandboxed_process_has_no_capabilities(user: str) -> None:
 # The kernel.
 
 
-def put_into_terminal() -> None:
-    """Type a command into a terminal, as if its user had."""
-    _master, slave = pty.openpty()
-    os.setsid()
-    fcntl.ioctl(slave, 0x540E, 0)
-    fcntl.ioctl(slave, 0x5412, b"x")
-
-
 def mount_something() -> int:
     return raw("mount", b"none\0", b"/tmp\0", b"tmpfs\0", 0x20, 0)
 
@@ -451,7 +443,6 @@ KERNEL = [
         WITHOUT,
         works_for=(),
     ),
-    Attempt("type into a terminal", lambda _: put_into_terminal(), everything, WITHOUT, works_for=("root",)),
     Attempt("load a module", lambda _: raw("init_module", 0, 0, b"\0"), everything, WITHOUT, works_for=()),
     Attempt("another kernel", lambda _: raw("kexec_load", 0, 0, 0, 0), everything, WITHOUT, works_for=()),
     Attempt("set the clock", lambda _: raw("clock_settime", 0, 0), everything, WITHOUT, works_for=()),
@@ -488,6 +479,25 @@ def test_no_permission_opens_other_parts_of_the_kernel(attempt: Attempt[None], u
 @each([one for one in KERNEL if one.works_for])
 def test_these_parts_are_open_outside(attempt: Attempt[None], user: str) -> None:
     attempt.works(None, user)
+
+
+@USER
+def test_nothing_types_into_a_terminal_that_was_inherited(user: str) -> None:
+    make_controlling, put_character = 0x540E, 0x5412
+    master, slave = pty.openpty()
+
+    def put() -> None:
+        os.setsid()
+        fcntl.ioctl(slave, make_controlling, 0)
+        fcntl.ioctl(slave, put_character, b"x")
+
+    try:
+        assert inside(put, ALL, user=user).errno == errno.EPERM
+        if user == "root":
+            assert run(put).is_ok
+    finally:
+        os.close(master)
+        os.close(slave)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86_64 has these conventions")

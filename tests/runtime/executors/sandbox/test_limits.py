@@ -83,6 +83,14 @@ def test_a_list_of_ports_is_for_tcp_if_every_host_is_allowed() -> None:
     assert not inside(bind, Permissions(net=True)).is_ok
 
 
+def test_reading_everything_includes_the_command_lines_of_other_processes() -> None:
+    def read() -> bytes:
+        return Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+
+    assert inside(read, Permissions(read=True)).is_ok
+    assert not inside(read, NOTHING).is_ok
+
+
 def test_machine_code_can_run() -> None:
     def execute() -> None:
         with mmap.mmap(-1, 4_096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as memory:

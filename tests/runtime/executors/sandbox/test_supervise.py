@@ -420,6 +420,23 @@ def test_a_denial_in_a_thread_names_the_process(other: Server) -> None:
     assert [one.pid for one in denied] == [result.value]
 
 
+def test_a_denial_is_printable_whatever_the_job_asked_for() -> None:
+    denied: list[DeniedAccess] = []
+
+    def connect() -> None:
+        for name in (b"/a\nb\xff", b"\0a\0b"):
+            with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(PermissionError):
+                client.connect(name)
+
+    def resolve(channel: SupervisedChannel) -> None:
+        assert channel.broker is not None
+        with pytest.raises(PermissionError):
+            channel.broker.resolve("x\0" * 500, 1)
+
+    assert connected(connect, "unix:/run/x", denied=denied, before=resolve).is_ok
+    assert [one.target for one in denied] == ["x?" * 150, "unix:/a?b?", "unix:@a?b"]
+
+
 def test_the_self_test_is_no_denial(server: Server) -> None:
     denied: list[DeniedAccess] = []
 

@@ -25,6 +25,7 @@ from djqueue.runtime.stopping import Stop
 
 from . import frames, kernel
 from .jobprocess import JobProcess
+from .output import inert
 from .sandboxing import SandboxPlan
 from .template import ForkRequest
 from .templates import Template, TemplateError
@@ -52,6 +53,8 @@ ENDING = 1.0
 SWEEP = 0.05
 """Seconds between two passes over the processes that a job has left behind."""
 MOST_SWEEPS = 200
+MAX_TARGET = 300
+"""Maximum of characters of a host in the log."""
 MAX_DENIED = 20
 """Maximum of log lines about denied accesses of one job."""
 MAX_LISTED = 20
@@ -224,13 +227,17 @@ class ProcessExecutor:
         return await asyncio.to_thread(broker.resolve, name, port)
 
     def _on_denied(self, denied: DeniedAccess) -> None:
-        """Note a denied connection in the log of its job; a name is denied by its error."""
         for process in self.processes:
-            run = process.run
-            if process.pid == denied.pid and run is not None and process.denied < MAX_DENIED:
-                process.denied += 1
-                run.reports.log(run, f"Denied access: {denied.target}")
-                self._events.denied(run, denied.target)
+            if process.pid == denied.pid:
+                self.note_denied(process, denied.target)
+
+    def note_denied(self, process: JobProcess, target: str) -> None:
+        """Add a denied access to the log of the process's job."""
+        run = process.run
+        if run is not None and process.denied < MAX_DENIED:
+            process.denied += 1
+            run.reports.log(run, f"Denied access: {inert(target)[:MAX_TARGET]}")
+            self._events.denied(run, inert(target)[:MAX_TARGET])
 
     # Starting processes.
 

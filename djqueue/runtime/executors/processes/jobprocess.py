@@ -1,6 +1,7 @@
 """The worker's view of one process that runs jobs: what it sends, what it uses, how it ends."""
 
 import asyncio
+import errno
 import os
 import select
 import signal
@@ -60,6 +61,9 @@ class ProcessOwner(Protocol):
 
     async def resolve(self, name: str, port: int | None) -> list[tuple[int, str]]:
         """Return the addresses of a name. Raises OSError."""
+
+    def note_denied(self, process: "JobProcess", target: str) -> None:
+        """Note an access that the permissions of the current job do not allow."""
 
 
 class JobProcess:
@@ -375,8 +379,11 @@ class JobProcess:
         try:
             found = await self._owner.resolve(name, port)
         except OSError as error:
-            text = error.strerror or str(error)
-            answer = frames.pack(frames.ADDRESSES, None, error.errno or socket.EAI_FAIL, text)
+            text, number = error.strerror or str(error), error.errno or socket.EAI_FAIL
+            if isinstance(error, PermissionError):
+                number = errno.EACCES
+                self._owner.note_denied(self, name if port is None else f"{name}:{port}")
+            answer = frames.pack(frames.ADDRESSES, None, number, text)
         else:
             answer = frames.pack(frames.ADDRESSES, found, 0, "")
         if not self.has_ended:

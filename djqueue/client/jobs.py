@@ -88,7 +88,7 @@ class JobType(Generic[P, R]):
         self.limits = limits
         """Limits of its jobs in processes of their own, as fields of `JobLimits`."""
         self.permissions = permissions
-        """What its handler may use; None for everything. Requires a process of its own."""
+        """Resources that its handler may use, in a process of its own; None for all."""
         self.allow_unenforced = allow_unenforced
         """Names of permissions that may stay without guarantee where the system cannot enforce them."""
         self._given = given

@@ -77,7 +77,7 @@ class Handler:
         """Where its jobs run; None: the queue or the settings decide."""
         self.limits = limits
         self.permissions = permissions
-        """What its jobs are permitted in processes of their own; None for everything."""
+        """Resources that its jobs may use, in processes of their own; None for all."""
         self.is_async = iscoroutinefunction(function) or iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - inspects the method itself
         )

@@ -195,7 +195,6 @@ def test_attributes_of_other_queues_name_the_call_here(queue, attribute, call):
         ("ignore_result", "result_ttl"),
         ("acks_late", "leases"),
         ("on_success", "signals"),
-        ("permissions", "roadmap"),
     ],
 )
 def test_options_of_other_queues_are_explained(option, hint):

@@ -34,6 +34,7 @@ from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.executors import EXECUTORS, JobLimits
 from djqueue.core.job import DEAD_LETTER_REASONS
 from djqueue.core.options import PARSERS, EnqueueOptions, parse_options
+from djqueue.core.permissions import Permissions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import TRANSITIONS, State
 from djqueue.schedules import Schedule, parse_schedule
@@ -319,6 +320,7 @@ def test_the_tables_of_words_are_complete():
 def test_the_tables_of_executors_and_limits_are_complete():
     assert first_cells("executors.md", "executors") == list(EXECUTORS)
     assert first_cells("executors.md", "limits") == [field.name for field in fields(JobLimits)]
+    assert first_cells("executors.md", "permissions") == [field.name for field in fields(Permissions)]
 
 
 def test_the_table_of_the_database_storages_options_is_complete():

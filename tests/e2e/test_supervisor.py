@@ -312,6 +312,8 @@ def test_a_closed_terminal_stops_everything(shop: Shop) -> None:
     command = [sys.executable, "-m", "django", "runworkers", "--health-file", str(shop.health)]
     pid, terminal = pty.fork()
     if not pid:
+        # A run of the tests under nohup ignores it, and so would its children.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.chdir(shop.project.folder)
         os.execve(command[0], command, environment)
     try:

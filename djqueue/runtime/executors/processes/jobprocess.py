@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from djqueue.codecs import MSGPACK, decode
 from djqueue.core.errors import ItemError, SerializationError
 from djqueue.core.executors import ISOLATED, SUBPROCESS, JobLimits
-from djqueue.core.job import JobFailure, Outcome, ProcessInfo
+from djqueue.core.job import Outcome, ProcessInfo
 from djqueue.runtime.runs import Run
 from djqueue.runtime.stopping import Stop
-from djqueue.runtime.tracebacks import MAX_MESSAGE, MAX_TRACEBACK, clean
+from djqueue.runtime.tracebacks import clean
 from djqueue.storage import wire
 
 from . import frames, kernel
 from .child import ASK, CHUNK, HELLO
+from .outcomes import checked, read_outcome
 from .output import JobOutput
 from .templates import Template
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 CREDENTIALS = struct.Struct("3i")
 """pid, uid and gid, as the kernel adds them to a message (unix(7), SCM_CREDENTIALS)."""
-KINDS = frozenset({"complete", "retry", "release", "fail", "cancel"})
-LONGEST_DELAY = 2**53
 MOST_MESSAGES = 1_000
 """Maximum of messages that are read from a process per tick; the rest waits in its socket."""
 MOST_BYTES = 4 * 1024 * 1024
@@ -339,17 +338,17 @@ class JobProcess:
             return
         if kind == frames.RESOLVE:
             name, port = values
-            self._start(self._resolve(_checked(name, str), None if port is None else _checked(port, int)))
+            self._start(self._resolve(checked(name, str), None if port is None else checked(port, int)))
             return
         (value,) = values or (None,)
         if run.stop is Stop.LOST or run.outcome is not None:
             return
         if kind == frames.PROGRESS:
-            run.reports.progress(run, decode(_checked(value, bytes), MSGPACK, accept=(MSGPACK,)))
+            run.reports.progress(run, decode(checked(value, bytes), MSGPACK, accept=(MSGPACK,)))
         elif kind == frames.LOG:
-            run.reports.log(run, clean(_checked(value, str), frames.SMALL))
+            run.reports.log(run, clean(checked(value, str), frames.SMALL))
         elif kind == frames.ITEM:
-            self._take_item(run, _checked(value, bytes))
+            self._take_item(run, checked(value, bytes))
         elif kind == frames.READ:
             self._start(self._answer(run))
         else:
@@ -483,33 +482,6 @@ class JobProcess:
             self._frames.feed(data)
             self._take_frames()
         self._pause()
-
-
-def read_outcome(run: Run, kind: Any, result: Any, delay: Any, error: Any, reason: Any) -> Outcome:
-    """Return the outcome that a process sent for its job. Raises FrameError if it is none."""
-    if kind not in KINDS:
-        raise frames.FrameError("it sent an unknown outcome")
-    if kind == "complete":
-        _checked(result, bytes)
-    elif result is not None:
-        raise frames.FrameError("it sent a result of a job that did not complete")
-    if not 0 <= _checked(delay, int) <= LONGEST_DELAY:
-        raise frames.FrameError("it sent a delay that is out of range")
-    described = None
-    if error is not None:
-        name, message, traceback = (_checked(text, str) for text in error)
-        described = JobFailure(
-            clean(name, MAX_MESSAGE), clean(message, MAX_MESSAGE), clean(traceback, MAX_TRACEBACK)
-        )
-    claimed = run.claimed
-    text = clean(_checked(reason, str), 100)
-    return Outcome(claimed.queue, claimed.id, claimed.token, kind, result, delay, described, text)
-
-
-def _checked(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise frames.FrameError(f"it sent a value of type {type(value).__name__}, not {kind.__name__}")
-    return value
 
 
 def _terminate(pid: int) -> None:

@@ -1,0 +1,40 @@
+"""Outcomes that a process sent: nothing in them is trusted before it is checked."""
+
+from typing import Any
+
+from djqueue.core.job import JobFailure, Outcome
+from djqueue.runtime.runs import Run
+from djqueue.runtime.tracebacks import MAX_MESSAGE, MAX_TRACEBACK, clean
+
+from . import frames
+
+KINDS = frozenset({"complete", "retry", "release", "fail", "cancel"})
+LONGEST_DELAY = 2**53
+
+
+def read_outcome(run: Run, kind: Any, result: Any, delay: Any, error: Any, reason: Any) -> Outcome:
+    """Return the outcome that a process sent for its job. Raises FrameError if it is none."""
+    if kind not in KINDS:
+        raise frames.FrameError("it sent an unknown outcome")
+    if kind == "complete":
+        checked(result, bytes)
+    elif result is not None:
+        raise frames.FrameError("it sent a result of a job that did not complete")
+    if not 0 <= checked(delay, int) <= LONGEST_DELAY:
+        raise frames.FrameError("it sent a delay that is out of range")
+    described = None
+    if error is not None:
+        name, message, traceback = (checked(text, str) for text in error)
+        described = JobFailure(
+            clean(name, MAX_MESSAGE), clean(message, MAX_MESSAGE), clean(traceback, MAX_TRACEBACK)
+        )
+    claimed = run.claimed
+    text = clean(checked(reason, str), 100)
+    return Outcome(claimed.queue, claimed.id, claimed.token, kind, result, delay, described, text)
+
+
+def checked(value: Any, kind: type) -> Any:
+    """Return a value of exactly this type. Raises FrameError for any other."""
+    if type(value) is not kind:
+        raise frames.FrameError(f"it sent a value of type {type(value).__name__}, not {kind.__name__}")
+    return value

@@ -305,11 +305,17 @@ OTHERS = [
     Attempt("a message queue", lambda _: raw("msgctl", raw("msgget", 0, 0o1600), 0, 0), everything, WITHOUT),
     Attempt(
         "a POSIX message queue",
-        lambda _: os.close(raw("mq_open", f"djq{os.getpid()}".encode() + b"\0", 0o101, 0o600, 0)),
+        lambda _: _open_queue(f"djq{os.getpid()}".encode() + b"\0"),
         everything,
         WITHOUT,
     ),
 ]
+
+
+def _open_queue(name: bytes) -> None:
+    os.close(raw("mq_open", name, 0o101, 0o600, 0))
+    # Queues outlive their process, and a user may have only some.
+    raw("mq_unlink", name)
 
 
 @each(OTHERS)

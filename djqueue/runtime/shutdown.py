@@ -59,7 +59,7 @@ class Shutdown:
     def _release_stuck(self) -> None:
         if self._has_released:
             return
-        if all(run.overran for run in self._runs.executing.copy().values()):
+        if all(run.overran and not run.in_process for run in self._runs.executing.copy().values()):
             self._release()
         else:
             self._loop.call_later(TICK, self._release_stuck)

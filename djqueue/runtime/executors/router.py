@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from djqueue.client import registry
 from djqueue.conf import Settings
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.executors import DEGRADE, INLINE, SUBPROCESS
@@ -9,7 +10,7 @@ from djqueue.core.job import Outcome, ProcessInfo
 from djqueue.core.options import MSGPACK
 from djqueue.runtime.executors.inline import InlineExecutor
 from djqueue.runtime.handlers import Handler, PermissionGroup, Style
-from djqueue.runtime.outcomes import refusal, release
+from djqueue.runtime.outcomes import refusal
 from djqueue.runtime.runs import Run
 from djqueue.runtime.stopping import Stop
 
@@ -86,6 +87,9 @@ def _unfit(handler: Handler) -> str | None:
         return "its function takes batches"
     if handler.style is not Style.ARGUMENTS:
         return "only @job functions can"
+    registered = registry.find(handler.name)
+    if registered is None or registered.function is not handler.function:
+        return "it is served under a name that is not its own"
     if handler.function.__module__ == "__main__":
         return "its function is defined in the program itself, which processes cannot import"
     return None
@@ -123,9 +127,11 @@ class ExecutorRouter:
             self._fit[run.claimed.name].start(run, fresh=chosen == SUBPROCESS)
 
     def stop(self, run: Run, reason: Stop) -> None:
-        """Ask a run to stop. From any thread."""
-        if run.in_process:
-            self._fit[run.claimed.name].stop(run, reason)
+        """Ask a run to stop. From any thread, also before it is started."""
+        executor = self._fit.get(run.claimed.name)
+        chosen = chosen_executor(run.handler, run.claimed.queue, self._settings)
+        if executor is not None and chosen != INLINE:
+            executor.stop(run, reason)
         else:
             self._inline.stop(run, reason)
 
@@ -142,7 +148,7 @@ class ExecutorRouter:
 
     def give_up(self, run: Run) -> Outcome:
         """Return the outcome of a run that has not stopped in time."""
-        return release(run.claimed) if run.in_process else self._inline.give_up(run)
+        return self._inline.give_up(run)
 
     def process_infos(self) -> tuple[ProcessInfo, ...]:
         """Return the processes in which jobs run beside this one. From any thread."""

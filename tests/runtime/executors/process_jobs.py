@@ -362,3 +362,37 @@ def chatters(count):
     for number in range(count):
         current_job().log(number)
     return count
+
+
+@job(executor="isolated", max_attempts=1, limits={"cpu": 1})
+def burns_and_ignores():
+    signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+    while True:
+        pass
+
+
+@job(executor="isolated", max_attempts=1)
+def asks_without_reading(count):
+    link().sendall(frames.pack(frames.READ) * count)
+    time.sleep(60)
+
+
+@job(executor="isolated", max_attempts=1, limits={"grace": 0.2})
+async def cleans_up_async(path):
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            write(path, "cleaned")
+
+
+def write(path, text):
+    Path(path).write_text(text)
+
+
+@job(executor="isolated")
+def closes_stdout():
+    sys.stdout.close()
+    return "done"

@@ -4,7 +4,9 @@ import errno
 import os
 import signal
 import struct
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -560,3 +562,97 @@ async def test_too_many_open_files_delay_jobs_and_end_none(site, monkeypatch):
 
     assert decoded((await site.ended(running)).result) == "slept"
     assert decoded((await site.ended(waiting)).result) == 2
+
+
+# Found by review.
+
+
+async def test_limits_hold_for_a_job_after_an_idle_process(site):
+    await site.result(jobs.add, 1, 1)
+
+    assert (await site.failure(jobs.fills_memory))[0] == "memory_limit"
+    assert await site.result(jobs.chatters, 3_000) == 3_000
+
+
+async def test_processor_time_is_limited_for_a_job_that_ignores_the_signal(site):
+    assert (await site.failure(jobs.burns_and_ignores))[0] == "timeout"
+
+
+async def test_a_process_that_asks_without_reading_is_killed(site):
+    reason, _, message = await site.failure(jobs.asks_without_reading, 100)
+
+    assert reason == "worker_crashed"
+    assert "without reading the last answer" in message
+
+
+async def test_an_async_handler_that_goes_on_is_cancelled_again(site, tmp_path):
+    await site.failure(jobs.cleans_up_async, str(tmp_path / "note"), timeout=0.2)
+
+    assert (tmp_path / "note").read_text() == "cleaned"
+
+
+async def test_a_job_may_close_its_output(site):
+    assert await site.result(jobs.closes_stdout) == "done"
+
+
+async def test_an_import_path_may_have_objects_that_are_no_text(storage, monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.path", [*sys.path, tmp_path])
+    async with Worker(storage, handlers=HANDLERS, maintain=False) as worker:
+        assert await Site(storage, worker).result(jobs.add, 1, 1) == 2
+
+
+async def test_the_template_imports_nothing_from_the_working_directory(storage, monkeypatch, tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    async with Worker(storage, handlers=HANDLERS, maintain=False) as worker:
+        assert await Site(storage, worker).result(jobs.add, 1, 1) == 2
+
+
+async def test_a_stop_that_comes_before_the_start_counts(site):
+    started = []
+    start = site.worker.executor.start
+
+    def stopped_first(run):
+        site.worker.executor.stop(run, Stop.REQUESTED)
+        started.append(run)
+        start(run)
+
+    site.worker.claim_loop._executor = SimpleNamespace(start=stopped_first)
+    record = await site.ended(site.enqueue(jobs.sleeps, 60))
+
+    assert started
+    assert record.state is State.CANCELLED
+
+
+async def test_processes_that_cannot_start_leave_nothing(site, monkeypatch):
+    await site.result(jobs.add, 1, 1)
+    group = site.worker.executor.groups[None]
+    fork = executor.Template.fork
+
+    def broken(template, request):
+        return fork(template, request._replace(files="many"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(executor.Template, "fork", broken)
+        result = site.enqueue(jobs.pid)
+        await site.reached(result, State.DELAYED)
+    await site.ended(result)
+
+    def left():
+        return set(kernel.children(group._template.pid)) - {process.pid for process in site.processes()}
+
+    await aeventually(lambda: not left(), message="no process is left")
+
+
+async def test_an_error_about_the_end_of_a_process_still_ends_its_job(site, monkeypatch):
+    def broken(_):
+        raise OverflowError("no such status")
+
+    monkeypatch.setattr(executor, "ending", broken)
+
+    assert (await site.failure(jobs.leaves_at_once))[1] == "OverflowError"
+
+
+def test_a_job_type_under_another_name_is_refused_for_processes(storage):
+    with pytest.raises(ConfigurationError, match="not its own"):
+        Worker(storage, handlers={"other": jobs.add})

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import copy_context
 from random import Random
 from types import FrameType
@@ -233,8 +234,10 @@ class JobServer:
         self._run = None
         run.outcome = outcome
         _reap()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            # The handler may have closed or replaced it.
+            with suppress(Exception):
+                stream.flush()
         error = None if outcome.error is None else tuple(outcome.error)
         self._link._send(
             frames.pack(frames.RESULT, outcome.kind, outcome.result, outcome.delay, error, outcome.reason)
@@ -319,7 +322,13 @@ class JobServer:
 
     def _on_terminate(self, _: int, __: FrameType | None) -> None:
         # A signal that nobody asked for was meant for the worker.
-        if self._stop and self._run is not None:
+        if not self._stop or self._run is None:
+            return
+        loop, task = self._loop, self._run.task
+        if loop is not None and task is not None and asyncio.current_task(loop) is None:
+            # The task waits: its handler is reached by another cancellation only.
+            loop.call_soon_threadsafe(task.cancel)
+        else:
             self._link.interrupt()
 
 

@@ -4,15 +4,13 @@ import asyncio
 import errno
 import os
 import shutil
-import signal
-import tempfile
 from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from djqueue.core.errors import DjqueueError, JobMemoryLimitError, JobTimeoutError, WorkerCrashedError
 from djqueue.core.executors import limits_of
 from djqueue.core.job import Outcome, ProcessInfo
 from djqueue.runtime.dependencies import Records, aread
@@ -23,10 +21,11 @@ from djqueue.runtime.outcomes import failure, next_delay, release
 from djqueue.runtime.runs import Run
 from djqueue.runtime.stopping import Stop
 
-from . import frames, kernel
+from . import kernel
+from .endings import ending
 from .jobprocess import JobProcess
 from .output import inert
-from .sandboxing import SandboxPlan
+from .sandboxing import SandboxPlan, new_parent
 from .template import ForkRequest
 from .templates import Template, TemplateError
 
@@ -37,6 +36,8 @@ TICK = 0.05
 """Seconds between two checks of memory."""
 IDLE = 60.0
 """Seconds after which an idle process ends."""
+NAME_THREADS = 4
+"""Host names that are resolved at once."""
 AT_ONCE = 4
 """Processes that may be starting at once. The template forks one at a time."""
 FIRST_RETRY, LAST_RETRY = 1.0, 30.0
@@ -46,6 +47,8 @@ ADDRESS_SPACE, LEAST_ADDRESS_SPACE = 4, 32 * 2**30
 between two checks; runtimes such as Node reserve gigabytes that they never use."""
 SLOW_START = 30.0
 """Seconds of importing the handlers after which the worker logs that it waits."""
+LONGEST_START = 300.0
+"""Seconds of importing the handlers after which the template is replaced."""
 SLOW_FORK = 15.0
 """Seconds that a process has to start. After that, the template is replaced."""
 ENDING = 1.0
@@ -81,9 +84,10 @@ class ProcessExecutor:
         self._plan = plan
         self._directory = ""
         """Parent of the temporary directories of its processes."""
-        if plan is not None and plan.uses_directory:
-            self._directory = tempfile.mkdtemp(prefix="djqueue-")
-        self._directories = count(1)
+        self._numbers = count(1)
+        self._names = ThreadPoolExecutor(NAME_THREADS, thread_name_prefix="djqueue-names")
+        self._retired: list[Template] = []
+        """Templates that fork no more, until the jobs of their processes have ended."""
         self._waiting: dict[str, deque[Run]] = {}
         """Runs that wait for a process, by job name."""
         self._fresh: set[Run] = set()
@@ -98,6 +102,8 @@ class ProcessExecutor:
         self._starter: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
         self._ticker: asyncio.TimerHandle | None = None
+        self._idler: asyncio.TimerHandle | None = None
+        """Ends processes that have been idle for long."""
         self._sweeping: asyncio.Task[None] | None = None
         self._is_closed = False
         # Started now, because its start takes longer than most jobs.
@@ -158,8 +164,12 @@ class ProcessExecutor:
         for task in (self._starter, self._sweeping):
             if task is not None:
                 task.cancel()
-        if self._ticker is not None:
-            self._ticker.cancel()
+        for timer in (self._ticker, self._idler):
+            if timer is not None:
+                timer.cancel()
+        self._names.shutdown(wait=False, cancel_futures=True)
+        for template in self._retired:
+            template.close()
         if self._template is not None:
             for pid in kernel.descendants(self._template.pid) if not self._template.is_closed else ():
                 kernel.kill(pid)
@@ -198,6 +208,7 @@ class ProcessExecutor:
             idle.remove(process)
         if not process.pid:
             self._starting[process.name] -= 1
+            process.template.discard(process.serial)
             if text := process.last_output():
                 self._events.template_failed(
                     TemplateError(f"a process could not start:\n{text}"), FIRST_RETRY
@@ -208,11 +219,20 @@ class ProcessExecutor:
         run, process.run = process.run, None
         if run is not None:
             self._by_run.pop(run, None)
-            outcome = self._crashed(run, process)
-            process.report_output(run)
+            try:
+                outcome = self._crashed(run, process)
+                process.report_output(run)
+            except Exception as error:
+                # The run must end, whatever could not be read or described.
+                outcome = failure(run.claimed, error, "worker_crashed", partial(self._delay, run))
             self._settle(run, outcome)
-        if self._sweeping is None and not self._is_closed and self._template is not None:
-            self._sweeping = self._loop.create_task(self._sweep(self._template))
+        if process.template in self._retired and all(
+            one.template is not process.template for one in self._processes
+        ):
+            self._retired.remove(process.template)
+            process.template.close()
+        elif self._sweeping is None and not self._is_closed:
+            self._sweeping = self._loop.create_task(self._sweep(process.template))
         self._wanted.set()
 
     async def records(self, run: Run) -> Records:
@@ -224,7 +244,8 @@ class ProcessExecutor:
         broker = None if self._template is None else self._template.broker
         if broker is None:
             raise PermissionError(errno.EACCES, "the permissions of the job list no hosts")
-        return await asyncio.to_thread(broker.resolve, name, port)
+        # A slow name server must not hold up the threads that the storage uses.
+        return await self._loop.run_in_executor(self._names, broker.resolve, name, port)
 
     def _on_denied(self, denied: DeniedAccess) -> None:
         for process in self.processes:
@@ -249,8 +270,8 @@ class ProcessExecutor:
                 self._wanted.clear()
                 self._fork_wanted(template)
                 self._retry = 0.0
-            except (TemplateError, OSError) as error:
-                # An OSError, such as too many open files, does not concern the jobs that are running.
+            except Exception as error:
+                # Jobs must not wait for ever, whatever it is. Only a TemplateError concerns those that run.
                 self._retry = min(max(FIRST_RETRY, 2 * self._retry), LAST_RETRY)
                 self._events.template_failed(error, self._retry)
                 self._release_all_waiting()
@@ -262,21 +283,24 @@ class ProcessExecutor:
 
     async def _started(self) -> Template:
         if self._template is None or self._template.is_closed:
-            self._template = Template(
-                self._loop,
-                self._modules,
-                self._on_template_end,
-                self._plan,
-                self._directory,
-                self._on_denied,
-            )
+            self._template = self._new_template()
         begun = self._loop.time()
         while not self._template.ready.done():
             await asyncio.wait([self._template.ready], timeout=SLOW_START)
             if not self._template.ready.done():
-                self._events.template_slow(self._loop.time() - begun)
+                waited = self._loop.time() - begun
+                if waited > LONGEST_START:
+                    raise TemplateError(f"the import of the handlers did not end within {waited:.0f} s")
+                self._events.template_slow(waited)
         self._template.ready.result()
         return self._template
+
+    def _new_template(self) -> Template:
+        plan = self._plan
+        if plan is not None and plan.uses_directory and not os.path.isdir(self._directory):
+            self._directory = new_parent()
+        # Its processes end with it, and their own descriptors tell so.
+        return Template(self._loop, self._modules, self._wanted.set, plan, self._directory, self._on_denied)
 
     async def _until_wanted(self, template: Template) -> None:
         """Wait until runs need processes; end a template that has forked nothing for too long."""
@@ -285,15 +309,25 @@ class ProcessExecutor:
                 async with asyncio.timeout(SLOW_FORK):
                     await self._wanted.wait()
             except TimeoutError:
-                oldest = min((one.begun for one in self._processes if not one.pid), default=None)
+                starting = [one for one in self._processes if not one.pid]
+                oldest = min((one.begun for one in starting), default=None)
                 if oldest is not None and self._loop.time() - oldest > SLOW_FORK:
                     self._events.template_failed(TemplateError("the template process does not fork"), 0)
-                    template.close()
+                    self._retire(template, starting)
                     return
 
-    def _on_template_end(self, reason: str) -> None:
-        # Its processes end with it, and their own descriptors tell so.
-        self._wanted.set()
+    def _retire(self, template: Template, starting: list[JobProcess]) -> None:
+        """Fork from another template, and let the jobs of this one end."""
+        self._template = None
+        self._retired.append(template)
+        for process in starting:
+            process.abandon()
+        for idle in list(self._idle.values()):
+            while idle:
+                self._end(idle.pop())
+        if template in self._retired and not self._processes:
+            self._retired.remove(template)
+            template.close()
 
     def _fork_wanted(self, template: Template) -> None:
         for name, runs in self._waiting.items():
@@ -317,15 +351,19 @@ class ProcessExecutor:
         limits = limits_of(self._settings.limits, handler.limits)
         space = None if limits.memory is None else max(limits.memory * ADDRESS_SPACE, LEAST_ADDRESS_SPACE)
         directory = ""
+        number = next(self._numbers)
         if self._directory:
-            directory = os.path.join(self._directory, str(next(self._directories)))
-            os.mkdir(directory, 0o700)
-        request = ForkRequest(name, space, limits.files, limits.file_size, directory)
+            directory = os.path.join(self._directory, str(number))
+            try:
+                os.mkdir(directory, 0o700)
+            except FileNotFoundError as error:
+                # Only a new template can use another one.
+                raise TemplateError(f"{self._directory} was removed") from error
+        request = ForkRequest(name, space, limits.files, limits.file_size, number, directory)
         link, output = template.fork(request)
         self._starting[name] = self._starting.get(name, 0) + 1
-        largest = max(self._settings.max_payload, frames.SMALL) + frames.SMALL
-        process = JobProcess(self, template, name, limits, largest, link, output)
-        process.directory = directory
+        process = JobProcess(self, template, name, limits, self._settings.max_payload, link, output)
+        process.serial, process.directory = number, directory
         self._processes.add(process)
 
     def _take_next(self, process: JobProcess) -> None:
@@ -340,7 +378,8 @@ class ProcessExecutor:
                 return
         process.idle_since = self._loop.time()
         self._idle.setdefault(process.name, []).append(process)
-        self._start_ticking()
+        if self._idler is None:
+            self._idler = self._loop.call_later(IDLE, self._end_idle)
 
     def _assign(self, process: JobProcess, run: Run) -> None:
         self._by_run[run] = process
@@ -353,8 +392,8 @@ class ProcessExecutor:
             run.timer = self._loop.call_later(timeout / 1_000, self.stop, run, Stop.TIMEOUT)
         try:
             process.assign(run, deadline)
-        except DjqueueError as error:
-            # The job's options have a value that cannot be sent.
+        except Exception as error:
+            # The job's options have a value that cannot be sent, or the system refuses a limit.
             process.run = None
             del self._by_run[run]
             self._settle(run, self._execution.failed(run, error))
@@ -390,38 +429,18 @@ class ProcessExecutor:
 
     def _crashed(self, run: Run, process: JobProcess) -> Outcome:
         """Return the outcome of a run whose process has ended without one."""
-        limits, killed = process.limits, process.killed_for
-        error: Exception
-        reason = "worker_crashed"
-        if killed == "shutdown":
+        if process.killed_for == "shutdown":
             return release(run.claimed)
-        if killed == "memory":
-            assert limits.memory is not None
-            reason = "memory_limit"
-            used, limit = (f"{size / 2**20:,.0f} MiB" for size in (process.peak, limits.memory))
-            error = JobMemoryLimitError(f"used {used} of memory; its limit is {limit}")
-        elif killed.startswith("storage"):
-            error = WorkerCrashedError(f"its process could not read from the storage ({killed[9:]})")
-        elif killed.startswith("violation"):
-            error = WorkerCrashedError(f"its process broke the protocol and was killed: {killed[11:]}")
-        elif killed:
-            error = WorkerCrashedError("its process did not stop in time and was killed")
-        elif _signal_of(process.status) == signal.SIGXCPU and limits.cpu is not None:
-            reason = "timeout"
-            error = JobTimeoutError(f"used more than its limit of {limits.cpu / 1_000:g} s of processor time")
-        else:
-            error = WorkerCrashedError(f"its process {_ending(process.status)}")
+        error, reason = ending(process)
         if text := process.last_output():
             error.add_note(f"The last output of the job:\n{text}")
         run.error = error
-        if run.stop in (Stop.SHUTDOWN, Stop.TIMEOUT, Stop.REQUESTED) and killed != "memory":
+        if run.stop in (Stop.SHUTDOWN, Stop.TIMEOUT, Stop.REQUESTED) and reason == "worker_crashed":
             return self._execution.failed(run, error)
-        return failure(run.claimed, error, reason, lambda cause: self._delay(run, cause))
+        return failure(run.claimed, error, reason, partial(self._delay, run))
 
     def _delay(self, run: Run, error: BaseException) -> int:
-        def on_bad(broken: BaseException) -> None:
-            self._events.backoff_failed(run, broken)
-
+        on_bad = partial(self._events.backoff_failed, run)
         return next_delay(run.claimed, run.handler, error, self._random, on_bad)
 
     def _release_waiting_for(self, name: str) -> None:
@@ -447,8 +466,12 @@ class ProcessExecutor:
                     return
                 for pid in strays:
                     kernel.kill(pid)
-                    await template.status(pid)
+                    async with asyncio.timeout(SLOW_FORK):
+                        await template.status(pid)
                 await asyncio.sleep(SWEEP)
+            self._events.strays_left(len(strays))
+        except TimeoutError:
+            # The template is stuck. Its replacement, or its end, is noticed elsewhere.
             self._events.strays_left(len(strays))
         finally:
             self._sweeping = None
@@ -461,31 +484,16 @@ class ProcessExecutor:
 
     def _tick(self) -> None:
         self._ticker = None
+        if self._by_run:
+            self._start_ticking()
         for process in list(self._by_run.values()):
             process.tick()
+
+    def _end_idle(self) -> None:
+        self._idler = None
         now = self._loop.time()
         for idle in self._idle.values():
             while idle and now - idle[0].idle_since > IDLE:
                 self._end(idle.pop(0))
-        if self._by_run:
-            self._start_ticking()
-        elif any(self._idle.values()):
-            self._ticker = self._loop.call_later(IDLE, self._tick)
-
-
-def _signal_of(status: int) -> int:
-    return os.WTERMSIG(status) if status >= 0 and os.WIFSIGNALED(status) else 0
-
-
-def _ending(status: int) -> str:
-    """Return how a process ended, from a status of `waitpid`, as the end of a sentence."""
-    if status < 0:
-        return "ended together with the template process that it was forked from"
-    if number := _signal_of(status):
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = f"signal {number}"
-        ran_out = "; the system may have run out of memory" if number == signal.SIGKILL else ""
-        return f"was killed by {name}{ran_out}"
-    return f"ended with exit code {os.waitstatus_to_exitcode(status)} before the job had ended"
+        if any(self._idle.values()):
+            self._idler = self._loop.call_later(IDLE / 2, self._end_idle)

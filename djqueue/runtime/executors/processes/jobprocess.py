@@ -8,12 +8,11 @@ import signal
 import socket
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from djqueue.codecs import MSGPACK, decode
-from djqueue.core.errors import ItemError, SerializationError
 from djqueue.core.executors import ISOLATED, SUBPROCESS, JobLimits
-from djqueue.core.job import Outcome, ProcessInfo
+from djqueue.core.job import ProcessInfo
 from djqueue.runtime.runs import Run
 from djqueue.runtime.stopping import Stop
 from djqueue.runtime.tracebacks import clean
@@ -23,6 +22,7 @@ from . import frames, kernel
 from .child import ASK, CHUNK, HELLO
 from .outcomes import checked, read_outcome
 from .output import JobOutput
+from .owners import ProcessOwner
 from .templates import Template
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ MOST_MESSAGES = 1_000
 """Maximum of messages that are read from a process per tick; the rest waits in its socket."""
 MOST_BYTES = 4 * 1024 * 1024
 """Maximum bytes of a process's messages and of its output that are read at once."""
+LONGEST_NAME = 255
+"""Maximum characters of a host name."""
 REAPING = 5.0
 """Seconds that the template has to tell how a process has ended."""
 ENDING = 1_000
@@ -43,38 +45,16 @@ HURRY = 1_000
 """Milliseconds between the steps that end a job whose worker stops, or whose lease is lost."""
 
 
-class ProcessOwner(Protocol):
-    """Learns what happens to a process."""
-
-    def on_ready(self, process: "JobProcess") -> None:
-        """Note that a process has started, or has ended its job, and waits for one."""
-
-    def on_outcome(self, process: "JobProcess", run: Run, outcome: Outcome) -> None:
-        """Note that a process has ended a job."""
-
-    def on_ended(self, process: "JobProcess") -> None:
-        """Note that a process has ended, perhaps with its job."""
-
-    async def records(self, run: Run) -> Any:
-        """Return the records of the jobs that a job depends on."""
-
-    async def resolve(self, name: str, port: int | None) -> list[tuple[int, str]]:
-        """Return the addresses of a name. Raises OSError."""
-
-    def note_denied(self, process: "JobProcess", target: str) -> None:
-        """Note an access that the permissions of the current job do not allow."""
-
-
 class JobProcess:
     """A process forked from the template. All methods are called on the worker's loop.
 
     name: Name of the jobs that it runs.
     limits: Limits of each job.
-    frame: Maximum bytes of a message.
+    result: Maximum bytes of a result.
     """
 
     def __init__(
-        self, owner: ProcessOwner, template: Template, name: str, limits: JobLimits, frame: int,
+        self, owner: ProcessOwner, template: Template, name: str, limits: JobLimits, result: int,
         link: socket.socket, output: int,
     ) -> None:  # fmt: skip
         self._loop = asyncio.get_running_loop()
@@ -92,6 +72,8 @@ class JobProcess:
         """Whether it runs no further job."""
         self.is_fresh = False
         """Whether it was forked for one job."""
+        self.serial = 0
+        """Number of the request that forked it."""
         self.directory = ""
         """Temporary directory of its own; empty for none."""
         self.denied = 0
@@ -107,10 +89,13 @@ class JobProcess:
         self._link = link
         self._output = output
         self._pidfd = -1
+        self._used_before = 0.0
+        """Seconds of processor time that the process had used before its job."""
         self._children = -1
         """Descriptor of the kernel's list of the children of its main thread."""
         self._tasks_path = ""
-        self._frames = frames.FrameReader(frame)
+        self._largest_result = result
+        self._frames = frames.FrameReader(max(result, frames.SMALL) + frames.SMALL)
         self._unsent = bytearray()
         self._captured = JobOutput(limits.output)
         self._messages = 0
@@ -119,6 +104,8 @@ class JobProcess:
         """Bytes read since the last tick."""
         self._is_reading = True
         self._waits_for_room = False
+        self._is_answering = False
+        """Whether the process waits for an answer."""
         self._is_at_end = False
         """Whether its socket has ended."""
         self._step: asyncio.TimerHandle | None = None
@@ -139,16 +126,21 @@ class JobProcess:
         if limits.jobs is not None and self.started >= limits.jobs:
             self.is_retired = True
         if limits.cpu is not None:
-            kernel.limit_processor_time(self.pid, limits.cpu / 1_000)
+            self._used_before = kernel.processor_time(self.pid)
         # The fencing token stays here: a job needs none to report to this worker.
         body = wire.pack_body(run.claimed._replace(token=0))
         self._send(frames.pack(frames.JOB, body, deadline))
 
     def tick(self) -> None:
-        """Check the memory of the job, and read on if the process has sent too much before."""
+        """Check what the job uses, and read on if the process has sent too much before."""
         self._messages = self._received = 0
         self._read_on()
-        if self.run is None or self.limits.memory is None or self.has_ended:
+        if self.run is None or self.has_ended:
+            return
+        cpu = self.limits.cpu
+        if cpu is not None and kernel.processor_time(self.pid) - self._used_before > cpu / 1_000:
+            self.kill("cpu")
+        if self.limits.memory is None:
             return
         used = kernel.memory(self.pid) + sum(map(kernel.memory, kernel.descendants(self.pid)))
         self.peak = max(self.peak, used)
@@ -174,6 +166,9 @@ class JobProcess:
             return
         self.killed_for = self.killed_for or why
         if self._pidfd >= 0:
+            # First the programs that it has started: without it, nobody could tell whose they were.
+            for pid in kernel.descendants(self.pid):
+                kernel.kill(pid)
             self._signal(signal.SIGKILL)
 
     def is_clean(self) -> bool:
@@ -233,6 +228,13 @@ class JobProcess:
 
     # Starting.
 
+    def abandon(self) -> None:
+        """Give up a process that has not become ready."""
+        self.has_ended = True
+        self._read_output()
+        self.close()
+        self._owner.on_ended(self)
+
     def _read_hello(self) -> None:
         try:
             data, extra, _, _ = self._link.recvmsg(len(HELLO), socket.CMSG_SPACE(CREDENTIALS.size))
@@ -251,9 +253,7 @@ class JobProcess:
             self._tasks_path = f"/proc/{pid}/task"
             self._children = os.open(f"{self._tasks_path}/{pid}/children", os.O_RDONLY)
         except OSError:
-            self.has_ended = True
-            self.close()
-            self._owner.on_ended(self)
+            self.abandon()
             return
         self.pid = pid
         self._loop.remove_reader(self._link.fileno())
@@ -316,7 +316,8 @@ class JobProcess:
                     return
             if self._received >= MOST_BYTES:
                 self._pause()
-        except (frames.FrameError, SerializationError, ItemError, TypeError, ValueError, KeyError) as error:
+        except Exception as error:
+            # Whatever the process has sent, it must not disturb the worker.
             self._pause()
             self.kill(f"violation: {error}")
 
@@ -325,7 +326,7 @@ class JobProcess:
         if run is None:
             raise frames.FrameError("it sent a message without having a job")
         if kind == frames.RESULT:
-            outcome = read_outcome(run, *values)
+            outcome = read_outcome(run, self._largest_result, *values)
             self.run = None
             if self._step is not None:
                 self._step.cancel()
@@ -338,6 +339,9 @@ class JobProcess:
             return
         if kind == frames.RESOLVE:
             name, port = values
+            self._begin_answer()
+            if len(checked(name, str)) > LONGEST_NAME:
+                raise frames.FrameError("it asked for a name that is too long")
             self._start(self._resolve(checked(name, str), None if port is None else checked(port, int)))
             return
         (value,) = values or (None,)
@@ -350,6 +354,7 @@ class JobProcess:
         elif kind == frames.ITEM:
             self._take_item(run, checked(value, bytes))
         elif kind == frames.READ:
+            self._begin_answer()
             self._start(self._answer(run))
         else:
             raise frames.FrameError(f"it sent a message of unknown kind {kind}")
@@ -369,8 +374,15 @@ class JobProcess:
         self._waits_for_room = False
         self._read_on()
 
+    def _begin_answer(self) -> None:
+        """Raise FrameError if the process asks again before it has read its last answer."""
+        if self._is_answering or self._unsent:
+            raise frames.FrameError("it sent a request without reading the last answer")
+        self._is_answering = True
+
     async def _answer(self, run: Run) -> None:
         records = await self._owner.records(run)
+        self._is_answering = False
         if not self.has_ended:
             self._send(frames.pack(frames.CHILDREN, wire.pack_body(records)))
 
@@ -385,6 +397,7 @@ class JobProcess:
             answer = frames.pack(frames.ADDRESSES, None, number, text)
         else:
             answer = frames.pack(frames.ADDRESSES, found, 0, "")
+        self._is_answering = False
         if not self.has_ended:
             self._send(answer)
 
@@ -432,7 +445,7 @@ class JobProcess:
 
     def _interrupt(self, grace: int) -> None:
         for pid in kernel.descendants(self.pid):
-            _terminate(pid)
+            kernel.terminate(pid)
         self._signal(signal.SIGTERM)
         self._after(grace, lambda: self.kill("stop"))
 
@@ -459,8 +472,8 @@ class JobProcess:
         try:
             async with asyncio.timeout(REAPING):
                 self.status = await self.template.status(self.pid)
-        except TimeoutError:
-            # The template is stuck, and nobody knows how the process has ended.
+        except Exception:
+            # The template is stuck or closed, and nobody knows how the process has ended.
             self.status = -1
         self.has_ended = True
         self._read_output()
@@ -482,10 +495,3 @@ class JobProcess:
             self._frames.feed(data)
             self._take_frames()
         self._pause()
-
-
-def _terminate(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGTERM)
-    except (ProcessLookupError, PermissionError):
-        return

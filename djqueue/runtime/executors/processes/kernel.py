@@ -65,10 +65,18 @@ def _walk(pid: int) -> Iterator[int]:
 
 
 def kill(pid: int) -> None:
-    """Kill a process that may already have ended."""
+    """Kill a process that may already have ended, or have become another user's."""
     try:
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def terminate(pid: int) -> None:
+    """Send SIGTERM to a process that may already have ended, or have become another user's."""
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except (ProcessLookupError, PermissionError):
         return
 
 
@@ -88,18 +96,6 @@ def processor_time(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def limit_processor_time(pid: int, seconds: float | None) -> None:
-    """Send SIGXCPU to a process after that many more seconds of processor time; None: never."""
-    if seconds is None:
-        soft = resource.RLIM_INFINITY
-    else:
-        soft = int(processor_time(pid) + seconds) + 1
-    try:
-        resource.prlimit(pid, resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
-    except ProcessLookupError:
-        return
 
 
 def limit_self(*, memory: int | None, files: int | None, file_size: int | None) -> None:

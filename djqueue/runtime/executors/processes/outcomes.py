@@ -2,25 +2,33 @@
 
 from typing import Any
 
+from djqueue.core.durations import LONGEST
 from djqueue.core.job import JobFailure, Outcome
 from djqueue.runtime.runs import Run
 from djqueue.runtime.tracebacks import MAX_MESSAGE, MAX_TRACEBACK, clean
 
 from . import frames
 
+PARTS = ("kind", "result", "delay", "error", "reason")
 KINDS = frozenset({"complete", "retry", "release", "fail", "cancel"})
-LONGEST_DELAY = 2**53
 
 
-def read_outcome(run: Run, kind: Any, result: Any, delay: Any, error: Any, reason: Any) -> Outcome:
-    """Return the outcome that a process sent for its job. Raises FrameError if it is none."""
+def read_outcome(run: Run, largest: int, *sent: Any) -> Outcome:
+    """Return the outcome that a process sent for its job. Raises FrameError if it is none.
+
+    largest: Maximum bytes of a result.
+    """
+    if len(sent) != len(PARTS):
+        raise frames.FrameError("it sent an outcome with missing parts")
+    kind, result, delay, error, reason = sent
     if kind not in KINDS:
         raise frames.FrameError("it sent an unknown outcome")
     if kind == "complete":
-        checked(result, bytes)
+        if len(checked(result, bytes)) > largest:
+            raise frames.FrameError(f"it sent a result of more than {largest:,} bytes")
     elif result is not None:
         raise frames.FrameError("it sent a result of a job that did not complete")
-    if not 0 <= checked(delay, int) <= LONGEST_DELAY:
+    if not 0 <= checked(delay, int) <= LONGEST:
         raise frames.FrameError("it sent a delay that is out of range")
     described = None
     if error is not None:

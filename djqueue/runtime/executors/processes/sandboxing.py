@@ -1,7 +1,9 @@
 """The sandbox of a template process, as its worker chooses it: paths, environment and databases."""
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +20,23 @@ from djqueue.runtime.executors.sandbox.paths import contains, interpreter_paths
 
 VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "DJANGO_SETTINGS_MODULE")
 """Environment variables that a sandboxed process always has, besides LC_*."""
+PREFIX = "djqueue-jobs-"
+"""Beginning of the name of a parent of temporary directories; the worker's process id follows."""
 NO_HOME = "/nonexistent"
 """Home directory of a process that has no temporary one."""
 PORTS = {"postgresql": 5432, "postgis": 5432, "mysql": 3306, "oracle": 1521}
 """Default ports of Django's database engines, by the last part of their names."""
 SOCKETS = "/var/run/postgresql"
 """Directory of PostgreSQL's sockets, if no host is given."""
+
+
+def new_parent() -> str:
+    """Make a parent of temporary directories, and remove those of workers that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        owner = path.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdecimal() and not os.path.exists(f"/proc/{owner}") and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
 
 
 class SandboxPlan(NamedTuple):

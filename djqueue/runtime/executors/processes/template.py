@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 import warnings
 from importlib import import_module
@@ -24,9 +25,9 @@ from . import kernel
 if TYPE_CHECKING:
     from djqueue.runtime.executors.sandbox.apply import Sandbox
 
-FORK, REAP, ORPHANS = 1, 2, 3
+FORK, REAP, ORPHANS, DISCARD = 1, 2, 3, 4
 """From the worker: fork a process with these limits, wait for one that has ended, tell which of some were not
-forked here."""
+forked here, kill one that has not become ready."""
 READY, FAILED, STATUS, ORPHANED = 11, 12, 13, 14
 """To the worker: the handlers are imported, they could not be, the status of a process, those processes."""
 LARGEST = 256 * 1024
@@ -51,6 +52,8 @@ class ForkRequest(NamedTuple):
     """Bytes of address space."""
     files: int | None
     file_size: int | None
+    serial: int
+    """Number of the request, by which a process without a known id is named."""
     directory: str = ""
     """Temporary directory of its own; empty for none."""
 
@@ -60,6 +63,9 @@ def main(control: socket.socket, start: dict[str, Any]) -> NoReturn:
     end_with(start["parent"])
     kernel.adopt_orphans()
     name_process("template")
+    # A process that embeds the worker may block or ignore signals.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # They are meant for the worker, which still needs this process until its jobs have ended.
         signal.signal(number, _ignore)
@@ -73,18 +79,21 @@ def main(control: socket.socket, start: dict[str, Any]) -> NoReturn:
     gc.collect()
     gc.freeze()
     _send(control, READY)
-    forked: set[int] = set()
+    forked: dict[int, int] = {}
     while (message := _receive(control)) is not None:
         (kind, *values), descriptors = message
         if kind == FORK:
-            forked.add(_fork(control, sandbox, ForkRequest(*values), *descriptors))
+            request = ForkRequest(*values)
+            forked[_fork(control, sandbox, request, *descriptors)] = request.serial
         elif kind == REAP:
             status = _status(values[0])
             if status != UNKNOWN:
-                forked.discard(values[0])
+                forked.pop(values[0], None)
             _send(control, STATUS, values[0], status)
         elif kind == ORPHANS:
             _send(control, ORPHANED, [pid for pid in values[0] if pid not in forked])
+        elif kind == DISCARD:
+            _discard(forked, values[0])
     leave(0)
 
 
@@ -180,6 +189,7 @@ def _be_job_process(
 
         if request.directory:
             os.environ.update(TMPDIR=request.directory, HOME=request.directory)
+            tempfile.tempdir = request.directory
         if sandbox is not None:
             sandbox.stage_two({"job_tmp": request.directory} if request.directory else None)
         serve(socket.socket(fileno=link), resolves=sandbox is not None)
@@ -188,6 +198,16 @@ def _be_job_process(
         traceback.print_exc()
     finally:
         leave(code)
+
+
+def _discard(forked: dict[int, int], serial: int) -> None:
+    """Kill and reap the process of a request."""
+    for pid, number in list(forked.items()):
+        if number == serial:
+            del forked[pid]
+            if pid != UNKNOWN:
+                kernel.kill(pid)
+                os.waitpid(pid, 0)
 
 
 def _status(pid: int) -> int:
@@ -207,7 +227,7 @@ def _send(control: socket.socket, *message: Any) -> None:
 
 def _receive(control: socket.socket) -> tuple[list[Any], list[int]] | None:
     try:
-        data, descriptors, _, _ = socket.recv_fds(control, LARGEST, 2)
+        data, descriptors, _, _ = socket.recv_fds(control, LARGEST, 2, socket.MSG_CMSG_CLOEXEC)
     except OSError:
         return None
     return (msgpack.unpackb(data), descriptors) if data else None

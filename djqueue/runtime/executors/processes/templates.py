@@ -18,6 +18,7 @@ from djqueue.runtime.executors.sandbox.supervise import ConnectBroker, DeniedAcc
 from . import kernel, template
 from .sandboxing import SandboxPlan
 
+LARGEST_STATUS = 0xFFFF
 MOST_STRAYS = 1_000
 """Maximum of orphans that are killed in one pass."""
 
@@ -40,7 +41,7 @@ class Template:
     """A template process, started for some modules. All methods are called on the worker's loop.
 
     modules: Modules that define the handlers.
-    on_end: Called when the process has ended, with the reason.
+    on_end: Called when the process has ended by itself.
     plan: Sandbox of the process; None for none.
     directory: Parent of the temporary directories of its processes, if they have some.
     on_denied: Called on the loop for each connection or name that is denied.
@@ -50,7 +51,7 @@ class Template:
         self,
         loop: asyncio.AbstractEventLoop,
         modules: list[str],
-        on_end: Callable[[str], None],
+        on_end: Callable[[], None],
         plan: SandboxPlan | None = None,
         directory: str = "",
         on_denied: Callable[[DeniedAccess], None] | None = None,
@@ -70,9 +71,10 @@ class Template:
         self._channel, their_channel = socket.socketpair()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, their_channel, closing_on_error(self._control), closing_on_error(self._channel):
+            # -P: modules in the working directory, which a job may be able to write, are not imported.
             # The jobs' own group of processes: a Ctrl-C in the terminal is for the worker alone.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", template.BOOT, str(theirs.fileno())],
+                [sys.executable, "-P", "-c", template.BOOT, str(theirs.fileno())],
                 pass_fds=[theirs.fileno(), *([their_channel.fileno()] if self._is_supervised else [])],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -82,7 +84,7 @@ class Template:
             if sandbox is not None:
                 sandbox["channel"] = their_channel.fileno() if self._is_supervised else None
             start = {
-                "path": sys.path,
+                "path": [str(entry) for entry in sys.path],
                 "argv": sys.argv,
                 "modules": modules,
                 "parent": os.getpid(),
@@ -127,6 +129,14 @@ class Template:
             their_link.close()
             os.close(their_output)
         return link, output
+
+    def discard(self, serial: int) -> None:
+        """Let the template kill and reap a process that has not become ready."""
+        if not self._is_closed:
+            try:
+                self._send([template.DISCARD, serial])
+            except TemplateError:
+                return  # It ends its processes when it ends.
 
     async def status(self, pid: int) -> int:
         """Return the status of a forked process that has ended, as `waitpid` does; -1 if it is unknown."""
@@ -212,12 +222,15 @@ class Template:
     def _read(self) -> None:
         try:
             data = self._control.recv(template.LARGEST)
-            message = msgpack.unpackb(data) if data else None
+            message = msgpack.unpackb(data, unicode_errors="surrogatepass") if data else None
             if message is not None:
                 self._take(*message)
         except BlockingIOError:
             return
-        except (OSError, ValueError, TypeError) as error:
+        except OSError:
+            message = None
+        except Exception as error:
+            # Handlers' modules run code in it, so anything may arrive.
             self._end(f"the template process sent something that is not a message: {error}")
             return
         if message is None:
@@ -236,10 +249,11 @@ class Template:
             pid, status = values
             future = self._statuses.pop(pid, None)
             if future is not None and not future.done():
-                future.set_result(int(status))
+                is_status = type(status) is int and 0 <= status <= LARGEST_STATUS
+                future.set_result(status if is_status else template.UNKNOWN)
 
     def _end(self, reason: str) -> None:
         if not self._is_closed:
             self._failure = reason
             self.close()
-            self._on_end(reason)
+            self._on_end()

@@ -187,9 +187,30 @@ class ConnectBroker:
                 # The call was interrupted before it was received.
                 return
             raise
+        notification = NOTIFICATION.unpack(buffer)
+        if self._is_refused_at_once(notification):
+            return
         with self._lock:
             self._unanswered += 1
-        self._pool.submit(self._answer_received, NOTIFICATION.unpack(buffer))
+        self._pool.submit(self._answer_received, notification)
+
+    def _is_refused_at_once(self, notification: tuple[int, ...]) -> bool:
+        """Answer a call for an address that no list contains, such as that of the self-test.
+
+        The self-test of a new process must not wait behind connections that take long.
+        """
+        id, thread, _flags, _number, _architecture, _ip, _socket, pointer, given, *_ = notification
+        length = ctypes.c_int(given).value
+        if not 0 <= length <= LONGEST_ADDRESS:
+            return False
+        try:
+            raw = _copy_memory(thread, pointer, length)
+        except OSError:
+            return False
+        if not self._is_valid(id) or parse_address(raw) is not None:
+            return False
+        self._answer(id, errno.EAFNOSUPPORT)
+        return True
 
     def _answer_received(self, notification: tuple[int, ...]) -> None:
         _block_signals()

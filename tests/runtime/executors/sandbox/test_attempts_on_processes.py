@@ -550,6 +550,8 @@ def test_a_process_can_use_threads(user: str) -> None:
 @USER
 def test_a_process_can_signal_itself_and_abort(user: str) -> None:
     def interrupt() -> None:
+        # Programs that a shell starts in the background ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.raise_signal(signal.SIGINT)
 
     def kill() -> None:

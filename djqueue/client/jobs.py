@@ -417,6 +417,8 @@ def job(
         limits = parse_limits(given.pop("limits")) if "limits" in given else NO_LIMITS
         permissions = parse_permissions(given.pop("permissions", None))
         unenforced = parse_unenforced(given.pop("allow_unenforced", ()))
+        if unenforced and permissions is None:
+            raise OptionError("allow_unenforced: requires permissions")
         if permissions is not None:
             if executor == INLINE:
                 raise OptionError("permissions: inline jobs have those of the worker; use 'isolated'")

@@ -42,6 +42,8 @@ class JobLimits:
     """Milliseconds between the steps that end a job: it is asked, interrupted, and killed."""
 
 
+MOST_COUNT = 2**20
+"""Maximum of files and of jobs: what Linux allows a process to open."""
 NO_LIMITS: Mapping[str, Any] = {}
 DEFAULT_LIMITS = JobLimits()
 SIZES = frozenset({"memory", "file_size", "output"})
@@ -51,6 +53,7 @@ REQUIRED = frozenset({"output", "grace"})
 LEAST_MEMORY = 32 * MIB
 """Python itself needs this much."""
 LEAST_FILES = 32
+MOST = 2**53
 
 
 def parse_executor(value: Any) -> str:
@@ -125,11 +128,12 @@ def _parse(name: str, given: Any) -> int | None:
         number = parse_size(where, given)
     elif name in DURATIONS:
         number = milliseconds(where, given)
-    elif isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise OptionError(f"{where}: must be a positive whole number; got {given!r}")
+    elif isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MOST_COUNT:
+        raise OptionError(f"{where}: must be a whole number from 1 to {MOST_COUNT:,}; got {given!r}")
     else:
         number = given
     least = {"memory": LEAST_MEMORY, "files": LEAST_FILES, "cpu": 1, "file_size": 0}.get(name, 0)
-    if number < least:
-        raise OptionError(f"{where}: must be at least {least:,}; got {given!r}")
+    if not least <= number <= MOST:
+        unit = {"memory": " bytes", "file_size": " bytes", "output": " bytes"}.get(name, "")
+        raise OptionError(f"{where}: must be from {least:,} to {MOST:,}{unit}; got {given!r}")
     return number

@@ -72,7 +72,10 @@ def _check_permissions(handler: Handler, settings: Settings) -> None:
             f"job {handler.name!r} cannot run here: {error}. To run it without this guarantee, set "
             "DJQUEUE['SANDBOX'] = 'degrade', and allow_unenforced on the job"
         ) from error
-    plan_for(permissions, unenforced)
+    try:
+        plan_for(permissions, unenforced)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"job {handler.name!r}: {error}") from error
 
 
 def _grouped(handlers: list[Handler]) -> dict[PermissionGroup | None, list[Handler]]:

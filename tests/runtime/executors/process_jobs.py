@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import multiprocessing
 import os
 import resource
 import signal
@@ -18,7 +19,7 @@ from djqueue.core.errors import JobInterrupted
 from djqueue.runtime.executors.processes import frames
 
 HERE = ContextVar("here", default=0)
-SEEN: list[int] = []
+SEEN: list[object] = []
 
 isolated = job(executor="isolated", check_arguments=False)
 
@@ -326,7 +327,7 @@ def sends(data):
 
 @job(executor="isolated", max_attempts=1)
 def answers_twice():
-    frame = frames.pack(frames.RESULT, "complete", b"\xc0", 0, None, "")
+    frame = frames.pack(frames.RESULT, 1, "complete", b"\xc0", 0, None, "")
     link().sendall(frame + frame)
     return "third"
 
@@ -396,3 +397,50 @@ def write(path, text):
 def closes_stdout():
     sys.stdout.close()
     return "done"
+
+
+@job(executor="isolated")
+def leaves_timers_and_tasks():
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.chdir("/")
+    return [os.getpid()]
+
+
+@job(executor="isolated")
+async def leaves_a_task():
+    async def later():
+        await asyncio.sleep(0.1)
+        sys.exit(7)
+
+    SEEN.append(asyncio.ensure_future(later()))
+    return os.getpid()
+
+
+@job(executor="isolated")
+async def waits_a_moment():
+    await asyncio.sleep(0.3)
+    return "fine"
+
+
+@job(executor="isolated")
+def terminates_a_fork():
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    process.start()
+    process.terminate()
+    process.join(20)
+    return process.exitcode
+
+
+@job(executor="isolated", limits={"memory": "256 MiB"})
+def shares_memory():
+    kept = bytearray(os.urandom(2**20) * 100)
+    pids = []
+    for _ in range(2):
+        pids.append(os.fork())
+        if not pids[-1]:
+            time.sleep(0.5)
+            os._exit(0)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return len(kept)

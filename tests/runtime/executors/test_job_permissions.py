@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from djqueue import OptionError, Permissions, Worker, job
+from djqueue import ConfigurationError, OptionError, Permissions, Worker, job
 from djqueue.client import JobType
 from djqueue.core.permissions import NOTHING
 from djqueue.core.states import State
@@ -179,6 +179,15 @@ def test_a_job_may_do_without_only_if_the_settings_and_the_job_allow_it(storage,
     assert Worker(storage, handlers={"relaxed": relaxed})
 
 
+def test_a_worker_refuses_paths_that_do_not_exist(storage):
+    @job(name="lost", permissions=Permissions(read=["/nowhere/at/all"]))
+    def lost():
+        return None
+
+    with pytest.raises(ConfigurationError, match="job 'lost': read: /nowhere/at/all can't be granted"):
+        Worker(storage, handlers={"lost": lost})
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -187,6 +196,7 @@ def test_a_job_may_do_without_only_if_the_settings_and_the_job_allow_it(storage,
         ({"permissions": NOTHING, "executor": "inline"}, "inline jobs have those of the worker"),
         ({"permissions": Permissions(enqueue=["a"])}, "enqueue is not supported yet"),
         ({"allow_unenforced": ["rad"]}, "is not one of read"),
+        ({"allow_unenforced": ["read"]}, "requires permissions"),
     ],
     ids=str,
 )

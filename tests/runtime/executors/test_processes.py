@@ -419,11 +419,13 @@ async def test_a_process_inherits_only_its_socket_and_its_output(site):
         struct.pack(">I", 2**31),
         b"\x00\x00\x00\x01\xc1",
         frames.pack(99, "x"),
-        frames.pack(frames.RESULT, "wins", b"", 0, None, ""),
-        frames.pack(frames.RESULT, "complete", "text", 0, None, ""),
-        frames.pack(frames.RESULT, "complete", b"", -1, None, ""),
-        frames.pack(frames.RESULT, "fail", None, 0, ["one"], ""),
+        frames.pack(frames.RESULT, 1, "wins", b"", 0, None, ""),
+        frames.pack(frames.RESULT, 1, "complete", "text", 0, None, ""),
+        frames.pack(frames.RESULT, 1, "complete", b"", -1, None, ""),
+        frames.pack(frames.RESULT, 1, "fail", None, 0, ["one"], ""),
         frames.pack(frames.RESULT),
+        frames.pack(frames.RESULT, 2, "complete", b"", 0, None, ""),
+        frames.pack(frames.RESULT, 1, "retry", None, 2**52, None, ""),
         frames.pack(frames.PROGRESS, b"\xc1"),
         frames.pack(frames.LOG, 7),
         frames.pack(frames.ITEM, "text"),
@@ -656,3 +658,18 @@ async def test_an_error_about_the_end_of_a_process_still_ends_its_job(site, monk
 def test_a_job_type_under_another_name_is_refused_for_processes(storage):
     with pytest.raises(ConfigurationError, match="not its own"):
         Worker(storage, handlers={"other": jobs.add})
+
+
+async def test_timers_and_signal_handlers_end_with_their_job(site):
+    [pid] = await site.result(jobs.leaves_timers_and_tasks)
+
+    assert await site.result(jobs.leaves_timers_and_tasks) == [pid]
+    assert (await site.failure(jobs.sleeps, 60, timeout=0.2))[0] == "timeout"
+
+
+async def test_a_process_that_a_job_forks_can_be_terminated(site):
+    assert await site.result(jobs.terminates_a_fork) == -signal.SIGTERM
+
+
+async def test_memory_that_processes_share_counts_once(site):
+    assert await site.result(jobs.shares_memory) == 100 * 2**20

@@ -42,6 +42,8 @@ from . import frames
 HELLO = b"\x00"
 """First byte that a process sends. The kernel adds the process's id to it."""
 CHUNK = 256 * 1024
+LEFT = 1.0
+"""Seconds that tasks which a job has left behind have to end."""
 ASK = {stop: signal.SIGRTMIN + stop for stop in Stop if stop} if sys.platform == "linux" else {}
 """Signal that asks a job to stop, by reason."""
 
@@ -208,23 +210,30 @@ class JobServer:
         self._has_django = has_django()
         self._runner: asyncio.Runner | None = None
         self._run: Run | None = None
+        self._handlers_of_signals: dict[int, Callable[..., None]] = {}
         self._stop = Stop.NO
         self._loop: asyncio.AbstractEventLoop | None = None
         """The loop while it runs a job."""
 
     def serve(self) -> None:
         """Run jobs until the worker ends."""
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, _ignore)
-        signal.signal(signal.SIGTERM, self._on_terminate)
-        for stop, asked in ASK.items():
-            signal.signal(asked, self._on_ask(stop))
+        self._handlers_of_signals = {
+            signal.SIGINT: _ignore,
+            signal.SIGHUP: _ignore,
+            signal.SIGTERM: self._on_terminate,
+            **{number: self._on_ask(stop) for stop, number in ASK.items()},
+        }
+        for number, handle in self._handlers_of_signals.items():
+            signal.signal(number, handle)
+        # Processes that handlers fork, such as those of multiprocessing, must end on SIGTERM.
+        os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals, after_in_child=_reset_signals)
+        self._folder = os.getcwd()
         self._link._send(HELLO)
         while (message := self._link.receive()) is not None:
-            _, body, deadline = message
-            self._serve_job(wire.unpack(body), deadline)
+            _, number, body, deadline = message
+            self._serve_job(number, wire.unpack(body), deadline)
 
-    def _serve_job(self, claimed: Claimed, deadline: int | None) -> None:
+    def _serve_job(self, number: int, claimed: Claimed, deadline: int | None) -> None:
         run = Run(claimed, self._handler(claimed.name), self._reports, SYSTEM_CLOCK.monotonic())
         run.deadline = deadline
         self._run = run
@@ -232,6 +241,7 @@ class JobServer:
             run.ask_to_stop(self._stop)
         outcome = copy_context().run(self._outcome, run)
         self._run = None
+        self._restore()
         run.outcome = outcome
         _reap()
         for stream in (sys.stdout, sys.stderr):
@@ -240,8 +250,25 @@ class JobServer:
                 stream.flush()
         error = None if outcome.error is None else tuple(outcome.error)
         self._link._send(
-            frames.pack(frames.RESULT, outcome.kind, outcome.result, outcome.delay, error, outcome.reason)
+            frames.pack(
+                frames.RESULT, number, outcome.kind, outcome.result, outcome.delay, error, outcome.reason
+            )
         )
+
+    def _restore(self) -> None:
+        """Undo what would disturb the next job: timers, tasks, signal handlers, the working directory."""
+        for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+            signal.setitimer(timer, 0)
+        for number, handle in self._handlers_of_signals.items():
+            if signal.getsignal(number) is not handle:
+                signal.signal(number, handle)
+        if self._runner is not None and (left := asyncio.all_tasks(self._runner.get_loop())):
+            for task in left:
+                task.cancel()
+            with suppress(Exception):
+                self._runner.run(_until_done(left))
+        with suppress(OSError):
+            os.chdir(self._folder)
 
     def _handler(self, name: str) -> Handler:
         handler = self._handlers.get(name)
@@ -330,6 +357,29 @@ class JobServer:
             loop.call_soon_threadsafe(task.cancel)
         else:
             self._link.interrupt()
+
+
+async def _until_done(tasks: set[Any]) -> None:
+    await asyncio.wait(tasks, timeout=LEFT)
+
+
+FOR_FORKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that have their default effect in processes that a handler forks."""
+
+
+def _hold_signals() -> None:
+    # One that comes right after the fork must not meet the handlers of this process.
+    signal.pthread_sigmask(signal.SIG_BLOCK, FOR_FORKS)
+
+
+def _let_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_FORKS)
+
+
+def _reset_signals() -> None:
+    for number in FOR_FORKS:
+        signal.signal(number, signal.SIG_DFL)
+    _let_signals()
 
 
 def _reap() -> None:

@@ -117,8 +117,8 @@ class ProcessExecutor:
 
     def infos(self) -> tuple[ProcessInfo, ...]:
         """Describe some of the processes, those with a job first. From any thread."""
-        running = sorted(self.processes, key=lambda process: process.run is None)
-        return tuple(process.info() for process in running[:MAX_LISTED])
+        processes = sorted(self.processes, key=lambda process: process.run is None)[:MAX_LISTED]
+        return tuple(process.info() for process in processes)
 
     def start(self, run: Run, *, fresh: bool) -> None:
         """Start a run, in a new process if `fresh`."""
@@ -291,7 +291,9 @@ class ProcessExecutor:
                 waited = self._loop.time() - begun
                 if waited > LONGEST_START:
                     raise TemplateError(f"the import of the handlers did not end within {waited:.0f} s")
+                # Jobs of other kinds need the slots.
                 self._events.template_slow(waited)
+                self._release_all_waiting()
         self._template.ready.result()
         return self._template
 
@@ -471,8 +473,7 @@ class ProcessExecutor:
                 await asyncio.sleep(SWEEP)
             self._events.strays_left(len(strays))
         except TimeoutError:
-            # The template is stuck. Its replacement, or its end, is noticed elsewhere.
-            self._events.strays_left(len(strays))
+            self._events.strays_left(len(strays))  # The template is stuck, which is noticed elsewhere.
         finally:
             self._sweeping = None
 

@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import os
-import select
 import signal
 import socket
 import struct
@@ -129,7 +128,7 @@ class JobProcess:
             self._used_before = kernel.processor_time(self.pid)
         # The fencing token stays here: a job needs none to report to this worker.
         body = wire.pack_body(run.claimed._replace(token=0))
-        self._send(frames.pack(frames.JOB, body, deadline))
+        self._send(frames.pack(frames.JOB, self.started, body, deadline))
 
     def tick(self) -> None:
         """Check what the job uses, and read on if the process has sent too much before."""
@@ -142,7 +141,7 @@ class JobProcess:
             self.kill("cpu")
         if self.limits.memory is None:
             return
-        used = kernel.memory(self.pid) + sum(map(kernel.memory, kernel.descendants(self.pid)))
+        used = kernel.memory_of_all(self.pid, self.limits.memory)
         self.peak = max(self.peak, used)
         if used > self.limits.memory:
             self.kill("memory")
@@ -203,9 +202,7 @@ class JobProcess:
     def wait(self, seconds: float) -> None:
         """Wait until it has ended."""
         if self._pidfd >= 0:
-            ending = select.poll()
-            ending.register(self._pidfd, select.POLLIN)
-            ending.poll(max(0.0, seconds) * 1_000)
+            kernel.wait(self._pidfd, seconds)
 
     def close(self) -> None:
         """Release the descriptors."""
@@ -326,7 +323,10 @@ class JobProcess:
         if run is None:
             raise frames.FrameError("it sent a message without having a job")
         if kind == frames.RESULT:
-            outcome = read_outcome(run, self._largest_result, *values)
+            number, *sent = values
+            if number != self.started:
+                raise frames.FrameError("it sent the outcome of another job")
+            outcome = read_outcome(run, self._largest_result, *sent)
             self.run = None
             if self._step is not None:
                 self._step.cancel()
@@ -464,6 +464,7 @@ class JobProcess:
 
     def _on_exit(self) -> None:
         self._loop.remove_reader(self._pidfd)
+        self.is_retired = True
         self._start(self._end())
 
     async def _end(self) -> None:

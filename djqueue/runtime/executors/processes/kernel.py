@@ -3,6 +3,7 @@
 import ctypes
 import os
 import resource
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -87,6 +88,35 @@ def memory(pid: int) -> int:
             return int(file.read(64).split()[1]) * PAGE_SIZE
     except (OSError, IndexError):
         return 0
+
+
+def proportional_memory(pid: int) -> int:
+    """Return the resident bytes of a process, with its share of those that others use, too."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1_024
+    except (OSError, ValueError):
+        # It has ended, or the system does not tell.
+        return memory(pid)
+    return memory(pid)
+
+
+def memory_of_all(pid: int, limit: int) -> int:
+    """Return the resident bytes of a process and its descendants, exactly if they exceed a limit."""
+    pids = [pid, *descendants(pid)]
+    used = sum(map(memory, pids))
+    if used <= limit or len(pids) == 1:
+        return used
+    # Forked processes share memory, which counts once. Finding out takes milliseconds.
+    return sum(map(proportional_memory, pids))
+
+
+def wait(pidfd: int, seconds: float) -> None:
+    """Wait until a process has ended."""
+    ending = select.poll()
+    ending.register(pidfd, select.POLLIN)
+    ending.poll(max(0.0, seconds) * 1_000)
 
 
 def processor_time(pid: int) -> float:

@@ -16,7 +16,7 @@ from djqueue.conf import has_django
 from djqueue.core.errors import ConfigurationError, OptionError
 from djqueue.core.permissions import Permissions
 from djqueue.runtime.executors.sandbox.layers import missing_layers
-from djqueue.runtime.executors.sandbox.paths import contains, interpreter_paths
+from djqueue.runtime.executors.sandbox.paths import contains, interpreter_paths, real_path
 
 VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "DJANGO_SETTINGS_MODULE")
 """Environment variables that a sandboxed process always has, besides LC_*."""
@@ -93,6 +93,7 @@ def plan_for(permissions: Permissions, unenforced: tuple[str, ...]) -> SandboxPl
     except OptionError as error:
         raise ConfigurationError(f"permissions: {error}") from error
     project = _project_paths()
+    _check_paths(permissions, values, project)
     missing = {name for layer in missing_layers(permissions) for name in layer.permissions}
     return SandboxPlan(
         permissions.with_net(*_database_servers(permissions)),
@@ -102,6 +103,17 @@ def plan_for(permissions: Permissions, unenforced: tuple[str, ...]) -> SandboxPl
         _code_paths(project),
         project,
     )
+
+
+def _check_paths(permissions: Permissions, values: Mapping[str, str], project: tuple[str, ...]) -> None:
+    """Raise ConfigurationError for a path that does not exist or cannot be granted."""
+    placeholder = tempfile.gettempdir()
+    resolved = permissions.resolved({**values, "job_tmp": placeholder})
+    for name, protected in (("read", project), ("write", project), ("run", ())):
+        paths = getattr(resolved, name)
+        for path in () if isinstance(paths, bool) else paths:
+            if not path.startswith(placeholder):
+                real_path(name, path, protected=protected)
 
 
 def _values() -> dict[str, str]:

@@ -69,12 +69,14 @@ def main(control: socket.socket, start: dict[str, Any]) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # They are meant for the worker, which still needs this process until its jobs have ended.
         signal.signal(number, _ignore)
+    task = "the sandbox could not be applied"
     try:
         sandbox = _sandboxed(start["sandbox"])
+        task = "the handlers could not be imported"
         _import(start["modules"], None if sandbox is None else start["sandbox"]["databases"])
     except BaseException:
         text = traceback.format_exc()
-        _send(control, FAILED, text[-MAX_ERROR:])
+        _send(control, FAILED, f"{task}:\n{text[-MAX_ERROR:]}")
         leave(1)
     gc.collect()
     gc.freeze()

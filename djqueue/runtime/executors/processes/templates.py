@@ -241,7 +241,7 @@ class Template:
             if not self.ready.done():
                 self.ready.set_result(None)
         elif kind == template.FAILED:
-            self._failure = f"the handlers could not be imported:\n{values[0]}"
+            self._failure = str(values[0])
         elif kind == template.ORPHANED:
             if not self._orphans.done():
                 self._orphans.set_result(list(values[0]))

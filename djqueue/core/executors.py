@@ -29,7 +29,7 @@ class JobLimits:
     memory: int | None = 512 * MIB
     """Bytes of resident memory of the process and of those that it starts. Checked 20 times a second."""
     cpu: int | None = None
-    """Milliseconds of processor time of the process; rounded up to seconds."""
+    """Milliseconds of processor time of the process. Checked 20 times a second."""
     files: int | None = 1_024
     """Number of files that the process may have open."""
     file_size: int | None = 1024 * MIB

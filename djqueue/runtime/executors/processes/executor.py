@@ -146,12 +146,12 @@ class ProcessExecutor:
         except RuntimeError:
             self._events.ignored("a cancel request")
 
-    def release_waiting(self) -> None:
-        """Return the jobs that wait for a process to their queues."""
+    def release_waiting(self, delay: int = 0) -> None:
+        """Return the jobs that wait for a process to their queues, for some milliseconds at least."""
         for runs in self._waiting.values():
             while runs:
                 run = runs.popleft()
-                self._settle(run, release(run.claimed))
+                self._settle(run, release(run.claimed, delay=delay))
 
     def kill(self) -> None:
         """Kill all processes with jobs: their jobs return to their queues."""
@@ -226,12 +226,8 @@ class ProcessExecutor:
                 # The run must end, whatever could not be read or described.
                 outcome = failure(run.claimed, error, "worker_crashed", partial(self._delay, run))
             self._settle(run, outcome)
-        if process.template in self._retired and all(
-            one.template is not process.template for one in self._processes
-        ):
-            self._retired.remove(process.template)
-            process.template.close()
-        elif self._sweeping is None and not self._is_closed:
+        self._close_if_unused(process.template)
+        if self._sweeping is None and not self._is_closed:
             self._sweeping = self._loop.create_task(self._sweep(process.template))
         self._wanted.set()
 
@@ -239,9 +235,10 @@ class ProcessExecutor:
         """Return the records of the jobs that a job depends on."""
         return await aread(self._storage, run.claimed.options.depends_on)
 
-    async def resolve(self, name: str, port: int | None) -> list[tuple[int, str]]:
+    async def resolve(self, process: JobProcess, name: str, port: int | None) -> list[tuple[int, str]]:
         """Return the addresses of a name that the permissions list. Raises OSError."""
-        broker = None if self._template is None else self._template.broker
+        # The broker of its own template, which also makes its connections.
+        broker = process.template.broker
         if broker is None:
             raise PermissionError(errno.EACCES, "the permissions of the job list no hosts")
         # A slow name server must not hold up the threads that the storage uses.
@@ -274,7 +271,7 @@ class ProcessExecutor:
                 # Jobs must not wait for ever, whatever it is. Only a TemplateError concerns those that run.
                 self._retry = min(max(FIRST_RETRY, 2 * self._retry), LAST_RETRY)
                 self._events.template_failed(error, self._retry)
-                self._release_all_waiting()
+                self.release_waiting(self._delay_of_waiting())
                 if isinstance(error, TemplateError) and self._template is not None:
                     self._template.close()
                 await asyncio.sleep(self._retry)
@@ -293,7 +290,7 @@ class ProcessExecutor:
                     raise TemplateError(f"the import of the handlers did not end within {waited:.0f} s")
                 # Jobs of other kinds need the slots.
                 self._events.template_slow(waited)
-                self._release_all_waiting()
+                self.release_waiting(self._delay_of_waiting())
         self._template.ready.result()
         return self._template
 
@@ -327,7 +324,11 @@ class ProcessExecutor:
         for idle in list(self._idle.values()):
             while idle:
                 self._end(idle.pop())
-        if template in self._retired and not self._processes:
+        self._close_if_unused(template)
+
+    def _close_if_unused(self, template: Template) -> None:
+        """End a retired template when its last process has ended."""
+        if template in self._retired and all(one.template is not template for one in self._processes):
             self._retired.remove(template)
             template.close()
 
@@ -452,12 +453,9 @@ class ProcessExecutor:
             run = runs.popleft()
             self._settle(run, release(run.claimed, delay=int(FIRST_RETRY * 1_000)))
 
-    def _release_all_waiting(self) -> None:
-        delay = int(max(self._retry, FIRST_RETRY) * 1_000)
-        for runs in self._waiting.values():
-            while runs:
-                run = runs.popleft()
-                self._settle(run, release(run.claimed, delay=delay))
+    def _delay_of_waiting(self) -> int:
+        """Return the milliseconds after which a template may be ready."""
+        return int(max(self._retry, FIRST_RETRY) * 1_000)
 
     async def _sweep(self, template: Template) -> None:
         """Kill the processes that ended jobs have left behind, until none is left."""

@@ -171,7 +171,7 @@ class JobProcess:
             self._signal(signal.SIGKILL)
 
     def is_clean(self) -> bool:
-        """Return whether the last job left no thread and no process behind."""
+        """Return whether the last job left no thread, process or temporary file behind."""
         try:
             # A directory has a link for each directory in it, and two more.
             threads = os.stat(self._tasks_path).st_nlink - 2
@@ -388,7 +388,7 @@ class JobProcess:
 
     async def _resolve(self, name: str, port: int | None) -> None:
         try:
-            found = await self._owner.resolve(name, port)
+            found = await self._owner.resolve(self, name, port)
         except OSError as error:
             text, number = error.strerror or str(error), error.errno or socket.EAI_FAIL
             if isinstance(error, PermissionError):

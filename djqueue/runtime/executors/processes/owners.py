@@ -24,8 +24,8 @@ class ProcessOwner(Protocol):
     async def records(self, run: Run) -> Any:
         """Return the records of the jobs that a job depends on."""
 
-    async def resolve(self, name: str, port: int | None) -> list[tuple[int, str]]:
-        """Return the addresses of a name. Raises OSError."""
+    async def resolve(self, process: "JobProcess", name: str, port: int | None) -> list[tuple[int, str]]:
+        """Return the addresses of a name for a process. Raises OSError."""
 
     def note_denied(self, process: "JobProcess", target: str) -> None:
         """Note an access that the permissions of the current job do not allow."""

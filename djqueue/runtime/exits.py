@@ -27,6 +27,11 @@ STOP: signal.Signals = signal.SIGUSR2 if hasattr(signal, "SIGUSR2") else signal.
 """Stops a child process. Only the supervisor sends it: children ignore SIGTERM, SIGINT and SIGHUP, which
 terminals and service managers send to all processes of a group at once."""
 
+GROUP_SIGNALS = tuple(
+    signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
+)
+"""Signals that terminals and service managers send to whole groups of processes. Only the process that was
+started obeys them, and stops the others in order."""
 PR_SET_NAME, PR_SET_PDEATHSIG = 15, 1
 
 
@@ -62,3 +67,7 @@ def name_process(name: str) -> None:
     if sys.platform == "linux":
         title = f"dq:{name.replace(' ', '-')}"[:15]
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NAME, title.encode())
+
+
+def ignore(*_: object) -> None:
+    """Handle a signal by doing nothing. Started programs do not inherit this, unlike SIG_IGN."""

@@ -15,15 +15,10 @@ from typing import NamedTuple, NoReturn
 
 from django.db import connections
 
-from ..exits import FAILED, FINISHED, STOP, end_with, leave, name_process
+from ..exits import FAILED, FINISHED, GROUP_SIGNALS, STOP, end_with, ignore, leave, name_process
 from ..serving import interrupt
 from ..supervised import note_supervisor
 
-GROUP_SIGNALS = tuple(
-    signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
-)
-"""Signals that terminals and service managers send to whole groups of processes. Only the supervisor obeys
-them, and stops its children in order with `STOP`."""
 LOOK_FOR_PARENT = 0.5
 """Seconds between checks for the parent, on systems that do not end a child with it."""
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
@@ -168,13 +163,9 @@ def _handle_signals(mask: set[int | signal.Signals]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in GROUP_SIGNALS:
         # A handler: programs that jobs execute would inherit SIG_IGN, and could not be stopped.
-        signal.signal(number, _ignore)
+        signal.signal(number, ignore)
     signal.signal(STOP, interrupt)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _ignore(*_: object) -> None:
-    return
 
 
 def _leave_terminal() -> None:

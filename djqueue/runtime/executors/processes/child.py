@@ -30,7 +30,7 @@ from djqueue.runtime.events import RunEvents
 from djqueue.runtime.executors.connections import DatabaseThreads, clean_connections
 from djqueue.runtime.executors.execution import Execution, wrap_in_middleware
 from djqueue.runtime.executors.sandbox.names import use_supervisor
-from djqueue.runtime.exits import leave
+from djqueue.runtime.exits import GROUP_SIGNALS, ignore, leave
 from djqueue.runtime.handlers import Handler, handler_of
 from djqueue.runtime.reports import MAX_LINE
 from djqueue.runtime.runs import ItemSink, Run
@@ -218,8 +218,8 @@ class JobServer:
     def serve(self) -> None:
         """Run jobs until the worker ends."""
         self._handlers_of_signals = {
-            signal.SIGINT: _ignore,
-            signal.SIGHUP: _ignore,
+            signal.SIGINT: ignore,
+            signal.SIGHUP: ignore,
             signal.SIGTERM: self._on_terminate,
             **{number: self._on_ask(stop) for stop, number in ASK.items()},
         }
@@ -363,21 +363,18 @@ async def _until_done(tasks: set[Any]) -> None:
     await asyncio.wait(tasks, timeout=LEFT)
 
 
-FOR_FORKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that have their default effect in processes that a handler forks."""
-
-
 def _hold_signals() -> None:
     # One that comes right after the fork must not meet the handlers of this process.
-    signal.pthread_sigmask(signal.SIG_BLOCK, FOR_FORKS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
 
 
 def _let_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_FORKS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
 
 
 def _reset_signals() -> None:
-    for number in FOR_FORKS:
+    # Processes that a handler forks end on these signals, as others do.
+    for number in GROUP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     _let_signals()
 
@@ -389,7 +386,3 @@ def _reap() -> None:
             pass
     except ChildProcessError:
         return
-
-
-def _ignore(*_: object) -> None:
-    """Do nothing."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import msgpack
 
 from djqueue.conf import has_django
-from djqueue.runtime.exits import end_with, leave, name_process
+from djqueue.runtime.exits import GROUP_SIGNALS, end_with, ignore, leave, name_process
 
 from . import kernel
 
@@ -66,9 +66,9 @@ def main(control: socket.socket, start: dict[str, Any]) -> NoReturn:
     # A process that embeds the worker may block or ignore signals.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in GROUP_SIGNALS:
         # They are meant for the worker, which still needs this process until its jobs have ended.
-        signal.signal(number, _ignore)
+        signal.signal(number, ignore)
     task = "the sandbox could not be applied"
     try:
         sandbox = _sandboxed(start["sandbox"])
@@ -233,7 +233,3 @@ def _receive(control: socket.socket) -> tuple[list[Any], list[int]] | None:
     except OSError:
         return None
     return (msgpack.unpackb(data), descriptors) if data else None
-
-
-def _ignore(*_: object) -> None:
-    """Do nothing. A function, unlike SIG_IGN, is not inherited by programs that handlers start."""

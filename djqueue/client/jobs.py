@@ -11,6 +11,7 @@ from djqueue.core.errors import ArgumentsError, OptionError
 from djqueue.core.executors import (
     INLINE,
     ISOLATED,
+    LIMITS,
     NO_LIMITS,
     parse_executor,
     parse_limits,
@@ -18,8 +19,10 @@ from djqueue.core.executors import (
     parse_unenforced,
 )
 from djqueue.core.job import Batch, EnqueueResult
-from djqueue.core.options import EnqueueOptions, check_text
-from djqueue.core.permissions import Permissions
+from djqueue.core.options import PARSERS, EnqueueOptions, check_text
+from djqueue.core.permissions import PERMISSIONS, Permissions
+from djqueue.core.suggest import FOREIGN_TIMES, nearest_option
+from djqueue.schedules import words
 from djqueue.storage.base import Storage
 
 from . import envelope, hints, waiting
@@ -335,8 +338,26 @@ class JobType(Generic[P, R]):
 
 ONLY_JOB = frozenset({"name", "cron", "every", "executor", "limits", "permissions", "allow_unenforced"})
 """Options of `@job` that `using` does not have."""
+OF_JOB = ONLY_JOB | {"batch", "check_arguments", "redact"} | PARSERS.keys() | words.PARSERS.keys()
+"""All options of `@job`."""
 CALLING: dict[str, Any] = {"wait": DEFAULT_WAIT, "on_restart": "raise"}
 """Arguments of the calls that wait, in addition to the function's, with their defaults."""
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    """Raise OptionError, with the name that is meant, for an option that `@job` does not have."""
+    for name in given:
+        if name in OF_JOB:
+            continue
+        if name in LIMITS:
+            hint = f"; use limits={{{name!r}: ...}}"
+        elif name in PERMISSIONS:
+            hint = f"; use permissions=Permissions({name}=...)"
+        elif name in FOREIGN_TIMES:
+            hint = f"; did you mean {FOREIGN_TIMES[name]!r}?"
+        else:
+            hint = nearest_option(name, OF_JOB)
+        raise OptionError(f"unknown option {name!r}{hint}")
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -411,6 +432,7 @@ def job(
         given = dict(options)
         for option in CALLING.keys() & given.keys():
             raise OptionError(f"{option}: set the option per job, with .using({option}=...)")
+        _check_names(given)
         checked = _flag("check_arguments", given.pop("check_arguments", True))
         when = split_options(given)
         executor = parse_executor(given.pop("executor")) if "executor" in given else None

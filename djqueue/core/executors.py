@@ -42,6 +42,8 @@ class JobLimits:
     """Milliseconds between the steps that end a job: it is asked, interrupted, and killed."""
 
 
+LIMITS = frozenset(field.name for field in fields(JobLimits))
+"""Names of the limits."""
 MOST_COUNT = 2**20
 """Maximum of files and of jobs: what Linux allows a process to open."""
 NO_LIMITS: Mapping[str, Any] = {}
@@ -72,11 +74,10 @@ def parse_limits(value: Any) -> dict[str, Any]:
     """
     if not isinstance(value, Mapping):
         raise OptionError(f"limits: expected a dict such as {{'memory': '256 MiB'}}; got {value!r}")
-    known = {field.name for field in fields(JobLimits)}
     found: dict[str, Any] = {}
     for name, given in value.items():
-        if name not in known:
-            raise OptionError(f"limits: unknown limit {name!r}{nearest(str(name), known)}")
+        if name not in LIMITS:
+            raise OptionError(f"limits: unknown limit {name!r}{nearest(str(name), LIMITS)}")
         found[name] = _parse(name, given)
     return found
 

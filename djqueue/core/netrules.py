@@ -26,6 +26,7 @@ LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 NUMERIC = re.compile(r"[0-9]+|0x[0-9a-f]*")
 """A last label that makes the C library read a name as an IPv4 address, such as `127.1` or `0x7f000001`."""
 WRITTEN = re.compile(r"(?:\[(?P<bracketed>[^][]*)\]|(?P<plain>[^][:]*))(?::(?P<port>[0-9]{1,6}))?")
+PORT = re.compile(r"[1-9][0-9]{0,4}")
 FORMS = "host, host:port, an IP address, a CIDR network, [IPv6]:port, *.suffix or unix:/path"
 
 
@@ -87,6 +88,7 @@ def parse_net(text: str) -> NetRule:
     if not text.isascii():
         raise OptionError(f"net: {shown(text)} is not ASCII; write the name in its xn-- form")
     lowered = text.lower()
+    _check_port_is_apart(text, lowered)
     if (network := _network_of(lowered)) is not None:
         return _network_rule(text, network, None)
     written = WRITTEN.fullmatch(lowered)
@@ -119,6 +121,26 @@ def normal_name(name: str) -> str:
     return name.lower().removesuffix(".")
 
 
+def _check_port_is_apart(text: str, lowered: str) -> None:
+    """Raise OptionError for an IPv6 address without brackets that may end in a port."""
+    split = _split_port(lowered)
+    if split is None:
+        return
+    address, port = split
+    message = f"net: {shown(text)} is ambiguous; write '[{address}]:{port}' for port {port}"
+    if _address_of(lowered) is not None:
+        message += f", or '[{lowered}]' for the address"
+    raise OptionError(message)
+
+
+def _split_port(text: str) -> tuple[str, str] | None:
+    """Return the address and the port as which an IPv6 address without brackets can be read."""
+    address, _, port = text.rpartition(":")
+    if ":" not in address or "%" in address or PORT.fullmatch(port) is None or int(port) > HIGHEST_PORT:
+        return None
+    return None if _address_of(address) is None else (address, port)
+
+
 def _address_of(text: str) -> IPAddress | None:
     try:
         return unmapped(ip_address(text))
@@ -148,6 +170,8 @@ def _network_rule(text: str, network: IPNetwork, port: int | None) -> NetRule:
     name = str(network)
     if network.prefixlen == network.max_prefixlen:
         name = str(network.network_address)
+        if port is None and _split_port(name) is not None:
+            name = f"[{name}]"
     if port is not None:
         name = f"[{name}]:{port}" if network.version == 6 else f"{name}:{port}"
     return NetRule(text=name, network=network, port=port)

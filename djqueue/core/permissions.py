@@ -17,7 +17,7 @@ from .options import check_text
 from .shown import shown
 from .suggest import nearest
 
-__all__ = ["NOTHING", "TEMPLATES", "NetRule", "Permissions", "check_path", "parse_net"]
+__all__ = ["NOTHING", "PERMISSIONS", "TEMPLATES", "NetRule", "Permissions", "check_path", "parse_net"]
 
 TEMPLATES = ("job_tmp", "MEDIA_ROOT", "STATIC_ROOT")
 """Names that a path may begin with, in braces; `Permissions.resolved` replaces them."""
@@ -28,6 +28,7 @@ TOO_WIDE = ("/", "/dev", "/etc", "/proc", "/sys")
 CLOSED = ("/proc/", "/sys/")
 """Directories that are refused with everything in them."""
 TEMPLATE = re.compile(r"\{([^{}]*)\}(?=/|\Z)")
+WILDCARD = re.compile(r"[*?]")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 SHOWN_ENTRIES = 5
 """Number of entries of a list that `Permissions.describe` shows."""
@@ -82,7 +83,7 @@ class Permissions:
             ("write", _normal("write", value=write, check=_template_path)),
             ("net", _normal("net", value=net, check=_net_text)),
             ("env", _normal("env", value=env, check=_variable)),
-            ("run", _normal("run", value=run, check=check_path)),
+            ("run", _normal("run", value=run, check=_program)),
             ("listen", _normal("listen", value=listen, check=_port)),
             ("db", _normal("db", value=db, check=check_text)),
             ("enqueue", _normal("enqueue", value=enqueue, check=check_text)),
@@ -101,13 +102,13 @@ class Permissions:
         Raises OptionError for an unknown name.
         """
         for name in given:
-            if name not in _NAMES:
-                raise OptionError(f"unknown permission {shown(name)}{nearest(str(name), _NAMES)}")
+            if name not in PERMISSIONS:
+                raise OptionError(f"unknown permission {shown(name)}{nearest(str(name), PERMISSIONS)}")
         return cls(**given)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the granted permissions as plain values: True or a list for each name."""
-        granted = {name: getattr(self, name) for name in _NAMES}
+        granted = {name: getattr(self, name) for name in PERMISSIONS}
         return {
             name: value if value is True else list(value)
             for name, value in granted.items()
@@ -173,13 +174,14 @@ class Permissions:
         """Return the granted permissions in one line, for logs."""
         parts = [
             f"{name}=all" if value is True else f"{name}=[{_shortened(value)}]"
-            for name in _NAMES
+            for name in PERMISSIONS
             if (value := getattr(self, name)) is not False
         ]
         return ", ".join(parts) or "nothing"
 
 
-_NAMES = tuple(item.name for item in fields(Permissions))
+PERMISSIONS = tuple(item.name for item in fields(Permissions))
+"""Names of the permissions."""
 
 
 def check_path(name: str, value: Any) -> str:
@@ -221,6 +223,11 @@ def _normal(name: str, *, value: Any, check: Callable[[str, Any], Any]) -> bool 
 
 def _template_path(name: str, value: Any) -> str:
     """Return a path that may begin with a template."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if isinstance(text, str) and (wildcard := WILDCARD.search(text)) is not None:
+        directory = text[: wildcard.start()].rpartition("/")[0]
+        advice = f"name the directory {shown(directory)}" if directory else "name a directory"
+        raise OptionError(f"{name}: {shown(text)} is a pattern; {advice}, which includes everything below it")
     if not isinstance(value, str) or not value.startswith("{"):
         path = check_path(name, value)
         if "{" in path:
@@ -233,6 +240,13 @@ def _template_path(name: str, value: Any) -> str:
     # The rest is checked as a path of its own; the template alone stands for its directory.
     rest = value[found.end() :].strip("/")
     return f"{found[0]}{check_path(name, f'/x/{rest}').removeprefix('/x')}"
+
+
+def _program(name: str, value: Any) -> str:
+    path = check_path(name, value)
+    if WILDCARD.search(path) is not None:
+        raise OptionError(f"{name}: {shown(path)} is a pattern; name each program")
+    return path
 
 
 def _net_text(name: str, value: Any) -> str:
@@ -272,7 +286,7 @@ def _resolve_path(name: str, path: str, values: Mapping[str, str]) -> str:
 
 
 def _replaced(permissions: Permissions, **changes: Any) -> Permissions:
-    return Permissions(**{**{name: getattr(permissions, name) for name in _NAMES}, **changes})
+    return Permissions(**{**{name: getattr(permissions, name) for name in PERMISSIONS}, **changes})
 
 
 def _entries(granted: bool | tuple[str, ...]) -> tuple[str, ...]:

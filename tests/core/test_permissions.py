@@ -1,6 +1,7 @@
 """Permissions are checked where they are written, and compared as the values that they stand for."""
 
 import pickle
+import re
 from dataclasses import FrozenInstanceError, replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -148,6 +149,36 @@ def test_a_path_is_kept_in_its_normal_form(path: str, normal: str) -> None:
     assert Permissions(read=[path]).read == (normal,)
 
 
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("/srv/in/*", "name the directory '/srv/in'"),
+        ("/srv/in/*.jpg", "name the directory '/srv/in'"),
+        ("/srv/**/x", "name the directory '/srv'"),
+        ("/srv/img-?.png", "name the directory '/srv'"),
+        ("{MEDIA_ROOT}/in/*", "name the directory '{MEDIA_ROOT}/in'"),
+        ("{MEDIA_ROOT}/*", "name the directory '{MEDIA_ROOT}'"),
+        ("/*", "name a directory"),
+        ("/et*", "name a directory"),
+        (Path("/srv/*"), "name the directory '/srv'"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["read", "write"])
+def test_a_pattern_is_refused_with_the_directory_to_name(name: str, path: object, advice: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Permissions.from_mapping({name: [path]})
+
+    assert str(caught.value) == (
+        f"{name}: {str(path)!r} is a pattern; {advice}, which includes everything below it"
+    )
+
+
+def test_a_pattern_of_programs_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"^run: '/usr/bin/\*' is a pattern; name each program$"):
+        Permissions(run=["/usr/bin/*"])
+
+
 def test_a_path_object_is_a_path() -> None:
     assert Permissions(read=[Path("/srv/in")]) == Permissions(read=["/srv/in"])
 
@@ -280,6 +311,11 @@ def test_databases_and_queues_are_granted_by_name() -> None:
         ("[fd00::/8]:443", "[fd00::/8]:443"),
         ("::ffff:192.0.2.1", "192.0.2.1"),
         ("[::ffff:c000:201]:80", "192.0.2.1:80"),
+        ("[::1:80]", "[::1:80]"),
+        ("::1:80/128", "[::1:80]"),
+        ("::1:8a", "::1:8a"),
+        ("2001:db8::1:0", "2001:db8::1:0"),
+        ("1:2:3:4:5:6:7:80", "1:2:3:4:5:6:7:80"),
         ("unix:/run/x.sock", "unix:/run/x.sock"),
     ],
 )
@@ -319,6 +355,21 @@ def test_a_network_entry_is_kept_in_its_normal_form(text: str, normal: str) -> N
 )
 def test_a_malformed_network_entry_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match=r"^net: "):
+        Permissions(net=[text])
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("::1:80", "'[::1]:80'"),
+        ("2001:DB8::1:443", "'[2001:db8::1]:443'"),
+        ("::1:50000", "'[::1]:50000'"),
+        ("1:2:3:4:5:6:7:8:80", "'[1:2:3:4:5:6:7:8]:80'"),
+        ("::ffff:192.0.2.1:80", "'[::ffff:192.0.2.1]:80'"),
+    ],
+)
+def test_an_address_that_may_end_in_a_port_is_refused_with_brackets_suggested(text: str, meant: str) -> None:
+    with pytest.raises(OptionError, match=rf"^net: '{text}' is ambiguous.*{re.escape(meant)}"):
         Permissions(net=[text])
 
 

@@ -166,6 +166,14 @@ class Permissions:
         """Return whether `db` lists the alias of a database."""
         return self.db is True or alias in _entries(self.db)
 
+    def check_databases(self, known: Iterable[str]) -> None:
+        """Raise OptionError if `db` lists an alias that is not among the known ones."""
+        aliases = list(known)
+        for alias in _entries(self.db):
+            if alias not in aliases:
+                hint = nearest(alias, aliases) or f", which has: {', '.join(aliases) or 'nothing'}"
+                raise OptionError(f"db: {shown(alias)} is not in DATABASES{hint}")
+
     def allows_enqueue(self, queue: str) -> bool:
         """Return whether `enqueue` lists a queue."""
         return self.enqueue is True or queue in _entries(self.enqueue)

@@ -288,6 +288,19 @@ def test_databases_and_queues_are_granted_by_name() -> None:
     assert not NOTHING.allows_enqueue("images")
 
 
+def test_databases_that_do_not_exist_are_refused_with_the_nearest_alias() -> None:
+    known = {"default": {}, "replica": {}}
+
+    for granted in (NOTHING, Permissions(db=True), Permissions(db=["default", "replica"])):
+        granted.check_databases(known)
+    with pytest.raises(OptionError, match=r"^db: 'defualt' is not in DATABASES; did you mean 'default'\?$"):
+        Permissions(db=["defualt"]).check_databases(known)
+    with pytest.raises(OptionError, match=r"^db: 'shop' is not in DATABASES, which has: default, replica$"):
+        Permissions(db=["default", "shop"]).check_databases(known)
+    with pytest.raises(OptionError, match=r"^db: 'shop' is not in DATABASES, which has: nothing$"):
+        Permissions(db=["shop"]).check_databases({})
+
+
 # Network.
 
 

@@ -6,6 +6,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from django.db import connection, transaction
+
 from djqueue import Permissions, job
 from djqueue.client import get_storage
 
@@ -79,6 +81,25 @@ def uses_the_database():
     from djqueue.models import Job
 
     return Job.objects.count()
+
+
+@job(permissions=nothing, max_attempts=1)
+def uses_a_transaction():
+    with transaction.atomic():
+        pass
+
+
+@job(permissions=nothing, max_attempts=1)
+def uses_a_cursor():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+
+
+@job(permissions=nothing, max_attempts=1)
+async def awaits_the_database():
+    from djqueue.models import Job
+
+    return await Job.objects.acount()
 
 
 @job(permissions=nothing, max_attempts=1)

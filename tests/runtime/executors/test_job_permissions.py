@@ -113,9 +113,20 @@ async def test_the_environment_is_filtered_before_the_program_starts(site_of, mo
         assert await site.result(jobs.shown_environment) == ["SHOWN_ONE"]
 
 
-async def test_databases_and_the_storage_are_closed(site_of):
-    async with site_of(jobs.uses_the_database, jobs.uses_the_storage) as site:
-        assert (await site.failure(jobs.uses_the_database))[1] == "ImproperlyConfigured"
+async def test_a_closed_database_names_the_permission_that_opens_it(site_of):
+    uses = (jobs.uses_the_database, jobs.uses_a_transaction, jobs.uses_a_cursor, jobs.awaits_the_database)
+    async with site_of(*uses) as site:
+        for job_type in uses:
+            _, kind, message = await site.failure(job_type)
+            assert kind == "PermissionError", job_type
+            assert message == (
+                "the permissions of this job do not include the database 'default': to allow it, add "
+                'Permissions(db=["default"]) to the job type'
+            )
+
+
+async def test_the_storage_is_closed(site_of):
+    async with site_of(jobs.uses_the_storage) as site:
         assert (await site.record_of_failure(jobs.uses_the_storage)).state is State.FAILED
 
 
@@ -186,6 +197,15 @@ def test_a_worker_refuses_paths_that_do_not_exist(storage):
 
     with pytest.raises(ConfigurationError, match="job 'lost': read: /nowhere/at/all can't be granted"):
         Worker(storage, handlers={"lost": lost})
+
+
+def test_a_worker_refuses_databases_that_do_not_exist(storage):
+    @job(name="misspelled", permissions=Permissions(db=["defualt"]))
+    def misspelled():
+        return None
+
+    with pytest.raises(ConfigurationError, match=r"job 'misspelled': .* db: .*did you mean 'default'\?"):
+        Worker(storage, handlers={"misspelled": misspelled})
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ def plan_for(permissions: Permissions, unenforced: tuple[str, ...]) -> SandboxPl
     values = _values()
     try:
         permissions.resolved({"job_tmp": "/tmp/djqueue", **values})  # noqa: S108 - only checked
+        permissions.check_databases(django_settings.DATABASES if has_django() else ())
     except OptionError as error:
         raise ConfigurationError(f"permissions: {error}") from error
     project = _project_paths()

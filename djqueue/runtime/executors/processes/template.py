@@ -34,6 +34,8 @@ LARGEST = 256 * 1024
 """Maximum bytes of a message."""
 MAX_ERROR = 20_000
 """Maximum characters of an error."""
+CLOSED_DATABASE = "djqueue.runtime.executors.sandbox.closed_database"
+"""Engine of the databases that the permissions of a job do not include."""
 UNKNOWN = -1
 """Status of a process that is no child, or has not ended."""
 BOOT = (
@@ -130,7 +132,7 @@ def _import(modules: list[str], databases: list[str] | None) -> None:
 
         if databases is not None:
             settings.DATABASES = {
-                alias: config if alias in databases else {"ENGINE": "django.db.backends.dummy"}
+                alias: config if alias in databases else {"ENGINE": CLOSED_DATABASE}
                 for alias, config in settings.DATABASES.items()
             }
         django.setup()

@@ -104,3 +104,4 @@ def _check(name: str) -> Callable[..., list[checks.CheckMessage]]:
 checks.register(_check("check_settings"), TAG)
 checks.register(_check("check_servers"), TAG, checks.Tags.database)
 checks.register(_check("check_servers_to_deploy"), TAG, deploy=True)
+checks.register(_check("check_jobs_to_deploy"), TAG, deploy=True)

@@ -12,8 +12,10 @@
 | djqueue.E008 | the `LIMITER` of a queue is not in `LIMITERS` |
 | djqueue.E009 | the queue of a job is not in `QUEUES`, and `STRICT_QUEUES` is on |
 | djqueue.E010 | a module of `MODULES` does not exist |
+| djqueue.E011 | the permissions of a job list a database that is not in `DATABASES` |
 | djqueue.I001 | a Redis server does not allow reading its configuration |
 | djqueue.I002 | `appendfsync` of Redis is `no` |
+| djqueue.I003 | the timeout of a sync function that runs inline cannot interrupt it (with `--deploy`) |
 | djqueue.W001 | pickle is accepted |
 | djqueue.W002 | SQLite without IMMEDIATE transactions |
 | djqueue.W003 | a SQLite database in memory, which other processes cannot see |
@@ -29,10 +31,12 @@
 | djqueue.W013 | no queue uses a limiter |
 | djqueue.W015 | no app has a module of `MODULES` |
 | djqueue.W016 | the `QUEUE_FILTER` of `DASHBOARD` cannot be imported |
+| djqueue.W017 | the limits of a job have no effect, because it runs inline |
+| djqueue.W018 | a process with permissions of jobs runs as root (with `--deploy`) |
 
 Only W012 queries the database, when Django checks databases: with `--database`, and before `migrate`.
 Redis is checked then, and with `--deploy`. E006, I001, I002 and W007 to W011 come from
-`djqueue.storage.redis.health`.
+`djqueue.storage.redis.health`; E011, I003, W017 and W018 from `djqueue.jobchecks`.
 """
 
 import inspect
@@ -49,7 +53,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.utils.module_loading import import_string
 
-from . import middleware
+from . import jobchecks, middleware
 from .conf import READERS, Settings, is_wrong, problems, read_settings, unknown_limiters
 from .core.errors import ConfigurationError, StorageError, UnknownQueueError
 from .core.shown import shown_name
@@ -114,6 +118,9 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
     found += _modules_of_no_app(settings)
     if bad.isdisjoint({"QUEUES", "STRICT_QUEUES"}):
         found += _queues_of_jobs(settings)
+    found += jobchecks.databases_of_permissions()
+    if bad.isdisjoint({"QUEUES", "EXECUTOR", "DEFAULTS"}):
+        found += jobchecks.ignored_limits(settings)
     if "STORAGE" in bad:
         return [*found, *_leases(settings, settings.policy("").lease)]
     of_storage = list(_storage(settings))
@@ -138,6 +145,15 @@ def check_servers_to_deploy(databases: Iterable[str] | None = None, **_: Any) ->
     """
     asked, _LastRun.databases = _LastRun.databases, None
     return [] if databases and databases is asked else list(_servers())
+
+
+def check_jobs_to_deploy(**_: Any) -> list[checks.CheckMessage]:
+    """Check with `--deploy` how jobs run: these messages would be too much in front of every command."""
+    found = list(jobchecks.root_with_permissions())
+    given = getattr(django_settings, "DJQUEUE", {})
+    if not is_wrong(given):
+        found += jobchecks.soft_timeouts(read_settings(given))
+    return found
 
 
 class _LastRun:

@@ -453,6 +453,10 @@ def job(
             )
         if batch is not None and executor not in (None, INLINE):
             raise OptionError(f"executor: a function of batches runs inline only, not {executor}")
+        if limits and (executor == INLINE or batch is not None):
+            if batch is not None:
+                raise OptionError("limits: a function of batches runs in the worker, which has no limits")
+            raise OptionError("limits: inline jobs run in the worker, which has no limits; use 'isolated'")
         if redact is not None and not callable(redact):
             raise OptionError(f"redact: expected a function, got {redact!r}")
         check_importable(function, name)

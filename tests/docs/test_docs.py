@@ -22,7 +22,7 @@ from django.test import override_settings
 from django.utils.module_loading import import_string
 
 import djqueue
-from djqueue import Backoff, Queue, Worker, checks, conf, signals
+from djqueue import Backoff, Queue, Worker, checks, conf, jobchecks, signals
 from djqueue.client import get_storage, registry
 from djqueue.conf import readers
 from djqueue.contrib.spark.pipeline.main import parser as spark_parser
@@ -235,7 +235,7 @@ def renamed(setting: str, value: object, word: str) -> dict[str, object]:
 
 
 def test_the_table_of_checks_is_complete():
-    source = inspect.getsource(checks) + inspect.getsource(health)
+    source = "".join(map(inspect.getsource, (checks, health, jobchecks)))
     defined = set(re.findall(r'"(djqueue\.[EIW]\d+)"', source))
 
     assert first_cells("settings.md", "checks") == sorted(defined)

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from typing import NoReturn
 
 FINISHED = 0
@@ -71,3 +72,31 @@ def name_process(name: str) -> None:
 
 def ignore(*_: object) -> None:
     """Handle a signal by doing nothing. Started programs do not inherit this, unlike SIG_IGN."""
+
+
+def let_forks_end() -> None:
+    """Let the processes that handlers fork from now on end on `GROUP_SIGNALS`, as those of other programs do.
+
+    Call this once in a process that handles these signals itself. Otherwise its forks would inherit its
+    handlers, and `multiprocessing.Process.terminate` would have no effect.
+    """
+    os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals, after_in_child=_reset_signals)
+
+
+_masks = threading.local()
+"""Signals that the forking thread had blocked before."""
+
+
+def _hold_signals() -> None:
+    # One that comes right after the fork must not meet the handlers of this process.
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+
+
+def _let_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _reset_signals() -> None:
+    for number in GROUP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    _let_signals()

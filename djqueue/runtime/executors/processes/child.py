@@ -30,7 +30,7 @@ from djqueue.runtime.events import RunEvents
 from djqueue.runtime.executors.connections import DatabaseThreads, clean_connections
 from djqueue.runtime.executors.execution import Execution, wrap_in_middleware
 from djqueue.runtime.executors.sandbox.names import use_supervisor
-from djqueue.runtime.exits import GROUP_SIGNALS, ignore, leave
+from djqueue.runtime.exits import ignore, leave, let_forks_end
 from djqueue.runtime.handlers import Handler, handler_of
 from djqueue.runtime.reports import MAX_LINE
 from djqueue.runtime.runs import ItemSink, Run
@@ -225,8 +225,7 @@ class JobServer:
         }
         for number, handle in self._handlers_of_signals.items():
             signal.signal(number, handle)
-        # Processes that handlers fork, such as those of multiprocessing, must end on SIGTERM.
-        os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals, after_in_child=_reset_signals)
+        let_forks_end()
         self._folder = os.getcwd()
         self._link._send(HELLO)
         while (message := self._link.receive()) is not None:
@@ -361,22 +360,6 @@ class JobServer:
 
 async def _until_done(tasks: set[Any]) -> None:
     await asyncio.wait(tasks, timeout=LEFT)
-
-
-def _hold_signals() -> None:
-    # One that comes right after the fork must not meet the handlers of this process.
-    signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
-
-
-def _let_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
-
-
-def _reset_signals() -> None:
-    # Processes that a handler forks end on these signals, as others do.
-    for number in GROUP_SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
-    _let_signals()
 
 
 def _reap() -> None:

@@ -78,6 +78,10 @@ Workers add one automatically when they start with another VERSION (in the setti
 
 WORKERS = """List the workers, each with its state, its process and its running jobs; or control one worker.
 
+A worker is a worker process of `runworkers` (--processes starts several), or a Worker in another program.
+Below it are the processes in which it runs isolated and subprocess jobs. Its entry begins with the ID that
+the options take.
+
 --quiet makes a worker stop claiming and finish its running jobs. --resume makes it claim again. --stop stops
 it as SIGTERM does; a service manager may start a new one. --dump prints the stack of each of its threads
 and tasks.

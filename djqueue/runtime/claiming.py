@@ -85,7 +85,8 @@ class ClaimLoop:
         """Exchanges in flight that report nothing: at most one."""
         self._broken: asyncio.Task[None] | None = None
         """An exchange that ended with an unexpected error."""
-        self._started = 0
+        self._attempt_count = worker.attempt_count
+        self._started = 0 if worker.attempt_count is None else worker.attempt_count.read()
         """Attempts started, without those released: what counts toward `max_jobs`."""
         self._retry = 0.0
         """Seconds until the next try; 0 while the storage answers."""
@@ -252,6 +253,7 @@ class ClaimLoop:
             self._events.cancelled(run)
         else:
             self._started -= 1
+            self._share_count()
             self._events.released(run)
         self._forget(run)
 
@@ -297,6 +299,7 @@ class ClaimLoop:
                 # The storage returned only this job, however many are ready: claim again at once.
                 self._wait = 0
             runs.append(run)
+        self._share_count()
         if self._lease_table is not None and not self._lease_table.add([lease_of(run) for run in runs]):
             self._lease_table.replace(map(lease_of, self._runs.held()))
         # All runs are known before the first one starts, because a handler may cancel another job.
@@ -315,6 +318,10 @@ class ClaimLoop:
         self._runs.executing[run] = run
         self._runs.settle(run, release(claimed, delay=delay))
         self._wake_event.run_ended_here()
+
+    def _share_count(self) -> None:
+        if self._attempt_count is not None:
+            self._attempt_count.write(self._started)
 
     def _stop_at_max_jobs(self) -> None:
         runs, limit = self._runs, self._options.max_jobs

@@ -14,6 +14,7 @@ from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.storage.base import Storage, Unsubscribe
 
+from .attemptcount import AttemptCount
 from .claiming import ClaimLoop
 from .configuration import Seconds, read_options
 from .emitting import Emitter
@@ -107,6 +108,8 @@ class Worker:
         self.events = RunEvents(self.options.worker_id, clock)
         self.lease_table: LeaseTable | None = None
         """Leases in memory shared with the lease keeper, if there is one."""
+        self.attempt_count: AttemptCount | None = None
+        """Attempts of this worker and of those that it replaces, if they count toward one `max_jobs`."""
         self.is_replaceable = False
         """Whether a supervisor starts another process when this one ends."""
         self.was_recycled = False

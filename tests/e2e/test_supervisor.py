@@ -30,7 +30,7 @@ DATABASES["default"]["NAME"] = "db.sqlite3"
 DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 20}
 """
 JOBS = """
-import os, re, signal, subprocess, sys, threading, time
+import multiprocessing, os, re, signal, subprocess, sys, threading, time
 from djqueue import current_job, job
 
 VERSION = %d
@@ -55,6 +55,16 @@ def leak():
 def program():
     code = "import signal, sys; print(signal.getsignal(signal.SIGTERM).name, repr(sys.stdin.read()))"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+
+@job
+def terminates():
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    process.start()
+    process.terminate()
+    process.join(10)
+    code = process.exitcode
+    process.kill()
+    return code
 
 @job
 def patient():
@@ -206,6 +216,13 @@ def test_the_number_of_jobs_ends_everything(shop: Shop) -> None:
     assert shop.run("from djqueue import Queue; answer = Queue('default').counts()")["completed"] == 3
 
 
+def test_the_number_of_jobs_includes_those_of_a_process_that_crashed(shop: Shop) -> None:
+    shop.call("crash.enqueue() and len(where.enqueue_many([((), {})] * 5))")
+    with shop.start("--max-jobs", "3", "--concurrency", "1") as workers:
+        assert workers.ends() == 0
+    assert shop.run("from djqueue import Queue; answer = Queue('default').counts()")["completed"] <= 2
+
+
 def test_problems_are_shown_once(shop: Shop) -> None:
     with shop.start("--queues", "crashin", "--processes", "2") as workers:
         shop.is_up()
@@ -287,6 +304,12 @@ def test_programs_that_jobs_run_can_be_stopped(shop: Shop) -> None:
     with shop.start():
         shop.is_up()
         assert shop.call("program.enqueue_and_wait(wait=20)") == "SIG_DFL ''"
+
+
+def test_processes_that_jobs_fork_can_be_stopped(shop: Shop) -> None:
+    with shop.start():
+        shop.is_up()
+        assert shop.call("terminates.enqueue_and_wait(wait=30)") == -signal.SIGTERM
 
 
 def test_a_third_signal_kills_everything(shop: Shop) -> None:

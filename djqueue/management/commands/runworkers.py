@@ -32,9 +32,10 @@ from djqueue.operations.mirroring import mirroring
 from djqueue.operations.relay import relaying
 from djqueue.operations.scheduling import declare_now
 from djqueue.runtime import Worker
+from djqueue.runtime.attemptcount import AttemptCount
 from djqueue.runtime.console import NO_HANDLERS, banner, findings, summary, visible_logs
 from djqueue.runtime.executors.sandbox.errors import SandboxUnavailableError
-from djqueue.runtime.exits import CONFIG, FINISHED, MISUSED, RECYCLED, leave
+from djqueue.runtime.exits import CONFIG, FINISHED, MISUSED, RECYCLED, leave, let_forks_end
 from djqueue.runtime.heartbeat import SHARE
 from djqueue.runtime.leasekeeper import LeaseKeeper, can_keep
 from djqueue.runtime.reloading import ReloadingParent, child_command
@@ -44,8 +45,13 @@ from djqueue.storage.base import Storage
 
 HELP = """Run the jobs of all @job functions in the jobs.py modules of the installed apps.
 
-A supervisor runs the worker, and with the database storage the scheduler, in processes of their own, and
-restarts them. --single-process does everything in this process, as do storages of one process, and --reload.
+This process becomes a supervisor. It starts one worker process, or --processes of them, and restarts those
+that crash. Each worker process runs up to --concurrency jobs at once: async functions on its event loop,
+others on threads. A further process is the scheduler of the database storage, or the mirror of Redis; it runs
+no jobs. --single-process does everything in this process, as do storages of one process, and --reload.
+
+Jobs with executor="isolated" or "subprocess" (on @job, their queue or in DJQUEUE) run in more processes,
+which the worker processes start as needed, one for each such job that runs.
 
 Press Ctrl-C or send SIGTERM to stop: the worker starts no more jobs, and running jobs have
 --shutdown-timeout to finish. Jobs that are still running then are asked to stop, and return to their
@@ -76,6 +82,8 @@ class Command(BaseCommand):
     """Whether the process only runs this command."""
     was_replaced = False
     """Whether another process has become the scheduler of the database."""
+    attempt_count: AttemptCount | None = None
+    """Attempts of all processes of the worker, with `--max-jobs`."""
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
         """Create a parser that keeps paragraphs and suggests flags."""
@@ -97,7 +105,8 @@ class Command(BaseCommand):
             "--concurrency",
             type=count,
             metavar="N",
-            help="Number of jobs that run at once (default: DJQUEUE['CONCURRENCY'], 10).",
+            help="Number of jobs that run at once in each worker process (default: DJQUEUE['CONCURRENCY'], "
+            "10).",
         )
         parser.add_argument(
             "--until-empty",
@@ -110,20 +119,22 @@ class Command(BaseCommand):
             "--max-jobs",
             type=count,
             metavar="N",
-            help="Exit after N attempts, successful or not. Not available with several processes.",
+            help="Exit after N attempts, successful or not, including those of processes that crashed. Not "
+            "available with several processes.",
         )
         parser.add_argument(
             "--processes",
             type=processes,
             metavar="N",
-            help="Number of worker processes (default: 1; auto: one per core). A supervisor restarts them. "
-            "The scheduler of the database storage, and the mirror of Redis, get processes that run no jobs.",
+            help="Number of worker processes (default: 1; auto: one per core). Each uses about one core for "
+            "Python code: increase it for jobs that compute, and --concurrency for jobs that wait.",
         )
         parser.add_argument(
             "--single-process",
             action="store_true",
-            help="Do everything in this process, without a supervisor: for debuggers, and to save memory. A "
-            "handler that holds the GIL then delays the scheduler and the mirror.",
+            help="Run worker, scheduler and mirror in this process, without a supervisor: for debuggers, and "
+            "to save memory. Nothing is restarted after a crash, and a handler that holds the GIL delays the "
+            "scheduler and the mirror. Isolated and subprocess jobs still have processes of their own.",
         )
         parser.add_argument(
             "--max-jobs-per-process",
@@ -222,6 +233,7 @@ class Command(BaseCommand):
             worker = self._worker(options)
             worker.on_started = on_started
             worker.is_replaceable = is_child
+            worker.attempt_count = self.attempt_count
             keeper = self._keeper(worker)
             try:
                 self._connect(worker, "work" if is_child else options["standby"])
@@ -233,6 +245,8 @@ class Command(BaseCommand):
                 if is_child:
                     if verbosity and reports:
                         self._report(worker)
+                    # The lease keeper, which ignores the signals instead, has already been forked.
+                    let_forks_end()
                     serve(worker, CHILD_SIGNALS)
                 else:
                     with mirroring(worker.storage), relaying(worker.storage):
@@ -255,6 +269,8 @@ class Command(BaseCommand):
     def _supervise(self, options: dict[str, Any]) -> None:
         """Run the supervisor and its children; start again after SIGHUP."""
         number = options["processes"] or 1
+        if options["max_jobs"] is not None:
+            self.attempt_count = AttemptCount()
         with visible_logs(options["verbosity"]), interruptible():
             try:
                 # Checks the options, and imports all handlers, which the children then share.

@@ -29,6 +29,8 @@ IDLE = 10.0
 
 def enqueued(storage: Storage, batch: Batch, answers: Sequence[EnqueueResult]) -> None:
     """Send `job_enqueued` for new jobs: at once, or when their transaction commits."""
+    if storage.capabilities.relayed:
+        return
     new = _new(answers)
     alias = storage.capabilities.transactions.alias_for(batch) if new else None
     if alias is None:
@@ -39,6 +41,8 @@ def enqueued(storage: Storage, batch: Batch, answers: Sequence[EnqueueResult]) -
 
 async def aenqueued(storage: Storage, batch: Batch, answers: Sequence[EnqueueResult]) -> None:
     """Async version of `enqueued`."""
+    if storage.capabilities.relayed:
+        return
     new = _new(answers)
     alias = await storage.capabilities.transactions.aalias_for(batch) if new else None
     if alias is None:

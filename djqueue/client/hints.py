@@ -28,7 +28,9 @@ def check_job(storage: Storage, name: str) -> None:
 
     Jobs of a storage inside this process are run here, so their names are known.
     """
-    if name in checked_jobs or registry.discovered is None or storage.capabilities.in_process:
+    if name in checked_jobs or registry.discovered is None:
+        return
+    if storage.capabilities.in_process or storage.capabilities.relayed:
         return
     if len(checked_jobs) >= MAX_CHECKED:
         return
@@ -50,6 +52,8 @@ def is_new(batch: Batch) -> bool:
 
 def check(storage: Storage, batch: Batch) -> None:
     """Warn once of a queue and of a job name that resemble a known one, and that no live worker serves."""
+    if storage.capabilities.relayed:
+        return
     if batch.queue not in checked_queues:
         check_queue(storage, batch.queue)
     if batch.name not in checked_names:
@@ -58,6 +62,8 @@ def check(storage: Storage, batch: Batch) -> None:
 
 async def acheck(storage: Storage, batch: Batch) -> None:
     """Async version of `check`."""
+    if storage.capabilities.relayed:
+        return
     queue = suspect(batch.queue) if batch.queue not in checked_queues else None
     name = suspect_name(batch.name) if batch.name not in checked_names else None
     if queue is not None and not await storage.acall(is_served, storage, batch.queue):

@@ -3,6 +3,7 @@
 import atexit
 import inspect
 import os
+from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
@@ -18,6 +19,7 @@ from .announcing import told
 
 _lock = Lock()
 _storage: Storage | None = None
+_make: Callable[[], Storage] | None = None
 
 
 def get_storage() -> Storage:
@@ -26,8 +28,15 @@ def get_storage() -> Storage:
     if _storage is None:
         with _lock:
             if _storage is None:
-                _storage = make_storage(get_settings())
+                _storage = _make() if _make is not None else make_storage(get_settings())
     return _storage
+
+
+def use_storage(make: Callable[[], Storage]) -> None:
+    """Let `get_storage` return what `make` returns, in this process and those forked from it."""
+    global _make
+    close_storage()
+    _make = make
 
 
 def make_storage(settings: Settings) -> Storage:

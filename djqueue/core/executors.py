@@ -90,11 +90,6 @@ def parse_permissions(value: Any) -> Permissions | None:
         value = Permissions.from_mapping(value)
     if not isinstance(value, Permissions):
         raise OptionError(f"permissions: expected djqueue.Permissions, got {shown(value)}")
-    if value.enqueue:
-        raise OptionError(
-            "permissions: enqueue is not supported yet; return what is to be enqueued, and let a job that "
-            "depends on this one enqueue it"
-        )
     return value
 
 

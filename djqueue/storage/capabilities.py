@@ -100,6 +100,8 @@ class Capabilities:
     """Enqueues at once, without an outbox and without limits on the size of queues."""
     has_outbox: bool = False
     """Some queues keep jobs in an outbox table until they reach the server."""
+    relayed: bool = False
+    """Another process enqueues the jobs: it sends `job_enqueued`, and warns of unknown queues and names."""
     changes: Any = None
     """The stream of changes, for the mirror in the tables: `djqueue.storage.redis.changes.ChangeStream`."""
     staging: Staging | None = None

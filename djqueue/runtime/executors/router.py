@@ -7,7 +7,6 @@ from djqueue.conf import Settings
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.executors import DEGRADE, INLINE, SUBPROCESS
 from djqueue.core.job import Outcome, ProcessInfo
-from djqueue.core.options import MSGPACK
 from djqueue.runtime.executors.inline import InlineExecutor
 from djqueue.runtime.handlers import Handler, PermissionGroup, Style
 from djqueue.runtime.outcomes import refusal
@@ -15,7 +14,8 @@ from djqueue.runtime.runs import Run
 from djqueue.runtime.stopping import Stop
 
 from .processes import kernel
-from .processes.executor import MAX_LISTED, ProcessExecutor
+from .processes.executor import ProcessExecutor
+from .processes.outcomes import SAFE_CONTENT
 from .processes.sandboxing import plan_for
 from .sandbox.errors import SandboxUnavailableError
 from .sandbox.layers import enforceable
@@ -23,8 +23,8 @@ from .sandbox.layers import enforceable
 if TYPE_CHECKING:
     from djqueue.runtime.worker import Worker
 
-SAFE_CONTENT = frozenset({MSGPACK, "application/json"})
-"""Content types whose results cannot run code in the process that reads them."""
+MAX_LISTED = 20
+"""Maximum of processes in a worker's entry."""
 
 
 def chosen_executor(handler: Handler, queue: str, settings: Settings) -> str:
@@ -154,8 +154,10 @@ class ExecutorRouter:
         return self._inline.give_up(run)
 
     def process_infos(self) -> tuple[ProcessInfo, ...]:
-        """Return the processes in which jobs run beside this one. From any thread."""
-        return tuple(info for executor in self.groups.values() for info in executor.infos())[:MAX_LISTED]
+        """Describe some of the processes of jobs, those with a job first. From any thread."""
+        processes = [process for executor in self.groups.values() for process in executor.processes]
+        processes.sort(key=lambda process: process.run is None)
+        return tuple(process.info() for process in processes[:MAX_LISTED])
 
     def close(self) -> None:
         """Release threads, connections and processes."""

@@ -4,12 +4,17 @@ import os
 import socket
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
+import msgpack
 from django.db import connection, transaction
 
-from djqueue import Permissions, job
+from djqueue import Permissions, Queue, chain, current_job, job
 from djqueue.client import get_storage
+from djqueue.runtime.executors.processes import frames
+from djqueue.runtime.executors.processes.batches import frames_of
+from djqueue.signals import job_enqueued
 
 AT_IMPORT = {}
 try:
@@ -126,3 +131,165 @@ def connects_to_localhost(host, port):
 def starts_a_program():
     done = subprocess.run(["/bin/echo", "hello"], capture_output=True, text=True, check=True)
     return done.stdout
+
+
+# Enqueueing.
+
+to_mail = job(permissions=Permissions(enqueue=["mail", "small"]), max_attempts=1)
+
+SIGNALS = []
+
+
+def see_signal(**about):
+    SIGNALS.append(about)
+
+
+@to_mail
+def signals_seen():
+    job_enqueued.connect(see_signal)
+    Queue("mail").enqueue(1)
+    return len(SIGNALS)
+
+
+@job(permissions=nothing, max_attempts=1)
+def enqueues_unlisted(queue, value):
+    return Queue(queue).enqueue(value).id
+
+
+@to_mail
+def enqueues_when_cancelled():
+    current_job().cancelled.wait()
+    return Queue("mail").enqueue(1).id
+
+
+@to_mail
+def enqueues(queue, value):
+    result = Queue(queue).enqueue(value)
+    return [result.id, result.status, result.queue]
+
+
+@job(permissions=Permissions(enqueue=["mail", "small"]), executor="subprocess", max_attempts=1)
+async def enqueues_async(queue, count):
+    results = await Queue(queue).aenqueue_many(list(range(count)), priority=3, tags=["one", "two"])
+    return len({result.id for result in results})
+
+
+@job(permissions=Permissions(enqueue=True), max_attempts=1)
+def enqueues_anywhere(queue):
+    return Queue(queue).enqueue(1).queue
+
+
+@to_mail
+def enqueues_with_every_option():
+    Queue("mail", timeout=1.5, ttl=60, backoff={"kind": "linear", "base": 2}, retention=None).enqueue(
+        {"a": (1, 2)}, id="one", priority=-4, delay=30, group="g", weight=2, lifo=True, unique_key="u",
+        unique_ttl=7, on_duplicate="replace", subject="s", max_attempts=9, result_ttl=None, durable=False,
+    )  # fmt: skip
+
+
+@to_mail
+def enqueues_many(size, count):
+    return len(Queue("mail").enqueue_many([b"x" * size] * count))
+
+
+@to_mail
+def enqueues_a_chain():
+    queue = Queue("mail")
+    first, second = queue.node(1), queue.node(2)
+    results = chain(first, second).enqueue()
+    return results.ids
+
+
+@to_mail
+def enqueues_twice():
+    queue = Queue("mail")
+    return [queue.enqueue(1, id="same").status for _ in range(2)]
+
+
+@to_mail
+def enqueues_by_its_type():
+    return add.using(queue="mail", delay=60).enqueue(1, 2).queue
+
+
+@to_mail
+def enqueues_after(queue, job_id):
+    return Queue("mail").enqueue(1, depends_on=[(queue, job_id)]).id
+
+
+@to_mail
+def enqueues_pickle():
+    return Queue("mail", content_type="application/x-python-serialize").enqueue(1).id
+
+
+@to_mail
+def waits_for_a_job():
+    return Queue("mail").enqueue_and_wait(1, wait=5)
+
+
+@to_mail
+def reads_its_job():
+    return Queue("mail").enqueue(1).refresh().status
+
+
+@to_mail
+def enqueues_without_end():
+    while True:
+        Queue("small").enqueue(1)
+
+
+@job(permissions=Permissions(enqueue=["mail"], run=True), max_attempts=1)
+def enqueues_from_a_fork():
+    pid = os.fork()
+    if not pid:
+        try:
+            Queue("mail").enqueue(1)
+        except PermissionError:
+            os._exit(7)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@to_mail
+def enqueues_and_crashes():
+    Queue("mail").enqueue(1, id="before the crash")
+    os._exit(3)
+
+
+@to_mail
+def sends_requests(batches, count, result):
+    """Send raw requests, as a hostile handler could. A number stands for so many bytes."""
+    body = msgpack.packb(batches) if isinstance(batches, list) else batches
+    body = b"\xc4\x00" * body if isinstance(body, int) else body
+    link().sendall(frames_of(body) * count + result)
+    return [link().recv(100_000)]
+
+
+@to_mail
+def sends_frames(data):
+    link().sendall(data)
+    time.sleep(60)
+
+
+@to_mail
+def asks_raw(batch):
+    """Ask for one batch without the checks of the client, and return the code of the answer."""
+    batch[3] = [b"x" * data if isinstance(data, int) else data for data in batch[3]]
+    link().sendall(frames_of(msgpack.packb([batch])))
+    (length,) = frames.LENGTH.unpack(link().recv(4, socket.MSG_WAITALL))
+    _, code, text, results = frames.unpack(link().recv(length, socket.MSG_WAITALL))
+    return [code, text, len(results)]
+
+
+def link():
+    return next(
+        socket.socket(fileno=os.dup(number))
+        for number in range(3, 50)
+        if (name := _target(number)) and name.startswith("socket:")
+    )
+
+
+def _target(number):
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except OSError:
+        return None

@@ -214,7 +214,6 @@ def test_a_worker_refuses_databases_that_do_not_exist(storage):
         ({"permissions": "all"}, "expected djqueue.Permissions"),
         ({"permissions": {"reed": True}}, "unknown permission"),
         ({"permissions": NOTHING, "executor": "inline"}, "inline jobs have those of the worker"),
-        ({"permissions": Permissions(enqueue=["a"])}, "enqueue is not supported yet"),
         ({"allow_unenforced": ["rad"]}, "is not one of read"),
         ({"allow_unenforced": ["read"]}, "requires permissions"),
     ],

@@ -15,7 +15,7 @@ from djqueue.client import JobType
 from djqueue.conf import get_settings
 from djqueue.core.job import ItemMark, JobRecord
 from djqueue.core.states import State
-from djqueue.runtime.executors.processes import executor, frames, kernel
+from djqueue.runtime.executors.processes import executor, frames, jobprocess, kernel, templatekeeper
 from djqueue.runtime.stopping import Stop
 from tests.runtime.executors import process_jobs as jobs
 from tests.runtime.storages import RecordingStorage
@@ -74,7 +74,13 @@ class Site:
         return result
 
     def processes(self):
-        return self.worker.executor.groups[None].processes
+        return [p for group in self.worker.executor.groups.values() for p in group.processes]
+
+    def pids_of(self, job_type):
+        return {process.pid for process in self.processes() if process.name == job_type.name}
+
+    def busy_process(self):
+        return next((process for process in self.processes() if process.run), None)
 
 
 def decoded(data):
@@ -372,7 +378,10 @@ async def test_no_process_of_a_worker_is_left(storage):
     async with Worker(storage, handlers=HANDLERS, shutdown_timeout=5, maintain=False) as worker:
         site = Site(storage, worker)
         await site.result(jobs.pid)
-        pids = [*(process.pid for process in site.processes()), worker.executor.groups[None]._template.pid]
+        pids = [
+            *(process.pid for process in site.processes()),
+            worker.executor.groups[None].templates.template.pid,
+        ]
 
     assert len(pids) == 2
     assert not any(map(lives, pids))
@@ -482,6 +491,70 @@ async def test_the_worker_tells_of_its_processes(site):
     assert (info.queue, info.job) == (result.queue, result.id)
 
 
+# Processes that die at the start of a job.
+
+
+@pytest.fixture
+def dying(monkeypatch):
+    """Let the next processes die after they have been given a job, and before they read it."""
+
+    def die(times):
+        left = [times]
+        assign = jobprocess.JobProcess.assign
+
+        def assign_and_die(process, run, deadline):
+            if left[0]:
+                os.kill(process.pid, signal.SIGSTOP)
+            assign(process, run, deadline)
+            if left[0]:
+                left[0] -= 1
+                os.kill(process.pid, signal.SIGKILL)
+
+        monkeypatch.setattr(jobprocess.JobProcess, "assign", assign_and_die)
+
+    return die
+
+
+@pytest.mark.parametrize("job_type", [jobs.add, jobs.add_fresh], ids=str)
+async def test_a_process_that_dies_before_it_begins_its_job_uses_no_attempt(site, dying, job_type):
+    dying(3)
+
+    record = await site.ended(site.enqueue(job_type, 1, 1, max_attempts=1))
+
+    assert (record.state, record.attempts, record.failures) == (State.COMPLETED, 1, 0)
+
+
+async def test_a_process_that_has_died_before_it_is_given_a_job_uses_no_attempt(site, monkeypatch):
+    await site.result(jobs.add, 1, 1)
+    [process] = site.processes()
+    assign = jobprocess.JobProcess.assign
+
+    def assign_to_a_dead_one(one, run, deadline):
+        if one is process:
+            os.kill(one.pid, signal.SIGKILL)
+            one.wait(10)
+        return assign(one, run, deadline)
+
+    monkeypatch.setattr(jobprocess.JobProcess, "assign", assign_to_a_dead_one)
+    record = await site.ended(site.enqueue(jobs.add, 1, 1, max_attempts=1))
+
+    assert (record.state, record.attempts) == (State.COMPLETED, 1)
+
+
+async def test_a_job_whose_processes_always_die_before_it_begins_fails_in_the_end(site, dying):
+    dying(4)
+
+    record = await site.ended(site.enqueue(jobs.add, 1, 1, max_attempts=1))
+
+    assert (record.reason, record.attempts) == ("worker_crashed", 1)
+
+
+async def test_a_crash_after_the_job_has_begun_uses_an_attempt(site):
+    record = await site.ended(site.enqueue(jobs.leaves_at_once, max_attempts=1))
+
+    assert (record.reason, record.attempts) == ("worker_crashed", 1)
+
+
 # The choice.
 
 
@@ -532,19 +605,19 @@ async def test_jobs_in_processes_all_complete(site):
 
 
 async def test_a_template_that_hangs_is_replaced(site, monkeypatch):
-    monkeypatch.setattr(executor, "SLOW_FORK", 0.2)
+    monkeypatch.setattr(templatekeeper, "SLOW_FORK", 0.2)
     await site.result(jobs.add, 1, 1)
-    template = site.worker.executor.groups[None]._template
+    template = site.worker.executor.groups[None].templates.template
     os.kill(template.pid, signal.SIGSTOP)
 
     assert await site.result(jobs.add_fresh, 1, 1) == 2
-    assert site.worker.executor.groups[None]._template is not template
+    assert site.worker.executor.groups[None].templates.template is not template
 
 
 async def test_a_shutdown_returns_jobs_that_wait_for_a_process_at_once(storage):
     async with Worker(storage, handlers=HANDLERS, shutdown_timeout=60, maintain=False) as worker:
         site = Site(storage, worker)
-        os.kill(worker.executor.groups[None]._template.pid, signal.SIGSTOP)
+        os.kill(worker.executor.groups[None].templates.template.pid, signal.SIGSTOP)
         result = site.enqueue(jobs.add, 1, 1)
         await aeventually(lambda: worker.running, message="it is claimed")
 
@@ -558,7 +631,7 @@ async def test_too_many_open_files_delay_jobs_and_end_none(site, monkeypatch):
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr(executor.Template, "fork", full)
+        patched.setattr(templatekeeper.Template, "fork", full)
         waiting = site.enqueue(jobs.add, 1, 1)
         await site.reached(waiting, State.DELAYED)
 
@@ -629,19 +702,21 @@ async def test_a_stop_that_comes_before_the_start_counts(site):
 async def test_processes_that_cannot_start_leave_nothing(site, monkeypatch):
     await site.result(jobs.add, 1, 1)
     group = site.worker.executor.groups[None]
-    fork = executor.Template.fork
+    fork = templatekeeper.Template.fork
 
     def broken(template, request):
         return fork(template, request._replace(files="many"))
 
     with monkeypatch.context() as patched:
-        patched.setattr(executor.Template, "fork", broken)
+        patched.setattr(templatekeeper.Template, "fork", broken)
         result = site.enqueue(jobs.pid)
         await site.reached(result, State.DELAYED)
     await site.ended(result)
 
     def left():
-        return set(kernel.children(group._template.pid)) - {process.pid for process in site.processes()}
+        return set(kernel.children(group.templates.template.pid)) - {
+            process.pid for process in site.processes()
+        }
 
     await aeventually(lambda: not left(), message="no process is left")
 

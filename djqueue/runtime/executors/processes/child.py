@@ -12,11 +12,13 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from random import Random
 from types import FrameType
 from typing import Any
 
 from djqueue.client import registry
+from djqueue.client.storages import use_storage
 from djqueue.codecs import MSGPACK, get_encoder
 from djqueue.conf import Settings, get_settings, has_django
 from djqueue.core.clock import SYSTEM_CLOCK
@@ -38,25 +40,26 @@ from djqueue.runtime.stopping import Stop
 from djqueue.storage import wire
 
 from . import frames
+from .links import BEGIN, HELLO
+from .linkstorage import LinkStorage
 
-HELLO = b"\x00"
-"""First byte that a process sends. The kernel adds the process's id to it."""
-CHUNK = 256 * 1024
 LEFT = 1.0
 """Seconds that tasks which a job has left behind have to end."""
 ASK = {stop: signal.SIGRTMIN + stop for stop in Stop if stop} if sys.platform == "linux" else {}
 """Signal that asks a job to stop, by reason."""
 
 
-def serve(opened: socket.socket, *, resolves: bool) -> None:
+def serve(opened: socket.socket, *, sandboxed: bool) -> None:
     """Run the jobs that come over a socket, until it ends.
 
-    resolves: Let the worker resolve names, because this process cannot reach a name server.
+    sandboxed: Let the worker resolve names and enqueue jobs: this process reaches neither a name server nor
+        the storage.
     """
     faulthandler.enable()
     link = WorkerLink(opened)
-    if resolves:
+    if sandboxed:
         use_supervisor(link.resolve)
+        use_storage(partial(LinkStorage, link, get_settings().max_payload, os.getpid()))
     JobServer(link).serve()
 
 
@@ -67,7 +70,6 @@ class WorkerLink:
         self._socket = link
         self._sending = threading.Lock()
         self._asking = threading.Lock()
-        self._reader = frames.FrameReader(wire.MAX_FRAME)
         self._main = threading.get_ident()
         self._shielded = False
         """Whether the main thread is using the socket: an exception would leave half a message behind."""
@@ -79,8 +81,12 @@ class WorkerLink:
 
     def ask(self, *message: Any) -> list[Any]:
         """Send a message, and return the worker's answer."""
+        return self.request(frames.pack(*message))
+
+    def request(self, data: bytes) -> list[Any]:
+        """Send the frames of a request, and return the worker's answer."""
         with self._asking:
-            answer: list[Any] = self._shield(self._ask, frames.pack(*message))
+            answer: list[Any] = self._shield(self._ask, data)
             return answer
 
     def resolve(self, name: str, port: int | None) -> list[tuple[int, str]]:
@@ -95,13 +101,17 @@ class WorkerLink:
 
     def receive(self) -> list[Any] | None:
         """Return the next message of the worker; None if it has ended."""
-        while True:
-            for message in self._reader:
-                return message
-            data = self._socket.recv(CHUNK)
-            if not data:
-                return None
-            self._reader.feed(data)
+        header = self._read(frames.LENGTH.size)
+        if header is None:
+            return None
+        # Not one byte more, because a job is followed by the byte of its begin.
+        body = self._read(frames.LENGTH.unpack(header)[0])
+        return None if body is None else frames.unpack(body)
+
+    def begin(self) -> None:
+        """Tell the worker that the job begins, by reading the byte behind it."""
+        if self._read(len(BEGIN)) is None:
+            leave(0)
 
     def interrupt(self) -> None:
         """Raise JobInterrupted now, or after the message that the main thread is sending."""
@@ -129,6 +139,17 @@ class WorkerLink:
                 self._socket.sendall(frame)
         except OSError:
             leave(0)  # The worker has ended.
+
+    def _read(self, size: int) -> bytes | None:
+        """Return the next bytes from the worker; None if it has ended."""
+        data = self._socket.recv(size, socket.MSG_WAITALL)
+        while len(data) < size:
+            # A signal may end it early.
+            more = self._socket.recv(size - len(data), socket.MSG_WAITALL)
+            if not more:
+                return None
+            data += more
+        return data
 
     def _ask(self, frame: bytes) -> list[Any]:
         self._send(frame)
@@ -238,6 +259,7 @@ class JobServer:
         self._run = run
         if self._stop:
             run.ask_to_stop(self._stop)
+        self._link.begin()
         outcome = copy_context().run(self._outcome, run)
         self._run = None
         self._restore()

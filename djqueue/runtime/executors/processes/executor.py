@@ -2,18 +2,16 @@
 
 import asyncio
 import errno
-import os
-import shutil
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING
 
 from djqueue.core.executors import limits_of
-from djqueue.core.job import Outcome, ProcessInfo
+from djqueue.core.job import EnqueueResult, Outcome
 from djqueue.runtime.dependencies import Records, aread
+from djqueue.runtime.emitting import RunItems
 from djqueue.runtime.executors.execution import Execution
 from djqueue.runtime.executors.sandbox.supervise import DeniedAccess
 from djqueue.runtime.handlers import Handler
@@ -23,11 +21,11 @@ from djqueue.runtime.stopping import Stop
 
 from . import kernel
 from .endings import ending
+from .enqueueing import JobEnqueuer
 from .jobprocess import JobProcess
 from .output import inert
-from .sandboxing import SandboxPlan, new_parent
-from .template import ForkRequest
-from .templates import Template, TemplateError
+from .sandboxing import SandboxPlan
+from .templatekeeper import FIRST_RETRY, TemplateKeeper
 
 if TYPE_CHECKING:
     from djqueue.runtime.worker import Worker
@@ -40,28 +38,14 @@ NAME_THREADS = 4
 """Host names that are resolved at once."""
 AT_ONCE = 4
 """Processes that may be starting at once. The template forks one at a time."""
-FIRST_RETRY, LAST_RETRY = 1.0, 30.0
-"""Seconds until a template that failed is started again, doubled from the first to the last."""
-ADDRESS_SPACE, LEAST_ADDRESS_SPACE = 4, 32 * 2**30
-"""Address space of a process, in multiples of its memory limit, and at least in bytes. This is a backstop
-between two checks; runtimes such as Node reserve gigabytes that they never use."""
-SLOW_START = 30.0
-"""Seconds of importing the handlers after which the worker logs that it waits."""
-LONGEST_START = 300.0
-"""Seconds of importing the handlers after which the template is replaced."""
-SLOW_FORK = 15.0
-"""Seconds that a process has to start. After that, the template is replaced."""
 ENDING = 1.0
 """Seconds for which the end of a worker waits for the end of the processes that it has killed."""
-SWEEP = 0.05
-"""Seconds between two passes over the processes that a job has left behind."""
-MOST_SWEEPS = 200
 MAX_TARGET = 300
 """Maximum of characters of a host in the log."""
 MAX_DENIED = 20
 """Maximum of log lines about denied accesses of one job."""
-MAX_LISTED = 20
-"""Maximum of processes in a worker's entry."""
+MAX_RESTARTS = 3
+"""Maximum of processes that may end before they have begun a run; the next one counts as an attempt."""
 
 
 class ProcessExecutor:
@@ -80,45 +64,31 @@ class ProcessExecutor:
         self._settings = worker.settings
         self._concurrency = worker.options.concurrency
         self._execution = Execution(worker.settings, worker.random, worker.events)
-        self._modules = sorted({handler.function.__module__ for handler in handlers})
         self._plan = plan
-        self._directory = ""
-        """Parent of the temporary directories of its processes."""
-        self._numbers = count(1)
         self._names = ThreadPoolExecutor(NAME_THREADS, thread_name_prefix="djqueue-names")
-        self._retired: list[Template] = []
-        """Templates that fork no more, until the jobs of their processes have ended."""
         self._waiting: dict[str, deque[Run]] = {}
         """Runs that wait for a process, by job name."""
         self._fresh: set[Run] = set()
         """Runs that need a new process of their own."""
+        self._restarts: dict[Run, int] = {}
+        """Number of processes that ended before they had begun a run."""
         self._idle: dict[str, list[JobProcess]] = {}
         self._starting: dict[str, int] = {}
         """Processes that are starting, by job name."""
         self._processes: set[JobProcess] = set()
         self._by_run: dict[Run, JobProcess] = {}
-        self._template: Template | None = None
-        self._retry = 0.0
-        self._starter: asyncio.Task[None] | None = None
-        self._wanted = asyncio.Event()
         self._ticker: asyncio.TimerHandle | None = None
         self._idler: asyncio.TimerHandle | None = None
         """Ends processes that have been idle for long."""
-        self._sweeping: asyncio.Task[None] | None = None
-        self._is_closed = False
-        # Started now, because its start takes longer than most jobs.
-        self._starter = self._loop.create_task(self._start_processes())
+        self._enqueuer = None if plan is None else JobEnqueuer(worker, plan.permissions)
+        self._reports = worker.reports
+        self.templates = TemplateKeeper(worker, self, handlers, plan)
 
     @property
     def processes(self) -> list[JobProcess]:
         """The running processes."""
         # A copy in one step: the heartbeat, on its own thread, asks for it, too.
         return [process for process in list(self._processes) if process.pid]
-
-    def infos(self) -> tuple[ProcessInfo, ...]:
-        """Describe some of the processes, those with a job first. From any thread."""
-        processes = sorted(self.processes, key=lambda process: process.run is None)[:MAX_LISTED]
-        return tuple(process.info() for process in processes)
 
     def start(self, run: Run, *, fresh: bool) -> None:
         """Start a run, in a new process if `fresh`."""
@@ -134,7 +104,7 @@ class ProcessExecutor:
                     self._assign(process, run)
                     return
         self._waiting.setdefault(name, deque()).append(run)
-        self._wanted.set()
+        self.templates.want()
 
     def stop(self, run: Run, reason: Stop) -> None:
         """Ask a run to stop, then interrupt it, then kill its process. From any thread."""
@@ -160,34 +130,24 @@ class ProcessExecutor:
 
     def close(self) -> None:
         """Kill all processes."""
-        self._is_closed = True
-        for task in (self._starter, self._sweeping):
-            if task is not None:
-                task.cancel()
         for timer in (self._ticker, self._idler):
             if timer is not None:
                 timer.cancel()
         self._names.shutdown(wait=False, cancel_futures=True)
-        for template in self._retired:
-            template.close()
-        if self._template is not None:
-            for pid in kernel.descendants(self._template.pid) if not self._template.is_closed else ():
-                kernel.kill(pid)
-            self._template.close()
+        self.templates.stop()
         until = self._loop.time() + ENDING
         for process in list(self._processes):
             process.wait(until - self._loop.time())
             process.close()
         self._processes.clear()
-        if self._directory:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        self.templates.remove_directory()
 
     # What a process does.
 
     def on_ready(self, process: JobProcess) -> None:
         """Give a process its first job; keep it if the job has ended meanwhile."""
         self._starting[process.name] -= 1
-        self._wanted.set()
+        self.templates.want()
         self._take_next(process)
 
     def on_outcome(self, process: JobProcess, run: Run, outcome: Outcome) -> None:
@@ -208,32 +168,41 @@ class ProcessExecutor:
             idle.remove(process)
         if not process.pid:
             self._starting[process.name] -= 1
-            process.template.discard(process.serial)
-            if text := process.last_output():
-                self._events.template_failed(
-                    TemplateError(f"a process could not start:\n{text}"), FIRST_RETRY
-                )
+            self.templates.process_failed(process)
             self._release_waiting_for(process.name)
-        if process.directory:
-            self._loop.run_in_executor(None, partial(shutil.rmtree, process.directory, ignore_errors=True))
         run, process.run = process.run, None
         if run is not None:
             self._by_run.pop(run, None)
-            try:
-                outcome = self._crashed(run, process)
-                process.report_output(run)
-            except Exception as error:
-                # The run must end, whatever could not be read or described.
-                outcome = failure(run.claimed, error, "worker_crashed", partial(self._delay, run))
-            self._settle(run, outcome)
-        self._close_if_unused(process.template)
-        if self._sweeping is None and not self._is_closed:
-            self._sweeping = self._loop.create_task(self._sweep(process.template))
-        self._wanted.set()
+            if not self._restart(run, process):
+                self._end_run(run, process)
+        self.templates.process_ended(process)
+
+    def _end_run(self, run: Run, process: JobProcess) -> None:
+        try:
+            outcome = self._crashed(run, process)
+            process.report_output(run)
+        except Exception as error:
+            # The run must end, whatever could not be read or described.
+            outcome = failure(run.claimed, error, "worker_crashed", partial(self._delay, run))
+        self._settle(run, outcome)
 
     async def records(self, run: Run) -> Records:
         """Return the records of the jobs that a job depends on."""
         return await aread(self._storage, run.claimed.options.depends_on)
+
+    @property
+    def enqueues(self) -> bool:
+        """Whether it enqueues jobs for its processes, because they cannot reach the storage."""
+        return self._enqueuer is not None
+
+    async def enqueue(self, run: Run, request: bytes) -> list[EnqueueResult]:
+        """Enqueue the jobs of a request. Raises the errors of `JobEnqueuer.enqueue`."""
+        assert self._enqueuer is not None
+        return await self._enqueuer.enqueue(run.claimed, request)
+
+    def open_items(self, run: Run) -> RunItems:
+        """Begin the stream of a run that yields items."""
+        return self._reports.open(run)
 
     async def resolve(self, process: JobProcess, name: str, port: int | None) -> list[tuple[int, str]]:
         """Return the addresses of a name that the permissions list. Raises OSError."""
@@ -244,7 +213,8 @@ class ProcessExecutor:
         # A slow name server must not hold up the threads that the storage uses.
         return await self._loop.run_in_executor(self._names, broker.resolve, name, port)
 
-    def _on_denied(self, denied: DeniedAccess) -> None:
+    def on_denied(self, denied: DeniedAccess) -> None:
+        """Note a connection that was denied to one of the processes."""
         for process in self.processes:
             if process.pid == denied.pid:
                 self.note_denied(process, denied.target)
@@ -259,86 +229,24 @@ class ProcessExecutor:
 
     # Starting processes.
 
-    async def _start_processes(self) -> None:
-        """Start the template, and then as many processes as there are runs that wait for one."""
-        while not self._is_closed:
-            try:
-                template = await self._started()
-                self._wanted.clear()
-                self._fork_wanted(template)
-                self._retry = 0.0
-            except Exception as error:
-                # Jobs must not wait for ever, whatever it is. Only a TemplateError concerns those that run.
-                self._retry = min(max(FIRST_RETRY, 2 * self._retry), LAST_RETRY)
-                self._events.template_failed(error, self._retry)
-                self.release_waiting(self._delay_of_waiting())
-                if isinstance(error, TemplateError) and self._template is not None:
-                    self._template.close()
-                await asyncio.sleep(self._retry)
-                continue
-            await self._until_wanted(template)
+    def all_processes(self) -> list[JobProcess]:
+        """Return the processes that run or start."""
+        return list(self._processes)
 
-    async def _started(self) -> Template:
-        if self._template is None or self._template.is_closed:
-            self._template = self._new_template()
-        begun = self._loop.time()
-        while not self._template.ready.done():
-            await asyncio.wait([self._template.ready], timeout=SLOW_START)
-            if not self._template.ready.done():
-                waited = self._loop.time() - begun
-                if waited > LONGEST_START:
-                    raise TemplateError(f"the import of the handlers did not end within {waited:.0f} s")
-                # Jobs of other kinds need the slots.
-                self._events.template_slow(waited)
-                self.release_waiting(self._delay_of_waiting())
-        self._template.ready.result()
-        return self._template
-
-    def _new_template(self) -> Template:
-        plan = self._plan
-        if plan is not None and plan.uses_directory and not os.path.isdir(self._directory):
-            self._directory = new_parent()
-        # Its processes end with it, and their own descriptors tell so.
-        return Template(self._loop, self._modules, self._wanted.set, plan, self._directory, self._on_denied)
-
-    async def _until_wanted(self, template: Template) -> None:
-        """Wait until runs need processes; end a template that has forked nothing for too long."""
-        while not self._wanted.is_set():
-            try:
-                async with asyncio.timeout(SLOW_FORK):
-                    await self._wanted.wait()
-            except TimeoutError:
-                starting = [one for one in self._processes if not one.pid]
-                oldest = min((one.begun for one in starting), default=None)
-                if oldest is not None and self._loop.time() - oldest > SLOW_FORK:
-                    self._events.template_failed(TemplateError("the template process does not fork"), 0)
-                    self._retire(template, starting)
-                    return
-
-    def _retire(self, template: Template, starting: list[JobProcess]) -> None:
-        """Fork from another template, and let the jobs of this one end."""
-        self._template = None
-        self._retired.append(template)
-        for process in starting:
-            process.abandon()
-        for idle in list(self._idle.values()):
+    def end_idle_processes(self) -> None:
+        """End the processes without a job."""
+        for idle in self._idle.values():
             while idle:
                 self._end(idle.pop())
-        self._close_if_unused(template)
 
-    def _close_if_unused(self, template: Template) -> None:
-        """End a retired template when its last process has ended."""
-        if template in self._retired and all(one.template is not template for one in self._processes):
-            self._retired.remove(template)
-            template.close()
-
-    def _fork_wanted(self, template: Template) -> None:
+    def fork_wanted(self) -> None:
+        """Fork as many processes as there are runs that wait for one. Raises TemplateError, OSError."""
         for name, runs in self._waiting.items():
             while self._starting.get(name, 0) < len(runs):
                 if sum(self._starting.values()) >= AT_ONCE:
                     return
                 self._make_room()
-                self._fork(template, name, runs[0].handler)
+                self._fork(name, runs[0].handler)
 
     def _make_room(self) -> None:
         """End the process that has been idle longest if there are more processes than slots."""
@@ -350,24 +258,11 @@ class ProcessExecutor:
             self._idle[oldest.name].remove(oldest)
             self._end(oldest)
 
-    def _fork(self, template: Template, name: str, handler: Handler) -> None:
+    def _fork(self, name: str, handler: Handler) -> None:
         limits = limits_of(self._settings.limits, handler.limits)
-        space = None if limits.memory is None else max(limits.memory * ADDRESS_SPACE, LEAST_ADDRESS_SPACE)
-        directory = ""
-        number = next(self._numbers)
-        if self._directory:
-            directory = os.path.join(self._directory, str(number))
-            try:
-                os.mkdir(directory, 0o700)
-            except FileNotFoundError as error:
-                # Only a new template can use another one.
-                raise TemplateError(f"{self._directory} was removed") from error
-        request = ForkRequest(name, space, limits.files, limits.file_size, number, directory)
-        link, output = template.fork(request)
+        forked = self.templates.fork(name, limits)
         self._starting[name] = self._starting.get(name, 0) + 1
-        process = JobProcess(self, template, name, limits, self._settings.max_payload, link, output)
-        process.serial, process.directory = number, directory
-        self._processes.add(process)
+        self._processes.add(JobProcess(self, forked, name, limits, self._settings.max_payload))
 
     def _take_next(self, process: JobProcess) -> None:
         """Give a process a run that waits for one of its name; keep it idle if there is none."""
@@ -419,6 +314,7 @@ class ProcessExecutor:
 
     def _settle(self, run: Run, outcome: Outcome) -> None:
         self._fresh.discard(run)
+        self._restarts.pop(run, None)
         run.items = None
         if self._runs.settle(run, outcome):
             self._wake_event.run_ended_here()
@@ -429,6 +325,20 @@ class ProcessExecutor:
         for pid in kernel.descendants(process.pid):
             kernel.kill(pid)
         process.kill("done")
+
+    def _restart(self, run: Run, process: JobProcess) -> bool:
+        """Give a run that its process had not begun to another one; return False if it may have begun.
+
+        Such a run uses no attempt. A limit keeps a job from going on like this for ever.
+        """
+        restarts = self._restarts.get(run, 0)
+        if process.killed_for or process.has_begun or run.stop or restarts >= MAX_RESTARTS:
+            return False
+        self._restarts[run] = restarts + 1
+        if run.timer is not None:
+            run.timer.cancel()
+        self.start(run, fresh=process.is_fresh)
+        return True
 
     def _crashed(self, run: Run, process: JobProcess) -> Outcome:
         """Return the outcome of a run whose process has ended without one."""
@@ -452,28 +362,6 @@ class ProcessExecutor:
         if runs:
             run = runs.popleft()
             self._settle(run, release(run.claimed, delay=int(FIRST_RETRY * 1_000)))
-
-    def _delay_of_waiting(self) -> int:
-        """Return the milliseconds after which a template may be ready."""
-        return int(max(self._retry, FIRST_RETRY) * 1_000)
-
-    async def _sweep(self, template: Template) -> None:
-        """Kill the processes that ended jobs have left behind, until none is left."""
-        try:
-            for _ in range(MOST_SWEEPS):
-                strays = await template.strays({process.pid for process in self._processes})
-                if not strays:
-                    return
-                for pid in strays:
-                    kernel.kill(pid)
-                    async with asyncio.timeout(SLOW_FORK):
-                        await template.status(pid)
-                await asyncio.sleep(SWEEP)
-            self._events.strays_left(len(strays))
-        except TimeoutError:
-            self._events.strays_left(len(strays))  # The template is stuck, which is noticed elsewhere.
-        finally:
-            self._sweeping = None
 
     # Ticks.
 

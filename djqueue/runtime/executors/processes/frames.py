@@ -10,10 +10,10 @@ from typing import Any
 
 import msgpack
 
-JOB, CHILDREN, ADDRESSES = 1, 2, 3
-"""To a job's process: the next job, the records or the addresses that it asked for."""
-RESULT, PROGRESS, LOG, ITEM, READ, RESOLVE = 11, 12, 13, 14, 15, 16
-"""From a job's process: the outcome, and what `JobContext` offers."""
+JOB, CHILDREN, ADDRESSES, ENQUEUED = 1, 2, 3, 4
+"""To a job's process: the next job, and the records, the addresses or the results that it asked for."""
+RESULT, PROGRESS, LOG, ITEM, READ, RESOLVE, ENQUEUE = 11, 12, 13, 14, 15, 16, 17
+"""From a job's process: the outcome, what `JobContext` offers, host names, and jobs to enqueue."""
 LENGTH = struct.Struct(">I")
 SMALL = 64 * 1024
 """Bytes of a frame beside the value that it contains."""
@@ -59,10 +59,11 @@ class FrameReader:
                 return
             body = bytes(self._buffer[LENGTH.size : end])
             del self._buffer[:end]
-            yield _unpacked(body)
+            yield unpack(body)
 
 
-def _unpacked(body: bytes) -> list[Any]:
+def unpack(body: bytes) -> list[Any]:
+    """Return the kind and the values of a message. Raises FrameError."""
     try:
         message = msgpack.unpackb(
             body, strict_map_key=True, unicode_errors="surrogatepass", max_ext_len=0, max_map_len=0

@@ -1,41 +1,26 @@
 """The worker's view of one process that runs jobs: what it sends, what it uses, how it ends."""
 
 import asyncio
-import errno
 import os
 import signal
-import socket
-import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from djqueue.codecs import MSGPACK, decode
 from djqueue.core.executors import ISOLATED, SUBPROCESS, JobLimits
 from djqueue.core.job import ProcessInfo
 from djqueue.runtime.runs import Run
 from djqueue.runtime.stopping import Stop
-from djqueue.runtime.tracebacks import clean
 from djqueue.storage import wire
 
 from . import frames, kernel
-from .child import ASK, CHUNK, HELLO
-from .outcomes import checked, read_outcome
+from .child import ASK
+from .links import BEGIN, CHUNK, MOST_BYTES, ProcessLink
+from .messages import JobMessages
+from .outcomes import read_outcome
 from .output import JobOutput
 from .owners import ProcessOwner
-from .templates import Template
+from .templatekeeper import Forked
 
-if TYPE_CHECKING:
-    from djqueue.runtime.emitting import RunItems
-    from djqueue.runtime.reports import Reports
-
-CREDENTIALS = struct.Struct("3i")
-"""pid, uid and gid, as the kernel adds them to a message (unix(7), SCM_CREDENTIALS)."""
-MOST_MESSAGES = 1_000
-"""Maximum of messages that are read from a process per tick; the rest waits in its socket."""
-MOST_BYTES = 4 * 1024 * 1024
-"""Maximum bytes of a process's messages and of its output that are read at once."""
-LONGEST_NAME = 255
-"""Maximum characters of a host name."""
 REAPING = 5.0
 """Seconds that the template has to tell how a process has ended."""
 ENDING = 1_000
@@ -53,13 +38,12 @@ class JobProcess:
     """
 
     def __init__(
-        self, owner: ProcessOwner, template: Template, name: str, limits: JobLimits, result: int,
-        link: socket.socket, output: int,
-    ) -> None:  # fmt: skip
+        self, owner: ProcessOwner, forked: Forked, name: str, limits: JobLimits, result: int
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.name = name
         self.limits = limits
-        self.template = template
+        self.template = forked.template
         self.pid = 0
         """Process id, as the kernel tells it; 0 until the process is ready."""
         self.run: Run | None = None
@@ -71,9 +55,9 @@ class JobProcess:
         """Whether it runs no further job."""
         self.is_fresh = False
         """Whether it was forked for one job."""
-        self.serial = 0
+        self.serial = forked.serial
         """Number of the request that forked it."""
-        self.directory = ""
+        self.directory = forked.directory
         """Temporary directory of its own; empty for none."""
         self.denied = 0
         """Number of accesses denied to the current job."""
@@ -85,8 +69,7 @@ class JobProcess:
         """Status of `waitpid`, when it has ended; -1: unknown."""
         self.has_ended = False
         self._owner = owner
-        self._link = link
-        self._output = output
+        self._output = forked.output
         self._pidfd = -1
         self._used_before = 0.0
         """Seconds of processor time that the process had used before its job."""
@@ -94,24 +77,15 @@ class JobProcess:
         """Descriptor of the kernel's list of the children of its main thread."""
         self._tasks_path = ""
         self._largest_result = result
-        self._frames = frames.FrameReader(max(result, frames.SMALL) + frames.SMALL)
-        self._unsent = bytearray()
         self._captured = JobOutput(limits.output)
-        self._messages = 0
-        """Messages read since the last tick."""
-        self._received = 0
-        """Bytes read since the last tick."""
-        self._is_reading = True
-        self._waits_for_room = False
-        self._is_answering = False
-        """Whether the process waits for an answer."""
-        self._is_at_end = False
-        """Whether its socket has ended."""
+        self._was_heard = False
+        """Whether the current job has sent a message."""
         self._step: asyncio.TimerHandle | None = None
         """The next step that ends the job."""
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._loop.add_reader(link.fileno(), self._read_hello)
-        self._loop.add_reader(output, self._read_output)
+        self._link = ProcessLink(forked.link, max(result, frames.SMALL) + frames.SMALL, self)
+        self._messages = JobMessages(owner, self, self._link, result)
+        self._reaper: asyncio.Task[None] | None = None
+        self._loop.add_reader(forked.output, self._read_output)
 
     def __repr__(self) -> str:
         return f"<JobProcess {self.pid} {self.name}>"
@@ -121,6 +95,8 @@ class JobProcess:
         self.run = run
         self.started += 1
         self.peak = self.denied = 0
+        self._was_heard = False
+        self._messages.begin()
         limits = self.limits
         if limits.jobs is not None and self.started >= limits.jobs:
             self.is_retired = True
@@ -128,12 +104,11 @@ class JobProcess:
             self._used_before = kernel.processor_time(self.pid)
         # The fencing token stays here: a job needs none to report to this worker.
         body = wire.pack_body(run.claimed._replace(token=0))
-        self._send(frames.pack(frames.JOB, self.started, body, deadline))
+        self._link.send(frames.pack(frames.JOB, self.started, body, deadline) + BEGIN)
 
     def tick(self) -> None:
         """Check what the job uses, and read on if the process has sent too much before."""
-        self._messages = self._received = 0
-        self._read_on()
+        self._link.tick()
         if self.run is None or self.has_ended:
             return
         cpu = self.limits.cpu
@@ -149,8 +124,7 @@ class JobProcess:
     def ask(self, stop: Stop) -> None:
         """Ask the job to stop; then interrupt it, and then kill the process."""
         self.is_retired = True
-        self._waits_for_room = False
-        self._read_on()
+        self._link.release()
         self._signal(ASK[stop])
         if self._step is None:
             grace = self.limits.grace if stop in (Stop.TIMEOUT, Stop.REQUESTED) else HURRY
@@ -192,6 +166,11 @@ class JobProcess:
         for line in captured.lines():
             run.reports.log(run, line)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the process began its job, as far as the kernel can tell after its end."""
+        return self._was_heard or not self._link.left_unread
+
     def info(self) -> ProcessInfo:
         """Describe it. From any thread."""
         run = self.run
@@ -206,15 +185,11 @@ class JobProcess:
 
     def close(self) -> None:
         """Release the descriptors."""
-        for task in self._tasks:
-            task.cancel()
-        if self._step is not None:
-            self._step.cancel()
-            self._step = None
-        if self._link.fileno() >= 0:
-            self._loop.remove_reader(self._link.fileno())
-            self._loop.remove_writer(self._link.fileno())
-            self._link.close()
+        self._messages.close()
+        if self._reaper is not None and self._reaper is not asyncio.current_task():
+            self._reaper.cancel()
+        self._cancel_step()
+        self._link.close()
         for descriptor in (self._output, self._pidfd):
             if descriptor >= 0:
                 self._loop.remove_reader(descriptor)
@@ -232,19 +207,10 @@ class JobProcess:
         self.close()
         self._owner.on_ended(self)
 
-    def _read_hello(self) -> None:
+    def on_hello(self, pid: int) -> None:
+        """Be ready: the kernel has named the process."""
         try:
-            data, extra, _, _ = self._link.recvmsg(len(HELLO), socket.CMSG_SPACE(CREDENTIALS.size))
-        except BlockingIOError:
-            return
-        except OSError:
-            data, extra = b"", []
-        pid = 0
-        for level, kind, value in extra:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
-                pid, _, _ = CREDENTIALS.unpack(value[: CREDENTIALS.size])
-        try:
-            if data != HELLO or not pid:
+            if not pid:
                 raise OSError("the process ended before it was ready")
             self._pidfd = os.pidfd_open(pid)
             self._tasks_path = f"/proc/{pid}/task"
@@ -253,9 +219,7 @@ class JobProcess:
             self.abandon()
             return
         self.pid = pid
-        self._loop.remove_reader(self._link.fileno())
-        self._link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
-        self._loop.add_reader(self._link.fileno(), self._read)
+        self._link.open()
         self._loop.add_reader(self._pidfd, self._on_exit)
         if self.killed_for:
             self.kill(self.killed_for)
@@ -264,167 +228,37 @@ class JobProcess:
 
     # Messages.
 
-    def _send(self, frame: bytes) -> None:
-        if not self._unsent:
-            try:
-                frame = frame[self._link.send(frame) :]
-            except BlockingIOError:
-                pass
-            except OSError:
-                return  # The process is ending, which its descriptor tells next.
-        if frame:
-            self._unsent += frame
-            self._loop.add_writer(self._link.fileno(), self._send_rest)
-
-    def _send_rest(self) -> None:
-        try:
-            del self._unsent[: self._link.send(self._unsent)]
-        except BlockingIOError:
-            return
-        except OSError:
-            self._unsent.clear()
-        if not self._unsent:
-            self._loop.remove_writer(self._link.fileno())
-
-    def _read(self) -> None:
-        try:
-            data = self._link.recv(CHUNK)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            # It is ending, which its descriptor tells, or it has only closed its socket.
-            self._pause()
-            self._is_at_end = True
-            self._after(ENDING, lambda: self.kill("violation: it closed its socket"))
-            return
-        self._frames.feed(data)
-        self._received += len(data)
-        self._take_frames()
-
-    def _take_frames(self) -> None:
-        try:
-            for message in self._frames:
-                self._take(*message)
-                self._messages += 1
-                if self._waits_for_room or self._messages >= MOST_MESSAGES:
-                    self._pause()
-                    return
-            if self._received >= MOST_BYTES:
-                self._pause()
-        except Exception as error:
-            # Whatever the process has sent, it must not disturb the worker.
-            self._pause()
-            self.kill(f"violation: {error}")
-
-    def _take(self, kind: int, *values: Any) -> None:
+    def on_message(self, kind: int, *values: Any) -> None:
+        """Take a message of the current job. Raises FrameError for any other."""
         run = self.run
         if run is None:
             raise frames.FrameError("it sent a message without having a job")
+        self._was_heard = True
         if kind == frames.RESULT:
-            number, *sent = values
-            if number != self.started:
-                raise frames.FrameError("it sent the outcome of another job")
-            outcome = read_outcome(run, self._largest_result, *sent)
-            self.run = None
-            if self._step is not None:
-                self._step.cancel()
-                self._step = None
-            if not self._frames.is_empty:
-                # What follows a result cannot belong to the next job.
-                self.is_retired = True
-            self.report_output(run)
-            self._owner.on_outcome(self, run, outcome)
-            return
-        if kind == frames.RESOLVE:
-            name, port = values
-            self._begin_answer()
-            if len(checked(name, str)) > LONGEST_NAME:
-                raise frames.FrameError("it asked for a name that is too long")
-            self._start(self._resolve(checked(name, str), None if port is None else checked(port, int)))
-            return
-        (value,) = values or (None,)
-        if run.stop is Stop.LOST or run.outcome is not None:
-            return
-        if kind == frames.PROGRESS:
-            run.reports.progress(run, decode(checked(value, bytes), MSGPACK, accept=(MSGPACK,)))
-        elif kind == frames.LOG:
-            run.reports.log(run, clean(checked(value, str), frames.SMALL))
-        elif kind == frames.ITEM:
-            self._take_item(run, checked(value, bytes))
-        elif kind == frames.READ:
-            self._begin_answer()
-            self._start(self._answer(run))
+            self._take_result(run, *values)
         else:
-            raise frames.FrameError(f"it sent a message of unknown kind {kind}")
+            self._messages.take(run, kind, *values)
 
-    def _take_item(self, run: Run, data: bytes) -> None:
-        items: RunItems | None = run.items  # type: ignore[assignment]
-        if items is None:
-            reports: Reports = run.reports  # type: ignore[assignment]
-            items = reports.open(run)
-        items.take(data)
-        if items.is_full and not run.stop:
-            self._waits_for_room = True
-            self._start(self._wait_for_room(items))
+    def on_violation(self, error: Exception) -> None:
+        """Kill a process that broke the protocol."""
+        self.kill(f"violation: {error}")
 
-    async def _wait_for_room(self, items: "RunItems") -> None:
-        await items.room()
-        self._waits_for_room = False
-        self._read_on()
+    def on_link_end(self) -> None:
+        """Kill the process soon: it is ending, which its descriptor tells, or has only closed its socket."""
+        self._after(ENDING, lambda: self.kill("violation: it closed its socket"))
 
-    def _begin_answer(self) -> None:
-        """Raise FrameError if the process asks again before it has read its last answer."""
-        if self._is_answering or self._unsent:
-            raise frames.FrameError("it sent a request without reading the last answer")
-        self._is_answering = True
-
-    async def _answer(self, run: Run) -> None:
-        records = await self._owner.records(run)
-        self._is_answering = False
-        if not self.has_ended:
-            self._send(frames.pack(frames.CHILDREN, wire.pack_body(records)))
-
-    async def _resolve(self, name: str, port: int | None) -> None:
-        try:
-            found = await self._owner.resolve(self, name, port)
-        except OSError as error:
-            text, number = error.strerror or str(error), error.errno or socket.EAI_FAIL
-            if isinstance(error, PermissionError):
-                number = errno.EACCES
-                self._owner.note_denied(self, name if port is None else f"{name}:{port}")
-            answer = frames.pack(frames.ADDRESSES, None, number, text)
-        else:
-            answer = frames.pack(frames.ADDRESSES, found, 0, "")
-        self._is_answering = False
-        if not self.has_ended:
-            self._send(answer)
-
-    def _start(self, coroutine: Any) -> None:
-        task = self._loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_done)
-
-    def _on_done(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # The storage could not answer: without the records, the job cannot continue.
-            self.kill(f"storage: {error}")
-
-    def _pause(self) -> None:
-        if self._is_reading and self._link.fileno() >= 0:
-            self._is_reading = False
-            self._loop.remove_reader(self._link.fileno())
-
-    def _read_on(self) -> None:
-        if self._is_reading or self._waits_for_room or self._is_at_end or self.has_ended:
-            return
-        if self._pidfd < 0 or self.killed_for.startswith("violation"):
-            return
-        self._is_reading = True
-        self._loop.add_reader(self._link.fileno(), self._read)
-        self._take_frames()
+    def _take_result(self, run: Run, *values: Any) -> None:
+        number, *sent = values or (0,)
+        if number != self.started:
+            raise frames.FrameError("it sent the outcome of another job")
+        outcome = read_outcome(run, self._largest_result, *sent)
+        self.run = None
+        self._cancel_step()
+        if not self._link.is_empty or self._messages.is_answering:
+            # What follows a result, and an answer that is still due, cannot belong to the next job.
+            self.is_retired = True
+        self.report_output(run)
+        self._owner.on_outcome(self, run, outcome)
 
     def _read_output(self) -> None:
         left = MOST_BYTES
@@ -447,12 +281,17 @@ class JobProcess:
         for pid in kernel.descendants(self.pid):
             kernel.terminate(pid)
         self._signal(signal.SIGTERM)
+        self._messages.interrupt()
         self._after(grace, lambda: self.kill("stop"))
 
     def _after(self, milliseconds: int, step: Callable[[], None]) -> None:
+        self._cancel_step()
+        self._step = self._loop.call_later(milliseconds / 1_000, step)
+
+    def _cancel_step(self) -> None:
         if self._step is not None:
             self._step.cancel()
-        self._step = self._loop.call_later(milliseconds / 1_000, step)
+            self._step = None
 
     def _signal(self, number: int) -> None:
         if self._pidfd < 0:
@@ -465,11 +304,11 @@ class JobProcess:
     def _on_exit(self) -> None:
         self._loop.remove_reader(self._pidfd)
         self.is_retired = True
-        self._start(self._end())
+        self._reaper = self._loop.create_task(self._end())
 
     async def _end(self) -> None:
         if not self.killed_for:
-            self._read_rest()
+            self._link.read_rest()
         try:
             async with asyncio.timeout(REAPING):
                 self.status = await self.template.status(self.pid)
@@ -478,21 +317,5 @@ class JobProcess:
             self.status = -1
         self.has_ended = True
         self._read_output()
-        self._tasks.discard(asyncio.current_task())
         self._owner.on_ended(self)
         self.close()
-
-    def _read_rest(self) -> None:
-        """Take the messages that a process sent before it ended by itself."""
-        left = MOST_BYTES
-        while left > 0 and not self.killed_for:
-            try:
-                data = self._link.recv(CHUNK)
-            except OSError:
-                break
-            if not data:
-                break
-            left -= len(data)
-            self._frames.feed(data)
-            self._take_frames()
-        self._pause()

@@ -4,12 +4,15 @@ from typing import Any
 
 from djqueue.core.durations import LONGEST
 from djqueue.core.job import JobFailure, Outcome
+from djqueue.core.options import MSGPACK
 from djqueue.runtime.runs import Run
 from djqueue.runtime.tracebacks import MAX_MESSAGE, MAX_TRACEBACK, clean
 
 from . import frames
 
 PARTS = ("kind", "result", "delay", "error", "reason")
+SAFE_CONTENT = frozenset({MSGPACK, "application/json"})
+"""Content types whose payloads and results cannot run code in the process that reads them."""
 KINDS = frozenset({"complete", "retry", "release", "fail", "cancel"})
 
 

@@ -196,7 +196,7 @@ def _be_job_process(
             tempfile.tempdir = request.directory
         if sandbox is not None:
             sandbox.stage_two({"job_tmp": request.directory} if request.directory else None)
-        serve(socket.socket(fileno=link), resolves=sandbox is not None)
+        serve(socket.socket(fileno=link), sandboxed=sandbox is not None)
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -1,0 +1,260 @@
+"""Requests of sandboxed processes to enqueue jobs: their format, and the checks of the worker.
+
+The process has no storage: it sends its batches to the worker as plain MessagePack. The worker trusts nothing
+in them, and checks each value as it would check a caller's, and each queue against the permissions.
+"""
+
+import errno
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import msgpack
+
+from djqueue.client import envelope
+from djqueue.conf import Settings
+from djqueue.core.backoff import Backoff
+from djqueue.core.durations import LONGEST
+from djqueue.core.errors import OptionError, PayloadTooLargeError, by_code
+from djqueue.core.job import Batch, Claimed, EnqueueResult
+from djqueue.core.options import PARSERS, EnqueueOptions, JobKey, JobOptions, check_text, parse_options
+from djqueue.core.permissions import Permissions
+from djqueue.core.states import State
+from djqueue.storage.scan import has_more_values
+
+from . import frames
+from .frames import FrameError
+from .outcomes import SAFE_CONTENT, checked
+
+LARGEST_REQUEST = 4 * 1024 * 1024
+"""Maximum bytes of a request, unless a single job may be larger."""
+PART = 64 * 1024
+"""Bytes of a request in one frame."""
+MAX_JOBS = 10_000
+"""Maximum of jobs in one request."""
+MAX_VALUES = 200_000
+"""Maximum of values in one request: a list takes one byte there, and much more in memory."""
+FIELDS = 7
+"""Number of values of a batch in a request."""
+LATEST = 253_402_300_799_999
+"""UTC milliseconds of the last moment that a datetime has."""
+DURATIONS = frozenset({"timeout", "ttl", "unique_ttl", "result_ttl", "retention"})
+KEYS = frozenset({"depends_on", "dependents"})
+CHECKED = frozenset(PARSERS) - {"queue", "delay", "run_at", "backoff"} - DURATIONS - KEYS
+"""Options that a process sends as a caller writes them."""
+DENIED = "permission"
+"""Code of an answer that stands for PermissionError; the other codes are those of `core.errors`."""
+
+
+def largest_request(max_payload: int) -> int:
+    """Return the maximum bytes of a request."""
+    return max(LARGEST_REQUEST, max_payload + frames.SMALL)
+
+
+# In the process.
+
+
+def requests_of(batches: Sequence[Batch], max_payload: int) -> list[bytes]:
+    """Return the requests that enqueue some batches: one, or several for a large batch.
+
+    Raises PayloadTooLargeError for several batches that are too large for one request.
+    """
+    body: bytes = msgpack.packb([_packed(batch) for batch in batches])
+    jobs = sum(len(batch.payloads) for batch in batches)
+    is_small = jobs <= MAX_JOBS and len(body) <= largest_request(max_payload)
+    if is_small and not has_more_values(body, MAX_VALUES):
+        return [body]
+    if len(batches) > 1 or jobs < 2:
+        raise PayloadTooLargeError(
+            f"{jobs:,} jobs with {len(body):,} bytes are too many for one step of a job with permissions; "
+            f"the limits are {MAX_JOBS:,} jobs and {largest_request(max_payload):,} bytes. Enqueue fewer "
+            "at a time"
+        )
+    [batch] = batches
+    middle = jobs // 2
+    halves = [
+        batch._replace(payloads=batch.payloads[part], ids=None if batch.ids is None else batch.ids[part])
+        for part in (slice(None, middle), slice(middle, None))
+    ]
+    return [request for half in halves for request in requests_of([half], max_payload)]
+
+
+def frames_of(request: bytes) -> bytes:
+    """Return the frames of a request, each of bounded size."""
+    starts = range(0, len(request), PART)
+    return b"".join(
+        frames.pack(frames.ENQUEUE, request[start : start + PART], start + PART >= len(request))
+        for start in starts
+    )
+
+
+def read_answer(code: str, text: str, results: Iterable[Sequence[Any]]) -> list[EnqueueResult]:
+    """Return the results of a request. Raises the error with which the worker refused it."""
+    if code == DENIED:
+        raise PermissionError(errno.EACCES, text)
+    if code:
+        raise by_code(code, text)
+    return [
+        EnqueueResult(job_id, status, queue, None if state is None else State(state), None, replaced)
+        for job_id, status, queue, state, replaced in results
+    ]
+
+
+def _packed(batch: Batch) -> list[Any]:
+    options = batch.options.as_dict()
+    return [batch.queue, batch.name, options, batch.payloads, batch.ids, batch.delay, batch.run_at]
+
+
+# In the worker.
+
+
+def pack_answer(results: Iterable[EnqueueResult]) -> bytes:
+    """Return the frame with the results of a request.
+
+    The return value of a job that has already completed stays in the worker: enqueueing is no permission to
+    read.
+    """
+    plain = [
+        (
+            result.id,
+            result.status,
+            result.queue,
+            None if result.existing_state is None else result.existing_state.value,
+            result.replaced,
+        )
+        for result in results
+    ]
+    return frames.pack(frames.ENQUEUED, "", "", plain)
+
+
+def pack_refusal(code: str, text: str) -> bytes:
+    """Return the frame that refuses a request."""
+    return frames.pack(frames.ENQUEUED, code, text, [])
+
+
+def read_request(
+    request: bytes, claimed: Claimed, permissions: Permissions, settings: Settings
+) -> list[Batch]:
+    """Return the batches of a request that a process sent while it ran a job.
+
+    Raises FrameError if it is none, PermissionError with the object as `filename` if the permissions do not
+    list it, and the errors of `Queue.enqueue` if a value is invalid.
+    """
+    entries = _unpacked(request)
+    for entry in entries:
+        if type(entry) is not list or len(entry) != FIELDS:
+            raise FrameError("it sent a batch that is none")
+    if sum(len(checked(entry[3], list)) for entry in entries) > MAX_JOBS:
+        raise FrameError(f"it sent more than {MAX_JOBS:,} jobs at once")
+    for entry in entries:
+        _check_queue(entry[0], permissions, settings)
+    known = {(claimed.queue, claimed.id), *claimed.options.depends_on}
+    return [_batch(entry, permissions, known, settings) for entry in entries]
+
+
+def _unpacked(request: bytes) -> list[Any]:
+    if has_more_values(request, MAX_VALUES):
+        raise FrameError(f"it sent a request of more than {MAX_VALUES:,} values")
+    try:
+        found = msgpack.unpackb(request, strict_map_key=True, max_ext_len=0)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FrameError(f"it sent a request that is none: {error}") from None
+    if type(found) is not list or not found:
+        raise FrameError("it sent a request without jobs")
+    return found
+
+
+def _check_queue(queue: Any, permissions: Permissions, settings: Settings) -> None:
+    check_text("queue", queue)
+    if not permissions.allows_enqueue(queue):
+        raise PermissionError(
+            errno.EACCES,
+            f"the permissions of this job do not list queue {queue!r}; to let it enqueue jobs there, add "
+            f"Permissions(enqueue=[{queue!r}])",
+            f"queue {queue}",
+        )
+    envelope.check_queue(queue, settings)
+
+
+def _batch(entry: list[Any], permissions: Permissions, known: set[JobKey], settings: Settings) -> Batch:
+    queue, name, given, payloads, ids, delay, run_at = entry
+    check_text("name", name)
+    options = _options(checked(given, dict))
+    content_type = options.content_type
+    if content_type not in SAFE_CONTENT or content_type not in settings.accept_content:
+        raise OptionError(f"content_type: a job with permissions cannot enqueue {content_type!r}")
+    for key in (*options.depends_on, *options.dependents):
+        # Its own results, and those of the jobs before it, are known to the handler.
+        if key not in known and not permissions.allows_enqueue(key[0]):
+            raise PermissionError(
+                errno.EACCES,
+                f"a job cannot depend on one in queue {key[0]!r}, which the permissions of this job do not "
+                f"list; add Permissions(enqueue=[{key[0]!r}])",
+                f"queue {key[0]}",
+            )
+    if not payloads:
+        raise FrameError("it sent a batch without jobs")
+    for payload in payloads:
+        checked(payload, bytes)
+    if ids is not None:
+        if len(checked(ids, list)) != len(payloads):
+            raise FrameError("it sent a batch with a wrong number of ids")
+        for job_id in ids:
+            check_text("id", job_id)
+    envelope.check_size(options, name, payloads)
+    if delay is not None and run_at is not None:
+        raise OptionError("delay and run_at can't be combined: remove one of them")
+    # `fresh` stays False: only the storage knows whether an id is new.
+    return Batch(
+        queue,
+        name,
+        options,
+        payloads,
+        ids,
+        None if delay is None else _whole("delay", delay, LONGEST),
+        None if run_at is None else _whole("run_at", run_at, LATEST),
+    )
+
+
+def _options(given: Mapping[str, Any]) -> JobOptions:
+    values: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in CHECKED:
+            values[name] = value
+        elif name in DURATIONS:
+            values[name] = None if value is None else timedelta(milliseconds=_whole(name, value, LONGEST))
+        elif name == "depends_on":
+            values[name] = _keys(value)
+        elif name == "dependents":
+            others[name] = parse_options({"depends_on": _keys(value)}, EnqueueOptions()).job.depends_on
+        elif name == "backoff":
+            values[name] = _backoff(value)
+        elif name == "backoff_given":
+            others[name] = checked(value, bool)
+        else:
+            raise FrameError(f"it sent an option that jobs do not have: {str(name)[:100]!r}")
+    return replace(parse_options(values, EnqueueOptions()).job, **others)
+
+
+def _keys(value: Any) -> list[JobKey]:
+    keys = []
+    for key in checked(value, list):
+        if len(checked(key, list)) != 2:
+            raise FrameError("it sent a dependency that is none")
+        keys.append((key[0], key[1]))
+    return keys
+
+
+def _backoff(value: Any) -> Backoff:
+    try:
+        return Backoff(**checked(value, dict))
+    except TypeError:
+        raise FrameError("it sent a backoff that is none") from None
+
+
+def _whole(name: str, value: Any, maximum: int) -> int:
+    if not 0 <= checked(value, int) <= maximum:
+        raise OptionError(f"{name}: must be from 0 to {maximum} milliseconds; got {value}")
+    return int(value)

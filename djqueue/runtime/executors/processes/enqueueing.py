@@ -1,0 +1,62 @@
+"""The worker's side of enqueues from sandboxed processes: check the request, call the storage, announce."""
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from djqueue.client import hints
+from djqueue.client.announcing import announcer
+from djqueue.core.errors import DjqueueError, StorageError
+from djqueue.core.job import Batch, Claimed, EnqueueResult
+from djqueue.core.permissions import Permissions
+from djqueue.signals import job_enqueued
+
+from .batches import PART, read_request
+
+if TYPE_CHECKING:
+    from djqueue.runtime.worker import Worker
+
+logger = logging.getLogger("djqueue.worker")
+
+
+class JobEnqueuer:
+    """Enqueues jobs for the processes of some permissions."""
+
+    def __init__(self, worker: "Worker", permissions: Permissions) -> None:
+        self._storage = worker.storage
+        self._settings = worker.settings
+        self._permissions = permissions
+
+    async def enqueue(self, claimed: Claimed, request: bytes) -> list[EnqueueResult]:
+        """Enqueue the jobs of a request that a process sent while it ran a job.
+
+        Raises the errors of `read_request`, and StorageError.
+        """
+        read = partial(read_request, request, claimed, self._permissions, self._settings)
+        # Reading thousands of jobs takes long enough to delay the worker's loop.
+        is_small = len(request) <= PART
+        batches = read() if is_small else await asyncio.get_running_loop().run_in_executor(None, read)
+        try:
+            results = await self._storage.aenqueue(batches)
+        except DjqueueError:
+            raise
+        except Exception as error:
+            # The text may name servers and users, which are not the handler's to know.
+            logger.exception("Could not enqueue jobs for job %s (%s).", claimed.id, claimed.name)
+            raise StorageError(f"the storage of the worker failed: {type(error).__name__}") from error
+        left = iter(results)
+        for batch in batches:
+            answers = [next(left) for _ in batch.payloads]
+            self._announce(batch, answers)
+            if hints.is_new(batch):
+                await hints.acheck(self._storage, batch)
+        return results
+
+    def _announce(self, batch: Batch, answers: list[EnqueueResult]) -> None:
+        if not job_enqueued.receivers:
+            return
+        about = {"queue": batch.queue, "options": batch.options}
+        for answer in answers:
+            if answer.status == "queued":
+                announcer.announce(job_enqueued, batch.name, job_id=answer.id, **about)

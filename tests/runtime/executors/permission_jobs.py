@@ -127,6 +127,13 @@ def connects_to_localhost(host, port):
         return connection.recv(100)
 
 
+@job(permissions=Permissions(net=["127.0.0.1:1", "localhost"]), max_attempts=1)
+def connects_when_told(host, port):
+    current_job().cancelled.wait()
+    with socket.create_connection((host, port), timeout=5) as connection:
+        return connection.recv(100)
+
+
 @job(permissions=Permissions(run=True))
 def starts_a_program():
     done = subprocess.run(["/bin/echo", "hello"], capture_output=True, text=True, check=True)

@@ -1,6 +1,7 @@
 """Permissions of jobs, as a worker applies them: what a handler may do, and what it may not."""
 
 import os
+import signal
 import socket
 import threading
 
@@ -10,10 +11,12 @@ from djqueue import ConfigurationError, OptionError, Permissions, Worker, job
 from djqueue.client import JobType
 from djqueue.core.permissions import NOTHING
 from djqueue.core.states import State
+from djqueue.runtime.executors.processes import templatekeeper
 from djqueue.runtime.executors.sandbox import landlock, layers
 from djqueue.runtime.executors.sandbox.errors import SandboxUnavailableError
+from djqueue.runtime.stopping import Stop
 from tests.runtime.executors import permission_jobs as jobs
-from tests.runtime.executors.test_processes import Site
+from tests.runtime.executors.test_processes import Site, decoded
 from tests.support import aeventually
 
 pytestmark = pytest.mark.skipif(
@@ -151,6 +154,28 @@ async def test_listed_hosts_can_be_reached_by_address_and_by_name_and_others_are
         record = await site.ended(site.enqueue(jobs.connects_to_localhost, "example.org", 80))
         assert record.error.type == "builtins.PermissionError"
         assert "Denied access: example.org:80" in [line for _, line in record.logs]
+
+
+async def test_names_are_asked_of_the_broker_of_the_own_template(site_of, server, monkeypatch):
+    """Also after another template has replaced it: only that broker makes the connection."""
+    monkeypatch.setattr(templatekeeper, "SLOW_FORK", 0.2)
+    async with site_of(jobs.connects_when_told, jobs.connects_to_localhost) as site:
+        [group] = site.worker.executor.groups.values()
+        waiting = site.enqueue(jobs.connects_when_told, "localhost", server)
+        process = await aeventually(site.busy_process, 30, "it runs")
+        await site.reached(waiting, State.ACTIVE)
+        old = group.templates.template
+        os.kill(old.pid, signal.SIGSTOP)
+        assert await site.result(jobs.connects_to_localhost, "localhost", server) == b"hello"
+
+        assert process.template is old is not group.templates.template
+        run = process.run
+        os.kill(old.pid, signal.SIGCONT)
+        site.worker.executor.stop(run, Stop.SHUTDOWN)
+        await aeventually(lambda: run.outcome is not None, 30, "it has ended")
+
+    assert run.outcome.kind == "complete"
+    assert decoded(run.outcome.result) == b"hello"
 
 
 async def test_a_job_may_start_programs_if_permitted(site_of):

@@ -3,6 +3,7 @@
 import pytest
 
 from djqueue import Queue
+from djqueue.client import registry
 from tests.runtime.storages import RecordingStorage
 
 
@@ -14,3 +15,9 @@ def storage() -> RecordingStorage:
 @pytest.fixture
 def queue(storage: RecordingStorage) -> Queue:
     return Queue("work", storage=storage)
+
+
+@pytest.fixture(autouse=True)
+def _registry_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Job types that a test defines are gone afterwards: the system checks look at all."""
+    monkeypatch.setattr(registry, "_types", registry.all())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import msgpack
 
 from djqueue.conf import has_django
-from djqueue.runtime.exits import GROUP_SIGNALS, end_with, ignore, leave, name_process
+from djqueue.runtime.exits import GROUP_SIGNALS, PR_SET_PDEATHSIG, end_with, ignore, leave, name_process
 
 from . import kernel
 
@@ -39,11 +39,18 @@ CLOSED_DATABASE = "djqueue.runtime.executors.sandbox.closed_database"
 UNKNOWN = -1
 """Status of a process that is no child, or has not ended."""
 BOOT = (
-    "import json, socket, sys; control = socket.socket(fileno=int(sys.argv[1])); "
+    "import ctypes, os, signal, sys; "
+    f"signal.pthread_sigmask(signal.SIG_BLOCK, {[int(number) for number in GROUP_SIGNALS]}); "
+    f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(getattr(signal, 'SIGKILL', 9))}); "
+    "os.getppid() == int(sys.argv[2]) or os._exit(1); "
+    "import json, socket; control = socket.socket(fileno=int(sys.argv[1])); "
     "start = json.loads(control.recv(1 << 20)); sys.path[:] = start['path']; sys.argv[:] = start['argv']; "
     "from djqueue.runtime.executors.processes.template import main; main(control, start)"
 )
-"""The program itself. The worker's import path comes first, so that it finds this module."""
+"""The program itself; its arguments are the descriptor of its socket, and its parent's process ID. First, it
+ties itself to its parent, because the imports take a while. The worker's import path comes next, so that it
+finds this module.
+"""
 
 
 class ForkRequest(NamedTuple):
@@ -62,15 +69,14 @@ class ForkRequest(NamedTuple):
 
 def main(control: socket.socket, start: dict[str, Any]) -> NoReturn:
     """Import the handlers, and fork processes until the worker ends."""
-    end_with(start["parent"])
     kernel.adopt_orphans()
     name_process("template")
     # A process that embeds the worker may block or ignore signals.
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in GROUP_SIGNALS:
         # They are meant for the worker, which still needs this process until its jobs have ended.
         signal.signal(number, ignore)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     task = "the sandbox could not be applied"
     try:
         sandbox = _sandboxed(start["sandbox"])

@@ -74,7 +74,7 @@ class Template:
             # -P: modules in the working directory, which a job may be able to write, are not imported.
             # The jobs' own group of processes: a Ctrl-C in the terminal is for the worker alone.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", template.BOOT, str(theirs.fileno())],
+                [sys.executable, "-P", "-c", template.BOOT, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno(), *([their_channel.fileno()] if self._is_supervised else [])],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -87,7 +87,6 @@ class Template:
                 "path": [str(entry) for entry in sys.path],
                 "argv": sys.argv,
                 "modules": modules,
-                "parent": os.getpid(),
                 "sandbox": sandbox,
             }
             self._control.sendall(json.dumps(start).encode())

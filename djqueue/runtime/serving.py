@@ -23,6 +23,9 @@ CHILD_SIGNALS = (STOP,)
 PARENT_PIPE = "DJQUEUE_PARENT_PIPE"
 """Environment variable with a file descriptor that reaches its end when the parent process exits."""
 
+_interrupted_by: int | None = None
+"""Number of the signal for which `interrupt` has raised, until it is known that this had an effect."""
+
 
 def serve(worker: Worker, signals: tuple[signal.Signals, ...] = SIGNALS) -> None:
     """Run a worker until it ends; the first of these signals stops it, the second one hurries it."""
@@ -41,8 +44,11 @@ def serve(worker: Worker, signals: tuple[signal.Signals, ...] = SIGNALS) -> None
 @contextmanager
 def interruptible(signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)) -> Iterator[None]:
     """Raise KeyboardInterrupt on these signals, so that cleanup runs before and after `serve`."""
-    with handling(signals, interrupt):
-        yield
+    try:
+        with handling(signals, interrupt):
+            yield
+    finally:
+        take_interrupt()
 
 
 @contextmanager
@@ -63,22 +69,40 @@ def _stopped_by(signals: tuple[signal.Signals, ...], worker: Worker) -> Iterator
 
 @contextmanager
 def handling(numbers: tuple[signal.Signals, ...], handler: "signal._HANDLER") -> Iterator[None]:
-    """Handle signals, and restore their earlier handlers; do nothing outside the main thread."""
+    """Handle signals, and restore their earlier handlers; do nothing outside the main thread.
+
+    If `interrupt` has raised for nothing before, call the new handler at once.
+    """
     if threading.current_thread() is not threading.main_thread():
         # Only the main thread can handle signals; a caller on another thread stops the worker directly.
         yield
         return
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
+        if callable(handler) and (missed := take_interrupt()) is not None:
+            handler(missed, None)
         yield
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
 
 
-def interrupt(*_: object) -> None:
-    """Handle a signal by raising KeyboardInterrupt."""
+def interrupt(number: int, _: FrameType | None) -> None:
+    """Handle a signal by raising KeyboardInterrupt.
+
+    Python ignores the exception if it is raised in a finalizer, or in a callback of a weak reference, the
+    garbage collector or a fork. So whoever handles signals next has to call `take_interrupt`.
+    """
+    global _interrupted_by
+    _interrupted_by = number
     raise KeyboardInterrupt
+
+
+def take_interrupt() -> int | None:
+    """Return the signal for which `interrupt` has raised, and forget it; None if there was none."""
+    global _interrupted_by
+    number, _interrupted_by = _interrupted_by, None
+    return number
 
 
 def _follow_parent(worker: Worker) -> None:

@@ -379,6 +379,22 @@ def test_sighup_starts_again_with_new_code(shop: Shop) -> None:
         assert workers.ends() == 0
 
 
+def test_sighups_during_a_reload_end_nothing(shop: Shop) -> None:
+    with shop.start() as workers:
+        shop.is_up()
+        before = shop.pids()
+        workers.signal(signal.SIGHUP)
+        eventually(lambda: not any(map(lives, before.values())), timeout=30)
+        # The program starts again, with the default actions for signals at first.
+        for _ in range(20):
+            workers.signal(signal.SIGHUP)
+            time.sleep(0.02)
+        shop.is_up()
+        assert shop.call("where.enqueue_and_wait(wait=20)")[1] == 1
+        workers.signal()
+        assert workers.ends() == 0
+
+
 def test_a_worker_is_replaced_after_so_many_attempts(shop: Shop) -> None:
     shop.call("len(where.enqueue_many([((), {})] * 12))")
     with shop.start("--max-jobs-per-process", "5", "--until-empty") as workers:

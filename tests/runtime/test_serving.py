@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from djqueue.runtime import serving
 from tests.runtime.project import Project
 from tests.support import eventually
 
@@ -235,3 +236,28 @@ def test_a_child_that_is_done_ends_the_parent(tmp_path):
         assert workers.ends() == 0
 
     assert "version 1" in workers.output
+
+
+def test_a_signal_whose_exception_python_ignored_reaches_the_next_handler(monkeypatch):
+    ignored, received = [], []
+    monkeypatch.setattr("sys.unraisablehook", ignored.append)
+
+    class Finalized:
+        def __del__(self):
+            signal.raise_signal(signal.SIGUSR2)
+
+    with serving.interruptible((signal.SIGUSR2,)):
+        Finalized()
+        with serving.handling((signal.SIGUSR2,), lambda number, _: received.append(number)):
+            assert received == [signal.SIGUSR2]
+        with serving.handling((signal.SIGUSR2,), lambda number, _: received.append(number)):
+            assert received == [signal.SIGUSR2]
+    assert [one.exc_type for one in ignored] == [KeyboardInterrupt]
+
+
+def test_an_interruption_that_was_caught_stops_nothing_later():
+    with pytest.raises(KeyboardInterrupt), serving.interruptible((signal.SIGUSR2,)):
+        signal.raise_signal(signal.SIGUSR2)
+    received = []
+    with serving.handling((signal.SIGUSR2,), lambda number, _: received.append(number)):
+        assert received == []

@@ -189,3 +189,36 @@ def test_a_child_ends_with_its_parent_on_every_system(supervise, platform):
     )
 
     assert (code, starts) == (-signal.SIGKILL, 1)
+
+
+SWALLOWED = """
+import gc, signal
+from djqueue.runtime.serving import interruptible
+
+def run(ready):
+    number()
+    return 0
+
+def on_collection(phase, info):
+    # As in a weak reference's callback, Python ignores exceptions here.
+    gc.callbacks.clear()
+    signal.raise_signal(signal.SIGTERM)
+
+starts.touch()
+gc.callbacks.append(on_collection)
+context = interruptible()
+context.__enter__()
+"""
+
+
+def test_a_signal_during_a_collection_of_garbage_stops_the_supervisor(supervise):
+    code, starts, output = supervise(SWALLOWED)
+
+    assert (code, starts, output) == (0, 0, "")
+
+
+def test_a_signal_that_was_ignored_before_the_start_stops_the_supervisor(supervise):
+    code, starts, output = supervise(SWALLOWED + "gc.collect()")
+
+    assert (code, starts) == (0, 0)
+    assert "KeyboardInterrupt" in output

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from ..exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, STOP
-from ..serving import PARENT_PIPE
+from ..serving import PARENT_PIPE, take_interrupt
 from . import notices
 from .children import ChildProcess, ProcessRole, describe
 
@@ -58,8 +58,9 @@ class Supervisor:
     """Runs one child for each role until they have finished, or a signal arrives.
 
     SIGTERM and SIGINT stop the workers first, then the other children. A second signal hurries the workers, a
-    third one kills everything. SIGHUP stops everything in the same way; `run` then returns None, and the
-    caller starts again with new code. If SIGHUP reports that the terminal was closed, it counts as SIGTERM.
+    third one kills everything. SIGHUP stops everything in the same way; `run` then returns None with SIGHUP
+    blocked, and the caller starts again with new code. If SIGHUP reports that the terminal was closed, it
+    counts as SIGTERM.
 
     A service manager may send these signals to the children, too: they ignore them, so that no child stops
     before its stage.
@@ -100,8 +101,6 @@ class Supervisor:
 
     def run(self) -> int | None:
         """Return the exit code when all children have ended; None if the supervisor is to start again."""
-        gc.collect()
-        gc.freeze()
         reader, self._writer = socket.socketpair()
         reader.setblocking(False)
         self._writer.setblocking(False)
@@ -111,13 +110,18 @@ class Supervisor:
         self._parent_pipe = int(pipe) if pipe is not None else -1
         if self._parent_pipe >= 0:
             self._selector.register(self._parent_pipe, selectors.EVENT_READ)
+        self._is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        self._has_terminal = _has_terminal()
         handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, STOP)
         before = {number: signal.signal(number, self._on_signal) for number in handled}
         wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._is_nohup = before[signal.SIGHUP] == signal.SIG_IGN
-        self._has_terminal = _has_terminal()
-        self._begun = time.monotonic()
         try:
+            self._signals += take_interrupt() is not None
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
+            # Under these handlers, because Python ignores exceptions in callbacks of the collector.
+            gc.collect()
+            gc.freeze()
+            self._begun = time.monotonic()
             self._due = dict.fromkeys((role.name for role in self._roles), self._begun)
             while not self._has_ended():
                 self._start_due()
@@ -126,6 +130,9 @@ class Supervisor:
                 self._reap()
         finally:
             self._kill_all()
+            if self._will_reload:
+                # A second SIGHUP would end the program while it starts again. It waits until `run`.
+                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
             signal.set_wakeup_fd(wakeup)
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -134,9 +141,7 @@ class Supervisor:
             self._writer.close()
             if self._health is not None:
                 self._health.remove()
-        if self._reload and not self._signals:
-            return None
-        return self._code or 0
+        return None if self._will_reload else self._code or 0
 
     # Signals.
 
@@ -148,6 +153,10 @@ class Supervisor:
             self._reload = True
         elif number != signal.SIGCHLD:
             self._signals += 1
+
+    @property
+    def _will_reload(self) -> bool:
+        return self._reload and not self._signals
 
     @property
     def _is_stopping(self) -> bool:
@@ -317,7 +326,7 @@ class Supervisor:
             return
         if not self._is_stop_announced:
             self._is_stop_announced = True
-            if self._reload and not self._signals:
+            if self._will_reload:
                 notices.reloading()
             else:
                 notices.notify("STOPPING=1")

@@ -42,7 +42,7 @@ format: install ## Put the code in shape
 simulate: install ## Simulate faults with many seeds; ARGS="--seed 7 --steps 5000 --trace"
 	$(BIN)/python -m tests.simulator $(or $(ARGS),--seeds 1000 --without clock-back)
 
-chaos: install ## Kill 10,000 random processes on each storage; ARGS="--storage sqlite --kills 500"
+chaos: install ## Kill 10,000 random processes on each storage; ARGS="--signal TERM --kills 100" stops them
 	@scripts/system-packages.sh redis postgresql
 	$(BIN)/python -m tests.chaos $(ARGS)
 

@@ -1,57 +1,19 @@
-"""Start processes of the project, anew or as forks of a process that has imported it, and kill them."""
+"""Start processes of the project, anew or as forks of a process that has imported it."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from tests.runtime.project import ROOT
 
-from .attempts import Death
+from . import tree
 
 PATIENCE = 60
 """Seconds in which a killed process has to be gone."""
-
-
-class Process(Protocol):
-    """A running process."""
-
-    pid: int
-
-    def kill(self) -> int:
-        """Send SIGKILL, wait for the end, and return the exit code."""
-
-
-class Started:
-    """A process that the Python interpreter was started for."""
-
-    def __init__(self, folder: Path, arguments: list[str], log: Path) -> None:
-        with log.open("ab") as output:
-            self._process = start(folder, arguments, output)
-        self.pid = self._process.pid
-
-    def kill(self) -> int:
-        """See `Process.kill`."""
-        self._process.kill()
-        return self._process.wait(PATIENCE)
-
-
-class Forked:
-    """A process that a zygote forked."""
-
-    def __init__(self, zygote: "Zygote", pid: int) -> None:
-        self._zygote = zygote
-        self.pid = pid
-
-    def kill(self) -> int:
-        """See `Process.kill`. Until the zygote has waited for it, the process has its id."""
-        os.kill(self.pid, signal.SIGKILL)
-        return int(self._zygote.call(wait=self.pid)["status"])
 
 
 class Zygote:
@@ -75,9 +37,21 @@ class Zygote:
             self.close()
             raise
 
-    def start(self, arguments: list[str], log: Path) -> Forked:
-        """Fork a process that runs a program with these arguments of `python`."""
-        return Forked(self, self.call(start=arguments, log=str(log))["pid"])
+    def start(self, arguments: list[str], log: Path, *, whole: bool = False) -> int:
+        """Start a program with these arguments of `python`, and return its process id.
+
+        whole: Start a new interpreter, and do not fork this one.
+        """
+        return int(self.call(start=arguments, log=str(log), whole=whole)["pid"])
+
+    def wait(self, pid: int, seconds: float = PATIENCE) -> int | None:
+        """Wait for the end of a process; return its exit code, or None if it has not ended in time."""
+        code: int | None = self.call(wait=pid, seconds=seconds)["status"]
+        return code
+
+    def orphans(self) -> list[tree.Member]:
+        """Return the processes that run although the one that started them has ended."""
+        return [one for pid in self.call(orphans=True)["orphans"] for one in tree.members(pid, "orphan")]
 
     def call(self, **request: Any) -> dict[str, Any]:
         """Send one request and return its answer."""
@@ -110,25 +84,32 @@ class Zygote:
 
 
 class Service:
-    """One process of the project, started again whenever it is killed.
+    """A process of the project with those below it, started again whenever it has been killed or stopped.
 
-    whole: one of so many starts is that of a new interpreter, at random; the others are forks.
+    root: The role of the process itself.
+    whole: One of so many starts is a new interpreter.
     """
 
     def __init__(
-        self, zygote: Zygote, folder: Path, name: str, arguments: list[str], whole: int, random: Random
+        self,
+        zygote: Zygote,
+        folder: Path,
+        name: str,
+        root: str,
+        arguments: list[str],
+        whole: int,
+        random: Random,
     ) -> None:
         self.name = name
-        self._zygote = zygote
+        self.root = root
+        self.zygote = zygote
         self._folder = folder
         self._arguments = arguments
         self._whole = whole
         self._random = random
         self.starts = 0
         self.whole_starts = 0
-        self.killed: list[Death] = []
-        self.ended: list[str] = []
-        """Processes that did not live until they were killed."""
+        self.pid = 0
         self.start()
 
     def start(self) -> None:
@@ -136,21 +117,13 @@ class Service:
         self.starts += 1
         # Numbers of one producer's processes do not overlap.
         arguments = [word.replace("START", str(self.starts * 1_000_000)) for word in self._arguments]
-        log = self._folder / f"{self.name}.log"
-        self._process: Process
-        if self._random.randrange(self._whole) == 0:
-            self.whole_starts += 1
-            self._process = Started(self._folder, arguments, log)
-        else:
-            self._process = self._zygote.start(arguments, log)
+        whole = self._random.randrange(self._whole) == 0
+        self.whole_starts += whole
+        self.pid = self.zygote.start(arguments, self._folder / f"{self.name}.log", whole=whole)
 
-    def kill(self) -> None:
-        """Kill the process."""
-        before = time.monotonic_ns()
-        code = self._process.kill()
-        self.killed.append(Death(self._process.pid, before, time.monotonic_ns()))
-        if code != -signal.SIGKILL:
-            self.ended.append(f"{self.name} (process {self._process.pid}) ended by itself with code {code}")
+    def members(self) -> list[tree.Member]:
+        """Return the process and its descendants."""
+        return tree.members(self.pid, self.root)
 
 
 def start(folder: Path, arguments: list[str], output: Any) -> "subprocess.Popen[bytes]":
@@ -166,6 +139,12 @@ def start(folder: Path, arguments: list[str], output: Any) -> "subprocess.Popen[
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The environment of a process of the project."""
-    path = os.pathsep.join([str(folder), str(ROOT)])
-    return {**os.environ, "DJANGO_SETTINGS_MODULE": "project_settings", "PYTHONPATH": path}
+    """The environment of a process of the project, whose temporary files are in a folder of their own."""
+    (folder / "tmp").mkdir(exist_ok=True)
+    return {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "project_settings",
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        "TMPDIR": str(folder / "tmp"),
+        "DJQUEUE_CHAOS": str(os.getpid()),
+    }

@@ -2,13 +2,20 @@
 
 A start takes Python about a second of CPU time, nearly all of it for imports. This process imports Django,
 djqueue and the project once, opens no connection and starts no thread. Each line of its standard input is a
-request in JSON: {"start": [arguments], "log": path} answers {"pid": n}, and {"wait": pid} answers
-{"status": n} once that process has ended. Its children end with it.
+request in JSON:
+
+- {"start": [arguments], "log": path, "whole": bool} answers {"pid": n}. A whole start is a new interpreter.
+- {"wait": pid, "seconds": n} answers {"status": n} once that process has ended; null if it has not.
+- {"orphans": true} answers {"orphans": [pid, ...]}: processes that have outlived the one that started them.
+
+Its children, and the orphans, end with it.
 """
 
+import ctypes
 import json
 import os
 import runpy
+import select
 import signal
 import stat
 import sys
@@ -19,10 +26,13 @@ from typing import Any
 
 import django
 from django.conf import settings
-from django.core.management import execute_from_command_line
 from django.db import connections
 
+from .tree import children as children_of
+from .tree import status
+
 RUNWORKERS = ["-m", "django"]
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def load() -> None:
@@ -55,19 +65,46 @@ def serve() -> list[str] | None:
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
-            _, status = os.waitpid(request["wait"], 0)
-            children.discard(request["wait"])
-            answer({"status": os.waitstatus_to_exitcode(status)})
-            continue
-        pid = os.fork()
-        if not pid:
-            become(request["log"])
-            return list(request["start"])
-        children.add(pid)
-        answer({"pid": pid})
-    for pid in children:
+            code = wait(request["wait"], request["seconds"])
+            if code is not None:
+                children.discard(request["wait"])
+            answer({"status": code})
+        elif "orphans" in request:
+            answer({"orphans": orphans(children)})
+        else:
+            pid = os.fork()
+            if not pid:
+                become(request["log"])
+                if request["whole"]:
+                    os.execv(sys.executable, [sys.executable, *request["start"]])
+                return list(request["start"])
+            children.add(pid)
+            answer({"pid": pid})
+    for pid in (*children, *orphans(children)):
         os.kill(pid, signal.SIGKILL)
     return None
+
+
+def wait(pid: int, seconds: float) -> int | None:
+    """Wait for a child; return its exit code, or None if it has not ended in time."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        if not select.select([pidfd], [], [], seconds)[0]:
+            return None
+    finally:
+        os.close(pidfd)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def orphans(known: set[int]) -> list[int]:
+    """Return the running children that this process has not started, and reap those that have ended."""
+    found = []
+    for pid in set(children_of(os.getpid())) - known:
+        if (one := status(pid)) is None or one.has_ended:
+            os.waitpid(pid, 0)
+        else:
+            found.append(pid)
+    return found
 
 
 def answer(reply: dict[str, Any]) -> None:
@@ -94,12 +131,17 @@ def main() -> None:
     """Serve; in a child, run its program and end as Python would."""
     # Where `python -m tests.chaos.zygote` runs is the project's folder.
     sys.path.insert(0, str(Path.cwd()))
+    os.environ["DJQUEUE_CHAOS"] = str(os.getpid())
     load()
+    # Processes whose parent has ended become children of this one.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     arguments = serve()
     if arguments is None:
         return
     if arguments[:2] == RUNWORKERS:
-        execute_from_command_line(["django-admin", *arguments[2:]])
+        sys.argv = ["", *arguments[2:]]
+        # As `python -m django` does: a supervisor that reloads starts the main module again.
+        runpy.run_module("django", run_name="__main__", alter_sys=True)
     else:
         sys.argv = arguments
         runpy.run_path(arguments[0], run_name="__main__")

@@ -82,7 +82,10 @@ class Signals:
         if code != -signal.SIGKILL:
             self.wrong.append(f"{service.name} (process {service.pid}) ended by itself with code {code}")
         self._check_gone(below, f"the killed {service.name} {service.pid}", service)
-        self._record(Death(service.pid, before, time.monotonic_ns()), service.root)
+        now = time.monotonic_ns()
+        self._record(Death(service.pid, before, now), service.root)
+        # An attempt that begins in the last moments of a child no longer finds its ancestors.
+        self.killed += [Death(one.pid, before, now) for one in below if one.pid != service.pid]
 
     def _record(self, death: Death, role: str) -> None:
         self.killed.append(death)

@@ -1,7 +1,6 @@
 """Claims and outcomes: one round trip for each queue, with the fast script where it suffices."""
 
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 from djqueue.core.errors import OptionError
@@ -12,6 +11,7 @@ from . import records
 from .keys import QueueKeys
 from .keyspace import Keyspace
 from .limits import NOTHING_GRANTED, SERVED, SHORT, Grant, SharedLimits, permit
+from .looks import Look, Looks
 from .records import pack, pack_text, text
 from .removing import Removing
 from .roundtrips import RedisCommand, ScriptCall, Steps
@@ -34,9 +34,9 @@ class Claiming:
 
     def __init__(self, keyspace: Keyspace, limits: SharedLimits, removing: Removing) -> None:
         self._keyspace = keyspace
+        self._looks = Looks(keyspace)
         self._limits = limits
         self._removing = removing
-        self._rotation = count()
         self._short: dict[str, int] = {}
         """Weight of the next job, by queue whose limiter had too few permits."""
         self._drained: set[str] = set()
@@ -51,56 +51,92 @@ class Claiming:
             if outcome.kind not in OUTCOMES:
                 raise OptionError(f"unknown outcome {outcome.kind!r}")
             positions.setdefault(outcome.queue, []).append(position)
-        serving, waits = yield from self._serving(then)
-        yield from self._keyspace.agree_once(serving)
+        look = yield from self._look(then)
+        waits = look.waits
+        yield from self._keyspace.agree_once(look.found)
         accepted = [False] * len(outcomes)
         jobs: list[Any] = []
         # First the outcomes of other queues: they may unblock jobs in the queues served.
-        order = [queue for queue in positions if queue not in serving[:1]] + serving
+        order = [queue for queue in positions if queue not in look.found[:1]] + look.found
         for queue in dict.fromkeys(order):
             mine = positions.get(queue, ())
-            is_served = then is not None and queue in serving and not is_alone(jobs)
-            slots = then.slots - len(jobs) if then is not None and is_served else 0
-            if not mine and slots <= 0:
-                continue
+            request = then if queue in look.found else None
             for first in range(0, max(1, len(mine)), BULK):
                 some = mine[first : first + BULK]
-                last = first + BULK >= len(mine)
-                work = (
-                    self._finish_in
-                    if self._keyspace.policy(queue).limiter is None
-                    else self._finish_in_shared
-                )
                 ended = [outcomes[position] for position in some]
-                found = yield from work(queue, ended, then, slots * last, others=bool(jobs))
-                for position, flag in zip(some, found[0], strict=True):
+                claims = request if first + BULK >= len(mine) else None
+                flags = yield from self._work(queue, ended, claims, jobs, waits)
+                for position, flag in zip(some, flags, strict=True):
                     accepted[position] = flag == ord("1")
-                jobs += found[1]
-                while then is not None and len(found[1]) == BULK and len(jobs) < then.slots:
-                    found = yield from work(queue, (), then, then.slots - len(jobs), others=True)
-                    jobs += found[1]
-                if found[2] is not None:
-                    waits.append(found[2])
-        return Finished(accepted, Claims(jobs, min(waits, default=None)) if then is not None else NO_CLAIMS)
+        if then is None:
+            return Finished(accepted, NO_CLAIMS)
+        if not look.is_fresh and len(jobs) < then.slots and not is_alone(jobs):
+            waits += yield from self._claim_elsewhere(then, look.found, jobs)
+        return Finished(accepted, Claims(jobs, min(waits, default=None)))
 
-    def _serving(self, request: ClaimRequest | None) -> Steps[tuple[list[str], list[int]]]:
-        """Return the queues that may have jobs, in rotation, and when the others may have some."""
+    def _work(
+        self,
+        queue: str,
+        outcomes: Sequence[Outcome],
+        request: ClaimRequest | None,
+        jobs: list[Claimed],
+        waits: list[int],
+    ) -> Steps[bytes]:
+        """Finish and claim in one queue; add to `jobs` and `waits`, and return the outcomes' flags."""
+        flags = b""
+        while True:
+            slots = 0 if request is None or is_alone(jobs) else request.slots - len(jobs)
+            if not outcomes and slots <= 0:
+                return flags
+            is_shared = self._keyspace.policy(queue).limiter is not None
+            work = self._finish_in_shared if is_shared else self._finish_in
+            replied, some, wait, _ = yield from work(queue, outcomes, request, slots, others=bool(jobs))
+            flags = flags or replied
+            jobs += some
+            if wait is not None:
+                waits.append(wait)
+            if len(some) < BULK:
+                return flags
+            outcomes = ()
+
+    def _claim_elsewhere(
+        self, request: ClaimRequest, served: Sequence[str], jobs: list[Claimed]
+    ) -> Steps[list[int]]:
+        """Claim in the queues that had no jobs at the last look; return when others may have some."""
+        self._looks.forget()
+        queues = yield from self._queues(request)
+        others = [queue for queue in queues if queue not in served]
+        if not others:
+            return []
+        look = yield from self._look_at(others)
+        yield from self._keyspace.agree_once(look.found)
+        for queue in look.found:
+            yield from self._work(queue, (), request, jobs, look.waits)
+        return look.waits
+
+    def _queues(self, request: ClaimRequest) -> Steps[Sequence[str]]:
+        if request.queues is not None:
+            return request.queues
+        return (yield from self._keyspace.recent_names())
+
+    def _look(self, request: ClaimRequest | None) -> Steps[Look]:
+        """Return the queues to claim from, in rotation, and when the others may have jobs."""
         if request is None or request.slots <= 0:
-            return [], []
-        queues: Sequence[str]
-        queues = request.queues if request.queues is not None else (yield from self._keyspace.names())
+            return Look([], [])
+        queues = yield from self._queues(request)
         if not queues or (len(queues) == 1 and queues[0] not in self._drained):
-            return list(queues), []
-        first = next(self._rotation) % len(queues)
-        order = [*queues[first:], *queues[:first]]
-        # Most queues are empty most of the time: one round trip checks all of them.
-        looks = yield [
-            ScriptCall(script("peek"), self._keyspace.keys(queue), (), sequence=False) for queue in order
-        ]
-        found = [queue for queue, look in zip(order, looks, strict=True) if look[0]]
-        for queue in self._limits.in_line.intersection(order).difference(found):
+            return Look(list(queues), [])
+        look = self._looks.recent(queues)
+        if look is None:
+            look = yield from self._look_at(queues)
+            self._looks.keep(queues, look)
+        return look
+
+    def _look_at(self, queues: Sequence[str]) -> Steps[Look]:
+        look = yield from self._looks.steps(queues)
+        for queue in self._limits.in_line.intersection(queues).difference(look.found):
             yield from self._limits.leave(str(self._keyspace.policy(queue).limiter), queue)
-        return found, [look[1] for look in looks if not look[0] and look[1] >= 0]
+        return look
 
     def _finish_in_shared(
         self,

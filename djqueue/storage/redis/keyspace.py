@@ -10,6 +10,7 @@ from djqueue.storage.base import T
 
 from . import outbox, records
 from .keys import CommonKeys, QueueKeys, keys_of
+from .namecache import NameCache
 from .options import RedisOptions
 from .records import STATES, pack_text, text
 from .roundtrips import RedisCommand, Roundtrips, ScriptCall, Steps
@@ -42,6 +43,7 @@ class Keyspace:
         """Queues that this process has listed."""
         self.agreed: set[str] = set()
         """Queues whose recorded group mode matches the configured one."""
+        self.cached_names = NameCache()
         self._roundtrips = roundtrips
         self.publish = roundtrips.publish
         """The command that publishes a message."""
@@ -75,6 +77,15 @@ class Keyspace:
     def names(self) -> Steps[list[str]]:
         [names] = yield [RedisCommand((b"SMEMBERS", self.common.key("queues")))]
         return sorted(map(text, names))
+
+    def recent_names(self) -> Steps[list[str]]:
+        """Return the names of all queues, which a claim may take from the cache."""
+        names = self.cached_names.get()
+        if names is None:
+            changes = self.cached_names.changes
+            names = yield from self.names()
+            self.cached_names.put(names, changes)
+        return names
 
     def states(self, queue: str, ids: Sequence[str]) -> Steps[list[State | None]]:
         found: list[State | None] = []
@@ -117,6 +128,7 @@ class Keyspace:
     def list_queues(self, queues: set[str]) -> Steps[None]:
         """List queues, and notify the workers that serve all queues."""
         yield self.listing(queues)
+        self.cached_names.forget()
         self.known |= queues
 
     def listing(self, queues: set[str]) -> list[ScriptCall | RedisCommand]:

@@ -18,6 +18,7 @@ from . import records
 from .connections import Connections
 from .keys import CommonKeys, QueueKeys
 from .listener import Listener
+from .namecache import NameCache
 from .records import pack_text, text
 from .roundtrips import Roundtrips, ScriptCall, Steps
 from .scripts import script
@@ -43,12 +44,14 @@ class Notifications:
         common: CommonKeys,
         keys: Callable[[str], QueueKeys],
         queues: Callable[[], list[str]],
+        names: NameCache,
     ) -> None:
         self._listener = Listener(connections)
         self._roundtrips = roundtrips
         self._common = common
         self._keys = keys
         self._queues = queues
+        self._names = names
         self._lock = threading.Lock()
         self._subscribed: Counter[tuple[str, bytes]] = Counter()
         """Number of subscribers by queue and subscription."""
@@ -89,6 +92,8 @@ class Notifications:
         def unsubscribe() -> None:
             nonlocal ended
             with lock:
+                if queues is None and not ended:
+                    self._names.unfollow()
                 ended = True
                 mine = list(followed.values())
                 followed.clear()
@@ -101,17 +106,20 @@ class Notifications:
             return unsubscribe
 
         def appeared(message: bytes) -> None:
+            self._names.forget()
             # Subscribing waits for a reply that this thread would have to read.
             threading.Thread(
                 target=self._meet, args=(text(message), follow, wake), name="djqueue-redis-queue", daemon=True
             ).start()
 
         def missed() -> None:
+            self._names.forget()
             threading.Thread(
                 target=self._meet_all, args=(follow, wake), name="djqueue-redis-queues", daemon=True
             ).start()
 
         followed[""] = self._listener.add(self._common.new_queues, appeared, missed)
+        self._names.follow()
         for queue in self._queues():
             follow(queue)
         return unsubscribe

@@ -104,6 +104,7 @@ class RedisQueues(Queues):
             *self._keyspace.listing({queue}),
             ScriptCall(script("control"), self._keyspace.keys(queue), [operation, *arguments]),
         ]
+        self._keyspace.cached_names.forget()
         self._keyspace.known.add(queue)
 
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:

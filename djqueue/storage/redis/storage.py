@@ -109,7 +109,12 @@ class RedisStorage(Storage):
         self._enqueueing = Enqueueing(keyspace)
         self._claiming = Claiming(keyspace, self._limits, removing)
         self._notifications = Notifications(
-            self._connections, self._roundtrips, keyspace.common, keyspace.keys, lambda: self.queues.names()
+            self._connections,
+            self._roundtrips,
+            keyspace.common,
+            keyspace.keys,
+            lambda: self.queues.names(),
+            keyspace.cached_names,
         )
         self.jobs = RedisJobs(keyspace, removing)
         self.queues = RedisQueues(keyspace, removing, scanning, self._limits, kept)

@@ -28,9 +28,8 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ hatch_build.py -nt 
 fi
 "$other/bin/python" -c 'import sys, django
 print(f"test-compat: Python {sys.version.split()[0]}, Django {django.__version__}")'
-# The long suites of the storages have nothing to do with Django.
+# The long suites of Redis, of the kernel's layers and of faults have nothing to do with Django.
 scripts/run-tests.sh "$other/bin/python" -m "not slow and not spark and not spark_cluster" \
-    --ignore tests/storage/database/test_conformance.py \
-    --ignore tests/storage/redis/test_conformance.py --ignore tests/storage/redis/test_faults.py \
-    --ignore tests/storage/redis/test_flows.py --ignore tests/storage/redis/test_outbox.py \
-    --ignore tests/storage/redis/test_replays.py --ignore tests/storage/redis/test_scripts.py "$@"
+    --ignore tests/storage/database/test_conformance.py --ignore tests/storage/redis --ignore tests/simulator \
+    --ignore tests/runtime/executors/sandbox/test_older_kernels.py \
+    --ignore-glob 'tests/runtime/executors/sandbox/test_attempts_*' "$@"

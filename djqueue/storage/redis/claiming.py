@@ -11,7 +11,7 @@ from . import records
 from .keys import QueueKeys
 from .keyspace import Keyspace
 from .limits import NOTHING_GRANTED, SERVED, SHORT, Grant, SharedLimits, permit
-from .looks import Look, Looks
+from .looks import Looks, QueueLook
 from .records import pack, pack_text, text
 from .removing import Removing
 from .roundtrips import RedisCommand, ScriptCall, Steps
@@ -119,20 +119,20 @@ class Claiming:
             return request.queues
         return (yield from self._keyspace.recent_names())
 
-    def _look(self, request: ClaimRequest | None) -> Steps[Look]:
+    def _look(self, request: ClaimRequest | None) -> Steps[QueueLook]:
         """Return the queues to claim from, in rotation, and when the others may have jobs."""
         if request is None or request.slots <= 0:
-            return Look([], [])
+            return QueueLook([], [])
         queues = yield from self._queues(request)
         if not queues or (len(queues) == 1 and queues[0] not in self._drained):
-            return Look(list(queues), [])
+            return QueueLook(list(queues), [])
         look = self._looks.recent(queues)
         if look is None:
             look = yield from self._look_at(queues)
             self._looks.keep(queues, look)
         return look
 
-    def _look_at(self, queues: Sequence[str]) -> Steps[Look]:
+    def _look_at(self, queues: Sequence[str]) -> Steps[QueueLook]:
         look = yield from self._looks.steps(queues)
         for queue in self._limits.in_line.intersection(queues).difference(look.found):
             yield from self._limits.leave(str(self._keyspace.policy(queue).limiter), queue)

@@ -16,7 +16,7 @@ LOOK_FRESH = 0.02
 """Seconds for which a queue that had no jobs is not looked at while another one has enough."""
 
 
-class Look(NamedTuple):
+class QueueLook(NamedTuple):
     """Which queues had jobs."""
 
     found: list[str]
@@ -33,31 +33,31 @@ class Looks:
     def __init__(self, keyspace: Keyspace) -> None:
         self._keyspace = keyspace
         self._rotation = count()
-        self._last: Look | None = None
+        self._last: QueueLook | None = None
         self._of: Sequence[str] = ()
         """The queues of the last look."""
         self._at = 0.0
         """Monotonic time of the last look."""
 
-    def recent(self, queues: Sequence[str]) -> Look | None:
+    def recent(self, queues: Sequence[str]) -> QueueLook | None:
         """Return the last look, in the next rotation, if it is recent and found jobs."""
         passed = time.monotonic() - self._at
         last = self._last
         if last is None or not last.found or passed > LOOK_FRESH or self._of != queues:
             return None
         waits = [max(0, wait - int(passed * 1_000)) for wait in last.waits]
-        return Look(self._rotated(last.found), waits, is_fresh=False)
+        return QueueLook(self._rotated(last.found), waits, is_fresh=False)
 
-    def steps(self, queues: Sequence[str]) -> Steps[Look]:
+    def steps(self, queues: Sequence[str]) -> Steps[QueueLook]:
         """Look at queues. Most of them are empty most of the time."""
         order = self._rotated(queues)
         looks = yield [
             ScriptCall(script("peek"), self._keyspace.keys(queue), (), sequence=False) for queue in order
         ]
         found = [queue for queue, look in zip(order, looks, strict=True) if look[0]]
-        return Look(found, [look[1] for look in looks if not look[0] and look[1] >= 0])
+        return QueueLook(found, [look[1] for look in looks if not look[0] and look[1] >= 0])
 
-    def keep(self, queues: Sequence[str], look: Look) -> None:
+    def keep(self, queues: Sequence[str], look: QueueLook) -> None:
         """Use a look again for the next claims."""
         # The claim adds to the waits of its own.
         self._last = look._replace(waits=[*look.waits])

@@ -1,4 +1,4 @@
-"""The names of all queues, remembered while messages tell of new ones: each claim would list them again."""
+"""The names of all queues, remembered while messages announce new ones: each claim would list them again."""
 
 import threading
 import time

@@ -1,0 +1,133 @@
+"""What claims remember of the queues, and that it hides no job."""
+
+from collections import Counter
+from contextlib import closing
+from threading import Event
+
+import pytest
+
+from djqueue.core.job import ClaimRequest
+from djqueue.storage.redis import RedisStorage, namecache
+from djqueue.testing.factories import NAME, enqueue, enqueue_many
+
+
+@pytest.fixture
+def worker(redis_url):
+    with closing(RedisStorage(url=redis_url)) as storage:
+        yield storage
+
+
+@pytest.fixture
+def producer(redis_url):
+    with closing(RedisStorage(url=redis_url)) as storage:
+        yield storage
+
+
+def claim(storage, slots=1):
+    """Claim from all queues; return the number of jobs by queue."""
+    request = ClaimRequest("w", slots, frozenset({NAME}))
+    return Counter(job.queue for job in storage.finish([], request).claims.jobs)
+
+
+def listings(server):
+    """Return how often the names of the queues were listed."""
+    return server.run("INFO", "commandstats").get("cmdstat_smembers", {"calls": 0})["calls"]
+
+
+def looks(server):
+    """Return how often the length of a list was read, as looks at queues do."""
+    return server.run("INFO", "commandstats").get("cmdstat_llen", {"calls": 0})["calls"]
+
+
+def test_a_worker_that_hears_of_new_queues_lists_them_once(worker, producer, redis_server):
+    enqueue_many(producer, 20, queue="one")
+    unsubscribe = worker.listen(None, lambda: None)
+    assert claim(worker) == {"one": 1}
+    before = listings(redis_server)
+
+    for _ in range(10):
+        assert claim(worker) == {"one": 1}
+
+    assert listings(redis_server) == before
+    unsubscribe()
+    claim(worker)
+    assert listings(redis_server) == before + 1
+
+
+def test_names_are_listed_again_after_a_while(worker, producer, redis_server, monkeypatch):
+    monkeypatch.setattr(namecache, "FRESH", 0)
+    enqueue_many(producer, 3, queue="one")
+    unsubscribe = worker.listen(None, lambda: None)
+    claim(worker)
+    before = listings(redis_server)
+
+    claim(worker)
+
+    assert listings(redis_server) == before + 1
+    unsubscribe()
+
+
+def test_a_job_of_a_new_queue_is_found_at_its_message(worker, producer):
+    woken = Event()
+    enqueue(producer, queue="one")
+    unsubscribe = worker.listen(None, woken.set)
+    assert claim(worker) == {"one": 1}
+    assert claim(worker) == {}
+    woken.clear()
+
+    enqueue(producer, queue="two")
+
+    assert woken.wait(10)
+    assert claim(worker) == {"two": 1}
+    unsubscribe()
+
+
+def test_a_queue_that_this_process_fills_first_is_found_at_once(worker):
+    unsubscribe = worker.listen(None, lambda: None)
+    enqueue(worker, queue="one")
+    assert claim(worker) == {"one": 1}
+
+    enqueue(worker, queue="two")
+
+    assert claim(worker) == {"two": 1}
+    unsubscribe()
+
+
+def test_a_claim_that_finds_too_few_jobs_looks_elsewhere(worker, producer):
+    enqueue_many(producer, 3, queue="one")
+    enqueue(producer, queue="two")
+    assert sum(claim(worker, 4).values()) == 4  # The look is remembered from here on: both had jobs.
+    enqueue_many(producer, 2, queue="one")
+    claim(worker)
+    enqueue_many(producer, 2, queue="two")
+
+    assert claim(worker, 3) == {"one": 1, "two": 2}
+
+
+def test_queues_take_turns_between_two_looks(worker, producer, redis_server):
+    enqueue_many(producer, 20, queue="one")
+    enqueue_many(producer, 20, queue="two")
+
+    found = sum((claim(worker) for _ in range(20)), Counter())
+
+    assert found["one"] > 5
+    assert found["two"] > 5
+    assert found.total() == 20
+
+
+def test_a_look_serves_several_claims(worker, producer, redis_server, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.redis.looks.LOOK_FRESH", 60)
+    enqueue_many(producer, 20, queue="one")
+    enqueue_many(producer, 20, queue="two")
+    claim(worker)
+    before = looks(redis_server)
+
+    for _ in range(10):
+        claim(worker)
+
+    one_look_each = looks(redis_server) - before
+    monkeypatch.setattr("djqueue.storage.redis.looks.LOOK_FRESH", 0)
+    before = looks(redis_server)
+    for _ in range(10):
+        claim(worker)
+    assert looks(redis_server) - before == one_look_each + 20

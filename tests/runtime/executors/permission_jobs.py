@@ -213,9 +213,33 @@ def enqueues_twice():
     return [queue.enqueue(1, id="same").status for _ in range(2)]
 
 
+@job(queue="mail")
+def letter(first, second):
+    return first, second
+
+
 @to_mail
 def enqueues_by_its_type():
-    return add.using(queue="mail", delay=60).enqueue(1, 2).queue
+    return letter.using(delay=60).enqueue(1, 2).queue
+
+
+@to_mail
+def enqueues_another_type():
+    return add.using(queue="mail").enqueue(1, 2).queue
+
+
+@to_mail
+def reads_what_it_depends_on():
+    [before] = current_job().children()
+    return before.result, before._record.payload, list(before._record.logs)
+
+
+@to_mail
+def logs_and_crashes():
+    context = current_job()
+    for number in range(1_500):
+        context.log(number)
+    os._exit(0)
 
 
 @to_mail

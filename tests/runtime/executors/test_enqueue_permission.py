@@ -105,7 +105,7 @@ async def test_job_types_enqueue_themselves(site_of, storage):
     async with site_of(jobs.enqueues_by_its_type) as site:
         assert await site.result(jobs.enqueues_by_its_type) == "mail"
 
-    assert only_job(storage, "mail").name == jobs.add.name
+    assert only_job(storage, "mail").name == jobs.letter.name
 
 
 async def test_the_signal_is_sent_once_and_in_the_worker(site_of):
@@ -128,6 +128,15 @@ async def test_the_signal_is_sent_once_and_in_the_worker(site_of):
 
 
 # What is refused.
+
+
+async def test_job_types_of_other_queues_are_denied_in_listed_queues(site_of, storage):
+    async with site_of(jobs.enqueues_another_type) as site:
+        _, kind, message = await site.failure(jobs.enqueues_another_type)
+
+    assert kind == "PermissionError"
+    assert "belongs to queue 'default'" in message
+    assert ids_in(storage, "mail") == []
 
 
 @pytest.mark.parametrize("job_type", [jobs.enqueues, jobs.enqueues_unlisted], ids=str)
@@ -351,3 +360,19 @@ def test_a_step_that_is_too_large_names_the_limits():
     one = Batch("mail", "mail", JobOptions(), [b"x" * 3_000_000])
     with pytest.raises(PayloadTooLargeError, match=r"2 jobs .* are too many for one step"):
         requests.requests_of([one, one], 1_000_000)
+
+
+async def test_everything_that_a_process_said_before_its_end_is_taken(site_of):
+    async with site_of(jobs.logs_and_crashes) as site:
+        record = await site.ended(site.enqueue(jobs.logs_and_crashes))
+
+    assert record.reason == "worker_crashed"
+    assert str(1_499) in [line for _, line in record.logs]
+
+
+async def test_payloads_and_logs_of_dependencies_stay_in_the_worker(site_of, storage):
+    async with site_of(jobs.add, jobs.reads_what_it_depends_on) as site:
+        first = site.enqueue(jobs.add, 1, 2)
+        found = await site.result(jobs.reads_what_it_depends_on, depends_on=[("default", first.id)])
+
+    assert found == (3, b"", [])

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from djqueue.client import envelope
+from djqueue.client import envelope, registry
 from djqueue.conf import Settings
 from djqueue.core.backoff import Backoff
 from djqueue.core.durations import LONGEST
@@ -33,6 +33,8 @@ PART = 64 * 1024
 """Bytes of a request in one frame."""
 MAX_JOBS = 10_000
 """Maximum of jobs in one request."""
+MAX_BATCHES = 1_000
+"""Maximum of batches in one request. A batch has the jobs that differ only in payload."""
 MAX_VALUES = 200_000
 """Maximum of values in one request: a list takes one byte there, and much more in memory."""
 FIELDS = 7
@@ -62,14 +64,14 @@ def requests_of(batches: Sequence[Batch], max_payload: int) -> list[bytes]:
     """
     body: bytes = msgpack.packb([_packed(batch) for batch in batches])
     jobs = sum(len(batch.payloads) for batch in batches)
-    is_small = jobs <= MAX_JOBS and len(body) <= largest_request(max_payload)
+    is_small = len(batches) <= MAX_BATCHES and jobs <= MAX_JOBS and len(body) <= largest_request(max_payload)
     if is_small and not has_more_values(body, MAX_VALUES):
         return [body]
     if len(batches) > 1 or jobs < 2:
         raise PayloadTooLargeError(
             f"{jobs:,} jobs with {len(body):,} bytes are too many for one step of a job with permissions; "
-            f"the limits are {MAX_JOBS:,} jobs and {largest_request(max_payload):,} bytes. Enqueue fewer "
-            "at a time"
+            f"the limits are {MAX_JOBS:,} jobs, {MAX_BATCHES:,} of them with options of their own, and "
+            f"{largest_request(max_payload):,} bytes. Enqueue fewer at a time"
         )
     [batch] = batches
     middle = jobs // 2
@@ -145,6 +147,8 @@ def read_request(
     for entry in entries:
         if type(entry) is not list or len(entry) != FIELDS:
             raise FrameError("it sent a batch that is none")
+    if len(entries) > MAX_BATCHES:
+        raise FrameError(f"it sent more than {MAX_BATCHES:,} batches at once")
     if sum(len(checked(entry[3], list)) for entry in entries) > MAX_JOBS:
         raise FrameError(f"it sent more than {MAX_JOBS:,} jobs at once")
     for entry in entries:
@@ -177,9 +181,29 @@ def _check_queue(queue: Any, permissions: Permissions, settings: Settings) -> No
     envelope.check_queue(queue, settings)
 
 
+def _check_name(name: Any, permissions: Permissions, settings: Settings) -> None:
+    """Refuse job types that belong to other queues: their handlers run wherever a worker has them.
+
+    A name that this process has not registered is a matter of its queue alone.
+    """
+    check_text("name", name)
+    found = registry.find(name)
+    if found is None:
+        return
+    queue = found.declared_queue or settings.defaults.queue or envelope.DEFAULT_QUEUE
+    if not permissions.allows_enqueue(queue):
+        raise PermissionError(
+            errno.EACCES,
+            f"job {name!r} belongs to queue {queue!r}, which the permissions of this job do not list; to let "
+            f"it enqueue such jobs, add Permissions(enqueue=[{queue!r}]), or give that job type another "
+            "queue with @job(queue=...)",
+            f"job {name}",
+        )
+
+
 def _batch(entry: list[Any], permissions: Permissions, known: set[JobKey], settings: Settings) -> Batch:
     queue, name, given, payloads, ids, delay, run_at = entry
-    check_text("name", name)
+    _check_name(name, permissions, settings)
     options = _options(checked(given, dict))
     content_type = options.content_type
     if content_type not in SAFE_CONTENT or content_type not in settings.accept_content:

@@ -5,19 +5,25 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from djqueue.client import hints
 from djqueue.client.announcing import announcer
-from djqueue.core.errors import DjqueueError, StorageError
+from djqueue.core.errors import DjqueueError, QueueFullError, StorageError
 from djqueue.core.job import Batch, Claimed, EnqueueResult
 from djqueue.core.permissions import Permissions
+from djqueue.core.throttle import ThrottledLog
 from djqueue.signals import job_enqueued
 
-from .batches import PART, read_request
+from .batches import read_request
 
 if TYPE_CHECKING:
     from djqueue.runtime.worker import Worker
 
+SMALL_REQUEST = 4_096
+"""Bytes of a request that is read on the loop; larger ones could delay it."""
+BEHIND = 0.05
+"""Seconds between two checks whether receivers of signals have caught up."""
+
 logger = logging.getLogger("djqueue.worker")
+failures = ThrottledLog(logger, 10.0)
 
 
 class JobEnqueuer:
@@ -34,23 +40,33 @@ class JobEnqueuer:
         Raises the errors of `read_request`, and StorageError.
         """
         read = partial(read_request, request, claimed, self._permissions, self._settings)
-        # Reading thousands of jobs takes long enough to delay the worker's loop.
-        is_small = len(request) <= PART
+        is_small = len(request) <= SMALL_REQUEST
         batches = read() if is_small else await asyncio.get_running_loop().run_in_executor(None, read)
         try:
             results = await self._storage.aenqueue(batches)
-        except DjqueueError:
-            raise
         except Exception as error:
+            if isinstance(error, QueueFullError) or (
+                isinstance(error, DjqueueError) and not isinstance(error, StorageError)
+            ):
+                raise
             # The text may name servers and users, which are not the handler's to know.
-            logger.exception("Could not enqueue jobs for job %s (%s).", claimed.id, claimed.name)
-            raise StorageError(f"the storage of the worker failed: {type(error).__name__}") from error
+            failures.log(
+                logging.ERROR,
+                (claimed.name, type(error)),
+                "Could not enqueue jobs for job %s (%s).",
+                claimed.id,
+                claimed.name,
+                exc_info=error,
+            )
+            kind = type(error) if isinstance(error, StorageError) else StorageError
+            raise kind(f"the storage of the worker failed: {type(error).__name__}") from error
         left = iter(results)
         for batch in batches:
             answers = [next(left) for _ in batch.payloads]
             self._announce(batch, answers)
-            if hints.is_new(batch):
-                await hints.acheck(self._storage, batch)
+        while announcer.is_behind:  # noqa: ASYNC110 - a thread sends them, without an event
+            # A handler must not fill the memory with signals that wait for their receivers.
+            await asyncio.sleep(BEHIND)
         return results
 
     def _announce(self, batch: Batch, answers: list[EnqueueResult]) -> None:

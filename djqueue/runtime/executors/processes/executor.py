@@ -173,12 +173,13 @@ class ProcessExecutor:
         run, process.run = process.run, None
         if run is not None:
             self._by_run.pop(run, None)
-            if not self._restart(run, process):
-                self._end_run(run, process)
+            self._end_run(run, process)
         self.templates.process_ended(process)
 
     def _end_run(self, run: Run, process: JobProcess) -> None:
         try:
+            if self._restart(run, process):
+                return
             outcome = self._crashed(run, process)
             process.report_output(run)
         except Exception as error:
@@ -187,8 +188,17 @@ class ProcessExecutor:
         self._settle(run, outcome)
 
     async def records(self, run: Run) -> Records:
-        """Return the records of the jobs that a job depends on."""
-        return await aread(self._storage, run.claimed.options.depends_on)
+        """Return the records of the jobs that a job depends on.
+
+        Without their payloads and logs if the process has permissions: their results are meant for it.
+        """
+        found = await aread(self._storage, run.claimed.options.depends_on)
+        if self._plan is None:
+            return found
+        return [
+            None if record is None else record._replace(payload=b"", logs=(), progress=None, history=())
+            for record in found
+        ]
 
     @property
     def enqueues(self) -> bool:

@@ -126,6 +126,9 @@ class JobProcess:
         self.is_retired = True
         self._link.release()
         self._signal(ASK[stop])
+        if stop is Stop.LOST:
+            # Another attempt may run already: what this one asked for is no longer wanted.
+            self._messages.interrupt()
         if self._step is None:
             grace = self.limits.grace if stop in (Stop.TIMEOUT, Stop.REQUESTED) else HURRY
             self._step = self._loop.call_later(grace / 1_000, self._interrupt, grace)
@@ -316,6 +319,8 @@ class JobProcess:
             # The template is stuck or closed, and nobody knows how the process has ended.
             self.status = -1
         self.has_ended = True
-        self._read_output()
-        self._owner.on_ended(self)
-        self.close()
+        try:
+            self._read_output()
+            self._owner.on_ended(self)
+        finally:
+            self.close()

@@ -119,7 +119,8 @@ class ProcessLink:
                 break
             left -= len(data)
             self._frames.feed(data)
-            self._take_frames()
+            self._take_all()
+        self._take_all()
         self._pause()
 
     def close(self) -> None:
@@ -191,6 +192,14 @@ class ProcessLink:
             self._is_broken = True
             self._pause()
             self._owner.on_violation(error)
+
+    def _take_all(self) -> None:
+        """Take all frames that have arrived, however many: there will be no later tick."""
+        before = -1
+        while not self._is_broken and self._messages != before:
+            self._is_held = False
+            before = self._messages = 0
+            self._take_frames()
 
     def _pause(self) -> None:
         if self._is_reading and self._socket.fileno() >= 0:

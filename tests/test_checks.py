@@ -15,6 +15,7 @@ from django.db import connections
 from django.test import override_settings
 
 from djqueue import checks
+from djqueue.client import registry
 from djqueue.conf import READERS
 from djqueue.core.errors import ConfigurationError
 from djqueue.models import OutboxJob
@@ -55,6 +56,12 @@ class Half:
 
 def ids(messages: list[CheckMessage]) -> list[str | None]:
     return [message.id for message in messages]
+
+
+@pytest.fixture(autouse=True)
+def _no_job_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job types of other tests are not checked."""
+    monkeypatch.setattr(registry, "_types", {})
 
 
 @pytest.fixture

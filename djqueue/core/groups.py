@@ -348,8 +348,8 @@ class Groups:
         return dict(self._own)
 
     def names(self) -> list[str]:
-        """Return the names of the groups that have jobs."""
-        return list(self._groups)
+        """Return the names of the groups that have jobs, sorted: a restart changes nothing in their order."""
+        return sorted(self._groups)
 
     def forget_full(self) -> None:
         """Drop buckets that are full again."""

@@ -440,6 +440,19 @@ class EngineMachine(RuleBasedStateMachine):
         check_empty(self.engine)
 
 
+def test_a_raised_limit_lets_groups_in_by_name():
+    machine = EngineMachine()
+    machine.enqueue_group(count=2, group="h", queue="mail")
+    machine.enqueue_group(count=2, group="g", queue="mail")
+    machine.claim_what_there_is(queue="mail")
+    machine.limit_group(group=None, queue="mail", said={"concurrency": 2})
+
+    machine.claim_what_there_is(queue="mail")
+
+    machine.answers_agree()
+    assert len(machine.claims) == 4
+
+
 @pytest.mark.parametrize("cores", [1, 8, 33])
 def test_the_engine_does_what_its_reference_does(cores):
     machine = type("Machine", (EngineMachine,), {"cores": cores})

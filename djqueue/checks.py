@@ -258,10 +258,9 @@ def _modules_of_no_app(settings: Settings) -> Iterator[checks.CheckMessage]:
 def _queues_of_jobs(settings: Settings) -> Iterator[checks.CheckMessage]:
     from .client import envelope, registry
 
-    default = settings.defaults.queue or envelope.DEFAULT_QUEUE
     for name, job_type in registry.all().items():
         try:
-            envelope.check_queue(job_type.declared_queue or default, settings)
+            envelope.check_queue(envelope.queue_of(job_type.declared_queue, settings), settings)
         except UnknownQueueError as error:
             yield checks.Error(
                 f"Job {name!r}: {error}",

@@ -92,7 +92,7 @@ def _place(job_type: "JobType[..., Any]", settings: Settings) -> tuple[str, str]
     """Return the queue of a job type, and the executor of its jobs there."""
     from .client import envelope
 
-    queue = job_type.declared_queue or settings.defaults.queue or envelope.DEFAULT_QUEUE
+    queue = envelope.queue_of(job_type.declared_queue, settings)
     return queue, job_type.executor or settings.policy(queue).executor or settings.executor
 
 

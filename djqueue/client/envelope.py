@@ -76,6 +76,11 @@ def _resolve(given: Mapping[str, Any], queue: str | None, settings: Settings) ->
     return parse_options({"queue": name}, options)
 
 
+def queue_of(declared: str | None, settings: Settings) -> str:
+    """Return the queue of a job type: the declared one, or else the default of the settings."""
+    return declared or settings.defaults.queue or DEFAULT_QUEUE
+
+
 def check_queue(name: str, settings: Settings) -> None:
     """Raise UnknownQueueError if the settings close the list of queues and this is not on it."""
     if settings.strict_queues and name not in settings.queues:

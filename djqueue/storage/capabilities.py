@@ -101,7 +101,7 @@ class Capabilities:
     has_outbox: bool = False
     """Some queues keep jobs in an outbox table until they reach the server."""
     relayed: bool = False
-    """Another process enqueues the jobs: it sends `job_enqueued`, and warns of unknown queues and names."""
+    """Another process enqueues the jobs, and sends `job_enqueued`."""
     changes: Any = None
     """The stream of changes, for the mirror in the tables: `djqueue.storage.redis.changes.ChangeStream`."""
     staging: Staging | None = None

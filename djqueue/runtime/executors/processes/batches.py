@@ -190,7 +190,7 @@ def _check_name(name: Any, permissions: Permissions, settings: Settings) -> None
     found = registry.find(name)
     if found is None:
         return
-    queue = found.declared_queue or settings.defaults.queue or envelope.DEFAULT_QUEUE
+    queue = envelope.queue_of(found.declared_queue, settings)
     if not permissions.allows_enqueue(queue):
         raise PermissionError(
             errno.EACCES,

@@ -25,6 +25,7 @@ from djqueue.core.forks import after_fork
 from djqueue.core.shown import in_one_line
 
 from .connections import Connections
+from .loopconnection import LoopConnection
 
 AT_HAND = 8
 """Idle connections that are kept here: about the likely number of concurrent callers."""
@@ -32,7 +33,7 @@ AT_HAND = 8
 WAIT_SHARE = 0.8
 """Share of the remaining seconds in which replicas have to confirm a call."""
 TO_CONNECT = 3
-"""Multiple of TIMEOUT that a new connection and its first reply may take if the caller has no deadline: each
+"""Multiple of TIMEOUT that opening a connection on an event loop may take if the caller has no deadline: each
 step has TIMEOUT, so that a slow server can be used."""
 
 READS = 500
@@ -53,7 +54,7 @@ class Exchange:
         self._watch = connections.watch
         self._spare: deque[tuple[Any, Any]] = deque()
         """Idle connections of threads, each with its pool."""
-        self._spare_of: WeakKeyDictionary[Any, deque[tuple[Any, Any]]] = WeakKeyDictionary()
+        self._spare_of: WeakKeyDictionary[Any, deque[LoopConnection]] = WeakKeyDictionary()
         """Idle connections of each event loop."""
         after_fork(self.forget)
 
@@ -192,65 +193,76 @@ class Exchange:
 
     async def aask(self, words: Words) -> Any:
         """Async version of `ask`, on the connections of this loop."""
-        client: Any = self._connections.for_loop()
         if self._connections.is_cluster:
+            client: Any = self._connections.for_loop()
             return await client.execute_command(*words)
-        [answer] = await self.aask_many([words])
+        [answer] = await self._aask_packed(pack_command(tuple(words)), 1)
         if isinstance(answer, redis.ResponseError):
             raise answer
         return answer
 
     async def aask_many(self, requests: Sequence[Words]) -> list[Any]:
         """Send requests to the single server in one round trip; a reply may be an error."""
-        client: Any = self._connections.for_loop()
         packed = b"".join([pack_command(tuple(words)) for words in requests])
+        return await self._aask_packed(packed, len(requests))
+
+    async def _aask_packed(self, packed: bytes, count: int) -> list[Any]:
+        watch = self._watch
+        if watch is not None:
+            watch.check()
         loop = asyncio.get_running_loop()
         spare = self._spare_of.get(loop)
         if spare is None:
             spare = self._spare_of[loop] = deque()
+        connection = await self._loop_connection(spare)
         try:
-            # One time limit for all steps is cheaper than one for each.
-            steps = 1 if spare else TO_CONNECT
-            async with asyncio.timeout(left := remaining(steps * self._timeout)):
-                return await self._on_one(client.connection_pool, spare, packed, len(requests))
-        except TimeoutError as error:
-            raise errors.TimeoutError(f"no answer within {left:.3g} s") from error
-
-    async def _on_one(self, pool: Any, spare: deque[tuple[Any, Any]], packed: bytes, count: int) -> list[Any]:
-        watch = self._watch
-        if watch is not None:
-            watch.check()
-        if spare:
-            pool, connection = spare.pop()
+            answers = await connection.ask(packed, count, remaining(self._timeout))
+            for answer in answers:
+                if isinstance(answer, redis.ConnectionError):
+                    raise answer
+        except BaseException as error:
+            await connection.close()
+            if isinstance(error, redis.ConnectionError):
+                # The others are probably dead, too.
+                while spare:
+                    await spare.pop().close()
+            raise
+        if len(spare) < AT_HAND:
+            spare.append(connection)
         else:
-            connection = await pool.get_connection()
-            connection.socket_timeout = None
+            await connection.give_back()
+        return answers
+
+    async def _loop_connection(self, spare: deque[LoopConnection]) -> LoopConnection:
+        """Return an idle connection to the current server, or a new one."""
+        watch = self._watch
+        while spare:
+            idle = spare.pop()
+            # With sentinels, it may be connected to an old master.
+            if idle.is_open and (watch is None or idle.connection.epoch == watch.epoch):
+                return idle
+            await idle.close()
+        client: Any = self._connections.for_loop()
+        pool = client.connection_pool
+        left = remaining(TO_CONNECT * self._timeout)
+        try:
+            async with asyncio.timeout(left):
+                return await self._open(pool)
+        except TimeoutError as error:
+            raise errors.TimeoutError(f"no connection within {left:.3g} s") from error
+
+    async def _open(self, pool: Any) -> LoopConnection:
+        watch = self._watch
+        connection = await pool.get_connection()
         try:
             if watch is not None and connection.epoch != watch.epoch:
                 await connection.disconnect(nowait=True)  # see `connection`
                 await connection.connect()
-            await connection.send_packed_command(packed, check_health=False)
-            answers = [await self._read(connection) for _ in range(count)]
-        except BaseException as error:
+            return LoopConnection(pool, connection)
+        except BaseException:
             await connection.disconnect(nowait=True)
             await pool.release(connection)
-            if isinstance(error, redis.ConnectionError):
-                while spare:
-                    spare_pool, idle = spare.pop()
-                    await spare_pool.release(idle)
             raise
-        if len(spare) < AT_HAND:
-            spare.append((pool, connection))
-        else:
-            await pool.release(connection)
-        return answers
-
-    @staticmethod
-    async def _read(connection: Any) -> Any:
-        try:
-            return await connection.read_response(timeout=math.inf)
-        except redis.ResponseError as error:
-            return error
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The mirror: copies the jobs in Redis to the tables, where they can be inspected and outlive Redis."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from threading import Event
 from typing import TYPE_CHECKING
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("djqueue.mirror")
 
-IDLE = 0.5
-"""Seconds between two reads when nothing has changed."""
+INTERVAL, IDLE = 0.2, 0.5
+"""Seconds between the starts of two rounds: while jobs change, and while none do. A round costs as much as many
+jobs, and a job that is enqueued, claimed and finished within one interval is copied once."""
 SWEEP_EVERY = 5_000
 """Milliseconds between two copies of the workers, and between two removals of expired rows."""
 STEPS = 20
@@ -71,6 +73,8 @@ class Mirror:
         self._marks: dict[str, Mark] = {}
         """Position in each queue's stream."""
         self._swept_at = 0
+        self._is_behind = False
+        """Whether the last round left changes for the next one."""
         self._warned: set[str] = set()
         """Queues that Redis does not know, and for which a warning was logged."""
 
@@ -132,6 +136,7 @@ class Mirror:
     def _round(self) -> int:
         if self._number != self._lease.number:
             self._begin()
+        self._is_behind = False
         listed, followed = self._changes.queues()
         copied = sum(self._remove_obliterated(queue) for queue in followed.keys() - set(listed))
         copied += sum(self._copy_queue(queue, followed.get(queue)) for queue in listed)
@@ -160,6 +165,7 @@ class Mirror:
             self._marks[queue] = reading.after
             if since == 0:
                 self._note_controls(queue, reading.controls)
+            self._is_behind = self._is_behind or reading.is_full
             return len(reading.ids)
         if reading.status == "new":
             self._marks.pop(queue, None)
@@ -168,6 +174,7 @@ class Mirror:
                 "Queue %r: the change stream was trimmed before it was read; copying all jobs.", queue
             )
         copied, self._marks[queue] = self._copying.copy_all(queue, self._trusted(queue, reading))
+        self._is_behind = True
         return copied
 
     def _trusted(self, queue: str, reading: "ChangeBatch") -> int | None:
@@ -238,6 +245,7 @@ class Mirror:
         failures = 0
         try:
             while not stop.is_set():
+                began = time.monotonic()
                 try:
                     copied = self.copy_once()
                 except Exception as error:
@@ -248,8 +256,9 @@ class Mirror:
                 if failures:
                     logger.warning("Mirroring resumed.")
                 failures = 0
-                if not copied:
-                    pace.wait(IDLE)
+                if not self._is_behind:
+                    elapsed = time.monotonic() - began
+                    pace.wait(max(0.0, (INTERVAL if copied else IDLE) - elapsed))
             self._end()
         finally:
             connections[self._alias].close()

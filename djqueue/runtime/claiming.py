@@ -76,6 +76,8 @@ class ClaimLoop:
         self._paused = False
         has_slots = self._options.concurrency >= MIN_EXCHANGE_SLOTS * self._storage.capabilities.max_in_flight
         self._max_in_flight = self._storage.capabilities.max_in_flight if has_slots else 1
+        self._share = -(-self._options.concurrency // self._max_in_flight)
+        """Maximum of outcomes and of slots in one of several exchanges."""
         self._exchanges: set[asyncio.Task[None]] = set()
         self._reporting: set[Run] = set()
         """Unreported runs whose outcomes are part of an exchange in flight."""
@@ -151,8 +153,10 @@ class ClaimLoop:
                 runs.unreported[run] = run
         report = [run for run in runs.unreported if run not in self._reporting]
         slots = self._free_slots()
-        # Half the slots for each: one half runs while the other is reported and claimed.
-        slots = min(slots, self._options.concurrency // self._max_in_flight)
+        if self._max_in_flight > 1:
+            # Half the slots for each: one half runs while the other is reported and claimed.
+            del report[self._share :]
+            slots = min(slots, self._share)
         if not report and (slots <= 0 or self._claims_only):
             return None
         self._reporting.update(report)

@@ -23,8 +23,10 @@ from .records import STATES, pack_text, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
-ENTRIES = 200
-"""Stream entries of one read; each has one job or up to a thousand."""
+FIRST_ENTRIES, MIN_ENTRIES, MAX_ENTRIES = 200, 20, 2_000
+"""Stream entries of one read: at first, and the limits. Each has one job or up to a thousand."""
+CHANGES = 2_000
+"""Changes for which a read should suffice."""
 RECORDS = 500
 """Jobs of one read, which takes Redis about two milliseconds."""
 SCANNED = 1_000
@@ -68,6 +70,8 @@ class ChangeBatch(NamedTuple):
     ids: list[str]
     """Changed jobs, each once, in the order of their first change."""
     controls: Controls
+    is_full: bool
+    """Whether more changes may be waiting."""
 
 
 class ChangePosition(NamedTuple):
@@ -90,6 +94,8 @@ class ChangeStream:
         self.options = options
         self._keyspace = keyspace
         self._connections = connections
+        self._entries: dict[str, int] = {}
+        """Entries of the next read, by queue."""
 
     @property
     def is_cluster(self) -> bool:
@@ -127,12 +133,21 @@ class ChangeStream:
 
     def next(self, queue: str, revision: int | None = None) -> ChangeBatch:
         """Return the next changes; the same ones until they are acknowledged. revision: as read before."""
-        arguments = [ENTRIES, b"" if revision is None else revision]
+        limit = self._entries.get(queue, FIRST_ENTRIES)
+        arguments = [limit, b"" if revision is None else revision]
         call = ScriptCall(script("changes"), self._keyspace.keys(queue), arguments, sequence=False)
         status, before, after, overrides, found, *groups = self._keyspace.run(answer(call))
-        ids = dict.fromkeys(job_id for _, packed in found for job_id in unpack(packed))
+        changed = [job_id for _, packed in found for job_id in unpack(packed)]
         entries = [entry for entry, _ in found]
-        return ChangeBatch(text(status), before, after, entries, list(ids), _controls(overrides, *groups))
+        is_full = len(entries) == limit
+        if len(changed) > CHANGES:
+            self._entries[queue] = max(limit // 2, MIN_ENTRIES)
+        elif is_full and 2 * len(changed) <= CHANGES:
+            self._entries[queue] = min(limit * 2, MAX_ENTRIES)
+        ids = list(dict.fromkeys(changed))
+        return ChangeBatch(
+            text(status), before, after, entries, ids, _controls(overrides, *groups), is_full=is_full
+        )
 
     def acknowledge(self, queue: str, entries: Sequence[bytes]) -> None:
         """Acknowledge entries, so that they are not read again."""

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Runs the fast tests on the other line of Django than the main environment's: test-compat.sh VENV
 # VENV on Python 3.11 has Django 5.2, so this takes Python 3.12+ and its Django 6.1; and the other
-# way round. Without a second interpreter it says so and passes.
+# way round. Its workers run on uvloop, those of the main environment on asyncio's loop. Without a
+# second interpreter it says so and passes.
 set -eu
 
 venv=$1
@@ -21,7 +22,7 @@ export PYTHON
 
 stamp=$other/.installed
 if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ hatch_build.py -nt "$stamp" ]; then
-    scripts/make-venv.sh "$other" -e '.[test]' "$django"
+    scripts/make-venv.sh "$other" -e '.[test,uvloop]' "$django"
     [ ! -e demo_project/requirements.txt ] ||
         scripts/make-venv.sh "$other" --no-deps -r demo_project/requirements.txt
     touch "$stamp"

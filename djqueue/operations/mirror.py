@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("djqueue.mirror")
 
 INTERVAL, IDLE = 0.2, 0.5
-"""Seconds between the starts of two rounds: while jobs change, and while none do. A round costs as much as many
-jobs, and a job that is enqueued, claimed and finished within one interval is copied once."""
+"""Seconds between the starts of two rounds: while jobs change, and while none do. A round costs as much as
+many jobs, and a job that is enqueued, claimed and finished within one interval is copied once."""
 SWEEP_EVERY = 5_000
 """Milliseconds between two copies of the workers, and between two removals of expired rows."""
 STEPS = 20

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from importlib.util import find_spec
 from threading import Event, Thread
 from typing import Any, TypeVar
 
@@ -18,7 +20,7 @@ PATIENCE = 1.0
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine as `asyncio.run` does, but limit the wait for tasks and threads that do not end."""
-    loop = asyncio.new_event_loop()
+    loop = new_loop()
     executor = ThreadPoolExecutor(thread_name_prefix="djqueue-asyncio")
     loop.set_default_executor(executor)
     try:
@@ -32,6 +34,14 @@ def run_loop(main: Coroutine[Any, Any, T]) -> T:
             asyncio.set_event_loop(None)
             executor.shutdown(wait=False, cancel_futures=True)
             loop.close()
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return a new event loop: that of uvloop if it is installed, which takes less time for each event."""
+    if find_spec("uvloop") is None:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = import_module("uvloop").new_event_loop()
+    return loop
 
 
 class Periodic:

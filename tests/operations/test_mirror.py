@@ -14,9 +14,10 @@ from djqueue.core.limiter import Rate
 from djqueue.core.states import State
 from djqueue.operations import leaderlease
 from djqueue.operations.leaderlease import LeaderLeaseLostError
-from djqueue.operations.mirror import Mirror
+from djqueue.operations.mirror import IDLE, INTERVAL, Mirror
+from djqueue.operations.pace import CopyThrottle
 from djqueue.storage.memory import MemoryStorage
-from djqueue.storage.redis.changes import ChangeStream, DataLostError
+from djqueue.storage.redis.changes import CHANGES, FIRST_ENTRIES, ChangeStream, DataLostError
 from djqueue.storage.tables import outsiders
 from djqueue.testing import factories as f
 from tests.support import eventually
@@ -751,6 +752,63 @@ def test_the_thread_copies_what_is_left_and_gives_the_turn_back(storage, mirror,
     assert_alike(storage)
     f.enqueue(storage)
     assert make_mirror(storage).copy_once() == 1
+
+
+def test_the_thread_waits_between_rounds_and_longer_while_nothing_changes(storage, mirror, monkeypatch):
+    stop, waits = threading.Event(), []
+
+    def wait(_: CopyThrottle, seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            stop.set()
+
+    monkeypatch.setattr(CopyThrottle, "wait", wait)
+    f.enqueue(storage)
+    copy_all(mirror)
+    f.enqueue(storage)
+    mirror.run(stop)
+
+    changing, idle = waits
+    assert 0 <= changing <= INTERVAL
+    assert INTERVAL < idle <= IDLE
+
+
+def test_the_thread_does_not_wait_while_changes_are_left(storage, mirror, monkeypatch):
+    stop, waits = threading.Event(), []
+
+    def wait(_: CopyThrottle, seconds: float) -> None:
+        waits.append(models.Job.objects.count())
+        stop.set()
+
+    monkeypatch.setattr(CopyThrottle, "wait", wait)
+    copy_all(mirror)
+    for _ in range(FIRST_ENTRIES + 10):
+        f.enqueue(storage)
+    mirror.run(stop)
+
+    assert waits == [FIRST_ENTRIES + 10]
+
+
+def test_a_read_takes_more_small_changes_and_fewer_large_ones(storage, mirror):
+    changes = mirror._changes
+
+    def read() -> tuple[int, bool]:
+        reading = changes.next(f.QUEUE)
+        changes.acknowledge(f.QUEUE, reading.entries)
+        return len(reading.entries), reading.is_full
+
+    def enqueue_one_by_one(count: int) -> None:
+        for _ in range(count):
+            f.enqueue(storage)
+
+    f.enqueue(storage)
+    copy_all(mirror)
+    enqueue_one_by_one(FIRST_ENTRIES + 250)
+    assert [read(), read()] == [(FIRST_ENTRIES, True), (250, False)]
+    storage.enqueue([f.batch(payloads=[b"x"] * CHANGES), f.batch(payloads=[b"x"] * CHANGES)])
+    assert read()[1] is False
+    enqueue_one_by_one(FIRST_ENTRIES + 50)
+    assert read() == (FIRST_ENTRIES, True)
 
 
 def test_a_storage_without_a_mirror_is_refused(make_storage):

@@ -55,6 +55,7 @@ async def test_two_round_trips_at_once_where_each_has_enough_to_carry(slots, at_
 
     assert storage.most == at_once
     assert max(jobs for _, _, jobs in storage.trips) == given
+    assert max(told for told, _, _ in storage.trips) == given
     assert sum(told for told, _, _ in storage.trips) == 1_000
 
 

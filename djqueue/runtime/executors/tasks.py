@@ -33,7 +33,7 @@ class TaskExecutor:
         self._threads = threads
         # A task costs a third less when it is created directly, which a loop with a task factory rules out,
         # and with a given name.
-        plain = loop.get_task_factory() is None and isinstance(loop, asyncio.BaseEventLoop)
+        plain = loop.get_task_factory() is None
         self._new_task: Callable[..., asyncio.Task[None]]
         self._new_task = partial(asyncio.Task, loop=loop, **EAGER) if plain else loop.create_task
 

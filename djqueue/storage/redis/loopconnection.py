@@ -12,7 +12,7 @@ from hiredis import Reader
 from redis import exceptions as errors
 
 NOTHING = object()
-"""What the reader returns while a reply is incomplete."""
+"""Returned by the reader while a reply is incomplete."""
 
 
 class LoopConnection(asyncio.Protocol):

@@ -1,0 +1,28 @@
+"""Event loops of workers."""
+
+import asyncio
+import sys
+
+import pytest
+
+from djqueue.runtime.loops import new_loop
+
+
+def test_the_loop_is_uvloops_if_it_is_installed():
+    uvloop = pytest.importorskip("uvloop")
+
+    loop = new_loop()
+
+    assert isinstance(loop, uvloop.Loop)
+    loop.close()
+
+
+def test_without_uvloop_the_loop_is_asyncios(monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "path_importer_cache", {})
+    monkeypatch.delitem(sys.modules, "uvloop", raising=False)
+
+    loop = new_loop()
+
+    assert isinstance(loop, asyncio.SelectorEventLoop)
+    loop.close()

@@ -76,6 +76,8 @@ class ClaimLoop:
         self._paused = False
         has_slots = self._options.concurrency >= MIN_EXCHANGE_SLOTS * self._storage.capabilities.max_in_flight
         self._max_in_flight = self._storage.capabilities.max_in_flight if has_slots else 1
+        self._is_distant = self._storage.capabilities.max_in_flight > 1
+        """Whether each exchange waits for a reply of another process."""
         self._share = -(-self._options.concurrency // self._max_in_flight)
         """Maximum of outcomes and of slots in one of several exchanges."""
         self._exchanges: set[asyncio.Task[None]] = set()
@@ -108,13 +110,18 @@ class ClaimLoop:
     async def run(self) -> None:
         """Claim and report until the worker stops and every run has ended and is reported."""
         while not self._is_done():
+            exchange = None
             if self._max_in_flight == 1:
                 if (exchange := self._next_exchange()) is not None:
                     await self._exchange(exchange)
             else:
                 self._begin_exchanges()
             self._stop_at_max_jobs()
-            await self._sleep()
+            if exchange is not None and self._is_distant and self._runs.ended and not self._retry:
+                # Waiting for the reply has let the loop's other tasks run.
+                self._wake_event.clear_endings()
+            else:
+                await self._sleep()
         if self._exchanges:
             await asyncio.wait(self._exchanges)
 

@@ -48,6 +48,10 @@ class WakeEvent:
             if self._wake_on is not WakeOn.STOP:
                 self._wake()
 
+    def clear_endings(self) -> None:
+        """Ignore the runs that have ended so far: the claim loop looks at them now, without a sleep."""
+        self._endings = False
+
     def stop(self) -> None:
         """Wake the loop because the worker stops or hurries. From any thread."""
         self._stop = True

@@ -40,6 +40,14 @@ async def test_every_ring_wakes_once(wake_event):
     await sleeps(wake_event, WakeOn.ALL)
 
 
+async def test_ended_runs_that_were_looked_at_wake_nobody(wake_event):
+    wake_event.run_ended()
+    wake_event.clear_endings()
+    await sleeps(wake_event, WakeOn.ALL)
+    wake_event.run_ended()
+    await wakes(wake_event, WakeOn.ALL)
+
+
 @pytest.mark.parametrize("ring", ["jobs_came", "run_ended", "stop"])
 async def test_a_ring_from_another_thread_wakes_the_sleeper(wake_event, ring):
     sleeping = asyncio.ensure_future(wake_event.sleep(None, WakeOn.ALL))

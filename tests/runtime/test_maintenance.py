@@ -7,8 +7,13 @@ from djqueue.core.job import WorkerInfo
 from djqueue.runtime.maintenance import AGAIN, EVERY, UnhandledWatch
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
-from tests.runtime.running import messages, working
+from tests.runtime.running import working
 from tests.support import aeventually
+
+
+def messages(caplog) -> list[str]:
+    """The worker's; hints about names come on a thread of their own, at any time."""
+    return [entry.getMessage() for entry in caplog.records if entry.name == "djqueue.worker"]
 
 
 @pytest.fixture

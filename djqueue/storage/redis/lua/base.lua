@@ -24,18 +24,21 @@ do
   end
 end
 
-local watching = call('EXISTS', WATCH) == 1
+local has_outbox = call('EXISTS', WATCH, OUTBOX) > 0 -- or watchers: most queues have neither
+local watching = has_outbox and call('EXISTS', WATCH) == 1
 local watches_all = watching and tonumber(call('HGET', WATCH, '*') or 0) > clock
 local events, changed, codes, woken, incidents = {}, {}, {}, false, {}
 
 -- A script that may find nothing to do sets `unchanged`: pages then still show the current state.
 local unchanged, has_moved = false, false
 
+local function is_watched(id)
+  return watching and (watches_all or tonumber(call('HGET', WATCH, '=' .. id) or 0) > clock)
+end
+
 -- Publish an event of a job, if it is subscribed to.
 local function emit_event(id, name, event, state, count)
-  if watching and (watches_all or tonumber(call('HGET', WATCH, '=' .. id) or 0) > clock) then
-    events[#events + 1] = {id, name, event, state, now, count}
-  end
+  if is_watched(id) then events[#events + 1] = {id, name, event, state, now, count} end
 end
 
 -- Write a changed job to the stream of changes. code: that of its new state, 'u' if the state is the same, 'r' if the
@@ -57,11 +60,13 @@ local function answer(reply, remembered)
     call('XADD', LOG, 'MAXLEN', '~', ARGV[5], '*', 'i', encode(changed), 's', table.concat(codes))
   end
   if not unchanged then
-    call('SET', VERSION, time[1] .. ':' .. time[2], 'PX', DAY)
+    -- A new expiry would take longer than the rest; without the key, pages read again.
+    local version = time[1] .. ':' .. time[2]
+    if not call('SET', VERSION, version, 'XX', 'KEEPTTL') then call('SET', VERSION, version, 'PX', DAY) end
   end
   local reported = #incidents > 0 and incidents or nil
-  call('SET', SEQUENCE, ARGV[2] .. encode({0, remembered or reply, reported}), 'PX', MINUTE)
-  return {call('LLEN', OUTBOX), reply, reported}
+  call('SET', SEQUENCE, ARGV[2] .. encode({0, remembered or reply, reported}), 'PX', MINUTE_TEXT)
+  return {has_outbox and call('LLEN', OUTBOX) or 0, reply, reported}
 end
 
 -- Add to a counter; one that is zero is deleted.

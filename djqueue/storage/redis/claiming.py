@@ -20,8 +20,8 @@ from .scripts import script
 BULK = 1_000
 """Jobs of one call: the script takes a few milliseconds and blocks the server."""
 FAST_PAUSES = {b"full": 20, b"due": 3}
-"""Calls for which the fast script is skipped after it did not suffice for a queue, by its reply: the next call
-has nothing to do with the delayed jobs that were due.
+"""Calls for which the fast script is skipped after it did not suffice for a queue, by its reply. Delayed jobs
+that were due are no longer delayed at the next call.
 """
 NO_CLAIMS = Claims([], None)
 QueueReply = tuple[bytes, list[Claimed], int | None, int]

@@ -72,7 +72,7 @@ def header(text: str) -> list[str]:
 def inline(text: str) -> str:
     """Replace the other constants of a script by their values.
 
-    As locals, functions would capture them, which takes time, and a script may have only two hundred of those.
+    As locals they would take time in the functions that use them, and a script may have only two hundred.
     """
     return WORD_OR_STRING.sub(_inlined, text)
 

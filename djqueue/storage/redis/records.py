@@ -122,6 +122,15 @@ def unpack(data: bytes) -> Any:
     return msgpack.unpackb(data, unicode_errors="surrogatepass", strict_map_key=False)
 
 
+def unpack_ids(data: bytes) -> list[str]:
+    """Decode the ids of an entry of the stream: see `pack_ids` in `lua/base.lua`."""
+    ids: list[Any] = unpack(data)
+    if len(ids) != 4 or type(ids[2]) is not int:
+        return ids
+    heading, tail, size, parts = ids
+    return [heading + parts[at : at + size] + tail for at in range(0, len(parts), size)]
+
+
 @lru_cache(maxsize=1024)
 def pack_options(options: JobOptions) -> bytes:
     """Encode options. False stands for a result that is kept, since Lua tables have no nil."""
@@ -141,9 +150,7 @@ def unpack_options(data: bytes) -> JobOptions:
 
 
 def flag_of(options: JobOptions) -> bytes:
-    """Return the flag of a record: plain if the job waits at the end of the list, is kept for the default time,
-    and ends without other keys.
-    """
+    """Return the flag of a record. A plain job is kept for the default time and ends without other keys."""
     if (
         not options.plain
         or options.weight != 1

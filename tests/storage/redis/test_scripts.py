@@ -85,7 +85,9 @@ def test_constants_come_from_the_options_and_states():
     [names] = constants.header("RESULT_TTL NAMES -- ENDED")
 
     assert {*re.findall(r"'(\w+)'", names)} == set(State)
-    inlined = constants.inline("x(RESULT_TTL, DEFAULT.MAX_STALLS, 'RESULT_TTL', keep.RESULT_TTL, NAMES[ACTIVE])")
+    inlined = constants.inline(
+        "x(RESULT_TTL, DEFAULT.MAX_STALLS, 'RESULT_TTL', keep.RESULT_TTL, NAMES[ACTIVE])"
+    )
     ttl, stalls = DEFAULT_OPTIONS.result_ttl, DEFAULT_OPTIONS.max_stalls
     assert inlined == f"x({ttl}, {stalls}, 'RESULT_TTL', keep.RESULT_TTL, NAMES['a'])"
 

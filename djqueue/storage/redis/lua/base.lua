@@ -48,6 +48,25 @@ local function note(id, code)
   changed[n], codes[n] = id, code
 end
 
+-- Return the ids of changed jobs for the stream (MessagePack). Those of a large batch are usually UUIDs of one source:
+-- their common beginning and end, the length of what is between, and the parts between, joined.
+local function pack_ids(ids)
+  local one, other = ids[1], ids[#ids]
+  if #ids >= 100 and #one == #other then
+    local from, to = 1, #one
+    while from < to and string.byte(one, from) == string.byte(other, from) do from = from + 1 end
+    while to > from and string.byte(one, to) == string.byte(other, to) do to = to - 1 end
+    local heading, tail, size = sub(one, 1, from - 1), sub(one, to + 1), to - from + 1
+    local function exactly(text) return (string.gsub(text, '[^%w]', '%%%0')) end
+    if #one <= 64 and string.find(one, '^[%w-]+$') then
+      local pattern = exactly(heading) .. '(' .. string.rep('.', size) .. ')' .. exactly(tail)
+      local parts, found = string.gsub(table.concat(ids), pattern, '%1')
+      if found == #ids and #parts == size * #ids then return encode({heading, tail, size, parts}) end
+    end
+  end
+  return encode(ids)
+end
+
 -- remembered: the reply to a repetition of this request, if it is another one.
 local function answer(reply, remembered)
   if #events > 0 then
@@ -57,7 +76,7 @@ local function answer(reply, remembered)
     call(ARGV[4], ARGV[3] .. ':wake', '')
   end
   if ARGV[5] ~= '0' and #changed > 0 then
-    call('XADD', LOG, 'MAXLEN', '~', ARGV[5], '*', 'i', encode(changed), 's', table.concat(codes))
+    call('XADD', LOG, 'MAXLEN', '~', ARGV[5], '*', 'i', pack_ids(changed), 's', table.concat(codes))
   end
   if not unchanged then
     -- A new expiry would take longer than the rest; without the key, pages read again.

@@ -19,7 +19,7 @@ from .connections import Connections
 from .keys import QueueKeys
 from .keyspace import Keyspace, answer
 from .options import MirrorOptions
-from .records import STATES, pack_text, text, unpack
+from .records import STATES, pack_text, text, unpack_ids
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
@@ -137,7 +137,7 @@ class ChangeStream:
         arguments = [limit, b"" if revision is None else revision]
         call = ScriptCall(script("changes"), self._keyspace.keys(queue), arguments, sequence=False)
         status, before, after, overrides, found, *groups = self._keyspace.run(answer(call))
-        changed = [job_id for _, packed in found for job_id in unpack(packed)]
+        changed = [job_id for _, packed in found for job_id in unpack_ids(packed)]
         entries = [entry for entry, _ in found]
         is_full = len(entries) == limit
         if len(changed) > CHANGES:

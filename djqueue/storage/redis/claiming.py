@@ -1,7 +1,7 @@
 """Claims and outcomes: one round trip for each queue, with the fast script where it suffices."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from djqueue.core.errors import OptionError
 from djqueue.core.job import Claimed, ClaimRequest, Claims, Finished, Outcome
@@ -19,14 +19,24 @@ from .scripts import script
 
 BULK = 1_000
 """Jobs of one call: the script takes a few milliseconds and blocks the server."""
-FAST_PAUSE = 20
-"""Calls for which the fast script is skipped after it did not suffice for a queue."""
+FAST_PAUSES = {b"full": 20, b"due": 3}
+"""Calls for which the fast script is skipped after it did not suffice for a queue, by its reply. Delayed jobs
+that were due are no longer delayed at the next call.
+"""
 NO_CLAIMS = Claims([], None)
-NO_NAMES = pack([])
 QueueReply = tuple[bytes, list[Claimed], int | None, int]
 """Flags of the outcomes, jobs, milliseconds until there may be more, and the weight of the next job if the
 permits did not suffice for it."""
 OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
+
+
+class JobNames(NamedTuple):
+    """The job names of a worker, for the scripts."""
+
+    packed: bytes
+    """MessagePack."""
+    listed: bytes
+    """Each after a NUL, and one at the end."""
 
 
 class Claiming:
@@ -209,19 +219,17 @@ class Claiming:
         packed = records.outcome_arguments(queue, outcomes)
         results = [keys.result(outcome.id) for outcome in outcomes]
         slots = min(slots, BULK)
-        names = _names(request.names) if request is not None else NO_NAMES
+        names = _names(request.names if request is not None else frozenset())
         worker = pack_text(request.worker) if request is not None else b""
         reply: Any = None
         if self._may_use_fast_script(queue, outcomes):
-            max_dead = policy.dead_letters.max_entries
             rate, concurrency = policy.rate, policy.concurrency
             heading = [
                 len(outcomes),
                 worker,
                 slots,
                 policy.lease,
-                max_dead,
-                names,
+                names.listed,
                 rate.capacity if rate is not None else b"",
                 rate.per if rate is not None else b"",
                 concurrency if concurrency is not None else b"",
@@ -229,12 +237,12 @@ class Claiming:
             [[left, reply]] = yield [
                 ScriptCall(script("finish_and_claim_fast"), keys, [*heading, *packed], results)
             ]
-            if reply[0] == b"full":
+            if reply[0] in FAST_PAUSES:
+                self._fast_pauses[queue] = FAST_PAUSES[reply[0]]
                 reply = None
-                self._fast_pauses[queue] = FAST_PAUSE
         if reply is None:
             bounded = (b"", b"") if grant.whole is None else (grant.permits, grant.whole)
-            arguments = [len(outcomes), worker, slots, *_limits(policy), names, *bounded, int(others)]
+            arguments = [len(outcomes), worker, slots, *_limits(policy), names.packed, *bounded, int(others)]
             arguments += [int(request is not None and not request.stalled), *packed]
             [[left, reply]] = yield [ScriptCall(script("finish_and_claim"), keys, arguments, results)]
         word, flags, first, wait, overflow, *more, now = reply
@@ -298,11 +306,13 @@ def _limits(policy: QueuePolicy) -> list[Any]:
     ]
 
 
-_packed_names: dict[frozenset[str], bytes] = {}
+_names_of: dict[frozenset[str], JobNames] = {}
 
 
-def _names(names: frozenset[str]) -> bytes:
-    packed = _packed_names.get(names)
-    if packed is None:
-        packed = _packed_names[names] = pack(sorted(names))
-    return packed
+def _names(names: frozenset[str]) -> JobNames:
+    found = _names_of.get(names)
+    if found is None:
+        ordered = sorted(names)
+        listed = b"".join(b"\0" + pack_text(name) for name in ordered) + b"\0"
+        found = _names_of[names] = JobNames(pack(ordered), listed)
+    return found

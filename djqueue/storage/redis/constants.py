@@ -14,6 +14,7 @@ Constant = str | int | Mapping[str, str | int]
 COMMENT = re.compile(r"--.*")
 LINKED_ACTIVE = CODES["LINKED_ACTIVE"].encode()
 WORD = re.compile(r"\b[A-Z][A-Z_]+\b(?:\.[A-Z_]+)?")
+WORD_OR_STRING = re.compile(rf"'[^'\n]*'|(?<![.:]){WORD.pattern}")
 
 
 def _path(error: type[Exception]) -> str:
@@ -38,6 +39,9 @@ CONSTANTS: dict[str, Constant] = {
     # Arguments of one command; Lua can unpack about eight thousand.
     "CHUNK": 4_000,
     "MINUTE": 60_000,
+    # The same as texts, since the server takes long to convert numbers.
+    "MINUTE_TEXT": "60000",
+    "RESULT_TTL_TEXT": str(DEFAULT_OPTIONS.result_ttl or 0),
     "HOUR": 3_600_000,
     "DAY": DAY,
 }
@@ -55,18 +59,29 @@ GROUPS: dict[str, dict[str, str | int]] = {
         "STORAGE": _path(StorageError),
     },
 }
-"""Constants that scripts know as fields of a table: they may have only two hundred local names."""
+"""Constants that scripts write as fields of a table."""
 
 
 def header(text: str) -> list[str]:
-    """Return the Lua lines that define the constants which a script uses."""
+    """Return the Lua lines that define the tables which a script uses."""
     used = set(WORD.findall(COMMENT.sub("", text)))
-    lines = [f"local {name} = {_literal(value)}" for name, value in CONSTANTS.items() if name in used]
-    for group, members in GROUPS.items():
-        fields = {name: value for name, value in members.items() if f"{group}.{name}" in used}
-        if fields:
-            lines.append(f"local {group} = {_literal(fields)}")
-    return lines
+    tables = {name: value for name, value in CONSTANTS.items() if isinstance(value, Mapping)}
+    return [f"local {name} = {_literal(value)}" for name, value in tables.items() if name in used]
+
+
+def inline(text: str) -> str:
+    """Replace the other constants of a script by their values.
+
+    As locals they would take time in the functions that use them, and a script may have only two hundred.
+    """
+    return WORD_OR_STRING.sub(_inlined, text)
+
+
+def _inlined(match: re.Match[str]) -> str:
+    word = match[0]
+    group, _, member = word.partition(".")
+    value = GROUPS[group].get(member) if group in GROUPS else CONSTANTS.get(word)
+    return word if value is None or isinstance(value, Mapping) else _literal(value)
 
 
 def _literal(value: str | int | Mapping[str, str | int]) -> str:

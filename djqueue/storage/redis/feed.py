@@ -13,7 +13,7 @@ from djqueue.storage.feed import EventsLostError, Feed, FeedRange, Places
 
 from .keys import QueueKeys
 from .keyspace import answer
-from .records import STATES, text, unpack
+from .records import STATES, text, unpack, unpack_ids
 from .roundtrips import ScriptCall, Steps
 from .scripts import script
 
@@ -167,7 +167,7 @@ class RedisFeed(Feed):
         call = ScriptCall(script("events"), self._keys(queue), arguments, sequence=False)
         added, length, last, found, has_jobs = self._run(answer(call))
         entries = [
-            FeedEntry(text(name), 0, unpack(jobs), became, unpack(packed) if packed else [])
+            FeedEntry(text(name), 0, unpack_ids(jobs), became, unpack(packed) if packed else [])
             for name, jobs, became, packed in zip(*[iter(found)] * 4, strict=True)
         ]
         return Look(added, added - length, text(last), entries, has_jobs == 1)

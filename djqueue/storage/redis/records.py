@@ -77,7 +77,8 @@ SALT_BITS = 20
 SALT = (1 << SALT_BITS) - 1
 TOKENS = 1 << (64 + SALT_BITS)
 """The first number that is too high for a token."""
-PLAIN, NOT_PLAIN = b"p", b"x"
+PLAIN, PLACED, NOT_PLAIN = b"p", b"q", b"x"
+"""Flags of records. A placed job is plain but for its place among the waiting jobs."""
 NOTHING = HEAD.pack(bytes(8), 0, PLAIN, 0) + SIZE.pack(1) + b"\x80"
 """The record of a job that was removed: no name, no options, no payload."""
 RESULT_TTL = JobOptions().result_ttl
@@ -121,6 +122,15 @@ def unpack(data: bytes) -> Any:
     return msgpack.unpackb(data, unicode_errors="surrogatepass", strict_map_key=False)
 
 
+def unpack_ids(data: bytes) -> list[str]:
+    """Decode the ids of an entry of the stream: see `pack_ids` in `lua/base.lua`."""
+    ids: list[Any] = unpack(data)
+    if len(ids) != 4 or type(ids[2]) is not int:
+        return ids
+    heading, tail, size, parts = ids
+    return [heading + parts[at : at + size] + tail for at in range(0, len(parts), size)]
+
+
 @lru_cache(maxsize=1024)
 def pack_options(options: JobOptions) -> bytes:
     """Encode options. False stands for a result that is kept, since Lua tables have no nil."""
@@ -139,25 +149,24 @@ def unpack_options(data: bytes) -> JobOptions:
     return JobOptions.from_dict(values)
 
 
-def is_plain(options: JobOptions) -> bool:
-    """Return whether a job waits in the list, is kept for the default time, and ends without other keys."""
-    return (
-        options.plain
-        and options.weight == 1
-        and options.ttl is None
-        and not options.priority
-        and not options.lifo
-        and not options.depends_on
-        and options.result_ttl == RESULT_TTL
-        and options.retention is None
-    )
+def flag_of(options: JobOptions) -> bytes:
+    """Return the flag of a record. A plain job is kept for the default time and ends without other keys."""
+    if (
+        not options.plain
+        or options.weight != 1
+        or options.ttl is not None
+        or options.depends_on
+        or options.result_ttl != RESULT_TTL
+        or options.retention is not None
+    ):
+        return NOT_PLAIN
+    return PLACED if options.priority or options.lifo else PLAIN
 
 
 def envelope(batch: Batch) -> bytes:
     """Return the part that the records of a batch share: from the flag to the options."""
     name, options = pack_text(batch.name), pack_options(batch.options)
-    flag = PLAIN if is_plain(batch.options) else NOT_PLAIN
-    return flag + len(name).to_bytes(2) + name + SIZE.pack(len(options)) + options
+    return flag_of(batch.options) + len(name).to_bytes(2) + name + SIZE.pack(len(options)) + options
 
 
 def start(batch: Batch) -> bytes:

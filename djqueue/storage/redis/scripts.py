@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from djqueue.core.errors import ConfigurationError
 
-from .constants import header
+from .constants import header, inline
 
 DIRECTIVE = re.compile(r"^--! (include|keys) (.+)$", re.MULTILINE)
 COMMENT = re.compile(r"^(?:[ \t]*--.*)?\n", re.MULTILINE)
@@ -110,7 +110,7 @@ def script(name: str) -> Script:
     heading += [f"local FIXED = {len(keys)}"]
     # Fields of a table would be slower than locals, of which two hundred are allowed.
     heading += [f"local {key.upper()} = KEYS[{index}]" for index, key in enumerate(keys, 1)]
-    lines = [*heading, *(COMMENT.sub("", text) for text, _ in parts.values())]
+    lines = [*heading, *(inline(COMMENT.sub("", text)) for text, _ in parts.values())]
     if name != inner:
         lines = ["local function run(KEYS, ARGV)", *lines, "end", source("staged")]
     text = "\n".join(lines).encode()

@@ -82,12 +82,14 @@ def test_a_file_begins_with_its_purpose_and_repeats_no_constant(path):
 
 
 def test_constants_come_from_the_options_and_states():
-    lines = constants.header("RESULT_TTL DEFAULT.MAX_STALLS NAMES -- ON_DUPLICATE")
+    [names] = constants.header("RESULT_TTL NAMES -- ENDED")
 
-    assert f"local RESULT_TTL = {DEFAULT_OPTIONS.result_ttl}" in lines
-    assert f"local DEFAULT = {{MAX_STALLS = {DEFAULT_OPTIONS.max_stalls}}}" in lines
-    assert {*re.findall(r"'(\w+)'", lines[0])} == set(State)
-    assert len(lines) == 3
+    assert {*re.findall(r"'(\w+)'", names)} == set(State)
+    inlined = constants.inline(
+        "x(RESULT_TTL, DEFAULT.MAX_STALLS, 'RESULT_TTL', keep.RESULT_TTL, NAMES[ACTIVE])"
+    )
+    ttl, stalls = DEFAULT_OPTIONS.result_ttl, DEFAULT_OPTIONS.max_stalls
+    assert inlined == f"x({ttl}, {stalls}, 'RESULT_TTL', keep.RESULT_TTL, NAMES['a'])"
 
 
 def test_scripts_are_the_same_in_every_process():

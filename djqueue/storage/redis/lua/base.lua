@@ -24,18 +24,21 @@ do
   end
 end
 
-local watching = call('EXISTS', WATCH) == 1
+local has_outbox = call('EXISTS', WATCH, OUTBOX) > 0 -- or watchers: most queues have neither
+local watching = has_outbox and call('EXISTS', WATCH) == 1
 local watches_all = watching and tonumber(call('HGET', WATCH, '*') or 0) > clock
 local events, changed, codes, woken, incidents = {}, {}, {}, false, {}
 
 -- A script that may find nothing to do sets `unchanged`: pages then still show the current state.
 local unchanged, has_moved = false, false
 
+local function is_watched(id)
+  return watching and (watches_all or tonumber(call('HGET', WATCH, '=' .. id) or 0) > clock)
+end
+
 -- Publish an event of a job, if it is subscribed to.
 local function emit_event(id, name, event, state, count)
-  if watching and (watches_all or tonumber(call('HGET', WATCH, '=' .. id) or 0) > clock) then
-    events[#events + 1] = {id, name, event, state, now, count}
-  end
+  if is_watched(id) then events[#events + 1] = {id, name, event, state, now, count} end
 end
 
 -- Write a changed job to the stream of changes. code: that of its new state, 'u' if the state is the same, 'r' if the
@@ -43,6 +46,25 @@ end
 local function note(id, code)
   local n = #changed + 1
   changed[n], codes[n] = id, code
+end
+
+-- Return the ids of changed jobs for the stream (MessagePack). Those of a large batch are usually UUIDs of one source:
+-- their common beginning and end, the length of what is between, and the parts between, joined.
+local function pack_ids(ids)
+  local one, other = ids[1], ids[#ids]
+  if #ids >= 100 and #one == #other then
+    local from, to = 1, #one
+    while from < to and string.byte(one, from) == string.byte(other, from) do from = from + 1 end
+    while to > from and string.byte(one, to) == string.byte(other, to) do to = to - 1 end
+    local heading, tail, size = sub(one, 1, from - 1), sub(one, to + 1), to - from + 1
+    local function exactly(text) return (string.gsub(text, '[^%w]', '%%%0')) end
+    if #one <= 64 and string.find(one, '^[%w-]+$') then
+      local pattern = exactly(heading) .. '(' .. string.rep('.', size) .. ')' .. exactly(tail)
+      local parts, found = string.gsub(table.concat(ids), pattern, '%1')
+      if found == #ids and #parts == size * #ids then return encode({heading, tail, size, parts}) end
+    end
+  end
+  return encode(ids)
 end
 
 -- remembered: the reply to a repetition of this request, if it is another one.
@@ -54,14 +76,16 @@ local function answer(reply, remembered)
     call(ARGV[4], ARGV[3] .. ':wake', '')
   end
   if ARGV[5] ~= '0' and #changed > 0 then
-    call('XADD', LOG, 'MAXLEN', '~', ARGV[5], '*', 'i', encode(changed), 's', table.concat(codes))
+    call('XADD', LOG, 'MAXLEN', '~', ARGV[5], '*', 'i', pack_ids(changed), 's', table.concat(codes))
   end
   if not unchanged then
-    call('SET', VERSION, time[1] .. ':' .. time[2], 'PX', DAY)
+    -- A new expiry would take longer than the rest; without the key, pages read again.
+    local version = time[1] .. ':' .. time[2]
+    if not call('SET', VERSION, version, 'XX', 'KEEPTTL') then call('SET', VERSION, version, 'PX', DAY) end
   end
   local reported = #incidents > 0 and incidents or nil
-  call('SET', SEQUENCE, ARGV[2] .. encode({0, remembered or reply, reported}), 'PX', MINUTE)
-  return {call('LLEN', OUTBOX), reply, reported}
+  call('SET', SEQUENCE, ARGV[2] .. encode({0, remembered or reply, reported}), 'PX', MINUTE_TEXT)
+  return {has_outbox and call('LLEN', OUTBOX) or 0, reply, reported}
 end
 
 -- Add to a counter; one that is zero is deleted.

@@ -18,9 +18,11 @@ do
     st_changes[n + 2] = COMPLETED .. sub(st, 2, 9) .. timestamps .. sub(st, 10) --@ complete: active -> completed
     ids[#ids + 1] = id
     scores[n + 1], scores[n + 2] = expires, id
-    if result then call('SET', result_key, result, 'PX', RESULT_TTL) end
+    if result then call('SET', result_key, result, 'PX', RESULT_TTL_TEXT) end
     note(id, COMPLETED)
-    if watching then emit_event(id, name_of(call('HGET', JOBS, id)), 'completed', 'completed') end
+    if is_watched(id) then
+      events[#events + 1] = {id, name_of(call('HGET', JOBS, id)), 'completed', 'completed', now}
+    end
   end
 
   -- others: how many jobs were completed otherwise.

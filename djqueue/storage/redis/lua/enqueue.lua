@@ -52,7 +52,7 @@ local function create(id, start, rest, result_key, log_key, items_key, rival, ow
     leave_pending(rival)
     cancel(rival, 'replaced')
   end
-  if job.plain and run_at <= now then
+  if job.flag == 'p' and run_at <= now then
     call('RPUSH', W, job.inc .. id)
     add('n:' .. name, 1)
     woken = true

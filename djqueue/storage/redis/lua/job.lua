@@ -1,8 +1,9 @@
 -- One job as it is stored.
 --
--- jobs[id] = number (8 bytes) .. enqueued at (8) .. 'p' or 'x' (1) .. length (2) .. name .. length (4) ..
---            options (MessagePack) .. payload. 'p': plain, its end concerns no other key. See update.lua for what may
---            change.
+-- jobs[id] = number (8 bytes) .. enqueued at (8) .. flag (1) .. length (2) .. name .. length (4) ..
+--            options (MessagePack) .. payload. The flag is 'p' for a plain job, whose end concerns no other key; 'q' for
+--            one that is plain but for its place among the waiting jobs (priority, lifo); 'x' for all others. See
+--            update.lua for what may change.
 -- st[id]   = state code .. number (8) .. for ended jobs: finished at (8) .. expires at (8) .. body (MessagePack).
 --
 -- The body lists attempts, failures, stalls, worker, started at, run at, reason, the error's type, message, traceback,
@@ -24,7 +25,7 @@ local function parse(id, blob, st)
   local first, last = options_range(blob)
   local job = {
     id = id, inc = sub(blob, 1, 8), created = unpack_number('>I8', blob, 9),
-    name = name_of(blob), plain = sub(blob, 17, 17) == 'p',
+    name = name_of(blob), flag = sub(blob, 17, 17),
     o = decode(sub(blob, first, last)), size = #blob - last,
   }
   if not st then
@@ -51,7 +52,7 @@ end
 local function save(job)
   local ended = ENDED[job.state] and pack('>I8I8', job.finished, job.expires) or ''
   local code = job.state
-  if code == ACTIVE and (not job.plain or job.b[ITEMS]) then code = LINKED_ACTIVE end
+  if code == ACTIVE and (job.flag == 'x' or job.b[ITEMS]) then code = LINKED_ACTIVE end
   call('HSET', ST, job.id, code .. job.mark .. ended .. encode(job.b))
   note(job.id, job.state)
 end

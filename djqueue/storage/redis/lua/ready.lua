@@ -335,6 +335,7 @@ end
 
 local function send(queue, message)
   local number = next_numbers('sent', 1)
+  has_outbox = true
   call('RPUSH', OUTBOX, encode({string.format('%.0f', number), queue, encode(message)}))
 end
 

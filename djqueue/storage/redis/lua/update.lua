@@ -25,15 +25,15 @@ local function update(job)
   local blob = call('HGET', JOBS, job.id)
   local at = 20 + #job.name
   local size = unpack_number('>I4', blob, at)
-  local flag, options = sub(blob, 17, 17), sub(blob, at + 4, at + 3 + size)
+  local options = sub(blob, at + 4, at + 3 + size)
   local content = payload or sub(blob, at + 4 + size)
   if priority and priority ~= priority_of(job) then
-    flag, job.plain = 'x', false
+    if job.flag == 'p' then job.flag = 'q' end
     options = prioritize(job)
   else
     note(job.id, 'u')
   end
-  call('HSET', JOBS, job.id, sub(blob, 1, 16) .. flag .. sub(blob, 18, at - 1) .. pack('>I4', #options) .. options .. content)
+  call('HSET', JOBS, job.id, sub(blob, 1, 16) .. job.flag .. sub(blob, 18, at - 1) .. pack('>I4', #options) .. options .. content)
 end
 
 local replies = {}

@@ -811,6 +811,25 @@ def test_a_read_takes_more_small_changes_and_fewer_large_ones(storage, mirror):
     assert read() == (FIRST_ENTRIES, True)
 
 
+def test_the_ids_of_a_large_batch_are_read_as_they_were_written(storage, mirror):
+    letters = "abcdefghijkl"
+    alike = [f"1{one}{other}" for one in letters for other in letters]
+    batches = [
+        alike,
+        [f"{one}-x" for one in range(1_000, 1_200)],
+        # Joined, these could be read as ids of three characters, too.
+        [*(f"1{one}{other}" for one in letters for other in "mnopqrstu"), "1", "11111", "1zz"],
+        [str(number) for number in range(2, 202)],
+    ]
+    f.enqueue(storage)
+    copy_all(mirror)
+    for ids in batches:
+        storage.enqueue([f.batch(ids=ids)])
+        reading = mirror._changes.next(f.QUEUE)
+        mirror._changes.acknowledge(f.QUEUE, reading.entries)
+        assert reading.ids == ids
+
+
 def test_a_storage_without_a_mirror_is_refused(make_storage):
     for storage in (MemoryStorage(), make_storage(mirror=False), make_storage(stream=0)):
         with pytest.raises(ConfigurationError, match="has no change stream to mirror"):

@@ -58,7 +58,9 @@ local function pack_ids(ids)
     while to > from and string.byte(one, to) == string.byte(other, to) do to = to - 1 end
     local heading, tail, size = sub(one, 1, from - 1), sub(one, to + 1), to - from + 1
     local function exactly(text) return (string.gsub(text, '[^%w]', '%%%0')) end
-    if #one <= 64 and string.find(one, '^[%w-]+$') then
+    local alike = #one <= 64 and string.find(one, '^[%w-]+$')
+    for i = 1, #ids do alike = alike and #ids[i] == #one end
+    if alike then
       local pattern = exactly(heading) .. '(' .. string.rep('.', size) .. ')' .. exactly(tail)
       local parts, found = string.gsub(table.concat(ids), pattern, '%1')
       if found == #ids and #parts == size * #ids then return encode({heading, tail, size, parts}) end

@@ -164,3 +164,27 @@ def test_without_a_stream_nothing_can_be_followed(redis_options):
         pytest.raises(OptionError, match="no queue keeps a change stream"),
     ):
         storage.capabilities.feed.last(None)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        None,
+        [f"order-{n:05}-x" for n in range(150)],
+        [f"{n}%" for n in range(150)],
+        [str(n) for n in range(150)],
+    ],
+    ids=["own", "one length", "special characters", "several lengths"],
+)
+def test_the_ids_of_a_large_batch_are_those_of_its_jobs(storage, ids):
+    storage.enqueue([batch()])
+    changes = storage.capabilities.changes
+    changes.go_on(QUEUE, changes.follow(QUEUE))
+    start = storage.capabilities.feed.last(None)
+
+    results = storage.enqueue([batch(150) if ids is None else batch(ids=ids)])
+
+    rows = read(storage, start, storage.capabilities.feed.last(None))
+    assert told(rows) == [(result.id, "waiting") for result in results]
+    assert {row["name"] for row in rows} == {batch().name}
+    assert changes.next(QUEUE).ids == [result.id for result in results]

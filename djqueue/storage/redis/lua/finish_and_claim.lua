@@ -171,14 +171,20 @@ do
     for _, one in ipairs(call('ZRANGE', Z, 0, limit - 1)) do
       entry(unpack_number('>I4', one), sub(one, 5, 12), sub(one, 13), one)
     end
-    local number = 0
-    for _, one in ipairs(call('LRANGE', W, 0, limit - 1)) do
-      if one == '' then
-        number = number + 0.5 -- a hole keeps its position in the list
-        found[#found + 1] = {PRIORITY_BASE, number, '', '', W}
-      else
-        entry(PRIORITY_BASE, sub(one, 1, 8), sub(one, 9), W)
-        number = found[#found][2]
+    local number, from, missing = 0, 0, limit
+    while missing > 0 do
+      local entries = call('LRANGE', W, from, from + missing - 1)
+      if #entries == 0 then break end
+      from, missing = from + #entries, 0
+      for _, one in ipairs(entries) do
+        if one == '' then
+          number = number + 0.5 -- a hole keeps its position in the list
+          missing = missing + 1 -- and takes no job's place, or one of a lower priority would have it
+          found[#found + 1] = {PRIORITY_BASE, number, '', '', W}
+        else
+          entry(PRIORITY_BASE, sub(one, 1, 8), sub(one, 9), W)
+          number = found[#found][2]
+        end
       end
     end
     local function line(name, start, limit, is_last)

@@ -13,7 +13,7 @@
 --! keys w z unhandled due lease deps
 
 local outcomes, worker, slots = tonumber(ARGV[ARGS]), ARGV[ARGS + 1], tonumber(ARGV[ARGS + 2])
-local names = ARGV[ARGS + 4]
+local names, claims = ARGV[ARGS + 4], slots > 0
 local first = ARGS + 8
 local FULL = {0, {'full'}}
 
@@ -32,7 +32,7 @@ if call('EXISTS', Z, UNHANDLED, DEPS) > 0 then
       if call('ZRANGEBYLEX', DEPS, '[' .. id .. NUL, '(' .. id .. AFTER, 'LIMIT', 0, 1)[1] then return FULL end
     end
   end
-  local after, looks = '-', slots > 0 and 0 or 9
+  local after, looks = '-', claims and 0 or 9
   while looks < 9 do
     local entry = call('ZRANGEBYLEX', UNHANDLED, after, '+', 'LIMIT', 0, 1)[1]
     if not entry then break end
@@ -163,8 +163,8 @@ if count > 0 then
 end
 variadic('HSET', ST, st_changes)
 
-local wait = due[2] and math.max(0, tonumber(due[2]) - now) or -1
-if capacity then
+local wait = claims and due[2] and math.max(0, tonumber(due[2]) - now) or -1
+if claims and capacity then
   parts = parts - count * per
   if count > 0 then store_bucket(META, 'bucket', capacity, per, parts) end
   if parts < per then

@@ -1,0 +1,257 @@
+"""The fast script of finishes and claims does what the full one does, whatever state the queue is in."""
+
+import random
+from collections import Counter
+from contextlib import closing
+
+import msgpack
+import pytest
+
+from djqueue.core.job import Batch, ClaimRequest, JobFailure, Outcome
+from djqueue.core.limiter import Rate
+from djqueue.core.options import JobOptions
+from djqueue.core.queue import QueuePolicy
+from djqueue.storage.redis import RedisStorage, claiming
+from djqueue.testing.clock import FakeClock
+
+QUEUE = "q"
+NAMES = ("a", "b", "c")
+POLICIES = {
+    "unlimited": QueuePolicy(),
+    "rate": QueuePolicy(rate=Rate(12, 1_000)),
+    "concurrency": QueuePolicy(concurrency=4),
+}
+ERROR = JobFailure("E", "failed", "")
+PLAIN = [{}] * 6
+PLACED = [{"priority": 3}, {"priority": -3}, {"lifo": True}]
+OTHER = [
+    *({"group": "g"}, {"group": "h"}, {"unique_key": "k"}, {"ttl": 40}, {"weight": 2}, {"retention": 9}),
+    *({"subject": "s"}, {"result_ttl": 60_000}, {"depends_on": True}),
+]
+MIXES = {"plain": PLAIN, "placed": PLAIN + PLACED * 2, "all": PLAIN + PLACED + OTHER}
+
+
+class Run:
+    """Random operations on an empty queue; those of one seed are always the same."""
+
+    def __init__(self, storage, clock, seed, mix):
+        self.storage = storage
+        self.clock = clock
+        self.random = random.Random(seed)
+        self.mix = mix
+        self.held = []
+        self.made = []
+        self.replies = []
+
+    def step(self):
+        kinds = ["enqueue", "work", "work", "work", "advance", "cancel", "prioritize"]
+        getattr(self, self.random.choices(kinds, [4, 4, 4, 4, 2, 1, 1])[0])()
+
+    def enqueue(self):
+        options = dict(self.random.choice(self.mix))
+        if options.pop("depends_on", False) and self.made:
+            options["depends_on"] = ((QUEUE, self.random.choice(self.made)),)
+        ids = [f"job-{len(self.made) + index}" for index in range(self.random.randint(1, 4))]
+        delay = self.random.choice([None, None, None, None, 30])
+        payloads = [b"x"] * len(ids)
+        batch = Batch(QUEUE, self.random.choice(NAMES), JobOptions(**options), payloads, ids, delay)
+        dependencies = options.get("depends_on", ())
+        if all(
+            state is not None for state in self.storage.reads.states(QUEUE, [key[1] for key in dependencies])
+        ):
+            self.storage.enqueue([batch])
+            self.made += ids
+
+    def work(self):
+        ended = self.random.sample(self.held, self.random.randint(0, len(self.held)))
+        kinds = ["complete"] * 20 + ["retry", "release", "fail", "cancel"] * (self.random.random() < 0.2)
+        outcomes = [self.outcome(job, self.random.choice(kinds)) for job in ended]
+        if outcomes and self.random.random() < 0.1:
+            outcomes.append(outcomes[0])
+        names = frozenset(self.random.choice([NAMES, NAMES, NAMES, NAMES[:2], NAMES[:1]]))
+        request = ClaimRequest("w", self.random.randint(0, 5), names, (QUEUE,))
+        found = self.storage.finish(outcomes, request)
+        self.held = [job for job in self.held if job not in ended] + found.claims.jobs
+        claims = [job._replace(token=0) for job in found.claims.jobs]
+        self.replies.append((found.accepted, claims, found.claims.wait))
+
+    def outcome(self, job, kind):
+        token = job.token if self.random.random() < 0.97 else job.token + 1
+        result = self.random.choice([None, b"result"]) if kind == "complete" else None
+        delay = self.random.choice([0, 20]) if kind in ("retry", "release") else 0
+        error = ERROR if kind in ("retry", "fail") else None
+        return Outcome(QUEUE, job.id, token, kind, result, delay, error)
+
+    def advance(self):
+        self.clock.advance(self.random.randint(1, 25))
+
+    def cancel(self):
+        if self.made:
+            self.storage.jobs.cancel(QUEUE, [self.random.choice(self.made)])
+
+    def prioritize(self):
+        if self.made:
+            self.storage.jobs.update(
+                QUEUE, [self.random.choice(self.made)], priority=self.random.choice([0, 2])
+            )
+
+
+def content(client, key):
+    """What a key holds, without what depends on when holes are dropped, buckets filled and tokens reserved."""
+    kind = client.type(key)
+    if kind == b"string":
+        return client.get(key)
+    if kind == b"list":
+        return [entry for entry in client.lrange(key, 0, -1) if entry]
+    if kind == b"zset":
+        return client.zrange(key, 0, -1, withscores=True)
+    if kind == b"set":
+        return client.smembers(key)
+    if kind == b"stream":
+        return [fields for _, fields in client.xrange(key)]
+    found = client.hgetall(key)
+    if key.endswith(b":meta"):
+        for field in (b"token", b"holes", b"bucket", b"parts", b"filled"):
+            found.pop(field, None)
+    elif key.endswith(b":st"):
+        found = {job_id: entry(st) for job_id, st in found.items()}
+    return found
+
+
+def entry(st):
+    """An entry of `st`, without the token that a job has once it was claimed.
+
+    A completed job may keep its last error, which is not shown.
+    """
+    at = 25 if st[:1] in b"cfx" else 9
+    body = msgpack.unpackb(st[at:], raw=True)
+    if st[:1] == b"c":
+        body[7:10] = []
+    mark = st[1:9] if st[:1] in b"wsg" else b""
+    return st[:1], mark, st[9:at], body
+
+
+def everything(client):
+    return {
+        key: content(client, key)
+        for key in sorted(client.scan_iter(count=1_000))
+        if b":sequence:" not in key and not key.endswith(b":version")
+    }
+
+
+def differences(one, other):
+    for key in one.keys() | other.keys():
+        left, right = one.get(key), other.get(key)
+        if isinstance(left, dict) and isinstance(right, dict):
+            yield from ((key, field) for field in differences(left, right))
+        elif left != right:
+            yield key, left, right
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """How often each script was called."""
+    counts = Counter()
+    find = claiming.script
+
+    def script(name):
+        counts[name] += 1
+        return find(name)
+
+    monkeypatch.setattr(claiming, "script", script)
+    return counts
+
+
+def outcome_of(redis_server, policy, mix, seed, steps):
+    redis_server.clean()
+    clock = FakeClock()
+    found = []
+    with (
+        closing(RedisStorage(policies={QUEUE: policy}, clock=clock, **redis_server.options)) as storage,
+        redis_server.client() as text_client,
+    ):
+        client = type(text_client)(port=redis_server.port, protocol=2)
+        run = Run(storage, clock, seed, mix)
+        for number in range(steps):
+            run.step()
+            if number % 10 == 9:
+                found.append(everything(client))
+        client.close()
+    return run.replies, found
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_it_leaves_the_same_as_the_full_script(
+    redis_options, redis_server, monkeypatch, used, policy, mix, seed
+):
+    steps = 100
+    monkeypatch.setattr(claiming, "FAST_PAUSES", dict.fromkeys(claiming.FAST_PAUSES, 0))
+    fast = outcome_of(redis_server, POLICIES[policy], MIXES[mix], seed, steps)
+    assert used["finish_and_claim_fast"] > used["finish_and_claim"] / 2
+    monkeypatch.setattr(claiming.Claiming, "_may_use_fast_script", lambda *_: False)
+
+    full = outcome_of(redis_server, POLICIES[policy], MIXES[mix], seed, steps)
+
+    for one, other in zip(fast[0], full[0], strict=True):
+        assert one == other
+    for one, other in zip(fast[1], full[1], strict=True):
+        assert not (found := list(differences(one, other))), found
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"priority": 5}, {"priority": -5}, {"lifo": True}], ids=["plain", "high", "low", "lifo"]
+)
+def test_it_suffices_for_several_names_and_places(redis_options, redis_server, used, options):
+    with closing(RedisStorage(**redis_server.options)) as storage:
+        storage.enqueue([Batch(QUEUE, name, JobOptions(), [b""] * 2) for name in NAMES])
+        storage.enqueue([Batch(QUEUE, "a", JobOptions(**options), [b""] * 3)])
+        request = ClaimRequest("w", 2, frozenset(NAMES), (QUEUE,))
+        jobs, ended = [], storage.claim(request).jobs
+        while ended:
+            jobs += ended
+            outcomes = [Outcome(QUEUE, job.id, job.token, "complete", b"1") for job in ended]
+            ended = storage.finish(outcomes, request).claims.jobs
+
+    assert len(jobs) == 9
+    assert used["finish_and_claim"] == 0
+
+
+def test_it_suffices_while_other_jobs_wait_for_other_workers_and_dependencies(
+    redis_options, redis_server, used
+):
+    with closing(RedisStorage(**redis_server.options)) as storage:
+        request = ClaimRequest("w", 1, frozenset("a"), (QUEUE,))
+        [first] = storage.enqueue([Batch(QUEUE, "other", JobOptions(), [b""])])
+        storage.enqueue([Batch(QUEUE, "a", JobOptions(depends_on=((QUEUE, first.id),)), [b""])])
+        storage.claim(request)
+        used.clear()
+        storage._claiming._fast_pauses.clear()
+        storage.enqueue([Batch(QUEUE, "a", JobOptions(), [b""] * 5)])
+        for _ in range(5):
+            [job] = storage.claim(request).jobs
+            storage.finish([Outcome(QUEUE, job.id, job.token, "complete", b"1")], None)
+
+    assert used["finish_and_claim"] == 0
+
+
+def test_jobs_that_it_cannot_claim_keep_their_places(redis_options, redis_server):
+    with closing(RedisStorage(**redis_server.options)) as storage:
+        plain, other = JobOptions(), JobOptions(ttl=60_000)
+        for position in range(6):
+            storage.enqueue([Batch(QUEUE, "a", other if position == 4 else plain, [b""], [str(position)])])
+        request = ClaimRequest("w", 6, frozenset("a"), (QUEUE,))
+
+        assert [job.id for job in storage.claim(request).jobs] == list("012345")
+
+
+def test_a_removed_job_gives_its_turn_to_none_of_a_lower_priority(redis_options, redis_server, monkeypatch):
+    monkeypatch.setattr(claiming.Claiming, "_may_use_fast_script", lambda *_: False)
+    with closing(RedisStorage(**redis_server.options)) as storage:
+        storage.enqueue([Batch(QUEUE, "a", JobOptions(), [b""] * 4, ["1", "2", "3", "4"])])
+        storage.enqueue([Batch(QUEUE, "a", JobOptions(priority=-1), [b""], ["low"])])
+        storage.jobs.cancel(QUEUE, ["2"])
+        request = ClaimRequest("w", 3, frozenset("a"), (QUEUE,))
+
+        assert [job.id for job in storage.claim(request).jobs] == ["1", "3", "4"]

@@ -6,6 +6,7 @@ from datetime import timedelta
 from threading import Event as ThreadEvent
 from typing import Any
 
+from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadline import within
 from djqueue.core.durations import milliseconds
@@ -13,6 +14,7 @@ from djqueue.core.errors import StorageUnavailableError, WaitInTransactionError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult, Event, JobRecord
 from djqueue.core.states import TERMINAL
+from djqueue.middleware import layers_of
 from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 
 from .info import outcome
@@ -159,7 +161,9 @@ def with_id(batch: Batch) -> Batch:
     """Return the batch of one job, with an id to wait for."""
     if batch.ids is not None:
         return batch
-    return batch._replace(ids=[_ids.new(SYSTEM_CLOCK.now())], fresh=True)
+    # A middleware may pass the batch more than once.
+    fresh = not layers_of(get_settings()).enqueue
+    return batch._replace(ids=[_ids.new(SYSTEM_CLOCK.now())], fresh=fresh)
 
 
 def refuse_in_vain(batch: Batch, alias: str | None) -> None:

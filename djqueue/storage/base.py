@@ -26,7 +26,7 @@ The test suite `djqueue.testing.contract` verifies this.
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ParamSpec, TypeVar
 
 from djqueue.core.breaker import Outage
@@ -132,6 +132,18 @@ class Storage(ABC):
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """Async version of `enqueue`."""
         return await self.acall(self.enqueue, batches)
+
+    def enqueue_each(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[EnqueueResult]]]:
+        """Enqueue batches one after the other, in order, and yield each with its results.
+
+        A storage may take the next batch from the iterable and send it before it has the results of the one
+        before. If the iterable raises an exception, the batches before are enqueued and yielded first.
+
+        Raises the errors of `enqueue`. The batches that have been yielded are enqueued then, the one that
+        failed may be if the storage was unavailable, and so may the one after it.
+        """
+        for batch in batches:
+            yield batch, self.enqueue([batch])
 
     @abstractmethod
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:

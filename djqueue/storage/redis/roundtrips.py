@@ -9,13 +9,11 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import redis
-from hiredis import pack_command
 from redis import exceptions as errors
 
 from djqueue.core import deadline
@@ -26,7 +24,7 @@ from djqueue.core.forks import after_fork
 from djqueue.core.job import Incident
 
 from .connections import Connections
-from .exchange import Exchange, RetryWindow, unavailable_for
+from .exchange import Exchange, Pipeline, RetryWindow, unavailable_for
 from .keys import QueueKeys
 from .records import NUMBER, incident
 from .scripts import Script
@@ -43,6 +41,8 @@ NAMED_IDS = 20
 """Maximum number of job ids that an error names."""
 IN_FLIGHT = 2
 """Concurrent calls of one bulk operation."""
+REPEATABLE = 45.0
+"""Seconds after a request in which it may be repeated: scripts remember replies for a minute."""
 
 logger = logging.getLogger("djqueue.redis")
 
@@ -159,6 +159,20 @@ class Roundtrips:
             result: T = done.value
             return result
 
+    def call(self, call: ScriptCall) -> Any:
+        """Make one call that needs no replicas, and return its reply."""
+        answer = self._one(call)
+        if len(answer) > 2:
+            self._report_incidents([call], [answer])
+        return answer
+
+    async def acall(self, call: ScriptCall) -> Any:
+        """Async version of `call`."""
+        answer = await self._aone(call)
+        if len(answer) > 2:
+            self._report_incidents([call], [answer])
+        return answer
+
     def _report_incidents(self, calls: list[ScriptCall | RedisCommand], answers: list[Any]) -> None:
         """Report the incidents that scripts add to their replies."""
         for call, answer in zip(calls, answers, strict=True):
@@ -259,24 +273,67 @@ class Roundtrips:
 
     def _pipelined(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         """Make calls on one connection, some at once to keep the server busy; repeat those that failed."""
-        sequences = [self._sequence(call) for call in calls]
-        answers: list[Any] = [None] * len(calls)
-        left = set(range(len(calls)))
-        with suppress(redis.RedisError, OSError), self._exchange.connection() as connection:
-            for sent in range(len(calls) + IN_FLIGHT):
-                if sent < len(calls):
-                    words = tuple(self._words(calls[sent], sequences[sent]))
-                    connection.send_packed_command([pack_command(words)], check_health=False)
-                answered = sent - IN_FLIGHT + 1
-                if 0 <= answered < len(calls):
-                    with suppress(redis.ResponseError):
-                        answers[answered] = connection.read_response()
-                        left.discard(answered)
-        for index in sorted(left):
-            answers[index] = self._asked(calls[index], sequences[index])
-        for sequence in sequences:
-            self._free(sequence)
-        return answers
+        return list(self.stream(calls))
+
+    def stream(self, calls: Iterable[ScriptCall | RedisCommand]) -> Iterator[Any]:
+        """Make calls on one connection of the single server, and yield their replies in order.
+
+        The next call is taken and sent while earlier ones are in flight. Calls whose replies are lost are
+        repeated before another one is sent. If `calls` raises an exception, the replies of the calls that
+        were sent are yielded first.
+        """
+        source, failure = iter(calls), None
+        pipeline = Pipeline(self._exchange)
+        sent: deque[tuple[ScriptCall | RedisCommand, RequestSequence | None, float]] = deque()
+        try:
+            while True:
+                try:
+                    call = None if failure is not None else next(source, None)
+                except Exception as error:
+                    call, failure = None, error
+                is_unavailable = self.outage is not None
+                while sent and (
+                    call is None or is_unavailable or not pipeline.is_open or len(sent) == IN_FLIGHT
+                ):
+                    yield self._received(pipeline, *sent.popleft())
+                if call is None:
+                    break
+                if is_unavailable:
+                    yield self._one(call)  # fails at once during an outage
+                    continue
+                sequence = self._sequence(call)
+                pipeline.send(self._words(call, sequence))
+                sent.append((call, sequence, time.monotonic()))
+            if failure is not None:
+                raise failure
+        finally:
+            pipeline.close(is_clean=not sent)
+
+    def _received(
+        self,
+        pipeline: Pipeline,
+        call: ScriptCall | RedisCommand,
+        sequence: RequestSequence | None,
+        sent_at: float,
+    ) -> Any:
+        """Return the reply of the oldest call of a pipeline; repeat the call if its reply was lost."""
+        is_first = True
+
+        def ask(words: list[Any], _: float) -> Any:
+            nonlocal is_first
+            if is_first:
+                is_first = False
+                return pipeline.receive()
+            if sequence is not None and time.monotonic() - sent_at > REPEATABLE:
+                raise StorageUnavailableError(
+                    f"{self._connections.describe()}: the reply to a request was lost, and its caller came "
+                    "back to it too late to repeat it. Its changes may have been made."
+                )
+            return self._exchange.ask(words)
+
+        answer = self._until_answered(call, sequence, ask)
+        self._free(sequence)
+        return answer
 
     async def _aanswers(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         if len(calls) == 1:

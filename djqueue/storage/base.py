@@ -177,6 +177,13 @@ class Storage(ABC):
     def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
         """Call `wake`, from any thread, when a job of these queues (None: of any queue) may be claimable."""
 
+    def subscribe_new(self, queue: str, handler: EventHandler, job_id: str) -> Unsubscribe:
+        """Subscribe to the events of a job that this thread enqueues next.
+
+        A storage may begin the subscription with the enqueue, in one round trip.
+        """
+        return self.events.subscribe(queue, handler, job_id)
+
     @abstractmethod
     def sweep(self) -> Swept:
         """Process everything that is due: delayed jobs, expired leases and TTLs, and old records."""

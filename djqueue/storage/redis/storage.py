@@ -27,7 +27,7 @@ from djqueue.core.sharing import LimiterPolicy
 from djqueue.storage import backpressure
 from djqueue.storage.base import Storage
 from djqueue.storage.capabilities import Capabilities, NoTransactions
-from djqueue.storage.facets import Unsubscribe
+from djqueue.storage.facets import EventHandler, Unsubscribe
 
 from . import health, records
 from .bulkwrites import RedisBulkWriteReports
@@ -220,6 +220,14 @@ class RedisStorage(Storage):
             yield batch, self._enqueue_at_once([batch])
 
     def _enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        watching = self._notifications.take_deferred(batches)
+        if watching:
+            part = self._enqueueing.direct(batches[0]) if len(batches) == 1 else None
+            if part is not None and self.outbox is None and not self._connections.is_cluster:
+                *_, answer = self._roundtrips.stream([*watching, part[1]])
+                return self._enqueueing.direct_results(part, answer)
+            for call in watching:
+                self._roundtrips.call(call)
         if self.outbox is not None:
             return self.outbox.enqueue(batches)
         if len(batches) == 1 and (part := self._enqueueing.direct(batches[0])) is not None:
@@ -326,6 +334,9 @@ class RedisStorage(Storage):
 
     def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
         return self._notifications.listen(None if queues is None else list(queues), wake)
+
+    def subscribe_new(self, queue: str, handler: EventHandler, job_id: str) -> Unsubscribe:
+        return self._notifications.subscribe(queue, handler, job_id, with_enqueue=True)
 
     def sweep(self) -> Swept:
         return self._keyspace.run(self._sweeping.steps())

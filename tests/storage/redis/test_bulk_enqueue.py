@@ -13,6 +13,7 @@ from djqueue.storage.redis import RedisStorage
 from djqueue.testing.factories import QUEUE, batch, claim_ids, counts, enqueue, state
 from tests.clocks import AheadClock
 from tests.proxies import ANSWERS, REQUESTS, LossyProxy
+from tests.support import eventually
 
 CHUNK = 1_000
 
@@ -244,3 +245,29 @@ def test_threads_enqueue_at_once(storage, redis_server):
         thread.join()
 
     assert sorted(waiting_ids(redis_server)) == sorted(["first", *found])
+
+
+def test_a_subscription_begins_with_the_enqueue_of_its_job(storage, redis_server):
+    enqueue(storage)
+    heard = []
+    unsubscribe = storage.subscribe_new(QUEUE, heard.append, "a")
+    assert redis_server.run("EXISTS", f"{{q:{QUEUE}}}:watch") == 0
+
+    storage.enqueue([batch(ids=["b"])])
+    assert redis_server.run("EXISTS", f"{{q:{QUEUE}}}:watch") == 0
+    storage.enqueue([batch(ids=["a"])._replace(fresh=True)])
+
+    eventually(lambda: [event.event for event in heard] == ["queued"])
+    unsubscribe()
+
+
+@pytest.mark.parametrize("given", [{"ids": ["a"], "delay": 60_000}, {"ids": ["a", "c"]}, {"ids": ["a"]}])
+def test_a_subscription_begins_with_any_enqueue(open_storage, given):
+    storage = open_storage(policies={QUEUE: QueuePolicy(max_size=25)} if len(given["ids"]) > 1 else {})
+    heard = []
+    unsubscribe = storage.subscribe_new(QUEUE, heard.append, "a")
+
+    storage.enqueue([batch(**given)])
+
+    eventually(lambda: [event.id for event in heard] == ["a"])
+    unsubscribe()

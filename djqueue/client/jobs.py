@@ -9,10 +9,8 @@ from collections.abc import (
     Iterator,
     Mapping,
     Sequence,
-    Sized,
 )
 from datetime import timedelta
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, TypeVar, overload
 
 from djqueue.conf import Settings, get_settings
@@ -40,6 +38,7 @@ from djqueue.storage.base import Storage
 from . import envelope, hints, waiting
 from .arguments import Arguments, check_calls, read_arguments, split_calls
 from .batches import BatchRule, parse_batch
+from .chunking import checked_first, chunks
 from .declared import declared, split_options
 from .flows import Node
 from .foreign import explain_attribute
@@ -55,9 +54,6 @@ R = TypeVar("R")
 
 DEFAULT_WAIT = 30.0
 """Default time limit of `enqueue_and_wait`, in seconds."""
-BULK = 1_000
-"""Jobs of `enqueue_many` in one call of the storage."""
-
 UNSET: Any = object()
 """Marks an argument that was not given."""
 
@@ -386,21 +382,6 @@ def _flag(name: str, value: Any) -> bool:
 
 def _value(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     return {"args": list(args), "kwargs": dict(kwargs)}
-
-
-def chunks(entries: Iterable[Any], size: int = BULK) -> Iterable[list[Any]]:
-    """Yield lists of at most `size` entries."""
-    source = iter(entries)
-    while chunk := list(islice(source, size)):
-        yield chunk
-
-
-def checked_first(batches: Iterable[Batch], *sources: object) -> Iterable[Batch]:
-    """Return batches all of which are made now if their sources have lengths, and each when needed if not.
-
-    Then no job of a list is stored if one is wrong, and an iterator needs no memory for its payloads.
-    """
-    return list(batches) if all(isinstance(source, Sized) for source in sources) else batches
 
 
 @overload

@@ -12,10 +12,11 @@ from djqueue.core.options import EnqueueOptions
 from djqueue.storage.base import Storage
 
 from . import envelope, waiting
+from .chunking import checked_first, chunks
 from .entries import check_arguments, check_name, check_payloads, refuse_function
 from .flows import Node
 from .foreign import explain_queue_attribute
-from .jobs import DEFAULT_WAIT, checked_first, chunks
+from .jobs import DEFAULT_WAIT
 from .queuecontrols import QueueActions
 from .queuedead import DeadLetterActions
 from .queuejobs import JobActions

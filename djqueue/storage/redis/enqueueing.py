@@ -31,7 +31,7 @@ FRAMES = 1_024
 
 
 class Frame(NamedTuple):
-    """What the calls of a job type share."""
+    """The parts that the calls of a job type share."""
 
     options: JobOptions
     rest: bytes
@@ -164,7 +164,10 @@ class Enqueueing:
             heading = [flag, frame.name, records.start(batch), *self.heading(batch.queue, bounded=bounded)]
             called = script("enqueue")
         replicas = (self._keyspace.options.replicas or 0) if batch.options.durable else 0
-        ids = batch.ids or self._ids.many(len(batch.payloads), SYSTEM_CLOCK.now())
+        ids, count = batch.ids, len(batch.payloads)
+        if not ids:
+            now = SYSTEM_CLOCK.now()
+            ids = [self._ids.new(now)] if count == 1 else self._ids.many(count, now)
         rest = frame.rest
         # A batch for a queue with a limit is one call: all of its jobs or none.
         size = max(1, len(ids)) if bounded else BULK
@@ -184,7 +187,7 @@ class Enqueueing:
             )
 
     def _frame(self, batch: Batch) -> Frame:
-        """Return what the calls of a job type share, from a cache: its options are one object."""
+        """Return the parts that the calls of a job type share, from a cache: its options are one object."""
         kind = (batch.queue, batch.name, id(batch.options))
         frame = self._frames.get(kind)
         if frame is None or frame.options is not batch.options:

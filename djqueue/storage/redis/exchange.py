@@ -282,7 +282,7 @@ class Pipeline:
         self._exchange = exchange
         self._held: tuple[Any, Any] | None = None
         self._error: redis.RedisError | None = None
-        """What broke the connection, for the requests without a reply."""
+        """The error that broke the connection, for the requests without a reply."""
 
     @property
     def is_open(self) -> bool:

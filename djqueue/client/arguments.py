@@ -1,7 +1,8 @@
 """Check the arguments of a job against the function's signature when the job is enqueued."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 from djqueue.core.errors import ArgumentsError
@@ -27,17 +28,24 @@ class Arguments:
 
     def check(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise ArgumentsError, naming the job, if the function cannot be called with these arguments."""
-        count = len(args)
-        if count < len(self._rules) and (rule := self._rules[count]) is not None:
-            required, allowed = rule
-            if not required if not kwargs else required <= kwargs.keys() <= allowed:
-                return
+        if self.accepts(len(args), kwargs.keys()):
+            return
         try:
             self.signature.bind(*args, **kwargs)
         except TypeError as error:
             raise ArgumentsError(
                 f"{name}{self.signature}: {self._explain(error, kwargs)}.{self._hint(name, kwargs)}"
             ) from None
+
+    def accepts(self, count: int, names: Collection[str]) -> bool:
+        """Return whether a call with so many positional arguments and these named ones is surely right.
+
+        If not, `check` decides.
+        """
+        if count >= len(self._rules) or (rule := self._rules[count]) is None:
+            return False
+        required, allowed = rule
+        return required.issubset(names) and allowed.issuperset(names) if names else not required
 
     def check_scheduled(self, name: str) -> None:
         """Raise ArgumentsError if the function cannot be called without arguments, as a schedule does."""
@@ -98,6 +106,42 @@ def check_call(arguments: Arguments, name: str, place: int, call: Call) -> None:
         arguments.check(name, args, kwargs)
     except ArgumentsError as error:
         raise ArgumentsError(f"enqueue_many: entry {place}: {error}") from None
+
+
+def split_calls(entries: Sequence[Any], first: int) -> tuple[list[Sequence[Any]], list[dict[str, Any]]]:
+    """Return the positional and the named arguments of entries of `enqueue_many`.
+
+    Args:
+        first: Position of the first entry, for errors.
+
+    Raises:
+        ArgumentsError: An entry is not a pair (args, kwargs).
+    """
+    if set(map(type, entries)) == {tuple} and set(map(len, entries)) == {2}:
+        args, kwargs = map(list, zip(*entries, strict=True))
+        if set(map(type, args)) == {tuple} and set(map(type, kwargs)) == {dict}:
+            return args, kwargs
+    for place, entry in enumerate(entries, first):
+        check_entry(place, entry)
+    return [args for args, _ in entries], [kwargs for _, kwargs in entries]
+
+
+def check_calls(
+    arguments: Arguments,
+    name: str,
+    first: int,
+    args: Sequence[Sequence[Any]],
+    kwargs: Sequence[Mapping[str, Any]],
+) -> None:
+    """Check entries of `enqueue_many`, each form of call once.
+
+    Raises:
+        ArgumentsError: The function does not accept an entry; the message names its position.
+    """
+    forms = set(zip(map(len, args), map(tuple, kwargs) if any(kwargs) else repeat(()), strict=False))
+    if not all(arguments.accepts(count, names) for count, names in forms):
+        for place, call in enumerate(zip(args, kwargs, strict=True), first):
+            check_call(arguments, name, place, call)
 
 
 def check_entry(place: int, entry: object) -> None:

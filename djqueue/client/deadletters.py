@@ -17,7 +17,7 @@ from djqueue.core.states import State
 from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
 
-from .jobs import chunks
+from .chunking import chunks
 
 PAGE = 500
 """Dead letters per call."""

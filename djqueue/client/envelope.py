@@ -7,7 +7,7 @@ from typing import Any
 
 from django.apps import apps
 
-from djqueue.codecs import encode, get_encoder
+from djqueue.codecs import CallsEncoder, encode, get_calls_encoder, get_encoder
 from djqueue.conf import Settings, get_settings, has_django
 from djqueue.core.errors import ConfigurationError, OptionError, PayloadTooLargeError, UnknownQueueError
 from djqueue.core.job import Batch
@@ -94,13 +94,34 @@ def batch(
     options: EnqueueOptions, name: str, values: Sequence[Any], ids: Sequence[str] | None = None
 ) -> Batch:
     """Return a batch for the storage, with encoded payloads and checked ids."""
-    assert options.queue is not None
     encode_payload = encoder(options.job.content_type, get_settings())
-    if ids is not None:
-        if len(ids) != len(values):
-            raise OptionError(f"ids: expected one id per job ({len(values)}), got {len(ids)}")
-        ids = [check_text("id", job_id) for job_id in ids]
-    payloads = [encode_payload(value) for value in values]
+    ids = _checked_ids(ids, len(values))
+    return _batch(options, name, [encode_payload(value) for value in values], ids)
+
+
+def batch_of_calls(
+    options: EnqueueOptions,
+    name: str,
+    args: Sequence[Sequence[Any]],
+    kwargs: Sequence[Mapping[str, Any]],
+    ids: Sequence[str] | None = None,
+) -> Batch:
+    """Return a batch of calls of a function, given the positional and the named arguments of each."""
+    encode_calls = calls_encoder(options.job.content_type, get_settings())
+    ids = _checked_ids(ids, len(args))
+    return _batch(options, name, encode_calls(args, kwargs), ids)
+
+
+def _checked_ids(ids: Sequence[str] | None, count: int) -> list[str] | None:
+    if ids is None:
+        return None
+    if len(ids) != count:
+        raise OptionError(f"ids: expected one id per job ({count}), got {len(ids)}")
+    return [check_text("id", job_id) for job_id in ids]
+
+
+def _batch(options: EnqueueOptions, name: str, payloads: list[bytes], ids: list[str] | None) -> Batch:
+    assert options.queue is not None
     check_size(options.job, name, payloads)
     return Batch(
         options.queue,
@@ -144,10 +165,21 @@ def _size_of(options: JobOptions) -> int:
 @lru_cache(maxsize=64)
 def encoder(content_type: str, settings: Settings) -> Callable[[Any], bytes]:
     """Return the encoder of payloads of a content type, with the settings' limits."""
+    _check_content_type(content_type, settings)
+    return get_encoder(content_type, settings.max_payload, "payload")
+
+
+@lru_cache(maxsize=64)
+def calls_encoder(content_type: str, settings: Settings) -> CallsEncoder:
+    """Return the encoder of many calls: see `encoder`."""
+    _check_content_type(content_type, settings)
+    return get_calls_encoder(content_type, settings.max_payload, "payload")
+
+
+def _check_content_type(content_type: str, settings: Settings) -> None:
     if content_type not in settings.accept_content:
         accepted = ", ".join(sorted(settings.accept_content))
         raise OptionError(f"content_type: {content_type!r} is not in DJQUEUE['ACCEPT_CONTENT'] ({accepted})")
-    return get_encoder(content_type, settings.max_payload, "payload")
 
 
 def _with_codec(settings: Settings) -> EnqueueOptions:

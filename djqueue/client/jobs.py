@@ -1,11 +1,21 @@
 """`@job`: functions that can be enqueued as jobs."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, TypeVar, overload
 
 from djqueue.conf import Settings, get_settings
 from djqueue.core.backoff import BackoffFunction
+from djqueue.core.collector import gc_paused
 from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ArgumentsError, OptionError
 from djqueue.core.executors import (
@@ -26,15 +36,16 @@ from djqueue.schedules import words
 from djqueue.storage.base import Storage
 
 from . import envelope, hints, waiting
-from .arguments import Arguments, check_call, check_entry, read_arguments
+from .arguments import Arguments, check_calls, read_arguments, split_calls
 from .batches import BatchRule, parse_batch
+from .chunking import checked_first, chunks
 from .declared import declared, split_options
 from .flows import Node
 from .foreign import explain_attribute
 from .generating import is_generator
 from .importable import check_importable
 from .registered import Registry, registry
-from .sending import asend, send
+from .sending import asend, asend_one, send, send_one
 from .storages import get_storage
 from .streaming import Streaming, Wait
 
@@ -43,11 +54,6 @@ R = TypeVar("R")
 
 DEFAULT_WAIT = 30.0
 """Default time limit of `enqueue_and_wait`, in seconds."""
-BULK = 1_000
-"""Jobs of `enqueue_many` in one call of the storage."""
-
-PLAIN_CALL = (tuple, dict)
-"""Types of an entry of `enqueue_many` that need no further check."""
 UNSET: Any = object()
 """Marks an argument that was not given."""
 
@@ -189,16 +195,18 @@ class JobType(Generic[P, R]):
             SerializationError: An argument cannot be stored.
             StorageError: The job was not enqueued.
         """
-        return send(self._storage(), [self._one(args, kwargs)])[0]
+        return send_one(self._storage(), self._one(args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
         """Async version of `enqueue`."""
-        return (await asend(self._storage(), [self._one(args, kwargs)]))[0]
+        return await asend_one(self._storage(), self._one(args, kwargs))
 
     def enqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult]:
         """Enqueue one job for each pair (args, kwargs), in order; much faster than one by one.
 
-        If one of them is wrong, none is stored.
+        The jobs of a list, or of another collection with a length, are all checked first: if one is wrong,
+        none is stored. An iterator is read a thousand pairs at a time while earlier ones are sent; the jobs
+        before an error remain enqueued, and a note on the exception says how many.
 
         Raises:
             ArgumentsError: An entry is not a pair (args, kwargs), or the function does not accept it.
@@ -207,7 +215,7 @@ class JobType(Generic[P, R]):
 
     async def aenqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult]:
         """Async version of `enqueue_many`."""
-        return await asend(self._storage(), list(self._many(calls)))
+        return await asend(self._storage(), self._many(calls))
 
     def enqueue_and_wait(self, *args: Any, wait: float | timedelta = UNSET, **kwargs: Any) -> Any:
         """Enqueue one job, wait for it, and return its result: see `djqueue.client.waiting`.
@@ -296,13 +304,19 @@ class JobType(Generic[P, R]):
                 "enqueue_many: expected a list or another iterable of (args, kwargs) pairs, got an "
                 f"object of type {type(calls).__name__}; to enqueue one job, use enqueue()"
             )
-        for number, chunk in enumerate(chunks(calls)):
-            for place, call in enumerate(chunk, number * BULK):
-                if type(call) is not tuple or tuple(map(type, call)) != PLAIN_CALL:
-                    check_entry(place, call)
+        return checked_first(self._batches(calls), calls)
+
+    def _batches(self, calls: Iterable[Call]) -> Iterator[Batch]:
+        first = 0
+        for chunk in chunks(calls):
+            with gc_paused(len(chunk)):
+                args, kwargs = split_calls(chunk, first)
                 if self.arguments is not None:
-                    check_call(self.arguments, self.name, place, call)
-            yield self._batch([_value(args, kwargs) for args, kwargs in chunk])
+                    check_calls(self.arguments, self.name, first, args, kwargs)
+                ids = None if self._id is None else [self._id] * len(chunk)
+                batch = envelope.batch_of_calls(self.options, self.name, args, kwargs, ids)
+            yield batch
+            first += len(chunk)
 
     def _batch(self, values: list[dict[str, Any]]) -> Batch:
         ids = [self._id] * len(values) if self._id is not None else None
@@ -368,18 +382,6 @@ def _flag(name: str, value: Any) -> bool:
 
 def _value(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     return {"args": list(args), "kwargs": dict(kwargs)}
-
-
-def chunks(entries: Iterable[Any], size: int = BULK) -> Iterable[list[Any]]:
-    """Yield lists of at most `size` entries."""
-    chunk: list[Any] = []
-    for entry in entries:
-        chunk.append(entry)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 @overload

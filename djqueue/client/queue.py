@@ -12,15 +12,16 @@ from djqueue.core.options import EnqueueOptions
 from djqueue.storage.base import Storage
 
 from . import envelope, waiting
+from .chunking import checked_first, chunks
 from .entries import check_arguments, check_name, check_payloads, refuse_function
 from .flows import Node
 from .foreign import explain_queue_attribute
-from .jobs import DEFAULT_WAIT, chunks
+from .jobs import DEFAULT_WAIT
 from .queuecontrols import QueueActions
 from .queuedead import DeadLetterActions
 from .queuejobs import JobActions
 from .results import of_storage
-from .sending import asend, send
+from .sending import asend, asend_one, send, send_one
 from .streaming import Streaming, Wait
 
 
@@ -59,7 +60,8 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
 
         Raises OptionError, ArgumentsError, SerializationError, StorageError.
         """
-        return self._results(send(self.storage, [self._single(payload, id, name, options, more)]))[0]
+        batch = self._single(payload, id, name, options, more)
+        return self._results([send_one(self.storage, batch)])[0]
 
     async def aenqueue(
         self,
@@ -71,7 +73,7 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
     ) -> EnqueueResult:
         """Async version of `enqueue`."""
         batch = self._single(payload, id, name, options, more)
-        return self._results(await asend(self.storage, [batch]))[0]
+        return self._results([await asend_one(self.storage, batch)])[0]
 
     def enqueue_many(
         self,
@@ -83,12 +85,14 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
     ) -> list[EnqueueResult]:
         """Enqueue one job per payload, in order, all with the same options.
 
-        Nothing is stored if a payload cannot be serialized.
+        If `payloads` and `ids` have lengths, all payloads are serialized first: nothing is stored if one
+        can't be. An iterator is read a thousand payloads at a time while earlier ones are sent; the jobs
+        before an error remain enqueued, and a note on the exception says how many.
 
         Args:
             ids: One id per payload.
         """
-        return self._results(send(self.storage, list(self._batches(payloads, ids, name, options))))
+        return self._results(send(self.storage, self._many(payloads, ids, name, options)))
 
     async def aenqueue_many(
         self,
@@ -99,7 +103,7 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
         **options: Any,
     ) -> list[EnqueueResult]:
         """Async version of `enqueue_many`."""
-        return self._results(await asend(self.storage, list(self._batches(payloads, ids, name, options))))
+        return self._results(await asend(self.storage, self._many(payloads, ids, name, options)))
 
     def enqueue_and_wait(
         self,
@@ -216,15 +220,20 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
             refuse_function(self.name, [payload])
             raise
 
-    def _batches(
+    def _many(
         self,
         payloads: Iterable[Any],
         ids: Iterable[str] | None,
         name: str | None,
         options: Mapping[str, Any],
     ) -> Iterable[Batch]:
-        resolved = self._options(options)
         payloads = check_payloads(payloads)
+        batches = self._batches(payloads, ids, name, self._options(options))
+        return checked_first(batches, payloads, () if ids is None else ids)
+
+    def _batches(
+        self, payloads: Iterable[Any], ids: Iterable[str] | None, name: str | None, resolved: EnqueueOptions
+    ) -> Iterator[Batch]:
         if ids is None:
             for chunk in chunks(payloads):
                 yield self._batch(resolved, name, chunk)

@@ -13,9 +13,9 @@ from djqueue.core.options import PARSERS, check_text
 from djqueue.core.states import PENDING, State
 
 from . import envelope
+from .chunking import chunks
 from .entries import check_id, check_ids
 from .info import JobInfo, JobStatus, outcome
-from .jobs import chunks
 from .limiters import UNCHANGED
 from .queuehandle import QueueHandle
 

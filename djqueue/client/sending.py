@@ -3,7 +3,8 @@
 `send` and `enqueue` are the hot path, and so are written twice: running them as steps would take 5 % longer.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
@@ -20,27 +21,102 @@ from .steps import Step, Steps, arun, run
 
 
 def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
-    """Enqueue batches, a call of the storage for each; cached results come back decoded."""
-    batches = list(batches)
+    """Enqueue batches, a call of the storage for each; cached results come back decoded.
+
+    Batches that come from an iterator are made while earlier ones are sent.
+    """
     results: list[EnqueueResult] = []
-    with gc_paused(sum(len(batch.payloads) for batch in batches)):
-        for batch in batches:
-            answers = enqueue(storage, batch)
-            if batch.ids is not None and (ids := _with_results(answers)):
-                answers = _decoded(answers, storage.reads.jobs(batch.queue, ids), batch)
-            results += answers
+    made = sum(len(batch.payloads) for batch in batches) if isinstance(batches, list) else 0
+    try:
+        with gc_paused(made):
+            for batch, answers in _each(storage, batches):
+                if batch.ids is not None and (ids := _with_results(answers)):
+                    answers = _decoded(answers, storage.reads.jobs(batch.queue, ids), batch)
+                results += answers
+    except Exception as error:
+        _note(error, results)
+        raise
     return results
+
+
+def send_one(storage: Storage, batch: Batch) -> EnqueueResult:
+    """Enqueue a batch of one job."""
+    answers = enqueue(storage, batch)
+    if batch.ids is not None and (ids := _with_results(answers)):
+        answers = _decoded(answers, storage.reads.jobs(batch.queue, ids), batch)
+    return answers[0]
+
+
+def _each(storage: Storage, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[EnqueueResult]]]:
+    """Enqueue batches, and yield each with its results."""
+    if layers_of(get_settings()).enqueue:
+        # Each batch passes the middleware before the next one is made.
+        for batch in batches:
+            yield batch, enqueue(storage, batch)
+        return
+    for batch, answers in storage.enqueue_each(batches):
+        _announce(storage, batch, answers)
+        yield batch, answers
 
 
 async def asend(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
     """Async version of `send`."""
     results: list[EnqueueResult] = []
-    for batch in batches:
-        answers = await aenqueue(storage, batch)
-        if batch.ids is not None and (ids := _with_results(answers)):
-            answers = _decoded(answers, await storage.reads.ajobs(batch.queue, ids), batch)
-        results += answers
+    try:
+        async for batch, answers in _aeach(storage, batches):
+            if batch.ids is not None and (ids := _with_results(answers)):
+                answers = _decoded(answers, await storage.reads.ajobs(batch.queue, ids), batch)
+            results += answers
+    except Exception as error:
+        _note(error, results)
+        raise
     return results
+
+
+async def _aeach(
+    storage: Storage, batches: Iterable[Batch]
+) -> AsyncIterator[tuple[Batch, list[EnqueueResult]]]:
+    """Enqueue batches, and yield each with its results."""
+    if isinstance(batches, list):
+        for batch in batches:
+            yield batch, await aenqueue(storage, batch)
+        return
+    source = iter(batches)
+    batch = next(source, None)
+    while batch is not None:
+        following, failure = None, None
+        # The next batch is made while this one is in flight, which it is after one turn of the loop.
+        sending = asyncio.ensure_future(aenqueue(storage, batch))
+        try:
+            await asyncio.sleep(0)
+            try:
+                following = next(source, None)
+            except Exception as error:
+                failure = error
+            answers = await sending
+        finally:
+            sending.cancel()
+        yield batch, answers
+        if failure is not None:
+            raise failure
+        batch = following
+
+
+async def asend_one(storage: Storage, batch: Batch) -> EnqueueResult:
+    """Async version of `send_one`."""
+    answers = await aenqueue(storage, batch)
+    if batch.ids is not None and (ids := _with_results(answers)):
+        answers = _decoded(answers, await storage.reads.ajobs(batch.queue, ids), batch)
+    return answers[0]
+
+
+def _note(error: Exception, results: Sequence[EnqueueResult]) -> None:
+    """Note on an error how many jobs of its call had been accepted before."""
+    if results:
+        error.add_note(
+            f"The first {len(results):,} jobs of this call were enqueued before the error; the last of them "
+            f"has the id {results[-1].id!r}."
+        )
 
 
 def send_together(storage: Storage, batches: Sequence[Batch]) -> list[EnqueueResult]:
@@ -145,11 +221,15 @@ class BatchCollector:
 
 def _accepted(storage: Storage, batch: Batch) -> list[EnqueueResult]:
     answers = storage.enqueue([batch])
+    _announce(storage, batch, answers)
+    return answers
+
+
+def _announce(storage: Storage, batch: Batch, answers: Sequence[EnqueueResult]) -> None:
     if hints.is_new(batch):
         hints.check(storage, batch)
     if job_enqueued.receivers:
         announcing.enqueued(storage, batch, answers)
-    return answers
 
 
 async def _aaccepted(storage: Storage, batch: Batch) -> list[EnqueueResult]:

@@ -3,9 +3,11 @@
 import logging
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from threading import Event as ThreadEvent
 from typing import Any
 
+from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadline import within
 from djqueue.core.durations import milliseconds
@@ -13,6 +15,7 @@ from djqueue.core.errors import StorageUnavailableError, WaitInTransactionError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult, Event, JobRecord
 from djqueue.core.states import TERMINAL
+from djqueue.middleware import layers_of
 from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 
 from .info import outcome
@@ -82,13 +85,21 @@ def _enqueue_and_wait(
     transactions = storage.capabilities.transactions
     refuse_in_vain(batch, (yield Step(transactions.alias_for, transactions.aalias_for, (batch,))))
     handler = _on_ending(signal.set)
-    unsubscribe = yield in_thread(storage, _subscribe, storage, batch.queue, handler, batch.ids[0])
+    # A thread of `acall` is not the one that enqueues.
+    alone = in_thread(storage, _subscribe, storage, storage.events.subscribe)
+    together = partial(_subscribe, storage, storage.subscribe_new)
+    unsubscribe = yield Step(
+        together, partial(alone.acall, *alone.args), (batch.queue, handler, batch.ids[0])
+    )
     try:
         [result] = yield Step(enqueue, aenqueue, (storage, batch))
         if result.id != batch.ids[0]:
             if unsubscribe is not None:
                 unsubscribe()
-            unsubscribe = yield in_thread(storage, _subscribe, storage, batch.queue, handler, result.id)
+            subscribe = storage.events.subscribe
+            unsubscribe = yield in_thread(
+                storage, _subscribe, storage, subscribe, batch.queue, handler, result.id
+            )
         interval = UNSUBSCRIBED if unsubscribe is None else CHECK_EVERY
         if result.status == "queued":
             yield _wait(signal, interval, deadline)
@@ -140,7 +151,13 @@ def _wait(signal: Signal, seconds: float, deadline: int) -> Step:
     return Step(signal.wait, signal.wait, (min(seconds, _left(deadline)),))
 
 
-def _subscribe(storage: Storage, queue: str, handler: EventHandler, job_id: str) -> Unsubscribe | None:
+def _subscribe(
+    storage: Storage,
+    subscribe: Callable[[str, EventHandler, str], Unsubscribe],
+    queue: str,
+    handler: EventHandler,
+    job_id: str,
+) -> Unsubscribe | None:
     """Subscribe to a job's events; None if the storage does not confirm it in time.
 
     A slow storage can still run the job, and one that is away fails the enqueue with its own error.
@@ -149,7 +166,7 @@ def _subscribe(storage: Storage, queue: str, handler: EventHandler, job_id: str)
         return None
     try:
         with within(SUBSCRIPTION_TIMEOUT):
-            return storage.events.subscribe(queue, handler, job_id)
+            return subscribe(queue, handler, job_id)
     except StorageUnavailableError as error:
         logger.debug("Polling job %s, because its events could not be subscribed to: %s", job_id, error)
         return None
@@ -159,7 +176,9 @@ def with_id(batch: Batch) -> Batch:
     """Return the batch of one job, with an id to wait for."""
     if batch.ids is not None:
         return batch
-    return batch._replace(ids=[_ids.new(SYSTEM_CLOCK.now())], fresh=True)
+    # A middleware may pass the batch more than once.
+    fresh = not layers_of(get_settings()).enqueue
+    return batch._replace(ids=[_ids.new(SYSTEM_CLOCK.now())], fresh=fresh)
 
 
 def refuse_in_vain(batch: Batch, alias: str | None) -> None:

@@ -13,9 +13,10 @@ from djqueue.core.errors import SerializationError
 from djqueue.core.options import MSGPACK
 
 from . import msgpack
+from .msgpack import CallsEncoder
 from .refusals import not_accepted
 
-__all__ = ["MSGPACK", "content_id", "decode", "encode", "get_encoder"]
+__all__ = ["MSGPACK", "CallsEncoder", "content_id", "decode", "encode", "get_calls_encoder", "get_encoder"]
 
 NAMES = {"msgpack": MSGPACK}
 """Short names of djqueue's own content types; kombu's registry has the names of the others."""
@@ -42,6 +43,20 @@ def get_encoder(content_type: str, limit: int | None = None, what: str = "payloa
     from . import foreign
 
     return foreign.encoder(content_type, limit, what)
+
+
+def get_calls_encoder(content_type: str, limit: int | None = None, what: str = "payload") -> CallsEncoder:
+    """Return an encoder of many calls, which returns what `get_encoder`'s returns for each.
+
+    It takes the positional arguments of each call and the named ones, and encodes the payloads
+    `{"args": [...], "kwargs": {...}}`.
+    """
+    if NAMES.get(content_type, content_type) == MSGPACK:
+        return msgpack.calls_encoder(limit, what)
+    encode_one = get_encoder(content_type, limit, what)
+    return lambda args, kwargs: [
+        encode_one({"args": [*a], "kwargs": {**k}}) for a, k in zip(args, kwargs, strict=True)
+    ]
 
 
 def decode(

@@ -6,9 +6,10 @@ keys may have any hashable type.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Context, Decimal, InvalidOperation
+from itertools import chain
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -35,12 +36,17 @@ MARK_BYTES = b"\xc7\x00\x01"
 
 STRAYS = frozenset({bytearray, memoryview, ExtType, Timestamp})
 """Types that MessagePack accepts, but does not return unchanged."""
+SCALARS = frozenset({int, float, bool, str, type(None)})
 BEGINNINGS = b"\xc4\xc5\xc6\xc7\xc8\xc9\xd4\xd5\xd6\xd7\xd8"
 """First bytes of `bytes` and of extension types; without them, no mark can be in the wrong place."""
 WITHOUT_BEGINNINGS = bytes(0 if byte in BEGINNINGS else byte for byte in range(256))
 
 LARGEST_BUFFER = 1 << 20
 """Maximum bytes of a packer's buffer: a packer keeps its buffer, and is dropped above this size."""
+
+
+CallsEncoder = Callable[[Sequence[Sequence[Any]], Sequence[Mapping[str, Any]]], list[bytes]]
+"""Encodes calls, given the positional and the named arguments of each."""
 
 
 def encoder(limit: int | None, what: str) -> Callable[[Any], bytes]:
@@ -71,6 +77,44 @@ def encoder(limit: int | None, what: str) -> Callable[[Any], bytes]:
 
 
 _packers: list[Packer] = []
+
+# A job's call as it is encoded: a map of the two entries "args" and "kwargs".
+CALL_ARGS = b"\x82\xa4args"
+CALL_KWARGS = b"\xa6kwargs"
+NO_KWARGS = CALL_KWARGS + b"\x80"
+
+
+def calls_encoder(limit: int | None, what: str) -> CallsEncoder:
+    """Return an encoder of many calls: see `djqueue.codecs.get_calls_encoder`."""
+    encode_one = encoder(limit, what)
+
+    def encode(args: Sequence[Sequence[Any]], kwargs: Sequence[Mapping[str, Any]]) -> list[bytes]:
+        try:
+            packer = _packers.pop()
+        except IndexError:
+            packer = Packer(strict_types=True, default=_extended)
+        pack = packer.pack
+        try:
+            if any(kwargs):
+                pairs = zip(args, kwargs, strict=True)
+                found = [CALL_ARGS + pack([*a]) + CALL_KWARGS + pack({**k}) for a, k in pairs]
+            else:
+                found = [CALL_ARGS + pack([*a]) + NO_KWARGS for a in args]
+            largest = max(map(len, found), default=0)
+        except Exception:
+            # Encoding them one at a time raises the error of the first wrong one, with its path.
+            found, largest = [], LARGEST_BUFFER + 1
+        if largest <= LARGEST_BUFFER:
+            _packers.append(packer)
+        if len(found) != len(args) or (limit is not None and largest > limit):
+            return [encode_one({"args": [*a], "kwargs": {**k}}) for a, k in zip(args, kwargs, strict=True)]
+        if not _are_scalars(args, kwargs):
+            for data, a, k in zip(found, args, kwargs, strict=True):
+                if data.translate(WITHOUT_BEGINNINGS) is not data:
+                    _refuse_strays({"args": [*a], "kwargs": {**k}}, what)
+        return found
+
+    return encode
 
 
 def decode(data: bytes) -> Any:
@@ -115,6 +159,16 @@ class _Tuples:
             self.marks -= 1
             return tuple(items[1:])
         return items
+
+
+def _are_scalars(args: Sequence[Sequence[Any]], kwargs: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether all arguments of calls have types that can have no strays in them."""
+    if not SCALARS.issuperset(map(type, chain.from_iterable(args))):
+        return False
+    return not any(kwargs) or (
+        SCALARS.issuperset(map(type, chain.from_iterable(kwargs)))
+        and all(SCALARS.issuperset(map(type, named.values())) for named in kwargs)
+    )
 
 
 def _refuse_strays(value: Any, what: str) -> None:

@@ -32,18 +32,18 @@ class IdSource:
 
     def new(self, now: int) -> str:
         """Return one id for a time in UTC milliseconds."""
-        return self.many(1, now)[0]
+        with self._lock:
+            self._last = number = max(now << COUNTER_BITS, self._last + 1)
+            noise = self._noise.pop() if self._noise else self._fetched()
+        time = f"{number >> COUNTER_BITS:012x}"
+        return f"{time[:8]}-{time[8:]}-7{NUMBERS[number & (COUNTER_LIMIT - 1)]}-8{noise[:3]}-{noise[3:15]}"
 
     def many(self, count: int, now: int) -> list[str]:
         """Return `count` ascending ids for a time in UTC milliseconds."""
         with self._lock:
             first = max(now << COUNTER_BITS, self._last + 1)
             self._last = first + count - 1
-            if not self._noise:
-                # Fetched in bulk: a system call takes as long as creating hundreds of ids.
-                noise = self._random_bytes(NOISE_SIZE * NOISES).hex()
-                self._noise = [noise[at : at + 16] for at in range(0, len(noise), 2 * NOISE_SIZE)]
-            noise = self._noise.pop()
+            noise = self._noise.pop() if self._noise else self._fetched()
         # 8 sets the two bits of the variant to 10; 60 random bits follow.
         tail = f"-8{noise[:3]}-{noise[3:15]}"
         ids: list[str] = []
@@ -54,6 +54,12 @@ class IdSource:
             ids += [prefix + digits + tail for digits in NUMBERS[number : number + end - first]]
             first = (first | (COUNTER_LIMIT - 1)) + 1
         return ids
+
+    def _fetched(self) -> str:
+        """Return new random digits, and keep some more: a system call takes as long as hundreds of ids."""
+        noise = self._random_bytes(NOISE_SIZE * NOISES).hex()
+        self._noise = [noise[at : at + 16] for at in range(0, len(noise), 2 * NOISE_SIZE)]
+        return self._noise.pop()
 
     def _part(self) -> None:
         """Drop random digits in a forked child, because the parent will use them."""

@@ -26,7 +26,7 @@ The test suite `djqueue.testing.contract` verifies this.
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ParamSpec, TypeVar
 
 from djqueue.core.breaker import Outage
@@ -133,6 +133,18 @@ class Storage(ABC):
         """Async version of `enqueue`."""
         return await self.acall(self.enqueue, batches)
 
+    def enqueue_each(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[EnqueueResult]]]:
+        """Enqueue batches one after the other, in order, and yield each with its results.
+
+        A storage may take the next batch from the iterable and send it before it has the results of the one
+        before. If the iterable raises an exception, the batches before are enqueued and yielded first.
+
+        Raises the errors of `enqueue`. The batches that have been yielded are enqueued then, the one that
+        failed may be if the storage was unavailable, and so may the one after it.
+        """
+        for batch in batches:
+            yield batch, self.enqueue([batch])
+
     @abstractmethod
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """End the attempts whose tokens are valid, and claim the next jobs in the same round trip."""
@@ -164,6 +176,13 @@ class Storage(ABC):
     @abstractmethod
     def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
         """Call `wake`, from any thread, when a job of these queues (None: of any queue) may be claimable."""
+
+    def subscribe_new(self, queue: str, handler: EventHandler, job_id: str) -> Unsubscribe:
+        """Subscribe to the events of a job that this thread enqueues next.
+
+        A storage may begin the subscription with the enqueue, in one round trip.
+        """
+        return self.events.subscribe(queue, handler, job_id)
 
     @abstractmethod
     def sweep(self) -> Swept:

@@ -68,9 +68,18 @@ class Exchange:
         client: Any = self._connections.sync()
         if self._connections.is_cluster:
             return client.execute_command(*words)
-        with self.connection(client) as connection:
-            connection.send_packed_command([pack_command(tuple(words))], check_health=False)
-            return connection.read_response()
+        pool, connection = self.take(client)
+        try:
+            connection.send_packed_command((pack_command(tuple(words)),), check_health=False)
+            answer = connection.read_response()
+        except redis.ResponseError:
+            self.give_back(pool, connection)
+            raise
+        except BaseException as error:
+            self.drop(pool, connection, error)
+            raise
+        self.give_back(pool, connection)
+        return answer
 
     def ask_many(self, requests: Sequence[Words]) -> list[Any]:
         """Send requests that change nothing, each to the server with its keys.
@@ -156,6 +165,19 @@ class Exchange:
     @contextmanager
     def connection(self, client: Any = None) -> Iterator[Any]:
         """A connection to the single server for one caller, who reads all replies."""
+        pool, connection = self.take(client)
+        try:
+            yield connection
+        except redis.ResponseError:
+            self.give_back(pool, connection)
+            raise
+        except BaseException as error:
+            self.drop(pool, connection, error)
+            raise
+        self.give_back(pool, connection)
+
+    def take(self, client: Any = None) -> tuple[Any, Any]:
+        """Take a connection to the single server, with its pool; `give_back` or `drop` it."""
         watch = self._watch
         if watch is not None:
             watch.check()
@@ -165,31 +187,31 @@ class Exchange:
             found: Any = client if client is not None else self._connections.sync()
             pool = found.connection_pool
             connection = pool.get_connection()
-        try:
-            if watch is not None and connection.epoch != watch.epoch:
+        if watch is not None and connection.epoch != watch.epoch:
+            try:
                 connection.disconnect()  # It is connected to an old master.
                 connection.connect()
-            yield connection
-        except redis.ResponseError:
-            self._put_back(self._spare, pool, connection)
-            raise
-        except BaseException as error:
-            # A late reply must not be read as that of another call.
-            connection.disconnect()
-            pool.release(connection)
-            if isinstance(error, redis.ConnectionError):
-                # The others are probably dead, too; a pool checks a connection before it returns it.
-                while self._spare:
-                    spare_pool, spare = self._spare.pop()
-                    spare_pool.release(spare)
-            raise
-        self._put_back(self._spare, pool, connection)
+            except BaseException as error:
+                self.drop(pool, connection, error)
+                raise
+        return pool, connection
 
-    def _put_back(self, spare: deque[tuple[Any, Any]], pool: Any, connection: Any) -> None:
-        if len(spare) < AT_HAND:
-            spare.append((pool, connection))
+    def give_back(self, pool: Any, connection: Any) -> None:
+        """Return a connection all of whose replies have been read."""
+        if len(self._spare) < AT_HAND:
+            self._spare.append((pool, connection))
         else:
             pool.release(connection)
+
+    def drop(self, pool: Any, connection: Any, error: BaseException | None = None) -> None:
+        """Close a connection: a late reply must not be read as that of another call."""
+        connection.disconnect()
+        pool.release(connection)
+        if isinstance(error, redis.ConnectionError):
+            # The others are probably dead, too; a pool checks a connection before it returns it.
+            while self._spare:
+                spare_pool, spare = self._spare.pop()
+                spare_pool.release(spare)
 
     async def aask(self, words: Words) -> Any:
         """Async version of `ask`, on the connections of this loop."""
@@ -263,6 +285,64 @@ class Exchange:
             await connection.disconnect(nowait=True)
             await pool.release(connection)
             raise
+
+
+class Pipeline:
+    """Requests on one connection, whose replies are received later. Raises redis-py's errors on receipt."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._held: tuple[Any, Any] | None = None
+        self._error: redis.RedisError | None = None
+        """The error that broke the connection, for the requests without a reply."""
+
+    @property
+    def is_open(self) -> bool:
+        """False once the connection is broken; the replies that are due are lost then."""
+        return self._error is None
+
+    def send(self, words: Words) -> None:
+        """Send a request. If that fails, `receive` raises the error."""
+        self._error = None
+        try:
+            if self._held is None:
+                self._held = self._exchange.take()
+            self._held[1].send_packed_command([pack_command(tuple(words))], check_health=False)
+        except redis.RedisError as error:
+            self._broken(error)
+        except BaseException:
+            self._broken(redis.ConnectionError("a request was interrupted"))
+            raise
+
+    def receive(self) -> Any:
+        """Return the reply of the oldest request without one."""
+        if self._error is not None:
+            raise self._error
+        assert self._held is not None
+        try:
+            return self._held[1].read_response()
+        except redis.ResponseError:
+            raise
+        except redis.RedisError as error:
+            self._broken(error)
+            raise
+        except BaseException:
+            self._broken(redis.TimeoutError("the wait for a reply was interrupted"))
+            raise
+
+    def close(self, *, is_clean: bool) -> None:
+        """End; `is_clean` if all replies have been received."""
+        held, self._held = self._held, None
+        if held is not None and is_clean:
+            self._exchange.give_back(*held)
+        elif held is not None:
+            self._exchange.drop(*held)
+
+    def _broken(self, error: redis.RedisError) -> None:
+        self._error = error
+        held, self._held = self._held, None
+        if held is not None:
+            self._exchange.drop(*held, error)
 
 
 @contextmanager

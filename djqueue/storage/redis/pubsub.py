@@ -8,10 +8,11 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from djqueue.core.errors import StorageError
 from djqueue.core.forks import after_fork
+from djqueue.core.job import Batch
 from djqueue.storage.base import EventHandler, Unsubscribe
 
 from . import records
@@ -55,6 +56,8 @@ class Notifications:
         self._lock = threading.Lock()
         self._subscribed: Counter[tuple[str, bytes]] = Counter()
         """Number of subscribers by queue and subscription."""
+        self._deferred: set[tuple[str, bytes]] = set()
+        """Subscriptions that begin when their jobs are enqueued."""
         self._kept: dict[str, tuple[Unsubscribe, float]] = {}
         """Queues whose channels are kept: how to unsubscribe, and the time of the last subscription."""
         self._stop = threading.Event()
@@ -71,6 +74,7 @@ class Notifications:
         self._stop = threading.Event()
         with self._lock:
             self._subscribed.clear()
+            self._deferred.clear()
             self._kept.clear()
         self._listener.close()
 
@@ -153,8 +157,13 @@ class Notifications:
 
         return self._listener.add(self._common.commands, receive, wake)
 
-    def subscribe(self, queue: str, handler: EventHandler, job_id: str | None) -> Unsubscribe:
-        """Call `handler` for each event of a queue, or of one job of it."""
+    def subscribe(
+        self, queue: str, handler: EventHandler, job_id: str | None, *, with_enqueue: bool = False
+    ) -> Unsubscribe:
+        """Call `handler` for each event of a queue, or of one job of it.
+
+        with_enqueue: the call that enqueues the job takes the subscription along, by `take_deferred`.
+        """
         what = ALL if job_id is None else b"=" + pack_text(job_id)
         entry = (queue, what)
 
@@ -174,6 +183,8 @@ class Notifications:
         self._keep(queue)
         with self._lock:
             self._subscribed[entry] += 1
+            if with_enqueue:
+                self._deferred.add(entry)
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._renew_subscriptions,
@@ -182,7 +193,8 @@ class Notifications:
                     daemon=True,
                 )
                 self._thread.start()
-        self._roundtrips.run(self._watch(queue, [what]))
+        if not with_enqueue:
+            self._roundtrips.run(self._watch(queue, [what]))
         ended = False
 
         def unsubscribe() -> None:
@@ -191,12 +203,28 @@ class Notifications:
                 if ended:
                     return
                 ended = True
+                self._deferred.discard(entry)
                 self._subscribed[entry] -= 1
                 if self._subscribed[entry] <= 0:
                     del self._subscribed[entry]
             remove()
 
         return unsubscribe
+
+    def take_deferred(self, batches: Sequence[Batch]) -> list[ScriptCall]:
+        """Return the calls that begin the subscriptions to jobs that are now enqueued."""
+        if not self._deferred:
+            return []
+        calls = []
+        for batch in batches:
+            for job_id in batch.ids or ():
+                entry = (batch.queue, b"=" + pack_text(job_id))
+                with self._lock:
+                    if entry not in self._deferred:
+                        continue
+                    self._deferred.discard(entry)
+                calls.append(self._watching(batch.queue, [entry[1]]))
+        return calls
 
     def _keep(self, queue: str) -> None:
         """Keep a queue's channel: connecting for each short wait would take longer than most waits."""
@@ -220,7 +248,10 @@ class Notifications:
             remove()
 
     def _watch(self, queue: str, what: list[bytes]) -> Steps[None]:
-        yield [ScriptCall(script("watch"), self._keys(queue), [SUBSCRIPTION_TTL, *what], sequence=False)]
+        yield [self._watching(queue, what)]
+
+    def _watching(self, queue: str, what: list[bytes]) -> ScriptCall:
+        return ScriptCall(script("watch"), self._keys(queue), [SUBSCRIPTION_TTL, *what], sequence=False)
 
     def _renew_subscriptions(self, stop: threading.Event) -> None:
         while not stop.wait(RENEWAL_INTERVAL):
@@ -245,6 +276,7 @@ class Notifications:
         self._lock = threading.Lock()
         self._thread = None
         self._subscribed = Counter()
+        self._deferred = set()
         self._kept = {}
 
 

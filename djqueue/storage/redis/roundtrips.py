@@ -6,16 +6,15 @@ replies; `Roundtrips` runs it on a thread or on an event loop.
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import count
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 import redis
-from hiredis import pack_command
 from redis import exceptions as errors
 
 from djqueue.core import deadline
@@ -25,48 +24,30 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.forks import after_fork
 from djqueue.core.job import Incident
 
+from .calls import RedisCommand as RedisCommand
+from .calls import ScriptCall as ScriptCall
+from .calls import has_sequence as _has_sequence
+from .calls import is_replicated as _is_replicated
+from .calls import named as _named
+from .calls import only_reads as _only_reads
+from .calls import whole as _whole
 from .connections import Connections
-from .exchange import Exchange, RetryWindow, unavailable_for
-from .keys import QueueKeys
+from .exchange import Exchange, Pipeline, RetryWindow, unavailable_for
 from .records import NUMBER, incident
 from .scripts import Script
 
 T = TypeVar("T")
 
-READS = frozenset({b"GET", b"HGET", b"HMGET"})
-"""Read commands that are sent together; the key is their first argument."""
 COUNTED = 0.9
 """Minimum share of TIMEOUT that a failed call must have had to count against the server."""
 REPLICATION_SHARE = 0.8
 """Share of a call's time limit in which replicas must confirm it; the rest is for the reply."""
-NAMED_IDS = 20
-"""Maximum number of job ids that an error names."""
 IN_FLIGHT = 2
 """Concurrent calls of one bulk operation."""
+REPEATABLE = 45.0
+"""Seconds after a request in which it may be repeated: scripts remember replies for a minute."""
 
 logger = logging.getLogger("djqueue.redis")
-
-
-class ScriptCall(NamedTuple):
-    """A call of a script. A script without a request sequence only reads, or may be repeated."""
-
-    script: Script
-    queue: QueueKeys
-    arguments: Sequence[Any]
-    """The script's own arguments."""
-    keys: Sequence[bytes] = ()
-    """Keys after those that the script declares."""
-    sequence: bool = True
-    replicas: int = 0
-    """Number of replicas that must confirm its changes."""
-    ids: Sequence[str] = ()
-    """Ids of the enqueued jobs, if replicas must confirm them: the ids may be generated."""
-
-
-class RedisCommand(NamedTuple):
-    """A Redis command that only reads, or may be repeated."""
-
-    words: tuple[Any, ...]
 
 
 Steps = Generator[list[ScriptCall | RedisCommand], list[Any], T]
@@ -159,6 +140,20 @@ class Roundtrips:
             result: T = done.value
             return result
 
+    def call(self, call: ScriptCall) -> Any:
+        """Make one call that needs no replicas, and return its reply."""
+        answer = self._one(call)
+        if call.sequence and len(answer) > 2:
+            self._report_incidents([call], [answer])
+        return answer
+
+    async def acall(self, call: ScriptCall) -> Any:
+        """Async version of `call`."""
+        answer = await self._aone(call)
+        if call.sequence and len(answer) > 2:
+            self._report_incidents([call], [answer])
+        return answer
+
     def _report_incidents(self, calls: list[ScriptCall | RedisCommand], answers: list[Any]) -> None:
         """Report the incidents that scripts add to their replies."""
         for call, answer in zip(calls, answers, strict=True):
@@ -202,10 +197,7 @@ class Roundtrips:
         return answers
 
     def _one(self, call: ScriptCall | RedisCommand) -> Any:
-        sequence = self._sequence(call)
-        answer = self._asked(call, sequence)
-        self._free(sequence)
-        return answer
+        return self._answered(call, self._sequence(call), self._exchange.ask)
 
     def _replicated(self, call: ScriptCall) -> Any:
         """Make one call, and wait until enough replicas have confirmed its changes."""
@@ -238,10 +230,11 @@ class Roundtrips:
         call: ScriptCall | RedisCommand,
         sequence: RequestSequence | None,
         ask: Callable[[list[Any], float], T],
+        trying: RetryWindow | None = None,
     ) -> T:
         """Call `ask` with the call's words and the seconds left; repeat it after temporary errors."""
         words = self._words(call, sequence)
-        trying = self._trying(call)
+        trying = trying or self._trying(call)
         try:
             while True:
                 try:
@@ -259,24 +252,96 @@ class Roundtrips:
 
     def _pipelined(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         """Make calls on one connection, some at once to keep the server busy; repeat those that failed."""
-        sequences = [self._sequence(call) for call in calls]
-        answers: list[Any] = [None] * len(calls)
-        left = set(range(len(calls)))
-        with suppress(redis.RedisError, OSError), self._exchange.connection() as connection:
-            for sent in range(len(calls) + IN_FLIGHT):
-                if sent < len(calls):
-                    words = tuple(self._words(calls[sent], sequences[sent]))
-                    connection.send_packed_command([pack_command(words)], check_health=False)
-                answered = sent - IN_FLIGHT + 1
-                if 0 <= answered < len(calls):
-                    with suppress(redis.ResponseError):
-                        answers[answered] = connection.read_response()
-                        left.discard(answered)
-        for index in sorted(left):
-            answers[index] = self._asked(calls[index], sequences[index])
-        for sequence in sequences:
-            self._free(sequence)
-        return answers
+        return list(self.stream(calls))
+
+    def stream(self, calls: Iterable[ScriptCall | RedisCommand]) -> Iterator[Any]:
+        """Make calls on one connection of the single server, and yield their replies in order.
+
+        The next call is taken and sent while earlier ones are in flight. Calls whose replies are lost are
+        repeated before another one is sent. If `calls` raises an exception, the replies of the calls that
+        were sent are yielded first.
+        """
+        source, failure = iter(calls), None
+        pipeline = Pipeline(self._exchange)
+        sent: deque[tuple[ScriptCall | RedisCommand, RequestSequence | None, float]] = deque()
+        try:
+            while True:
+                try:
+                    call = None if failure is not None else next(source, None)
+                except Exception as error:
+                    call, failure = None, error
+                is_unavailable = self.outage is not None
+                while sent and (
+                    call is None or is_unavailable or not pipeline.is_open or len(sent) == IN_FLIGHT
+                ):
+                    yield self._received(pipeline, *sent.popleft())
+                if call is None:
+                    break
+                if is_unavailable:
+                    yield self._one(call)  # fails at once during an outage
+                    continue
+                sequence = self._sequence(call)
+                pipeline.send(self._words(call, sequence))
+                sent.append((call, sequence, time.monotonic()))
+            if failure is not None:
+                raise failure
+        finally:
+            pipeline.close(is_clean=not sent)
+
+    def _received(
+        self,
+        pipeline: Pipeline,
+        call: ScriptCall | RedisCommand,
+        sequence: RequestSequence | None,
+        sent_at: float,
+    ) -> Any:
+        """Return the reply of the oldest call of a pipeline; repeat the call if its reply was lost."""
+        return self._answered(call, sequence, lambda _: pipeline.receive(), sent_at + REPEATABLE)
+
+    def _answered(
+        self,
+        call: ScriptCall | RedisCommand,
+        sequence: RequestSequence | None,
+        first: Callable[[list[Any]], Any],
+        until: float = math.inf,
+    ) -> Any:
+        """Return the reply of `first`, which takes the call's words; repeat the call after temporary errors.
+
+        until: the monotonic time after which a call that changes something is not repeated.
+        """
+        words, trying = self._words(call, sequence), self._trying(call)
+        try:
+            answer = first(words)
+            trying.succeeded()
+        except redis.RedisError as error:
+            answer = self._repeated(call, sequence, trying, error, until)
+        except BaseException as error:
+            trying.gave_up(error)
+            raise
+        self._free(sequence)
+        return answer
+
+    def _repeated(
+        self,
+        call: ScriptCall | RedisCommand,
+        sequence: RequestSequence | None,
+        trying: RetryWindow,
+        error: redis.RedisError,
+        until: float,
+    ) -> Any:
+        failures = [error]
+
+        def ask(words: list[Any], _: float) -> Any:
+            if failures:
+                raise failures.pop()
+            if sequence is not None and time.monotonic() > until:
+                raise StorageUnavailableError(
+                    f"{self._connections.describe()}: the reply to a request was lost, and its caller came "
+                    "back to it too late to repeat it. Its changes may have been made."
+                )
+            return self._exchange.ask(words)
+
+        return self._until_answered(call, sequence, ask, trying)
 
     async def _aanswers(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         if len(calls) == 1:
@@ -403,29 +468,3 @@ class Roundtrips:
         self._sequences.clear()
         self._breakers = {}
         self._prefix = os.urandom(8).hex().encode()
-
-
-def _only_reads(call: ScriptCall | RedisCommand) -> bool:
-    return not call.sequence if isinstance(call, ScriptCall) else call.words[0] in READS
-
-
-def _is_replicated(call: ScriptCall | RedisCommand) -> TypeGuard[ScriptCall]:
-    return isinstance(call, ScriptCall) and call.replicas > 0
-
-
-def _named(ids: Sequence[str]) -> str:
-    """Return the ids for the end of a message; only the first ones if there are many."""
-    if not ids:
-        return ""
-    more = f" and {len(ids) - NAMED_IDS} more" if len(ids) > NAMED_IDS else ""
-    return f" Ids: {', '.join(ids[:NAMED_IDS])}{more}."
-
-
-def _has_sequence(call: ScriptCall | RedisCommand) -> bool:
-    return isinstance(call, ScriptCall) and call.sequence
-
-
-def _whole(call: ScriptCall | RedisCommand, words: list[Any]) -> list[Any]:
-    """Return the call with the script's text: the server has restarted and does not know it."""
-    assert isinstance(call, ScriptCall)
-    return [b"EVAL", call.script.text, *words[2:]]

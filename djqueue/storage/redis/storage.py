@@ -1,6 +1,7 @@
 """`RedisStorage`: the storage contract on Redis or Valkey, one script for each transition."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -26,14 +27,14 @@ from djqueue.core.sharing import LimiterPolicy
 from djqueue.storage import backpressure
 from djqueue.storage.base import Storage
 from djqueue.storage.capabilities import Capabilities, NoTransactions
-from djqueue.storage.facets import Unsubscribe
+from djqueue.storage.facets import EventHandler, Unsubscribe
 
 from . import health, records
 from .bulkwrites import RedisBulkWriteReports
 from .changes import ChangeStream
 from .claiming import Claiming
 from .connections import Connections
-from .enqueueing import Enqueueing
+from .enqueueing import Enqueueing, Part
 from .events import RedisEvents
 from .export import RedisExport
 from .feed import RedisFeed
@@ -190,9 +191,47 @@ class RedisStorage(Storage):
             return backpressure.enqueue(self.events, self.policy, batches, self._enqueue_at_once)
         return self._enqueue_at_once(batches)
 
+    def enqueue_each(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[EnqueueResult]]]:
+        if self._may_block or self.outbox is not None or self._connections.is_cluster:
+            yield from super().enqueue_each(batches)
+            return
+        source = iter(batches)
+        parts: deque[tuple[Batch, Part]] = deque()
+        other: list[Batch] = []
+
+        def calls() -> Iterator[ScriptCall]:
+            """Yield the calls of batches up to the first one that takes several steps."""
+            for batch in source:
+                self._check([batch])
+                part = self._enqueueing.direct(batch)
+                if part is None:
+                    other.append(batch)
+                    return
+                parts.append((batch, part))
+                yield part[1]
+
+        while True:
+            for answer in self._roundtrips.stream(calls()):
+                batch, part = parts.popleft()
+                yield batch, self._enqueueing.direct_results(part, answer)
+            if not other:
+                return
+            batch = other.pop()
+            yield batch, self._enqueue_at_once([batch])
+
     def _enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        watching = self._notifications.take_deferred(batches)
+        if watching:
+            part = self._enqueueing.direct(batches[0]) if len(batches) == 1 else None
+            if part is not None and self.outbox is None and not self._connections.is_cluster:
+                *_, answer = self._roundtrips.stream([*watching, part[1]])
+                return self._enqueueing.direct_results(part, answer)
+            for call in watching:
+                self._roundtrips.call(call)
         if self.outbox is not None:
             return self.outbox.enqueue(batches)
+        if len(batches) == 1 and (part := self._enqueueing.direct(batches[0])) is not None:
+            return self._enqueueing.direct_results(part, self._roundtrips.call(part[1]))
         with within(self._patience(batches)):
             return self._keyspace.run(self._enqueueing.steps(batches))
 
@@ -205,6 +244,8 @@ class RedisStorage(Storage):
     async def _enqueue_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if self.outbox is not None:
             return await self.outbox.aenqueue(batches)
+        if len(batches) == 1 and (part := self._enqueueing.direct(batches[0])) is not None:
+            return await self._enqueueing.adirect_results(part, await self._roundtrips.acall(part[1]))
         with within(self._patience(batches)):
             return await self._keyspace.arun(self._enqueueing.steps(batches))
 
@@ -293,6 +334,9 @@ class RedisStorage(Storage):
 
     def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
         return self._notifications.listen(None if queues is None else list(queues), wake)
+
+    def subscribe_new(self, queue: str, handler: EventHandler, job_id: str) -> Unsubscribe:
+        return self._notifications.subscribe(queue, handler, job_id, with_enqueue=True)
 
     def sweep(self) -> Swept:
         return self._keyspace.run(self._sweeping.steps())

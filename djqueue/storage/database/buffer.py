@@ -269,8 +269,10 @@ class BufferWriter:
                 write.update(models.Job, rows.JOB_KEY, ("progress",), list(buffer.progress.values()))
             if buffer.items_sent:
                 self._write_items(buffer)
-            self._write_queues(buffer)
-            self._write_workers(buffer)
+            if buffer.queues or buffer.groups or buffer.limiters:
+                self._write_queues(buffer)
+            if buffer.workers:
+                self._write_workers(buffer)
             if buffer.metrics_gone:
                 write.delete(models.MetricBucket, ("queue",), [(queue,) for queue in buffer.metrics_gone])
             if buffer.metrics:

@@ -182,6 +182,8 @@ class PersistentEngine:
         journal = self._context.journal
         if journal is None:
             return
+        if (payloads := job.unloaded) is not None:
+            payloads.load([job])
         journal.removed([job])
         job.noted = 0
         journal.added([job])

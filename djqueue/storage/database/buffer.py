@@ -39,6 +39,8 @@ class Buffer:
         """Ends of the renewed leases of active jobs."""
         self.contents: dict[Key, Row] = {}
         """Changed priorities, payloads and options of jobs."""
+        self.options: dict[Key, Row] = {}
+        """Changed priorities and options of jobs whose payloads have stayed in the table."""
         self.results: dict[Key, Row] = {}
         self.letters: dict[Key, Row] = {}
         self.letters_gone: dict[Key, None] = {}
@@ -89,6 +91,7 @@ class Buffer:
             or self.updates
             or self.leases
             or self.contents
+            or self.options
             or self.deletes
             or self.progress
             or self.logs
@@ -105,7 +108,8 @@ class Buffer:
         )
 
     def __len__(self) -> int:
-        return len(self.inserts) + len(self.updates) + len(self.contents) + len(self.deletes)
+        changed = len(self.updates) + len(self.contents) + len(self.options)
+        return len(self.inserts) + changed + len(self.deletes)
 
     def update(self, key: Key, row: Row) -> None:
         """Note a job's changed fields, which include an earlier renewal of its lease."""
@@ -136,6 +140,8 @@ class Buffer:
             self.items_gone[key] = None
         for key in self.leases.keys() & later.updates.keys():
             del self.leases[key]
+        for key in self.options.keys() & later.contents.keys():
+            del self.options[key]
         self.items_size += later.items_size
         self.elsewhere += later.elsewhere
         for mine, theirs in zip(self._by_job(), later._by_job(), strict=True):
@@ -167,6 +173,7 @@ class Buffer:
             self.updates,
             self.leases,
             self.contents,
+            self.options,
             self.results,
             self.letters,
             self.retry_times,
@@ -240,6 +247,9 @@ class BufferWriter:
             if buffer.leases:
                 # After the other changes, because a renewal that is still noted is later than these.
                 write.update(models.Job, rows.JOB_KEY, ("leased_until",), list(buffer.leases.values()))
+            if buffer.options:
+                fields = rows.OPTIONS_UPDATE[len(rows.JOB_KEY) :]
+                write.update(models.Job, rows.JOB_KEY, fields, list(buffer.options.values()))
             if buffer.contents:
                 fields = rows.UPDATE[len(rows.JOB_KEY) :]
                 write.update(models.Job, rows.JOB_KEY, fields, list(buffer.contents.values()))

@@ -78,9 +78,18 @@ class NotingJournal(Journal):
             self._noted()
 
     def updated(self, job: EngineJob) -> None:
+        key = job.queue, job.id
+        if job.unloaded is not None:
+            # The wall clock may move a million of these at once.
+            row = rows.options_row(job)
+            with self._changed:
+                self._buffer.options[key] = row
+                self._noted()
+            return
         row = rows.update_row(job)
         with self._changed:
-            self._buffer.contents[job.queue, job.id] = row
+            self._buffer.contents[key] = row
+            self._buffer.options.pop(key, None)
             self._noted()
 
     def stepped(self, job: EngineJob) -> None:

@@ -45,6 +45,7 @@ from .journal import DatabaseJournal, JournalGate
 from .lease import LeaseLost, PauseWatch, SchedulerLease
 from .metrics import DatabaseMetrics
 from .modes import GroupModes
+from .payloads import TablePayloads
 from .processes import has_died, own_process
 from .purging import Purge
 from .scheduler_facets import SchedulerJobs, SchedulerLimiters, SchedulerQueues, SchedulerReads
@@ -117,6 +118,7 @@ class SchedulerStorage(EngineStorage):
         engine.context.loaded = self._ended.known
         self._modes = GroupModes(alias, engine, self.journal)
         self.inbox = Inbox(alias, engine, self.journal, self.gate, self._ended, self._modes, clock)
+        self._payloads = TablePayloads(alias)
         self._inserter = EngineInserter(dialect, clock, engine)
         self.staging = DatabaseStaging(dialect, clock, self.enqueue_at_once, self._settle)
         self.export = DatabaseExport(alias, self.gate.flush)
@@ -171,6 +173,7 @@ class SchedulerStorage(EngineStorage):
             self._ended.known,
             self._lease.left_at,
             was_released=self._lease.was_released,
+            payloads=self._payloads,
         )
         self.gate.flush()
         self._lease.serve()
@@ -223,14 +226,13 @@ class SchedulerStorage(EngineStorage):
         try:
             self.engine.record_totals()
         finally:
+            self._payloads.close()
             self.journal.close()
 
     def describe(self) -> str:
         return f"database {self._alias!r}"
 
-    @property
-    def outage(self) -> Outage | None:
-        return None
+    outage: Outage | None = None
 
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a sync method on the async ORM's thread, because most of them read tables."""

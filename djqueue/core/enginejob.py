@@ -1,6 +1,6 @@
 """The record of a job inside the engine."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .job import AttemptRecord, JobFailure, JobRecord
@@ -14,6 +14,13 @@ class PayloadSource:
     def load(self, jobs: "Sequence[EngineJob]") -> None:
         """Give jobs their payloads. Raises StorageUnavailableError if the tables cannot be read."""
         raise NotImplementedError
+
+
+def load_payloads(jobs: "Iterable[EngineJob]") -> None:
+    """Read the payloads of jobs that are still in the tables at once. The caller has the jobs' lock."""
+    unloaded = [job for job in jobs if job.unloaded is not None]
+    if unloaded and (source := unloaded[0].unloaded) is not None:
+        source.load(unloaded)
 
 
 class Extras:

@@ -34,6 +34,8 @@ class Buffer:
     def __init__(self) -> None:
         self.deletes: dict[JobRowKey, None] = {}
         self.inserts: dict[Key, Row] = {}
+        self.accepted: dict[Key, Row] = {}
+        """Rows of producers that leave the inbox as they are."""
         self.updates: dict[Key, Row] = {}
         self.leases: dict[Key, Row] = {}
         """Ends of the renewed leases of active jobs."""
@@ -88,6 +90,7 @@ class Buffer:
         """Whether there are other changes than heartbeats of workers."""
         return bool(
             self.inserts
+            or self.accepted
             or self.updates
             or self.leases
             or self.contents
@@ -108,7 +111,7 @@ class Buffer:
         )
 
     def __len__(self) -> int:
-        changed = len(self.updates) + len(self.contents) + len(self.options)
+        changed = len(self.accepted) + len(self.updates) + len(self.contents) + len(self.options)
         return len(self.inserts) + changed + len(self.deletes)
 
     def update(self, key: Key, row: Row) -> None:
@@ -170,6 +173,7 @@ class Buffer:
     def _by_job(self) -> tuple[dict[Key, Any], ...]:
         return (
             self.inserts,
+            self.accepted,
             self.updates,
             self.leases,
             self.contents,
@@ -241,6 +245,8 @@ class BufferWriter:
                     constants=rows.UNTOUCHED,
                     key=rows.KEY,
                 )
+            if buffer.accepted:
+                write.update(models.Job, rows.JOB_KEY, ("inbox",), list(buffer.accepted.values()))
             if buffer.updates:
                 fields = rows.CHANGED_JOB[len(rows.JOB_KEY) :]
                 write.update(models.Job, rows.JOB_KEY, fields, list(buffer.updates.values()))

@@ -21,24 +21,47 @@ FRESH = (
     *("queue", "job_id", "name", "state", "options", "created_at", "run_at"),
     *("started_at", "error_type"),
 )
-"""What is read of a job that has never started; the last two tell."""
+"""What is read of a job that has never started; the last two columns tell."""
 STATES = {state.value: state for state in State}
+
+
+class FreshJobs:
+    """Makes jobs that have never started of a few columns.
+
+    They share their names, options and times, and their payloads stay in the table, so that a million of
+    them fit into memory.
+    """
+
+    def __init__(self, payloads: PayloadSource) -> None:
+        self._payloads = payloads
+        self._names: dict[str, str] = {}
+
+    def job(self, row: rows.Row) -> EngineJob:
+        """Return the job of a row that begins with the columns of `FRESH`."""
+        _, queue, job_id, name, state, options, created_at, run_at, *_ = row
+        shared = self._names.setdefault
+        unpacked, stepped = rows.unpack_job_options(bytes(options))
+        if run_at == created_at:
+            run_at = created_at  # One object for both.
+        queue, name = shared(queue, queue), shared(name, name)
+        job = EngineJob(job_id, queue, name, self._payloads, unpacked, STATES[state], created_at, run_at)
+        if stepped:
+            job.stepped = stepped
+        return job
 
 
 class LiveJobs:
     """The live jobs in the tables, except those in the inbox.
 
-    Most jobs of a long queue have never started. Only a few columns of these are read, and they share their
-    names, options and times, so that a million of them fit into memory.
+    Most jobs of a long queue have never started: see `FreshJobs`.
     """
 
     def __init__(self, alias: str, payloads: PayloadSource) -> None:
         self._alias = alias
-        self._payloads = payloads
+        self._fresh = FreshJobs(payloads)
         states = [state.value for state in LIVE]
         self._rows = models.Job.objects.using(alias).filter(state__in=states, inbox=False)
         self.total = self._rows.count()
-        self._names: dict[str, str] = {}
 
     def read(self) -> list[EngineJob]:
         """Return the jobs in the order of their turns, with their histories."""
@@ -49,7 +72,7 @@ class LiveJobs:
             last = page[-1][0]
             started = self._started([row for row in page if row[-2] is not None or row[-1]])
             for row in page:
-                job = started.get(row[0]) or self._fresh(row)
+                job = started.get(row[0]) or self._fresh.job(row)
                 (first if job.started_at and _is_first(job) else others).append(job)
             before, read = read, read + len(page)
             if read // TELL_EVERY > before // TELL_EVERY:
@@ -57,28 +80,8 @@ class LiveJobs:
         # Two lists and plain keys: a million tuples would take more memory than the jobs.
         first.sort(key=_turn)
         others.sort(key=attrgetter("run_at"))
-        return first + others if first else others
-
-    def _fresh(self, row: rows.Row) -> EngineJob:
-        """Return a job that has never started."""
-        _, queue, job_id, name, state, options, created_at, run_at, _, _ = row
-        shared = self._names.setdefault
-        unpacked, stepped = rows.unpack_job_options(bytes(options))
-        if run_at == created_at:
-            run_at = created_at  # One object for both.
-        job = EngineJob(
-            job_id,
-            shared(queue, queue),
-            shared(name, name),
-            self._payloads,
-            unpacked,
-            STATES[state],
-            created_at,
-            run_at,
-        )
-        if stepped:
-            job.stepped = stepped
-        return job
+        others[:0] = first
+        return others
 
     def _started(self, found: Sequence[rows.Row]) -> dict[int, EngineJob]:
         """Return the jobs of rows that have started, or failed without a start, by number."""

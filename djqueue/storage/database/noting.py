@@ -71,6 +71,14 @@ class NotingJournal(Journal):
                 buffer.kept[key] = self.book.entry(job) if job.state is State.CANCELLED else None
             self._noted()
 
+    def accepted(self, job: EngineJob) -> None:
+        if self.book.concerns(job.queue):
+            self.changed(job)
+            return
+        with self._changed:
+            self._buffer.accepted[job.queue, job.id] = (*rows.job_key(job), False)
+            self._noted()
+
     def renewed(self, job: EngineJob) -> None:
         row = rows.lease_row(job, self._lag)
         with self._changed:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import NamedTuple
 
 from django.db.models import CharField, Count, Value
@@ -24,7 +25,7 @@ from djqueue.storage.tables.groups import group_limits, recorded_modes
 
 from . import pinned
 from .journal import DatabaseJournal
-from .livejobs import NUMBERED, PAGE, LiveJobs, read_histories
+from .livejobs import FRESH, NUMBERED, PAGE, FreshJobs, LiveJobs, read_histories
 from .processes import SCHEDULER, has_died
 
 logger = logging.getLogger("djqueue.scheduler")
@@ -256,9 +257,9 @@ def take_over(
         journal.changed(job)
         incidents.append(incident_of(job, "cancelled"))
     # First the jobs that count against the limits of the others.
-    others = [job for job in jobs if job.state is not State.ACTIVE] if running else jobs
+    others = (job for job in jobs if job.state is not State.ACTIVE) if running else jobs
     _read_items(journal.alias, running)
-    engine.persistence.restore([*running, *others], dead, bind=False)
+    engine.persistence.restore(chain(running, others), dead, bind=False)
     engine.settlement.announce(incidents)
     return len(running), len(interrupted)
 
@@ -356,6 +357,16 @@ def arrived(alias: str, limit: int) -> dict[int, EngineJob]:
     """Return the first jobs of the inbox, by the numbers of their rows, in order."""
     page = models.Job.objects.using(alias).filter(inbox=True).order_by("id")[:limit]
     return {row[0]: rows.job_from_row(row[1:]) for row in rows.raw_values(page, NUMBERED)}
+
+
+def more_arrived(alias: str, limit: int, fresh: FreshJobs) -> dict[int, EngineJob]:
+    """Like `arrived`, for a long inbox: the payloads stay in the table."""
+    page = models.Job.objects.using(alias).filter(inbox=True).order_by("id")[:limit]
+    found: dict[int, EngineJob] = {}
+    for row in rows.raw_values(page, (*FRESH, "process")):
+        found[row[0]] = job = fresh.job(row)
+        job.process = row[-1]
+    return found
 
 
 def left_in_inbox(alias: str, numbers: Iterable[int]) -> set[int]:

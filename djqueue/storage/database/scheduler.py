@@ -117,8 +117,10 @@ class SchedulerStorage(EngineStorage):
         self._ended = EndedJobs(alias, engine, self.journal)
         engine.context.loaded = self._ended.known
         self._modes = GroupModes(alias, engine, self.journal)
-        self.inbox = Inbox(alias, engine, self.journal, self.gate, self._ended, self._modes, clock)
         self._payloads = TablePayloads(alias)
+        self.inbox = Inbox(
+            alias, engine, self.journal, self.gate, self._ended, self._modes, clock, self._payloads
+        )
         self._inserter = EngineInserter(dialect, clock, engine)
         self.staging = DatabaseStaging(dialect, clock, self.enqueue_at_once, self._settle)
         self.export = DatabaseExport(alias, self.gate.flush)
@@ -456,9 +458,9 @@ class SchedulerStorage(EngineStorage):
         if abs(self.engine.context.clock_offset - self._noted_offset) >= DRIFT:
             self._noted_offset = self.engine.context.clock_offset
             self.journal.clock_set(self._noted_offset)
-        now = self._swept_at = self._clock.now()
+        self._swept_at = self._clock.now()
         self.gate.flush()
-        return swept._replace(removed=swept.removed + self._purge.run(now))
+        return swept._replace(removed=swept.removed + self._purge.run(self._swept_at))
 
     def _sweep(self) -> Swept:
         # In this order, a pause after the first line does not affect the leases that are swept here.

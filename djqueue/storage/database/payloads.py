@@ -1,5 +1,6 @@
 """Payloads that stay in the tables until their jobs are claimed."""
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +28,9 @@ class TablePayloads(PayloadSource):
         self._thread = ThreadPoolExecutor(1, "djqueue-payloads")
 
     def close(self) -> None:
-        """Close the connection and end the thread."""
-        self._thread.submit(self._close)
+        """Close the connection and end the thread; again, do nothing."""
+        with contextlib.suppress(RuntimeError):  # It has ended.
+            self._thread.submit(self._close)
         self._thread.shutdown()
 
     def load(self, jobs: Sequence[EngineJob]) -> None:

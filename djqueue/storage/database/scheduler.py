@@ -92,7 +92,7 @@ class SchedulerStorage(EngineStorage):
             dialect,
             lease.hold,
             lambda ended: self._ended.written(ended),
-            lost or _nothing,
+            lost or (lambda: None),
             retention,
             clock,
             own_process(),
@@ -496,7 +496,3 @@ def _without_claims(finished: Finished, error: BaseException) -> Finished:
 
 def _is_never(_process: str) -> bool:
     return False
-
-
-def _nothing() -> None:
-    pass

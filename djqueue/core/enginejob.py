@@ -1,5 +1,6 @@
 """The record of a job inside the engine."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .job import AttemptRecord, JobFailure, JobRecord
@@ -7,10 +8,45 @@ from .options import JobKey, JobOptions
 from .states import State
 
 
+class PayloadSource:
+    """Reads payloads that are still in the tables; see `EngineJob.payload`."""
+
+    def load(self, jobs: "Sequence[EngineJob]") -> None:
+        """Give jobs their payloads. Raises StorageUnavailableError if the tables cannot be read."""
+        raise NotImplementedError
+
+
+def load_payloads(jobs: "Iterable[EngineJob]") -> None:
+    """Read the payloads of jobs that are still in the tables at once. The caller has the jobs' lock."""
+    unloaded = [job for job in jobs if job.unloaded is not None]
+    if unloaded and (source := unloaded[0].unloaded) is not None:
+        source.load(unloaded)
+
+
+class Extras:
+    """What few jobs have: those that report, fail, stream, or followed the wall clock."""
+
+    __slots__ = ("history", "logs", "noted", "progress", "stepped", "stream")
+
+    def __init__(self) -> None:
+        self.stepped = 0
+        self.progress: Any = None
+        self.history: list[AttemptRecord] | None = None
+        self.noted = 0
+        self.logs: list[tuple[int, str]] | None = None
+        self.stream: ItemStream | None = None
+
+
+NO_EXTRAS = Extras()
+"""Shared by all jobs that have none; never changed."""
+
+
 class EngineJob:
     """A job inside the engine, guarded by its shard's lock and, while active, by its processing shard's."""
 
     __slots__ = (
+        "_extras",
+        "_payload",
         "attempts",
         "cancel_requested",
         "created_at",
@@ -19,17 +55,12 @@ class EngineJob:
         "finished_at",
         "generation",
         "has_dependents",
-        "history",
         "id",
         "last_token",
         "lease_until",
-        "logs",
         "name",
-        "noted",
         "options",
-        "payload",
         "process",
-        "progress",
         "queue",
         "reason",
         "result",
@@ -37,8 +68,6 @@ class EngineJob:
         "stalls",
         "started_at",
         "state",
-        "stepped",
-        "stream",
         "token",
         "unmet",
         "worker",
@@ -49,23 +78,22 @@ class EngineJob:
         id: str,
         queue: str,
         name: str,
-        payload: bytes,
+        payload: bytes | PayloadSource,
         options: JobOptions,
         state: State,
         created_at: int,
         run_at: int,
     ) -> None:
+        self._extras = NO_EXTRAS
         self.id = id
         self.queue = queue
         self.name = name
-        self.payload = payload
+        self._payload = payload
         self.options = options
         self.state = state
         self.created_at = created_at
         """UTC milliseconds, like every `…_at`."""
         self.run_at = run_at
-        self.stepped = 0
-        """Milliseconds by which the wall clock was set since the job was added: see `clocksteps`."""
         self.generation = 0
         """Number of its current entry in a queue structure; entries with another number are stale."""
         self.attempts = 0
@@ -88,19 +116,94 @@ class EngineJob:
         self.error: JobFailure | None = None
         self.reason = ""
         """Reason of the failure or cancellation."""
-        self.progress: Any = None
-        self.history: list[AttemptRecord] | None = None
-        """Ended attempts that did not complete the job."""
-        self.noted = 0
-        """Number of those attempts that the journal has."""
-        self.logs: list[tuple[int, str]] | None = None
-        """(UTC milliseconds, line)."""
-        self.stream: ItemStream | None = None
-        """Items streamed by the last attempt."""
         self.cancel_requested = False
         self.has_dependents = False
         self.unmet: set[JobKey] | None = None
         """Dependencies that have not completed."""
+
+    @property
+    def payload(self) -> bytes:
+        """The payload, read from the tables if it was left there. The caller has the lock of the job."""
+        payload = self._payload
+        if isinstance(payload, PayloadSource):
+            payload.load([self])
+            payload = self._payload
+            assert not isinstance(payload, PayloadSource)
+        return payload
+
+    @payload.setter
+    def payload(self, payload: bytes) -> None:
+        self._payload = payload
+
+    @property
+    def unloaded(self) -> PayloadSource | None:
+        """Where the payload is read from, unless the job has it."""
+        return self._payload if isinstance(self._payload, PayloadSource) else None
+
+    @property
+    def stepped(self) -> int:
+        """Milliseconds by which the wall clock was set since the job was added: see `clocksteps`."""
+        return self._extras.stepped
+
+    @stepped.setter
+    def stepped(self, value: int) -> None:
+        if value or self._extras is not NO_EXTRAS:
+            self._own_extras().stepped = value
+
+    @property
+    def progress(self) -> Any:
+        """The last progress that the job reported."""
+        return self._extras.progress
+
+    @progress.setter
+    def progress(self, value: Any) -> None:
+        if value is not None or self._extras is not NO_EXTRAS:
+            self._own_extras().progress = value
+
+    @property
+    def history(self) -> list[AttemptRecord] | None:
+        """Ended attempts that did not complete the job."""
+        return self._extras.history
+
+    @history.setter
+    def history(self, value: list[AttemptRecord] | None) -> None:
+        if value is not None or self._extras is not NO_EXTRAS:
+            self._own_extras().history = value
+
+    @property
+    def noted(self) -> int:
+        """Number of those attempts that the journal has."""
+        return self._extras.noted
+
+    @noted.setter
+    def noted(self, value: int) -> None:
+        if value or self._extras is not NO_EXTRAS:
+            self._own_extras().noted = value
+
+    @property
+    def logs(self) -> list[tuple[int, str]] | None:
+        """(UTC milliseconds, line)."""
+        return self._extras.logs
+
+    @logs.setter
+    def logs(self, value: list[tuple[int, str]] | None) -> None:
+        if value is not None or self._extras is not NO_EXTRAS:
+            self._own_extras().logs = value
+
+    @property
+    def stream(self) -> "ItemStream | None":
+        """Items streamed by the last attempt."""
+        return self._extras.stream
+
+    @stream.setter
+    def stream(self, value: "ItemStream | None") -> None:
+        if value is not None or self._extras is not NO_EXTRAS:
+            self._own_extras().stream = value
+
+    def _own_extras(self) -> Extras:
+        if self._extras is NO_EXTRAS:
+            self._extras = Extras()
+        return self._extras
 
     @property
     def claimable_at(self) -> int:

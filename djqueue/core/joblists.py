@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from itertools import count
+from typing import NamedTuple
 
 from .enginejob import EngineJob
 
@@ -22,59 +23,60 @@ COMPACT_FROM = 64
 class PriorityQueue:
     """A small heap of distinct priorities over a FIFO each, with lazy removal by generation.
 
-    A FIFO holds generations, and an index maps generations to jobs; a generation without a job is stale. Push
-    and pop cost O(log p) for p distinct priorities, removal O(1). A 4-ary heap has the same bounds in the
-    number of jobs; tests/benchmarks/structures.py shows why it is not used.
+    A FIFO holds generations and, in the same order, their jobs; an entry is stale once its job has another
+    generation. Push and pop cost O(log p) for p distinct priorities, removal O(1). A 4-ary heap has the same
+    bounds in the number of jobs; tests/benchmarks/structures.py shows why it is not used.
     """
 
-    __slots__ = ("_fifos", "_jobs", "_order", "_stale")
+    __slots__ = ("_fifos", "_order", "_stale", "size")
 
     def __init__(self) -> None:
-        self._jobs: dict[int, EngineJob] = {}
-        """Live entries: jobs by generation."""
-        self._fifos: dict[int, deque[int]] = {}
+        self._fifos: dict[int, Fifo] = {}
         self._order: list[int] = []
         """Heap of the negated priorities that have a FIFO."""
         self._stale = 0
-
-    @property
-    def size(self) -> int:
+        self.size = 0
         """Number of live entries."""
-        return len(self._jobs)
 
     def push(self, job: EngineJob, *, front: bool = False) -> None:
         """Add a job under its current generation, behind or before the jobs of its priority."""
-        fifo = self._fifo(job.options.priority)
+        generations, jobs = self._fifo(job.options.priority)
         if front:
-            fifo.appendleft(job.generation)
+            generations.appendleft(job.generation)
+            jobs.appendleft(job)
         else:
-            fifo.append(job.generation)
-        self._jobs[job.generation] = job
+            generations.append(job.generation)
+            jobs.append(job)
+        self.size += 1
 
     def extend(self, jobs: list[EngineJob], first: int, priority: int) -> None:
         """Add jobs of one priority behind the others, with generations from `first` on."""
-        generations = range(first, first + len(jobs))
-        self._fifo(priority).extend(generations)
-        self._jobs.update(zip(generations, jobs, strict=True))
-        for job, generation in zip(jobs, generations, strict=True):
+        # One list, so that a job and its entry share the number.
+        new = list(range(first, first + len(jobs)))
+        for job, generation in zip(jobs, new, strict=True):
             job.generation = generation
+        fifo = self._fifo(priority)
+        fifo.generations.extend(new)
+        fifo.jobs.extend(jobs)
+        self.size += len(jobs)
 
     def head(self) -> tuple[int, int] | None:
         """Return (negated priority, generation) of the next job; None if empty. Lower goes first."""
-        while self._order:
-            fifo = self._fifos[-self._order[0]]
-            while fifo:
-                if fifo[0] in self._jobs:
-                    return self._order[0], fifo[0]
-                fifo.popleft()
-                self._stale -= 1
-            del self._fifos[-heapq.heappop(self._order)]
-        return None
+        head = self.first()
+        return None if head is None else head[:2]
 
     def first(self) -> tuple[int, int, EngineJob] | None:
         """Like `head`, with the job itself."""
-        head = self.head()
-        return None if head is None else (*head, self._jobs[head[1]])
+        while self._order:
+            generations, jobs = self._fifos[-self._order[0]]
+            while generations:
+                if jobs[0].generation == generations[0]:
+                    return self._order[0], generations[0], jobs[0]
+                generations.popleft()
+                jobs.popleft()
+                self._stale -= 1
+            del self._fifos[-heapq.heappop(self._order)]
+        return None
 
     def longest(self) -> Iterator[tuple[int, int, EngineJob]]:
         """Yield (priority, generation, job) of the oldest job of each priority, for jobs pushed to either
@@ -82,66 +84,77 @@ class PriorityQueue:
 
         Jobs pushed to the front have descending generations below zero, the others ascending ones.
         """
-        for priority, fifo in self._fifos.items():
+        for priority, (fifo, jobs) in self._fifos.items():
             middle = bisect_left(fifo, 0) if fifo and fifo[0] < 0 else 0
             for indexes in (range(middle - 1, -1, -1), range(middle, len(fifo))):
-                generation = next((fifo[at] for at in indexes if fifo[at] in self._jobs), None)
-                if generation is not None:
-                    yield priority, generation, self._jobs[generation]
+                found = next((at for at in indexes if jobs[at].generation == fifo[at]), None)
+                if found is not None:
+                    yield priority, fifo[found], jobs[found]
 
     def before(self, priority: int, generation: int, limit: int) -> int:
         """Return the number of entries before this priority and generation, up to `limit`."""
         count = 0
-        for other, fifo in self._fifos.items():
+        for other, (fifo, jobs) in self._fifos.items():
             if other < priority:
                 continue
-            for entry in fifo:
+            for entry, job in zip(fifo, jobs, strict=True):
                 if count == limit or (other == priority and entry >= generation):
                     break
-                count += entry in self._jobs
+                count += job.generation == entry
         return count
+
+    def upcoming(self, limit: int) -> Iterator[EngineJob]:
+        """Yield up to `limit` of the next jobs, best first."""
+        for negated in sorted(self._order):
+            for entry, job in zip(*self._fifos[-negated], strict=True):
+                if limit <= 0:
+                    return
+                if job.generation == entry:
+                    limit -= 1
+                    yield job
 
     def pop(self, limit: int) -> list[EngineJob]:
         """Take up to `limit` jobs, best first."""
-        jobs: list[EngineJob] = []
+        found: list[EngineJob] = []
         order = self._order
-        live = self._jobs.pop
         while order and limit > 0:
-            fifo = self._fifos[-order[0]]
-            popleft = fifo.popleft
-            while fifo and limit > 0:
-                job = live(popleft(), None)
-                if job is None:
+            generations, jobs = self._fifos[-order[0]]
+            next_generation, next_job = generations.popleft, jobs.popleft
+            while generations and limit > 0:
+                job = next_job()
+                if job.generation != next_generation():
                     self._stale -= 1
                 else:
                     job.generation = 0
-                    jobs.append(job)
+                    found.append(job)
                     limit -= 1
-            if not fifo:
+            if not generations:
                 del self._fifos[-heapq.heappop(order)]
-        return jobs
+        self.size -= len(found)
+        return found
 
     def remove(self, job: EngineJob) -> None:
         """Remove a job; its entry becomes stale."""
-        del self._jobs[job.generation]
         job.generation = 0
+        self.size -= 1
         self._stale += 1
-        total = len(self._jobs) + self._stale
+        total = self.size + self._stale
         if total >= COMPACT_FROM and self._stale > total * COMPACT_ABOVE:
             self._compact()
 
-    def _fifo(self, priority: int) -> deque[int]:
+    def _fifo(self, priority: int) -> "Fifo":
         fifo = self._fifos.get(priority)
         if fifo is None:
-            fifo = self._fifos[priority] = deque()
+            fifo = self._fifos[priority] = Fifo(deque(), deque())
             heapq.heappush(self._order, -priority)
         return fifo
 
     def _compact(self) -> None:
         for priority, fifo in list(self._fifos.items()):
-            live = [generation for generation in fifo if generation in self._jobs]
+            live = [(entry, job) for entry, job in zip(*fifo, strict=True) if job.generation == entry]
             if live:
-                self._fifos[priority] = deque(live)
+                entries, jobs = zip(*live, strict=True)
+                self._fifos[priority] = Fifo(deque(entries), deque(jobs))
             else:
                 del self._fifos[priority]
         self._order = [-priority for priority in self._fifos]
@@ -149,8 +162,21 @@ class PriorityQueue:
         self._stale = 0
 
 
+class Fifo(NamedTuple):
+    """The entries of one priority."""
+
+    generations: deque[int]
+    jobs: deque[EngineJob]
+
+
 STALLED = "\0"
 """Suffix of the key for the stalled jobs of a name; no name contains it."""
+
+
+_first_generations = count(1, 1 << 40)
+"""A range for each queue, because a job that is moved leaves a stale entry behind."""
+_delayed_generations = count(1 << 62)
+"""Above the generations of ready jobs, which a job's current entry may have."""
 
 
 class ReadyJobs:
@@ -160,7 +186,7 @@ class ReadyJobs:
 
     def __init__(self) -> None:
         self._by_name: dict[str, PriorityQueue] = {}
-        self._next = 1
+        self._next = next(_first_generations)
         """Generation of the next entry; entries put in front have it negated."""
         self.size = 0
         self.heavy = 0
@@ -212,6 +238,11 @@ class ReadyJobs:
         """Return the first job that `pop` would take."""
         heads = [found for name in names & self._by_name.keys() if (found := self._by_name[name].first())]
         return min(heads)[2] if heads else None
+
+    def upcoming(self, names: frozenset[str], limit: int) -> list[EngineJob]:
+        """Return up to `limit` of the next jobs of each of these names."""
+        present = names & self._by_name.keys()
+        return [job for name in present for job in self._by_name[name].upcoming(limit)]
 
     def remove(self, job: EngineJob) -> None:
         """Remove a job."""
@@ -290,17 +321,15 @@ class DelayedJobs:
     Its keys are nearly all distinct, for which `heapq` beats a FIFO per key.
     """
 
-    __slots__ = ("_heap", "_numbers", "size")
+    __slots__ = ("_heap", "size")
 
     def __init__(self) -> None:
         self._heap: list[Entry] = []
-        # Above the generations of ready jobs, which a job's current entry may have.
-        self._numbers = count(1 << 62)
         self.size = 0
 
     def push(self, job: EngineJob) -> None:
         """Add a job under its `run_at`."""
-        job.generation = next(self._numbers)
+        job.generation = next(_delayed_generations)
         heapq.heappush(self._heap, (job.run_at, job.generation, job))
         self.size += 1
 

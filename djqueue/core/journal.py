@@ -21,6 +21,10 @@ class Journal(Protocol):
         """Record a changed state, counter, time or option of a job."""
         ...
 
+    def accepted(self, job: EngineJob) -> None:
+        """Record that a job was accepted as its producer has written it to the tables."""
+        ...
+
     def updated(self, job: EngineJob) -> None:
         """Record a new payload or priority of a pending job, which may just have been revived."""
         ...

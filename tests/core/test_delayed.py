@@ -59,3 +59,15 @@ def test_an_entry_that_was_left_behind_is_not_taken_for_one_among_the_ready_jobs
     assert delayed.next_due() is None
     assert delayed.pop_due(10) == []
     assert ready.pop(1, frozenset({"send"})) == [job]
+
+
+def test_an_entry_of_a_job_that_was_moved_to_another_queue_stays_stale():
+    for first, second in ((DelayedJobs(), DelayedJobs()), (ReadyJobs(), ReadyJobs())):
+        job, other = make_job(run_at=5), make_job(run_at=6)
+        for one in (job, other):
+            first.push(one)
+        first.remove(job)
+        second.push(job)
+
+        taken = first.pop_due(10) if isinstance(first, DelayedJobs) else first.pop(2, frozenset({"send"}))
+        assert taken == [other]

@@ -66,7 +66,7 @@ def test_stale_entries_are_swept_out_above_a_fifth(picks, priorities):
         jobs.append(job)
     for pick in picks:
         queue.remove(jobs.pop(pick % len(jobs)))
-        entries = sum(len(fifo) for fifo in queue._fifos.values())
+        entries = sum(len(fifo.jobs) for fifo in queue._fifos.values())
         assert entries == queue.size + queue._stale
         assert entries < COMPACT_FROM or queue._stale <= entries * COMPACT_ABOVE
     assert queue.pop(400) == sorted(jobs, key=lambda job: (-job.options.priority, number_of(job)))

@@ -50,15 +50,18 @@ class PersistentEngine:
             bind: whether to bind the jobs to their dependencies.
             stored: whether the ended ones were counted by `add_stored`.
         """
-        restored = []
+        restored = 0
+        names = set()
+        unbound = []
+        now = self._context.clock.now()
         for job in jobs:
             shard = self._context.shard(job.queue)
-            now = self._context.clock.now()
             with shard.lock:
                 queue = shard.queue(job.queue)
                 if job.id in queue.jobs:
                     continue
-                restored.append(job)
+                restored += 1
+                names.add(job.queue)
                 queue.keep(job)
                 if job.state in TERMINAL:
                     if job.state is not State.FAILED:
@@ -67,8 +70,9 @@ class PersistentEngine:
                     continue
                 if job.options.depends_on and job.state is State.BLOCKED:
                     job.unmet = set(job.options.depends_on)
-                owner = queue.unique.owner(job.options.unique_key, now) if job.options.unique_key else None
-                if owner is None:
+                if job.options.unique_key is None:
+                    pass
+                elif (owner := queue.unique.owner(job.options.unique_key, now)) is None:
                     queue.unique.take(job)
                 elif owner.state is State.ACTIVE and job.state is State.BLOCKED:
                     job.unmet = {PREDECESSOR, *(job.unmet or ())}
@@ -85,6 +89,8 @@ class PersistentEngine:
                     queue.drops.push(job, queue.pending)
                 if job.state is not stored_state:
                     shard.changed(job)  # It is due by now.
+                if job.unmet:
+                    unbound.append(job)
         for letter in letters:
             shard = self._context.shard(letter.queue)
             with shard.lock:
@@ -92,13 +98,12 @@ class PersistentEngine:
                 if letter.id in queue.jobs:
                     queue.dead.restore(letter, queue.jobs[letter.id])
                     queue.finished.note_failed([queue.jobs[letter.id]])
-        for job in restored:
-            if bind and job.unmet:
-                self._settlement.bind(job, tuple(job.unmet - {PREDECESSOR}), missing=State.COMPLETED)
+        for job in unbound if bind else ():
+            self._settlement.bind(job, tuple((job.unmet or set()) - {PREDECESSOR}), missing=State.COMPLETED)
         changes = PendingChanges()
-        changes.woken.update({job.queue for job in restored})
+        changes.woken.update(names)
         self._settlement.settle(changes)
-        return len(restored)
+        return restored
 
     def _resume(self, queue: JobQueue, job: EngineJob) -> None:
         """Continue a claim that another engine made, and count it against all limits."""
@@ -130,6 +135,7 @@ class PersistentEngine:
             changes = PendingChanges()
             shard = self._context.shard(job.queue)
             now = self._context.clock.now()
+            written = job.state, job.run_at
             with shard.lock:
                 queue = shard.queue(job.queue)
                 existing = queue.jobs.get(job.id)
@@ -149,14 +155,21 @@ class PersistentEngine:
                 if job.options.rejected is not None:
                     shard.reject(queue, job, now, changes)
                 else:
-                    self._accept(shard, queue, job, now, changes)
+                    is_new = existing is None and (job.queue, job.id) not in replacing
+                    self._accept(shard, queue, job, now, changes, written if is_new else None)
             self._settlement.settle(changes)
             if job.unmet:
                 self._settlement.bind(job, tuple(job.unmet - {PREDECESSOR}), missing=State.COMPLETED)
         return accepted
 
     def _accept(
-        self, shard: Shard, queue: JobQueue, job: EngineJob, now: int, changes: PendingChanges
+        self,
+        shard: Shard,
+        queue: JobQueue,
+        job: EngineJob,
+        now: int,
+        changes: PendingChanges,
+        written: tuple[State, int] | None,
     ) -> None:
         rivals = _rivals(shard, queue, job, now, changes)
         if isinstance(rivals, str):
@@ -171,7 +184,10 @@ class PersistentEngine:
             queue.admit(job, now, behind=rivals.behind)
             queue.tally.enqueued += 1
             changes.woken.add(queue.name)
-        shard.changed(job)
+        if written == (job.state, job.run_at) and shard.journal is not None:
+            shard.journal.accepted(job)
+        else:
+            shard.changed(job)
         event = "cancelled" if job.state is State.CANCELLED else "queued"
         changes.note(queue, job, event, now)
         if job.state is State.CANCELLED:
@@ -182,6 +198,8 @@ class PersistentEngine:
         journal = self._context.journal
         if journal is None:
             return
+        if (payloads := job.unloaded) is not None:
+            payloads.load([job])
         journal.removed([job])
         job.noted = 0
         journal.added([job])

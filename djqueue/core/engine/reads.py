@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 
 from ..diagnostics import Finding
-from ..enginejob import EngineJob
+from ..enginejob import EngineJob, load_payloads
 from ..explain import Explanation, decide
 from ..graph import MAX_FLOW_JOBS, FlowGraph, FlowNode, JobLink, explore, link, walked
 from ..groups import GroupOverview
@@ -51,6 +51,7 @@ class EngineReads:
         records: list[JobRecord | None] = []
         with shard.lock:
             job_queue = shard.find(queue)
+            load_payloads(job for job_id in ids if (job := job_queue.jobs.get(job_id)) is not None)
             for job_id in ids:
                 job = job_queue.jobs.get(job_id)
                 if job is None:

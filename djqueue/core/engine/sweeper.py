@@ -1,7 +1,7 @@
 """Sweeps: what time does to the jobs of an engine."""
 
 from ..changes import PendingChanges
-from ..enginejob import EngineJob
+from ..enginejob import EngineJob, load_payloads
 from ..job import AttemptRecord
 from ..maintenance import Swept
 from ..queue import JobQueue
@@ -106,6 +106,7 @@ class Sweeper:
                 changes.woken.add(name)
             queue.groups.forget_full()
             expired = queue.expired(now)
+            load_payloads(expired)  # Dead letters keep them.
             for job in expired:
                 shard.fail_pending(queue, job, "ttl_expired", EXPIRED, now, changes)
             queue.unique.sweep(now)

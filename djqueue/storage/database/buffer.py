@@ -34,11 +34,15 @@ class Buffer:
     def __init__(self) -> None:
         self.deletes: dict[JobRowKey, None] = {}
         self.inserts: dict[Key, Row] = {}
+        self.accepted: dict[Key, Row] = {}
+        """Rows of producers that leave the inbox as they are."""
         self.updates: dict[Key, Row] = {}
         self.leases: dict[Key, Row] = {}
         """Ends of the renewed leases of active jobs."""
         self.contents: dict[Key, Row] = {}
         """Changed priorities, payloads and options of jobs."""
+        self.options: dict[Key, Row] = {}
+        """Changed priorities and options of jobs whose payloads have stayed in the table."""
         self.results: dict[Key, Row] = {}
         self.letters: dict[Key, Row] = {}
         self.letters_gone: dict[Key, None] = {}
@@ -86,9 +90,11 @@ class Buffer:
         """Whether there are other changes than heartbeats of workers."""
         return bool(
             self.inserts
+            or self.accepted
             or self.updates
             or self.leases
             or self.contents
+            or self.options
             or self.deletes
             or self.progress
             or self.logs
@@ -105,7 +111,8 @@ class Buffer:
         )
 
     def __len__(self) -> int:
-        return len(self.inserts) + len(self.updates) + len(self.contents) + len(self.deletes)
+        changed = len(self.accepted) + len(self.updates) + len(self.contents) + len(self.options)
+        return len(self.inserts) + changed + len(self.deletes)
 
     def update(self, key: Key, row: Row) -> None:
         """Note a job's changed fields, which include an earlier renewal of its lease."""
@@ -136,6 +143,8 @@ class Buffer:
             self.items_gone[key] = None
         for key in self.leases.keys() & later.updates.keys():
             del self.leases[key]
+        for key in self.options.keys() & later.contents.keys():
+            del self.options[key]
         self.items_size += later.items_size
         self.elsewhere += later.elsewhere
         for mine, theirs in zip(self._by_job(), later._by_job(), strict=True):
@@ -164,9 +173,11 @@ class Buffer:
     def _by_job(self) -> tuple[dict[Key, Any], ...]:
         return (
             self.inserts,
+            self.accepted,
             self.updates,
             self.leases,
             self.contents,
+            self.options,
             self.results,
             self.letters,
             self.retry_times,
@@ -234,12 +245,17 @@ class BufferWriter:
                     constants=rows.UNTOUCHED,
                     key=rows.KEY,
                 )
+            if buffer.accepted:
+                write.update(models.Job, rows.JOB_KEY, ("inbox",), list(buffer.accepted.values()))
             if buffer.updates:
                 fields = rows.CHANGED_JOB[len(rows.JOB_KEY) :]
                 write.update(models.Job, rows.JOB_KEY, fields, list(buffer.updates.values()))
             if buffer.leases:
                 # After the other changes, because a renewal that is still noted is later than these.
                 write.update(models.Job, rows.JOB_KEY, ("leased_until",), list(buffer.leases.values()))
+            if buffer.options:
+                fields = rows.OPTIONS_UPDATE[len(rows.JOB_KEY) :]
+                write.update(models.Job, rows.JOB_KEY, fields, list(buffer.options.values()))
             if buffer.contents:
                 fields = rows.UPDATE[len(rows.JOB_KEY) :]
                 write.update(models.Job, rows.JOB_KEY, fields, list(buffer.contents.values()))
@@ -269,8 +285,10 @@ class BufferWriter:
                 write.update(models.Job, rows.JOB_KEY, ("progress",), list(buffer.progress.values()))
             if buffer.items_sent:
                 self._write_items(buffer)
-            self._write_queues(buffer)
-            self._write_workers(buffer)
+            if buffer.queues or buffer.groups or buffer.limiters:
+                self._write_queues(buffer)
+            if buffer.workers:
+                self._write_workers(buffer)
             if buffer.metrics_gone:
                 write.delete(models.MetricBucket, ("queue",), [(queue,) for queue in buffer.metrics_gone])
             if buffer.metrics:

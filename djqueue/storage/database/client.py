@@ -273,15 +273,31 @@ class ClientStorage:
         try:
             finished: Finished = self._remote.call("finish", outcomes, then)
         except StorageUnavailableError as unreachable:
-            if then is not None or not outcomes or is_unreachable(self._alias, unreachable):
+            if then is not None or not outcomes:
                 raise
-            # The worker may stop before the next scheduler starts.
-            return self._finish_here(outcomes, unreachable)
+            return self._finish_unless_away(outcomes, unreachable)
         return finished
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
-        """Run `finish` on a separate thread, because a job may block the only thread of the async ORM."""
-        return await sync_to_async(self.finish, thread_sensitive=False)(outcomes, then)
+        try:
+            finished: Finished = await self._remote.acall("finish", outcomes, then)
+        except StorageUnavailableError as unreachable:
+            if then is not None or not outcomes:
+                raise
+            # On a separate thread, because a job may block the only thread of the async ORM.
+            write = sync_to_async(self._finish_unless_away, thread_sensitive=False)
+            return await write(outcomes, unreachable)
+        return finished
+
+    def _finish_unless_away(
+        self, outcomes: Sequence[Outcome], unreachable: StorageUnavailableError
+    ) -> Finished:
+        """Write outcomes if the database can be reached: the worker may stop before the next scheduler
+        starts.
+        """
+        if is_unreachable(self._alias, unreachable):
+            raise unreachable
+        return self._finish_here(outcomes, unreachable)
 
     def _finish_here(self, outcomes: Sequence[Outcome], unreachable: StorageUnavailableError) -> Finished:
         """Write outcomes while no scheduler is running. Raises `unreachable` if one is."""

@@ -13,6 +13,8 @@ from .address import Address
 from .folder import connect_privately
 
 CONNECT_TIMEOUT = 1.0
+SHORT_FRAME = 32 * 1024
+"""Maximum bytes of a frame that a writable socket takes at once: a part of the usual buffers."""
 
 
 def connect(address: Address, timeout: float = CONNECT_TIMEOUT) -> socket.socket:
@@ -44,6 +46,15 @@ def send_all(connection: socket.socket, data: bytes, until: float) -> None:
             outgoing.register(connection, select.POLLOUT)
             if wait <= 0 or not outgoing.poll(wait * 1_000):
                 raise TimeoutError("the peer is not reading its socket") from None
+
+
+def takes_at_once(connection: socket.socket, data: bytes) -> bool:
+    """Return whether a socket has room for a short frame, so that sending it does not wait."""
+    if len(data) > SHORT_FRAME:
+        return False
+    outgoing = select.poll()
+    outgoing.register(connection, select.POLLOUT)
+    return bool(outgoing.poll(0))
 
 
 def frames(buffer: bytearray) -> Iterator[Any]:

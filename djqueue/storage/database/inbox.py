@@ -9,7 +9,7 @@ from django.db import connections
 from djqueue.core.clock import Clock
 from djqueue.core.clocksteps import STEP, keep_lengths
 from djqueue.core.engine import Engine
-from djqueue.core.enginejob import EngineJob
+from djqueue.core.enginejob import EngineJob, PayloadSource
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.options import JobKey
 from djqueue.core.shown import in_one_line
@@ -19,6 +19,7 @@ from djqueue.storage.tables import rows
 from . import recovery
 from .endedjobs import EndedJobs
 from .journal import DatabaseJournal, JournalGate
+from .livejobs import TELL_EVERY, FreshJobs
 from .modes import GroupModes
 
 logger = logging.getLogger("djqueue.scheduler")
@@ -44,6 +45,7 @@ class Inbox:
         ended: EndedJobs,
         modes: GroupModes,
         clock: Clock,
+        payloads: PayloadSource,
     ) -> None:
         self._alias = alias
         self._engine = engine
@@ -52,6 +54,7 @@ class Inbox:
         self._ended = ended
         ended.take_arrived = self._take_left
         self._modes = modes
+        self._fresh = FreshJobs(payloads)
         self._clock = clock
         self.lock = threading.RLock()
         """Held while rows are read."""
@@ -92,14 +95,27 @@ class Inbox:
         """Read everything that producers have written."""
         if not self._gate.is_open:
             return  # Only the jobs of one operation may be loaded.
-        while self.take_in() == PAGE and not self.closing.is_set():
+        taken, told, is_long = 0, 0, False
+        while (count := self.take_in(is_long=is_long)) == PAGE and not self.closing.is_set():
             # Otherwise the next read would find the same rows.
             self._gate.flush()
+            taken, is_long = taken + count, True
+            if taken - told >= TELL_EVERY:
+                told = taken
+                logger.info("Reading the inbox: %s new jobs so far.", f"{taken:,}")
 
-    def take_in(self) -> int:
-        """Read a page of the inbox; return the number of rows."""
+    def take_in(self, *, is_long: bool = False) -> int:
+        """Read a page of the inbox; return the number of rows.
+
+        Args:
+            is_long: whether many rows are waiting: then their payloads stay in the table until they are
+                claimed.
+        """
         with self.lock:
-            found = recovery.arrived(self._alias, PAGE)
+            if is_long:
+                found = recovery.more_arrived(self._alias, PAGE, self._fresh)
+            else:
+                found = recovery.arrived(self._alias, PAGE)
             last = max(found, default=0) if len(found) == PAGE else NO_LIMIT
             self._taken = {number for number in self._taken if number in found or number > last}
             self.take(found)
@@ -115,9 +131,10 @@ class Inbox:
             self._engine.context.follow_clock()
             now = self._clock.now()
             for job in new.values():
-                if job.state is State.WAITING:
+                if job.state is State.WAITING and job.run_at > now:
                     # The producer's clock may be slightly ahead.
-                    job.run_at = min(job.run_at, now)
+                    job.run_at = now
+                    self._journal.changed(job)
                 if job.created_at >= now + STEP and keep_lengths(job, now - job.created_at):
                     # The wall clock was set back since the producer wrote it.
                     self._journal.updated(job)

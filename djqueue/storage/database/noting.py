@@ -71,6 +71,14 @@ class NotingJournal(Journal):
                 buffer.kept[key] = self.book.entry(job) if job.state is State.CANCELLED else None
             self._noted()
 
+    def accepted(self, job: EngineJob) -> None:
+        if self.book.concerns(job.queue):
+            self.changed(job)
+            return
+        with self._changed:
+            self._buffer.accepted[job.queue, job.id] = (*rows.job_key(job), False)
+            self._noted()
+
     def renewed(self, job: EngineJob) -> None:
         row = rows.lease_row(job, self._lag)
         with self._changed:
@@ -78,9 +86,18 @@ class NotingJournal(Journal):
             self._noted()
 
     def updated(self, job: EngineJob) -> None:
+        key = job.queue, job.id
+        if job.unloaded is not None:
+            # The wall clock may move a million of these at once.
+            row = rows.options_row(job)
+            with self._changed:
+                self._buffer.options[key] = row
+                self._noted()
+            return
         row = rows.update_row(job)
         with self._changed:
-            self._buffer.contents[job.queue, job.id] = row
+            self._buffer.contents[key] = row
+            self._buffer.options.pop(key, None)
             self._noted()
 
     def stepped(self, job: EngineJob) -> None:

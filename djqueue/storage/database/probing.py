@@ -1,5 +1,6 @@
 """Probe a scheduler that does not respond, on one thread for all callers."""
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
@@ -83,7 +84,36 @@ class NoSchedulerError(StorageUnavailableError):
     """No scheduler is running for this database."""
 
 
-def settle(answer: "Future[Any]", value: Any = None, error: BaseException | None = None) -> None:
+class LoopAnswer:
+    """An answer that a coroutine awaits; another thread sets it."""
+
+    __slots__ = ("_loop", "future")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self._loop.create_future()
+
+    def set_result(self, value: Any) -> None:
+        """Set the value."""
+        self._soon(self.future.set_result, value)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Set the error."""
+        self._soon(self.future.set_exception, error)
+
+    def _soon(self, method: Callable[[Any], None], value: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # The loop has ended, and with it the caller.
+            self._loop.call_soon_threadsafe(self._once, method, value)
+
+    def _once(self, method: Callable[[Any], None], value: Any) -> None:
+        if not self.future.done():
+            method(value)
+
+
+Answer = Future[Any] | LoopAnswer
+
+
+def settle(answer: Answer, value: Any = None, error: BaseException | None = None) -> None:
     """Set the result or the error of an answer, unless it has one."""
     with contextlib.suppress(InvalidStateError):  # Its caller already has an answer.
         if error is None:

@@ -3,15 +3,17 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import NamedTuple
 
 from django.db.models import CharField, Count, Value
 
 from djqueue import models
 from djqueue.core.changes import incident_of
+from djqueue.core.collector import gc_paused
 from djqueue.core.deadletters import letter_of
 from djqueue.core.engine import Engine
-from djqueue.core.enginejob import EngineJob, ItemStream
+from djqueue.core.enginejob import EngineJob, ItemStream, PayloadSource
 from djqueue.core.job import DeadLetterRecord, Incident, Lease
 from djqueue.core.options import JobKey
 from djqueue.core.shard import note_attempt
@@ -23,17 +25,13 @@ from djqueue.storage.tables.groups import group_limits, recorded_modes
 
 from . import pinned
 from .journal import DatabaseJournal
+from .livejobs import FRESH, NUMBERED, PAGE, FreshJobs, LiveJobs, read_histories
 from .processes import SCHEDULER, has_died
 
 logger = logging.getLogger("djqueue.scheduler")
 
-PAGE = 5_000
-"""Rows read at a time."""
-TELL_EVERY = 100_000
-"""Jobs between two log lines of a long recovery."""
 ENDED = (State.COMPLETED, State.CANCELLED)
 """States of jobs that are only in the tables."""
-NUMBERED = ("id", *rows.JOB_FIELDS)
 INBOX = NUMBERED.index("inbox")
 
 
@@ -69,17 +67,20 @@ def recover(
     left_at: int = 0,
     *,
     was_released: bool = True,
+    payloads: PayloadSource,
 ) -> dict[str, int]:
     """Load queues, pending, running and interrupted jobs, and dead letters; return the counts.
 
     take_in: reads the inbox: rows of producers that no scheduler has seen.
+    payloads: reads the payloads of the jobs that have not started, when they are claimed.
     left_at: last sign of the previous scheduler, in UTC milliseconds.
     was_released: whether it released its lease; otherwise its process may still be running its jobs.
     """
     queues(alias, engine)
-    jobs = [job for page in _pages(alias, LIVE) for job in page]
-    jobs.sort(key=_turn)
-    running, interrupted = take_over(engine, journal, jobs, left_at=left_at, was_released=was_released)
+    live = LiveJobs(alias, payloads)
+    with gc_paused(live.total):
+        jobs = live.read()
+        running, interrupted = take_over(engine, journal, jobs, left_at=left_at, was_released=was_released)
     dead = sum(_dead(alias, engine, page) for page in _pages(alias, [State.FAILED]))
     take_in()
     # Last, and in one step: their dependencies, which may be blocked jobs too, are loaded now.
@@ -208,16 +209,6 @@ def _dependencies(
     return {row.key: row for queue, ids in wanted.items() for row in _load(alias, queue, list(ids))}
 
 
-def _turn(job: EngineJob) -> tuple[bool, int]:
-    """Return the position of a waiting job: by its arrival or its return to the queue, not by its row."""
-    last = job.history[-1].outcome if job.history else ""
-    if job.state is State.ACTIVE or last == "stalled":
-        return False, -job.started_at  # the last to be claimed is claimed first again
-    if last == "released":
-        return False, job.created_at
-    return True, job.run_at
-
-
 def bind(engine: Engine, knowing: Knowing, blocked: Sequence[EngineJob]) -> None:
     """Link blocked jobs to their dependencies, and apply ends in the past."""
     with knowing(key for job in blocked for key in job.unmet or ()):
@@ -266,9 +257,9 @@ def take_over(
         journal.changed(job)
         incidents.append(incident_of(job, "cancelled"))
     # First the jobs that count against the limits of the others.
-    others = [job for job in jobs if job.state is not State.ACTIVE] if running else jobs
+    others = (job for job in jobs if job.state is not State.ACTIVE) if running else jobs
     _read_items(journal.alias, running)
-    engine.persistence.restore([*running, *others], dead, bind=False)
+    engine.persistence.restore(chain(running, others), dead, bind=False)
     engine.settlement.announce(incidents)
     return len(running), len(interrupted)
 
@@ -368,6 +359,16 @@ def arrived(alias: str, limit: int) -> dict[int, EngineJob]:
     return {row[0]: rows.job_from_row(row[1:]) for row in rows.raw_values(page, NUMBERED)}
 
 
+def more_arrived(alias: str, limit: int, fresh: FreshJobs) -> dict[int, EngineJob]:
+    """Like `arrived`, for a long inbox: the payloads stay in the table."""
+    page = models.Job.objects.using(alias).filter(inbox=True).order_by("id")[:limit]
+    found: dict[int, EngineJob] = {}
+    for row in rows.raw_values(page, (*FRESH, "process")):
+        found[row[0]] = job = fresh.job(row)
+        job.process = row[-1]
+    return found
+
+
 def left_in_inbox(alias: str, numbers: Iterable[int]) -> set[int]:
     """Return the rows that are still in the inbox."""
     left: set[int] = set()
@@ -432,7 +433,7 @@ def _interrupted(engine: Engine, job: EngineJob) -> DeadLetterRecord | None:
 
 def _pages(alias: str, states: Iterable[State]) -> Iterable[list[EngineJob]]:
     """Yield the jobs in these states, without the inbox, in order of arrival, with their histories."""
-    last = read = 0
+    last = 0
     found = models.Job.objects.using(alias).filter(state__in=[state.value for state in states], inbox=False)
     while True:
         jobs: list[EngineJob] = []
@@ -441,15 +442,7 @@ def _pages(alias: str, states: Iterable[State]) -> Iterable[list[EngineJob]]:
             jobs.append(rows.job_from_row(row[1:]))
         if not jobs:
             return
-        begun: dict[str, dict[str, EngineJob]] = {}
-        for job in jobs:
-            if job.started_at:
-                begun.setdefault(job.queue, {})[job.id] = job
-        for queue, mine in begun.items():
-            rows.read_belongings(alias, queue, mine)
-        before, read = read, read + len(jobs)
-        if read // TELL_EVERY > before // TELL_EVERY:
-            logger.info("Recovery: read %s jobs so far.", f"{read:,}")
+        read_histories(alias, jobs)
         yield jobs
 
 

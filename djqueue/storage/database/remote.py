@@ -1,5 +1,6 @@
 """A connection to the scheduler's socket, shared by the threads of a process."""
 
+import asyncio
 import contextlib
 import itertools
 import logging
@@ -7,33 +8,33 @@ import queue
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from time import monotonic
 from typing import Any
+
+from asgiref.sync import sync_to_async
 
 from djqueue.core.breaker import CircuitBreaker, Outage
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadline import remaining
 from djqueue.core.errors import (
-    ConfigurationError,
     DjqueueError,
     SerializationError,
     StorageUnavailableError,
     by_code,
 )
 from djqueue.core.forks import after_fork
-from djqueue.core.throttle import ThrottledLog
 from djqueue.storage.base import Unsubscribe
-from djqueue.storage.wire import pack
+from djqueue.storage.wire import flat, pack
 
 from .address import Address
-from .framing import CONNECT_TIMEOUT, connect, frames, send_all
+from .connecting import connect_to
+from .framing import frames, send_all, takes_at_once
 from .operations import DEADLINE, OPERATIONS
-from .probing import PROBE_TIMEOUT, NoSchedulerError, SchedulerProbe, settle
+from .probing import PROBE_TIMEOUT, Answer, LoopAnswer, SchedulerProbe, settle
 
 logger = logging.getLogger("djqueue.remote")
-unsafe = ThrottledLog(logger, 60.0)
 
 SEND_TIMEOUT = 2.0
 """Seconds for which the scheduler may leave sent bytes unread."""
@@ -78,7 +79,7 @@ class Remote:
     def _begin(self) -> None:
         self._lock = threading.RLock()
         self._socket: socket.socket | None = None
-        self._answers: dict[int, tuple[socket.socket, Future[Any]]] = {}
+        self._answers: dict[int, tuple[socket.socket, Answer]] = {}
         self._subscriptions: dict[int, tuple[str, tuple[Any, ...], Callable[[Any], None]]] = {}
         self._unconfirmed: set[int] = set()
         """Subscriptions whose first request has not been answered: they cannot have missed events yet."""
@@ -148,8 +149,7 @@ class Remote:
         if timeout <= 0:
             raise StorageUnavailableError("no request was sent to the scheduler: the time limit has passed")
         until = monotonic() + timeout
-        number = next(self._numbers)
-        data = pack([number, operation, list(args), kwargs])
+        number, data = self._request(operation, args, kwargs)
         answer: Future[Any] = Future()
         try:
             with self._locked(timeout):
@@ -160,20 +160,71 @@ class Remote:
         except TimeoutError as error:
             if isinstance(error, DjqueueError):
                 raise  # this is the answer
-            reason = (
-                f"the scheduler did not answer {operation!r} within {timeout:.3g} s; the operation may "
-                "still complete"
-            )
-            if timeout >= COUNTED_FROM:
-                self._breaker.failed(reason)
-            if operation in OPERATIONS and OPERATIONS[operation].claims:
-                with self._lock:
-                    self._hang_up(connection, reason)
-            raise StorageUnavailableError(reason) from None
+            raise self._unanswered(connection, operation, timeout) from None
         finally:
             self._answers.pop(number, None)
         self._breaker.succeeded()
         return found
+
+    def _request(self, operation: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[int, bytes]:
+        number = next(self._numbers)
+        return number, pack([number, operation, [*map(flat, args)], dict(kwargs)])
+
+    def _unanswered(self, connection: socket.socket, operation: str, timeout: float) -> Exception:
+        reason = (
+            f"the scheduler did not answer {operation!r} within {timeout:.3g} s; the operation may "
+            "still complete"
+        )
+        if timeout >= COUNTED_FROM:
+            self._breaker.failed(reason)
+        self._leave_claims(connection, operation, reason)
+        return StorageUnavailableError(reason)
+
+    def _leave_claims(self, connection: socket.socket, operation: str, reason: str) -> None:
+        """Disconnect if nobody reads a claim's answer: the scheduler releases its jobs then."""
+        if operation in OPERATIONS and OPERATIONS[operation].claims:
+            with self._lock:
+                self._hang_up(connection, reason)
+
+    async def acall(self, operation: str, *args: Any) -> Any:
+        """Async version of `call`. The loop itself sends the request, unless that would take time."""
+        timeout = remaining(OPERATIONS[operation].deadline if operation in OPERATIONS else DEADLINE)
+        number, data = self._request(operation, args, {})
+        answer = LoopAnswer()
+        connection = self._send_now(number, data, answer)
+        if connection is None:
+            return await sync_to_async(self.call, thread_sensitive=False)(operation, *args)
+        try:
+            async with asyncio.timeout(timeout):
+                found = await answer.future
+        except TimeoutError as error:
+            if isinstance(error, DjqueueError):
+                raise
+            raise self._unanswered(connection, operation, timeout) from None
+        except asyncio.CancelledError:
+            self._leave_claims(connection, operation, f"the caller of {operation!r} was cancelled")
+            raise
+        finally:
+            self._answers.pop(number, None)
+        self._breaker.succeeded()
+        return found
+
+    def _send_now(self, number: int, data: bytes, answer: LoopAnswer) -> socket.socket | None:
+        """Send a request if that takes no time, and return the connection; None if nothing was sent."""
+        if self._breaker.outage is not None or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            connection = self._socket
+            if connection is None or not takes_at_once(connection, data):
+                return None
+            self._answers[number] = connection, answer
+            self._send(connection, data)
+            return connection
+        except StorageUnavailableError:
+            self._answers.pop(number, None)
+            raise
+        finally:
+            self._lock.release()
 
     @contextlib.contextmanager
     def _locked(self, timeout: float) -> Iterator[None]:
@@ -276,7 +327,7 @@ class Remote:
             return self._socket
         if self._closed.is_set():
             raise StorageUnavailableError("the connection to the scheduler is closed")
-        connection = self._connect()
+        connection = connect_to(self._address(), self._breaker)
         self._socket, self._refusal = connection, ""
         renewed = list(self._subscriptions.items())
         try:
@@ -290,33 +341,6 @@ class Remote:
         again = [number for number, _ in renewed if number not in self._unconfirmed]
         self._start("djqueue-remote", lambda: self._read(connection, again))
         return connection
-
-    def _connect(self) -> socket.socket:
-        address = self._address()
-        if address is None:
-            raise NoSchedulerError("no scheduler is running for this database: start manage.py runworkers")
-        try:
-            return connect(address, remaining(CONNECT_TIMEOUT))
-        except ConfigurationError as error:
-            # Enqueues use the tables meanwhile; this line is the only sign of why the scheduler is not used.
-            unsafe.log(
-                logging.WARNING,
-                str(address),
-                "Not using the scheduler's socket, because it is not private: %s",
-                error,
-            )
-            raise NoSchedulerError(str(error)) from error
-        except OSError as error:
-            reason = (
-                f"the scheduler cannot be reached at {address}: {error}; is it on another machine, or in a "
-                "systemd unit with PrivateTmp=yes? Then give it a socket in its RuntimeDirectory=, or a "
-                "tcp:// ADDRESS and a TOKEN, in DJQUEUE['STORAGE']['OPTIONS']"
-            )
-            if isinstance(error, TimeoutError | BlockingIOError):
-                # Nothing accepts connections at this address; a scheduler that refuses them responds.
-                self._breaker.failed(reason)
-                raise StorageUnavailableError(reason) from error
-            raise NoSchedulerError(reason) from error
 
     def _hang_up(
         self, connection: socket.socket | None, reason: str = "the scheduler closed the connection"

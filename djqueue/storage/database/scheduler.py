@@ -45,6 +45,7 @@ from .journal import DatabaseJournal, JournalGate
 from .lease import LeaseLost, PauseWatch, SchedulerLease
 from .metrics import DatabaseMetrics
 from .modes import GroupModes
+from .payloads import TablePayloads
 from .processes import has_died, own_process
 from .purging import Purge
 from .scheduler_facets import SchedulerJobs, SchedulerLimiters, SchedulerQueues, SchedulerReads
@@ -91,7 +92,7 @@ class SchedulerStorage(EngineStorage):
             dialect,
             lease.hold,
             lambda ended: self._ended.written(ended),
-            lost or _nothing,
+            lost or (lambda: None),
             retention,
             clock,
             own_process(),
@@ -116,7 +117,10 @@ class SchedulerStorage(EngineStorage):
         self._ended = EndedJobs(alias, engine, self.journal)
         engine.context.loaded = self._ended.known
         self._modes = GroupModes(alias, engine, self.journal)
-        self.inbox = Inbox(alias, engine, self.journal, self.gate, self._ended, self._modes, clock)
+        self._payloads = TablePayloads(alias)
+        self.inbox = Inbox(
+            alias, engine, self.journal, self.gate, self._ended, self._modes, clock, self._payloads
+        )
         self._inserter = EngineInserter(dialect, clock, engine)
         self.staging = DatabaseStaging(dialect, clock, self.enqueue_at_once, self._settle)
         self.export = DatabaseExport(alias, self.gate.flush)
@@ -171,6 +175,7 @@ class SchedulerStorage(EngineStorage):
             self._ended.known,
             self._lease.left_at,
             was_released=self._lease.was_released,
+            payloads=self._payloads,
         )
         self.gate.flush()
         self._lease.serve()
@@ -223,14 +228,13 @@ class SchedulerStorage(EngineStorage):
         try:
             self.engine.record_totals()
         finally:
+            self._payloads.close()
             self.journal.close()
 
     def describe(self) -> str:
         return f"database {self._alias!r}"
 
-    @property
-    def outage(self) -> Outage | None:
-        return None
+    outage: Outage | None = None
 
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a sync method on the async ORM's thread, because most of them read tables."""
@@ -454,9 +458,9 @@ class SchedulerStorage(EngineStorage):
         if abs(self.engine.context.clock_offset - self._noted_offset) >= DRIFT:
             self._noted_offset = self.engine.context.clock_offset
             self.journal.clock_set(self._noted_offset)
-        now = self._swept_at = self._clock.now()
+        self._swept_at = self._clock.now()
         self.gate.flush()
-        return swept._replace(removed=swept.removed + self._purge.run(now))
+        return swept._replace(removed=swept.removed + self._purge.run(self._swept_at))
 
     def _sweep(self) -> Swept:
         # In this order, a pause after the first line does not affect the leases that are swept here.
@@ -492,7 +496,3 @@ def _without_claims(finished: Finished, error: BaseException) -> Finished:
 
 def _is_never(_process: str) -> bool:
     return False
-
-
-def _nothing() -> None:
-    pass

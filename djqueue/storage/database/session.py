@@ -21,7 +21,7 @@ from djqueue.core.errors import DjqueueError, SerializationError, StorageError
 from djqueue.core.job import ClaimRequest, Finished, Lease, Outcome
 from djqueue.core.throttle import ThrottledLog
 from djqueue.storage.base import Unsubscribe
-from djqueue.storage.wire import LENGTH, MAX_FRAME, pack, unpack_frame
+from djqueue.storage.wire import LENGTH, MAX_FRAME, flat, pack, unpack_frame
 
 from .operations import OPERATIONS
 from .processes import peer_process
@@ -238,7 +238,7 @@ class Session:
         if not number:
             return
         try:
-            self._write([number, *answer])
+            self._write([number, *map(flat, answer)])
         except SerializationError as error:
             self._write([number, "error", error.code, str(error)])
 

@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 from django.db import IntegrityError, connections, transaction
@@ -206,8 +207,14 @@ class OnSqlite(Dialect):
 class SqliteDialect(OnSqlite):
     """SQLite with batches as VALUES: one call per batch, during which other threads run."""
 
-    BATCH = 100
-    """Rows in one prepared statement; more were slower."""
+    BATCHES = (100, 50, 20, 10, 5, 2, 1)
+    """Numbers of rows in one statement; more were slower. Preparing a statement costs as much as running it,
+    and the driver keeps 128, so that few different ones are used.
+    """
+
+    def __init__(self, alias: str) -> None:
+        super().__init__(alias)
+        self._statements: dict[tuple[Any, ...], _Statement] = {}
 
     def insert(
         self,
@@ -219,54 +226,87 @@ class SqliteDialect(OnSqlite):
         key: Sequence[str] = (),
     ) -> None:
         """Insert or overwrite rows."""
-        constants = constants or {}
+        fixed = () if constants is None else tuple(constants.items())
+        named = ("insert", model, tuple(fields), fixed, tuple(key))
+        statement = self._statements.get(named)
+        if statement is None:
+            statement = self._statements[named] = self._insert(model, fields, dict(fixed), key)
+        self._run(statement, rows)
+
+    def _insert(
+        self, model: type[Model], fields: Sequence[str], constants: Mapping[str, Any], key: Sequence[str]
+    ) -> "_Statement":
         every = [*fields, *constants]
         fixed = "".join(f",{_literal(value)}" for value in constants.values())
         one = f"({','.join('?' * len(fields))}{fixed})"
         head = f"INSERT INTO {self._table(model)} ({', '.join(self._columns(model, every))}) VALUES "
-        self._run(head, one, self._overwriting(model, every, key), rows)
+        return _Statement(head, one, self._overwriting(model, every, key))
 
     def update(
         self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]
     ) -> None:
         """Update rows by key."""
+        named = ("update", model, tuple(key), tuple(fields))
+        statement = self._statements.get(named)
+        if statement is None:
+            statement = self._statements[named] = self._update(model, key, fields)
+        self._run(statement, rows)
+
+    def _update(self, model: type[Model], key: Sequence[str], fields: Sequence[str]) -> "_Statement":
         columns = self._columns(model, fields)
         table = self._table(model)
         first = len(key) + 1
         changes = ", ".join(f"{name} = v.column{at}" for at, name in enumerate(columns, first))
         one = f"({','.join('?' * (len(key) + len(fields)))})"
         head = f"UPDATE {table} SET {changes} FROM (VALUES "
-        tail = f") AS v WHERE {self._match(model, key)}"
-        self._run(head, one, tail, rows)
+        return _Statement(head, one, f") AS v WHERE {self._match(model, key)}")
 
     def delete(self, model: type[Model], key: Sequence[str], rows: Sequence[Row]) -> int:
         """Delete rows by key, and return their number."""
         table = self._table(model)
         one = f"({','.join('?' * len(key))})"
         columns = ", ".join(self._columns(model, key))
-        return self._run(f"DELETE FROM {table} WHERE ({columns}) IN (VALUES ", one, ")", rows)
+        return self._run(_Statement(f"DELETE FROM {table} WHERE ({columns}) IN (VALUES ", one, ")"), rows)
 
     def _match(self, model: type[Model], key: Sequence[str]) -> str:
         table = self._table(model)
         names = enumerate(self._columns(model, key), 1)
         return " AND ".join(f"{table}.{column} = v.column{at}" for at, column in names)
 
-    def _run(self, head: str, one: str, tail: str, rows: Sequence[Row]) -> int:
-        written = 0
+    def _run(self, statement: "_Statement", rows: Sequence[Row]) -> int:
+        written = start = 0
         # Use the driver's cursor: Django's would first convert each of 10,000 placeholders.
         connection = self.connection
         connection.ensure_connection()
         cursor = connection.connection.cursor()
         try:
-            for start in range(0, len(rows), self.BATCH):
-                batch = rows[start : start + self.BATCH]
-                values = [value for row in batch for value in row]
-                with connection.wrap_database_errors:
-                    cursor.execute(f"{head}{','.join([one] * len(batch))}{tail}", values)
-                written += cursor.rowcount
+            for size in self.BATCHES:
+                while len(rows) - start >= size:
+                    values = list(chain.from_iterable(rows[start : start + size]))
+                    with connection.wrap_database_errors:
+                        cursor.execute(statement.text(size), values)
+                    written += cursor.rowcount
+                    start += size
         finally:
             cursor.close()
         return written
+
+
+class _Statement:
+    """A statement of SQLite over any number of rows."""
+
+    __slots__ = ("_head", "_one", "_tail", "_texts")
+
+    def __init__(self, head: str, one: str, tail: str) -> None:
+        self._head, self._one, self._tail = head, one, tail
+        self._texts: dict[int, str] = {}
+
+    def text(self, size: int) -> str:
+        """Return the statement for a number of rows, each time the same string, whose hash Python keeps."""
+        text = self._texts.get(size)
+        if text is None:
+            text = self._texts[size] = f"{self._head}{','.join([self._one] * size)}{self._tail}"
+        return text
 
 
 class PostgresDialect(Dialect):

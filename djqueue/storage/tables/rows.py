@@ -119,6 +119,8 @@ ITEM_KEY = (*KEY, "number")
 MENTION = (*KEY, "name", "state", "created_at", "run_at", "started_at", "finished_at", "reason")
 """Fields of `JobSummary`."""
 UPDATE = (*JOB_KEY, "priority", "payload", "options")
+OPTIONS_UPDATE = (*JOB_KEY, "priority", "options")
+"""Like `UPDATE`, for a job whose payload has stayed in the table."""
 NO_ERROR = JobFailure("", "", "")
 KEEP, KEEP_RESULTS = Keep(), KeepResults()
 STEPPED = "stepped"
@@ -246,6 +248,11 @@ def expiry(job: EngineJob, keep: Keep) -> int | None:
 def update_row(job: EngineJob) -> Row:
     """Return the fields of a pending job that callers can change, as `UPDATE`."""
     return (*job_key(job), job.options.priority, job.payload, pack_job_options(job))
+
+
+def options_row(job: EngineJob) -> Row:
+    """Return the options of a pending job, as `OPTIONS_UPDATE`."""
+    return (*job_key(job), job.options.priority, pack_job_options(job))
 
 
 def result_row(job: EngineJob, keep: KeepResults = KEEP_RESULTS) -> Row:

@@ -19,7 +19,7 @@ import pytest
 from djqueue import models
 from djqueue.core.errors import ConfigurationError, StorageError, StorageUnavailableError
 from djqueue.core.throttle import ThrottledLog
-from djqueue.storage.database import DatabaseStorage, accepting, folder, framing, remote, server
+from djqueue.storage.database import DatabaseStorage, accepting, connecting, folder, framing, server
 from djqueue.storage.database.folder import private_folder
 from djqueue.storage.wire import LENGTH, unpack
 from djqueue.testing.factories import QUEUE, enqueue, worker
@@ -186,7 +186,7 @@ def test_a_folder_of_another_user_names_both_users_and_the_remedy(
 def test_a_client_logs_once_why_it_does_not_use_the_socket(
     make_storage: MakeStorage, shared: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "unsafe", ThrottledLog(remote.logger, 60.0))
+    monkeypatch.setattr(connecting, "unsafe", ThrottledLog(connecting.logger, 60.0))
     scheduler = start(make_storage, shared / "mine" / "s.sock")
     (shared / "mine").chmod(0o755)
     client = make_storage()

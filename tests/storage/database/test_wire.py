@@ -199,7 +199,7 @@ def extension(code: int, data: bytes) -> bytes:
     return b"\xc9" + LENGTH.pack(len(data)) + code.to_bytes(1, "big", signed=True) + data
 
 
-@pytest.mark.parametrize("code", [0, 7, 15, wire.FIRST_RECORD + len(RECORDS), 127, -2, -128])
+@pytest.mark.parametrize("code", [0, 8, 15, wire.FIRST_RECORD + len(RECORDS), 127, -2, -128])
 def test_an_unknown_extension_is_refused(code: int) -> None:
     with pytest.raises(SerializationError, match=f"unknown value {code} in a frame"):
         unpack(extension(code, msgpack.packb([1, 2])))

@@ -812,14 +812,14 @@ def test_a_read_takes_more_small_changes_and_fewer_large_ones(storage, mirror):
 
 
 def test_the_ids_of_a_large_batch_are_read_as_they_were_written(storage, mirror):
-    letters = "abcdefghijkl"
+    letters = "abcdefghijklmnop"
     alike = [f"1{one}{other}" for one in letters for other in letters]
     batches = [
         alike,
-        [f"{one}-x" for one in range(1_000, 1_200)],
+        [f"{one}-x" for one in range(1_000, 1_300)],
         # Joined, these could be read as ids of three characters, too.
-        [*(f"1{one}{other}" for one in letters for other in "mnopqrstu"), "1", "11111", "1zz"],
-        [str(number) for number in range(2, 202)],
+        [*(f"2{one}{other}" for one in letters for other in letters), "2", "22222", "2zz"],
+        [str(number) for number in range(3, 303)],
     ]
     f.enqueue(storage)
     copy_all(mirror)

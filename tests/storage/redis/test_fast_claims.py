@@ -97,7 +97,7 @@ class Run:
 
 
 def content(client, key):
-    """What a key holds, without what depends on when holes are dropped, buckets filled and tokens reserved."""
+    """What a key holds, without what depends on when holes, buckets and tokens are counted."""
     kind = client.type(key)
     if kind == b"string":
         return client.get(key)

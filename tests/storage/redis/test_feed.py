@@ -170,9 +170,9 @@ def test_without_a_stream_nothing_can_be_followed(redis_options):
     "ids",
     [
         None,
-        [f"order-{n:05}-x" for n in range(150)],
-        [f"{n}%" for n in range(150)],
-        [str(n) for n in range(150)],
+        [f"order-{n:05}-x" for n in range(300)],
+        [f"{n}%" for n in range(300)],
+        [str(n) for n in range(300)],
     ],
     ids=["own", "one length", "special characters", "several lengths"],
 )
@@ -182,7 +182,7 @@ def test_the_ids_of_a_large_batch_are_those_of_its_jobs(storage, ids):
     changes.go_on(QUEUE, changes.follow(QUEUE))
     start = storage.capabilities.feed.last(None)
 
-    results = storage.enqueue([batch(150) if ids is None else batch(ids=ids)])
+    results = storage.enqueue([batch(300) if ids is None else batch(ids=ids)])
 
     rows = read(storage, start, storage.capabilities.feed.last(None))
     assert told(rows) == [(result.id, "waiting") for result in results]

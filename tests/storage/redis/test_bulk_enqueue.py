@@ -10,6 +10,7 @@ from djqueue.client import Queue
 from djqueue.core.errors import QueueFullError, StorageUnavailableError
 from djqueue.core.queue import QueuePolicy
 from djqueue.storage.redis import RedisStorage
+from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import QUEUE, batch, claim_ids, counts, enqueue, state
 from tests.clocks import AheadClock
 from tests.proxies import ANSWERS, REQUESTS, LossyProxy
@@ -271,3 +272,36 @@ def test_a_subscription_begins_with_any_enqueue(open_storage, given):
 
     eventually(lambda: [event.id for event in heard] == ["a"])
     unsubscribe()
+
+
+def contents(server):
+    """Return what the keys of the queue hold, without the caller's sequence and the server's times."""
+    with redis.Redis.from_url(server.url) as client:
+        found = {key.decode().partition("}:")[2]: key for key in client.keys(f"{{q:{QUEUE}}}:*")}
+        log = [fields for _, fields in client.xrange(found.pop("log"))]
+        found.pop("version")
+        return log, {
+            name: (client.dump(key), client.ttl(key))
+            for name, key in found.items()
+            if not name.startswith("sequence:")
+        }
+
+
+@pytest.mark.parametrize("options", [{}, {"subject": "shop.order:1"}, {"max_attempts": 9, "tags": ("a",)}])
+@pytest.mark.parametrize("count", [1, 3, 1_000])
+def test_the_short_script_leaves_what_the_full_one_does(open_storage, redis_server, count, options):
+    left = []
+    given = batch(ids=[f"job-{number}" for number in range(count)], **options)
+    for fresh in (True, False):
+        redis_server.clean()
+        storage = open_storage(clock=FakeClock())
+        enqueue(storage, id="first")
+        _, call = storage._enqueueing.direct(given._replace(fresh=fresh))
+        assert call.script.name == ("add" if fresh else "enqueue")
+        results = storage.enqueue([given._replace(fresh=fresh)])
+        assert {result.status for result in results} == {"queued"}
+        with redis.Redis.from_url(redis_server.url) as client:
+            assert client.hlen(f"{{q:{QUEUE}}}:jobs") == count + 1
+        left.append(contents(redis_server))
+
+    assert left[0] == left[1]

@@ -12,8 +12,9 @@ import subprocess
 import sys
 from importlib.metadata import version
 
-from tests.benchmarks import as_user
+from tests.benchmarks import as_user, peer_runs
 from tests.benchmarks.measures import MEASURES, STORAGES
+from tests.benchmarks.peers import PEERS
 
 TARGETS = {
     ("memory", "enqueue_bulk"): (">=", 230_000),
@@ -62,7 +63,13 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--quick", action="store_true", help="a tenth of the jobs: to see that it works")
     parser.add_argument("--as-user", action="store_true", help="`runworkers` as users start it")
+    parser.add_argument("--write-docs", action="store_true", help="--as-user: write its table into the docs")
+    parser.add_argument("--peers", action="store_true", help="other job queues and djqueue; writes the docs")
+    names = sorted(peer.key for peer in PEERS)
+    parser.add_argument("--peer", action="append", choices=names, help="--peers: default: all")
     options = parser.parse_args()
+    if options.peers:
+        return peer_runs.main(options)
     known = as_user.MEASURES if options.as_user else MEASURES
     if unknown := set(options.metric or ()) - known.keys():
         parser.error(f"unknown metric: {', '.join(sorted(unknown))}. Choose from {', '.join(known)}.")

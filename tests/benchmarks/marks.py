@@ -1,5 +1,6 @@
 """The marks of handlers, seen from outside: how many jobs have run, how fast, and at which cost."""
 
+import math
 import os
 import struct
 import time
@@ -11,7 +12,7 @@ POLL = 0.002
 """Seconds between two looks at the file."""
 WARM_UP = 0.1
 """Share of the backlog that a worker handles before the measurement begins."""
-IDLE = 60.0
+IDLE = 30.0
 """Seconds without a new mark after which a worker counts as stuck."""
 
 Usage = Mapping[str, float]
@@ -43,15 +44,19 @@ class Marks:
     def clear(self) -> None:
         os.truncate(self.path, 0)
 
-    def wait_for(self, count: int, alive: Callable[[], object] = lambda: None) -> float:
+    def wait_for(
+        self, count: int, alive: Callable[[], object] = lambda: None, limit: float = math.inf
+    ) -> float:
         """Wait until there are so many marks, and return the time at which they were seen.
 
         alive: Called at times; raises if waiting has no point.
+        limit: The number of seconds after which fewer marks are enough.
         """
         last, changed = -1, time.perf_counter()
+        deadline = changed + limit
         while True:
             found, now = self.count(), time.perf_counter()
-            if found >= count:
+            if found >= count or now >= deadline:
                 return now
             if found != last:
                 last, changed = found, now
@@ -61,14 +66,23 @@ class Marks:
                     raise RuntimeError(f"{found} of {count} jobs have run, and no other for {IDLE:g} s")
             time.sleep(POLL)
 
-    def drain(self, count: int, usage: Callable[[], Usage], alive: Callable[[], object]) -> Drain:
-        """Measure a worker that is starting on a backlog of so many jobs."""
+    def drain(
+        self,
+        count: int,
+        usage: Callable[[], Usage],
+        alive: Callable[[], object],
+        limit: float = math.inf,
+    ) -> Drain:
+        """Measure a worker that is starting on a backlog of so many jobs.
+
+        limit: The number of seconds, after the warm-up, to which the measurement is limited.
+        """
         self.wait_for(max(1, int(count * WARM_UP)), alive)
         before = usage()
         start, first = time.perf_counter(), self.count()
-        end = self.wait_for(count, alive)
+        end = self.wait_for(count, alive, limit)
+        jobs = min(self.count(), count) - first
         after, took = usage(), end - start
-        jobs = count - first
         if jobs <= 0:
             raise RuntimeError(f"a backlog of {count} jobs is too small: it was gone at the first look")
         used = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in after}

@@ -1,6 +1,7 @@
 """A new Django project for each measurement, on a storage of its own, and the processes that run in it."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -12,15 +13,22 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.benchmarks.marks import Drain, Marks, marks_folder
-from tests.benchmarks.usage import redis_usage, session_usage
+from tests.benchmarks.usage import process_usage, redis_usage, session_usage
 from tests.runtime.project import ROOT, Project, WorkerProcess
-from tests.servers import RedisServer
+from tests.servers import PostgresServer, RedisServer
 
 STORAGES = ("redis", "database", "memory")
+"""Those of `--as-user`. The database is SQLite; `--peers` has PostgreSQL, too."""
 JOBS = Path(__file__).with_name("shop_jobs.py")
 ON_DATABASE = """
 DATABASES["default"]["NAME"] = "db.sqlite3"
 DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 20}
+DJQUEUE = {}
+"""
+ON_POSTGRESQL = """
+DATABASES["default"] = {
+    "ENGINE": "django.db.backends.postgresql", "NAME": %r, "HOST": "127.0.0.1", "PORT": %d, "USER": %r,
+}
 DJQUEUE = {}
 """
 ON_MEMORY = """
@@ -40,15 +48,15 @@ WITHOUT_MIRROR = 'OPTIONS["MIRROR"] = False\n'
 class Site:
     """A project with a storage; `with` starts it and removes all of it.
 
-    storage: One of `STORAGES`.
+    storage: One of `STORAGES`, or postgresql.
     mirror: False turns off the mirror of Redis, which is on by default.
-    jobs: The text of its `shop/jobs.py`.
+    server: The PostgreSQL in which a database is made for it.
     """
 
-    def __init__(self, storage: str, *, mirror: bool = True, jobs: str | None = None) -> None:
+    def __init__(self, storage: str, *, mirror: bool = True, server: PostgresServer | None = None) -> None:
         self.storage = storage
         self._mirror = mirror
-        self._jobs = JOBS.read_text() if jobs is None else jobs
+        self._postgres = server
         self._stack = ExitStack()
         self._workers: list[WorkerProcess] = []
         self._client: Client | None = None
@@ -63,8 +71,14 @@ class Site:
             self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="djqueue-")))
             memory = stack.enter_context(tempfile.TemporaryDirectory(dir=marks_folder(), prefix="djqueue-"))
             self.marks = Marks(Path(memory) / "marks")
-            self._project = Project(self.folder, self._jobs, settings)
-            shutil.copy(migrated(), self.folder / "db.sqlite3")
+            if self._postgres is not None:
+                name = self._postgres.create_database().rpartition("/")[2]
+                settings = ON_POSTGRESQL % (name, self._postgres.port, self._postgres.user)
+            self._project = Project(self.folder, JOBS.read_text(), settings)
+            if self._postgres is not None:
+                migrate(self.folder, self.environment)
+            else:
+                shutil.copy(migrated(), self.folder / "db.sqlite3")
             self._stack = stack.pop_all()
         return self
 
@@ -102,19 +116,19 @@ class Site:
             for place, used in enumerate(session_usage(worker.process.pid).values()):
                 found[f"worker {number}.{place}"] = used
         if not self._workers and self._client is not None:
-            found["worker"] = sum(session_usage(self._client.process.pid).values())
+            found["worker"] = process_usage(self._client.process.pid) or 0.0
         if self.server is not None:
             found["redis"] = redis_usage(self.server)
         return found
 
-    def drain(self, count: int, *arguments: str, workers: int = 1) -> Drain:
-        """Start workers on a backlog of so many jobs, and measure them."""
+    def drain(self, count: int, *arguments: str, workers: int = 1, limit: float = math.inf) -> Drain:
+        """Start workers on a backlog of so many jobs, and measure them for at most so many seconds."""
         if self.storage == "memory":
             self.client.call("work", int(arguments[1]) if arguments else None)
         else:
             for _ in range(workers):
                 self.start(*arguments)
-        drained = self.marks.drain(count, self.usage, self.check)
+        drained = self.marks.drain(count, self.usage, self.check, limit)
         if (found := self.marks.count()) > count:
             raise RuntimeError(f"{found - count} jobs ran twice")
         return drained
@@ -166,17 +180,23 @@ def migrated() -> Path:
     """Return a SQLite file with all tables, made once."""
     folder = Path(TEMPLATES.name)
     project = Project(folder, "", ON_DATABASE)
+    migrate(project.folder, {})
+    return folder / "db.sqlite3"
+
+
+def migrate(folder: Path, environment: dict[str, str]) -> None:
+    """Make the tables of the project in a folder."""
     subprocess.run(
         [sys.executable, "-m", "django", "migrate", "--verbosity", "0"],
-        cwd=project.folder,
+        cwd=folder,
         env={
             **os.environ,
+            **environment,
             "DJANGO_SETTINGS_MODULE": "project_settings",
             "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
         },
         check=True,
     )
-    return folder / "db.sqlite3"
 
 
 TEMPLATES = tempfile.TemporaryDirectory(prefix="djqueue-")

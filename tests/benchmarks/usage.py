@@ -1,5 +1,6 @@
 """CPU time of other processes: of a session's processes, and of a Redis."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def stat_fields(process: Path) -> list[str]:
 
 
 def process_usage(pid: int) -> float | None:
-    """Return the seconds of CPU time of a process, by the scheduler's clock, or None if it has ended."""
+    """Return the seconds of CPU time of a process and of its children that have ended, or None if it has."""
+    fields = stat_fields(PROC / str(pid))
     try:
         threads = list((PROC / str(pid) / "task").iterdir())
     except OSError:
@@ -41,7 +43,8 @@ def process_usage(pid: int) -> float | None:
             total += int((thread / "schedstat").read_text().split()[0])
         except OSError:  # the thread has ended, or the kernel counts nothing
             continue
-    return total / 1e9
+    children = sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")
+    return total / 1e9 + children
 
 
 def redis_usage(server: Any) -> float:

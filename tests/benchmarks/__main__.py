@@ -77,9 +77,7 @@ def main() -> int:
         print(f"{platform.platform()}, {os.cpu_count()} cores, CPython {platform.python_version()}, ", end="")
         print(", ".join(f"{name} {version(name)}" for name in ("Django", "msgpack")))
     if options.as_user:
-        for row in as_user.rows(as_user.measure(options)):
-            print(json.dumps(row) if options.json else as_user.shown(row), flush=True)
-        return 0
+        return as_user.main(options)
     for storage in options.storage or sorted(STORAGES, reverse=True):
         for metric, measure in MEASURES.items():
             if options.metric and metric not in options.metric:

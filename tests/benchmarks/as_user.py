@@ -6,11 +6,13 @@ run, so that all of them see the same machine.
 """
 
 import argparse
-import statistics
+import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -20,22 +22,8 @@ from tests.benchmarks.client import ASYNC_NAMES
 from tests.benchmarks.marks import Drain
 from tests.benchmarks.measures import bare_drain, percentile
 from tests.benchmarks.projects import STORAGES, Client, Site
+from tests.benchmarks.reporting import Ratio, Value, Values, rows, shown, write_docs
 from tests.benchmarks.usage import redis_usage
-
-
-@dataclass(frozen=True)
-class Value:
-    """One measured value."""
-
-    value: float
-    unit: str
-    cpu: dict[str, float] = field(default_factory=dict)
-    """Microseconds of CPU time per job, by process."""
-    cores: dict[str, float] = field(default_factory=dict)
-    """Cores that each process kept busy."""
-
-
-Values = dict[str, Value]
 
 
 @dataclass(frozen=True)
@@ -45,18 +33,6 @@ class Measure:
     function: Callable[[str, float], Values]
     storages: tuple[str, ...] = STORAGES
     needs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """The ratio of two values of one run, and its goal."""
-
-    storage: str
-    name: str
-    of: str
-    to: str
-    goal: str = ""
-    """Such as ">= 0.9"."""
 
 
 def rate(drained: Drain) -> Value:
@@ -271,6 +247,18 @@ GOALS = {
 }
 
 
+def main(options: argparse.Namespace) -> int:
+    """Measure, print, and write the docs where that was asked for."""
+    load = [os.getloadavg()[0]]
+    found = list(rows(measure(options), RATIOS, GOALS))
+    load.append(os.getloadavg()[0])
+    for row in found:
+        print(json.dumps(row) if options.json else shown(row), flush=True)
+    if options.write_docs:
+        print(f"Wrote {write_docs(found, options.runs, load)}", file=sys.stderr)
+    return 0
+
+
 def measure(options: argparse.Namespace) -> dict[str, list[Values]]:
     """Run all measurements that were asked for, in turns; a list with each run's values, by storage."""
     scale = 0.1 if options.quick else 1.0
@@ -291,48 +279,3 @@ def chosen(storage: str, metrics: list[str] | None) -> list[str]:
     for name in wanted:  # grows meanwhile
         wanted += [needed for needed in MEASURES[name].needs if needed not in wanted]
     return [name for name in MEASURES if name in wanted and storage in MEASURES[name].storages]
-
-
-def rows(runs: dict[str, list[Values]]) -> Iterator[dict[str, Any]]:
-    """Yield an object for each value and each ratio: its median, and the values of all runs."""
-    for storage, found in runs.items():
-        for name in found[0] if found else ():
-            values = [run[name] for run in found]
-            row = row_of(storage, name, [one.value for one in values], values[0].unit)
-            row["goal"] = GOALS.get((storage, name), "")
-            for key in ("cpu", "cores"):
-                if parts := [summed(getattr(one, key)) for one in values]:
-                    medians = {
-                        part: statistics.median(one.get(part, 0.0) for one in parts) for part in parts[0]
-                    }
-                    row[key] = {part: round(value, 2) for part, value in medians.items()}
-            yield row
-        for ratio in RATIOS:
-            if ratio.storage == storage and found and {ratio.of, ratio.to} <= found[0].keys():
-                shares = [run[ratio.of].value / run[ratio.to].value for run in found]
-                yield {**row_of(storage, ratio.name, shares, "ratio"), "goal": ratio.goal}
-
-
-def summed(parts: dict[str, float]) -> dict[str, float]:
-    """Add up the processes of the workers, and keep the busiest two of them beside the sum."""
-    workers = sorted((value for name, value in parts.items() if name.startswith("worker")), reverse=True)
-    found = {"workers": sum(workers)} if workers else {}
-    if len(workers) > 1:
-        found |= {"busiest": workers[0], "second": workers[1]}
-    return found | {name: value for name, value in parts.items() if not name.startswith("worker")}
-
-
-def row_of(storage: str, name: str, values: list[float], unit: str) -> dict[str, Any]:
-    value = statistics.median(values)
-    return {"system": f"djqueue-{storage}", "metric": name, "value": value, "unit": unit, "runs": values}
-
-
-def shown(row: dict[str, Any]) -> str:
-    """Return a row as a line of the table."""
-    spread = f"{min(row['runs']):,.4g} to {max(row['runs']):,.4g}"
-    storage = row["system"].removeprefix("djqueue-")
-    line = f"{storage:9} {row['metric']:24} {row['value']:>11,.2f} {row['unit']:6} {spread:>22}"
-    for key, unit in (("cpu", "µs/job"), ("cores", "cores")):
-        if row.get(key):
-            line += "  " + ", ".join(f"{name} {value:.3g}" for name, value in row[key].items()) + f" {unit}"
-    return line + (f"  (goal {row['goal']})" if row["goal"] else "")

@@ -2,9 +2,12 @@
 
 import os
 import platform
+import re
 import statistics
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from tests.benchmarks.charts import Bar, Panel, chart
 from tests.benchmarks.marks import Drain
 from tests.benchmarks.peers import SLOTS
 from tests.benchmarks.projects import ROOT
+from tests.servers import MissingProgramError, find_redis, postgres_binaries
 
 DOCS = ROOT / "docs"
 OURS = "djqueue"
@@ -149,16 +153,34 @@ def share(value: float | None) -> str:
 
 
 def circumstances(missing: dict[str, str], runs: int, load: list[float]) -> str:
-    """Return the sentences about the machine, and about peers that could not be installed."""
-    begin, end = load
-    text = (
-        f"Jobs per second, medians of {runs} runs in turns, on {os.cpu_count()} cores with {system_name()} "
-        f"and CPython {platform.python_version()}. The load average was {begin:.1f} before the first "
-        f"measurement and {end:.1f} after the last; an otherwise idle machine has about 0 before."
-    )
+    """Return the sentences about the machine, and about peers that could not be measured."""
+    text = f"Jobs per second, {conditions(runs, load)}"
     for name, reason in missing.items():
-        text += f" {name} could not be installed: {reason.rstrip('.')}."
+        text += f" {name} {reason.rstrip('.')}."
     return text
+
+
+def conditions(runs: int, load: list[float]) -> str:
+    """Return on what the figures were measured."""
+    medians = "one run" if runs == 1 else f"medians of {runs} runs"
+    software = ", ".join([f"CPython {platform.python_version()}", f"Django {version('Django')}", *servers()])
+    return (
+        f"{medians} on {os.cpu_count()} cores, with {system_name()}, {software}. The load average was "
+        f"{load[0]:.1f} before the first measurement, where 0 is an otherwise idle machine, and "
+        f"{load[-1]:.1f} after the last."
+    )
+
+
+def servers() -> Iterator[str]:
+    """Yield the servers that are installed, and their versions."""
+    for name, find in (("Redis", find_redis), ("PostgreSQL", lambda: str(postgres_binaries() / "postgres"))):
+        try:
+            program = find()
+        except MissingProgramError:
+            continue
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+        if found := re.search(r"\d+\.\d+(\.\d+)?", done.stdout):
+            yield f"{name} {found[0]}"
 
 
 def system_name() -> str:

@@ -31,9 +31,7 @@ class Environment:
 
 def cache_folder() -> Path:
     """Return the folder in which the peers are installed, and stay."""
-    chosen = os.environ.get("DJQUEUE_TEST_DIR")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return (Path(chosen) if chosen else cache / "djqueue") / "peers"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "djqueue" / "peers"
 
 
 def python_environment(name: str, packages: tuple[str, ...]) -> Environment:

@@ -31,6 +31,10 @@ class Drain:
     """Cores that each process kept busy."""
 
 
+class StuckError(Exception):
+    """A backlog was not drained, or too fast to be measured."""
+
+
 class Marks:
     """A file to which handlers append: a byte for each job, or eight for each measured time."""
 
@@ -63,7 +67,7 @@ class Marks:
             elif now - changed > 0.5:
                 alive()
                 if now - changed > IDLE:
-                    raise RuntimeError(f"{found} of {count} jobs have run, and no other for {IDLE:g} s")
+                    raise StuckError(f"{found} of {count} jobs have run, and no other for {IDLE:g} s")
             time.sleep(POLL)
 
     def drain(
@@ -83,8 +87,10 @@ class Marks:
         end = self.wait_for(count, alive, limit)
         jobs = min(self.count(), count) - first
         after, took = usage(), end - start
-        if jobs <= 0:
-            raise RuntimeError(f"a backlog of {count} jobs is too small: it was gone at the first look")
+        if first >= count:
+            raise StuckError(f"a backlog of {count} jobs is too small: it was gone at the first look")
+        if not jobs:
+            raise StuckError(f"no job ran within {limit:g} s after the first {first}")
         used = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in after}
         return Drain(
             jobs / took,

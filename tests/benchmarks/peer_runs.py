@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from djqueue import __version__
 from tests.benchmarks import comparing
@@ -28,11 +29,17 @@ from tests.benchmarks.usage import redis_usage, session_members, session_usage
 from tests.servers import PostgresServer, RedisServer
 
 PROGRAMS = Path(__file__).with_name("programs")
+FILLING = 120.0
+"""Seconds that a producer has for a backlog."""
 OURS = ("DJANGO_", "DJQUEUE_", "PYTHON")
 """Beginnings of the environment variables that are for djqueue's tests, and not for peers."""
 LIMIT = 2.0
 """Seconds to which the measurement of a backlog is limited, after its warm-up."""
 SITES = {"Redis": "redis", "SQLite": "database", "PostgreSQL": "postgresql", "memory": "memory"}
+
+
+class PeerError(Exception):
+    """A peer could not be measured; the message says why, and has the end of its log."""
 
 
 class Machine:
@@ -62,7 +69,8 @@ def main(options: argparse.Namespace) -> int:
     scale = 0.25 if options.quick else 1.0
     load = [os.getloadavg()[0]]
     with Machine() as machine:
-        systems = measure(machine, environments, options.runs, scale)
+        systems, failed = measure(machine, environments, options.runs, scale)
+        missing |= failed
     load.append(os.getloadavg()[0])
     for system in systems:
         for row in comparing.rows(system, systems):
@@ -83,7 +91,7 @@ def installed(peers: Iterable[Peer]) -> tuple[dict[Peer, Environment], dict[str,
         try:
             environments[peer] = environment = peer.install()
         except NotInstallableError as error:
-            missing[peer.name] = str(error)
+            missing[peer.name] = f"could not be installed: {error}"
             print(f"not installable: {error}", file=sys.stderr)
         else:
             print(named(environment.versions, peer.packages), file=sys.stderr)
@@ -121,15 +129,22 @@ def measure(machine: Machine, environments: dict[Peer, Environment], runs: int, 
                     count = max(20, int(peer.jobs[slots] * scale))
                     drain = partial(drain_peer, machine, peer, environments[peer], count, slots)
                     todo.append((system, slots, drain))
+    failed: dict[str, str] = {}
     for number in range(runs):
         for system, slots, drain in todo if number % 2 == 0 else todo[::-1]:
-            drained = drain()
+            what = f"{system.name}, {slots} at once on {system.storage},"
+            if what in failed:
+                continue
+            try:
+                drained = drain()
+            except PeerError as error:  # the others are measured all the same
+                print(error, file=sys.stderr)
+                failed[what] = f"could not be measured: {str(error).splitlines()[0]}"
+                system.drains.pop(slots, None)
+                continue
             system.drains.setdefault(slots, []).append(drained)
-            line = (
-                f"{number + 1}/{runs} {system.storage:10} {system.name:24} c{slots:<4} {drained.rate:>10,.0f}"
-            )
-            print(line, file=sys.stderr, flush=True)
-    return systems
+            print(f"{number + 1}/{runs} {what} {drained.rate:,.0f} jobs/s", file=sys.stderr, flush=True)
+    return systems, failed
 
 
 def drain_djqueue(machine: Machine, storage: str, count: int, slots: int) -> Drain:
@@ -176,15 +191,20 @@ def drain_peer(machine: Machine, peer: Peer, environment: Environment, count: in
                 start_new_session=True,
             )  # fmt: skip
 
-        def fail(what: str) -> None:
-            raise RuntimeError(f"{what} of {peer.name} ended:\n{(folder / 'log.txt').read_text()[-3000:]}")
+        def fail(reason: str) -> NoReturn:
+            raise PeerError(f"{reason}\n{(folder / 'log.txt').read_text(errors='replace')[-3000:]}")
 
         if peer.storage == "memory":
             work = [environment.runtime, peer.program, "both", str(count), str(slots)]
         else:
             work = peer.work(environment, slots)
-            if start(peer.fill(environment, count)).wait(180):
-                fail("the producer")
+            producer = start(peer.fill(environment, count))
+            stack.callback(end, producer)
+            try:
+                if producer.wait(FILLING):
+                    fail("its producer failed")
+            except subprocess.TimeoutExpired:
+                fail(f"its producer took more than {FILLING:g} seconds")
         worker = start(work)
         stack.callback(end, worker)
 
@@ -194,7 +214,7 @@ def drain_peer(machine: Machine, peer: Peer, environment: Environment, count: in
 
         def alive() -> None:
             if worker.poll() is not None:
-                fail("the worker")
+                fail("its worker ended")
 
         try:
             return marks.drain(count, usage, alive, LIMIT)

@@ -53,6 +53,10 @@ JOBS = {
 """The size of the backlog, by storage and concurrency."""
 
 
+LIMIT = 3.0
+"""Seconds to which the measurement of a backlog is limited, after its warm-up."""
+
+
 def concurrency(slots: int) -> list[str]:
     """Return the flag of `runworkers`; 10 is the default, which needs none."""
     return [] if slots == 10 else ["--concurrency", str(slots)]
@@ -79,7 +83,7 @@ def drain(
         site.client.call("fill", count, names)
         if more:  # jobs that wait until the end are not counted
             count += more
-        return rate(site.drain(count, *concurrency(slots), *flags, workers=workers))
+        return rate(site.drain(count, *concurrency(slots), *flags, workers=workers, limit=LIMIT))
 
 
 def drain_at(slots: int) -> Callable[[str, float], Values]:
@@ -268,6 +272,7 @@ def measure(options: argparse.Namespace) -> dict[str, list[Values]]:
             values: Values = {}
             names = chosen(storage, options.metric)
             for name in names if number % 2 == 0 else names[::-1]:  # the machine may get slower meanwhile
+                print(f"{number + 1}/{options.runs} {storage} {name}", file=sys.stderr, flush=True)
                 values |= MEASURES[name].function(storage, scale)
             found.append(values)
     return runs

@@ -21,6 +21,8 @@ ASYNC_NAMES = ("touch", "welcome", "receipt", "index", "unindex")
 QUEUES = ("default", "emails", "search", "images")
 IDLE = 0.005
 """Seconds for a worker that has found nothing to fall asleep."""
+LIMIT = 4.0
+"""Seconds after which calls that are made one after the other are enough."""
 EMBEDDED = ExitStack()
 """A worker inside this process, and subscriptions, until the process ends."""
 
@@ -54,9 +56,13 @@ def single(count: int) -> float:
     """Return the jobs per second of calls one after the other."""
     touch, entries = job_type("touch"), calls(count)
     start = time.perf_counter()
+    done = 0
     for _, arguments in entries:
         touch.enqueue(**arguments)
-    return count / (time.perf_counter() - start)
+        done += 1
+        if time.perf_counter() - start > LIMIT:
+            break
+    return done / (time.perf_counter() - start)
 
 
 def awaited(count: int) -> float:
@@ -65,9 +71,13 @@ def awaited(count: int) -> float:
 
     async def produce() -> float:
         start = time.perf_counter()
+        done = 0
         for _, arguments in entries:
             await touch.aenqueue(**arguments)
-        return count / (time.perf_counter() - start)
+            done += 1
+            if time.perf_counter() - start > LIMIT:
+                break
+        return done / (time.perf_counter() - start)
 
     return asyncio.run(produce())
 
@@ -75,7 +85,7 @@ def awaited(count: int) -> float:
 def pickup(count: int) -> None:
     """Enqueue jobs that leave the time until they ran, each on an idle queue."""
     timed, marks = job_type("timed"), Path(os.environ["BENCH_MARKS"])
-    before = marks.stat().st_size
+    before, end = marks.stat().st_size, time.monotonic() + LIMIT
     for number in range(1, count + 1):
         timed.enqueue(time.monotonic())
         deadline = time.monotonic() + 30
@@ -83,13 +93,18 @@ def pickup(count: int) -> None:
             if time.monotonic() > deadline:
                 raise RuntimeError("the job was not picked up within 30 seconds")
             time.sleep(0.001)
+        if time.monotonic() > end:
+            break
         time.sleep(IDLE)
 
 
 def roundtrip(count: int) -> list[float]:
     """Return the seconds of `enqueue_and_wait`, each on an idle queue."""
     answer, times = job_type("answer"), []
+    end = time.monotonic() + LIMIT
     for _ in range(count):
+        if times and time.monotonic() > end:
+            break
         start = time.perf_counter()
         answer.enqueue_and_wait(wait=30)
         times.append(time.perf_counter() - start)

@@ -48,7 +48,7 @@ chaos: install ## Kill 10,000 random processes on each storage; ARGS="--signal T
 	@scripts/system-packages.sh redis postgresql
 	$(BIN)/python -m tests.chaos $(ARGS)
 
-bench: install ## Measure speed and size; ARGS="--storage memory --json"
+bench: install ## Measure speed and size; ARGS="--as-user", ARGS="--peers" or ARGS="--storage memory"
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
 demo: $(VENV)/.demo-installed ## Start the demo project: web server and workers, admin/admin

@@ -12,7 +12,9 @@ import subprocess
 import sys
 from importlib.metadata import version
 
+from tests.benchmarks import as_user, peer_runs
 from tests.benchmarks.measures import MEASURES, STORAGES
+from tests.benchmarks.peers import PEERS
 
 TARGETS = {
     ("memory", "enqueue_bulk"): (">=", 230_000),
@@ -56,14 +58,26 @@ def main() -> int:
     """Measure, and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--storage", choices=sorted(STORAGES), action="append", help="default: all")
-    parser.add_argument("--metric", choices=sorted(MEASURES), action="append", help="default: all")
+    parser.add_argument("--metric", action="append", help="default: all")
     parser.add_argument("--runs", type=int, default=3, help="runs of each (default: 3)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--quick", action="store_true", help="a tenth of the jobs: to see that it works")
+    parser.add_argument("--as-user", action="store_true", help="`runworkers` as users start it")
+    parser.add_argument("--write-docs", action="store_true", help="--as-user: write its table into the docs")
+    parser.add_argument("--peers", action="store_true", help="other job queues and djqueue; writes the docs")
+    names = sorted(peer.key for peer in PEERS)
+    parser.add_argument("--peer", action="append", choices=names, help="--peers: default: all")
     options = parser.parse_args()
+    if options.peers:
+        return peer_runs.main(options)
+    known = as_user.MEASURES if options.as_user else MEASURES
+    if unknown := set(options.metric or ()) - known.keys():
+        parser.error(f"unknown metric: {', '.join(sorted(unknown))}. Choose from {', '.join(known)}.")
     if not options.json:
         print(f"{platform.platform()}, {os.cpu_count()} cores, CPython {platform.python_version()}, ", end="")
         print(", ".join(f"{name} {version(name)}" for name in ("Django", "msgpack")))
+    if options.as_user:
+        return as_user.main(options)
     for storage in options.storage or sorted(STORAGES, reverse=True):
         for metric, measure in MEASURES.items():
             if options.metric and metric not in options.metric:

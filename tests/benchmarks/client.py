@@ -1,0 +1,176 @@
+"""A producer in the measured project: a process that does what it is asked in lines of JSON.
+
+A line is `[function, arguments]`; the answer is a line with what the function returned.
+"""
+
+import asyncio
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import django
+
+TEXT = "x" * 100
+ASYNC_NAMES = ("touch", "welcome", "receipt", "index", "unindex")
+QUEUES = ("default", "emails", "search", "images")
+IDLE = 0.005
+"""Seconds for a worker that has found nothing to fall asleep."""
+LIMIT = 4.0
+"""Seconds after which calls that are made one after the other are enough."""
+EMBEDDED = ExitStack()
+"""A worker inside this process, and subscriptions, until the process ends."""
+
+
+def job_type(name: str) -> Any:
+    from shop import jobs
+
+    return getattr(jobs, name)
+
+
+def calls(count: int) -> list[tuple[tuple[()], dict[str, Any]]]:
+    return [((), {"n": n, "user": f"user-{n}", "text": TEXT}) for n in range(count)]
+
+
+def fill(count: int, names: list[str]) -> None:
+    """Enqueue jobs of several names in turns, a hundred of each."""
+    entries = calls(count)
+    for turn, start in enumerate(range(0, count, 100)):
+        job_type(names[turn % len(names)]).enqueue_many(entries[start : start + 100])
+
+
+def bulk(count: int) -> float:
+    """Return the jobs per second of one call."""
+    entries = calls(count)
+    start = time.perf_counter()
+    job_type("touch").enqueue_many(entries)
+    return count / (time.perf_counter() - start)
+
+
+def single(count: int) -> float:
+    """Return the jobs per second of calls one after the other."""
+    touch, entries = job_type("touch"), calls(count)
+    start = time.perf_counter()
+    done = 0
+    for _, arguments in entries:
+        touch.enqueue(**arguments)
+        done += 1
+        if time.perf_counter() - start > LIMIT:
+            break
+    return done / (time.perf_counter() - start)
+
+
+def awaited(count: int) -> float:
+    """Return the jobs per second of one coroutine that awaits call after call."""
+    touch, entries = job_type("touch"), calls(count)
+
+    async def produce() -> float:
+        start = time.perf_counter()
+        done = 0
+        for _, arguments in entries:
+            await touch.aenqueue(**arguments)
+            done += 1
+            if time.perf_counter() - start > LIMIT:
+                break
+        return done / (time.perf_counter() - start)
+
+    return asyncio.run(produce())
+
+
+def pickup(count: int) -> None:
+    """Enqueue jobs that leave the time until they ran, each on an idle queue."""
+    timed, marks = job_type("timed"), Path(os.environ["BENCH_MARKS"])
+    before, end = marks.stat().st_size, time.monotonic() + LIMIT
+    for number in range(1, count + 1):
+        timed.enqueue(time.monotonic())
+        deadline = time.monotonic() + 30
+        while marks.stat().st_size < before + 8 * number:
+            if time.monotonic() > deadline:
+                raise RuntimeError("the job was not picked up within 30 seconds")
+            time.sleep(0.001)
+        if time.monotonic() > end:
+            break
+        time.sleep(IDLE)
+
+
+def roundtrip(count: int) -> list[float]:
+    """Return the seconds of `enqueue_and_wait`, each on an idle queue."""
+    answer, times = job_type("answer"), []
+    end = time.monotonic() + LIMIT
+    for _ in range(count):
+        if times and time.monotonic() > end:
+            break
+        start = time.perf_counter()
+        answer.enqueue_and_wait(wait=30)
+        times.append(time.perf_counter() - start)
+        time.sleep(IDLE)
+    return times
+
+
+def lower_priority() -> int:
+    """Enqueue one job of a lower priority in each queue, and return their number."""
+    names = ("touch", "welcome", "index")
+    for name in names:
+        job_type(name).using(priority=-5).enqueue(n=0, user="", text=TEXT)
+    return len(names)
+
+
+def limits() -> None:
+    """Give each queue limits that are never reached."""
+    from djqueue import Queue
+
+    for name in QUEUES:
+        Queue(name).set_limits(rate="10000000/s", concurrency=100_000)
+
+
+def subscribe() -> None:
+    """Listen to all events of all queues."""
+    from djqueue import Queue
+
+    for name in QUEUES:
+        EMBEDDED.callback(Queue(name).on("*", lambda event: None))
+
+
+def work(concurrency: int | None) -> None:
+    """Run a worker inside this process, as the docs have it for the memory storage."""
+    from djqueue import Worker
+
+    EMBEDDED.enter_context(Worker(concurrency=concurrency) if concurrency else Worker())
+
+
+def waiting() -> int:
+    from djqueue import Queue
+
+    return sum(Queue(name).counts()["waiting"] for name in QUEUES)
+
+
+def resident() -> int:
+    """Return the bytes of memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        *(fill, bulk, single, awaited, pickup, roundtrip, lower_priority, limits, subscribe),
+        *(work, waiting, resident),
+    )
+}
+
+
+def main() -> None:
+    """Do what each line asks, until standard input ends."""
+    django.setup()
+    with EMBEDDED:
+        for line in sys.stdin:
+            name, arguments = json.loads(line)
+            print(json.dumps(FUNCTIONS[name](*arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -24,7 +24,7 @@ def load_payloads(jobs: "Iterable[EngineJob]") -> None:
 
 
 class Extras:
-    """What few jobs have: those that report, fail, stream, or followed the wall clock."""
+    """Attributes of the jobs that report, fail, stream, or followed the wall clock."""
 
     __slots__ = ("history", "logs", "noted", "progress", "stepped", "stream")
 

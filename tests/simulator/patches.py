@@ -1,6 +1,7 @@
 """Puts the simulated parts in the places of the real ones, while a simulation lasts."""
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from random import Random
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from unittest.mock import patch
 
 from djqueue.core.ids import IdSource
 from djqueue.storage.database.client import ClientStorage
+from djqueue.storage.database.payloads import TablePayloads
 from djqueue.storage.database.scheduler import SchedulerStorage
 from djqueue.storage.tables.holders import LeaseHolder
 
@@ -48,6 +50,32 @@ class SimulatedScheduler(SchedulerStorage):
         """See `SchedulerStorage.close`."""
         super().close()
         World.current().monitor.closed(self)
+
+
+class Inline:
+    """Stands for an executor: it runs a function at once."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def submit(self, function: Any, *args: Any) -> "Future[Any]":
+        """Return the function's answer."""
+        answer: Future[Any] = Future()
+        try:
+            answer.set_result(function(*args))
+        except Exception as error:
+            answer.set_exception(error)
+        return answer
+
+    def shutdown(self) -> None:
+        """Do nothing."""
+
+
+class SimulatedPayloads(TablePayloads):
+    """Reads payloads on the thread of the simulation, whose connection stays open."""
+
+    def _close(self) -> None:
+        pass
 
 
 async def _finish(self: Any, outcomes: Any, then: Any = None) -> Any:
@@ -95,6 +123,8 @@ def simulated(world: World) -> Iterator[None]:
             f"{DATABASE}.client.SchedulerStorage": SimulatedScheduler,
             f"{DATABASE}.storage.SchedulerServer": SimulatedServer,
             f"{DATABASE}.client.Remote": SimulatedRemote,
+            f"{DATABASE}.payloads.ThreadPoolExecutor": Inline,
+            f"{DATABASE}.scheduler.TablePayloads": SimulatedPayloads,
             f"{DATABASE}.lease.died_here": _died,
             f"{DATABASE}.lease.lives_here": _lives,
             f"{DATABASE}.lease._observed": Observed(),

@@ -21,7 +21,7 @@ FRESH = (
     *("queue", "job_id", "name", "state", "options", "created_at", "run_at"),
     *("started_at", "error_type"),
 )
-"""What is read of a job that has never started; the last two columns tell."""
+"""Columns of a job that has never started; the last two show that it has not."""
 STATES = {state.value: state for state in State}
 
 

@@ -181,7 +181,7 @@ class Remote:
         return StorageUnavailableError(reason)
 
     def _leave_claims(self, connection: socket.socket, operation: str, reason: str) -> None:
-        """Disconnect if nobody reads a claim's answer: the scheduler releases its jobs then."""
+        """Disconnect if a claim's answer goes unread: the scheduler releases its jobs then."""
         if operation in OPERATIONS and OPERATIONS[operation].claims:
             with self._lock:
                 self._hang_up(connection, reason)

@@ -22,7 +22,19 @@ WITHOUT_REQUEST = {
     "Reads.findings": "looks at this process only",
 }
 """Operations that are not one request to the scheduler, with the reason."""
-HOT_PATH = {"acall", "claim", "close", "connect", "describe", "emit", "enqueue", "finish", "listen"}
+HOT_PATH = {
+    "enqueue_each",
+    "subscribe_new",
+    "acall",
+    "claim",
+    "close",
+    "connect",
+    "describe",
+    "emit",
+    "enqueue",
+    "finish",
+    "listen",
+}
 HOT_PATH |= {"renew", "report", "sweep", "notify_incidents"}
 
 

@@ -30,9 +30,7 @@ def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
     try:
         with gc_paused(made):
             for batch, answers in _each(storage, batches):
-                if batch.ids is not None and (ids := _with_results(answers)):
-                    answers = _decoded(answers, storage.reads.jobs(batch.queue, ids), batch)
-                results += answers
+                results += _with_decoded(storage, batch, answers)
     except Exception as error:
         _note(error, results)
         raise
@@ -41,10 +39,7 @@ def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
 
 def send_one(storage: Storage, batch: Batch) -> EnqueueResult:
     """Enqueue a batch of one job."""
-    answers = enqueue(storage, batch)
-    if batch.ids is not None and (ids := _with_results(answers)):
-        answers = _decoded(answers, storage.reads.jobs(batch.queue, ids), batch)
-    return answers[0]
+    return _with_decoded(storage, batch, enqueue(storage, batch))[0]
 
 
 def _each(storage: Storage, batches: Iterable[Batch]) -> Iterator[tuple[Batch, list[EnqueueResult]]]:
@@ -64,9 +59,7 @@ async def asend(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResul
     results: list[EnqueueResult] = []
     try:
         async for batch, answers in _aeach(storage, batches):
-            if batch.ids is not None and (ids := _with_results(answers)):
-                answers = _decoded(answers, await storage.reads.ajobs(batch.queue, ids), batch)
-            results += answers
+            results += await _awith_decoded(storage, batch, answers)
     except Exception as error:
         _note(error, results)
         raise
@@ -104,10 +97,7 @@ async def _aeach(
 
 async def asend_one(storage: Storage, batch: Batch) -> EnqueueResult:
     """Async version of `send_one`."""
-    answers = await aenqueue(storage, batch)
-    if batch.ids is not None and (ids := _with_results(answers)):
-        answers = _decoded(answers, await storage.reads.ajobs(batch.queue, ids), batch)
-    return answers[0]
+    return (await _awith_decoded(storage, batch, await aenqueue(storage, batch)))[0]
 
 
 def _note(error: Exception, results: Sequence[EnqueueResult]) -> None:
@@ -239,6 +229,20 @@ async def _aaccepted(storage: Storage, batch: Batch) -> list[EnqueueResult]:
     if job_enqueued.receivers:
         await announcing.aenqueued(storage, batch, answers)
     return answers
+
+
+def _with_decoded(storage: Storage, batch: Batch, answers: list[EnqueueResult]) -> list[EnqueueResult]:
+    """Return a batch's answers with cached results decoded; only given ids can have some."""
+    if batch.ids is None or not (ids := _with_results(answers)):
+        return answers
+    return _decoded(answers, storage.reads.jobs(batch.queue, ids), batch)
+
+
+async def _awith_decoded(storage: Storage, batch: Batch, answers: list[EnqueueResult]) -> list[EnqueueResult]:
+    """Async version of `_with_decoded`."""
+    if batch.ids is None or not (ids := _with_results(answers)):
+        return answers
+    return _decoded(answers, await storage.reads.ajobs(batch.queue, ids), batch)
 
 
 def _with_results(answers: Sequence[EnqueueResult]) -> list[str]:

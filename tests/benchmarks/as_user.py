@@ -158,18 +158,20 @@ def enqueue(storage: str, scale: float) -> Values:
             "enqueue_single": Value(site.client.call("single", few), "jobs/s"),
             "enqueue_awaited": Value(site.client.call("awaited", few), "jobs/s"),
         }
-        memory: Callable[[], int] | None = None
-        if site.server is not None:
-            memory = lambda: int(site.server.run("INFO", "memory")["used_memory"])  # noqa: E731
-        elif storage == "memory":
-            memory = lambda: int(site.client.call("resident"))  # noqa: E731
-        before = memory() if memory else 0
+        before = memory(site)
         found["enqueue_bulk"] = Value(site.client.call("bulk", count), "jobs/s")
-        if memory:
-            found["bytes_per_waiting_job"] = Value((memory() - before) / count, "bytes")
+        if storage != "database":
+            found["bytes_per_waiting_job"] = Value((memory(site) - before) / count, "bytes")
         if site.server is not None:
             found["bare_bulk"] = Value(replayed(site, count), "jobs/s")
     return found
+
+
+def memory(site: Site) -> int:
+    """Return the bytes that Redis uses, or without one the producing process."""
+    if site.server is not None:
+        return int(site.server.run("INFO", "memory")["used_memory"])
+    return int(site.client.call("resident"))
 
 
 def replayed(site: Site, count: int) -> float:

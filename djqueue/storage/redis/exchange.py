@@ -68,18 +68,9 @@ class Exchange:
         client: Any = self._connections.sync()
         if self._connections.is_cluster:
             return client.execute_command(*words)
-        pool, connection = self.take(client)
-        try:
+        with self.connection(client) as connection:
             connection.send_packed_command((pack_command(tuple(words)),), check_health=False)
-            answer = connection.read_response()
-        except redis.ResponseError:
-            self.give_back(pool, connection)
-            raise
-        except BaseException as error:
-            self.drop(pool, connection, error)
-            raise
-        self.give_back(pool, connection)
-        return answer
+            return connection.read_response()
 
     def ask_many(self, requests: Sequence[Words]) -> list[Any]:
         """Send requests that change nothing, each to the server with its keys.

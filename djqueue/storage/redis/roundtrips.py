@@ -26,11 +26,7 @@ from djqueue.core.job import Incident
 
 from .calls import RedisCommand as RedisCommand
 from .calls import ScriptCall as ScriptCall
-from .calls import has_sequence as _has_sequence
-from .calls import is_replicated as _is_replicated
-from .calls import named as _named
-from .calls import only_reads as _only_reads
-from .calls import whole as _whole
+from .calls import has_sequence, is_replicated, named, only_reads, whole
 from .connections import Connections
 from .exchange import Exchange, Pipeline, RetryWindow, unavailable_for
 from .records import NUMBER, incident
@@ -161,12 +157,12 @@ class Roundtrips:
                 self._report([incident(call.queue.queue, found) for found in answer.pop()])
 
     def _answers(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
-        if any(map(_is_replicated, calls)):
-            return [self._replicated(call) if _is_replicated(call) else self._one(call) for call in calls]
+        if any(map(is_replicated, calls)):
+            return [self._replicated(call) if is_replicated(call) else self._one(call) for call in calls]
         if len(calls) < 2:
             return [self._one(call) for call in calls]
         is_cluster = self._connections.is_cluster
-        only_read = all(map(_only_reads, calls))
+        only_read = all(map(only_reads, calls))
         if isinstance(calls[0], RedisCommand) and (not is_cluster or (only_read and len(calls) > 2)):
             return self._together(calls)
         if len(calls) < 3 or (is_cluster and not only_read):
@@ -217,7 +213,7 @@ class Roundtrips:
                 f"{self._connections.describe()}: {confirmed} of {call.replicas} replicas confirmed a "
                 f"durable enqueue to queue {call.queue.queue!r} within {patience:.2g} s. The jobs may be "
                 "lost in a failover; enqueue them again with the same ids to have them confirmed."
-                f"{_named(call.ids)}"
+                f"{named(call.ids)}"
             )
         self._free(sequence)
         return answer
@@ -241,7 +237,7 @@ class Roundtrips:
                     answer = ask(words, trying.remaining)
                     break
                 except errors.NoScriptError:
-                    words = _whole(call, words)
+                    words = whole(call, words)
                 except redis.RedisError as error:
                     time.sleep(trying.wait(error))
         except BaseException as error:
@@ -346,7 +342,7 @@ class Roundtrips:
     async def _aanswers(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         if len(calls) == 1:
             return [await self._aone(calls[0])]
-        if not self._connections.is_cluster and not any(map(_has_sequence, calls)):
+        if not self._connections.is_cluster and not any(map(has_sequence, calls)):
             return await self._aread(calls)
         limit = asyncio.Semaphore(IN_FLIGHT)
 
@@ -368,7 +364,7 @@ class Roundtrips:
         ]
 
     async def _aone(self, call: ScriptCall | RedisCommand) -> Any:
-        if _is_replicated(call):
+        if is_replicated(call):
             return await asyncio.to_thread(self._replicated, call)
         sequence = self._sequence(call)
         words = self._words(call, sequence)
@@ -379,7 +375,7 @@ class Roundtrips:
                     answer = await self._exchange.aask(words)
                     break
                 except errors.NoScriptError:
-                    words = _whole(call, words)
+                    words = whole(call, words)
                 except redis.RedisError as error:
                     await asyncio.sleep(trying.wait(error))
         except BaseException as error:
@@ -450,7 +446,7 @@ class Roundtrips:
         return b"EVAL", script.text
 
     def _sequence(self, call: ScriptCall | RedisCommand) -> RequestSequence | None:
-        if not _has_sequence(call):
+        if not has_sequence(call):
             return None
         try:
             sequence = self._sequences.pop()

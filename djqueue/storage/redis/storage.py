@@ -220,17 +220,16 @@ class RedisStorage(Storage):
             yield batch, self._enqueue_at_once([batch])
 
     def _enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        part = self._enqueueing.direct(batches[0]) if len(batches) == 1 and self.outbox is None else None
         watching = self._notifications.take_deferred(batches)
-        if watching:
-            part = self._enqueueing.direct(batches[0]) if len(batches) == 1 else None
-            if part is not None and self.outbox is None and not self._connections.is_cluster:
-                *_, answer = self._roundtrips.stream([*watching, part[1]])
-                return self._enqueueing.direct_results(part, answer)
-            for call in watching:
-                self._roundtrips.call(call)
+        if watching and part is not None and not self._connections.is_cluster:
+            *_, answer = self._roundtrips.stream([*watching, part[1]])
+            return self._enqueueing.direct_results(part, answer)
+        for call in watching:
+            self._roundtrips.call(call)
         if self.outbox is not None:
             return self.outbox.enqueue(batches)
-        if len(batches) == 1 and (part := self._enqueueing.direct(batches[0])) is not None:
+        if part is not None:
             return self._enqueueing.direct_results(part, self._roundtrips.call(part[1]))
         with within(self._patience(batches)):
             return self._keyspace.run(self._enqueueing.steps(batches))

@@ -99,7 +99,8 @@ def test_connections_that_the_server_has_closed_are_replaced_without_an_error(re
         await asyncio.gather(*(exchange.aask((b"PING",)) for _ in range(5)))
         with redis.Redis.from_url(redis_server.url) as client:
             client.client_kill_filter(_type="normal", skipme=True)
-        await asyncio.sleep(0.05)  # until the loop has read that they are closed
+        [idle] = exchange._spare_of.values()
+        await aeventually(lambda: not any(connection.is_open for connection in idle))
 
         assert await exchange.aask((b"ECHO", b"after")) == b"after"
 

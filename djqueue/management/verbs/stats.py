@@ -1,0 +1,57 @@
+"""`manage.py djqueue stats`."""
+
+from typing import Any
+
+from djqueue.client import get_storage
+from djqueue.core.overview import QueueOverview
+from djqueue.core.states import State
+
+from .base import Options, Output, Verbs
+
+STATS = """Count the jobs of each queue, by state.
+
+With --json, the document has `queues`, a list of objects with the name, a count for each state, the age in
+seconds of the oldest job that could run now (`oldest_waiting_seconds`), and the totals since the queue began.
+
+    manage.py djqueue stats
+    manage.py djqueue stats --queue emails --json
+"""
+
+
+def add(verbs: Verbs) -> None:
+    """Declare the verb."""
+    parser = verbs.add("stats", stats, STATS)
+    parser.add_argument("--queue", metavar="NAME", action="append", help="Only this queue; may be repeated.")
+
+
+def stats(options: Options, output: Output) -> None:
+    """Count the jobs of each queue."""
+    overview = get_storage().reads.overview(options["queue"])
+    rows = [_described(one, overview.at) for one in overview.queues]
+    output.document({"at": overview.at, "capped": overview.capped, "queues": rows})
+    states = [state.value for state in State]
+    output.table(
+        ["queue", *states, "oldest", "paused"],
+        [
+            [
+                row["name"],
+                *[row[state] for state in states],
+                None if row["oldest_waiting_seconds"] is None else f"{row['oldest_waiting_seconds']:.0f} s",
+                row["paused"],
+            ]
+            for row in rows
+        ],
+    )
+    if not rows:
+        output.line("No queue has been used yet.")
+
+
+def _described(queue: QueueOverview, at: int) -> dict[str, Any]:
+    oldest = None if queue.oldest_at is None else max(0, at - queue.oldest_at) / 1_000
+    return {
+        "name": queue.name,
+        **{state.value: queue.counts.get(state, 0) for state in State},
+        "paused": queue.paused,
+        "oldest_waiting_seconds": oldest,
+        "totals": queue.totals._asdict(),
+    }

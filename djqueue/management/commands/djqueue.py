@@ -9,11 +9,21 @@ from django.db import Error
 
 from djqueue.core.errors import DjqueueError
 from djqueue.core.shown import in_one_line
-from djqueue.management.verbs import annotations, mirrored, schedules, stats, workers
+from djqueue.management.verbs import (
+    annotations,
+    changes,
+    controls,
+    cron,
+    dead,
+    jobs,
+    mirrored,
+    stats,
+    workers,
+)
 from djqueue.management.verbs.base import Output, Verbs
 
 HELP = "Manage the jobs, schedules and workers of this project."
-GROUPS = (stats, workers, schedules, annotations, mirrored)
+GROUPS = (stats, jobs, changes, controls, dead, cron, workers, annotations, mirrored)
 """Modules with verbs, in the order of the help."""
 
 

@@ -1,4 +1,4 @@
-"""How a verb of `manage.py djqueue` is declared, and how it writes its result."""
+"""Declares the verbs of `manage.py djqueue`, and writes their results."""
 
 import json
 import sys

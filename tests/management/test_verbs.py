@@ -76,7 +76,7 @@ def test_stats_count_the_jobs_of_each_queue(storage: Storage) -> None:
 def test_a_misspelled_queue_gets_a_suggestion(storage: Storage) -> None:
     f.enqueue(storage, queue=EMAILS)
 
-    with pytest.raises(CommandError, match="emials.*did you mean 'emails'"):
+    with pytest.raises(CommandError, match=r"emials.*did you mean 'emails'"):
         run("stats", "--queue", "emials")
 
 

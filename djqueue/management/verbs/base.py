@@ -5,7 +5,7 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO
 
 from django.core.management.base import CommandError, DjangoHelpFormatter
 
@@ -58,6 +58,16 @@ class Verbs(NamedTuple):
         return Verbs(parser.add_subparsers(dest=f"{name}_action", metavar="ACTION", required=True))
 
 
+class Writable(Protocol):
+    """A stream that is written to, such as Django's OutputWrapper."""
+
+    def write(self, text: str, /) -> Any:
+        """Write text."""
+
+    def flush(self) -> None:
+        """Flush what was written."""
+
+
 class Output:
     """Writes the result of a verb: lines and tables for people, or one JSON document.
 
@@ -69,7 +79,7 @@ class Output:
     """
 
     def __init__(
-        self, stdout: TextIO, stderr: TextIO, *, as_json: bool = False, stdin: TextIO | None = None
+        self, stdout: Writable, stderr: Writable, *, as_json: bool = False, stdin: TextIO | None = None
     ) -> None:
         self._stdout = stdout
         self._stderr = stderr

@@ -6,7 +6,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from djqueue.client import Queue, get_storage
-from djqueue.client.queuecontrols import UNCHANGED
+from djqueue.client.limiters import UNCHANGED
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
 from djqueue.core.states import PENDING, TERMINAL, State

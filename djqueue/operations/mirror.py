@@ -17,7 +17,7 @@ from djqueue.storage.tables.rows import Row
 
 from .copying import NOT_KNOWN, Copying, Counted
 from .leaderlease import LeaderLease, LeaderLeaseLostError
-from .pace import CopyThrottle
+from .pace import BusyPause, CopyThrottle
 from .tables import Tables
 
 if TYPE_CHECKING:
@@ -240,15 +240,21 @@ class Mirror:
 
     def run(self, stop: Event) -> None:
         """Copy changes until `stop` is set, and then the remaining ones. Errors are logged, not raised."""
-        pace = CopyThrottle(stop)
-        self._copying.between = pace.rest
-        failures = 0
+        pace, pause = CopyThrottle(stop), self._pause(stop)
+
+        def between() -> None:
+            pace.rest()
+            pause.wait()
+
+        self._copying.between = between
+        copied = failures = 0
         try:
             while not stop.is_set():
                 began = time.monotonic()
                 try:
-                    copied = self.copy_once()
+                    copied = self._copy_unless_busy(pause, copied)
                 except Exception as error:
+                    copied = 0
                     self._failed(error, failures)
                     pace.wait(min(FIRST_RETRY * 2**failures, LAST_RETRY))
                     failures += 1
@@ -262,6 +268,33 @@ class Mirror:
             self._end()
         finally:
             connections[self._alias].close()
+
+    def _pause(self, stop: Event) -> BusyPause:
+        def keep_lease() -> None:
+            if not self._lease.take():
+                raise LeaderLeaseLostError
+
+        return BusyPause(
+            self._changes.backlogs,
+            keep_lease,
+            length=self._changes.length,
+            max_lag=self._changes.options.max_lag,
+            clock=self.clock,
+            stop=stop,
+        )
+
+    def _copy_unless_busy(self, pause: BusyPause, copied: int) -> int:
+        """Wait while many jobs change, within bounds, and copy; `copied` by the last round."""
+        try:
+            if self._lease.number:
+                pause.before_round(copied)
+        except LeaderLeaseLostError:
+            return 0
+        began = self.clock.monotonic()
+        copied = self.copy_once()
+        if self._lease.number and not self._is_behind:
+            pause.caught_up(began)
+        return copied
 
     def _end(self) -> None:
         for last in (self._copy_rest, self.close):

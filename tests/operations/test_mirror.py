@@ -793,7 +793,7 @@ def test_a_read_takes_more_small_changes_and_fewer_large_ones(storage, mirror):
     changes = mirror._changes
 
     def read() -> tuple[int, bool]:
-        reading = changes.next(f.QUEUE)
+        reading = changes._read(f.QUEUE, None)
         changes.acknowledge(f.QUEUE, reading.entries)
         return len(reading.entries), reading.is_full
 

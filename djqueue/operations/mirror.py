@@ -83,6 +83,7 @@ class Mirror:
 
         Also 0 while another process copies. Raises StorageError and the database's errors.
         """
+        self.tables.tune()
         try:
             return self._round() if self._lease.take() else 0
         except LeaderLeaseLostError:
@@ -128,6 +129,7 @@ class Mirror:
     # One round.
 
     def _take_lease(self) -> None:
+        self.tables.tune()
         # Another process may take the lease between the check and the change; a process that must have it
         # tries again.
         if not any(self._lease.take(by_force=True) for _ in range(MAX_TAKES)):

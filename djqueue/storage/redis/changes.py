@@ -28,7 +28,7 @@ FIRST_ENTRIES, MIN_ENTRIES, MAX_ENTRIES = 200, 20, 2_000
 """Stream entries of one read: at first, and the limits. Each has one job or up to a thousand."""
 CHANGES = 2_000
 """Changes for which a read should suffice."""
-ROUND = 50_000
+ROUND = 200_000
 """Changes after which a round reads no more."""
 ACKNOWLEDGED = 2_000
 """Entries that one command acknowledges."""

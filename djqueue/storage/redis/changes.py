@@ -265,14 +265,16 @@ class ChangeStream:
             begun = [at for at, st in enumerate(sts) if st is not None]
             if begun:
                 done = [at for at in begun if STATES[sts[at][:1]] is State.COMPLETED]
-                theirs = [keys.result(some[at]) for at in done]
-                theirs += [keys.log_lines(some[at]) for at in begun]
-                call = ScriptCall(script("details"), keys, [len(done)], theirs, sequence=False)
-                [[values, logged]] = yield [call]
-                for at, value in zip(done, values, strict=True):
-                    results[at] = value
-                for at, value in zip(begun, logged, strict=bool(logged)):
-                    lines[at] = value
+                logs = [keys.log_lines(some[at]) for at in begun]
+                if done:
+                    [values] = yield [RedisCommand((b"MGET", *(keys.result(some[at]) for at in done)))]
+                    for at, value in zip(done, values, strict=True):
+                        results[at] = value
+                [logged] = yield [RedisCommand((b"EXISTS", *logs))]
+                if logged:
+                    [written] = yield [ScriptCall(script("lines"), keys, (), logs, sequence=False)]
+                    for at, value in zip(begun, written, strict=True):
+                        lines[at] = value
             parts = (blobs, sts, results, progress or none, history or none, lines)
             found += records.records(keys.queue, some, parts, int(now))
         return found

@@ -1,4 +1,4 @@
--- Read many jobs for the mirror, without the parts that have keys of their own: see details.lua.
+-- Read many jobs for the mirror, without the parts that have keys of their own.
 --
 -- ARGV: 1 the time; then the ids.
 -- Returns {time, last id delivered to the mirror, records, state entries, progress, ended attempts}: lists in the order

@@ -84,6 +84,7 @@ class Mirror:
         Also 0 while another process copies. Raises StorageError and the database's errors.
         """
         self.tables.tune()
+        self._is_behind = False
         try:
             return self._round() if self._lease.take() else 0
         except LeaderLeaseLostError:
@@ -138,7 +139,6 @@ class Mirror:
     def _round(self) -> int:
         if self._number != self._lease.number:
             self._begin()
-        self._is_behind = False
         listed, followed = self._changes.queues()
         copied = sum(self._remove_obliterated(queue) for queue in followed.keys() - set(listed))
         copied += sum(self._copy_queue(queue, followed.get(queue)) for queue in listed)
@@ -246,15 +246,18 @@ class Mirror:
 
         def between() -> None:
             pace.rest()
-            pause.wait()
+            if pause.wait():
+                pace.begin()
 
         self._copying.between = between
         copied = failures = 0
         try:
             while not stop.is_set():
-                began = time.monotonic()
                 try:
-                    copied = self._copy_unless_busy(pause, copied)
+                    if self._wait_while_busy(pause, copied):
+                        pace.begin()
+                    began, round_began = time.monotonic(), self.clock.monotonic()
+                    copied = self.copy_once()
                 except Exception as error:
                     copied = 0
                     self._failed(error, failures)
@@ -265,6 +268,8 @@ class Mirror:
                     logger.warning("Mirroring resumed.")
                 failures = 0
                 if not self._is_behind:
+                    if self._lease.number:
+                        pause.caught_up(round_began)
                     elapsed = time.monotonic() - began
                     pace.wait(max(0.0, (INTERVAL if copied else IDLE) - elapsed))
             self._end()
@@ -285,18 +290,12 @@ class Mirror:
             stop=stop,
         )
 
-    def _copy_unless_busy(self, pause: BusyPause, copied: int) -> int:
-        """Wait while many jobs change, within bounds, and copy; `copied` by the last round."""
+    def _wait_while_busy(self, pause: BusyPause, copied: int) -> bool:
+        """Wait while many jobs change, within bounds; return whether this waited."""
         try:
-            if self._lease.number:
-                pause.before_round(copied)
+            return bool(self._lease.number) and pause.before_round(copied)
         except LeaderLeaseLostError:
-            return 0
-        began = self.clock.monotonic()
-        copied = self.copy_once()
-        if self._lease.number and not self._is_behind:
-            pause.caught_up(began)
-        return copied
+            return False
 
     def _end(self) -> None:
         for last in (self._copy_rest, self.close):

@@ -52,6 +52,10 @@ class CopyThrottle:
     def wait(self, seconds: float) -> None:
         """Wait when there is nothing to copy."""
         self._stop.wait(seconds)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to copy after a wait, which counts neither as a copy nor as a rest."""
         self._began = self._rested = time.monotonic()
         self._others = self._of_others()
 
@@ -64,8 +68,8 @@ class BusyPause:
     """Makes the mirror wait while many jobs change, so that it takes no processor time from them.
 
     A job that changes several times in the meantime is copied once. The wait ends when fewer jobs change,
-    when the tables may be too old, or when a stream might overflow. It is bound by the rate of changes, not
-    by the load of the machine: Redis, which runs one script at a time, may be another one.
+    when the tables may be too old, or when a stream might overflow. What counts is the rate of changes, not
+    the load of this machine: Redis, which runs one script at a time, has as much to do wherever it is.
 
     Args:
         backlogs: Returns the backlog of each queue.
@@ -99,15 +103,21 @@ class BusyPause:
         self._looked_at: int | None = None
         self._must_wait = False
 
-    def before_round(self, copied: int) -> None:
-        """Wait before a round, if many jobs change; `copied` by the last one."""
-        if self._looked_at is None or self._must_wait or copied >= SUSPECT:
-            self.wait()
+    def before_round(self, copied: int) -> bool:
+        """Wait before a round if many jobs change; return whether this waited.
 
-    def wait(self) -> None:
-        """Wait while many jobs change; call this outside of transactions."""
+        Args:
+            copied: Jobs that the last round copied. After a few, this does not even look.
+        """
+        return (self._looked_at is None or self._must_wait or copied >= SUSPECT) and self.wait()
+
+    def wait(self) -> bool:
+        """Wait while many jobs change; return whether this waited. Call it outside of transactions."""
+        has_waited = False
         while self._is_waiting() and not self._stop.wait(LOOK_EVERY / 1_000):
+            has_waited = True
             self._keep_lease()
+        return has_waited
 
     def caught_up(self, began: int) -> None:
         """Note that all changes before this time are in the tables."""

@@ -86,10 +86,10 @@ class Tables:
             self._clear(queue, known, records, kept, now)
             if not kept:
                 return
-            expiries = [
-                self._expiry(job, dead_letters) if job.state in TERMINAL else None for job in kept
-            ]
-            write.insert(models.Job, rows.JOB_FIELDS, job_rows(kept, expiries), key=rows.KEY)
+            expiries = [self._expiry(job, dead_letters) if job.state in TERMINAL else None for job in kept]
+            usual, others = job_rows(kept, expiries)
+            write.insert(models.Job, FIELDS, usual, constants=UNCLAIMED | USUAL, key=rows.KEY)
+            write.insert(models.Job, (*FIELDS, *USUAL), others, constants=UNCLAIMED, key=rows.KEY)
             if self._keep:
                 self._grown.update((queue, job.state) for job in kept if job.state in TERMINAL)
             results = [
@@ -346,18 +346,22 @@ def any_of(job: JobRecord) -> Any:
     return job
 
 
-UNCLAIMED = (0, "", None)
-"""Token, process and lease of a job that another storage claims."""
+UNCLAIMED: dict[str, Any] = {"inbox": False, "token": 0, "process": "", "leased_until": None}
+"""Values of each row: another storage claims the job."""
+USUAL = {"error_type": "", "error_message": "", "traceback": "", "progress": None, "items": 0}
+"""Values of most rows. As a part of the statement they take less time than as its parameters."""
+FIELDS = tuple(name for name in rows.JOB_FIELDS if name not in UNCLAIMED and name not in USUAL)
 
 
-def job_rows(records: Iterable[JobRecord], expiries: Iterable[int | None]) -> list[Row]:
-    """Return rows with the fields of `rows.JOB_FIELDS`."""
-    found = []
+def job_rows(records: Iterable[JobRecord], expiries: Iterable[int | None]) -> tuple[list[Row], list[Row]]:
+    """Return rows with `FIELDS`, and those of other jobs with the fields of `USUAL`, too."""
+    usual: list[Row] = []
+    others: list[Row] = []
     shared: JobOptions | None = None
-    packed, last_worker, clean_worker = b"", "", ""
+    packed, last_worker, worker_name = b"", "", ""
     for job, expires_at in zip(records, expiries, strict=True):
         # Reading the fields one by one would take several times longer.
-        job_id, queue, name, payload, options, state, created_at, run_at, *counted = job[:12]
+        job_id, queue, name, payload, options, state, created_at, run_at, *counted = job[:11]
         worker, started_at, finished_at, _, error, reason, progress, _, _, items = job[11:]
         if options is not shared:
             shared = options
@@ -365,26 +369,18 @@ def job_rows(records: Iterable[JobRecord], expiries: Iterable[int | None]) -> li
             fixed = (options.unique_key, options.group, options.subject)
             priority, content_type = options.priority, options.content_type
         if worker != last_worker:
-            last_worker, clean_worker = worker, clean(worker, TEXT_LIMIT)
+            last_worker, worker_name = worker, clean(worker, TEXT_LIMIT)
         new = (queue, job_id, name, VALUES[state], priority, payload, content_type, packed, *fixed)
-        times = (created_at, run_at, False, started_at or None, finished_at or None, expires_at)
-        texts = (
-            NO_ERROR
-            if error is None
-            else (clean(error.type, TEXT_LIMIT), clean(error.message), clean(error.traceback))
-        )
-        reported = None if progress is None else encode(progress, MSGPACK)
-        found.append(
-            (
-                *new,
-                *times,
-                *counted[:3],
-                clean_worker,
-                reason and clean(reason, TEXT_LIMIT),
-                *texts,
-                reported,
-                items,
-                *UNCLAIMED,
-            )
-        )
-    return found
+        times = (created_at, run_at, started_at or None, finished_at or None, expires_at)
+        row = (*new, *times, *counted, worker_name, reason and clean(reason, TEXT_LIMIT))
+        if error is None and progress is None and not items:
+            usual.append(row)
+        else:
+            others.append((*row, *_unusual(job)))
+    return usual, others
+
+
+def _unusual(job: JobRecord) -> Row:
+    error = job.error or NO_ERROR
+    texts = (clean(error.type, TEXT_LIMIT), clean(error.message), clean(error.traceback))
+    return (*texts, None if job.progress is None else encode(job.progress, MSGPACK), job.items)

@@ -247,7 +247,8 @@ class ChangeStream:
     def records(self, queue: str, ids: Sequence[str], mark: Mark) -> list[JobRecord | None]:
         """Return the current records of jobs. Raises DataLostError if the queue's mark is another one.
 
-        Results and log lines are read a moment later: a job that changes in between is among the next changes.
+        Results and log lines are read a moment later. A job that changes in between is among the next
+        changes.
         """
         return self._keyspace.run(self._records(self._keyspace.keys(queue), ids, mark))
 

@@ -51,7 +51,7 @@ def main() -> int:
     with TracedRedis() if options.instructions else RedisServer() as server:
         cost = _instructions(server) if options.instructions else _microseconds(server)
         with closing(RedisStorage(TIMEOUT=60, **server.options)) as storage:
-            _exchanges(storage, _uncounted, BULK, 2)  # small hashes are stored otherwise
+            _exchanges(storage, _uncounted, BULK, 15)  # small hashes are stored otherwise
             found = {f"{size}+{size}": _exchanges(storage, cost, size, calls) for size in SIZES}
             found[f"enqueue {BULK}"] = _enqueues(storage, cost, 1_000, max(10, calls // 100))
             found["enqueue 1"] = _enqueues(storage, cost, 1, calls)

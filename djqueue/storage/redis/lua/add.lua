@@ -37,6 +37,6 @@ woken = true
 -- Pages compare the number of the last job like the version.
 unchanged = true
 local reply, states, reported, packed = 0, string.rep(WAITING, count), nil, nil
-local memory = encode({0, reply})
+local memory = ARGV[2] .. encode({0, reply})
 --! insert packed_ids
 --! insert answer

@@ -1,7 +1,7 @@
 -- Publish and remember what the script did, and return its reply.
 --
--- A script inserts it at its end, after it has set `reply`; `memory`, the answer to a repetition of this request
--- (MessagePack); `reported`, its incidents or nil; and, if jobs changed, `packed`, their ids (see packed_ids.lua), and
+-- A script inserts it at its end, after it has set `reply`; `memory`, the number of this request and the answer
+-- to a repetition (MessagePack); `reported`, its incidents or nil; and, if jobs changed, `packed`, their ids (see packed_ids.lua), and
 -- `states`, their codes.
 if #events > 0 then
   call(ARGV[4], ARGV[3] .. ':events', encode(events))
@@ -9,7 +9,7 @@ end
 if woken then
   call(ARGV[4], ARGV[3] .. ':wake', '')
 end
-if packed and ARGV[5] ~= '0' then
+if states and ARGV[5] ~= '0' then
   call('XADD', LOG, 'MAXLEN', '~', ARGV[5], '*', 'i', packed, 's', states)
 end
 if not unchanged then
@@ -17,5 +17,5 @@ if not unchanged then
   local version = time[1] .. ':' .. time[2]
   if not call('SET', VERSION, version, 'XX', 'KEEPTTL') then call('SET', VERSION, version, 'PX', DAY) end
 end
-call('SET', SEQUENCE, ARGV[2] .. memory, 'PX', MINUTE_TEXT)
+call('SET', SEQUENCE, memory, 'PX', MINUTE_TEXT)
 do return {has_outbox and call('LLEN', OUTBOX) or 0, reply, reported} end

@@ -20,6 +20,6 @@ local function answer(reply, remembered)
     --! insert packed_ids
   end
   local reported = #incidents > 0 and incidents or nil
-  local memory = encode({0, remembered or reply, reported})
+  local memory = ARGV[2] .. encode({0, remembered or reply, reported})
   --! insert answer
 end

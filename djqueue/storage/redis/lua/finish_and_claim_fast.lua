@@ -240,12 +240,14 @@ end
 
 -- Claims change the number of the last token, which pages compare like the version.
 unchanged = outcomes == 0 or count > 0
-local flags, packed, states, reported = string.rep('1', outcomes), nil, nil, nil
+local flags, packed, states, reported = string.rep('1', outcomes), '', nil, nil
 local reply = {'done', flags, base, wait, 0, claimed, now}
 if n > 0 then
   states = string.rep(COMPLETED, outcomes) .. string.rep(ACTIVE, count)
   --! insert packed_ids
 end
--- A repetition gets the ids of the claims from those of all changed jobs: the encoding of {0, {'again', flags, ...}}.
-local memory = '\146\0\151\165again' .. encode(flags, base, wait, 0, packed or '', now)
+-- A repetition gets the ids of the claims from those of all changed jobs. This is what `encode` would make of
+-- {0, {'again', flags, base, wait, 0, packed, now}}, but made at once: Lua hashes every string.
+local memory = ARGV[2] .. '\146\0\151\165again' .. encode(flags, base, wait, 0)
+  .. pack('>c1I4', '\219', #packed) .. packed .. pack('>c1I8', '\207', now)
 --! insert answer

@@ -4,18 +4,18 @@
 -- between, joined, which takes less time. The ids of a large batch are usually UUIDs of one source, which begin alike.
 do
   local count, size = #ids, #ids[1]
-  local joined = count > 1 and table.concat(ids) or ''
-  local is_even = #joined == count * size
-  for i = 2, is_even and count or 0 do
-    if #ids[i] ~= size then is_even = false end
+  for i = 2, count do
+    if #ids[i] ~= size then
+      size = 256
+      break
+    end
   end
-  if not is_even then
+  if size > 255 or count == 1 then
     packed = encode(ids)
-  elseif size < 256 and #joined < 65536 and (count < 250 or ids[1] == ids[count]) then
-    -- In the encoding of a list of two empty texts, a number, and a text, which `encode` takes longer to write.
-    packed = pack('>c4Bc1I2c0', '\148\160\160\204', size, '\218', #joined, joined)
   elseif count < 250 or ids[1] == ids[count] then
-    packed = encode({'', '', size, joined})
+    -- What `encode` would make of {'', '', size, joined ids}, but made at once: Lua hashes every string.
+    ids[0] = pack('>c4Bc1I4', '\148\160\160\204', size, '\219', count * size)
+    packed = table.concat(ids, '', 0, count)
   else
     local one, other, from, to = ids[1], ids[count], 1, size
     while string.byte(one, from) == string.byte(other, from) do from = from + 1 end
@@ -23,10 +23,10 @@ do
     local heading, tail, parts = sub(one, 1, from - 1), sub(one, to + 1), {}
     for i = 1, count do parts[i] = sub(ids[i], from, to) end
     -- Comparing them as a whole takes less time than one by one.
-    if heading .. table.concat(parts, tail .. heading) .. tail == joined then
+    if heading .. table.concat(parts, tail .. heading) .. tail == table.concat(ids) then
       packed = encode({heading, tail, to - from + 1, table.concat(parts)})
     else
-      packed = encode({'', '', size, joined})
+      packed = encode(ids)
     end
   end
 end

@@ -1,7 +1,8 @@
-"""`python -m tests.benchmarks.script_costs`: what the scripts of a worker and a producer cost the Redis server.
+"""`python -m tests.benchmarks.script_costs`: what scripts cost the Redis server.
 
-Each row is one call: k finished jobs and k claims, or an enqueue of a thousand jobs. Microseconds come from the server's
-own statistics and vary with the machine; `--instructions` counts instructions with callgrind, which do not.
+Each row is one call: k finished jobs and k claims, or an enqueue. Microseconds of processor time come from
+the server's own statistics and vary with the machine; `--instructions` counts instructions with callgrind,
+which vary by a fifth at most, since Redis resizes its tables now and then.
 """
 
 import argparse

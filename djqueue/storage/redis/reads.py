@@ -178,7 +178,7 @@ class RedisReads(Reads):
         return self._keyspace.run(self._inspector.overview(queues))
 
     def change_version(self) -> str | None:
-        """Return a version of all queues, jobs and workers, with two commands for each queue in one round trip."""
+        """Return a version of all queues, jobs and workers, with two reads of each queue in one request."""
         return version_of([self._keyspace.run(self._versions())], self._workers.all())
 
     def _versions(self) -> Steps[list[tuple[str, bytes]]]:

@@ -253,7 +253,7 @@ def outcome_arguments(queue: str, outcomes: Iterable[Outcome]) -> list[bytes]:
 
 
 def completed_arguments(queue: str, outcomes: Iterable[Outcome]) -> tuple[list[Any], list[str]]:
-    """Return the arguments of completed jobs for `finish_and_claim_fast.lua`, and the ids of those with a result."""
+    """Encode completed jobs for `finish_and_claim_fast.lua`; return also the ids of those with a result."""
     salt, number = _salt(queue), NUMBER.pack
     ids, results, with_result = [], [], []
     kinds = tokens = b""

@@ -1,9 +1,9 @@
 """The Lua scripts: a file for each transition, with its includes and the constants that it uses.
 
-A line `--! include a b` puts other files, each once, before the one that has the line; `--! insert a` puts the
-text of a file in its place. A line `--! keys x y` declares keys of the queue, which become the locals `X` and
-`Y`. They come before the keys that a call adds; `FIXED` is their number. A line `--! rare x y` declares keys
-that few queues have; `RARE` stands for all of them.
+A line `--! include a b` puts other files, each once, before the one that has the line; `--! insert a` puts
+the text of a file in its place. A line `--! keys x y` declares keys of the queue, which become the locals `X`
+and `Y`. They come before the keys that a call adds; `FIXED` is their number. A line `--! rare x y` declares
+keys that few queues have; `RARE` stands for all of them.
 """
 
 import re

@@ -79,6 +79,9 @@ TOKENS = 1 << (64 + SALT_BITS)
 """The first number that is too high for a token."""
 PLAIN, PLACED, NOT_PLAIN = b"p", b"q", b"x"
 """Flags of records. A placed job is plain but for its place among the waiting jobs."""
+COMPLETED_KINDS = {True: b"c", False: b"n"}
+"""Kinds of the outcomes of completed jobs, by whether there is a result."""
+NO_TOKEN = bytes(8)
 NOTHING = HEAD.pack(bytes(8), 0, PLAIN, 0) + SIZE.pack(1) + b"\x80"
 """The record of a job that was removed: no name, no options, no payload."""
 RESULT_TTL = JobOptions().result_ttl
@@ -123,12 +126,13 @@ def unpack(data: bytes) -> Any:
 
 
 def unpack_ids(data: bytes) -> list[str]:
-    """Decode the ids of an entry of the stream: see `pack_ids` in `lua/base.lua`."""
-    ids: list[Any] = unpack(data)
-    if len(ids) != 4 or type(ids[2]) is not int:
-        return ids
-    heading, tail, size, parts = ids
-    return [heading + parts[at : at + size] + tail for at in range(0, len(parts), size)]
+    """Decode the ids of an entry of the stream: see `lua/packed_ids.lua`."""
+    # As bytes, since a length counts those.
+    ids: list[Any] = msgpack.unpackb(data, raw=True)
+    if len(ids) == 4 and type(ids[2]) is int:
+        heading, tail, size, parts = ids
+        ids = [heading + parts[at : at + size] + tail for at in range(0, len(parts), size)]
+    return list(map(text, ids))
 
 
 @lru_cache(maxsize=1024)
@@ -241,11 +245,28 @@ def outcome_arguments(queue: str, outcomes: Iterable[Outcome]) -> list[bytes]:
         if kind != "complete":
             kind_code, data = _other_end(outcome)
         elif result is None:
-            kind_code, data = b"n", b""
+            kind_code, data = COMPLETED_KINDS[False], b""
         else:
-            kind_code, data = b"c", result
+            kind_code, data = COMPLETED_KINDS[True], result
         words += (kind_code, pack_text(job_id), packed, data)
     return words
+
+
+def completed_arguments(queue: str, outcomes: Iterable[Outcome]) -> tuple[list[Any], list[str]]:
+    """Encode completed jobs for `finish_and_claim_fast.lua`; return also the ids of those with a result."""
+    salt, number = _salt(queue), NUMBER.pack
+    ids, results, with_result = [], [], []
+    kinds = tokens = b""
+    for outcome in outcomes:
+        _, job_id, token, _, result, *_ = outcome
+        valid = 0 <= token < TOKENS and token & SALT == salt
+        tokens += number(token >> SALT_BITS) if valid else NO_TOKEN
+        ids.append(pack_text(job_id))
+        kinds += COMPLETED_KINDS[result is not None]
+        if result is not None:
+            results.append(result)
+            with_result.append(job_id)
+    return [kinds, tokens, *ids, *results], with_result
 
 
 def _other_end(outcome: Outcome) -> tuple[bytes, bytes]:

@@ -44,7 +44,7 @@ class Claiming:
 
     def __init__(self, keyspace: Keyspace, limits: SharedLimits, removing: Removing) -> None:
         self._keyspace = keyspace
-        self._looks = Looks(keyspace)
+        self.looks = Looks(keyspace)
         self._limits = limits
         self._removing = removing
         self._short: dict[str, int] = {}
@@ -61,7 +61,7 @@ class Claiming:
             if outcome.kind not in OUTCOMES:
                 raise OptionError(f"unknown outcome {outcome.kind!r}")
             positions.setdefault(outcome.queue, []).append(position)
-        look = yield from self._look(then)
+        look = yield from self._look(then, list(positions))
         waits = look.waits
         yield from self._keyspace.agree_once(look.found)
         accepted = [False] * len(outcomes)
@@ -82,6 +82,7 @@ class Claiming:
             return Finished(accepted, NO_CLAIMS)
         if not look.is_fresh and len(jobs) < then.slots and not is_alone(jobs):
             waits += yield from self._claim_elsewhere(then, look.found, jobs)
+        self.looks.learn(look, is_short=len(jobs) < then.slots and not is_alone(jobs))
         return Finished(accepted, Claims(jobs, min(waits, default=None)))
 
     def _work(
@@ -113,7 +114,7 @@ class Claiming:
         self, request: ClaimRequest, served: Sequence[str], jobs: list[Claimed]
     ) -> Steps[list[int]]:
         """Claim in the queues that had no jobs at the last look; return when others may have some."""
-        self._looks.forget()
+        self.looks.forget()
         queues = yield from self._queues(request)
         others = [queue for queue in queues if queue not in served]
         if not others:
@@ -129,21 +130,21 @@ class Claiming:
             return request.queues
         return (yield from self._keyspace.recent_names())
 
-    def _look(self, request: ClaimRequest | None) -> Steps[QueueLook]:
+    def _look(self, request: ClaimRequest | None, ended: Sequence[str]) -> Steps[QueueLook]:
         """Return the queues to claim from, in rotation, and when the others may have jobs."""
         if request is None or request.slots <= 0:
             return QueueLook([], [])
         queues = yield from self._queues(request)
         if not queues or (len(queues) == 1 and queues[0] not in self._drained):
             return QueueLook(list(queues), [])
-        look = self._looks.recent(queues)
+        look = self.looks.likely(queues, ended) or self.looks.recent(queues)
         if look is None:
             look = yield from self._look_at(queues)
-            self._looks.keep(queues, look)
+            self.looks.keep(queues, look)
         return look
 
     def _look_at(self, queues: Sequence[str]) -> Steps[QueueLook]:
-        look = yield from self._looks.steps(queues)
+        look = yield from self.looks.steps(queues)
         for queue in self._limits.in_line.intersection(queues).difference(look.found):
             yield from self._limits.leave(str(self._keyspace.policy(queue).limiter), queue)
         return look

@@ -66,11 +66,15 @@ class Claiming:
         yield from self._keyspace.agree_once(look.found)
         accepted = [False] * len(outcomes)
         jobs: list[Any] = []
-        # First the outcomes of other queues: they may unblock jobs in the queues served.
-        order = [queue for queue in positions if queue not in look.found[:1]] + look.found
-        for queue in dict.fromkeys(order):
-            mine = positions.get(queue, ())
-            request = then if queue in look.found else None
+        # First the outcomes of other queues: they may unblock jobs in the queues served. Between two looks, a
+        # call that reports outcomes also claims, which saves a call but favors the queue of the last jobs.
+        others = [queue for queue in positions if queue not in look.found[:1]]
+        both = set() if look.is_fresh else set(look.found).intersection(others)
+        order = [(queue, queue in both) for queue in others]
+        order += [(queue, True) for queue in look.found if queue not in both]
+        for queue, claims_too in order:
+            mine = positions.pop(queue, ())
+            request = then if claims_too else None
             for first in range(0, max(1, len(mine)), BULK):
                 some = mine[first : first + BULK]
                 ended = [outcomes[position] for position in some]

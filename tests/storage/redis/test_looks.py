@@ -195,6 +195,23 @@ def test_an_idle_worker_reports_an_outcome_before_it_looks(worker, producer, red
     assert commands(redis_server, "evalsha") == before + 3
 
 
+def test_a_worker_with_one_slot_does_not_stay_in_the_queue_of_its_last_job(worker, producer, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.redis.looks.LOOK_FRESH", 0)
+    enqueue_many(producer, 20, queue="one")
+    enqueue_many(producer, 20, queue="two")
+    request = ClaimRequest("w", 1, frozenset({NAME}))
+    found, jobs = Counter(), []
+
+    for _ in range(20):
+        finished = worker.finish([completing(job) for job in jobs], request)
+        assert finished.accepted == [True] * len(jobs)
+        jobs = finished.claims.jobs
+        found.update(job.queue for job in jobs)
+
+    assert found["one"] > 5
+    assert found["two"] > 5
+
+
 def test_a_look_serves_several_claims(worker, producer, redis_server, monkeypatch):
     monkeypatch.setattr("djqueue.storage.redis.looks.LOOK_FRESH", 60)
     enqueue_many(producer, 20, queue="one")

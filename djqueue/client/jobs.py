@@ -29,7 +29,7 @@ from djqueue.core.executors import (
     parse_unenforced,
 )
 from djqueue.core.job import Batch, EnqueueResult
-from djqueue.core.options import PARSERS, EnqueueOptions, check_text
+from djqueue.core.options import PARSERS, EnqueueOptions, check_text, merge_given
 from djqueue.core.permissions import PERMISSIONS, Permissions
 from djqueue.core.suggest import FOREIGN_TIMES, nearest_option
 from djqueue.schedules import words
@@ -172,7 +172,7 @@ class JobType(Generic[P, R]):
         changed = JobType(
             self.function,
             self.name,
-            {**earlier, **options},
+            merge_given(earlier, options),
             self.backoff_function,
             job_id or self._id,
             self.batch,

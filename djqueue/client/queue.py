@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Never
 from djqueue.conf import Settings, get_settings
 from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.job import Batch, EnqueueResult
-from djqueue.core.options import EnqueueOptions
+from djqueue.core.options import EnqueueOptions, merge_given
 from djqueue.storage.base import Storage
 
 from . import envelope, waiting
@@ -182,7 +182,7 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
     def _options(self, options: Mapping[str, Any]) -> EnqueueOptions:
         self._check_queue(options)
         if options:
-            return envelope.resolve({**self._defaults, **options}, self.name)
+            return envelope.resolve(merge_given(self._defaults, options), self.name)
         settings = get_settings()
         if self._resolved is None or self._resolved[0] is not settings:
             self._resolved = settings, envelope.resolve(self._defaults, self.name)

@@ -5,6 +5,8 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
+from djqueue.codecs import MSGPACK, decode
+from djqueue.core.headers import Headers
 from djqueue.core.states import State
 from djqueue.fields import NAME_LENGTH, MillisecondsField
 
@@ -107,6 +109,11 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} {self.job_id}"
+
+    @property
+    def headers(self) -> Headers:
+        """Values carried with the job beside its payload, as an immutable mapping."""
+        return Headers(decode(bytes(self.options), MSGPACK).get("headers", ""))
 
 
 class JobResult(models.Model):

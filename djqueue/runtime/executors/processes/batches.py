@@ -5,6 +5,7 @@ in them, and checks each value as it would check a caller's, and each queue agai
 """
 
 import errno
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -43,7 +44,7 @@ LATEST = 253_402_300_799_999
 """UTC milliseconds of the last moment that a datetime has."""
 DURATIONS = frozenset({"timeout", "ttl", "unique_ttl", "result_ttl", "retention"})
 KEYS = frozenset({"depends_on", "dependents"})
-CHECKED = frozenset(PARSERS) - {"queue", "delay", "run_at", "backoff"} - DURATIONS - KEYS
+CHECKED = frozenset(PARSERS) - {"queue", "delay", "run_at", "backoff", "headers"} - DURATIONS - KEYS
 """Options that a process sends as a caller writes them."""
 DENIED = "permission"
 """Code of an answer that stands for PermissionError; the other codes are those of `core.errors`."""
@@ -255,6 +256,8 @@ def _options(given: Mapping[str, Any]) -> JobOptions:
             others[name] = parse_options({"depends_on": _keys(value)}, EnqueueOptions()).job.depends_on
         elif name == "backoff":
             values[name] = _backoff(value)
+        elif name == "headers":
+            values[name] = _headers(value)
         elif name == "backoff_given":
             others[name] = checked(value, bool)
         else:
@@ -276,6 +279,13 @@ def _backoff(value: Any) -> Backoff:
         return Backoff(**checked(value, dict))
     except TypeError:
         raise FrameError("it sent a backoff that is none") from None
+
+
+def _headers(value: Any) -> Any:
+    try:
+        return json.loads(checked(value, str))
+    except (ValueError, RecursionError):
+        raise FrameError("it sent headers that are not JSON") from None
 
 
 def _whole(name: str, value: Any, maximum: int) -> int:

@@ -248,6 +248,8 @@ def value_of_text(option: str, text: str) -> Any:
         return [part.strip() for part in text.split(",") if part.strip()]
     if option == "backoff":
         return _backoff(text)
+    if option == "headers":
+        return _json(option, text)
     if option == "run_at":
         try:
             return datetime.fromisoformat(text)
@@ -264,10 +266,14 @@ def _backoff(text: str) -> Any:
         pass
     if not text.lstrip().startswith("{"):
         return text
+    return _json("backoff", text)
+
+
+def _json(option: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
-        raise OptionError(f"backoff: not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{option}: not JSON: {error}") from None
 
 
 def parse(option: str, value: Any) -> Any:

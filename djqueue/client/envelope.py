@@ -67,7 +67,7 @@ def _resolve(given: Mapping[str, Any], queue: str | None, settings: Settings) ->
         raise OptionError("batch: set the option on the job type: @job(batch=...)")
     if callable(given.get("backoff")):
         raise OptionError("backoff: a backoff function must be set on the job type: @job(backoff=...)")
-    options = parse_options(given, _with_codec(settings))
+    options = parse_options(given, _base(settings))
     if "backoff" in given:
         options = replace(options, job=replace(options.job, backoff_given=True))
     name = options.queue or queue or DEFAULT_QUEUE
@@ -185,7 +185,11 @@ def _check_content_type(content_type: str, settings: Settings) -> None:
         raise OptionError(f"content_type: {content_type!r} is not in DJQUEUE['ACCEPT_CONTENT'] ({accepted})")
 
 
-def _with_codec(settings: Settings) -> EnqueueOptions:
-    if settings.defaults.job.content_type == settings.codec:
-        return settings.defaults
-    return parse_options({"content_type": settings.codec}, settings.defaults)
+def _base(settings: Settings) -> EnqueueOptions:
+    """Return the options of jobs for which neither the job type nor the caller sets any."""
+    given: dict[str, Any] = {}
+    if settings.defaults.job.content_type != settings.codec:
+        given["content_type"] = settings.codec
+    if settings.enqueue_on_commit:
+        given["enqueue_on_commit"] = settings.enqueue_on_commit
+    return parse_options(given, settings.defaults) if given else settings.defaults

@@ -142,7 +142,8 @@ class _Budget:
         for key in value:
             if not isinstance(key, str):
                 raise OptionError(
-                    f"{self._option}: the value of {shown(name)} has the key {shown(key)}; keys must be strings"
+                    f"{self._option}: the value of {shown(name)} has the key {shown(key)}; keys must be "
+                    "strings"
                 )
         return {self._text(name, key): self.plain(name, part, depth + 1) for key, part in value.items()}
 
@@ -161,7 +162,9 @@ def _name(option: str, name: Any) -> str:
     if not isinstance(name, str):
         raise OptionError(f"{option}: a header's name must be a string; got {shown(name)}")
     if not 1 <= len(name) <= MAX_NAME:
-        raise OptionError(f"{option}: a header's name must have 1 to {MAX_NAME} characters; got {shown(name)}")
+        raise OptionError(
+            f"{option}: a header's name must have 1 to {MAX_NAME} characters; got {shown(name)}"
+        )
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -103,7 +103,8 @@ class EnqueueResult(NamedTuple):
 
     id: str
     status: str
-    """queued | duplicate | completed | rejected (became a dead letter: see `JobOptions.rejected`)"""
+    """queued | duplicate | completed | rejected (became a dead letter: see `JobOptions.rejected`) |
+    deferred (is enqueued when the caller's transaction commits: see `enqueue_on_commit`)"""
     queue: str
     existing_state: State | None = None
     """State of the existing job, for a duplicate."""

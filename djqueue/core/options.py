@@ -160,6 +160,13 @@ class EnqueueOptions:
     """Milliseconds from the storage's current time."""
     run_at: int | None = None
     """UTC milliseconds."""
+    enqueue_on_commit: bool | str = False
+    """True: enqueue when the caller's transaction commits, on the storage's database, or `default` if it has
+    none. A string: when the transaction on the database of this alias commits."""
+
+
+OF_ENQUEUE = frozenset({"queue", "delay", "run_at", "enqueue_on_commit"})
+"""Options that are not stored with the job."""
 
 
 def parse_options(given: Mapping[str, Any], base: EnqueueOptions) -> EnqueueOptions:
@@ -173,7 +180,7 @@ def parse_options(given: Mapping[str, Any], base: EnqueueOptions) -> EnqueueOpti
         parser = PARSERS.get(name)
         if parser is None:
             raise OptionError(f"unknown option {name!r}{nearest_option(name, PARSERS)}")
-        target = where if name in ("queue", "delay", "run_at") else job
+        target = where if name in OF_ENQUEUE else job
         target[name] = parser(name, value)
     if where.get("delay") is not None and where.get("run_at") is not None:
         raise OptionError("delay and run_at can't be combined: remove one of them")
@@ -317,6 +324,15 @@ def _dependencies(name: str, value: Any) -> tuple[JobKey, ...]:
     return tuple(keys)
 
 
+def parse_on_commit(name: str, value: Any) -> bool | str:
+    """Check `enqueue_on_commit`: True, False, or the alias of a database. Raises OptionError."""
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        raise OptionError(f"{name}: expected True, False or the alias of a database, got {shown(value)}")
+    return check_text(name, value)
+
+
 def _backoff(_name: str, value: Any) -> Backoff:
     return parse_backoff(value)
 
@@ -346,4 +362,5 @@ PARSERS: dict[str, Parser] = {
     "subject": _optional(_subject),
     "headers": parse_headers,
     "content_type": _content_type,
+    "enqueue_on_commit": parse_on_commit,
 }

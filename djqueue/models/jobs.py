@@ -1,11 +1,13 @@
 """Jobs and what they leave behind: results, attempts, log lines and items."""
 
+from typing import Any
+
+import msgpack
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
-from djqueue.codecs import MSGPACK, decode
 from djqueue.core.headers import Headers
 from djqueue.core.states import State
 from djqueue.fields import NAME_LENGTH, MillisecondsField
@@ -113,7 +115,8 @@ class Job(models.Model):
     @property
     def headers(self) -> Headers:
         """Values carried with the job beside its payload, as an immutable mapping."""
-        return Headers(decode(bytes(self.options), MSGPACK).get("headers", ""))
+        options: dict[str, Any] = msgpack.unpackb(bytes(self.options))
+        return Headers(options.get("headers", ""))
 
 
 class JobResult(models.Model):

@@ -6,7 +6,7 @@ import pytest
 
 from djqueue import OptionError, Queue, job
 from djqueue.core.backoff import Backoff
-from djqueue.core.options import PARSERS
+from djqueue.core.options import OF_ENQUEUE, PARSERS
 
 
 @pytest.fixture
@@ -43,6 +43,7 @@ GIVEN = {
     "subject": ("shop.order:7", "shop.order:7"),
     "headers": ({"tenant": 7}, {"tenant": 7}),
     "content_type": ("application/json", "application/json"),
+    "enqueue_on_commit": (True, True),
 }
 
 
@@ -57,7 +58,7 @@ def test_each_option_is_taken(pay, name):
 
     options = pay.using(**{name: given}, **more).options
 
-    where = options if name in ("queue", "delay", "run_at") else options.job
+    where = options if name in OF_ENQUEUE else options.job
     assert getattr(where, name) == expected
 
 

@@ -79,7 +79,10 @@ def itself():
         ({"a": 2**63}, "'a' has an integer of more than 64 bits"),
         ({"a": [10**5_000]}, "'a' has an integer of more than 64 bits"),
         ({"a": {1: 2}}, "'a' has the key 1; keys must be strings"),
-        ({"a": {"x": b""}}, "'a' must be a string, number, boolean, None, or a list or dict of these; got a b"),
+        (
+            {"a": {"x": b""}},
+            "'a' must be a string, number, boolean, None, or a list or dict of these; got a b",
+        ),
         ({"a": "\ud800"}, "'a' is not valid Unicode"),
         ({"a\ud800": 1}, r"'a\\ud800' is not valid Unicode"),
         ({"x" * 256: 1}, "1 to 255 characters"),

@@ -15,6 +15,7 @@ from djqueue.core.options import (
     DEFAULT_OPTIONS,
     MAX_INTEGER,
     MSGPACK,
+    OF_ENQUEUE,
     PARSERS,
     EnqueueOptions,
     JobOptions,
@@ -59,6 +60,7 @@ REFUSED = {
     "subject": NO_TEXTS,
     "headers": [None, "a", 5, [("a", 1)], {1: 2}, {"": 1}, {"a": math.nan}, {"a": b"x"}, {"a": {1: 2}}],
     "content_type": [None, *NO_TEXTS],
+    "enqueue_on_commit": [None, 0, 1, 1.0, "", b"default", ["default"], "x" * 256],
 }
 
 
@@ -113,6 +115,7 @@ ACCEPTED = {
     "subject": [(None, None), ("shop.order:7", "shop.order:7"), ("größer", "größer")],
     "headers": [({}, NO_HEADERS), ({"a": (1, None)}, Headers('{"a":[1,null]}'))],
     "content_type": [("application/json", "application/json")],
+    "enqueue_on_commit": [(True, True), (False, False), ("other", "other")],
 }
 
 
@@ -124,7 +127,7 @@ ACCEPTED = {
 def test_a_right_value_is_kept_in_djqueues_units(name, value, parsed):
     options = parse(**{name: value})
 
-    found = getattr(options if name in ("queue", "delay", "run_at") else options.job, name)
+    found = getattr(options if name in OF_ENQUEUE else options.job, name)
     assert found == parsed
     assert type(found) is type(parsed)
 

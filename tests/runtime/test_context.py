@@ -58,7 +58,9 @@ async def test_a_handler_of_the_job_is_given_what_current_job_is(storage, queue)
 
 async def test_the_context_tells_the_jobs_story(storage, queue):
     seen = []
-    queue.enqueue({"n": 1}, name=HANDLER, id="user:42", tags=["a"], priority=3, subject="a user", headers={"t": 7})
+    queue.enqueue(
+        {"n": 1}, name=HANDLER, id="user:42", tags=["a"], priority=3, subject="a user", headers={"t": 7}
+    )
 
     await work_off(storage, seen.append)
 

@@ -223,11 +223,11 @@ DEPENDS_ON = "depends_on"
 """Parsed separately, because ids refer to the row's queue."""
 DURATIONS = frozenset({"delay", "timeout", "ttl", "unique_ttl", "result_ttl", "retention"})
 WHOLE = frozenset({"priority", "max_attempts", "max_stalls", "weight"})
-NOT_PER_JOB = frozenset({"queue", "content_type", "durable"})
+NOT_PER_JOB = frozenset({"queue", "content_type", "durable", "enqueue_on_commit"})
 """Job options that a write does not take.
 
 The queue is the target of the write. Payloads are written as MessagePack. `durable` affects only how a single
-enqueue is committed."""
+enqueue is committed, and Spark has no transaction that `enqueue_on_commit` could wait for."""
 PER_JOB = tuple(name for name in PARSERS if name not in NOT_PER_JOB)
 
 

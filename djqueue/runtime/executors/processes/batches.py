@@ -19,7 +19,15 @@ from djqueue.core.backoff import Backoff
 from djqueue.core.durations import LONGEST
 from djqueue.core.errors import OptionError, PayloadTooLargeError, by_code
 from djqueue.core.job import Batch, Claimed, EnqueueResult
-from djqueue.core.options import PARSERS, EnqueueOptions, JobKey, JobOptions, check_text, parse_options
+from djqueue.core.options import (
+    OF_ENQUEUE,
+    PARSERS,
+    EnqueueOptions,
+    JobKey,
+    JobOptions,
+    check_text,
+    parse_options,
+)
 from djqueue.core.permissions import Permissions
 from djqueue.core.states import State
 from djqueue.storage.scan import has_more_values
@@ -44,7 +52,7 @@ LATEST = 253_402_300_799_999
 """UTC milliseconds of the last moment that a datetime has."""
 DURATIONS = frozenset({"timeout", "ttl", "unique_ttl", "result_ttl", "retention"})
 KEYS = frozenset({"depends_on", "dependents"})
-CHECKED = frozenset(PARSERS) - {"queue", "delay", "run_at", "backoff", "headers"} - DURATIONS - KEYS
+CHECKED = frozenset(PARSERS) - OF_ENQUEUE - {"backoff", "headers"} - DURATIONS - KEYS
 """Options that a process sends as a caller writes them."""
 DENIED = "permission"
 """Code of an answer that stands for PermissionError; the other codes are those of `core.errors`."""

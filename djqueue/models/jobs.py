@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgpack
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
@@ -115,6 +114,8 @@ class Job(models.Model):
     @property
     def headers(self) -> Headers:
         """Values carried with the job beside its payload, as an immutable mapping."""
+        import msgpack  # Starting Django must not load it.
+
         options: dict[str, Any] = msgpack.unpackb(bytes(self.options))
         return Headers(options.get("headers", ""))
 

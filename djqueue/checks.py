@@ -32,6 +32,7 @@
 | djqueue.W015 | no app has a module of `MODULES` |
 | djqueue.W016 | the `QUEUE_FILTER` of `DASHBOARD` cannot be imported |
 | djqueue.W017 | the limits of a job have no effect, because it runs inline |
+| djqueue.W019 | `IMMEDIATE` is on (with `--deploy`) |
 | djqueue.W018 | a process with permissions of jobs runs as root (with `--deploy`) |
 
 Only W012 queries the database, when Django checks databases: with `--database`, and before `migrate`.
@@ -68,6 +69,7 @@ TESTED_VENDORS = ("sqlite", "postgresql")
 
 HINTS = {
     "STORAGE": "For example {'BACKEND': 'djqueue.storage.database.DatabaseStorage', 'OPTIONS': {}}.",
+    "IMMEDIATE": "With True, jobs run when they are enqueued, for development and tests.",
     "QUEUES": "For example {'emails': {'RATE': '100/s', 'CONCURRENCY': 10}}, or a list of names.",
     "LIMITERS": "For example {'stripe': {'RATE': '100/s', 'CONCURRENCY': 20}}.",
     "STRICT_QUEUES": "With True, only the queues named in QUEUES exist.",

@@ -2,7 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from django.dispatch import Signal
+
+from djqueue.client import registry
 from djqueue.core.breaker import Outage
 from djqueue.core.clock import Clock
 from djqueue.core.job import (
@@ -95,7 +99,7 @@ class UntilIdle(Storage):
 
 
 class CallersWorker(Worker):
-    """A worker that runs plain functions on its caller's thread, one at a time, with the caller's connections.
+    """A worker that runs plain functions, one at a time, on its caller's thread and connections.
 
     on_failure: Called with each run whose job has failed permanently.
     """
@@ -112,17 +116,30 @@ class CallersWorker(Worker):
         super().__init__(
             storage, queues, handlers, concurrency=1, maintain=False, connect=connect, inline=True
         )
-        self.events = QuietEvents(self.options.worker_id, self.clock, on_failure)
+        self._caller = CallerThread()
+        self.events = CallersEvents(self.options.worker_id, self.clock, self._caller, on_failure)
+
+    async def run(self) -> None:
+        """Run jobs until nothing can be claimed, and the receivers of their signals."""
+        await super().run()
+        await self._caller.join()
 
     def _make_executor(self) -> Executor:
-        return InlineExecutor(self, CallerThread(self.loop))
+        return InlineExecutor(self, self._caller)
 
 
-class QuietEvents(RunEvents):
-    """The log of a worker that is part of a call, which does not show its start and end."""
+class CallersEvents(RunEvents):
+    """Sends signals on the caller's thread, and does not log the worker's start and end."""
 
-    def __init__(self, worker_id: str, clock: Clock, on_failure: Callable[[Run], None] | None) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        clock: Clock,
+        caller: CallerThread,
+        on_failure: Callable[[Run], None] | None,
+    ) -> None:
         super().__init__(worker_id, clock)
+        self._caller = caller
         self._on_failure = on_failure
 
     def worker_started(self) -> None:
@@ -136,6 +153,10 @@ class QuietEvents(RunEvents):
         super().failed(run)
         if self._on_failure is not None:
             self._on_failure(run)
+
+    def _send_signal(self, signal: Signal, name: str, **about: Any) -> None:
+        sender = registry.find(name)
+        self._caller.submit(lambda _: signal.send_robust(sender=sender, name=name, **about), None)
 
 
 def has_running_loop() -> bool:

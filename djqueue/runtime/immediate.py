@@ -49,7 +49,7 @@ class Failure(NamedTuple):
     queue: str
     id: str
     name: str
-    attempts: int
+    attempt: int
     error: BaseException
 
 
@@ -208,15 +208,16 @@ class ImmediateStorage(MemoryStorage):
             and error is not None
             and not self._watched.is_watched(claimed.queue, claimed.id)
         ):
-            attempts = claimed.failures + 1
-            self._failures.append(Failure(claimed.queue, claimed.id, claimed.name, attempts, error))
+            attempt = claimed.failures + 1
+            self._failures.append(Failure(claimed.queue, claimed.id, claimed.name, attempt, error))
 
     def _raise_failure(self) -> None:
         if _in_job.get() or not self._failures:
             return
         failures, self._failures = self._failures, []
         first, *others = failures
-        note = f"Job {first.name} ({first.id!r} in queue {first.queue!r}) failed after {first.attempts} attempts."
+        note = f"Job {first.name} ({first.id!r} in queue {first.queue!r}) failed permanently"
+        note += f" in attempt {first.attempt}."
         if others:
             note += f" {len(others)} more jobs failed: {', '.join(each.name for each in others[:10])}."
         if isinstance(first.error, Exception):
@@ -271,7 +272,7 @@ class _Drained(UntilIdle):
 
 
 class _Call(threading.local):
-    """What the current thread is doing in an immediate storage."""
+    """State of the current thread in an immediate storage."""
 
     held = False
     """Whether the current operation runs the jobs that it makes claimable by itself."""

@@ -8,7 +8,7 @@ from djqueue.storage.base import Storage
 
 from .assertions import JobAssertions
 from .clock import JobClock
-from .draining import drain
+from .draining import adrain, drain
 from .environment import job_environment
 
 
@@ -35,7 +35,7 @@ class JobTestMixin(JobAssertions, TestCase):
     job_storage: Storage
     """The storage of the current test."""
     job_clock: JobClock
-    """The clock of the current test, which stands still until it is moved, with `use_job_clock`."""
+    """The clock of the current test, which advances only when the test moves it, with `use_job_clock`."""
 
     def setUp(self) -> None:
         """Replace the storage for this test."""
@@ -54,3 +54,7 @@ class JobTestMixin(JobAssertions, TestCase):
     def drain_jobs(self, **options: Any) -> Counters:
         """Run all waiting jobs, and the jobs that they enqueue: see `djqueue.testing.draining.drain`."""
         return drain(**options)
+
+    async def adrain_jobs(self, **options: Any) -> Counters:
+        """Async version of `drain_jobs`."""
+        return await adrain(**options)

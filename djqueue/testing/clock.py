@@ -1,4 +1,4 @@
-"""Clocks that stand still until a test moves them."""
+"""Clocks that advance only when a test moves them."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -47,7 +47,7 @@ class FakeClock:
 
 
 class JobClock:
-    """The clock of a test's jobs: it stands still at the time of the test's start until the test moves it.
+    """The clock of a test's jobs: it starts at the current time, and advances only when the test moves it.
 
         clock.advance(3600)
         clock.advance(timedelta(days=2))

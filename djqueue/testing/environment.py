@@ -53,7 +53,7 @@ def job_environment(
 
     Args:
         immediate: Run jobs when they are enqueued.
-        clock: Let the storage follow a clock that stands still until it is moved.
+        clock: Let the storage follow a clock that advances only when the test moves it.
         raise_failures: As in `ImmediateStorage`.
     """
     options: dict[str, object] = {}

@@ -57,7 +57,7 @@ def djqueue_immediate(_djqueue_environment: "JobEnvironment") -> "ImmediateStora
 
 @pytest.fixture
 def djqueue_clock(_djqueue_environment: "JobEnvironment") -> "JobClock":
-    """Return the clock of this test's storage, which stands still until it is moved."""
+    """Return the clock of this test's storage, which advances only when the test moves it."""
     return _djqueue_environment.clock
 
 

@@ -131,19 +131,23 @@ class ThreadExecutor:
 class CallerThread:
     """Runs calls one at a time on the thread that waits for the worker, with its database connections.
 
-    That is the thread on which `sync_to_async` runs Django's queries: the one that has called `async_to_sync`,
-    or the one that serves the coroutine which runs the worker.
+    That is the thread on which `sync_to_async` runs Django's queries: the one that has called
+    `async_to_sync`, or the one that serves the coroutine which runs the worker.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._calls: set[asyncio.Task[None]] = set()
+    def __init__(self) -> None:
+        self._calls: set[asyncio.Task[Any]] = set()
 
-    def submit(self, function: Callable[[Any], None], argument: Any) -> None:
-        """Call `function(argument)`, which must not raise. Called on the loop."""
-        call = self._loop.create_task(sync_to_async(function, thread_sensitive=True)(argument))
+    def submit(self, function: Callable[[Any], Any], argument: Any) -> None:
+        """Call `function(argument)`, which must not raise. Called on the worker's loop."""
+        call = asyncio.ensure_future(sync_to_async(function, thread_sensitive=True)(argument))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
+
+    async def join(self) -> None:
+        """Wait until all calls have returned."""
+        if self._calls:
+            await asyncio.wait(self._calls)
 
     def close(self) -> None:
         """Do nothing: the thread belongs to the caller."""

@@ -216,34 +216,27 @@ class Claiming:
         others: bool = False,
     ) -> Steps[QueueReply]:
         keys, policy = self._keyspace.keys(queue), self._keyspace.policy(queue)
-        packed = records.outcome_arguments(queue, outcomes)
-        results = [keys.result(outcome.id) for outcome in outcomes]
         slots = min(slots, BULK)
         names = _names(request.names if request is not None else frozenset())
         worker = pack_text(request.worker) if request is not None else b""
         reply: Any = None
         if self._may_use_fast_script(queue, outcomes):
-            rate, concurrency = policy.rate, policy.concurrency
-            heading = [
-                len(outcomes),
-                worker,
-                slots,
-                policy.lease,
-                names.listed,
-                rate.capacity if rate is not None else b"",
-                rate.per if rate is not None else b"",
-                concurrency if concurrency is not None else b"",
-            ]
+            name = pack(request.worker) if request is not None else pack("")
+            heading = [len(outcomes), name, slots, policy.lease, names.listed, _fast_limits(policy)]
+            packed, with_result = records.completed_arguments(queue, outcomes)
+            results = list(map(keys.result, with_result))
             [[left, reply]] = yield [
-                ScriptCall(script("finish_and_claim_fast"), keys, [*heading, *packed], results)
+                ScriptCall(script("finish_and_claim_fast"), keys, heading + packed, results)
             ]
             if reply[0] in FAST_PAUSES:
                 self._fast_pauses[queue] = FAST_PAUSES[reply[0]]
                 reply = None
         if reply is None:
+            results = [keys.result(outcome.id) for outcome in outcomes]
             bounded = (b"", b"") if grant.whole is None else (grant.permits, grant.whole)
             arguments = [len(outcomes), worker, slots, *_limits(policy), names.packed, *bounded, int(others)]
-            arguments += [int(request is not None and not request.stalled), *packed]
+            arguments += [int(request is not None and not request.stalled)]
+            arguments += records.outcome_arguments(queue, outcomes)
             [[left, reply]] = yield [ScriptCall(script("finish_and_claim"), keys, arguments, results)]
         word, flags, first, wait, overflow, *more, now = reply
         short, found, streamed = more if len(more) == 3 else (0, more[0], ())
@@ -251,6 +244,8 @@ class Claiming:
             items = [keys.items(text(job_id)) for job_id in streamed]
             yield [ScriptCall(script("settle"), keys, streamed, items)]
         if word == b"again":
+            if isinstance(found, bytes):  # the ids of all changed jobs, from the fast script
+                found = list(map(pack_text, records.unpack_ids(found)[len(flags) :])) if found else []
             found = yield from self._claimed_again(keys, found)
         if overflow:
             yield from self._removing.bury_oldest(keys, overflow)
@@ -265,7 +260,9 @@ class Claiming:
         if left:
             self._fast_pauses[queue] = left - 1
             return False
-        return all(outcome.kind == "complete" for outcome in outcomes)
+        if any(outcome.kind != "complete" for outcome in outcomes):
+            return False
+        return len(outcomes) < 2 or len({outcome.id for outcome in outcomes}) == len(outcomes)
 
     def _claimed_again(self, keys: QueueKeys, ids: Sequence[bytes]) -> Steps[list[Any]]:
         """Read the jobs of a claim whose reply was lost: they are still claimed by this worker."""
@@ -287,6 +284,15 @@ class Claiming:
 def is_alone(jobs: Sequence[Claimed]) -> bool:
     """Return whether a claim has a job with a stalled attempt, which is claimed alone."""
     return bool(jobs) and jobs[-1].stalls > 0
+
+
+def _fast_limits(policy: QueuePolicy) -> str:
+    """Return the rate and concurrency of a queue for `finish_and_claim_fast.lua`."""
+    rate, concurrency = policy.rate, policy.concurrency
+    if rate is None and concurrency is None:
+        return ""
+    values = [None, None] if rate is None else [rate.capacity, rate.per]
+    return "/".join("" if value is None else str(value) for value in (*values, concurrency))
 
 
 def _limits(policy: QueuePolicy) -> list[Any]:

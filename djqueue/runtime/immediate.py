@@ -28,6 +28,7 @@ from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.engine import DEFAULT_POLICY, EngineEvents
 from djqueue.core.errors import JobFailedError
 from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Finished, Outcome
+from djqueue.core.maintenance import Swept
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
@@ -106,20 +107,21 @@ class ImmediateStorage(MemoryStorage):
         return "immediate (jobs run when they are enqueued; this process only, not persistent)"
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        with self._held():
+        with self.hold():
             results = super().enqueue(self._due(batches))
-        self.run_waiting()
+        if not self._call.held:
+            self.run_waiting()
         return results
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        with self._held():
+        with self.hold():
             results = self.engine.enqueue(self._due(batches))
         await self.arun_waiting()
         return results
 
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a sync method, and then the jobs that it has made claimable."""
-        with self._held():
+        with self.hold():
             result = method(*args, **kwargs)
         if self._call.woken:
             await self.arun_waiting()
@@ -129,6 +131,13 @@ class ImmediateStorage(MemoryStorage):
         if not self._keep_time:
             outcomes = [each._replace(delay=0) if each.kind == "retry" else each for each in outcomes]
         return super().finish(outcomes, then)
+
+    def sweep(self) -> Swept:
+        with self.hold():
+            swept = super().sweep()
+        if self._call.woken and not self._call.held:
+            self.run_waiting()
+        return swept
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         return self.finish(outcomes, then)
@@ -142,11 +151,7 @@ class ImmediateStorage(MemoryStorage):
         In the thread of a running event loop, the jobs run on another thread, which has its own connections:
         use `aenqueue` and `arun_waiting` there.
         """
-        if has_running_loop():
-            with ThreadPoolExecutor(1, "djqueue-immediate") as pool:
-                wait = pool.submit(self._run_apart, _in_job.get()).result()
-        else:
-            wait = async_to_sync(self._drain)()
+        wait = self._run_jobs()
         self._raise_failure()
         return wait
 
@@ -156,6 +161,12 @@ class ImmediateStorage(MemoryStorage):
         wait = await asyncio.create_task(self._drain())
         self._raise_failure()
         return wait
+
+    def _run_jobs(self) -> int | None:
+        if not has_running_loop():
+            return async_to_sync(self._drain)()
+        with ThreadPoolExecutor(1, "djqueue-immediate") as pool:
+            return pool.submit(self._run_apart, _in_job.get()).result()
 
     def _run_apart(self, in_job: bool) -> int | None:
         _in_job.set(in_job)
@@ -188,11 +199,16 @@ class ImmediateStorage(MemoryStorage):
         """Run the jobs that a call other than an enqueue has made claimable, such as a retry."""
         self._call.woken = True
         # A worker's own calls come in on its loop, and it claims what they bring.
-        if not self._call.held and not has_running_loop():
-            self.run_waiting()
+        if self._call.held or has_running_loop():
+            return
+        self._run_jobs()
+        if not _in_job.get():
+            # They are recorded and logged: the operation itself has succeeded, and must not raise.
+            self._failures.clear()
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
+        """Run no jobs on this thread until the end of the block, and none at its end."""
         held, self._call.held = self._call.held, True
         try:
             yield

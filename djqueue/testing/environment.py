@@ -1,7 +1,7 @@
 """The storage and the clock of one test, for the fixtures and the mixin."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from django.conf import settings
 from django.test import override_settings
@@ -82,9 +82,11 @@ class _Moves:
     def _on_move(self, schedules: bool) -> int | None:
         storage = get_storage()
         waits = []
-        if schedules:
-            waits.append(self._fire(storage))
-        storage.sweep()
+        hold = storage.hold() if isinstance(storage, ImmediateStorage) else nullcontext()
+        with hold:
+            if schedules:
+                waits.append(self._fire(storage))
+            storage.sweep()
         if isinstance(storage, ImmediateStorage):
             waits.append(storage.run_waiting())
         return min((wait for wait in waits if wait is not None), default=None)

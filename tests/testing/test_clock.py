@@ -150,3 +150,18 @@ def test_a_fixture_that_is_requested_too_late_is_refused(djqueue_memory, request
         request.getfixturevalue("djqueue_clock")
     with pytest.raises(RuntimeError, match="djqueue_immediate must be a parameter"):
         request.getfixturevalue("djqueue_immediate")
+
+
+@pytest.mark.django_db
+def test_a_job_that_fails_when_it_is_due_raises_from_the_clock(djqueue_immediate, djqueue_clock):
+    @job(name="broken", max_attempts=1, every=3_600)
+    def broken():
+        raise KeyError("broken")
+
+    broken.using(delay=60).enqueue()
+    with pytest.raises(KeyError, match="broken"):
+        djqueue_clock.advance(60)
+    with pytest.raises(KeyError, match="broken"):
+        djqueue_clock.advance(3_700, schedules=True)
+
+    assert Queue("default").counts()["failed"] == 2

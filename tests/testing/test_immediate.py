@@ -318,3 +318,15 @@ def test_only_the_queries_of_the_job_are_made(django_assert_num_queries):
 
     with django_assert_num_queries(1):
         assert count.enqueue_and_wait() == 0
+
+
+def test_a_retried_dead_letter_that_fails_again_is_recorded(fail, djqueue_immediate, note, ran):
+    djqueue_immediate.raise_failures = False
+    answer = fail.enqueue()
+    djqueue_immediate.raise_failures = True
+
+    assert djqueue_immediate.jobs.retry("default", [answer.id]) == ["retried"]
+    note.enqueue(1)
+
+    assert ran == ["fail"] * 4 + [1]
+    assert answer.job().state == "failed"

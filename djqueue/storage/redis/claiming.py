@@ -44,7 +44,7 @@ class Claiming:
 
     def __init__(self, keyspace: Keyspace, limits: SharedLimits, removing: Removing) -> None:
         self._keyspace = keyspace
-        self._looks = Looks(keyspace)
+        self.looks = Looks(keyspace)
         self._limits = limits
         self._removing = removing
         self._short: dict[str, int] = {}
@@ -61,16 +61,25 @@ class Claiming:
             if outcome.kind not in OUTCOMES:
                 raise OptionError(f"unknown outcome {outcome.kind!r}")
             positions.setdefault(outcome.queue, []).append(position)
-        look = yield from self._look(then)
+        look = yield from self._look(then, list(positions))
         waits = look.waits
         yield from self._keyspace.agree_once(look.found)
         accepted = [False] * len(outcomes)
         jobs: list[Any] = []
-        # First the outcomes of other queues: they may unblock jobs in the queues served.
-        order = [queue for queue in positions if queue not in look.found[:1]] + look.found
-        for queue in dict.fromkeys(order):
-            mine = positions.get(queue, ())
-            request = then if queue in look.found else None
+        # First the outcomes of other queues: they may unblock jobs in the queues served. Between two looks, a
+        # call that reports outcomes also claims, which saves a call but favors the queue of the last jobs.
+        others = [queue for queue in positions if queue not in look.found[:1]]
+        # The line at a shared limiter decides whose turn it is.
+        both = {
+            queue
+            for queue in set(look.found).intersection(others)
+            if not look.is_fresh or self._keyspace.policy(queue).limiter is not None
+        }
+        order = [(queue, queue in both) for queue in others]
+        order += [(queue, True) for queue in look.found if queue not in both]
+        for queue, claims_too in order:
+            mine = positions.pop(queue, ())
+            request = then if claims_too else None
             for first in range(0, max(1, len(mine)), BULK):
                 some = mine[first : first + BULK]
                 ended = [outcomes[position] for position in some]
@@ -82,6 +91,7 @@ class Claiming:
             return Finished(accepted, NO_CLAIMS)
         if not look.is_fresh and len(jobs) < then.slots and not is_alone(jobs):
             waits += yield from self._claim_elsewhere(then, look.found, jobs)
+        self.looks.learn(look, is_short=len(jobs) < then.slots and not is_alone(jobs))
         return Finished(accepted, Claims(jobs, min(waits, default=None)))
 
     def _work(
@@ -113,7 +123,7 @@ class Claiming:
         self, request: ClaimRequest, served: Sequence[str], jobs: list[Claimed]
     ) -> Steps[list[int]]:
         """Claim in the queues that had no jobs at the last look; return when others may have some."""
-        self._looks.forget()
+        self.looks.forget()
         queues = yield from self._queues(request)
         others = [queue for queue in queues if queue not in served]
         if not others:
@@ -129,21 +139,24 @@ class Claiming:
             return request.queues
         return (yield from self._keyspace.recent_names())
 
-    def _look(self, request: ClaimRequest | None) -> Steps[QueueLook]:
+    def _look(self, request: ClaimRequest | None, ended: Sequence[str]) -> Steps[QueueLook]:
         """Return the queues to claim from, in rotation, and when the others may have jobs."""
         if request is None or request.slots <= 0:
             return QueueLook([], [])
         queues = yield from self._queues(request)
         if not queues or (len(queues) == 1 and queues[0] not in self._drained):
             return QueueLook(list(queues), [])
-        look = self._looks.recent(queues)
+        # A look also leaves the line at a shared limiter for queues without jobs.
+        has_line = any(self._keyspace.policy(queue).limiter is not None for queue in queues)
+        look = None if has_line else self.looks.likely(queues, ended)
+        look = look or self.looks.recent(queues)
         if look is None:
             look = yield from self._look_at(queues)
-            self._looks.keep(queues, look)
+            self.looks.keep(queues, look)
         return look
 
     def _look_at(self, queues: Sequence[str]) -> Steps[QueueLook]:
-        look = yield from self._looks.steps(queues)
+        look = yield from self.looks.steps(queues)
         for queue in self._limits.in_line.intersection(queues).difference(look.found):
             yield from self._limits.leave(str(self._keyspace.policy(queue).limiter), queue)
         return look

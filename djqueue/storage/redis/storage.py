@@ -116,6 +116,7 @@ class RedisStorage(Storage):
             keyspace.keys,
             lambda: self.queues.names(),
             keyspace.cached_names,
+            self._claiming.looks.note_wake,
         )
         self.jobs = RedisJobs(keyspace, removing)
         self.queues = RedisQueues(keyspace, removing, scanning, self._limits, kept)

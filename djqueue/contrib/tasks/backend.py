@@ -41,6 +41,8 @@ _ids = IdSource()
 class DjqueueBackend(BaseTaskBackend):
     """Enqueues tasks as jobs, which `runworkers` runs beside those of `@job`."""
 
+    runs_djqueue_jobs = True
+    """Tells this class and its subclasses from other backends, without importing it."""
     task_class = DjqueueTask
     supports_defer = True
     supports_async_task = True

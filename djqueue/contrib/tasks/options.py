@@ -43,8 +43,8 @@ PER_ENQUEUE = (
 PER_TASK = tuple(sorted((ONLY_JOB - {"name"}) | words.PARSERS.keys()))
 """Options that only the decorator accepts: executor, permissions and schedules."""
 DEFAULTS: dict[str, Any] = {"max_attempts": 1, "result_ttl": 86_400}
-"""Default options of tasks. As with the backends of Django, a task that fails is not retried unless it says so,
-and results are kept for a day."""
+"""Default options of tasks: results are kept for a day, and as with the backends of Django, a task that fails
+is not retried."""
 BACKEND_DEFAULTS = ("backoff", "max_attempts", "max_stalls", "result_ttl", "retention", "timeout", "ttl")
 """Job options that `OPTIONS` may set for all tasks of a backend."""
 ON_COMMIT = "enqueue_on_commit"

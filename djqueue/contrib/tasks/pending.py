@@ -9,7 +9,10 @@ from .compat import TaskResult
 
 
 class PendingResult:
-    """An on-commit callback with a result. Django drops it when the transaction or its savepoint rolls back."""
+    """An on-commit callback with a result.
+
+    Django drops it when the transaction or its savepoint rolls back.
+    """
 
     def __init__(self, result: TaskResult, then: Callable[[], Any] | None) -> None:
         self.result = result

@@ -41,13 +41,13 @@ class DjqueueTask(Task):  # type: ignore[type-arg, unused-ignore]
     """Maximum length of one attempt: seconds, or a timedelta."""
     ttl: Any = _option()
     """Time after which a task that has not started expires."""
-    unique_key: str | None | Unset = _option()
+    unique_key: str | Unset | None = _option()
     """Key that at most one live job of a queue has. A second enqueue returns the result of the first."""
     unique_ttl: Any = _option()
     """Time after which the key is free although its job is live."""
     on_duplicate: str | Unset = _option()
     """Behavior of an enqueue whose `unique_key` is taken, as for `@job`."""
-    group: str | None | Unset = _option()
+    group: str | Unset | None = _option()
     """Group whose jobs run one at a time, or as many at once as the queue allows."""
     weight: int | Unset = _option()
     """Slots of the queue's concurrency that the task takes."""
@@ -60,24 +60,24 @@ class DjqueueTask(Task):  # type: ignore[type-arg, unused-ignore]
     subject: Any = _option()
     """Model instance, or text, that the job is about."""
 
-    executor: str | None | Unset = _option()
+    executor: str | Unset | None = _option()
     """Where workers run the task: `inline`, `isolated` or `subprocess`."""
     limits: Mapping[str, Any] | Unset = _option()
     """Limits of a job in a process of its own."""
-    permissions: Permissions | None | Unset = _option()
+    permissions: Permissions | Unset | None = _option()
     """Resources that the task may use, in a process of its own."""
     allow_unenforced: Iterable[str] | Unset = _option()
     """Permissions that may stay without guarantee where the system cannot enforce them."""
 
-    cron: str | None | Unset = _option()
+    cron: str | Unset | None = _option()
     """Cron expression by which the task is enqueued, without arguments."""
     every: Any = _option()
     """Interval at which the task is enqueued, without arguments."""
     timezone: str | Unset = _option()
     """Time zone of the schedule; this and the following are options of `djqueue.schedules.Schedule`."""
-    start_at: datetime | None | Unset = _option()
-    end_at: datetime | None | Unset = _option()
-    max_executions: int | None | Unset = _option()
+    start_at: datetime | Unset | None = _option()
+    end_at: datetime | Unset | None = _option()
+    max_executions: int | Unset | None = _option()
     jitter: Any = _option()
     overlap: str | Unset = _option()
     missed: str | Unset = _option()

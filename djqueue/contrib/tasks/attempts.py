@@ -28,7 +28,7 @@ from .compat import (
     task_finished,
     task_started,
 )
-from .results import EarlierAttempts, alias_in, as_time, bound_task, now
+from .results import EarlierAttempts, alias_in, as_time, bound_task, enqueued_at, now
 
 logger = logging.getLogger("djqueue.worker")
 
@@ -100,7 +100,7 @@ class Attempt:
             task=bound_task(task, alias, job.queue, job.options.priority),
             id=job.id,
             status=TaskResultStatus.RUNNING,
-            enqueued_at=as_time(job.created_at),
+            enqueued_at=enqueued_at(job.id) or as_time(job.created_at),
             started_at=earlier.started_at or started,
             finished_at=None,
             last_attempted_at=started,

@@ -32,7 +32,7 @@ from .compat import (
 from .options import ON_COMMIT, backend_problems, defaults_of
 from .pending import add_pending, find_pending
 from .registered import registered_tasks
-from .results import ALIAS_TAG, now, result_of
+from .results import ALIAS_TAG, enqueued_at, result_of
 from .types import DjqueueTask, options_per_enqueue
 
 _ids = IdSource()
@@ -84,11 +84,12 @@ class DjqueueBackend(BaseTaskBackend):
             TypeError: An argument is not JSON-serializable.
         """
         self.validate_task(task)
+        id = _ids.new(SYSTEM_CLOCK.now())
         result = TaskResult(
             task=task,
-            id=_ids.new(SYSTEM_CLOCK.now()),
+            id=id,
             status=TaskResultStatus.READY,
-            enqueued_at=None,
+            enqueued_at=enqueued_at(id),
             started_at=None,
             finished_at=None,
             last_attempted_at=None,
@@ -168,7 +169,6 @@ class DjqueueBackend(BaseTaskBackend):
         answer = send_one(storage, batch)
         if answer.status != "queued":
             return self._existing(answer, result)
-        object.__setattr__(result, "enqueued_at", now())
         if alias is not None:
             add_pending(alias, result)
         task_enqueued.send(sender=type(self), task_result=result)

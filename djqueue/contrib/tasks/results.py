@@ -1,5 +1,6 @@
 """Records of jobs as results of tasks."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -29,6 +30,8 @@ ERROR_TYPES = {
     State.FAILED: "djqueue.core.errors.JobFailedError",
 }
 """Exceptions that stand for ends without one."""
+MADE_ID = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+"""A UUIDv7: its first 48 bits are UTC milliseconds."""
 STALLED = "djqueue.core.errors.WorkerCrashedError"
 """Exception that stands for an attempt that ended with its worker."""
 
@@ -60,7 +63,7 @@ def result_of(record: JobRecord, task: Task) -> TaskResult:
         task=bound_task(task, alias, record.queue, record.options.priority, run_after),
         id=record.id,
         status=status,
-        enqueued_at=as_time(to_datetime(record.created_at)),
+        enqueued_at=enqueued_at(record.id) or as_time(to_datetime(record.created_at)),
         started_at=started,
         finished_at=as_time(to_datetime(record.finished_at)) if status in ENDED else None,
         last_attempted_at=last,
@@ -132,6 +135,15 @@ def now() -> datetime:
     """Return the current time, in milliseconds as storages keep it."""
     at = timezone.now()
     return at.replace(microsecond=at.microsecond // 1_000 * 1_000)
+
+
+def enqueued_at(id: str) -> datetime | None:
+    """Return the time in an id that the backend made; None for other ids, such as those of schedules.
+
+    It is what `enqueue` returned, whatever clock the storage has.
+    """
+    match = MADE_ID.fullmatch(id)
+    return None if match is None else as_time(to_datetime(int(match[1] + match[2], 16)))
 
 
 def _error_in(attempt: AttemptRecord) -> TaskError:

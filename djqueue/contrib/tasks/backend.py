@@ -55,7 +55,7 @@ class DjqueueBackend(BaseTaskBackend):
         self._is_valid = not backend_problems(self.options)
         options = self.options if self._is_valid else {}
         self._defaults = defaults_of(options)
-        self._waits_for_commit = bool(options.get(ON_COMMIT, False))
+        self._on_commit = options.get(ON_COMMIT, False)
 
     def validate_task(self, task: Task) -> None:
         """Check a task and its options, and register its function for workers.
@@ -100,10 +100,11 @@ class DjqueueBackend(BaseTaskBackend):
             worker_ids=[],
         )
         batch = self._batch(result)
-        if self._waits_for_commit and connections[DEFAULT_DB_ALIAS].in_atomic_block:
-            add_pending(DEFAULT_DB_ALIAS, result, lambda: self._send(batch, result))
-            return result
-        return self._send(batch, result)
+        alias = self._transaction_for(batch)
+        if alias is None:
+            return self._send(batch, result)
+        add_pending(alias, result, lambda: self._send(batch, result))
+        return result
 
     def get_result(self, result_id: str) -> TaskResult:
         """Return the result of a task, from any thread or process.
@@ -161,6 +162,17 @@ class DjqueueBackend(BaseTaskBackend):
                 for queue in sorted(self.queues - set(settings.queues))
             ]
         return found
+
+    def _transaction_for(self, batch: Batch) -> str | None:
+        """Return the database whose open transaction must commit before a job is enqueued; None for none."""
+        if not self._on_commit:
+            return None
+        capabilities = get_storage().capabilities
+        alias = self._on_commit if isinstance(self._on_commit, str) else capabilities.database
+        alias = alias or DEFAULT_DB_ALIAS
+        if not connections[alias].in_atomic_block or capabilities.transactions.alias_for(batch) == alias:
+            return None  # A job that joins the transaction waits for its commit by itself.
+        return alias
 
     def _send(self, batch: Batch, result: TaskResult) -> TaskResult:
         storage = get_storage()

@@ -19,7 +19,7 @@ if not HAS_TASKS and find_spec("django_tasks") is None:
     )
 
 if TYPE_CHECKING or HAS_TASKS:
-    from django.tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
+    from django.tasks import TaskContext, TaskResult, TaskResultStatus, default_task_backend, task_backends
     from django.tasks import exceptions as _exceptions
     from django.tasks.backends.base import BaseTaskBackend
     from django.tasks.base import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING or HAS_TASKS:
     from django.tasks.signals import task_enqueued, task_finished, task_started
     from django.utils.json import normalize_json
 else:
-    from django_tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
+    from django_tasks import TaskContext, TaskResult, TaskResultStatus, default_task_backend, task_backends
     from django_tasks import exceptions as _exceptions
     from django_tasks.backends.base import BaseTaskBackend
     from django_tasks.base import (
@@ -62,6 +62,7 @@ __all__ = [
     "TaskResult",
     "TaskResultDoesNotExist",
     "TaskResultStatus",
+    "default_task_backend",
     "normalize_json",
     "task_backends",
     "task_enqueued",

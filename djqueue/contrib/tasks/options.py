@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from django.db import connections
+
 from djqueue.client.jobs import ONLY_JOB
 from djqueue.core.errors import OptionError
 from djqueue.core.options import PARSERS
@@ -48,7 +50,7 @@ is not retried."""
 BACKEND_DEFAULTS = ("backoff", "max_attempts", "max_stalls", "result_ttl", "retention", "timeout", "ttl")
 """Job options that `OPTIONS` may set for all tasks of a backend."""
 ON_COMMIT = "enqueue_on_commit"
-"""Key of `OPTIONS` that delays enqueues until the transaction commits."""
+"""Key of `OPTIONS` that delays enqueues until the transaction commits: True, or the alias of a database."""
 
 
 def backend_problems(options: Any) -> list[str]:
@@ -59,8 +61,11 @@ def backend_problems(options: Any) -> list[str]:
     known = (*BACKEND_DEFAULTS, ON_COMMIT)
     for name, value in options.items():
         if name == ON_COMMIT:
-            if not isinstance(value, bool):
-                found.append(f"OPTIONS[{name!r}] must be True or False; got {value!r}")
+            if not isinstance(value, (bool, str)):
+                text = "must be True, False or the alias of a database"
+                found.append(f"OPTIONS[{name!r}] {text}; got {value!r}")
+            elif isinstance(value, str) and value not in connections:
+                found.append(f"OPTIONS[{name!r}]: {value!r} is not in DATABASES{nearest(value, connections)}")
         elif name not in BACKEND_DEFAULTS:
             found.append(f"OPTIONS has no option {name!r}{nearest(str(name), known)}")
         else:

@@ -29,9 +29,9 @@ from djqueue.contrib.spark.pipeline.main import parser as spark_parser
 from djqueue.contrib.spark.read_options import BATCH_OPTIONS, STREAM_OPTIONS
 from djqueue.contrib.spark.read_options import OPTIONS as READ_OPTIONS
 from djqueue.contrib.spark.tables import TABLES
+from djqueue.contrib.tasks import backend as task_backend
 from djqueue.core import errors
 from djqueue.core.deadletters import DeadLetterPolicy
-from djqueue.contrib.tasks import backend as task_backend
 from djqueue.core.executors import EXECUTORS, JobLimits
 from djqueue.core.job import DEAD_LETTER_REASONS
 from djqueue.core.options import PARSERS, EnqueueOptions, parse_options

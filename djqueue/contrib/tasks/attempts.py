@@ -18,7 +18,8 @@ from djqueue.runtime.stopping import Stop
 from djqueue.runtime.tracebacks import job_error
 
 from .compat import (
-    Task,
+    AnyTask,
+    AnyTaskResult,
     TaskContext,
     TaskError,
     TaskResult,
@@ -36,7 +37,7 @@ UNKNOWN_WORKER = "unknown"
 """Stands for the workers of earlier attempts in a process that cannot read the storage."""
 
 
-def runner_of(task: Task) -> Callable[..., Any]:
+def runner_of(task: AnyTask) -> Callable[..., Any]:
     """Return the function that workers call for a task: it runs the task's, and sends the signals of Django.
 
     Outside of a worker, it only calls the task's function.
@@ -89,14 +90,14 @@ def runner_of(task: Task) -> Callable[..., Any]:
 class Attempt:
     """A running attempt, and the result of its task as far as it is known."""
 
-    def __init__(self, task: Task, job: JobContext, records: Sequence[JobRecord | None]) -> None:
+    def __init__(self, task: AnyTask, job: JobContext, records: Sequence[JobRecord | None]) -> None:
         self._job = job
         [record] = records or [None]
         earlier = EarlierAttempts.of(record.history if record is not None else ())
         missing = max(0, job.attempts - 1 - len(earlier.workers))
         started = now()
         alias = alias_in(job.options.tags, task)
-        self.result = TaskResult(
+        self.result: AnyTaskResult = TaskResult(
             task=bound_task(task, alias, job.queue, job.options.priority),
             id=job.id,
             status=TaskResultStatus.RUNNING,
@@ -114,9 +115,8 @@ class Attempt:
     @property
     def arguments(self) -> list[Any]:
         """The positional arguments of the task's function."""
-        if self.result.task.takes_context:
-            return [TaskContext(task_result=self.result), *self.result.args]
-        return self.result.args
+        context = [TaskContext(task_result=self.result)] if self.result.task.takes_context else []
+        return [*context, *self.result.args]
 
     def failed(self, error: BaseException) -> bool:
         """Record an exception; return whether it ends the task."""

@@ -21,9 +21,10 @@ from djqueue.core.options import check_text
 from djqueue.core.suggest import nearest
 
 from .compat import (
+    AnyTask,
+    AnyTaskResult,
     BaseTaskBackend,
     InvalidTask,
-    Task,
     TaskResult,
     TaskResultDoesNotExist,
     TaskResultStatus,
@@ -57,7 +58,7 @@ class DjqueueBackend(BaseTaskBackend):
         self._defaults = defaults_of(options)
         self._on_commit = options.get(ON_COMMIT, False)
 
-    def validate_task(self, task: Task) -> None:
+    def validate_task(self, task: AnyTask) -> None:
         """Check a task and its options, and register its function for workers.
 
         Raises:
@@ -70,7 +71,7 @@ class DjqueueBackend(BaseTaskBackend):
         except (OptionError, UnknownQueueError) as error:
             raise InvalidTask(str(error)) from error
 
-    def enqueue(self, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult:
+    def enqueue(self, task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Enqueue a task.
 
         In a transaction of the database that has the jobs, the job starts after the commit, and a rollback
@@ -85,7 +86,7 @@ class DjqueueBackend(BaseTaskBackend):
         """
         self.validate_task(task)
         id = _ids.new(SYSTEM_CLOCK.now())
-        result = TaskResult(
+        result: AnyTaskResult = TaskResult(
             task=task,
             id=id,
             status=TaskResultStatus.READY,
@@ -106,7 +107,7 @@ class DjqueueBackend(BaseTaskBackend):
         add_pending(alias, result, lambda: self._send(batch, result))
         return result
 
-    def get_result(self, result_id: str) -> TaskResult:
+    def get_result(self, result_id: str) -> AnyTaskResult:
         """Return the result of a task, from any thread or process.
 
         Raises:
@@ -174,7 +175,7 @@ class DjqueueBackend(BaseTaskBackend):
             return None  # A job that joins the transaction waits for its commit by itself.
         return alias
 
-    def _send(self, batch: Batch, result: TaskResult) -> TaskResult:
+    def _send(self, batch: Batch, result: AnyTaskResult) -> AnyTaskResult:
         storage = get_storage()
         hints.check_job(storage, batch.name)
         alias = storage.capabilities.transactions.alias_for(batch)
@@ -186,7 +187,7 @@ class DjqueueBackend(BaseTaskBackend):
         task_enqueued.send(sender=type(self), task_result=result)
         return result
 
-    def _existing(self, answer: EnqueueResult, result: TaskResult) -> TaskResult:
+    def _existing(self, answer: EnqueueResult, result: AnyTaskResult) -> AnyTaskResult:
         """Return the result of the job that has the unique key of a new one."""
         object.__setattr__(result, "id", answer.id)
         try:
@@ -194,7 +195,7 @@ class DjqueueBackend(BaseTaskBackend):
         except TaskResultDoesNotExist:
             return result  # It has ended in the meantime, or is no task.
 
-    def _batch(self, result: TaskResult) -> Batch:
+    def _batch(self, result: AnyTaskResult) -> Batch:
         task = result.task
         given = self._given(task)
         base = registered_tasks.find(task.module_path)
@@ -204,7 +205,7 @@ class DjqueueBackend(BaseTaskBackend):
         batch = envelope.batch(envelope.resolve(given), task.module_path, [value], [result.id])
         return batch._replace(fresh=True)
 
-    def _given(self, task: Task) -> dict[str, Any]:
+    def _given(self, task: AnyTask) -> dict[str, Any]:
         """Return the options of a task's jobs."""
         given = {**self._defaults, **options_per_enqueue(task)}
         if callable(given.get("backoff")):

@@ -5,7 +5,7 @@ module.
 """
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -45,8 +45,15 @@ else:
     from django_tasks.signals import task_enqueued, task_finished, task_started
     from django_tasks.utils import normalize_json
 
-# The backport 0.12 has the name that Django had before its release.
-InvalidTask: type[Exception] = getattr(_exceptions, "InvalidTask", None) or _exceptions.InvalidTaskError
+if TYPE_CHECKING:
+    AnyTask = Task[..., Any]
+    AnyTaskResult = TaskResult[..., Any]
+else:
+    # Generic for type checkers only.
+    AnyTask, AnyTaskResult = Task, TaskResult
+
+# The backport 0.12 has another name for it.
+InvalidTask: type[Exception] = getattr(_exceptions, "InvalidTask" if HAS_TASKS else "InvalidTaskError")
 TaskResultDoesNotExist = _exceptions.TaskResultDoesNotExist
 
 __all__ = [
@@ -54,6 +61,8 @@ __all__ = [
     "DEFAULT_TASK_PRIORITY",
     "DEFAULT_TASK_QUEUE_NAME",
     "HAS_TASKS",
+    "AnyTask",
+    "AnyTaskResult",
     "BaseTaskBackend",
     "InvalidTask",
     "Task",

@@ -13,16 +13,16 @@ from djqueue.core.suggest import nearest, nearest_option
 from djqueue.schedules import words
 
 
-class Unset(Enum):
-    """The type of `UNSET`, which tells an option that was not given from one that is None."""
+class NotGiven(Enum):
+    """The type of `NOT_GIVEN`, which tells an option that was not given from one that is None."""
 
-    UNSET = "unset"
+    NOT_GIVEN = "not given"
 
     def __repr__(self) -> str:
-        return "UNSET"
+        return "NOT_GIVEN"
 
 
-UNSET = Unset.UNSET
+NOT_GIVEN = NotGiven.NOT_GIVEN
 """The value of an option that was not given. It stays the same object when it is pickled."""
 
 PER_ENQUEUE = (

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from .compat import TaskResult
+from .compat import AnyTaskResult
 
 
 class PendingResult:
@@ -14,7 +14,7 @@ class PendingResult:
     Django drops it when the transaction or its savepoint rolls back.
     """
 
-    def __init__(self, result: TaskResult, then: Callable[[], Any] | None) -> None:
+    def __init__(self, result: AnyTaskResult, then: Callable[[], Any] | None) -> None:
         self.result = result
         self._then = then
         self.__qualname__ = type(self).__qualname__  # Django logs it if the callback fails.
@@ -25,13 +25,13 @@ class PendingResult:
             self._then()
 
 
-def add_pending(alias: str, result: TaskResult, then: Callable[[], Any] | None = None) -> None:
+def add_pending(alias: str, result: AnyTaskResult, then: Callable[[], Any] | None = None) -> None:
     """Keep a result until the open transaction of a database ends, and call `then` after its commit."""
     # Without `then`, the job joins the transaction, and nothing can fail after the commit.
     transaction.on_commit(PendingResult(result, then), using=alias)
 
 
-def find_pending(id: str) -> TaskResult | None:
+def find_pending(id: str) -> AnyTaskResult | None:
     """Return a result that this thread has enqueued in a transaction that is still open."""
     for connection in connections.all(initialized_only=True):
         if connection.in_atomic_block:

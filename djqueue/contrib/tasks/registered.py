@@ -1,6 +1,6 @@
 """The tasks that this process has defined, each registered as a job type of the name `module_path`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any
 
@@ -9,7 +9,7 @@ from django.utils.module_loading import autodiscover_modules
 from djqueue.client import job
 
 from .attempts import runner_of
-from .compat import Task
+from .compat import AnyTask
 from .types import options_per_enqueue, options_per_task
 
 MODULES = ("jobs", "tasks")
@@ -20,11 +20,11 @@ class RegisteredTasks:
     """Tasks by name, as they were defined."""
 
     def __init__(self) -> None:
-        self._tasks: dict[str, Task] = {}
+        self._tasks: dict[str, AnyTask] = {}
         self._lock = Lock()
         self._discovered = False
 
-    def add(self, task: Task, defaults: Mapping[str, Any]) -> None:
+    def add(self, task: AnyTask, defaults: Mapping[str, Any]) -> None:
         """Register a task's function as a job type, unless it is.
 
         Args:
@@ -37,17 +37,18 @@ class RegisteredTasks:
         known = self._tasks.get(name)
         if known is not None and known.func is task.func:
             return
-        job(
+        register: Callable[[Callable[..., Any]], Any] = job(
             name=name,
             check_arguments=False,
             queue=task.queue_name,
             priority=task.priority,
             **{**defaults, **options_per_enqueue(task)},
             **options_per_task(task),
-        )(runner_of(task))
+        )
+        register(runner_of(task))
         self._tasks[name] = task
 
-    def find(self, name: str) -> Task | None:
+    def find(self, name: str) -> AnyTask | None:
         """Return a task by name; None if no app defines it.
 
         Imports the apps' modules if the name is unknown, and never one that the name stands for.

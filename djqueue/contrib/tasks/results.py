@@ -14,7 +14,7 @@ from djqueue.core.durations import to_datetime
 from djqueue.core.job import AttemptRecord, JobRecord
 from djqueue.core.states import State
 
-from .compat import Task, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
+from .compat import AnyTask, AnyTaskResult, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
 
 ALIAS_TAG = "task_backend:"
 """Start of the tag that names the backend of a job, where it is not the one of its task's definition."""
@@ -36,7 +36,7 @@ STALLED = "djqueue.core.errors.WorkerCrashedError"
 """Exception that stands for an attempt that ended with its worker."""
 
 
-def result_of(record: JobRecord, task: Task) -> TaskResult:
+def result_of(record: JobRecord, task: AnyTask) -> AnyTaskResult:
     """Return the record of a job as the result of its task.
 
     Raises:
@@ -59,7 +59,7 @@ def result_of(record: JobRecord, task: Task) -> TaskResult:
     alias = alias_in(record.options.tags, task)
     is_deferred = not attempts.workers and record.run_at > record.created_at
     run_after = as_time(to_datetime(record.run_at)) if is_deferred else None
-    result = TaskResult(
+    result: AnyTaskResult = TaskResult(
         task=bound_task(task, alias, record.queue, record.options.priority, run_after),
         id=record.id,
         status=status,
@@ -83,7 +83,7 @@ ENDED = (TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED)
 
 @dataclass(frozen=True, slots=True)
 class EarlierAttempts:
-    """What a result says about attempts that have ended. Released attempts do not count."""
+    """The ended attempts of a job, without those that were released."""
 
     workers: tuple[str, ...]
     errors: tuple[TaskError, ...]
@@ -103,7 +103,9 @@ class EarlierAttempts:
         )
 
 
-def bound_task(task: Task, alias: str, queue: str, priority: int, run_after: datetime | None = None) -> Task:
+def bound_task(
+    task: AnyTask, alias: str, queue: str, priority: int, run_after: datetime | None = None
+) -> AnyTask:
     """Return a task as it was enqueued.
 
     It is not validated again: the settings may have changed since then, and the result exists all the same.
@@ -117,7 +119,7 @@ def bound_task(task: Task, alias: str, queue: str, priority: int, run_after: dat
     return bound
 
 
-def alias_in(tags: Iterable[str], task: Task) -> str:
+def alias_in(tags: Iterable[str], task: AnyTask) -> str:
     """Return the alias of the backend that enqueued a job."""
     for tag in tags:
         if tag.startswith(ALIAS_TAG):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 from djqueue.core.errors import OptionError
 from djqueue.core.permissions import Permissions
@@ -12,28 +12,28 @@ from .compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
     DEFAULT_TASK_PRIORITY,
     DEFAULT_TASK_QUEUE_NAME,
+    AnyTask,
     InvalidTask,
-    Task,
     task_backends,
 )
-from .options import PER_ENQUEUE, PER_TASK, UNSET, Unset, check_names, check_using
+from .options import PER_ENQUEUE, PER_TASK, NOT_GIVEN, NotGiven, check_names, check_using
 
 
 def _option() -> Any:
     # Values such as a mapping of limits have no hash.
-    return field(default=UNSET, hash=False)
+    return field(default=NOT_GIVEN, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DjqueueTask(Task):  # type: ignore[type-arg, unused-ignore]
+class DjqueueTask(AnyTask):
     """A task of a `DjqueueBackend`. Options that are not given have the defaults of the backend."""
 
     # Has no default in Django 6.0.
     run_after: datetime | None = None
 
-    max_attempts: int | Unset = _option()
+    max_attempts: int | NotGiven = _option()
     """Maximum number of attempts, including the first."""
-    max_stalls: int | Unset = _option()
+    max_stalls: int | NotGiven = _option()
     """Maximum number of attempts that may end with their worker."""
     backoff: Any = _option()
     """Wait before the next attempt, as for `@job`."""
@@ -41,49 +41,49 @@ class DjqueueTask(Task):  # type: ignore[type-arg, unused-ignore]
     """Maximum length of one attempt: seconds, or a timedelta."""
     ttl: Any = _option()
     """Time after which a task that has not started expires."""
-    unique_key: str | Unset | None = _option()
+    unique_key: str | NotGiven | None = _option()
     """Key that at most one live job of a queue has. A second enqueue returns the result of the first."""
     unique_ttl: Any = _option()
     """Time after which the key is free although its job is live."""
-    on_duplicate: str | Unset = _option()
+    on_duplicate: str | NotGiven = _option()
     """Behavior of an enqueue whose `unique_key` is taken, as for `@job`."""
-    group: str | Unset | None = _option()
+    group: str | NotGiven | None = _option()
     """Group whose jobs run one at a time, or as many at once as the queue allows."""
-    weight: int | Unset = _option()
+    weight: int | NotGiven = _option()
     """Slots of the queue's concurrency that the task takes."""
     result_ttl: Any = _option()
     """Time for which `get_result` finds the ended task; None keeps it."""
     retention: Any = _option()
     """Time for which the record of the ended job is kept, if longer than its result."""
-    tags: Iterable[str] | Unset = _option()
+    tags: Iterable[str] | NotGiven = _option()
     """Labels stored with the job."""
     subject: Any = _option()
     """Model instance, or text, that the job is about."""
 
-    executor: str | Unset | None = _option()
+    executor: str | NotGiven | None = _option()
     """Where workers run the task: `inline`, `isolated` or `subprocess`."""
-    limits: Mapping[str, Any] | Unset = _option()
+    limits: Mapping[str, Any] | NotGiven = _option()
     """Limits of a job in a process of its own."""
-    permissions: Permissions | Unset | None = _option()
+    permissions: Permissions | NotGiven | None = _option()
     """Resources that the task may use, in a process of its own."""
-    allow_unenforced: Iterable[str] | Unset = _option()
+    allow_unenforced: Iterable[str] | NotGiven = _option()
     """Permissions that may stay without guarantee where the system cannot enforce them."""
 
-    cron: str | Unset | None = _option()
+    cron: str | NotGiven | None = _option()
     """Cron expression by which the task is enqueued, without arguments."""
     every: Any = _option()
     """Interval at which the task is enqueued, without arguments."""
-    timezone: str | Unset = _option()
+    timezone: str | NotGiven = _option()
     """Time zone of the schedule; this and the following are options of `djqueue.schedules.Schedule`."""
-    start_at: datetime | Unset | None = _option()
-    end_at: datetime | Unset | None = _option()
-    max_executions: int | Unset | None = _option()
+    start_at: datetime | NotGiven | None = _option()
+    end_at: datetime | NotGiven | None = _option()
+    max_executions: int | NotGiven | None = _option()
     jitter: Any = _option()
-    overlap: str | Unset = _option()
-    missed: str | Unset = _option()
+    overlap: str | NotGiven = _option()
+    missed: str | NotGiven = _option()
     missed_window: Any = _option()
-    blackouts: Iterable[str] | Unset = _option()
-    on_blackout: str | Unset = _option()
+    blackouts: Iterable[str] | NotGiven = _option()
+    on_blackout: str | NotGiven = _option()
 
     def using(
         self,
@@ -99,7 +99,7 @@ class DjqueueTask(Task):  # type: ignore[type-arg, unused-ignore]
         Raises:
             InvalidTask: An option is unknown or invalid.
         """
-        given = {
+        given: dict[str, Any] = {
             "priority": priority,
             "queue_name": queue_name,
             "run_after": run_after,
@@ -109,16 +109,16 @@ class DjqueueTask(Task):  # type: ignore[type-arg, unused-ignore]
             check_using(options)
         except OptionError as error:
             raise InvalidTask(str(error)) from error
-        changes = {name: value for name, value in given.items() if value is not None}
-        return replace(self, **changes, **options)
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return replace(self, **{**changes, **options})
 
 
-def options_per_enqueue(task: Task) -> dict[str, Any]:  # type: ignore[type-arg, unused-ignore]
+def options_per_enqueue(task: AnyTask) -> dict[str, Any]:
     """Return the job options that a task was given, without those of Django."""
     return _given(task, PER_ENQUEUE)
 
 
-def options_per_task(task: Task) -> dict[str, Any]:  # type: ignore[type-arg, unused-ignore]
+def options_per_task(task: AnyTask) -> dict[str, Any]:
     """Return the options that only the decorator accepts."""
     return _given(task, PER_TASK)
 
@@ -127,7 +127,7 @@ def _given(task: Any, names: Iterable[str]) -> dict[str, Any]:
     if not isinstance(task, DjqueueTask):
         return {}
     found = ((name, getattr(task, name)) for name in names)
-    return {name: value for name, value in found if value is not UNSET}
+    return {name: value for name, value in found if value is not NOT_GIVEN}
 
 
 def task(
@@ -157,7 +157,7 @@ def task(
         kind = task_backends[backend].task_class
         if not issubclass(kind, DjqueueTask):
             kind = DjqueueTask
-        made = kind(
+        return kind(
             func=function,
             priority=priority,
             queue_name=queue_name,
@@ -165,6 +165,5 @@ def task(
             takes_context=takes_context,
             **options,
         )
-        return cast(DjqueueTask, made)
 
     return decorate if function is None else decorate(function)

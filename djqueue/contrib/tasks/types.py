@@ -16,7 +16,7 @@ from .compat import (
     InvalidTask,
     task_backends,
 )
-from .options import PER_ENQUEUE, PER_TASK, NOT_GIVEN, NotGiven, check_names, check_using
+from .options import NOT_GIVEN, PER_ENQUEUE, PER_TASK, NotGiven, check_names, check_using
 
 
 def _option() -> Any:

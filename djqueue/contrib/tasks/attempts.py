@@ -96,7 +96,7 @@ class Attempt:
         earlier = EarlierAttempts.of(record.history if record is not None else ())
         missing = max(0, job.attempts - 1 - len(earlier.workers))
         started = now()
-        alias = alias_in(job.options.tags, task)
+        alias = alias_in(job.options.headers, task)
         self.result: AnyTaskResult = TaskResult(
             task=bound_task(task, alias, job.queue, job.options.priority),
             id=job.id,

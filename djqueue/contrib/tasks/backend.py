@@ -33,7 +33,7 @@ from .compat import (
 from .options import ON_COMMIT, backend_problems, defaults_of
 from .pending import add_pending, find_pending
 from .registered import registered_tasks
-from .results import ALIAS_TAG, enqueued_at, result_of
+from .results import ALIAS_HEADER, enqueued_at, result_of
 from .types import DjqueueTask, options_per_enqueue
 
 _ids = IdSource()
@@ -200,7 +200,7 @@ class DjqueueBackend(BaseTaskBackend):
         given = self._given(task)
         base = registered_tasks.find(task.module_path)
         if base is None or base.backend != self.alias:
-            given["tags"] = (*given.get("tags", ()), f"{ALIAS_TAG}{self.alias}")
+            given["headers"] = {**given.get("headers", {}), ALIAS_HEADER: self.alias}
         value = {"args": result.args, "kwargs": result.kwargs}
         batch = envelope.batch(envelope.resolve(given), task.module_path, [value], [result.id])
         return batch._replace(fresh=True)

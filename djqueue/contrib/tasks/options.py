@@ -40,6 +40,7 @@ PER_ENQUEUE = (
     "retention",
     "tags",
     "subject",
+    "headers",
 )
 """Options that both the decorator and `using` accept."""
 PER_TASK = tuple(sorted((ONLY_JOB - {"name"}) | words.PARSERS.keys()))

@@ -1,9 +1,10 @@
 """Records of jobs as results of tasks."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
+from typing import Any
 
 from django.conf import settings
 from django.utils import timezone
@@ -16,8 +17,8 @@ from djqueue.core.states import State
 
 from .compat import AnyTask, AnyTaskResult, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
 
-ALIAS_TAG = "task_backend:"
-"""Start of the tag that names the backend of a job, where it is not the one of its task's definition."""
+ALIAS_HEADER = "task_backend"
+"""Header with the alias of the backend, on jobs of another one than that of their task's definition."""
 STATUSES = {
     State.ACTIVE: TaskResultStatus.RUNNING,
     State.COMPLETED: TaskResultStatus.SUCCESSFUL,
@@ -56,7 +57,7 @@ def result_of(record: JobRecord, task: AnyTask) -> AnyTaskResult:
         errors.append(_error_of(record))
     info = JobInfo(record)
     payload = info.payload
-    alias = alias_in(record.options.tags, task)
+    alias = alias_in(record.options.headers, task)
     is_deferred = not attempts.workers and record.run_at > record.created_at
     run_after = as_time(to_datetime(record.run_at)) if is_deferred else None
     result: AnyTaskResult = TaskResult(
@@ -119,13 +120,9 @@ def bound_task(
     return bound
 
 
-def alias_in(tags: Iterable[str], task: AnyTask) -> str:
+def alias_in(headers: Mapping[str, Any], task: AnyTask) -> str:
     """Return the alias of the backend that enqueued a job."""
-    for tag in tags:
-        if tag.startswith(ALIAS_TAG):
-            return tag.removeprefix(ALIAS_TAG)
-    alias: str = task.backend
-    return alias
+    return str(headers.get(ALIAS_HEADER, task.backend))
 
 
 def as_time(aware: datetime) -> datetime:

@@ -59,6 +59,8 @@ class DjqueueTask(AnyTask):
     """Labels stored with the job."""
     subject: Any = _option()
     """Model instance, or text, that the job is about."""
+    headers: Mapping[str, Any] | NotGiven = _option()
+    """Values carried with the job beside its arguments."""
 
     executor: str | NotGiven | None = _option()
     """Where workers run the task: `inline`, `isolated` or `subprocess`."""

@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 
 from djqueue.client import registry
 from djqueue.client.declared import declared
 from djqueue.testing.draining import drain
 
-pytest.importorskip("djqueue.contrib.tasks", exc_type=Exception)
+pytest.importorskip("djqueue.contrib.tasks", exc_type=ImproperlyConfigured)
 
 from djqueue.contrib.tasks.compat import task_backends
 from djqueue.contrib.tasks.registered import registered_tasks

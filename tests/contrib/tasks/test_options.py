@@ -4,12 +4,14 @@ import pickle
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from djqueue import Permissions
 from djqueue.client import get_storage, registry
 from djqueue.client.declared import declared
 from djqueue.contrib.tasks import DjqueueTask, task
 from djqueue.contrib.tasks.compat import InvalidTask, task_backends
+from djqueue.core.states import State
 
 from . import sample
 from .conftest import BACKEND
@@ -35,12 +37,13 @@ def retried() -> None:
 def test_options_reach_the_job(backend: Any) -> None:
     made = task(max_attempts=5, timeout=30, tags=["a"])(retried)
 
-    result = made.using(unique_key="k", priority=7).enqueue()
+    result = made.using(unique_key="k", priority=7, headers={"tenant": 3}).enqueue()
 
     [record] = get_storage().reads.jobs("default", [result.id])
     assert record is not None
     options = record.options
     assert (options.max_attempts, options.timeout, options.unique_key) == (5, 30_000, "k")
+    assert options.headers == {"tenant": 3}
     assert (options.priority, options.tags, options.result_ttl) == (7, ("a",), 86_400_000)
 
 
@@ -119,6 +122,15 @@ def test_options_of_the_backend_are_defaults(backend: Any, settings: Any) -> Non
     [record] = get_storage().reads.jobs("default", [result.id])
     assert record is not None
     assert (record.options.max_attempts, record.options.result_ttl) == (4, 60_000)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_setting_for_jobs_does_not_delay_tasks(backend: Any, settings: Any) -> None:
+    settings.DJQUEUE = {**settings.DJQUEUE, "ENQUEUE_ON_COMMIT": True}
+
+    with transaction.atomic():
+        result = sample.add.enqueue(1)
+        assert get_storage().reads.states("default", [result.id]) == [State.WAITING]
 
 
 def test_checks_name_wrong_options(backend: Any, settings: Any) -> None:

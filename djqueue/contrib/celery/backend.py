@@ -1,7 +1,6 @@
 """The Celery result backend `djqueue`: results are values in the storage, and waiters get its events."""
 
 import queue
-import socket
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -73,12 +72,12 @@ class ResultConsumer(BaseResultConsumer):
         now = SYSTEM_CLOCK.monotonic()
         if not changed:
             if now - self._looked_at < LOOK:
-                raise socket.timeout
+                raise TimeoutError
             self._looked_at = now
             with self._lock:
                 changed = list(self._subscriptions)
         if not changed:
-            raise socket.timeout
+            raise TimeoutError
         found = self.backend.mget([self.backend.get_key_for_task(task_id) for task_id in changed])
         for value in found:
             if value:

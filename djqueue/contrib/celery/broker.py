@@ -17,7 +17,7 @@ from djqueue.core.states import State
 from djqueue.runtime.loops import Periodic
 from djqueue.storage.base import Storage
 
-from .names import JSON, MESSAGE
+from .names import MESSAGE
 from .routing import Routing
 
 if TYPE_CHECKING:
@@ -66,6 +66,10 @@ class Broker:
         self.may_schedule = True
         """Whether this process may become the scheduler of a storage that needs one."""
 
+    def check(self) -> None:
+        """Raise StorageUnavailableError if the storage does not answer."""
+        self.storage.reads.states(MESSAGE, [MESSAGE])
+
     # Messages.
 
     def put(self, queue: str, id: str, message: bytes, options: JobOptions) -> None:
@@ -91,8 +95,12 @@ class Broker:
         error = JobFailure("kombu.exceptions.MessageStateError", "A consumer rejected the message.")
         self._finish([Outcome(*_lease(job), "fail", error=error, reason="explicit_fail") for job in jobs])
 
+    def requeue(self, jobs: Sequence[Claimed]) -> None:
+        """Return messages that a consumer has seen to their queues: they are redelivered."""
+        self._finish([Outcome(*_lease(job), "retry") for job in jobs])
+
     def release(self, jobs: Sequence[Claimed]) -> None:
-        """Return messages to their queues."""
+        """Return messages that no consumer has seen to their queues."""
         self._finish([Outcome(*_lease(job), "release") for job in jobs])
 
     def _finish(self, outcomes: Sequence[Outcome]) -> None:
@@ -105,8 +113,8 @@ class Broker:
         for outcome, is_accepted in zip(outcomes, accepted, strict=True):
             if not is_accepted:
                 logger.warning(
-                    "Lost the lease on message %s of queue %s before it was acknowledged; it may be delivered "
-                    "again.",
+                    "Lost the lease on message %s of queue %s before it was acknowledged; it may be "
+                    "delivered again.",
                     outcome.id,
                     outcome.queue,
                 )

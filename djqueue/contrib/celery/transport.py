@@ -5,12 +5,10 @@ job is active while the message is unacknowledged, under a lease that the `Broke
 """
 
 import itertools
-import json
 import logging
-import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from queue import Empty
 from typing import Any
 
@@ -59,7 +57,7 @@ class QoS(virtual.QoS):
         job = self.channel.claimed.pop(delivery_tag, None)
         if job is not None:
             if requeue:
-                self.channel.broker.release([job])
+                self.channel.broker.requeue([job])
             else:
                 self.channel.broker.reject([job])
         self._settled(delivery_tag)
@@ -70,7 +68,7 @@ class QoS(virtual.QoS):
         self._delivered.clear()
         jobs = [self.channel.claimed.pop(tag, None) for tag, _ in messages]
         try:
-            self.channel.broker.release([job for job in jobs if job is not None])
+            self.channel.broker.requeue([job for job in jobs if job is not None])
         except DjqueueError as error:
             # The storage does so itself when the leases expire.
             return [(error, message) for _, message in messages]
@@ -275,11 +273,15 @@ class Channel(virtual.Channel):
             raise Empty
         return self._receive(jobs[0])
 
-    def next_message(self) -> tuple[str, dict[str, Any]] | None:
-        """Return the next message and its queue; None if there is none, or no room for one."""
+    def next_message(self, *, claim: bool) -> tuple[str, dict[str, Any]] | None:
+        """Return the next message and its queue; None if there is none, or no room for one.
+
+        Args:
+            claim: Whether to claim messages if none is left of those claimed before.
+        """
         if not self._consumers or not self.qos.can_consume():
             return None
-        if not self._ready:
+        if not self._ready and claim:
             self._claim()
         return self._ready.popleft() if self._ready else None
 
@@ -424,6 +426,11 @@ class Transport(virtual.Transport):
         self._woken = threading.Event()
         self._turn = 0
 
+    def establish_connection(self) -> Any:
+        # This fails now if the storage is unavailable: kombu retries, and tries other brokers.
+        self.broker.check()
+        return super().establish_connection()
+
     def driver_version(self) -> str:
         return __version__
 
@@ -446,29 +453,34 @@ class Transport(virtual.Transport):
         self._woken.set()
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
-        """Deliver one message. Raises socket.timeout if there is none within `timeout` seconds."""
+        """Deliver the next message, and those that were claimed with it.
+
+        Raises TimeoutError if there is none within `timeout` seconds.
+        """
         began = SYSTEM_CLOCK.monotonic()
         while True:
             # Before the look, so that a message that arrives meanwhile ends the wait.
             self._woken.clear()
             if self._deliver_next():
+                while self._deliver_next(claim=False):
+                    pass
                 return
             now = SYSTEM_CLOCK.monotonic()
             waits = [at - now for at in self._look_times()]
             if timeout is not None:
                 left = began + timeout * 1_000 - now
                 if left <= 0:
-                    raise socket.timeout
+                    raise TimeoutError
                 waits.append(left)
             self._woken.wait(max(0.0, min(waits)) / 1_000 if waits else None)
 
-    def _deliver_next(self) -> bool:
+    def _deliver_next(self, *, claim: bool = True) -> bool:
         channels = [channel for channel in self.channels if channel is not None]
         # Every channel gets its turn, however many messages another one has.
         self._turn += 1
         for at in range(len(channels)):
             channel = channels[(self._turn + at) % len(channels)]
-            found = channel.next_message()
+            found = channel.next_message(claim=claim)
             if found is not None:
                 queue, raw = found
                 self._deliver(raw, queue)

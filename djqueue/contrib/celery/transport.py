@@ -273,15 +273,11 @@ class Channel(virtual.Channel):
             raise Empty
         return self._receive(jobs[0])
 
-    def next_message(self, *, claim: bool) -> tuple[str, dict[str, Any]] | None:
-        """Return the next message and its queue; None if there is none, or no room for one.
-
-        Args:
-            claim: Whether to claim messages if none is left of those claimed before.
-        """
+    def next_message(self) -> tuple[str, dict[str, Any]] | None:
+        """Return the next message and its queue; None if there is none, or no room for one."""
         if not self._consumers or not self.qos.can_consume():
             return None
-        if not self._ready and claim:
+        if not self._ready:
             self._claim()
         return self._ready.popleft() if self._ready else None
 
@@ -453,17 +449,12 @@ class Transport(virtual.Transport):
         self._woken.set()
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
-        """Deliver the next message, and those that were claimed with it.
-
-        Raises TimeoutError if there is none within `timeout` seconds.
-        """
+        """Deliver one message. Raises TimeoutError if there is none within `timeout` seconds."""
         began = SYSTEM_CLOCK.monotonic()
         while True:
             # Before the look, so that a message that arrives meanwhile ends the wait.
             self._woken.clear()
             if self._deliver_next():
-                while self._deliver_next(claim=False):
-                    pass
                 return
             now = SYSTEM_CLOCK.monotonic()
             waits = [at - now for at in self._look_times()]
@@ -474,13 +465,13 @@ class Transport(virtual.Transport):
                 waits.append(left)
             self._woken.wait(max(0.0, min(waits)) / 1_000 if waits else None)
 
-    def _deliver_next(self, *, claim: bool = True) -> bool:
+    def _deliver_next(self) -> bool:
         channels = [channel for channel in self.channels if channel is not None]
         # Every channel gets its turn, however many messages another one has.
         self._turn += 1
         for at in range(len(channels)):
             channel = channels[(self._turn + at) % len(channels)]
-            found = channel.next_message(claim=claim)
+            found = channel.next_message()
             if found is not None:
                 queue, raw = found
                 self._deliver(raw, queue)

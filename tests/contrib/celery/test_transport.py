@@ -122,7 +122,13 @@ def test_exchanges_route_between_connections(url: str, connection: kombu.Connect
 
     with kombu.Connection(url) as other:
         producer = other.Producer()
-        for exchange, key in ((direct, "one"), (direct, "two"), (topic, "stock.us"), (topic, "x"), (fanout, "")):
+        for exchange, key in (
+            (direct, "one"),
+            (direct, "two"),
+            (topic, "stock.us"),
+            (topic, "x"),
+            (fanout, ""),
+        ):
             producer.publish(f"{exchange.name}:{key}", exchange=exchange, routing_key=key, declare=[exchange])
 
     got = {queue.name: take(connection, queue, 2 if queue.name == "c" else 1) for queue in queues}

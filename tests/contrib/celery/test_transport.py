@@ -122,7 +122,13 @@ def test_exchanges_route_between_connections(url: str, connection: kombu.Connect
 
     with kombu.Connection(url) as other:
         producer = other.Producer()
-        for exchange, key in ((direct, "one"), (direct, "two"), (topic, "stock.us"), (topic, "x"), (fanout, "")):
+        for exchange, key in (
+            (direct, "one"),
+            (direct, "two"),
+            (topic, "stock.us"),
+            (topic, "x"),
+            (fanout, ""),
+        ):
             producer.publish(f"{exchange.name}:{key}", exchange=exchange, routing_key=key, declare=[exchange])
 
     got = {queue.name: take(connection, queue, 2 if queue.name == "c" else 1) for queue in queues}
@@ -255,9 +261,8 @@ def test_tables_of_exchanges_are_jobs_that_never_run(connection: kombu.Connectio
 
 
 def test_unavailable_storage_is_a_connection_error() -> None:
-    with kombu.Connection("djqueue://127.0.0.1:1/0") as connection:
-        with pytest.raises(OperationalError):
-            connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+    with kombu.Connection("djqueue://127.0.0.1:1/0") as connection, pytest.raises(OperationalError):
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
 
 
 def test_urls_name_storages() -> None:

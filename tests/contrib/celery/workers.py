@@ -27,9 +27,7 @@ def celery_worker(
             env={**os.environ, **environment},
         )
     try:
-        eventually(
-            lambda: READY in log.read_text() or process.poll() is not None, 60, "the worker is ready"
-        )
+        eventually(lambda: READY in log.read_text() or process.poll() is not None, 60, "the worker is ready")
         assert process.poll() is None, log.read_text()
         yield process
     finally:

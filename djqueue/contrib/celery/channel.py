@@ -85,6 +85,7 @@ class Channel(virtual.Channel):
     QoS = QoS
     supports_fanout = True
     connection: "Transport"
+    closed: bool
 
     from_transport_options = (
         *virtual.Channel.from_transport_options,

@@ -113,7 +113,7 @@ class Transport(virtual.Transport):
             if self._deliver_next():
                 return
             now = SYSTEM_CLOCK.monotonic()
-            waits = [at - now for at in self._look_times()]
+            waits: list[float] = [at - now for at in self._look_times()]
             if timeout is not None:
                 left = began + timeout * 1_000 - now
                 if left <= 0:

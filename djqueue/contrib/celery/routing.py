@@ -6,7 +6,7 @@ due when no consumer has renewed it in time; any process then removes it with it
 
 import json
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.storage.base import Storage
@@ -79,8 +79,9 @@ class Routing:
         """Add a binding."""
 
         def add_exchange(value: bytes | None) -> bytes:
-            stored = json.loads(value) if value else {"queue": binding.queue, "expires": expires}
-            return _dump({**stored, "exchanges": sorted({*stored.get("exchanges", ()), exchange})})
+            empty: dict[str, Any] = {"queue": binding.queue, "exchanges": [], "expires": expires}
+            stored: dict[str, Any] = json.loads(value) if value else empty
+            return _dump({**stored, "exchanges": sorted({*stored["exchanges"], exchange})})
 
         # The queue knows its exchanges first, so that no binding outlives it.
         self._queues.change(binding.queue, add_exchange, expires)

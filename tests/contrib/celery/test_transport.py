@@ -261,9 +261,8 @@ def test_tables_of_exchanges_are_jobs_that_never_run(connection: kombu.Connectio
 
 
 def test_unavailable_storage_is_a_connection_error() -> None:
-    with kombu.Connection("djqueue://127.0.0.1:1/0") as connection:
-        with pytest.raises(OperationalError):
-            connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+    with kombu.Connection("djqueue://127.0.0.1:1/0") as connection, pytest.raises(OperationalError):
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
 
 
 def test_urls_name_storages() -> None:

@@ -227,10 +227,10 @@ class CeleryTasks:
             raise InvalidMessageError(f"the message is not a task: {in_one_line(error)}") from error
         task = self.app.tasks.get(name)
         if task is None:
-            error = NotRegistered(name)
+            unknown = NotRegistered(name)
             context = Context(headers, args=(), kwargs={})
-            self.app.backend.mark_as_failure(task_id, error, request=context)
-            signals.task_unknown.send(sender=self, message=message, exc=error, name=name, id=task_id)
+            self.app.backend.mark_as_failure(task_id, unknown, request=context)
+            signals.task_unknown.send(sender=self, message=message, exc=unknown, name=name, id=task_id)
             raise InvalidMessageError(f"the app {self.app.main!r} has no task {name!r}")
         try:
             return Request(

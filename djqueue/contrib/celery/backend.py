@@ -45,8 +45,9 @@ class ResultConsumer(BaseResultConsumer):
     def start(self, initial_task_id: str, **kwargs: Any) -> None:
         self.consume_from(initial_task_id)
 
-    def on_wait_for_pending(self, result: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        for meta in result._iter_meta(**kwargs):
+    def on_wait_for_pending(self, result: Any, **kwargs: Any) -> None:
+        # One look without a pause: events tell of later changes.
+        for meta in result._iter_meta(**{**kwargs, "interval": 0}):
             if meta is not None:
                 self.on_state_change(meta, None)
 

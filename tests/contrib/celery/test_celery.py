@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from celery import Celery, chain, chord, group
 from celery.exceptions import TaskRevokedError
+from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from djqueue.contrib.celery.locating import close_storages
 from djqueue.contrib.celery.names import RESULTS
@@ -112,6 +113,13 @@ def test_waiting_for_a_result_uses_events(app: Celery, url: str) -> None:
     backend.result_consumer.drain_events(timeout=4)
 
     assert result._cache["result"] == 42
+
+
+def test_join_without_time_gives_up_at_once(app: Celery) -> None:
+    results = app.ResultSet([app.AsyncResult(f"never-{number}") for number in range(3)])
+
+    with pytest.raises(CeleryTimeoutError):
+        results.join_native(timeout=0, interval=3_600)
 
 
 def test_results_expire_and_can_be_forgotten(app: Celery, url: str) -> None:

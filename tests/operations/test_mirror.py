@@ -1100,3 +1100,40 @@ def test_changes_of_mirrored_rows_in_one_millisecond_have_different_versions(sto
     mine.hold(changes_jobs=True)
     seen.append(leaderlease.version("default"))
     assert len(set(seen)) == len(seen)
+
+
+def test_a_copy_that_waits_notices_that_a_resync_took_its_lease(
+    make_storage, make_mirror, monkeypatch, clock, caplog
+):
+    monkeypatch.setattr("djqueue.operations.pace.SUSPECT", 0)
+    monkeypatch.setattr("djqueue.operations.copying.BATCH", 5)
+    storage = make_storage(mirror={"MAX_LAG": 3_600})
+    mirror = make_mirror(storage)
+    f.enqueue(storage)
+    copy_all(mirror)
+    f.enqueue_many(storage, 20)
+    looks, numbers = [], []
+
+    def backlogs(_):
+        looks.append(models.Job.objects.count())
+        clock.advance(4_000)
+        # Many jobs change after the first transaction of a copy.
+        is_copying = 1 < looks[-1] < 21
+        if is_copying and not numbers:
+            numbers.append(mirror._lease.number)
+            f.enqueue(storage)
+            make_mirror(storage).resync()
+        return {f.QUEUE: Backlog(len(looks) * 1_000_000 if is_copying else 0, 0, 1.0)}
+
+    monkeypatch.setattr(ChangeStream, "backlogs", backlogs)
+    stop = threading.Event()
+    thread = threading.Thread(target=mirror.run, args=(stop,))
+    thread.start()
+    try:
+        eventually(lambda: numbers and mirror._number > numbers[0])
+    finally:
+        stop.set()
+        thread.join()
+
+    assert_alike(storage)
+    assert warnings(caplog) == []

@@ -295,6 +295,7 @@ class Mirror:
 
     def _wait_while_busy(self, pause: BusyPause, copied: int) -> bool:
         """Wait while many jobs change, within bounds; return whether this waited."""
+        self.tables.tune()
         try:
             return bool(self._lease.number) and pause.before_round(copied)
         except LeaderLeaseLostError:

@@ -5,7 +5,7 @@ import threading
 from contextlib import suppress
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
 
 from djqueue import models
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
@@ -1137,3 +1137,46 @@ def test_a_copy_that_waits_notices_that_a_resync_took_its_lease(
 
     assert_alike(storage)
     assert warnings(caplog) == []
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="only SQLite has settings of a connection")
+def test_the_thread_prepares_its_connection_also_when_it_waits_first_after_an_error(
+    storage, mirror, monkeypatch, clock
+):
+    monkeypatch.setattr("djqueue.operations.mirror.FIRST_RETRY", 0.01)
+    monkeypatch.setattr("djqueue.operations.pace.SUSPECT", 0)
+    f.enqueue(storage)
+    copy_all(mirror)
+    looks, levels = [], []
+    failed = threading.Event()
+
+    def backlogs(_):
+        looks.append(1)
+        clock.advance(4_000 if failed.is_set() else 200)
+        if len(looks) == 2:
+            # The round after this look fails, and the next one begins with a wait.
+            monkeypatch.setattr(ChangeStream, "queues", fail)
+        elif len(looks) == 4:
+            with connection.cursor() as cursor:
+                cursor.execute("PRAGMA synchronous")
+                levels.append(cursor.fetchone()[0])
+        return {f.QUEUE: Backlog(len(looks) * 100_000 * failed.is_set(), 0, 1.0)}
+
+    queues = ChangeStream.queues
+
+    def fail(_):
+        monkeypatch.setattr(ChangeStream, "queues", queues)
+        failed.set()
+        raise StorageUnavailableError("Redis is away")
+
+    monkeypatch.setattr(ChangeStream, "backlogs", backlogs)
+    stop = threading.Event()
+    thread = threading.Thread(target=mirror.run, args=(stop,))
+    thread.start()
+    try:
+        eventually(lambda: levels)
+    finally:
+        stop.set()
+        thread.join()
+
+    assert levels == [1]

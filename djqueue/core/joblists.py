@@ -215,19 +215,21 @@ class ReadyJobs:
 
     def pop(self, limit: int, names: frozenset[str]) -> list[EngineJob]:
         """Take up to `limit` jobs with these names, by priority, then in order of arrival."""
-        present = [queue for name in names & self._by_name.keys() if (queue := self._by_name[name]).size]
-        if len(present) == 1:
-            jobs = present[0].pop(limit)
+        by_name = self._by_name
+        listed = names & by_name.keys()
+        if len(listed) == 1:
+            [name] = listed
+            jobs = by_name[name].pop(limit)
         else:
-            jobs = list(self._merge(present, limit))
+            jobs = list(self._merge([by_name[name] for name in listed if by_name[name].size], limit))
         self.size -= len(jobs)
         if self.heavy:
             self.heavy -= sum(job.options.weight > 1 for job in jobs)
         if self.stalled:
             self.stalled -= sum(job.stalls > 0 for job in jobs)
-        for name in names & self._by_name.keys():
-            if not self._by_name[name].size:
-                del self._by_name[name]
+        for name in listed:
+            if not by_name[name].size:
+                del by_name[name]
         return jobs
 
     def with_stalled(self, names: frozenset[str]) -> frozenset[str]:

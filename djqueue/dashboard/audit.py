@@ -36,8 +36,7 @@ def note(
         detail: Further details as JSON; never a payload.
     """
     user: Any = request.user
-    event = AuditEvent(
-        at=to_datetime(SYSTEM_CLOCK.now()),
+    event = record(
         user=user.get_username() or "-",
         user_pk="" if user.pk is None else str(user.pk),
         action=action,
@@ -47,9 +46,6 @@ def note(
         refused=refused,
         detail=detail or {},
     )
-    event.save(using=alias_of(AuditEvent))
-    verb = "was refused" if refused else "performed"
-    logger.info("User %s %s %s: queue %r, job %r, %d jobs.", event.user, verb, action, queue, job_id, count)
     if user.pk is not None and not refused:
         LogEntry.objects.create(
             user_id=user.pk,
@@ -60,4 +56,20 @@ def note(
             change_message=action,
         )
     dashboard_action.send_robust(sender=Dashboard, event=event)
+    return event
+
+
+def record(**values: Any) -> AuditEvent:
+    """Write a row and a log line about an action; `values` are the fields of the row without its time."""
+    event = AuditEvent(at=to_datetime(SYSTEM_CLOCK.now()), **values)
+    event.save(using=alias_of(AuditEvent))
+    logger.info(
+        "User %s %s %s: queue %r, job %r, %d jobs.",
+        event.user,
+        "was refused" if event.refused else "performed",
+        event.action,
+        event.queue,
+        event.job_id,
+        event.count,
+    )
     return event

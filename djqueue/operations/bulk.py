@@ -8,7 +8,7 @@ cannot be retried or removed a second time.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -138,6 +138,21 @@ def preview(storage: Storage, kind: str, selection: Selection, clock: Clock = SY
     return Preview(
         matching, able, {word: n for word, n in refused.items() if word not in DONE}, place is not None
     )
+
+
+def run_now(
+    storage: Storage, kind: str, selection: Selection, clock: Clock = SYSTEM_CLOCK
+) -> Iterator[Counter[str]]:
+    """Do a bulk operation on single jobs here and now, and yield the outcomes of each part.
+
+    Jobs that are enqueued or fail after the start are left alone. Raises OptionError for a wrong filter.
+    """
+    before = clock.now()
+    place: dict[str, Any] | None = _beginning(selection)
+    while place is not None:
+        part = _part(storage, kind, selection, place, before)
+        yield Counter(_verb(kind)(storage, part.queue, part.ids) if part.ids else ())
+        place = part.place
 
 
 def begin(

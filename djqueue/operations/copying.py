@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("djqueue.mirror")
 
-BATCH = 1_000
+BATCH = 2_000
 """Jobs copied in one transaction."""
 BAD = (DataError, SerializationError, OverflowError, ValueError)
 """Errors of jobs that can never be read or written, so that retries are useless."""

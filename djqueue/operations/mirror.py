@@ -17,7 +17,7 @@ from djqueue.storage.tables.rows import Row
 
 from .copying import NOT_KNOWN, Copying, Counted
 from .leaderlease import LeaderLease, LeaderLeaseLostError
-from .pace import CopyThrottle
+from .pace import BusyPause, CopyThrottle
 from .tables import Tables
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ class Mirror:
 
         Also 0 while another process copies. Raises StorageError and the database's errors.
         """
+        self.tables.tune()
+        self._is_behind = False
         try:
             return self._round() if self._lease.take() else 0
         except LeaderLeaseLostError:
@@ -128,6 +130,7 @@ class Mirror:
     # One round.
 
     def _take_lease(self) -> None:
+        self.tables.tune()
         # Another process may take the lease between the check and the change; a process that must have it
         # tries again.
         if not any(self._lease.take(by_force=True) for _ in range(MAX_TAKES)):
@@ -136,7 +139,6 @@ class Mirror:
     def _round(self) -> int:
         if self._number != self._lease.number:
             self._begin()
-        self._is_behind = False
         listed, followed = self._changes.queues()
         copied = sum(self._remove_obliterated(queue) for queue in followed.keys() - set(listed))
         copied += sum(self._copy_queue(queue, followed.get(queue)) for queue in listed)
@@ -240,15 +242,24 @@ class Mirror:
 
     def run(self, stop: Event) -> None:
         """Copy changes until `stop` is set, and then the remaining ones. Errors are logged, not raised."""
-        pace = CopyThrottle(stop)
-        self._copying.between = pace.rest
-        failures = 0
+        pace, pause = CopyThrottle(stop), self._pause(stop)
+
+        def between() -> None:
+            pace.rest()
+            if pause.wait():
+                pace.begin()
+
+        self._copying.between = between
+        copied = failures = 0
         try:
             while not stop.is_set():
-                began = time.monotonic()
                 try:
+                    if self._wait_while_busy(pause, copied):
+                        pace.begin()
+                    began, round_began = time.monotonic(), self.clock.monotonic()
                     copied = self.copy_once()
                 except Exception as error:
+                    copied = 0
                     self._failed(error, failures)
                     pace.wait(min(FIRST_RETRY * 2**failures, LAST_RETRY))
                     failures += 1
@@ -257,11 +268,34 @@ class Mirror:
                     logger.warning("Mirroring resumed.")
                 failures = 0
                 if not self._is_behind:
+                    if self._lease.number:
+                        pause.caught_up(round_began)
                     elapsed = time.monotonic() - began
                     pace.wait(max(0.0, (INTERVAL if copied else IDLE) - elapsed))
             self._end()
         finally:
             connections[self._alias].close()
+
+    def _pause(self, stop: Event) -> BusyPause:
+        def keep_lease() -> None:
+            if not self._lease.take():
+                raise LeaderLeaseLostError
+
+        return BusyPause(
+            self._changes.backlogs,
+            keep_lease,
+            length=self._changes.length,
+            max_lag=self._changes.options.max_lag,
+            clock=self.clock,
+            stop=stop,
+        )
+
+    def _wait_while_busy(self, pause: BusyPause, copied: int) -> bool:
+        """Wait while many jobs change, within bounds; return whether this waited."""
+        try:
+            return bool(self._lease.number) and pause.before_round(copied)
+        except LeaderLeaseLostError:
+            return False
 
     def _end(self) -> None:
         for last in (self._copy_rest, self.close):

@@ -8,6 +8,7 @@ neither side waits for the other.
 """
 
 import asyncio
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from djqueue.core.job import Claimed, ClaimRequest, Claims, Finished, Outcome
@@ -25,6 +26,10 @@ from .wakeevent import WakeOn
 if TYPE_CHECKING:
     from .worker import Worker
 
+BURST = 0.001
+"""Seconds for which exchanges with a storage in this process may follow each other before the loop's other
+tasks run. An iteration of the event loop takes as long as a short job. Measured without the loop's own clock,
+which does not advance during an iteration of uvloop."""
 MIN_EXCHANGE_SLOTS = 25
 """Slots per exchange below which two exchanges at once cost more than they save."""
 POLL = 5.0
@@ -83,6 +88,8 @@ class ClaimLoop:
         self._exchanges: set[asyncio.Task[None]] = set()
         self._reporting: set[Run] = set()
         """Unreported runs whose outcomes are part of an exchange in flight."""
+        self._last_request: ClaimRequest | None = None
+        """Reused while the number of slots stays the same."""
         self._requested = 0
         """Slots requested by exchanges in flight."""
         self._claims_only = 0
@@ -109,6 +116,7 @@ class ClaimLoop:
 
     async def run(self) -> None:
         """Claim and report until the worker stops and every run has ended and is reported."""
+        burst_end = 0.0
         while not self._is_done():
             exchange = None
             if self._max_in_flight == 1:
@@ -117,11 +125,13 @@ class ClaimLoop:
             else:
                 self._begin_exchanges()
             self._stop_at_max_jobs()
-            if exchange is not None and self._is_distant and self._runs.ended and not self._retry:
-                # Waiting for the reply has let the loop's other tasks run.
+            is_ready = exchange is not None and self._runs.ended and not self._retry
+            if is_ready and (self._is_distant or monotonic() < burst_end):
+                # Waiting for a reply has let the loop's other tasks run; a storage in this process does not.
                 self._wake_event.clear_endings()
             else:
                 await self._sleep()
+                burst_end = monotonic() + BURST
         if self._exchanges:
             await asyncio.wait(self._exchanges)
 
@@ -179,9 +189,13 @@ class ClaimLoop:
         return slots
 
     def _request(self, slots: int) -> ClaimRequest:
-        options = self._options
         stalled = self._probation.may_claim()
-        return ClaimRequest(options.worker_id, slots, self._names, options.queues, stalled=stalled)
+        request = self._last_request
+        if request is None or request.slots != slots or request.stalled != stalled:
+            options = self._options
+            request = ClaimRequest(options.worker_id, slots, self._names, options.queues, stalled=stalled)
+            self._last_request = request
+        return request
 
     async def _exchange(self, exchange: ClaimExchange) -> None:
         ended, request = exchange

@@ -57,7 +57,7 @@ def test_resync_of_a_queue_names_no_other(configured, tables):
 
 
 def test_resync_tells_how_far_it_is(configured, tables, monkeypatch):
-    monkeypatch.setattr("djqueue.management.commands.djqueue.PROGRESS_EVERY", 1_000)
+    monkeypatch.setattr("djqueue.management.verbs.mirrored.PROGRESS_EVERY", 1_000)
     for _ in range(3):
         f.enqueue_many(configured, 1_000)
 

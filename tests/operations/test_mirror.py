@@ -17,7 +17,7 @@ from djqueue.operations.leaderlease import LeaderLeaseLostError
 from djqueue.operations.mirror import IDLE, INTERVAL, Mirror
 from djqueue.operations.pace import CopyThrottle
 from djqueue.storage.memory import MemoryStorage
-from djqueue.storage.redis.changes import CHANGES, FIRST_ENTRIES, ChangeStream, DataLostError
+from djqueue.storage.redis.changes import CHANGES, FIRST_ENTRIES, Backlog, ChangeStream, DataLostError
 from djqueue.storage.tables import outsiders
 from djqueue.testing import factories as f
 from tests.support import eventually
@@ -793,7 +793,7 @@ def test_a_read_takes_more_small_changes_and_fewer_large_ones(storage, mirror):
     changes = mirror._changes
 
     def read() -> tuple[int, bool]:
-        reading = changes.next(f.QUEUE)
+        reading = changes._read(f.QUEUE, None)
         changes.acknowledge(f.QUEUE, reading.entries)
         return len(reading.entries), reading.is_full
 
@@ -809,6 +809,174 @@ def test_a_read_takes_more_small_changes_and_fewer_large_ones(storage, mirror):
     assert read()[1] is False
     enqueue_one_by_one(FIRST_ENTRIES + 50)
     assert read() == (FIRST_ENTRIES, True)
+
+
+def test_a_round_reads_all_changes_and_copies_each_job_once(storage, mirror, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.redis.changes.FIRST_ENTRIES", 20)
+    f.enqueue(storage)
+    copy_all(mirror)
+    for _ in range(30):
+        f.enqueue(storage)
+        f.finish(storage, f.completing(f.claim_one(storage)))
+
+    assert mirror.copy_once() == 31  # with the one that has waited
+    assert_alike(storage)
+    assert mirror.copy_once() == 0
+
+
+def test_a_round_reads_no_more_than_a_number_of_changes(storage, mirror, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.redis.changes.FIRST_ENTRIES", 20)
+    monkeypatch.setattr("djqueue.storage.redis.changes.ROUND", 30)
+    f.enqueue(storage)
+    copy_all(mirror)
+    for _ in range(70):
+        f.enqueue(storage)
+
+    assert mirror.copy_once() < 70
+    copy_all(mirror)
+    assert_alike(storage)
+
+
+def test_changes_that_were_read_but_not_acknowledged_come_before_new_ones(storage, mirror, make_mirror):
+    f.enqueue(storage)
+    copy_all(mirror)
+    ids = [f.enqueue(storage) for _ in range(FIRST_ENTRIES)]
+    assert mirror._changes.next(f.QUEUE).ids == ids  # by a process that dies now
+    mirror.close()
+    ids += [f.enqueue(storage) for _ in range(3)]
+
+    other = make_mirror(storage)
+    assert other._changes.next(f.QUEUE).ids == ids
+    assert copy_all(other) == len(ids)
+    assert_alike(storage)
+
+
+def test_a_loss_of_data_while_changes_are_read_is_noticed(storage, mirror, monkeypatch, redis_server):
+    monkeypatch.setattr("djqueue.storage.redis.changes.FIRST_ENTRIES", 20)
+    ids = f.enqueue_many(storage, 3)
+    copy_all(mirror)
+    for _ in range(30):
+        f.enqueue(storage)
+    read = ChangeStream._read
+
+    def read_and_lose(self, *args):
+        found = read(self, *args)
+        monkeypatch.setattr(ChangeStream, "_read", read)
+        redis_server.run("FLUSHALL")
+        return found
+
+    monkeypatch.setattr(ChangeStream, "_read", read_and_lose)
+    with pytest.raises(DataLostError):
+        mirror.copy_once()
+    copy_through_losses(mirror)
+    assert set(ids) <= set(models.Job.objects.values_list("job_id", flat=True))
+
+
+def test_a_backlog_counts_entries_until_they_are_acknowledged(storage, mirror):
+    changes = mirror._changes
+    assert changes.backlogs() == {}
+    storage.enqueue([f.batch(payloads=[b"x"] * 100)])
+    [backlog] = changes.backlogs().values()
+    assert (backlog.added, backlog.waiting, backlog.changes) == (1, 0, 100)  # nobody follows it
+    copy_all(mirror)
+    for _ in range(3):
+        storage.enqueue([f.batch(payloads=[b"x"] * 20)])
+
+    assert changes.backlogs()[f.QUEUE] == (4, 3, 40)
+    reading = changes.next(f.QUEUE)
+    assert changes.backlogs()[f.QUEUE] == (4, 3, 40)
+    changes.acknowledge(f.QUEUE, reading.entries)
+    assert changes.backlogs()[f.QUEUE] == (4, 0, 40)
+
+
+def test_the_thread_waits_while_many_jobs_change_and_copies_when_they_do_not(
+    storage, mirror, monkeypatch, clock
+):
+    monkeypatch.setattr("djqueue.operations.pace.BUSY", 100)
+    monkeypatch.setattr("djqueue.operations.pace.SUSPECT", 0)
+    f.enqueue(storage)
+    copy_all(mirror)
+    added, looks = [0], []
+
+    def backlogs(_):
+        looks.append(models.Job.objects.count())
+        if len(looks) == 2:
+            f.enqueue_many(storage, 10)
+        added[0] += 1_000 if len(looks) < 5 else 0
+        clock.advance(200)
+        return {f.QUEUE: Backlog(added[0], 0, 1.0)}
+
+    monkeypatch.setattr(ChangeStream, "backlogs", backlogs)
+    stop = threading.Event()
+    thread = threading.Thread(target=mirror.run, args=(stop,))
+    thread.start()
+    try:
+        eventually(lambda: len(looks) >= 5)
+        eventually(lambda: models.Job.objects.count() == 11)
+    finally:
+        stop.set()
+        thread.join()
+
+    assert looks[:5] == [1] * 5
+    assert_alike(storage)
+
+
+def test_the_thread_copies_before_the_rows_are_too_old_however_many_jobs_change(
+    make_storage, make_mirror, monkeypatch, clock
+):
+    monkeypatch.setattr("djqueue.operations.pace.SUSPECT", 0)
+    storage = make_storage(mirror={"MAX_LAG": 3})
+    mirror = make_mirror(storage)
+    f.enqueue(storage)
+    copy_all(mirror)
+    began, looks = clock.monotonic(), []
+
+    def backlogs(_):
+        looks.append((clock.monotonic() - began, models.Job.objects.count()))
+        if len(looks) == 2:
+            f.enqueue_many(storage, 10)
+        clock.advance(500)
+        return {f.QUEUE: Backlog(len(looks) * 100_000, 0, 1.0)}
+
+    monkeypatch.setattr(ChangeStream, "backlogs", backlogs)
+    stop = threading.Event()
+    thread = threading.Thread(target=mirror.run, args=(stop,))
+    thread.start()
+    try:
+        eventually(lambda: models.Job.objects.count() == 11)
+    finally:
+        stop.set()
+        thread.join()
+
+    waited = [age for age, count in looks if count == 1]
+    assert len(waited) > 2
+    assert max(waited) < 3_000 + 1_000
+
+
+def test_the_thread_copies_what_is_left_when_it_is_stopped_while_it_waits(storage, mirror, monkeypatch):
+    monkeypatch.setattr("djqueue.operations.pace.SUSPECT", 0)
+    f.enqueue(storage)
+    copy_all(mirror)
+    waiting, looks = threading.Event(), []
+
+    def backlogs(_):
+        looks.append(models.Job.objects.count())
+        if len(looks) == 2:
+            f.enqueue_many(storage, 10)
+        elif len(looks) == 3:
+            waiting.set()
+        return {f.QUEUE: Backlog(len(looks) * 1_000_000, 0, 1.0)}
+
+    monkeypatch.setattr(ChangeStream, "backlogs", backlogs)
+    stop = threading.Event()
+    thread = threading.Thread(target=mirror.run, args=(stop,))
+    thread.start()
+    assert waiting.wait(10)
+    stop.set()
+    thread.join()
+
+    assert set(looks) == {1}
+    assert_alike(storage)
 
 
 def test_the_ids_of_a_large_batch_are_read_as_they_were_written(storage, mirror):

@@ -25,6 +25,12 @@ def test_states_and_retention_may_be_chosen():
     assert RedisOptions.read({"MIRROR": {"RETENTION": 1.5}}).mirror.retention == 1_500
 
 
+def test_the_age_of_the_tables_may_be_chosen():
+    assert RedisOptions.read({}).mirror.max_lag == 10_000
+    assert RedisOptions.read({"MIRROR": {"MAX_LAG": timedelta(seconds=2)}}).mirror.max_lag == 2_000
+    assert RedisOptions.read({"MIRROR": {"MAX_LAG": 0}}).mirror.max_lag == 0
+
+
 def test_rows_of_ended_jobs_may_be_bounded():
     keep = {"COMPLETED": {"COUNT": 10, "AGE": timedelta(hours=1)}, "FAILED": {"COUNT": 0, "AGE": None}}
 
@@ -50,6 +56,8 @@ def test_without_a_mirror_there_is_no_stream_and_the_other_way_round(given):
         ({"STATES": [[]]}, "is not a state"),
         ({"RETENTION": -1}, "RETENTION"),
         ({"RETENTION": "1d"}, "RETENTION"),
+        ({"MAX_LAG": -1}, "MAX_LAG"),
+        ({"MAXLAG": 1}, "did you mean 'MAX_LAG'"),
         ({"KEEP": 7}, "KEEP: expected a dict"),
         ({"KEEP": {"COMPLETE": {}}}, "did you mean 'COMPLETED'"),
         ({"KEEP": {"WAITING": {}}}, "KEEP: unknown key 'WAITING'"),

@@ -12,6 +12,7 @@ from djqueue.core.job import ClaimRequest
 from djqueue.core.limiter import Rate
 from djqueue.runtime import claiming, probation
 from djqueue.runtime.wakeevent import WakeEvent
+from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
 from tests.runtime.running import HANDLER, reached, record, work_off, working
 from tests.runtime.storages import DistantStorage, RecordingStorage
@@ -538,3 +539,45 @@ def clocked():
     """A storage that notes its round trips, on a fake clock, and a queue of it."""
     storage = RecordingStorage(clock=FakeClock())
     return storage, Queue("work", storage=storage)
+
+
+async def test_short_jobs_do_not_wait_for_the_loop_between_them_and_leave_it_to_others():
+    storage = MemoryStorage()
+    queue = Queue("numbers", storage=storage)
+    queue.enqueue_many(range(2_000), name=HANDLER)
+    turns, is_done = 0, False
+
+    async def count_turns():
+        nonlocal turns
+        while not is_done:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def handler(job):
+        pass
+
+    counting = asyncio.create_task(count_turns())
+    await work_off(storage, handler, concurrency=1, max_jobs=2_000)
+    is_done = True
+    await counting
+
+    assert queue.counts()["completed"] == 2_000
+    assert 10 < turns < 1_500
+
+
+async def test_a_long_first_step_lets_the_loop_run_before_the_next_job():
+    storage = MemoryStorage()
+    queue = Queue("numbers", storage=storage)
+    queue.enqueue_many(range(5), name=HANDLER)
+    seen = []
+
+    async def handler(job):
+        asyncio.get_running_loop().call_soon(seen.append, "other")
+        seen.append("job")
+        until = time.monotonic() + 2 * claiming.BURST
+        while time.monotonic() < until:
+            pass
+
+    await work_off(storage, handler, concurrency=1, max_jobs=5)
+
+    assert seen == ["job", "other"] * 5

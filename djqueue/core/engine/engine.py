@@ -126,8 +126,11 @@ class Engine:
     @counted_unless_empty(0)
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         """End the attempts whose tokens hold, and claim the next jobs in the same call."""
+        if not outcomes:
+            return Finished([], self.claim(then) if then is not None else NO_CLAIMS)
         accepted = self._finisher.finish(outcomes)
-        return Finished(accepted, self.claim(then) if then is not None else NO_CLAIMS)
+        # Counted as a change with the outcomes.
+        return Finished(accepted, self._claimer.claim(then) if then is not None else NO_CLAIMS)
 
     def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
         """Extend the claims whose tokens hold to a full lease from now."""

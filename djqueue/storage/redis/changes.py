@@ -13,6 +13,7 @@ from djqueue.core.errors import StorageError
 from djqueue.core.groups import GroupLimit
 from djqueue.core.job import DeadLetterRecord, JobRecord
 from djqueue.core.limiter import Rate
+from djqueue.core.states import State
 
 from . import records
 from .connections import Connections
@@ -27,7 +28,13 @@ FIRST_ENTRIES, MIN_ENTRIES, MAX_ENTRIES = 200, 20, 2_000
 """Stream entries of one read: at first, and the limits. Each has one job or up to a thousand."""
 CHANGES = 2_000
 """Changes for which a read should suffice."""
-RECORDS = 500
+ROUND = 200_000
+"""Changes after which a round reads no more."""
+ACKNOWLEDGED = 2_000
+"""Entries that one command acknowledges."""
+SAMPLED = 4
+"""Entries from which the changes of all new ones are estimated."""
+RECORDS = 1_000
 """Jobs of one read, which takes Redis about two milliseconds."""
 SCANNED = 1_000
 """Approximate number of jobs in one part of a scan."""
@@ -74,6 +81,17 @@ class ChangeBatch(NamedTuple):
     """Whether more changes may be waiting."""
 
 
+class Backlog(NamedTuple):
+    """A queue's stream at one moment."""
+
+    added: int
+    """Entries added so far."""
+    waiting: int
+    """Entries that are not read or not acknowledged; 0 if the stream is not followed."""
+    changes: float
+    """Changes in each of the last entries, on average."""
+
+
 class ChangePosition(NamedTuple):
     """The end of a queue's stream at one moment."""
 
@@ -88,10 +106,14 @@ class ChangeStream:
     """The changes of all queues of one storage. Methods may be called from any thread.
 
     options: what the mirror keeps.
+    length: approximate number of entries that a stream keeps.
     """
 
-    def __init__(self, keyspace: Keyspace, options: MirrorOptions, connections: Connections) -> None:
+    def __init__(
+        self, keyspace: Keyspace, options: MirrorOptions, length: int, connections: Connections
+    ) -> None:
         self.options = options
+        self.length = length
         self._keyspace = keyspace
         self._connections = connections
         self._entries: dict[str, int] = {}
@@ -132,9 +154,28 @@ class ChangeStream:
     # The stream.
 
     def next(self, queue: str, revision: int | None = None) -> ChangeBatch:
-        """Return the next changes; the same ones until they are acknowledged. revision: as read before."""
+        """Return the next changes; the same ones until they are acknowledged. revision: as read before.
+
+        Raises DataLostError if the queue loses its data while they are read.
+        """
+        found = self._read(queue, revision)
+        ids = dict.fromkeys(found.ids)
+        changes = len(found.ids)
+        while found.is_full and changes < ROUND:
+            more = self._read(queue, found.controls.revision, found.entries[-1])
+            if more.status != "go" or more.before != found.after:
+                raise DataLostError
+            changes += len(more.ids)
+            ids.update(dict.fromkeys(more.ids))
+            found = found._replace(
+                after=more.after, entries=found.entries + more.entries, is_full=more.is_full
+            )
+        return found._replace(ids=list(ids))
+
+    def _read(self, queue: str, revision: int | None, past: bytes = b"") -> ChangeBatch:
+        """Read once, after an entry that was read and not acknowledged."""
         limit = self._entries.get(queue, FIRST_ENTRIES)
-        arguments = [limit, b"" if revision is None else revision]
+        arguments = [limit, b"" if revision is None else revision, past]
         call = ScriptCall(script("changes"), self._keyspace.keys(queue), arguments, sequence=False)
         status, before, after, overrides, found, *groups = self._keyspace.run(answer(call))
         changed = [job_id for _, packed in found for job_id in unpack_ids(packed)]
@@ -144,16 +185,32 @@ class ChangeStream:
             self._entries[queue] = max(limit // 2, MIN_ENTRIES)
         elif is_full and 2 * len(changed) <= CHANGES:
             self._entries[queue] = min(limit * 2, MAX_ENTRIES)
-        ids = list(dict.fromkeys(changed))
         return ChangeBatch(
-            text(status), before, after, entries, ids, _controls(overrides, *groups), is_full=is_full
+            text(status), before, after, entries, changed, _controls(overrides, *groups), is_full=is_full
         )
+
+    def backlogs(self) -> dict[str, Backlog]:
+        """Return the backlogs of all queues."""
+        return self._keyspace.run(self._backlogs())
+
+    def _backlogs(self) -> Steps[dict[str, Backlog]]:
+        [names] = yield [RedisCommand((b"SMEMBERS", self._keyspace.common.key("queues")))]
+        queues = [text(name) for name in names]
+        called = script("backlog")
+        replies = yield [
+            ScriptCall(called, self._keyspace.keys(queue), [SAMPLED], sequence=False) for queue in queues
+        ]
+        return {
+            queue: Backlog(added, waiting, changes / max(entries, 1))
+            for queue, (added, waiting, changes, entries) in zip(queues, replies, strict=True)
+        }
 
     def acknowledge(self, queue: str, entries: Sequence[bytes]) -> None:
         """Acknowledge entries, so that they are not read again."""
-        if entries:
-            words = (b"XACK", self._keyspace.keys(queue).key("log"), b"mirror", *entries)
-            self._keyspace.run(answer(RedisCommand(words)))
+        key = self._keyspace.keys(queue).key("log")
+        for first in range(0, len(entries), ACKNOWLEDGED):
+            some = entries[first : first + ACKNOWLEDGED]
+            self._keyspace.run(answer(RedisCommand((b"XACK", key, b"mirror", *some))))
 
     def follow(self, queue: str) -> ChangePosition:
         """Follow the stream if it is not followed yet; return its end, from which `go_on` may continue."""
@@ -188,24 +245,39 @@ class ChangeStream:
                 return
 
     def records(self, queue: str, ids: Sequence[str], mark: Mark) -> list[JobRecord | None]:
-        """Return the current records of jobs. Raises DataLostError if the queue's mark is another one."""
+        """Return the current records of jobs. Raises DataLostError if the queue's mark is another one.
+
+        Results and log lines are read a moment later. A job that changes in between is among the next
+        changes.
+        """
         return self._keyspace.run(self._records(self._keyspace.keys(queue), ids, mark))
 
     def _records(self, keys: QueueKeys, ids: Sequence[str], mark: Mark) -> Steps[list[JobRecord | None]]:
         found: list[JobRecord | None] = []
         for first in range(0, len(ids), RECORDS):
             some = ids[first : first + RECORDS]
-            theirs = [*map(keys.result, some), *map(keys.log_lines, some)]
-            arguments = [*map(pack_text, some)]
-            call = ScriptCall(script("records"), keys, arguments, theirs, sequence=False)
-            [[now, present, replies]] = yield [call]
+            call = ScriptCall(script("records"), keys, [*map(pack_text, some)], sequence=False)
+            [[now, present, blobs, sts, progress, history]] = yield [call]
             if present != mark:
                 raise DataLostError
-            now = int(now)
-            found += [
-                None if reply is None else records.record(keys.queue, job_id, reply, now)
-                for job_id, reply in zip(some, replies, strict=True)
-            ]
+            none = [None] * len(some)
+            # Only jobs that were claimed have results or log lines, and keys are the larger part of a call.
+            results, lines = none.copy(), none.copy()
+            begun = [at for at, st in enumerate(sts) if st is not None]
+            if begun:
+                done = [at for at in begun if STATES[sts[at][:1]] is State.COMPLETED]
+                logs = [keys.log_lines(some[at]) for at in begun]
+                if done:
+                    [values] = yield [RedisCommand((b"MGET", *(keys.result(some[at]) for at in done)))]
+                    for at, value in zip(done, values, strict=True):
+                        results[at] = value
+                [logged] = yield [RedisCommand((b"EXISTS", *logs))]
+                if logged:
+                    [written] = yield [ScriptCall(script("lines"), keys, (), logs, sequence=False)]
+                    for at, value in zip(begun, written, strict=True):
+                        lines[at] = value
+            parts = (blobs, sts, results, progress or none, history or none, lines)
+            found += records.records(keys.queue, some, parts, int(now))
         return found
 
     def dead_letters(self, queue: str, ids: Sequence[str]) -> dict[str, DeadLetterRecord]:

@@ -44,7 +44,7 @@ class Claiming:
 
     def __init__(self, keyspace: Keyspace, limits: SharedLimits, removing: Removing) -> None:
         self._keyspace = keyspace
-        self._looks = Looks(keyspace)
+        self.looks = Looks(keyspace)
         self._limits = limits
         self._removing = removing
         self._short: dict[str, int] = {}
@@ -61,16 +61,25 @@ class Claiming:
             if outcome.kind not in OUTCOMES:
                 raise OptionError(f"unknown outcome {outcome.kind!r}")
             positions.setdefault(outcome.queue, []).append(position)
-        look = yield from self._look(then)
+        look = yield from self._look(then, list(positions))
         waits = look.waits
         yield from self._keyspace.agree_once(look.found)
         accepted = [False] * len(outcomes)
         jobs: list[Any] = []
-        # First the outcomes of other queues: they may unblock jobs in the queues served.
-        order = [queue for queue in positions if queue not in look.found[:1]] + look.found
-        for queue in dict.fromkeys(order):
-            mine = positions.get(queue, ())
-            request = then if queue in look.found else None
+        # First the outcomes of other queues: they may unblock jobs in the queues served. Between two looks, a
+        # call that reports outcomes also claims, which saves a call but favors the queue of the last jobs.
+        others = [queue for queue in positions if queue not in look.found[:1]]
+        # The line at a shared limiter decides whose turn it is.
+        both = {
+            queue
+            for queue in set(look.found).intersection(others)
+            if not look.is_fresh or self._keyspace.policy(queue).limiter is not None
+        }
+        order = [(queue, queue in both) for queue in others]
+        order += [(queue, True) for queue in look.found if queue not in both]
+        for queue, claims_too in order:
+            mine = positions.pop(queue, ())
+            request = then if claims_too else None
             for first in range(0, max(1, len(mine)), BULK):
                 some = mine[first : first + BULK]
                 ended = [outcomes[position] for position in some]
@@ -82,6 +91,7 @@ class Claiming:
             return Finished(accepted, NO_CLAIMS)
         if not look.is_fresh and len(jobs) < then.slots and not is_alone(jobs):
             waits += yield from self._claim_elsewhere(then, look.found, jobs)
+        self.looks.learn(look, is_short=len(jobs) < then.slots and not is_alone(jobs))
         return Finished(accepted, Claims(jobs, min(waits, default=None)))
 
     def _work(
@@ -113,7 +123,7 @@ class Claiming:
         self, request: ClaimRequest, served: Sequence[str], jobs: list[Claimed]
     ) -> Steps[list[int]]:
         """Claim in the queues that had no jobs at the last look; return when others may have some."""
-        self._looks.forget()
+        self.looks.forget()
         queues = yield from self._queues(request)
         others = [queue for queue in queues if queue not in served]
         if not others:
@@ -129,21 +139,24 @@ class Claiming:
             return request.queues
         return (yield from self._keyspace.recent_names())
 
-    def _look(self, request: ClaimRequest | None) -> Steps[QueueLook]:
+    def _look(self, request: ClaimRequest | None, ended: Sequence[str]) -> Steps[QueueLook]:
         """Return the queues to claim from, in rotation, and when the others may have jobs."""
         if request is None or request.slots <= 0:
             return QueueLook([], [])
         queues = yield from self._queues(request)
         if not queues or (len(queues) == 1 and queues[0] not in self._drained):
             return QueueLook(list(queues), [])
-        look = self._looks.recent(queues)
+        # A look also leaves the line at a shared limiter for queues without jobs.
+        has_line = any(self._keyspace.policy(queue).limiter is not None for queue in queues)
+        look = None if has_line else self.looks.likely(queues, ended)
+        look = look or self.looks.recent(queues)
         if look is None:
             look = yield from self._look_at(queues)
-            self._looks.keep(queues, look)
+            self.looks.keep(queues, look)
         return look
 
     def _look_at(self, queues: Sequence[str]) -> Steps[QueueLook]:
-        look = yield from self._looks.steps(queues)
+        look = yield from self.looks.steps(queues)
         for queue in self._limits.in_line.intersection(queues).difference(look.found):
             yield from self._limits.leave(str(self._keyspace.policy(queue).limiter), queue)
         return look
@@ -216,34 +229,27 @@ class Claiming:
         others: bool = False,
     ) -> Steps[QueueReply]:
         keys, policy = self._keyspace.keys(queue), self._keyspace.policy(queue)
-        packed = records.outcome_arguments(queue, outcomes)
-        results = [keys.result(outcome.id) for outcome in outcomes]
         slots = min(slots, BULK)
         names = _names(request.names if request is not None else frozenset())
         worker = pack_text(request.worker) if request is not None else b""
         reply: Any = None
         if self._may_use_fast_script(queue, outcomes):
-            rate, concurrency = policy.rate, policy.concurrency
-            heading = [
-                len(outcomes),
-                worker,
-                slots,
-                policy.lease,
-                names.listed,
-                rate.capacity if rate is not None else b"",
-                rate.per if rate is not None else b"",
-                concurrency if concurrency is not None else b"",
-            ]
+            name = pack(request.worker) if request is not None else pack("")
+            heading = [len(outcomes), name, slots, policy.lease, names.listed, _fast_limits(policy)]
+            packed, with_result = records.completed_arguments(queue, outcomes)
+            results = list(map(keys.result, with_result))
             [[left, reply]] = yield [
-                ScriptCall(script("finish_and_claim_fast"), keys, [*heading, *packed], results)
+                ScriptCall(script("finish_and_claim_fast"), keys, heading + packed, results)
             ]
             if reply[0] in FAST_PAUSES:
                 self._fast_pauses[queue] = FAST_PAUSES[reply[0]]
                 reply = None
         if reply is None:
+            results = [keys.result(outcome.id) for outcome in outcomes]
             bounded = (b"", b"") if grant.whole is None else (grant.permits, grant.whole)
             arguments = [len(outcomes), worker, slots, *_limits(policy), names.packed, *bounded, int(others)]
-            arguments += [int(request is not None and not request.stalled), *packed]
+            arguments += [int(request is not None and not request.stalled)]
+            arguments += records.outcome_arguments(queue, outcomes)
             [[left, reply]] = yield [ScriptCall(script("finish_and_claim"), keys, arguments, results)]
         word, flags, first, wait, overflow, *more, now = reply
         short, found, streamed = more if len(more) == 3 else (0, more[0], ())
@@ -251,6 +257,8 @@ class Claiming:
             items = [keys.items(text(job_id)) for job_id in streamed]
             yield [ScriptCall(script("settle"), keys, streamed, items)]
         if word == b"again":
+            if isinstance(found, bytes):  # the ids of all changed jobs, from the fast script
+                found = list(map(pack_text, records.unpack_ids(found)[len(flags) :])) if found else []
             found = yield from self._claimed_again(keys, found)
         if overflow:
             yield from self._removing.bury_oldest(keys, overflow)
@@ -265,7 +273,9 @@ class Claiming:
         if left:
             self._fast_pauses[queue] = left - 1
             return False
-        return all(outcome.kind == "complete" for outcome in outcomes)
+        if any(outcome.kind != "complete" for outcome in outcomes):
+            return False
+        return len(outcomes) < 2 or len({outcome.id for outcome in outcomes}) == len(outcomes)
 
     def _claimed_again(self, keys: QueueKeys, ids: Sequence[bytes]) -> Steps[list[Any]]:
         """Read the jobs of a claim whose reply was lost: they are still claimed by this worker."""
@@ -287,6 +297,15 @@ class Claiming:
 def is_alone(jobs: Sequence[Claimed]) -> bool:
     """Return whether a claim has a job with a stalled attempt, which is claimed alone."""
     return bool(jobs) and jobs[-1].stalls > 0
+
+
+def _fast_limits(policy: QueuePolicy) -> str:
+    """Return the rate and concurrency of a queue for `finish_and_claim_fast.lua`."""
+    rate, concurrency = policy.rate, policy.concurrency
+    if rate is None and concurrency is None:
+        return ""
+    values = [None, None] if rate is None else [rate.capacity, rate.per]
+    return "/".join("" if value is None else str(value) for value in (*values, concurrency))
 
 
 def _limits(policy: QueuePolicy) -> list[Any]:

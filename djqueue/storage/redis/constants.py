@@ -8,7 +8,7 @@ from djqueue.core.job import DEAD_LETTER_REASONS
 from djqueue.core.options import DAY, DEFAULT_OPTIONS, MAX_INTEGER
 from djqueue.core.states import TERMINAL
 
-from .records import CODES, STATES
+from .records import CODES, COMPLETED_KINDS, NOT_PLAIN, STATES
 
 Constant = str | int | Mapping[str, str | int]
 COMMENT = re.compile(r"--.*")
@@ -42,6 +42,10 @@ CONSTANTS: dict[str, Constant] = {
     # The same as texts, since the server takes long to convert numbers.
     "MINUTE_TEXT": "60000",
     "RESULT_TTL_TEXT": str(DEFAULT_OPTIONS.result_ttl or 0),
+    # Bytes, which a script compares in less time than strings.
+    "ACTIVE_BYTE": ord(CODES["ACTIVE"]),
+    "NOT_PLAIN_BYTE": ord(NOT_PLAIN),
+    "RESULT_BYTE": ord(COMPLETED_KINDS[True]),
     "HOUR": 3_600_000,
     "DAY": DAY,
 }

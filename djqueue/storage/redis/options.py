@@ -23,6 +23,8 @@ class MirrorOptions:
     """RETENTION: milliseconds (seconds in the setting) for which rows of ended jobs outlive their records."""
     keep: Mapping[State, Keep] = field(default_factory=dict)
     """KEEP: bounds for the rows of ended jobs of each queue, by outcome."""
+    max_lag: int = 10_000
+    """MAX_LAG: milliseconds (seconds in the setting) for which copies may wait while many jobs change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +95,15 @@ def _mirror(given: Any) -> MirrorOptions | None:
     for name, value in given.items():
         if name == "STATES":
             values["states"] = _states(value)
-        elif name == "RETENTION":
+        elif name in ("RETENTION", "MAX_LAG"):
             try:
-                values["retention"] = milliseconds("MIRROR: RETENTION", value)
+                values[name.lower()] = milliseconds(f"MIRROR: {name}", value)
             except OptionError as error:
                 raise ConfigurationError(str(error)) from None
         elif name == "KEEP":
             values["keep"] = _keep(value)
         else:
-            near = nearest(str(name), ("STATES", "RETENTION", "KEEP"))
+            near = nearest(str(name), ("STATES", "RETENTION", "KEEP", "MAX_LAG"))
             raise ConfigurationError(f"MIRROR: {shown_name(name)} is not an option{near}")
     return MirrorOptions(**values)
 

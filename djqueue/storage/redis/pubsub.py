@@ -46,6 +46,7 @@ class Notifications:
         keys: Callable[[str], QueueKeys],
         queues: Callable[[], list[str]],
         names: NameCache,
+        note_wake: Callable[[str], None],
     ) -> None:
         self._listener = Listener(connections)
         self._roundtrips = roundtrips
@@ -53,6 +54,7 @@ class Notifications:
         self._keys = keys
         self._queues = queues
         self._names = names
+        self._note_wake = note_wake
         self._lock = threading.Lock()
         self._subscribed: Counter[tuple[str, bytes]] = Counter()
         """Number of subscribers by queue and subscription."""
@@ -84,10 +86,11 @@ class Notifications:
         lock = threading.Lock()
         ended = False
 
-        def woken(_: bytes) -> None:
-            wake()
-
         def follow(queue: str) -> None:
+            def woken(_: bytes) -> None:
+                self._note_wake(queue)
+                wake()
+
             with lock:
                 if ended or queue in followed:
                     return

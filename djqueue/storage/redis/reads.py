@@ -178,15 +178,24 @@ class RedisReads(Reads):
         return self._keyspace.run(self._inspector.overview(queues))
 
     def change_version(self) -> str | None:
-        """Return a version of all queues, jobs and workers, with one GET for each queue in one round trip."""
+        """Return a version of all queues, jobs and workers, with two reads of each queue in one request."""
         return version_of([self._keyspace.run(self._versions())], self._workers.all())
 
     def _versions(self) -> Steps[list[tuple[str, bytes]]]:
         names = yield from self._keyspace.names()
         if not names:
             return []
-        found = yield [RedisCommand((b"GET", self._keyspace.keys(name).key("version"))) for name in names]
-        return [(name, value or b"") for name, value in zip(names, found, strict=True)]
+        keys = [self._keyspace.keys(name) for name in names]
+        # Plain enqueues and claims change the last numbers instead of the version.
+        found = yield [
+            *(RedisCommand((b"GET", queue.key("version"))) for queue in keys),
+            *(RedisCommand((b"HMGET", queue.key("meta"), b"rear", b"token")) for queue in keys),
+        ]
+        versions, numbers = found[: len(names)], found[len(names) :]
+        return [
+            (name, b":".join(value or b"" for value in (version, *last)))
+            for name, version, last in zip(names, versions, numbers, strict=True)
+        ]
 
     def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
         return self._keyspace.run(self._inspector.groups(queue, limit, names))

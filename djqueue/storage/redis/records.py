@@ -1,7 +1,7 @@
 """Conversion of jobs to and from the bytes that scripts store: see `lua/job.lua`."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import Any
@@ -25,9 +25,6 @@ from djqueue.core.job import (
     JobFailure,
     JobRecord,
     Outcome,
-    ProcessInfo,
-    RunningJob,
-    WorkerInfo,
 )
 from djqueue.core.limiter import Rate
 from djqueue.core.options import JobOptions
@@ -79,6 +76,9 @@ TOKENS = 1 << (64 + SALT_BITS)
 """The first number that is too high for a token."""
 PLAIN, PLACED, NOT_PLAIN = b"p", b"q", b"x"
 """Flags of records. A placed job is plain but for its place among the waiting jobs."""
+COMPLETED_KINDS = {True: b"c", False: b"n"}
+"""Kinds of the outcomes of completed jobs, by whether there is a result."""
+NO_TOKEN = bytes(8)
 NOTHING = HEAD.pack(bytes(8), 0, PLAIN, 0) + SIZE.pack(1) + b"\x80"
 """The record of a job that was removed: no name, no options, no payload."""
 RESULT_TTL = JobOptions().result_ttl
@@ -123,12 +123,13 @@ def unpack(data: bytes) -> Any:
 
 
 def unpack_ids(data: bytes) -> list[str]:
-    """Decode the ids of an entry of the stream: see `pack_ids` in `lua/base.lua`."""
-    ids: list[Any] = unpack(data)
-    if len(ids) != 4 or type(ids[2]) is not int:
-        return ids
-    heading, tail, size, parts = ids
-    return [heading + parts[at : at + size] + tail for at in range(0, len(parts), size)]
+    """Decode the ids of an entry of the stream: see `lua/packed_ids.lua`."""
+    # As bytes, since a length counts those.
+    ids: list[Any] = msgpack.unpackb(data, raw=True)
+    if len(ids) == 4 and type(ids[2]) is int:
+        heading, tail, size, parts = ids
+        ids = [heading + parts[at : at + size] + tail for at in range(0, len(parts), size)]
+    return list(map(text, ids))
 
 
 @lru_cache(maxsize=1024)
@@ -241,11 +242,28 @@ def outcome_arguments(queue: str, outcomes: Iterable[Outcome]) -> list[bytes]:
         if kind != "complete":
             kind_code, data = _other_end(outcome)
         elif result is None:
-            kind_code, data = b"n", b""
+            kind_code, data = COMPLETED_KINDS[False], b""
         else:
-            kind_code, data = b"c", result
+            kind_code, data = COMPLETED_KINDS[True], result
         words += (kind_code, pack_text(job_id), packed, data)
     return words
+
+
+def completed_arguments(queue: str, outcomes: Iterable[Outcome]) -> tuple[list[Any], list[str]]:
+    """Encode completed jobs for `finish_and_claim_fast.lua`; return also the ids of those with a result."""
+    salt, number = _salt(queue), NUMBER.pack
+    ids, results, with_result = [], [], []
+    kinds = tokens = b""
+    for outcome in outcomes:
+        _, job_id, token, _, result, *_ = outcome
+        valid = 0 <= token < TOKENS and token & SALT == salt
+        tokens += number(token >> SALT_BITS) if valid else NO_TOKEN
+        ids.append(pack_text(job_id))
+        kinds += COMPLETED_KINDS[result is not None]
+        if result is not None:
+            results.append(result)
+            with_result.append(job_id)
+    return [kinds, tokens, *ids, *results], with_result
 
 
 def _other_end(outcome: Outcome) -> tuple[bytes, bytes]:
@@ -265,47 +283,59 @@ def _error(error: JobFailure | None) -> Any:
 
 def record(queue: str, job_id: str, found: Sequence[Any], now: int) -> JobRecord | None:
     """Decode a job from `read.lua`; None if it has expired."""
-    blob, st, result, progress, history, lines = found
-    job = Envelope(blob)
-    state, finished_at, expires, body = State.WAITING, 0, 0, None
-    if st is not None:
-        code = st[:1]
-        state = STATES[code]
-        if code in ENDED:
-            finished_at, expires = TWO.unpack_from(st, 9)
-            if expires and expires <= now:
-                return None
-            body = unpack(st[25:])
-        else:
-            body = unpack(st[9:])
-    values = body or NO_BODY
-    attempts, failures, stalls, worker, started_at, run_at, reason = values[:7]
-    error = JobFailure(*values[7:10]) if values[7] and state is not State.COMPLETED else None
-    if state is not State.COMPLETED or now >= _result_until(job.options, finished_at, expires, values):
-        result = None
-    return JobRecord(
-        job_id,
-        queue,
-        job.name,
-        job.payload,
-        job.options,
-        state,
-        job.created_at,
-        run_at or job.created_at,
-        attempts,
-        failures,
-        stalls,
-        worker,
-        started_at,
-        finished_at,
-        result,
-        error,
-        reason,
-        decode(progress, MSGPACK) if progress is not None else None,
-        _history(history),
-        tuple(_line(line) for line in lines),
-        _items_sent(values),
-    )
+    return next(records(queue, [job_id], [[part] for part in found], now))
+
+
+def records(
+    queue: str, ids: Iterable[str], parts: Iterable[Iterable[Any]], now: int
+) -> Iterator[JobRecord | None]:
+    """Decode jobs; None for those that have expired or do not exist.
+
+    Args:
+        ids: Their ids.
+        parts: Lists of their records, state entries, results, progress, ended attempts and log lines.
+    """
+    new = tuple.__new__
+    name, options, heading, begin = "", None, b"", 0
+    for job_id, blob, st, result, progress, history, lines in zip(ids, *parts, strict=True):
+        if blob is None:
+            yield None
+            continue
+        # Jobs that were enqueued together share name and options.
+        if options is None or not blob.startswith(heading, VARIED):
+            job = Envelope(blob)
+            name, options = job.name, job.options
+            begin = len(blob) - len(job.payload)
+            heading = blob[VARIED:begin]
+        created_at = int.from_bytes(blob[NUMBER.size : VARIED])
+        state, finished_at, expires, values = State.WAITING, 0, 0, NO_BODY
+        if st is not None:
+            code = st[:1]
+            state = STATES[code]
+            if code in ENDED:
+                finished_at, expires = TWO.unpack_from(st, 9)
+                if expires and expires <= now:
+                    yield None
+                    continue
+                values = unpack(st[25:])
+            else:
+                values = unpack(st[9:])
+        attempts, failures, stalls, worker, started_at, run_at, reason = values[:7]
+        error = JobFailure(*values[7:10]) if values[7] and state is not State.COMPLETED else None
+        if result is not None and (
+            state is not State.COMPLETED or now >= _result_until(options, finished_at, expires, values)
+        ):
+            result = None
+        # Calling the constructor would take longer than all of this.
+        known = (job_id, queue, name, blob[begin:], options, state, created_at, run_at or created_at)
+        counted = (attempts, failures, stalls, worker, started_at, finished_at, result, error, reason)
+        details = (
+            None if progress is None else decode(progress, MSGPACK),
+            () if history is None else _history(history),
+            tuple(map(_line, lines)) if lines else (),
+            _items_sent(values),
+        )
+        yield new(JobRecord, (*known, *counted, *details))
 
 
 def item_page(queue: str, found: Sequence[Any], now: int) -> ItemPage | None:
@@ -345,9 +375,7 @@ def _result_until(options: JobOptions, finished_at: int, expires: int, body: Seq
     return finished_at + options.result_ttl
 
 
-def _history(data: bytes | None) -> tuple[AttemptRecord, ...]:
-    if data is None:
-        return ()
+def _history(data: bytes) -> tuple[AttemptRecord, ...]:
     unpacker = msgpack.Unpacker(unicode_errors="surrogatepass")
     unpacker.feed(data[2:])
     return tuple(
@@ -451,22 +479,3 @@ def pack_groups(policy: QueuePolicy) -> int | bytes:
     if rate is None and not weights:
         return policy.group_limit
     return pack([policy.group_limit, False if rate is None else [rate.capacity, rate.per], dict(weights)])
-
-
-def pack_worker(info: WorkerInfo) -> bytes:
-    """Encode a worker."""
-    lists = {"jobs": list(map(list, info.jobs)), "processes": list(map(list, info.processes))}
-    return pack(list({**info._asdict(), **lists}.values()))
-
-
-def worker(data: bytes, seen_at: int) -> WorkerInfo:
-    """Decode a worker. seen_at: its last heartbeat."""
-    # A worker of another version may have fewer or more fields.
-    info = WorkerInfo(*unpack(data)[: len(WorkerInfo._fields)])
-    return info._replace(
-        queues=None if info.queues is None else tuple(info.queues),
-        names=tuple(info.names),
-        seen_at=seen_at,
-        jobs=tuple(RunningJob(*job) for job in info.jobs),
-        processes=tuple(ProcessInfo(*process) for process in info.processes),
-    )

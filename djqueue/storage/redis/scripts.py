@@ -1,7 +1,9 @@
 """The Lua scripts: a file for each transition, with its includes and the constants that it uses.
 
-A line `--! include a b` includes other files. A line `--! keys x y` declares keys of the queue, which become
-the locals `X` and `Y`. They come before the keys that a call adds; `FIXED` is their number.
+A line `--! include a b` puts other files, each once, before the one that has the line; `--! insert a` puts
+the text of a file in its place. A line `--! keys x y` declares keys of the queue, which become the locals `X`
+and `Y`. They come before the keys that a call adds; `FIXED` is their number. A line `--! rare x y` declares
+keys that few queues have; `RARE` stands for all of them.
 """
 
 import re
@@ -14,7 +16,9 @@ from djqueue.core.errors import ConfigurationError
 
 from .constants import header, inline
 
-DIRECTIVE = re.compile(r"^--! (include|keys) (.+)$", re.MULTILINE)
+DIRECTIVE = re.compile(r"^--! (include|keys|rare) (.+)$", re.MULTILINE)
+INSERTION = re.compile(r"^ *--! insert (\w+)$", re.MULTILINE)
+RARE = re.compile(r"\bRARE\b")
 COMMENT = re.compile(r"^(?:[ \t]*--.*)?\n", re.MULTILINE)
 """Comments and empty lines, which Redis does not get."""
 NAMES = (
@@ -97,20 +101,30 @@ class Script(NamedTuple):
     """Names of the keys that every call declares first."""
 
 
+class Part(NamedTuple):
+    """A file of a script."""
+
+    text: str
+    keys: list[str]
+    rare: list[str]
+
+
 @cache
 def script(name: str) -> Script:
     """Return a script by name; `staged_x` runs `x` for a staged chunk of jobs."""
-    parts: dict[str, tuple[str, list[str]]] = {}
+    parts: dict[str, Part] = {}
     inner = name.removeprefix("staged_")
     _collect(inner, parts)
-    keys = tuple(dict.fromkeys(key for _, names in parts.values() for key in names))
+    keys = tuple(dict.fromkeys(key for part in parts.values() for key in part.keys))
+    rare = ", ".join(dict.fromkeys(key.upper() for part in parts.values() for key in part.rare))
     # A full server is emptied by its jobs: all but the scripts that add data run above `maxmemory`.
     heading = [] if name in ADDING else ["#!lua flags=allow-oom"]
-    heading += header("\n".join(text for text, _ in parts.values()))
+    heading += header("\n".join(part.text for part in parts.values()))
     heading += [f"local FIXED = {len(keys)}"]
     # Fields of a table would be slower than locals, of which two hundred are allowed.
     heading += [f"local {key.upper()} = KEYS[{index}]" for index, key in enumerate(keys, 1)]
-    lines = [*heading, *(inline(COMMENT.sub("", text)) for text, _ in parts.values())]
+    texts = (RARE.sub(rare, inline(COMMENT.sub("", part.text))) for part in parts.values())
+    lines = [*heading, *texts]
     if name != inner:
         lines = ["local function run(KEYS, ARGV)", *lines, "end", source("staged")]
     text = "\n".join(lines).encode()
@@ -122,17 +136,19 @@ def source(name: str) -> str:
     return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 
-def _collect(name: str, parts: dict[str, tuple[str, list[str]]]) -> None:
+def _collect(name: str, parts: dict[str, Part]) -> None:
     if name in parts:
         return
-    text = source(name)
-    keys: list[str] = []
+    text = INSERTION.sub(lambda match: source(match[1]), source(name))
+    part = Part(text, [], [])
     for kind, words in DIRECTIVE.findall(text):
-        if kind == "keys":
-            keys += words.split()
-            continue
-        for included in words.split():
-            if included == name:
+        for word in words.split():
+            if kind != "include":
+                part.keys.append(word)
+                if kind == "rare":
+                    part.rare.append(word)
+            elif word == name:
                 raise ConfigurationError(f"the script {name} includes itself")
-            _collect(included, parts)
-    parts[name] = (text, keys)
+            else:
+                _collect(word, parts)
+    parts[name] = part

@@ -116,6 +116,7 @@ class RedisStorage(Storage):
             keyspace.keys,
             lambda: self.queues.names(),
             keyspace.cached_names,
+            self._claiming.looks.note_wake,
         )
         self.jobs = RedisJobs(keyspace, removing)
         self.queues = RedisQueues(keyspace, removing, scanning, self._limits, kept)
@@ -152,7 +153,9 @@ class RedisStorage(Storage):
             transactions=NoTransactions() if self.outbox is None else self.outbox,
             enqueue_directly=self.enqueue_directly,
             has_outbox=self.outbox is not None,
-            changes=None if mirror is None else ChangeStream(keyspace, mirror, self._connections),
+            changes=None
+            if mirror is None
+            else ChangeStream(keyspace, mirror, self.options.stream, self._connections),
             staging=RedisStaging(keyspace, self._enqueueing.heading),
             bulk_writes=RedisBulkWriteReports(keyspace.run, keyspace.common, self._clock),
             export=RedisExport(keyspace.run, keyspace.keys, names),

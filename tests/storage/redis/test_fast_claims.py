@@ -255,3 +255,54 @@ def test_a_removed_job_gives_its_turn_to_none_of_a_lower_priority(redis_options,
         request = ClaimRequest("w", 3, frozenset("a"), (QUEUE,))
 
         assert [job.id for job in storage.claim(request).jobs] == ["1", "3", "4"]
+
+
+def test_outcomes_of_one_job_are_left_to_the_full_script(redis_options, redis_server, used):
+    with closing(RedisStorage(**redis_server.options)) as storage:
+        storage.enqueue([Batch(QUEUE, "a", JobOptions(), [b""])])
+        [job] = storage.claim(ClaimRequest("w", 1, frozenset("a"), (QUEUE,))).jobs
+        outcome = Outcome(QUEUE, job.id, job.token, "complete", b"1")
+        used.clear()
+
+        assert storage.finish([outcome, outcome], None).accepted == [True, False]
+        assert used == {"finish_and_claim": 1}
+
+
+def test_leases_of_many_jobs_are_only_those_of_the_jobs(redis_options, redis_server, used):
+    with closing(RedisStorage(**redis_server.options)) as storage:
+        storage.enqueue([Batch(QUEUE, "a", JobOptions(), [b""] * 60)])
+        request = ClaimRequest("w", 20, frozenset("a"), (QUEUE,))
+        jobs = storage.claim(request).jobs
+        for _ in range(2):
+            outcomes = [Outcome(QUEUE, job.id, job.token, "complete") for job in jobs]
+            jobs = storage.finish(outcomes, request).claims.jobs
+
+        key = storage.keys(QUEUE).key("lease").decode()
+        assert set(redis_server.run("ZRANGE", key, 0, -1)) == {job.id for job in jobs}
+        assert used["finish_and_claim"] == 0
+
+
+def test_pages_see_plain_enqueues_claims_and_ends(redis_options, redis_server, used):
+    with closing(RedisStorage(**redis_server.options)) as storage:
+        request = ClaimRequest("w", 1, frozenset("a"), (QUEUE,))
+        versions = []
+
+        def note():
+            versions.append(storage.reads.change_version())
+
+        storage.enqueue([Batch(QUEUE, "a", JobOptions(), [b""])])
+        note()
+        storage.enqueue([Batch(QUEUE, "a", JobOptions(), [b""])])
+        note()
+        [job] = storage.claim(request).jobs
+        note()
+        [job] = storage.finish([Outcome(QUEUE, job.id, job.token, "complete")], request).claims.jobs
+        note()
+        storage.finish([Outcome(QUEUE, job.id, job.token, "complete")], None)
+        note()
+        storage.claim(request)
+        note()
+
+        assert len(set(versions)) == 5
+        assert versions[4] == versions[5]  # an empty claim changes nothing
+        assert used["finish_and_claim"] == 0

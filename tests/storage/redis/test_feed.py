@@ -188,3 +188,12 @@ def test_the_ids_of_a_large_batch_are_those_of_its_jobs(storage, ids):
     assert told(rows) == [(result.id, "waiting") for result in results]
     assert {row["name"] for row in rows} == {batch().name}
     assert changes.next(QUEUE).ids == [result.id for result in results]
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_ids_of_equal_length_are_read_by_their_bytes(storage, count):
+    ids = [f"\N{LATIN SMALL LETTER E WITH ACUTE}{number:03}\N{EURO SIGN}" for number in range(count)]
+    start = storage.capabilities.feed.last(None)
+    storage.enqueue([batch(ids=ids, count=count)])
+
+    assert [row["id"] for row in read(storage, start, storage.capabilities.feed.last(None))] == ids

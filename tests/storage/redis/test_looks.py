@@ -8,7 +8,8 @@ import pytest
 
 from djqueue.core.job import ClaimRequest
 from djqueue.storage.redis import RedisStorage, namecache
-from djqueue.testing.factories import NAME, enqueue, enqueue_many
+from djqueue.storage.redis.looks import LOOK_SOON
+from djqueue.testing.factories import NAME, completing, enqueue, enqueue_many
 
 
 @pytest.fixture
@@ -32,6 +33,11 @@ def claim(storage, slots=1):
 def listings(server):
     """Return how often the names of the queues were listed."""
     return server.run("INFO", "commandstats").get("cmdstat_smembers", {"calls": 0})["calls"]
+
+
+def commands(server, name):
+    """Return how often a command was called."""
+    return server.run("INFO", "commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"]
 
 
 def looks(server):
@@ -113,6 +119,97 @@ def test_queues_take_turns_between_two_looks(worker, producer, redis_server):
     assert found["one"] > 5
     assert found["two"] > 5
     assert found.total() == 20
+
+
+def test_an_idle_worker_claims_from_the_queue_of_a_wake_up_without_a_look(worker, producer, redis_server):
+    woken = Event()
+    enqueue_many(producer, 1, queue="one")
+    enqueue_many(producer, 1, queue="two")
+    unsubscribe = worker.listen(None, woken.set)
+    assert claim(worker, 3).total() == 2
+    assert claim(worker, 3).total() == 0
+    woken.clear()
+    enqueue(producer, queue="two")
+    assert woken.wait(10)
+    before = commands(redis_server, "evalsha")
+
+    finished = worker.finish([], ClaimRequest("w", 3, frozenset({NAME})))
+
+    assert [job.queue for job in finished.claims.jobs] == ["two"]
+    assert finished.claims.wait == LOOK_SOON
+    assert commands(redis_server, "evalsha") == before + 1
+    enqueue(producer, queue="one")
+    assert claim(worker, 3) == {"one": 1}
+    assert commands(redis_server, "evalsha") >= before + 4
+    unsubscribe()
+
+
+def test_a_job_whose_wake_up_names_another_queue_is_found_by_the_next_claim(worker, producer):
+    woken = Event()
+    enqueue_many(producer, 1, queue="one")
+    enqueue_many(producer, 1, queue="two")
+    unsubscribe = worker.listen(["two"], woken.set)
+    assert claim(worker, 3).total() == 2
+    assert claim(worker, 3).total() == 0
+    woken.clear()
+    enqueue(producer, queue="one")
+    enqueue(producer, queue="two")
+    assert woken.wait(10)
+
+    assert claim(worker, 3) == {"two": 1}
+    assert claim(worker, 3) == {"one": 1}
+    unsubscribe()
+
+
+def test_wake_ups_do_not_prefer_new_jobs_to_those_of_another_queue(worker, producer):
+    woken = Event()
+    enqueue_many(producer, 20, queue="one")
+    enqueue(producer, queue="two")
+    unsubscribe = worker.listen(None, woken.set)
+    found = Counter()
+
+    for _ in range(10):
+        woken.clear()
+        enqueue(producer, queue="two")
+        assert woken.wait(10)
+        found += claim(worker)
+
+    assert found["one"] >= 4
+    unsubscribe()
+
+
+def test_an_idle_worker_reports_an_outcome_before_it_looks(worker, producer, redis_server):
+    enqueue_many(producer, 2, queue="one")
+    enqueue_many(producer, 1, queue="two")
+    request = ClaimRequest("w", 9, frozenset({NAME}))
+    jobs = worker.finish([], request).claims.jobs
+    assert len(jobs) == 3
+    enqueue(producer, queue="two")
+    before = commands(redis_server, "evalsha")
+
+    finished = worker.finish([completing(job) for job in jobs if job.queue == "one"], request)
+
+    # One call that reports and claims, one look at the other queue, and one claim from it.
+    assert finished.accepted == [True, True]
+    assert [job.queue for job in finished.claims.jobs] == ["two"]
+    assert commands(redis_server, "evalsha") == before + 3
+
+
+def test_a_worker_with_one_slot_does_not_stay_in_the_queue_of_its_last_job(worker, producer, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.redis.looks.LOOK_FRESH", 0)
+    enqueue_many(producer, 20, queue="one")
+    enqueue_many(producer, 20, queue="two")
+    request = ClaimRequest("w", 1, frozenset({NAME}))
+    found, jobs = Counter(), []
+
+    for _ in range(20):
+        finished = worker.finish([completing(job) for job in jobs], request)
+        assert finished.accepted == [True] * len(jobs)
+        jobs = finished.claims.jobs
+        found.update(job.queue for job in jobs)
+
+    assert found["one"] > 5
+    assert found["two"] > 5
 
 
 def test_a_look_serves_several_claims(worker, producer, redis_server, monkeypatch):

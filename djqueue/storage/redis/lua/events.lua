@@ -10,19 +10,10 @@
 if redis.call('EXISTS', LOG) == 0 then return {0, 0, '', {}, redis.call('EXISTS', JOBS)} end
 local stream = named(redis.call('XINFO', 'STREAM', LOG))
 
--- See `pack_ids` in base.lua.
-local function ids_of(packed)
-  local ids = cmsgpack.unpack(packed)
-  local size = ids[3]
-  if type(size) ~= 'number' then return ids end
-  local whole = {}
-  for at = 1, #ids[4], size do whole[#whole + 1] = ids[1] .. string.sub(ids[4], at, at + size - 1) .. ids[2] end
-  return whole
-end
-
 local function names_of(packed)
+  --! insert unpacked_ids
   local names = {}
-  for i, id in ipairs(ids_of(packed)) do
+  for i, id in ipairs(ids) do
     local blob = redis.call('HGET', JOBS, id)
     names[i] = blob and name_of(blob) or ''
   end

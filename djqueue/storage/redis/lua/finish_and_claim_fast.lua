@@ -1,51 +1,68 @@
 -- Finish jobs and claim the next ones, as long as their ends and claims concern only what all jobs have.
 --
 -- Checks that first. If not, it changes nothing (but removes holes of the list) and replies 'full', or 'due' if delayed
--- jobs are due: the caller then runs finish_and_claim. Calls and functions take most of its time, so it has few of both.
+-- jobs are due: the caller then runs finish_and_claim. Most calls finish and claim few jobs: calls and functions take
+-- most of the time, so the script has few of both.
 --
--- KEYS: of each outcome, the job's result.
--- ARGV: number of outcomes, worker, slots, lease, the worker's job names (each after a NUL, and one at the end), the
---   configured rate (capacity, per) and concurrency (each '' for none); then of each outcome its kind (c or n), id, token
---   and result.
+-- KEYS: of each job that was completed with a result, the result.
+-- ARGV: number of completed jobs, worker, slots, lease, the worker's job names (each after a NUL, and one at the end),
+--   '' or the configured capacity/per/concurrency (each '' for none); the kinds of the outcomes (c with a result, n
+--   without) and their tokens, each joined; their ids, of which none occurs twice; then the results. The worker is
+--   encoded (MessagePack).
 -- Returns {'done', 'full' or 'due', a flag for each outcome, last token, milliseconds until the next job may be claimable
 --   or -1, 0, claims (id, record, counters or ''), time}; to a repeated request 'again' and the ids.
---! include base rates complete
---! keys w z unhandled due lease deps
+--! include request numbers layout
+--! keys w lease finished
+--! rare z unhandled due deps
 
+local format, byte, find = string.format, string.byte, string.find
 local outcomes, worker, slots = tonumber(ARGV[ARGS]), ARGV[ARGS + 1], tonumber(ARGV[ARGS + 2])
+local asked = slots
 local names, claims = ARGV[ARGS + 4], slots > 0
-local first = ARGS + 8
+local tokens = ARGV[ARGS + 7]
+local first = ARGS + 7 -- before the first id
+local last = first + outcomes
 local FULL = {0, {'full'}}
 
-local limits = call('HMGET', META, 'paused', 'held', 'bounds', 'limited')
+local limits = call('HMGET', META, 'paused', 'held', 'bounds', 'limited', 'token')
 if limits[1] or limits[2] or limits[3] then return FULL end
-local due = call('ZRANGE', DUE, 0, 0, 'WITHSCORES')
-if due[2] and tonumber(due[2]) <= now then return {0, {'due'}} end
+local due
+if rare > 0 then
+  due = call('ZRANGE', DUE, '0', '0', 'WITHSCORES')[2]
+  if due and tonumber(due) <= now then return {0, {'due'}} end
+  if due then rare = rare - 1 end
+end
 
 -- Check the outcomes' jobs for dependents, and the jobs of other workers for some of this one.
 local has_priorities = false
-if call('EXISTS', Z, UNHANDLED, DEPS) > 0 then
+if rare > 0 then
   has_priorities = call('EXISTS', Z) == 1
+  if has_priorities then rare = rare - 1 end
+end
+if rare > 0 then
   if call('EXISTS', DEPS) == 1 then
-    for i = 1, outcomes do
-      local id = ARGV[first + 4 * i - 3]
-      if call('ZRANGEBYLEX', DEPS, '[' .. id .. NUL, '(' .. id .. AFTER, 'LIMIT', 0, 1)[1] then return FULL end
+    rare = rare - 1
+    for i = first + 1, last do
+      if call('ZRANGEBYLEX', DEPS, '[' .. ARGV[i] .. NUL, '(' .. ARGV[i] .. AFTER, 'LIMIT', 0, 1)[1] then return FULL end
     end
   end
-  local after, looks = '-', claims and 0 or 9
-  while looks < 9 do
+  local after, looks = '-', 0
+  while rare > 0 and claims and looks < 9 do
     local entry = call('ZRANGEBYLEX', UNHANDLED, after, '+', 'LIMIT', 0, 1)[1]
     if not entry then break end
     local name = string.match(entry, '^%z?([^%z]*)%z')
-    if looks == 8 or string.find(names, NUL .. name .. NUL, 1, true) then return FULL end
+    if looks == 0 then rare = rare - 1 end
+    if looks == 8 or find(names, NUL .. name .. NUL, 1, true) then return FULL end
     looks, after = looks + 1, '(' .. (sub(entry, 1, 1) == NUL and NUL or '') .. name .. AFTER
   end
 end
+has_outbox = rare > 0
 
 -- Limit the number of claims by rate and concurrency.
-local capacity, per, concurrency = ARGV[ARGS + 5], ARGV[ARGS + 6], ARGV[ARGS + 7]
-local parts, free_before, free
-if limits[4] or capacity .. concurrency ~= '' then
+local capacity, per, concurrency, parts, free_before, free
+if limits[4] or ARGV[ARGS + 5] ~= '' then
+  --! insert rates
+  capacity, per, concurrency = string.match(ARGV[ARGS + 5], '^(.*)/(.*)/(.*)$')
   local stored = call('HMGET', META, 'limited', 'capacity', 'per', 'concurrency', 'bucket', 'parts', 'filled')
   capacity, per, concurrency = limits_of(stored, capacity, per, concurrency)
   if capacity then
@@ -57,114 +74,147 @@ if limits[4] or capacity .. concurrency ~= '' then
     free = free_before + outcomes
     slots = math.min(slots, free)
   end
-else
-  capacity, concurrency = nil, nil
 end
 
 -- Take the next jobs: those of higher priorities, those of the list, those of lower ones.
-local wanted, popped, holes, prioritized = {}, {}, 0, {}
-local function take_prioritized(from, to)
-  for _, entry in ipairs(call('ZRANGEBYLEX', Z, from, to, 'LIMIT', 0, slots - #wanted)) do
-    prioritized[#prioritized + 1] = entry
-    wanted[#wanted + 1] = sub(entry, 13)
-  end
-end
+local wanted, popped, holes, prioritized = {}, nil, 0, nil
 if slots > 0 then
-  if has_priorities then take_prioritized('-', '(' .. pack('>I4', PRIORITY_BASE)) end
+  local take_prioritized
+  if has_priorities then
+    prioritized = {}
+    function take_prioritized(from, to)
+      for _, entry in ipairs(call('ZRANGEBYLEX', Z, from, to, 'LIMIT', 0, slots - #wanted)) do
+        prioritized[#prioritized + 1] = entry
+        wanted[#wanted + 1] = sub(entry, 13)
+      end
+    end
+    take_prioritized('-', '(' .. pack('>I4', PRIORITY_BASE))
+  end
   local room = slots - #wanted
   while room > 0 do
-    local entries = call('LPOP', W, room) or {}
-    for i = 1, #entries do
+    -- A number would be converted, which takes longer than to choose the argument.
+    local entries = call('LPOP', W, room == asked and ARGV[ARGS + 2] or format('%d', room)) or {}
+    local taken, n = #entries, #wanted
+    for i = 1, taken do
       local entry = entries[i]
       if entry == '' then
         holes = holes + 1
       else
-        popped[#popped + 1] = entry
-        wanted[#wanted + 1] = sub(entry, 9)
+        n = n + 1
+        wanted[n] = sub(entry, 9)
       end
     end
-    room = #entries == room and slots - #wanted or 0
+    popped = {before = popped, entries = entries}
+    room = taken == room and slots - n or 0
   end
   if holes > 0 then call('HINCRBY', META, 'holes', -holes) end
   if has_priorities and #wanted < slots then take_prioritized('[' .. pack('>I4', PRIORITY_BASE), '+') end
 end
 
-local function undo()
-  for i = #popped, 1, -1 do call('LPUSH', W, popped[i]) end
-  return FULL
-end
-
 -- Check the outcomes and these jobs.
-local count, ids, blobs, sts, seen = #wanted, {}, {}, {}, {}
-for i = 1, outcomes do ids[i] = ARGV[first + 4 * i - 3] end
+local count, ids, blobs, sts, refused = #wanted, {unpack(ARGV, first + 1, last)}, nil, nil, false
 for i = 1, count do ids[outcomes + i] = wanted[i] end
-if #ids > 0 then sts = call('HMGET', ST, unpack(ids)) end
+if outcomes + count > 0 then sts = call('HMGET', ST, unpack(ids)) end
 for i = 1, outcomes do
   local st = sts[i]
-  if not st or sub(st, 1, 1) ~= ACTIVE or sub(st, 2, 9) ~= ARGV[first + 4 * i - 2] then return undo() end
-  if seen[st] then return undo() end -- the same job twice
-  seen[st] = true
+  if not st or byte(st) ~= ACTIVE_BYTE or find(st, sub(tokens, 8 * i - 7, 8 * i), 2, true) ~= 2 then refused = true end
 end
-local named, bodies, started = {}, {}, {}
-if count > 0 then
-  blobs = call('HMGET', JOBS, unpack(wanted))
-  local heading, name
+local bodies, started = nil, nil
+if count > 0 and not refused then
+  blobs, started = call('HMGET', JOBS, unpack(wanted)), {}
+  local heading, name, run = nil, nil, 0
   for i = 1, count do
     local blob, st = blobs[i], sts[outcomes + i]
-    if not blob then return undo() end
+    if not blob then refused = true break end
     -- Jobs that are claimed together usually have one heading: the flag, the name's length and the name.
-    if not heading or sub(blob, 17, 16 + #heading) ~= heading then
+    if not heading or find(blob, heading, 17, true) ~= 17 then
+      if name then started[name], run = (started[name] or 0) + run, 0 end
       name = name_of(blob)
       heading = sub(blob, 17, 19 + #name)
-      if sub(heading, 1, 1) == 'x' or not string.find(names, NUL .. name .. NUL, 1, true) then return undo() end
+      if byte(heading) == NOT_PLAIN_BYTE or not find(names, NUL .. name .. NUL, 1, true) then refused = true break end
     end
+    run = run + 1
     if st then
       -- Attempts, failures, stalls, and so on: see job.lua.
       local body = decode(sub(st, 10))
-      if sub(st, 1, 1) ~= WAITING or body[3] > 0 or #body > 12 then return undo() end
+      if sub(st, 1, 1) ~= WAITING or body[3] > 0 or #body > 12 then refused = true break end
+      bodies = bodies or {}
       bodies[i] = body
     end
-    named[i] = name
-    started[name] = (started[name] or 0) + 1
   end
+  if name then started[name] = (started[name] or 0) + run end
+end
+if refused then
+  while popped do
+    local entries = popped.entries
+    for i = #entries, 1, -1 do
+      if entries[i] ~= '' then call('LPUSH', W, entries[i]) end
+    end
+    popped = popped.before
+  end
+  return FULL
 end
 
 -- Everything is checked: apply the changes.
+local st_changes, n = {nil, nil, nil, nil}, 0 -- with room for one outcome and one claim
 if outcomes > 0 then
+  local kinds, scores = ARGV[ARGS + 6], {nil, nil}
+  local timestamps, expires = pack('>I8I8', now, now + RESULT_TTL), format('%d', now + RESULT_TTL)
+  local results = 0
   for i = 1, outcomes do
-    local at = first + 4 * (i - 1)
-    complete_plain(ids[i], sts[i], KEYS[FIXED + i], ARGV[at] == 'c' and ARGV[at + 3])
+    local id, token = ids[i], sub(tokens, 8 * i - 7, 8 * i)
+    st_changes[n + 1] = id
+    st_changes[n + 2] = COMPLETED .. token .. timestamps .. sub(sts[i], 10) --@ complete: active -> completed
+    scores[n + 1], scores[n + 2] = expires, id
+    n = n + 2
+    if byte(kinds, i) == RESULT_BYTE then
+      results = results + 1
+      call('SET', KEYS[FIXED + results], ARGV[last + results], 'PX', RESULT_TTL_TEXT)
+    end
   end
-  write_completed(0)
+  call('ZADD', FINISHED, unpack(scores, 1, n))
+  call('HINCRBY', COUNT, COMPLETED, ARGV[ARGS])
 end
+
+-- A sorted set of few and short members is searched from one end. A long member, which is removed at once, has Redis
+-- build an index, which the leases of many jobs need.
+local long_member = outcomes > 0 and count >= 16 and string.rep('-', 65) or nil
 
 local base, claimed = 0, {}
 if count > 0 then
-  base = next_numbers('token', count) - 1
-  local new = encode({1, 0, 0, worker, now, 0, '', '', '', '', 0, 0})
-  local expires, leases = string.format('%.0f', now + tonumber(ARGV[ARGS + 3])), {}
-  local n = #st_changes
+  -- As `next_numbers` does, in one call.
+  base = math.max(tonumber(limits[5] or 0), now * 2048)
+  call('HSET', META, 'token', format('%d', base + count))
+  -- The encoding of {1, 0, 0, worker, now, 0, '', '', '', '', 0, 0}.
+  local new = '\156\1\0\0' .. worker .. '\207' .. pack('>I8', now) .. '\0\160\160\160\160\0\0'
+  local expires, leases = format('%d', now + ARGV[ARGS + 3]), long_member and {'0', long_member} or {nil, nil}
+  local before = long_member and 2 or 0
   for i = 1, count do
-    local id, body, packed, counters = wanted[i], bodies[i], new, ''
+    local id, body, packed, counters, at = wanted[i], bodies and bodies[i], new, '', 2 * i
     if body then
-      body[1], body[4], body[5], body[11] = body[1] + 1, worker, now, 0
+      body[1], body[4], body[5], body[11] = body[1] + 1, decode(worker), now, 0
       packed, counters = encode(body), encode({body[1], body[2], body[3], body[6]})
     end
-    st_changes[n + 1], st_changes[n + 2] = id, ACTIVE .. pack('>I8', base + i) .. packed --@ claim: waiting -> active
+    leases[before + at - 1], leases[before + at] = expires, id
+    st_changes[n + 1], st_changes[n + 2] = id, pack('>c1I8c0', ACTIVE, base + i, packed) --@ claim: waiting -> active
     n = n + 2
-    leases[2 * i - 1], leases[2 * i] = expires, id
-    claimed[3 * i - 2], claimed[3 * i - 1], claimed[3 * i] = id, blobs[i], counters
-    note(id, ACTIVE)
-    if watching then emit_event(id, named[i], 'active', 'active') end
+    at = 3 * i
+    claimed[at - 2], claimed[at - 1], claimed[at] = id, blobs[i], counters
   end
-  if #prioritized > 0 then variadic('ZREM', Z, prioritized) end
-  variadic('ZADD', LEASE, leases)
-  for name, number in pairs(started) do add('n:' .. name, -number) end
+  if prioritized and #prioritized > 0 then call('ZREM', Z, unpack(prioritized)) end
+  call('ZADD', LEASE, unpack(leases, 1, before + 2 * count))
+  for name, number in pairs(started) do add('n:' .. name, number == asked and '-' .. ARGV[ARGS + 2] or -number) end
 end
-variadic('HSET', ST, st_changes)
+if long_member then
+  call('ZREM', LEASE, long_member, unpack(ARGV, first + 1, last))
+elseif outcomes > 0 then
+  call('ZREM', LEASE, unpack(ARGV, first + 1, last))
+end
+if n > 0 then call('HSET', ST, unpack(st_changes, 1, n)) end --@ claim: waiting -> active
 
-local wait = claims and due[2] and math.max(0, tonumber(due[2]) - now) or -1
+local wait = claims and due and math.max(0, tonumber(due) - now) or -1
 if claims and capacity then
+  --! insert rates
   parts = parts - count * per
   if count > 0 then store_bucket(META, 'bucket', capacity, per, parts) end
   if parts < per then
@@ -179,6 +229,25 @@ if claims and capacity then
 end
 -- Workers that found no free slot learn of those that are left.
 if free and free_before <= 0 and free > count and call('EXISTS', W, Z) > 0 then woken = true end
-unchanged = outcomes == 0 and count == 0
-local flags = string.rep('1', outcomes)
-return answer({'done', flags, base, wait, 0, claimed, now}, {'again', flags, base, wait, 0, wanted, now})
+
+if watching then
+  --! insert watched
+  for i = 1, outcomes do
+    if is_watched(ids[i]) then emit_event(ids[i], name_of(call('HGET', JOBS, ids[i])), 'completed', 'completed') end
+  end
+  for i = 1, count do emit_event(wanted[i], name_of(blobs[i]), 'active', 'active') end
+end
+
+-- Claims change the number of the last token, which pages compare like the version.
+unchanged = outcomes == 0 or count > 0
+local flags, packed, states, reported = string.rep('1', outcomes), '', nil, nil
+local reply = {'done', flags, base, wait, 0, claimed, now}
+if n > 0 then
+  states = string.rep(COMPLETED, outcomes) .. string.rep(ACTIVE, count)
+  --! insert packed_ids
+end
+-- A repetition gets the ids of the claims from those of all changed jobs. This is what `encode` would make of
+-- {0, {'again', flags, base, wait, 0, packed, now}}, but made at once: Lua hashes every string.
+local memory = ARGV[2] .. '\146\0\151\165again' .. encode(flags, base, wait, 0)
+  .. pack('>c1I4', '\219', #packed) .. packed .. pack('>c1I8', '\207', now)
+--! insert answer

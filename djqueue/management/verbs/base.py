@@ -1,0 +1,163 @@
+"""Declares the verbs of `manage.py djqueue`, and writes their results."""
+
+import json
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple, Protocol, TextIO
+
+from django.core.management.base import CommandError, DjangoHelpFormatter
+
+from djqueue.core.states import State
+from djqueue.runtime.exits import MISUSED
+
+Options = Mapping[str, Any]
+Run = Callable[[Options, "Output"], None]
+
+
+class HelpFormatter(RawDescriptionHelpFormatter, DjangoHelpFormatter):
+    """Keeps the paragraphs of descriptions."""
+
+
+class Verbs(NamedTuple):
+    """The place where verbs are declared: the command, or a verb that has verbs of its own."""
+
+    actions: Any
+    """argparse's subparsers."""
+
+    def add(self, name: str, run: Run, description: str, *, json: bool = True) -> ArgumentParser:
+        """Declare a verb, and return its parser, for its arguments.
+
+        Args:
+            run: Runs the verb.
+            description: Help text; its first line appears in the list of verbs.
+            json: The verb has the option `--json`.
+        """
+        summary = description.strip().splitlines()[0].rstrip(".")
+        parser: ArgumentParser = self.actions.add_parser(
+            name,
+            help=summary[0].lower() + summary[1:],
+            description=description,
+            formatter_class=HelpFormatter,
+        )
+        parser.set_defaults(run=run)
+        if json:
+            parser.add_argument("--json", action="store_true", help="Write one JSON document.")
+        return parser
+
+    def group(self, name: str, description: str) -> "Verbs":
+        """Declare a verb that has verbs of its own, such as `dead list`."""
+        summary = description.strip().splitlines()[0].rstrip(".")
+        parser = self.actions.add_parser(
+            name,
+            help=summary[0].lower() + summary[1:],
+            description=description,
+            formatter_class=HelpFormatter,
+        )
+        return Verbs(parser.add_subparsers(dest=f"{name}_action", metavar="ACTION", required=True))
+
+
+class Writable(Protocol):
+    """A stream that is written to, such as Django's OutputWrapper."""
+
+    def write(self, text: str, /) -> Any:
+        """Write text."""
+
+    def flush(self) -> None:
+        """Flush what was written."""
+
+
+class Output:
+    """Writes the result of a verb: lines and tables for people, or one JSON document.
+
+    Args:
+        stdout: Where results go.
+        stderr: Where progress and questions go.
+        as_json: Only `document` writes; lines and tables are left out.
+        stdin: Where answers come from.
+    """
+
+    def __init__(
+        self, stdout: Writable, stderr: Writable, *, as_json: bool = False, stdin: TextIO | None = None
+    ) -> None:
+        self._stdout = stdout
+        self._stderr = stderr
+        self._stdin = stdin if stdin is not None else sys.stdin
+        self.as_json = as_json
+
+    def line(self, text: str = "") -> None:
+        """Write a line for people."""
+        if not self.as_json:
+            self._stdout.write(f"{text}\n")
+
+    def table(self, headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Write aligned columns for people; numbers are right-aligned."""
+        if self.as_json:
+            return
+        cells = [[shown(value) for value in row] for row in rows]
+        is_number = [
+            bool(cells) and all(cell[0].replace(",", "").isdigit() or cell == ("-",) for cell in column)
+            for column in zip(*[[(value,) for value in row] for row in cells], strict=True)
+        ] or [False] * len(headings)
+        widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+        for row in [list(headings), *cells]:
+            parts = [
+                cell.rjust(width) if right else cell.ljust(width)
+                for cell, width, right in zip(row, widths, is_number, strict=True)
+            ]
+            self._stdout.write("  ".join(parts).rstrip() + "\n")
+
+    def document(self, value: Any) -> None:
+        """Write the JSON document, if one was requested."""
+        if self.as_json:
+            self._stdout.write(json.dumps(value, default=plain, ensure_ascii=False, indent=2) + "\n")
+
+    def progress(self, text: str) -> None:
+        """Write a line about work in progress, where it does not mix with the result."""
+        self._stderr.write(f"{text}\n")
+        self._stderr.flush()
+
+    def confirm(self, question: str, *, assume_yes: bool) -> None:
+        """Ask a question on a terminal. Raises CommandError unless the answer is yes.
+
+        Without a terminal, and without `assume_yes`, nothing is asked and the verb is refused.
+        """
+        if assume_yes:
+            return
+        if not self._stdin.isatty():
+            raise CommandError(
+                f"{question} This needs a confirmation, and the input is not a terminal: add --no-input "
+                "to run it without a question.",
+                returncode=MISUSED,
+            )
+        self._stderr.write(f"{question} [y/N] ")
+        self._stderr.flush()
+        if self._stdin.readline().strip().lower() not in ("y", "yes"):
+            raise CommandError("Nothing was changed.")
+
+
+def shown(value: Any) -> str:
+    """Return a value as people read it."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, State):
+        return value.value
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    return str(value)
+
+
+def plain(value: Any) -> Any:
+    """Return a JSON value for one that JSON lacks."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    return str(value)

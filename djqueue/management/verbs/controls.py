@@ -1,0 +1,183 @@
+"""`manage.py djqueue pause`, `resume`, `limit`, `drain`, `clean` and `obliterate`."""
+
+from argparse import ArgumentTypeError
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from djqueue.client import Queue, get_storage
+from djqueue.client.limiters import UNCHANGED
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime
+from djqueue.core.states import PENDING, TERMINAL, State
+from djqueue.management.flags import count
+from djqueue.runtime.exits import MISUSED
+
+from .arguments import add_confirmation, duration, state, used_queue
+from .auditing import note
+from .base import Options, Output, Verbs
+
+PAUSE = """Stop claims from queues; running jobs finish."""
+RESUME = """Resume paused queues."""
+LIMIT = """Limit a queue for all workers, or remove limits.
+
+    manage.py djqueue limit emails --rate 100/s --concurrency 20
+    manage.py djqueue limit emails --rate none
+"""
+DRAIN = """Delete every job of a queue that has not started.
+
+    manage.py djqueue drain emails --dry-run
+"""
+CLEAN = """Delete jobs of a queue by state and age.
+
+    manage.py djqueue clean emails --state completed --older-than 7d
+"""
+OBLITERATE = """Delete a queue with all its jobs, results, dead letters and limits.
+
+If jobs are active, the queue is left as it is, unless --force is given; their outcomes are then discarded.
+"""
+NONE = "none"
+"""Removes a limit."""
+
+
+def add(verbs: Verbs) -> None:
+    """Declare the verbs."""
+    for name, run, text in (("pause", pause, PAUSE), ("resume", resume, RESUME)):
+        parser = verbs.add(name, run, text)
+        parser.add_argument("queues", metavar="QUEUE", nargs="+", help="Names of queues.")
+    parser = verbs.add("limit", limit, LIMIT)
+    parser.add_argument("queue", metavar="QUEUE", help="Name of the queue.")
+    parser.add_argument("--rate", metavar="N/UNIT", help="Starts per s, m, h or d, such as 100/s; or none.")
+    parser.add_argument("--concurrency", type=_limit, metavar="N", help="Active jobs at once; or none.")
+    parser = verbs.add("drain", drain, DRAIN)
+    parser.add_argument("queue", metavar="QUEUE", help="Name of the queue.")
+    parser.add_argument("--keep-delayed", action="store_true", help="Keep delayed and blocked jobs.")
+    add_confirmation(parser, "deleted")
+    parser = verbs.add("clean", clean, CLEAN)
+    parser.add_argument("queue", metavar="QUEUE", help="Name of the queue.")
+    parser.add_argument(
+        "--state",
+        type=state,
+        action="append",
+        help="Only this state; may be repeated (default: completed, failed and cancelled).",
+    )
+    parser.add_argument(
+        "--older-than",
+        type=duration,
+        default=0.0,
+        metavar="AGE",
+        help="Only jobs that ended, or were enqueued if they are pending, this long ago, such as 7d.",
+    )
+    parser.add_argument("--limit", type=count, metavar="N", help="Maximum number of jobs.")
+    add_confirmation(parser, "deleted")
+    parser = verbs.add("obliterate", obliterate, OBLITERATE)
+    parser.add_argument("queue", metavar="QUEUE", help="Name of the queue.")
+    parser.add_argument("--force", action="store_true", help="Delete active jobs, too.")
+    add_confirmation(parser, "deleted")
+
+
+def pause(options: Options, output: Output) -> None:
+    """Pause queues."""
+    _switch(options, output, paused=True)
+
+
+def resume(options: Options, output: Output) -> None:
+    """Resume queues."""
+    _switch(options, output, paused=False)
+
+
+def limit(options: Options, output: Output) -> None:
+    """Limit a queue."""
+    rate, concurrency = options["rate"], options["concurrency"]
+    if rate is None and concurrency is None:
+        raise CommandError("pass --rate, --concurrency or both; none removes a limit", returncode=MISUSED)
+    queue = Queue(options["queue"])
+    given: dict[str, Any] = {
+        "rate": UNCHANGED if rate is None else None if rate == NONE else rate,
+        "concurrency": UNCHANGED if concurrency is None else None if concurrency == NONE else concurrency,
+    }
+    queue.set_limits(**given)
+    note("limits", queue=queue.name, detail={"new": {"rate": rate, "concurrency": concurrency}})
+    [now] = get_storage().reads.overview([queue.name]).queues
+    shown = None if now.rate is None else f"{now.rate.capacity} per {now.rate.per / 1_000:g} s"
+    output.document({"queue": queue.name, "rate": shown, "concurrency": now.concurrency})
+    output.line(f"{queue.name}: rate {shown or NONE}, concurrency {now.concurrency or NONE}")
+
+
+def drain(options: Options, output: Output) -> None:
+    """Delete pending jobs."""
+    states = {State.WAITING} if options["keep_delayed"] else set(PENDING)
+    queue = Queue(used_queue(get_storage(), options["queue"]))
+    _delete(options, output, queue, states, lambda: queue.drain(delayed=not options["keep_delayed"]))
+
+
+def clean(options: Options, output: Output) -> None:
+    """Delete jobs by state and age."""
+    queue = Queue(used_queue(get_storage(), options["queue"]))
+    states = set(options["state"] or TERMINAL)
+    names = [one.value for one in states]
+    _delete(
+        options,
+        output,
+        queue,
+        states,
+        lambda: queue.clean(options["older_than"], names, options["limit"]),
+        older_than=options["older_than"],
+    )
+
+
+def obliterate(options: Options, output: Output) -> None:
+    """Delete a queue."""
+    queue = Queue(used_queue(get_storage(), options["queue"]))
+    _delete(options, output, queue, set(State), lambda: queue.obliterate(force=options["force"]), whole=True)
+
+
+def _switch(options: Options, output: Output, *, paused: bool) -> None:
+    storage = get_storage()
+    for name in options["queues"]:
+        if paused:
+            Queue(name).pause()
+        else:
+            Queue(used_queue(storage, name)).resume()
+        note("pause" if paused else "resume", queue=name)
+        output.line(f"{'Paused' if paused else 'Resumed'} {name}.")
+    output.document([{"queue": name, "paused": paused} for name in options["queues"]])
+
+
+def _delete(
+    options: Options,
+    output: Output,
+    queue: Queue,
+    states: set[State],
+    delete: Any,
+    *,
+    older_than: float = 0.0,
+    whole: bool = False,
+) -> None:
+    """Delete jobs after a confirmation that counts them."""
+    counts = get_storage().reads.counts(queue.name)
+    most = sum(number for one, number in counts.items() if one in states)
+    if older_than:
+        before = to_datetime(SYSTEM_CLOCK.now() - int(older_than * 1_000)).isoformat(" ", "seconds")
+        text = f"those of {most:,} jobs of queue {queue.name!r} that are from before {before}"
+    else:
+        jobs, name = f"{most:,} jobs", f"queue {queue.name!r}"
+        text = f"{name} with {jobs}" if whole else f"{jobs} of {name}"
+    if options["dry_run"]:
+        output.document({"queue": queue.name, "matching": most, "deleted": 0})
+        output.line(f"Would delete {text}.")
+        return
+    output.confirm(f"Delete {text}?", assume_yes=options["no_input"])
+    deleted = delete()
+    note("clean", queue=queue.name, count=deleted, detail={"states": sorted(one.value for one in states)})
+    output.document({"queue": queue.name, "matching": most, "deleted": deleted})
+    output.line(f"Deleted {deleted:,} jobs of queue {queue.name!r}.")
+
+
+def _limit(text: str) -> int | str:
+    if text == NONE:
+        return text
+    try:
+        return count(text)
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(f"{error}, or {NONE}") from None

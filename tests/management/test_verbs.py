@@ -1,0 +1,289 @@
+"""`manage.py djqueue VERB` on every storage."""
+
+import json
+import re
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from djqueue import job
+from djqueue.client import get_storage, registry
+from djqueue.client.declared import declared
+from djqueue.client.storages import close_storage
+from djqueue.core.states import State
+from djqueue.management.commands import djqueue
+from djqueue.models import AuditEvent, CronJob
+from djqueue.runtime.exits import MISUSED
+from djqueue.storage.base import Storage
+from djqueue.testing import factories as f
+from djqueue.testing.draining import drain
+
+BACKENDS = ("memory.MemoryStorage", "database.DatabaseStorage", "redis.RedisStorage")
+EMAILS = "emails"
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda name: name.partition(".")[0])
+def storage(
+    request: pytest.FixtureRequest, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Storage]:
+    chosen: dict[str, Any] = {"BACKEND": f"djqueue.storage.{request.param}"}
+    if request.param.startswith("redis"):
+        server = request.getfixturevalue("redis_server")
+        server.run("FLUSHALL")
+        chosen["OPTIONS"] = {"URL": server.url}
+    settings.DJQUEUE = {"STORAGE": chosen}
+    monkeypatch.setattr(declared, "_entries", {})
+    monkeypatch.setattr(registry, "_types", {})
+    found = get_storage()
+    found.connect()
+    yield found
+    close_storage()
+
+
+def run(*arguments: str, stdin: str | None = None) -> str:
+    output = StringIO()
+    call_command(djqueue.Command(stderr=StringIO()), *arguments, stdout=output)
+    return output.getvalue()
+
+
+def document(*arguments: str) -> Any:
+    return json.loads(run(*arguments, "--json"))
+
+
+def add(a: int, b: int = 0) -> int:
+    return a + b
+
+
+def test_stats_count_the_jobs_of_each_queue(storage: Storage) -> None:
+    f.enqueue_many(storage, 3, queue=EMAILS)
+    f.a_delayed_job(storage, queue=EMAILS)
+
+    [queue] = document("stats")["queues"]
+
+    assert queue["name"] == EMAILS
+    assert (queue["waiting"], queue["delayed"], queue["active"], queue["failed"]) == (3, 1, 0, 0)
+    assert queue["totals"]["enqueued"] == 4
+    assert queue["oldest_waiting_seconds"] >= 0
+    assert EMAILS in run("stats")
+
+
+def test_a_misspelled_queue_gets_a_suggestion(storage: Storage) -> None:
+    f.enqueue(storage, queue=EMAILS)
+
+    with pytest.raises(CommandError, match=r"emials.*did you mean 'emails'"):
+        run("stats", "--queue", "emials")
+
+
+def test_jobs_are_listed_newest_first_by_state_and_name(storage: Storage) -> None:
+    first = f.enqueue(storage, queue=EMAILS, name="one")
+    second = f.enqueue(storage, queue=EMAILS, name="two")
+
+    assert {row["id"] for row in document("jobs")} == {first, second}
+    assert [row["id"] for row in document("jobs", "--name", "two")] == [second]
+    assert document("jobs", "--state", "failed") == []
+    assert len(document("jobs", "--limit", "1")) == 1
+    assert second in run("jobs")
+
+
+def test_a_job_is_shown_with_its_reason_and_without_its_secrets(storage: Storage) -> None:
+    login = job(name="login", queue=EMAILS)(lambda user, password: None)
+    enqueued = login.using(delay=60, headers={"tenant": 7, "token": "hunter3"}).enqueue(
+        "ann", password="hunter2"
+    )
+
+    shown = document("job", enqueued.id)
+
+    assert shown["state"] == "delayed"
+    assert "scheduled for later" in shown["not_running_because"]
+    assert shown["headers"]["tenant"] == 7
+    assert "hunter" not in run("job", enqueued.id)
+    revealed = run("job", enqueued.id, "--show-payload")
+    assert "hunter2" in revealed
+    assert "hunter3" in revealed
+    assert AuditEvent.objects.filter(action="reveal", job_id=enqueued.id).count() == 1
+
+
+def test_an_unknown_job_is_an_error(storage: Storage) -> None:
+    with pytest.raises(CommandError, match="no queue has a job 'nothing'"):
+        run("job", "nothing")
+
+
+def test_enqueue_passes_arguments_and_options(storage: Storage) -> None:
+    job(name="add", queue=EMAILS)(add)
+
+    answer = document("enqueue", "add", "--args", "[1]", "--kwargs", '{"b": 2}', "--priority", "7")
+
+    assert answer["status"] == "queued"
+    assert f.job(storage, answer["id"], EMAILS).options.priority == 7
+    assert drain().completed == 1
+    assert document("wait", answer["id"])[0]["result"] == 3
+
+
+def test_enqueue_by_name_needs_a_queue(storage: Storage) -> None:
+    with pytest.raises(CommandError, match="no job is registered as 'resize'"):
+        run("enqueue", "resize", "--payload", "1")
+
+    answer = document("enqueue", "resize", "--payload", "1", "--queue", "images", "--id", "r1")
+
+    assert (answer["id"], answer["queue"]) == ("r1", "images")
+    assert document("enqueue", "resize", "--payload", "1", "--queue", "images", "--id", "r1")["status"] == (
+        "duplicate"
+    )
+
+
+def test_arguments_that_are_no_json_are_refused(storage: Storage) -> None:
+    with pytest.raises(CommandError, match="JSON array"):
+        run("enqueue", "add", "--args", '{"a": 1}')
+
+
+def test_wait_fails_for_a_failed_job_and_after_its_timeout(storage: Storage) -> None:
+    failed = f.a_failed_job(storage)
+    waiting = f.enqueue(storage)
+
+    with pytest.raises(CommandError, match="failed"):
+        run("wait", failed)
+    with pytest.raises(CommandError, match=waiting):
+        run("wait", waiting, "--timeout", "0.05")
+
+
+def test_cancel_by_id_and_by_filter(storage: Storage) -> None:
+    one = f.enqueue(storage, queue=EMAILS)
+    others = f.enqueue_many(storage, 3, queue=EMAILS)
+    kept = f.enqueue(storage, queue=EMAILS, name="kept")
+
+    assert document("cancel", one) == [{"id": one, "queue": EMAILS, "outcome": "cancelled"}]
+    assert document("cancel", "--all", "--name", f.NAME, "--dry-run") == {"matching": 3, "changed": 0}
+    answer = document("cancel", "--all", "--name", f.NAME, "--no-input")
+
+    assert answer["changed"] == 3
+    assert {f.state(storage, job_id, EMAILS) for job_id in others} == {State.CANCELLED}
+    assert f.state(storage, kept, EMAILS) is State.WAITING
+    assert AuditEvent.objects.filter(action="all_cancel_begin", count=3).exists()
+
+
+def test_a_change_of_many_jobs_is_refused_without_a_terminal(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO())
+    f.enqueue(storage, queue=EMAILS)
+
+    for verb in (["cancel", "--all"], ["drain", EMAILS], ["clean", EMAILS], ["obliterate", EMAILS]):
+        with pytest.raises(CommandError, match="--no-input") as refused:
+            run(*verb)
+        assert refused.value.returncode == MISUSED
+    assert f.counts(storage, EMAILS)[State.WAITING] == 1
+
+
+def test_filters_without_all_are_refused(storage: Storage) -> None:
+    with pytest.raises(CommandError, match="together with --all"):
+        run("cancel", f.enqueue(storage), "--name", "x")
+    with pytest.raises(CommandError, match="pass --all"):
+        run("cancel")
+
+
+def test_retry_reports_jobs_that_are_not_failed(storage: Storage) -> None:
+    failed = f.a_failed_job(storage)
+
+    assert document("retry", failed)[0]["outcome"] == "retried"
+    with pytest.raises(CommandError, match="1 of 1 jobs were not changed"):
+        run("retry", failed)
+
+
+def test_promote_and_move(storage: Storage) -> None:
+    delayed = f.a_delayed_job(storage, queue=EMAILS)
+    document("promote", "--all", "--queue", EMAILS, "--no-input")
+    assert f.state(storage, delayed, EMAILS) is State.WAITING
+
+    assert document("move", delayed, "--to", "slow")[0]["outcome"] == "moved"
+    assert f.state(storage, delayed, "slow") is State.WAITING
+
+
+def test_pause_resume_and_limit(storage: Storage) -> None:
+    f.enqueue(storage, queue=EMAILS)
+
+    run("pause", EMAILS)
+    assert document("queues")[0]["paused"] is True
+    run("resume", EMAILS)
+    assert storage.queues.is_paused(EMAILS) is False
+    assert document("limit", EMAILS, "--rate", "5/m", "--concurrency", "2") == {
+        "queue": EMAILS,
+        "rate": "5 per 60 s",
+        "concurrency": 2,
+    }
+    assert document("limit", EMAILS, "--rate", "none")["rate"] is None
+    with pytest.raises(CommandError, match="pass --rate"):
+        run("limit", EMAILS)
+
+
+def test_drain_clean_and_obliterate(storage: Storage) -> None:
+    f.a_completed_job(storage, queue=EMAILS, retention=60_000)
+    f.enqueue_many(storage, 2, queue=EMAILS)
+
+    assert document("drain", EMAILS, "--dry-run")["matching"] >= 2
+    assert document("drain", EMAILS, "--no-input")["deleted"] == 2
+    assert document("clean", EMAILS, "--older-than", "1d", "--no-input")["deleted"] == 0
+    assert document("clean", EMAILS, "--state", "completed", "--yes")["deleted"] == 1
+    f.enqueue(storage, queue=EMAILS)
+    assert document("obliterate", EMAILS, "--no-input")["deleted"] == 1
+    assert storage.queues.names() == []
+
+
+def test_dead_letters_are_listed_counted_retried_and_purged(storage: Storage) -> None:
+    failed = [f.a_failed_job(storage, queue=EMAILS) for _ in range(3)]
+
+    assert {row["id"] for row in document("dead", "list")} == set(failed)
+    assert document("dead", "stats")[EMAILS]["total"] == 3
+    assert document("dead", "list", "--reason", "timeout") == []
+    assert document("dead", "retry", "--dry-run")["retried"] == 3
+    assert document("dead", "retry", "--limit", "1", "--no-input")["retried"] == 1
+    assert document("dead", "purge", "--queue", EMAILS, "--no-input") == {"matching": 2, "deleted": 2}
+    assert storage.reads.dead_letters(EMAILS) == []
+
+
+def test_an_unknown_reason_gets_a_suggestion(storage: Storage) -> None:
+    f.a_failed_job(storage, queue=EMAILS)
+
+    with pytest.raises(CommandError, match="did you mean 'timeout'"):
+        run("dead", "list", "--reason", "timeot")
+
+
+def test_schedules_are_added_run_paused_and_removed(storage: Storage) -> None:
+    job(name="add", queue=EMAILS)(add)
+
+    document("cron", "add", "poll", "add", "--every", "5m", "--args", "[1]")
+    [row] = document("cron", "list")
+    assert (row["every_seconds"], row["enabled"], len(row["next_runs"])) == (300, True, 5)
+    [sent] = document("cron", "run", "poll")
+    assert f.state(storage, sent["id"], EMAILS) is State.WAITING
+    run("cron", "pause", "poll")
+    assert CronJob.objects.get().enabled is False
+    run("cron", "resume", "poll")
+    assert CronJob.objects.get().enabled is True
+    assert "poll" in run("schedules")
+    run("cron", "remove", "poll")
+    assert not CronJob.objects.exists()
+
+
+def test_a_wrong_schedule_is_refused(storage: Storage) -> None:
+    with pytest.raises(CommandError, match="schedule:"):
+        run("cron", "add", "bad", "add", "--cron", "61 * * * *")
+    with pytest.raises(CommandError, match="unknown schedule 'nightly'"):
+        run("cron", "run", "nightly")
+
+
+def test_the_docs_list_every_verb_with_its_summary() -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "command-line.md").read_text()
+    table = re.search(r"<!-- table: verbs -->\n(?:\|.*\n){2}((?:\|.*\n)+)", page)
+    assert table is not None
+    listed = dict(re.findall(r"\| `(.+?)` \| (.+?) \|", table[1]))
+
+    parser = djqueue.Command().create_parser("manage.py", "djqueue")
+    [actions] = [one for one in parser._actions if one.dest == "action"]
+
+    assert listed == {one.dest: one.help for one in actions._choices_actions}

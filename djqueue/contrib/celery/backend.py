@@ -29,7 +29,7 @@ LOOK = 5_000
 class ResultConsumer(BaseResultConsumer):
     """Waits for results with subscriptions to the events of their keys."""
 
-    backend: "DjqueueBackend"
+    backend: "DjqueueResultBackend"
     _connection_errors = (StorageUnavailableError, ConnectionError)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -113,7 +113,7 @@ class ResultConsumer(BaseResultConsumer):
         super().on_after_fork()
 
 
-class DjqueueBackend(ChordsMixin, AsyncBackendMixin, BaseKeyValueStoreBackend):
+class DjqueueResultBackend(ChordsMixin, AsyncBackendMixin, BaseKeyValueStoreBackend):
     """Results in the storage of a `djqueue://` URL: see `djqueue.contrib.celery.locating`."""
 
     ResultConsumer = ResultConsumer

@@ -10,7 +10,7 @@ from djqueue.core.queue import QueuePolicy
 from . import records
 from .keys import QueueKeys
 from .keyspace import Keyspace
-from .limits import NOTHING_GRANTED, SERVED, SHORT, Grant, SharedLimits, permit
+from .limits import NOTHING_GRANTED, SERVED, Grant, SharedLimits, permit
 from .looks import Looks, QueueLook
 from .records import pack, pack_text, text
 from .removing import Removing
@@ -182,7 +182,8 @@ class Claiming:
         flags = b""
         jobs: list[Claimed] = []
         waits: list[int] = []
-        least, had = self._short.get(queue, 1), b""
+        least = self._short.get(queue, 1)
+        had: bytes | int = b""
         while True:
             wanted = min(slots - len(jobs), BULK)
             grant = yield from limits.ask(limiter, queue, wanted, least, lease, ended, had)
@@ -204,7 +205,7 @@ class Claiming:
             if not short or len(jobs) >= slots:
                 break
             # The next job needs more permits than requested.
-            outcomes, ended, least, had = (), [], short, SERVED if jobs else SHORT
+            outcomes, ended, least, had = (), [], short, SERVED if jobs else grant.place
         return flags, jobs, min(waits, default=None), 0
 
     def _note(self, queue: str, short: int, *, is_drained: bool) -> None:

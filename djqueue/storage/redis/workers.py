@@ -27,7 +27,7 @@ class RedisWorkers(Workers):
         self._metrics = metrics
 
     def register(self, info: WorkerInfo) -> tuple[str, ...]:
-        about = _packed(info)
+        about = _pack(info)
         told = self._keyspace.run(
             answer(self._worker(b"register", pack_text(info.id), about, info.started_at))
         )
@@ -41,7 +41,7 @@ class RedisWorkers(Workers):
 
     def live(self) -> Steps[list[WorkerInfo]]:
         [found] = yield [self._worker(b"list", WORKER_TTL, DUMP_TTL)]
-        return [_unpacked(found[at], int(float(found[at + 1]))) for at in range(0, len(found), 2)]
+        return [_info(found[at], int(float(found[at + 1]))) for at in range(0, len(found), 2)]
 
     def control(self, worker_id: str, command: str) -> str:
         check_command(command)
@@ -71,14 +71,12 @@ class RedisWorkers(Workers):
         return ScriptCall(script("worker"), self._keyspace.common, arguments, sequence=False)
 
 
-def _packed(info: WorkerInfo) -> bytes:
-    """Encode a worker."""
+def _pack(info: WorkerInfo) -> bytes:
     lists = {"jobs": list(map(list, info.jobs)), "processes": list(map(list, info.processes))}
     return records.pack(list({**info._asdict(), **lists}.values()))
 
 
-def _unpacked(data: bytes, seen_at: int) -> WorkerInfo:
-    """Decode a worker. seen_at: its last heartbeat."""
+def _info(data: bytes, seen_at: int) -> WorkerInfo:
     # A worker of another version may have fewer or more fields.
     info = WorkerInfo(*records.unpack(data)[: len(WorkerInfo._fields)])
     return info._replace(

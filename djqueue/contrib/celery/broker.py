@@ -1,4 +1,4 @@
-"""What the transports of a process share for one storage: claims, their leases, and maintenance."""
+"""State that the transports of a process share for one storage: claims, their leases, and maintenance."""
 
 import logging
 import os

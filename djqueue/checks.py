@@ -72,6 +72,7 @@ HINTS = {
     "LIMITERS": "For example {'stripe': {'RATE': '100/s', 'CONCURRENCY': 20}}.",
     "STRICT_QUEUES": "With True, only the queues named in QUEUES exist.",
     "DEFAULTS": "Default options of every job, as for @job: {'max_attempts': 5}.",
+    "ENQUEUE_ON_COMMIT": "True, False, or the alias of a database whose commit enqueues the jobs.",
     "MAX_PAYLOAD": "Maximum bytes of an encoded payload, 1_048_576 by default.",
     "MAX_ITEMS": "Maximum items sent by one attempt of a generator, 10_000 by default.",
     "MAX_ITEMS_SIZE": "Maximum bytes of the items of one attempt, 16_777_216 by default.",

@@ -60,6 +60,8 @@ class Settings:
     """Whether only the queues in QUEUES exist."""
     defaults: EnqueueOptions = field(default_factory=EnqueueOptions)
     """Default options of a job, overridden by its job type and its caller."""
+    enqueue_on_commit: bool | str = False
+    """Default of the job option of this name."""
     max_payload: int = 1024 * 1024
     """Maximum bytes of an encoded payload or result."""
     max_items: int = 10_000

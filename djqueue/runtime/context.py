@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import JobCancelledError
+from djqueue.core.headers import Headers
 from djqueue.core.options import JobOptions
 
 from .dependencies import Child
@@ -72,6 +73,11 @@ class JobContext:
     def subject(self) -> str | None:
         """The object that the job is about: `app_label.model:pk`, or other text."""
         return self.options.subject
+
+    @property
+    def headers(self) -> Headers:
+        """Values carried with the job beside its payload, as an immutable mapping."""
+        return self.options.headers
 
     @property
     def attempts(self) -> int:

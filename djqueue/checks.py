@@ -33,6 +33,7 @@
 | djqueue.W016 | the `QUEUE_FILTER` of `DASHBOARD` cannot be imported |
 | djqueue.W017 | the limits of a job have no effect, because it runs inline |
 | djqueue.W018 | a process with permissions of jobs runs as root (with `--deploy`) |
+| djqueue.W019 | `IMMEDIATE` is on (with `--deploy`) |
 
 Only W012 queries the database, when Django checks databases: with `--database`, and before `migrate`.
 Redis is checked then, and with `--deploy`. E006, I001, I002 and W007 to W011 come from
@@ -68,6 +69,7 @@ TESTED_VENDORS = ("sqlite", "postgresql")
 
 HINTS = {
     "STORAGE": "For example {'BACKEND': 'djqueue.storage.database.DatabaseStorage', 'OPTIONS': {}}.",
+    "IMMEDIATE": "With True, jobs run when they are enqueued, for development and tests.",
     "QUEUES": "For example {'emails': {'RATE': '100/s', 'CONCURRENCY': 10}}, or a list of names.",
     "LIMITERS": "For example {'stripe': {'RATE': '100/s', 'CONCURRENCY': 20}}.",
     "STRICT_QUEUES": "With True, only the queues named in QUEUES exist.",
@@ -153,7 +155,17 @@ def check_jobs_to_deploy(**_: Any) -> list[checks.CheckMessage]:
     found = list(jobchecks.root_with_permissions())
     given = getattr(django_settings, "DJQUEUE", {})
     if not is_wrong(given):
-        found += jobchecks.soft_timeouts(read_settings(given))
+        settings = read_settings(given)
+        found += jobchecks.soft_timeouts(settings)
+        if settings.immediate:
+            found.append(
+                checks.Warning(
+                    "DJQUEUE['IMMEDIATE'] is on: jobs run in the process that enqueues them, before the "
+                    "enqueue returns, and are kept in its memory only.",
+                    hint="Turn IMMEDIATE off in production, and start manage.py runworkers.",
+                    id="djqueue.W019",
+                )
+            )
     return found
 
 

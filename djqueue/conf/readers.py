@@ -222,7 +222,7 @@ def parse_rate(value: Any, where: str = "rate") -> Rate:
     )
 
 
-def _strict(key: str, value: Any) -> dict[str, Any]:
+def _switch(key: str, value: Any) -> dict[str, Any]:
     return {key.lower(): _flag(value)}
 
 
@@ -373,9 +373,10 @@ def _integer(value: Any, where: str) -> int:
 
 READERS = {
     "STORAGE": _storage,
+    "IMMEDIATE": _switch,
     "QUEUES": read_queues,
     "LIMITERS": _limiters,
-    "STRICT_QUEUES": _strict,
+    "STRICT_QUEUES": _switch,
     "DEFAULTS": _defaults,
     "ENQUEUE_ON_COMMIT": _on_commit,
     "MAX_PAYLOAD": _size,

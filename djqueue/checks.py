@@ -13,6 +13,8 @@
 | djqueue.E009 | the queue of a job is not in `QUEUES`, and `STRICT_QUEUES` is on |
 | djqueue.E010 | a module of `MODULES` does not exist |
 | djqueue.E011 | the permissions of a job list a database that is not in `DATABASES` |
+| djqueue.E012 | an option of a task backend in `TASKS` is unknown or invalid |
+| djqueue.E013 | `TASKS` has a backend of djqueue, and `djqueue` is not installed |
 | djqueue.I001 | a Redis server does not allow reading its configuration |
 | djqueue.I002 | `appendfsync` of Redis is `no` |
 | djqueue.I003 | the timeout of a sync function that runs inline cannot interrupt it (with `--deploy`) |
@@ -37,7 +39,8 @@
 
 Only W012 queries the database, when Django checks databases: with `--database`, and before `migrate`.
 Redis is checked then, and with `--deploy`. E006, I001, I002 and W007 to W011 come from
-`djqueue.storage.redis.health`; E011, I003, W017 and W018 from `djqueue.jobchecks`.
+`djqueue.storage.redis.health`; E011, I003, W017 and W018 from `djqueue.jobchecks`,
+E012 and E013 from `djqueue.contrib.tasks.backend`.
 """
 
 import inspect

@@ -95,6 +95,11 @@ class JobContext:
         return self._run.claimed.stalls
 
     @property
+    def worker(self) -> str:
+        """Id of the worker that claimed the job."""
+        return self._run.reports.worker_id
+
+    @property
     def created_at(self) -> datetime:
         """Time at which the job was enqueued."""
         return to_datetime(self._run.claimed.created_at)

@@ -30,6 +30,7 @@ from djqueue.contrib.spark.pipeline.main import parser as spark_parser
 from djqueue.contrib.spark.read_options import BATCH_OPTIONS, STREAM_OPTIONS
 from djqueue.contrib.spark.read_options import OPTIONS as READ_OPTIONS
 from djqueue.contrib.spark.tables import TABLES
+from djqueue.contrib.tasks import backend as task_backend
 from djqueue.core import errors
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.executors import EXECUTORS, JobLimits
@@ -74,7 +75,8 @@ def test_the_examples_of_a_page_run(page, monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "_types", {})
     monkeypatch.chdir(tmp_path)
     shop = stub_of_a_shop(monkeypatch)
-    with override_settings(DJQUEUE=DATABASE if page.name == TRANSACTIONAL else MEMORY):
+    tasks = {"default": {"BACKEND": "djqueue.contrib.tasks.DjqueueBackend", "QUEUES": []}}
+    with override_settings(DJQUEUE=DATABASE if page.name == TRANSACTIONAL else MEMORY, TASKS=tasks):
         for block in blocks(page, "python"):
             if block.heading != "settings.py":
                 run(block, shop)
@@ -284,7 +286,7 @@ def renamed(setting: str, value: object, word: str) -> dict[str, object]:
 
 
 def test_the_table_of_checks_is_complete():
-    source = "".join(map(inspect.getsource, (checks, health, jobchecks)))
+    source = "".join(map(inspect.getsource, (checks, health, jobchecks, task_backend)))
     defined = set(re.findall(r'"(djqueue\.[EIW]\d+)"', source))
 
     assert first_cells("settings.md", "checks") == sorted(defined)

@@ -42,12 +42,18 @@ class ImmediateTests(JobTestMixin, TestCase):
             self.assertEqual(User.objects.get().username, "joe")
         self.assertEqual(User.objects.get().username, "jim")
 
+    def test_jobs_enqueued_on_commit_run_when_the_callbacks_do(self):
+        with self.captureOnCommitCallbacks(execute=True):
+            self.rename(enqueue_on_commit=True).enqueue(self.user.pk)
+            self.assertEqual(User.objects.get().username, "joe")
+        self.assertEqual(User.objects.get().username, "jim")
+
     def test_a_failure_is_raised(self):
         with self.assertRaises(User.DoesNotExist):
             name_of().using(max_attempts=1).enqueue(self.user.pk + 1)
 
-    def rename(self):
-        @job(name="rename")
+    def rename(self, **options):
+        @job(name="rename", **options)
         def rename(pk):
             User.objects.filter(pk=pk).update(username="jim")
 

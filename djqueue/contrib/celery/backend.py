@@ -17,6 +17,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.storage.base import Unsubscribe
 
+from .chords import ChordsMixin
 from .locating import Location, location, storage_at
 from .names import RESULT, RESULTS
 from .values import Values
@@ -28,7 +29,7 @@ LOOK = 5_000
 class ResultConsumer(BaseResultConsumer):
     """Waits for results with subscriptions to the events of their keys."""
 
-    backend: "DjqueueBackend"
+    backend: "DjqueueResultBackend"
     _connection_errors = (StorageUnavailableError, ConnectionError)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -45,8 +46,9 @@ class ResultConsumer(BaseResultConsumer):
     def start(self, initial_task_id: str, **kwargs: Any) -> None:
         self.consume_from(initial_task_id)
 
-    def on_wait_for_pending(self, result: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        for meta in result._iter_meta(**kwargs):
+    def on_wait_for_pending(self, result: Any, **kwargs: Any) -> None:
+        # One look without a pause: events tell of later changes.
+        for meta in result._iter_meta(**{**kwargs, "interval": 0}):
             if meta is not None:
                 self.on_state_change(meta, None)
 
@@ -111,13 +113,12 @@ class ResultConsumer(BaseResultConsumer):
         super().on_after_fork()
 
 
-class DjqueueBackend(AsyncBackendMixin, BaseKeyValueStoreBackend):
+class DjqueueResultBackend(ChordsMixin, AsyncBackendMixin, BaseKeyValueStoreBackend):
     """Results in the storage of a `djqueue://` URL: see `djqueue.contrib.celery.locating`."""
 
     ResultConsumer = ResultConsumer
     supports_autoexpire = True
     supports_native_join = True
-    implements_incr = True
     persistent = True
 
     def __init__(self, url: str | None = None, expires: Any = None, **kwargs: Any) -> None:

@@ -44,7 +44,7 @@ _numbers = itertools.count(1)
 class QoS(virtual.QoS):
     """Unacknowledged messages of a channel. Acknowledgements may come from any thread."""
 
-    channel: "Channel"
+    channel: "MessageChannel"
 
     def ack(self, delivery_tag: str) -> None:
         job = self.channel.claimed.pop(delivery_tag, None)
@@ -79,7 +79,7 @@ class QoS(virtual.QoS):
         self.channel.has_room()
 
 
-class Channel(virtual.Channel):
+class MessageChannel(virtual.Channel):
     """A channel of the transport."""
 
     QoS = QoS

@@ -31,6 +31,7 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 
 from djqueue.core.errors import ConfigurationError, Snooze, UnrecoverableError
+from djqueue.core.executors import INLINE
 from djqueue.core.shown import in_one_line
 from djqueue.runtime.context import JobContext, run_of
 from djqueue.storage.base import Storage
@@ -56,8 +57,8 @@ class TaskFailedError(UnrecoverableError):
     """A task failed; its result backend has the exception."""
 
 
-class Settlement:
-    """What became of a message: the callbacks of Celery's request set it."""
+class MessageEnd:
+    """The outcome of a message, set by the callbacks of Celery's request."""
 
     def __init__(self) -> None:
         self.rejected = False
@@ -71,7 +72,7 @@ class Settlement:
         self.rejected, self.requeued = True, requeue
 
 
-class ThreadPool:
+class TaskThreads:
     """The threads of the worker, for Celery's remote control: a revoked task may be terminated."""
 
     def __init__(self) -> None:
@@ -88,11 +89,13 @@ class CeleryTasks:
     """The handler of an app's messages, and the life cycle of the app in this process."""
 
     name: ClassVar[str] = MESSAGE
+    executor: ClassVar[str] = INLINE
+    """Celery's signals, remote control and time limits concern this process."""
 
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.hostname = f"djqueue-{os.getpid()}@{socket.gethostname()}"
-        self.pool = ThreadPool()
+        self.pool = TaskThreads()
         self._control: ControlThread | None = None
 
     def queues(self) -> list[str]:
@@ -136,18 +139,14 @@ class CeleryTasks:
         UnrecoverableError for a task that failed or rejected its message.
         """
         message = self._message(job)
-        settlement = Settlement()
-        request = self._request(message, settlement)
+        end = MessageEnd()
+        request = self._request(message, end)
         if request.revoked():
             return
         if request.eta is not None and (left := _seconds_until(request.eta)) > 0:
             raise Snooze(delay=left)
         state.task_reserved(request)
         signals.task_received.send(sender=self, request=request)
-        if job.failures:
-            # Only djqueue's own timeout, or the loss of a process, lets a message fail and return.
-            request.on_timeout(soft=False, timeout=request.time_limits[0] or 0)
-            raise TaskFailedError(f"{request.name} was still running after its timeout")
         if job.stalls and not request.task.acks_late:
             request.on_failure(_info_of(WorkerLostError(LOST)))
             raise TaskFailedError(f"{request.name}: {LOST}")
@@ -155,8 +154,8 @@ class CeleryTasks:
             self._run(request)
         finally:
             state.task_ready(request)
-        if settlement.rejected:
-            if settlement.requeued:
+        if end.rejected:
+            if end.requeued:
                 raise Snooze(delay=0)
             raise RejectedError(f"{request.name} rejected its message")
 
@@ -211,7 +210,7 @@ class CeleryTasks:
             accept=prepare_accept_content(self.app.conf.accept_content),
         )
 
-    def _request(self, message: Message, settlement: Settlement) -> Request:
+    def _request(self, message: Message, end: MessageEnd) -> Request:
         """Return Celery's request. Raises InvalidMessageError, as a Celery worker rejects such a message."""
         try:
             if "task" in message.headers:
@@ -227,16 +226,16 @@ class CeleryTasks:
             raise InvalidMessageError(f"the message is not a task: {in_one_line(error)}") from error
         task = self.app.tasks.get(name)
         if task is None:
-            error = NotRegistered(name)
+            unknown = NotRegistered(name)
             context = Context(headers, args=(), kwargs={})
-            self.app.backend.mark_as_failure(task_id, error, request=context)
-            signals.task_unknown.send(sender=self, message=message, exc=error, name=name, id=task_id)
+            self.app.backend.mark_as_failure(task_id, unknown, request=context)
+            signals.task_unknown.send(sender=self, message=message, exc=unknown, name=name, id=task_id)
             raise InvalidMessageError(f"the app {self.app.main!r} has no task {name!r}")
         try:
             return Request(
                 message,
-                on_ack=settlement.ack,
-                on_reject=settlement.reject,
+                on_ack=end.ack,
+                on_reject=end.reject,
                 app=self.app,
                 hostname=self.hostname,
                 task=task,

@@ -11,7 +11,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import OptionError, StorageUnavailableError
 
 from .broker import broker_for
-from .channel import CLAIMED_AT_ONCE, Channel
+from .channel import CLAIMED_AT_ONCE, MessageChannel
 from .locating import location, storage_at
 from .waking import Waker
 
@@ -22,7 +22,7 @@ LOOK = 1.0
 class Transport(virtual.Transport):
     """The transport: `djqueue://` for the storage of the project, `djqueue://host:port/0` for a Redis."""
 
-    Channel = Channel
+    Channel = MessageChannel
     polling_interval = None
     default_port = None
     driver_type = "djqueue"

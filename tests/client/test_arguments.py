@@ -181,10 +181,10 @@ def test_a_parameter_named_wait_is_refused_where_it_could_be_the_callers(do):
 def test_both_waits_can_be_given(do, djqueue_drain, monkeypatch):
     waited = []
 
-    def record(storage, batch, wait):
+    def record(storage, batch, wait, on_commit=None):
         waited.append((batch.payloads, wait))
 
-    async def arecord(storage, batch, wait):
+    async def arecord(storage, batch, wait, on_commit=None):
         record(storage, batch, wait)
 
     monkeypatch.setattr("djqueue.client.waiting.enqueue_and_wait", record)

@@ -20,6 +20,7 @@ from celery.app.trace import trace_task_ret
 from celery.app.utils import find_app
 from celery.exceptions import Ignore, InvalidTaskError, NotRegistered, Reject, Retry
 from celery.fixups.django import DjangoFixup
+from celery.states import SUCCESS
 from celery.worker import state
 from celery.worker.request import Request
 from celery.worker.strategy import hybrid_to_proto2, proto1_to_proto2
@@ -40,7 +41,7 @@ from .control import ControlThread
 from .interrupts import InterruptedTask, Interruptible
 from .names import MESSAGE
 
-LOST = "The worker was lost while the task ran; set acks_late to have such a task run again."
+LOST = "The worker was lost before the task ended; set acks_late to have such a task run again."
 
 
 class InvalidMessageError(UnrecoverableError):
@@ -111,8 +112,9 @@ class CeleryTasks:
         app.finalize()
         for fixup in app._fixups:
             if isinstance(fixup, DjangoFixup):
-                # The worker cleans up the connections of its threads.
-                signals.worker_init.disconnect(fixup.on_worker_init)
+                # The worker cleans up the connections of its threads. Celery 5.7 connects with a uid.
+                uid = getattr(fixup, "_worker_init_uid", None)
+                signals.worker_init.disconnect(fixup.on_worker_init, dispatch_uid=uid)
         app.loader.init_worker()
         signals.celeryd_init.send(sender=self.hostname, instance=self, conf=app.conf, options={})
         signals.worker_init.send(sender=self)
@@ -148,6 +150,8 @@ class CeleryTasks:
         state.task_reserved(request)
         signals.task_received.send(sender=self, request=request)
         if job.stalls and not request.task.acks_late:
+            if self._has_succeeded(request):
+                return  # Only the report of the outcome was lost.
             request.on_failure(_info_of(WorkerLostError(LOST)))
             raise TaskFailedError(f"{request.name}: {LOST}")
         try:
@@ -158,6 +162,9 @@ class CeleryTasks:
             if end.requeued:
                 raise Snooze(delay=0)
             raise RejectedError(f"{request.name} rejected its message")
+
+    def _has_succeeded(self, request: Request) -> bool:
+        return not request.ignore_result and self.app.AsyncResult(request.id).state == SUCCESS
 
     def _run(self, request: Request) -> None:
         task = request.task
@@ -215,7 +222,7 @@ class CeleryTasks:
         try:
             if "task" in message.headers:
                 body, headers, decoded = message.body, message.headers, False
-                message.decode()  # refuses content that the app does not accept
+                _check_body(message.decode())  # refuses content that the app does not accept
                 utc = self.app.uses_utc_timezone()
             elif "args" in message.payload and message.headers:
                 body, headers, decoded, utc = hybrid_to_proto2(message, message.payload)
@@ -232,7 +239,7 @@ class CeleryTasks:
             signals.task_unknown.send(sender=self, message=message, exc=unknown, name=name, id=task_id)
             raise InvalidMessageError(f"the app {self.app.main!r} has no task {name!r}")
         try:
-            return Request(
+            request = Request(
                 message,
                 on_ack=end.ack,
                 on_reject=end.reject,
@@ -244,6 +251,8 @@ class CeleryTasks:
                 decoded=decoded,
                 utc=utc,
             )
+            _check_limits(request.time_limits)
+            return request
         except (KombuError, InvalidTaskError, KeyError, TypeError, ValueError) as error:
             raise InvalidMessageError(f"the message is not a task: {in_one_line(error)}") from error
 
@@ -275,6 +284,28 @@ def load(path: str, storage: Storage) -> CeleryTasks:
                 f'{storage.describe()}: set broker_url = "djqueue://", which is the project\'s storage'
             )
     return CeleryTasks(app)
+
+
+def _check_body(body: Any) -> None:
+    """Raise InvalidTaskError or ValueError unless a decoded body has the arguments of a task."""
+    args, kwargs, embed = body
+    if (
+        not isinstance(args, (list, tuple))
+        or not isinstance(kwargs, dict)
+        or not (embed is None or isinstance(embed, dict))
+    ):
+        raise InvalidTaskError(f"expected [args, kwargs, embed] in the body, got {body!r:.200}")
+
+
+def _check_limits(limits: Any) -> None:
+    """Raise InvalidTaskError unless the time limits of a message are two numbers, or missing."""
+    if limits is None:
+        return
+    if not isinstance(limits, (list, tuple)) or len(limits) != 2:
+        raise InvalidTaskError(f"timelimit: expected [hard, soft], got {limits!r:.200}")
+    for limit in limits:
+        if limit is not None and not isinstance(limit, (int, float)):
+            raise InvalidTaskError(f"timelimit: expected seconds, got {limit!r:.200}")
 
 
 def _is_failure(info: ExceptionInfo) -> bool:

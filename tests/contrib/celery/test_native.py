@@ -24,6 +24,12 @@ SETTINGS = """
     CELERY_BROKER_URL = "djqueue://"
     CELERY_RESULT_BACKEND = "djqueue://"
     CELERY_TASK_SERIALIZER = "json"
+    LOGGING = {{
+        "version": 1,
+        "disable_existing_loggers": False,
+        "handlers": {{"stderr": {{"class": "logging.StreamHandler"}}}},
+        "loggers": {{"celery": {{"handlers": ["stderr"]}}}},
+    }}
 """
 
 
@@ -55,6 +61,12 @@ def worker(project: CeleryProject) -> Iterator[WorkerProcess]:
 
 def test_a_task_returns_its_result(project: CeleryProject, worker: WorkerProcess) -> None:
     assert project.run("result = add.delay(1, 2).get(timeout=20)") == 3
+
+
+def test_no_handler_of_a_signal_fails(project: CeleryProject, worker: WorkerProcess) -> None:
+    project.run("result = add.delay(1, 2).get(timeout=20)")
+
+    assert "Signal handler" not in worker.output
 
 
 def test_a_task_sees_its_message(project: CeleryProject, worker: WorkerProcess) -> None:
@@ -94,9 +106,11 @@ def test_a_failure_reaches_the_caller_its_errback_and_the_dead_letters(
         except ValueError as error:
             failed = str(error)
         deadline = time.time() + 10
-        while time.time() < deadline and not (letters := Queue("celery").dead_letters(name="kombu.message")):
+        letters = []
+        while time.time() < deadline and "ValueError: boom" not in letters:
+            letters = [one.error_message for one in Queue("celery").dead_letters(name="kombu.message")]
             time.sleep(0.05)
-        result = [failed, sent.state, [one.error_message for one in letters]]
+        result = [failed, sent.state, letters]
         """
     )
 
@@ -173,6 +187,31 @@ def test_unknown_tasks_and_rejected_messages_fail(project: CeleryProject, worker
     assert (unknown, rejected) == ("NotRegistered", "Reject")
 
 
+def test_malformed_messages_fail_without_retries(project: CeleryProject, worker: WorkerProcess) -> None:
+    assert (
+        project.run(
+            """
+        from djqueue import Queue
+        bodies = {"[1, 2, 3]": None, "null": None, "[[1, 2], {}]": None, "[[1, 2], {}, {}]": "x"}
+        with app.connection_for_write() as connection:
+            for body, limit in bodies.items():
+                headers = {"task": "shop.tasks.add", "id": "malformed", "timelimit": limit}
+                connection.Producer().publish(
+                    body, routing_key="celery", headers=headers, content_type="application/json",
+                    content_encoding="utf-8",
+                )
+        deadline = time.time() + 10
+        result = 0
+        while time.time() < deadline and result < 4:
+            letters = Queue("celery").dead_letters(name="kombu.message")
+            result = sum("the message is not a task" in one.error_message for one in letters)
+            time.sleep(0.05)
+        """
+        )
+        == 4
+    )
+
+
 def test_jobs_run_beside_tasks(project: CeleryProject, worker: WorkerProcess) -> None:
     assert worker.process.poll() is None
     assert "celery" in worker.output
@@ -201,6 +240,33 @@ def test_only_late_acknowledged_tasks_run_again_after_a_crash(
 
     assert lost == "WorkerLostError"
     assert (project.folder / "early").read_text() == "x"
+
+
+def test_a_success_whose_report_was_lost_is_no_failure(project: CeleryProject) -> None:
+    stalled = project.run(
+        """
+        from types import SimpleNamespace
+        from djqueue.contrib.celery.native import CeleryTasks
+        from djqueue.runtime.context import run_of
+        import djqueue.contrib.celery.native as native
+
+        class Stalled(CeleryTasks):
+            def _run(self, request):
+                raise AssertionError("the task ran again")
+
+        tasks = Stalled(app)
+        headers = {"task": "shop.tasks.add", "id": "succeeded", "ignore_result": False}
+        message = {"body": "[[1, 2], {}, {}]", "properties": {}, "headers": headers,
+                   "content-type": "application/json", "content-encoding": "utf-8"}
+        import json
+        native.run_of = lambda job: SimpleNamespace(claimed=job)
+        job = SimpleNamespace(id="1", attempts=2, stalls=1, payload=json.dumps(message).encode())
+        app.backend.mark_as_done("succeeded", 3)
+        result = [tasks(job), app.AsyncResult("succeeded").state]
+        """
+    )
+
+    assert stalled == [None, "SUCCESS"]
 
 
 def test_wrong_apps_are_refused(project: CeleryProject) -> None:

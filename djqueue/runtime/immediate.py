@@ -46,7 +46,7 @@ MAX_NESTING = 30
 job that enqueues itself without end would never return to the caller."""
 
 _nesting: ContextVar[int] = ContextVar("djqueue_immediate", default=0)
-"""How many jobs that an immediate storage runs are waiting for the current code."""
+"""Number of jobs of an immediate storage that wait for the current code."""
 
 
 class Failure(NamedTuple):

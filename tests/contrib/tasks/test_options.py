@@ -67,6 +67,20 @@ def test_assertions_accept_tasks(storage: Any, backend: Any) -> None:
     assert_not_enqueued(task(scheduled))
 
 
+@pytest.mark.django_db
+def test_captured_callbacks_enqueue_in_a_test_case(
+    settings: Any, djqueue_immediate: Any, django_capture_on_commit_callbacks: Any
+) -> None:
+    settings.TASKS = {"default": {"BACKEND": BACKEND, "OPTIONS": {"enqueue_on_commit": True}}}
+    with django_capture_on_commit_callbacks(execute=True):
+        result = task(scheduled).enqueue()
+        result.refresh()
+        assert result.status == "READY"
+
+    result.refresh()
+    assert result.status == "SUCCESSFUL"
+
+
 def test_the_decorator_of_django_accepts_the_options(backend: Any) -> None:
     try:
         from django.tasks import task as django_task

@@ -1,5 +1,6 @@
 """`manage.py check --tag djqueue`."""
 
+import importlib.util
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from djqueue.conf import READERS
 from djqueue.core.errors import ConfigurationError
 from djqueue.models import OutboxJob
 from djqueue.storage.memory import MemoryStorage
+from djqueue.storage.redis import requirements
 
 MEMORY = {"BACKEND": "djqueue.storage.memory.MemoryStorage"}
 DATABASE = {"BACKEND": "djqueue.storage.database.DatabaseStorage"}
@@ -401,6 +403,16 @@ def test_a_missing_package_is_named(settings: Any, monkeypatch: pytest.MonkeyPat
     (message,) = of_redis(settings)
     assert message.id == "djqueue.E002"
     assert "pip install djqueue[redis]" in message.msg
+
+
+@pytest.mark.parametrize("package", ["redis", "hiredis"])
+def test_the_redis_storage_names_its_extra_if_a_package_is_missing(
+    monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else name)
+
+    with pytest.raises(ConfigurationError, match=r"pip install djqueue\[redis\]"):
+        importlib.reload(requirements)
 
 
 def test_no_check_asks_a_database(settings: Any) -> None:

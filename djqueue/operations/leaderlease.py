@@ -70,8 +70,7 @@ class LeaderLease:
         """
         if self.number and not by_force:
             try:
-                if self._clock.monotonic() - self._held > RENEW_EVERY:
-                    self.hold()
+                self.keep()
                 return True
             except LeaderLeaseLostError:
                 pass
@@ -86,6 +85,13 @@ class LeaderLease:
             self.number = 0  # nothing was written: any number of processes may look
         self._held = tick
         return bool(self.number)
+
+    def keep(self) -> None:
+        """Renew the lease if it is time to, outside of transactions. Raises LeaderLeaseLostError if another
+        process has it.
+        """
+        if self._clock.monotonic() - self._held > RENEW_EVERY:
+            self.hold()
 
     def hold(self, *, changes_jobs: bool = False) -> None:
         """Renew the lease. Raises LeaderLeaseLostError if another process has it.

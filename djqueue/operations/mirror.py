@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from django.db import Error, connections
 
 from djqueue.core.clock import Clock
-from djqueue.core.errors import ConfigurationError, DjqueueError
+from djqueue.core.errors import ConfigurationError, DjqueueError, StorageError
 from djqueue.core.shown import in_one_line
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.clock import DatabaseClock
@@ -86,7 +86,14 @@ class Mirror:
         self.tables.tune()
         self._is_behind = False
         try:
-            return self._round() if self._lease.take() else 0
+            if not self._lease.take():
+                return 0
+            try:
+                return self._round()
+            except StorageError:
+                # Another process may have taken over and read on, which looks like a loss of data.
+                self._lease.hold()
+                raise
         except LeaderLeaseLostError:
             return 0
 
@@ -277,13 +284,9 @@ class Mirror:
             connections[self._alias].close()
 
     def _pause(self, stop: Event) -> BusyPause:
-        def keep_lease() -> None:
-            if not self._lease.take():
-                raise LeaderLeaseLostError
-
         return BusyPause(
             self._changes.backlogs,
-            keep_lease,
+            self._lease.keep,  # a lease that was lost and taken again would be that of another round
             length=self._changes.length,
             max_lag=self._changes.options.max_lag,
             clock=self.clock,
@@ -292,6 +295,7 @@ class Mirror:
 
     def _wait_while_busy(self, pause: BusyPause, copied: int) -> bool:
         """Wait while many jobs change, within bounds; return whether this waited."""
+        self.tables.tune()
         try:
             return bool(self._lease.number) and pause.before_round(copied)
         except LeaderLeaseLostError:

@@ -2,6 +2,7 @@
 
 import pytest
 
+import djqueue
 from djqueue import ArgumentsError, JobType, OptionError, Queue, job
 from djqueue.core.errors import DjqueueError, JobNameError
 
@@ -180,10 +181,10 @@ def test_a_parameter_named_wait_is_refused_where_it_could_be_the_callers(do):
 def test_both_waits_can_be_given(do, djqueue_drain, monkeypatch):
     waited = []
 
-    def record(storage, batch, wait):
+    def record(storage, batch, wait, on_commit=None):
         waited.append((batch.payloads, wait))
 
-    async def arecord(storage, batch, wait):
+    async def arecord(storage, batch, wait, on_commit=None):
         record(storage, batch, wait)
 
     monkeypatch.setattr("djqueue.client.waiting.enqueue_and_wait", record)
@@ -295,6 +296,8 @@ def test_an_unknown_attribute_is_an_ordinary_error(paying):
 @pytest.mark.parametrize(
     ("option", "here"),
     [
+        ("cached", "result_ttl"),
+        ("cluster", "queue"),
         ("countdown", "delay"),
         ("eta", "run_at"),
         ("expires", "ttl"),
@@ -303,6 +306,7 @@ def test_an_unknown_attribute_is_an_ordinary_error(paying):
         ("queue_name", "queue"),
         ("retries", "max_attempts"),
         ("retry", "max_attempts"),
+        ("retry_backoff_max", "backoff"),
         ("time_limit", "timeout"),
     ],
 )
@@ -314,6 +318,72 @@ def test_options_of_other_job_queues_are_translated(paying, option, here):
     ):
         with pytest.raises(OptionError, match=rf"unknown option '{option}'; did you mean '{here}'\?"):
             refuse()
+
+
+@pytest.mark.parametrize(
+    ("option", "explained"),
+    [
+        ("ack_failure", "max_attempts=1"),
+        ("exchange", "use queue"),
+        ("failure_ttl", "'DEAD_LETTERS'"),
+        ("is_async", "IMMEDIATE"),
+        ("meta", "use headers"),
+        ("on_stopped", "job_cancelled"),
+        ("q_options", r"using\(\)"),
+        ("reject_on_worker_lost", "max_stalls"),
+        ("repeat", "max_executions=3"),
+        ("sync", "IMMEDIATE"),
+        ("task_name", "tags or subject"),
+    ],
+)
+def test_options_of_other_job_queues_without_an_equivalent_are_explained(paying, option, explained):
+    for refuse in (lambda: paying.using(**{option: 1}), lambda: job(**{option: 1})(pay)):
+        with pytest.raises(OptionError, match=rf"unknown option '{option}'; .*{explained}"):
+            refuse()
+
+
+@pytest.mark.parametrize(
+    ("option", "here"),
+    [
+        ("next_run", "start_at"),
+        ("one_off", "max_executions"),
+        ("repeats", "max_executions"),
+        ("start_time", "start_at"),
+    ],
+)
+def test_options_of_other_schedules_are_translated(option, here):
+    with pytest.raises(OptionError, match=rf"unknown option '{option}'; did you mean '{here}'\?"):
+        job(every=60, **{option: 1})(pay)
+    with pytest.raises(OptionError, match=rf"unknown option '{option}'; did you mean '{here}'\?"):
+        job(name="scheduled")(pay).schedule("one", every=60, **{option: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("async_chain", "djqueue.chain"),
+        ("async_iter", "djqueue.chord"),
+        ("current_task", "djqueue.current_job"),
+        ("Schedule", r"djqueue.job\(cron="),
+        ("result", r"Queue\(name\).get_result\(id\)"),
+    ],
+)
+def test_exports_of_other_packages_are_translated(name, here):
+    with pytest.raises(AttributeError, match=here):
+        getattr(djqueue, name)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "here"),
+    [
+        ("exc_info", r"result.job\(\).timeline"),
+        ("is_failed", r"result.job\(\).state"),
+        ("latest_result", r"result.wait\(timeout\)"),
+    ],
+)
+def test_attributes_of_other_results_are_translated(paying, attribute, here):
+    with pytest.raises(AttributeError, match=here):
+        getattr(paying.enqueue(1), attribute)
 
 
 def test_retries_and_attempts_are_not_counted_alike(paying):

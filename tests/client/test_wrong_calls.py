@@ -176,6 +176,8 @@ def test_an_object_that_can_be_called_needs_a_name():
         ("delete", r"Queue\.obliterate\(\)"),
         ("add", r"Queue\.enqueue\(payload\)"),
         ("delay", r"Queue\.enqueue\(payload\)"),
+        ("failed_job_registry", r"Queue\.dead_letters\(\)"),
+        ("scheduled_job_registry", r"Queue\.counts\(\)"),
     ],
 )
 def test_attributes_of_other_queues_name_the_call_here(queue, attribute, call):

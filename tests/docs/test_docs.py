@@ -60,6 +60,8 @@ TRANSACTIONAL = "jobs.md"
 
 PYTHON = [block for page in PAGES for block in blocks(page, "python")]
 SETTINGS = [block for block in PYTHON if block.heading == "settings.py"]
+FOREIGN = [block for page in PAGES for block in blocks(page, "py")]
+"""Code of other libraries, which is only compiled."""
 CONSOLE = [block for page in PAGES for block in blocks(page, "console")]
 RUNNING = [page for page in PAGES if blocks(page, "python")]
 
@@ -116,6 +118,11 @@ def run_case(case: type[unittest.TestCase]) -> None:
     assert [text for _, text in result.errors + result.failures] == []
 
 
+@pytest.mark.parametrize("block", FOREIGN, ids=str)
+def test_code_of_other_libraries_compiles(block):
+    assert compile(block.text, str(block), "exec")
+
+
 @pytest.mark.parametrize("block", SETTINGS, ids=str)
 def test_examples_of_settings_pass_the_checks(block):
     given = {"BASE_DIR": Path()}
@@ -133,7 +140,13 @@ def stub_of_a_shop(monkeypatch) -> types.ModuleType:
     shop = types.ModuleType("shop.jobs")
     models = types.ModuleType("shop.models")
     models.__getattr__ = lambda name: MagicMock(name=name)  # type: ignore[method-assign]
-    for name, module in {"shop": types.ModuleType("shop"), "shop.jobs": shop, "shop.models": models}.items():
+    modules = {
+        "shop": types.ModuleType("shop"),
+        "shop.jobs": shop,
+        "shop.tasks": shop,
+        "shop.models": models,
+    }
+    for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     return shop
 

@@ -5,7 +5,7 @@ import threading
 from contextlib import suppress
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
 
 from djqueue import models
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
@@ -1100,3 +1100,83 @@ def test_changes_of_mirrored_rows_in_one_millisecond_have_different_versions(sto
     mine.hold(changes_jobs=True)
     seen.append(leaderlease.version("default"))
     assert len(set(seen)) == len(seen)
+
+
+def test_a_copy_that_waits_notices_that_a_resync_took_its_lease(
+    make_storage, make_mirror, monkeypatch, clock, caplog
+):
+    monkeypatch.setattr("djqueue.operations.pace.SUSPECT", 0)
+    monkeypatch.setattr("djqueue.operations.copying.BATCH", 5)
+    storage = make_storage(mirror={"MAX_LAG": 3_600})
+    mirror = make_mirror(storage)
+    f.enqueue(storage)
+    copy_all(mirror)
+    f.enqueue_many(storage, 20)
+    looks, numbers = [], []
+
+    def backlogs(_):
+        looks.append(models.Job.objects.count())
+        clock.advance(4_000)
+        # Many jobs change after the first transaction of a copy.
+        is_copying = 1 < looks[-1] < 21
+        if is_copying and not numbers:
+            numbers.append(mirror._lease.number)
+            f.enqueue(storage)
+            make_mirror(storage).resync()
+        return {f.QUEUE: Backlog(len(looks) * 1_000_000 if is_copying else 0, 0, 1.0)}
+
+    monkeypatch.setattr(ChangeStream, "backlogs", backlogs)
+    stop = threading.Event()
+    thread = threading.Thread(target=mirror.run, args=(stop,))
+    thread.start()
+    try:
+        eventually(lambda: numbers and mirror._number > numbers[0])
+    finally:
+        stop.set()
+        thread.join()
+
+    assert_alike(storage)
+    assert warnings(caplog) == []
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="only SQLite has settings of a connection")
+def test_the_thread_prepares_its_connection_also_when_it_waits_first_after_an_error(
+    storage, mirror, monkeypatch, clock
+):
+    monkeypatch.setattr("djqueue.operations.mirror.FIRST_RETRY", 0.01)
+    monkeypatch.setattr("djqueue.operations.pace.SUSPECT", 0)
+    f.enqueue(storage)
+    copy_all(mirror)
+    looks, levels = [], []
+    failed = threading.Event()
+
+    def backlogs(_):
+        looks.append(1)
+        clock.advance(4_000 if failed.is_set() else 200)
+        if len(looks) == 2:
+            # The round after this look fails, and the next one begins with a wait.
+            monkeypatch.setattr(ChangeStream, "queues", fail)
+        elif len(looks) == 4:
+            with connection.cursor() as cursor:
+                cursor.execute("PRAGMA synchronous")
+                levels.append(cursor.fetchone()[0])
+        return {f.QUEUE: Backlog(len(looks) * 100_000 * failed.is_set(), 0, 1.0)}
+
+    queues = ChangeStream.queues
+
+    def fail(_):
+        monkeypatch.setattr(ChangeStream, "queues", queues)
+        failed.set()
+        raise StorageUnavailableError("Redis is away")
+
+    monkeypatch.setattr(ChangeStream, "backlogs", backlogs)
+    stop = threading.Event()
+    thread = threading.Thread(target=mirror.run, args=(stop,))
+    thread.start()
+    try:
+        eventually(lambda: levels)
+    finally:
+        stop.set()
+        thread.join()
+
+    assert levels == [1]

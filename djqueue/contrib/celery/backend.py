@@ -17,6 +17,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.storage.base import Unsubscribe
 
+from .chords import ChordsMixin
 from .locating import Location, location, storage_at
 from .names import RESULT, RESULTS
 from .values import Values
@@ -28,7 +29,7 @@ LOOK = 5_000
 class ResultConsumer(BaseResultConsumer):
     """Waits for results with subscriptions to the events of their keys."""
 
-    backend: "DjqueueBackend"
+    backend: "DjqueueResultBackend"
     _connection_errors = (StorageUnavailableError, ConnectionError)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -112,13 +113,12 @@ class ResultConsumer(BaseResultConsumer):
         super().on_after_fork()
 
 
-class DjqueueBackend(AsyncBackendMixin, BaseKeyValueStoreBackend):
+class DjqueueResultBackend(ChordsMixin, AsyncBackendMixin, BaseKeyValueStoreBackend):
     """Results in the storage of a `djqueue://` URL: see `djqueue.contrib.celery.locating`."""
 
     ResultConsumer = ResultConsumer
     supports_autoexpire = True
     supports_native_join = True
-    implements_incr = True
     persistent = True
 
     def __init__(self, url: str | None = None, expires: Any = None, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the transports of a process share for one storage: claims, their leases, and maintenance."""
+"""The claims, leases and maintenance of one storage, shared by all transports of a process."""
 
 import logging
 import os

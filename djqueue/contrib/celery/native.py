@@ -58,7 +58,7 @@ class TaskFailedError(UnrecoverableError):
 
 
 class MessageEnd:
-    """What became of a message: the callbacks of Celery's request set it."""
+    """The outcome of a message, set by the callbacks of Celery's request."""
 
     def __init__(self) -> None:
         self.rejected = False

@@ -15,7 +15,7 @@ from djqueue.core.errors import ArgumentsError, OptionError
 
 DEFAULT_QUEUE = "celery"
 RETRY_POLICY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 0.2}
-"""How often publishing is tried again while the broker is unavailable, as Celery does."""
+"""Retries of publishing while the broker is unavailable: the same as those of Celery."""
 MAX_SHOWN = 1024
 """Maximum of characters of the arguments' representations, which Celery's monitors show."""
 

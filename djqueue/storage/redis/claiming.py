@@ -10,7 +10,7 @@ from djqueue.core.queue import QueuePolicy
 from . import records
 from .keys import QueueKeys
 from .keyspace import Keyspace
-from .limits import NOTHING_GRANTED, SERVED, SHORT, Grant, SharedLimits, permit
+from .limits import NOTHING_GRANTED, SERVED, Grant, SharedLimits, permit
 from .looks import Looks, QueueLook
 from .records import pack, pack_text, text
 from .removing import Removing
@@ -69,12 +69,7 @@ class Claiming:
         # First the outcomes of other queues: they may unblock jobs in the queues served. Between two looks, a
         # call that reports outcomes also claims, which saves a call but favors the queue of the last jobs.
         others = [queue for queue in positions if queue not in look.found[:1]]
-        # The line at a shared limiter decides whose turn it is.
-        both = {
-            queue
-            for queue in set(look.found).intersection(others)
-            if not look.is_fresh or self._keyspace.policy(queue).limiter is not None
-        }
+        both = set() if look.is_fresh else set(look.found).intersection(others)
         order = [(queue, queue in both) for queue in others]
         order += [(queue, True) for queue in look.found if queue not in both]
         for queue, claims_too in order:
@@ -146,9 +141,8 @@ class Claiming:
         queues = yield from self._queues(request)
         if not queues or (len(queues) == 1 and queues[0] not in self._drained):
             return QueueLook(list(queues), [])
-        # A look also leaves the line at a shared limiter for queues without jobs.
-        has_line = any(self._keyspace.policy(queue).limiter is not None for queue in queues)
-        look = None if has_line else self.looks.likely(queues, ended)
+        # A look leaves the line at a shared limiter for queues without jobs, for which permits are reserved.
+        look = self.looks.likely(queues, ended) if self._limits.in_line.isdisjoint(queues) else None
         look = look or self.looks.recent(queues)
         if look is None:
             look = yield from self._look_at(queues)
@@ -182,7 +176,8 @@ class Claiming:
         flags = b""
         jobs: list[Claimed] = []
         waits: list[int] = []
-        least, had = self._short.get(queue, 1), b""
+        least = self._short.get(queue, 1)
+        had: bytes | int = b""
         while True:
             wanted = min(slots - len(jobs), BULK)
             grant = yield from limits.ask(limiter, queue, wanted, least, lease, ended, had)
@@ -204,7 +199,7 @@ class Claiming:
             if not short or len(jobs) >= slots:
                 break
             # The next job needs more permits than requested.
-            outcomes, ended, least, had = (), [], short, SERVED if jobs else SHORT
+            outcomes, ended, least, had = (), [], short, SERVED if jobs else grant.place
         return flags, jobs, min(waits, default=None), 0
 
     def _note(self, queue: str, short: int, *, is_drained: bool) -> None:

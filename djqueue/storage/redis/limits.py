@@ -47,11 +47,13 @@ class Grant(NamedTuple):
     """Concurrency of the limiter; None: unlimited."""
     wait: int | None
     """Milliseconds until more may be available."""
+    place: int
+    """The place that the queue had in line, or the one after the last."""
 
 
-SERVED, SHORT = b"s", b"f"
-"""The result of earlier requests in one claim: some jobs, or too few permits for the first job."""
-NOTHING_GRANTED = Grant(b"", 0, 0, 0, None, None)
+SERVED = b"s"
+"""Earlier requests of the claim brought jobs."""
+NOTHING_GRANTED = Grant(b"", 0, 0, 0, None, None, 0)
 
 
 class LimiterMessage(NamedTuple):
@@ -105,23 +107,32 @@ class SharedLimits:
         least: int,
         lease: int,
         ended: Sequence[bytes],
-        had: bytes,
+        had: bytes | int,
     ) -> Steps[Grant]:
         """Request permits for up to `wanted` jobs, the first of which has the weight `least`.
 
         ended: permits of attempts that end with this claim, which keeps them until it is settled.
-        had: what the queue has had in this claim: nothing, `SERVED`, or `SHORT`.
+        had: what the queue has had in this claim: nothing (b""), `SERVED`, or too few permits for its first
+            job; then the place that it had in line.
         """
         request = os.urandom(12)
         lasts = lease + 2 * self._timeout + GRACE
         request_words = [pack_text(queue), request, wanted, least, lasts, had]
         reply = yield from self._send(limiter, LimiterMessage(ended=ended), request_words)
-        starts, permits, held, whole, wait, _ = reply
+        starts, permits, held, whole, wait, place, _ = reply
         if starts < wanted:
             self.in_line.add(queue)
         else:
             self.in_line.discard(queue)
-        return Grant(request, starts, permits, held, None if whole < 0 else whole, None if wait < 0 else wait)
+        return Grant(
+            request,
+            starts,
+            permits,
+            held,
+            None if whole < 0 else whole,
+            None if wait < 0 else wait,
+            place,
+        )
 
     def settle(
         self, limiter: str, queue: str, grant: Grant, jobs: Sequence[Claimed], lease: int, *, is_over: bool

@@ -235,6 +235,25 @@ class LimitersContract(StorageCase):
         assert claim_one(storage, queues=[CHARGES]).id == heavy
         assert counts(storage, REFUNDS)[State.WAITING] == len(light) - 3
 
+    @pytest.mark.parametrize("was_in_line", [True, False])
+    def test_a_heavy_job_does_not_take_the_turn_of_another_queue(
+        self, storage: Storage, was_in_line: bool
+    ) -> None:
+        storage.limiters.set(LIMITER, None, 3)
+        enqueue_many(storage, 2, queue=PAYOUTS)
+        running = claim(storage, 2, queues=[PAYOUTS])
+        heavy = {queue: enqueue(storage, queue=queue, weight=2) for queue in (CHARGES, REFUNDS)}
+        assert claim(storage, 5, queues=[CHARGES]) == []
+        if was_in_line:
+            assert claim(storage, 5, queues=[REFUNDS]) == []
+        finish(storage, *map(completing, running))
+
+        assert claim(storage, 5, queues=[REFUNDS]) == []
+        claimed = claim_one(storage, queues=[CHARGES])
+        assert claimed.id == heavy[CHARGES]
+        finish(storage, completing(claimed))
+        assert claim_one(storage, queues=[REFUNDS]).id == heavy[REFUNDS]
+
     def test_a_job_that_weighs_more_than_there_is_runs_alone(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 3)
         enqueue(storage, queue=CHARGES, weight=50)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery, chain, chord, group
@@ -49,6 +50,10 @@ def test_app_and_worker_run_on_a_redis(app: Celery, url: str, tmp_path: Path) ->
         assert app.send_task("try_again").get(timeout=TIMEOUT) == 2
         assert chain(add.clone((1, 2)), add.clone((3,)), app=app)().get(timeout=TIMEOUT) == 6
         assert group((add.clone((n, n)) for n in range(3)), app=app)().get(timeout=TIMEOUT) == [0, 2, 4]
+        one = app.signature("add", (1, 0), immutable=True)
+        inner = chain(one, group([one, one], app=app), app=app)
+        flow = chain(one, group([one, inner], app=app), one, app=app)
+        assert flow().get(timeout=TIMEOUT) == 1
         header = [add.clone((n, n)) for n in range(4)]
         assert chord(header, signature("total"), app=app)().get(timeout=TIMEOUT) == 12
 
@@ -140,7 +145,28 @@ def test_results_expire_and_can_be_forgotten(app: Celery, url: str) -> None:
     assert backend.values.queue == RESULTS
 
 
-def test_counters_of_chords_are_exact(app: Celery, url: str) -> None:
+def test_chord_counts_a_part_once_and_calls_its_body_once(app: Celery, url: str) -> None:
+    backend = app.backend
+    calls: list[object] = []
+    body = app.signature("total")
+    body.delay = calls.append
+    backend.set_chord_size("group", 2)
+
+    def part_returns(task_id: str, index: int, result: int) -> None:
+        request = SimpleNamespace(id=task_id, group="group", group_index=index, chord=body)
+        backend.on_chord_part_return(request, "SUCCESS", result)
+
+    part_returns("second", 1, 20)
+    part_returns("second", 1, 20)
+    assert calls == []
+    part_returns("first", 0, 10)
+    part_returns("first", 0, 10)  # delivered again after the end
+
+    assert calls == [[10, 20]]
+    assert len(backend.values.storage.reads.page(RESULTS, State.DELAYED, 10)) == 1  # that it has ended
+
+
+def test_counters_are_exact(app: Celery, url: str) -> None:
     assert [app.backend.incr("chord") for _ in range(3)] == [1, 2, 3]
     app.backend.delete("chord")
     assert app.backend.get("chord") is None

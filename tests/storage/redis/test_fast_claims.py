@@ -306,3 +306,21 @@ def test_pages_see_plain_enqueues_claims_and_ends(redis_options, redis_server, u
         assert len(set(versions)) == 5
         assert versions[4] == versions[5]  # an empty claim changes nothing
         assert used["finish_and_claim"] == 0
+
+
+def test_a_job_of_any_id_keeps_its_lease(redis_options, redis_server, used):
+    dashes = "-" * 65
+    with closing(RedisStorage(**redis_server.options)) as storage, redis_server.client() as client:
+        storage.enqueue([Batch(QUEUE, "a", JobOptions(), [b""] * 2, [dashes, "first"])])
+        storage.enqueue([Batch(QUEUE, "a", JobOptions(), [b""] * 16)])
+        held, first = storage.claim(ClaimRequest("w", 2, frozenset("a"), (QUEUE,))).jobs
+        ended = [Outcome(QUEUE, first.id, first.token, "complete", None)]
+        claimed = storage.finish(ended, ClaimRequest("w", 16, frozenset("a"), (QUEUE,))).claims.jobs
+
+        leased = set(client.zrange(storage._keyspace.keys(QUEUE).key("lease"), 0, -1))
+
+    assert used["finish_and_claim"] == 0
+    assert {id.decode() if isinstance(id, bytes) else id for id in leased} == {
+        held.id,
+        *(job.id for job in claimed),
+    }

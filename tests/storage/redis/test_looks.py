@@ -7,6 +7,8 @@ from threading import Event
 import pytest
 
 from djqueue.core.job import ClaimRequest
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.sharing import LimiterPolicy
 from djqueue.storage.redis import RedisStorage, namecache
 from djqueue.storage.redis.looks import LOOK_SOON
 from djqueue.testing.factories import NAME, completing, enqueue, enqueue_many
@@ -22,6 +24,13 @@ def worker(redis_url):
 def producer(redis_url):
     with closing(RedisStorage(url=redis_url)) as storage:
         yield storage
+
+
+def limited_storage(url, queues, concurrency=5):
+    """Return a storage in which queues share a limiter."""
+    policies = {queue: QueuePolicy(limiter="shared") for queue in queues}
+    limiters = {"shared": LimiterPolicy(concurrency=concurrency)}
+    return RedisStorage(url=url, policies=policies, limiters=limiters)
 
 
 def claim(storage, slots=1):
@@ -195,18 +204,40 @@ def test_an_idle_worker_reports_an_outcome_before_it_looks(worker, producer, red
     assert commands(redis_server, "evalsha") == before + 3
 
 
-def test_a_worker_with_one_slot_does_not_stay_in_the_queue_of_its_last_job(worker, producer, monkeypatch):
+def test_an_idle_worker_leaves_the_line_at_a_limiter_when_the_jobs_of_the_queue_are_gone(
+    redis_url, monkeypatch
+):
+    monkeypatch.setattr("djqueue.storage.redis.looks.LOOK_FRESH", 0)
+    queues = ["one", "two"]
+    request = ClaimRequest("w", 3, frozenset({NAME}))
+    with closing(limited_storage(redis_url, queues, 1)) as worker:
+        ids = {queue: enqueue(worker, queue=queue) for queue in queues}
+        [job] = worker.finish([], request).claims.jobs
+        [other] = set(queues) - {job.queue}
+        assert other in worker.limiters.state("shared").waiting
+        worker.jobs.cancel(other, [ids[other]])
+
+        assert worker.finish([completing(job)], request).claims.jobs == []
+
+        assert worker.limiters.state("shared").waiting == ()
+
+
+@pytest.mark.parametrize("limited", [(), ("one",), ("one", "two")], ids=len)
+def test_a_worker_with_one_slot_does_not_stay_in_the_queue_of_its_last_job(
+    redis_url, producer, monkeypatch, limited
+):
     monkeypatch.setattr("djqueue.storage.redis.looks.LOOK_FRESH", 0)
     enqueue_many(producer, 20, queue="one")
     enqueue_many(producer, 20, queue="two")
     request = ClaimRequest("w", 1, frozenset({NAME}))
     found, jobs = Counter(), []
 
-    for _ in range(20):
-        finished = worker.finish([completing(job) for job in jobs], request)
-        assert finished.accepted == [True] * len(jobs)
-        jobs = finished.claims.jobs
-        found.update(job.queue for job in jobs)
+    with closing(limited_storage(redis_url, limited)) as worker:
+        for _ in range(20):
+            finished = worker.finish([completing(job) for job in jobs], request)
+            assert finished.accepted == [True] * len(jobs)
+            jobs = finished.claims.jobs
+            found.update(job.queue for job in jobs)
 
     assert found["one"] > 5
     assert found["two"] > 5

@@ -177,8 +177,8 @@ if outcomes > 0 then
 end
 
 -- A sorted set of few and short members is searched from one end. A long member, which is removed at once, has Redis
--- build an index, which the leases of many jobs need.
-local long_member = outcomes > 0 and count >= 16 and string.rep('-', 65) or nil
+-- build an index, which the leases of many jobs need. No id has this byte, which UTF-8 never uses.
+local long_member = outcomes > 0 and count >= 16 and string.rep('\255', 65) or nil
 
 local base, claimed = 0, {}
 if count > 0 then

@@ -2,15 +2,15 @@
 --
 -- ARGV: the configured rate (capacity, per) and concurrency (each '' for none); reports (MessagePack); the queue that
 --   asks ('' only describes the limiter), the name of its request, the number of jobs wanted, the weight of the first
---   one, milliseconds for which the permits are held, and 's' if the queue has been served, or 'f' if it could not use
---   what it was granted when its turn came.
+--   one, milliseconds for which the permits are held, and 's' if the queue has been served, or its place in line if it
+--   could not use what it was granted.
 -- The reports are three lists: finished requests (name, number of jobs that did not start, whether the queue has no
 --   more jobs, the queue, duration of its permits, then name and weight of each); renewals (duration, then names); names
 --   of permits that are returned.
 -- Returns the number of jobs that may start, their permits, the permits held, the concurrency, milliseconds until more
---   may be available (-1: unknown), and the queues to wake. The description is the rate (capacity, per), the
---   concurrency, permits in use, whole tokens (each -1 for none), the queues in line, milliseconds until the next
---   token, and the queues to wake.
+--   may be available (-1: unknown), the place that the queue had in line, and the queues to wake. The description is the
+--   rate (capacity, per), the concurrency, permits in use, whole tokens (each -1 for none), the queues in line,
+--   milliseconds until the next token, and the queues to wake.
 --
 -- permits    names by the time at which a permit expires: of a claim (see `limits.permit`), or '?' .. name of a request
 -- weights    name: its permits if they are not one; '': the sum of what is above one
@@ -130,7 +130,7 @@ end
 
 -- Serve the request. It holds what it returned until its claim is made: its ended jobs count as active until then.
 
-local starts, permits, held, wait = 0, 0, 0, -1
+local starts, permits, held, wait, place = 0, 0, 0, -1, 0
 if queue == '' then
   left_for(false, 0)
 else
@@ -141,16 +141,16 @@ else
   if starts == 0 then permits = 0 elseif least == 1 then permits = starts end
   held = math.max(permits, gone)
   if held > 0 then hold('?' .. request, held, lasts) end
+  place = #line + 1
+  for i, turn in ipairs(line) do
+    if turn[1] == queue and turn[2] > 0 then place = i end
+  end
   if starts < wanted then
     local is_served = starts > 0 or ARGV[ARGS + 9] == 's'
-    local index
-    for i, turn in ipairs(line) do
-      if turn[1] == queue then index = i end
-    end
-    local keeps_place = index and not is_served and line[index][2] > 0
-    if index then table.remove(line, index) end
-    if ARGV[ARGS + 9] == 'f' then index = 1 elseif not keeps_place then index = #line + 1 end
-    table.insert(line, index, {queue, is_served and 0 or least, 0})
+    leave(queue)
+    -- A queue whose first job needs more than it was granted has used no turn: it gets its place back.
+    local index = is_served and #line + 1 or tonumber(ARGV[ARGS + 9]) or place
+    table.insert(line, math.min(index, #line + 1), {queue, is_served and 0 or least, 0})
     local function may_come(at)
       local left = math.max(1, at - now)
       if wait < 0 or left < wait then wait = left end
@@ -196,4 +196,4 @@ if queue == '' then
   return answer({capacity or -1, per or -1, concurrency or -1, used(), tokens, waiting, soon, woken_queues})
 end
 unchanged = true
-return answer({starts, permits, held, concurrency or -1, wait, woken_queues})
+return answer({starts, permits, held, concurrency or -1, wait, place, woken_queues})

@@ -56,7 +56,8 @@ class Headers(Mapping[str, Any]):
         return hash(self.text)
 
     def __repr__(self) -> str:
-        return f"Headers({self._decoded()!r})"
+        # Values may be secret, and a repr gets into logs and error reports.
+        return f"<Headers: {', '.join(map(repr, self))}>" if self else "<Headers>"
 
     def __reduce__(self) -> tuple[type["Headers"], tuple[str]]:
         return Headers, (self.text,)

@@ -38,10 +38,15 @@ from djqueue.storage.memory import MemoryStorage
 from .draining import CallersWorker, UntilIdle, has_running_loop
 from .executors.connections import close_connections
 from .handlers import Handlers
+from .outcomes import timed_out
 from .runs import Run
 
-_in_job: ContextVar[bool] = ContextVar("djqueue_immediate", default=False)
-"""Whether the current code is called by a job that an immediate storage runs."""
+MAX_NESTING = 30
+"""Maximum number of jobs that run within each other. More would exceed the recursion limit of Python, and a
+job that enqueues itself without end would never return to the caller."""
+
+_nesting: ContextVar[int] = ContextVar("djqueue_immediate", default=0)
+"""Number of jobs of an immediate storage that wait for the current code."""
 
 
 class Failure(NamedTuple):
@@ -107,6 +112,7 @@ class ImmediateStorage(MemoryStorage):
         return "immediate (jobs run when they are enqueued; this process only, not persistent)"
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        _check_nesting(batches)
         with self.hold():
             results = super().enqueue(self._due(batches))
         if not self._call.held:
@@ -114,6 +120,7 @@ class ImmediateStorage(MemoryStorage):
         return results
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        _check_nesting(batches)
         with self.hold():
             results = self.engine.enqueue(self._due(batches))
         await self.arun_waiting()
@@ -166,10 +173,10 @@ class ImmediateStorage(MemoryStorage):
         if not has_running_loop():
             return async_to_sync(self._drain)()
         with ThreadPoolExecutor(1, "djqueue-immediate") as pool:
-            return pool.submit(self._run_apart, _in_job.get()).result()
+            return pool.submit(self._run_apart, _nesting.get()).result()
 
-    def _run_apart(self, in_job: bool) -> int | None:
-        _in_job.set(in_job)
+    def _run_apart(self, nesting: int) -> int | None:
+        _nesting.set(nesting)
         try:
             return async_to_sync(self._drain)()
         finally:
@@ -178,7 +185,7 @@ class ImmediateStorage(MemoryStorage):
 
     async def _drain(self) -> int | None:
         # `async_to_sync` brings changed context variables back to its caller.
-        token = _in_job.set(True)
+        token = _nesting.set(_nesting.get() + 1)
         try:
             self._call.woken = False
             watched = _Drained(self)
@@ -188,7 +195,7 @@ class ImmediateStorage(MemoryStorage):
             await worker.run()
             return watched.wait
         finally:
-            _in_job.reset(token)
+            _nesting.reset(token)
 
     def _due(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         return batches if self._keep_time else [batch._replace(delay=None, run_at=None) for batch in batches]
@@ -202,7 +209,7 @@ class ImmediateStorage(MemoryStorage):
         if self._call.held or has_running_loop():
             return
         self._run_jobs()
-        if not _in_job.get():
+        if not _nesting.get():
             # They are recorded and logged: the operation itself has succeeded, and must not raise.
             self._failures.clear()
 
@@ -224,11 +231,13 @@ class ImmediateStorage(MemoryStorage):
             and error is not None
             and not self._watched.is_watched(claimed.queue, claimed.id)
         ):
+            if run.outcome is not None and run.outcome.reason == "timeout":
+                error = timed_out(claimed, error)
             attempt = claimed.failures + 1
             self._failures.append(Failure(claimed.queue, claimed.id, claimed.name, attempt, error))
 
     def _raise_failure(self) -> None:
-        if _in_job.get() or not self._failures:
+        if _nesting.get() or not self._failures:
             return
         failures, self._failures = self._failures, []
         first, *others = failures
@@ -294,6 +303,16 @@ class _Call(threading.local):
     """Whether the current operation runs the jobs that it makes claimable by itself."""
     woken = False
     """Whether jobs have become claimable since the last drain."""
+
+
+def _check_nesting(batches: Sequence[Batch]) -> None:
+    """Refuse jobs that would run within too many others."""
+    if _nesting.get() >= MAX_NESTING and batches:
+        raise RecursionError(
+            f"cannot enqueue {batches[0].name or batches[0].queue!r} in the immediate mode: it would run "
+            f"within {MAX_NESTING} jobs, each enqueued by the one before. If a job enqueues itself, test it "
+            "with djqueue_memory and djqueue_drain"
+        )
 
 
 def _without_rates(policy: QueuePolicy) -> QueuePolicy:

@@ -37,7 +37,7 @@ def after_error(
         # The handler was interrupted, so the attempt does not count.
         return _outcome(claimed, "release")
     if stop is Stop.TIMEOUT:
-        return failure(claimed, _timed_out(claimed, error), "timeout", delay)
+        return failure(claimed, timed_out(claimed, error), "timeout", delay)
     return failure(claimed, error, "max_attempts_exceeded", delay)
 
 
@@ -81,7 +81,8 @@ def next_delay(
     return claimed.options.backoff.delay(failures, random)
 
 
-def _timed_out(claimed: Claimed, error: BaseException) -> JobTimeoutError:
+def timed_out(claimed: Claimed, error: BaseException) -> JobTimeoutError:
+    """Return the error of a run that was stopped by its timeout, and then raised `error`."""
     seconds = (claimed.options.timeout or 0) / 1_000
     timeout = JobTimeoutError(f"ran longer than its timeout of {seconds:g} s", job_id=claimed.id)
     timeout.__cause__ = None if isinstance(error, asyncio.CancelledError) else error

@@ -10,7 +10,7 @@ A job counts as enqueued until it starts. Both look into the settings' storage; 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from djqueue.client import JobType, get_storage
 from djqueue.client.info import JobInfo
@@ -19,8 +19,17 @@ from djqueue.core.states import PENDING
 
 PAGE = 1_000
 
-Job = JobType[..., Any] | str
-"""A function under `@job`, or a job's name."""
+
+class TaskLike(Protocol):
+    """A task of `django.tasks` or of its backport, neither of which is imported here."""
+
+    @property
+    def module_path(self) -> str:
+        """The name of the task's jobs."""
+
+
+Job = JobType[..., Any] | TaskLike | str
+"""A function under `@job`, a task of `django.tasks`, or a job's name."""
 
 
 def assert_enqueued(
@@ -101,7 +110,9 @@ def _arguments(info: JobInfo) -> tuple[list[Any] | None, dict[str, Any] | None]:
 
 
 def _name(job: Job) -> str:
-    return job if isinstance(job, str) else job.name
+    if isinstance(job, str):
+        return job
+    return job.name if isinstance(job, JobType) else job.module_path
 
 
 def _listing(pending: list[JobInfo]) -> str:

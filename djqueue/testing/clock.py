@@ -93,7 +93,7 @@ class JobClock:
 
     def move_to(self, at: datetime, *, schedules: bool = False) -> None:
         """Move the clock forward to a time, as `advance` does. Raises ValueError for a time in the past."""
-        if at.tzinfo is None:
+        if not isinstance(at, datetime) or at.tzinfo is None:
             raise ValueError(f"move_to() needs a datetime with a time zone, such as UTC; got {at!r}")
         target = to_milliseconds(at)
         if target < self.now():

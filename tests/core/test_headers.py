@@ -52,6 +52,13 @@ def test_they_cannot_be_assigned():
         parse({"a": 1})["a"] = 2
 
 
+def test_the_repr_has_names_only():
+    headers = parse({"authorization": "Bearer hush", "tenant": 7})
+
+    assert repr(headers) == "<Headers: 'authorization', 'tenant'>"
+    assert repr(parse({})) == "<Headers>"
+
+
 def test_merged_headers_replace_those_of_the_same_name():
     one = parse({"a": 1, "b": 2})
 

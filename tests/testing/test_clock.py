@@ -141,6 +141,8 @@ def test_the_clock_refuses_the_past():
         clock.move_to(clock.time - timedelta(seconds=1))
     with pytest.raises(ValueError, match="needs a datetime with a time zone"):
         clock.move_to(datetime(2100, 1, 1))
+    with pytest.raises(ValueError, match="a datetime with a time zone, such as UTC; got 5"):
+        clock.move_to(5)
     with pytest.raises(Exception, match="by"):
         clock.advance(-1)
 

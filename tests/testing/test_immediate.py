@@ -1,5 +1,6 @@
 """Jobs that run when they are enqueued: the fixture `djqueue_immediate`."""
 
+import asyncio
 import threading
 from datetime import timedelta
 
@@ -8,7 +9,8 @@ from django.contrib.auth.models import User
 from django.db import connection
 
 from djqueue import Queue, Snooze, chain, current_job, job
-from djqueue.core.errors import JobFailedError
+from djqueue.core.errors import JobFailedError, JobTimeoutError
+from djqueue.runtime.immediate import MAX_NESTING
 from djqueue.signals import job_completed
 from tests.support import eventually
 
@@ -330,3 +332,35 @@ def test_a_retried_dead_letter_that_fails_again_is_recorded(fail, djqueue_immedi
 
     assert ran == ["fail"] * 4 + [1]
     assert answer.job().state == "failed"
+
+
+def test_a_job_that_enqueues_itself_without_end_fails(ran):
+    @job(name="endless", max_attempts=1)
+    def endless(number):
+        ran.append(number)
+        endless.enqueue(number + 1)
+
+    with pytest.raises(RecursionError, match="cannot enqueue 'endless' in the immediate mode"):
+        endless.enqueue(1)
+    assert ran == list(range(1, MAX_NESTING + 1))
+    assert Queue("default").counts()["waiting"] == 0
+
+
+async def test_a_coroutine_that_enqueues_itself_without_end_fails(ran):
+    @job(name="aendless", max_attempts=1)
+    async def aendless(number):
+        ran.append(number)
+        await aendless.aenqueue(number + 1)
+
+    with pytest.raises(RecursionError, match="cannot enqueue 'aendless' in the immediate mode"):
+        await aendless.aenqueue(1)
+    assert ran == list(range(1, MAX_NESTING + 1))
+
+
+def test_a_timeout_raises_the_error_of_the_timeout():
+    @job(name="slow", max_attempts=1, timeout=0.01)
+    async def slow():
+        await asyncio.Event().wait()
+
+    with pytest.raises(JobTimeoutError, match=r"ran longer than its timeout of 0\.01 s"):
+        slow.enqueue()

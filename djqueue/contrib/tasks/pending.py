@@ -17,11 +17,14 @@ class PendingResult:
     def __init__(self, result: AnyTaskResult, then: Callable[[], Any] | None) -> None:
         self.result = result
         self._then = then
+        self.is_over = False
+        """Whether the storage has the task, or its enqueue failed. Tests call callbacks that Django keeps."""
         self.__qualname__ = type(self).__qualname__  # Django logs it if the callback fails.
 
     def __call__(self) -> None:
         """Call the function registered for the commit."""
         if self._then is not None:
+            self.is_over = True
             self._then()
 
 
@@ -36,6 +39,7 @@ def find_pending(id: str) -> AnyTaskResult | None:
     for connection in connections.all(initialized_only=True):
         if connection.in_atomic_block:
             for entry in connection.run_on_commit:
-                if isinstance(entry[1], PendingResult) and entry[1].result.id == id:
-                    return entry[1].result
+                pending = entry[1]
+                if isinstance(pending, PendingResult) and pending.result.id == id and not pending.is_over:
+                    return pending.result
     return None

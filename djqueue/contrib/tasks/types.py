@@ -1,7 +1,7 @@
 """Tasks with the options of djqueue, and the decorator that defines them."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -86,6 +86,14 @@ class DjqueueTask(AnyTask):
     missed_window: Any = _option()
     blackouts: Iterable[str] | NotGiven = _option()
     on_blackout: str | NotGiven = _option()
+
+    def __repr__(self) -> str:
+        # Lists what was given. Values of headers may be secret, and a repr gets into logs and error reports.
+        shown = {item.name: getattr(self, item.name) for item in fields(self)}
+        given = {name: value for name, value in shown.items() if value is not NOT_GIVEN}
+        if isinstance(given.get("headers"), Mapping):
+            given["headers"] = list(given["headers"])
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     def using(
         self,

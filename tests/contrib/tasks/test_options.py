@@ -12,6 +12,7 @@ from djqueue.client.declared import declared
 from djqueue.contrib.tasks import DjqueueTask, task
 from djqueue.contrib.tasks.compat import InvalidTask, task_backends
 from djqueue.core.states import State
+from djqueue.testing.assertions import assert_enqueued, assert_not_enqueued
 
 from . import sample
 from .conftest import BACKEND
@@ -45,6 +46,39 @@ def test_options_reach_the_job(backend: Any) -> None:
     assert (options.max_attempts, options.timeout, options.unique_key) == (5, 30_000, "k")
     assert options.headers == {"tenant": 3}
     assert (options.priority, options.tags, options.result_ttl) == (7, ("a",), 86_400_000)
+
+
+def test_the_repr_of_a_task_hides_the_values_of_its_headers(backend: Any) -> None:
+    made = task(max_attempts=5)(retried).using(headers={"authorization": "Bearer hush"})
+
+    assert "hush" not in repr(made)
+    assert "hush" not in repr(made.enqueue())
+    assert "max_attempts=5, headers=['authorization'])" in repr(made)
+    assert "NOT_GIVEN" not in repr(made)
+
+
+def test_assertions_accept_tasks(storage: Any, backend: Any) -> None:
+    made = task(retried)
+    assert_not_enqueued(made)
+
+    made.enqueue()
+
+    assert_enqueued(made, args=[], queue="default", count=1)
+    assert_not_enqueued(task(scheduled))
+
+
+@pytest.mark.django_db
+def test_captured_callbacks_enqueue_in_a_test_case(
+    settings: Any, djqueue_immediate: Any, django_capture_on_commit_callbacks: Any
+) -> None:
+    settings.TASKS = {"default": {"BACKEND": BACKEND, "OPTIONS": {"enqueue_on_commit": True}}}
+    with django_capture_on_commit_callbacks(execute=True):
+        result = task(scheduled).enqueue()
+        result.refresh()
+        assert result.status == "READY"
+
+    result.refresh()
+    assert result.status == "SUCCESSFUL"
 
 
 def test_the_decorator_of_django_accepts_the_options(backend: Any) -> None:

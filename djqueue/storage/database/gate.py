@@ -1,4 +1,4 @@
-"""What operations of the scheduler wait for in its journal."""
+"""Checks before operations of the scheduler, and waits for its journal."""
 
 import asyncio
 import math

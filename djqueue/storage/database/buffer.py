@@ -113,7 +113,7 @@ class Buffer:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there are only new jobs, claims, ends and results, which may be written again."""
+        """Whether there are only new jobs, claims, ends, leases and results, which may be written again."""
         return not (
             self.durable
             or self.deletes
@@ -124,6 +124,8 @@ class Buffer:
             or self.attempts
             or self.progress
             or self.logs
+            or self.items
+            or self.items_gone
             or self.items_sent
             or self.long
             or self.put_off
@@ -262,7 +264,7 @@ class BufferWriter:
         """
         write = self._dialect
         write.tune()
-        if self._plain is not None and self._plain.attach() and buffer.is_plain:
+        if self._plain is not None and buffer.is_plain and self._plain.attach():
             self._write_plain(buffer, self._plain)
             return
         with write.transaction(durable=buffer.durable):

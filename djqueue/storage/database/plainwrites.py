@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from django.db import Error
+
 from ..tables.dialects import SqliteDialect
 
 Execute = Callable[[str, Sequence[Any]], int]
@@ -27,11 +29,15 @@ class PlainWriter(SqliteDialect):
         self._texts: dict[str, str] = {}
 
     def attach(self) -> bool:
-        """Use the calling thread's connection; return False in a transaction of its caller."""
+        """Use the calling thread's connection; return False if Django must run the statements.
+
+        This is the case in a transaction of the caller, if the connection does not commit by itself, and if
+        a project has installed `execute_wrapper` functions on it.
+        """
         wrapper: Any = super().connection
-        if wrapper.in_atomic_block:
-            return False
         wrapper.ensure_connection()
+        if wrapper.in_atomic_block or wrapper.execute_wrappers or not wrapper.autocommit:
+            return False
         self._wrapper = wrapper
         return True
 
@@ -47,17 +53,26 @@ class PlainWriter(SqliteDialect):
     @contextmanager
     def fenced(self) -> Iterator[None]:
         """Open a transaction that holds the write lock and the scheduler's lease."""
-        driver = self._wrapper.connection
-        with self._wrapper.wrap_database_errors:
-            driver.execute("BEGIN IMMEDIATE")
+        with self._patient_until_deadline():
+            self._execute("BEGIN IMMEDIATE", ())
+            try:
+                self._fence(self._execute)
+                yield
+                self._wrapper._commit()
+            except BaseException:
+                self._roll_back()
+                raise
+
+    def _roll_back(self) -> None:
+        """End a failed transaction. SQLite may have done so; a connection that cannot is closed."""
+        wrapper = self._wrapper
+        driver = wrapper.connection
         try:
-            self._fence(self._execute)
-            yield
-            self._wrapper._commit()
-        except BaseException:
-            if driver.in_transaction:
-                driver.execute("ROLLBACK")
-            raise
+            with wrapper.wrap_database_errors:
+                if driver is not None and driver.in_transaction:
+                    driver.execute("ROLLBACK")
+        except Error:
+            wrapper.close()
 
     def _execute(self, statement: str, values: Sequence[Any]) -> int:
         text = self._texts.get(statement)

@@ -423,22 +423,16 @@ logger = logging.getLogger("djqueue.journal")
 
 
 class Waiter:
-    """A coroutine that waits for a flush, on behalf of a client; an empty one stands for the coroutine."""
+    """A coroutine that waits for a flush."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, client: str = "") -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.client = client
         self.written: asyncio.Future[BaseException | None] = loop.create_future()
 
     def __call__(self, error: BaseException | None) -> None:
         """Wake the coroutine. Called on its loop."""
         if not self.written.done():
             self.written.set_result(error)
-
-
-def count_clients(waiting: list[Done]) -> int:
-    """Return the number of clients that wait; a worker may have several requests in flight."""
-    return len({(done.client if isinstance(done, Waiter) else "") or id(done) for done in waiting})
 
 
 def notify(waiting: list[Done], error: BaseException | None) -> None:

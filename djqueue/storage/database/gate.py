@@ -76,14 +76,9 @@ class JournalGate:
                 reason += f"; the change of {in_effect} is in effect, and will be written as soon as possible"
             raise StorageUnavailableError(reason) from error
 
-    async def written(self, *, durable: bool = False, client: str = "") -> None:
-        """Wait until everything noted so far is committed. Raises what kept it from being written.
-
-        Args:
-            durable: Whether the commit must be on disk.
-            client: The process for which the caller waits, if it may have several requests in flight.
-        """
-        waiter = Waiter(asyncio.get_running_loop(), client)
+    async def written(self, *, durable: bool = False) -> None:
+        """Wait until everything noted so far is committed. Raises what kept it from being written."""
+        waiter = Waiter(asyncio.get_running_loop())
         self._journal.when_written(waiter, durable=durable)
         left = remaining(math.inf)
         try:

@@ -23,7 +23,7 @@ from djqueue.core.shown import in_one_line
 from djqueue.core.versions import ChangeCounter
 
 from ..tables.dialects import Dialect
-from .buffer import Buffer, BufferWriter, Done, JobRowKey, count_clients, notify
+from .buffer import Buffer, BufferWriter, Done, JobRowKey, notify
 from .lease import LeaseLost
 from .noting import NotingJournal
 from .plainwrites import PlainWriter
@@ -34,7 +34,7 @@ logger = logging.getLogger("djqueue.journal")
 WINDOW = 0.010
 """Maximum seconds before a change is written."""
 GATHER = 0.002
-"""Seconds for which a commit waits for as many clients as the last one had."""
+"""Seconds for which a commit waits for as many waiters as the last one had."""
 WINDOW_JOBS = 100
 """Number of changed jobs that are written at once."""
 PATIENCE = 1.0
@@ -100,7 +100,7 @@ class DatabaseJournal(NotingJournal):
         """Whether the thread sleeps until there is something to write."""
         self._urgent = False
         self._together = 0
-        """Number of clients that waited for the last flush."""
+        """Number of waiters of the last flush."""
         self._is_gathering = False
         self._holders: set[int] = set()
         """Threads that are noting changes which belong in one transaction."""
@@ -312,21 +312,18 @@ class DatabaseJournal(NotingJournal):
         self._buffer = Buffer()
         self._in_flight = len(buffer)
         self._urgent = False
-        self._together = count_clients(buffer.waiting)
+        self._together = len(buffer.waiting)
         return buffer
 
     def _gather(self) -> None:
-        """Wait for more clients to share the commit: those of the last commit soon return.
-
-        A second request of the same client is not worth waiting for: it arrives while this one is written.
-        """
+        """Wait for more waiters to share the commit: those of the last commit soon return."""
         if self._urgent and not self._are_together():
             self._is_gathering = True
             self._changed.wait_for(self._are_together, GATHER)
             self._is_gathering = False
 
     def _are_together(self) -> bool:
-        return count_clients(self._buffer.waiting) >= self._together or self._closing
+        return len(self._buffer.waiting) >= self._together or self._closing
 
     def _due(self) -> bool:
         return self._urgent or self._closing or len(self._buffer) >= WINDOW_JOBS

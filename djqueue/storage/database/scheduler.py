@@ -396,7 +396,7 @@ class SchedulerStorage(EngineStorage):
             return finished
         try:
             with self._unclaiming(finished.claims.jobs):
-                await self.gate.written(client=then.process if then is not None else "")
+                await self.gate.written()
                 # Inside: the worker receives an error only if the tables cannot be read.
                 return await self.unanswered.recognize(outcomes, finished)
         except BaseException:

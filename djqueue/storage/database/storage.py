@@ -234,7 +234,6 @@ class DatabaseStorage(Storage):
     def capabilities(self) -> Capabilities:
         active = self.active
         return Capabilities(
-            max_in_flight=1 if self.role.is_here else 2,
             database=self._alias,
             mirrored_states=frozenset(State),
             transactions=self._transactions,

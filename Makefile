@@ -27,8 +27,8 @@ test-spark: $(VENV)/.spark-installed ## Run the tests that need Spark, and insta
 	@JAVA_HOME=$$(scripts/find-java.sh) scripts/run-tests.sh $(BIN)/python -n 0 -m spark tests/contrib/spark tests/demo/test_demo_spark.py $(ARGS)
 	@JAVA_HOME=$$(scripts/find-java.sh) scripts/run-tests.sh $(BIN)/python -n 0 -o faulthandler_timeout=1200 -m spark_cluster tests/contrib/spark $(ARGS)
 
-test-compat: install ## Run the fast tests on the other line of Django (5.2 or 6.1), where Python allows
-	@scripts/system-packages.sh gettext
+test-compat: install ## Run the tests on other versions of Python, Django and the dependencies
+	@scripts/system-packages.sh redis gettext
 	@scripts/test-compat.sh $(VENV) $(XDIST) $(ARGS)
 
 lint: install ## Check style, types and the import rules
@@ -76,7 +76,7 @@ wheel: install ## Build the sdist and the wheel into dist
 	$(BIN)/python -m build --no-isolation
 
 clean: ## Remove all that these targets made
-	rm -rf .venv .venv-django5 .venv-django6 build dist docs/_build htmlcov demo_project/var
+	rm -rf .venv .venv-django5 .venv-django6 .venv-django60 .venv-oldest build dist docs/_build htmlcov demo_project/var
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	rm -f djqueue/templates djqueue/static
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,14 +2,14 @@
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core import checks
-from django.utils.module_loading import autodiscover_modules, module_has_submodule
+from django.utils.module_loading import autodiscover_modules, import_string, module_has_submodule
 from django.utils.translation import gettext_lazy as _
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ TAG = "djqueue"
 """Tag of the system checks."""
 MODULE = "jobs"
 """Module of every app that is imported when Django starts."""
+TASKS_MODULE = "tasks"
+"""Module of every app that is imported, too, if a task backend is djqueue's."""
+TASK_BACKEND = "djqueue.contrib.tasks.DjqueueBackend"
 
 
 class DjqueueConfig(AppConfig):
@@ -51,14 +54,44 @@ class DjqueueConfig(AppConfig):
 def _may_define_jobs(given: Any) -> bool:
     if "djqueue.client" in sys.modules or (isinstance(given, Mapping) and "MODULES" in given):
         return True
+    if has_task_backend():
+        return True
     return any(module_has_submodule(app.module, MODULE) for app in apps.get_app_configs() if app.module)
 
 
+def has_task_backend() -> bool:
+    """Return whether the setting TASKS has a `DjqueueBackend`, or a subclass of it."""
+    for path in _task_backends():
+        if path == TASK_BACKEND:
+            return True
+        # Importing the other backends of Django would cost projects that have nothing else of ours.
+        if not path.startswith(("django.", "django_tasks.")):
+            try:
+                backend = import_string(path)
+            except ImportError:
+                continue  # A check of django.tasks reports it.
+            if getattr(backend, "runs_djqueue_jobs", False):
+                return True
+    return False
+
+
+def _task_backends() -> Iterator[str]:
+    given = getattr(settings, "TASKS", {})
+    for entry in given.values() if isinstance(given, Mapping) else ():
+        path = entry.get("BACKEND") if isinstance(entry, Mapping) else None
+        if isinstance(path, str):
+            yield path
+
+
 def _import_jobs(names: tuple[str, ...]) -> None:
-    """Import `jobs` and the names in MODULES from every app, and the dotted paths in MODULES."""
+    """Import `jobs` and the names in MODULES from every app, and the dotted paths in MODULES.
+
+    If TASKS has a backend of djqueue, `tasks` is imported from every app, too.
+    """
     from .client import registry
 
-    autodiscover_modules(MODULE, *(name for name in names if "." not in name))
+    wanted = (MODULE, TASKS_MODULE) if has_task_backend() else (MODULE,)
+    autodiscover_modules(*wanted, *(name for name in names if "." not in name))
     missing_modules.clear()
     for name in names:
         if "." in name:

@@ -13,6 +13,8 @@
 | djqueue.E009 | the queue of a job is not in `QUEUES`, and `STRICT_QUEUES` is on |
 | djqueue.E010 | a module of `MODULES` does not exist |
 | djqueue.E011 | the permissions of a job list a database that is not in `DATABASES` |
+| djqueue.E012 | an option of a task backend in `TASKS` is unknown or invalid |
+| djqueue.E013 | `TASKS` has a backend of djqueue, and `djqueue` is not installed |
 | djqueue.I001 | a Redis server does not allow reading its configuration |
 | djqueue.I002 | `appendfsync` of Redis is `no` |
 | djqueue.I003 | the timeout of a sync function that runs inline cannot interrupt it (with `--deploy`) |
@@ -33,10 +35,12 @@
 | djqueue.W016 | the `QUEUE_FILTER` of `DASHBOARD` cannot be imported |
 | djqueue.W017 | the limits of a job have no effect, because it runs inline |
 | djqueue.W018 | a process with permissions of jobs runs as root (with `--deploy`) |
+| djqueue.W019 | `IMMEDIATE` is on (with `--deploy`) |
 
 Only W012 queries the database, when Django checks databases: with `--database`, and before `migrate`.
 Redis is checked then, and with `--deploy`. E006, I001, I002 and W007 to W011 come from
-`djqueue.storage.redis.health`; E011, I003, W017 and W018 from `djqueue.jobchecks`.
+`djqueue.storage.redis.health`; E011, I003, W017 and W018 from `djqueue.jobchecks`,
+E012 and E013 from `djqueue.contrib.tasks.backend`.
 """
 
 import inspect
@@ -68,10 +72,12 @@ TESTED_VENDORS = ("sqlite", "postgresql")
 
 HINTS = {
     "STORAGE": "For example {'BACKEND': 'djqueue.storage.database.DatabaseStorage', 'OPTIONS': {}}.",
+    "IMMEDIATE": "With True, jobs run when they are enqueued, for development and tests.",
     "QUEUES": "For example {'emails': {'RATE': '100/s', 'CONCURRENCY': 10}}, or a list of names.",
     "LIMITERS": "For example {'stripe': {'RATE': '100/s', 'CONCURRENCY': 20}}.",
     "STRICT_QUEUES": "With True, only the queues named in QUEUES exist.",
     "DEFAULTS": "Default options of every job, as for @job: {'max_attempts': 5}.",
+    "ENQUEUE_ON_COMMIT": "True, False, or the alias of a database whose commit enqueues the jobs.",
     "MAX_PAYLOAD": "Maximum bytes of an encoded payload, 1_048_576 by default.",
     "MAX_ITEMS": "Maximum items sent by one attempt of a generator, 10_000 by default.",
     "MAX_ITEMS_SIZE": "Maximum bytes of the items of one attempt, 16_777_216 by default.",
@@ -152,7 +158,17 @@ def check_jobs_to_deploy(**_: Any) -> list[checks.CheckMessage]:
     found = list(jobchecks.root_with_permissions())
     given = getattr(django_settings, "DJQUEUE", {})
     if not is_wrong(given):
-        found += jobchecks.soft_timeouts(read_settings(given))
+        settings = read_settings(given)
+        found += jobchecks.soft_timeouts(settings)
+        if settings.immediate:
+            found.append(
+                checks.Warning(
+                    "DJQUEUE['IMMEDIATE'] is on: jobs run in the process that enqueues them, before the "
+                    "enqueue returns, and are kept in its memory only.",
+                    hint="Turn IMMEDIATE off in production, and start manage.py runworkers.",
+                    id="djqueue.W019",
+                )
+            )
     return found
 
 

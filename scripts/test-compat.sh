@@ -1,5 +1,6 @@
 #!/bin/sh
 # Runs the fast tests on the other line of Django than the main environment's: test-compat.sh VENV
+# Before that, two short lanes test what depends on versions: scripts/test-lane.sh.
 # VENV on Python 3.11 has Django 5.2, so this takes Python 3.12+ and its Django 6.1; and the other
 # way round. Its workers run on uvloop, those of the main environment on asyncio's loop. Without a
 # second interpreter it says so and passes.
@@ -7,6 +8,10 @@ set -eu
 
 venv=$1
 shift
+# The short lanes first: what breaks on old versions shows in two minutes.
+scripts/test-lane.sh .venv-oldest 3.11 -c scripts/oldest.txt -- "$@"
+scripts/test-lane.sh .venv-django60 3.12 'Django>=6.0,<6.1' -- "$@"
+
 if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then
     other=.venv-django6 wanted="3.13 3.12 3.14" django="Django>=6.1,<6.2"
 else

@@ -53,7 +53,8 @@ def test_a_full_setting_is_read() -> None:
                 }
             },
             "STRICT_QUEUES": True,
-            "DEFAULTS": {"max_attempts": 7},
+            "DEFAULTS": {"max_attempts": 7, "headers": {"site": "a"}},
+            "ENQUEUE_ON_COMMIT": "other",
             "MAX_PAYLOAD": 1_000,
             "ACCEPT_CONTENT": ["application/json"],
             "CODEC": "application/json",
@@ -65,6 +66,8 @@ def test_a_full_setting_is_read() -> None:
     )
     assert settings.backend.endswith("MemoryStorage")
     assert settings.storage_options == {"cores": 2}
+    assert settings.defaults.job.headers == {"site": "a"}
+    assert settings.enqueue_on_commit == "other"
     policy = settings.policy("emails")
     assert (policy.lease, policy.rate) == (60_000, Rate(100, 60_000))
     assert (policy.concurrency, policy.group_concurrency) == (3, 2)
@@ -152,6 +155,11 @@ BAD: list[tuple[str, Any, str]] = [
     ("DEFAULTS", {"max_atempts": 3}, "did you mean 'max_attempts'?"),
     ("DEFAULTS", {3: 3}, "the name of an option: expected a string"),
     ("DEFAULTS", {"timeout": float("nan")}, "timeout: nan is not a finite number of seconds"),
+    ("DEFAULTS", {"headers": {"a": b""}}, "headers: the value of 'a' must be a string"),
+    ("DEFAULTS", {"enqueue_on_commit": True}, "set enqueue_on_commit with DJQUEUE['ENQUEUE_ON_COMMIT']"),
+    ("ENQUEUE_ON_COMMIT", None, "expected True, False or the alias of a database, got None"),
+    ("ENQUEUE_ON_COMMIT", 1, "expected True, False or the alias of a database, got 1"),
+    ("ENQUEUE_ON_COMMIT", "", "must have 1 to 255 characters"),
     ("MAX_PAYLOAD", 0, "MAX_PAYLOAD: must be positive; got 0"),
     ("MAX_PAYLOAD", "1M", "MAX_PAYLOAD: unknown unit 'M'"),
     ("ACCEPT_CONTENT", "application/json", "must be a list of content types"),

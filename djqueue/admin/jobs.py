@@ -8,9 +8,10 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _now
 from django.utils.translation import gettext_lazy as _
 
+from djqueue.core.headers import Headers
 from djqueue.core.options import MSGPACK
 from djqueue.core.states import State
-from djqueue.dashboard import rendering, rights
+from djqueue.dashboard import redaction, rendering, rights
 from djqueue.dashboard.tables import rows_of
 from djqueue.models import DeadLetter, Job, JobAttempt, JobLog, JobResult
 
@@ -140,7 +141,7 @@ class JobAdmin(JobRowAdmin):
 
         options = bytes(job.options)
         omitted = INTERNAL_OPTIONS | FOREIGN_OPTIONS if rights.hides_queues() else INTERNAL_OPTIONS
-        return rendering.shown(lambda: _without(decode(options, MSGPACK), omitted))
+        return rendering.shown(lambda: _with_headers(_without(decode(options, MSGPACK), omitted)))
 
     @admin.display(description=_("unsuccessful attempts"))
     def attempts_shown(self, job: Job) -> str:
@@ -217,6 +218,13 @@ class DeadLetterAdmin(JobRowAdmin):
     def error_shown(self, letter: DeadLetter) -> str:
         """Show the exception's message."""
         return rendering.preformatted(letter.error_message)
+
+
+def _with_headers(options: Any) -> Any:
+    """Return options with their headers decoded, and those with secret names hidden."""
+    if not isinstance(options, dict) or "headers" not in options:
+        return options
+    return {**options, "headers": redaction.headers(Headers(options["headers"]), revealed=False)}
 
 
 def _without(value: Any, names: Collection[str]) -> Any:

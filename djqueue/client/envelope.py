@@ -10,6 +10,7 @@ from django.apps import apps
 from djqueue.codecs import CallsEncoder, encode, get_calls_encoder, get_encoder
 from djqueue.conf import Settings, get_settings, has_django
 from djqueue.core.errors import ConfigurationError, OptionError, PayloadTooLargeError, UnknownQueueError
+from djqueue.core.headers import NO_HEADERS
 from djqueue.core.job import Batch
 from djqueue.core.options import (
     MSGPACK,
@@ -23,7 +24,7 @@ from djqueue.core.suggest import nearest
 
 DEFAULT_QUEUE = "default"
 ROOM_FOR_OPTIONS = 8 * 1024
-"""Upper bound, in bytes, of a job's encoded options without tags and dependencies."""
+"""Upper bound, in bytes, of a job's encoded options without tags, headers and dependencies."""
 
 
 def resolve(given: Mapping[str, Any], queue: str | None = None) -> EnqueueOptions:
@@ -66,7 +67,7 @@ def _resolve(given: Mapping[str, Any], queue: str | None, settings: Settings) ->
         raise OptionError("batch: set the option on the job type: @job(batch=...)")
     if callable(given.get("backoff")):
         raise OptionError("backoff: a backoff function must be set on the job type: @job(backoff=...)")
-    options = parse_options(given, _with_codec(settings))
+    options = parse_options(given, _base(settings))
     if "backoff" in given:
         options = replace(options, job=replace(options.job, backoff_given=True))
     name = options.queue or queue or DEFAULT_QUEUE
@@ -138,7 +139,8 @@ def check_size(options: JobOptions, name: str, payloads: Sequence[bytes]) -> Non
     """Raise PayloadTooLargeError if a job's payload and its encoded options are too large together."""
     limit = get_settings().max_payload
     payload = max(map(len, payloads), default=0)
-    if not options.tags and not options.depends_on and payload + ROOM_FOR_OPTIONS <= limit:
+    varied = options.tags or options.depends_on or options.headers
+    if not varied and payload + ROOM_FOR_OPTIONS <= limit:
         return
     check_dependencies("depends_on", options.depends_on)
     size = _size_of(options)
@@ -147,6 +149,7 @@ def check_size(options: JobOptions, name: str, payloads: Sequence[bytes]) -> Non
     parts = {
         "payload": payload,
         "tags": size - _size_of(replace(options, tags=())),
+        "headers": size - _size_of(replace(options, headers=NO_HEADERS)),
         "depends_on": size - _size_of(replace(options, depends_on=())),
     }
     parts["other options"] = payload + size - sum(parts.values())
@@ -182,7 +185,11 @@ def _check_content_type(content_type: str, settings: Settings) -> None:
         raise OptionError(f"content_type: {content_type!r} is not in DJQUEUE['ACCEPT_CONTENT'] ({accepted})")
 
 
-def _with_codec(settings: Settings) -> EnqueueOptions:
-    if settings.defaults.job.content_type == settings.codec:
-        return settings.defaults
-    return parse_options({"content_type": settings.codec}, settings.defaults)
+def _base(settings: Settings) -> EnqueueOptions:
+    """Return the options of jobs for which neither the job type nor the caller sets any."""
+    given: dict[str, Any] = {}
+    if settings.defaults.job.content_type != settings.codec:
+        given["content_type"] = settings.codec
+    if settings.enqueue_on_commit:
+        given["enqueue_on_commit"] = settings.enqueue_on_commit
+    return parse_options(given, settings.defaults) if given else settings.defaults

@@ -14,7 +14,8 @@ from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
 
 from . import envelope
-from .sending import asend_together, send_together
+from .oncommit import asend_together, send_together
+from .transactions import When
 
 BULK = 1_000
 """Jobs per batch."""
@@ -120,12 +121,12 @@ class Flow:
             SerializationError, StorageError: Nothing, or on Redis only a part, was enqueued.
         """
         plan = _Plan(self.nodes)
-        return plan.result(send_together(plan.storage, plan.batches))
+        return plan.result(send_together(plan.storage, plan.batches, plan.on_commit))
 
     async def aenqueue(self) -> "FlowResult":
         """Async version of `enqueue`."""
         plan = _Plan(self.nodes)
-        return plan.result(await asend_together(plan.storage, plan.batches))
+        return plan.result(await asend_together(plan.storage, plan.batches, plan.on_commit))
 
 
 class FlowResult:
@@ -220,6 +221,7 @@ class _Plan:
         needs = _needs(nodes)
         followers = _followers(needs)
         self.storage = _storage_of(nodes)
+        self.on_commit = _on_commit_of(nodes)
         self.batches: list[Batch] = []
         self._order: list[Node] = []
         for level in levels(nodes, lambda node: needs[node], str):
@@ -322,6 +324,15 @@ def _storage_of(nodes: Sequence[Node]) -> Storage:
                 "same one"
             )
     return storage
+
+
+def _on_commit_of(nodes: Sequence[Node]) -> When:
+    """Return what the flow waits for: its jobs are enqueued in one step, so one job defers them all."""
+    wanted = {node.options.enqueue_on_commit for node in nodes} - {False}
+    if len(wanted) > 1:
+        listed = ", ".join(sorted(map(repr, wanted)))
+        raise OptionError(f"enqueue_on_commit: all jobs of a workflow must use the same value; got {listed}")
+    return wanted.pop() if wanted else False
 
 
 def _check_part(where: str, part: object) -> None:

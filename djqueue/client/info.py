@@ -8,6 +8,7 @@ from djqueue.codecs import decode
 from djqueue.conf import get_settings
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import JobCancelledError, JobFailedError, JobNotFoundError, MaxRetriesError
+from djqueue.core.headers import Headers
 from djqueue.core.job import AttemptRecord, JobFailure, JobRecord
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
@@ -66,6 +67,11 @@ class JobInfo:
     def subject(self) -> str | None:
         """The object that the job is about: `app_label.model:pk`, or any other string."""
         return self.options.subject
+
+    @property
+    def headers(self) -> Headers:
+        """Values carried with the job beside its payload, as an immutable mapping."""
+        return self.options.headers
 
     @property
     def attempts(self) -> int:

@@ -29,7 +29,7 @@ from djqueue.core.executors import (
     parse_unenforced,
 )
 from djqueue.core.job import Batch, EnqueueResult
-from djqueue.core.options import PARSERS, EnqueueOptions, check_text
+from djqueue.core.options import PARSERS, EnqueueOptions, check_text, merge_given
 from djqueue.core.permissions import PERMISSIONS, Permissions
 from djqueue.core.suggest import FOREIGN_TIMES, nearest_option
 from djqueue.schedules import words
@@ -44,8 +44,9 @@ from .flows import Node
 from .foreign import explain_attribute
 from .generating import is_generator
 from .importable import check_importable
+from .oncommit import asend, asend_one, send, send_one
 from .registered import Registry, registry
-from .sending import asend, asend_one, send, send_one
+from .results import enqueued
 from .storages import get_storage
 from .streaming import Streaming, Wait
 
@@ -172,7 +173,7 @@ class JobType(Generic[P, R]):
         changed = JobType(
             self.function,
             self.name,
-            {**earlier, **options},
+            merge_given(earlier, options),
             self.backoff_function,
             job_id or self._id,
             self.batch,
@@ -195,11 +196,11 @@ class JobType(Generic[P, R]):
             SerializationError: An argument cannot be stored.
             StorageError: The job was not enqueued.
         """
-        return send_one(self._storage(), self._one(args, kwargs))
+        return send_one(self._storage(), self._one(args, kwargs), self.options.enqueue_on_commit)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
         """Async version of `enqueue`."""
-        return await asend_one(self._storage(), self._one(args, kwargs))
+        return await asend_one(self._storage(), self._one(args, kwargs), self.options.enqueue_on_commit)
 
     def enqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult]:
         """Enqueue one job for each pair (args, kwargs), in order; much faster than one by one.
@@ -211,11 +212,11 @@ class JobType(Generic[P, R]):
         Raises:
             ArgumentsError: An entry is not a pair (args, kwargs), or the function does not accept it.
         """
-        return send(self._storage(), self._many(calls))
+        return send(self._storage(), self._many(calls), self.options.enqueue_on_commit)
 
     async def aenqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult]:
         """Async version of `enqueue_many`."""
-        return await asend(self._storage(), self._many(calls))
+        return await asend(self._storage(), self._many(calls), self.options.enqueue_on_commit)
 
     def enqueue_and_wait(self, *args: Any, wait: float | timedelta = UNSET, **kwargs: Any) -> Any:
         """Enqueue one job, wait for it, and return its result: see `djqueue.client.waiting`.
@@ -226,12 +227,14 @@ class JobType(Generic[P, R]):
                 goes to the function.
         """
         wait, _ = self._waiting(wait, UNSET, kwargs)
-        return waiting.enqueue_and_wait(self._storage(), self._one(args, kwargs), wait)
+        on_commit = self.options.enqueue_on_commit
+        return waiting.enqueue_and_wait(self._storage(), self._one(args, kwargs), wait, on_commit)
 
     async def aenqueue_and_wait(self, *args: Any, wait: float | timedelta = UNSET, **kwargs: Any) -> Any:
         """Async version of `enqueue_and_wait`."""
         wait, _ = self._waiting(wait, UNSET, kwargs)
-        return await waiting.aenqueue_and_wait(self._storage(), self._one(args, kwargs), wait)
+        on_commit = self.options.enqueue_on_commit
+        return await waiting.aenqueue_and_wait(self._storage(), self._one(args, kwargs), wait, on_commit)
 
     def enqueue_and_stream(
         self, *args: Any, wait: Wait = UNSET, on_restart: str = UNSET, **kwargs: Any
@@ -241,26 +244,30 @@ class JobType(Generic[P, R]):
         The job is enqueued when the first item is requested. `wait` and `on_restart` are distinguished from
         parameters of the function as in `enqueue_and_wait`.
         """
-        streaming = Streaming(self._storage(), *self._waiting(wait, on_restart, kwargs))
+        waiting = self._waiting(wait, on_restart, kwargs)
+        streaming = Streaming(self._storage(), *waiting, self.options.enqueue_on_commit)
         return streaming.enqueue(self._one(args, kwargs))
 
     def aenqueue_and_stream(
         self, *args: Any, wait: Wait = UNSET, on_restart: str = UNSET, **kwargs: Any
     ) -> AsyncIterator[Any]:
         """Async version of `enqueue_and_stream`: `async for item in job.aenqueue_and_stream(…)`."""
-        streaming = Streaming(self._storage(), *self._waiting(wait, on_restart, kwargs))
+        waiting = self._waiting(wait, on_restart, kwargs)
+        streaming = Streaming(self._storage(), *waiting, self.options.enqueue_on_commit)
         return streaming.aenqueue(self._one(args, kwargs))
 
     def stream(
         self, result: EnqueueResult, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"
     ) -> Generator[Any, None, Any]:
         """Yield the items of an enqueued job, from its first, as `enqueue_and_stream` does."""
+        result = enqueued(result)
         return Streaming(get_storage(), wait, on_restart).of(result.queue, result.id)
 
     def astream(
         self, result: EnqueueResult, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"
     ) -> AsyncIterator[Any]:
         """Async version of `stream`."""
+        result = enqueued(result)
         return Streaming(get_storage(), wait, on_restart).aof(result.queue, result.id)
 
     def node(self, *args: P.args, **kwargs: P.kwargs) -> Node:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Never
 from djqueue.conf import Settings, get_settings
 from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.job import Batch, EnqueueResult
-from djqueue.core.options import EnqueueOptions
+from djqueue.core.options import EnqueueOptions, merge_given
 from djqueue.storage.base import Storage
 
 from . import envelope, waiting
@@ -17,12 +17,13 @@ from .entries import check_arguments, check_name, check_payloads, refuse_functio
 from .flows import Node
 from .foreign import explain_queue_attribute
 from .jobs import DEFAULT_WAIT
+from .oncommit import asend, asend_one, send, send_one
 from .queuecontrols import QueueActions
 from .queuedead import DeadLetterActions
 from .queuejobs import JobActions
 from .results import of_storage
-from .sending import asend, asend_one, send, send_one
 from .streaming import Streaming, Wait
+from .transactions import When
 
 
 class Queue(JobActions, DeadLetterActions, QueueActions):
@@ -60,8 +61,8 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
 
         Raises OptionError, ArgumentsError, SerializationError, StorageError.
         """
-        batch = self._single(payload, id, name, options, more)
-        return self._results([send_one(self.storage, batch)])[0]
+        batch, on_commit = self._single(payload, id, name, options, more)
+        return self._results([send_one(self.storage, batch, on_commit)])[0]
 
     async def aenqueue(
         self,
@@ -72,8 +73,8 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
         **options: Any,
     ) -> EnqueueResult:
         """Async version of `enqueue`."""
-        batch = self._single(payload, id, name, options, more)
-        return self._results([await asend_one(self.storage, batch)])[0]
+        batch, on_commit = self._single(payload, id, name, options, more)
+        return self._results([await asend_one(self.storage, batch, on_commit)])[0]
 
     def enqueue_many(
         self,
@@ -92,7 +93,8 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
         Args:
             ids: One id per payload.
         """
-        return self._results(send(self.storage, self._many(payloads, ids, name, options)))
+        batches, on_commit = self._many(payloads, ids, name, options)
+        return self._results(send(self.storage, batches, on_commit))
 
     async def aenqueue_many(
         self,
@@ -103,7 +105,8 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
         **options: Any,
     ) -> list[EnqueueResult]:
         """Async version of `enqueue_many`."""
-        return self._results(await asend(self.storage, self._many(payloads, ids, name, options)))
+        batches, on_commit = self._many(payloads, ids, name, options)
+        return self._results(await asend(self.storage, batches, on_commit))
 
     def enqueue_and_wait(
         self,
@@ -115,8 +118,8 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
         **options: Any,
     ) -> Any:
         """Enqueue one job, wait for it, and return its result: see `djqueue.client.waiting`."""
-        batch = self._single(payload, id, name, options, more)
-        return waiting.enqueue_and_wait(self.storage, batch, wait)
+        batch, on_commit = self._single(payload, id, name, options, more)
+        return waiting.enqueue_and_wait(self.storage, batch, wait, on_commit)
 
     async def aenqueue_and_wait(
         self,
@@ -128,8 +131,8 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
         **options: Any,
     ) -> Any:
         """Async version of `enqueue_and_wait`."""
-        batch = self._single(payload, id, name, options, more)
-        return await waiting.aenqueue_and_wait(self.storage, batch, wait)
+        batch, on_commit = self._single(payload, id, name, options, more)
+        return await waiting.aenqueue_and_wait(self.storage, batch, wait, on_commit)
 
     def enqueue_and_stream(
         self,
@@ -145,8 +148,8 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
 
         The job is enqueued when the first item is requested.
         """
-        batch = self._single(payload, id, name, options)
-        return Streaming(self.storage, wait, on_restart).enqueue(batch)
+        batch, on_commit = self._single(payload, id, name, options)
+        return Streaming(self.storage, wait, on_restart, on_commit).enqueue(batch)
 
     def aenqueue_and_stream(
         self,
@@ -159,8 +162,8 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
         **options: Any,
     ) -> AsyncIterator[Any]:
         """Async version of `enqueue_and_stream`: `async for item in queue.aenqueue_and_stream(…)`."""
-        batch = self._single(payload, id, name, options)
-        return Streaming(self.storage, wait, on_restart).aenqueue(batch)
+        batch, on_commit = self._single(payload, id, name, options)
+        return Streaming(self.storage, wait, on_restart, on_commit).aenqueue(batch)
 
     def stream(
         self, id: str, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"
@@ -182,7 +185,7 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
     def _options(self, options: Mapping[str, Any]) -> EnqueueOptions:
         self._check_queue(options)
         if options:
-            return envelope.resolve({**self._defaults, **options}, self.name)
+            return envelope.resolve(merge_given(self._defaults, options), self.name)
         settings = get_settings()
         if self._resolved is None or self._resolved[0] is not settings:
             self._resolved = settings, envelope.resolve(self._defaults, self.name)
@@ -210,12 +213,14 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
         name: str | None,
         options: Mapping[str, Any],
         more: Sequence[Any] = (),
-    ) -> Batch:
+    ) -> tuple[Batch, When]:
+        """Return the batch of one job, and the transaction that it waits for."""
         if more:
             refuse_function(self.name, [payload], more)
         try:
             resolved = self._options(options)
-            return self._batch(resolved, name, [payload], None if job_id is None else [job_id])
+            batch = self._batch(resolved, name, [payload], None if job_id is None else [job_id])
+            return batch, resolved.enqueue_on_commit
         except OptionError:
             refuse_function(self.name, [payload])
             raise
@@ -226,10 +231,11 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
         ids: Iterable[str] | None,
         name: str | None,
         options: Mapping[str, Any],
-    ) -> Iterable[Batch]:
-        payloads = check_payloads(payloads)
-        batches = self._batches(payloads, ids, name, self._options(options))
-        return checked_first(batches, payloads, () if ids is None else ids)
+    ) -> tuple[Iterable[Batch], When]:
+        """Return the batches of many jobs, and the transaction that they wait for."""
+        payloads, resolved = check_payloads(payloads), self._options(options)
+        batches = self._batches(payloads, ids, name, resolved)
+        return checked_first(batches, payloads, () if ids is None else ids), resolved.enqueue_on_commit
 
     def _batches(
         self, payloads: Iterable[Any], ids: Iterable[str] | None, name: str | None, resolved: EnqueueOptions

@@ -12,11 +12,12 @@ from djqueue.codecs import decode
 from djqueue.conf import get_settings
 from djqueue.core.collector import gc_paused
 from djqueue.core.job import Batch, EnqueueResult, JobRecord
+from djqueue.core.options import JobOptions
 from djqueue.middleware import layers_of, through
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
 
-from . import announcing, hints
+from . import announcing, envelope, hints
 from .steps import Step, Steps, arun, run
 
 
@@ -148,7 +149,7 @@ def enqueue(storage: Storage, batch: Batch) -> list[EnqueueResult]:
     layers = layers_of(get_settings()).enqueue
     if not layers:
         return _accepted(storage, batch)
-    answers: list[EnqueueResult] = through(layers, partial(_accepted, storage))(batch)
+    answers: list[EnqueueResult] = through(layers, partial(_passed, storage, batch.options))(batch)
     return answers
 
 
@@ -157,7 +158,7 @@ async def aenqueue(storage: Storage, batch: Batch) -> list[EnqueueResult]:
     layers = layers_of(get_settings()).aenqueue
     if not layers:
         return await _aaccepted(storage, batch)
-    answers: list[EnqueueResult] = await through(layers, partial(_aaccepted, storage))(batch)
+    answers: list[EnqueueResult] = await through(layers, partial(_apassed, storage, batch.options))(batch)
     return answers
 
 
@@ -179,6 +180,7 @@ class BatchCollector:
         """Return the innermost call of the middleware for the batch at an index."""
 
         def take(batch: Batch) -> list[EnqueueResult]:
+            _check_changed(batch, self._given[index].options)
             self._passed[index] = batch
             return [EnqueueResult(job_id, "queued", batch.queue) for job_id in batch.ids or ()]
 
@@ -207,6 +209,24 @@ class BatchCollector:
         """Yield each batch, its answers, and whether the storage gave the answers."""
         for index, given in enumerate(self._given):
             yield self._passed.get(index, given), self._answers[index], index in self._passed
+
+
+def _passed(storage: Storage, given: JobOptions, batch: Batch) -> list[EnqueueResult]:
+    """Enqueue a batch that has passed the middleware, with its options before."""
+    _check_changed(batch, given)
+    return _accepted(storage, batch)
+
+
+async def _apassed(storage: Storage, given: JobOptions, batch: Batch) -> list[EnqueueResult]:
+    """Async version of `_passed`."""
+    _check_changed(batch, given)
+    return await _aaccepted(storage, batch)
+
+
+def _check_changed(batch: Batch, given: JobOptions) -> None:
+    """Raise PayloadTooLargeError if options that a middleware added make a job too large."""
+    if batch.options is not given:
+        envelope.check_size(batch.options, batch.name, batch.payloads)
 
 
 def _accepted(storage: Storage, batch: Batch) -> list[EnqueueResult]:

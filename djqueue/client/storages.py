@@ -17,6 +17,9 @@ from djqueue.storage.base import Storage
 
 from .announcing import told
 
+IMMEDIATE = "djqueue.runtime.immediate.ImmediateStorage"
+"""Storage of the setting IMMEDIATE."""
+
 _lock = Lock()
 _storage: Storage | None = None
 _make: Callable[[], Storage] | None = None
@@ -41,13 +44,14 @@ def use_storage(make: Callable[[], Storage]) -> None:
 
 def make_storage(settings: Settings) -> Storage:
     """Return a storage as the settings describe it. Raises ConfigurationError naming what is wrong."""
+    path = IMMEDIATE if settings.immediate else settings.backend
     try:
-        backend = import_string(settings.backend)
+        backend = import_string(path)
     except ImportError as error:
-        raise ConfigurationError(f"STORAGE: BACKEND {settings.backend!r}: {error}") from error
+        raise ConfigurationError(f"STORAGE: BACKEND {path!r}: {error}") from error
     if not (isinstance(backend, type) and issubclass(backend, Storage)):
-        raise ConfigurationError(f"STORAGE: BACKEND {settings.backend!r} is not a Storage")
-    given: dict[str, Any] = dict(settings.storage_options)
+        raise ConfigurationError(f"STORAGE: BACKEND {path!r} is not a Storage")
+    given: dict[str, Any] = {} if settings.immediate else dict(settings.storage_options)
     known = inspect.signature(backend).parameters
     if "policies" in known:
         given.setdefault("policies", settings.queues)

@@ -23,7 +23,8 @@ from .info import outcome
 from .sending import aenqueue, enqueue
 from .steps import LoopSignal, Signal, Step, Steps, in_thread
 from .timeouts import timed_out
-from .waiting import CHECK_EVERY, ENDINGS, RETRY, has_ended, refuse_in_vain, refuse_uncommitted, with_id
+from .transactions import When, acheck_waiting, check_waiting, refuse_uncommitted
+from .waiting import CHECK_EVERY, ENDINGS, RETRY, has_ended, with_ids
 
 ON_RESTART = ("raise", "continue")
 NEWS = ENDINGS | {"item", "active"}
@@ -53,13 +54,14 @@ class Streaming:
     `enqueue_and_wait`, and JobNotFoundError for items that have expired.
     """
 
-    def __init__(self, storage: Storage, wait: Wait, on_restart: str) -> None:
+    def __init__(self, storage: Storage, wait: Wait, on_restart: str, on_commit: When = False) -> None:
         if on_restart not in ON_RESTART:
             raise OptionError(f"on_restart: {on_restart!r} is not one of {', '.join(ON_RESTART)}")
         self._storage = storage
         self._limit = None if wait is None else milliseconds("wait", wait)
         self._wait = wait
         self._raises = on_restart == "raise"
+        self._on_commit = on_commit
 
     def of(self, queue: str, job_id: str) -> Generator[Any, None, Any]:
         """Yield a job's items, and return its result."""
@@ -78,7 +80,7 @@ class Streaming:
         return _arun(self._enqueueing(batch))
 
     def _enqueueing(self, batch: Batch) -> Callable[[Signal], StreamSteps]:
-        batch = with_id(batch)
+        batch = with_ids(batch)
         assert batch.ids is not None
         queue, job_id = batch.queue, batch.ids[0]
         return lambda signal: self._read(queue, job_id, self._enqueue(batch), signal)
@@ -92,8 +94,7 @@ class Streaming:
 
     def _enqueue(self, batch: Batch) -> Steps[str]:
         storage = self._storage
-        transactions = storage.capabilities.transactions
-        refuse_in_vain(batch, (yield Step(transactions.alias_for, transactions.aalias_for, (batch,))))
+        yield Step(check_waiting, acheck_waiting, (storage, batch, self._on_commit))
         [result] = yield Step(enqueue, aenqueue, (storage, batch))
         found: str = result.id
         return found

@@ -11,7 +11,7 @@ from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadline import within
 from djqueue.core.durations import milliseconds
-from djqueue.core.errors import StorageUnavailableError, WaitInTransactionError
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult, Event, JobRecord
 from djqueue.core.states import TERMINAL
@@ -22,6 +22,7 @@ from .info import outcome
 from .sending import aenqueue, enqueue
 from .steps import LoopSignal, Signal, Step, Steps, arun, in_thread, run
 from .timeouts import timed_out
+from .transactions import When, acheck_waiting, check_waiting, refuse_uncommitted
 
 logger = logging.getLogger("djqueue.client")
 
@@ -40,7 +41,7 @@ ENDINGS = frozenset({"completed", "failed", "cancelled", "removed"})
 _ids = IdSource()
 
 
-def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) -> Any:
+def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta, on_commit: When = False) -> Any:
     """Enqueue one job, wait for it, and return its result. A duplicate waits for the existing job.
 
     Raises:
@@ -50,14 +51,16 @@ def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) ->
     """
     deadline = _deadline(wait)
     with within(_left(deadline) + LAST_LOOK):
-        return run(_enqueue_and_wait(storage, batch, wait, deadline, ThreadEvent()))
+        return run(_enqueue_and_wait(storage, batch, wait, on_commit, deadline, ThreadEvent()))
 
 
-async def aenqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta) -> Any:
+async def aenqueue_and_wait(
+    storage: Storage, batch: Batch, wait: float | timedelta, on_commit: When = False
+) -> Any:
     """Async version of `enqueue_and_wait`."""
     deadline = _deadline(wait)
     with within(_left(deadline) + LAST_LOOK):
-        return await arun(_enqueue_and_wait(storage, batch, wait, deadline, LoopSignal()))
+        return await arun(_enqueue_and_wait(storage, batch, wait, on_commit, deadline, LoopSignal()))
 
 
 def wait_for(storage: Storage, result: EnqueueResult, wait: float | timedelta) -> Any:
@@ -78,12 +81,16 @@ async def await_for(storage: Storage, result: EnqueueResult, wait: float | timed
 
 
 def _enqueue_and_wait(
-    storage: Storage, batch: Batch, wait: float | timedelta, deadline: int, signal: Signal
+    storage: Storage,
+    batch: Batch,
+    wait: float | timedelta,
+    on_commit: When,
+    deadline: int,
+    signal: Signal,
 ) -> Steps[Any]:
-    batch = with_id(batch)
+    batch = with_ids(batch)
     assert batch.ids is not None
-    transactions = storage.capabilities.transactions
-    refuse_in_vain(batch, (yield Step(transactions.alias_for, transactions.aalias_for, (batch,))))
+    yield Step(check_waiting, acheck_waiting, (storage, batch, on_commit))
     handler = _on_ending(signal.set)
     # A thread of `acall` is not the one that enqueues.
     alone = in_thread(storage, _subscribe, storage, storage.events.subscribe)
@@ -172,34 +179,13 @@ def _subscribe(
         return None
 
 
-def with_id(batch: Batch) -> Batch:
-    """Return the batch of one job, with an id to wait for."""
+def with_ids(batch: Batch) -> Batch:
+    """Return the batch with ids, to wait for or to name its jobs before they are enqueued."""
     if batch.ids is not None:
         return batch
     # A middleware may pass the batch more than once.
     fresh = not layers_of(get_settings()).enqueue
-    return batch._replace(ids=[_ids.new(SYSTEM_CLOCK.now())], fresh=fresh)
-
-
-def refuse_in_vain(batch: Batch, alias: str | None) -> None:
-    """Raise WaitInTransactionError if a job is part of the open transaction of a database."""
-    if alias is not None:
-        raise WaitInTransactionError(
-            f"cannot wait for a job of queue {batch.queue!r} inside a transaction of database {alias!r}: "
-            "the job starts only after the transaction commits. Wait after the commit (in "
-            "transaction.on_commit), or pass durable=False, which enqueues outside the transaction"
-        )
-
-
-def refuse_uncommitted(queue: str, job_id: str, alias: str | None) -> None:
-    """Raise WaitInTransactionError for a job that the caller enqueued in a transaction that is still open."""
-    if alias is not None:
-        raise WaitInTransactionError(
-            f"Job {job_id!r} of queue {queue!r} was enqueued in a transaction of database {alias!r} that "
-            "is still open, so workers cannot see the job yet: wait after the commit (in "
-            "transaction.on_commit), or enqueue with durable=False, which enqueues outside the "
-            "transaction"
-        )
+    return batch._replace(ids=_ids.many(len(batch.payloads), SYSTEM_CLOCK.now()), fresh=fresh)
 
 
 def _on_ending(done: Callable[[], None]) -> Callable[[Event], None]:

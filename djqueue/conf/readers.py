@@ -12,7 +12,7 @@ from djqueue.core.errors import ConfigurationError, OptionError
 from djqueue.core.executors import SANDBOXES, parse_executor, parse_limits
 from djqueue.core.limiter import Rate
 from djqueue.core.metrics import Tiers
-from djqueue.core.options import MAX_INTEGER, EnqueueOptions, check_text, parse_options
+from djqueue.core.options import MAX_INTEGER, EnqueueOptions, check_text, parse_on_commit, parse_options
 from djqueue.core.queue import GROUP_MODES, QueuePolicy
 from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
 from djqueue.core.sharing import LimiterPolicy
@@ -222,7 +222,7 @@ def parse_rate(value: Any, where: str = "rate") -> Rate:
     )
 
 
-def _strict(key: str, value: Any) -> dict[str, Any]:
+def _switch(key: str, value: Any) -> dict[str, Any]:
     return {key.lower(): _flag(value)}
 
 
@@ -233,7 +233,13 @@ def _defaults(_key: str, value: Any) -> dict[str, Any]:
         check_text("the name of an option", name)
         if name == "content_type":
             raise ConfigurationError("set content_type with DJQUEUE['CODEC']")
+        if name == "enqueue_on_commit":
+            raise ConfigurationError("set enqueue_on_commit with DJQUEUE['ENQUEUE_ON_COMMIT']")
     return {"defaults": parse_options(value, EnqueueOptions())}
+
+
+def _on_commit(key: str, value: Any) -> dict[str, Any]:
+    return {key.lower(): parse_on_commit("the value", value)}
 
 
 def _count(key: str, value: Any) -> dict[str, Any]:
@@ -367,10 +373,12 @@ def _integer(value: Any, where: str) -> int:
 
 READERS = {
     "STORAGE": _storage,
+    "IMMEDIATE": _switch,
     "QUEUES": read_queues,
     "LIMITERS": _limiters,
-    "STRICT_QUEUES": _strict,
+    "STRICT_QUEUES": _switch,
     "DEFAULTS": _defaults,
+    "ENQUEUE_ON_COMMIT": _on_commit,
     "MAX_PAYLOAD": _size,
     "MAX_ITEMS": _count,
     "MAX_ITEMS_SIZE": _size,

@@ -53,6 +53,8 @@ class Settings:
     """Dotted path of the storage class."""
     storage_options: Mapping[str, Any] = field(default_factory=HiddenOptions)
     """Keyword arguments of the storage. Their repr omits the values, which may be passwords."""
+    immediate: bool = False
+    """Whether jobs run when they are enqueued, without a worker, in memory instead of in the storage."""
     queues: Mapping[str, QueuePolicy] = field(default_factory=dict)
     limiters: Mapping[str, LimiterPolicy] = field(default_factory=dict)
     """Limits shared by queues, by the name in LIMITER of a queue."""
@@ -60,6 +62,8 @@ class Settings:
     """Whether only the queues in QUEUES exist."""
     defaults: EnqueueOptions = field(default_factory=EnqueueOptions)
     """Default options of a job, overridden by its job type and its caller."""
+    enqueue_on_commit: bool | str = False
+    """Default of the job option of this name."""
     max_payload: int = 1024 * 1024
     """Maximum bytes of an encoded payload or result."""
     max_items: int = 10_000

@@ -1,10 +1,13 @@
 """Values that storages, workers and clients exchange."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .followup import follower
 from .foreign import RESULT_HERE
+from .headers import Headers
 from .options import JobKey, JobOptions
 from .states import State
 
@@ -82,13 +85,26 @@ class Batch(NamedTuple):
     fresh: bool = False
     """True if the caller has just created the ids, so that no earlier job can have them."""
 
+    @property
+    def headers(self) -> Headers:
+        """Headers of the jobs."""
+        return self.options.headers
+
+    def with_headers(self, headers: Mapping[str, Any]) -> "Batch":
+        """Return the batch with headers added; one of the same name replaces the batch's own.
+
+        Raises OptionError if a header is invalid, or there are too many.
+        """
+        return self._replace(options=replace(self.options, headers=self.headers.merged(headers)))
+
 
 class EnqueueResult(NamedTuple):
     """Result of one enqueue. A duplicate is a result, never an error."""
 
     id: str
     status: str
-    """queued | duplicate | completed | rejected (became a dead letter: see `JobOptions.rejected`)"""
+    """queued | duplicate | completed | rejected (became a dead letter: see `JobOptions.rejected`) |
+    deferred (is enqueued when the caller's transaction commits: see `enqueue_on_commit`)"""
     queue: str
     existing_state: State | None = None
     """State of the existing job, for a duplicate."""

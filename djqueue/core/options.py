@@ -8,6 +8,7 @@ from typing import Any
 from .backoff import DEFAULT_BACKOFF, Backoff, parse_backoff
 from .durations import instant, milliseconds
 from .errors import OptionError
+from .headers import NO_HEADERS, Headers, parse_headers
 from .shown import shown
 from .subjects import name_of
 from .suggest import nearest_option
@@ -86,6 +87,8 @@ class JobOptions:
     """Object that the job is about: `app_label.model:pk` of a model instance, or any string. See
     `Reads.jobs_about`.
     """
+    headers: Headers = NO_HEADERS
+    """Values carried with the job beside its payload, such as a trace context. Middleware may add some."""
     content_type: str = MSGPACK
     """Content type of the payload and the result."""
     rejected: tuple[str, str] | None = None
@@ -112,7 +115,7 @@ class JobOptions:
         for name, default in _DEFAULTS.items():
             value = getattr(self, name)
             if value != default:
-                found[name] = _plain_backoff(value) if name == "backoff" else value
+                found[name] = _PLAIN[name](value) if name in _PLAIN else value
         return found
 
     @classmethod
@@ -121,6 +124,8 @@ class JobOptions:
         values = {name: value for name, value in stored.items() if name in _DEFAULTS}
         if "backoff" in values:
             values["backoff"] = Backoff(**values["backoff"])
+        if "headers" in values:
+            values["headers"] = Headers(values["headers"])
         for name in ("depends_on", "dependents"):
             if name in values:
                 values[name] = tuple((queue, id) for queue, id in values[name])
@@ -138,6 +143,13 @@ def _plain_backoff(backoff: Backoff) -> dict[str, Any]:
     return {item.name: getattr(backoff, item.name) for item in fields(Backoff)}
 
 
+_PLAIN: dict[str, Callable[[Any], Any]] = {
+    "backoff": _plain_backoff,
+    "headers": lambda headers: headers.text,
+}
+"""Conversions of options that are not plain values."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueueOptions:
     """Options of an enqueue: those of the job, its queue, and its start."""
@@ -148,10 +160,17 @@ class EnqueueOptions:
     """Milliseconds from the storage's current time."""
     run_at: int | None = None
     """UTC milliseconds."""
+    enqueue_on_commit: bool | str = False
+    """True: enqueue when the caller's transaction commits, on the storage's database, or `default` if it has
+    none. A string: when the transaction on the database of this alias commits."""
+
+
+OF_ENQUEUE = frozenset({"queue", "delay", "run_at", "enqueue_on_commit"})
+"""Options that are not stored with the job."""
 
 
 def parse_options(given: Mapping[str, Any], base: EnqueueOptions) -> EnqueueOptions:
-    """Return `base` with the options that a user gave, each checked.
+    """Return `base` with the options that a user gave, each checked; headers are added to those of `base`.
 
     Raises OptionError with the name of the option in the message.
     """
@@ -161,7 +180,7 @@ def parse_options(given: Mapping[str, Any], base: EnqueueOptions) -> EnqueueOpti
         parser = PARSERS.get(name)
         if parser is None:
             raise OptionError(f"unknown option {name!r}{nearest_option(name, PARSERS)}")
-        target = where if name in ("queue", "delay", "run_at") else job
+        target = where if name in OF_ENQUEUE else job
         target[name] = parser(name, value)
     if where.get("delay") is not None and where.get("run_at") is not None:
         raise OptionError("delay and run_at can't be combined: remove one of them")
@@ -170,10 +189,24 @@ def parse_options(given: Mapping[str, Any], base: EnqueueOptions) -> EnqueueOpti
         where.setdefault("run_at", None)
     if "run_at" in where:
         where.setdefault("delay", None)
+    if "headers" in job and base.job.headers:
+        job["headers"] = base.job.headers.merged(job["headers"])
     options = replace(base.job, **job) if job else base.job
     if options.unique_ttl is not None and options.unique_key is None:
         raise OptionError("unique_ttl: requires a unique_key")
     return replace(base, job=options, **where)
+
+
+def merge_given(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that a user gave in two places; later ones win, and headers are merged by name.
+
+    The values are unchecked, so those that are not mappings are left for `parse_options` to refuse.
+    """
+    merged = {**earlier, **later}
+    both = earlier.get("headers"), later.get("headers")
+    if isinstance(both[0], Mapping) and isinstance(both[1], Mapping):
+        merged["headers"] = {**both[0], **both[1]}
+    return merged
 
 
 def check_text(name: str, value: Any) -> str:
@@ -291,6 +324,15 @@ def _dependencies(name: str, value: Any) -> tuple[JobKey, ...]:
     return tuple(keys)
 
 
+def parse_on_commit(name: str, value: Any) -> bool | str:
+    """Check `enqueue_on_commit`: True, False, or the alias of a database. Raises OptionError."""
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        raise OptionError(f"{name}: expected True, False or the alias of a database, got {shown(value)}")
+    return check_text(name, value)
+
+
 def _backoff(_name: str, value: Any) -> Backoff:
     return parse_backoff(value)
 
@@ -318,5 +360,7 @@ PARSERS: dict[str, Parser] = {
     "retention": _optional(_positive),
     "tags": _tags,
     "subject": _optional(_subject),
+    "headers": parse_headers,
     "content_type": _content_type,
+    "enqueue_on_commit": parse_on_commit,
 }

@@ -9,6 +9,7 @@ from typing import Any
 from djqueue.client import registry
 from djqueue.codecs import decode
 from djqueue.conf import get_settings
+from djqueue.core.headers import Headers
 from djqueue.core.job import JobRecord
 
 logger = logging.getLogger("djqueue.dashboard")
@@ -83,6 +84,12 @@ def stored(name: str, part: str, data: bytes | None, content_type: str) -> Any:
         return None
     value = decode(data, content_type, accept=get_settings().accept_content)
     return _without_secrets(name, value, part) if name else Hidden()
+
+
+def headers(given: Headers, *, revealed: bool) -> dict[str, Any]:
+    """Return the headers of a job; those with secret names are hidden."""
+    value = dict(given)
+    return value if revealed else redact(value, get_settings().dashboard.redact)
 
 
 def arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -1,10 +1,13 @@
 """Jobs and what they leave behind: results, attempts, log lines and items."""
 
+from typing import Any
+
 from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
+from djqueue.core.headers import Headers
 from djqueue.core.states import State
 from djqueue.fields import NAME_LENGTH, MillisecondsField
 
@@ -107,6 +110,14 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} {self.job_id}"
+
+    @property
+    def headers(self) -> Headers:
+        """Values carried with the job beside its payload, as an immutable mapping."""
+        import msgpack  # Starting Django must not load it.
+
+        options: dict[str, Any] = msgpack.unpackb(bytes(self.options))
+        return Headers(options.get("headers", ""))
 
 
 class JobResult(models.Model):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from djqueue.client import envelope
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.middleware import Layer, through
 
@@ -28,6 +29,8 @@ def passed(
     failures: list[Exception] = []
 
     def take(given: Batch) -> list[EnqueueResult]:
+        if given.options is not batch.options:
+            envelope.check_size(given.options, given.name, given.payloads)
         try:
             found = enqueue(given)
         except Exception as error:

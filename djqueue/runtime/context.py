@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import JobCancelledError
+from djqueue.core.headers import Headers
 from djqueue.core.options import JobOptions
 
 from .dependencies import Child
@@ -74,6 +75,11 @@ class JobContext:
         return self.options.subject
 
     @property
+    def headers(self) -> Headers:
+        """Values carried with the job beside its payload, as an immutable mapping."""
+        return self.options.headers
+
+    @property
     def attempts(self) -> int:
         """Number of attempts, including this one."""
         return self._run.claimed.attempts
@@ -87,6 +93,11 @@ class JobContext:
     def stalls(self) -> int:
         """Number of earlier attempts that were lost with their worker."""
         return self._run.claimed.stalls
+
+    @property
+    def worker(self) -> str:
+        """Id of the worker that claimed the job."""
+        return self._run.reports.worker_id
 
     @property
     def created_at(self) -> datetime:

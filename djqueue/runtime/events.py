@@ -128,7 +128,7 @@ class RunEvents:
             self._announce(job_failed, run, error=outcome.error)
         if job_dead.receivers:
             about = {"reason": outcome.reason, "error": outcome.error}
-            announcer.announce(job_dead, run.claimed.name, **_of_job(run), **about)
+            self._send_signal(job_dead, run.claimed.name, **_of_job(run), **about)
 
     def cancelled(self, run: "Run") -> None:
         """Record that a job ended as cancelled."""
@@ -136,7 +136,7 @@ class RunEvents:
         logger.info("%s cancelled", _name(run), extra=_extra(run.claimed))
         if job_cancelled.receivers:
             reason = "" if run.outcome is None else run.outcome.reason
-            announcer.announce(job_cancelled, run.claimed.name, **_of_job(run), reason=reason)
+            self._send_signal(job_cancelled, run.claimed.name, **_of_job(run), reason=reason)
 
     def released(self, run: "Run") -> None:
         """Record that a job returned to its queue without using up an attempt."""
@@ -348,9 +348,12 @@ class RunEvents:
         """Note that an operation of the storage worked, which may end an outage."""
         self._outages.worked(operation)
 
+    def _send_signal(self, signal: Signal, name: str, **about: Any) -> None:
+        announcer.announce(signal, name, **about)
+
     def _announce(self, signal: Signal, run: "Run", **about: Any) -> None:
         of_run = {"attempt": run.claimed.attempts, "worker": self._worker_id}
-        announcer.announce(signal, run.claimed.name, **_of_job(run), **of_run, **about)
+        self._send_signal(signal, run.claimed.name, **_of_job(run), **of_run, **about)
 
 
 def _of_job(run: "Run") -> dict[str, Any]:

@@ -103,6 +103,7 @@ class Reports(Flushing):
     def __init__(self, worker: "Worker") -> None:
         super().__init__(worker)
         self.emitter = worker.emitter
+        self.worker_id = worker.id
         self._clock = worker.clock
         self._encode = get_encoder(MSGPACK, worker.settings.max_payload, "progress")
         self._pending: dict[Run, _Pending] = {}

@@ -29,6 +29,9 @@ class ItemSink(Protocol):
 class JobReports(Protocol):
     """Sends what a running job reports to the storage, and reads for it, in whichever process it runs."""
 
+    worker_id: str
+    """Id of the worker that claimed the jobs."""
+
     def progress(self, run: "Run", value: Any) -> None:
         """Report a job's progress. Raises SerializationError."""
 

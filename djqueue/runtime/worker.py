@@ -292,9 +292,7 @@ class Worker:
         self.wake_event = WakeEvent(self.loop)
         self.emitter = Emitter(self)
         self.reports = Reports(self)
-        self.executor: Executor = (
-            ExecutorRouter(self, self._for_processes) if self._for_processes else InlineExecutor(self)
-        )
+        self.executor = self._make_executor()
         self.heartbeat = Heartbeat(self)
         self.cancel_watch = CancelWatch(self)
         self.maintenance = (
@@ -306,6 +304,9 @@ class Worker:
         self.claim_loop = ClaimLoop(self)
         self.shutdown = Shutdown(self)
         self._is_composed = True
+
+    def _make_executor(self) -> Executor:
+        return ExecutorRouter(self, self._for_processes) if self._for_processes else InlineExecutor(self)
 
     async def _start(self) -> None:
         """Register the worker, start its threads, and apply what was called before it could claim.

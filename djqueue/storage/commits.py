@@ -25,10 +25,20 @@ class AfterCommit:
         return any(result.id == id and result.queue == queue for result in self._results)
 
 
-def note(alias: str, results: Sequence[EnqueueResult], then: Callable[[], object] | None = None) -> None:
-    """Track jobs until the current transaction ends, and call `then` after its commit."""
-    # An error in the callback must not look like a failed enqueue: the jobs are committed by then.
-    transaction.on_commit(AfterCommit(results, then), using=alias, robust=True)
+def note(
+    alias: str,
+    results: Sequence[EnqueueResult],
+    then: Callable[[], object] | None = None,
+    *,
+    robust: bool = True,
+) -> None:
+    """Track jobs until the current transaction ends, and call `then` after its commit.
+
+    Args:
+        robust: True logs an error of `then`, so that it does not look like a failed enqueue: the jobs are
+            committed by then. False raises it from the `atomic()` that commits.
+    """
+    transaction.on_commit(AfterCommit(results, then), using=alias, robust=robust)
 
 
 def has_uncommitted(alias: str, queue: str, id: str) -> bool:

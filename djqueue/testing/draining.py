@@ -1,31 +1,21 @@
 """Run the waiting jobs of a test with a real worker."""
 
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
+from asgiref.sync import async_to_sync
+
 from djqueue.client import get_storage
-from djqueue.core.breaker import Outage
-from djqueue.core.job import (
-    Batch,
-    ClaimRequest,
-    Emission,
-    EnqueueResult,
-    Finished,
-    Lease,
-    Outcome,
-    ProgressReport,
-    Renewal,
-)
-from djqueue.core.maintenance import Swept
 from djqueue.runtime import Worker
+from djqueue.runtime.draining import CallersWorker, UntilIdle, has_running_loop
 from djqueue.runtime.events import Counters
-from djqueue.storage.base import P, Storage, T
-from djqueue.storage.capabilities import Capabilities
-from djqueue.storage.facets import Unsubscribe
+from djqueue.storage.base import Storage
 
 LONGEST = 60.0
 """Seconds after which a drain gives up."""
+ENDLESS = f"jobs are still running or being enqueued after {LONGEST:g} s"
 
 
 def drain(
@@ -37,11 +27,12 @@ def drain(
 ) -> Counters:
     """Run all waiting jobs, and the jobs that they enqueue, until nothing can be claimed.
 
-    Delayed jobs stay delayed, also those that wait for a retry. One job runs at a time unless `concurrency`
-    is given; the other arguments are those of `djqueue.Worker`.
+    Delayed jobs stay delayed, also those that wait for a retry. `queues` and `handlers` are those of
+    `djqueue.Worker`.
 
-    Handlers run on the worker's threads, as in production. If they use the database, request pytest-django's
-    `transactional_db`: they do not see rows that a test with `db` has written.
+    Jobs run one at a time on the thread of the test, with its database connections, and see what the test has
+    written. With `concurrency`, or in a coroutine, they run on threads of their own as in production: then a
+    test that uses the database needs pytest-django's `transactional_db`, or Django's `TransactionTestCase`.
 
     Returns:
         The numbers of attempts claimed, completed, retried, failed, cancelled and released.
@@ -49,79 +40,50 @@ def drain(
     Raises:
         AssertionError: Jobs are still running or arriving after a minute.
     """
+    apart = concurrency > 1 or has_running_loop()
     total = Counters()
     while True:
-        watched = _UntilNothingIsClaimed(storage if storage is not None else get_storage())
-        worker = watched.worker = Worker(
-            watched, queues, handlers, concurrency=concurrency, maintain=False, inline=True
-        )
-        worker.start()
-        if not worker.join(LONGEST):
-            worker.stop(hurry=True)
-            raise AssertionError(f"jobs are still running or being enqueued after {LONGEST:g} s")
-        for field in fields(Counters):
-            done = getattr(total, field.name) + getattr(worker.counters, field.name)
-            setattr(total, field.name, done)
+        watched = UntilIdle(storage if storage is not None else get_storage())
+        if apart:
+            worker = watched.worker = Worker(
+                watched, queues, handlers, concurrency=concurrency, maintain=False, inline=True
+            )
+            worker.start()
+            if not worker.join(LONGEST):
+                worker.stop(hurry=True)
+                raise AssertionError(ENDLESS)
+        else:
+            worker = watched.worker = CallersWorker(watched, queues, handlers)
+            async_to_sync(_run)(worker)
+        _add(total, worker.counters)
         if not worker.counters.claimed:
             return total
 
 
-class _UntilNothingIsClaimed(Storage):
-    """A storage that stops its worker when nothing is running and nothing was claimed."""
+async def adrain(
+    storage: Storage | None = None,
+    *,
+    queues: Iterable[str] | str | None = None,
+    handlers: Any = None,
+) -> Counters:
+    """Async version of `drain`: async functions run on the test's event loop."""
+    total = Counters()
+    while True:
+        watched = UntilIdle(storage if storage is not None else get_storage())
+        worker = watched.worker = CallersWorker(watched, queues, handlers)
+        await _run(worker)
+        _add(total, worker.counters)
+        if not worker.counters.claimed:
+            return total
 
-    worker: Worker
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self.jobs, self.queues, self.limiters = storage.jobs, storage.queues, storage.limiters
-        self.workers, self.reads, self.events = storage.workers, storage.reads, storage.events
-        self.on_incidents = storage.on_incidents
+async def _run(worker: Worker) -> None:
+    try:
+        await asyncio.wait_for(worker.run(), LONGEST)
+    except TimeoutError:
+        raise AssertionError(ENDLESS) from None
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._storage.capabilities
 
-    @property
-    def outage(self) -> Outage | None:
-        return self._storage.outage
-
-    def connect(self) -> None:
-        self._storage.connect()
-
-    def describe(self) -> str:
-        return self._storage.describe()
-
-    async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a sync method as the storage does."""
-        return await self._storage.acall(method, *args, **kwargs)
-
-    def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        return self._storage.enqueue(batches)
-
-    async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        return await self._storage.aenqueue(batches)
-
-    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
-        return self._storage.finish(outcomes, then)
-
-    async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
-        """Finish and claim; stop the worker if nothing was claimed and nothing runs."""
-        finished = await self._storage.afinish(outcomes, then)
-        if then is not None and not finished.claims.jobs and not self.worker.running:
-            self.worker.stop()
-        return finished
-
-    def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
-        return self._storage.renew(leases)
-
-    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
-        return self._storage.report(reports)
-
-    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
-        return self._storage.emit(emissions)
-
-    def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
-        return self._storage.listen(queues, wake)
-
-    def sweep(self) -> Swept:
-        return self._storage.sweep()
+def _add(total: Counters, counters: Counters) -> None:
+    for field in fields(Counters):
+        setattr(total, field.name, getattr(total, field.name) + getattr(counters, field.name))

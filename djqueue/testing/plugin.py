@@ -5,6 +5,9 @@
         assert_enqueued(send_receipt, args=(42,))
         assert djqueue_drain().completed == 1
 
+    def test_an_order_has_a_receipt(djqueue_immediate, client, db):
+        assert client.get("/orders/42/receipt/").status_code == 200
+
 pytest loads this module before Django's settings are known, so that Django is imported by the fixtures
 only.
 """
@@ -16,22 +19,46 @@ import pytest
 
 if TYPE_CHECKING:
     from djqueue.runtime.events import Counters
+    from djqueue.runtime.immediate import ImmediateStorage
     from djqueue.storage.base import Storage
+
+    from .clock import JobClock
+    from .environment import JobEnvironment
 
 pytest.register_assert_rewrite("djqueue.testing.contract", "djqueue.testing.waiting")
 
 
 @pytest.fixture
-def djqueue_memory() -> "Iterator[Storage]":
-    """Yield a memory storage in place of the settings' one, new for this test; the other settings stay."""
-    from django.conf import settings
-    from django.test import override_settings
+def _djqueue_environment(request: pytest.FixtureRequest) -> "Iterator[JobEnvironment]":
+    """Yield the storage and the clock of the test, as its other fixtures need them."""
+    from .environment import job_environment
 
-    from djqueue.client import get_storage
+    names = request.fixturenames
+    with job_environment(
+        immediate="djqueue_immediate" in names, clock="djqueue_clock" in names
+    ) as environment:
+        yield environment
 
-    memory = {"BACKEND": "djqueue.storage.memory.MemoryStorage"}
-    with override_settings(DJQUEUE={**getattr(settings, "DJQUEUE", {}), "STORAGE": memory}):
-        yield get_storage()
+
+@pytest.fixture
+def djqueue_memory(_djqueue_environment: "JobEnvironment") -> "Storage":
+    """Put a memory storage in place of the settings' one, new for this test; the other settings stay."""
+    return _djqueue_environment.storage
+
+
+@pytest.fixture
+def djqueue_immediate(_djqueue_environment: "JobEnvironment") -> "ImmediateStorage":
+    """Run jobs when they are enqueued, and raise the exceptions of those that fail.
+
+    See `djqueue.runtime.immediate.ImmediateStorage`.
+    """
+    return _djqueue_environment.immediate
+
+
+@pytest.fixture
+def djqueue_clock(_djqueue_environment: "JobEnvironment") -> "JobClock":
+    """Return the clock of this test's storage, which advances only when the test moves it."""
+    return _djqueue_environment.clock
 
 
 @pytest.fixture

@@ -45,6 +45,9 @@ def field(html: str, name: str) -> str:
     return found[1].strip()
 
 
+HEADERS = '{"tenant":7,"x-api-key":"hunter2"}'
+
+
 def make_full_job() -> Job:
     job = make_job(
         "failed",
@@ -52,7 +55,7 @@ def make_full_job() -> Job:
         error_type="shop.NoAddressError",
         error_message="no address",
         traceback="Traceback …\nshop.NoAddressError: no address",
-        options=msgpack.packb({"timeout": 30_000, "tags": ["night"]}),
+        options=msgpack.packb({"timeout": 30_000, "tags": ["night"], "headers": HEADERS}),
         progress=msgpack.packb(0.5),
     )
     for number in range(1, 4):
@@ -67,6 +70,9 @@ def test_a_jobs_page_shows_everything_about_the_job() -> None:
     assert "&#x27;to&#x27;: &#x27;ann@example.com&#x27;" in field(html, "payload_shown")
     assert "42" not in field(html, "payload_shown")  # no handler is registered that names the first parameter
     assert "&#x27;timeout&#x27;: 30000" in field(html, "options_shown")
+    assert "&#x27;tenant&#x27;: 7" in field(html, "options_shown")
+    assert "hunter2" not in html
+    assert job.headers == {"tenant": 7, "x-api-key": "hunter2"}
     assert "0.5" in field(html, "progress_shown")
     assert "shop.NoAddressError: no address" in field(html, "traceback_shown")
     assert field(html, "attempts_shown").count("NoAddressError: no address") == 3

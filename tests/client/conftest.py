@@ -5,7 +5,11 @@ import asyncio
 import pytest
 
 from djqueue.client import registry
-from djqueue.testing.plugin import djqueue_drain, djqueue_memory  # noqa: F401 - where it is not installed
+from djqueue.testing.plugin import (  # noqa: F401 - where it is not installed
+    _djqueue_environment,
+    djqueue_drain,
+    djqueue_memory,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from djqueue import ConfigurationError, Queue, Worker, flow
+from djqueue import ConfigurationError, OptionError, PayloadTooLargeError, Queue, Worker, current_job, flow
 from djqueue.core.job import EnqueueResult
 
 PATH = "tests.client.test_middleware"
@@ -40,6 +40,42 @@ class Urgent:
     @staticmethod
     def changed(batch):
         return batch._replace(options=replace(batch.options, priority=9))
+
+
+class Tracing:
+    """Passes the trace of the current job, or a new one, on to the jobs that are enqueued."""
+
+    def enqueue(self, batch, call_next):
+        return call_next(self.traced(batch))
+
+    async def aenqueue(self, batch, call_next):
+        return await call_next(self.traced(batch))
+
+    def execute(self, job, call_next):
+        seen.append((job.name, job.headers["traceparent"]))
+        return call_next(job)
+
+    async def aexecute(self, job, call_next):
+        seen.append((job.name, job.headers["traceparent"]))
+        return await call_next(job)
+
+    @staticmethod
+    def traced(batch):
+        if "traceparent" in batch.headers:
+            return batch
+        current = current_job()
+        trace = "00-1-1-01" if current is None else current.headers["traceparent"]
+        return batch.with_headers({"traceparent": trace})
+
+
+class Heavy:
+    """Adds more headers than a job may have, or than fit beside its payload."""
+
+    def enqueue(self, batch, call_next):
+        return call_next(batch.with_headers({"size": "x" * 8_000}))
+
+    async def aenqueue(self, batch, call_next):
+        return await call_next(batch.with_headers({"size": "x" * 8_000}))
 
 
 class Closed:
@@ -119,6 +155,44 @@ def test_the_jobs_of_a_flow_go_through_it_before_any_is_enqueued(use, queue, do)
         ("outer", "letters", 1), two, ("outer", "queued"),
     ]  # fmt: skip
     assert queue.get_job(first.id).options.priority == other.get_job(second.id).options.priority == 9
+
+
+def test_headers_pass_from_the_job_that_enqueues_to_its_jobs(use, queue, do):
+    def parent(job):
+        queue.enqueue(2, name="child")
+        flow(queue.node(3, name="leaf")).enqueue()
+
+    async def child(job):
+        await queue.aenqueue(4, name="grandchild")
+
+    use(Tracing)
+    do(queue, "enqueue", 1, name="parent", headers={"traceparent": "00-7-7-01", "tenant": 5})
+    do(queue, "enqueue", 1, name="leaf")
+    handlers = {"parent": parent, "child": child, "grandchild": bool, "leaf": bool}
+    with Worker(handlers=handlers, until_empty=True) as worker:
+        assert worker.join(20)
+
+    assert sorted(seen) == [
+        ("child", "00-7-7-01"),
+        ("grandchild", "00-7-7-01"),
+        ("leaf", "00-1-1-01"),
+        ("leaf", "00-7-7-01"),
+        ("parent", "00-7-7-01"),
+    ]
+
+
+def test_headers_that_it_adds_are_within_the_limits(use, queue, do, settings):
+    use(Heavy)
+    with pytest.raises(OptionError, match=r"^headers: 'size' makes the headers of the job larger than 8,192"):
+        do(queue, "enqueue", 1, headers={"more": "x" * 200})
+    settings.DJQUEUE = {**settings.DJQUEUE, "MAX_PAYLOAD": 9_000}
+    for call in ("enqueue", "enqueue_many"):
+        payload = "x" * 2_000
+        with pytest.raises(PayloadTooLargeError, match=r"payload 2003, headers 80\d\d"):
+            do(queue, call, payload if call == "enqueue" else [payload])
+    with pytest.raises(PayloadTooLargeError, match="headers"):
+        do(flow(queue.node("x" * 2_000)), "enqueue")
+    assert queue.counts()["waiting"] == 0
 
 
 def test_a_flow_that_it_keeps_back_is_not_stored(use, queue, do):

@@ -6,7 +6,7 @@ import pytest
 
 from djqueue import OptionError, Queue, job
 from djqueue.core.backoff import Backoff
-from djqueue.core.options import PARSERS
+from djqueue.core.options import OF_ENQUEUE, PARSERS
 
 
 @pytest.fixture
@@ -41,7 +41,9 @@ GIVEN = {
     "retention": (timedelta(days=1), 86_400_000),
     "tags": (["a", "b"], ("a", "b")),
     "subject": ("shop.order:7", "shop.order:7"),
+    "headers": ({"tenant": 7}, {"tenant": 7}),
     "content_type": ("application/json", "application/json"),
+    "enqueue_on_commit": (True, True),
 }
 
 
@@ -56,7 +58,7 @@ def test_each_option_is_taken(pay, name):
 
     options = pay.using(**{name: given}, **more).options
 
-    where = options if name in ("queue", "delay", "run_at") else options.job
+    where = options if name in OF_ENQUEUE else options.job
     assert getattr(where, name) == expected
 
 
@@ -110,6 +112,27 @@ def test_using_adds_up(pay):
 
     assert (changed.options.job.priority, changed.options.job.tags) == (8, ("a",))
     assert changed.options.job.max_attempts == 5
+
+
+def test_headers_are_merged_by_name(storage):
+    @job(name="pay", headers={"tenant": 1, "source": "web"})
+    def pay():
+        return None
+
+    changed = pay.using(headers={"tenant": 2}).using(headers={"user": 7})
+
+    assert changed.options.job.headers == {"tenant": 2, "source": "web", "user": 7}
+    assert pay.options.job.headers == {"tenant": 1, "source": "web"}
+
+
+def test_headers_of_the_settings_are_defaults(storage, settings):
+    defaults = {"headers": {"tenant": 1, "site": "a"}}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DEFAULTS": defaults}
+    queue = Queue("orders", headers={"tenant": 2})
+
+    result = queue.enqueue(1, headers={"user": 7})
+
+    assert queue.get_job(result.id).headers == {"tenant": 2, "site": "a", "user": 7}
 
 
 def test_a_later_word_about_the_start_replaces_the_earlier_one(pay):

@@ -9,11 +9,13 @@ import pytest
 from djqueue.core.backoff import Backoff
 from djqueue.core.durations import LONGEST
 from djqueue.core.errors import OptionError
+from djqueue.core.headers import NO_HEADERS, Headers
 from djqueue.core.job import EnqueueResult
 from djqueue.core.options import (
     DEFAULT_OPTIONS,
     MAX_INTEGER,
     MSGPACK,
+    OF_ENQUEUE,
     PARSERS,
     EnqueueOptions,
     JobOptions,
@@ -56,7 +58,9 @@ REFUSED = {
     "retention": [*NO_DURATIONS, 0],
     "tags": ["a", 5, [""], [5], None],
     "subject": NO_TEXTS,
+    "headers": [None, "a", 5, [("a", 1)], {1: 2}, {"": 1}, {"a": math.nan}, {"a": b"x"}, {"a": {1: 2}}],
     "content_type": [None, *NO_TEXTS],
+    "enqueue_on_commit": [None, 0, 1, 1.0, "", b"default", ["default"], "x" * 256],
 }
 
 
@@ -109,7 +113,9 @@ ACCEPTED = {
     "retention": [(None, None), (1, 1_000)],
     "tags": [([], ()), (["a", "b"], ("a", "b")), ({"a"}, ("a",))],
     "subject": [(None, None), ("shop.order:7", "shop.order:7"), ("größer", "größer")],
+    "headers": [({}, NO_HEADERS), ({"a": (1, None)}, Headers('{"a":[1,null]}'))],
     "content_type": [("application/json", "application/json")],
+    "enqueue_on_commit": [(True, True), (False, False), ("other", "other")],
 }
 
 
@@ -121,7 +127,7 @@ ACCEPTED = {
 def test_a_right_value_is_kept_in_djqueues_units(name, value, parsed):
     options = parse(**{name: value})
 
-    found = getattr(options if name in ("queue", "delay", "run_at") else options.job, name)
+    found = getattr(options if name in OF_ENQUEUE else options.job, name)
     assert found == parsed
     assert type(found) is type(parsed)
 
@@ -178,10 +184,11 @@ def test_stored_options_come_back():
         tags=["x"],
         ttl=5,
         group="g",
+        headers={"a": 1},
     ).job
     stored = options.as_dict()
 
-    assert set(stored) == {"priority", "backoff", "depends_on", "tags", "ttl", "group"}
+    assert set(stored) == {"priority", "backoff", "depends_on", "tags", "ttl", "group", "headers"}
     assert JobOptions.from_dict(stored) == options
     as_lists = {**stored, "depends_on": [["q", "a"]], "tags": ["x"], "of a later version": 1}
     assert JobOptions.from_dict(as_lists) == options

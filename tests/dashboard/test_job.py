@@ -42,6 +42,28 @@ def test_it_tells_what_has_happened_and_why(queue):
     assert "failed explicitly" in html
 
 
+def test_headers_are_shown_and_those_with_secret_names_are_hidden(queue):
+    headers = {"traceparent": "00-1-2-01", "authorization": "Bearer hunter2", "sent": {"api_key": "hunter3"}}
+    queue.enqueue(1, id="job-1", headers=headers)
+    viewer, keeper = logged_in(one_with(rights.VIEW)), logged_in(one_with(rights.VIEW, rights.VIEW_PAYLOAD))
+
+    html = page(viewer)
+    assert "<h3>Headers</h3>" in html
+    assert "00-1-2-01" in html
+    assert "authorization" in html
+    assert "hunter" not in html
+    assert "Reveal values" in page(keeper)
+    html = visit(keeper, BY_NAME["reveal"]).content.decode()
+    assert "Bearer hunter2" in html
+    assert "hunter3" in html
+
+
+def test_a_job_without_headers_shows_none(queue):
+    queue.enqueue(1, id="job-1")
+
+    assert "Headers" not in page(logged_in(one_with(rights.VIEW)))
+
+
 def test_secrets_are_hidden_until_one_with_the_right_reveals_them_and_that_is_kept(queue):
     queue.enqueue(SECRET, id="job-1")
     viewer, keeper = logged_in(one_with(rights.VIEW)), logged_in(one_with(rights.VIEW, rights.VIEW_PAYLOAD))

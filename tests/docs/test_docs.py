@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import types
+import unittest
 from collections.abc import Awaitable
 from contextlib import nullcontext
 from dataclasses import fields
@@ -18,17 +19,18 @@ from asgiref.sync import async_to_sync
 from django.core.checks import Error
 from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand, DjangoHelpFormatter
-from django.test import override_settings
+from django.test import RequestFactory, override_settings
 from django.utils.module_loading import import_string
 
 import djqueue
 from djqueue import Backoff, Queue, Worker, checks, conf, jobchecks, signals
-from djqueue.client import get_storage, registry
+from djqueue.client import registry
 from djqueue.conf import readers
 from djqueue.contrib.spark.pipeline.main import parser as spark_parser
 from djqueue.contrib.spark.read_options import BATCH_OPTIONS, STREAM_OPTIONS
 from djqueue.contrib.spark.read_options import OPTIONS as READ_OPTIONS
 from djqueue.contrib.spark.tables import TABLES
+from djqueue.contrib.tasks import backend as task_backend
 from djqueue.core import errors
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.executors import EXECUTORS, JobLimits
@@ -46,6 +48,7 @@ from djqueue.storage.redis.keys import GONE, ITEMS, LOG_LINES, RESULT
 from djqueue.storage.redis.location import READ_HERE
 from djqueue.storage.redis.options import RedisOptions
 from djqueue.testing.draining import drain
+from djqueue.testing.environment import job_environment
 from tests.benchmarks.measures import MEASURES
 
 from .pages import PAGES, ROOT, Block, blocks, first_cells, table
@@ -70,12 +73,47 @@ def test_the_examples_of_a_page_run(page, monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "_types", {})
     monkeypatch.chdir(tmp_path)
     shop = stub_of_a_shop(monkeypatch)
-    with override_settings(DJQUEUE=DATABASE if page.name == TRANSACTIONAL else MEMORY):
+    tasks = {"default": {"BACKEND": "djqueue.contrib.tasks.DjqueueBackend", "QUEUES": []}}
+    with override_settings(DJQUEUE=DATABASE if page.name == TRANSACTIONAL else MEMORY, TASKS=tasks):
         for block in blocks(page, "python"):
             if block.heading != "settings.py":
                 run(block, shop)
-        for name in [name for name in vars(shop) if name.startswith("test_")]:
-            vars(shop)[name](get_storage(), drain)
+        for function in [vars(shop)[name] for name in vars(shop) if name.startswith("test_")]:
+            run_test(function)
+        for case in [value for value in vars(shop).values() if is_test_case(value, shop)]:
+            run_case(case)
+
+
+def run_test(function) -> None:
+    """Call a test function of an example with the fixtures that it names."""
+    names = set(inspect.signature(function).parameters)
+    immediate, clock = "djqueue_immediate" in names, "djqueue_clock" in names
+    with job_environment(immediate=immediate, clock=clock) as environment:
+        fixtures = {
+            "djqueue_drain": lambda: drain,
+            "djqueue_memory": lambda: environment.storage,
+            "djqueue_immediate": lambda: environment.immediate,
+            "djqueue_clock": lambda: environment.clock,
+            "rf": RequestFactory,
+        }
+        function(**{name: fixtures[name]() for name in names})
+
+
+def is_test_case(value: object, module: types.ModuleType) -> bool:
+    """Whether a value is a test case that the module defines."""
+    return (
+        isinstance(value, type)
+        and issubclass(value, unittest.TestCase)
+        and value.__module__ == module.__name__
+    )
+
+
+def run_case(case: type[unittest.TestCase]) -> None:
+    """Run the tests of a test case of an example."""
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+    assert result.testsRun
+    assert [text for _, text in result.errors + result.failures] == []
 
 
 @pytest.mark.parametrize("block", SETTINGS, ids=str)
@@ -235,7 +273,7 @@ def renamed(setting: str, value: object, word: str) -> dict[str, object]:
 
 
 def test_the_table_of_checks_is_complete():
-    source = "".join(map(inspect.getsource, (checks, health, jobchecks)))
+    source = "".join(map(inspect.getsource, (checks, health, jobchecks, task_backend)))
     defined = set(re.findall(r'"(djqueue\.[EIW]\d+)"', source))
 
     assert first_cells("settings.md", "checks") == sorted(defined)

@@ -93,14 +93,19 @@ def test_jobs_are_listed_newest_first_by_state_and_name(storage: Storage) -> Non
 
 def test_a_job_is_shown_with_its_reason_and_without_its_secrets(storage: Storage) -> None:
     login = job(name="login", queue=EMAILS)(lambda user, password: None)
-    enqueued = login.using(delay=60).enqueue("ann", password="hunter2")
+    enqueued = login.using(delay=60, headers={"tenant": 7, "token": "hunter3"}).enqueue(
+        "ann", password="hunter2"
+    )
 
     shown = document("job", enqueued.id)
 
     assert shown["state"] == "delayed"
     assert "scheduled for later" in shown["not_running_because"]
-    assert "hunter2" not in run("job", enqueued.id)
-    assert "hunter2" in run("job", enqueued.id, "--show-payload")
+    assert shown["headers"]["tenant"] == 7
+    assert "hunter" not in run("job", enqueued.id)
+    revealed = run("job", enqueued.id, "--show-payload")
+    assert "hunter2" in revealed
+    assert "hunter3" in revealed
     assert AuditEvent.objects.filter(action="reveal", job_id=enqueued.id).count() == 1
 
 

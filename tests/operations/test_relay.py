@@ -9,7 +9,7 @@ from asgiref.sync import async_to_sync
 from django.core.management import call_command
 from django.db import connection, transaction
 
-from djqueue import Queue
+from djqueue import Queue, chain
 from djqueue.conf import read_settings
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import (
@@ -223,6 +223,29 @@ def test_waiting_for_a_job_of_ones_own_transaction_is_refused_at_once(storage, e
         emails.enqueue_and_wait(wait=600)
 
     assert OutboxJob.objects.count() == 0
+
+
+def test_the_outbox_takes_jobs_that_are_to_be_enqueued_on_commit(storage, emails, others, relay):
+    with transaction.atomic():
+        one = emails.enqueue("one", enqueue_on_commit=True)
+        two = others.enqueue("two", enqueue_on_commit=True)
+        assert (one.status, two.status) == ("queued", "deferred")
+        assert [row.job_id for row in OutboxJob.objects.all()] == [one.id]
+        assert storage.reads.states("others", [two.id]) == [None]
+
+    assert storage.reads.states("others", [two.id]) == [State.WAITING]
+    assert relay.relay_once() == 1
+    assert run_all(storage) == ["one"]
+
+
+def test_jobs_with_dependencies_pass_the_outbox_by_on_commit(storage, emails):
+    with transaction.atomic():
+        result = chain(emails.node(1), emails.node(2, enqueue_on_commit=True)).enqueue()
+        third = emails.enqueue(3, depends_on=[("emails", result.ids[1])], enqueue_on_commit=True)
+        assert rows() == []
+
+    ids = [*result.ids, third.id]
+    assert storage.reads.states("emails", ids) == [State.WAITING, State.BLOCKED, State.BLOCKED]
 
 
 def test_waiting_for_a_result_of_the_open_transaction_is_refused_at_once(emails):

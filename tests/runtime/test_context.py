@@ -58,7 +58,9 @@ async def test_a_handler_of_the_job_is_given_what_current_job_is(storage, queue)
 
 async def test_the_context_tells_the_jobs_story(storage, queue):
     seen = []
-    queue.enqueue({"n": 1}, name=HANDLER, id="user:42", tags=["a"], priority=3, subject="a user")
+    queue.enqueue(
+        {"n": 1}, name=HANDLER, id="user:42", tags=["a"], priority=3, subject="a user", headers={"t": 7}
+    )
 
     await work_off(storage, seen.append)
 
@@ -67,6 +69,7 @@ async def test_the_context_tells_the_jobs_story(storage, queue):
     assert context.payload == {"n": 1}
     assert (context.options.priority, context.options.tags) == (3, ("a",))
     assert context.subject == "a user"
+    assert context.headers == {"t": 7}
     assert datetime.now(UTC) - context.created_at < timedelta(minutes=1)
 
 

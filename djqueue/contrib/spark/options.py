@@ -223,11 +223,11 @@ DEPENDS_ON = "depends_on"
 """Parsed separately, because ids refer to the row's queue."""
 DURATIONS = frozenset({"delay", "timeout", "ttl", "unique_ttl", "result_ttl", "retention"})
 WHOLE = frozenset({"priority", "max_attempts", "max_stalls", "weight"})
-NOT_PER_JOB = frozenset({"queue", "content_type", "durable"})
+NOT_PER_JOB = frozenset({"queue", "content_type", "durable", "enqueue_on_commit"})
 """Job options that a write does not take.
 
 The queue is the target of the write. Payloads are written as MessagePack. `durable` affects only how a single
-enqueue is committed."""
+enqueue is committed, and Spark has no transaction that `enqueue_on_commit` could wait for."""
 PER_JOB = tuple(name for name in PARSERS if name not in NOT_PER_JOB)
 
 
@@ -248,6 +248,8 @@ def value_of_text(option: str, text: str) -> Any:
         return [part.strip() for part in text.split(",") if part.strip()]
     if option == "backoff":
         return _backoff(text)
+    if option == "headers":
+        return _json(option, text)
     if option == "run_at":
         try:
             return datetime.fromisoformat(text)
@@ -264,10 +266,14 @@ def _backoff(text: str) -> Any:
         pass
     if not text.lstrip().startswith("{"):
         return text
+    return _json("backoff", text)
+
+
+def _json(option: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
-        raise OptionError(f"backoff: not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{option}: not JSON: {error}") from None
 
 
 def parse(option: str, value: Any) -> Any:

@@ -14,7 +14,7 @@ from djqueue.core.options import EnqueueOptions, JobKey, check_text, parse_optio
 from djqueue.storage.staging import CHUNK
 
 from .columns import Columns, JobColumns, with_given_backoff
-from .options import DEAD, DEPENDS_ON, FAIL, dependencies, parse
+from .options import DEAD, DEPENDS_ON, FAIL, dependencies, parse, value_of_text
 
 CACHED_OPTIONS = 10_000
 """Maximum number of parsed combinations of options to cache."""
@@ -212,6 +212,8 @@ class JobReader(RowReader):
 
     def _parse_options(self, queue: str, values: Mapping[str, Any]) -> EnqueueOptions:
         given = {name: _without_nulls(value) for name, value in values.items() if value is not None}
+        if isinstance(headers := given.get("headers"), str):
+            given["headers"] = value_of_text("headers", headers)
         depends_on = given.pop(DEPENDS_ON, self._plan.depends_on)
         for name, value in given.items():
             parse(name, value)

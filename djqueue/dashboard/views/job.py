@@ -59,8 +59,8 @@ STEPS = {
 BAD = frozenset({"retried", "stalled", "failed"})
 LENGTHS = ("timeout", "ttl", "unique_ttl", "result_ttl", "retention", "delay")
 """Options that are durations in milliseconds."""
-ELSEWHERE = frozenset({"subject", "rejected"})
-"""Options that the page shows elsewhere; the second one as the error of a dead letter."""
+ELSEWHERE = frozenset({"headers", "subject", "rejected"})
+"""Options that the page shows elsewhere; the last one as the error of a dead letter."""
 
 
 class TimelineStep(NamedTuple):
@@ -176,6 +176,7 @@ def _render(
     payload = _shown(record, record.payload, revealed=revealed, of=redaction.payload)
     subject = record.options.subject
     result = _shown(record, record.result, revealed=revealed, of=redaction.result)
+    headers = redaction.headers(record.options.headers, revealed=revealed)
     old_ones = _versions(request, record, revealed=revealed)
     context = {
         "job": record,
@@ -191,9 +192,13 @@ def _render(
         "payload": payload,
         "result": result,
         "revealed": revealed,
+        "headers": {name: rendering.text(value) for name, value in headers.items()},
         "may_reveal": not revealed
-        and any(
-            one is not None and one.hides for one in (payload, result, *(old.payload for old in old_ones))
+        and (
+            redaction.has_secrets(headers)
+            or any(
+                one is not None and one.hides for one in (payload, result, *(old.payload for old in old_ones))
+            )
         ),
         "progress": progress.shown(record.progress),
         "options": _options(record),

@@ -123,6 +123,7 @@ def job(options: Options, output: Output) -> None:
         **_summary(record),
         "not_running_because": None if reason is None else reason.sentence,
         "payload": redaction.payload(record, revealed=shown),
+        "headers": redaction.headers(record.options.headers, revealed=shown) or None,
         "result": redaction.result(record, revealed=shown),
         "progress": info.progress,
     }

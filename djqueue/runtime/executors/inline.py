@@ -19,7 +19,7 @@ from .connections import DatabaseThreads
 from .execution import Execution, wrap_in_middleware
 from .overruns import OverrunWatch, apart
 from .tasks import TaskExecutor
-from .threads import ThreadExecutor
+from .threads import CallerThread, ThreadExecutor
 
 if TYPE_CHECKING:
     from djqueue.runtime.worker import Worker
@@ -30,17 +30,20 @@ class CallbackError(Exception):
 
 
 class InlineExecutor:
-    """Starts runs, watches their timeouts, and interrupts those that can be interrupted."""
+    """Starts runs, watches their timeouts, and interrupts those that can be interrupted.
 
-    def __init__(self, worker: "Worker") -> None:
+    With a `caller`, plain functions and Django's database calls run on the caller's thread.
+    """
+
+    def __init__(self, worker: "Worker", caller: CallerThread | None = None) -> None:
         self._loop = worker.loop
         self._clock = worker.clock
         self._events = worker.events
         self._overruns = OverrunWatch(worker)
         execution = self._execution = Execution(worker.settings, worker.random, worker.events)
-        self._database = DatabaseThreads(worker.loop) if has_django() else None
+        self._database = DatabaseThreads(worker.loop) if has_django() and caller is None else None
         self._tasks = TaskExecutor(worker, execution, self._database)
-        self._threads = ThreadExecutor(worker, execution, adopt=self._tasks.adopt)
+        self._threads = ThreadExecutor(worker, execution, adopt=self._tasks.adopt, pool=caller)
         self._batchers: list[Batcher] = []
         layers = layers_of(worker.settings)
         for handler in worker.handlers.values():

@@ -8,6 +8,8 @@ from functools import partial
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
+from asgiref.sync import sync_to_async
+
 from djqueue.conf import has_django
 from djqueue.core.job import Outcome
 from djqueue.runtime.context import CURRENT
@@ -28,25 +30,34 @@ IDLE = 60.0
 class ThreadExecutor:
     """Runs sync handlers, up to one per slot at once."""
 
-    def __init__(self, worker: "Worker", execution: Execution, *, adopt: Adopt) -> None:
+    def __init__(
+        self,
+        worker: "Worker",
+        execution: Execution,
+        *,
+        adopt: Adopt,
+        pool: "CallerThread | None" = None,
+    ) -> None:
         self._runs = worker.runs
         self._wake_event = worker.wake_event
         self._events = worker.events
         self._execution = execution
         self._adopt = adopt
-        self._has_django = has_django()
+        # The thread of a caller, and its connections, remain the caller's.
+        self._cleans = has_django() and pool is None
         # Handlers see the context of the worker's caller; their own changes stay in their copy.
         self._context: Context = copy_context()
-        self._pool = ThreadPool(
+        self._pool = pool or ThreadPool(
             worker.options.concurrency,
             "djqueue-job",
-            on_wake=self._clean if self._has_django else None,
-            on_exit=close_connections if self._has_django else None,
+            on_wake=self._clean if self._cleans else None,
+            on_exit=close_connections if self._cleans else None,
         )
+        self._run_one = self._run_in_context if pool is None else self._run
 
     def start(self, run: Run) -> None:
         """Start a run."""
-        self._pool.submit(self._run_in_context, run)
+        self._pool.submit(self._run_one, run)
 
     async def call(self, run: Run | None, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function for a run (None: for a batch) on a thread, as a sync handler is called."""
@@ -106,7 +117,7 @@ class ThreadExecutor:
         try:
             return call()
         finally:
-            if self._has_django:
+            if self._cleans:
                 # After an idle time, the pool cleans them again before the next call.
                 self._clean(run)
 
@@ -115,6 +126,31 @@ class ThreadExecutor:
             clean_connections()
         except Exception as error:
             self._events.cleanup_failed(run, error)
+
+
+class CallerThread:
+    """Runs calls one at a time on the thread that waits for the worker, with its database connections.
+
+    That is the thread on which `sync_to_async` runs Django's queries: the one that has called
+    `async_to_sync`, or the one that serves the coroutine which runs the worker.
+    """
+
+    def __init__(self) -> None:
+        self._calls: set[asyncio.Task[Any]] = set()
+
+    def submit(self, function: Callable[[Any], Any], argument: Any) -> None:
+        """Call `function(argument)`, which must not raise. Called on the worker's loop."""
+        call = asyncio.ensure_future(sync_to_async(function, thread_sensitive=True)(argument))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def join(self) -> None:
+        """Wait until all calls have returned."""
+        if self._calls:
+            await asyncio.wait(self._calls)
+
+    def close(self) -> None:
+        """Do nothing: the thread belongs to the caller."""
 
 
 class ThreadPool:

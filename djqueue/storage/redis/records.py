@@ -25,9 +25,6 @@ from djqueue.core.job import (
     JobFailure,
     JobRecord,
     Outcome,
-    ProcessInfo,
-    RunningJob,
-    WorkerInfo,
 )
 from djqueue.core.limiter import Rate
 from djqueue.core.options import JobOptions
@@ -482,22 +479,3 @@ def pack_groups(policy: QueuePolicy) -> int | bytes:
     if rate is None and not weights:
         return policy.group_limit
     return pack([policy.group_limit, False if rate is None else [rate.capacity, rate.per], dict(weights)])
-
-
-def pack_worker(info: WorkerInfo) -> bytes:
-    """Encode a worker."""
-    lists = {"jobs": list(map(list, info.jobs)), "processes": list(map(list, info.processes))}
-    return pack(list({**info._asdict(), **lists}.values()))
-
-
-def worker(data: bytes, seen_at: int) -> WorkerInfo:
-    """Decode a worker. seen_at: its last heartbeat."""
-    # A worker of another version may have fewer or more fields.
-    info = WorkerInfo(*unpack(data)[: len(WorkerInfo._fields)])
-    return info._replace(
-        queues=None if info.queues is None else tuple(info.queues),
-        names=tuple(info.names),
-        seen_at=seen_at,
-        jobs=tuple(RunningJob(*job) for job in info.jobs),
-        processes=tuple(ProcessInfo(*process) for process in info.processes),
-    )

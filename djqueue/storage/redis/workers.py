@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from djqueue.core.job import WorkerDump, WorkerInfo
+from djqueue.core.job import ProcessInfo, RunningJob, WorkerDump, WorkerInfo
 from djqueue.core.metrics import RunStats
 from djqueue.core.workercontrol import ASKED, DUMP_TTL, MAX_DUMP, check_command
 from djqueue.storage.engined import WORKER_TTL
@@ -27,7 +27,7 @@ class RedisWorkers(Workers):
         self._metrics = metrics
 
     def register(self, info: WorkerInfo) -> tuple[str, ...]:
-        about = records.pack_worker(info)
+        about = _pack(info)
         told = self._keyspace.run(
             answer(self._worker(b"register", pack_text(info.id), about, info.started_at))
         )
@@ -41,7 +41,7 @@ class RedisWorkers(Workers):
 
     def live(self) -> Steps[list[WorkerInfo]]:
         [found] = yield [self._worker(b"list", WORKER_TTL, DUMP_TTL)]
-        return [records.worker(found[at], int(float(found[at + 1]))) for at in range(0, len(found), 2)]
+        return [_info(found[at], int(float(found[at + 1]))) for at in range(0, len(found), 2)]
 
     def control(self, worker_id: str, command: str) -> str:
         check_command(command)
@@ -69,3 +69,20 @@ class RedisWorkers(Workers):
 
     def _worker(self, *arguments: Any) -> ScriptCall:
         return ScriptCall(script("worker"), self._keyspace.common, arguments, sequence=False)
+
+
+def _pack(info: WorkerInfo) -> bytes:
+    lists = {"jobs": list(map(list, info.jobs)), "processes": list(map(list, info.processes))}
+    return records.pack(list({**info._asdict(), **lists}.values()))
+
+
+def _info(data: bytes, seen_at: int) -> WorkerInfo:
+    # A worker of another version may have fewer or more fields.
+    info = WorkerInfo(*records.unpack(data)[: len(WorkerInfo._fields)])
+    return info._replace(
+        queues=None if info.queues is None else tuple(info.queues),
+        names=tuple(info.names),
+        seen_at=seen_at,
+        jobs=tuple(RunningJob(*job) for job in info.jobs),
+        processes=tuple(ProcessInfo(*process) for process in info.processes),
+    )

@@ -48,6 +48,7 @@ from .flow_graphs import FlowGraphsContract
 from .flows import FlowsContract
 from .graphs import GraphsContract
 from .groups import GroupsContract
+from .headers import HeadersContract
 from .ids_and_bytes import IdsAndBytesContract
 from .incidents import IncidentsContract
 from .insight import InsightContract
@@ -98,6 +99,7 @@ __all__ = [
     "FlowsContract",
     "GraphsContract",
     "GroupsContract",
+    "HeadersContract",
     "IdsAndBytesContract",
     "IncidentsContract",
     "InsightContract",
@@ -166,6 +168,7 @@ class StorageContract(
     IncidentsContract,
     InsightContract,
     SubjectsContract,
+    HeadersContract,
     WorkersContract,
     MaintenanceContract,
     RetentionContract,

@@ -29,6 +29,7 @@ def test_values_are_what_their_texts_mean():
             "tags": "a, b",
             "lifo": "TRUE",
             "subject": "shop.order:7",
+            "headers": '{"tenant": 7}',
             "runAtColumn": "at",
             "txnAppId": "nightly",
             "txnVersion": "7",
@@ -42,6 +43,7 @@ def test_values_are_what_their_texts_mean():
         "tags": ["a", "b"],
         "lifo": True,
         "subject": "shop.order:7",
+        "headers": {"tenant": 7},
     }
     assert (read.app, read.version, read.batch_size) == ("nightly", 7, 100)
 
@@ -74,6 +76,8 @@ WRONG = [
     ({"max_attempts": "3", "maxAttempts": "4"}, "maxAttempts: the option is set twice, also as max_attempts"),
     ({"backoff": "sometimes"}, "backoff: 'sometimes' is not one of fixed, linear, exponential"),
     ({"backoff": '{"kind"'}, "backoff: not JSON"),
+    ({"headers": "{"}, "headers: not JSON"),
+    ({"headers": "[1]"}, "headers: expected a dict of names and values, got a list"),
     ({"runAt": "noon"}, "runAt: 'noon' is not a time, such as 2026-06-01T12:00:00Z"),
     ({"groupMode": "all"}, "groupMode: 'all' is not one of optional, keyed, global"),
     ({"maxRetries": "-1"}, "maxRetries: must be a number of at least 0; got -1"),

@@ -77,6 +77,7 @@ def test_a_registered_job_has_its_options(send):
         priority=3,
         tags=["a", "b"],
         lifo=True,
+        headers={"tenant": 7},
         backoff={"kind": "linear", "base": 2},
         delay=5,
     )
@@ -86,6 +87,7 @@ def test_a_registered_job_has_its_options(send):
     options = jobs.job
     assert (options.max_attempts, options.timeout, options.priority) == (7, 30_000, 3)
     assert (options.tags, options.lifo, jobs.delay) == (("a", "b"), True, 5_000)
+    assert options.headers == {"tenant": 7}
     assert options.backoff == Backoff(kind="linear", base=2_000)
 
 

@@ -108,6 +108,20 @@ def test_options_come_from_columns():
     )
 
 
+@pytest.mark.parametrize(
+    "column", [[{"tenant": 7, "none": None}, {"tenant": 8, "none": None}], ['{"tenant": 7}', '{"tenant": 8}']]
+)
+def test_headers_are_a_struct_or_json(column):
+    [chunk] = chunks_of({"n": [1, 2], "h": column}, headersColumn="h")
+
+    assert [batch.headers for batch in chunk.batches] == [{"tenant": 7}, {"tenant": 8}]
+
+
+def test_headers_that_are_not_json_are_refused():
+    with pytest.raises(RowError, match="headers: not JSON"):
+        chunks_of({"n": [1], "h": ["{"]}, headersColumn="h")
+
+
 def test_options_of_all_jobs_mean_what_they_mean_elsewhere():
     given = {"delay": "60", "timeout": "1.5", "retention": "31536000", "tags": "a, b", "priority": "-3"}
 

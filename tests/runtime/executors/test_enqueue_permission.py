@@ -80,6 +80,7 @@ async def test_every_option_arrives(site_of, storage):
     assert (options.unique_key, options.on_duplicate, options.subject) == ("u", "replace", "s")
     assert (options.backoff.kind, options.backoff.base, options.backoff_given) == ("linear", 2_000, True)
     assert (options.max_attempts, options.result_ttl, options.durable) == (9, None, False)
+    assert options.headers == {"a": [None, 1]}
 
 
 async def test_a_flow_is_enqueued_in_one_step(site_of, storage):
@@ -203,6 +204,8 @@ async def test_pickled_payloads_are_refused_although_the_settings_accept_them(si
         (batch(options={"on_duplicate": "explode"}), "option"),
         (batch(options={"unique_ttl": 5}), "option"),
         (batch(options={"tags": ["x"] * 1_001}), "option"),
+        (batch(options={"headers": "[1]"}), "option"),
+        (batch(options={"headers": '{"a": NaN}'}), "option"),
         (batch(options={"backoff": {"kind": "linear", "base": -1}}), "option"),
         (batch(payloads=[1024 * 1024 + 1]), "payload_too_large"),
         (batch("full"), "permission"),
@@ -233,6 +236,9 @@ async def test_values_are_checked_in_the_worker(site_of, storage, raw, code):
         [batch(options={"executor": "inline"})],
         [batch(options={"timeout": True})],
         [batch(options={"depends_on": [["a"]]})],
+        [batch(options={"headers": {"a": 1}})],
+        [batch(options={"headers": "{"})],
+        [batch(options={"headers": "[" * 100_000})],
         [batch(options={"backoff": {"kinds": 1}})],
         [batch(payloads=[b""] * 10_001)],
         b"\xdd\x00\x0f\x00\x00" + b"\x90" * 0xF0000,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.core.management import call_command
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, connection, connections, transaction
 from django.db.transaction import TransactionManagementError
 from django.test import TestCase
 
@@ -29,6 +29,7 @@ from djqueue.storage.database import inbox as inbox_module
 from djqueue.storage.database import journal
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
+    NAME,
     QUEUE,
     a_cancelled_job,
     a_completed_job,
@@ -231,6 +232,75 @@ def test_a_durable_false_enqueue_does_not_ask_the_transaction(producer, schedule
         job_id = enqueue(producer, durable=False)
 
     assert eventually(lambda: claim_ids(scheduler, 5)) == [job_id]
+
+
+def test_a_job_that_joins_the_transaction_needs_no_callback_to_be_enqueued_on_commit(producer, scheduler):
+    queue = Queue(QUEUE, storage=producer, enqueue_on_commit=True)
+    with undone():
+        assert queue.enqueue(1).status == "queued"
+    assert waiting_ids(scheduler) == []
+    with transaction.atomic():
+        result = queue.enqueue(1, name=NAME)
+        assert result.status == "queued"
+
+    assert claimed_until(scheduler, 1) == [result.id]
+
+
+@pytest.fixture
+def other(tmp_path, monkeypatch):
+    """The alias of another database, which the storage does not use."""
+    given = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "other.sqlite3")}
+    monkeypatch.setitem(
+        connections.databases, "other", connections.configure_settings({"default": given})["default"]
+    )
+    made = connections["other"]
+
+    def connect():
+        # Django's tests permit only the databases that they set up.
+        if made.connection is None:
+            made.connect()
+
+    monkeypatch.setattr(made, "ensure_connection", connect)
+    yield "other"
+    made.close()
+    del connections["other"]
+
+
+def test_a_job_waits_for_the_commit_of_the_database_that_it_names(producer, scheduler, other):
+    queue = Queue(QUEUE, storage=producer, enqueue_on_commit=other)
+    with transaction.atomic(using=other):
+        result = queue.enqueue(1, name=NAME)
+        assert result.status == "deferred"
+        with transaction.atomic():
+            # The storage's own database commits meanwhile.
+            assert queue.enqueue(2, name=NAME, enqueue_on_commit=True).status == "queued"
+        assert state(scheduler, result.id) is None
+
+    assert result.refresh().existing_state is State.WAITING
+    assert len(claimed_until(scheduler, 2)) == 2
+
+
+def test_a_rollback_of_the_database_that_it_names_drops_the_job(producer, scheduler, other):
+    queue = Queue(QUEUE, storage=producer, enqueue_on_commit=other)
+    with transaction.atomic(using=other):
+        result = queue.enqueue(1)
+        transaction.set_rollback(True, using=other)
+
+    assert result.job() is None
+    assert waiting_ids(scheduler) == []
+
+
+def test_a_commit_of_another_database_enqueues_into_the_open_transaction_of_the_storage(
+    producer, scheduler, other
+):
+    queue = Queue(QUEUE, storage=producer, enqueue_on_commit=other)
+    with transaction.atomic():
+        with transaction.atomic(using=other):
+            result = queue.enqueue(1)
+        assert producer.capabilities.transactions.uncommitted_in(QUEUE, result.id) == "default"
+        transaction.set_rollback(True)
+
+    assert waiting_ids(scheduler) == []
 
 
 def test_a_job_may_depend_on_one_of_the_same_transaction(producer, scheduler):

@@ -5,6 +5,7 @@ in them, and checks each value as it would check a caller's, and each queue agai
 """
 
 import errno
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -18,7 +19,15 @@ from djqueue.core.backoff import Backoff
 from djqueue.core.durations import LONGEST
 from djqueue.core.errors import OptionError, PayloadTooLargeError, by_code
 from djqueue.core.job import Batch, Claimed, EnqueueResult
-from djqueue.core.options import PARSERS, EnqueueOptions, JobKey, JobOptions, check_text, parse_options
+from djqueue.core.options import (
+    OF_ENQUEUE,
+    PARSERS,
+    EnqueueOptions,
+    JobKey,
+    JobOptions,
+    check_text,
+    parse_options,
+)
 from djqueue.core.permissions import Permissions
 from djqueue.core.states import State
 from djqueue.storage.scan import has_more_values
@@ -43,7 +52,7 @@ LATEST = 253_402_300_799_999
 """UTC milliseconds of the last moment that a datetime has."""
 DURATIONS = frozenset({"timeout", "ttl", "unique_ttl", "result_ttl", "retention"})
 KEYS = frozenset({"depends_on", "dependents"})
-CHECKED = frozenset(PARSERS) - {"queue", "delay", "run_at", "backoff"} - DURATIONS - KEYS
+CHECKED = frozenset(PARSERS) - OF_ENQUEUE - {"backoff", "headers"} - DURATIONS - KEYS
 """Options that a process sends as a caller writes them."""
 DENIED = "permission"
 """Code of an answer that stands for PermissionError; the other codes are those of `core.errors`."""
@@ -255,6 +264,8 @@ def _options(given: Mapping[str, Any]) -> JobOptions:
             others[name] = parse_options({"depends_on": _keys(value)}, EnqueueOptions()).job.depends_on
         elif name == "backoff":
             values[name] = _backoff(value)
+        elif name == "headers":
+            values[name] = _headers(value)
         elif name == "backoff_given":
             others[name] = checked(value, bool)
         else:
@@ -276,6 +287,13 @@ def _backoff(value: Any) -> Backoff:
         return Backoff(**checked(value, dict))
     except TypeError:
         raise FrameError("it sent a backoff that is none") from None
+
+
+def _headers(value: Any) -> Any:
+    try:
+        return json.loads(checked(value, str))
+    except (ValueError, RecursionError):
+        raise FrameError("it sent headers that are not JSON") from None
 
 
 def _whole(name: str, value: Any, maximum: int) -> int:

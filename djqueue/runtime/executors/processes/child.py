@@ -163,6 +163,7 @@ class LinkReports:
     """Reports of the current job, sent to the worker."""
 
     def __init__(self, link: WorkerLink, settings: Settings) -> None:
+        self.worker_id = ""
         self._link = link
         self._settings = settings
         self._encode = get_encoder(MSGPACK, settings.max_payload, "progress")
@@ -250,7 +251,7 @@ class JobServer:
         self._folder = os.getcwd()
         self._link._send(HELLO)
         while (message := self._link.receive()) is not None:
-            _, number, body, deadline = message
+            _, number, body, deadline, self._reports.worker_id = message
             self._serve_job(number, wire.unpack(body), deadline)
 
     def _serve_job(self, number: int, claimed: Claimed, deadline: int | None) -> None:

@@ -104,7 +104,7 @@ class JobProcess:
             self._used_before = kernel.processor_time(self.pid)
         # The fencing token stays here: a job needs none to report to this worker.
         body = wire.pack_body(run.claimed._replace(token=0))
-        self._link.send(frames.pack(frames.JOB, self.started, body, deadline) + BEGIN)
+        self._link.send(frames.pack(frames.JOB, self.started, body, deadline, run.reports.worker_id) + BEGIN)
 
     def tick(self) -> None:
         """Check what the job uses, and read on if the process has sent too much before."""

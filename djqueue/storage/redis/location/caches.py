@@ -58,7 +58,7 @@ def _read_django_redis(alias: str, configured: Mapping[str, Any], options: dict[
         )
     where = f"CACHE: {alias!r}: LOCATION"
     url = _first(configured, ",", where, lambda url: ("is_master", "0") not in parse_qsl(urlsplit(url).query))
-    factory = get_connection_factory(options)
+    factory = get_connection_factory(options=options)
     params = factory.make_connection_params(url)
     found = read_single(_without_role(params.get("url", url)), where)
     arguments = taken(params, getattr(factory, "pool_cls_kwargs", {}), found.arguments)

@@ -1,0 +1,300 @@
+"""The immediate mode, for tests and development: an enqueue runs its jobs before it returns.
+
+A real worker claims the jobs from a memory storage and reports their outcomes, so payloads and results pass
+their codecs, and retries, unique keys, limits, workflows and middleware work as they do with `runworkers`.
+The worker runs on the enqueuing call:
+
+- Plain functions run on the caller's thread, and so do the database calls of async functions. They use the
+  caller's connections, and see what its open transaction has written.
+- Async functions run on the caller's event loop, or on one that ends with the call.
+- The jobs that a job enqueues run before that enqueue returns, too.
+"""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from random import Random
+from typing import NamedTuple
+
+from asgiref.sync import async_to_sync
+
+from djqueue.conf import has_django
+from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.engine import DEFAULT_POLICY, EngineEvents
+from djqueue.core.errors import JobFailedError
+from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Finished, Outcome
+from djqueue.core.maintenance import Swept
+from djqueue.core.metrics import DEFAULT_TIERS, Tiers
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.sharing import LimiterPolicy
+from djqueue.storage.base import EventHandler, P, T, Unsubscribe
+from djqueue.storage.memory import MemoryStorage
+
+from .draining import CallersWorker, UntilIdle, has_running_loop
+from .executors.connections import close_connections
+from .handlers import Handlers
+from .runs import Run
+
+_in_job: ContextVar[bool] = ContextVar("djqueue_immediate", default=False)
+"""Whether the current code is called by a job that an immediate storage runs."""
+
+
+class Failure(NamedTuple):
+    """A job that failed permanently."""
+
+    queue: str
+    id: str
+    name: str
+    attempt: int
+    error: BaseException
+
+
+class ImmediateStorage(MemoryStorage):
+    """A memory storage that runs jobs as soon as they can be claimed, on the call that made them claimable.
+
+    Delays are skipped: those of enqueues, those before retries, and the rates of queues and limiters. A
+    snoozed job stays delayed, because a job may snooze without end.
+
+    Args:
+        keep_time: Skip no delay. Jobs that are due run at the next enqueue, or when `run_waiting` is called
+            after `clock` was moved.
+    """
+
+    handlers: Handlers | None = None
+    """Functions by job name, as for `djqueue.Worker`; None serves every `@job` function."""
+    raise_failures = False
+    """Whether an enqueue raises the exception of a job that has failed permanently.
+
+    A job that the caller waits for raises only where it waits, and a job enqueued by another job raises from
+    the outermost enqueue.
+    """
+
+    def __init__(
+        self,
+        *,
+        policies: Mapping[str, QueuePolicy] | None = None,
+        default_policy: QueuePolicy = DEFAULT_POLICY,
+        limiters: Mapping[str, LimiterPolicy] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        random: Random | None = None,
+        metrics: Tiers = DEFAULT_TIERS,
+        keep_time: bool = False,
+    ) -> None:
+        self._keep_time = keep_time
+        if not keep_time:
+            default_policy = _without_rates(default_policy)
+            policies = {name: _without_rates(policy) for name, policy in (policies or {}).items()}
+            limiters = {name: replace(policy, rate=None) for name, policy in (limiters or {}).items()}
+        super().__init__(
+            policies=policies,
+            default_policy=default_policy,
+            limiters=limiters,
+            clock=clock,
+            random=random,
+            metrics=metrics,
+        )
+        self.events = self._watched = WatchedEvents(self.engine.events)
+        self._failures: list[Failure] = []
+        self._call = _Call()
+        self.listen(None, self._on_wake)
+
+    def describe(self) -> str:
+        return "immediate (jobs run when they are enqueued; this process only, not persistent)"
+
+    def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        with self.hold():
+            results = super().enqueue(self._due(batches))
+        if not self._call.held:
+            self.run_waiting()
+        return results
+
+    async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        with self.hold():
+            results = self.engine.enqueue(self._due(batches))
+        await self.arun_waiting()
+        return results
+
+    async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a sync method, and then the jobs that it has made claimable."""
+        with self.hold():
+            result = method(*args, **kwargs)
+        if self._call.woken:
+            await self.arun_waiting()
+        return result
+
+    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        if not self._keep_time:
+            outcomes = [each._replace(delay=0) if each.kind == "retry" else each for each in outcomes]
+        return super().finish(outcomes, then)
+
+    def sweep(self) -> Swept:
+        with self.hold():
+            swept = super().sweep()
+        if self._call.woken and not self._call.held:
+            self.run_waiting()
+        return swept
+
+    async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        return self.finish(outcomes, then)
+
+    def run_waiting(self) -> int | None:
+        """Run all jobs that can be claimed, and those that they enqueue.
+
+        Returns the milliseconds until a delayed job is due, if there is one. Raises the exception of a job
+        that has failed, with `raise_failures`.
+
+        In the thread of a running event loop, the jobs run on another thread, which has its own connections:
+        use `aenqueue` and `arun_waiting` there.
+        """
+        wait = self._run_jobs()
+        self._raise_failure()
+        return wait
+
+    async def arun_waiting(self) -> int | None:
+        """Async version of `run_waiting`."""
+        # A task of its own keeps its context variables from the caller.
+        wait = await asyncio.create_task(self._drain())
+        self._raise_failure()
+        return wait
+
+    def _run_jobs(self) -> int | None:
+        if not has_running_loop():
+            return async_to_sync(self._drain)()
+        with ThreadPoolExecutor(1, "djqueue-immediate") as pool:
+            return pool.submit(self._run_apart, _in_job.get()).result()
+
+    def _run_apart(self, in_job: bool) -> int | None:
+        _in_job.set(in_job)
+        try:
+            return async_to_sync(self._drain)()
+        finally:
+            if has_django():
+                close_connections()
+
+    async def _drain(self) -> int | None:
+        # `async_to_sync` brings changed context variables back to its caller.
+        token = _in_job.set(True)
+        try:
+            self._call.woken = False
+            watched = _Drained(self)
+            worker = watched.worker = CallersWorker(
+                watched, handlers=self.handlers, connect=False, on_failure=self._note_failure
+            )
+            await worker.run()
+            return watched.wait
+        finally:
+            _in_job.reset(token)
+
+    def _due(self, batches: Sequence[Batch]) -> Sequence[Batch]:
+        return batches if self._keep_time else [batch._replace(delay=None, run_at=None) for batch in batches]
+
+    # Wake-ups.
+
+    def _on_wake(self) -> None:
+        """Run the jobs that a call other than an enqueue has made claimable, such as a retry."""
+        self._call.woken = True
+        # A worker's own calls come in on its loop, and it claims what they bring.
+        if self._call.held or has_running_loop():
+            return
+        self._run_jobs()
+        if not _in_job.get():
+            # They are recorded and logged: the operation itself has succeeded, and must not raise.
+            self._failures.clear()
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Run no jobs on this thread until the end of the block, and none at its end."""
+        held, self._call.held = self._call.held, True
+        try:
+            yield
+        finally:
+            self._call.held = held
+
+    # Failures.
+
+    def _note_failure(self, run: Run) -> None:
+        claimed, error = run.claimed, run.error
+        if (
+            self.raise_failures
+            and error is not None
+            and not self._watched.is_watched(claimed.queue, claimed.id)
+        ):
+            attempt = claimed.failures + 1
+            self._failures.append(Failure(claimed.queue, claimed.id, claimed.name, attempt, error))
+
+    def _raise_failure(self) -> None:
+        if _in_job.get() or not self._failures:
+            return
+        failures, self._failures = self._failures, []
+        first, *others = failures
+        note = f"Job {first.name} ({first.id!r} in queue {first.queue!r}) failed permanently"
+        note += f" in attempt {first.attempt}."
+        if others:
+            note += f" {len(others)} more jobs failed: {', '.join(each.name for each in others[:10])}."
+        if isinstance(first.error, Exception):
+            first.error.add_note(note)
+            raise first.error
+        raise JobFailedError(note) from first.error
+
+
+class WatchedEvents:
+    """The events of an engine, which knows the jobs that have subscribers of their own."""
+
+    def __init__(self, events: EngineEvents) -> None:
+        self._events = events
+        self._jobs: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def is_watched(self, queue: str, job_id: str) -> bool:
+        """Return whether someone subscribes to the events of this job."""
+        with self._lock:
+            return self._jobs[queue, job_id] > 0
+
+    def subscribe(self, queue: str, handler: EventHandler, job_id: str | None = None) -> Unsubscribe:
+        """Call `handler`, from any thread, for each event of a queue, or of one of its jobs."""
+        unsubscribe = self._events.subscribe(queue, handler, job_id)
+        if job_id is None:
+            return unsubscribe
+        with self._lock:
+            self._jobs[queue, job_id] += 1
+        subscribed = True
+
+        def end() -> None:
+            nonlocal subscribed
+            unsubscribe()
+            with self._lock:
+                if subscribed:
+                    subscribed = False
+                    self._jobs[queue, job_id] -= 1
+
+        return end
+
+
+class _Drained(UntilIdle):
+    """An immediate storage for its own worker, whose calls must not run jobs."""
+
+    def __init__(self, storage: ImmediateStorage) -> None:
+        super().__init__(storage)
+        # The worker subscribes to the jobs that it runs; that is not a caller who waits.
+        self.events = storage.engine.events
+
+    async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(*args, **kwargs)
+
+
+class _Call(threading.local):
+    """State of the current thread in an immediate storage."""
+
+    held = False
+    """Whether the current operation runs the jobs that it makes claimable by itself."""
+    woken = False
+    """Whether jobs have become claimable since the last drain."""
+
+
+def _without_rates(policy: QueuePolicy) -> QueuePolicy:
+    return replace(policy, rate=None, group_rate=None)

@@ -1,0 +1,108 @@
+"""Headers: what they may be, and what a refusal says."""
+
+import pickle
+
+import pytest
+
+from djqueue.core.errors import OptionError
+from djqueue.core.headers import MAX_BYTES, MAX_HEADERS, NO_HEADERS, Headers, parse_headers
+
+
+def parse(value):
+    return parse_headers("headers", value)
+
+
+def test_values_keep_their_types():
+    given = {"s": "ü", "i": 2**63 - 1, "f": 1.0, "b": True, "n": None, "l": [1, [], {}], "d": {"a": {}}}
+
+    headers = parse(given)
+
+    assert dict(headers) == given
+    assert [type(value) for value in headers.values()] == [type(value) for value in given.values()]
+    assert dict(pickle.loads(pickle.dumps(headers))) == given
+
+
+def test_a_tuple_becomes_a_list():
+    assert parse({"timelimit": (None, 300)})["timelimit"] == [None, 300]
+
+
+def test_no_headers_are_one_object():
+    assert parse({}) is NO_HEADERS
+    assert not NO_HEADERS
+    assert len(NO_HEADERS) == 0
+    assert dict(NO_HEADERS) == {}
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), (0, False), ([1], [True])])
+def test_values_that_python_considers_equal_are_different_headers(one, other):
+    assert parse({"n": one}) != parse({"n": other})
+
+
+def test_a_list_that_a_handler_changes_is_its_own():
+    headers = parse({"stamps": ["a"], "options": {"x": [1]}})
+
+    headers["stamps"].append("b")
+    headers["options"]["x"].append(2)
+
+    assert dict(headers) == {"stamps": ["a"], "options": {"x": [1]}}
+
+
+def test_they_cannot_be_assigned():
+    with pytest.raises(TypeError):
+        parse({"a": 1})["a"] = 2
+
+
+def test_merged_headers_replace_those_of_the_same_name():
+    one = parse({"a": 1, "b": 2})
+
+    assert dict(one.merged({"b": 3, "c": 4})) == {"a": 1, "b": 3, "c": 4}
+    assert dict(one.merged(Headers('{"a":null}'))) == {"a": None, "b": 2}
+    assert dict(one) == {"a": 1, "b": 2}
+
+
+def itself():
+    entries = []
+    entries.extend([entries] * 1_000)
+    return entries
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({str(number): 1 for number in range(MAX_HEADERS + 1)}, "at most 64 headers; got 65"),
+        ({"a": 1, "huge": "x" * MAX_BYTES}, "'huge' makes the headers of the job larger than 8,192 bytes"),
+        ({"a": 1, "wide": "ü" * 4_096}, "'wide' makes the headers of the job larger than 8,192 bytes"),
+        ({"many": list(range(10_000))}, "'many' makes the headers of the job larger than 8,192 bytes"),
+        ({"deep": [[[[[[[[[1]]]]]]]]]}, "'deep' is nested more than 8 levels"),
+        ({"loop": itself()}, "'loop' is nested more than 8 levels"),
+        ({"a": float("inf")}, "'a' has the number inf"),
+        ({"a": 2**63}, "'a' has an integer of more than 64 bits"),
+        ({"a": [10**5_000]}, "'a' has an integer of more than 64 bits"),
+        ({"a": {1: 2}}, "'a' has the key 1; keys must be strings"),
+        (
+            {"a": {"x": b""}},
+            "'a' must be a string, number, boolean, None, or a list or dict of these; got a b",
+        ),
+        ({"a": "\ud800"}, "'a' is not valid Unicode"),
+        ({"a\ud800": 1}, r"'a\\ud800' is not valid Unicode"),
+        ({"x" * 256: 1}, "1 to 255 characters"),
+        ([("a", 1)], "expected a dict of names and values, got a list"),
+    ],
+)
+def test_a_refusal_names_the_header_and_is_short(value, message):
+    with pytest.raises(OptionError, match=f"^headers: .*{message}") as refusal:
+        parse(value)
+    assert len(str(refusal.value)) < 500
+
+
+def test_a_refusal_does_not_show_a_value():
+    with pytest.raises(OptionError) as refusal:
+        parse({"authorization": ["Bearer hunter2", b"hunter2"]})
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_headers_of_exactly_the_limit_are_accepted():
+    size = MAX_BYTES - len('{"a":""}')
+    assert len(parse({"a": "x" * size})["a"]) == size
+    with pytest.raises(OptionError, match="'a' makes"):
+        parse({"a": "x" * (size + 1)})

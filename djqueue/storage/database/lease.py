@@ -159,7 +159,8 @@ class SchedulerLease:
 
             def execute(statement: str, values: Sequence[Any]) -> int:
                 cursor.execute(statement, values)
-                return cursor.rowcount
+                changed: int = cursor.rowcount
+                return changed
 
             self.hold_with(execute)
 

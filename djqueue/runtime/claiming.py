@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BURST = 0.001
 """Seconds for which exchanges with a storage in this process may follow each other before the loop's other
 tasks run. An iteration of the event loop takes as long as a short job. Measured without the loop's own clock,
-which stands still during an iteration of uvloop."""
+which does not advance during an iteration of uvloop."""
 MIN_EXCHANGE_SLOTS = 25
 """Slots per exchange below which two exchanges at once cost more than they save."""
 POLL = 5.0

@@ -150,7 +150,7 @@ def _read(name: str, value: Any) -> Handler:
     style = _style_of(name, value)
     if style is not Style.JOB and is_generator(value):
         raise ConfigurationError(f"handlers: {name!r} is a generator function, which must take (job) only")
-    return Handler(name, value, style)
+    return Handler(name, value, style, executor=getattr(value, "executor", None))
 
 
 def handler_of(job_type: JobType[..., Any], name: str | None = None) -> Handler:

@@ -4,16 +4,18 @@ import logging
 import os
 import signal
 from argparse import ArgumentParser, BooleanOptionalAction, RawDescriptionHelpFormatter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, DjangoHelpFormatter
 from django.utils import autoreload
 
-from djqueue.client import get_storage
+from djqueue.client import get_storage, registry
+from djqueue.client.envelope import queue_of
 from djqueue.conf import get_settings
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError, UnknownQueueError
 from djqueue.management.flags import (
@@ -42,6 +44,9 @@ from djqueue.runtime.reloading import ReloadingParent, child_command
 from djqueue.runtime.serving import CHILD_SIGNALS, interruptible, serve
 from djqueue.runtime.supervisor import ProcessLimits, Supervisor
 from djqueue.storage.base import Storage
+
+if TYPE_CHECKING:
+    from djqueue.contrib.celery.native import CeleryTasks
 
 HELP = """Run the jobs of all @job functions in the jobs.py modules of the installed apps.
 
@@ -80,6 +85,8 @@ class Command(BaseCommand):
 
     own_process = False
     """Whether the process only runs this command."""
+    celery: "CeleryTasks | None" = None
+    """Handler of the messages of `--celery`."""
     was_replaced = False
     """Whether another process has become the scheduler of the database."""
     attempt_count: AttemptCount | None = None
@@ -175,6 +182,13 @@ class Command(BaseCommand):
             "work: run its jobs without ever becoming the scheduler. Other storages have no scheduler.",
         )
         parser.add_argument(
+            "--celery",
+            metavar="APP",
+            help="Also run the tasks of this Celery app, such as proj.celery:app, whose broker is "
+            "djqueue://. Without --queues, the worker then serves the queues of the app and of the @job "
+            "functions only.",
+        )
+        parser.add_argument(
             "--reload",
             action=BooleanOptionalAction,
             default=False,
@@ -247,9 +261,10 @@ class Command(BaseCommand):
                         self._report(worker)
                     # The lease keeper, which ignores the signals instead, has already been forked.
                     let_forks_end()
-                    serve(worker, CHILD_SIGNALS)
+                    with self._running_celery():
+                        serve(worker, CHILD_SIGNALS)
                 else:
-                    with mirroring(worker.storage), relaying(worker.storage):
+                    with mirroring(worker.storage), relaying(worker.storage), self._running_celery():
                         self._serve(worker, verbosity)
             except DjqueueError as error:
                 raise CommandError(str(error)) from error
@@ -312,9 +327,17 @@ class Command(BaseCommand):
 
     def _worker(self, options: dict[str, Any]) -> Worker:
         try:
+            storage, queues = get_storage(), options["queues"]
+            handlers: dict[str, Any] | None = None
+            if options["celery"] is not None:
+                self.celery = celery_tasks(options["celery"], storage)
+                handlers = {**registry.all(), self.celery.name: self.celery}
+                registry.served.update(registry.names())
+                queues = queues or [*self.celery.queues(), *job_queues()]
             return Worker(
-                get_storage(),
-                options["queues"],
+                storage,
+                queues,
+                handlers,
                 concurrency=options["concurrency"],
                 worker_id=options["worker_id"],
                 shutdown_timeout=options["shutdown_timeout"],
@@ -328,6 +351,18 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=CONFIG) from error
         except (ConfigurationError, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
+
+    @contextmanager
+    def _running_celery(self) -> Iterator[None]:
+        """Prepare the Celery app in this process, if one was given."""
+        if self.celery is None:
+            yield
+            return
+        self.celery.start()
+        try:
+            yield
+        finally:
+            self.celery.stop()
 
     def _keeper(self, worker: Worker) -> LeaseKeeper | None:
         """Fork the process that renews the worker's leases while a handler blocks this one."""
@@ -388,6 +423,26 @@ class Command(BaseCommand):
         code = ReloadingParent(command, patience, self.stdout.write).run()
         if code:
             raise CommandError(f"the worker exited with code {code}", returncode=max(code, 1))
+
+
+def celery_tasks(path: str, storage: Storage) -> "CeleryTasks":
+    """Return the handler of a Celery app's messages. Raises CommandError."""
+    try:
+        from djqueue.contrib.celery import native
+    except ImportError as error:
+        raise CommandError(
+            f'--celery requires Celery ({error}): pip install "djqueue[celery]"', returncode=MISUSED
+        ) from error
+    try:
+        return native.load(path, storage)
+    except ConfigurationError as error:
+        raise CommandError(str(error), returncode=MISUSED) from error
+
+
+def job_queues() -> list[str]:
+    """Return the queues of all @job functions."""
+    settings = get_settings()
+    return sorted({queue_of(found.declared_queue, settings) for found in registry.all().values()})
 
 
 DEFAULT_PATIENCE = 60.0

@@ -1,0 +1,188 @@
+"""The Celery result backend `djqueue`: results are values in the storage, and waiters get its events."""
+
+import queue
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from celery import states
+from celery._state import task_join_will_block
+from celery.backends.asynchronous import AsyncBackendMixin, BaseResultConsumer
+from celery.backends.base import BaseKeyValueStoreBackend
+from kombu.utils.encoding import bytes_to_str, ensure_bytes
+
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.storage.base import Unsubscribe
+
+from .locating import Location, location, storage_at
+from .names import RESULT, RESULTS
+from .values import Values
+
+LOOK = 5_000
+"""Milliseconds after which waiters read their results although no event has arrived."""
+
+
+class ResultConsumer(BaseResultConsumer):
+    """Waits for results with subscriptions to the events of their keys."""
+
+    backend: "DjqueueBackend"
+    _connection_errors = (StorageUnavailableError, ConnectionError)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.RLock()
+        self._subscriptions: dict[str, Unsubscribe] = {}
+        self._changed: queue.SimpleQueue[str] = queue.SimpleQueue()
+        """Ids of tasks whose results may have changed."""
+        self._looked_at = SYSTEM_CLOCK.monotonic()
+
+    def start(self, initial_task_id: str, **kwargs: Any) -> None:
+        self.consume_from(initial_task_id)
+
+    def on_wait_for_pending(self, result: Any, **kwargs: Any) -> None:
+        # One look without a pause: events tell of later changes.
+        for meta in result._iter_meta(**{**kwargs, "interval": 0}):
+            if meta is not None:
+                self.on_state_change(meta, None)
+
+    def consume_from(self, task_id: str) -> None:
+        with self._lock:
+            if task_id in self._subscriptions:
+                return
+            changed = self._changed
+            self._subscriptions[task_id] = self.backend.values.subscribe(
+                bytes_to_str(self.backend.get_key_for_task(task_id)), lambda: changed.put(task_id)
+            )
+        # The result may have been stored before the subscription.
+        changed.put(task_id)
+
+    def cancel_for(self, task_id: str) -> None:
+        with self._lock:
+            unsubscribe = self._subscriptions.pop(task_id, None)
+        if unsubscribe is not None:
+            unsubscribe()
+
+    def drain_events(self, timeout: float | None = None) -> None:
+        changed = self._take(timeout)
+        now = SYSTEM_CLOCK.monotonic()
+        if not changed:
+            if now - self._looked_at < LOOK:
+                raise TimeoutError
+            self._looked_at = now
+            with self._lock:
+                changed = list(self._subscriptions)
+        if not changed:
+            raise TimeoutError
+        found = self.backend.mget([self.backend.get_key_for_task(task_id) for task_id in changed])
+        for value in found:
+            if value:
+                self.on_state_change(self.backend.decode_result(value), None)
+
+    def _take(self, timeout: float | None) -> list[str]:
+        """Wait for a change, and return the tasks that have changed."""
+        changed: set[str] = set()
+        try:
+            changed.add(self._changed.get(timeout=timeout))
+            while True:
+                changed.add(self._changed.get_nowait())
+        except queue.Empty:
+            pass
+        return [task_id for task_id in changed if task_id in self._subscriptions]
+
+    def on_state_change(self, meta: Any, message: Any) -> None:
+        super().on_state_change(meta, message)
+        if meta["status"] in states.READY_STATES:
+            self.cancel_for(meta["task_id"])
+
+    def stop(self) -> None:
+        with self._lock:
+            subscriptions, self._subscriptions = self._subscriptions, {}
+        for unsubscribe in subscriptions.values():
+            unsubscribe()
+
+    def on_after_fork(self) -> None:
+        # The subscriptions are the parent's.
+        self._begin()
+        super().on_after_fork()
+
+
+class DjqueueBackend(AsyncBackendMixin, BaseKeyValueStoreBackend):
+    """Results in the storage of a `djqueue://` URL: see `djqueue.contrib.celery.locating`."""
+
+    ResultConsumer = ResultConsumer
+    supports_autoexpire = True
+    supports_native_join = True
+    implements_incr = True
+    persistent = True
+
+    def __init__(self, url: str | None = None, expires: Any = None, **kwargs: Any) -> None:
+        kwargs.pop("host", None)
+        super().__init__(expires_type=int, expires=expires, url=url, **kwargs)
+        self.expires = self.prepare_expires(expires, type=int)
+        options = self.app.conf.get("result_backend_transport_options", {})
+        self._location = _location(url or "djqueue://", options)
+        self.result_consumer = self.ResultConsumer(
+            self, self.app, self.accept, self._pending_results, self._pending_messages
+        )
+
+    @property
+    def values(self) -> Values:
+        """The values of the storage. A forked process has a storage of its own."""
+        return Values(storage_at(self._location), RESULTS, RESULT)
+
+    def on_task_call(self, producer: Any, task_id: str) -> None:
+        if not task_join_will_block():
+            self.result_consumer.consume_from(task_id)
+
+    # Values.
+
+    def get(self, key: str | bytes) -> bytes | None:
+        return self.values.get([bytes_to_str(key)])[0]
+
+    def mget(self, keys: Sequence[str | bytes]) -> list[bytes | None]:
+        return self.values.get([bytes_to_str(key) for key in keys])
+
+    def set(self, key: str | bytes, value: str | bytes) -> None:
+        self.values.set(bytes_to_str(key), ensure_bytes(value), self._milliseconds(self.expires))
+
+    def delete(self, key: str | bytes) -> None:
+        self.values.remove([bytes_to_str(key)])
+
+    def incr(self, key: str | bytes) -> int:
+        def increased(value: bytes | None) -> bytes:
+            return str(int(value or 0) + 1).encode()
+
+        new = self.values.change(bytes_to_str(key), increased, self._milliseconds(self.expires))
+        return int(new)
+
+    def expire(self, key: str | bytes, value: Any) -> bool:
+        return self.values.expire(bytes_to_str(key), self._milliseconds(value))
+
+    def forget(self, task_id: str) -> None:
+        super().forget(task_id)
+        self.result_consumer.cancel_for(task_id)
+
+    @staticmethod
+    def _milliseconds(expires: Any) -> int | None:
+        """Return an expiry as milliseconds; None for none, and for 0, with which results do not expire."""
+        if isinstance(expires, timedelta):
+            expires = expires.total_seconds()
+        return int(expires * 1_000) if expires else None
+
+
+def _location(url: str, options: Any) -> Location:
+    parts = urlsplit(url)
+    return location(
+        parts.hostname,
+        parts.port,
+        unquote(parts.username or ""),
+        unquote(parts.password or ""),
+        parts.path,
+        dict(options),
+    )

@@ -1,0 +1,286 @@
+"""What the transports of a process share for one storage: claims, their leases, and maintenance."""
+
+import logging
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from djqueue._version import __version__
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.errors import SchedulerRunningError, StorageUnavailableError
+from djqueue.core.job import Batch, Claimed, ClaimRequest, Claims, JobFailure, Lease, Outcome, WorkerInfo
+from djqueue.core.options import MAX_INTEGER, JobOptions
+from djqueue.core.states import State
+from djqueue.runtime.loops import Periodic
+from djqueue.storage.base import Storage
+
+from .names import MESSAGE
+from .routing import Routing
+
+if TYPE_CHECKING:
+    from .transport import Transport
+
+logger = logging.getLogger("djqueue.celery")
+
+ROUND = 1.0
+"""Seconds between two rounds of maintenance."""
+CLEANING = 5_000
+"""Milliseconds between two searches for expired queues."""
+BEAT = 5_000
+"""Milliseconds between two heartbeats."""
+VACANCY = 30_000
+"""Milliseconds without a scheduler after which this process takes the role: longer than a restart takes."""
+RENEWALS = 3
+"""Renewals within the length of a lease, or the expiry of a queue."""
+RENEWED_LONG_AGO = 3_600_000
+"""Milliseconds after which the time of a renewal is forgotten."""
+NAMES = frozenset({MESSAGE})
+
+
+class Broker:
+    """Messages of one storage: a message is a job, and an unacknowledged message is an active one.
+
+    While transports consume, a thread renews the leases of their messages and the queues that would expire
+    without a consumer, and sweeps the storage. If this process dies, the leases expire, and the storage
+    makes the messages available again.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.routing = Routing(storage)
+        self._worker = f"{socket.gethostname()}:{os.getpid()}:{MESSAGE}"
+        self._lock = threading.Lock()
+        self._held: dict[Lease, tuple[int, int]] = {}
+        """Unacknowledged messages: when each is renewed next, in monotonic milliseconds, and the interval."""
+        self._transports: weakref.WeakSet[Transport] = weakref.WeakSet()
+        self._maintenance: Periodic | None = None
+        self._renewed_at: dict[str, int] = {}
+        self._done_at: dict[str, int] = {}
+        self._failing: set[str] = set()
+        self._started_at = SYSTEM_CLOCK.now()
+        self._registered = False
+        self._vacant_since: int | None = None
+        self.may_schedule = True
+        """Whether this process may become the scheduler of a storage that needs one."""
+
+    def check(self) -> None:
+        """Raise StorageUnavailableError if the storage does not answer."""
+        self.storage.reads.states(MESSAGE, [MESSAGE])
+
+    # Messages.
+
+    def put(self, queue: str, id: str, message: bytes, options: JobOptions) -> None:
+        """Add a message to a queue."""
+        self.storage.enqueue([Batch(queue, MESSAGE, options, [message], [id])])
+
+    def claim(self, queues: Sequence[str], slots: int) -> Claims:
+        """Take messages from queues. Each is held until it is acknowledged, rejected or released."""
+        claims = self.storage.claim(ClaimRequest(self._worker, slots, NAMES, tuple(queues)))
+        now = SYSTEM_CLOCK.monotonic()
+        with self._lock:
+            for job in claims.jobs:
+                interval = job.lease // RENEWALS
+                self._held[_lease(job)] = (now + interval, interval)
+        return claims
+
+    def acknowledge(self, jobs: Sequence[Claimed]) -> None:
+        """Complete messages."""
+        self._finish([Outcome(*_lease(job), "complete", result=b"null") for job in jobs])
+
+    def reject(self, jobs: Sequence[Claimed]) -> None:
+        """Move messages to the dead letters."""
+        error = JobFailure("kombu.exceptions.MessageStateError", "A consumer rejected the message.")
+        self._finish([Outcome(*_lease(job), "fail", error=error, reason="explicit_fail") for job in jobs])
+
+    def requeue(self, jobs: Sequence[Claimed]) -> None:
+        """Return messages that a consumer has seen to their queues: they are redelivered."""
+        self._finish([Outcome(*_lease(job), "retry") for job in jobs])
+
+    def release(self, jobs: Sequence[Claimed]) -> None:
+        """Return messages that no consumer has seen to their queues."""
+        self._finish([Outcome(*_lease(job), "release") for job in jobs])
+
+    def _finish(self, outcomes: Sequence[Outcome]) -> None:
+        if not outcomes:
+            return
+        accepted = self.storage.finish(outcomes).accepted
+        with self._lock:
+            for outcome in outcomes:
+                self._held.pop(Lease(outcome.queue, outcome.id, outcome.token), None)
+        for outcome, is_accepted in zip(outcomes, accepted, strict=True):
+            if not is_accepted:
+                logger.warning(
+                    "Lost the lease on message %s of queue %s before it was acknowledged; it may be "
+                    "delivered again.",
+                    outcome.id,
+                    outcome.queue,
+                )
+
+    def size(self, queue: str) -> int:
+        """Return the number of messages that wait in a queue."""
+        counts = self.storage.reads.counts(queue)
+        return counts[State.WAITING] + counts[State.DELAYED]
+
+    def purge(self, queue: str) -> int:
+        """Remove the messages that wait in a queue, and return their number."""
+        states = frozenset({State.WAITING, State.DELAYED})
+        return self.storage.queues.clean(queue, states, SYSTEM_CLOCK.now() + MAX_INTEGER)
+
+    # Maintenance.
+
+    def consume(self, transport: "Transport") -> None:
+        """Begin the maintenance, which goes on until no transport is left."""
+        with self._lock:
+            self._transports.add(transport)
+            if self._maintenance is not None:
+                return
+            self._maintenance = Periodic("djqueue-celery", lambda: ROUND, self._round)
+            self._maintenance.start()
+        self._take_role()
+
+    def leave(self, transport: "Transport") -> None:
+        """End the maintenance if this was the last transport."""
+        with self._lock:
+            self._transports.discard(transport)
+            if self._transports or self._maintenance is None:
+                return
+            self._maintenance.stop()
+            self._maintenance = None
+            registered, self._registered = self._registered, False
+        if registered:
+            self.storage.workers.unregister(self._worker)
+
+    def _round(self) -> None:
+        for chore in (self.renew_leases, self.renew_queues, self.storage.sweep, self._clean, self._beat):
+            try:
+                chore()
+            except Exception as error:
+                # The next round tries again; a chore that fails must not keep the others from running.
+                if chore.__name__ not in self._failing:
+                    logger.warning("Maintenance (%s) failed, and is retried: %s", chore.__name__, error)
+                self._failing.add(chore.__name__)
+            else:
+                self._failing.discard(chore.__name__)
+
+    def _clean(self) -> None:
+        if self._is_due("clean", CLEANING):
+            self.routing.delete_expired()
+
+    def _beat(self) -> None:
+        if self._is_due("beat", BEAT):
+            self._register()
+
+    def _is_due(self, chore: str, interval: int) -> bool:
+        now = SYSTEM_CLOCK.monotonic()
+        if now - self._done_at.get(chore, now - interval) < interval:
+            return False
+        self._done_at[chore] = now
+        return True
+
+    def renew_leases(self) -> None:
+        """Renew the leases that are due."""
+        now = SYSTEM_CLOCK.monotonic()
+        with self._lock:
+            due = [lease for lease, (at, _) in self._held.items() if at <= now]
+        if not due:
+            return
+        for lease, renewal in zip(due, self.storage.renew(due), strict=True):
+            with self._lock:
+                _, interval = self._held.pop(lease, (0, 0))
+                if renewal.held and interval:
+                    self._held[lease] = (now + interval, interval)
+
+    def renew_queues(self) -> None:
+        """Renew the queues that expire without a consumer."""
+        now = SYSTEM_CLOCK.monotonic()
+        with self._lock:
+            transports = list(self._transports)
+        expiring = {queue: at for queue, at in self._renewed_at.items() if now - at < RENEWED_LONG_AGO}
+        for transport in transports:
+            for queue, expires in transport.expiring_queues().items():
+                if queue in expiring and now - expiring[queue] < expires // RENEWALS:
+                    continue
+                if not self.routing.renew(queue, expires):
+                    transport.declare_again(queue)
+                expiring[queue] = now
+        self._renewed_at = expiring
+
+    def _register(self) -> None:
+        """Show this process among the workers. This fails while a storage that needs a scheduler has none."""
+        with self._lock:
+            queues = {queue for transport in self._transports for queue in transport.lasting_queues()}
+            held = len(self._held)
+        if not queues:
+            return
+        info = WorkerInfo(
+            self._worker,
+            socket.gethostname(),
+            os.getpid(),
+            tuple(sorted(queues)),
+            (MESSAGE,),
+            held,
+            self._started_at,
+            active=held,
+            kind="celery",
+            heartbeat=BEAT,
+            version=__version__,
+        )
+        try:
+            commands = self.storage.workers.register(info)
+        except StorageUnavailableError:
+            self._note_vacancy()
+            raise
+        self._vacant_since = None
+        self._registered = True
+        for command in commands:
+            logger.warning(
+                "Ignored the command %r: control Celery workers with `celery control` and signals.", command
+            )
+
+    def _note_vacancy(self) -> None:
+        now = SYSTEM_CLOCK.monotonic()
+        if self._vacant_since is None:
+            self._vacant_since = now
+        elif now - self._vacant_since >= VACANCY:
+            self._take_role()
+
+    def _take_role(self) -> None:
+        """Become the scheduler of a storage that needs one, unless another process is."""
+        role = self.storage.capabilities.scheduler
+        if role is None or role.is_here or not self.may_schedule:
+            return
+        role.standby = "never"
+        try:
+            self.storage.connect()
+        except SchedulerRunningError as error:
+            logger.debug("Not the scheduler: %s", error)
+
+
+def _lease(job: Claimed) -> Lease:
+    return Lease(job.queue, job.id, job.token)
+
+
+_brokers: "weakref.WeakKeyDictionary[Storage, Broker]" = weakref.WeakKeyDictionary()
+_brokers_lock = threading.Lock()
+
+
+def broker_for(storage: Storage) -> Broker:
+    """Return the broker of a storage, shared by all transports of this process."""
+    with _brokers_lock:
+        broker = _brokers.get(storage)
+        if broker is None:
+            broker = _brokers[storage] = Broker(storage)
+        return broker
+
+
+def _after_fork() -> None:
+    global _brokers_lock
+    # Threads do not survive a fork, and claims belong to the parent.
+    _brokers_lock = threading.Lock()
+    _brokers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

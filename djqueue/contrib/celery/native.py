@@ -1,0 +1,295 @@
+"""Run Celery's messages in a worker of djqueue: `manage.py runworkers --celery proj.celery:app`.
+
+The transport stores each message as a job with the name `kombu.message`. `CeleryTasks` is the handler of that
+name: it runs the task with Celery's own request and tracer, so that retries, canvas, results and signals are
+Celery's.
+"""
+
+import os
+import socket
+import threading
+import time
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from billiard.einfo import ExceptionInfo
+from billiard.exceptions import WorkerLostError
+from celery import Celery, signals
+from celery.app.task import Context
+from celery.app.trace import trace_task_ret
+from celery.app.utils import find_app
+from celery.exceptions import Ignore, InvalidTaskError, NotRegistered, Reject, Retry
+from celery.fixups.django import DjangoFixup
+from celery.worker import state
+from celery.worker.request import Request
+from celery.worker.strategy import hybrid_to_proto2, proto1_to_proto2
+from kombu.exceptions import KombuError
+from kombu.message import Message
+from kombu.serialization import prepare_accept_content
+from kombu.transport.virtual import Base64
+from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import loads
+
+from djqueue.core.errors import ConfigurationError, Snooze, UnrecoverableError
+from djqueue.core.executors import INLINE
+from djqueue.core.shown import in_one_line
+from djqueue.runtime.context import JobContext, run_of
+from djqueue.storage.base import Storage
+
+from .control import ControlThread
+from .interrupts import InterruptedTask, Interruptible
+from .names import MESSAGE
+
+LOST = "The worker was lost while the task ran; set acks_late to have such a task run again."
+
+
+class InvalidMessageError(UnrecoverableError):
+    """A message is no task of the app, and can never run."""
+
+    reason = "invalid_payload"
+
+
+class RejectedError(UnrecoverableError):
+    """A task rejected its message."""
+
+
+class TaskFailedError(UnrecoverableError):
+    """A task failed; its result backend has the exception."""
+
+
+class MessageEnd:
+    """What became of a message: the callbacks of Celery's request set it."""
+
+    def __init__(self) -> None:
+        self.rejected = False
+        self.requeued = False
+
+    def ack(self, _logger: Any, _errors: Any) -> None:
+        """Note that the message was acknowledged, which happens when the job ends."""
+
+    def reject(self, _logger: Any, _errors: Any, requeue: bool) -> None:
+        """Note that the message was rejected."""
+        self.rejected, self.requeued = True, requeue
+
+
+class TaskThreads:
+    """The threads of the worker, for Celery's remote control: a revoked task may be terminated."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, Interruptible] = {}
+
+    def terminate_job(self, thread: int, signal: Any = None) -> None:
+        """Interrupt the task of a thread."""
+        running = self.running.get(thread)
+        if running is not None:
+            running.interrupt()
+
+
+class CeleryTasks:
+    """The handler of an app's messages, and the life cycle of the app in this process."""
+
+    name: ClassVar[str] = MESSAGE
+    executor: ClassVar[str] = INLINE
+    """Celery's signals, remote control and time limits concern this process."""
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+        self.hostname = f"djqueue-{os.getpid()}@{socket.gethostname()}"
+        self.pool = TaskThreads()
+        self._control: ControlThread | None = None
+
+    def queues(self) -> list[str]:
+        """Return the names of the app's queues."""
+        return list(self.app.amqp.queues.consume_from)
+
+    def start(self) -> None:
+        """Prepare the app as a Celery worker does, declare its queues, and follow its remote control."""
+        app = self.app
+        self.hostname = f"djqueue-{os.getpid()}@{socket.gethostname()}"
+        app.set_current()
+        app.set_default()
+        app.finalize()
+        for fixup in app._fixups:
+            if isinstance(fixup, DjangoFixup):
+                # The worker cleans up the connections of its threads.
+                signals.worker_init.disconnect(fixup.on_worker_init)
+        app.loader.init_worker()
+        signals.celeryd_init.send(sender=self.hostname, instance=self, conf=app.conf, options={})
+        signals.worker_init.send(sender=self)
+        signals.worker_process_init.send(sender=None)
+        with app.connection_for_write() as connection:
+            for queue in app.amqp.queues.consume_from.values():
+                queue(connection.default_channel).declare()
+        self._control = ControlThread(app, self.hostname, self.pool)
+        self._control.start()
+        signals.worker_ready.send(sender=self)
+
+    def stop(self) -> None:
+        """End the remote control, and tell the app's receivers."""
+        signals.worker_shutting_down.send(sender=self.hostname, sig="SIGTERM", how="Warm", exitcode=0)
+        if self._control is not None:
+            self._control.stop()
+        signals.worker_process_shutdown.send(sender=None, pid=os.getpid(), exitcode=0)
+        signals.worker_shutdown.send(sender=self)
+
+    def __call__(self, job: JobContext) -> None:
+        """Run the task of a message.
+
+        Raises the control flow that decides the outcome of the job: Snooze before the eta, and
+        UnrecoverableError for a task that failed or rejected its message.
+        """
+        message = self._message(job)
+        end = MessageEnd()
+        request = self._request(message, end)
+        if request.revoked():
+            return
+        if request.eta is not None and (left := _seconds_until(request.eta)) > 0:
+            raise Snooze(delay=left)
+        state.task_reserved(request)
+        signals.task_received.send(sender=self, request=request)
+        if job.stalls and not request.task.acks_late:
+            request.on_failure(_info_of(WorkerLostError(LOST)))
+            raise TaskFailedError(f"{request.name}: {LOST}")
+        try:
+            self._run(request)
+        finally:
+            state.task_ready(request)
+        if end.rejected:
+            if end.requeued:
+                raise Snooze(delay=0)
+            raise RejectedError(f"{request.name} rejected its message")
+
+    def _run(self, request: Request) -> None:
+        task = request.task
+        hard, soft = request.time_limits or (None, None)
+        hard = hard or task.time_limit or self.app.conf.task_time_limit
+        soft = soft or task.soft_time_limit or self.app.conf.task_soft_time_limit
+        thread = threading.get_ident()
+        limits = Interruptible(soft, hard, lambda is_soft, seconds: request.on_timeout(is_soft, seconds))
+        self.pool.running[thread] = limits
+        try:
+            with limits:
+                request.on_accepted(thread, time.monotonic())
+                result = trace_task_ret(
+                    task.name,
+                    request.id,
+                    request.request_dict,
+                    request.body,
+                    request.content_type,
+                    request.content_encoding,
+                    app=self.app,
+                )
+        except InterruptedTask:
+            if request._already_revoked:
+                return
+            raise TaskFailedError(f"{request.name} exceeded its time limit of {hard:g} s") from None
+        finally:
+            self.pool.running.pop(thread, None)
+        request.on_success(result)
+        failed, info, _ = result
+        if failed and isinstance(info, ExceptionInfo) and _is_failure(info):
+            error = getattr(info.exception, "exc", info.exception)
+            raise TaskFailedError(f"{type(error).__name__}: {error}") from error
+
+    def _message(self, job: JobContext) -> Message:
+        raw: dict[str, Any] = loads(bytes_to_str(run_of(job).claimed.payload))
+        properties = dict(raw["properties"])
+        encoding = properties.pop("body_encoding", None)
+        body = raw["body"]
+        if encoding == "base64":
+            body = Base64().decode(body)
+        delivery_info = {**properties.pop("delivery_info", {}), "redelivered": job.attempts > 1}
+        return Message(
+            body=body,
+            delivery_tag=job.id,
+            content_type=raw.get("content-type"),
+            content_encoding=raw.get("content-encoding"),
+            delivery_info=delivery_info,
+            properties=properties,
+            headers=raw.get("headers") or {},
+            accept=prepare_accept_content(self.app.conf.accept_content),
+        )
+
+    def _request(self, message: Message, end: MessageEnd) -> Request:
+        """Return Celery's request. Raises InvalidMessageError, as a Celery worker rejects such a message."""
+        try:
+            if "task" in message.headers:
+                body, headers, decoded = message.body, message.headers, False
+                message.decode()  # refuses content that the app does not accept
+                utc = self.app.uses_utc_timezone()
+            elif "args" in message.payload and message.headers:
+                body, headers, decoded, utc = hybrid_to_proto2(message, message.payload)
+            else:
+                body, headers, decoded, utc = proto1_to_proto2(message, message.payload)
+            name, task_id = headers["task"], headers["id"]
+        except (KombuError, InvalidTaskError, KeyError, TypeError, ValueError) as error:
+            raise InvalidMessageError(f"the message is not a task: {in_one_line(error)}") from error
+        task = self.app.tasks.get(name)
+        if task is None:
+            unknown = NotRegistered(name)
+            context = Context(headers, args=(), kwargs={})
+            self.app.backend.mark_as_failure(task_id, unknown, request=context)
+            signals.task_unknown.send(sender=self, message=message, exc=unknown, name=name, id=task_id)
+            raise InvalidMessageError(f"the app {self.app.main!r} has no task {name!r}")
+        try:
+            return Request(
+                message,
+                on_ack=end.ack,
+                on_reject=end.reject,
+                app=self.app,
+                hostname=self.hostname,
+                task=task,
+                body=body,
+                headers=headers,
+                decoded=decoded,
+                utc=utc,
+            )
+        except (KombuError, InvalidTaskError, KeyError, TypeError, ValueError) as error:
+            raise InvalidMessageError(f"the message is not a task: {in_one_line(error)}") from error
+
+
+def load(path: str, storage: Storage) -> CeleryTasks:
+    """Return the handler for an app by its path, as `celery --app` takes it.
+
+    Raises ConfigurationError if there is no app, or if its broker is not this storage.
+    """
+    try:
+        app = find_app(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"--celery {path}: no Celery app was found ({in_one_line(error)}); write MODULE:ATTRIBUTE, such "
+            "as proj.celery:app"
+        ) from error
+    if not isinstance(app, Celery):
+        raise ConfigurationError(f"--celery {path}: expected a Celery app, got {type(app).__name__}")
+    with app.connection_for_write() as connection:
+        transport = connection.transport
+        if transport.driver_type != "djqueue":
+            raise ConfigurationError(
+                f"--celery {path}: the broker of the app is {connection.as_uri()}, and runworkers executes "
+                'the messages of djqueue\'s transport only: set broker_url = "djqueue://"'
+            )
+        if transport.broker.storage is not storage:
+            raise ConfigurationError(
+                f"--celery {path}: the broker of the app is {connection.as_uri()}, but this worker uses "
+                f'{storage.describe()}: set broker_url = "djqueue://", which is the project\'s storage'
+            )
+    return CeleryTasks(app)
+
+
+def _is_failure(info: ExceptionInfo) -> bool:
+    """Return whether a task failed, rather than having asked for a retry or to be ignored."""
+    error = getattr(info.exception, "exc", info.exception)
+    return not isinstance(error, (Ignore, Reject, Retry))
+
+
+def _info_of(error: BaseException) -> ExceptionInfo:
+    try:
+        raise error
+    except BaseException:
+        return ExceptionInfo()
+
+
+def _seconds_until(eta: datetime) -> float:
+    now = datetime.now(UTC) if eta.tzinfo is not None else datetime.now()  # noqa: DTZ005
+    return (eta - now).total_seconds()

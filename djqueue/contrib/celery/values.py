@@ -1,0 +1,100 @@
+"""Values by key, kept in a storage as jobs that are never run.
+
+A value is the payload of a delayed job, due when the value expires. Every storage keeps such jobs, shows
+them, and changes them atomically, so that values need no tables or keys of their own.
+"""
+
+from collections.abc import Callable, Sequence
+
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.errors import StorageError
+from djqueue.core.states import State
+from djqueue.storage.base import Storage, Unsubscribe
+
+from .names import FOREVER, JSON, record, record_id
+
+ATTEMPTS = 100
+"""Maximum of tries of a change that other processes keep overtaking."""
+REMOVED_AT_ONCE = 500
+"""Maximum of expired values that one round removes."""
+
+
+class Values:
+    """The values of one kind.
+
+    Args:
+        queue: Queue of the jobs.
+        name: Name of the jobs.
+    """
+
+    def __init__(self, storage: Storage, queue: str, name: str, content_type: str = JSON) -> None:
+        self.storage = storage
+        self.queue = queue
+        self._name = name
+        self._content_type = content_type
+
+    def get(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Return values by key; None for a missing one, or an expired one."""
+        found = self.storage.reads.jobs(self.queue, [record_id(key) for key in keys])
+        return [job.payload if job is not None and job.state is State.DELAYED else None for job in found]
+
+    def add(self, key: str, value: bytes, expires: int | None = None) -> bool:
+        """Add a value unless the key has one; return whether it was added.
+
+        Args:
+            expires: Milliseconds; None keeps the value until it is removed.
+        """
+        batch = record(self.queue, self._name, record_id(key), value, expires or FOREVER, self._content_type)
+        return self.storage.enqueue([batch])[0].status == "queued"
+
+    def set(self, key: str, value: bytes, expires: int | None = None) -> None:
+        """Set a value, and notify subscribers."""
+        for _ in range(ATTEMPTS):
+            if self.add(key, value, expires):
+                return
+            changed = self.storage.jobs.update(self.queue, [record_id(key)], payload=value)[0]
+            # This sends the event that subscribers wait for, and so it comes last.
+            if changed and self.expire(key, expires):
+                return
+        raise self._overtaken(key)
+
+    def change(self, key: str, changed: Callable[[bytes | None], bytes], expires: int | None = None) -> bytes:
+        """Replace a value by what a function returns for it, atomically; return the new value.
+
+        The function is called again if another process was faster.
+        """
+        for _ in range(ATTEMPTS):
+            old = self.get([key])[0]
+            new = changed(old)
+            if new == old:
+                return new
+            if old is None:
+                if self.add(key, new, expires):
+                    return new
+            elif self.storage.jobs.replace_payload(self.queue, record_id(key), new, old) == "updated":
+                return new
+        raise self._overtaken(key)
+
+    def expire(self, key: str, expires: int | None) -> bool:
+        """Let a value expire after some milliseconds, None: never; return whether there is one."""
+        run_at = SYSTEM_CLOCK.now() + (expires or FOREVER)
+        return self.storage.jobs.reschedule(self.queue, [record_id(key)], run_at)[0]
+
+    def remove(self, keys: Sequence[str]) -> list[bool]:
+        """Remove values; return for each whether there was one."""
+        return self.storage.jobs.remove(self.queue, [record_id(key) for key in keys])
+
+    def subscribe(self, key: str, changed: Callable[[], None]) -> Unsubscribe:
+        """Call a function, from any thread, when a value has been set or removed."""
+        return self.storage.events.subscribe(self.queue, lambda _: changed(), record_id(key))
+
+    def expired(self) -> list[tuple[str, bytes]]:
+        """Return some values that have expired, by job id."""
+        due = self.storage.reads.page(self.queue, State.WAITING, REMOVED_AT_ONCE)
+        return [(job.id, job.payload) for job in due]
+
+    def _overtaken(self, key: str) -> StorageError:
+        return StorageError(
+            f"{key!r} in queue {self.queue!r} could not be changed: other processes changed it "
+            f"{ATTEMPTS} times in the meantime"
+        )

@@ -1,0 +1,139 @@
+"""A Django project with a Celery app, for `runworkers --celery`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from tests.runtime.project import ROOT, Project
+
+CELERY = """
+    import os
+    from celery import Celery
+
+    app = Celery("proj")
+    app.config_from_object("django.conf:settings", namespace="CELERY")
+    app.autodiscover_tasks(["shop"])
+"""
+TASKS = """
+    import os
+    import time
+    from pathlib import Path
+    from celery import shared_task
+    from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+
+    HERE = Path(__file__).parent.parent
+
+
+    @shared_task
+    def add(x, y):
+        return x + y
+
+
+    @shared_task
+    def total(numbers):
+        return sum(numbers)
+
+
+    @shared_task
+    def broken(text):
+        raise ValueError(text)
+
+
+    @shared_task
+    def on_error(request, error, traceback):
+        (HERE / "on_error.txt").write_text(f"{request.id} {error}")
+
+
+    @shared_task(bind=True, max_retries=5)
+    def third_time(self):
+        if self.request.retries < 2:
+            raise self.retry(countdown=0.05)
+        return self.request.retries
+
+
+    @shared_task(soft_time_limit=0.3)
+    def slow():
+        try:
+            while True:
+                time.sleep(0.01)
+        except SoftTimeLimitExceeded:
+            return "soft"
+
+
+    @shared_task(time_limit=0.3)
+    def stubborn():
+        while True:
+            try:
+                while True:
+                    time.sleep(0.01)
+            except Exception:
+                pass
+
+
+    @shared_task
+    def rejecting():
+        raise Reject("no", requeue=False)
+
+
+    @shared_task(bind=True)
+    def about(self):
+        info = self.request.delivery_info
+        return [self.request.id, info["routing_key"], self.request.origin, self.request.is_eager]
+
+
+    @shared_task
+    def touch(name):
+        with (HERE / name).open("a") as file:
+            file.write("x")
+
+
+    @shared_task(acks_late=True)
+    def hold(name):
+        touch(name)
+        (HERE / f"{name}.pid").write_text(str(os.getpid()))
+        while (HERE / "held").exists():
+            time.sleep(0.02)
+
+
+    @shared_task
+    def hold_early(name):
+        hold(name)
+"""
+
+
+class CeleryProject(Project):
+    """A project whose Celery app is `proj:app`. `run` executes Python code as one of its producers."""
+
+    def __init__(self, folder: Path, settings: str) -> None:
+        super().__init__(folder, "", settings)
+        (folder / "proj.py").write_text(dedent(CELERY))
+        (folder / "shop" / "tasks.py").write_text(dedent(TASKS))
+
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "project_settings",
+            "PYTHONPATH": os.pathsep.join([str(self.folder), str(ROOT)]),
+        }
+
+    def run(self, code: str) -> Any:
+        """Run code that assigns JSON to `result`; return it."""
+        program = (
+            "import json, django; django.setup()\nfrom proj import app\nfrom shop.tasks import *\n"
+            "from celery import chain, chord, group\nimport time\n"
+            f"{dedent(code)}\nprint('RESULT', json.dumps(result))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.rpartition("RESULT ")[2])

@@ -1,0 +1,180 @@
+"""An unmodified Celery app and worker on `djqueue://`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery import Celery, chain, chord, group
+from celery.exceptions import TaskRevokedError
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+
+from djqueue.contrib.celery.locating import close_storages
+from djqueue.contrib.celery.names import RESULTS
+from djqueue.core.states import State
+from tests.contrib.celery.workers import celery_worker
+from tests.servers import RedisServer
+from tests.support import eventually
+
+TIMEOUT = 30
+
+
+@pytest.fixture
+def url(redis_server: RedisServer) -> Iterator[str]:
+    redis_server.run("flushall")
+    yield f"djqueue://127.0.0.1:{redis_server.port}/0"
+    close_storages()
+
+
+@pytest.fixture
+def app(url: str) -> Iterator[Celery]:
+    """The project's app in this process, which sends tasks."""
+    app = Celery("producer", broker=url, backend=url, set_as_current=False)
+    app.conf.broker_transport_options = {"lease": 2}
+    yield app
+    app.backend.result_consumer.stop()
+    app.close()
+
+
+def test_app_and_worker_run_on_a_redis(app: Celery, url: str, tmp_path: Path) -> None:
+    signature = app.signature
+    with celery_worker({"CELERY_TEST_URL": url}, tmp_path / "log"):
+        add = app.signature("add")
+        assert app.send_task("add", (1, 2)).get(timeout=TIMEOUT) == 3
+        assert app.send_task("add", (1, 2), countdown=0.2, priority=5).get(timeout=TIMEOUT) == 3
+        assert app.send_task("try_again").get(timeout=TIMEOUT) == 2
+        assert chain(add.clone((1, 2)), add.clone((3,)), app=app)().get(timeout=TIMEOUT) == 6
+        assert group((add.clone((n, n)) for n in range(3)), app=app)().get(timeout=TIMEOUT) == [0, 2, 4]
+        header = [add.clone((n, n)) for n in range(4)]
+        assert chord(header, signature("total"), app=app)().get(timeout=TIMEOUT) == 12
+
+        (answer,) = app.control.ping(timeout=5)
+        assert list(answer.values()) == [{"ok": "pong"}]
+        late = app.send_task("add", (1, 2), countdown=3)
+        app.control.revoke(late.id, reply=True, timeout=5, limit=1)
+        with pytest.raises(TaskRevokedError):
+            late.get(timeout=TIMEOUT)
+
+
+def test_message_of_a_killed_worker_is_delivered_to_the_next_one(
+    app: Celery, url: str, tmp_path: Path
+) -> None:
+    environment = {"CELERY_TEST_URL": url, "CELERY_TEST_LEASE": "2"}
+    held = tmp_path / "held"
+    held.touch()
+    starts = tmp_path / "held.starts"
+    with celery_worker(environment, tmp_path / "first") as worker:
+        result = app.send_task("hold", (str(held),))
+        eventually(starts.exists, TIMEOUT, "the task has started")
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.wait()
+    held.unlink()
+
+    with celery_worker(environment, tmp_path / "second"):
+        assert result.get(timeout=TIMEOUT) == "released"
+    assert len(starts.read_text().split()) == 2
+
+
+def test_message_is_not_delivered_again_while_its_task_runs(app: Celery, url: str, tmp_path: Path) -> None:
+    environment = {"CELERY_TEST_URL": url, "CELERY_TEST_LEASE": "1"}
+    held = tmp_path / "held"
+    held.touch()
+    starts = tmp_path / "held.starts"
+    with celery_worker(environment, tmp_path / "log"):
+        result = app.send_task("hold", (str(held),))
+        eventually(starts.exists, TIMEOUT, "the task has started")
+        storage = app.connection().transport.broker.storage
+        moved = [0]
+
+        def several_leases_have_passed() -> bool:
+            storage.sweep()
+            (job,) = storage.reads.page("celery", None, 10)
+            moved[0] = storage.reads.counts("celery")[State.ACTIVE]
+            return job.stalls > 0 or _age(held) > 3
+
+        eventually(several_leases_have_passed, TIMEOUT)
+        assert moved == [1]
+        held.unlink()
+        assert result.get(timeout=TIMEOUT) == "released"
+    assert len(starts.read_text().split()) == 1
+
+
+def test_waiting_for_a_result_uses_events(app: Celery, url: str) -> None:
+    backend = app.backend
+    result = app.AsyncResult("some-task")
+    backend.add_pending_result(result)
+    backend.result_consumer.drain_events(timeout=4)  # the look right after the subscription
+
+    backend.store_result("some-task", 42, "SUCCESS")
+    backend.result_consumer.drain_events(timeout=4)
+
+    assert result._cache["result"] == 42
+
+
+def test_join_without_time_gives_up_at_once(app: Celery) -> None:
+    results = app.ResultSet([app.AsyncResult(f"never-{number}") for number in range(3)])
+
+    with pytest.raises(CeleryTimeoutError):
+        results.join_native(timeout=0, interval=3_600)
+
+
+def test_results_expire_and_can_be_forgotten(app: Celery, url: str) -> None:
+    backend = app.backend
+    backend.store_result("first", 1, "SUCCESS")
+    backend.store_result("second", 2, "SUCCESS")
+    key = backend.get_key_for_task("first")
+    backend.expire(key, 0.05)
+    backend.forget("second")
+
+    def is_gone() -> bool:
+        backend.values.storage.sweep()
+        return backend.get(key) is None
+
+    eventually(is_gone)
+    assert backend.get(backend.get_key_for_task("second")) is None
+    assert backend.values.expired() == [("celery-task-meta-first", backend.values.expired()[0][1])]
+    assert backend.values.queue == RESULTS
+
+
+def test_counters_of_chords_are_exact(app: Celery, url: str) -> None:
+    assert [app.backend.incr("chord") for _ in range(3)] == [1, 2, 3]
+    app.backend.delete("chord")
+    assert app.backend.get("chord") is None
+
+
+def test_project_is_switched_by_its_broker_url_alone(tmp_path: Path) -> None:
+    database = tmp_path / "db.sqlite3"
+    (tmp_path / "project_settings.py").write_text(
+        "INSTALLED_APPS = ['djqueue']\n"
+        "USE_TZ = True\n"
+        "DATABASES = {'default': {'ENGINE': 'django.db.backends.sqlite3', "
+        f"'NAME': {str(database)!r}, 'OPTIONS': {{'transaction_mode': 'IMMEDIATE'}}}}}}\n"
+    )
+    environment = {
+        "DJANGO_SETTINGS_MODULE": "project_settings",
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()]),
+        "CELERY_TEST_URL": "djqueue://",
+    }
+    everything = {**os.environ, **environment}
+    subprocess.run([sys.executable, "-m", "django", "migrate", "-v0"], env=everything, check=True, timeout=60)
+    producer = (
+        "from tests.contrib.celery.app import add, total; from celery import chord; import json; "
+        "print(json.dumps([add.delay(1, 2).get(timeout=30), "
+        "chord([add.s(n, n) for n in range(3)], total.s())().get(timeout=30)]))"
+    )
+    with celery_worker(environment, tmp_path / "log"):
+        answer = subprocess.run(
+            [sys.executable, "-c", producer], env=everything, check=True, timeout=90, capture_output=True
+        )
+
+    assert json.loads(answer.stdout) == [3, 6]
+
+
+def _age(path: Path) -> float:
+    import time
+
+    return time.time() - path.stat().st_mtime

@@ -1,0 +1,210 @@
+"""`manage.py runworkers --celery`: Celery's messages in a worker of djqueue."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.runtime.project import WorkerProcess
+from tests.support import eventually
+
+from .project import CeleryProject
+
+SETTINGS = """
+    DJQUEUE = {{"STORAGE": {{"BACKEND": "{backend}", "OPTIONS": {options}}}}}
+    DATABASES = {{
+        "default": {{
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": "{folder}/db.sqlite3",
+            "OPTIONS": {{"transaction_mode": "IMMEDIATE"}},
+        }}
+    }}
+    CELERY_BROKER_URL = "djqueue://"
+    CELERY_RESULT_BACKEND = "djqueue://"
+    CELERY_TASK_SERIALIZER = "json"
+"""
+
+
+@pytest.fixture(scope="module", params=["database", "redis"])
+def storage_settings(request: pytest.FixtureRequest) -> dict[str, Any]:
+    if request.param == "database":
+        return {"backend": "djqueue.storage.database.DatabaseStorage", "options": {}}
+    server = request.getfixturevalue("redis_server")
+    server.run("FLUSHALL")
+    return {"backend": "djqueue.storage.redis.RedisStorage", "options": {"URL": server.url, "LEASE": 2}}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, storage_settings: dict[str, Any]) -> CeleryProject:
+    folder = tmp_path_factory.mktemp("project")
+    made = CeleryProject(folder, SETTINGS.format(folder=folder, **storage_settings))
+    made.run(
+        "from django.core.management import call_command\ncall_command('migrate', verbosity=0)\nresult=1"
+    )
+    return made
+
+
+@pytest.fixture(scope="module")
+def worker(project: CeleryProject) -> Iterator[WorkerProcess]:
+    with project.start("--celery", "proj:app") as running:
+        running.says(" started")
+        yield running
+
+
+def test_a_task_returns_its_result(project: CeleryProject, worker: WorkerProcess) -> None:
+    assert project.run("result = add.delay(1, 2).get(timeout=20)") == 3
+
+
+def test_a_task_sees_its_message(project: CeleryProject, worker: WorkerProcess) -> None:
+    sent, (seen, key, origin, eager) = project.run("r = about.delay(); result = [r.id, r.get(timeout=20)]")
+
+    assert (seen, key, eager) == (sent, "celery", False)
+    assert "@" in origin
+
+
+def test_canvas(project: CeleryProject, worker: WorkerProcess) -> None:
+    assert project.run(
+        """
+        result = [
+            chain(add.s(1, 2), add.s(10)).delay().get(timeout=20),
+            group(add.s(i, i) for i in range(4)).delay().get(timeout=20),
+            chord([add.s(i, 1) for i in range(4)], total.s()).delay().get(timeout=20),
+            add.apply_async((1, 1), link=touch.si("linked")).get(timeout=20),
+        ]
+        """
+    ) == [13, [0, 2, 4, 6], 10, 2]
+    eventually((project.folder / "linked").exists)
+
+
+def test_a_retry_runs_again_after_its_countdown(project: CeleryProject, worker: WorkerProcess) -> None:
+    assert project.run("result = third_time.delay().get(timeout=20)") == 2
+
+
+def test_a_failure_reaches_the_caller_its_errback_and_the_dead_letters(
+    project: CeleryProject, worker: WorkerProcess
+) -> None:
+    failed, state, letters = project.run(
+        """
+        from djqueue import Queue
+        sent = broken.apply_async(("boom",), link_error=on_error.s())
+        try:
+            sent.get(timeout=20)
+        except ValueError as error:
+            failed = str(error)
+        deadline = time.time() + 10
+        while time.time() < deadline and not (letters := Queue("celery").dead_letters(name="kombu.message")):
+            time.sleep(0.05)
+        result = [failed, sent.state, [one.error_message for one in letters]]
+        """
+    )
+
+    assert (failed, state) == ("boom", "FAILURE")
+    assert "ValueError: boom" in letters
+    assert "boom" in eventually(lambda: (project.folder / "on_error.txt").read_text())
+
+
+def test_an_eta_delays_and_an_expiry_revokes(project: CeleryProject, worker: WorkerProcess) -> None:
+    took, state = project.run(
+        """
+        began = time.time()
+        add.apply_async((1, 1), countdown=0.5).get(timeout=20)
+        took = time.time() - began
+        late = add.apply_async((1, 1), countdown=0.4, expires=0.1)
+        try:
+            late.get(timeout=20)
+        except Exception as error:
+            name = type(error).__name__
+        result = [took, name]
+        """
+    )
+
+    assert took >= 0.5
+    assert state == "TaskRevokedError"
+
+
+def test_time_limits_interrupt_tasks_in_python_code(project: CeleryProject, worker: WorkerProcess) -> None:
+    soft, hard = project.run(
+        """
+        soft = slow.delay().get(timeout=20)
+        try:
+            stubborn.delay().get(timeout=20)
+        except Exception as error:
+            hard = type(error).__name__
+        result = [soft, hard]
+        """
+    )
+
+    assert (soft, hard) == ("soft", "TimeLimitExceeded")
+
+
+def test_a_revoked_task_never_starts(project: CeleryProject, worker: WorkerProcess) -> None:
+    state, answers = project.run(
+        """
+        answers = app.control.ping(timeout=2)
+        sent = touch.apply_async(("revoked",), countdown=1)
+        sent.revoke()
+        try:
+            sent.get(timeout=20)
+        except Exception as error:
+            name = type(error).__name__
+        result = [name, answers]
+        """
+    )
+
+    assert state == "TaskRevokedError"
+    assert [list(one.values()) for one in answers] == [[{"ok": "pong"}]]
+    assert not (project.folder / "revoked").exists()
+
+
+def test_unknown_tasks_and_rejected_messages_fail(project: CeleryProject, worker: WorkerProcess) -> None:
+    unknown, rejected = project.run(
+        """
+        def failure(sent):
+            try:
+                sent.get(timeout=20)
+            except Exception as error:
+                return type(error).__name__
+        result = [failure(app.send_task("shop.tasks.nothing")), failure(rejecting.delay())]
+        """
+    )
+
+    assert (unknown, rejected) == ("NotRegistered", "Reject")
+
+
+def test_jobs_run_beside_tasks(project: CeleryProject, worker: WorkerProcess) -> None:
+    assert worker.process.poll() is None
+    assert "celery" in worker.output
+
+
+def test_only_late_acknowledged_tasks_run_again_after_a_crash(
+    project: CeleryProject, worker: WorkerProcess
+) -> None:
+    held = project.folder / "held"
+    held.touch()
+    early = project.run("hold.delay('late'); result = hold_early.delay('early').id")
+    eventually(lambda: (project.folder / "late").exists() and (project.folder / "early").exists())
+    [pid] = {int(line) for line in (project.folder / "late.pid").read_text().split()}
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: (project.folder / "late").read_text() == "xx", 60, "the task runs again")
+    held.unlink()
+
+    lost = project.run(
+        f"""
+        try:
+            app.AsyncResult({early!r}).get(timeout=30)
+        except Exception as error:
+            result = type(error).__name__
+        """
+    )
+
+    assert lost == "WorkerLostError"
+    assert (project.folder / "early").read_text() == "x"
+
+
+def test_wrong_apps_are_refused(project: CeleryProject) -> None:
+    for app in ("nowhere:app", "proj:nothing"):
+        with project.start("--celery", app, log="refused.txt") as refused:
+            assert refused.ends() == 2
+            assert "no Celery app was found" in refused.output

@@ -18,7 +18,8 @@ from djqueue.storage.tables import rows
 
 from . import recovery
 from .endedjobs import EndedJobs
-from .journal import DatabaseJournal, JournalGate
+from .gate import JournalGate
+from .journal import DatabaseJournal
 from .livejobs import TELL_EVERY, FreshJobs
 from .modes import GroupModes
 

@@ -18,7 +18,8 @@ from djqueue.storage.tables import rows
 from djqueue.storage.tables.dialects import Dialect
 
 from . import metrics, recovery, staging
-from .journal import DatabaseJournal, JournalGate
+from .gate import JournalGate
+from .journal import DatabaseJournal
 
 LIMIT = 1_000
 """Old rows removed at a time."""

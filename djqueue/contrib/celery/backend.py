@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -12,6 +12,7 @@ from celery._state import task_join_will_block
 from celery.backends.asynchronous import AsyncBackendMixin, BaseResultConsumer
 from celery.backends.base import BaseKeyValueStoreBackend
 from kombu.utils.encoding import bytes_to_str, ensure_bytes
+from kombu.utils.functional import retry_over_time
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageUnavailableError
@@ -127,6 +128,7 @@ class DjqueueResultBackend(ChordsMixin, AsyncBackendMixin, BaseKeyValueStoreBack
         self.expires = self.prepare_expires(expires, type=int)
         options = self.app.conf.get("result_backend_transport_options", {})
         self._location = _location(url or "djqueue://", options)
+        self._policy = {**self.retry_policy, **options.get("retry_policy", {})}
         self.result_consumer = self.ResultConsumer(
             self, self.app, self.accept, self._pending_results, self._pending_messages
         )
@@ -134,7 +136,14 @@ class DjqueueResultBackend(ChordsMixin, AsyncBackendMixin, BaseKeyValueStoreBack
     @property
     def values(self) -> Values:
         """The values of the storage. A forked process has a storage of its own."""
-        return Values(storage_at(self._location), RESULTS, RESULT)
+        return Values(storage_at(self._location), RESULTS, RESULT, call=self._ensure)
+
+    def _ensure(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function again while the storage is unavailable, as `retry_policy` says.
+
+        A task that has run must not fail because its result could not be stored for a moment.
+        """
+        return retry_over_time(function, StorageUnavailableError, args, kwargs, **self._policy)
 
     def on_task_call(self, producer: Any, task_id: str) -> None:
         if not task_join_will_block():

@@ -5,9 +5,11 @@ them, and changes them atomically, so that values need no tables or keys of thei
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageError
+from djqueue.core.job import EnqueueResult
 from djqueue.core.states import State
 from djqueue.storage.base import Storage, Unsubscribe
 
@@ -25,17 +27,27 @@ class Values:
     Args:
         queue: Queue of the jobs.
         name: Name of the jobs.
+        call: Calls a function with arguments; may repeat it while the storage is unavailable. A change whose
+            answer was lost is then made again, to the value that it has left.
     """
 
-    def __init__(self, storage: Storage, queue: str, name: str, content_type: str = JSON) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        queue: str,
+        name: str,
+        content_type: str = JSON,
+        call: Callable[..., Any] = lambda function, *args, **kwargs: function(*args, **kwargs),
+    ) -> None:
         self.storage = storage
         self.queue = queue
         self._name = name
         self._content_type = content_type
+        self._call = call
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         """Return values by key; None for a missing one, or an expired one."""
-        found = self.storage.reads.jobs(self.queue, [record_id(key) for key in keys])
+        found = self._call(self.storage.reads.jobs, self.queue, [record_id(key) for key in keys])
         return [job.payload if job is not None and job.state is State.DELAYED else None for job in found]
 
     def add(self, key: str, value: bytes, expires: int | None = None) -> bool:
@@ -45,14 +57,15 @@ class Values:
             expires: Milliseconds; None keeps the value until it is removed.
         """
         batch = record(self.queue, self._name, record_id(key), value, expires or FOREVER, self._content_type)
-        return self.storage.enqueue([batch])[0].status == "queued"
+        answers: list[EnqueueResult] = self._call(self.storage.enqueue, [batch])
+        return answers[0].status == "queued"
 
     def set(self, key: str, value: bytes, expires: int | None = None) -> None:
         """Set a value, and notify subscribers."""
         for _ in range(ATTEMPTS):
             if self.add(key, value, expires):
                 return
-            changed = self.storage.jobs.update(self.queue, [record_id(key)], payload=value)[0]
+            changed = self._call(self.storage.jobs.update, self.queue, [record_id(key)], payload=value)[0]
             # This sends the event that subscribers wait for, and so it comes last.
             if changed and self.expire(key, expires):
                 return
@@ -71,18 +84,24 @@ class Values:
             if old is None:
                 if self.add(key, new, expires):
                     return new
-            elif self.storage.jobs.replace_payload(self.queue, record_id(key), new, old) == "updated":
-                return new
+            else:
+                replace = self.storage.jobs.replace_payload
+                if self._call(replace, self.queue, record_id(key), new, old) == "updated":
+                    return new
         raise self._overtaken(key)
 
     def expire(self, key: str, expires: int | None) -> bool:
         """Let a value expire after some milliseconds, None: never; return whether there is one."""
         run_at = SYSTEM_CLOCK.now() + (expires or FOREVER)
-        return self.storage.jobs.reschedule(self.queue, [record_id(key)], run_at)[0]
+        moved: list[bool] = self._call(self.storage.jobs.reschedule, self.queue, [record_id(key)], run_at)
+        return moved[0]
 
     def remove(self, keys: Sequence[str]) -> list[bool]:
         """Remove values; return for each whether there was one."""
-        return self.storage.jobs.remove(self.queue, [record_id(key) for key in keys])
+        removed: list[bool] = self._call(
+            self.storage.jobs.remove, self.queue, [record_id(key) for key in keys]
+        )
+        return removed
 
     def subscribe(self, key: str, changed: Callable[[], None]) -> Unsubscribe:
         """Call a function, from any thread, when a value has been set or removed."""

@@ -173,8 +173,12 @@ class Exchange:
         if watch is not None:
             watch.check()
         try:
-            pool, connection = self._spare.pop()
+            spare = self._spare.pop()
         except IndexError:
+            spare = None
+        if spare is not None:
+            pool, connection = spare
+        else:
             found: Any = client if client is not None else self._connections.sync()
             pool = found.connection_pool
             connection = pool.get_connection()

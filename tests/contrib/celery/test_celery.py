@@ -16,6 +16,8 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from djqueue.contrib.celery.locating import close_storages
 from djqueue.contrib.celery.names import RESULTS
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.states import State
 from tests.contrib.celery.workers import celery_worker
 from tests.servers import RedisServer
@@ -164,6 +166,28 @@ def test_chord_counts_a_part_once_and_calls_its_body_once(app: Celery, url: str)
 
     assert calls == [[10, 20]]
     assert len(backend.values.storage.reads.page(RESULTS, State.DELAYED, 10)) == 1  # that it has ended
+
+
+def test_a_result_is_stored_when_the_storage_is_available_again(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = app.backend.values.storage
+    failures = [StorageUnavailableError("Redis is restarting")] * 2
+    enqueue = storage.enqueue
+
+    def restarting(batches: list[Batch]) -> list[EnqueueResult]:
+        if failures:
+            raise failures.pop()
+        return enqueue(batches)
+
+    monkeypatch.setattr(storage, "enqueue", restarting)
+    monkeypatch.setattr(app.backend, "_policy", {"max_retries": 3, "interval_start": 0, "interval_step": 0})
+    app.backend.store_result("an-id", 42, "SUCCESS")
+
+    assert app.AsyncResult("an-id").result == 42
+    failures[:] = [StorageUnavailableError("Redis is gone")] * 9
+    with pytest.raises(StorageUnavailableError, match="gone"):
+        app.backend.store_result("another-id", 42, "SUCCESS")
 
 
 def test_counters_are_exact(app: Celery, url: str) -> None:

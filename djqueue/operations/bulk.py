@@ -119,12 +119,21 @@ class BulkPart(NamedTuple):
     """Jobs that were examined to find these."""
 
 
-def preview(storage: Storage, kind: str, selection: Selection, clock: Clock = SYSTEM_CLOCK) -> Preview:
+def preview(
+    storage: Storage,
+    kind: str,
+    selection: Selection,
+    clock: Clock = SYSTEM_CLOCK,
+    before: int | None = None,
+) -> Preview:
     """Count the first 10,000 jobs that match, and change nothing. Raises OptionError for a wrong filter.
 
     With a tag, the first 10,000 jobs are examined, whether they have the tag or not.
+
+    Args:
+        before: Time up to which they were enqueued, in UTC milliseconds; None means now.
     """
-    before = clock.now()
+    before = clock.now() if before is None else before
     place: dict[str, Any] | None = _beginning(selection)
     matching, looked_at, refused = 0, 0, Counter[str]()
     while place is not None and max(matching, looked_at) < COUNTED:
@@ -140,14 +149,14 @@ def preview(storage: Storage, kind: str, selection: Selection, clock: Clock = SY
     )
 
 
-def run_now(
-    storage: Storage, kind: str, selection: Selection, clock: Clock = SYSTEM_CLOCK
-) -> Iterator[Counter[str]]:
-    """Do a bulk operation on single jobs here and now, and yield the outcomes of each part.
+def run_now(storage: Storage, kind: str, selection: Selection, before: int) -> Iterator[Counter[str]]:
+    """Do a bulk operation on single jobs in this process, and yield the outcomes of each part.
 
-    Jobs that are enqueued or fail after the start are left alone. Raises OptionError for a wrong filter.
+    Args:
+        before: Storage's time in UTC milliseconds. Jobs that were enqueued or failed later are left alone.
+
+    Raises OptionError for a wrong filter.
     """
-    before = clock.now()
     place: dict[str, Any] | None = _beginning(selection)
     while place is not None:
         part = _part(storage, kind, selection, place, before)

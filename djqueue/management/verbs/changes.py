@@ -157,7 +157,8 @@ def _all(
     queue = options["queue"]
     queues = storage.queues.names() if queue is None else [used_queue(storage, queue)]
     selection = Selection(tuple(queues), states=tuple(one.value for one in states), name=name, tag=tag)
-    expected = bulk.preview(storage, kind, selection) if queues else None
+    now = storage.reads.overview(queues[:1]).at
+    expected = bulk.preview(storage, kind, selection, before=now) if queues else None
     matching = 0 if expected is None else expected.matching
     text = f"{matching:,}{' or more' if expected is not None and expected.capped else ''} matching jobs"
     if options["dry_run"] or not matching:
@@ -166,7 +167,7 @@ def _all(
         return
     output.confirm(f"{action.capitalize()} {text}?", assume_yes=options["no_input"])
     outcomes: Counter[str] = Counter()
-    for part in bulk.run_now(storage, kind, selection):
+    for part in bulk.run_now(storage, kind, selection, now):
         outcomes += part
         output.progress(f"{outcomes.total():,} of {text}")
     changed = sum(number for word, number in outcomes.items() if word in DONE)

@@ -134,7 +134,8 @@ def purge(options: Options, output: Output) -> None:
         return
     output.confirm(f"Delete {total:,} dead letters with their jobs?", assume_yes=options["no_input"])
     outcomes: Counter[str] = Counter()
-    for part in bulk.run_now(storage, BulkKind.PURGE, Selection(names, filters)):
+    now = storage.reads.overview(names[:1]).at
+    for part in bulk.run_now(storage, BulkKind.PURGE, Selection(names, filters), now):
         outcomes += part
         output.progress(f"{outcomes.total():,} of {total:,}")
     deleted = sum(number for word, number in outcomes.items() if word in DONE)

@@ -21,6 +21,7 @@ from djqueue.contrib.tasks.compat import (
     task_finished,
     task_started,
 )
+from tests.support import eventually
 
 from . import sample
 
@@ -284,7 +285,7 @@ def test_a_result_is_found_in_the_transaction_that_enqueued_it(backend: Any, run
         result = sample.add.enqueue(1)
         assert backend.get_result(result.id).status == TaskResultStatus.READY
 
-    run()
+    eventually(lambda: run().completed, message="the scheduler has taken in the committed job")
     assert backend.get_result(result.id).return_value == 1
 
 
@@ -302,7 +303,7 @@ def test_a_rollback_undoes_an_enqueue_on_commit(backend: Any, settings: Any, run
         assert default_task_backend.get_result(kept.id).status == TaskResultStatus.READY
         assert run().claimed == 0
 
-    run()
+    eventually(lambda: run().completed, message="the scheduler has taken in the committed job")
     assert sample.seen == ["kept"]
     assert default_task_backend.get_result(kept.id).status == TaskResultStatus.SUCCESSFUL
 

@@ -19,6 +19,9 @@ from tests.servers import RedisServer
 
 TIMEOUT = 30
 
+# kombu 5.5 calls redis-py 6.4 in a way that redis-py announced to remove.
+pytestmark = pytest.mark.filterwarnings("ignore:Call to 'get_connection' function:DeprecationWarning")
+
 
 @pytest.fixture
 def broker(redis_server: RedisServer) -> Iterator[str]:

@@ -7,7 +7,7 @@ of each part is a value of its own, added before it is counted.
 import json
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from celery import states
 from celery.canvas import maybe_signature
@@ -49,7 +49,10 @@ class ChordsMixin:
         header = self.app.GroupResult(*header_result_args)
         if any(isinstance(part, GroupResult) for part in header.results):
             header.save(backend=self)
-            self.expire(self.get_key_for_group(header.id), self._chord_result_expires)
+            seconds = self._chord_seconds()
+            # Callers read it, too: it must not end before the results.
+            is_lasting = not seconds or not self.expires
+            self.expire(self.get_key_for_group(header.id), 0 if is_lasting else max(seconds, self.expires))
 
     def on_chord_part_return(self: Any, request: Any, state: str, result: Any, **kwargs: Any) -> None:
         """Count a part; call the body with the results if it was the last one."""
@@ -141,8 +144,15 @@ class ChordsMixin:
         return str(bytes_to_str(self.get_key_for_group(group_id, f".part.{member}")))
 
     def _chord_lifetime(self: Any) -> int | None:
-        expires = self.chord_expires
+        expires = self._chord_seconds()
         return int(expires * 1_000) if expires else None
+
+    def _chord_seconds(self: Any) -> float | None:
+        """Return `result_chord_expires`, which Celery 5.5 does not have, or how long results are kept."""
+        expires = self.app.conf.get("result_chord_expires")
+        if expires is None:
+            return cast("float | None", self.expires)
+        return cast("float", self.prepare_expires(expires, type=int))
 
 
 def _bytes(text: str | bytes) -> bytes:

@@ -74,7 +74,7 @@ TASKS = """
                 pass
 
 
-    @shared_task
+    @shared_task(acks_late=True)
     def rejecting():
         raise Reject("no", requeue=False)
 

@@ -6,9 +6,6 @@ from typing import Any
 
 from django.core.management import call_command
 from django.db import OperationalError, connection, connections
-from django.db.backends.utils import CursorWrapper
-
-from djqueue.storage.database.plainwrites import PlainWriter
 
 from .loop import PROCESS, Crashed
 
@@ -37,30 +34,17 @@ class FaultyDatabase:
         self.committed: Callable[[], None] = lambda: None
         """Called after each commit that was done."""
         self._commit = connection._commit
-        self._plain_execute = PlainWriter._execute
 
     def install(self) -> None:
-        """Stand between SQLite and Django, and between SQLite and the journal."""
-        before = self._may_fail
-
-        class Cursor(CursorWrapper):
-            def _execute_with_wrappers(self, *arguments: Any, **options: Any) -> Any:
-                before()
-                return super()._execute_with_wrappers(*arguments, **options)
-
-        def plain_execute(writer: PlainWriter, statement: str, values: Any) -> int:
-            before()
-            return self._plain_execute(writer, statement, values)
-
+        """Stand between Django and SQLite."""
         connection._commit = self._commit_or_fail  # type: ignore[method-assign]
-        # Not an execute wrapper, with which the journal would write nothing through the driver.
-        connection.make_cursor = lambda cursor: Cursor(cursor, connection)  # type: ignore[method-assign]
-        PlainWriter._execute = plain_execute  # type: ignore[method-assign]
+        connection.execute_wrappers.append(self._execute)
 
-    def _may_fail(self) -> None:
+    def _execute(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         _check_alive()
         if self._busy():
             raise OperationalError("database is locked")
+        return execute(sql, params, many, context)
 
     def _commit_or_fail(self) -> None:
         _check_alive()

@@ -20,7 +20,6 @@ from ..tables.dialects import Dialect
 from ..tables.groups import GROUP_STATE, QUEUE_STATE
 from ..tables.rows import Row
 from . import pinned
-from .plainwrites import PlainWriter
 from .retentionindex import RetentionEntry, RetentionIndex
 
 Key = tuple[str, str]
@@ -104,36 +103,6 @@ class Buffer:
             or self.queues
             or self.groups
             or self.limiters
-            or self.clock_offset is not None
-            or self.retry_times
-            or self.results_gone
-            or self.metrics
-            or self.metrics_gone
-        )
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there are only new jobs, claims, ends, leases and results, which may be written again."""
-        return not (
-            self.durable
-            or self.deletes
-            or self.contents
-            or self.options
-            or self.letters
-            or self.letters_gone
-            or self.attempts
-            or self.progress
-            or self.logs
-            or self.items
-            or self.items_gone
-            or self.items_sent
-            or self.long
-            or self.put_off
-            or self.kept
-            or self.queues
-            or self.groups
-            or self.limiters
-            or self.workers
             or self.clock_offset is not None
             or self.retry_times
             or self.results_gone
@@ -237,7 +206,6 @@ class BufferWriter:
         book: The index of retained jobs.
         retention_of: Returns the retention of a queue.
         note_clock: Stores the clock offset of `DatabaseJournal.clock_set`, in the same transaction.
-        plain: Writes plain buffers instead, if given.
     """
 
     def __init__(
@@ -247,9 +215,7 @@ class BufferWriter:
         book: RetentionIndex,
         retention_of: Callable[[str], Retention],
         note_clock: Callable[[int], None] | None,
-        plain: PlainWriter | None = None,
     ) -> None:
-        self._plain = plain
         self._dialect = dialect
         self._fence = fence
         self._book = book
@@ -264,9 +230,6 @@ class BufferWriter:
         """
         write = self._dialect
         write.tune()
-        if self._plain is not None and buffer.is_plain and self._plain.attach():
-            self._write_plain(buffer, self._plain)
-            return
         with write.transaction(durable=buffer.durable):
             self._fence()
             if buffer.deletes:
@@ -274,7 +237,22 @@ class BufferWriter:
                 gone = list({row[:2]: None for row in buffer.deletes})
                 for model in rows.OWNED:
                     write.delete(model, rows.KEY, gone)
-            self._write_jobs(write, buffer)
+            if buffer.inserts:
+                write.insert(
+                    models.Job,
+                    rows.NEW_JOB,
+                    list(buffer.inserts.values()),
+                    constants=rows.UNTOUCHED,
+                    key=rows.KEY,
+                )
+            if buffer.accepted:
+                write.update(models.Job, rows.JOB_KEY, ("inbox",), list(buffer.accepted.values()))
+            if buffer.updates:
+                fields = rows.CHANGED_JOB[len(rows.JOB_KEY) :]
+                write.update(models.Job, rows.JOB_KEY, fields, list(buffer.updates.values()))
+            if buffer.leases:
+                # After the other changes, because a renewal that is still noted is later than these.
+                write.update(models.Job, rows.JOB_KEY, ("leased_until",), list(buffer.leases.values()))
             if buffer.options:
                 fields = rows.OPTIONS_UPDATE[len(rows.JOB_KEY) :]
                 write.update(models.Job, rows.JOB_KEY, fields, list(buffer.options.values()))
@@ -315,30 +293,6 @@ class BufferWriter:
                 write.delete(models.MetricBucket, ("queue",), [(queue,) for queue in buffer.metrics_gone])
             if buffer.metrics:
                 write.insert(models.MetricBucket, BUCKET, list(buffer.metrics.values()), key=BUCKET[:4])
-
-    def _write_plain(self, buffer: Buffer, write: PlainWriter) -> None:
-        with write.fenced():
-            self._write_jobs(write, buffer)
-            if buffer.results:
-                write.insert(models.JobResult, rows.RESULT, list(buffer.results.values()), key=rows.KEY)
-
-    def _write_jobs(self, write: Dialect, buffer: Buffer) -> None:
-        if buffer.inserts:
-            write.insert(
-                models.Job,
-                rows.NEW_JOB,
-                list(buffer.inserts.values()),
-                constants=rows.UNTOUCHED,
-                key=rows.KEY,
-            )
-        if buffer.accepted:
-            write.update(models.Job, rows.JOB_KEY, ("inbox",), list(buffer.accepted.values()))
-        if buffer.updates:
-            fields = rows.CHANGED_JOB[len(rows.JOB_KEY) :]
-            write.update(models.Job, rows.JOB_KEY, fields, list(buffer.updates.values()))
-        if buffer.leases:
-            # After the other changes, because a renewal that is still noted is later than these.
-            write.update(models.Job, rows.JOB_KEY, ("leased_until",), list(buffer.leases.values()))
 
     def _forget_results(self, ends: Mapping[Key, int]) -> None:
         """Delete results, and the items of the jobs that ended at these times; their records may remain."""

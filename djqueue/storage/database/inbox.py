@@ -18,8 +18,7 @@ from djqueue.storage.tables import rows
 
 from . import recovery
 from .endedjobs import EndedJobs
-from .gate import JournalGate
-from .journal import DatabaseJournal
+from .journal import DatabaseJournal, JournalGate
 from .livejobs import TELL_EVERY, FreshJobs
 from .modes import GroupModes
 

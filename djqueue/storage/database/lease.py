@@ -6,7 +6,7 @@
 import os
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from django.db import Error, IntegrityError, OperationalError, connections, transaction
@@ -153,23 +153,15 @@ class SchedulerLease:
 
     def hold(self) -> None:
         """Renew the claim. Raises LeaseLost if another process has the row."""
-        # Each transaction of the journal does this, and the ORM would take longer than the rest of a small
-        # one.
-        with connections[self._alias].cursor() as cursor:
-
-            def execute(statement: str, values: Sequence[Any]) -> int:
-                cursor.execute(statement, values)
-                changed: int = cursor.rowcount
-                return changed
-
-            self.hold_with(execute)
-
-    def hold_with(self, execute: Callable[[str, Sequence[Any]], int]) -> None:
-        """Like `hold`, with a function that runs a statement and returns the number of changed rows."""
         set_right(self._clock)
         tick, now = self._clock.monotonic(), self._clock.now()
         renewed_at = tick + self.lag if self._serves else self.left_at
-        if not execute(HOLD, (renewed_at, now + self.ttl, NAME, self._holder, self._generation)):
+        # Each transaction of the journal does this, and the ORM would take longer than the rest of a small
+        # one.
+        with connections[self._alias].cursor() as cursor:
+            cursor.execute(HOLD, [renewed_at, now + self.ttl, NAME, self._holder, self._generation])
+            is_mine = cursor.rowcount > 0
+        if not is_mine:
             raise LeaseLost
         self._renewed = tick
         self._observe(now + self.ttl, tick)

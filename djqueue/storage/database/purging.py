@@ -18,8 +18,7 @@ from djqueue.storage.tables import rows
 from djqueue.storage.tables.dialects import Dialect
 
 from . import metrics, recovery, staging
-from .gate import JournalGate
-from .journal import DatabaseJournal
+from .journal import DatabaseJournal, JournalGate
 
 LIMIT = 1_000
 """Old rows removed at a time."""

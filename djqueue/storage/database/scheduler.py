@@ -35,19 +35,17 @@ from djqueue.storage.base import P, T
 from djqueue.storage.database.operations import TIMEOUT, patience
 from djqueue.storage.engined import WORKER_TTL, EngineStorage
 from djqueue.storage.tables.clock import DatabaseClock
-from djqueue.storage.tables.dialects import Dialect, SqliteDialect
+from djqueue.storage.tables.dialects import Dialect
 
 from . import recovery
 from .endedjobs import EndedJobs
 from .export import DatabaseExport
-from .gate import JournalGate
 from .inbox import Inbox
-from .journal import DatabaseJournal
+from .journal import DatabaseJournal, JournalGate
 from .lease import LeaseLost, PauseWatch, SchedulerLease
 from .metrics import DatabaseMetrics
 from .modes import GroupModes
 from .payloads import TablePayloads
-from .plainwrites import PlainWriter
 from .processes import has_died, own_process
 from .purging import Purge
 from .scheduler_facets import SchedulerJobs, SchedulerLimiters, SchedulerQueues, SchedulerReads
@@ -101,7 +99,6 @@ class SchedulerStorage(EngineStorage):
             lease.ttl,
             lease.lag,
             lease.note_clock,
-            PlainWriter(alias, lease.hold_with) if isinstance(dialect, SqliteDialect) else None,
         )
         self.engine = engine = Engine(
             clock=clock,
@@ -154,7 +151,7 @@ class SchedulerStorage(EngineStorage):
         """The offset of the wall clock that is recorded for the next scheduler."""
         self._careful_until = 0
         """Monotonic milliseconds until which claims of this process are written before they are returned."""
-        self.is_connected: Callable[[str], bool] = lambda _: False
+        self.is_connected: Callable[[str], bool] = _is_never
         """Returns whether the process of another worker may still send requests; set by the server."""
 
     # Start and end.
@@ -495,3 +492,7 @@ def _without_claims(finished: Finished, error: BaseException) -> Finished:
         in_one_line(error),
     )
     return finished._replace(claims=NO_CLAIMS)
+
+
+def _is_never(_process: str) -> bool:
+    return False

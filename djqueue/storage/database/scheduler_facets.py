@@ -31,9 +31,8 @@ from ..facets import Jobs, Limiters, Queues
 from ..tables import rows
 from ..tables.inspector import DatabaseInspector
 from .endedjobs import EndedJobs
-from .gate import JournalGate
 from .inbox import NO_LIMIT, Inbox
-from .journal import DatabaseJournal
+from .journal import DatabaseJournal, JournalGate
 from .modes import GroupModes
 
 

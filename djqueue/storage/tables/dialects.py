@@ -17,8 +17,6 @@ from django.db.models import Model, Q
 
 from djqueue.core.deadline import remaining
 
-from .statements import Statement, literal
-
 Row = tuple[Any, ...]
 
 SQLITE_UPDATES_FROM = (3, 33)
@@ -216,7 +214,7 @@ class SqliteDialect(OnSqlite):
 
     def __init__(self, alias: str) -> None:
         super().__init__(alias)
-        self._statements: dict[tuple[Any, ...], Statement] = {}
+        self._statements: dict[tuple[Any, ...], _Statement] = {}
 
     def insert(
         self,
@@ -237,12 +235,12 @@ class SqliteDialect(OnSqlite):
 
     def _insert(
         self, model: type[Model], fields: Sequence[str], constants: Mapping[str, Any], key: Sequence[str]
-    ) -> Statement:
+    ) -> "_Statement":
         every = [*fields, *constants]
-        fixed = "".join(f",{literal(value)}" for value in constants.values())
+        fixed = "".join(f",{_literal(value)}" for value in constants.values())
         one = f"({','.join('?' * len(fields))}{fixed})"
         head = f"INSERT INTO {self._table(model)} ({', '.join(self._columns(model, every))}) VALUES "
-        return Statement(head, one, self._overwriting(model, every, key))
+        return _Statement(head, one, self._overwriting(model, every, key))
 
     def update(
         self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]
@@ -254,37 +252,32 @@ class SqliteDialect(OnSqlite):
             statement = self._statements[named] = self._update(model, key, fields)
         self._run(statement, rows)
 
-    def _update(self, model: type[Model], key: Sequence[str], fields: Sequence[str]) -> Statement:
+    def _update(self, model: type[Model], key: Sequence[str], fields: Sequence[str]) -> "_Statement":
         columns = self._columns(model, fields)
         table = self._table(model)
         first = len(key) + 1
         changes = ", ".join(f"{name} = v.column{at}" for at, name in enumerate(columns, first))
         one = f"({','.join('?' * (len(key) + len(fields)))})"
         head = f"UPDATE {table} SET {changes} FROM (VALUES "
-        return Statement(head, one, f") AS v WHERE {self._match(model, key)}")
+        return _Statement(head, one, f") AS v WHERE {self._match(model, key)}")
 
     def delete(self, model: type[Model], key: Sequence[str], rows: Sequence[Row]) -> int:
         """Delete rows by key, and return their number."""
         table = self._table(model)
         one = f"({','.join('?' * len(key))})"
         columns = ", ".join(self._columns(model, key))
-        return self._run(Statement(f"DELETE FROM {table} WHERE ({columns}) IN (VALUES ", one, ")"), rows)
-
-    def connected(self) -> Any:
-        """Return a connection that is open."""
-        connection = self.connection
-        connection.ensure_connection()
-        return connection
+        return self._run(_Statement(f"DELETE FROM {table} WHERE ({columns}) IN (VALUES ", one, ")"), rows)
 
     def _match(self, model: type[Model], key: Sequence[str]) -> str:
         table = self._table(model)
         names = enumerate(self._columns(model, key), 1)
         return " AND ".join(f"{table}.{column} = v.column{at}" for at, column in names)
 
-    def _run(self, statement: Statement, rows: Sequence[Row]) -> int:
+    def _run(self, statement: "_Statement", rows: Sequence[Row]) -> int:
         written = start = 0
         # Use the driver's cursor: Django's would first convert each of 10,000 placeholders.
-        connection = self.connected()
+        connection = self.connection
+        connection.ensure_connection()
         cursor = connection.connection.cursor()
         try:
             for size in self.BATCHES:
@@ -297,6 +290,23 @@ class SqliteDialect(OnSqlite):
         finally:
             cursor.close()
         return written
+
+
+class _Statement:
+    """A statement of SQLite over any number of rows."""
+
+    __slots__ = ("_head", "_one", "_tail", "_texts")
+
+    def __init__(self, head: str, one: str, tail: str) -> None:
+        self._head, self._one, self._tail = head, one, tail
+        self._texts: dict[int, str] = {}
+
+    def text(self, size: int) -> str:
+        """Return the statement for a number of rows, each time the same string, whose hash Python keeps."""
+        text = self._texts.get(size)
+        if text is None:
+            text = self._texts[size] = f"{self._head}{','.join([self._one] * size)}{self._tail}"
+        return text
 
 
 class PostgresDialect(Dialect):
@@ -380,7 +390,7 @@ class PostgresDialect(Dialect):
 
     def _insert(self, model: type[Model], fields: Sequence[str], constants: Mapping[str, Any] | None) -> str:
         constants = constants or {}
-        picked = ["*", *(literal(value) for value in constants.values())]
+        picked = ["*", *(_literal(value) for value in constants.values())]
         return (
             f"INSERT INTO {self._table(model)} ({', '.join(self._columns(model, [*fields, *constants]))}) "
             f"SELECT {', '.join(picked)} FROM unnest({self._arrays(model, fields)})"
@@ -475,3 +485,16 @@ def dialect_for(alias: str, *, orm: bool = False) -> Dialect:
     if connection.vendor == "postgresql" and not orm:
         return PostgresDialect(alias)
     return OrmDialect(alias)
+
+
+def _literal(value: Any) -> str:
+    """Convert a trusted constant to an SQL literal."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str) and (value == "" or (value.isascii() and value.isidentifier())):
+        return f"'{value}'"
+    raise ValueError(f"no literal for {value!r}")

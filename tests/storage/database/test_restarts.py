@@ -616,14 +616,13 @@ def full_disk(scheduler, monkeypatch):
     """The scheduler's journal cannot write while this lasts."""
 
     @contextmanager
-    def transaction(*_args, **_):
+    def transaction(**_):
         raise OperationalError("the disk is full")
         yield
 
     with monkeypatch.context() as patch:
         patch.setattr("djqueue.storage.database.journal.FIRST_RETRY", 0.01)
         patch.setattr(scheduler._dialect, "transaction", transaction)
-        patch.setattr("djqueue.storage.database.plainwrites.PlainWriter.fenced", transaction)
         yield
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .worker import Worker
 
 BURST = 0.001
-"""Seconds for which exchanges with a storage in this process may follow each other before the loop's other
+"""Seconds for which exchanges with a storage in memory may follow each other before the loop's other
 tasks run. An iteration of the event loop takes as long as a short job. Measured without the loop's own clock,
 which does not advance during an iteration of uvloop."""
 MIN_EXCHANGE_SLOTS = 25
@@ -82,6 +82,7 @@ class ClaimLoop:
         has_slots = self._options.concurrency >= MIN_EXCHANGE_SLOTS * self._storage.capabilities.max_in_flight
         self._max_in_flight = self._storage.capabilities.max_in_flight if has_slots else 1
         self._is_distant = self._storage.capabilities.max_in_flight > 1
+        self._burst = BURST if self._storage.capabilities.in_process else 0.0
         """Whether each exchange waits for a reply of another process."""
         self._share = -(-self._options.concurrency // self._max_in_flight)
         """Maximum of outcomes and of slots in one of several exchanges."""
@@ -131,7 +132,7 @@ class ClaimLoop:
                 self._wake_event.clear_endings()
             else:
                 await self._sleep()
-                burst_end = monotonic() + BURST
+                burst_end = monotonic() + self._burst
         if self._exchanges:
             await asyncio.wait(self._exchanges)
 

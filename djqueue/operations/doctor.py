@@ -1,4 +1,4 @@
-"""Explains what is wrong with the jobs, the storage and the configuration: the findings of `djqueue doctor`."""
+"""Explains what is wrong with the jobs, the storage and the configuration, for `djqueue doctor`."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec

@@ -54,13 +54,17 @@ class HealthFacts(NamedTuple):
 
     def is_overdue(self, queue: QueueOverview) -> bool:
         """Return whether a queue is not paused and has had a job due for longer than the bound."""
-        return not queue.paused and self.waited(queue) >= self.bounds.max_wait
+        due = [at for at in _times(queue) if at <= self.at]
+        return bool(due) and not queue.paused and self.waited(queue) >= self.bounds.max_wait
 
     def waited(self, queue: QueueOverview) -> int:
         """Return the milliseconds for which the oldest claimable or due job of a queue has waited."""
-        # Without a process that sweeps, a delayed job stays delayed when it is due.
-        times = [at for at in (queue.oldest_at, queue.due_at) if at is not None]
-        return max(0, self.at - min(times)) if times else 0
+        return max((self.at - at for at in _times(queue)), default=0)
+
+
+def _times(queue: QueueOverview) -> list[int]:
+    # Without a process that sweeps, a delayed job stays delayed when it is due.
+    return [at for at in (queue.oldest_at, queue.due_at) if at is not None]
 
 
 def read_facts(bounds: HealthSettings) -> HealthFacts:
@@ -167,8 +171,8 @@ def check_claims(facts: HealthFacts) -> Iterator[Finding]:
                 f"no job of queue {queue.name!r} has been claimed for {_seconds(facts.bounds.max_wait)}, "
                 f"although its workers have free slots and its oldest job has been due for "
                 f"{_seconds(facts.waited(queue))}",
-                "Look at the log of a worker, and at its threads with `manage.py djqueue workers`; then restart "
-                "the workers.",
+                "Look at the log of a worker, and at its threads with `manage.py djqueue workers`; then "
+                "restart the workers.",
             )
 
 
@@ -178,8 +182,8 @@ def check_leases(facts: HealthFacts) -> Iterator[Finding]:
         yield Finding(
             "health.leases",
             "error",
-            f"{count:,} active {'job' if count == 1 else 'jobs'} of queue {queue!r} have had an expired lease "
-            f"for longer than {_seconds(facts.bounds.lease_grace)}: no process sweeps",
+            f"{count:,} active {'job' if count == 1 else 'jobs'} of queue {queue!r} have had an "
+            f"expired lease for longer than {_seconds(facts.bounds.lease_grace)}: no process sweeps",
             f"{START_WORKERS} A worker or the scheduler takes such jobs back within seconds.",
         )
 

@@ -114,8 +114,11 @@ class CheckedProject:
         return self._project.start_single("--concurrency", "2")
 
     def enqueue(self, name: str, *arguments: object) -> None:
-        """Enqueue a job, of which only the name need be known."""
-        code = f"from djqueue import Queue; Queue('default').enqueue({name!r}, *{arguments!r})"
+        """Enqueue a job of `shop.jobs`."""
+        self.run(f"from shop.jobs import {name}; {name}.enqueue(*{arguments!r})")
+
+    def run(self, code: str) -> None:
+        """Run code in the project."""
         done = self.manage("shell", "--no-imports", "-c", code)
         assert done.returncode == 0, done.stderr
 
@@ -160,7 +163,7 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CheckedP
 def test_a_killed_worker_fails_checks_until_another_one_runs(project: CheckedProject) -> None:
     with project.worker():
         project.becomes()
-        project.enqueue("shop.jobs.hold")
+        project.enqueue("hold")
         eventually((project.folder / "started.txt").exists, timeout=60)
     # Killed. Its job is active, with a lease that nobody renews, and that nobody takes back.
     project.becomes(*({"leases"} if project.storage == REDIS else {"leases", "scheduler"}))
@@ -171,7 +174,7 @@ def test_a_killed_worker_fails_checks_until_another_one_runs(project: CheckedPro
 
 def test_jobs_without_a_worker_fail_a_check(project: CheckedProject) -> None:
     assert project.failed() == set()
-    project.enqueue("shop.jobs.add", 1, 2)
+    project.enqueue("add", 1, 2)
     project.becomes("workers")
 
     with project.worker():
@@ -183,7 +186,7 @@ def test_jobs_that_a_frozen_worker_does_not_claim_fail_a_check(project: CheckedP
         project.becomes()
         worker.signal(signal.SIGSTOP)
         try:
-            project.enqueue("shop.jobs.add", 1, 2)
+            project.enqueue("add", 1, 2)
             # The worker counts as live until it has been silent for long enough. With the database storage,
             # it is the scheduler, too.
             expected = {REDIS: "claims"}.get(project.storage, "scheduler")
@@ -219,7 +222,7 @@ def test_a_frozen_server_fails_the_first_check_in_time(project: CheckedProject) 
 def test_jobs_that_no_live_worker_knows_fail_a_check(project: CheckedProject) -> None:
     with project.worker():
         project.becomes()
-        project.enqueue("shop.jobs.removed")
+        project.run("from djqueue import Queue; Queue('default').enqueue([1], name='shop.jobs.removed')")
         project.becomes("handlers")
 
         done = project.manage("djqueue", "cancel", "--all", "--queue", "default", "--no-input")

@@ -213,10 +213,10 @@ class Soak:
         lines = [
             f"{project.storage}: {self._length / 60:g} minutes, faults: {faults}",
             f"  {len(acknowledged):,} acknowledged jobs, {len(done):,} attempts that ended",
-            f"  {'measured':40} {'2nd quarter':>12} {'last':>12} {'growth':>8}",
+            f"  {'measured':40} {'2nd quarter':>12} {'3rd':>12} {'last':>12} {'growth':>8}",
         ]
         lines += [
-            f"  {one.name:40} {one.early / 1e6:9.1f} MB {one.late / 1e6:9.1f} MB {one.growth:8.1%}"
+            f"  {one.name:40} {one.early / 1e6:9.1f} MB {one.middle / 1e6:9.1f} MB {one.late / 1e6:9.1f} MB {one.growth:8.1%}"
             for one in self.trends()
         ]
         return "\n".join(lines)

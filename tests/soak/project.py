@@ -198,7 +198,21 @@ def report():
     from djqueue.client import get_storage
 
     storage = get_storage()
-    storage.sweep()
+    for _ in range(30):
+        # Records expire meanwhile, so that a list may lack some that were counted a moment before.
+        storage.sweep()
+        found = read(storage)
+        if all(counted(counts) == listed for counts, listed, _ in found.values()):
+            break
+    with open("report.json", "w") as file:
+        json.dump(found, file)
+
+
+def counted(counts):
+    return {state: count for state, count in counts.items() if count}
+
+
+def read(storage):
     found = {}
     for queue in storage.queues.names():
         counts = {state.value: count for state, count in storage.reads.counts(queue).items()}
@@ -206,8 +220,7 @@ def report():
         for record in storage.reads.page(queue, None, 10_000_000):
             listed[record.state.value] = listed.get(record.state.value, 0) + 1
         found[queue] = [counts, listed, len(storage.reads.dead_letters(queue))]
-    with open("report.json", "w") as file:
-        json.dump(found, file)
+    return found
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ TOLERANCE = 0.05
 
 
 class Trend(NamedTuple):
-    """Medians of a size in bytes after the warm-up and at the end."""
+    """Medians of a size in bytes in the second, third and last quarter."""
 
     name: str
     early: float
+    middle: float
     late: float
 
     @property
@@ -27,12 +28,15 @@ class Trend(NamedTuple):
 
 
 def trend(name: str, samples: Sequence[tuple[float, float]], length: float) -> Trend | None:
-    """Return the trend of a size; None unless there are samples of the second and the last quarter.
+    """Return the trend of a size; None unless there are samples of every quarter but the first.
 
     Args:
         samples: Seconds since the start, and bytes.
         length: Seconds of the whole run.
     """
     early = [size for at, size in samples if length / 4 <= at < length / 2]
+    middle = [size for at, size in samples if length / 2 <= at < length * 3 / 4]
     late = [size for at, size in samples if at >= length * 3 / 4]
-    return Trend(name, median(early), median(late)) if early and late else None
+    if not (early and middle and late):
+        return None
+    return Trend(name, median(early), median(middle), median(late))

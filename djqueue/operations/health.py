@@ -20,6 +20,7 @@ from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import MINUTE
 from djqueue.core.overview import Overview, QueueOverview
 from djqueue.core.serving import claiming, unserved
+from djqueue.core.shown import in_one_line
 from djqueue.core.states import State
 from djqueue.core.unhandled import unhandled
 from djqueue.storage.base import Storage
@@ -78,12 +79,12 @@ def read_facts(bounds: HealthSettings) -> HealthFacts:
     return HealthFacts(storage, overview, workers, bounds)
 
 
-def unreachable(error: Exception) -> Finding:
-    """Return the finding about a storage that can't be used."""
+def unreachable(check: str, error: Exception) -> Finding:
+    """Return the finding about a storage that can't be used by a check."""
     return Finding(
-        "health.storage",
+        f"health.{check}",
         "error",
-        f"the storage cannot be used: {error}",
+        f"the storage cannot be used: {in_one_line(error)}",
         "Check that its server is running and can be reached from this machine, and the setting STORAGE.",
     )
 

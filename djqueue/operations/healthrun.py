@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
@@ -13,10 +14,9 @@ from djqueue.core.deadline import within
 from djqueue.core.diagnostics import Finding
 from djqueue.core.errors import DjqueueError
 from djqueue.core.forks import after_fork
-from djqueue.core.shown import in_one_line
 
 from . import bounded, health
-from .health import STORAGE, HealthFacts
+from .health import STORAGE, Check, HealthFacts
 
 logger = logging.getLogger("djqueue.health")
 
@@ -40,7 +40,7 @@ class HealthReport(NamedTuple):
 
     checks: tuple[CheckResult, ...]
     facts: HealthFacts | None = None
-    """What the checks judged; None if the storage can't be used."""
+    """State of the storage that the checks judged; None if the storage can't be used."""
 
     @property
     def is_healthy(self) -> bool:
@@ -70,7 +70,7 @@ class HealthRun:
 
     @property
     def is_running(self) -> bool:
-        """Whether a check has not returned yet, even if nobody waits for it any longer."""
+        """Whether a check has not returned yet, even if no caller waits for it any longer."""
         return not self._done.is_set()
 
     @property
@@ -112,7 +112,7 @@ class HealthRun:
         self._results[STORAGE] = CheckResult(STORAGE, "ok")
         for name, check in health.CHECKS.items():
             self._step = name
-            found = self._checked(name, lambda check=check: tuple(check(facts)))
+            found = self._checked(name, partial(_tried, check, facts))
             if found is not None:
                 self._results[name] = CheckResult(name, "failed" if found else "ok", found)
 
@@ -121,12 +121,16 @@ class HealthRun:
         try:
             return read()
         except (DjqueueError, Error, OSError) as error:
-            finding = health.unreachable(in_one_line(error))
+            finding = health.unreachable(name, error)
         except Exception as error:
             logger.exception("The health check %r raised an exception.", name)
-            finding = health.unreachable(in_one_line(error))
-        self._results[name] = CheckResult(name, "failed", (finding._replace(id=f"health.{name}"),))
+            finding = health.unreachable(name, error)
+        self._results[name] = CheckResult(name, "failed", (finding,))
         return None
+
+
+def _tried(check: Check, facts: HealthFacts) -> tuple[Finding, ...]:
+    return tuple(check(facts))
 
 
 class HealthMonitor:

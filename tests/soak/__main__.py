@@ -215,10 +215,9 @@ class Soak:
             f"  {len(acknowledged):,} acknowledged jobs, {len(done):,} attempts that ended",
             f"  {'measured':40} {'2nd quarter':>12} {'3rd':>12} {'last':>12} {'growth':>8}",
         ]
-        lines += [
-            f"  {one.name:40} {one.early / 1e6:9.1f} MB {one.middle / 1e6:9.1f} MB {one.late / 1e6:9.1f} MB {one.growth:8.1%}"
-            for one in self.trends()
-        ]
+        for one in self.trends():
+            sizes = " ".join(f"{size / 1e6:9.1f} MB" for size in (one.early, one.middle, one.late))
+            lines.append(f"  {one.name:40} {sizes} {one.growth:8.1%}")
         return "\n".join(lines)
 
     def _start(self, name: str, arguments: list[str]) -> None:

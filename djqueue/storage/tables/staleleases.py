@@ -7,7 +7,7 @@ from .holders import RELEASED, LeaseHolder
 
 
 def stale_holder(alias: str, name: str, until: int) -> LeaseHolder | None:
-    """Return the last holder of a lease that expired before a time and that nobody has released or taken.
+    """Return the last holder of a lease that expired before a time without being released.
 
     Its process was killed or hangs, and no other one has taken over.
 

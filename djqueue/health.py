@@ -27,7 +27,7 @@ __all__ = ["health", "urlpatterns"]
 def health(request: HttpRequest) -> HttpResponse:
     """Return the names of the checks and whether they passed, with status 200 or 503.
 
-    Staff with the permission to view the dashboard see the findings, too.
+    Staff with the permissions to view the dashboard and its page *Storage* see the findings, too.
     """
     report = monitor.report(get_settings().health)
     body = document(report)
@@ -58,7 +58,8 @@ def _may_see_findings(request: HttpRequest, report: HealthReport) -> bool:
         return False
     try:
         with watchdog.within(get_settings().health.timeout / 1_000):
-            if not request.user.is_staff or not rights.may(request, rights.VIEW):
+            # Findings name queues, hosts and addresses.
+            if not request.user.is_staff or not rights.may(request, rights.STORAGE):
                 return False
             queues = report.facts.overview.queues if report.facts is not None else ()
             return rights.sees_each(request, (queue.name for queue in queues))

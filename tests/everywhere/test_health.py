@@ -203,7 +203,7 @@ def test_the_url_shows_findings_to_users_of_the_dashboard(storage: Storage, sett
 
     f.enqueue(get_storage(), queue="orders")
     [finding] = logged_in(one_with(*ALL_RIGHTS)).get("/health/").json()["findings"]
-    without_rights = logged_in(one_with()).get("/health/").json()
+    without_rights = logged_in(one_with("view_dashboard")).get("/health/").json()
 
     assert "'orders'" in finding["text"]
     assert "runworkers --queues orders" in finding["fix"]

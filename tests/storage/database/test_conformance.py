@@ -29,6 +29,8 @@ class SchedulerCase(contract.StorageCase):
         self.clock.advance(milliseconds)
 
 
+# TestForAClient runs the same contract with the same statements, through the scheduler's socket.
+@pytest.mark.thorough
 class TestWithItsOwnStatements(SchedulerCase, contract.StorageContract):
     sql = "auto"
 

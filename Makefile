@@ -9,10 +9,10 @@ BIN := $(VENV)/bin
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-thorough test-spark test-compat lint format simulate chaos bench demo demo-check demo-spark messages screenshots docs wheel clean
+.PHONY: help install test test-thorough test-spark test-compat lint format simulate chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## Make the virtual environment with all that development needs
 
@@ -52,6 +52,10 @@ simulate: install ## Simulate faults with many seeds; ARGS="--seed 7 --steps 500
 chaos: install ## Kill 10,000 random processes on each storage; ARGS="--signal TERM --kills 100" stops them
 	@scripts/system-packages.sh redis postgresql
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+soak: install ## Run mixed load with faults for an hour on each storage; ARGS="--storage redis --minutes 10"
+	@scripts/system-packages.sh redis postgresql
+	$(BIN)/python -m tests.soak $(ARGS)
 
 bench: install ## Measure speed and size; ARGS="--as-user", ARGS="--peers" or ARGS="--storage memory"
 	$(BIN)/python -m tests.benchmarks $(ARGS)

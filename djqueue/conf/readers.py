@@ -20,7 +20,7 @@ from djqueue.core.shown import NAME, HiddenOptions, kind_of, shown_name, without
 from djqueue.core.sizes import parse_size
 from djqueue.core.suggest import nearest
 
-from .values import DEFAULT_POLICY, DashboardSettings, Settings
+from .values import DEFAULT_POLICY, DashboardSettings, HealthSettings, Settings
 
 LISTS = (list, tuple, set, frozenset)
 
@@ -331,6 +331,13 @@ def _dashboard(key: str, value: Any) -> dict[str, Any]:
     return {key.lower(): DashboardSettings(**fields)}
 
 
+def _health(key: str, value: Any) -> dict[str, Any]:
+    given = _mapping(value, {"MAX_WAIT", "LEASE_GRACE", "TIMEOUT"})
+    return {
+        key.lower(): HealthSettings(**{word.lower(): _lasting(time, word) for word, time in given.items()})
+    }
+
+
 def _mapping(value: Any, known: set[str], where: str = "") -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"{where}must be a dict; got {value!r}")
@@ -396,6 +403,7 @@ READERS = {
     "SANDBOX": _sandbox,
     "MIDDLEWARE": _middleware,
     "DASHBOARD": _dashboard,
+    "HEALTH": _health,
 }
 
 

@@ -45,6 +45,18 @@ class DashboardSettings:
     """Words in the names of values that are hidden until revealed; `*word` matches the end of a name."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class HealthSettings:
+    """The values of `settings.DJQUEUE["HEALTH"]`."""
+
+    max_wait: int = 60_000
+    """Milliseconds that a job may be due before it counts as not being claimed."""
+    lease_grace: int = 15_000
+    """Milliseconds after which an expired lease counts as stale."""
+    timeout: int = 2_000
+    """Milliseconds that all checks together may take."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Settings:
     """The values of `settings.DJQUEUE`, converted."""
@@ -102,6 +114,7 @@ class Settings:
     middleware: tuple[str, ...] = ()
     """Dotted paths of the middleware classes, outermost first."""
     dashboard: DashboardSettings = field(default_factory=DashboardSettings)
+    health: HealthSettings = field(default_factory=HealthSettings)
 
     def policy(self, queue: str) -> QueuePolicy:
         """Return the configuration of a queue."""

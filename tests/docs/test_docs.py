@@ -40,6 +40,7 @@ from djqueue.core.options import PARSERS, EnqueueOptions, parse_options
 from djqueue.core.permissions import Permissions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import TRANSITIONS, State
+from djqueue.operations.health import CHECKS, STORAGE
 from djqueue.schedules import Schedule, parse_schedule
 from djqueue.schedules.words import PARSERS as SCHEDULE_WORDS
 from djqueue.storage.base import Storage
@@ -250,6 +251,15 @@ def test_the_table_of_settings_is_complete():
     assert [row[0] for row in rows] == list(conf.READERS)
     for key, _, default, _ in rows:
         assert vars(conf.read_settings({key: eval(default)})) == vars(conf.Settings()), key
+
+
+def test_the_tables_of_health_checks_are_complete():
+    rows = table("health.md", "health")
+
+    assert first_cells("health.md", "checks") == [STORAGE, *CHECKS]
+    assert {row[0] for row in rows} == known_keys("HEALTH", {"?": 1})
+    given = {key: eval(default) for key, _, default, _ in rows}
+    assert conf.read_settings({"HEALTH": given}).health == conf.HealthSettings()
 
 
 def test_the_tables_of_policies_are_complete():

@@ -125,13 +125,17 @@ class Keyspace:
 
     def begin(self, queues: set[str]) -> Steps[None]:
         """List queues that may be new, then check and record their group modes."""
-        [is_closed] = yield [RedisCommand((b"EXISTS", self.common.key("restoring")))]
-        if is_closed:
-            raise RestoreInProgressError()
+        yield from self.check_open()
         yield from self.list_queues(queues)
         self.known -= queues
         yield from self.agree(queues, new=True)
         self.known |= queues
+
+    def check_open(self) -> Steps[None]:
+        """Raise RestoreInProgressError while the queues are closed for a restore."""
+        [is_closed] = yield [RedisCommand((b"EXISTS", self.common.key("restoring")))]
+        if is_closed:
+            raise RestoreInProgressError()
 
     def list_queues(self, queues: set[str]) -> Steps[None]:
         """List queues, and notify the workers that serve all queues."""

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
         read_settings,
         unknown_limiters,
     )
-    from .values import DashboardSettings, Settings
+    from .values import BackupSettings, DashboardSettings, Settings
 
 __all__ = [
     "RATE_UNITS",
     "READERS",
+    "BackupSettings",
     "DashboardSettings",
     "Settings",
     "get_settings",
@@ -41,7 +42,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "values" if name in ("DashboardSettings", "Settings") else "readers"
+    module = "values" if name in ("BackupSettings", "DashboardSettings", "Settings") else "readers"
     value = globals()[name] = getattr(import_module(f".{module}", __name__), name)
     return value
 

@@ -13,6 +13,8 @@
     ├── StorageError                    the storage refused or failed
     │   ├── StorageUnavailableError     ... because it cannot be reached
     │   ├── SchedulerRunningError       ... because another process is the scheduler
+    │   ├── SnapshotTargetError         ... because a snapshot cannot be written to it now
+    │   ├── RestoreInProgressError      ... because a snapshot is being written to it
     │   └── QueueFullError              ... because the queue is at its capacity
     ├── BackupError                     a backup cannot be taken or restored
     │   ├── BackupNotFoundError         ... because there is none of this name
@@ -124,6 +126,18 @@ class SchedulerRunningError(StorageError):
     """Another process is the scheduler of this database."""
 
     code = "scheduler_running"
+
+
+class SnapshotTargetError(StorageError):
+    """A snapshot can only be written to an empty storage without workers and scheduler."""
+
+    code = "snapshot_target"
+
+
+class RestoreInProgressError(StorageError):
+    """A snapshot is being written to the storage: wait until that ends, or run the restore again."""
+
+    code = "restore_in_progress"
 
 
 class QueueFullError(StorageError):

@@ -5,11 +5,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from secrets import token_hex
 from typing import Any
 
 from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import BackupDamagedError, BackupError, BackupNotFoundError
-from secrets import token_hex
 from djqueue.core.shown import shown
 
 FORMAT = 1
@@ -86,19 +86,23 @@ class Metadata:
     ended_at: int
     """UTC milliseconds at which all data was read."""
     counts: BackupCounts
-    bytes: int
-    """Size of the data file."""
-    raw_bytes: int
-    """Size of the data before compression."""
+    size: int
+    """Bytes of the data file."""
+    raw_size: int
+    """Bytes of the data before compression."""
     sha256: str
     """Checksum of the data file."""
 
+    def document(self) -> dict[str, Any]:
+        """Return the description as JSON values."""
+        found = asdict(self)
+        for key in ("started_at", "ended_at"):
+            found[key] = to_datetime(found[key]).isoformat(timespec="milliseconds")
+        return found
+
     def encode(self) -> bytes:
         """Return the JSON document."""
-        document = asdict(self)
-        for key in ("started_at", "ended_at"):
-            document[key] = to_datetime(document[key]).isoformat(timespec="milliseconds")
-        return json.dumps(document, indent=2).encode() + b"\n"
+        return json.dumps(self.document(), indent=2).encode() + b"\n"
 
     @classmethod
     def decode(cls, name: str, data: bytes) -> "Metadata":
@@ -125,13 +129,13 @@ class Metadata:
                 started_at=_time(document["started_at"]),
                 ended_at=_time(document["ended_at"]),
                 counts=_counts(document["counts"]),
-                bytes=_count(document["bytes"]),
-                raw_bytes=_count(document["raw_bytes"]),
+                size=_count(document["size"]),
+                raw_size=_count(document["raw_size"]),
                 sha256=_text(document["sha256"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BackupDamagedError(
-                f"the metadata of backup {name} is damaged ({type(error).__name__}: {error}): use another backup"
+                f"the metadata of backup {name} is damaged ({type(error).__name__}: {error}): use another one"
             ) from error
 
 

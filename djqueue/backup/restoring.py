@@ -69,14 +69,14 @@ def restore(
         return RestoredBackup(metadata, storage.snapshots.write(parts, replace=replace))
 
 
-def _check_sum(file: File[bytes], metadata: Metadata) -> None:
+def _check_sum(file: "File[bytes]", metadata: Metadata) -> None:
     digest, size = hashlib.sha256(), 0
     while data := file.read(READ_SIZE):
         digest.update(data)
         size += len(data)
-    if size != metadata.bytes:
+    if size != metadata.size:
         raise BackupDamagedError(
-            f"backup {metadata.name} is damaged: its data has {size:,} bytes, expected {metadata.bytes:,}. "
+            f"backup {metadata.name} is damaged: its data has {size:,} bytes, expected {metadata.size:,}. "
             "Use another backup"
         )
     if digest.hexdigest() != metadata.sha256:
@@ -87,7 +87,7 @@ def _check_sum(file: File[bytes], metadata: Metadata) -> None:
     file.seek(0)
 
 
-def _parts(file: File[bytes], metadata: Metadata) -> Iterator[Part]:
+def _parts(file: "File[bytes]", metadata: Metadata) -> Iterator[Part]:
     """Yield the parts, and check that they are as many as the metadata say."""
     numbers = dict.fromkeys((JOB, DEAD, QUEUE, LIMITER, SCHEDULE), 0)
     for part in read_archive(file, metadata.name):

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
 
@@ -18,7 +18,7 @@ from djqueue.storage.base import Storage
 from .metadata import started_at
 from .store import BackupStore
 from .taking import Steps, prune, take
-from .turns import BackupCancelledError, BackupRunningError, BackupTurns
+from .turns import BackupRunningError, BackupTurns
 
 logger = logging.getLogger("djqueue.backup")
 
@@ -82,8 +82,8 @@ class BackupSchedule:
                 return min(wait, LOOK)
             if not self._turns.are_shared():
                 raise DjqueueError(
-                    "djqueue's tables are missing, so that several processes cannot agree on who takes it: run "
-                    "manage.py migrate, or set DJQUEUE['BACKUP'] to None"
+                    "djqueue's tables are missing, so processes cannot agree on who takes it: run manage.py "
+                    "migrate, or set DJQUEUE['BACKUP'] to None"
                 )
             self._take(stop)
         except BackupRunningError:
@@ -105,9 +105,7 @@ class BackupSchedule:
     def _due_in(self, store: BackupStore) -> int:
         """Return the milliseconds until the next backup is due."""
         now = self._clock.now()
-        # Those from the future were made before the clock was set back.
-        times = [at for name in store.names() if (at := started_at(name)) is not None and at <= now + AHEAD]
-        return max(times) + self._every - now if times else 0
+        return due_at(store.names(), self._settings, now) - now
 
     def _take(self, stop: Event) -> None:
         cancel = _Either(stop)
@@ -140,6 +138,13 @@ class BackupSchedule:
             )
         wait, self._retry = self._retry, min(2 * self._retry, LAST_RETRY)
         return min(wait, self._every)
+
+
+def due_at(names: Sequence[str], settings: BackupSettings, now: int) -> int:
+    """Return when the next backup is due, in UTC milliseconds, given the names of the backups."""
+    # Those from the future were made before the clock was set back.
+    times = [at for name in names if (at := started_at(name)) is not None and at <= now + AHEAD]
+    return max(times) + (settings.every or 0) if times else now
 
 
 class _Either(Event):

@@ -97,12 +97,12 @@ class BackupStore:
         expected = {name + DATA: found.sha256, name + METADATA: hashlib.sha256(data).hexdigest()}
         if sums != expected:
             raise BackupDamagedError(
-                f"backup {name} is damaged: {name}{METADATA} and {name}{SUMS} do not agree. Use another backup"
+                f"backup {name} is damaged: {name}{METADATA} and {name}{SUMS} differ. Use another backup"
             )
         return found
 
     @contextmanager
-    def open(self, name: str) -> Iterator[File[bytes]]:
+    def open(self, name: str) -> "Iterator[File[bytes]]":
         """Open the data of a backup."""
         with self._storage.open(name + DATA, "rb") as file:
             yield file
@@ -205,8 +205,8 @@ class BackupStore:
         if saved != file:
             self._storage.delete(saved)
             raise BackupError(
-                f"{self.describe()} saved the file {file!r} as {saved!r}; backups require a storage that keeps "
-                "the names of new files"
+                f"{self.describe()} saved the file {file!r} as {saved!r}; backups require a storage that "
+                "keeps the names of new files"
             )
         if path is not None:
             _sync_folder(Path(self._storage.path(file)).parent)
@@ -217,7 +217,7 @@ class BackupStore:
             self._save(file, content, check)
 
 
-class MovedFile(File[bytes]):
+class MovedFile(File):  # type: ignore[type-arg]
     """A file in the folder of a storage, which renames it instead of copying it."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
@@ -229,7 +229,7 @@ class MovedFile(File[bytes]):
         return self._path
 
 
-class CheckedFile(File[bytes]):
+class CheckedFile(File):  # type: ignore[type-arg]
     """A file that can be uploaded in parts, and stops that when a check raises an exception."""
 
     def __init__(self, file: BinaryIO, check: Callable[[], None]) -> None:

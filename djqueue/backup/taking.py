@@ -1,4 +1,4 @@
-"""Take a backup: read everything that the storage holds, write it to a file, and save that with its checksum."""
+"""Take a backup: write everything that the storage holds to a file, and save that with its checksum."""
 
 import logging
 from collections.abc import Callable
@@ -51,12 +51,12 @@ def take(storage: Storage, store: BackupStore, clock: Clock, steps: Steps = Step
             started_at=began,
             ended_at=clock.now(),
             counts=archive.counts,
-            bytes=archive.bytes,
-            raw_bytes=archive.raw_bytes,
+            size=archive.size,
+            raw_size=archive.raw_size,
             sha256=archive.sha256,
         )
         store.save(metadata, file, steps.check)
-    logger.info("Backup %s was saved: %d jobs, %d bytes.", name, metadata.counts.all_jobs, metadata.bytes)
+    logger.info("Backup %s was saved: %d jobs, %d bytes.", name, metadata.counts.all_jobs, metadata.size)
     return metadata
 
 

@@ -1,7 +1,7 @@
-"""One backup at a time: the lease that all hosts share, and the outcome of the last attempt, in the tables."""
+"""One backup at a time: the lease that all hosts share, and the outcome of the last attempt."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 
@@ -159,5 +159,3 @@ class Turn:
     def _end(self, reason: str) -> None:
         self._over = reason
         self._cancel.set()
-
-

@@ -1,4 +1,4 @@
-"""What becomes of attempts whose process is gone, when the jobs of a storage are loaded."""
+"""End the attempts whose process is gone, when the jobs of a storage are loaded."""
 
 from collections.abc import Iterable, Sequence
 from random import Random

@@ -7,38 +7,39 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from djqueue.core.collector import gc_paused
-from djqueue.core.deadletters import letter_of
 from djqueue.core.engine import Engine
 from djqueue.core.engine.context import EngineContext
 from djqueue.core.engine.replacing import EngineReplacement, all_jobs
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import SnapshotTargetError
 from djqueue.core.groups import GROUP_WAITING, NO_LIMIT
-from djqueue.core.interrupted import interrupt, supersede, superseded
 from djqueue.core.job import DeadLetterRecord
 from djqueue.core.queue import JobQueue
-from djqueue.core.states import LIVE, TERMINAL, State
+from djqueue.core.states import LIVE, PENDING, State
 
 from . import snapshots
 from .snapshots import (
     LimiterSettings,
     Part,
+    Position,
     QueueSettings,
     ScheduleRows,
     SnapshotCounts,
     Snapshots,
     check_target,
     dead_letter,
+    end_attempt,
     engine_job,
     job_record,
     letter_record,
+    lost_letter,
+    resolve_rivals,
     schedules_replaced,
+    turn,
 )
 
 HELD_BACK = 1 << 61
 """First position of the jobs that their groups hold back: behind those that are ready."""
-FIRST = -(1 << 62)
-"""Position before all others."""
 LATE = 1 << 40
 """First position of the dead letters that were added during a read."""
 
@@ -117,11 +118,9 @@ class EngineSnapshots(Snapshots):
         position = job.generation
         if job.generation == GROUP_WAITING:
             position = positions.get(job, HELD_BACK + job.run_at)
-        elif job.state is State.ACTIVE:
-            position = 0
-        elif job.state in TERMINAL:
+        elif job.state not in PENDING:
             position = job.finished_at
-        return job_record(job, position, queue.dead.retries_of(job.id))
+        return job_record(job, (position, 0), queue.dead.retries_of(job.id))
 
     def _settings(self, name: str) -> QueueSettings:
         shard = self._context.shard(name)
@@ -185,8 +184,7 @@ class EngineSnapshots(Snapshots):
             context.limiter(limiter.name).change(limiter.rate, limiter.concurrency, woken)
         found.end_attempts(context)
         jobs = found.in_order()
-        for job in superseded(jobs, now):
-            supersede(job, now)
+        resolve_rivals(jobs, now)
         letters = found.letters_of_failed(context)
         replacement.persistence.restore(jobs, letters)
         for job in jobs:
@@ -227,7 +225,7 @@ class _Collected:
 
     queues: dict[str, QueueSettings] = field(default_factory=dict)
     limiters: list[LimiterSettings] = field(default_factory=list)
-    jobs: dict[tuple[str, str], tuple[int, EngineJob]] = field(default_factory=dict)
+    jobs: dict[tuple[str, str], tuple[Position, EngineJob]] = field(default_factory=dict)
     letters: dict[tuple[str, str], tuple[int, DeadLetterRecord]] = field(default_factory=dict)
     retries: dict[tuple[str, str], int] = field(default_factory=dict)
     schedules: list[snapshots.Record] = field(default_factory=list)
@@ -239,7 +237,8 @@ class _Collected:
             if part.kind == snapshots.JOB:
                 job = engine_job(part.queue, record)
                 key = (part.queue, job.id)
-                self.jobs.setdefault(key, (record["position"], job))
+                major, minor = record["position"]
+                self.jobs.setdefault(key, ((major, minor), job))
                 if record["retries"]:
                     self.retries[key] = record["retries"]
             elif part.kind == snapshots.DEAD:
@@ -254,20 +253,17 @@ class _Collected:
 
     def end_attempts(self, context: EngineContext) -> None:
         """Treat active jobs like those whose workers were lost; they wait before all others."""
-        now = context.clock.now()
         for key, (_, job) in self.jobs.items():
-            if job.state is not State.ACTIVE:
-                continue
-            self.jobs[key] = (FIRST - job.started_at, job)
-            letter = interrupt(job, context.policy(job.queue), now, context.random)
-            if job.state is State.WAITING:
-                job.stream = None
-            if letter is not None:
-                self.letters[key] = (LATE + now, letter)
+            if job.state is State.ACTIVE:
+                now = context.clock.now()
+                position, letter = end_attempt(job, context.policy(job.queue), now, context.random)
+                self.jobs[key] = (position, job)
+                if letter is not None:
+                    self.letters[key] = (snapshots.LAST + now, letter)
 
     def in_order(self) -> list[EngineJob]:
         """Return the jobs in the order in which they are put into their queues."""
-        return [job for _, job in sorted(self.jobs.values(), key=_turn)]
+        return [job for _, job in sorted(self.jobs.values(), key=lambda entry: turn(entry[1], entry[0]))]
 
     def letters_of_failed(self, context: EngineContext) -> list[DeadLetterRecord]:
         """Return the dead letters of all failed jobs, oldest first."""
@@ -275,9 +271,8 @@ class _Collected:
         for key, (_, job) in self.jobs.items():
             if job.state is State.FAILED:
                 if key not in self.letters:
-                    policy = context.policy(job.queue).dead_letters
-                    letter = letter_of(job, job.finished_at, 0, policy, context.random)
-                    self.letters[key] = (LATE + job.finished_at, letter)
+                    letter = lost_letter(job, context.policy(job.queue), context.random)
+                    self.letters[key] = (snapshots.LAST + job.finished_at, letter)
                 found.append(self.letters[key])
         return [letter for _, letter in sorted(found, key=itemgetter(0))]
 
@@ -285,9 +280,3 @@ class _Collected:
         """Return the numbers of records."""
         numbers = len(self.queues), len(self.limiters), len(self.jobs), dead, len(self.schedules)
         return SnapshotCounts(*numbers)
-
-
-def _turn(entry: tuple[int, EngineJob]) -> tuple[bool, int]:
-    position, job = entry
-    # A job with `lifo` is put before those that are there.
-    return job.options.lifo, -position if job.options.lifo else position

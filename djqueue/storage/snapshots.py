@@ -15,14 +15,14 @@ Format 1 has these kinds, with these keys:
     job         id, name, state, position, payload, options, created_at, run_at, started_at, finished_at,
                 attempts, failures, stalls, worker, reason, error, result, progress, history, logs, stream,
                 stepped, cancel_requested, retries
-                position: orders the waiting jobs of a queue; lower runs first within a priority.
+                position: two integers that order the waiting jobs of a queue; lower runs first in a priority.
                 options: `JobOptions.as_dict`.            error: [type, message, traceback] or None.
                 history: the ended attempts, as lists in the order of `AttemptRecord`; error as above.
                 logs: [time, line].                       stream: None, or {run, count, items}.
                 stepped: see `clocksteps`.                retries: automatic retries of a live job so far.
     dead        id, position, reason, entered_at, expires_at, retries, next_retry_at, name, error_type,
                 error_message, unmet ([queue, id] of each dependency)
-                position: orders the dead letters of a queue, oldest first.
+                position: an integer that orders the dead letters of a queue, oldest first.
     schedule    the columns of `CronJob`, without its primary key
 
 A failed job has its dead letter in a part of its own. A dead letter without a failed job is ignored, and so
@@ -32,15 +32,19 @@ options and the bounds of the queue that it is written to. A job or a result is 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from random import Random
 from typing import Any, NamedTuple, Protocol
 
+from djqueue.core.deadletters import letter_of
 from djqueue.core.enginejob import EngineJob, ItemStream
 from djqueue.core.errors import OptionError, SnapshotTargetError
 from djqueue.core.groups import NO_LIMIT, GroupLimit
+from djqueue.core.interrupted import interrupt, supersede, superseded
 from djqueue.core.job import AttemptRecord, DeadLetterRecord, JobFailure, WorkerInfo
 from djqueue.core.limiter import Rate
-from djqueue.core.options import JobOptions
-from djqueue.core.states import State
+from djqueue.core.options import JobKey, JobOptions
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.states import PENDING, State
 
 FORMAT = 1
 """Version of the records that this version of djqueue reads and writes."""
@@ -48,6 +52,12 @@ QUEUE, LIMITER, JOB, DEAD, SCHEDULE = KINDS = ("queue", "limiter", "job", "dead"
 PAGE = 500
 """Default maximum number of records in a part."""
 
+FIRST = -(1 << 62)
+"""A position before all others."""
+LAST = 1 << 61
+"""A position of dead letters behind all others."""
+
+Position = tuple[int, int]
 Record = Mapping[str, Any]
 """One record: see the module."""
 
@@ -146,14 +156,14 @@ def check_target(snapshots: Snapshots, workers: Sequence[WorkerInfo], *, replace
 # Conversions.
 
 
-def job_record(job: EngineJob, position: int, retries: int = 0) -> dict[str, Any]:
+def job_record(job: EngineJob, position: Position, retries: int = 0) -> dict[str, Any]:
     """Return the record of a job."""
     stream = job.stream
     return {
         "id": job.id,
         "name": job.name,
         "state": job.state.value,
-        "position": position,
+        "position": list(position),
         "payload": job.payload,
         "options": job.options.as_dict(),
         "created_at": job.created_at,
@@ -226,6 +236,50 @@ def _engine_job(queue: str, record: Record) -> EngineJob:
     return job
 
 
+def turn(job: EngineJob, position: Position) -> tuple[bool, int, int]:
+    """Return a key by which jobs are sorted to be put into their queue one after the other."""
+    major, minor = position
+    # A job with `lifo` is put before those that are there.
+    return (True, -major, -minor) if job.options.lifo else (False, major, minor)
+
+
+def end_attempt(
+    job: EngineJob, policy: QueuePolicy, now: int, random: Random
+) -> tuple[Position, DeadLetterRecord | None]:
+    """Treat an active job like one whose worker was lost; return its position, and its dead letter if any."""
+    letter = interrupt(job, policy, now, random)
+    if job.state is State.WAITING:
+        job.stream = None
+    return (FIRST - job.started_at, 0), letter
+
+
+def lost_letter(job: EngineJob, policy: QueuePolicy, random: Random) -> DeadLetterRecord:
+    """Return a dead letter for a failed job whose own is missing."""
+    return letter_of(job, job.finished_at, 0, policy.dead_letters, random)
+
+
+def resolve_rivals(jobs: Sequence[EngineJob], now: int) -> list[EngineJob]:
+    """Cancel pending jobs until each unique key has one; return the cancelled jobs.
+
+    The newer of a job and its successor is kept, otherwise the older job.
+    """
+    cancelled = []
+    for job in superseded(jobs, now):
+        supersede(job, now)
+        cancelled.append(job)
+    owners: dict[JobKey, EngineJob] = {}
+    for job in sorted(jobs, key=lambda job: job.created_at):
+        key, ttl = job.options.unique_key, job.options.unique_ttl
+        if key is None or job.state not in PENDING:
+            continue
+        if ttl is not None and job.created_at + job.stepped + ttl <= now:
+            continue
+        if owners.setdefault((job.queue, key), job) is not job:
+            job.state, job.reason, job.finished_at = State.CANCELLED, "duplicate", now
+            cancelled.append(job)
+    return cancelled
+
+
 def letter_record(letter: DeadLetterRecord, position: int) -> dict[str, Any]:
     """Return the record of a dead letter."""
     record = letter._asdict()
@@ -244,7 +298,7 @@ def dead_letter(queue: str, record: Record) -> DeadLetterRecord:
 
 
 class QueueSettings(NamedTuple):
-    """What was set on a queue at run time."""
+    """Settings of a queue that were made at run time."""
 
     paused: bool = False
     group_mode: str = ""
@@ -291,7 +345,7 @@ class QueueSettings(NamedTuple):
 
 
 class LimiterSettings(NamedTuple):
-    """What was set on a limiter at run time."""
+    """Settings of a limiter that were made at run time."""
 
     name: str
     rate: Rate | None

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
 
-from django.core.files.storage import InvalidStorageError
 from django.db import Error, connections
 
 from djqueue.conf import BackupSettings, get_settings
@@ -131,7 +130,7 @@ class BackupSchedule:
         reason = _reason(error)
         if reason != self._reason:
             self._reason = reason
-            expected = isinstance(error, (DjqueueError, Error, OSError, InvalidStorageError))
+            expected = isinstance(error, (DjqueueError, Error, OSError))
             # Any other error may be a defect of this package, or of a file storage: it needs its traceback.
             logger.error(
                 "The backup failed, and is tried again: %s", reason, exc_info=None if expected else error

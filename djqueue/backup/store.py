@@ -19,7 +19,13 @@ from django.core.files.base import File
 from django.core.files.storage import FileSystemStorage, Storage, storages
 
 from djqueue.conf import BackupSettings
-from djqueue.core.errors import BackupDamagedError, BackupError, BackupNotFoundError, ConfigurationError
+from djqueue.core.errors import (
+    BackupDamagedError,
+    BackupError,
+    BackupNotFoundError,
+    ConfigurationError,
+    DjqueueError,
+)
 from djqueue.core.shown import in_one_line
 
 from .metadata import NAME, Metadata, check_name, started_at
@@ -104,7 +110,10 @@ class BackupStore:
     @contextmanager
     def open(self, name: str) -> "Iterator[File[bytes]]":
         """Open the data of a backup."""
-        with self._storage.open(name + DATA, "rb") as file:
+        with self._named_errors():
+            file = self._storage.open(name + DATA, "rb")
+            file.seek(0)  # Some storages download a file when it is first used.
+        with file:
             yield file
 
     # Writing.
@@ -152,8 +161,7 @@ class BackupStore:
 
     def delete(self, name: str) -> None:
         """Delete a backup, or what there is of it."""
-        for ending in (METADATA, SUMS, DATA):
-            self._storage.delete(name + ending)
+        self.delete_files([name + ending for ending in (METADATA, SUMS, DATA)])
 
     def leftovers(self) -> dict[str, list[str]]:
         """Return the files of incomplete backups, by the name of the backup."""
@@ -171,22 +179,24 @@ class BackupStore:
 
     def delete_files(self, files: list[str]) -> None:
         """Delete some files."""
-        for file in files:
-            self._storage.delete(file)
+        with self._named_errors():
+            for file in files:
+                self._storage.delete(file)
 
     def _files(self) -> list[str]:
-        try:
-            _, files = self._storage.listdir("")
-        except FileNotFoundError:
-            return []  # The folder is made for the first backup.
-        except NotImplementedError:
-            raise ConfigurationError(
-                f"{self.describe()} cannot list its files: use a storage with listdir() for backups"
-            ) from None
+        with self._named_errors():
+            try:
+                _, files = self._storage.listdir("")
+            except FileNotFoundError:
+                return []  # The folder is made for the first backup.
+            except NotImplementedError:
+                raise ConfigurationError(
+                    f"{self.describe()} cannot list its files: use a storage with listdir() for backups"
+                ) from None
         return files
 
     def _read(self, file: str) -> bytes:
-        with self._storage.open(file, "rb") as opened:
+        with self._named_errors(), self._storage.open(file, "rb") as opened:
             return bytes(opened.read(SMALL))
 
     def _sums(self, name: str) -> dict[str, str]:
@@ -201,15 +211,27 @@ class BackupStore:
             os.fsync(content.fileno())
         content.seek(0)
         upload: Any = MovedFile(content, path) if path is not None else CheckedFile(content, check)
-        saved = self._storage.save(file, upload)
+        with self._named_errors():
+            saved = self._storage.save(file, upload)
         if saved != file:
-            self._storage.delete(saved)
+            self.delete_files([saved])
             raise BackupError(
                 f"{self.describe()} saved the file {file!r} as {saved!r}; backups require a storage that "
                 "keeps the names of new files"
             )
         if path is not None:
             _sync_folder(Path(self._storage.path(file)).parent)
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Convert errors of the file storage, which may be of any class, to one that names it."""
+        try:
+            yield
+        except DjqueueError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {in_one_line(error)}"
+            raise BackupError(f"{self.describe()} cannot be used: {reason}") from error
 
     def _save_small(self, file: str, data: bytes, check: Callable[[], None]) -> None:
         with self.new_file(file) as content:

@@ -185,7 +185,7 @@ def test_a_place_that_cannot_be_written_is_an_error_with_its_reason(
 ) -> None:
     folder.write_text("not a folder")
     schedule.look(stop())
-    assert "The backup failed, and is tried again: NotADirectoryError" in caplog.text
+    assert "The backup failed, and is tried again: the folder" in caplog.text
 
 
 def test_a_stop_ends_a_backup_and_is_no_error(

@@ -15,6 +15,7 @@ from djqueue.backup import restoring, taking
 from djqueue.backup.metadata import Metadata
 from djqueue.backup.store import BackupStore, default_folder
 from djqueue.backup.taking import Steps
+from djqueue.backup.turns import BackupCancelledError
 from djqueue.conf import BackupSettings
 from djqueue.core.errors import (
     BackupDamagedError,
@@ -172,7 +173,7 @@ def test_a_failed_save_leaves_no_file(
     files = Failing(folder)
     files.fails_at = fails_at
     store = BackupStore(files)
-    with pytest.raises(OSError, match="Read-only"):
+    with pytest.raises(BackupError, match=f"the folder {folder} cannot be used: OSError.*Read-only"):
         taking.take(storage, store, clock)
     assert names_in(folder) == []
     assert taking.take(storage, store, clock).name in store.names()
@@ -201,14 +202,14 @@ def test_an_upload_stops_when_it_must(storage: MemoryStorage, clock: AheadClock)
         nonlocal parts
         parts += 1
         if parts == checks_before_upload + 1:
-            raise InterruptedError
+            raise BackupCancelledError
 
     checks_before_upload = 10**9
     taking.take(storage, store, clock, Steps(check))
     # The last four: two files, the announcement, and its upload.
     checks_before_upload, parts = parts - 5, 0
     known = store.names()
-    with pytest.raises(InterruptedError):
+    with pytest.raises(BackupCancelledError):
         taking.take(storage, store, clock, Steps(check))
     assert store.names() == known
     assert store.leftovers() == {}

@@ -19,7 +19,7 @@ from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
-from djqueue.core.errors import BackupError, SnapshotTargetError
+from djqueue.core.errors import BackupError, DjqueueError, SnapshotTargetError
 from djqueue.core.shown import in_one_line
 from djqueue.core.states import State
 from djqueue.models import BackupState
@@ -101,6 +101,8 @@ def now(_options: Options, output: Output) -> None:
         except Exception as error:
             if is_alone:
                 turns.note_end(name, error)
+            if isinstance(error, OSError):
+                raise CommandError(f"the backup failed: {error}") from error
             raise
         if is_alone:
             turns.note_end(name)
@@ -210,9 +212,8 @@ def status(_options: Options, output: Output) -> None:
     try:
         store = BackupStore.configured(settings)
         names = store.names()
-    except Exception as error:
-        # A file storage may raise anything. Showing it is what this verb is for.
-        problem = f"the backups cannot be listed: {in_one_line(error)}"
+    except DjqueueError as error:
+        problem = str(error)
     clock = turns.clock
     due = due_at(names, settings, clock.now()) if names is not None and scheduled else None
     if not problem and due is not None and names and clock.now() > due + (settings.every or 0):

@@ -178,10 +178,12 @@ ENQUEUE_WRITTEN = Operation("enqueue_written", SCHEDULER)
 """The same, answered once the jobs are committed."""
 SETTLED = Operation("settled", SCHEDULER)
 """States of jobs that the tables have, too, when the answer comes."""
+FLUSH = Operation("gate.flush", SCHEDULER)
+"""Write what is not in the tables yet."""
 
 OPERATIONS = {
     operation.name: operation
-    for operation in (*_BY_METHOD.values(), ENQUEUE_AT_ONCE, ENQUEUE_WRITTEN, SETTLED)
+    for operation in (*_BY_METHOD.values(), ENQUEUE_AT_ONCE, ENQUEUE_WRITTEN, SETTLED, FLUSH)
 }
 """Every operation of the socket, by name."""
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from djqueue.core.errors import OptionError, SnapshotTargetError
 from djqueue.core.limiter import Rate
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
-from djqueue.storage.snapshots import DEAD, JOB, KINDS, Part
+from djqueue.storage.snapshots import DEAD, JOB, KINDS, Part, SnapshotCounts
 
 from ..factories import (
     JOB_IN,
@@ -68,11 +68,6 @@ def order(parts: list[Part], kind: str = JOB, states: tuple[str, ...] = ("waitin
     return {queue: [job_id for _, job_id in sorted(ids)] for queue, ids in found.items()}
 
 
-def restored(storage: Storage, parts: list[Part]) -> None:
-    """Write a snapshot over everything that the storage holds."""
-    storage.snapshots.write(parts, replace=True)
-
-
 def fill(storage: Storage) -> None:
     """Put jobs of every kind and state into a storage, and settings."""
     for there in (State.COMPLETED, State.FAILED, State.CANCELLED):
@@ -103,12 +98,20 @@ def fill(storage: Storage) -> None:
 class SnapshotsContract(StorageCase):
     """Cases about `Snapshots`."""
 
+    def written(self, storage: Storage, parts: Iterable[Part], *, replace: bool = False) -> SnapshotCounts:
+        """Write a snapshot. A storage with a scheduler stops it before, and starts it again after that."""
+        return storage.snapshots.write(parts, replace=replace)
+
+    def restored(self, storage: Storage, parts: list[Part]) -> None:
+        """Write a snapshot over everything that the storage holds."""
+        self.written(storage, parts, replace=True)
+
     def test_everything_that_was_read_comes_back_as_it_was(self, storage: Storage) -> None:
         fill(storage)
         before = read_all(storage)
         shown = [snapshot(storage, queue) for queue in (QUEUE, OTHER)]
 
-        counts = storage.snapshots.write(before, replace=True)
+        counts = self.written(storage, before, replace=True)
 
         after = read_all(storage)
         assert contents(after) == contents(before)
@@ -129,7 +132,7 @@ class SnapshotsContract(StorageCase):
         enqueue(storage, id="before the front", lifo=True)
         enqueue(storage, id="end", priority=-5)
 
-        restored(storage, read_all(storage))
+        self.restored(storage, read_all(storage))
 
         assert claim_ids(storage, 10) == ["first", "before the front", "front", *"12345", "end"]
 
@@ -150,7 +153,7 @@ class SnapshotsContract(StorageCase):
         enqueue(storage, id="new")
 
         with pytest.raises(SnapshotTargetError, match="not empty"):
-            storage.snapshots.write(parts)
+            self.written(storage, parts)
 
         assert state(storage, "old") is state(storage, "new") is State.WAITING
 
@@ -161,7 +164,7 @@ class SnapshotsContract(StorageCase):
         storage.queues.pause(OTHER)
         storage.limiters.set("stripe", None, 3)
 
-        restored(storage, parts)
+        self.restored(storage, parts)
 
         assert storage.snapshots.is_empty()
         assert storage.queues.names() == []
@@ -193,10 +196,10 @@ class SnapshotsContract(StorageCase):
         storage.workers.register(worker("busy-worker"))
 
         with pytest.raises(SnapshotTargetError, match="busy-worker"):
-            storage.snapshots.write(parts, replace=True)
+            self.written(storage, parts, replace=True)
 
         storage.workers.unregister("busy-worker")
-        storage.snapshots.write(parts, replace=True)
+        self.written(storage, parts, replace=True)
 
     # All or nothing.
 
@@ -210,7 +213,7 @@ class SnapshotsContract(StorageCase):
             raise OSError("the file ends early")
 
         with pytest.raises(OSError, match="ends early"):
-            storage.snapshots.write(broken(), replace=True)
+            self.written(storage, broken(), replace=True)
 
         assert state(storage, "old") is state(storage, "new") is State.WAITING
 
@@ -226,7 +229,7 @@ class SnapshotsContract(StorageCase):
         enqueue(storage, id="old")
 
         with pytest.raises(OptionError, match="snapshot:"):
-            storage.snapshots.write([part], replace=True)
+            self.written(storage, [part], replace=True)
 
         assert state(storage, "old") is State.WAITING
 
@@ -237,7 +240,7 @@ class SnapshotsContract(StorageCase):
         an_active_job(storage, id="second")
         enqueue(storage, id="third")
 
-        restored(storage, read_all(storage))
+        self.restored(storage, read_all(storage))
 
         found = job(storage, "first")
         assert (found.state, found.attempts, found.stalls) == (State.WAITING, 1, 1)
@@ -248,7 +251,7 @@ class SnapshotsContract(StorageCase):
     def test_an_active_job_that_may_not_stall_again_is_a_dead_letter(self, storage: Storage) -> None:
         an_active_job(storage, id="once", max_stalls=0)
 
-        restored(storage, read_all(storage))
+        self.restored(storage, read_all(storage))
 
         assert state(storage, "once") is State.FAILED
         [letter] = storage.reads.dead_letters(QUEUE)
@@ -259,14 +262,14 @@ class SnapshotsContract(StorageCase):
         an_active_job(storage, id="unwanted")
         storage.jobs.cancel(QUEUE, ["unwanted"])
 
-        restored(storage, read_all(storage))
+        self.restored(storage, read_all(storage))
 
         assert state(storage, "unwanted") is State.CANCELLED
 
     def test_the_outcome_of_a_claim_from_before_is_refused(self, storage: Storage) -> None:
         claimed = an_active_job(storage, id="running")
 
-        restored(storage, read_all(storage))
+        self.restored(storage, read_all(storage))
 
         assert finish(storage, completing(claimed)) == [False]
         assert state(storage, "running") is State.WAITING
@@ -276,7 +279,7 @@ class SnapshotsContract(StorageCase):
         enqueue(storage, id="successor", unique_key="k", on_duplicate="keep_last_if_active")
         assert state(storage, "successor") is State.BLOCKED
 
-        restored(storage, read_all(storage))
+        self.restored(storage, read_all(storage))
 
         assert state(storage, "running") is State.CANCELLED
         assert claim_ids(storage, 5) == ["successor"]
@@ -290,7 +293,7 @@ class SnapshotsContract(StorageCase):
         enqueue(storage, id="blocked", depends_on=keys)
         enqueue(storage, id="after it", depends_on=((QUEUE, "blocked"),))
 
-        restored(storage, read_all(storage))
+        self.restored(storage, read_all(storage))
 
         assert state(storage, "blocked") is state(storage, "after it") is State.BLOCKED
         finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
@@ -304,7 +307,7 @@ class SnapshotsContract(StorageCase):
         enqueue(storage, id="first", queue=UPSTREAM)
         enqueue(storage, id="second", depends_on=((UPSTREAM, "first"),))
 
-        restored(storage, read_all(storage))
+        self.restored(storage, read_all(storage))
         storage.jobs.cancel(UPSTREAM, ["first"])
         self.pass_time(storage, 1)
 
@@ -314,7 +317,7 @@ class SnapshotsContract(StorageCase):
         enqueue(storage, id="forever", unique_key="a", delay=LATER)
         enqueue(storage, id="an hour", unique_key="b", unique_ttl=LATER, delay=10 * LATER)
 
-        restored(storage, read_all(storage))
+        self.restored(storage, read_all(storage))
 
         for key, there in (("a", "forever"), ("b", "an hour")):
             [result] = storage.enqueue([batch(unique_key=key)])
@@ -323,7 +326,7 @@ class SnapshotsContract(StorageCase):
     def test_jobs_of_a_group_run_one_at_a_time_and_in_order(self, storage: Storage) -> None:
         enqueue_many(storage, 3, ids=["g-1", "g-2", "g-3"], group="g")
 
-        restored(storage, read_all(storage))
+        self.restored(storage, read_all(storage))
 
         for expected in ("g-1", "g-2", "g-3"):
             [claimed] = claim(storage, 5)
@@ -336,7 +339,7 @@ class SnapshotsContract(StorageCase):
         storage.queues.set_limits(QUEUE, concurrency=2)
         storage.queues.pause(OTHER)
 
-        restored(storage, read_all(storage))
+        self.restored(storage, read_all(storage))
 
         assert len(claim(storage, 10)) == 2
         storage.queues.resume(OTHER)
@@ -348,7 +351,7 @@ class SnapshotsContract(StorageCase):
         ids = [a_failed_job(storage, id=name) for name in ("c", "a", "b")]
         before = storage.reads.dead_letters(QUEUE)
 
-        restored(storage, read_all(storage))
+        self.restored(storage, read_all(storage))
 
         assert [letter.id for letter in storage.reads.dead_letters(QUEUE)] == ids
         assert storage.reads.dead_letters(QUEUE) == before
@@ -358,7 +361,7 @@ class SnapshotsContract(StorageCase):
     def test_a_result_is_readable_for_the_rest_of_its_time(self, storage: Storage) -> None:
         a_completed_job(storage, id="done", result=b"result", result_ttl=LATER, retention=10 * LATER)
 
-        restored(storage, read_all(storage))
+        self.restored(storage, read_all(storage))
 
         assert job(storage, "done").result == b"result"
 

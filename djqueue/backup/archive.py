@@ -37,7 +37,7 @@ SURROGATES = "surrogatepass"
 """File names in error messages may have lone surrogates."""
 
 
-class Source(Protocol):
+class OpenFile(Protocol):
     """An open file to read from."""
 
     def read(self, size: int = ..., /) -> bytes:
@@ -115,7 +115,7 @@ class ArchiveWriter:
         self._file.write(data)
 
 
-def read_archive(file: Source, name: str) -> Iterator[Part]:
+def read_archive(file: OpenFile, name: str) -> Iterator[Part]:
     """Yield the parts of a data file, in the order in which they were written, in pages of limited size.
 
     Raises:
@@ -138,7 +138,7 @@ def read_archive(file: Source, name: str) -> Iterator[Part]:
         raise _damaged(name, f"the data ends too early: {type(error).__name__}") from error
 
 
-def _parts(file: Source, name: str) -> Iterator[Part]:
+def _parts(file: OpenFile, name: str) -> Iterator[Part]:
     with gzip.GzipFile(fileobj=file, mode="rb") as stream:  # type: ignore[call-overload]
         yield from _unpacked(stream, name)
 

@@ -141,7 +141,7 @@ class Metadata:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"expected a text, got {shown(value)}")
+        raise TypeError(f"expected text, got {shown(value)}")
     return value
 
 

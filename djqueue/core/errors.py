@@ -135,7 +135,7 @@ class SnapshotTargetError(StorageError):
 
 
 class RestoreInProgressError(StorageError):
-    """A snapshot is being written to the storage: wait until that ends, or run the restore again."""
+    """A snapshot is being written to the storage: wait until that ends; if it was interrupted, repeat it."""
 
     code = "restore_in_progress"
 

@@ -91,11 +91,13 @@ class ScheduleRows(Protocol):
     def is_empty(self) -> bool:
         """Return whether there is no schedule."""
 
+    def check(self, records: Sequence[Record]) -> None:
+        """Raise SnapshotTargetError if there are records, but the table does not exist."""
+
     def replacing(self, records: Sequence[Record]) -> AbstractContextManager[None]:
         """Return a context manager that replaces all schedules, and commits at the end of the block.
 
-        If the block raises an exception, nothing is replaced. Raises SnapshotTargetError if there are
-        records, but the table does not exist.
+        If the block raises an exception, nothing is replaced. Raises the error of `check`.
         """
 
 
@@ -380,21 +382,28 @@ def _invalid(kind: str, queue: str, record: Record, error: Exception) -> OptionE
     )
 
 
+def check_schedules(rows: ScheduleRows | None, records: Sequence[Record]) -> None:
+    """Raise SnapshotTargetError if there are schedules, but no place for them."""
+    if rows is not None:
+        rows.check(records)
+    elif records:
+        raise SnapshotTargetError(
+            f"the snapshot has {len(records)} schedules, but this storage has no table for them"
+        )
+
+
 @contextmanager
 def schedules_replaced(rows: ScheduleRows | None, records: Sequence[Record]) -> Iterator[None]:
     """Replace the schedules if the block succeeds.
 
     Raises SnapshotTargetError if there are records, but no place for them.
     """
-    if rows is not None:
+    check_schedules(rows, records)
+    if rows is None:
+        yield
+    else:
         with rows.replacing(records):
             yield
-    elif records:
-        raise SnapshotTargetError(
-            f"the snapshot has {len(records)} schedules, but this storage has no table for them"
-        )
-    else:
-        yield
 
 
 def check_kind(part: Part) -> None:

@@ -52,6 +52,7 @@ from .records import pack_text
 from .removing import Removing, Scanning
 from .roundtrips import RedisCommand, Roundtrips, ScriptCall, Steps
 from .scripts import script
+from .snapshots import RedisSnapshots
 from .staging import RedisStaging
 from .sweeping import Sweeping
 from .workers import RedisWorkers
@@ -126,6 +127,7 @@ class RedisStorage(Storage):
             keyspace, self._connections, RedisInspector(keyspace, self._limits), scanning, kept, workers
         )
         self.events = RedisEvents(self._notifications)
+        self.snapshots = RedisSnapshots(keyspace, self._limits, removing, workers, kept, self._clock.now)
         self._sweeping = Sweeping(keyspace, removing, self._limits, kept, workers)
         self.outbox = (
             OutboxTable(

@@ -39,15 +39,19 @@ class TableSchedules(ScheduleRows):
         alias = self._alias()
         return not self._exists(alias) or is_empty(alias)
 
+    def check(self, records: Sequence[Record]) -> None:
+        alias = self._alias()
+        if records and not self._exists(alias):
+            raise SnapshotTargetError(
+                f"the snapshot has {len(records)} schedules, but database {alias!r} has no table for them: "
+                "run manage.py migrate first"
+            )
+
     @contextmanager
     def replacing(self, records: Sequence[Record]) -> Iterator[None]:
+        self.check(records)
         alias = self._alias()
         if not self._exists(alias):
-            if records:
-                raise SnapshotTargetError(
-                    f"the snapshot has {len(records)} schedules, but database {alias!r} has no table for "
-                    "them: run manage.py migrate first"
-                )
             yield
             return
         with transaction.atomic(using=alias):

@@ -18,7 +18,7 @@ DAY = 86_400_000
 
 
 class Steps(NamedTuple):
-    """What a backup calls while it is taken."""
+    """Callbacks of a backup while it is taken."""
 
     check: Callable[[], None] = lambda: None
     """Called often; raises an exception to stop."""

@@ -168,7 +168,7 @@ def _unpacked(stream: gzip.GzipFile, name: str) -> Iterator[Part]:
         for _ in range(number):
             record = unpacker.unpack()
             if kind == JOB and record["progress"] is not None:
-                record["progress"] = codecs.decode(record["progress"], MSGPACK, frozenset({MSGPACK}))
+                record["progress"] = codecs.decode(record["progress"], MSGPACK)
             records.append(record)
             if len(records) == PART_RECORDS or unpacker.tell() - begun >= PART_BYTES:
                 yield Part(kind, queue, records)

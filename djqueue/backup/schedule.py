@@ -81,8 +81,8 @@ class BackupSchedule:
                 return min(wait, LOOK)
             if not self._turns.are_shared():
                 raise DjqueueError(
-                    "djqueue's tables are missing, so processes cannot agree on who takes a backup: run manage.py "
-                    "migrate, or set DJQUEUE['BACKUP'] to None"
+                    "djqueue's tables are missing, so processes cannot agree on who takes a backup: run "
+                    "manage.py migrate, or set DJQUEUE['BACKUP'] to None"
                 )
             self._take(stop)
         except BackupRunningError:

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
         read_settings,
         unknown_limiters,
     )
-    from .values import DashboardSettings, HealthSettings, Settings
+    from .values import BackupSettings, DashboardSettings, HealthSettings, Settings
 
 __all__ = [
     "RATE_UNITS",
     "READERS",
+    "BackupSettings",
     "DashboardSettings",
     "HealthSettings",
     "Settings",
@@ -42,7 +43,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "values" if name in ("DashboardSettings", "HealthSettings", "Settings") else "readers"
+    words = ("BackupSettings", "DashboardSettings", "HealthSettings", "Settings")
+    module = "values" if name in words else "readers"
     value = globals()[name] = getattr(import_module(f".{module}", __name__), name)
     return value
 

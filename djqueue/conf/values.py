@@ -57,6 +57,22 @@ class HealthSettings:
     """Milliseconds that all checks together may take."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BackupSettings:
+    """The values of `settings.DJQUEUE["BACKUP"]`."""
+
+    every: int | None = 6 * 3_600_000
+    """Milliseconds between two backups that `runworkers` takes; None for none."""
+    is_every_given: bool = False
+    """Whether the project has set `every`. Jobs in the memory of one process are backed up only then."""
+    keep: int = 12
+    """Number of backups kept: the newest."""
+    folder: str | None = None
+    """Folder of the backups if STORAGES has no `djqueue_backups`; None for `djqueue_backups` in BASE_DIR."""
+    timeout: int = 3_600_000
+    """Milliseconds after which a backup is given up."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Settings:
     """The values of `settings.DJQUEUE`, converted."""
@@ -115,6 +131,7 @@ class Settings:
     """Dotted paths of the middleware classes, outermost first."""
     dashboard: DashboardSettings = field(default_factory=DashboardSettings)
     health: HealthSettings = field(default_factory=HealthSettings)
+    backup: BackupSettings = field(default_factory=BackupSettings)
 
     def policy(self, queue: str) -> QueuePolicy:
         """Return the configuration of a queue."""

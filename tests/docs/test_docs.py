@@ -10,7 +10,7 @@ import types
 import unittest
 from collections.abc import Awaitable
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -26,7 +26,7 @@ import djqueue
 from djqueue import Backoff, Queue, Worker, checks, conf, jobchecks, signals
 from djqueue.client import registry
 from djqueue.client.declared import declared
-from djqueue.conf import readers
+from djqueue.conf import BackupSettings, readers
 from djqueue.contrib.spark.pipeline.main import parser as spark_parser
 from djqueue.contrib.spark.read_options import BATCH_OPTIONS, STREAM_OPTIONS
 from djqueue.contrib.spark.read_options import OPTIONS as READ_OPTIONS
@@ -278,6 +278,18 @@ def test_the_tables_of_policies_are_complete():
     assert conf.read_settings({"QUEUES": {"q": given}}).policy("q") == QueuePolicy()
     assert {key.lower() for key in given} == QueuePolicy.__dataclass_fields__.keys()
     assert {key.lower() for key in given["DEAD_LETTERS"]} == DeadLetterPolicy.__dataclass_fields__.keys()
+
+
+def test_the_table_of_backups_is_complete():
+    rows = table("backups.md", "backup")
+
+    assert {row[0] for row in rows} == known_keys("BACKUP", {"?": 1})
+    given = {row[0]: SIX_HOURS_AND_ONE.get(row[2]) or eval(row[2]) for row in rows}
+    read = conf.read_settings({"BACKUP": given}).backup
+    assert replace(read, is_every_given=False) == BackupSettings()
+
+
+SIX_HOURS_AND_ONE = {"six hours": 21_600, "one hour": 3_600}
 
 
 def known_keys(setting: str, value: object) -> set[str]:

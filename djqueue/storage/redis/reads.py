@@ -205,6 +205,9 @@ class RedisReads(Reads):
     ) -> list[Bucket]:
         return self._keyspace.run(self._metrics.series(queues, start, end, step, by_name))
 
+    def cumulative(self, queues: Sequence[str] | None = None) -> list[Bucket]:
+        return self._keyspace.run(self._metrics.cumulative(queues))
+
     def diagnostics(self) -> Diagnostics:
         names = self._keyspace.run(self._keyspace.names())
         lines = [

@@ -95,6 +95,7 @@ HINTS = {
     "SANDBOX": "'require' refuses jobs whose permissions cannot be enforced here; 'degrade' accepts some.",
     "MIDDLEWARE": "For example ['djqueue.middleware.LoggingMiddleware'].",
     "DASHBOARD": "For example {'READ_ONLY': True, 'POLL': 5}.",
+    "MONITORING": "For example {'TOKEN_FILE': '/run/secrets/djqueue-token'}.",
 }
 FROM_SETTINGS = frozenset({"clock", "limiters", "metrics", "policies"})
 """Parameters of storages that come from other settings or from tests, not from OPTIONS."""

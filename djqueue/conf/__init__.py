@@ -15,21 +15,26 @@ if TYPE_CHECKING:
     from .readers import (
         RATE_UNITS,
         READERS,
+        TOKEN_FORM,
+        is_token,
         is_wrong,
         parse_rate,
         problems,
         read_settings,
         unknown_limiters,
     )
-    from .values import DashboardSettings, Settings
+    from .values import DashboardSettings, MonitoringSettings, Settings
 
 __all__ = [
     "RATE_UNITS",
     "READERS",
+    "TOKEN_FORM",
     "DashboardSettings",
+    "MonitoringSettings",
     "Settings",
     "get_settings",
     "has_django",
+    "is_token",
     "is_wrong",
     "parse_rate",
     "problems",
@@ -38,10 +43,13 @@ __all__ = [
 ]
 
 
+VALUES = frozenset({"DashboardSettings", "MonitoringSettings", "Settings"})
+
+
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "values" if name in ("DashboardSettings", "Settings") else "readers"
+    module = "values" if name in VALUES else "readers"
     value = globals()[name] = getattr(import_module(f".{module}", __name__), name)
     return value
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from os import PathLike, fspath
 from typing import Any
 
 from djqueue.core.backoff import Backoff, parse_backoff
@@ -20,9 +21,15 @@ from djqueue.core.shown import NAME, HiddenOptions, kind_of, shown_name, without
 from djqueue.core.sizes import parse_size
 from djqueue.core.suggest import nearest
 
-from .values import DEFAULT_POLICY, DashboardSettings, Settings
+from .values import DEFAULT_POLICY, DashboardSettings, MonitoringSettings, Settings
 
 LISTS = (list, tuple, set, frozenset)
+TOKEN_FORM = "a text of at least 16 printable ASCII characters without spaces"  # noqa: S105 - no token
+
+
+def is_token(value: Any) -> bool:
+    """Return whether a value can be sent as a bearer token, and is hard to guess."""
+    return isinstance(value, str) and len(value) >= 16 and all("!" <= one <= "~" for one in value)
 
 
 def _limiters(_key: str, value: Any) -> dict[str, Any]:
@@ -331,6 +338,21 @@ def _dashboard(key: str, value: Any) -> dict[str, Any]:
     return {key.lower(): DashboardSettings(**fields)}
 
 
+def _monitoring(key: str, value: Any) -> dict[str, Any]:
+    given = _mapping(value, {"TOKEN", "TOKEN_FILE", "PUBLIC"})
+    token, path = given.get("TOKEN"), given.get("TOKEN_FILE")
+    if token is not None and path is not None:
+        raise ConfigurationError("TOKEN and TOKEN_FILE exclude each other: remove one of them")
+    if token is not None and not is_token(token):
+        # The message must not show it.
+        raise ConfigurationError(f"TOKEN must be {TOKEN_FORM}; got {kind_of(token)}")
+    if path is not None and not isinstance(path, (str, PathLike)):
+        raise ConfigurationError(f"TOKEN_FILE must be the path of a file; got {kind_of(path)}")
+    public = _flag(given.get("PUBLIC", False), "PUBLIC ")
+    file = None if path is None else str(fspath(path))
+    return {key.lower(): MonitoringSettings(token=token, token_file=file, public=public)}
+
+
 def _mapping(value: Any, known: set[str], where: str = "") -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"{where}must be a dict; got {value!r}")
@@ -396,6 +418,7 @@ READERS = {
     "SANDBOX": _sandbox,
     "MIDDLEWARE": _middleware,
     "DASHBOARD": _dashboard,
+    "MONITORING": _monitoring,
 }
 
 

@@ -45,6 +45,18 @@ class DashboardSettings:
     """Words in the names of values that are hidden until revealed; `*word` matches the end of a name."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class MonitoringSettings:
+    """The values of `settings.DJQUEUE["MONITORING"]`: who may read the URLs for monitoring systems."""
+
+    token: str | None = field(default=None, repr=False)
+    """The token that clients send."""
+    token_file: str | None = None
+    """Path of a file with the token, read at every request."""
+    public: bool = False
+    """Whether the URLs need no token."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Settings:
     """The values of `settings.DJQUEUE`, converted."""
@@ -102,6 +114,7 @@ class Settings:
     middleware: tuple[str, ...] = ()
     """Dotted paths of the middleware classes, outermost first."""
     dashboard: DashboardSettings = field(default_factory=DashboardSettings)
+    monitoring: MonitoringSettings = field(default_factory=MonitoringSettings)
 
     def policy(self, queue: str) -> QueuePolicy:
         """Return the configuration of a queue."""

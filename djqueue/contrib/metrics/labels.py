@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from djqueue.core.metrics import OTHERS
 
-MAX_QUEUES = 100
+MAX_QUEUES = 50
 """Maximum number of queues with labels of their own."""
-MAX_JOBS = 100
+MAX_JOBS = 50
 """Maximum number of job names of queues with labels of their own."""
 OTHER = "other"
 """Label of all other queues, and of all other jobs of a queue."""

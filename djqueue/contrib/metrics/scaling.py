@@ -13,7 +13,7 @@ from djqueue.storage.base import Storage
 
 DEFAULT_OBJECTIVE = 60_000
 """Milliseconds within which jobs of queues without an OBJECTIVE should start."""
-RECENT = 15 * MINUTE
+RECENT = 5 * MINUTE
 """Milliseconds over which arrivals and durations are averaged."""
 LEAST_REMAINING = 4
 """A late backlog should drain within the objective divided by this."""

@@ -53,7 +53,7 @@ class Reads:
         self.reads, self.buckets = self, buckets
 
     def series(self, queues, start, end, step):
-        assert (end - start, step) == (15 * MINUTE, MINUTE)
+        assert (end - start, step) == (5 * MINUTE, MINUTE)
         return [one for one in self.buckets if one.queue in queues]
 
 
@@ -94,8 +94,8 @@ def test_a_late_backlog_drains_in_a_quarter_of_the_objective():
 
 
 def test_arriving_jobs_count():
-    """900 jobs of 3 s in 15 minutes keep 3 slots busy, whatever waits."""
-    lately = [bucket(enqueued=900, runs=900, duration=3_000)]
+    """300 jobs of 3 s in 5 minutes keep 3 slots busy, whatever waits."""
+    lately = [bucket(enqueued=300, runs=300, duration=3_000)]
 
     assert slots(row(waiting=10, age=0), lately=lately) == 4
 

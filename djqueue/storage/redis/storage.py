@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from djqueue.core.breaker import Outage
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
@@ -44,7 +44,6 @@ from .keyspace import Keyspace
 from .limits import RedisLimiters, SharedLimits, permit
 from .metrics import Metrics
 from .options import RedisOptions
-from .outbox_table import OutboxTable
 from .pubsub import Notifications
 from .queues import RedisQueues
 from .reads import RedisReads
@@ -55,6 +54,9 @@ from .scripts import script
 from .staging import RedisStaging
 from .sweeping import Sweeping
 from .workers import RedisWorkers
+
+if TYPE_CHECKING:
+    from .outbox_table import OutboxTable
 
 JOBS_PER_SECOND = 10_000
 """Jobs of one enqueue for which it gets another second."""
@@ -127,8 +129,13 @@ class RedisStorage(Storage):
         )
         self.events = RedisEvents(self._notifications)
         self._sweeping = Sweeping(keyspace, removing, self._limits, kept, workers)
-        self.outbox = (
-            OutboxTable(
+        self.outbox: OutboxTable | None = None
+        """Enqueues jobs if a queue has OUTBOX."""
+        if any(policy.outbox for policy in keyspace.every_policy):
+            # Import late: other processes, such as Spark's executors, may lack Django.
+            from .outbox_table import OutboxTable
+
+            self.outbox = OutboxTable(
                 given,
                 self.options,
                 keyspace.policy,
@@ -137,10 +144,6 @@ class RedisStorage(Storage):
                 self.notify_incidents,
                 clock,
             )
-            if any(policy.outbox for policy in keyspace.every_policy)
-            else None
-        )
-        """Enqueues jobs if a queue has OUTBOX."""
         self._may_block = any(policy.when_full == "block" for policy in keyspace.every_policy)
 
     @cached_property

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from djqueue.codecs import MSGPACK, get_encoder
-from djqueue.core.errors import OptionError
+from djqueue.codecs import MSGPACK, decode, get_encoder
+from djqueue.core.errors import OptionError, PayloadTooLargeError, SerializationError
 from djqueue.core.options import EnqueueOptions, check_text, parse_options
 from djqueue.core.suggest import nearest
 
@@ -85,13 +86,54 @@ class Columns:
         self.per_row = {name: column for name, column in options.columns.items() if name != "id"}
         self.id_column = options.columns.get("id")
 
+    @property
+    def payload_columns(self) -> tuple[str, ...]:
+        """The columns that payloads are made from."""
+        if self.payload is not None:
+            return (self.payload,)
+        return tuple(one for one in (self.args, self.kwargs) if one is not None) or self.others
+
+    @property
+    def option_columns(self) -> set[str]:
+        """The columns with queues, jobs' names, ids and options."""
+        options = self.options
+        found = {self.id_column, *self.per_row.values()}
+        found.add(options.queue_column if options.queue is None else None)
+        found.add(options.job_column if options.job is None else None)
+        return {column for column in found if column is not None}
+
+    @cached_property
+    def needed(self) -> frozenset[str]:
+        """The columns that are read."""
+        return frozenset({*self.option_columns, *self.payload_columns})
+
     def queue_of(self, row: Mapping[str, Any]) -> str:
         """Return the queue of a row. Raises OptionError."""
         return self.options.queue or check_text("queue", row[self.options.queue_column or ""])
 
     def payload_reader(self) -> Callable[[Mapping[str, Any]], bytes]:
         """Return a function that encodes a row's payload."""
-        encode = get_encoder(MSGPACK, self.options.max_payload, "payload")
+        encode, limit = get_encoder(MSGPACK, None, "payload"), self.options.max_payload
+        read = self._payload_encoder(encode)
+
+        def checked(row: Mapping[str, Any]) -> bytes:
+            data = read(row)
+            if len(data) > limit:
+                sizes = {name: len(encode(row[name])) for name in self.payload_columns}
+                raise PayloadTooLargeError(self._too_large(sizes, len(data)))
+            return data
+
+        return checked
+
+    def _too_large(self, sizes: Mapping[str, int], size: int) -> str:
+        """Return the error of a payload that is too large. It names the largest column."""
+        column = max(sizes, key=sizes.__getitem__)
+        return (
+            f"payload: column {column!r} has {sizes[column]} of {size} bytes, but maxPayloadBytes allows "
+            f"{self.options.max_payload}; raise the option, or store large values elsewhere and pass references"
+        )
+
+    def _payload_encoder(self, encode: Callable[[Any], bytes]) -> Callable[[Mapping[str, Any]], bytes]:
         if self.payload is not None:
             return _payload_reader(self.payload, self.options.payload_format, encode)
         if self.args is None and self.kwargs is None:
@@ -217,6 +259,10 @@ def _payload_reader(
             data = row[column]
             if not isinstance(data, bytes):
                 raise OptionError(f"{column}: expected binary MessagePack, got {type(data).__name__}")
+            try:
+                decode(data, MSGPACK)
+            except SerializationError as error:
+                raise OptionError(f"{column}: not MessagePack that djqueue can decode: {error}") from error
             return data
 
         return checked

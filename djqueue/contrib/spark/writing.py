@@ -183,6 +183,7 @@ class Write:
                 self.options.batch_size,
                 is_keyed=_keyed(storage),
                 states=lambda queue, ids: self._retrying()(storage.reads.states, queue, ids),
+                partition=_partition(part),
             )
             names = dict[str, None]()
             if self.options.dry_run:
@@ -200,7 +201,8 @@ class Write:
         return replace(report, names=tuple(names), spark=spark)
 
     def _change(self, plan: ChangeColumns, storage: Storage, part: str, batches: Iterable[Any]) -> TaskReport:
-        changing = JobChanger(plan, storage, self._retrying(), WriteThrottle(self.options, storage).wait)
+        wait = WriteThrottle(self.options, storage).wait
+        changing = JobChanger(plan, storage, self._retrying(), wait, _partition(part))
         changing.run(batches)
         changed = {queue: dict(answers) for queue, answers in changing.answers.items()}
         return TaskReport(part=part, rows=changing.read, rejected=dict(changing.rejected), changed=changed)
@@ -383,5 +385,9 @@ def _keyed(storage: Storage) -> Callable[[str], bool]:
 
 def _partition_order(report: TaskReport) -> tuple[int, str]:
     """Return a sort key that orders reports by partition."""
-    partition, _, rest = report.part.partition(".")
-    return int(partition), rest
+    return _partition(report.part), report.part
+
+
+def _partition(part: str) -> int:
+    """Return the number of the partition of a part."""
+    return int(part.partition(".")[0])

@@ -88,4 +88,3 @@ def test_a_database_names_django_as_missing(tmp_path):
 
     assert finished.returncode == 1
     assert "OptionError: url: a database needs Django on every executor" in finished.stderr
-

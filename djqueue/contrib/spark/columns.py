@@ -129,8 +129,8 @@ class Columns:
         """Return the error of a payload that is too large. It names the largest column."""
         column = max(sizes, key=sizes.__getitem__)
         return (
-            f"payload: column {column!r} has {sizes[column]} of {size} bytes, but maxPayloadBytes allows "
-            f"{self.options.max_payload}; raise the option, or store large values elsewhere and pass references"
+            f"payload: column {column!r} has {sizes[column]} of {size} bytes, but maxPayloadBytes is "
+            f"{self.options.max_payload}: raise it, or store large data elsewhere and pass a reference"
         )
 
     def _payload_encoder(self, encode: Callable[[Any], bytes]) -> Callable[[Mapping[str, Any]], bytes]:

@@ -71,11 +71,11 @@ class WriteReporter:
         published = share(counts, ended=True)
         if not self._is_batch and manifest.version == self._report.version:
             self._continue_report(manifest, published, only_known=True)
-        self._update({manifest.queue: published}, skipped=True)
+        self._update({manifest.queue: published})
 
-    def done(self) -> None:
-        """Record that everything is published."""
-        self._report = self._report._replace(state=DONE, finished_at=SYSTEM_CLOCK.now())
+    def done(self, *, skipped: bool) -> None:
+        """Record that everything is published. skipped: by an earlier write, in every queue."""
+        self._report = self._report._replace(state=DONE, finished_at=SYSTEM_CLOCK.now(), skipped=skipped)
         if self._is_batch:
             with _log_errors(self._report.write):
                 if self._imports is not None:

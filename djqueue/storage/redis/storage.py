@@ -133,9 +133,9 @@ class RedisStorage(Storage):
         """Enqueues jobs if a queue has OUTBOX."""
         if any(policy.outbox for policy in keyspace.every_policy):
             # Import late: other processes, such as Spark's executors, may lack Django.
-            from .outbox_table import OutboxTable
+            from . import outbox_table
 
-            self.outbox = OutboxTable(
+            self.outbox = outbox_table.OutboxTable(
                 given,
                 self.options,
                 keyspace.policy,

@@ -95,9 +95,11 @@ def _dry_run(df: "DataFrame", options: "WriteOptions") -> "WriteReport":
 
     A dry run saves no report with the storage, so the tasks return their reports as rows.
     """
+    from .columns import check_kinds
     from .writing import TaskReport, Write
 
     write = Write(options, df.columns)
+    check_kinds(write.plan, df.schema)
 
     def run_tasks(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow

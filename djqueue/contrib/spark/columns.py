@@ -6,7 +6,7 @@ Types are checked by passing a sample value of each column's Spark type to the o
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 SAMPLES: dict[str, Any] = {
-    "string": "a",
+    **dict.fromkeys(("string", "char", "varchar"), "a"),
     "binary": b"a",
     "boolean": True,
     **dict.fromkeys(("byte", "short", "integer", "long"), 1),
@@ -30,9 +30,17 @@ SAMPLES: dict[str, Any] = {
     "decimal": Decimal(1),
     "date": date(2026, 1, 1),
     **dict.fromkeys(("timestamp", "timestamp_ntz"), datetime(2026, 1, 1, tzinfo=UTC)),
+    "time": time(),
     "daytimeinterval": timedelta(seconds=1),
 }
 """A sample value for each of Spark's type names."""
+REMEDIES = {
+    "yearmonthinterval": "Python has no interval of months; cast it to a number of months, or to a string",
+    **dict.fromkeys(
+        ("interval", "calendarinterval"), "Python has no interval of months and days; cast it to a string"
+    ),
+}
+"""What to do about columns of Spark types without an equivalent in Python."""
 TYPE_ERROR = "expected"
 """In messages of parsers that reject a type; the others reject a value."""
 
@@ -129,7 +137,7 @@ class Columns:
         """Return the error of a payload that is too large. It names the largest column."""
         column = max(sizes, key=sizes.__getitem__)
         return (
-            f"payload: column {column!r} has {sizes[column]} of {size} bytes, but maxPayloadBytes is "
+            f"payload: column {column!r} has {min(sizes[column], size)} of {size} bytes, but maxPayloadBytes is "
             f"{self.options.max_payload}: raise it, or store large data elsewhere and pass a reference"
         )
 
@@ -184,8 +192,20 @@ def _own(name: str, columns: Sequence[str]) -> str | None:
 
 def check_kinds(columns: Columns, schema: "StructType") -> None:
     """Raise OptionError, with option, column and type, if a column's type can't hold what it is used for."""
+    for column in columns.payload_columns:
+        kind = schema[column].dataType
+        problem = _problem(kind)
+        if problem is not None:
+            raise OptionError(
+                f"{column}: a column of type {kind.simpleString()} can't be part of a payload: {problem}, or "
+                "leave the column out with excludeColumns"
+            )
     for option, column, check in _uses(columns.options, columns):
         kind = schema[column].dataType
+        name = kind.typeName()
+        if name in REMEDIES or (name == "timestamp_ntz" and option == "runAtColumn"):
+            problem = REMEDIES.get(name, "it has no time zone; cast it to timestamp")
+            raise OptionError(f"{option}: column {column!r} has type {kind.simpleString()}: {problem}")
         try:
             value = _sample(kind)
         except UnknownType:
@@ -198,6 +218,25 @@ def check_kinds(columns: Columns, schema: "StructType") -> None:
                 raise OptionError(
                     f"{option}: column {column!r} has type {kind.simpleString()}: {error}"
                 ) from None
+
+
+def _problem(kind: Any) -> str | None:
+    """Return why Python can't represent the values of a Spark type, with a remedy; None if it can."""
+    name = kind.typeName()
+    if name in REMEDIES:
+        return REMEDIES[name]
+    if name == "array":
+        return _problem(kind.elementType)
+    if name == "struct":
+        return next(filter(None, (_problem(field.dataType) for field in kind.fields)), None)
+    if name == "map":
+        if kind.keyType.typeName() in ("array", "map", "struct", "variant"):
+            return (
+                f"keys of type {kind.keyType.simpleString()} can't be the keys of a dict; convert the map "
+                "with map_entries"
+            )
+        return _problem(kind.keyType) or _problem(kind.valueType)
+    return None
 
 
 def _uses(options: WriteOptions, columns: Columns) -> Iterator[tuple[str, str, Callable[[Any], object]]]:

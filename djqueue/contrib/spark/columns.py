@@ -136,8 +136,9 @@ class Columns:
     def _too_large(self, sizes: Mapping[str, int], size: int) -> str:
         """Return the error of a payload that is too large. It names the largest column."""
         column = max(sizes, key=sizes.__getitem__)
+        mine = min(sizes[column], size)
         return (
-            f"payload: column {column!r} has {min(sizes[column], size)} of {size} bytes, but maxPayloadBytes is "
+            f"payload: column {column!r} has {mine} of {size} bytes, but maxPayloadBytes is "
             f"{self.options.max_payload}: raise it, or store large data elsewhere and pass a reference"
         )
 

@@ -70,7 +70,7 @@ def test_odd_values_make_only_their_rows_invalid(spark, storage, redis_url):
 
     assert (report.rows, report.rejected, report.dead_letters) == (10, {"at": 2}, 2)
     assert sorted(found["n"] for found in arguments(storage)) == [1, 2, 3, 4, 6, 7, 8, 9]
-    with pytest.raises(Exception, match="of partition .*: at: the value of type timestamp"):
+    with pytest.raises(Exception, match=r"of partition .*: at: the value of type timestamp"):
         enqueue(rows, "emails", "shop.send", {"url": redis_url})
 
 

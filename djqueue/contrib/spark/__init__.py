@@ -52,6 +52,7 @@ def enqueue(
 
     Raises:
         OptionError: An option or a column is invalid.
+        ConfigurationError: PySpark is missing, or older than 4.1.
         PySparkException: The write failed; the message ends with the reason.
     """
     return write(df, {**_texts(options, more), "queue": queue, "job": job})
@@ -66,6 +67,7 @@ def change(
 
 def write(df: "DataFrame", options: Mapping[str, str]) -> "WriteReport | None":
     """Write a DataFrame with options in Spark's spelling. Like `enqueue`."""
+    from . import requirements as requirements
     from .locations import storage_at
     from .options import WriteOptions
     from .project import with_defaults

@@ -361,10 +361,12 @@ class Write:
         )
         for first in range(0, len(chunks), step):
             some = chunks[first : first + step]
-            throttle.wait(found.manifest.queue, len(some) * self.options.batch_size)
-            counts = sum(
-                throttle.publish_when_possible(partial(send, staging.publish, found.manifest, some)), counts
-            )
+            throttle.wait(found.manifest.queue, 0)
+            publish = partial(send, staging.publish, found.manifest, some)
+            published = sum(throttle.publish_when_possible(publish), Counts())
+            # Chunks are closed by their bytes, too, so only now it is known how many jobs they have.
+            throttle.spend(sum(published))
+            counts += published
             reporter.published(found.manifest, share(counts, len(chunks), first + len(some)))
         counts = send(staging.end, found.manifest)
         reporter.published(found.manifest, share(counts, len(chunks), len(chunks), ended=True))

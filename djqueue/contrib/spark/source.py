@@ -40,6 +40,8 @@ QUERY = "sql.streaming.queryId"
 """Local property with a streaming query's id, which survives a restart from the checkpoint."""
 APPLICATION = "spark.app.id"
 """Local property with the application's id."""
+GROUP = "spark.jobGroup.id"
+"""Local property with the job group, which is the run of a streaming query inside its `foreachBatch`."""
 
 
 class DjqueueDataSource(DataSource):
@@ -158,7 +160,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: "Iterator[RecordBatch]") -> Message:
         """Write a task's rows."""
-        return Message(self._write.run_task(_part(), iterator, _property(APPLICATION)))
+        return Message(self._write.run_task(_part(), iterator, _property(APPLICATION), _property(GROUP)))
 
     def commit(self, messages: "list[Message | None]") -> None:
         """Publish the rows of all tasks."""

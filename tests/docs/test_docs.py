@@ -25,6 +25,7 @@ from django.utils.module_loading import import_string
 import djqueue
 from djqueue import Backoff, Queue, Worker, checks, conf, jobchecks, signals
 from djqueue.client import registry
+from djqueue.client.declared import declared
 from djqueue.conf import readers
 from djqueue.contrib.spark.pipeline.main import parser as spark_parser
 from djqueue.contrib.spark.read_options import BATCH_OPTIONS, STREAM_OPTIONS
@@ -73,6 +74,7 @@ RUNNING = [page for page in PAGES if blocks(page, "python")]
 @pytest.mark.parametrize("page", RUNNING, ids=lambda page: page.name)
 def test_the_examples_of_a_page_run(page, monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "_types", {})
+    monkeypatch.setattr(declared, "_entries", {})
     monkeypatch.chdir(tmp_path)
     shop = stub_of_a_shop(monkeypatch)
     tasks = {"default": {"BACKEND": "djqueue.contrib.tasks.DjqueueBackend", "QUEUES": []}}

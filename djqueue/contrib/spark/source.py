@@ -21,6 +21,7 @@ from .columns import check_kinds
 from .options import WriteOptions
 from .read_options import ReadOptions
 from .reading import Read
+from .secrets import REMEDY, has_password
 from .streaming import JobEventStream
 from .tables import EVENTS, ddl
 from .writing import TaskReport, Write
@@ -54,7 +55,7 @@ class DjqueueDataSource(DataSource):
 
     def schema(self) -> str:
         """Return the schema of the table that the options select. Raises OptionError."""
-        return ddl(ReadOptions.read(self.options).schema())
+        return ddl(ReadOptions.read(_of_catalog(self.options)).schema())
 
     def reader(self, schema: "StructType") -> "BatchReader":
         """Return a reader for `load()`. Raises OptionError on the driver, before any task."""
@@ -217,6 +218,33 @@ def _part() -> str:
     context = TaskContext.get()
     assert context is not None
     return f"{context.partitionId()}.{context.taskAttemptId()}"
+
+
+CATALOG = ("owner", "provider", "path", "location", "comment", "is_managed_location")
+"""Properties that Spark adds to the options of `CREATE TABLE`."""
+CATALOG_OPTION = "option."
+"""Prefix of a copy of each option of `CREATE TABLE`."""
+
+
+def _of_catalog(given: Any) -> dict[str, str]:
+    """Return the options of a read, without what Spark's catalog adds to them.
+
+    Raises:
+        OptionError: `CREATE TABLE` has a password, which Spark writes to its event log and its catalog.
+    """
+    options = dict(given)
+    if not any(name.startswith(CATALOG_OPTION) for name in options):
+        return options
+    if has_password(options.get("url", "")):
+        raise OptionError(
+            "url: a password in CREATE TABLE is shown in Spark's event log and catalog. Change the password, "
+            f"which this statement has already logged, and {REMEDY}"
+        )
+    return {
+        name: value
+        for name, value in options.items()
+        if name.lower() not in CATALOG and not name.startswith(CATALOG_OPTION)
+    }
 
 
 def _read_options(given: Any, schema: "StructType") -> ReadOptions:

@@ -11,6 +11,7 @@ from djqueue.contrib.spark import write
 from djqueue.contrib.spark.aliases import alias_of, is_added
 from djqueue.contrib.spark.locations import DATABASES, storage_at
 from djqueue.contrib.spark.options import key_of
+from djqueue.contrib.spark.secrets import resolved
 from djqueue.contrib.spark.writing import WriteReport
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
@@ -51,7 +52,7 @@ class PipelineContext:
         if self.alias is not None:
             yield self.alias
             return
-        url = self.database or self.options["url"]
+        url = resolved(self.database or self.options["url"])
         if url.partition("://")[0].lower() not in DATABASES:
             raise ConfigurationError(
                 "the storage has no tables: pass the project's database with --database postgresql://… "

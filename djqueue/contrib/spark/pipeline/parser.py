@@ -171,7 +171,8 @@ def _add_place(parser: ArgumentParser, *, is_project: bool) -> None:
         "--url",
         metavar="URL",
         required=not is_project,
-        help=f"The storage's URL, reachable from the executors.{instead}",
+        help="The storage's URL, reachable from the executors. With a password, use env:NAME or file:/path, "
+        f"because other users see the command line.{instead}",
     )
     context.add_argument("--key-prefix", metavar="TEXT", help="The PREFIX of a Redis storage.")
     context.add_argument(
@@ -192,7 +193,8 @@ def _add_database(parser: ArgumentParser, *, is_project: bool) -> None:
         parser.add_argument(
             "--database",
             metavar="URL",
-            help="The project's database, if it is not the storage: postgresql://... or sqlite:///...",
+            help="The project's database, if it is not the storage: postgresql://..., sqlite:///..., "
+            "env:NAME or file:/path.",
         )
 
 

@@ -131,12 +131,14 @@ class Staging(ABC):
         Args:
             write: The write's name.
             part: The part's name.
-            number: The chunk's number in its part, from 0.
+            number: The chunk's number in its part: 0 for the first, and then the number of characters that
+                the previous calls have returned.
             batches: The jobs.
             lifetime: Milliseconds from the part's first chunk until all of it expires.
 
         Returns:
-            A character for the manifest: the kind of the chunk.
+            The kind of the chunk, for the manifest. A storage may store a chunk as several, numbered from
+            `number` on, and returns a character for each; the part's next chunk has the number after them.
         """
 
     @abstractmethod

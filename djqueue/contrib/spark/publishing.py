@@ -66,8 +66,7 @@ class DriverPublisher:
                 continue
             if found.status != "unfinished":
                 if found.plan.write != plan.write:
-                    skipped = publication.was_published
-                    self._reporter.resumed(found.plan, publication.counts, skipped=skipped)
+                    self._reporter.resumed(found.plan, publication.counts)
                     self._forget(plan)
                 total = sum(publication.counts.values(), Counts())
                 return total, publication.was_published

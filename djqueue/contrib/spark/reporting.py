@@ -74,10 +74,10 @@ class WriteReporter:
         """Record that everything is published, by whomever."""
         self._set(counts)
 
-    def resumed(self, plan: Plan, counts: Mapping[str, Counts], *, skipped: bool) -> None:
+    def resumed(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
         """Record that an earlier write of the same version was finished instead of this one."""
         self._set(counts)
-        self._report = self._report._replace(resumed=plan.write, skipped=skipped)
+        self._report = self._report._replace(resumed=plan.write)
 
     def skipped(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
         """Record that an earlier write already published this version, perhaps without reporting it."""
@@ -90,7 +90,6 @@ class WriteReporter:
             }
             self._continue_report(plan.write, progress, only_known=True)
         self._set(counts)
-        self._report = self._report._replace(skipped=True)
 
     def _set(self, counts: Mapping[str, Counts]) -> None:
         chunks = {queue: share.chunks for queue, share in self._shares.items()}
@@ -99,10 +98,10 @@ class WriteReporter:
             size = chunks.get(queue, 0)
             self._shares[queue] = share_of(found, size, size, ended=True)
 
-    def done(self) -> None:
-        """Record that everything is published."""
+    def done(self, *, skipped: bool) -> None:
+        """Record that everything is published. skipped: by an earlier write, in every queue."""
         self._save_earlier()
-        self._report = self._report._replace(state=DONE, finished_at=SYSTEM_CLOCK.now())
+        self._report = self._report._replace(state=DONE, finished_at=SYSTEM_CLOCK.now(), skipped=skipped)
         if self._is_batch:
             with _log_errors(self._report.write):
                 if self._imports is not None:

@@ -1,5 +1,7 @@
 """Implement Spark's data source `djqueue` by delegating to code that does not depend on Spark."""
 
+from . import requirements as requirements  # isort: skip
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any

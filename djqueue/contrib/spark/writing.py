@@ -5,7 +5,7 @@ enqueue the jobs, and the driver only counts them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
@@ -31,6 +31,8 @@ from .reporting import WriteReporter, aborted, new_report
 from .rows import Chunk, job_reader
 from .throttling import StorageRetry, WriteThrottle
 
+DIRECT_JOBS = 100
+"""Jobs of one batch in direct mode. Redis takes about 5 ms for them: their ids may exist, unlike new ones."""
 ANONYMOUS_TTL = 7 * 86_400_000
 """Milliseconds to remember that a write without `txnAppId` was published."""
 
@@ -199,6 +201,7 @@ class Write:
                 self.options.batch_size,
                 is_keyed=_keyed(storage),
                 states=lambda queue, ids: self._retrying()(storage.reads.states, queue, ids),
+                partition=_partition(part),
             )
             names = dict[str, None]()
             if self.options.dry_run:
@@ -217,7 +220,8 @@ class Write:
         return replace(report, names=tuple(names), content=staged.value)
 
     def _change(self, plan: ChangeColumns, storage: Storage, part: str, batches: Iterable[Any]) -> TaskReport:
-        changing = JobChanger(plan, storage, self._retrying(), WriteThrottle(self.options, storage).wait)
+        wait = WriteThrottle(self.options, storage).wait
+        changing = JobChanger(plan, storage, self._retrying(), wait, _partition(part))
         changing.run(batches)
         changed = {queue: dict(answers) for queue, answers in changing.answers.items()}
         return TaskReport(part=part, rows=changing.read, rejected=dict(changing.rejected), changed=changed)
@@ -244,7 +248,11 @@ class Write:
         for chunk in chunks:
             names[chunk.name] = None
             throttle.wait(chunk.queue, chunk.size)
-            batches = [self._named(batch, seen) if batch.fresh else batch for batch in chunk.batches]
+            batches = [
+                self._named(part, seen) if part.fresh else part
+                for batch in chunk.batches
+                for part in _split(batch, DIRECT_JOBS)
+            ]
             added = Counts.of(answer.status for answer in send(storage.enqueue, self._tagged(batches)))
             counts[chunk.queue] = counts.get(chunk.queue, Counts()) + added
         return counts
@@ -294,7 +302,7 @@ class Write:
                     published, skipped = publisher.publish(plan)
                     counts += published
                 if not self.options.dry_run:
-                    reporter.done()
+                    reporter.done(skipped=skipped)
         return WriteReport(
             write=self.id,
             app=self.app,
@@ -367,6 +375,14 @@ class Write:
                 aborted(storage, report._replace(shares=shares))
 
 
+def _split(batch: Batch, size: int) -> Iterator[Batch]:
+    """Split a batch into batches of at most `size` jobs."""
+    ids = batch.ids
+    for first in range(0, len(batch.payloads), size):
+        part = slice(first, first + size)
+        yield batch._replace(payloads=batch.payloads[part], ids=None if ids is None else ids[part])
+
+
 @lru_cache(maxsize=1024)
 def _with_tag(options: JobOptions, tag: str) -> JobOptions:
     return replace(options, tags=(*options.tags, tag))
@@ -379,5 +395,9 @@ def _keyed(storage: Storage) -> Callable[[str], bool]:
 
 def _partition_order(report: TaskReport) -> tuple[int, str]:
     """Return a sort key that orders reports by partition."""
-    partition, _, rest = report.part.partition(".")
-    return int(partition), rest
+    return _partition(report.part), report.part
+
+
+def _partition(part: str) -> int:
+    """Return the number of the partition of a part."""
+    return int(part.partition(".")[0])

@@ -1,6 +1,6 @@
 """Staging in Redis: chunks in hashes of their queue, enqueued by the same scripts as other jobs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -30,6 +30,10 @@ AT_ONCE = 64
 PLAN_FIELDS = (b"version", b"write", b"queues", b"lifetime", b"limit", b"frame", b"run", b"content")
 PLAIN, OTHER = "p", "x"
 """Kinds of chunks: jobs that are new, plain, due now and without subject, and all others."""
+STEP_BYTES = 1_280 * 1024
+"""Bytes of one stored chunk, unless a single job has more. The script that publishes it takes about 6 ms."""
+JOB_BYTES = {PLAIN: 1_024, OTHER: 12 * 1_024}
+"""Bytes that take as long as a job of each kind, besides its own bytes."""
 
 
 class RedisStaging(Staging):
@@ -44,19 +48,25 @@ class RedisStaging(Staging):
     ) -> str:
         check_chunk(batches)
         keys = self._keyspace.keys(batches[0].queue)
-        chunk: list[str | bytes] = [batches[0].name]
+        frames = [(records.envelope(batch), records.start(batch)) for batch in batches]
         kind = PLAIN
-        for batch in batches:
-            rest, start = records.envelope(batch), records.start(batch)
+        for batch, (rest, start) in zip(batches, frames, strict=True):
             plain = batch.fresh and not start and batch.options.subject is None
             if not plain or not rest.startswith(records.PLAIN):
                 kind = OTHER
-            for job_id, payload in zip(batch.ids or (), batch.payloads, strict=True):
-                chunk += (job_id, start, rest + payload)
+        jobs = (
+            (job_id, start, rest + payload)
+            for batch, (rest, start) in zip(batches, frames, strict=True)
+            for job_id, payload in zip(batch.ids or (), batch.payloads, strict=True)
+        )
         places = [keys.staged(write, part), keys.parts(write)]
-        arguments = [number, pack_raw(chunk), pack_text(part), lifetime]
-        self._keyspace.run(answers([ScriptCall(script("stage"), keys, arguments, places, sequence=False)]))
-        return kind
+        calls = []
+        for piece in _pieces(jobs, JOB_BYTES[kind]):
+            chunk = pack_raw([batches[0].name, *piece])
+            arguments = [number + len(calls), chunk, pack_text(part), lifetime]
+            calls.append(ScriptCall(script("stage"), keys, arguments, places, sequence=False))
+        self._keyspace.run(answers(calls))
+        return kind * len(calls)
 
     def commit(self, plan: Plan) -> PlanState:
         arguments = [
@@ -257,6 +267,20 @@ def _plan(app: str, target: str, stored: Sequence[Any]) -> Plan:
         text(run),
         int(content or 0),
     )
+
+
+def _pieces(jobs: Iterable[tuple[str, bytes, bytes]], more: int) -> Iterator[list[str | bytes]]:
+    """Split jobs so that no script is busy for long: each piece is stored, and published, as a chunk."""
+    piece: list[str | bytes] = []
+    size = 0
+    for job_id, start, record in jobs:
+        cost = more + len(job_id) + len(record)
+        if piece and size + cost > STEP_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece += (job_id, start, record)
+        size += cost
+    yield piece
 
 
 def _publication(manifest: Manifest, answer: Sequence[Any]) -> PublicationState:

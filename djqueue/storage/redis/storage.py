@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from djqueue.core.breaker import Outage
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
@@ -45,7 +45,6 @@ from .keyspace import Keyspace
 from .limits import RedisLimiters, SharedLimits, permit
 from .metrics import Metrics
 from .options import RedisOptions
-from .outbox_table import OutboxTable
 from .pubsub import Notifications
 from .queues import RedisQueues
 from .reads import RedisReads
@@ -56,6 +55,9 @@ from .scripts import script
 from .staging import RedisStaging
 from .sweeping import Sweeping
 from .workers import RedisWorkers
+
+if TYPE_CHECKING:
+    from .outbox_table import OutboxTable
 
 JOBS_PER_SECOND = 10_000
 """Jobs of one enqueue for which it gets another second."""
@@ -131,8 +133,13 @@ class RedisStorage(Storage):
         self._bulk_writes = RedisBulkWriteReports(keyspace.run, keyspace.common, self._clock)
         self._abandoned = AbandonedPlans(self._staging, self._bulk_writes, self.reads.counts)
         self._sweeping = Sweeping(keyspace, removing, self._limits, kept, workers)
-        self.outbox = (
-            OutboxTable(
+        self.outbox: OutboxTable | None = None
+        """Enqueues jobs if a queue has OUTBOX."""
+        if any(policy.outbox for policy in keyspace.every_policy):
+            # Import late: other processes, such as Spark's executors, may lack Django.
+            from . import outbox_table
+
+            self.outbox = outbox_table.OutboxTable(
                 given,
                 self.options,
                 keyspace.policy,
@@ -141,10 +148,6 @@ class RedisStorage(Storage):
                 self.notify_incidents,
                 clock,
             )
-            if any(policy.outbox for policy in keyspace.every_policy)
-            else None
-        )
-        """Enqueues jobs if a queue has OUTBOX."""
         self._may_block = any(policy.when_full == "block" for policy in keyspace.every_policy)
 
     @cached_property

@@ -92,7 +92,7 @@ class Plan(NamedTuple):
     frame: str = ""
     """A fingerprint of the columns and options that turn rows into jobs."""
     run: str = ""
-    """The run of a Spark application that committed the write."""
+    """The run of the streaming query in which the write was committed, if any."""
     content: int = 0
     """A checksum of the jobs, whatever their order."""
 

@@ -44,7 +44,7 @@ QUERY = "sql.streaming.queryId"
 APPLICATION = "spark.app.id"
 """Local property with the application's id."""
 GROUP = "spark.jobGroup.id"
-"""Local property with the job group, which is the run of a streaming query inside its `foreachBatch`."""
+"""Local property with the job group, which is the run of a streaming query in its `foreachBatch`."""
 
 
 class DjqueueDataSource(DataSource):
@@ -163,7 +163,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: "Iterator[RecordBatch]") -> Message:
         """Write a task's rows."""
-        return Message(self._write.run_task(_part(), iterator, _property(APPLICATION), _property(GROUP)))
+        return Message(self._write.run_task(_part(), iterator, _property(APPLICATION), _run()))
 
     def commit(self, messages: "list[Message | None]") -> None:
         """Publish the rows of all tasks."""
@@ -213,6 +213,11 @@ def _property(name: str) -> str:
     context = TaskContext.get()
     assert context is not None
     return context.getLocalProperty(name) or ""
+
+
+def _run() -> str:
+    """Return the run of the streaming query in whose `foreachBatch` this write is, or an empty string."""
+    return _property(GROUP) if _property(QUERY) else ""
 
 
 def _part() -> str:

@@ -57,7 +57,7 @@ class TaskReport:
     spark: str = ""
     """The id of the Spark application."""
     run: str = ""
-    """The id of the run: the application's, and that of a streaming query's run or a job group."""
+    """The Spark application and the run of a streaming query, if the write is in its `foreachBatch`."""
     content: int = 0
     """A checksum of the staged jobs, whatever their order."""
 
@@ -187,10 +187,10 @@ class Write:
             part: The part.
             batches: The rows.
             spark: The id of the Spark application.
-            group: The id of the job group, which is that of a streaming query's run.
+            group: The run of the streaming query in whose `foreachBatch` the write is.
         """
         report = self._run_task(part, batches)
-        return replace(report, spark=spark, run=f"{spark} {group}".strip())
+        return replace(report, spark=spark, run=f"{spark} {group}" if group else "")
 
     def _run_task(self, part: str, batches: Iterable[Any]) -> TaskReport:
         with closing(self.storage()) as storage:

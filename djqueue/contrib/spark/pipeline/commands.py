@@ -157,12 +157,20 @@ def _rollups(spark: "SparkSession", args: Namespace, context: PipelineContext, p
 
 
 def _archive(spark: "SparkSession", args: Namespace, context: PipelineContext, print_line: PrintLine) -> None:
-    from .archive import EARLIEST, archive, ended, purge, written
+    from .archive import EARLIEST, archive, ended, purge, readable, written
 
     until = args.until or to_datetime(SYSTEM_CLOCK.now()).astimezone(UTC).date()
     only = {} if args.queue is None else {"queue": args.queue}
-    everything = table(spark, context, "jobs", includePayload="true", **only)
-    jobs = ended(everything, args.since or EARLIEST, until, args.states).persist()
+    # Only ended jobs are read, and their payloads only if they are written.
+    chosen = {**only, "state": ",".join(args.states)}
+    if args.dry_run:
+        everything = table(spark, context, "jobs", columns="queue,id,state,finished_at", **chosen)
+        jobs = ended(everything, args.since or EARLIEST, until, args.states)
+        print_line(f"Dry run: {jobs.count():,} jobs before {until} would be archived.")
+        return
+    everything = table(spark, context, "jobs", includePayload="true", **chosen)
+    jobs = ended(everything, args.since or EARLIEST, until, args.states)
+    jobs = (readable(jobs) if args.json else jobs).persist()
     try:
         done = archive(spark, args.path, jobs, table(spark, context, "attempts", **only))
         print_line(

@@ -120,6 +120,12 @@ def add_commands(parser: ArgumentParser, *, is_project: bool) -> None:
         help=f"Any of {', '.join(ENDED)}. Default: all. Failed jobs are the dead letters.",
     )
     archive.add_argument(
+        "--json",
+        action="store_true",
+        help="Add the column payload_json, which has the payload as readable JSON.",
+    )
+    _add_dry_run(archive, "Print the number of jobs without archiving them.")
+    archive.add_argument(
         "--purge", action="store_true", help="Delete the archived jobs from the storage afterwards."
     )
 

@@ -7,6 +7,8 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.storage.base import Storage
 from djqueue.storage.staging import Staging
 
+from .secrets import resolved
+
 REDIS = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel")
 DATABASES = ("postgresql", "postgres", "sqlite")
 
@@ -15,15 +17,16 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
     """Return a new storage, which the caller must close.
 
     Args:
-        url: The address; see docs/spark.md.
+        url: The address, or a reference to it; see docs/spark.md.
         prefix: The key prefix of a Redis storage.
         policies: Known policies by queue.
 
     Raises:
         OptionError: The URL is invalid. The message does not contain its password.
     """
+    url = resolved(url)
     scheme, sign, _ = url.lower().partition("://")
-    known = ", ".join(f"{one}://" for one in REDIS + DATABASES)
+    known = ", ".join([*(f"{one}://" for one in REDIS + DATABASES), "env:", "file:"])
     if not sign or not scheme:
         # Don't echo the URL: it may contain a password.
         raise OptionError(f"url: must start with one of {known}")

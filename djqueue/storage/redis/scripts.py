@@ -47,6 +47,7 @@ NAMES = (
     "overview",
     "page",
     "peek",
+    "plan",
     "finish_and_claim_fast",
     "read",
     "receive",

@@ -28,6 +28,7 @@ from djqueue.storage import backpressure
 from djqueue.storage.base import Storage
 from djqueue.storage.capabilities import Capabilities, NoTransactions
 from djqueue.storage.facets import EventHandler, Unsubscribe
+from djqueue.storage.publishing import AbandonedPlans
 
 from . import health, records
 from .bulkwrites import RedisBulkWriteReports
@@ -128,6 +129,9 @@ class RedisStorage(Storage):
             keyspace, self._connections, RedisInspector(keyspace, self._limits), scanning, kept, workers
         )
         self.events = RedisEvents(self._notifications)
+        self._staging = RedisStaging(keyspace, self._enqueueing.heading)
+        self._bulk_writes = RedisBulkWriteReports(keyspace.run, keyspace.common, self._clock)
+        self._abandoned = AbandonedPlans(self._staging, self._bulk_writes, self.reads.counts)
         self._sweeping = Sweeping(keyspace, removing, self._limits, kept, workers)
         self.outbox: OutboxTable | None = None
         """Enqueues jobs if a queue has OUTBOX."""
@@ -159,8 +163,8 @@ class RedisStorage(Storage):
             changes=None
             if mirror is None
             else ChangeStream(keyspace, mirror, self.options.stream, self._connections),
-            staging=RedisStaging(keyspace, self._enqueueing.heading),
-            bulk_writes=RedisBulkWriteReports(keyspace.run, keyspace.common, self._clock),
+            staging=self._staging,
+            bulk_writes=self._bulk_writes,
             export=RedisExport(keyspace.run, keyspace.keys, names),
             feed=RedisFeed(keyspace.run, keyspace.keys, names) if self.options.stream else None,
         )
@@ -344,7 +348,9 @@ class RedisStorage(Storage):
         return self._notifications.subscribe(queue, handler, job_id, with_enqueue=True)
 
     def sweep(self) -> Swept:
-        return self._keyspace.run(self._sweeping.steps())
+        swept: Swept = self._keyspace.run(self._sweeping.steps())
+        self._abandoned.sweep()
+        return swept
 
 
 def _by_queue(entries: Sequence[Any]) -> Iterable[tuple[str, list[int]]]:

@@ -61,7 +61,9 @@ def test_other_errors_are_not_tried_again():
 ROWS = 50
 
 
-@pytest.mark.parametrize("step", ["stage", "begin", "publish", "end", "forget", "enqueue"])
+@pytest.mark.parametrize(
+    "step", ["stage", "commit", "begin_all", "publish_all", "end_all", "close", "forget_all", "enqueue"]
+)
 def test_an_answer_that_was_lost_brings_no_row_twice(url, storage, monkeypatch, step):
     monkeypatch.setattr(throttling, "FIRST_RETRY_WAIT", 0.0)
     given = {"url": url, "queue": "emails", "job": "j", "batchSize": "10", "idColumn": "key"}
@@ -117,7 +119,7 @@ def test_the_rate_counts_jobs_and_not_chunks(redis_url, monkeypatch):
     rows = pyarrow.table({"b": ["x" * 500_000] * 140})
     naps = []
     monkeypatch.setattr(
-        "djqueue.contrib.spark.writing.WriteThrottle", partial(WriteThrottle, sleep=naps.append)
+        "djqueue.contrib.spark.publishing.WriteThrottle", partial(WriteThrottle, sleep=naps.append)
     )
 
     report = write.commit([write.run_task("0.0", rows.to_batches())])

@@ -26,7 +26,7 @@ def staged(write, queues=(QUEUE,)):
     return [write.run_task("0.0", table.to_batches())]
 
 
-@pytest.mark.parametrize("step", ["publish", "end"])
+@pytest.mark.parametrize("step", ["publish_all", "end_all"])
 def test_the_slower_of_two_drivers_reports_success(storage, url, monkeypatch, step):
     first, second = write_to(url), write_to(url)
     tasks, others = staged(first), staged(second)

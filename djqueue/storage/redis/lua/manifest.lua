@@ -2,8 +2,9 @@
 --
 -- KEYS: the publication, the results of its chunks, and their totals; then the chunks of each part.
 -- ARGV: 1 the time; 'begin', version, write, parts (MessagePack) and milliseconds for which an ended publication is known
---   ('' forever); or 'end' and version.
--- Returns {result of 'begin', version, write, parts, totals of an ended publication}; for 'end' the totals, too.
+--   ('' forever); or 'end' and version; or 'drop', version and write.
+-- Returns {result of 'begin', version, write, parts, totals of an ended publication}; for 'end' the totals, too; for 'drop' 1, or 0 if a chunk was
+--   published.
 
 local RESUMABLE = 7 * DAY -- how long an unfinished publication can be resumed
 local operation, version = ARGV[2], tonumber(ARGV[3])
@@ -24,6 +25,12 @@ if operation == 'begin' then
   redis.call('HDEL', KEYS[1], 'counts')
   redis.call('PERSIST', KEYS[1])
   return {'new', ARGV[3], ARGV[4], ARGV[5], ''}
+end
+
+if operation == 'drop' then
+  if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
+  if last == version and stored[2] == 'open' and stored[3] == ARGV[4] then redis.call('DEL', KEYS[1]) end
+  return 1
 end
 
 if last ~= version then return {'gone', stored[1] or '', '', '', ''} end

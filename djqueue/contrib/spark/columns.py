@@ -34,8 +34,9 @@ SAMPLES: dict[str, Any] = {
     "daytimeinterval": timedelta(seconds=1),
 }
 """A sample value for each of Spark's type names."""
+MONTHS = "yearmonthinterval"
 REMEDIES = {
-    "yearmonthinterval": "Python has no interval of months; cast it to a number of months, or to a string",
+    MONTHS: "Python has no interval of months; cast it to a number of months, or to a string",
     **dict.fromkeys(
         ("interval", "calendarinterval"), "Python has no interval of months and days; cast it to a string"
     ),
@@ -193,6 +194,13 @@ def _own(name: str, columns: Sequence[str]) -> str | None:
 
 def check_kinds(columns: Columns, schema: "StructType") -> None:
     """Raise OptionError, with option, column and type, if a column's type can't hold what it is used for."""
+    for column in schema.fields:
+        if column.dataType.typeName() == MONTHS:
+            # PySpark fails to read any row of such a DataFrame.
+            raise OptionError(
+                f"{column.name}: a column of type {column.dataType.simpleString()} can't be written: "
+                f"{REMEDIES[MONTHS]}, or drop it"
+            )
     for column in columns.payload_columns:
         kind = schema[column].dataType
         problem = _problem(kind)

@@ -108,14 +108,15 @@ class DriverPublisher:
         return publication
 
     def _wait(self, chunks: Sequence[tuple[Manifest, str, int]]) -> None:
-        sizes: dict[str, int] = {}
-        for manifest, _, _ in chunks:
-            sizes[manifest.queue] = sizes.get(manifest.queue, 0) + self._options.batch_size
-        for queue, size in sizes.items():
-            self._throttle.wait(queue, size)
+        for queue in dict.fromkeys(manifest.queue for manifest, _, _ in chunks):
+            self._throttle.wait(queue, 0)
 
     def _publish_when_possible(self, call: Callable[..., Any], *args: Any) -> Any:
-        return self._throttle.publish_when_possible(lambda: self._send(call, *args))
+        answer = self._throttle.publish_when_possible(lambda: self._send(call, *args))
+        if call == self._staging.publish_all:
+            # Chunks are closed by their bytes, too, so only now it is known how many jobs they have.
+            self._throttle.spend(sum(sum(counts) for counts in answer))
+        return answer
 
     def _touch(self) -> None:
         """Keep sweeps from taking over, unless this happened a moment ago."""

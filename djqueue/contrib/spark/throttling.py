@@ -73,7 +73,7 @@ class WriteThrottle:
         self._next = clock()
 
     def wait(self, queue: str, count: int) -> None:
-        """Wait until `count` jobs may be enqueued.
+        """Wait until `count` jobs may be enqueued; 0 if their number is not known yet, see `spend`.
 
         Raises:
             StorageUnavailableError: The queue was still full after `backpressureTimeout`.
@@ -86,7 +86,8 @@ class WriteThrottle:
                 self._on_wait()
                 self._sleep(min(left, LONGEST_WAIT))
                 left -= LONGEST_WAIT
-            self._next = max(now, self._next) + count / rate
+            self._next = max(now, self._next)
+        self.spend(count)
         limit = self._options.max_queue_depth
         if limit is None:
             return
@@ -94,6 +95,11 @@ class WriteThrottle:
             counts = self._storage.reads.counts(queue)
             if sum(counts[state] for state in PENDING) < limit:
                 return
+
+    def spend(self, count: int) -> None:
+        """Count jobs whose number was not known before they were enqueued: the next ones wait for them."""
+        if self._options.rate_limit is not None:
+            self._next += count / self._options.rate_limit
 
     def publish_when_possible(self, publish: Callable[[], T]) -> T:
         """Call `publish` until the queue has room for it. Jobs already published are not added twice."""

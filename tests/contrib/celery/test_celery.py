@@ -150,6 +150,24 @@ def test_results_expire_and_can_be_forgotten(app: Celery, url: str) -> None:
     assert backend.values.queue == RESULTS
 
 
+def test_expired_results_are_removed_when_others_are_stored(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("djqueue.contrib.celery.backend.CLEANING", 0)
+    backend = app.backend
+    for number in range(3):
+        backend.store_result(f"old-{number}", number, "SUCCESS")
+        backend.expire(backend.get_key_for_task(f"old-{number}"), 0.05)
+
+    def only_the_new_one_is_left() -> bool:
+        backend.store_result("new", 1, "STARTED")
+        counts = backend.values.storage.reads.counts(RESULTS)
+        return counts[State.DELAYED] + counts[State.WAITING] == 1
+
+    eventually(only_the_new_one_is_left)
+    assert backend.get(backend.get_key_for_task("new")) is not None
+
+
 def test_chord_counts_a_part_once_and_calls_its_body_once(app: Celery, url: str) -> None:
     backend = app.backend
     calls: list[object] = []

@@ -70,7 +70,7 @@ def test_lists_are_taken_by_what_is_in_them(option, kind):
         (
             "delayColumn",
             types.YearMonthIntervalType(),
-            "delayColumn: column 'n' has type interval year to month: Python has no interval of months",
+            "n: a column of type interval year to month can't be written: Python has no interval of months",
         ),
         ("argsColumn", types.StringType(), "argsColumn: column 'n' has type string: expected an array"),
         (
@@ -117,7 +117,6 @@ def test_operations_are_checked_in_the_same_way():
 STRUCT = types.StructType([types.StructField("a", types.LongType())])
 MONTHS = types.YearMonthIntervalType()
 IMPOSSIBLE = [
-    (MONTHS, "interval year to month", "cast it to a number of months"),
     (types.CalendarIntervalType(), "interval", "cast it to a string"),
     (types.ArrayType(MONTHS), "array<interval year to month>", "cast it to a number of months"),
     (types.StructType([types.StructField("a", MONTHS)]), "struct<a:interval year to month>", "cast it"),
@@ -156,3 +155,16 @@ def test_other_types_may_be_part_of_a_payload(kind):
     schema = types.StructType([types.StructField("n", kind)])
 
     assert check_kinds(JobColumns(WriteOptions.read(GIVEN), schema.names), schema) is None
+
+
+@pytest.mark.parametrize("more", [{}, {"excludeColumns": "odd"}])
+def test_an_interval_of_months_is_refused_wherever_it_is(more):
+    schema = types.StructType([types.StructField("n", types.LongType()), types.StructField("odd", MONTHS)])
+
+    with pytest.raises(OptionError) as raised:
+        check_kinds(JobColumns(WriteOptions.read({**GIVEN, **more}), schema.names), schema)
+
+    assert str(raised.value) == (
+        "odd: a column of type interval year to month can't be written: Python has no interval of months; "
+        "cast it to a number of months, or to a string, or drop it"
+    )

@@ -11,6 +11,7 @@ from djqueue.core.errors import DjqueueError
 from djqueue.core.shown import in_one_line
 from djqueue.management.verbs import (
     annotations,
+    backup,
     changes,
     controls,
     cron,
@@ -24,7 +25,7 @@ from djqueue.management.verbs import (
 from djqueue.management.verbs.base import Output, Verbs
 
 HELP = "Manage the jobs, schedules and workers of this project."
-GROUPS = (stats, jobs, changes, controls, dead, cron, workers, annotations, mirrored, health)
+GROUPS = (stats, jobs, changes, controls, dead, cron, workers, annotations, backup, mirrored, health)
 """Modules with verbs, in the order of the help."""
 
 

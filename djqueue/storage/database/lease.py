@@ -208,6 +208,10 @@ class SchedulerLease:
         self.missed_step = 0
         self._rows().filter(holder=self._holder, generation=self._generation).update(clock_offset=offset)
 
+    def forget_clock(self) -> None:
+        """Record no wall clock: the jobs' times follow none that the next scheduler could compare."""
+        self._rows().filter(holder=self._holder, generation=self._generation).update(clock_offset=None)
+
     def move(self, address: str) -> None:
         """Store the address of the socket."""
         self._address = address

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
         read_settings,
         unknown_limiters,
     )
-    from .values import DashboardSettings, Settings
+    from .values import BackupSettings, DashboardSettings, HealthSettings, Settings
 
 __all__ = [
     "RATE_UNITS",
     "READERS",
+    "BackupSettings",
     "DashboardSettings",
+    "HealthSettings",
     "Settings",
     "get_settings",
     "has_django",
@@ -41,7 +43,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "values" if name in ("DashboardSettings", "Settings") else "readers"
+    words = ("BackupSettings", "DashboardSettings", "HealthSettings", "Settings")
+    module = "values" if name in words else "readers"
     value = globals()[name] = getattr(import_module(f".{module}", __name__), name)
     return value
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from djqueue.core.backoff import Backoff, parse_backoff
@@ -20,7 +21,7 @@ from djqueue.core.shown import NAME, HiddenOptions, kind_of, shown_name, without
 from djqueue.core.sizes import parse_size
 from djqueue.core.suggest import nearest
 
-from .values import DEFAULT_POLICY, DashboardSettings, Settings
+from .values import DEFAULT_POLICY, BackupSettings, DashboardSettings, HealthSettings, Settings
 
 LISTS = (list, tuple, set, frozenset)
 
@@ -331,6 +332,34 @@ def _dashboard(key: str, value: Any) -> dict[str, Any]:
     return {key.lower(): DashboardSettings(**fields)}
 
 
+def _health(key: str, value: Any) -> dict[str, Any]:
+    given = _mapping(value, {"MAX_WAIT", "LEASE_GRACE", "TIMEOUT"})
+    return {
+        key.lower(): HealthSettings(**{word.lower(): _lasting(time, word) for word, time in given.items()})
+    }
+
+
+def _backup(key: str, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {key.lower(): BackupSettings(every=None, is_every_given=True)}
+    given = _mapping(value, {"EVERY", "KEEP", "FOLDER", "TIMEOUT"})
+    fields: dict[str, Any] = {}
+    if "EVERY" in given:
+        every = given["EVERY"]
+        fields["every"] = None if every is None else _lasting(every, "EVERY")
+        fields["is_every_given"] = True
+    if "KEEP" in given:
+        fields["keep"] = _positive(given["KEEP"], "KEEP")
+    if "TIMEOUT" in given:
+        fields["timeout"] = _lasting(given["TIMEOUT"], "TIMEOUT")
+    folder = given.get("FOLDER")
+    if folder is not None:
+        if not isinstance(folder, (str, Path)) or not Path(folder).is_absolute():
+            raise ConfigurationError(f"FOLDER must be an absolute path; got {folder!r}")
+        fields["folder"] = str(folder)
+    return {key.lower(): BackupSettings(**fields)}
+
+
 def _mapping(value: Any, known: set[str], where: str = "") -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"{where}must be a dict; got {value!r}")
@@ -396,6 +425,8 @@ READERS = {
     "SANDBOX": _sandbox,
     "MIDDLEWARE": _middleware,
     "DASHBOARD": _dashboard,
+    "HEALTH": _health,
+    "BACKUP": _backup,
 }
 
 

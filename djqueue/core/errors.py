@@ -16,6 +16,9 @@
     │   ├── SnapshotTargetError         ... because a snapshot cannot be written to it now
     │   ├── RestoreInProgressError      ... because a snapshot is being written to it
     │   └── QueueFullError              ... because the queue is at its capacity
+    ├── BackupError                     a backup cannot be taken or restored
+    │   ├── BackupNotFoundError         ... because there is none of this name
+    │   └── BackupDamagedError          ... because its files are not as they were written
     ├── JobError                        an operation on a job failed
     │   ├── JobNotFoundError
     │   ├── JobCancelledError
@@ -141,6 +144,24 @@ class QueueFullError(StorageError):
     """The queue is full: it has reached its MAX_SIZE."""
 
     code = "queue_full"
+
+
+class BackupError(DjqueueError):
+    """The backup cannot be taken, read or restored."""
+
+    code = "backup"
+
+
+class BackupNotFoundError(BackupError):
+    """There is no backup of this name."""
+
+    code = "backup_not_found"
+
+
+class BackupDamagedError(BackupError):
+    """The files of the backup are not as they were written."""
+
+    code = "backup_damaged"
 
 
 class JobError(DjqueueError):

@@ -7,6 +7,9 @@ from .job import WorkerInfo
 from .overview import QueueOverview
 from .workercontrol import STOPPING
 
+RECORDS = frozenset({"kombu.queue", "kombu.exchange", "celery.result"})
+"""Names of jobs that keep values for Celery: they are never run, and their owners remove expired ones."""
+
 
 class Unhandled(NamedTuple):
     """Waiting jobs of one queue and name that no live worker can run."""
@@ -36,6 +39,6 @@ def unhandled(queues: Iterable[QueueOverview], workers: Sequence[WorkerInfo]) ->
         found += [
             Unhandled(row.name, name, count)
             for name, count in row.names.items()
-            if count and name not in handled
+            if count and name not in handled and name not in RECORDS
         ]
     return sorted(found, key=lambda one: (-one.jobs, one.queue, one.name))

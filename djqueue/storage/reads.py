@@ -162,6 +162,13 @@ class Reads(Protocol):
         """
 
     @abstractmethod
+    def stale_leases(self, grace: int) -> dict[str, int]:
+        """Return, by queue, the number of active jobs whose lease expired more than `grace` milliseconds ago.
+
+        A sweep takes such jobs back, so they remain only where nothing sweeps.
+        """
+
+    @abstractmethod
     def diagnostics(self) -> Diagnostics:
         """Describe the storage: location, version, memory, persistence, scheduler. Never contains a secret.
 

@@ -1,9 +1,10 @@
 """Which waiting jobs no live worker can run."""
 
+from djqueue.contrib.celery import names
 from djqueue.core.engine import Engine
 from djqueue.core.job import WorkerInfo
 from djqueue.core.overview import QueueOverview
-from djqueue.core.unhandled import unhandled
+from djqueue.core.unhandled import RECORDS, unhandled
 
 
 def queue(name, **names) -> QueueOverview:
@@ -35,6 +36,14 @@ def test_a_quiet_worker_knows_its_names_and_one_that_is_stopping_does_not():
     rows, other = [queue("emails", new=1)], worker("other")
     assert unhandled(rows, [worker("new", state="quiet"), other]) == []
     assert unhandled(rows, [worker("new", state="stopping"), other]) == [("emails", "new", 1)]
+
+
+def test_values_of_celery_need_no_worker():
+    assert names.DECLARED_QUEUE in RECORDS
+    assert names.EXCHANGE in RECORDS
+    assert names.RESULT in RECORDS
+    rows = [queue("celery.results", **dict.fromkeys(RECORDS, 1))]
+    assert unhandled(rows, [worker("other")]) == []
 
 
 def test_names_without_jobs_are_left_out():

@@ -1,5 +1,6 @@
 """The Celery result backend `djqueue`: results are values in the storage, and waiters get its events."""
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -15,14 +16,18 @@ from kombu.utils.encoding import bytes_to_str, ensure_bytes
 from kombu.utils.functional import retry_over_time
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.errors import StorageError, StorageUnavailableError
 from djqueue.storage.base import Unsubscribe
 
 from .chords import ChordsMixin
 from .locating import Location, location, storage_at
 from .names import RESULT, RESULTS
-from .values import Values
+from .values import REMOVED_AT_ONCE, Values
 
+logger = logging.getLogger("djqueue.celery")
+
+CLEANING = 10_000
+"""Milliseconds between two removals of expired results by a process that stores results."""
 LOOK = 5_000
 """Milliseconds after which waiters read their results although no event has arrived."""
 
@@ -128,6 +133,7 @@ class DjqueueResultBackend(ChordsMixin, AsyncBackendMixin, BaseKeyValueStoreBack
         self.expires = self.prepare_expires(expires, type=int)
         options = self.app.conf.get("result_backend_transport_options", {})
         self._location = _location(url or "djqueue://", options)
+        self._cleaned_at = SYSTEM_CLOCK.monotonic() - CLEANING
         self._policy = {**self.retry_policy, **options.get("retry_policy", {})}
         self.result_consumer = self.ResultConsumer(
             self, self.app, self.accept, self._pending_results, self._pending_messages
@@ -159,6 +165,20 @@ class DjqueueResultBackend(ChordsMixin, AsyncBackendMixin, BaseKeyValueStoreBack
 
     def set(self, key: str | bytes, value: str | bytes) -> None:
         self.values.set(bytes_to_str(key), ensure_bytes(value), self._milliseconds(self.expires))
+        self._remove_expired()
+
+    def _remove_expired(self) -> None:
+        """Remove expired results now and then: nothing else does where only results are in the storage."""
+        now = SYSTEM_CLOCK.monotonic()
+        if now - self._cleaned_at < CLEANING:
+            return
+        self._cleaned_at = now
+        try:
+            while self.values.remove_expired() >= REMOVED_AT_ONCE:
+                pass
+        except StorageError as error:
+            # The result is stored: its task must not fail.
+            logger.warning("Could not remove expired results, which is tried again: %s", error)
 
     def delete(self, key: str | bytes) -> None:
         self.values.remove([bytes_to_str(key)])

@@ -132,7 +132,7 @@ class Broker:
     # Maintenance.
 
     def consume(self, transport: "Transport") -> None:
-        """Begin the maintenance, which goes on until no transport is left."""
+        """Begin the maintenance, which goes on while a transport consumes or holds messages."""
         with self._lock:
             self._transports.add(transport)
             if self._maintenance is not None:
@@ -145,15 +145,41 @@ class Broker:
         """End the maintenance if this was the last transport."""
         with self._lock:
             self._transports.discard(transport)
-            if self._transports or self._maintenance is None:
-                return
-            self._maintenance.stop()
-            self._maintenance = None
-            registered, self._registered = self._registered, False
-        if registered:
+            ended = None if self._transports else self._end()
+        if ended is not None:
+            ended.join(ROUND)
+            self._unregister()
+
+    def _end_if_idle(self) -> bool:
+        """End the maintenance if nothing is consumed: kombu keeps unused connections open."""
+        role = self.storage.capabilities.scheduler
+        with self._lock:
+            if self._held or (role is not None and role.is_here):
+                return False
+            if any(transport.is_consuming for transport in self._transports):
+                return False
+            self._end()
+        self._unregister()
+        return True
+
+    def _end(self) -> Periodic | None:
+        maintenance, self._maintenance = self._maintenance, None
+        if maintenance is not None:
+            maintenance.stop()
+        return maintenance
+
+    def _unregister(self) -> None:
+        registered, self._registered = self._registered, False
+        if not registered:
+            return
+        try:
             self.storage.workers.unregister(self._worker)
+        except StorageUnavailableError as error:
+            logger.warning("Could not unregister %s, which is forgotten soon: %s", self._worker, error)
 
     def _round(self) -> None:
+        if self._end_if_idle():
+            return
         for chore in (self.renew_leases, self.renew_queues, self.storage.sweep, self._clean, self._beat):
             try:
                 chore()

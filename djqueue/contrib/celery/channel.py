@@ -256,10 +256,11 @@ class MessageChannel(virtual.Channel):
                 self._listen()
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        self.connection.consume()
         jobs = self.broker.claim([queue], 1).jobs
         if not jobs:
             return None
+        # After the claim: the maintenance ends where nothing is consumed and no message is held.
+        self.connection.consume()
         raw = self._receive(jobs[0])
         message = self.Message(raw, channel=self)
         if no_ack:
@@ -355,6 +356,11 @@ class MessageChannel(virtual.Channel):
     def look_at(self) -> int | None:
         """When to look for messages without a wake-up, in monotonic milliseconds; None: only then."""
         return self._look_at if self._consumers and self.qos.can_consume() else None
+
+    @property
+    def is_consuming(self) -> bool:
+        """Whether there is a consumer."""
+        return bool(self._active_queues)
 
     def expiring_queues(self) -> dict[str, int]:
         """Return the queues that are consumed and would expire, with their expiry in milliseconds."""

@@ -137,6 +137,11 @@ class Transport(virtual.Transport):
     def _look_times(self) -> Iterable[int]:
         return (at for channel in self.channels if (at := channel.look_at) is not None)
 
+    @property
+    def is_consuming(self) -> bool:
+        """Whether a channel has a consumer."""
+        return any(channel.is_consuming for channel in tuple(self.channels))
+
     def expiring_queues(self) -> dict[str, int]:
         """Return the queues that are consumed and would expire, with their expiry in milliseconds."""
         return {

@@ -10,6 +10,7 @@ from typing import Any
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageError
 from djqueue.core.job import EnqueueResult
+from djqueue.core.options import MAX_INTEGER
 from djqueue.core.states import State
 from djqueue.storage.base import Storage, Unsubscribe
 
@@ -111,6 +112,13 @@ class Values:
         """Return some values that have expired, by job id."""
         due = self.storage.reads.page(self.queue, State.WAITING, REMOVED_AT_ONCE)
         return [(job.id, job.payload) for job in due]
+
+    def remove_expired(self) -> int:
+        """Remove values that have expired, at most some hundreds at once, and return their number."""
+        self._call(self.storage.sweep)
+        waiting, ever = frozenset({State.WAITING}), SYSTEM_CLOCK.now() + MAX_INTEGER
+        removed: int = self._call(self.storage.queues.clean, self.queue, waiting, ever, REMOVED_AT_ONCE)
+        return removed
 
     def _overtaken(self, key: str) -> StorageError:
         return StorageError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery, chain, chord, group
+from celery import VERSION, Celery, chain, chord, group
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
@@ -122,6 +122,9 @@ def test_waiting_for_a_result_uses_events(app: Celery, url: str) -> None:
     assert result._cache["result"] == 42
 
 
+@pytest.mark.skipif(
+    VERSION < (5, 7), reason="Celery before 5.7 takes a timeout of 0 for none, on every backend"
+)
 def test_join_without_time_gives_up_at_once(app: Celery) -> None:
     results = app.ResultSet([app.AsyncResult(f"never-{number}") for number in range(3)])
 
@@ -145,6 +148,24 @@ def test_results_expire_and_can_be_forgotten(app: Celery, url: str) -> None:
     assert backend.get(backend.get_key_for_task("second")) is None
     assert backend.values.expired() == [("celery-task-meta-first", backend.values.expired()[0][1])]
     assert backend.values.queue == RESULTS
+
+
+def test_expired_results_are_removed_when_others_are_stored(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("djqueue.contrib.celery.backend.CLEANING", 0)
+    backend = app.backend
+    for number in range(3):
+        backend.store_result(f"old-{number}", number, "SUCCESS")
+        backend.expire(backend.get_key_for_task(f"old-{number}"), 0.05)
+
+    def only_the_new_one_is_left() -> bool:
+        backend.store_result("new", 1, "STARTED")
+        counts = backend.values.storage.reads.counts(RESULTS)
+        return counts[State.DELAYED] + counts[State.WAITING] == 1
+
+    eventually(only_the_new_one_is_left)
+    assert backend.get(backend.get_key_for_task("new")) is not None
 
 
 def test_chord_counts_a_part_once_and_calls_its_body_once(app: Celery, url: str) -> None:

@@ -84,6 +84,30 @@ def test_message_is_a_job_that_is_active_until_it_is_acknowledged(
     assert storage.reads.counts("letters")[State.ACTIVE] == 0
 
 
+def test_an_open_connection_without_consumers_leaves_the_storage_alone(
+    connection: kombu.Connection, storage: Storage
+) -> None:
+    def is_maintained() -> bool:
+        broker = connection.transport.broker
+        return broker._maintenance is not None
+
+    queue = kombu.Queue("letters", routing_key="letters")
+    producer = connection.Producer()
+    for _ in range(2):
+        producer.publish("hello", routing_key="letters", declare=[queue])
+        assert take(connection, queue, 1) == ["hello"]
+        eventually(lambda: not is_maintained(), message="the maintenance has ended")
+
+    producer.publish("hello", routing_key="letters")
+    message = connection.default_channel.basic_get("letters")
+    broker = connection.transport.broker
+    assert is_maintained()
+    broker._round()
+    assert is_maintained(), "a message is held"
+    message.ack()
+    eventually(lambda: not is_maintained(), message="the maintenance has ended")
+
+
 @pytest.mark.parametrize(
     ("direction", "expected"), [("lowest_first", [0, 3, 9]), ("highest_first", [9, 3, 0])]
 )

@@ -43,6 +43,8 @@ class SnapshotsCase(contract.SnapshotsContract):
             scheduler.connect()
 
 
+# TestForAClient runs the same contract with the same statements, through the scheduler's socket.
+@pytest.mark.thorough
 class TestWithItsOwnStatements(SchedulerCase, SnapshotsCase, contract.StorageContract):
     sql = "auto"
 

@@ -9,10 +9,10 @@ BIN := $(VENV)/bin
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-thorough test-spark test-compat lint format simulate chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
+.PHONY: help install test test-thorough test-spark test-spark-versions test-compat lint format simulate chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## Make the virtual environment with all that development needs
 
@@ -31,6 +31,10 @@ test-spark: $(VENV)/.spark-installed ## Run the tests that need Spark, and insta
 	@scripts/system-packages.sh redis postgresql java
 	@JAVA_HOME=$$(scripts/find-java.sh) scripts/run-tests.sh $(BIN)/python -n 0 -m spark tests/contrib/spark tests/demo/test_demo_spark.py $(ARGS)
 	@JAVA_HOME=$$(scripts/find-java.sh) scripts/run-tests.sh $(BIN)/python -n 0 -o faulthandler_timeout=1200 -m spark_cluster tests/contrib/spark $(ARGS)
+
+test-spark-versions: install ## Run a few Spark tests on each supported minor version of PySpark; ARGS="4.1"
+	@scripts/system-packages.sh redis java
+	@JAVA_HOME=$$(scripts/find-java.sh) scripts/test-spark-versions.sh $(ARGS)
 
 test-compat: install ## Run the tests on other versions of Python, Django and the dependencies
 	@scripts/system-packages.sh redis gettext
@@ -85,7 +89,7 @@ wheel: install ## Build the sdist and the wheel into dist
 	$(BIN)/python -m build --no-isolation
 
 clean: ## Remove all that these targets made
-	rm -rf .venv .venv-django5 .venv-django6 .venv-django60 .venv-oldest build dist docs/_build htmlcov demo_project/var
+	rm -rf .venv .venv-django5 .venv-django6 .venv-django60 .venv-oldest .venv-spark-* build dist docs/_build htmlcov demo_project/var
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	rm -f djqueue/templates djqueue/static
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -105,7 +109,7 @@ $(VENV)/.demo-installed: pyproject.toml hatch_build.py demo_project/requirements
 	@touch $@
 
 $(VENV)/.spark-installed: $(VENV)/.installed
-	@scripts/make-venv.sh $(VENV) -e '.[spark]' 'pandas<3'
+	@scripts/make-venv.sh $(VENV) -e '.[spark]'
 	@touch $@
 
 $(VENV)/.docs-installed: pyproject.toml

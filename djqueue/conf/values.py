@@ -73,6 +73,18 @@ class BackupSettings:
     """Milliseconds after which a backup is given up."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class MonitoringSettings:
+    """The values of `settings.DJQUEUE["MONITORING"]`: who may read the URLs for monitoring systems."""
+
+    token: str | None = field(default=None, repr=False)
+    """The token that clients send."""
+    token_file: str | None = None
+    """Path of a file with the token, read at every request."""
+    public: bool = False
+    """Whether the URLs need no token."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Settings:
     """The values of `settings.DJQUEUE`, converted."""
@@ -132,6 +144,7 @@ class Settings:
     dashboard: DashboardSettings = field(default_factory=DashboardSettings)
     health: HealthSettings = field(default_factory=HealthSettings)
     backup: BackupSettings = field(default_factory=BackupSettings)
+    monitoring: MonitoringSettings = field(default_factory=MonitoringSettings)
 
     def policy(self, queue: str) -> QueuePolicy:
         """Return the configuration of a queue."""

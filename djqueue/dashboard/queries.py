@@ -271,8 +271,11 @@ def _in_all(buckets: Sequence[Bucket]) -> Bucket:
 
 
 def _together(times: Sequence[Histogram]) -> Histogram:
-    counts = [one.counts for one in times if one is not NO_TIMES]
-    return Histogram(tuple(map(sum, zip(*counts, strict=True)))) if counts else NO_TIMES
+    some = [one for one in times if one is not NO_TIMES]
+    if not some:
+        return NO_TIMES
+    counts = map(sum, zip(*(one.counts for one in some), strict=True))
+    return Histogram(tuple(counts), sum(one.sum for one in some))
 
 
 def _mean(numbers: Sequence[int]) -> float:

@@ -169,6 +169,16 @@ class Reads(Protocol):
         """
 
     @abstractmethod
+    def cumulative(self, queues: Sequence[str] | None = None) -> list[Bucket]:
+        """Return the metrics of queues since they began (None: of all queues), each queue with one bucket
+        for all its jobs and one for each job name.
+
+        Numbers only rise, also when schedulers or workers restart, until the queue is obliterated; those of
+        the memory storage begin with its process. Counts are as of the last `sweep`. A queue or job name in
+        which nothing happened has no bucket.
+        """
+
+    @abstractmethod
     def diagnostics(self) -> Diagnostics:
         """Describe the storage: location, version, memory, persistence, scheduler. Never contains a secret.
 

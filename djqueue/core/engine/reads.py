@@ -11,7 +11,7 @@ from ..explain import Explanation, decide
 from ..graph import MAX_FLOW_JOBS, FlowGraph, FlowNode, JobLink, explore, link, walked
 from ..groups import GroupOverview
 from ..job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
-from ..metrics import Bucket, assemble, span_of
+from ..metrics import Bucket, assemble, since_beginning, span_of
 from ..options import JobKey
 from ..overview import GroupsOverview, Overview, QueueOverview
 from ..pages import JobPage, mark_of, page_of, position_of
@@ -287,6 +287,10 @@ class EngineReads:
         rows: Iterable[tuple[str, str, int, Sequence[int]]]
         rows = self._context.metrics.rows(queues, span, by_name=by_name)
         return assemble(rows, queues, span, by_name=by_name)
+
+    def cumulative(self, queues: Sequence[str] | None = None) -> list[Bucket]:
+        """Return the metrics of queues since they began."""
+        return since_beginning(self._context.metrics.everything(queues))
 
     def findings(self) -> Sequence[Finding]:
         """Return problems of the storage's servers: the engine has none."""

@@ -224,6 +224,9 @@ class DatabaseReads(Reads):
     def stale_leases(self, grace: int) -> dict[str, int]:
         return self._ask(Reads.stale_leases, grace)
 
+    def cumulative(self, queues: Sequence[str] | None = None) -> list[Bucket]:
+        return self._ask(Reads.cumulative, _listed(queues))
+
     def diagnostics(self) -> Diagnostics:
         answer = self._ask(Reads.diagnostics)
         location = DiagnosticLine("storage.where", "Storage", "Location", self._storage.describe())

@@ -169,6 +169,7 @@ _TABLE: tuple[tuple[Callable[..., Any], AnsweredBy, dict[str, Any]], ...] = (
     (Reads.groups, SCHEDULER_OR_TABLES, {}),
     (Reads.series, TABLES, {}),
     (Reads.stale_leases, SCHEDULER_OR_TABLES, {}),
+    (Reads.cumulative, TABLES, {}),
     (Reads.diagnostics, SCHEDULER_OR_TABLES, {}),
 )
 _BY_METHOD = {method: Operation(_name(method), who, **rest) for method, who, rest in _TABLE}

@@ -157,12 +157,18 @@ class Keyspace:
 
         record: record the mode of existing queues that have none; new: also of those that do not exist.
         """
-        for queue in queues:
-            policy, keys = self.policy(queue), self.keys(queue)
-            words = [policy.group_mode if record else b"", b"1" if new else b"0"]
-            [recorded] = yield [ScriptCall(script("check_group_mode"), keys, words, sequence=False)]
+        names = list(queues)
+        calls: list[ScriptCall | RedisCommand] = []
+        for queue in names:
+            words = [self.policy(queue).group_mode if record else b"", b"1" if new else b"0"]
+            calls.append(ScriptCall(script("check_group_mode"), self.keys(queue), words, sequence=False))
+        answers = (yield calls) if calls else []
+        commands: list[ScriptCall | RedisCommand] = []
+        agreed: list[str] = []
+        for queue, recorded in zip(names, answers, strict=True):
             if not recorded:
                 continue
+            policy = self.policy(queue)
             policy.check_mode(queue, text(recorded))
             bounds = records.pack_bounds(policy.retention, policy.dead_letters)
             if record and any(bounds):
@@ -170,8 +176,11 @@ class Keyspace:
                 pairs = [
                     part for pair in zip(records.BOUNDS, bounds, strict=True) if pair[1] for part in pair
                 ]
-                yield [RedisCommand((b"HSET", keys.key("meta"), *pairs))]
-            self.agreed.add(queue)
+                commands.append(RedisCommand((b"HSET", self.keys(queue).key("meta"), *pairs)))
+            agreed.append(queue)
+        if commands:
+            yield commands
+        self.agreed.update(agreed)
 
     def agree_once(self, queues: Sequence[str]) -> Steps[None]:
         if not self.agreed.issuperset(queues):

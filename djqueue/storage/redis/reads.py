@@ -219,6 +219,9 @@ class RedisReads(Reads):
         ]
         return {name: count for name, count in zip(names, counts, strict=True) if count}
 
+    def cumulative(self, queues: Sequence[str] | None = None) -> list[Bucket]:
+        return self._keyspace.run(self._metrics.cumulative(queues))
+
     def diagnostics(self) -> Diagnostics:
         names = self._keyspace.run(self._keyspace.names())
         lines = [

@@ -96,7 +96,9 @@ HINTS = {
     "SANDBOX": "'require' refuses jobs whose permissions cannot be enforced here; 'degrade' accepts some.",
     "MIDDLEWARE": "For example ['djqueue.middleware.LoggingMiddleware'].",
     "DASHBOARD": "For example {'READ_ONLY': True, 'POLL': 5}.",
+    "HEALTH": "For example {'MAX_WAIT': 120, 'TIMEOUT': 1}.",
     "BACKUP": "For example {'EVERY': 21_600, 'KEEP': 12}, or None to take no backups in runworkers.",
+    "MONITORING": "For example {'TOKEN_FILE': '/run/secrets/djqueue-token'}.",
 }
 FROM_SETTINGS = frozenset({"clock", "limiters", "metrics", "policies"})
 """Parameters of storages that come from other settings or from tests, not from OPTIONS."""

@@ -493,6 +493,15 @@ def test_systemd_is_notified(shop: Shop, systemd: socket.socket) -> None:
         assert workers.ends() == 0
 
 
+def test_the_watchdog_of_systemd_is_answered(shop: Shop, systemd: socket.socket) -> None:
+    environment = {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "3000000"}
+    with shop.start(env=environment) as workers:
+        received = [systemd.recv(4_096) for _ in range(3)]
+        assert received.count(b"WATCHDOG=1") >= 2
+        workers.signal()
+        assert workers.ends() == 0
+
+
 def test_on_redis_the_mirror_is_a_process(tmp_path: Path, redis_server: Any) -> None:
     redis_server.clean()
     shop = Shop(tmp_path, ON_REDIS % redis_server.url)

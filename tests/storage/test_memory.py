@@ -7,7 +7,7 @@ import pytest
 from djqueue.core.states import State
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
-from djqueue.testing.contract import POLICIES, SnapshotsContract, StorageContract
+from djqueue.testing.contract import POLICIES, StorageContract
 from djqueue.testing.factories import (
     QUEUE,
     a_completed_job,
@@ -24,7 +24,7 @@ from djqueue.testing.factories import (
 DAY = 86_400_000
 
 
-class MemoryContract(SnapshotsContract, StorageContract):
+class MemoryContract(StorageContract):
     """The contract over an engine with a clock that the tests move."""
 
     cores: int

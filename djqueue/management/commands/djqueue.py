@@ -16,6 +16,7 @@ from djqueue.management.verbs import (
     controls,
     cron,
     dead,
+    health,
     jobs,
     mirrored,
     stats,
@@ -24,7 +25,7 @@ from djqueue.management.verbs import (
 from djqueue.management.verbs.base import Output, Verbs
 
 HELP = "Manage the jobs, schedules and workers of this project."
-GROUPS = (stats, jobs, changes, controls, dead, cron, workers, annotations, backup, mirrored)
+GROUPS = (stats, jobs, changes, controls, dead, cron, workers, annotations, backup, mirrored, health)
 """Modules with verbs, in the order of the help."""
 
 
@@ -38,6 +39,12 @@ class Command(BaseCommand):
         verbs = Verbs(parser.add_subparsers(dest="action", metavar="ACTION", required=True))
         for group in GROUPS:
             group.add(verbs)
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Run the command; `doctor` reports what the system checks find instead of stopping at it."""
+        if options.get("action") == "doctor":
+            options["skip_checks"] = True
+        return super().execute(*args, **options)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run one verb."""

@@ -168,6 +168,8 @@ _TABLE: tuple[tuple[Callable[..., Any], AnsweredBy, dict[str, Any]], ...] = (
     (Reads.change_version, SCHEDULER_OR_TABLES, {}),
     (Reads.groups, SCHEDULER_OR_TABLES, {}),
     (Reads.series, TABLES, {}),
+    (Reads.stale_leases, SCHEDULER_OR_TABLES, {}),
+    (Reads.cumulative, TABLES, {}),
     (Reads.diagnostics, SCHEDULER_OR_TABLES, {}),
 )
 _BY_METHOD = {method: Operation(_name(method), who, **rest) for method, who, rest in _TABLE}

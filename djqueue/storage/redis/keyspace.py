@@ -125,13 +125,17 @@ class Keyspace:
 
     def begin(self, queues: set[str]) -> Steps[None]:
         """List queues that may be new, then check and record their group modes."""
-        [is_closed] = yield [RedisCommand((b"EXISTS", self.common.key("restoring")))]
-        if is_closed:
-            raise RestoreInProgressError()
+        yield from self.check_open()
         yield from self.list_queues(queues)
         self.known -= queues
         yield from self.agree(queues, new=True)
         self.known |= queues
+
+    def check_open(self) -> Steps[None]:
+        """Raise RestoreInProgressError while the queues are closed for a restore."""
+        [is_closed] = yield [RedisCommand((b"EXISTS", self.common.key("restoring")))]
+        if is_closed:
+            raise RestoreInProgressError()
 
     def list_queues(self, queues: set[str]) -> Steps[None]:
         """List queues, and notify the workers that serve all queues."""
@@ -153,12 +157,18 @@ class Keyspace:
 
         record: record the mode of existing queues that have none; new: also of those that do not exist.
         """
-        for queue in queues:
-            policy, keys = self.policy(queue), self.keys(queue)
-            words = [policy.group_mode if record else b"", b"1" if new else b"0"]
-            [recorded] = yield [ScriptCall(script("check_group_mode"), keys, words, sequence=False)]
+        names = list(queues)
+        calls: list[ScriptCall | RedisCommand] = []
+        for queue in names:
+            words = [self.policy(queue).group_mode if record else b"", b"1" if new else b"0"]
+            calls.append(ScriptCall(script("check_group_mode"), self.keys(queue), words, sequence=False))
+        answers = (yield calls) if calls else []
+        commands: list[ScriptCall | RedisCommand] = []
+        agreed: list[str] = []
+        for queue, recorded in zip(names, answers, strict=True):
             if not recorded:
                 continue
+            policy = self.policy(queue)
             policy.check_mode(queue, text(recorded))
             bounds = records.pack_bounds(policy.retention, policy.dead_letters)
             if record and any(bounds):
@@ -166,8 +176,11 @@ class Keyspace:
                 pairs = [
                     part for pair in zip(records.BOUNDS, bounds, strict=True) if pair[1] for part in pair
                 ]
-                yield [RedisCommand((b"HSET", keys.key("meta"), *pairs))]
-            self.agreed.add(queue)
+                commands.append(RedisCommand((b"HSET", self.keys(queue).key("meta"), *pairs)))
+            agreed.append(queue)
+        if commands:
+            yield commands
+        self.agreed.update(agreed)
 
     def agree_once(self, queues: Sequence[str]) -> Steps[None]:
         if not self.agreed.issuperset(queues):

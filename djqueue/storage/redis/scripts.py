@@ -48,6 +48,7 @@ NAMES = (
     "overview",
     "page",
     "peek",
+    "plan",
     "finish_and_claim_fast",
     "read",
     "receive",

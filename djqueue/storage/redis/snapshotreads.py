@@ -103,8 +103,12 @@ class RedisSnapshotReader:
         with closing(SeenJobs()) as seen:
             # The first queues record arrivals before any of them is scanned.
             while new := [name for name in self._run(self._keyspace.names()) if name not in self._known]:
+                # All jobs of a queue that is listed later came to it during the read.
+                is_first = not self._known
                 for name in new:
-                    self._known[name] = self._run(self._record_arrivals(name))
+                    length, rear = self._run(self._record_arrivals(name))
+                    self._known[name] = length
+                    self._marks[name] = rear if is_first else 0
                 for name in new:
                     yield from self._queue(name, seen)
             yield from self._arrived(seen)
@@ -116,8 +120,8 @@ class RedisSnapshotReader:
     def _run(self, steps: Steps[Any]) -> Any:
         return self._keyspace.run(steps)
 
-    def _record_arrivals(self, queue: str) -> Steps[int]:
-        """Let a queue record which jobs arrive; return the number of those that were recorded before."""
+    def _record_arrivals(self, queue: str) -> Steps[tuple[int, int]]:
+        """Let a queue record which jobs arrive; return how many were recorded before, and the last number."""
         keys = self._keyspace.keys(queue)
         key = keys.key("arrivals")
         [length] = yield [RedisCommand((b"LLEN", key))]
@@ -128,8 +132,7 @@ class RedisSnapshotReader:
             RedisCommand((b"PEXPIRE", key, ARRIVALS_TTL)),
             RedisCommand((b"HGET", keys.key("meta"), b"rear")),
         ]
-        self._marks[queue] = int(rear or 0)
-        return int(length)
+        return int(length), int(rear or 0)
 
     def _queue(self, queue: str, seen: SeenJobs) -> Iterator[Part]:
         keys, cursor = self._keyspace.keys(queue), b"0"

@@ -73,22 +73,26 @@ class RedisSnapshots(Snapshots):
         return self.schedules is None or self.schedules.is_empty()
 
     def write(self, parts: Iterable[Part], *, replace: bool = False) -> SnapshotCounts:
-        restore = Restore(
-            self._keyspace, self._limits, self._removing, self._metrics, self._limiters(), self.schedules
-        )
-        with restore, closing(SnapshotSpool(self._keyspace.policy, self._now())) as spool:
+        with self._restore() as restore, closing(self._spool()) as spool:
             if restore.end_interrupted():
                 logger.warning("Completed a restore that was interrupted before.")
             check_target(self, self._workers.all(), replace=replace)
             spool.fill(parts)
             check_schedules(self.schedules, spool.schedules)
-            queues = restore.stage(spool)
             try:
+                queues = restore.stage(spool)
                 # Again, because other processes may have written until the queues were closed.
                 check_target(self, self._workers.all(), replace=replace)
                 restore.decide()
-            except BaseException:
-                restore.undo(queues)
+            except (Exception, KeyboardInterrupt):
+                restore.undo()
                 raise
             restore.publish(queues)
             return spool.counts()
+
+    def _restore(self) -> Restore:
+        keyspace, limiters = self._keyspace, self._limiters()
+        return Restore(keyspace, self._limits, self._removing, self._metrics, limiters, self.schedules)
+
+    def _spool(self) -> SnapshotSpool:
+        return SnapshotSpool(self._keyspace.policy, self._now())

@@ -113,11 +113,10 @@ class Restore:
             return False
         name, self._name = self._name, found[0]
         self._ask(b"SET", self._lock, self._name, b"XX", b"PX", LOCK)
-        queues = list(unpack(found[2]))
         if found[1] == STAGING:
-            self.undo(queues)
+            self.undo()
         else:
-            self.publish(queues)
+            self.publish(list(unpack(found[2])))
         self._name = name
         self._ask(b"SET", self._lock, self._name, b"PX", LOCK)
         return found[1] != STAGING
@@ -185,8 +184,12 @@ class Restore:
             self._keyspace.run(self._keyspace.deliver(queue))
             self._keyspace.run(self._removing.delete_leftovers(self._keyspace.keys(queue)))
 
-    def undo(self, queues: Sequence[str]) -> None:
-        """Delete what was staged, and open the queues."""
+    def undo(self) -> None:
+        """Delete what was staged, and open the queues, if this restore has begun."""
+        found = self._ask(b"HMGET", self._marker, b"name", b"queues")
+        if found[0] != self._name:
+            return
+        queues: list[str] = list(unpack(found[1]))
         self._move_on(STAGING)  # Nothing was published, even if the reply to `decide` was lost.
         for queue in queues:
             keys = self._keyspace.keys(queue)
@@ -218,7 +221,6 @@ class Restore:
             self._ask(b"SREM", common.key("queues"), pack_text(queue))
         else:
             self._ask(b"SADD", common.key("queues"), pack_text(queue))
-            self._ask(b"DEL", keys.key("restore:settings"))
         self._ask(b"HDEL", common.key("mirror"), pack_text(queue))
         self._keyspace.agreed.discard(queue)
         self._keyspace.known.discard(queue)
@@ -264,7 +266,7 @@ class Restore:
     def _open(self, queues: Sequence[str]) -> None:
         for queue in queues:
             keys = self._keyspace.keys(queue)
-            self._ask(b"DEL", keys.key("restoring"))
+            self._ask(b"DEL", keys.key("restoring"), keys.key("restore:settings"))
             self._ask(self._keyspace.publish, keys.wake.encode(), b"")
             self._ask(self._keyspace.publish, self._keyspace.common.new_queues.encode(), pack_text(queue))
         self._ask(b"DEL", self._keyspace.common.key("restoring"))

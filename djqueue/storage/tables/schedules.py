@@ -1,11 +1,11 @@
 """The schedules of a snapshot: rows of `CronJob`, as plain records."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import DurationField
 
@@ -21,14 +21,11 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 class TableSchedules(ScheduleRows):
-    """The schedules in a database of the project.
+    """The schedules in the database to which the project's routers send them."""
 
-    Args:
-        alias: Returns the alias of the database.
-    """
-
-    def __init__(self, alias: Callable[[], str]) -> None:
-        self._alias = alias
+    @staticmethod
+    def _alias() -> str:
+        return router.db_for_write(models.CronJob)
 
     def pages(self, size: int) -> Iterator[list[Record]]:
         alias = self._alias()

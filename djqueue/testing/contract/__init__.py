@@ -181,6 +181,7 @@ class StorageContract(
     IdsAndBytesContract,
     SequencesContract,
     ConcurrencyContract,
+    SnapshotsContract,
     TransitionTableContract,
 ):
     """All of it."""

@@ -43,6 +43,8 @@ class SnapshotsCase(contract.SnapshotsContract):
             scheduler.connect()
 
 
+# TestForAClient runs the same contract with the same statements, through the scheduler's socket.
+@pytest.mark.thorough
 class TestWithItsOwnStatements(SchedulerCase, SnapshotsCase, contract.StorageContract):
     sql = "auto"
 
@@ -149,7 +151,7 @@ class Client(DatabaseStorage):
 
 READING_TABLES = (
     *(Reads.counts, Reads.page, Reads.dead_letters, Reads.dead_letter_page, Reads.waiting_names),
-    *(Reads.jobs_about, Reads.cursor_page, Reads.series, Reads.overview, Reads.groups),
+    *(Reads.jobs_about, Reads.cursor_page, Reads.series, Reads.cumulative, Reads.overview, Reads.groups),
     *(Workers.all, Queues.names),
 )
 

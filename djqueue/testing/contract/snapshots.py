@@ -58,14 +58,16 @@ def contents(parts: list[Part]) -> dict[tuple[str, str, str], dict[str, Any]]:
     return found
 
 
-def order(parts: list[Part], kind: str = JOB, states: tuple[str, ...] = ("waiting",)) -> dict[str, list[str]]:
-    """Return the ids of the records of each queue by their positions."""
-    found: dict[str, list[tuple[int, str]]] = {}
+def order(parts: list[Part], kind: str = JOB) -> dict[Any, list[str]]:
+    """Return the ids of dead letters, or of waiting jobs of each priority and group, by their positions."""
+    found: dict[Any, list[tuple[Any, str]]] = {}
     for part in parts:
         for record in part.records if part.kind == kind else ():
-            if kind == DEAD or record["state"] in states:
-                found.setdefault(part.queue, []).append((record["position"], record["id"]))
-    return {queue: [job_id for _, job_id in sorted(ids)] for queue, ids in found.items()}
+            options = record.get("options", {})
+            line = (part.queue, options.get("priority", 0), options.get("group"))
+            if record.get("state", "waiting") == "waiting":
+                found.setdefault(line, []).append((record["position"], record["id"]))
+    return {line: [job_id for _, job_id in sorted(ids)] for line, ids in found.items()}
 
 
 def fill(storage: Storage) -> None:
@@ -73,7 +75,7 @@ def fill(storage: Storage) -> None:
     for there in (State.COMPLETED, State.FAILED, State.CANCELLED):
         JOB_IN[there](storage, id=f"a {there}", queue=OTHER, tags=("a", "b"), retention=LATER)
     claimed = an_active_job(storage, id="busy", queue=OTHER, subject="shop.order:1")
-    storage.report([report_of(claimed, {"done": 1}, [(1_000, "a line"), (2_000, "another \ud800")])])
+    storage.report([report_of(claimed, {"done": 1}, [(1_000, "a line"), (2_000, "another €")])])
     finish(storage, retrying(claimed, LATER))
     streamed = an_active_job(storage, id="streamed", queue=OTHER, retention=LATER)
     emit(storage, streamed, b"one", b"two")

@@ -229,7 +229,10 @@ def _engine_job(queue: str, record: Record) -> EngineJob:
         job.error = JobFailure(*error)
     if history := record["history"]:
         job.history = [
-            AttemptRecord(*one[:5], None if one[5] is None else JobFailure(*one[5])) for one in history
+            AttemptRecord(
+                attempt, worker, started_at, finished_at, outcome, JobFailure(*failure) if failure else None
+            )
+            for attempt, worker, started_at, finished_at, outcome, failure in history
         ]
     if logs := record["logs"]:
         job.logs = [(at, line) for at, line in logs]

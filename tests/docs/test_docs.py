@@ -27,7 +27,7 @@ import djqueue
 from djqueue import Backoff, Queue, Worker, checks, conf, jobchecks, signals
 from djqueue.client import registry
 from djqueue.client.declared import declared
-from djqueue.conf import BackupSettings, readers
+from djqueue.conf import BackupSettings, readers, sections
 from djqueue.contrib.metrics.collector import DEFINITIONS
 from djqueue.contrib.spark.pipeline.main import parser as spark_parser
 from djqueue.contrib.spark.read_options import BATCH_OPTIONS, STREAM_OPTIONS
@@ -313,7 +313,7 @@ def known_keys(setting: str, value: object) -> set[str]:
     """The keys of a dict inside a setting, as far as it takes them: found by asking for each."""
     [problem] = conf.problems({setting: value})
     assert "unknown key '?'" in problem
-    words = set(re.findall(r'"([A-Z_]+)"', inspect.getsource(readers)))
+    words = set(re.findall(r'"([A-Z_]+)"', inspect.getsource(readers) + inspect.getsource(sections)))
     return {
         word
         for word in words

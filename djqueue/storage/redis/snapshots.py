@@ -73,32 +73,30 @@ class RedisSnapshots(Snapshots):
         return self.schedules is None or self.schedules.is_empty()
 
     def write(self, parts: Iterable[Part], *, replace: bool = False) -> SnapshotCounts:
-        with self._target(replace=replace):
-            pass  # One that must not be written is refused before all parts are read.
+        restore = self._restore()
         with closing(self._spool()) as spool:
-            # Without the lock, which would expire: this takes as long as the parts take.
+            if not restore.is_interrupted():
+                check_target(self, self._workers.all(), replace=replace)
+            # Before the restore begins: the records may arrive slowly.
             spool.fill(parts)
             check_schedules(self.schedules, spool.schedules)
-            with self._target(replace=replace) as restore:
-                try:
-                    queues = restore.stage(spool)
-                    # Again, because other processes may have written until the queues were closed.
-                    check_target(self, self._workers.all(), replace=replace)
-                    restore.decide()
-                except (Exception, KeyboardInterrupt):
-                    restore.undo()
-                    raise
-                restore.publish(queues)
-                return spool.counts()
+            with restore:
+                if restore.end_interrupted():
+                    logger.warning("Completed a restore that was interrupted before.")
+                check_target(self, self._workers.all(), replace=replace)
+                self._write(restore, spool, replace=replace)
+            return spool.counts()
 
-    @contextmanager
-    def _target(self, *, replace: bool) -> Iterator[Restore]:
-        """Hold the lock within the block; raise SnapshotTargetError if this storage may not be written."""
-        with self._restore() as restore:
-            if restore.end_interrupted():
-                logger.warning("Completed a restore that was interrupted before.")
+    def _write(self, restore: Restore, spool: SnapshotSpool, *, replace: bool) -> None:
+        try:
+            queues = restore.stage(spool)
+            # Again, because other processes may have written until the queues were closed.
             check_target(self, self._workers.all(), replace=replace)
-            yield restore
+            restore.decide()
+        except (Exception, KeyboardInterrupt):
+            restore.undo()
+            raise
+        restore.publish(queues)
 
     def _restore(self) -> Restore:
         keyspace, limiters = self._keyspace, self._limiters()

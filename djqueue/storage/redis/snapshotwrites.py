@@ -36,7 +36,7 @@ from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 STAGING, PUBLISHING, OPENING = b"staging", b"publishing", b"opening"
-LOCK = 15_000
+LOCK = 30_000
 """Milliseconds after its last step at which a restore counts as interrupted."""
 CHUNK_JOBS = 100
 CHUNK_BYTES = 500_000
@@ -106,6 +106,10 @@ class Restore:
 
     # The phases.
 
+    def is_interrupted(self) -> bool:
+        """Return whether there is a restore that has not ended, which may be running."""
+        return bool(self._ask(b"EXISTS", self._marker))
+
     def end_interrupted(self) -> bool:
         """Undo or complete an interrupted restore; return whether one was completed."""
         found = self._ask(b"HMGET", self._marker, b"name", b"phase", b"queues")
@@ -119,7 +123,7 @@ class Restore:
             self.publish(list(unpack(found[2])))
         self._name = name
         self._ask(b"SET", self._lock, self._name, b"PX", LOCK)
-        return found[1] != STAGING
+        return bool(found[1] != STAGING)
 
     def stage(self, spool: SnapshotSpool) -> list[str]:
         """Store everything, and close the queues; return their names."""

@@ -82,6 +82,14 @@ STORAGES = {
         "OPTIONS": {"allow_overwrite": True},
     },
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
+    "djqueue_backups": {
+        "BACKEND": "django.core.files.storage.FileSystemStorage",
+        "OPTIONS": {
+            "location": VAR_DIR / "backups",
+            "file_permissions_mode": 0o600,
+            "directory_permissions_mode": 0o700,
+        },
+    },
 }
 
 EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"

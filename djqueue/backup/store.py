@@ -243,7 +243,7 @@ class MovedFile(File):  # type: ignore[type-arg]
     """A file in the folder of a storage, which renames it instead of copying it."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
-        super().__init__(file)  # type: ignore[arg-type]
+        super().__init__(file)
         self._path = path
 
     def temporary_file_path(self) -> str:
@@ -255,13 +255,14 @@ class CheckedFile(File):  # type: ignore[type-arg]
     """A file that can be uploaded in parts, and stops that when a check raises an exception."""
 
     def __init__(self, file: BinaryIO, check: Callable[[], None]) -> None:
-        super().__init__(file)  # type: ignore[arg-type]
+        super().__init__(file)
+        self._content = file
         self._check = check
 
     def read(self, size: int | None = None, /) -> bytes:
         """Read from the file."""
         self._check()
-        return bytes(self.file.read(-1 if size is None else size))
+        return self._content.read(-1 if size is None else size)
 
 
 def default_folder(settings: BackupSettings) -> Path:

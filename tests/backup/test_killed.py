@@ -20,7 +20,6 @@ from tests.support import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="forks")]
 
 SETTINGS = """
-INSTALLED_APPS += ["django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes"]
 DATABASES["default"]["NAME"] = "db.sqlite3"
 DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 20}
 DJQUEUE = {"BACKUP": {"FOLDER": %r, "KEEP": 2, "EVERY": %s}}

@@ -27,7 +27,7 @@ import djqueue
 from djqueue import Backoff, Queue, Worker, checks, conf, jobchecks, signals
 from djqueue.client import registry
 from djqueue.client.declared import declared
-from djqueue.conf import BackupSettings, readers
+from djqueue.conf import BackupSettings, readers, sections
 from djqueue.contrib.metrics.collector import DEFINITIONS
 from djqueue.contrib.spark.pipeline.main import parser as spark_parser
 from djqueue.contrib.spark.read_options import BATCH_OPTIONS, STREAM_OPTIONS
@@ -313,7 +313,7 @@ def known_keys(setting: str, value: object) -> set[str]:
     """The keys of a dict inside a setting, as far as it takes them: found by asking for each."""
     [problem] = conf.problems({setting: value})
     assert "unknown key '?'" in problem
-    words = set(re.findall(r'"([A-Z_]+)"', inspect.getsource(readers)))
+    words = set(re.findall(r'"([A-Z_]+)"', inspect.getsource(readers) + inspect.getsource(sections)))
     return {
         word
         for word in words
@@ -341,7 +341,8 @@ def test_the_page_of_errors_has_the_whole_tree():
     classes = {error.__name__: error.code for error in public(errors.DjqueueError)}
     assert {row[0]: row[1] for row in table("errors.md", "errors")} == classes
     outside = {name for name in classes if not hasattr(djqueue, name)}
-    assert outside == {"JobError", "JobNameError", "ControlFlow"}
+    backups = {"BackupError", "BackupNotFoundError", "BackupDamagedError"}
+    assert outside == {"JobError", "JobNameError", "ControlFlow", *backups}
 
 
 def public(error: type) -> list[type]:

@@ -82,6 +82,21 @@ def test_a_killed_restore_leaves_the_old_or_the_new_and_can_be_repeated(place):
     assert ends == {"old", "new"}
 
 
+def test_parts_may_take_longer_than_the_lock_of_a_restore(place):
+    storage = place.storage()
+    parts = new(place.storage())
+    storage.snapshots.write([], replace=True)
+
+    def slow():
+        for part in parts:
+            with storage._connections.sync() as client:
+                assert not client.exists(storage._keyspace.common.key("restore:lock"))
+            yield part
+
+    storage.snapshots.write(slow())
+    assert contents(read_all(storage)) == contents(parts)
+
+
 def test_producers_and_workers_are_refused_while_a_restore_is_interrupted(place):
     storage, other = place.storage(), place.storage()
     parts = new(storage)

@@ -9,23 +9,32 @@ BIN := $(VENV)/bin
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-spark test-compat lint format simulate chaos bench demo demo-check demo-spark messages screenshots docs wheel clean
+.PHONY: help install test test-thorough test-spark test-spark-versions test-compat lint format simulate chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## Make the virtual environment with all that development needs
 
-# On PostgreSQL, TestForAClient runs the same contract with the same statements.
-test: lint ## Check the code, then run every test: all on SQLite, the database's on PostgreSQL too
+# On PostgreSQL, only what uses Django's database.
+test: lint ## Check the code, then run the tests: all on SQLite, the database's on PostgreSQL too
 	@scripts/system-packages.sh redis postgresql chromium gettext
-	@scripts/run-tests.sh $(BIN)/python $(XDIST) $(ARGS)
-	@$(BIN)/python -m tests.servers postgresql scripts/run-tests.sh $(BIN)/python $(XDIST) -m "database and not slow and not spark" -k "not TestWithItsOwnStatements" $(ARGS)
+	@scripts/run-tests.sh $(BIN)/python $(XDIST) -m "not thorough and not screenshots and not spark and not spark_cluster" $(ARGS)
+	@$(BIN)/python -m tests.servers postgresql scripts/run-tests.sh $(BIN)/python $(XDIST) -m "database and not thorough and not slow and not spark" -k "not memory and not redis" $(ARGS)
+
+test-thorough: install ## Run the contract in more settings (in process, behind Sentinel), and more seeds of the simulator
+	@scripts/system-packages.sh redis postgresql
+	@scripts/run-tests.sh $(BIN)/python $(XDIST) -m thorough $(ARGS)
+	@$(BIN)/python -m tests.servers postgresql scripts/run-tests.sh $(BIN)/python $(XDIST) -m "thorough and database" $(ARGS)
 
 test-spark: $(VENV)/.spark-installed ## Run the tests that need Spark, and install it
 	@scripts/system-packages.sh redis postgresql java
 	@JAVA_HOME=$$(scripts/find-java.sh) scripts/run-tests.sh $(BIN)/python -n 0 -m spark tests/contrib/spark tests/demo/test_demo_spark.py $(ARGS)
 	@JAVA_HOME=$$(scripts/find-java.sh) scripts/run-tests.sh $(BIN)/python -n 0 -o faulthandler_timeout=1200 -m spark_cluster tests/contrib/spark $(ARGS)
+
+test-spark-versions: install ## Run a few Spark tests on each supported minor version of PySpark; ARGS="4.1"
+	@scripts/system-packages.sh redis java
+	@JAVA_HOME=$$(scripts/find-java.sh) scripts/test-spark-versions.sh $(ARGS)
 
 test-compat: install ## Run the tests on other versions of Python, Django and the dependencies
 	@scripts/system-packages.sh redis gettext
@@ -47,6 +56,10 @@ simulate: install ## Simulate faults with many seeds; ARGS="--seed 7 --steps 500
 chaos: install ## Kill 10,000 random processes on each storage; ARGS="--signal TERM --kills 100" stops them
 	@scripts/system-packages.sh redis postgresql
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+soak: install ## Run mixed load with faults for an hour on each storage; ARGS="--storage redis --minutes 10"
+	@scripts/system-packages.sh redis postgresql
+	$(BIN)/python -m tests.soak $(ARGS)
 
 bench: install ## Measure speed and size; ARGS="--as-user", ARGS="--peers" or ARGS="--storage memory"
 	$(BIN)/python -m tests.benchmarks $(ARGS)
@@ -76,7 +89,7 @@ wheel: install ## Build the sdist and the wheel into dist
 	$(BIN)/python -m build --no-isolation
 
 clean: ## Remove all that these targets made
-	rm -rf .venv .venv-django5 .venv-django6 .venv-django60 .venv-oldest build dist docs/_build htmlcov demo_project/var
+	rm -rf .venv .venv-django5 .venv-django6 .venv-django60 .venv-oldest .venv-spark-* build dist docs/_build htmlcov demo_project/var
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	rm -f djqueue/templates djqueue/static
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -96,7 +109,7 @@ $(VENV)/.demo-installed: pyproject.toml hatch_build.py demo_project/requirements
 	@touch $@
 
 $(VENV)/.spark-installed: $(VENV)/.installed
-	@scripts/make-venv.sh $(VENV) -e '.[spark]' 'pandas<3'
+	@scripts/make-venv.sh $(VENV) -e '.[spark]'
 	@touch $@
 
 $(VENV)/.docs-installed: pyproject.toml

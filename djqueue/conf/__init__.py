@@ -15,21 +15,22 @@ if TYPE_CHECKING:
     from .readers import (
         RATE_UNITS,
         READERS,
-        TOKEN_FORM,
-        is_token,
         is_wrong,
         parse_rate,
         problems,
         read_settings,
         unknown_limiters,
     )
-    from .values import DashboardSettings, MonitoringSettings, Settings
+    from .sections import TOKEN_FORM, is_token
+    from .values import BackupSettings, DashboardSettings, HealthSettings, MonitoringSettings, Settings
 
 __all__ = [
     "RATE_UNITS",
     "READERS",
     "TOKEN_FORM",
+    "BackupSettings",
     "DashboardSettings",
+    "HealthSettings",
     "MonitoringSettings",
     "Settings",
     "get_settings",
@@ -43,14 +44,20 @@ __all__ = [
 ]
 
 
-VALUES = frozenset({"DashboardSettings", "MonitoringSettings", "Settings"})
+MODULES = {
+    **dict.fromkeys(
+        ("BackupSettings", "DashboardSettings", "HealthSettings", "MonitoringSettings", "Settings"), "values"
+    ),
+    **dict.fromkeys(("TOKEN_FORM", "is_token"), "sections"),
+}
+"""Modules of the names that are not in `readers`."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "values" if name in VALUES else "readers"
-    value = globals()[name] = getattr(import_module(f".{module}", __name__), name)
+    module = import_module(f".{MODULES.get(name, 'readers')}", __name__)
+    value = globals()[name] = getattr(module, name)
     return value
 
 

@@ -87,6 +87,7 @@ JOB_COLUMNS = (
     "unique_key",
     "subject",
     "tags",
+    "headers",
     "worker",
     "reason",
     "error_type",

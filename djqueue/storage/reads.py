@@ -162,6 +162,13 @@ class Reads(Protocol):
         """
 
     @abstractmethod
+    def stale_leases(self, grace: int) -> dict[str, int]:
+        """Return, by queue, the number of active jobs whose lease expired more than `grace` milliseconds ago.
+
+        A sweep takes such jobs back, so they remain only where nothing sweeps.
+        """
+
+    @abstractmethod
     def cumulative(self, queues: Sequence[str] | None = None) -> list[Bucket]:
         """Return the metrics of queues since they began (None: of all queues), each queue with one bucket
         for all its jobs and one for each job name.

@@ -8,6 +8,10 @@ its jobs.
 
 A write belongs to an application and has a version. A version that was already published, or an earlier one,
 is not published again. Delta Lake makes writes idempotent in the same way, with `txnAppId` and `txnVersion`.
+
+A write may have many queues, each with a manifest of its own. Its plan has all of them: storing the plan
+commits the whole write at one moment. If the publisher falls silent, a sweep publishes the rest; see
+`djqueue.storage.publishing`.
 """
 
 from abc import ABC, abstractmethod
@@ -70,6 +74,47 @@ class PublicationState(NamedTuple):
     """Counts of a finished publication, if still recorded."""
 
 
+class Plan(NamedTuple):
+    """A committed write with the manifests of all its queues."""
+
+    app: str
+    target: str
+    """The queue that was named for the write, or "" if its rows name their queues. Writes of one application
+    to different targets are independent."""
+    version: int
+    write: str
+    queues: Mapping[str, Mapping[str, str]]
+    """Parts by queue; see `Manifest.parts`. Empty once published."""
+    lifetime: int | None = None
+    """Milliseconds to remember that the write was published; None for ever."""
+    limit: int | None = None
+    """Number of pending jobs in a queue above which publishing waits."""
+    frame: str = ""
+    """A fingerprint of the columns and options that turn rows into jobs."""
+    run: str = ""
+    """The run of the streaming query in which the write was committed, if any."""
+    content: int = 0
+    """A checksum of the jobs, whatever their order."""
+
+    def manifests(self) -> list[Manifest]:
+        """Return the manifest of each queue."""
+        return [
+            Manifest(queue, self.app, self.version, self.write, parts)
+            for queue, parts in sorted(self.queues.items())
+        ]
+
+
+class PlanState(NamedTuple):
+    """The progress of a plan."""
+
+    status: str
+    """new | resumed | done | unfinished, as for a publication."""
+    plan: Plan
+    """The plan that was committed first, which may not be the caller's."""
+    counts: Mapping[str, Counts] = {}
+    """Counts of a published plan by queue."""
+
+
 class ChunkMissingError(StorageError):
     """A chunk in a manifest is missing, because it expired or the server lost it."""
 
@@ -86,29 +131,66 @@ class Staging(ABC):
         Args:
             write: The write's name.
             part: The part's name.
-            number: The chunk's number in its part, from 0.
+            number: The chunk's number in its part: 0 for the first, and then the number of characters that
+                the previous calls have returned.
             batches: The jobs.
             lifetime: Milliseconds from the part's first chunk until all of it expires.
 
         Returns:
-            A character for the manifest: the kind of the chunk.
+            The kind of the chunk, for the manifest. A storage may store a chunk as several, numbered from
+            `number` on, and returns a character for each; the part's next chunk has the number after them.
         """
 
     @abstractmethod
-    def begin(self, manifest: Manifest, lifetime: int | None) -> PublicationState:
-        """Store a manifest, unless one of its version is already stored.
+    def commit(self, plan: Plan) -> PlanState:
+        """Store a plan, unless one of its version is already stored. From then on, it will be published."""
+
+    @abstractmethod
+    def state_of(self, plan: Plan) -> str:
+        """Return the state of a plan: open, done, or "" if no plan of this write is stored."""
+
+    @abstractmethod
+    def touch(self, plan: Plan) -> None:
+        """Record that a plan is being published."""
+
+    @abstractmethod
+    def close(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
+        """Record that a plan is published, with the counts of its queues."""
+
+    @abstractmethod
+    def leave(self, plan: Plan) -> None:
+        """Keep an open plan from sweeps, because it cannot be published. `commit` still finds it."""
+
+    @abstractmethod
+    def drop(self, plan: Plan) -> bool:
+        """Delete an open plan with its manifests and staged jobs, unless a chunk was published.
+
+        Returns:
+            False if a chunk was published, so that the plan stays.
+        """
+
+    @abstractmethod
+    def adopt(self, silence: int, limit: int) -> list[Plan]:
+        """Return open plans that were not touched for this many milliseconds, and touch them."""
+
+    @abstractmethod
+    def begin_all(self, manifests: Sequence[Manifest], lifetime: int | None) -> list[PublicationState]:
+        """Store manifests of different queues, each unless one of its version is already stored.
 
         Args:
-            manifest: The manifest.
-            lifetime: Milliseconds to remember that it was published; None for ever.
+            manifests: The manifests.
+            lifetime: Milliseconds to remember that they were published; None for ever.
+
+        Raises:
+            ChunkMissingError: A part expired or was lost.
         """
 
     @abstractmethod
-    def publish(self, manifest: Manifest, chunks: Sequence[tuple[str, int]]) -> list[Counts]:
-        """Enqueue chunks in order, each identified by part and number.
+    def publish_all(self, chunks: Sequence[tuple[Manifest, str, int]]) -> list[Counts]:
+        """Enqueue chunks in order, each identified by manifest, part and number.
 
-        A chunk that was already published returns its original counts. If an error is raised, the chunks
-        before it are published.
+        A chunk that was already published returns its original counts. If an error is raised, any of the
+        chunks may be published.
 
         Raises:
             ChunkMissingError: A chunk expired or was lost.
@@ -116,16 +198,34 @@ class Staging(ABC):
         """
 
     @abstractmethod
-    def end(self, manifest: Manifest) -> Counts:
-        """Record that all chunks of a manifest are published. Returns the totals."""
+    def end_all(self, manifests: Sequence[Manifest]) -> list[Counts]:
+        """Record that all chunks of manifests are published. Returns their totals."""
 
     @abstractmethod
-    def forget(self, queue: str, app: str, write: str) -> int:
-        """Delete the rest of a write, unless its publication has started and not ended.
+    def forget_all(self, queues: Sequence[str], app: str, write: str) -> int:
+        """Delete the rest of a write in queues, unless its publication there has started and not ended.
 
         Returns:
             The number of deleted parts.
         """
+
+    def begin(self, manifest: Manifest, lifetime: int | None) -> PublicationState:
+        """Store a manifest, as `begin_all` does."""
+        [found] = self.begin_all([manifest], lifetime)
+        return found
+
+    def publish(self, manifest: Manifest, chunks: Sequence[tuple[str, int]]) -> list[Counts]:
+        """Enqueue chunks of one manifest, as `publish_all` does."""
+        return self.publish_all([(manifest, *chunk) for chunk in chunks])
+
+    def end(self, manifest: Manifest) -> Counts:
+        """Record that all chunks of a manifest are published, as `end_all` does."""
+        [found] = self.end_all([manifest])
+        return found
+
+    def forget(self, queue: str, app: str, write: str) -> int:
+        """Delete the rest of a write in one queue, as `forget_all` does."""
+        return self.forget_all([queue], app, write)
 
 
 def check_chunk(batches: Sequence[Batch]) -> None:

@@ -1,7 +1,7 @@
-"""`python -m tests.benchmarks.spark`: rows of a DataFrame into Redis, against other ways to bring them there.
+"""`python -m tests.benchmarks.spark`: rows of a DataFrame into a storage, against other ways to do so.
 
-All in one run, in turns, each on an empty server; the table shows medians. Spark's two tasks, the driver and
-Redis share the machine. `make test-spark` installs Spark.
+All in one run, in turns, each in an empty place; the table shows medians. Spark's two tasks, the driver and
+the server share the machine. `make test-spark` installs Spark.
 """
 
 import argparse
@@ -17,18 +17,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pyarrow
 import redis
+from django.conf import settings
 
 from djqueue.contrib.spark import enqueue
+from djqueue.contrib.spark.aliases import alias_of
+from djqueue.contrib.spark.locations import storage_at
+from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
 from tests.benchmarks.measures import TEXT, configure, percentile
 from tests.contrib.spark.sessions import session
-from tests.servers import RedisServer
+from tests.servers import PostgresServer, RedisServer
+from tests.tables import empty_tables
 
 QUEUE, BESIDE, JOB = "bench", "beside", "shop.send"
 PARTITIONS = 4
@@ -39,7 +45,7 @@ SETTINGS = {"spark.driver.extraJavaOptions": "", "spark.sql.execution.arrow.maxR
 GOALS = {
     "staged rows/s": ">= 120,000",
     "staged / enqueue_many": ">= 0.65",
-    "staged / foreachPartition": ">= 3",
+    "staged / foreachPartition": ">= 1",
     "task memory, Arrow batches": "<= 3",
     "enqueue beside it p99 ms": "<= 10",
 }
@@ -58,22 +64,26 @@ def main() -> int:
     """Measure, and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.spark", description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="default: 1,000,000")
+    parser.add_argument("--place", choices=sorted(PLACES), default="redis", help="default: redis")
     parser.add_argument("--runs", type=int, default=3, help="of each (default: 3)")
     parser.add_argument("--only", choices=sorted(WAYS), action="append", help="default: all")
     options = parser.parse_args()
     ways = {name: way for name, way in WAYS.items() if not options.only or name in options.only}
     found: dict[str, list[float]] = {}
-    with RedisServer() as server, tempfile.TemporaryDirectory() as folder:
-        configure(folder)
+    with PLACES[options.place]() as place, tempfile.TemporaryDirectory() as folder:
+        if not settings.configured:
+            configure(folder)
+        if options.place != "redis":
+            ways = {name: way for name, way in ways.items() if name in ANYWHERE}
         print(f"{platform.platform()}, {os.cpu_count()} cores, CPython {platform.python_version()}, ", end="")
-        print(f"Redis {server.client().info('server')['redis_version']}, ", end="")
+        print(f"{place.about()}, ", end="")
         print(", ".join(f"{name} {version(name)}" for name in ("pyspark", "pyarrow", "redis", "hiredis")))
         with session("local[2]", Path(folder), SETTINGS) as spark:
-            small = Bench(spark, server, min(options.rows, 20_000))
+            small = Bench(spark, place, min(options.rows, 20_000))
             for way in ways.values():
                 way(small)
             for _ in range(options.runs):
-                for name, values in one_run(Bench(spark, server, options.rows), ways).items():
+                for name, values in one_run(Bench(spark, place, options.rows), ways).items():
                     found.setdefault(name, []).append(values)
     for name, values in found.items():
         goal = f"  (goal {GOALS[name]})" if name in GOALS else ""
@@ -93,13 +103,80 @@ def one_run(bench: "Bench", ways: "dict[str, Way]") -> dict[str, float]:
     return found
 
 
-class Bench:
-    """A session, a server, and how many rows are brought."""
+class RedisPlace:
+    """An empty Redis server."""
 
-    def __init__(self, spark: Any, server: RedisServer, rows: int) -> None:
-        self.spark = spark
+    def __init__(self, server: RedisServer) -> None:
         self.server = server
+        self.url = server.url
+        self.clean = server.clean
+
+    def about(self) -> str:
+        """The version."""
+        return f"Redis {self.server.client().info('server')['redis_version']}"
+
+
+class DatabasePlace:
+    """A database with the tables, in which no scheduler runs."""
+
+    def __init__(self, url: str) -> None:
+        from django.core.management import call_command
+
+        self.url = url
+        self._alias = alias_of(url)
+        call_command("migrate", database=self._alias, verbosity=0)
+
+    def clean(self) -> None:
+        """Empty the tables."""
+        empty_tables(self._alias)
+
+    def about(self) -> str:
+        """The version."""
+        from django.db import connections
+
+        connection = connections[self._alias]
+        version = ".".join(map(str, connection.get_database_version()))
+        return f"{connection.display_name} {version}"
+
+
+@contextmanager
+def redis_place() -> Iterator[RedisPlace]:
+    with RedisServer() as server:
+        yield RedisPlace(server)
+
+
+@contextmanager
+def postgresql_place() -> Iterator[DatabasePlace]:
+    with PostgresServer() as server:
+        yield DatabasePlace(server.create_database())
+
+
+@contextmanager
+def sqlite_place() -> Iterator[DatabasePlace]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "djqueue.db"
+        path.touch()
+        yield DatabasePlace(f"sqlite://{path}")
+
+
+PLACES = {"redis": redis_place, "postgresql": postgresql_place, "sqlite": sqlite_place}
+ANYWHERE = ("many", "staged", "direct", "read", "partition")
+"""Ways that work in every place."""
+
+
+class Bench:
+    """A session, a place, and how many rows are brought."""
+
+    def __init__(self, spark: Any, place: Any, rows: int) -> None:
+        self.spark = spark
+        self.place = place
         self.rows = rows
+
+    @property
+    def server(self) -> RedisServer:
+        """The server, if the place is Redis."""
+        server: RedisServer = self.place.server
+        return server
 
     def frame(self) -> Any:
         """The rows as a DataFrame."""
@@ -111,21 +188,21 @@ class Bench:
         return ({"n": n, "user": f"user-{n}", "text": TEXT} for n in range(self.rows))
 
     def rate(self, act: Callable[[], Any], *, counted: bool = True, besides: int = 0) -> float:
-        """Rows a second, into an empty server. besides: jobs that are there, too."""
-        self.server.clean()
+        """Rows a second, into an empty place. besides: jobs that are there, too."""
+        self.place.clean()
         start = time.perf_counter()
         act()
         took = time.perf_counter() - start
         if counted:
-            with closing(RedisStorage(url=self.server.url)) as storage:
-                there = storage.reads.counts(QUEUE)["waiting"]
+            with closing(storage_at(self.place.url)) as storage:
+                there = storage.reads.counts(QUEUE)[State.WAITING]
             if there != self.rows + besides:
                 raise RuntimeError(f"{there} jobs of {self.rows} rows")
         return self.rows / took
 
     def write(self, **options: Any) -> None:
         """By the data source."""
-        enqueue(self.frame(), QUEUE, JOB, {"url": self.server.url, **options})
+        enqueue(self.frame(), QUEUE, JOB, {"url": self.place.url, **options})
 
 
 Way = Callable[[Bench], dict[str, float]]
@@ -161,7 +238,7 @@ def many(bench: Bench) -> dict[str, float]:
     """`enqueue_many` in one plain process, of rows that are there already."""
     from djqueue import Queue
 
-    with closing(RedisStorage(url=bench.server.url)) as storage:
+    with closing(storage_at(bench.place.url)) as storage:
         queue, rows = Queue(QUEUE, storage=storage), list(bench.payloads())
 
         def act() -> None:
@@ -174,6 +251,8 @@ def many(bench: Bench) -> dict[str, float]:
 def staged(bench: Bench) -> dict[str, float]:
     """The data source, as it is without options; beside it, another client that enqueues jobs one by one."""
     found = {"staged rows/s": bench.rate(bench.write)}
+    if not isinstance(bench.place, RedisPlace):
+        return found
     with beside(bench) as times:
         bench.rate(bench.write)
     found["enqueue beside it p50 ms"] = percentile(times, 50)
@@ -229,51 +308,29 @@ def direct(bench: Bench) -> dict[str, float]:
 def read(bench: Bench) -> dict[str, float]:
     """`spark.read` of the same jobs, all of their columns, into nothing."""
     bench.rate(bench.write)
-    jobs = bench.spark.read.format("djqueue").options(url=bench.server.url, numPartitions=PARTITIONS).load()
+    jobs = bench.spark.read.format("djqueue").options(url=bench.place.url, numPartitions=PARTITIONS).load()
     start = time.perf_counter()
     jobs.write.format("noop").mode("overwrite").save()
     return {"read jobs/s": bench.rows / (time.perf_counter() - start)}
 
 
 def by_partition(bench: Bench) -> dict[str, float]:
-    """What one writes without it: in each partition a pipeline of redis-py with one enqueue a row."""
-    url = bench.server.url
+    """What one writes without it: in each partition `enqueue_many`, a thousand rows at a time."""
+    url = bench.place.url
 
     def bring(rows: Any) -> None:
-        from djqueue.codecs import MSGPACK, get_encoder
-        from djqueue.core.clock import SYSTEM_CLOCK
-        from djqueue.core.ids import IdSource
-        from djqueue.core.job import Batch
-        from djqueue.core.options import JobOptions
-        from djqueue.storage.redis import records
-        from djqueue.storage.redis.roundtrips import ScriptCall
-        from djqueue.storage.redis.scripts import script
+        from djqueue import Queue
+        from djqueue.contrib.spark.locations import storage_at
 
-        encode, ids, add = get_encoder(MSGPACK), IdSource(), script("add")
-        with closing(RedisStorage(url=url)) as storage, redis.Redis.from_url(url) as client:
-            trips, keys = storage._roundtrips, storage.keys(QUEUE)
-            rest = records.envelope(Batch(QUEUE, JOB, JobOptions(), [], [], None, None, True))
-            pipeline = client.pipeline(transaction=False)
-            for row in rows:
-                payload = encode({"args": [], "kwargs": row.asDict()})
-                [job_id] = ids.many(1, SYSTEM_CLOCK.now())
-                arguments = [b"1", JOB.encode(), b"", job_id.encode(), rest + payload]
-                call = ScriptCall(add, keys, arguments)
-                sequence = trips._sequence(call)
-                pipeline.execute_command(*trips._words(call, sequence))
-                trips._free(sequence)
-                if len(pipeline) == BATCH:
-                    pipeline.execute()
-            pipeline.execute()
+        with tempfile.TemporaryDirectory() as folder:
+            if "redis" in url and not settings.configured:
+                configure(folder)
+            with closing(storage_at(url)) as storage:
+                queue, left = Queue(QUEUE, storage=storage), iter(rows)
+                while some := [row.asDict() for row in islice(left, BATCH)]:
+                    queue.enqueue_many(some, name=JOB)
 
-    def act() -> None:
-        with closing(RedisStorage(url=url)) as storage:  # the queue is listed, the script is known
-            from djqueue import Queue
-
-            Queue(QUEUE, storage=storage).enqueue(0, name=JOB)
-        bench.frame().foreachPartition(bring)
-
-    return {"foreachPartition rows/s": bench.rate(act, besides=1)}
+    return {"foreachPartition rows/s": bench.rate(lambda: bench.frame().foreachPartition(bring))}
 
 
 def memory(bench: Bench) -> dict[str, float]:

@@ -10,7 +10,7 @@ import types
 import unittest
 from collections.abc import Awaitable
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -27,7 +27,7 @@ import djqueue
 from djqueue import Backoff, Queue, Worker, checks, conf, jobchecks, signals
 from djqueue.client import registry
 from djqueue.client.declared import declared
-from djqueue.conf import readers
+from djqueue.conf import BackupSettings, readers
 from djqueue.contrib.metrics.collector import DEFINITIONS
 from djqueue.contrib.spark.pipeline.main import parser as spark_parser
 from djqueue.contrib.spark.read_options import BATCH_OPTIONS, STREAM_OPTIONS
@@ -42,6 +42,7 @@ from djqueue.core.options import PARSERS, EnqueueOptions, parse_options
 from djqueue.core.permissions import Permissions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import TRANSITIONS, State
+from djqueue.operations.health import CHECKS, STORAGE
 from djqueue.schedules import Schedule, parse_schedule
 from djqueue.schedules.words import PARSERS as SCHEDULE_WORDS
 from djqueue.storage.base import Storage
@@ -269,6 +270,15 @@ def test_the_table_of_settings_is_complete():
         assert vars(conf.read_settings({key: eval(default)})) == vars(conf.Settings()), key
 
 
+def test_the_tables_of_health_checks_are_complete():
+    rows = table("health.md", "health")
+
+    assert first_cells("health.md", "checks") == [STORAGE, *CHECKS]
+    assert {row[0] for row in rows} == known_keys("HEALTH", {"?": 1})
+    given = {key: eval(default) for key, _, default, _ in rows}
+    assert conf.read_settings({"HEALTH": given}).health == conf.HealthSettings()
+
+
 def test_the_tables_of_policies_are_complete():
     policies, letters = table("settings.md", "policies"), table("settings.md", "dead letters")
 
@@ -285,6 +295,18 @@ def test_the_tables_of_policies_are_complete():
     assert conf.read_settings({"QUEUES": {"q": given}}).policy("q") == QueuePolicy()
     assert {key.lower() for key in given} == QueuePolicy.__dataclass_fields__.keys()
     assert {key.lower() for key in given["DEAD_LETTERS"]} == DeadLetterPolicy.__dataclass_fields__.keys()
+
+
+def test_the_table_of_backups_is_complete():
+    rows = table("backups.md", "backup")
+
+    assert {row[0] for row in rows} == known_keys("BACKUP", {"?": 1})
+    given = {row[0]: SIX_HOURS_AND_ONE.get(row[2]) or eval(row[2]) for row in rows}
+    read = conf.read_settings({"BACKUP": given}).backup
+    assert replace(read, is_every_given=False) == BackupSettings()
+
+
+SIX_HOURS_AND_ONE = {"six hours": 21_600, "one hour": 3_600}
 
 
 def known_keys(setting: str, value: object) -> set[str]:
@@ -435,7 +457,7 @@ def test_the_table_of_the_keys_in_redis_has_those_of_every_script():
     cells = [*first_cells("redis.md", "redis keys"), *first_cells("redis.md", "limiter keys")]
     named = {cell.partition(":")[0] for cell in cells}
     declared = {key for name in scripts.NAMES for key in scripts.script(name).keys}
-    common = {"workers", "heartbeats", "commands", "dumps", "dump_times", "bulk_writes"}
+    common = {"workers", "heartbeats", "commands", "dumps", "dump_times", "bulk_writes", "open_writes"}
 
     assert declared - common <= named
     assert named <= declared | {RESULT, LOG_LINES, ITEMS, GONE}

@@ -52,6 +52,7 @@ def enqueue(
 
     Raises:
         OptionError: An option or a column is invalid.
+        ConfigurationError: PySpark is missing, or older than 4.1.
         PySparkException: The write failed; the message ends with the reason.
     """
     return write(df, {**_texts(options, more), "queue": queue, "job": job})
@@ -66,6 +67,7 @@ def change(
 
 def write(df: "DataFrame", options: Mapping[str, str]) -> "WriteReport | None":
     """Write a DataFrame with options in Spark's spelling. Like `enqueue`."""
+    from . import requirements as requirements
     from .locations import storage_at
     from .options import WriteOptions
     from .project import with_defaults
@@ -95,9 +97,11 @@ def _dry_run(df: "DataFrame", options: "WriteOptions") -> "WriteReport":
 
     A dry run saves no report with the storage, so the tasks return their reports as rows.
     """
+    from .columns import check_kinds
     from .writing import TaskReport, Write
 
     write = Write(options, df.columns)
+    check_kinds(write.plan, df.schema)
 
     def run_tasks(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow

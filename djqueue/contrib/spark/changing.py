@@ -15,9 +15,14 @@ from djqueue.storage.base import Storage
 from .columns import Columns
 from .options import CANCEL, DELETE, RETRY, UPDATE, WriteOptions, parse
 from .rows import RowReader
+from .values import slices_of
 
 READ_BATCH = 200
 """Maximum number of jobs to read at once."""
+READ_BYTES = 1024 * 1024
+"""Payloads to read at once, in bytes, as far as the previous ones tell."""
+PAYLOAD_BYTES = 8 * 1024 * 1024
+"""Maximum memory of payloads that wait for their call."""
 
 Send = Callable[..., Any]
 """Calls a storage operation, and retries it; see `StorageRetry`."""
@@ -38,8 +43,9 @@ class ChangeColumns(Columns):
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
         self.constants = {name: parse(name, value) for name, value in options.constants.items()}
-        self.payload_columns = [one for one in (self.payload, self.args, self.kwargs) if one is not None]
-        is_given = bool(self.payload_columns or options.include)
+        self.given_columns = [one for one in (self.payload, self.args, self.kwargs) if one is not None]
+        """The columns of a payload; a row in which all of them are null has none."""
+        is_given = bool(self.given_columns or options.include)
         self.has_payload = options.operation in (RETRY, UPDATE) and is_given
         if options.operation == RETRY and options.dry_run and self.has_payload:
             raise OptionError("dryRun can't be combined with a payload: remove one of them.")
@@ -48,6 +54,11 @@ class ChangeColumns(Columns):
             raise OptionError(
                 "update: no change was given; set priority, runAt or a payload, as options or columns"
             )
+
+    @property
+    def payload_columns(self) -> tuple[str, ...]:
+        """The columns that payloads are made from."""
+        return super().payload_columns if self.has_payload else ()
 
 
 class JobChanger(RowReader):
@@ -58,13 +69,19 @@ class JobChanger(RowReader):
         storage: The storage of the jobs.
         send: Calls a storage operation.
         wait: Called with a queue and a number of jobs before each call.
+        partition: The number of the partition, for errors.
     """
 
     def __init__(
-        self, plan: ChangeColumns, storage: Storage, send: Send, wait: Callable[[str, int], object]
+        self,
+        plan: ChangeColumns,
+        storage: Storage,
+        send: Send,
+        wait: Callable[[str, int], object],
+        partition: int = 0,
     ) -> None:
-        super().__init__(plan)
-        self._plan = plan
+        super().__init__(plan, partition)
+        self._plan: ChangeColumns = plan
         self._storage = storage
         self._send = send
         self._wait = wait
@@ -77,19 +94,40 @@ class JobChanger(RowReader):
         operation = OPERATIONS[self._plan.options.operation]
         size = self._plan.options.batch_size
         open_: dict[str, list[JobChange]] = {}
+        payloads = 0
         for batch in batches:
-            for row in self.rows(batch):
-                try:
-                    queue, change = self._plan.queue_of(row), self._change(row)
-                except DjqueueError as error:
-                    self.reject(error)
-                    continue
-                changes = open_.setdefault(queue, [])
-                changes.append(change)
-                if len(changes) == size:
-                    self._do(operation, queue, open_.pop(queue))
+            for part in slices_of(batch, size):
+                for row, error in self.rows(part):
+                    self.read += 1
+                    found = self._change_or_none(row, error)
+                    if found is None:
+                        continue
+                    queue, change = found
+                    changes = open_.setdefault(queue, [])
+                    changes.append(change)
+                    payloads += len(change.payload or b"")
+                    if len(changes) == size:
+                        self._do(operation, queue, open_.pop(queue))
+                    elif payloads > PAYLOAD_BYTES:
+                        self._do_all(operation, open_)
+                        payloads = 0
+        self._do_all(operation, open_)
+
+    def _do_all(self, operation: "Operation", open_: dict[str, list[JobChange]]) -> None:
         for queue, changes in open_.items():
             self._do(operation, queue, changes)
+        open_.clear()
+
+    def _change_or_none(
+        self, row: Mapping[str, Any], error: DjqueueError | None
+    ) -> tuple[str, JobChange] | None:
+        try:
+            if error is not None:
+                raise error
+            return self._plan.queue_of(row), self._change(row)
+        except DjqueueError as problem:
+            self.reject(row, problem)
+            return None
 
     def _change(self, row: Mapping[str, Any]) -> JobChange:
         plan = self._plan
@@ -98,7 +136,7 @@ class JobChanger(RowReader):
             if row[column] is not None:
                 values[name] = parse(name, row[column])
         payload = None
-        if self._payload is not None and not _are_null(row, plan.payload_columns):
+        if self._payload is not None and not _are_null(row, plan.given_columns):
             payload = self._payload(row)
         return JobChange(check_text("id", row[plan.id_column or ""]), payload=payload, **values)
 
@@ -124,8 +162,9 @@ def _retry(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange
     if unchanged:
         yield from send(storage.jobs.retry, queue, unchanged)
     edited = [change for change in changes if change.payload is not None]
-    for first in range(0, len(edited), READ_BATCH):
-        some = edited[first : first + READ_BATCH]
+    first, size = 0, 1
+    while first < len(edited):
+        some = edited[first : first + size]
         found = send(storage.reads.jobs, queue, [change.id for change in some])
         for change, record in zip(some, found, strict=True):
             if record is None:
@@ -134,6 +173,10 @@ def _retry(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange
             yield send(
                 storage.jobs.replace_payload, queue, change.id, change.payload, record.payload, retry=True
             )
+        first += len(some)
+        read = sum(len(record.payload) for record in found if record is not None)
+        fitting = READ_BYTES * len(some) // max(1, read)
+        size = max(1, min(READ_BATCH, 4 * size, fitting))
 
 
 def _cancel(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:

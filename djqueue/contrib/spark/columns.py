@@ -6,12 +6,13 @@ Types are checked by passing a sample value of each column's Spark type to the o
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from djqueue.codecs import MSGPACK, get_encoder
-from djqueue.core.errors import OptionError
+from djqueue.codecs import MSGPACK, decode, get_encoder
+from djqueue.core.errors import OptionError, PayloadTooLargeError, SerializationError
 from djqueue.core.options import EnqueueOptions, check_text, parse_options
 from djqueue.core.suggest import nearest
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 SAMPLES: dict[str, Any] = {
-    "string": "a",
+    **dict.fromkeys(("string", "char", "varchar"), "a"),
     "binary": b"a",
     "boolean": True,
     **dict.fromkeys(("byte", "short", "integer", "long"), 1),
@@ -29,9 +30,18 @@ SAMPLES: dict[str, Any] = {
     "decimal": Decimal(1),
     "date": date(2026, 1, 1),
     **dict.fromkeys(("timestamp", "timestamp_ntz"), datetime(2026, 1, 1, tzinfo=UTC)),
+    "time": time(),
     "daytimeinterval": timedelta(seconds=1),
 }
 """A sample value for each of Spark's type names."""
+MONTHS = "yearmonthinterval"
+REMEDIES = {
+    MONTHS: "Python has no interval of months; cast it to a number of months, or to a string",
+    **dict.fromkeys(
+        ("interval", "calendarinterval"), "Python has no interval of months and days; cast it to a string"
+    ),
+}
+"""Handling of columns of Spark types without an equivalent in Python."""
 TYPE_ERROR = "expected"
 """In messages of parsers that reject a type; the others reject a value."""
 
@@ -85,13 +95,55 @@ class Columns:
         self.per_row = {name: column for name, column in options.columns.items() if name != "id"}
         self.id_column = options.columns.get("id")
 
+    @property
+    def payload_columns(self) -> tuple[str, ...]:
+        """The columns that payloads are made from."""
+        if self.payload is not None:
+            return (self.payload,)
+        return tuple(one for one in (self.args, self.kwargs) if one is not None) or self.others
+
+    @property
+    def option_columns(self) -> set[str]:
+        """The columns with queues, jobs' names, ids and options."""
+        options = self.options
+        found = {self.id_column, *self.per_row.values()}
+        found.add(options.queue_column if options.queue is None else None)
+        found.add(options.job_column if options.job is None else None)
+        return {column for column in found if column is not None}
+
+    @cached_property
+    def needed(self) -> frozenset[str]:
+        """The columns that are read."""
+        return frozenset({*self.option_columns, *self.payload_columns})
+
     def queue_of(self, row: Mapping[str, Any]) -> str:
         """Return the queue of a row. Raises OptionError."""
         return self.options.queue or check_text("queue", row[self.options.queue_column or ""])
 
     def payload_reader(self) -> Callable[[Mapping[str, Any]], bytes]:
         """Return a function that encodes a row's payload."""
-        encode = get_encoder(MSGPACK, self.options.max_payload, "payload")
+        encode, limit = get_encoder(MSGPACK, None, "payload"), self.options.max_payload
+        read = self._payload_encoder(encode)
+
+        def checked(row: Mapping[str, Any]) -> bytes:
+            data = read(row)
+            if len(data) > limit:
+                sizes = {name: len(encode(row[name])) for name in self.payload_columns}
+                raise PayloadTooLargeError(self._too_large(sizes, len(data)))
+            return data
+
+        return checked
+
+    def _too_large(self, sizes: Mapping[str, int], size: int) -> str:
+        """Return the error of a payload that is too large. It names the largest column."""
+        column = max(sizes, key=sizes.__getitem__)
+        mine = min(sizes[column], size)
+        return (
+            f"payload: column {column!r} has {mine} of {size} bytes, but maxPayloadBytes is "
+            f"{self.options.max_payload}: raise it, or store large data elsewhere and pass a reference"
+        )
+
+    def _payload_encoder(self, encode: Callable[[Any], bytes]) -> Callable[[Mapping[str, Any]], bytes]:
         if self.payload is not None:
             return _payload_reader(self.payload, self.options.payload_format, encode)
         if self.args is None and self.kwargs is None:
@@ -142,8 +194,27 @@ def _own(name: str, columns: Sequence[str]) -> str | None:
 
 def check_kinds(columns: Columns, schema: "StructType") -> None:
     """Raise OptionError, with option, column and type, if a column's type can't hold what it is used for."""
+    for column in schema.fields:
+        if column.dataType.typeName() == MONTHS:
+            # PySpark fails to read any row of such a DataFrame.
+            raise OptionError(
+                f"{column.name}: a column of type {column.dataType.simpleString()} can't be written: "
+                f"{REMEDIES[MONTHS]}, or drop it"
+            )
+    for column in columns.payload_columns:
+        kind = schema[column].dataType
+        problem = _problem(kind)
+        if problem is not None:
+            raise OptionError(
+                f"{column}: a column of type {kind.simpleString()} can't be part of a payload: {problem}, or "
+                "leave the column out with excludeColumns"
+            )
     for option, column, check in _uses(columns.options, columns):
         kind = schema[column].dataType
+        name = kind.typeName()
+        if name in REMEDIES or (name == "timestamp_ntz" and option == "runAtColumn"):
+            problem = REMEDIES.get(name, "it has no time zone; cast it to timestamp")
+            raise OptionError(f"{option}: column {column!r} has type {kind.simpleString()}: {problem}")
         try:
             value = _sample(kind)
         except UnknownType:
@@ -156,6 +227,25 @@ def check_kinds(columns: Columns, schema: "StructType") -> None:
                 raise OptionError(
                     f"{option}: column {column!r} has type {kind.simpleString()}: {error}"
                 ) from None
+
+
+def _problem(kind: Any) -> str | None:
+    """Return why Python can't represent the values of a Spark type, with a remedy; None if it can."""
+    name = kind.typeName()
+    if name in REMEDIES:
+        return REMEDIES[name]
+    if name == "array":
+        return _problem(kind.elementType)
+    if name == "struct":
+        return next(filter(None, (_problem(field.dataType) for field in kind.fields)), None)
+    if name == "map":
+        if kind.keyType.typeName() in ("array", "map", "struct", "variant"):
+            return (
+                f"keys of type {kind.keyType.simpleString()} can't be the keys of a dict; convert the map "
+                "with map_entries"
+            )
+        return _problem(kind.keyType) or _problem(kind.valueType)
+    return None
 
 
 def _uses(options: WriteOptions, columns: Columns) -> Iterator[tuple[str, str, Callable[[Any], object]]]:
@@ -217,6 +307,10 @@ def _payload_reader(
             data = row[column]
             if not isinstance(data, bytes):
                 raise OptionError(f"{column}: expected binary MessagePack, got {type(data).__name__}")
+            try:
+                decode(data, MSGPACK)
+            except SerializationError as error:
+                raise OptionError(f"{column}: not MessagePack that djqueue can decode: {error}") from error
             return data
 
         return checked

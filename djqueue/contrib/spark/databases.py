@@ -4,8 +4,8 @@ from django.apps import apps
 from django.db import Error, connections
 
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.shown import in_one_line
 from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.tables.dberrors import unavailable
 
 from .aliases import is_added
 
@@ -24,9 +24,7 @@ class UrlDatabase(DatabaseStorage):
         try:
             existing = set(connection.introspection.table_names())
         except Error as error:
-            raise StorageUnavailableError(
-                f"{self.describe()} does not answer: {in_one_line(error)}"
-            ) from None
+            raise unavailable(self.alias, error) from None
         if missing := sorted(_tables("djqueue") - existing):
             raise StorageUnavailableError(
                 f"{self.describe()} has no table {missing[0]}: run manage.py migrate with this version of "

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 from djqueue.core.errors import OptionError, StorageError
 from djqueue.core.queue import QueuePolicy
-from djqueue.storage import sparktables
 from djqueue.storage.base import Storage
 from djqueue.storage.staging import Staging
+
+from .secrets import resolved
 
 REDIS = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel")
 DATABASES = ("postgresql", "postgres", "sqlite")
@@ -16,15 +17,16 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
     """Return a new storage, which the caller must close.
 
     Args:
-        url: The address; see docs/spark.md.
+        url: The address, or a reference to it; see docs/spark.md.
         prefix: The key prefix of a Redis storage.
         policies: Known policies by queue.
 
     Raises:
         OptionError: The URL is invalid. The message does not contain its password.
     """
+    url = resolved(url)
     scheme, sign, _ = url.lower().partition("://")
-    known = ", ".join(f"{one}://" for one in REDIS + DATABASES)
+    known = ", ".join([*(f"{one}://" for one in REDIS + DATABASES), "env:", "file:"])
     if not sign or not scheme:
         # Don't echo the URL: it may contain a password.
         raise OptionError(f"url: must start with one of {known}")
@@ -35,7 +37,12 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
     if scheme in DATABASES:
         if prefix:
             raise OptionError("keyPrefix: only Redis has a key prefix; remove the option for a database")
-        from .aliases import alias_of
+        try:
+            from .aliases import alias_of
+        except ModuleNotFoundError as error:
+            raise OptionError(
+                f"url: a database needs Django on every executor: pip install Django ({error})"
+            ) from None
 
         alias = alias_of(url)
         # Import late: the models require Django to be set up.
@@ -54,5 +61,8 @@ def staging_of(storage: Storage) -> Staging:
     """Return the storage's staging area. Raises OptionError if it has none."""
     staging = storage.capabilities.staging
     if staging is None:
+        # Import late: executors that write to Redis may lack Django.
+        from djqueue.storage import sparktables
+
         raise OptionError(f"url: {storage.describe()} has no tables for bulk writes: {sparktables.REMEDY}")
     return staging

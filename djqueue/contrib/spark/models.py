@@ -80,6 +80,51 @@ class Publication(models.Model):
         return f"{self.queue} {self.app} {self.version}"
 
 
+class StagedWrite(models.Model):
+    """The current or the latest committed write of an application; see `djqueue.storage.staging.Plan`."""
+
+    app = models.CharField(max_length=NAME_LENGTH)
+    target = models.CharField(
+        max_length=NAME_LENGTH, blank=True, help_text="Queue; empty if the rows name their queues."
+    )
+    version = models.BigIntegerField()
+    write = models.CharField(max_length=NAME_LENGTH)
+    queues = models.BinaryField(help_text="Parts to publish by queue, as MessagePack; empty once done.")
+    limit = models.BigIntegerField(null=True, help_text="Pending jobs above which publishing waits.")
+    frame = models.CharField(max_length=NAME_LENGTH, blank=True)
+    run = models.CharField(max_length=2 * NAME_LENGTH, blank=True)
+    content = models.BigIntegerField(default=0)
+    done = models.BooleanField(default=False)
+    counts = models.BinaryField(default=b"", help_text="Counts by queue, as MessagePack; empty until done.")
+    lifetime = models.BigIntegerField(
+        null=True, help_text="Milliseconds for which a finished write is remembered."
+    )
+    touched_at = models.BigIntegerField(
+        null=True, help_text="UTC milliseconds; empty if no sweep has to publish the rest."
+    )
+    expires_at = models.BigIntegerField(null=True, help_text="UTC milliseconds.")
+
+    class Meta:
+        db_table = "djqueue_staged_write"
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=["app", "target"], name="djqueue_stagedwrite_key"),)
+        indexes = (
+            models.Index(
+                fields=["touched_at"],
+                name="djqueue_stagedwrite_open",
+                condition=Q(touched_at__isnull=False),
+            ),
+            models.Index(
+                fields=["expires_at"],
+                name="djqueue_stagedwrite_ends",
+                condition=Q(expires_at__isnull=False),
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.app} {self.target} {self.version}"
+
+
 class BulkWrite(models.Model):
     """The report of a bulk write; see `djqueue.storage.bulkwrites`."""
 

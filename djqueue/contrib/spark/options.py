@@ -74,7 +74,10 @@ class WriteOptions:
             spelled[plain] = name
             known(values, text)
         if "url" not in values:
-            raise OptionError("url: set the storage to write to: redis://…, postgresql://…, sqlite:///…")
+            raise OptionError(
+                "url: set the storage to write to: redis://…, postgresql://…, sqlite:///…, env:NAME or "
+                "file:/path"
+            )
         operation = values.get("operation", ENQUEUE)
         if operation != ENQUEUE:
             _check_change(operation, values, spelled)

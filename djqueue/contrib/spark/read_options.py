@@ -1,7 +1,7 @@
 """Parse and check the options of a read, on the driver before any task."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -25,7 +25,8 @@ MAX_BATCH_SIZE = 3_000
 class ReadOptions:
     """The options of a read; docs/spark.md describes them."""
 
-    url: str
+    url: str = field(repr=False)
+    """The storage's address, which may contain a password."""
     prefix: str = ""
     table: Table = JOBS
     queues: tuple[str, ...] | None = None
@@ -61,7 +62,11 @@ class ReadOptions:
             given_names.add(spelled)
             parse(values, text)
         if "url" not in values:
-            raise OptionError("url: set the storage to read from: redis://…, postgresql://…, sqlite:///…")
+            raise OptionError(
+                "url: set the storage to read from: redis://…, postgresql://…, sqlite:///…, env:NAME or "
+                "file:/path. Spark does not pass the options of a table in its catalog: name them in the "
+                "query, with SELECT … FROM name WITH (url = 'env:NAME'), or use a temporary view"
+            )
         if "queue" in values and "queues" in values:
             raise OptionError("queue and queues can't be combined: remove one of them")
         if "queue" in values:

@@ -2,25 +2,22 @@
 
 import getpass
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from time import monotonic
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageError
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, BulkWriteReport, QueueShare
-from djqueue.storage.staging import ChunkMissingError, Counts, Manifest
+from djqueue.storage.publishing import QueueProgress, share_of
+from djqueue.storage.staging import ChunkMissingError, Counts, Manifest, Plan
 
 logger = logging.getLogger("djqueue.spark")
 
+SAVE_EVERY = 1.0
+"""Seconds between two saved reports of a write that is being published."""
 TASKS_FAILED = "The tasks failed; see the Spark log for the reason."
-
-
-def share(counts: Counts, chunks: int = 0, published: int = 0, *, ended: bool = False) -> QueueShare:
-    """Return a queue's part of a report."""
-    known = counts.duplicates + counts.completed
-    return QueueShare(chunks, published, counts.queued, known, ended, counts.rejected)
 
 
 def new_report(write: str, app: str, version: int, shares: Mapping[str, QueueShare]) -> BulkWriteReport:
@@ -41,8 +38,13 @@ class WriteReporter:
     def __init__(self, storage: Storage, own: str, report: BulkWriteReport, *, is_batch: bool) -> None:
         self._imports = storage.capabilities.bulk_writes
         self._own = own
-        self._report = report
+        self._shares = dict(report.shares)
+        self._report = report._replace(shares=self._shares)
         self._is_batch = is_batch
+        self._earlier: dict[str, dict[str, QueueProgress]] = {}
+        """Unsaved progress of earlier writes, by write and queue."""
+        self._unsaved = False
+        self._saved_at = monotonic()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -55,27 +57,51 @@ class WriteReporter:
             self._failed(error)
             raise
 
-    def published(self, manifest: Manifest, share: QueueShare) -> None:
-        """Record the progress of a manifest, of this write or an earlier one."""
-        if manifest.write == self._own:
-            self._update({manifest.queue: share})
-        elif not self._is_batch:
-            self._continue_report(manifest, share)
+    def progressed(self, found: Iterable[QueueProgress]) -> None:
+        """Record the progress of manifests, of this write or an earlier one, from time to time."""
+        for progress in found:
+            manifest = progress.manifest
+            is_own = manifest.write == self._own
+            if is_own or progress.was_published:
+                self._shares[manifest.queue] = progress.share
+                self._unsaved = True
+            if not is_own:
+                self._earlier.setdefault(manifest.write, {})[manifest.queue] = progress
+        if monotonic() - self._saved_at >= SAVE_EVERY:
+            self._save()
 
-    def resumed(self, manifest: Manifest, share: QueueShare) -> None:
+    def published(self, counts: Mapping[str, Counts]) -> None:
+        """Record that everything is published, by whomever."""
+        self._set(counts)
+
+    def resumed(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
         """Record that an earlier write of the same version was finished instead of this one."""
-        self._update({manifest.queue: share}, resumed=manifest.write)
+        self._set(counts)
+        self._report = self._report._replace(resumed=plan.write)
 
-    def skipped(self, manifest: Manifest, counts: Counts) -> None:
+    def skipped(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
         """Record that an earlier write already published this version, perhaps without reporting it."""
-        published = share(counts, ended=True)
-        if not self._is_batch and manifest.version == self._report.version:
-            self._continue_report(manifest, published, only_known=True)
-        self._update({manifest.queue: published}, skipped=True)
+        if not self._is_batch and plan.version == self._report.version:
+            progress = {
+                queue: QueueProgress(
+                    Manifest(queue, plan.app, plan.version, plan.write, {}), share_of(found, ended=True)
+                )
+                for queue, found in counts.items()
+            }
+            self._continue_report(plan.write, progress, only_known=True)
+        self._set(counts)
 
-    def done(self) -> None:
-        """Record that everything is published."""
-        self._report = self._report._replace(state=DONE, finished_at=SYSTEM_CLOCK.now())
+    def _set(self, counts: Mapping[str, Counts]) -> None:
+        chunks = {queue: share.chunks for queue, share in self._shares.items()}
+        self._shares.clear()
+        for queue, found in counts.items():
+            size = chunks.get(queue, 0)
+            self._shares[queue] = share_of(found, size, size, ended=True)
+
+    def done(self, *, skipped: bool) -> None:
+        """Record that everything is published. skipped: by an earlier write, in every queue."""
+        self._save_earlier()
+        self._report = self._report._replace(state=DONE, finished_at=SYSTEM_CLOCK.now(), skipped=skipped)
         if self._is_batch:
             with _log_errors(self._report.write):
                 if self._imports is not None:
@@ -83,29 +109,44 @@ class WriteReporter:
         else:
             self._keep(self._report)
 
-    def _update(self, shares: Mapping[str, QueueShare], **more: Any) -> None:
-        self._report = self._report._replace(shares={**self._report.shares, **shares}, **more)
-        if not self._is_batch:
+    def _save(self) -> None:
+        self._saved_at = monotonic()
+        self._save_earlier()
+        if self._unsaved and not self._is_batch:
             self._keep(self._report)
+        self._unsaved = False
 
-    def _continue_report(self, manifest: Manifest, share: QueueShare, *, only_known: bool = False) -> None:
-        if self._imports is None:
+    def _save_earlier(self) -> None:
+        earlier, self._earlier = self._earlier, {}
+        if not self._is_batch:
+            for write, progress in earlier.items():
+                was_published = all(one.was_published for one in progress.values())
+                self._continue_report(write, progress, only_known=was_published)
+
+    def _continue_report(
+        self, write: str, progress: Mapping[str, QueueProgress], *, only_known: bool = False
+    ) -> None:
+        if self._imports is None or not progress:
             return
-        with _log_errors(manifest.write):
-            known = self._imports.get(manifest.write)
+        with _log_errors(write):
+            known = self._imports.get(write)
             if known is None and only_known:
                 return
             if known is None:
-                known = new_report(manifest.write, manifest.app, manifest.version, {})
-            chunks = known.shares.get(manifest.queue, share).chunks
-            if share.ended:
-                share = share._replace(chunks=chunks, published=chunks)
-            now = known._replace(state=PUBLISHING, error="", shares={**known.shares, manifest.queue: share})
-            now = self._imports.keep(now)
+                manifest = next(iter(progress.values())).manifest
+                known = new_report(write, manifest.app, manifest.version, {})
+            shares = dict(known.shares)
+            for queue, (_, share, _) in progress.items():
+                if share.ended:
+                    chunks = shares.get(queue, share).chunks
+                    share = share._replace(chunks=chunks, published=chunks)
+                shares[queue] = share
+            now = self._imports.keep(known._replace(state=PUBLISHING, error="", shares=shares))
             if all(one.ended for one in now.shares.values()):
                 self._imports.keep(now._replace(state=DONE, finished_at=SYSTEM_CLOCK.now()))
 
     def _failed(self, error: Exception) -> None:
+        self._save_earlier()
         published = any(share.published for share in self._report.shares.values())
         nothing = isinstance(error, ChunkMissingError) and not published
         state, message = FAILED if nothing else UNFINISHED, f"{type(error).__name__}: {error}"

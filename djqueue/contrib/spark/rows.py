@@ -15,22 +15,33 @@ from djqueue.storage.staging import CHUNK
 
 from .columns import Columns, JobColumns, with_given_backoff
 from .options import DEAD, DEPENDS_ON, FAIL, dependencies, parse, value_of_text
+from .values import rows_of, slices_of
 
-CACHED_OPTIONS = 10_000
-"""Maximum number of parsed combinations of options to cache."""
+CHUNK_BYTES = 1024 * 1024
+"""Encoded bytes of a chunk, unless a single job has more."""
+OPEN_BYTES = 24 * 1024 * 1024
+"""Maximum memory of jobs that wait for their chunks to fill, in bytes: many queues have many open chunks."""
+CACHED_BYTES = 4 * 1024 * 1024
+"""Maximum memory of the cache of parsed options, in bytes."""
+JOB_BYTES = 64
+"""Encoded bytes that each job has in addition to its id, payload and options."""
+NEW_ID_BYTES = 36
+"""Bytes of a new id."""
+JOB_MEMORY = 300
+"""Bytes of memory that each job of an open chunk takes in addition to its encoded bytes."""
+LONGEST_ID = 100
+"""Maximum length of an id in an error, in characters."""
 UNKNOWN_NAME = "rejected"
 """Job name of dead letters whose row has none."""
 MAX_ERROR = 1_000
 """Maximum length of a dead letter's error, in characters."""
-NUMBER_TYPES = frozenset({"int8", "int16", "int32", "int64", "float", "double", "bool"})
-"""Arrow types that NumPy converts to Python values at once, unless a value is null."""
-TEXT_TYPES = frozenset({"string", "large_string", "binary", "large_binary"})
-"""Arrow types that NumPy converts at once, with or without nulls."""
 MIN_SALVAGED = 64 * 1024
 """Minimum size limit of a dead letter's payload, in bytes."""
 MAX_TEXT = 200
 """Maximum length of a value stored as text, in characters."""
 
+Row = tuple[dict[str, Any], SerializationError | None]
+"""A row by column name, and why it can't be converted."""
 States = Callable[[str, Sequence[str]], Sequence[Any]]
 """Return the states of a queue's jobs by their ids; None for a job that does not exist."""
 
@@ -45,6 +56,8 @@ class RowJob(NamedTuple):
     job_id: str
     payload: bytes
     options: EnqueueOptions
+    size: int
+    """Its encoded bytes, approximately."""
 
 
 class Chunk(NamedTuple):
@@ -54,28 +67,55 @@ class Chunk(NamedTuple):
     name: str
     batches: list[Batch]
     size: int
+    """Number of jobs."""
+
+
+class OpenChunk:
+    """Jobs that wait for their chunk to fill."""
+
+    __slots__ = ("entries", "size")
+
+    def __init__(self) -> None:
+        self.entries: list[RowJob] = []
+        self.size = 0
+        """Encoded bytes."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory, approximately."""
+        return self.size + JOB_MEMORY * len(self.entries)
 
 
 class RowReader:
-    """Read rows one by one, and count the invalid ones."""
+    """Read rows one by one, and count the invalid ones.
 
-    def __init__(self, plan: Columns) -> None:
+    Args:
+        plan: The columns.
+        partition: The number of the partition, for errors.
+    """
+
+    def __init__(self, plan: Columns, partition: int = 0) -> None:
         self.read = 0
         """Rows read so far."""
         self.rejected: Counter[str] = Counter()
         """Invalid rows, by reason."""
+        self._plan = plan
+        self._partition = partition
         self._on_error = plan.options.on_error
 
-    def rows(self, batch: Any) -> Iterator[dict[str, Any]]:
-        """Return the rows of a record batch."""
-        for row in rows_of(batch):
-            self.read += 1
-            yield row
+    def rows(self, part: Any) -> list[Row]:
+        """Return the rows of a slice of a record batch, with the error of each that can't be converted."""
+        found = rows_of(part, self._plan.needed, keep_all=self._on_error == DEAD)
+        return [(row, found.errors.get(index)) for index, row in enumerate(found.values)]
 
-    def reject(self, error: DjqueueError) -> None:
+    def reject(self, row: Mapping[str, Any], error: DjqueueError) -> None:
         """Count the last row as invalid. Raises RowError if `onError` is `fail`."""
         if self._on_error == FAIL:
-            raise RowError(f"row {self.read} of its partition: {error}") from error
+            where = f"row {self.read} of partition {self._partition}"
+            job_id = row.get(self._plan.id_column or "id")
+            if isinstance(job_id, (str, int)):
+                where += f" (id {str(job_id)[:LONGEST_ID]!r})"
+            raise RowError(f"{where}: {error}") from error
         self.rejected[_reason(error)] += 1
 
 
@@ -97,54 +137,84 @@ class JobReader(RowReader):
         ids: IdSource | None = None,
         is_keyed: Callable[[str], bool] | None = None,
         states: States | None = None,
+        partition: int = 0,
     ) -> None:
-        super().__init__(plan)
-        self._plan = plan
+        super().__init__(plan, partition)
+        self._plan: JobColumns = plan
         self._size = min(size, CHUNK)
         self._ids = ids or IdSource()
         self._is_keyed = is_keyed
         self._states = states
         self._missing: set[JobKey] = set()
-        """Missing dependencies of jobs of the current record batch."""
-        self._known: dict[tuple[Hashable, ...], EnqueueOptions] = {}
-        self._open: dict[tuple[str, str], list[RowJob]] = {}
+        """Missing dependencies of jobs of the current slice."""
+        self._known: dict[tuple[Hashable, ...], tuple[EnqueueOptions, int]] = {}
+        self._known_bytes = 0
+        self._open: dict[tuple[str, str], OpenChunk] = {}
+        self._open_bytes = 0
         self._payload = plan.payload_reader()
 
     def chunks(self, batches: Iterable[Any]) -> Iterator[Chunk]:
         """Return the chunks of record batches: each once it is full, the rest at the end."""
         for batch in batches:
-            fresh = None
-            if self._plan.id_column is None:
-                fresh = iter(self._ids.many(batch.num_rows, SYSTEM_CLOCK.now()))
-            self._missing = self._missing_dependencies(batch)
-            for row in self.rows(batch):
-                found = self._job_or_none(row, next(fresh) if fresh is not None else None)
-                if found is None:
-                    continue
-                key, entry = found
-                entries = self._open.setdefault(key, [])
-                entries.append(entry)
-                if len(entries) == self._size:
-                    yield self._chunk(key, self._open.pop(key))
-        for key, entries in self._open.items():
-            yield self._chunk(key, entries)
-        self._open = {}
+            for part in slices_of(batch, CHUNK):
+                yield from self._chunks(part)
+        yield from self._close(0)
 
-    def _missing_dependencies(self, batch: Any) -> set[JobKey]:
+    def _chunks(self, part: Any) -> Iterator[Chunk]:
+        """Return the chunks that a slice of a record batch fills."""
+        fresh = None
+        if self._plan.id_column is None:
+            fresh = iter(self._ids.many(part.num_rows, SYSTEM_CLOCK.now()))
+        rows = self.rows(part)
+        if self._states is not None and (DEPENDS_ON in self._plan.per_row or self._plan.depends_on):
+            self._missing = self._missing_dependencies([row for row, _ in rows], self._states)
+        for row, error in rows:
+            self.read += 1
+            found = self._job_or_none(row, next(fresh) if fresh is not None else None, error)
+            if found is not None:
+                yield from self._add(*found)
+
+    def _add(self, key: tuple[str, str], job: RowJob) -> Iterator[Chunk]:
+        """Add a job to its chunk. Return the chunks that are full, or that have to make room for it."""
+        chunk = self._open.get(key)
+        if chunk is not None and chunk.size + job.size > CHUNK_BYTES:
+            yield self._closed(key)
+            chunk = None
+        if chunk is None:
+            chunk = self._open[key] = OpenChunk()
+        chunk.entries.append(job)
+        chunk.size += job.size
+        self._open_bytes += job.size + JOB_MEMORY
+        if len(chunk.entries) == self._size or chunk.size >= CHUNK_BYTES:
+            yield self._closed(key)
+        elif self._open_bytes > OPEN_BYTES:
+            yield from self._close(OPEN_BYTES // 2)
+
+    def _close(self, limit: int) -> Iterator[Chunk]:
+        """Close open chunks, the largest first, until those left take at most `limit` bytes of memory."""
+        keys = list(self._open)
+        if limit:
+            keys.sort(key=lambda key: self._open[key].memory, reverse=True)
+        for key in keys:
+            if limit and self._open_bytes <= limit:
+                return
+            yield self._closed(key)
+
+    def _closed(self, key: tuple[str, str]) -> Chunk:
+        chunk = self._open.pop(key)
+        self._open_bytes -= chunk.memory
+        return self._chunk(key, chunk.entries)
+
+    def _missing_dependencies(self, rows: Sequence[Mapping[str, Any]], states: States) -> set[JobKey]:
         """Find missing dependencies, one call for each queue, as each call is a round trip."""
         plan, wanted = self._plan, dict[str, dict[str, None]]()
         column = plan.per_row.get(DEPENDS_ON)
-        if self._states is None or (column is None and plan.depends_on is None):
-            return set()
-        count = batch.num_rows
-        values = batch.column(column).to_pylist() if column is not None else [None] * count
-        queues = [plan.options.queue] * count
-        if plan.options.queue is None:
-            queues = batch.column(plan.options.queue_column).to_pylist()
-        for queue, one in zip(queues, values, strict=True):
-            given = one if one is not None else plan.depends_on
+        for row in rows:
+            given = row[column] if column is not None else None
+            if given is None:
+                given = plan.depends_on
             try:
-                keys = dependencies(queue or "", given) if given is not None else ()
+                keys = dependencies(plan.queue_of(row), given) if given is not None else ()
             except OptionError:
                 continue  # Reported later, as the error of its row.
             for key in keys:
@@ -152,25 +222,29 @@ class JobReader(RowReader):
         return {
             (queue, job_id)
             for queue, ids in wanted.items()
-            for job_id, state in zip(ids, self._states(queue, list(ids)), strict=True)
+            for job_id, state in zip(ids, states(queue, list(ids)), strict=True)
             if state is None
         }
 
     def _job_or_none(
-        self, row: Mapping[str, Any], fresh: str | None
+        self, row: Mapping[str, Any], fresh: str | None, error: DjqueueError | None
     ) -> tuple[tuple[str, str], RowJob] | None:
         try:
+            if error is not None:
+                raise error
             return self._job(row, fresh)
-        except DjqueueError as error:
-            self.reject(error)
-            return self._dead_letter(row, error) if self._on_error == DEAD else None
+        except DjqueueError as problem:
+            self.reject(row, problem)
+            return self._dead_letter(row, problem) if self._on_error == DEAD else None
 
     def _job(self, row: Mapping[str, Any], fresh: str | None) -> tuple[tuple[str, str], RowJob]:
         queue, name = self._plan.queue_of(row), self._name_of(row)
         job_id = fresh
         if job_id is None:
             job_id = check_text("id", row[self._plan.id_column or ""])
-        return (queue, name), RowJob(job_id, self._payload(row), self._options(queue, row))
+        payload = self._payload(row)
+        options, size = self._options(queue, row)
+        return (queue, name), RowJob(job_id, payload, options, size + len(job_id) + len(payload))
 
     def _name_of(self, row: Mapping[str, Any]) -> str:
         options = self._plan.options
@@ -193,19 +267,24 @@ class JobReader(RowReader):
         job = replace(self._plan.base.job, rejected=failure, unique_key=None, unique_ttl=None, depends_on=())
         [job_id] = self._ids.many(1, SYSTEM_CLOCK.now())
         payload = salvage_payload(row, self._plan.options.max_payload)
-        return (queue, name), RowJob(job_id, payload, EnqueueOptions(job=job))
+        options = EnqueueOptions(job=job)
+        return (queue, name), RowJob(job_id, payload, options, size_of(options) + len(job_id) + len(payload))
 
-    def _options(self, queue: str, row: Mapping[str, Any]) -> EnqueueOptions:
+    def _options(self, queue: str, row: Mapping[str, Any]) -> tuple[EnqueueOptions, int]:
+        """Return the options of a row's job, and their size."""
         values = [row[column] for column in self._plan.per_row.values()]
         cache_key = (queue, *map(_frozen, values))
         found = self._known.get(cache_key)
         if found is None:
-            found = self._parse_options(queue, dict(zip(self._plan.per_row, values, strict=True)))
-            if len(self._known) >= CACHED_OPTIONS:
+            options = self._parse_options(queue, dict(zip(self._plan.per_row, values, strict=True)))
+            found = options, size_of(options)
+            if self._known_bytes > CACHED_BYTES:
                 self._known.clear()
+                self._known_bytes = 0
             self._known[cache_key] = found
-        if found.job.depends_on and self._missing:
-            for key in found.job.depends_on:
+            self._known_bytes += found[1] + JOB_MEMORY
+        if found[0].job.depends_on and self._missing:
+            for key in found[0].job.depends_on:
                 if key in self._missing:
                     raise OptionError(f"dependsOn: queue {key[0]!r} has no job {key[1]!r}")
         return found
@@ -229,7 +308,7 @@ class JobReader(RowReader):
         queue, name = key
         batches: list[Batch] = []
         last: EnqueueOptions | None = None
-        for job_id, payload, options in entries:
+        for job_id, payload, options, _ in entries:
             if options is not last:
                 is_fresh = self._plan.id_column is None or options.job.rejected is not None
                 batches.append(
@@ -252,27 +331,39 @@ class UniformJobReader(JobReader):
     def chunks(self, batches: Iterable[Any]) -> Iterator[Chunk]:
         """Return the chunks of record batches: each once it is full, the rest at the end."""
         payloads: list[bytes] = []
+        size, overhead = 0, size_of(self._plan.base) + NEW_ID_BYTES
         for batch in batches:
-            for first in range(0, batch.num_rows, self._size):
-                part = batch.slice(first, self._size)
+            for part in slices_of(batch, self._size):
                 try:
                     found = self._payloads(part)
                 except DjqueueError:  # Read one by one to find the invalid row.
                     if payloads:
                         yield self._chunk_of(payloads)
-                        payloads = []
-                    yield from super().chunks([part])
+                        payloads, size = [], 0
+                    yield from self._chunks(part)
+                    yield from self._close(0)
                     continue
                 self.read += len(found)
-                payloads += found
-                if len(payloads) >= self._size:
-                    yield self._chunk_of(payloads[: self._size])
-                    payloads = payloads[self._size :]
+                total = sum(map(len, found)) + overhead * len(found)
+                if len(payloads) + len(found) <= self._size and size + total <= CHUNK_BYTES:
+                    payloads += found
+                    size += total
+                    continue
+                for payload in found:
+                    more = len(payload) + overhead
+                    if payloads and (len(payloads) == self._size or size + more > CHUNK_BYTES):
+                        yield self._chunk_of(payloads)
+                        payloads, size = [], 0
+                    payloads.append(payload)
+                    size += more
         if payloads:
             yield self._chunk_of(payloads)
 
     def _payloads(self, part: Any) -> list[bytes]:
-        return list(map(self._payload, rows_of(part)))
+        rows = rows_of(part, self._plan.needed)
+        for error in rows.errors.values():
+            raise error
+        return list(map(self._payload, rows.values))
 
     def _chunk_of(self, payloads: list[bytes]) -> Chunk:
         queue, name, options = self._plan.options.queue, self._plan.options.job, self._plan.base
@@ -284,33 +375,24 @@ class UniformJobReader(JobReader):
 
 
 def job_reader(
-    plan: JobColumns, size: int, is_keyed: Callable[[str], bool], states: States | None = None
+    plan: JobColumns,
+    size: int,
+    is_keyed: Callable[[str], bool],
+    states: States | None = None,
+    partition: int = 0,
 ) -> JobReader:
     """Return the fastest reader that supports the columns."""
     queue = plan.options.queue
     are_alike = queue and plan.options.job and plan.id_column is None and not plan.per_row
     if are_alike and (plan.base.job.group is not None or not is_keyed(queue or "")):
-        return UniformJobReader(plan, size, is_keyed=is_keyed)
-    return JobReader(plan, size, is_keyed=is_keyed, states=states)
+        return UniformJobReader(plan, size, is_keyed=is_keyed, partition=partition)
+    return JobReader(plan, size, is_keyed=is_keyed, states=states, partition=partition)
 
 
-def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
-    """Return the rows of a record batch. A map becomes a dict."""
-    if not batch.num_columns:
-        return iter([{} for _ in range(batch.num_rows)])
-    names = batch.schema.names
-    return (dict(zip(names, row, strict=True)) for row in zip(*map(_values, batch.columns), strict=True))
-
-
-def _values(column: Any) -> list[Any]:
-    # `to_pylist` first creates an Arrow object for each value, which takes ten times as long.
-    kind = str(column.type)
-    values: list[Any]
-    if kind in TEXT_TYPES or (kind in NUMBER_TYPES and not column.null_count):
-        values = column.to_numpy(zero_copy_only=False).tolist()
-    else:
-        values = column.to_pylist(maps_as_pydicts="strict")
-    return values
+def size_of(options: EnqueueOptions) -> int:
+    """Return the encoded bytes of a job besides its id and payload, approximately."""
+    given = options.job.as_dict()
+    return JOB_BYTES + (len(repr(given)) if given else 0)
 
 
 def salvage_payload(row: Mapping[str, Any], limit: int) -> bytes:

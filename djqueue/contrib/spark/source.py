@@ -1,5 +1,7 @@
 """Implement Spark's data source `djqueue` by delegating to code that does not depend on Spark."""
 
+from . import requirements as requirements  # isort: skip
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from .columns import check_kinds
 from .options import WriteOptions
 from .read_options import ReadOptions
 from .reading import Read
+from .secrets import REMEDY, has_password
 from .streaming import JobEventStream
 from .tables import EVENTS, ddl
 from .writing import TaskReport, Write
@@ -40,6 +43,8 @@ QUERY = "sql.streaming.queryId"
 """Local property with a streaming query's id, which survives a restart from the checkpoint."""
 APPLICATION = "spark.app.id"
 """Local property with the application's id."""
+GROUP = "spark.jobGroup.id"
+"""Local property with the job group, which is the run of a streaming query in its `foreachBatch`."""
 
 
 class DjqueueDataSource(DataSource):
@@ -52,7 +57,7 @@ class DjqueueDataSource(DataSource):
 
     def schema(self) -> str:
         """Return the schema of the table that the options select. Raises OptionError."""
-        return ddl(ReadOptions.read(self.options).schema())
+        return ddl(ReadOptions.read(_of_catalog(self.options)).schema())
 
     def reader(self, schema: "StructType") -> "BatchReader":
         """Return a reader for `load()`. Raises OptionError on the driver, before any task."""
@@ -158,7 +163,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: "Iterator[RecordBatch]") -> Message:
         """Write a task's rows."""
-        return Message(self._write.run_task(_part(), iterator, _property(APPLICATION)))
+        return Message(self._write.run_task(_part(), iterator, _property(APPLICATION), _run()))
 
     def commit(self, messages: "list[Message | None]") -> None:
         """Publish the rows of all tasks."""
@@ -210,11 +215,43 @@ def _property(name: str) -> str:
     return context.getLocalProperty(name) or ""
 
 
+def _run() -> str:
+    """Return the run of the streaming query in whose `foreachBatch` this write is, or an empty string."""
+    return _property(GROUP) if _property(QUERY) else ""
+
+
 def _part() -> str:
     """Return the part of this task attempt, unique even among the attempts of several stages."""
     context = TaskContext.get()
     assert context is not None
     return f"{context.partitionId()}.{context.taskAttemptId()}"
+
+
+CATALOG = ("owner", "provider", "path", "location", "comment", "is_managed_location")
+"""Properties that Spark adds to the options of `CREATE TABLE`."""
+CATALOG_OPTION = "option."
+"""Prefix of a copy of each option of `CREATE TABLE`."""
+
+
+def _of_catalog(given: Any) -> dict[str, str]:
+    """Return the options of a read, without what Spark's catalog adds to them.
+
+    Raises:
+        OptionError: `CREATE TABLE` has a password, which Spark writes to its event log and its catalog.
+    """
+    options = dict(given)
+    if not any(name.startswith(CATALOG_OPTION) for name in options):
+        return options
+    if has_password(options.get("url", "")):
+        raise OptionError(
+            "url: a password in CREATE TABLE is shown in Spark's event log and catalog. Change the password, "
+            f"which this statement has already logged, and {REMEDY}"
+        )
+    return {
+        name: value
+        for name, value in options.items()
+        if name.lower() not in CATALOG and not name.startswith(CATALOG_OPTION)
+    }
 
 
 def _read_options(given: Any, schema: "StructType") -> ReadOptions:

@@ -98,6 +98,7 @@ JOBS = Table(
         Column("unique_key", "string", "unique among the unfinished jobs of the queue"),
         Column("subject", "string", "the object that the job is about"),
         Column("tags", "array<string>", "its tags"),
+        Column("headers", "string", "its headers, as a JSON object"),
         Column("worker", "string", "the last worker that ran it"),
         Column("reason", "string", "why it failed or was cancelled"),
         *_ERROR,

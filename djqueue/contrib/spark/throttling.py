@@ -19,6 +19,9 @@ FIRST_RETRY_WAIT, LAST_RETRY_WAIT = 0.5, 15.0
 FIRST_CHECK_WAIT, LAST_CHECK_WAIT = 0.05, 2.0
 """Seconds between checks of a full queue, doubling."""
 
+LONGEST_WAIT = 5.0
+"""Seconds after which a driver that waits shows that it is alive."""
+
 
 class StorageRetry:
     """Repeat storage calls while the storage is unavailable.
@@ -44,7 +47,15 @@ class StorageRetry:
 
 
 class WriteThrottle:
-    """Slow down a write according to `maxQueueDepth` and `rateLimit`."""
+    """Slow down a write according to `maxQueueDepth` and `rateLimit`.
+
+    Args:
+        options: The options of the write.
+        storage: The storage.
+        clock: Returns the time in seconds.
+        sleep: Waits for seconds.
+        on_wait: Called before each wait.
+    """
 
     def __init__(
         self,
@@ -52,7 +63,9 @@ class WriteThrottle:
         storage: Storage,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_wait = on_wait
         self._options = options
         self._storage = storage
         self._clock = clock
@@ -60,7 +73,7 @@ class WriteThrottle:
         self._next = clock()
 
     def wait(self, queue: str, count: int) -> None:
-        """Wait until `count` jobs may be enqueued.
+        """Wait until `count` jobs may be enqueued; 0 if their number is not known yet, see `spend`.
 
         Raises:
             StorageUnavailableError: The queue was still full after `backpressureTimeout`.
@@ -68,9 +81,13 @@ class WriteThrottle:
         rate = self._options.rate_limit
         if rate is not None:
             now = self._clock()
-            if self._next > now:
-                self._sleep(self._next - now)
-            self._next = max(now, self._next) + count / rate
+            left = self._next - now
+            while left > 0:
+                self._on_wait()
+                self._sleep(min(left, LONGEST_WAIT))
+                left -= LONGEST_WAIT
+            self._next = max(now, self._next)
+        self.spend(count)
         limit = self._options.max_queue_depth
         if limit is None:
             return
@@ -78,6 +95,11 @@ class WriteThrottle:
             counts = self._storage.reads.counts(queue)
             if sum(counts[state] for state in PENDING) < limit:
                 return
+
+    def spend(self, count: int) -> None:
+        """Count jobs whose number was not known before they were enqueued: the next ones wait for them."""
+        if self._options.rate_limit is not None:
+            self._next += count / self._options.rate_limit
 
     def publish_when_possible(self, publish: Callable[[], T]) -> T:
         """Call `publish` until the queue has room for it. Jobs already published are not added twice."""
@@ -98,5 +120,6 @@ class WriteThrottle:
                 raise StorageUnavailableError(
                     f"{problem}, for backpressureTimeout={self._options.backpressure_timeout:g} s"
                 )
+            self._on_wait()
             self._sleep(wait)
             wait = min(2 * wait, LAST_CHECK_WAIT)

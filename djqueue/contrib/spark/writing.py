@@ -5,10 +5,10 @@ enqueue the jobs, and the driver only counts them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from hashlib import blake2b
 from secrets import token_hex
 from typing import Any
@@ -19,18 +19,20 @@ from djqueue.core.options import JobOptions
 from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import BulkWriteReport, QueueShare, tag_of
-from djqueue.storage.staging import ChunkMissingError, Counts, Manifest, PublicationState, Staging, chunks_of
+from djqueue.storage.publishing import share_of
+from djqueue.storage.staging import Counts, Plan, Staging
 
 from .changing import ChangeColumns, JobChanger
 from .columns import JobColumns
 from .locations import staging_of, storage_at
 from .options import DIRECT, ENQUEUE, STAGED, WriteOptions
-from .reporting import WriteReporter, aborted, new_report, share
+from .publishing import Checksum, DriverPublisher, frame_of
+from .reporting import WriteReporter, aborted, new_report
 from .rows import Chunk, job_reader
 from .throttling import StorageRetry, WriteThrottle
 
-CHUNKS_PER_STEP = 64
-"""Chunks to publish between two checks of the queue's depth."""
+DIRECT_JOBS = 100
+"""Jobs of one batch in direct mode. Redis takes about 5 ms for them: their ids may exist, unlike new ones."""
 ANONYMOUS_TTL = 7 * 86_400_000
 """Milliseconds to remember that a write without `txnAppId` was published."""
 
@@ -54,6 +56,10 @@ class TaskReport:
     """Names of the jobs."""
     spark: str = ""
     """The id of the Spark application."""
+    run: str = ""
+    """The Spark application and the run of a streaming query, if the write is in its `foreachBatch`."""
+    content: int = 0
+    """A checksum of the staged jobs, whatever their order."""
 
     @property
     def counts(self) -> Counts:
@@ -146,6 +152,7 @@ class Write:
         self.id = self.report = options.write or token_hex(8)
         """The write's id. `report` is its report's id, which all writes of a streaming query share."""
         self.app = app or options.app or self.id
+        self._frame = frame_of(options, columns)
         self._modes: dict[str, str] = {}
         if options.queue is not None and options.group_mode is not None:
             self._modes[options.queue] = options.group_mode
@@ -173,16 +180,28 @@ class Write:
             if storage.reads.states(key[0], [key[1]]) == [None]:
                 raise OptionError(f"dependsOn: queue {key[0]!r} has no job {key[1]!r}")
 
-    def run_task(self, part: str, batches: Iterable[Any], spark: str = "") -> TaskReport:
-        """Write the rows of one task. Each attempt of a task needs a `part` of its own."""
+    def run_task(self, part: str, batches: Iterable[Any], spark: str = "", group: str = "") -> TaskReport:
+        """Write the rows of one task. Each attempt of a task needs a `part` of its own.
+
+        Args:
+            part: The part.
+            batches: The rows.
+            spark: The id of the Spark application.
+            group: The run of the streaming query in whose `foreachBatch` the write is.
+        """
+        report = self._run_task(part, batches)
+        return replace(report, spark=spark, run=f"{spark} {group}" if group else "")
+
+    def _run_task(self, part: str, batches: Iterable[Any]) -> TaskReport:
         with closing(self.storage()) as storage:
             if isinstance(self.plan, ChangeColumns):
-                return replace(self._change(self.plan, storage, part, batches), spark=spark)
+                return self._change(self.plan, storage, part, batches)
             rows = job_reader(
                 self.plan,
                 self.options.batch_size,
                 is_keyed=_keyed(storage),
                 states=lambda queue, ids: self._retrying()(storage.reads.states, queue, ids),
+                partition=_partition(part),
             )
             names = dict[str, None]()
             if self.options.dry_run:
@@ -194,13 +213,15 @@ class Write:
                 report = TaskReport(
                     part=part, rows=rows.read, enqueued=enqueued, rejected=dict(rows.rejected)
                 )
-                return replace(report, names=tuple(names), spark=spark)
-            chunks = self._stage(staging_of(storage), part, rows.chunks(batches), names)
+                return replace(report, names=tuple(names))
+            staged = Checksum(rows.chunks(batches))
+            chunks = self._stage(staging_of(storage), part, staged, names)
         report = TaskReport(part=part, chunks=chunks, rows=rows.read, rejected=dict(rows.rejected))
-        return replace(report, names=tuple(names), spark=spark)
+        return replace(report, names=tuple(names), content=staged.value)
 
     def _change(self, plan: ChangeColumns, storage: Storage, part: str, batches: Iterable[Any]) -> TaskReport:
-        changing = JobChanger(plan, storage, self._retrying(), WriteThrottle(self.options, storage).wait)
+        wait = WriteThrottle(self.options, storage).wait
+        changing = JobChanger(plan, storage, self._retrying(), wait, _partition(part))
         changing.run(batches)
         changed = {queue: dict(answers) for queue, answers in changing.answers.items()}
         return TaskReport(part=part, rows=changing.read, rejected=dict(changing.rejected), changed=changed)
@@ -227,7 +248,11 @@ class Write:
         for chunk in chunks:
             names[chunk.name] = None
             throttle.wait(chunk.queue, chunk.size)
-            batches = [self._named(batch, seen) if batch.fresh else batch for batch in chunk.batches]
+            batches = [
+                self._named(part, seen) if part.fresh else part
+                for batch in chunk.batches
+                for part in _split(batch, DIRECT_JOBS)
+            ]
             added = Counts.of(answer.status for answer in send(storage.enqueue, self._tagged(batches)))
             counts[chunk.queue] = counts.get(chunk.queue, Counts()) + added
         return counts
@@ -256,14 +281,11 @@ class Write:
         rows, rejected = sum(task.rows for task in tasks), Counter[str]()
         counts, answers = Counts(), Counter[str]()
         queues = {queue for task in tasks for queue in (*task.chunks, *task.enqueued, *task.changed)}
-        parts: dict[str, dict[str, str]] = {}
-        for task in sorted(tasks, key=_partition_order):
+        for task in tasks:
             rejected.update(task.rejected)
             counts += task.counts
             for found in task.changed.values():
                 answers.update(found)
-            for queue, kinds in task.chunks.items():
-                parts.setdefault(queue, {})[task.part] = kinds
         number = version if version is not None else self.options.version or 0
         skipped = False
         with closing(self.storage()) as storage:
@@ -274,13 +296,13 @@ class Write:
             )
             reporter = WriteReporter(storage, self.id, report, is_batch=version is not None)
             with reporter.recording() if not self.options.dry_run else nullcontext():
-                for queue, mine in sorted(parts.items()):
-                    manifest = Manifest(queue, self.app, number, self.id, mine)
-                    published, was_published = self._publish(storage, manifest, reporter)
+                if any(task.chunks for task in tasks):
+                    plan = self._plan(tasks, number, is_batch=version is not None)
+                    publisher = DriverPublisher(storage, self.options, reporter)
+                    published, skipped = publisher.publish(plan)
                     counts += published
-                    skipped = skipped or was_published
                 if not self.options.dry_run:
-                    reporter.done()
+                    reporter.done(skipped=skipped)
         return WriteReport(
             write=self.id,
             app=self.app,
@@ -300,7 +322,7 @@ class Write:
             for queue, kinds in task.chunks.items():
                 shares[queue] = shares.get(queue, QueueShare()) + QueueShare(len(kinds))
             for queue, counts in task.enqueued.items():
-                shares[queue] = shares.get(queue, QueueShare()) + share(counts, ended=True)
+                shares[queue] = shares.get(queue, QueueShare()) + share_of(counts, ended=True)
             for queue in task.changed:
                 shares[queue] = QueueShare(ended=True)
         names = tuple(dict.fromkeys(name for task in tasks for name in task.names))
@@ -308,54 +330,30 @@ class Write:
         report = new_report(self.report, self.app, version, shares)
         return report._replace(names=names, parts=len(tasks), spark=spark, operation=self.options.operation)
 
-    def _publish(self, storage: Storage, manifest: Manifest, reporter: WriteReporter) -> tuple[Counts, bool]:
-        staging, send = staging_of(storage), self._retrying()
-        lifetime = ANONYMOUS_TTL if manifest.app == self.id else None
-        while True:
-            found = send(staging.begin, manifest, lifetime)
-            if found.status == "done":
-                send(staging.forget, manifest.queue, self.app, self.id)
-                counted = found.counts if found.manifest.version == manifest.version else Counts()
-                reporter.skipped(found.manifest, counted)
-                return counted, True
-            try:
-                counts = self._finish(storage, found, reporter)
-            except ChunkMissingError as error:
-                if found.manifest.write == self.id:
-                    raise
-                raise ChunkMissingError(
-                    f"{error}. The rest of that write is lost: write the missing rows again with a "
-                    f"txnAppId other than {self.app!r}, or from another checkpoint"
-                ) from None
-            send(staging.forget, manifest.queue, self.app, found.manifest.write)
-            if found.status != "unfinished":
-                if found.manifest.write != self.id:
-                    reporter.resumed(found.manifest, share(counts, ended=True))
-                send(staging.forget, manifest.queue, self.app, self.id)
-                return counts, False
-
-    def _finish(self, storage: Storage, found: PublicationState, reporter: WriteReporter) -> Counts:
-        staging, throttle, send = staging_of(storage), WriteThrottle(self.options, storage), self._retrying()
-        chunks, counts = chunks_of(found.manifest), Counts()
-        limit = self.options.max_queue_depth
-        step = (
-            CHUNKS_PER_STEP
-            if limit is None
-            else max(1, min(CHUNKS_PER_STEP, limit // self.options.batch_size))
+    def _plan(self, tasks: Sequence[TaskReport], version: int, *, is_batch: bool) -> Plan:
+        parts: dict[str, dict[str, str]] = {}
+        for task in sorted(tasks, key=_partition_order):
+            for queue, kinds in task.chunks.items():
+                parts.setdefault(queue, {})[task.part] = kinds
+        return Plan(
+            app=self.app,
+            target=self.options.queue or "",
+            version=version,
+            write=self.id,
+            queues=parts,
+            lifetime=ANONYMOUS_TTL if self.app == self.id else None,
+            limit=self.options.max_queue_depth,
+            # Spark itself names the batches of a stream.
+            frame="" if is_batch else self._frame,
+            run="" if is_batch else next((task.run for task in tasks if task.run), ""),
+            content=sum(task.content for task in tasks) % 2**63,
         )
-        for first in range(0, len(chunks), step):
-            some = chunks[first : first + step]
-            throttle.wait(found.manifest.queue, len(some) * self.options.batch_size)
-            counts = sum(
-                throttle.publish_when_possible(partial(send, staging.publish, found.manifest, some)), counts
-            )
-            reporter.published(found.manifest, share(counts, len(chunks), first + len(some)))
-        counts = send(staging.end, found.manifest)
-        reporter.published(found.manifest, share(counts, len(chunks), len(chunks), ended=True))
-        return counts
 
     def abort(self, tasks: Iterable[TaskReport]) -> None:
-        """Discard the staged rows, except those being published."""
+        """Discard the staged rows, unless the write is committed: then a sweep publishes the rest.
+
+        A committed write without `txnAppId` is discarded, too, if no job was published yet.
+        """
         tasks = list(tasks)
         queues = {queue for task in tasks for queue in (*task.chunks, *task.enqueued)}
         if self.options.queue is not None:
@@ -363,12 +361,26 @@ class Write:
         with closing(self.storage()) as storage:
             is_staged = self.options.delivery == STAGED and self.options.operation == ENQUEUE
             if is_staged and not self.options.dry_run:
-                for queue in queues:
-                    staging_of(storage).forget(queue, self.app, self.id)
+                staging, plan = (
+                    staging_of(storage),
+                    self._plan(tasks, self.options.version or 0, is_batch=False),
+                )
+                if staging.state_of(plan) != "open":
+                    staging.forget_all(sorted(queues), self.app, self.id)
+                elif plan.lifetime is None or not staging.drop(plan):
+                    return
             if not self.options.dry_run:
                 report = self._initial_report(tasks, self.options.version or 0)
                 shares = {queue: report.shares.get(queue, QueueShare()) for queue in queues}
                 aborted(storage, report._replace(shares=shares))
+
+
+def _split(batch: Batch, size: int) -> Iterator[Batch]:
+    """Split a batch into batches of at most `size` jobs."""
+    ids = batch.ids
+    for first in range(0, len(batch.payloads), size):
+        part = slice(first, first + size)
+        yield batch._replace(payloads=batch.payloads[part], ids=None if ids is None else ids[part])
 
 
 @lru_cache(maxsize=1024)
@@ -383,5 +395,9 @@ def _keyed(storage: Storage) -> Callable[[str], bool]:
 
 def _partition_order(report: TaskReport) -> tuple[int, str]:
     """Return a sort key that orders reports by partition."""
-    partition, _, rest = report.part.partition(".")
-    return int(partition), rest
+    return _partition(report.part), report.part
+
+
+def _partition(part: str) -> int:
+    """Return the number of the partition of a part."""
+    return int(part.partition(".")[0])

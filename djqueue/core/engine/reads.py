@@ -1,6 +1,7 @@
 """Reads of the engine's jobs, queues, groups and metrics."""
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 
@@ -257,6 +258,15 @@ class EngineReads:
                 queue.ready.counts(),
                 queue.tally.totals(finished.completions),
             )
+
+    def stale_leases(self, grace: int) -> dict[str, int]:
+        """Return the number of active jobs by queue whose lease expired more than `grace` ms ago."""
+        until = self._context.clock.monotonic() - grace
+        found: Counter[str] = Counter()
+        for processing in self._context.processing:
+            with processing.lock:
+                found.update(job.queue for job in processing.active.values() if job.lease_until < until)
+        return dict(found)
 
     def change_version(self) -> str | None:
         """Return an opaque version of all queues, jobs and workers."""

@@ -314,13 +314,14 @@ def _job(row: Row) -> Row:
     state, started, finished, options, reason = row[4], row[11], row[12], row[16], row[18]
     if state == State.ACTIVE.value and reason == rows.CANCEL_REQUESTED:
         reason = None
-    tags = rows.unpack_options(bytes(options)).tags
+    of_job = rows.unpack_options(bytes(options))
     return (
         *row[1:11],
         started or None,
         finished or None,
         *row[13:16],
-        tags,
+        of_job.tags,
+        of_job.headers.text or None,
         row[17] or None,
         reason or None,
         row[19] or None,

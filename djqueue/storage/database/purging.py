@@ -13,12 +13,15 @@ from djqueue.core.metrics import Tiers
 from djqueue.core.options import JobKey
 from djqueue.core.retention import Retention
 from djqueue.core.states import TERMINAL, State
+from djqueue.storage import sparktables
 from djqueue.storage.engined import WORKER_TTL
+from djqueue.storage.publishing import AbandonedPlans
 from djqueue.storage.tables import rows
-from djqueue.storage.tables.dialects import Dialect
 
-from . import metrics, recovery, staging
+from . import metrics, recovery
+from .bulkwrites import DatabaseBulkWriteReports
 from .journal import DatabaseJournal, JournalGate
+from .staging import DatabaseStaging, purge_staged
 
 LIMIT = 1_000
 """Old rows removed at a time."""
@@ -36,7 +39,7 @@ class Purge:
 
     def __init__(
         self,
-        dialect: Dialect,
+        staging: DatabaseStaging,
         engine: Engine,
         journal: DatabaseJournal,
         gate: JournalGate,
@@ -45,8 +48,8 @@ class Purge:
         clock: Clock,
         remove_ended: RemoveEnded,
     ) -> None:
-        self._dialect = dialect
-        self._alias = dialect.alias
+        self._dialect = staging.dialect
+        self._alias = staging.dialect.alias
         self._engine = engine
         self._journal = journal
         self._gate = gate
@@ -54,6 +57,8 @@ class Purge:
         self._tiers = tiers
         self._clock = clock
         self._remove_ended = remove_ended
+        reports = DatabaseBulkWriteReports(self._alias, clock)
+        self._abandoned = AbandonedPlans(staging, reports, engine.reads.counts)
         self._positions: dict[tuple[str, State, str], tuple[int, int]] = {}
         """The last ended job (its end, the number of its row) whose attempts, log lines or items were
         removed.
@@ -78,7 +83,9 @@ class Purge:
                 for state in states if age is not None else ():
                     self._in_steps(partial(self._remove_belongings, queue, state, model, now - (age or 0)))
         self._in_steps(lambda: self._purge_results(now))
-        self._in_steps(lambda: staging.purge(self._dialect, now, LIMIT))
+        self._in_steps(lambda: purge_staged(self._dialect, now, LIMIT))
+        if sparktables.are_installed():
+            self._abandoned.sweep()
         metrics.purge(self._alias, self._tiers, now, LIMIT)
         models.WorkerState.objects.using(self._alias).filter(seen_at__lte=now - WORKER_TTL).delete()
         return removed

@@ -127,7 +127,7 @@ class SchedulerStorage(EngineStorage):
         self.unanswered = UnansweredEnds(alias, engine, clock)
         jobs = SchedulerJobs(engine, self.journal, self.gate, self._ended)
         self._purge = Purge(
-            dialect, engine, self.journal, self.gate, retention, tiers, clock, jobs.remove_ended
+            self.staging, engine, self.journal, self.gate, retention, tiers, clock, jobs.remove_ended
         )
         self.jobs = jobs
         self.queues = SchedulerQueues(alias, engine, self.journal, self.gate, self._modes, self.inbox, jobs)

@@ -122,6 +122,9 @@ class TableReads:
         rows = metrics.read(self._alias, queues, span, by_name=by_name)
         return assemble(rows, queues, span, by_name=by_name)
 
+    def stale_leases(self, grace: int) -> dict[str, int]:
+        return self._inspector.stale_leases(self._clock.now() - grace)
+
     def cumulative(self, queues: Sequence[str] | None = None) -> list[Bucket]:
         return since_beginning(metrics.read_everything(self._alias, queues))
 

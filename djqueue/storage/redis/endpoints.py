@@ -28,6 +28,7 @@ from djqueue.core.errors import ConfigurationError, StorageUnavailableError
 
 from .clusters import AsyncClusterClient, ClusterClient
 from .failover import FailoverWatch
+from .refusals import is_refusal, refused
 
 Client: TypeAlias = redis.Redis | ClusterClient
 AsyncClient: TypeAlias = aredis.Redis | AsyncClusterClient
@@ -237,6 +238,9 @@ class Cluster(Endpoint):
         try:
             return ClusterClient(startup_nodes=nodes, **self._of_clients(Retry(NoBackoff(), 0)))
         except (RedisClusterException, redis.RedisError) as error:
+            for cause in (error, error.__cause__):
+                if cause is not None and is_refusal(cause):
+                    raise refused(self.describe(), cause) from error
             raise StorageUnavailableError(f"{self.describe()} cannot be reached: {error}") from error
 
     def async_client(self) -> AsyncClusterClient:

@@ -20,16 +20,16 @@ from redis import exceptions as errors
 from djqueue.core.breaker import CircuitBreaker, Outage
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadline import remaining
-from djqueue.core.errors import StorageError, StorageUnavailableError
+from djqueue.core.errors import RestoreInProgressError, StorageError, StorageUnavailableError
 from djqueue.core.forks import after_fork
 from djqueue.core.shown import in_one_line
 
 from .connections import Connections
 from .loopconnection import LoopConnection
+from .refusals import is_refusal, refused
 
 AT_HAND = 8
 """Idle connections that are kept here: about the likely number of concurrent callers."""
-
 WAIT_SHARE = 0.8
 """Share of the remaining seconds in which replicas have to confirm a call."""
 TO_CONNECT = 3
@@ -366,8 +366,6 @@ AWAY = (
 ABSENT = (errors.ConnectionError, errors.TimeoutError, errors.ClusterDownError, errors.MasterDownError)
 """Errors of an unavailable server, after which other calls fail at once."""
 WITHOUT_REPLICAS = "NOREPLICAS"
-REFUSALS = ("WRONGPASS", "NOAUTH", "NOPERM")
-"""Errors for a wrong password, no password, and missing permissions; a cluster's errors quote them."""
 TEMPORARY = ("BUSY ", "LOADING", "UNKILLABLE", WITHOUT_REPLICAS)
 """Prefixes of errors that may pass in a moment."""
 FIRST_WAIT, LAST_WAIT = 0.02, 0.5
@@ -458,13 +456,6 @@ def unavailable_for(outage: Outage) -> str:
     return f"{outage.reason} The server has been unavailable for {seconds:.1f} s; retrying soon."
 
 
-def is_refusal(error: Exception) -> bool:
-    """Return whether the server rejects the user or the password."""
-    # To the client these are connection errors, which it would retry.
-    kinds = (errors.AuthenticationError, errors.AuthorizationError, errors.NoPermissionError)
-    return isinstance(error, kinds) or any(word in str(error) for word in REFUSALS)
-
-
 def away(error: Exception, connections: Connections) -> StorageUnavailableError:
     """Return the error for a server that cannot be reached or accepts no writes."""
     reason = in_one_line(error)
@@ -481,13 +472,12 @@ def away(error: Exception, connections: Connections) -> StorageUnavailableError:
 def failure(error: redis.RedisError, connections: Connections) -> StorageError:
     """Return the error for a command that Redis rejects."""
     reason = in_one_line(error)
+    if reason.startswith("RESTORING"):  # see `request.lua`
+        return RestoreInProgressError()
     if isinstance(error, errors.OutOfMemoryError):
         return StorageUnavailableError(
             f"{connections.describe()} is out of memory: {reason}. Increase maxmemory or free memory."
         )
     if is_refusal(error):
-        return StorageUnavailableError(
-            f"{connections.describe()} refuses access: {reason.rstrip('.')}. Check the user name and the "
-            "password in DJQUEUE['STORAGE'] or the cache that it names, and the user's permissions (ACL)."
-        )
+        return refused(connections.describe(), error)
     return StorageError(f"{connections.describe()}: {reason}")

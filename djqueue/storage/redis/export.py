@@ -238,6 +238,7 @@ def _common(envelope: bytes) -> tuple[Any, ...]:
         options.unique_key,
         options.subject,
         options.tags,
+        options.headers.text or None,
         options.content_type,
     )
 
@@ -251,7 +252,7 @@ def _jobs(queue: str, replies: Replies, *, payloads: bool) -> Page:
         envelopes = [_common(head[LENGTH_AT:]) for head in heads]
     created = [int.from_bytes(head[:8]) for head in heads]
     runs = [_run_of(st) if st else NO_ATTEMPT for st in replies.states]
-    names, priorities, groups, keys, subjects, tags, types = _columns(envelopes, 7)
+    names, priorities, groups, keys, subjects, tags, headers, types = _columns(envelopes, 8)
     states, attempts, failures, stalls, run_at, started, finished, workers, reasons, kinds, words = _columns(
         runs, 11
     )
@@ -272,6 +273,7 @@ def _jobs(queue: str, replies: Replies, *, payloads: bool) -> Page:
         "unique_key": keys,
         "subject": subjects,
         "tags": tags,
+        "headers": headers,
         "worker": workers,
         "reason": reasons,
         "error_type": kinds,

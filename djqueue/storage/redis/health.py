@@ -18,8 +18,8 @@ from djqueue.core.shown import in_one_line
 
 from .connections import Connections
 from .endpoints import IDLE, Connection, spelled
-from .exchange import is_refusal
 from .options import RedisOptions
+from .refusals import is_refusal
 
 OLDEST = {"Redis": (7, 0), "Valkey": (7, 2)}
 SHORTEST_BUSY = 50

@@ -95,6 +95,10 @@ class CommonKeys(QueueKeys):
         """Return the key of the report of a bulk write."""
         return self.key(f"bulk_write:{write}")
 
+    def plan(self, app: str, target: str) -> bytes:
+        """Return the key of the last plan of an application for a target."""
+        return self.key(f"plan:{len(target)}:{target}{app}")
+
     @property
     def new_queues(self) -> str:
         """The channel of the names of new queues."""

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from djqueue.core.deadline import within
+from djqueue.core.errors import RestoreInProgressError
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.base import T
 
 from . import outbox, records
-from .keys import CommonKeys, QueueKeys, keys_of
+from .keys import CommonKeys, QueueKeys, keys_of, limiter_keys_of
 from .namecache import NameCache
 from .options import RedisOptions
 from .records import STATES, pack_text, text
@@ -51,6 +52,10 @@ class Keyspace:
     def keys(self, queue: str) -> QueueKeys:
         """Return the keys of a queue."""
         return keys_of(self.options.prefix, queue)
+
+    def limiter(self, name: str) -> QueueKeys:
+        """Return the keys of a shared limiter."""
+        return limiter_keys_of(self.options.prefix, name)
 
     def policy(self, queue: str) -> QueuePolicy:
         """Return the policy of a queue."""
@@ -120,10 +125,17 @@ class Keyspace:
 
     def begin(self, queues: set[str]) -> Steps[None]:
         """List queues that may be new, then check and record their group modes."""
+        yield from self.check_open()
         yield from self.list_queues(queues)
         self.known -= queues
         yield from self.agree(queues, new=True)
         self.known |= queues
+
+    def check_open(self) -> Steps[None]:
+        """Raise RestoreInProgressError while the queues are closed for a restore."""
+        [is_closed] = yield [RedisCommand((b"EXISTS", self.common.key("restoring")))]
+        if is_closed:
+            raise RestoreInProgressError()
 
     def list_queues(self, queues: set[str]) -> Steps[None]:
         """List queues, and notify the workers that serve all queues."""
@@ -145,12 +157,18 @@ class Keyspace:
 
         record: record the mode of existing queues that have none; new: also of those that do not exist.
         """
-        for queue in queues:
-            policy, keys = self.policy(queue), self.keys(queue)
-            words = [policy.group_mode if record else b"", b"1" if new else b"0"]
-            [recorded] = yield [ScriptCall(script("check_group_mode"), keys, words, sequence=False)]
+        names = list(queues)
+        calls: list[ScriptCall | RedisCommand] = []
+        for queue in names:
+            words = [self.policy(queue).group_mode if record else b"", b"1" if new else b"0"]
+            calls.append(ScriptCall(script("check_group_mode"), self.keys(queue), words, sequence=False))
+        answers = (yield calls) if calls else []
+        commands: list[ScriptCall | RedisCommand] = []
+        agreed: list[str] = []
+        for queue, recorded in zip(names, answers, strict=True):
             if not recorded:
                 continue
+            policy = self.policy(queue)
             policy.check_mode(queue, text(recorded))
             bounds = records.pack_bounds(policy.retention, policy.dead_letters)
             if record and any(bounds):
@@ -158,8 +176,11 @@ class Keyspace:
                 pairs = [
                     part for pair in zip(records.BOUNDS, bounds, strict=True) if pair[1] for part in pair
                 ]
-                yield [RedisCommand((b"HSET", keys.key("meta"), *pairs))]
-            self.agreed.add(queue)
+                commands.append(RedisCommand((b"HSET", self.keys(queue).key("meta"), *pairs)))
+            agreed.append(queue)
+        if commands:
+            yield commands
+        self.agreed.update(agreed)
 
     def agree_once(self, queues: Sequence[str]) -> Steps[None]:
         if not self.agreed.issuperset(queues):

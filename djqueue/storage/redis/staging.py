@@ -1,6 +1,6 @@
 """Staging in Redis: chunks in hashes of their queue, enqueued by the same scripts as other jobs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -12,13 +12,14 @@ from djqueue.storage.staging import (
     ChunkMissingError,
     Counts,
     Manifest,
+    Plan,
+    PlanState,
     PublicationState,
     Staging,
     check_chunk,
 )
 
 from . import records
-from .keys import QueueKeys
 from .keyspace import Keyspace, answers
 from .records import pack, pack_raw, pack_text, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
@@ -26,8 +27,13 @@ from .scripts import script
 
 AT_ONCE = 64
 """Chunks of one operation, whose replies are awaited together."""
+PLAN_FIELDS = (b"version", b"write", b"queues", b"lifetime", b"limit", b"frame", b"run", b"content")
 PLAIN, OTHER = "p", "x"
 """Kinds of chunks: jobs that are new, plain, due now and without subject, and all others."""
+STEP_BYTES = 1_280 * 1024
+"""Bytes of one stored chunk, unless a single job has more. The script that publishes it takes about 6 ms."""
+JOB_BYTES = {PLAIN: 1_024, OTHER: 12 * 1_024}
+"""Bytes that take as long as a job of each kind, besides its own bytes."""
 
 
 class RedisStaging(Staging):
@@ -42,57 +48,156 @@ class RedisStaging(Staging):
     ) -> str:
         check_chunk(batches)
         keys = self._keyspace.keys(batches[0].queue)
-        chunk: list[str | bytes] = [batches[0].name]
+        frames = [(records.envelope(batch), records.start(batch)) for batch in batches]
         kind = PLAIN
-        for batch in batches:
-            rest, start = records.envelope(batch), records.start(batch)
+        for batch, (rest, start) in zip(batches, frames, strict=True):
             plain = batch.fresh and not start and batch.options.subject is None
             if not plain or not rest.startswith(records.PLAIN):
                 kind = OTHER
-            for job_id, payload in zip(batch.ids or (), batch.payloads, strict=True):
-                chunk += (job_id, start, rest + payload)
+        jobs = (
+            (job_id, start, rest + payload)
+            for batch, (rest, start) in zip(batches, frames, strict=True)
+            for job_id, payload in zip(batch.ids or (), batch.payloads, strict=True)
+        )
         places = [keys.staged(write, part), keys.parts(write)]
-        arguments = [number, pack_raw(chunk), pack_text(part), lifetime]
-        self._keyspace.run(answers([ScriptCall(script("stage"), keys, arguments, places, sequence=False)]))
-        return kind
+        calls = []
+        for piece in _pieces(jobs, JOB_BYTES[kind]):
+            chunk = pack_raw([batches[0].name, *piece])
+            arguments = [number + len(calls), chunk, pack_text(part), lifetime]
+            calls.append(ScriptCall(script("stage"), keys, arguments, places, sequence=False))
+        self._keyspace.run(answers(calls))
+        return kind * len(calls)
 
-    def begin(self, manifest: Manifest, lifetime: int | None) -> PublicationState:
-        parts = pack(dict(manifest.parts))
+    def commit(self, plan: Plan) -> PlanState:
         arguments = [
-            manifest.version,
-            pack_text(manifest.write),
-            parts,
-            b"" if lifetime is None else lifetime,
+            plan.version,
+            pack_text(plan.write),
+            pack({queue: dict(parts) for queue, parts in plan.queues.items()}),
+            b"" if plan.lifetime is None else plan.lifetime,
+            b"" if plan.limit is None else plan.limit,
+            pack_text(plan.frame),
+            pack_text(plan.run),
+            b"%d" % plan.content,
         ]
-        staged = [self._keyspace.keys(manifest.queue).staged(manifest.write, part) for part in manifest.parts]
-        [answer] = self._keyspace.run(answers([self._call("begin", manifest, arguments, staged)]))
-        return _publication(manifest, answer)
+        [[status, *stored]] = self._keyspace.run(answers([self._plan("commit", plan, *arguments)]))
+        found = _plan(plan.app, plan.target, stored)
+        counts = dict(unpack(stored[-1])) if stored[-1] else {}
+        return PlanState(text(status), found, {queue: Counts(*each) for queue, each in counts.items()})
 
-    def publish(self, manifest: Manifest, chunks: Sequence[tuple[str, int]]) -> list[Counts]:
+    def state_of(self, plan: Plan) -> str:
+        key = self._keyspace.common.plan(plan.app, plan.target)
+        [[write, state]] = self._keyspace.run(answers([RedisCommand((b"HMGET", key, b"write", b"state"))]))
+        return text(state) if write == pack_text(plan.write) else ""
+
+    def touch(self, plan: Plan) -> None:
+        self._keyspace.run(answers([self._plan("touch", plan, plan.version, pack_text(plan.write))]))
+
+    def close(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
+        packed = pack({queue: list(each) for queue, each in counts.items()})
+        call = self._plan("close", plan, plan.version, pack_text(plan.write), packed)
+        self._keyspace.run(answers([call]))
+
+    def leave(self, plan: Plan) -> None:
+        self._keyspace.run(answers([self._plan("leave", plan, plan.version, pack_text(plan.write))]))
+
+    def drop(self, plan: Plan) -> bool:
+        dropped: bool = self._keyspace.run(self._drop(plan))
+        return dropped
+
+    def _drop(self, plan: Plan) -> Steps[bool]:
+        manifests = plan.manifests()
+        keys = [self._keyspace.keys(one.queue).published(one.app, chunks=True) for one in manifests]
+        results: list[int] = []
+        for first in range(0, len(keys), AT_ONCE):
+            results += yield [RedisCommand((b"HLEN", key)) for key in keys[first : first + AT_ONCE]]
+        if any(results):
+            return False
+        write = pack_text(plan.write)
+        for first in range(0, len(manifests), AT_ONCE):
+            calls = [
+                self._call("drop", one, [one.version, write], [])
+                for one in manifests[first : first + AT_ONCE]
+            ]
+            if not all((yield calls)):
+                return False  # Somebody published a chunk in the meantime.
+        yield from self._forget(sorted(plan.queues), plan.app, plan.write)
+        yield [self._plan("drop", plan, plan.version, write)]
+        return True
+
+    def adopt(self, silence: int, limit: int) -> list[Plan]:
+        adopted: list[Plan] = self._keyspace.run(self._adopt(silence, limit))
+        return adopted
+
+    def _adopt(self, silence: int, limit: int) -> Steps[list[Plan]]:
+        common = self._keyspace.common
+        call = ScriptCall(script("plan"), common, [b"adopt", silence, limit], sequence=False)
+        [members] = yield [call]
+        if not members:
+            return []
+        names = [text(member).split(":", 1) for member in members]
+        owners = [(name[int(size) :], name[: int(size)]) for size, name in names]
+        stored = yield [
+            RedisCommand((b"HMGET", common.plan(app, target), *PLAN_FIELDS)) for app, target in owners
+        ]
+        return [
+            _plan(app, target, fields)
+            for (app, target), fields in zip(owners, stored, strict=True)
+            if fields[0] is not None
+        ]
+
+    def _plan(self, operation: str, plan: Plan, *arguments: Any) -> ScriptCall:
+        common = self._keyspace.common
+        member = pack_text(f"{len(plan.target)}:{plan.target}{plan.app}")
+        words = [operation.encode(), member, *arguments]
+        return ScriptCall(script("plan"), common, words, [common.plan(plan.app, plan.target)], sequence=False)
+
+    def begin_all(self, manifests: Sequence[Manifest], lifetime: int | None) -> list[PublicationState]:
+        calls = []
+        for manifest in manifests:
+            keys = self._keyspace.keys(manifest.queue)
+            staged = [keys.staged(manifest.write, part) for part in manifest.parts]
+            arguments = [
+                manifest.version,
+                pack_text(manifest.write),
+                pack(dict(manifest.parts)),
+                b"" if lifetime is None else lifetime,
+            ]
+            calls.append(self._call("begin", manifest, arguments, staged))
+        return self._publications(manifests, calls)
+
+    def _publications(
+        self, manifests: Sequence[Manifest], calls: Sequence[ScriptCall]
+    ) -> list[PublicationState]:
+        found: list[Any] = []
+        for first in range(0, len(calls), AT_ONCE):
+            found += self._keyspace.run(answers([*calls[first : first + AT_ONCE]]))
+        return [_publication(one, answer) for one, answer in zip(manifests, found, strict=True)]
+
+    def publish_all(self, chunks: Sequence[tuple[Manifest, str, int]]) -> list[Counts]:
         found: list[Counts] = []
         left = iter(chunks)
         while some := list(islice(left, AT_ONCE)):
-            found += self._keyspace.run(self._publish(manifest, some))
+            found += self._keyspace.run(self._publish(some))
         return found
 
-    def _publish(self, manifest: Manifest, chunks: Sequence[tuple[str, int]]) -> Steps[list[Counts]]:
-        queue = manifest.queue
-        answers = yield [self._chunk(manifest, *chunk) for chunk in chunks]
+    def _publish(self, chunks: Sequence[tuple[Manifest, str, int]]) -> Steps[list[Counts]]:
+        answers = yield [self._chunk(*chunk) for chunk in chunks]
         if unlisted := [place for place, answer in enumerate(answers) if answer[1] == b"unlisted"]:
-            yield from self._keyspace.begin({queue})
-            again = yield [self._chunk(manifest, *chunks[place], listed=b"1") for place in unlisted]
+            yield from self._keyspace.begin({chunks[place][0].queue for place in unlisted})
+            again = yield [self._chunk(*chunks[place], listed=b"1") for place in unlisted]
             for place, answer in zip(unlisted, again, strict=True):
                 answers[place] = answer
-        if any(sent for sent, *_ in answers):
+        sending = {manifest.queue for (manifest, *_), (sent, *_) in zip(chunks, answers, strict=True) if sent}
+        for queue in sorted(sending):
             yield from self._keyspace.deliver(queue)
-        for (part, number), (_, answer) in zip(chunks, answers, strict=True):
+        for (manifest, part, number), (_, answer) in zip(chunks, answers, strict=True):
             if answer == b"missing":
                 raise ChunkMissingError(
-                    f"queue {queue!r}: chunk {number} of part {part!r} of write {manifest.write!r} is "
-                    "missing: the chunk expired, or the server evicted it"
+                    f"queue {manifest.queue!r}: chunk {number} of part {part!r} of write "
+                    f"{manifest.write!r} is missing: the chunk expired, or the server evicted it"
                 )
             if answer == b"full":
-                raise full_error(queue, self._keyspace.policy(queue).max_size, CHUNK)
+                raise full_error(manifest.queue, self._keyspace.policy(manifest.queue).max_size, CHUNK)
         return [Counts(*answer) for _, answer in answers]
 
     def _chunk(self, manifest: Manifest, part: str, number: int, listed: bytes = b"0") -> ScriptCall:
@@ -106,26 +211,39 @@ class RedisStaging(Staging):
             script("staged_enqueue"), keys, [listed, *self._heading(queue), name, number], places
         )
 
-    def end(self, manifest: Manifest) -> Counts:
-        [answer] = self._keyspace.run(answers([self._call("end", manifest, [manifest.version], [])]))
-        return _publication(manifest, answer).counts
+    def end_all(self, manifests: Sequence[Manifest]) -> list[Counts]:
+        calls = [self._call("end", manifest, [manifest.version], []) for manifest in manifests]
+        return [found.counts for found in self._publications(manifests, calls)]
 
-    def forget(self, queue: str, app: str, write: str) -> int:
-        forgotten: int = self._keyspace.run(self._forget(self._keyspace.keys(queue), app, write))
+    def forget_all(self, queues: Sequence[str], app: str, write: str) -> int:
+        forgotten: int = self._keyspace.run(self._forget(queues, app, write))
         return forgotten
 
-    def _forget(self, keys: QueueKeys, app: str, write: str) -> Steps[int]:
-        names, [state, begun] = yield [
-            RedisCommand((b"SMEMBERS", keys.parts(write))),
-            RedisCommand((b"HMGET", keys.published(app), b"state", b"write")),
-        ]
-        if state == b"open" and begun == pack_text(write):
-            return 0
-        gone = [keys.staged(write, text(name)) for name in names]
-        for first in range(0, len(gone), AT_ONCE):
-            yield [RedisCommand((b"UNLINK", *gone[first : first + AT_ONCE]))]
-        yield [RedisCommand((b"UNLINK", keys.parts(write)))]
-        return len(gone)
+    def _forget(self, queues: Sequence[str], app: str, write: str) -> Steps[int]:
+        deleted = 0
+        for first in range(0, len(queues), AT_ONCE):
+            some = [self._keyspace.keys(queue) for queue in queues[first : first + AT_ONCE]]
+            found = yield [
+                command
+                for keys in some
+                for command in (
+                    RedisCommand((b"SMEMBERS", keys.parts(write))),
+                    RedisCommand((b"HMGET", keys.published(app), b"state", b"write")),
+                )
+            ]
+            unlinked: list[ScriptCall | RedisCommand] = []
+            for keys, names, [state, begun] in zip(some, found[::2], found[1::2], strict=True):
+                if not names or (state == b"open" and begun == pack_text(write)):
+                    continue
+                gone = [keys.staged(write, text(name)) for name in names]
+                deleted += len(gone)
+                unlinked += [
+                    RedisCommand((b"UNLINK", *gone[at : at + AT_ONCE])) for at in range(0, len(gone), AT_ONCE)
+                ]
+                unlinked.append(RedisCommand((b"UNLINK", keys.parts(write))))
+            if unlinked:
+                yield unlinked
+        return deleted
 
     def _call(
         self, operation: str, manifest: Manifest, arguments: list[Any], staged: list[bytes]
@@ -133,6 +251,36 @@ class RedisStaging(Staging):
         keys = self._keyspace.keys(manifest.queue)
         places = [keys.published(manifest.app), keys.published(manifest.app, chunks=True), *staged]
         return ScriptCall(script("manifest"), keys, [operation.encode(), *arguments], places, sequence=False)
+
+
+def _plan(app: str, target: str, stored: Sequence[Any]) -> Plan:
+    version, write, queues, lifetime, limit, frame, run, content, *_ = stored
+    return Plan(
+        app,
+        target,
+        int(version),
+        text(write),
+        dict(unpack(queues)) if queues else {},
+        int(lifetime) if lifetime else None,
+        int(limit) if limit else None,
+        text(frame),
+        text(run),
+        int(content or 0),
+    )
+
+
+def _pieces(jobs: Iterable[tuple[str, bytes, bytes]], more: int) -> Iterator[list[str | bytes]]:
+    """Split jobs so that no script is busy for long: each piece is stored, and published, as a chunk."""
+    piece: list[str | bytes] = []
+    size = 0
+    for job_id, start, record in jobs:
+        cost = more + len(job_id) + len(record)
+        if piece and size + cost > STEP_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece += (job_id, start, record)
+        size += cost
+    yield piece
 
 
 def _publication(manifest: Manifest, answer: Sequence[Any]) -> PublicationState:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from djqueue.core.breaker import Outage
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
@@ -28,6 +28,7 @@ from djqueue.storage import backpressure
 from djqueue.storage.base import Storage
 from djqueue.storage.capabilities import Capabilities, NoTransactions
 from djqueue.storage.facets import EventHandler, Unsubscribe
+from djqueue.storage.publishing import AbandonedPlans
 
 from . import health, records
 from .bulkwrites import RedisBulkWriteReports
@@ -44,17 +45,20 @@ from .keyspace import Keyspace
 from .limits import RedisLimiters, SharedLimits, permit
 from .metrics import Metrics
 from .options import RedisOptions
-from .outbox_table import OutboxTable
 from .pubsub import Notifications
 from .queues import RedisQueues
 from .reads import RedisReads
 from .records import pack_text
 from .removing import Removing, Scanning
-from .roundtrips import RedisCommand, Roundtrips, ScriptCall, Steps
+from .roundtrips import Roundtrips, ScriptCall, Steps
 from .scripts import script
+from .snapshots import RedisSnapshots
 from .staging import RedisStaging
 from .sweeping import Sweeping
 from .workers import RedisWorkers
+
+if TYPE_CHECKING:
+    from .outbox_table import OutboxTable
 
 JOBS_PER_SECOND = 10_000
 """Jobs of one enqueue for which it gets another second."""
@@ -126,9 +130,18 @@ class RedisStorage(Storage):
             keyspace, self._connections, RedisInspector(keyspace, self._limits), scanning, kept, workers
         )
         self.events = RedisEvents(self._notifications)
+        self.snapshots = RedisSnapshots(keyspace, self._limits, removing, workers, kept, self._clock.now)
+        self._staging = RedisStaging(keyspace, self._enqueueing.heading)
+        self._bulk_writes = RedisBulkWriteReports(keyspace.run, keyspace.common, self._clock)
+        self._abandoned = AbandonedPlans(self._staging, self._bulk_writes, self.reads.counts)
         self._sweeping = Sweeping(keyspace, removing, self._limits, kept, workers)
-        self.outbox = (
-            OutboxTable(
+        self.outbox: OutboxTable | None = None
+        """Enqueues jobs if a queue has OUTBOX."""
+        if any(policy.outbox for policy in keyspace.every_policy):
+            # Import late: other processes, such as Spark's executors, may lack Django.
+            from . import outbox_table
+
+            self.outbox = outbox_table.OutboxTable(
                 given,
                 self.options,
                 keyspace.policy,
@@ -137,10 +150,6 @@ class RedisStorage(Storage):
                 self.notify_incidents,
                 clock,
             )
-            if any(policy.outbox for policy in keyspace.every_policy)
-            else None
-        )
-        """Enqueues jobs if a queue has OUTBOX."""
         self._may_block = any(policy.when_full == "block" for policy in keyspace.every_policy)
 
     @cached_property
@@ -156,8 +165,8 @@ class RedisStorage(Storage):
             changes=None
             if mirror is None
             else ChangeStream(keyspace, mirror, self.options.stream, self._connections),
-            staging=RedisStaging(keyspace, self._enqueueing.heading),
-            bulk_writes=RedisBulkWriteReports(keyspace.run, keyspace.common, self._clock),
+            staging=self._staging,
+            bulk_writes=self._bulk_writes,
             export=RedisExport(keyspace.run, keyspace.keys, names),
             feed=RedisFeed(keyspace.run, keyspace.keys, names) if self.options.stream else None,
         )
@@ -169,13 +178,16 @@ class RedisStorage(Storage):
     # Connections.
 
     def connect(self) -> None:
-        """Check the server and the recorded modes of queues. Raises StorageError if the server is too old."""
+        """Check the server and the recorded modes of queues.
+
+        Raises StorageError if the server is too old, and RestoreInProgressError during a restore.
+        """
         self._keyspace.run(self._ping())
         self._keyspace.run(self._keyspace.agree(self._keyspace.policies, record=False))
         health.refuse_old(self._connections)
 
     def _ping(self) -> Steps[None]:
-        yield [RedisCommand((b"EXISTS", self._keyspace.common.key("queues")))]
+        yield from self._keyspace.check_open()
 
     def close(self) -> None:
         self._notifications.close()
@@ -341,7 +353,9 @@ class RedisStorage(Storage):
         return self._notifications.subscribe(queue, handler, job_id, with_enqueue=True)
 
     def sweep(self) -> Swept:
-        return self._keyspace.run(self._sweeping.steps())
+        swept: Swept = self._keyspace.run(self._sweeping.steps())
+        self._abandoned.sweep()
+        return swept
 
 
 def _by_queue(entries: Sequence[Any]) -> Iterable[tuple[str, list[int]]]:

@@ -33,6 +33,8 @@ MIGRATING = "django.db.migrations.executor"
 def remedy(alias: str, error: Error) -> str:
     """Return a sentence that says what to do."""
     text = str(error)
+    if "://" in alias:
+        return _remedy_of_url(text)
     if NO_TABLE.search(text):
         return _migrate(alias)
     if REFUSED.search(text):
@@ -44,6 +46,19 @@ def remedy(alias: str, error: Error) -> str:
             "Another connection holds SQLite's write lock: keep transactions short, or raise 'timeout' in "
             f"OPTIONS of DATABASES[{alias!r}]."
         )
+    return "Is it running?"
+
+
+def _remedy_of_url(text: str) -> str:
+    """Return what to do about a database that a URL names, outside of its project."""
+    if NO_TABLE.search(text):
+        return "Tables of djqueue are missing or out of date: run manage.py migrate in the Django project."
+    if REFUSED.search(text):
+        return "Check the user name and the password in the URL, and what that user may do."
+    if NO_DATABASE.search(text):
+        return "Check the database's name in the URL, or create the database."
+    if LOCKED.search(text):
+        return "Another connection holds SQLite's write lock: raise the timeout in the URL (?timeout=120)."
     return "Is it running?"
 
 

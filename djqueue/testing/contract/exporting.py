@@ -196,6 +196,7 @@ def job_row(record: JobRecord) -> dict[str, Any]:
         "unique_key": options.unique_key,
         "subject": options.subject,
         "tags": options.tags,
+        "headers": options.headers.text or None,
         "worker": record.worker or None,
         "reason": record.reason or None,
         "error_type": None if record.error is None else record.error.type,

@@ -29,7 +29,7 @@ def check(option, kind, **options):
         ("maxAttemptsColumn", ["LongType"]),
         ("delayColumn", ["LongType", "DoubleType", "DayTimeIntervalType"]),
         ("timeoutColumn", ["IntegerType", "DayTimeIntervalType"]),
-        ("runAtColumn", ["TimestampType", "TimestampNTZType"]),
+        ("runAtColumn", ["TimestampType"]),
         ("onDuplicateColumn", ["StringType"]),
         ("lifoColumn", ["BooleanType"]),
         ("groupColumn", ["StringType"]),
@@ -62,6 +62,16 @@ def test_lists_are_taken_by_what_is_in_them(option, kind):
         ("tagsColumn", types.StringType(), "tagsColumn: column 'n' has type string"),
         ("tagsColumn", types.ArrayType(types.LongType()), "column 'n' has type array<bigint>"),
         ("dependsOnColumn", types.ArrayType(types.LongType()), "column 'n' has type array<bigint>"),
+        (
+            "runAtColumn",
+            types.TimestampNTZType(),
+            "runAtColumn: column 'n' has type timestamp_ntz: it has no time zone; cast it to timestamp",
+        ),
+        (
+            "delayColumn",
+            types.YearMonthIntervalType(),
+            "n: a column of type interval year to month can't be written: Python has no interval of months",
+        ),
         ("argsColumn", types.StringType(), "argsColumn: column 'n' has type string: expected an array"),
         (
             "kwargsColumn",
@@ -102,3 +112,59 @@ def test_operations_are_checked_in_the_same_way():
 
     with pytest.raises(OptionError, match="idColumn: column 'id' has type bigint"):
         check_kinds(ChangeColumns(WriteOptions.read(given), schema.names), schema)
+
+
+STRUCT = types.StructType([types.StructField("a", types.LongType())])
+MONTHS = types.YearMonthIntervalType()
+IMPOSSIBLE = [
+    (types.CalendarIntervalType(), "interval", "cast it to a string"),
+    (types.ArrayType(MONTHS), "array<interval year to month>", "cast it to a number of months"),
+    (types.StructType([types.StructField("a", MONTHS)]), "struct<a:interval year to month>", "cast it"),
+    (types.MapType(STRUCT, types.LongType()), "map<struct<a:bigint>,bigint>", "with map_entries"),
+    (types.MapType(TEXTS, types.LongType()), "map<array<string>,bigint>", "with map_entries"),
+    (types.MapType(types.StringType(), MONTHS), "map<string,interval year to month>", "cast it"),
+]
+
+
+@pytest.mark.parametrize(("kind", "shown", "remedy"), IMPOSSIBLE)
+def test_a_payload_column_without_an_equivalent_in_python_is_refused(kind, shown, remedy):
+    schema = types.StructType([types.StructField("n", types.LongType()), types.StructField("odd", kind)])
+    options = WriteOptions.read(GIVEN)
+
+    with pytest.raises(OptionError) as raised:
+        check_kinds(JobColumns(options, schema.names), schema)
+
+    text = str(raised.value)
+    assert text.startswith(f"odd: a column of type {shown} can't be part of a payload: ")
+    assert remedy in text
+    assert text.endswith("or leave the column out with excludeColumns")
+    without = WriteOptions.read({**GIVEN, "excludeColumns": "odd"})
+    assert check_kinds(JobColumns(without, schema.names), schema) is None
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        types.TimeType(),
+        types.VariantType(),
+        types.TimestampNTZType(),
+        types.MapType(types.DateType(), STRUCT),
+    ],
+)
+def test_other_types_may_be_part_of_a_payload(kind):
+    schema = types.StructType([types.StructField("n", kind)])
+
+    assert check_kinds(JobColumns(WriteOptions.read(GIVEN), schema.names), schema) is None
+
+
+@pytest.mark.parametrize("more", [{}, {"excludeColumns": "odd"}])
+def test_an_interval_of_months_is_refused_wherever_it_is(more):
+    schema = types.StructType([types.StructField("n", types.LongType()), types.StructField("odd", MONTHS)])
+
+    with pytest.raises(OptionError) as raised:
+        check_kinds(JobColumns(WriteOptions.read({**GIVEN, **more}), schema.names), schema)
+
+    assert str(raised.value) == (
+        "odd: a column of type interval year to month can't be written: Python has no interval of months; "
+        "cast it to a number of months, or to a string, or drop it"
+    )

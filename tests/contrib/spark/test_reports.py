@@ -5,12 +5,14 @@ import logging
 import pyarrow
 import pytest
 
+from djqueue.contrib.spark import reporting
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.reporting import TASKS_FAILED
-from djqueue.contrib.spark.writing import CHUNKS_PER_STEP, Write
+from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import StorageError
 from djqueue.core.states import State
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, QueueShare
+from djqueue.storage.publishing import CHUNKS_PER_STEP
 from djqueue.testing.factories import batch
 from tests.contrib.spark.test_writing import QUEUE, ROWS, Died, numbers, rows, tasks, write
 
@@ -84,14 +86,15 @@ def test_a_report_is_there_before_the_jobs_and_says_how_far_it_is(storage, write
     made = write(batchSize="1")
     told = [made.run_task("0.0", rows(many=CHUNKS_PER_STEP + 6))]
     staging, seen = type(storage.capabilities.staging), []
-    plain = staging.publish
+    plain = staging.publish_all
+    monkeypatch.setattr(reporting, "SAVE_EVERY", 0)
 
-    def publish(self, manifest, chunks):
+    def publish(self, chunks):
         [found] = reports(storage)
         seen.append((found.state, found.total.published, found.total.chunks, found.inserted))
-        return plain(self, manifest, chunks)
+        return plain(self, chunks)
 
-    monkeypatch.setattr(staging, "publish", publish)
+    monkeypatch.setattr(staging, "publish_all", publish)
 
     made.commit(told)
 
@@ -101,7 +104,7 @@ def test_a_report_is_there_before_the_jobs_and_says_how_far_it_is(storage, write
     ]
 
 
-@pytest.mark.parametrize("step", ["begin", "publish", "end"])
+@pytest.mark.parametrize("step", ["begin_all", "publish_all", "end_all"])
 def test_what_a_driver_left_unfinished_is_done_when_the_next_one_has_finished_it(
     storage, write, monkeypatch, step
 ):
@@ -124,7 +127,7 @@ def test_what_a_driver_left_unfinished_is_done_when_the_next_one_has_finished_it
     )
     assert (theirs.state, theirs.error, theirs.inserted) == (DONE, "", 3 * ROWS)
     assert (mine.state, mine.rows, mine.inserted) == (DONE, 3 * ROWS, 3 * ROWS)
-    assert (mine.resumed, mine.skipped) == (("", True) if step == "end" else (first.id, False))
+    assert (mine.resumed, mine.skipped) == (first.id, step == "end_all")
     assert theirs.total == QueueShare(15, 15, 3 * ROWS, 0, ended=True)
     assert {job.options.tags for job in storage.reads.page(QUEUE, State.WAITING, 1_000)} == {(theirs.tag,)}
 
@@ -133,7 +136,7 @@ def test_an_earlier_version_is_finished_before_the_next(storage, write, monkeypa
     first = write(**NAMED)
     told = tasks(first)
     with monkeypatch.context() as patch:
-        fail(patch, storage, "publish")
+        fail(patch, storage, "publish_all")
         with pytest.raises(Died):
             first.commit(told)
 
@@ -157,7 +160,7 @@ def test_a_driver_that_was_killed_leaves_a_report_that_the_next_one_ends(storage
         pass
 
     with monkeypatch.context() as patch:
-        fail(patch, storage, "publish", Killed)
+        fail(patch, storage, "publish_all", Killed)
         with pytest.raises(Killed):
             first.commit(told)
     left = storage.capabilities.bulk_writes.get(first.id)
@@ -225,7 +228,7 @@ def test_a_batch_of_a_stream_that_was_broken_off_counts_once(storage, url, monke
     if not first:
         commit_batch(url, 0)
     with monkeypatch.context() as patch:
-        fail(patch, storage, "publish")
+        fail(patch, storage, "publish_all")
         with pytest.raises(Died):
             commit_batch(url, 1)
     [left] = reports(storage)
@@ -268,7 +271,7 @@ def fail(patch, storage, step, kind=Died):
     plain = getattr(staging, step)
 
     def fails(self, *args, **kwargs):
-        plain(self, args[0], args[1][:7]) if step == "publish" else plain(self, *args, **kwargs)
+        plain(self, args[0][:7]) if step == "publish_all" else plain(self, *args, **kwargs)
         raise kind("in the midst of it")
 
     patch.setattr(staging, step, fails)

@@ -6,7 +6,7 @@ from decimal import Decimal
 import pyarrow
 import pytest
 
-from djqueue.contrib.spark.rows import rows_of
+from djqueue.contrib.spark.values import rows_of
 
 VALUES = {
     "int8": (pyarrow.int8(), [-128, 127]),
@@ -35,7 +35,7 @@ def test_values_are_those_of_python(kind, missing):
     values = [*values, None, *values] if missing else values
     batch = pyarrow.record_batch({"n": pyarrow.array(range(len(values) + 2)), "value": wide(values, arrow)})
 
-    found = [row["value"] for row in rows_of(batch.slice(1, len(values)))]
+    found = [row["value"] for row in rows_of(batch.slice(1, len(values))).values]
 
     assert found == values
     assert [type(value) for value in found] == [type(value) for value in values]
@@ -49,4 +49,4 @@ def wide(values, arrow):
 def test_rows_without_columns_are_rows():
     batch = pyarrow.RecordBatch.from_struct_array(pyarrow.array([{}, {}], pyarrow.struct([])))
 
-    assert list(rows_of(batch)) == [{}, {}]
+    assert list(rows_of(batch).values) == [{}, {}]

@@ -192,14 +192,14 @@ def test_jobs_may_depend_on_others_of_their_queue_or_of_another():
 
 
 WRONG = [
-    ({"after": [7]}, {"dependsOnColumn": "after"}, "row 1 of its partition: dependsOn: expected an id"),
-    ({"b": ["often"]}, {"backoffColumn": "b"}, "row 1 of its partition: backoff: 'often' is not one of"),
-    ({"key": ["a", None]}, {"idColumn": "key"}, "row 2 of its partition: id: expected a string"),
-    ({"p": [1, 2**40]}, {"priorityColumn": "p"}, "row 2 of its partition: priority: "),
-    ({"payload": ["{", "{}"]}, {"payloadFormat": "json"}, "row 1 of its partition: payload: not JSON"),
-    ({"payload": ["x"]}, {"payloadFormat": "msgpack"}, "row 1 of its partition: payload: expected binary"),
-    ({"args": ["x"]}, {}, "row 1 of its partition: args: expected an array"),
-    ({"n": ["x" * 200]}, {"maxPayloadBytes": "100"}, "row 1 of its partition: "),
+    ({"after": [7]}, {"dependsOnColumn": "after"}, "row 1 of partition 0: dependsOn: expected an id"),
+    ({"b": ["often"]}, {"backoffColumn": "b"}, "row 1 of partition 0: backoff: 'often' is not one of"),
+    ({"key": ["a", None]}, {"idColumn": "key"}, "row 2 of partition 0: id: expected a string"),
+    ({"p": [1, 2**40]}, {"priorityColumn": "p"}, "row 2 of partition 0: priority: "),
+    ({"payload": ["{", "{}"]}, {"payloadFormat": "json"}, "row 1 of partition 0: payload: not JSON"),
+    ({"payload": ["x"]}, {"payloadFormat": "msgpack"}, "row 1 of partition 0: payload: expected binary"),
+    ({"args": ["x"]}, {}, "row 1 of partition 0: args: expected an array"),
+    ({"n": ["x" * 200]}, {"maxPayloadBytes": "100"}, "row 1 of partition 0: "),
 ]
 
 
@@ -266,5 +266,5 @@ def test_rows_that_differ_in_more_than_their_payloads_are_read_one_by_one():
 
 
 def test_a_row_that_is_no_job_is_named_among_many():
-    with pytest.raises(RowError, match="row 1502 of its partition: payload: expected binary"):
+    with pytest.raises(RowError, match="row 1502 of partition 0: payload: expected binary"):
         chunks_of({"payload": [b"\x01"] * 1_501 + [None]}, payloadFormat="msgpack")

@@ -1,13 +1,14 @@
 """Retries while the storage is unavailable."""
 
 from contextlib import closing
+from functools import partial
 
 import pyarrow
 import pytest
 
 from djqueue.contrib.spark import throttling
 from djqueue.contrib.spark.options import WriteOptions
-from djqueue.contrib.spark.throttling import LAST_RETRY_WAIT, StorageRetry
+from djqueue.contrib.spark.throttling import LAST_RETRY_WAIT, StorageRetry, WriteThrottle
 from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.states import State
@@ -60,7 +61,9 @@ def test_other_errors_are_not_tried_again():
 ROWS = 50
 
 
-@pytest.mark.parametrize("step", ["stage", "begin", "publish", "end", "forget", "enqueue"])
+@pytest.mark.parametrize(
+    "step", ["stage", "commit", "begin_all", "publish_all", "end_all", "close", "forget_all", "enqueue"]
+)
 def test_an_answer_that_was_lost_brings_no_row_twice(url, storage, monkeypatch, step):
     monkeypatch.setattr(throttling, "FIRST_RETRY_WAIT", 0.0)
     given = {"url": url, "queue": "emails", "job": "j", "batchSize": "10", "idColumn": "key"}
@@ -108,3 +111,19 @@ def test_a_storage_that_stays_away_fails_the_task(url, storage, monkeypatch):
 
     assert len(tries) == 3
     assert len({repr(one) for one in tries}) == 1
+
+
+def test_the_rate_counts_jobs_and_not_chunks(redis_url, monkeypatch):
+    options = WriteOptions.read({"url": redis_url, "queue": "q", "job": "j", "rateLimit": "10"})
+    write = Write(options, ["b"])
+    rows = pyarrow.table({"b": ["x" * 500_000] * 140})
+    naps = []
+    monkeypatch.setattr(
+        "djqueue.contrib.spark.publishing.WriteThrottle", partial(WriteThrottle, sleep=naps.append)
+    )
+
+    report = write.commit([write.run_task("0.0", rows.to_batches())])
+
+    # The chunks have two jobs each, and a step has 64 chunks.
+    assert report.inserted == 140
+    assert 0 < sum(naps) <= 12.8

@@ -13,6 +13,7 @@ from djqueue.contrib.spark.writing import Write, WriteThrottle
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.core.states import State
+from djqueue.storage import publishing
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.staging import ChunkMissingError, Counts
 from djqueue.testing.factories import batch, claim
@@ -104,7 +105,7 @@ def test_a_write_that_failed_leaves_nothing(storage, write):
     assert leftovers(storage) == []
 
 
-STEPS = ("begin", "publish", "end", "forget")
+STEPS = ("commit", "begin_all", "publish_all", "end_all", "close", "forget_all")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -117,8 +118,8 @@ def test_a_driver_that_dies_is_followed_by_another(storage, write, monkeypatch, 
     plain = getattr(staging, step)
 
     def dies(self, *args, **kwargs):
-        if step == "publish":  # In the middle of it.
-            plain(self, args[0], args[1][:7])
+        if step == "publish_all":  # In the middle of it.
+            plain(self, args[0][:7])
         elif when == "after":
             plain(self, *args, **kwargs)
         raise Died
@@ -152,22 +153,160 @@ def test_the_same_version_again_brings_nothing(storage, write):
 
 
 def test_what_was_begun_and_has_expired_is_told_with_a_way_out(storage, write, monkeypatch):
-    made = write(txnAppId="nightly", txnVersion="7")
-    told = tasks(made)
-    kind = type(storage.capabilities.staging)
-    with monkeypatch.context() as patch:
-        patch.setattr(kind, "publish", lambda *_: (_ for _ in ()).throw(Died))
-        with pytest.raises(Died):
-            made.commit(told)
+    dies_amid_publish(storage, write, monkeypatch)
 
-    def gone(self, manifest, chunks):
+    def gone(self, chunks):
         raise ChunkMissingError("chunk 0 is missing")
 
-    monkeypatch.setattr(kind, "publish", gone)
+    monkeypatch.setattr(type(storage.capabilities.staging), "publish_all", gone)
     again = write(txnAppId="nightly", txnVersion="7")
     with pytest.raises(ChunkMissingError, match=r"chunk 0 is missing.*a txnAppId other than 'nightly'"):
         again.commit(tasks(again))
+    assert len(numbers(storage)) == 7 * SIZE
+
+
+def test_a_write_of_which_nothing_is_left_makes_room_for_the_next(storage, write, monkeypatch):
+    made = write(txnAppId="nightly", txnVersion="7")
+    told = tasks(made)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(storage.capabilities.staging), "begin_all", died)
+        with pytest.raises(Died):
+            made.commit(told)
+    storage.capabilities.staging.forget(QUEUE, made.app, made.id)
+
+    again = write(txnAppId="nightly", txnVersion="7")
+    assert again.commit(tasks(again)).inserted == 150
+
+    assert numbers(storage) == [*range(150)]
+    assert leftovers(storage) == []
+
+
+@pytest.mark.parametrize("named", [{}, {"txnAppId": "nightly", "txnVersion": "7"}])
+def test_a_sweep_publishes_what_a_silent_driver_has_left(storage, write, monkeypatch, named):
+    made = dies_amid_publish(storage, write, monkeypatch, **named)
+
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    storage.sweep()
+
+    assert numbers(storage) == [*range(150)]
+    assert leftovers(storage) == []
+    report = storage.capabilities.bulk_writes.get(made.id)
+    assert (report.state, report.inserted, report.error) == ("done", 150, "")
+
+
+def test_a_sweep_leaves_a_live_driver_alone(storage, write, monkeypatch):
+    dies_amid_publish(storage, write, monkeypatch)
+
+    storage.sweep()
+
+    assert len(numbers(storage)) == 7 * SIZE
+
+
+def test_a_sweep_and_a_driver_that_was_only_slow_publish_each_row_once(storage, write, monkeypatch):
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    staging = type(storage.capabilities.staging)
+    plain = staging.publish_all
+
+    def slow(self, chunks):
+        found = plain(self, chunks[:7])
+        with monkeypatch.context() as patch:
+            patch.setattr(staging, "publish_all", plain)
+            storage.sweep()
+        return [*found, *plain(self, chunks[7:])]
+
+    made = write()
+    told = tasks(made)
+    monkeypatch.setattr(staging, "publish_all", slow)
+
+    assert made.commit(told).inserted == 150
+
+    assert numbers(storage) == [*range(150)]
+
+
+def test_a_sweep_drops_a_write_of_which_nothing_is_left(storage, write, monkeypatch):
+    made = write()
+    told = tasks(made)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(storage.capabilities.staging), "begin_all", died)
+        with pytest.raises(Died):
+            made.commit(told)
+    storage.capabilities.staging.forget(QUEUE, made.app, made.id)
+
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    storage.sweep()
+
     assert numbers(storage) == []
+    report = storage.capabilities.bulk_writes.get(made.id)
+    assert (report.state, report.error[:17]) == ("unfinished", "ChunkMissingError")
+    assert storage.capabilities.staging.adopt(-1, 10) == []
+
+
+def test_a_write_without_a_name_that_fails_before_its_first_job_is_withdrawn(storage, write, monkeypatch):
+    made = write()
+    told = tasks(made)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(storage.capabilities.staging), "publish_all", died)
+        with pytest.raises(Died):
+            made.commit(told)
+    made.abort(told)
+
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    storage.sweep()
+    again = write()
+    again.commit(tasks(again))
+
+    assert numbers(storage) == [*range(150)]
+    assert leftovers(storage) == []
+
+
+def test_two_frames_under_one_name_are_refused(storage, write, url):
+    named = {"txnAppId": "nightly", "txnVersion": "7"}
+    first = write(**named)
+    first.commit([first.run_task("0.0", rows(), "app-1", "run-1")])
+
+    second = write(**named)
+    with pytest.raises(OptionError, match=r"'nightly' with txnVersion 7 already names a write of other rows"):
+        second.commit([second.run_task("0.0", rows(ROWS), "app-1", "run-1")])
+    second.abort([])
+    other = write(**named, job="shop.other")
+    with pytest.raises(OptionError, match="already names"):
+        other.commit([other.run_task("0.0", rows(), "app-2")])
+
+    assert numbers(storage) == [*range(ROWS)]
+
+
+@pytest.mark.parametrize(("first", "run"), [(0, "run-1"), (ROWS, "run-2")])
+def test_rows_that_are_computed_anew_in_another_run_are_not_refused(storage, write, first, run):
+    named = {"txnAppId": "nightly", "txnVersion": "7"}
+    made = write(**named)
+    made.commit([made.run_task("0.0", rows(), "app-1", "run-1")])
+
+    again = write(**named)
+    assert again.commit([again.run_task("0.0", rows(first), "app-1", run)]).skipped
+
+    assert numbers(storage) == [*range(ROWS)]
+
+
+def dies_amid_publish(storage, write, monkeypatch, **named):
+    """Publish seven chunks, and die. Returns the write."""
+    made = write(**(named or {"txnAppId": "nightly", "txnVersion": "7"}))
+    told = tasks(made)
+    staging = type(storage.capabilities.staging)
+    plain = staging.publish_all
+
+    def dies(self, chunks):
+        plain(self, chunks[:7])
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "publish_all", dies)
+        with pytest.raises(Died):
+            made.commit(told)
+    return made
+
+
+def died(*_args):
+    raise Died
 
 
 def test_several_queues_in_one_write(storage, url):

@@ -194,7 +194,7 @@ def test_much_that_has_expired_goes_in_small_steps(owner, clock, monkeypatch):
     staged(owner, {"a": [fresh(1)] * 8, "b": [fresh(1)]}, lifetime=1)
     clock.advance(1)
 
-    gone = [staging.purge(owner._dialect, clock.now(), 10) for _ in range(4)]
+    gone = [staging.purge_staged(owner._dialect, clock.now(), 10) for _ in range(4)]
 
     assert gone == [3, 3, 3, 2]
     assert rows() == 0

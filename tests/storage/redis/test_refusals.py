@@ -36,3 +36,15 @@ def test_a_refused_user_or_password_is_named_at_once(guarded_server, user):
     assert "Check the user name and the password" in text
     assert "Is it running" not in text
     assert "wrong" not in text.replace("wrong number", "")
+
+
+def test_a_cluster_that_refuses_the_password_says_so():
+    with servers.RedisCluster() as cluster:
+        for node in cluster.nodes:
+            node.run("ACL", "SETUSER", "default", "resetpass", ">right")
+        url = cluster.url.replace("redis+cluster://", "redis+cluster://:wrong@")
+
+        with pytest.raises(StorageUnavailableError, match="refuses access") as refused:
+            enqueue(RedisStorage(url=url))
+
+        assert "Check the user name and the password in the URL" in str(refused.value)

@@ -4,6 +4,7 @@ from contextlib import closing
 
 from djqueue.storage.redis import RedisStorage
 from djqueue.storage.redis.staging import PLAIN
+from djqueue.storage.staging import Counts, Manifest, chunks_of
 from djqueue.testing import contract
 from djqueue.testing.contract.staging import WRITE, fresh, place, staged
 from djqueue.testing.factories import QUEUE, batch
@@ -47,3 +48,48 @@ def test_tags_leave_a_chunk_plain(redis_options):
 
         assert place(storage).stage(WRITE, "a", 0, [tagged]) == PLAIN
         assert place(storage).stage(WRITE, "b", 0, [grouped]) != PLAIN
+
+
+def test_no_script_publishes_more_than_a_few_milliseconds_of_work(redis_options, redis_server):
+    cases = {
+        "large": (fresh(1)._replace(payloads=[b"x" * 100_000] * 30, ids=[*map(str, range(30))]), 12),
+        "with options": (batch(1_000, ids=[f"o{at}" for at in range(1_000)], priority=5), 120),
+        "small": (batch(1_000, ids=[f"p{at}" for at in range(1_000)])._replace(fresh=True), 1_000),
+    }
+    with closing(RedisStorage(**redis_options)) as storage:
+        for write, (jobs, most) in cases.items():
+            kinds = place(storage).stage(write, "a", 0, [jobs])
+            manifest = Manifest(QUEUE, write, 1, write, {"a": kinds})
+
+            assert place(storage).begin(manifest, None).status == "new"
+            published = place(storage).publish(manifest, chunks_of(manifest))
+
+            assert max(one.queued for one in published) <= most
+            assert place(storage).end(manifest) == Counts(queued=len(jobs.payloads))
+
+
+def test_chunks_that_an_earlier_version_published_are_counted(redis_options, redis_server):
+    with closing(RedisStorage(**redis_options)) as storage:
+        manifest = staged(storage, {"a": [fresh(3), fresh(2)]})
+        place(storage).begin(manifest, None)
+        place(storage).publish(manifest, chunks_of(manifest))
+        results = storage.keys(QUEUE).published(manifest.app, chunks=True)
+        with redis_server.client() as redis:
+            redis.hdel(results, "=0", "=1")
+
+        assert place(storage).end(manifest) == Counts(queued=5)
+
+
+def test_a_chunk_that_is_stored_in_pieces_and_staged_again_is_published_once(redis_options):
+    jobs = batch(500, ids=[*map(str, range(500))], priority=5)
+    with closing(RedisStorage(**redis_options)) as storage:
+        first = place(storage).stage(WRITE, "a", 0, [jobs])
+        again = place(storage).stage(WRITE, "a", 0, [jobs])
+        kinds = again + place(storage).stage(WRITE, "a", len(again), [batch(1, ids=["last"])])
+        manifest = Manifest(QUEUE, "app", 1, WRITE, {"a": kinds})
+        place(storage).begin(manifest, None)
+        place(storage).publish(manifest, chunks_of(manifest))
+
+        assert first == again
+        assert len(first) > 1
+        assert place(storage).end(manifest) == Counts(queued=501)

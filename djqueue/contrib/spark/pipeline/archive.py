@@ -1,7 +1,7 @@
 """Archive ended jobs and their attempts as Parquet, by queue and day, and purge archived jobs."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as sql
 
+from djqueue.contrib.spark.readable import as_json
 from djqueue.contrib.spark.tables import ATTEMPTS, JOBS, Table, ddl
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import StorageError
@@ -16,6 +17,7 @@ from djqueue.core.states import TERMINAL
 from djqueue.storage.base import Storage
 
 if TYPE_CHECKING:
+    from pyarrow import RecordBatch
     from pyspark.sql import Column, DataFrame, SparkSession
 
 PARTITIONS = ("queue", "date")
@@ -25,6 +27,8 @@ ENDED = tuple(sorted(state.value for state in TERMINAL))
 DAY = 86_400_000
 EARLIEST = date(1970, 1, 1)
 PURGE_BATCH = 500
+PAYLOAD_JSON = "payload_json"
+"""Optional column of archived jobs; see `readable`."""
 
 
 class ArchiveError(StorageError):
@@ -54,6 +58,26 @@ def ended(jobs: "DataFrame", since: date, until: date, states: Sequence[str] = E
     first, last = (to_milliseconds(start_of_day(day)) for day in (since, until))
     chosen = jobs.where(sql.col("state").isin(*states) & (at >= first) & (at < last))
     return chosen.withColumn("date", _date(at))
+
+
+def readable(jobs: "DataFrame") -> "DataFrame":
+    """Return jobs with `payload_json`, their payloads as JSON, for people and other tools.
+
+    Values that JSON lacks become text, and bytes become Base64. It is null if a payload cannot be decoded.
+    """
+    from pyspark.sql.types import StringType, StructType
+
+    def convert(batches: "Iterable[RecordBatch]") -> "Iterator[RecordBatch]":
+        import pyarrow
+
+        for batch in batches:
+            payloads = batch.column("payload").to_pylist()
+            kinds = batch.column("content_type").to_pylist()
+            found = [as_json(*pair) for pair in zip(payloads, kinds, strict=True)]
+            yield batch.append_column(PAYLOAD_JSON, pyarrow.array(found, pyarrow.string()))
+
+    schema = StructType([*jobs.schema.fields]).add(PAYLOAD_JSON, StringType())
+    return jobs.mapInArrow(convert, schema)
 
 
 def archive(spark: "SparkSession", path: str, jobs: "DataFrame", attempts: "DataFrame") -> Archived:
@@ -132,6 +156,7 @@ def start_of_day(day: date) -> datetime:
 def _write(spark: "SparkSession", path: str, table: Table, rows: "DataFrame") -> None:
     target = f"{path.rstrip('/')}/{table.name}"
     columns = [*(column.name for column in table.chosen(payload=True)), "date"]
+    columns += [PAYLOAD_JSON] if PAYLOAD_JSON in rows.columns else []
     rows = rows.select(*(f"`{name}`" for name in columns))
     kept = _kept(spark, path, table, rows)
 

@@ -11,6 +11,7 @@ from djqueue.contrib.spark import write
 from djqueue.contrib.spark.aliases import alias_of, is_added
 from djqueue.contrib.spark.locations import DATABASES, storage_at
 from djqueue.contrib.spark.options import key_of
+from djqueue.contrib.spark.secrets import resolved
 from djqueue.contrib.spark.writing import WriteReport
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
@@ -51,7 +52,7 @@ class PipelineContext:
         if self.alias is not None:
             yield self.alias
             return
-        url = self.database or self.options["url"]
+        url = resolved(self.database or self.options["url"])
         if url.partition("://")[0].lower() not in DATABASES:
             raise ConfigurationError(
                 "the storage has no tables: pass the project's database with --database postgresql://… "
@@ -156,12 +157,20 @@ def _rollups(spark: "SparkSession", args: Namespace, context: PipelineContext, p
 
 
 def _archive(spark: "SparkSession", args: Namespace, context: PipelineContext, print_line: PrintLine) -> None:
-    from .archive import EARLIEST, archive, ended, purge, written
+    from .archive import EARLIEST, archive, ended, purge, readable, written
 
     until = args.until or to_datetime(SYSTEM_CLOCK.now()).astimezone(UTC).date()
     only = {} if args.queue is None else {"queue": args.queue}
-    everything = table(spark, context, "jobs", includePayload="true", **only)
-    jobs = ended(everything, args.since or EARLIEST, until, args.states).persist()
+    # Only ended jobs are read, and their payloads only if they are written.
+    chosen = {**only, "state": ",".join(args.states)}
+    if args.dry_run:
+        everything = table(spark, context, "jobs", columns="queue,id,state,finished_at", **chosen)
+        jobs = ended(everything, args.since or EARLIEST, until, args.states)
+        print_line(f"Dry run: {jobs.count():,} jobs before {until} would be archived.")
+        return
+    everything = table(spark, context, "jobs", includePayload="true", **chosen)
+    jobs = ended(everything, args.since or EARLIEST, until, args.states)
+    jobs = (readable(jobs) if args.json else jobs).persist()
     try:
         done = archive(spark, args.path, jobs, table(spark, context, "attempts", **only))
         print_line(

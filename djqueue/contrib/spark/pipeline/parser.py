@@ -120,6 +120,12 @@ def add_commands(parser: ArgumentParser, *, is_project: bool) -> None:
         help=f"Any of {', '.join(ENDED)}. Default: all. Failed jobs are the dead letters.",
     )
     archive.add_argument(
+        "--json",
+        action="store_true",
+        help="Add the column payload_json, which has the payload as readable JSON.",
+    )
+    _add_dry_run(archive, "Print the number of jobs without archiving them.")
+    archive.add_argument(
         "--purge", action="store_true", help="Delete the archived jobs from the storage afterwards."
     )
 
@@ -171,7 +177,8 @@ def _add_place(parser: ArgumentParser, *, is_project: bool) -> None:
         "--url",
         metavar="URL",
         required=not is_project,
-        help=f"The storage's URL, reachable from the executors.{instead}",
+        help="The storage's URL, reachable from the executors. With a password, use env:NAME or file:/path, "
+        f"because other users see the command line.{instead}",
     )
     context.add_argument("--key-prefix", metavar="TEXT", help="The PREFIX of a Redis storage.")
     context.add_argument(
@@ -192,7 +199,8 @@ def _add_database(parser: ArgumentParser, *, is_project: bool) -> None:
         parser.add_argument(
             "--database",
             metavar="URL",
-            help="The project's database, if it is not the storage: postgresql://... or sqlite:///...",
+            help="The project's database, if it is not the storage: postgresql://..., sqlite:///..., "
+            "env:NAME or file:/path.",
         )
 
 

@@ -9,6 +9,7 @@ from pyspark.sql import functions as sql
 from djqueue.contrib.spark.tables import ATTEMPTS, JOBS, Table
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
+from djqueue.core.headers import Headers
 from djqueue.core.options import JobOptions
 
 from .archive import DAY, archived
@@ -107,6 +108,7 @@ def _job(row: Row, until: int) -> "Job":
         group=row["group"],
         subject=row["subject"],
         tags=tuple(row["tags"] or ()),
+        headers=Headers(row["headers"] or ""),
         content_type=row["content_type"],
     )
     same = ("queue", "name", "state", "group", "subject", "content_type")

@@ -10,7 +10,7 @@ from djqueue.core.shown import kind_of, shown_name
 from djqueue.core.suggest import nearest
 from djqueue.storage.redis.endpoints import CLUSTER_ARGUMENTS, Address, Endpoint, Sentinel
 
-from . import caches, clients, urls
+from . import urls
 from .arguments import SETTLED, check_argument, taken
 
 WITH_SENTINELS = ("MASTER_NAME", "DB", "USERNAME", "PASSWORD", "SENTINEL_KWARGS")
@@ -110,9 +110,23 @@ def _addresses(sentinels: Any) -> tuple[Address, ...]:
     return addresses
 
 
+def _from_cache(alias: Any, _: Mapping[str, Any]) -> Endpoint:
+    # Import late: processes that are given a URL, such as Spark's executors, may lack Django.
+    from .caches import read_cache
+
+    return read_cache(alias)
+
+
+def _from_client(make: Any, _: Mapping[str, Any]) -> Endpoint:
+    # Import late, for the same reason.
+    from .clients import read_client
+
+    return read_client(make)
+
+
 WAYS: dict[str, Callable[[Any, Mapping[str, Any]], Endpoint]] = {
-    "CACHE": lambda alias, _: caches.read_cache(alias),
+    "CACHE": _from_cache,
     "URL": lambda url, _: urls.read_url(url),
     "SENTINELS": _from_sentinels,
-    "CLIENT": lambda make, _: clients.read_client(make),
+    "CLIENT": _from_client,
 }

@@ -1,9 +1,10 @@
 -- Begin, look at or end the publication of a write: see `djqueue.storage.staging`.
 --
--- KEYS: the publication, the results of its chunks; then the chunks of each part.
+-- KEYS: the publication, the results of its chunks, and their totals; then the chunks of each part.
 -- ARGV: 1 the time; 'begin', version, write, parts (MessagePack) and milliseconds for which an ended publication is known
---   ('' forever); or 'end' and version.
--- Returns {result of 'begin', version, write, parts, totals of an ended publication}; for 'end' the totals, too.
+--   ('' forever); or 'end' and version; or 'drop', version and write.
+-- Returns {result of 'begin', version, write, parts, totals of an ended publication}; for 'end' the totals, too; for 'drop' 1, or 0 if a chunk was
+--   published.
 
 local RESUMABLE = 7 * DAY -- how long an unfinished publication can be resumed
 local operation, version = ARGV[2], tonumber(ARGV[3])
@@ -26,17 +27,35 @@ if operation == 'begin' then
   return {'new', ARGV[3], ARGV[4], ARGV[5], ''}
 end
 
+if operation == 'drop' then
+  if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
+  if last == version and stored[2] == 'open' and stored[3] == ARGV[4] then redis.call('DEL', KEYS[1]) end
+  return 1
+end
+
 if last ~= version then return {'gone', stored[1] or '', '', '', ''} end
 if stored[2] == 'done' then return {'done', stored[1], stored[3], stored[4], stored[5]} end
-local sums = {0, 0, 0, 0}
-local results = redis.call('HVALS', KEYS[2])
-for _, packed in ipairs(results) do
-  local next_numbers = cmsgpack.unpack(packed)
-  for at = 1, #next_numbers do sums[at] = sums[at] + next_numbers[at] end
+local totals = redis.call('HMGET', KEYS[2], '=0', '=1', '=2', '=3', '=4')
+local sums, fields = {0, 0, 0, 0}, 0
+for at = 1, 5 do
+  if totals[at] then
+    fields = fields + 1
+    if at > 1 then sums[at - 1] = tonumber(totals[at]) end
+  end
+end
+if tonumber(totals[1] or 0) < redis.call('HLEN', KEYS[2]) - fields then
+  -- An earlier version of djqueue published some of the chunks, without counting them.
+  sums = {0, 0, 0, 0}
+  local results = redis.call('HGETALL', KEYS[2])
+  for i = 1, #results, 2 do
+    if string.sub(results[i], 1, 1) ~= '=' then
+      for at, count in ipairs(cmsgpack.unpack(results[i + 1])) do sums[at] = sums[at] + count end
+    end
+  end
 end
 local counts = cmsgpack.pack(sums)
 redis.call('HSET', KEYS[1], 'state', 'done', 'counts', counts)
 redis.call('HDEL', KEYS[1], 'parts')
-redis.call('DEL', KEYS[2])
+redis.call('UNLINK', KEYS[2])
 if stored[6] ~= '' then redis.call('PEXPIRE', KEYS[1], stored[6]) end
 return {'done', stored[1], stored[3], '', counts}

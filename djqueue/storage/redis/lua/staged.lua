@@ -42,6 +42,11 @@ else
   for _, reply in ipairs(replies) do counts[positions[reply[1]]] = counts[positions[reply[1]]] + 1 end
 end
 redis.call('HSET', KEYS[#KEYS], name, cmsgpack.pack(counts))
+-- Totals, so that the end of a publication does not read the results of all chunks: see manifest.lua.
+redis.call('HINCRBY', KEYS[#KEYS], '=0', 1)
+for at, count in ipairs(counts) do
+  if count > 0 then redis.call('HINCRBY', KEYS[#KEYS], '=' .. at, count) end
+end
 redis.call('HDEL', KEYS[#KEYS - 1], number)
 answer[2] = counts
 return answer

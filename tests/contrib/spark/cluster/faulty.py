@@ -29,7 +29,15 @@ from tests.support import eventually
 OWN = ("accident", "dies", "group", "marks")
 STRUCK = 1
 """The partition."""
-STEPS = ("before begin", "after begin", "amid publish", "before end", "after end")
+STEPS = (
+    "before commit",
+    "after commit",
+    "before begin",
+    "after begin",
+    "amid publish",
+    "before end",
+    "after end",
+)
 """Of a commit, in which a driver may die."""
 
 
@@ -83,14 +91,15 @@ class Fault:
     @contextmanager
     def _dying(self, moment: str) -> Iterator[None]:
         when, step = moment.split()
+        step = step if step in ("commit", "stage") else f"{step}_all"
         plain = getattr(RedisStaging, step)
 
         def dies(staging: RedisStaging, *args: Any, **kwargs: Any) -> None:
             if when == "after":
                 plain(staging, *args, **kwargs)
             elif when == "amid":
-                manifest, chunks = args
-                plain(staging, manifest, chunks[: len(chunks) // 2])
+                [chunks] = args
+                plain(staging, chunks[: len(chunks) // 2])
             self.mark(f"died {moment}")
             os.killpg(int(self.group), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)

@@ -12,6 +12,7 @@ from djqueue.contrib.spark.models import Rollup
 from djqueue.contrib.spark.pipeline.archive import archived
 from djqueue.contrib.spark.pipeline.main import main
 from djqueue.core.durations import to_datetime
+from djqueue.core.headers import Headers
 from djqueue.core.states import State
 from djqueue.models import Job, JobAttempt
 from djqueue.operations import leaderlease
@@ -124,24 +125,31 @@ def test_a_backfill_needs_to_know_the_rows_of_a_day(does):
 
 def test_ended_jobs_go_to_an_archive_and_come_back_as_new_jobs(does, storage, spark, tmp_path):
     path = str(tmp_path / "archive")
-    enqueue(storage, queue="mail", id="a", payload=b"\x81\xa6kwargs\x81\xa1n\x01", priority=7, group="g")
+    given = {"priority": 7, "group": "g", "headers": Headers('{"tenant": 7}')}
+    enqueue(storage, queue="mail", id="a", payload=b"\x81\xa6kwargs\x81\xa1n\x01", **given)
     complete_all(storage)
     a_failed_job(storage, queue="mail", id="b", reason="timeout")
     enqueue(storage, queue="mail", id="waits")
     [record] = storage.reads.jobs("mail", ["a"])
     tomorrow = (to_datetime(record.finished_at) + timedelta(days=1)).date().isoformat()
 
-    first, second = does("archive", path, "--until", tomorrow, "--purge")
+    [counted] = does("archive", path, "--until", tomorrow, "--dry-run")
+    assert counted == f"Dry run: 2 jobs before {tomorrow} would be archived."
+    first, second = does("archive", path, "--until", tomorrow, "--purge", "--json")
     assert first.startswith("2 jobs and 2 attempts archived in")
     assert second == "2 removed."
     assert storage.reads.states("mail", ["a", "b", "waits"]) == [None, None, State.WAITING]
     assert does("archive", path, "--until", tomorrow)[0].startswith("0 jobs and 0 attempts archived in")
     assert sorted(row.id for row in archived(spark, path).collect()) == ["a", "b"]
 
+    files = spark.read.parquet(f"{path}/jobs").where("id = 'a'").select("payload_json", "headers").collect()
+    assert [tuple(row) for row in files] == [('{"kwargs": {"n": 1}}', '{"tenant": 7}')]
+
     words = ["--archive", path, "--name", "again", "--where", "state = 'completed'"]
     assert does("replay", *words) == ["1 new jobs, 0 duplicates."]
     assert does("replay", *words) == ["Already published: nothing was enqueued."]
     [job] = [job for job in storage.reads.page("mail", State.WAITING, 10) if job.id != "waits"]
+    assert dict(job.options.headers) == {"tenant": 7}
     assert (job.name, job.payload, job.options.priority, job.options.group) == (
         "handler",
         b"\x81\xa6kwargs\x81\xa1n\x01",

@@ -1,0 +1,176 @@
+"""Publish a write on the driver, and refuse two writes under one name."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from time import monotonic
+from typing import Any
+from zlib import crc32
+
+from djqueue.core.errors import OptionError, StorageError
+from djqueue.storage.base import Storage
+from djqueue.storage.publishing import CHUNKS_PER_STEP, SILENCE, PlanPublisher
+from djqueue.storage.staging import ChunkMissingError, Counts, Manifest, Plan, PlanState
+
+from .locations import staging_of
+from .options import WriteOptions
+from .reporting import WriteReporter
+from .rows import Chunk
+from .throttling import StorageRetry, WriteThrottle
+
+TOUCH_EVERY = SILENCE / 1_000 / 10
+"""Seconds between two signs of life of a driver that publishes."""
+
+
+class DriverPublisher:
+    """Commits a plan, and publishes it with every write of the application that must come before.
+
+    Args:
+        storage: The storage.
+        options: The options of the write.
+        reporter: Receives the progress.
+    """
+
+    def __init__(self, storage: Storage, options: WriteOptions, reporter: WriteReporter) -> None:
+        self._staging = staging_of(storage)
+        self._options = options
+        self._reporter = reporter
+        self._send = StorageRetry(options.max_retries)
+        self._plan: Plan | None = None
+        self._touched_at = monotonic()
+        self._throttle = WriteThrottle(options, storage, on_wait=self._touch)
+
+    def publish(self, plan: Plan) -> tuple[Counts, bool]:
+        """Publish a plan. Returns its counts, and whether its version had already been published.
+
+        Raises:
+            OptionError: The name of the write belongs to a write of other rows.
+            ChunkMissingError: Some staged jobs expired or were lost.
+        """
+        while True:
+            found: PlanState = self._send(self._staging.commit, plan)
+            if found.plan.write != plan.write:
+                refuse_other_frame(found, plan)
+            if found.status == "done" and found.plan.write == plan.write:
+                # A sweep, or another driver, has finished this write.
+                self._reporter.published(found.counts)
+                return sum(found.counts.values(), Counts()), False
+            if found.status == "done":
+                self._forget(plan)
+                self._forget(found.plan, {*plan.queues, *found.counts})
+                counted = found.counts if found.plan.version == plan.version else {}
+                self._reporter.skipped(found.plan, counted)
+                return sum(counted.values(), Counts()), True
+            publication = self._finish(found.plan, plan)
+            if publication is None:
+                continue
+            if found.status != "unfinished":
+                if found.plan.write != plan.write:
+                    self._reporter.resumed(found.plan, publication.counts)
+                    self._forget(plan)
+                total = sum(publication.counts.values(), Counts())
+                return total, publication.was_published
+
+    def _finish(self, found: Plan, own: Plan) -> PlanPublisher | None:
+        """Publish a plan. Returns None if nothing of it was left, or if another process has finished it."""
+        limit, size = self._options.max_queue_depth, CHUNKS_PER_STEP
+        if limit is not None:
+            size = max(1, min(size, limit // self._options.batch_size))
+        publication = PlanPublisher(self._staging, found, self._publish_when_possible, self._wait, size)
+        self._plan = found
+        try:
+            for progress in publication.steps():
+                self._reporter.progressed(progress)
+                self._touch()
+            publication.close()
+        except ChunkMissingError as error:
+            if self._send(self._staging.state_of, found) == "done":
+                return None
+            if self._staging.drop(found):
+                if found.write == own.write:
+                    raise
+                return None
+            self._staging.leave(found)
+            if found.write == own.write:
+                raise
+            raise ChunkMissingError(
+                f"{error}. The rest of that write is lost: write the missing rows again with a "
+                f"txnAppId other than {own.app!r}, or from another checkpoint"
+            ) from None
+        except StorageError as error:
+            error.add_note(
+                "The write is committed: once the storage is available again, a worker's sweep publishes the "
+                f"rest, after {SILENCE // 1_000} s."
+            )
+            raise
+        finally:
+            self._plan = None
+        return publication
+
+    def _wait(self, chunks: Sequence[tuple[Manifest, str, int]]) -> None:
+        for queue in dict.fromkeys(manifest.queue for manifest, _, _ in chunks):
+            self._throttle.wait(queue, 0)
+
+    def _publish_when_possible(self, call: Callable[..., Any], *args: Any) -> Any:
+        answer = self._throttle.publish_when_possible(lambda: self._send(call, *args))
+        if call == self._staging.publish_all:
+            # Chunks are closed by their bytes, too, so only now it is known how many jobs they have.
+            self._throttle.spend(sum(sum(counts) for counts in answer))
+        return answer
+
+    def _touch(self) -> None:
+        """Keep sweeps from taking over, unless this happened a moment ago."""
+        if self._plan is not None and monotonic() - self._touched_at > TOUCH_EVERY:
+            self._send(self._staging.touch, self._plan)
+            self._touched_at = monotonic()
+
+    def _forget(self, plan: Plan, queues: Iterable[str] | None = None) -> None:
+        chosen = plan.queues if queues is None else queues
+        self._send(self._staging.forget_all, sorted(chosen), plan.app, plan.write)
+
+
+class Checksum:
+    """Passes chunks through, and sums checksums of their jobs: the order of jobs does not matter."""
+
+    def __init__(self, chunks: Iterable[Chunk]) -> None:
+        self.value = 0
+        self._chunks = chunks
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for chunk in self._chunks:
+            for batch in chunk.batches:
+                self.value += sum(map(crc32, batch.payloads))
+                if not batch.fresh:
+                    self.value += sum(crc32(job_id.encode()) for job_id in batch.ids or ())
+            yield chunk
+
+
+def frame_of(options: WriteOptions, columns: Sequence[str]) -> str:
+    """Return a fingerprint of what turns rows into jobs: columns, and options that choose them."""
+    chosen = [
+        list(columns),
+        [options.queue, options.queue_column, options.job, options.job_column],
+        [options.payload_column, options.payload_format, options.args_column, options.kwargs_column],
+        [options.include, options.exclude, sorted(options.columns.items())],
+    ]
+    return blake2b(json.dumps(chosen).encode(), digest_size=16).hexdigest()
+
+
+def refuse_other_frame(found: PlanState, own: Plan) -> None:
+    """Raise OptionError if the name of a write belongs to a write of another DataFrame.
+
+    A repeated write has the same columns and options. Its rows may differ, if they are computed anew, except
+    in the run that has published the version: there, the name was used for two DataFrames.
+    """
+    first = found.plan
+    if first.version != own.version or not first.frame or not own.frame:
+        return
+    is_other = first.frame != own.frame
+    if found.status == "done" and first.run and first.run == own.run:
+        is_other = is_other or first.content != own.content
+    if is_other:
+        raise OptionError(
+            f"txnAppId: {own.app!r} with txnVersion {own.version} already names a write of other rows "
+            f"({first.write}), so these rows were not enqueued: give each DataFrame a txnAppId of its own, "
+            "or a higher txnVersion"
+        )

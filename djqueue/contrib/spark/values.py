@@ -1,0 +1,156 @@
+"""Convert Arrow record batches to rows of Python values, without depending on Spark.
+
+Whole columns are converted at once. If that fails, each value is converted by itself, so that one value
+without a Python equivalent makes only its own row invalid.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from djqueue.core.errors import SerializationError
+
+SLICE_BYTES = 1024 * 1024
+"""Bytes of Arrow data to convert at once, unless a single row has more."""
+NUMBER_TYPES = frozenset({"int8", "int16", "int32", "int64", "float", "double", "bool"})
+"""Arrow types that NumPy converts to Python values at once, unless a value is null."""
+TEXT_TYPES = frozenset({"string", "large_string", "binary", "large_binary"})
+"""Arrow types that NumPy converts at once, with or without nulls."""
+MAX_REASON = 200
+"""Maximum length of the reason why a value can't be converted, in characters."""
+
+Decoder = Callable[[Any], Any]
+
+
+class Unconvertible:
+    """A value without a Python equivalent. In a dead letter, its text takes its place."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __repr__(self) -> str:
+        return f"({self.reason})"
+
+
+class Rows(NamedTuple):
+    """The rows of a record batch."""
+
+    values: Iterator[dict[str, Any]]
+    """Values by column name."""
+    errors: Mapping[int, SerializationError]
+    """Errors of rows that can't be converted, by the row's index."""
+
+
+def rows_of(batch: Any, needed: Collection[str] | None = None, *, keep_all: bool = False) -> Rows:
+    """Convert a record batch. A map becomes a dict, and a variant the value that it holds.
+
+    Args:
+        batch: The record batch.
+        needed: The columns that jobs are made from; None for all. The others are left out, and never make a
+            row invalid.
+        keep_all: Whether to keep the other columns.
+    """
+    names: list[str] = []
+    columns: list[list[Any]] = []
+    errors: dict[int, SerializationError] = {}
+    for index, name in enumerate(batch.schema.names):
+        is_needed = needed is None or name in needed
+        if is_needed or keep_all:
+            names.append(name)
+            columns.append(_column(batch, index, name, errors if is_needed else {}))
+    if not columns:
+        return Rows(iter([{} for _ in range(batch.num_rows)]), errors)
+    return Rows((dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)), errors)
+
+
+def slices_of(batch: Any, rows: int, size: int = SLICE_BYTES) -> Iterator[Any]:
+    """Split a record batch into slices of at most `rows` rows, and of at most `size` bytes or one row."""
+    for first in range(0, batch.num_rows, rows):
+        yield from _halves(batch.slice(first, rows), size)
+
+
+def _halves(part: Any, size: int) -> Iterator[Any]:
+    if part.num_rows <= 1 or part.nbytes <= size:
+        yield part
+        return
+    middle = part.num_rows // 2
+    yield from _halves(part.slice(0, middle), size)
+    yield from _halves(part.slice(middle), size)
+
+
+def _column(batch: Any, index: int, name: str, errors: dict[int, SerializationError]) -> list[Any]:
+    import pyarrow
+
+    failures = (ArithmeticError, LookupError, TypeError, ValueError, pyarrow.ArrowException)
+    try:
+        return _whole(batch.column(index))
+    except failures:
+        values: list[Any] = []
+        for row in range(batch.num_rows):
+            try:
+                [value] = _whole(batch.column(index).slice(row, 1))
+            except failures as error:
+                kind = batch.schema.types[index]
+                value = Unconvertible(f"a value of the Arrow type {kind}: {error}"[:MAX_REASON])
+                problem = f"{name}: the value of type {kind} has no equivalent in Python: {error}"
+                errors.setdefault(row, SerializationError(problem[: 2 * MAX_REASON]))
+            values.append(value)
+        return values
+
+
+def _whole(column: Any) -> list[Any]:
+    # `to_pylist` first creates an Arrow object for each value, which takes ten times as long.
+    kind = str(column.type)
+    values: list[Any]
+    if kind in TEXT_TYPES or (kind in NUMBER_TYPES and not column.null_count):
+        values = column.to_numpy(zero_copy_only=False).tolist()
+    else:
+        values = column.to_pylist(maps_as_pydicts="strict")
+        decode = _variants_in(column.type)
+        if decode is not None:
+            values = [decode(value) for value in values]
+    return values
+
+
+def _variants_in(kind: Any) -> Decoder | None:
+    """Return a function that decodes the variants in values of an Arrow type; None if it has none."""
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        if any((field.metadata or {}).get(b"variant") == b"true" for field in fields):
+            return _variant
+        found = {field.name: decode for field in fields if (decode := _variants_in(field.type)) is not None}
+        return partial(_in_struct, found) if found else None
+    if types.is_list(kind) or types.is_large_list(kind):
+        decode = _variants_in(kind.value_type)
+        return None if decode is None else partial(_in_list, decode)
+    if types.is_map(kind):
+        decode = _variants_in(kind.item_type)
+        return None if decode is None else partial(_in_map, decode)
+    return None
+
+
+def _variant(value: Any) -> Any:
+    if value is None:
+        return None
+    # Import late: only Spark creates variants.
+    from pyspark.sql.types import VariantVal
+
+    return VariantVal(value["value"], value["metadata"]).toPython()
+
+
+def _in_struct(decoders: Mapping[str, Decoder], value: Any) -> Any:
+    if value is None:
+        return None
+    return {**value, **{name: decode(value[name]) for name, decode in decoders.items()}}
+
+
+def _in_list(decode: Decoder, value: Any) -> Any:
+    return None if value is None else [decode(one) for one in value]
+
+
+def _in_map(decode: Decoder, value: Any) -> Any:
+    return None if value is None else {name: decode(one) for name, one in value.items()}

@@ -1,0 +1,241 @@
+"""Publish the plans of bulk writes: by the process that committed them, or by a sweep if it falls silent.
+
+All steps can be repeated by any number of processes at once, so a publisher that was only slow does no harm.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.errors import QueueFullError
+from djqueue.core.states import PENDING, State
+
+from .bulkwrites import DONE, UNFINISHED, BulkWriteReports, QueueShare
+from .staging import ChunkMissingError, Counts, Manifest, Plan, PublicationState, Staging, chunks_of
+
+logger = logging.getLogger("djqueue.storage")
+
+CHUNKS_PER_STEP = 64
+"""Chunks to publish in one step."""
+QUEUES_PER_STEP = 200
+"""Manifests to store or end in one step."""
+SILENCE = 60_000
+"""Milliseconds without progress after which a sweep takes over a plan."""
+STEPS_PER_SWEEP = 50
+"""Steps of all adopted plans in one sweep."""
+PLANS_PER_SWEEP = 10
+"""Plans that one sweep takes over."""
+
+
+class QueueProgress(NamedTuple):
+    """The progress of one queue's manifest."""
+
+    manifest: Manifest
+    """The published manifest, which may be that of an earlier write."""
+    share: QueueShare
+    was_published: bool = False
+    """Whether the manifest had already been published."""
+
+
+Steps = Iterator[list[QueueProgress]]
+
+
+class PlanPublisher:
+    """Publishes a plan, step by step.
+
+    Args:
+        staging: The staging area.
+        plan: A committed plan.
+        send: Makes a call to the staging area, and repeats it if necessary.
+        wait: Waits until jobs may be added to a queue.
+        size: Maximum number of chunks in a step.
+    """
+
+    def __init__(
+        self,
+        staging: Staging,
+        plan: Plan,
+        send: Callable[..., Any] = lambda call, *args: call(*args),
+        wait: Callable[[Sequence[tuple[Manifest, str, int]]], None] = lambda _: None,
+        size: int = CHUNKS_PER_STEP,
+    ) -> None:
+        self.plan = plan
+        self.counts: dict[str, Counts] = {}
+        """Counts of the queues that are published."""
+        self.was_published = False
+        """Whether all queues had already been published."""
+        self._staging = staging
+        self._send = send
+        self._wait = wait
+        self._size = size
+
+    def steps(self) -> Steps:
+        """Publish the plan, and yield the progress after each step.
+
+        Raises:
+            ChunkMissingError: Some staged jobs expired or were lost.
+            QueueFullError: A queue has no room.
+        """
+        manifests = self.plan.manifests()
+        # Store all manifests before any job is published: then all staged jobs are present, and are kept.
+        begun: list[PublicationState] = []
+        for first in range(0, len(manifests), QUEUES_PER_STEP):
+            begun += self._begin(manifests[first : first + QUEUES_PER_STEP])
+            yield []
+        mine = [state for state in begun if state.status != "unfinished"]
+        for state in begun:
+            if state.status == "unfinished":
+                # Another write of the application, to this queue, has priority.
+                yield from self._publish([state.manifest])
+                [again] = self._begin([self._own(state.manifest.queue)])
+                mine.append(again)
+        finished = [state for state in mine if state.status == "done"]
+        self.was_published = len(finished) == len(manifests)
+        for state in finished:
+            is_same = state.manifest.version == self.plan.version
+            self.counts[state.manifest.queue] = state.counts if is_same else Counts()
+        if finished:
+            yield [
+                QueueProgress(state.manifest, share_of(self.counts[state.manifest.queue], ended=True), True)
+                for state in finished
+            ]
+        yield from self._publish([state.manifest for state in mine if state.status != "done"])
+
+    def _begin(self, manifests: Sequence[Manifest]) -> list[PublicationState]:
+        found: list[PublicationState] = self._send(self._staging.begin_all, manifests, self.plan.lifetime)
+        return found
+
+    def _own(self, queue: str) -> Manifest:
+        plan = self.plan
+        return Manifest(queue, plan.app, plan.version, plan.write, plan.queues[queue])
+
+    def _publish(self, manifests: Sequence[Manifest]) -> Steps:
+        chunks = [(manifest, *chunk) for manifest in manifests for chunk in chunks_of(manifest)]
+        sizes = {manifest.queue: len(chunks_of(manifest)) for manifest in manifests}
+        left = dict(sizes)
+        counts = {manifest.queue: Counts() for manifest in manifests}
+        for first in range(0, len(chunks), self._size):
+            some = chunks[first : first + self._size]
+            self._wait(some)
+            answers = self._send(self._staging.publish_all, some)
+            touched = {}
+            for (manifest, _, _), answer in zip(some, answers, strict=True):
+                counts[manifest.queue] += answer
+                left[manifest.queue] -= 1
+                touched[manifest.queue] = manifest
+            yield [
+                QueueProgress(manifest, share_of(counts[queue], sizes[queue], sizes[queue] - left[queue]))
+                for queue, manifest in touched.items()
+            ]
+        for first in range(0, len(manifests), QUEUES_PER_STEP):
+            ended = manifests[first : first + QUEUES_PER_STEP]
+            totals = self._send(self._staging.end_all, ended)
+            for manifest, total in zip(ended, totals, strict=True):
+                self.counts[manifest.queue] = total
+            yield [
+                QueueProgress(one, share_of(total, sizes[one.queue], sizes[one.queue], ended=True))
+                for one, total in zip(ended, totals, strict=True)
+            ]
+
+    def close(self) -> None:
+        """Record that the plan is published, and delete what its failed tasks staged."""
+        self._send(self._staging.close, self.plan, self.counts)
+        self._send(self._staging.forget_all, sorted(self.plan.queues), self.plan.app, self.plan.write)
+
+
+def share_of(counts: Counts, chunks: int = 0, published: int = 0, *, ended: bool = False) -> QueueShare:
+    """Return a queue's part of a report."""
+    known = counts.duplicates + counts.completed
+    return QueueShare(chunks, published, counts.queued, known, ended, counts.rejected)
+
+
+class AbandonedPlans:
+    """Publishes the rest of plans whose publishers have fallen silent, some steps in each sweep.
+
+    Args:
+        staging: The staging area.
+        reports: The reports of bulk writes.
+        counts: Returns the number of jobs of a queue by state.
+    """
+
+    def __init__(
+        self, staging: Staging, reports: BulkWriteReports, counts: Callable[[str], Mapping[State, int]]
+    ) -> None:
+        self._staging = staging
+        self._reports = reports
+        self._counts = counts
+        self._adopted: dict[tuple[str, str], tuple[PlanPublisher, Steps]] = {}
+        self._lock = threading.Lock()
+
+    def sweep(self) -> None:
+        """Publish some steps. An incomplete plan is dropped, or left to the next write of its application."""
+        if not self._lock.acquire(blocking=False):
+            return  # Another thread is sweeping.
+        try:
+            self._sweep()
+        finally:
+            self._lock.release()
+
+    def _sweep(self) -> None:
+        room = PLANS_PER_SWEEP - len(self._adopted)
+        for plan in self._staging.adopt(SILENCE, room) if room > 0 else ():
+            publication = PlanPublisher(self._staging, plan)
+            self._adopted.setdefault((plan.app, plan.target), (publication, publication.steps()))
+            logger.warning(
+                "Publishing the rest of write %s (%s), because its driver is silent.", plan.write, plan.app
+            )
+        for key, (publication, steps) in list(self._adopted.items()):
+            try:
+                is_done = self._advance(publication, steps)
+            except BaseException:
+                # Any process, this one included, adopts the plan again after some time.
+                del self._adopted[key]
+                raise
+            if is_done:
+                del self._adopted[key]
+
+    def _advance(self, publication: PlanPublisher, steps: Steps) -> bool:
+        """Make some steps. Returns whether nothing is left to do."""
+        staging, plan = self._staging, publication.plan
+        staging.touch(plan)
+        if plan.limit is not None and any(self._is_full(queue, plan.limit) for queue in plan.queues):
+            return False
+        try:
+            for _ in range(STEPS_PER_SWEEP):
+                if next(steps, None) is None:
+                    publication.close()
+                    self._report(plan, DONE, publication.counts)
+                    logger.info("Published the rest of write %s (%s).", plan.write, plan.app)
+                    return True
+        except QueueFullError:
+            return True  # Another sweep adopts it again, when the queue may have room.
+        except ChunkMissingError as error:
+            if staging.state_of(plan) != "open":
+                return True  # The driver, which was only slow, has finished.
+            if staging.drop(plan):
+                logger.error(
+                    "Dropped write %s (%s), of which nothing was published: %s", plan.write, plan.app, error
+                )
+            else:
+                staging.leave(plan)
+                logger.error("Write %s (%s) remains incomplete: %s", plan.write, plan.app, error)
+            self._report(plan, UNFINISHED, {}, f"{type(error).__name__}: {error}")
+            return True
+        return False
+
+    def _is_full(self, queue: str, limit: int) -> bool:
+        counts = self._counts(queue)
+        return sum(counts[state] for state in PENDING) >= limit
+
+    def _report(self, plan: Plan, state: str, counts: Mapping[str, Counts], error: str = "") -> None:
+        known = self._reports.get(plan.write)
+        if known is None:
+            return  # A batch of a stream, which adds to the stream's report when it is repeated.
+        shares = dict(known.shares)
+        for queue, count in counts.items():
+            chunks = sum(map(len, plan.queues[queue].values()))
+            shares[queue] = share_of(count, chunks, chunks, ended=True)
+        finished = SYSTEM_CLOCK.now() if state == DONE else 0
+        self._reports.keep(known._replace(state=state, error=error, shares=shares, finished_at=finished))

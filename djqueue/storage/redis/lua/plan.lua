@@ -1,0 +1,64 @@
+-- Commit, touch, close, leave, drop or adopt plans of bulk writes: see `djqueue.storage.staging`.
+--
+-- KEYS: the plan, except for 'adopt'.
+-- ARGV: 1 the time; the operation; for 'adopt' milliseconds of silence and the maximum number of plans; for the others
+--   the plan's name, version and write; for 'commit' also its queues, lifetime, limit, frame, run and content; for
+--   'close' the counts.
+-- Returns for 'commit' {result, version, write, queues, lifetime, limit, frame, run, content, counts}; for 'adopt' the
+--   names; else 1, or 0 if another plan is stored.
+--! include common
+--! keys open_writes
+
+local RESUMABLE = 7 * DAY -- how long an unfinished publication can be resumed
+local operation = ARGV[2]
+
+if operation == 'adopt' then
+  local names = call('ZRANGEBYSCORE', OPEN_WRITES, '-inf', now - tonumber(ARGV[3]), 'LIMIT', 0, ARGV[4])
+  for _, name in ipairs(names) do call('ZADD', OPEN_WRITES, now, name) end
+  return names
+end
+
+local key, name, version = KEYS[FIXED + 1], ARGV[3], tonumber(ARGV[4])
+local stored = call('HMGET', key, 'version', 'write', 'state')
+local last, state = tonumber(stored[1]), stored[3]
+
+if operation == 'commit' then
+  local result
+  if last and (state == 'done' and last >= version or last > version) then
+    result = 'done'
+  elseif last and state == 'open' then
+    result = last == version and (stored[2] == ARGV[5] and 'new' or 'resumed') or 'unfinished'
+    call('ZADD', OPEN_WRITES, now, name)
+  else
+    result = 'new'
+    call('HSET', key, 'version', ARGV[4], 'write', ARGV[5], 'state', 'open', 'queues', ARGV[6], 'lifetime', ARGV[7],
+      'limit', ARGV[8], 'frame', ARGV[9], 'run', ARGV[10], 'content', ARGV[11])
+    call('HDEL', key, 'counts')
+    -- A plan without a name of its own cannot be resumed later.
+    if ARGV[7] == '' then call('PERSIST', key) else call('PEXPIRE', key, RESUMABLE) end
+    call('ZADD', OPEN_WRITES, now, name)
+  end
+  local found = call('HMGET', key, 'version', 'write', 'queues', 'lifetime', 'limit', 'frame', 'run', 'content', 'counts')
+  for i = 1, 9 do found[i] = found[i] or '' end
+  return {result, unpack(found)}
+end
+
+if last ~= version or stored[2] ~= ARGV[5] or state ~= 'open' then
+  if operation == 'leave' and not last then call('ZREM', OPEN_WRITES, name) end
+  return 0
+end
+if operation == 'touch' then
+  call('ZADD', OPEN_WRITES, 'XX', now, name)
+elseif operation == 'close' then
+  local lifetime = call('HGET', key, 'lifetime')
+  call('HSET', key, 'state', 'done', 'counts', ARGV[6])
+  call('HDEL', key, 'queues')
+  call('ZREM', OPEN_WRITES, name)
+  if lifetime ~= '' then call('PEXPIRE', key, lifetime) end
+elseif operation == 'leave' then
+  call('ZREM', OPEN_WRITES, name)
+else
+  call('DEL', key)
+  call('ZREM', OPEN_WRITES, name)
+end
+return 1

@@ -1,0 +1,200 @@
+"""Values without an equivalent in Python make only their own row invalid."""
+
+from datetime import UTC, date, datetime
+
+import msgpack
+import pyarrow
+import pytest
+
+from djqueue.codecs import MSGPACK, decode, encode
+from djqueue.contrib.spark.options import WriteOptions
+from djqueue.contrib.spark.rows import JobColumns, RowError, job_reader
+from djqueue.contrib.spark.values import rows_of, slices_of
+
+GIVEN = {"url": "redis://127.0.0.1/0", "queue": "emails", "job": "shop.jobs.send"}
+AFTER_9999 = 253_402_300_800_000_000
+"""Microseconds."""
+
+
+def timestamps(*values):
+    return pyarrow.array(values, pyarrow.int64()).cast(pyarrow.timestamp("us", "UTC"))
+
+
+def dates(*days):
+    return pyarrow.array(days, pyarrow.int32()).cast(pyarrow.date32())
+
+
+def invalid_text(*values):
+    binary = pyarrow.array(values, pyarrow.binary())
+    return pyarrow.Array.from_buffers(pyarrow.string(), len(binary), binary.buffers())
+
+
+def pairs(*values):
+    return pyarrow.array(values, pyarrow.map_(pyarrow.string(), pyarrow.int64()))
+
+
+ODD = {
+    "a timestamp after the year 9999": (timestamps(0, AFTER_9999), datetime(1970, 1, 1, tzinfo=UTC)),
+    "a timestamp before the year 1": (timestamps(0, -AFTER_9999), datetime(1970, 1, 1, tzinfo=UTC)),
+    "a date after the year 9999": (dates(0, 2_932_897), date(1970, 1, 1)),
+    "text that is not UTF-8": (invalid_text(b"a", b"\xff"), "a"),
+    "a map with a key twice": (pairs([("a", 1)], [("a", 1), ("a", 2)]), {"a": 1}),
+    "in an array": (
+        pyarrow.ListArray.from_arrays([0, 1, 2], dates(0, 2_932_897)),
+        [date(1970, 1, 1)],
+    ),
+}
+
+
+def read(columns, **options):
+    table = pyarrow.table(columns)
+    plan = JobColumns(WriteOptions.read({**GIVEN, **options}), table.column_names)
+    reader = job_reader(plan, 1_000, lambda queue: False, partition=3)
+    chunks = list(reader.chunks(table.to_batches()))
+    batches = [batch for chunk in chunks for batch in chunk.batches]
+    return reader, batches
+
+
+def payloads(batches):
+    return [decode(data, MSGPACK)["kwargs"] for batch in batches for data in batch.payloads]
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("more", [{}, {"priorityColumn": "p"}], ids=["alike", "with options"])
+def test_a_row_with_an_odd_value_is_skipped(odd, more):
+    column, plain = ODD[odd]
+
+    reader, batches = read({"p": [1, 2], "odd": column}, onError="skip", **more)
+
+    assert [values["odd"] for values in payloads(batches)] == [plain]
+    assert (reader.read, dict(reader.rejected)) == (2, {"odd": 1})
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_row_with_an_odd_value_is_named(odd):
+    column, _ = ODD[odd]
+
+    with pytest.raises(RowError, match=r"row 2 of partition 3 \(id 'b'\): odd: the value of type .* has no"):
+        read({"id": ["a", "b"], "odd": column})
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_row_with_an_odd_value_becomes_a_dead_letter(odd):
+    column, plain = ODD[odd]
+
+    _, batches = read({"n": [1, 2], "odd": column}, onError="dead")
+
+    good, bad = sorted(batches, key=lambda batch: batch.options.rejected is not None)
+    assert payloads([good]) == [{"n": 1, "odd": plain}]
+    assert "odd: the value of type" in bad.options.rejected[1]
+    [values] = payloads([bad])
+    assert values["n"] == 2
+    assert values["odd"].startswith("(a value of the Arrow type ")
+
+
+def test_an_odd_value_in_a_column_that_is_left_out_does_no_harm():
+    columns = {"n": [1, 2], "odd": timestamps(0, AFTER_9999)}
+
+    _, batches = read(columns, excludeColumns="odd")
+    _, kept = read(columns, excludeColumns="odd", onError="dead")
+
+    assert payloads(batches) == payloads(kept) == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize(
+    ("option", "column"),
+    [
+        ("runAtColumn", timestamps(0, AFTER_9999)),
+        ("idColumn", invalid_text(b"a", b"\xff")),
+        ("groupColumn", invalid_text(b"a", b"\xff")),
+        ("tagsColumn", pyarrow.ListArray.from_arrays([0, 1, 2], invalid_text(b"a", b"\xff"))),
+        ("delayColumn", pyarrow.array([1.0, float("nan")])),
+        ("delayColumn", pyarrow.array([1.0, 1e300])),
+        ("ttlColumn", pyarrow.array([1.0, float("inf")])),
+        ("priorityColumn", pyarrow.array([1, 2**63 - 1])),
+        ("backoffColumn", pyarrow.array([1.0, 1e300])),
+    ],
+)
+def test_an_odd_option_makes_its_row_invalid(option, column):
+    reader, batches = read({"n": [1, 2], "odd": column}, onError="skip", **{option: "odd"})
+
+    assert [len(batch.payloads) for batch in batches] == [1]
+    assert sum(reader.rejected.values()) == 1
+
+
+def test_a_payload_in_messagepack_is_checked():
+    good = encode({"args": [], "kwargs": {"n": 1}}, MSGPACK)
+    bad = [b"", good[:-1], good + b"\x01", b"\xc1", msgpack.packb(msgpack.ExtType(99, b"x"))]
+
+    reader, batches = read({"payload": [good, *bad]}, payloadFormat="msgpack", onError="skip")
+
+    assert [data for batch in batches for data in batch.payloads] == [good]
+    assert dict(reader.rejected) == {"payload": len(bad)}
+    with pytest.raises(RowError, match="row 1 of partition 3: payload: not MessagePack that djqueue can"):
+        read({"payload": [b"\xc1"]}, payloadFormat="msgpack")
+
+
+def test_a_payload_that_is_too_large_is_named_with_its_column():
+    columns = {"id": ["a", "b"], "small": ["x", "x"], "large": ["x", "y" * 200]}
+
+    with pytest.raises(RowError) as raised:
+        read(columns, maxPayloadBytes="150")
+
+    text = str(raised.value)
+    assert text.startswith("row 2 of partition 3 (id 'b'): payload: column 'large' has 202 of 2")
+    assert "but maxPayloadBytes is 150: raise it" in text
+    assert "DJQUEUE" not in text
+
+
+@pytest.mark.parametrize("form", ["msgpack", "json"])
+def test_an_encoded_payload_that_is_too_large_is_refused(form):
+    payload = b'"' + b"y" * 200 + b'"' if form == "json" else encode("y" * 200, MSGPACK)
+
+    with pytest.raises(RowError, match="payload: column 'payload' has 202 of 202 bytes"):
+        read({"payload": [payload]}, payloadFormat=form, maxPayloadBytes="150")
+
+
+def test_a_variant_is_decoded():
+    types = pytest.importorskip(
+        "pyspark.sql.types", reason="Spark is not installed here: see make test-spark"
+    )
+    one = types.VariantVal.parseJson('{"a": [1, "x", null]}')
+    kind = pyarrow.struct(
+        [
+            pyarrow.field("value", pyarrow.binary(), nullable=False),
+            pyarrow.field("metadata", pyarrow.binary(), nullable=False, metadata={"variant": "true"}),
+        ]
+    )
+    raw = {"value": one.value, "metadata": one.metadata}
+    columns = {
+        "v": pyarrow.array([raw, None], kind),
+        "list": pyarrow.array([[raw, None], None], pyarrow.list_(kind)),
+        "map": pyarrow.array([[("k", raw)], None], pyarrow.map_(pyarrow.string(), kind)),
+        "struct": pyarrow.array(
+            [{"n": 1, "v": raw}, None], pyarrow.struct({"n": pyarrow.int64(), "v": kind})
+        ),
+    }
+
+    first, second = payloads(read(columns)[1])
+
+    value = {"a": [1, "x", None]}
+    assert first == {"v": value, "list": [value, None], "map": {"k": value}, "struct": {"n": 1, "v": value}}
+    assert second == dict.fromkeys(columns)
+
+
+def test_slices_have_at_most_so_many_rows_and_bytes():
+    sizes = [10, 5_000, 10, 10, 10, 9_000]
+    batch = pyarrow.record_batch({"s": ["x" * size for size in sizes]})
+
+    slices = list(slices_of(batch, 4, 4_000))
+
+    assert [row for part in slices for row in part.column("s").to_pylist()] == batch.column("s").to_pylist()
+    assert all(part.num_rows == 1 or part.nbytes <= 4_000 for part in slices)
+    assert max(part.num_rows for part in slices) <= 4
+
+
+def test_rows_of_needed_columns_only():
+    batch = pyarrow.record_batch({"a": [1], "b": [2], "c": [3]})
+
+    assert list(rows_of(batch, {"a", "c"}).values) == [{"a": 1, "c": 3}]
+    assert list(rows_of(batch, {"a"}, keep_all=True).values) == [{"a": 1, "b": 2, "c": 3}]

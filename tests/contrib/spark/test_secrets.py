@@ -1,0 +1,78 @@
+"""URLs that refer to an environment variable or a file."""
+
+from contextlib import closing
+
+import pytest
+
+from djqueue.contrib.spark.locations import storage_at
+from djqueue.contrib.spark.options import WriteOptions
+from djqueue.contrib.spark.pipeline import main
+from djqueue.contrib.spark.secrets import has_password, resolved
+from djqueue.contrib.spark.writing import Write
+from djqueue.core.errors import OptionError
+
+
+def test_a_variable_or_a_file_has_the_url(url, tmp_path, monkeypatch):
+    monkeypatch.setenv("DJQUEUE_URL", f"{url}\n")
+    path = tmp_path / "url"
+    path.write_text(f"{url}\n")
+
+    for reference in ("env:DJQUEUE_URL", f"file:{path}", f"file://{path}"):
+        with closing(storage_at(reference)) as storage:
+            storage.connect()
+            assert storage.reads.counts("emails")
+
+
+def test_a_write_carries_the_reference_and_not_the_url(redis_url, monkeypatch):
+    monkeypatch.setenv("DJQUEUE_URL", redis_url)
+    given = {"url": "env:DJQUEUE_URL", "queue": "emails", "job": "j"}
+
+    made = Write(WriteOptions.read(given), ["n"])
+
+    assert made.options.url == "env:DJQUEUE_URL"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("env:DJQUEUE_NONE", r"url: env:DJQUEUE_NONE: the environment variable 'DJQUEUE_NONE' is not set"),
+        ("file:/nowhere/url", r"url: file:/nowhere/url: process \d+ on .+ cannot read the file"),
+        ("env:DJQUEUE_OTHER", "another reference"),
+    ],
+)
+def test_what_is_missing_is_named(monkeypatch, url, message):
+    monkeypatch.setenv("DJQUEUE_OTHER", "env:DJQUEUE_OTHER")
+
+    with pytest.raises(OptionError, match=message):
+        resolved(url)
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    (tmp_path / "url").write_text("\n")
+
+    with pytest.raises(OptionError, match="the file is empty"):
+        resolved(f"file:{tmp_path}/url")
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://:secret@h/0", True),
+        ("redis://user:secret@h:1/0", True),
+        ("postgresql://u:p%2F@h/n", True),
+        ("redis://h/0?password=secret", True),
+        ("redis://h:6379/0", False),
+        ("redis://user@h/0", False),
+        ("sqlite:///x.db", False),
+        ("env:NAME", False),
+        ("file:/run/secrets/url", False),
+    ],
+)
+def test_passwords_are_recognized(url, expected):
+    assert has_password(url) is expected
+
+
+def test_the_command_line_takes_a_reference():
+    arguments = ["enqueue", "--url", "env:DJQUEUE_NONE", "--sql", "select 1", "--queue", "q", "--job", "j"]
+
+    assert main.parser().parse_args(arguments).url == "env:DJQUEUE_NONE"

@@ -1,0 +1,71 @@
+"""URLs that refer to secrets, and two writes under one name, in Spark; `make test-spark` installs it."""
+
+import pytest
+
+from djqueue.contrib.spark import enqueue
+from djqueue.core.states import State
+from djqueue.storage.redis import RedisStorage
+from djqueue.testing.factories import batch
+
+pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture
+def storage(redis_url):
+    storage = RedisStorage(url=redis_url)
+    yield storage
+    storage.close()
+
+
+@pytest.fixture
+def reference(redis_url, tmp_path):
+    path = tmp_path / "url"
+    path.write_text(redis_url)
+    return f"file:{path}"
+
+
+def test_a_write_and_a_read_find_the_url_in_a_file(spark, storage, reference):
+    report = enqueue(spark.range(5), "emails", "j", url=reference)
+
+    assert report.inserted == 5
+    jobs = spark.read.format("djqueue").option("url", reference).load()
+    assert jobs.count() == 5
+
+
+def test_a_password_in_create_table_is_refused(spark):
+    with pytest.raises(Exception, match=r"a password in CREATE TABLE .* use url=env:NAME") as raised:
+        spark.sql("CREATE TABLE secret_jobs USING djqueue OPTIONS (url 'redis://:hunter2@h/0')")
+
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_table_without_a_password_is_read_with_the_url_in_the_query(spark, storage, reference):
+    storage.enqueue([batch(3, queue="emails")])
+    spark.sql(f"CREATE TABLE file_jobs USING djqueue OPTIONS (url '{reference}')")
+    try:
+        [row] = spark.sql(f"SELECT count(*) AS n FROM file_jobs WITH (url = '{reference}')").collect()
+        with pytest.raises(Exception, match="Spark does not pass the options of a table in its catalog"):
+            spark.sql("SELECT * FROM file_jobs").collect()
+    finally:
+        spark.sql("DROP TABLE file_jobs")
+
+    assert row.n == 3
+
+
+def test_two_frames_under_one_name_in_a_batch_are_refused(spark, storage, redis_url, tmp_path):
+    source = tmp_path / "source"
+    spark.range(10).write.parquet(str(source))
+    rows = spark.readStream.schema("id long").parquet(str(source))
+
+    def load(frame, number):
+        named = {"url": redis_url, "txnAppId": "loader", "txnVersion": number}
+        enqueue(frame.where("id % 2 = 0"), "emails", "j", named)
+        enqueue(frame.where("id % 2 = 1"), "emails", "j", named)
+
+    writer = rows.writeStream.foreachBatch(load).trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    with pytest.raises(Exception, match="'loader' with txnVersion 0 already names a write of other rows"):
+        query.awaitTermination(120)
+
+    assert storage.reads.counts("emails")[State.WAITING] == 5

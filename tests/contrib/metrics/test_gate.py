@@ -7,6 +7,7 @@ import pytest
 from django.test import Client
 
 from djqueue import ConfigurationError
+from djqueue.conf import problems, read_settings
 from djqueue.contrib.metrics import gate
 
 from .scraping import TOKEN
@@ -154,3 +155,26 @@ def test_missing_extras_are_named():
     assert "[501, 200]" in finished.stdout
     assert "pip install 'djqueue[metrics]'" in finished.stdout
     assert "pip install 'djqueue[otel]'" in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"TOKEN": "too-short"}, "TOKEN must be a text of at least 16 printable ASCII characters"),
+        ({"TOKEN": 1234567890123456}, "TOKEN must be a text of at least 16 printable ASCII characters"),
+        ({"TOKEN": TOKEN, "TOKEN_FILE": "/run/token"}, "TOKEN and TOKEN_FILE exclude each other"),
+        ({"TOKEN_FILE": 3}, "TOKEN_FILE must be the path of a file"),
+        ({"PUBLIC": "no"}, "PUBLIC must be True or False"),
+        ({"TOKENS": TOKEN}, "unknown key 'TOKENS'"),
+    ],
+)
+def test_invalid_settings_are_explained_without_the_token(given, message):
+    [problem] = problems({"MONITORING": given})
+
+    assert message in problem
+    assert TOKEN not in problem
+    assert "too-short" not in problem
+
+
+def test_the_repr_of_the_settings_hides_the_token():
+    assert TOKEN not in repr(read_settings({"MONITORING": {"TOKEN": TOKEN}}))

@@ -41,7 +41,7 @@ REMEDIES = {
         ("interval", "calendarinterval"), "Python has no interval of months and days; cast it to a string"
     ),
 }
-"""What to do about columns of Spark types without an equivalent in Python."""
+"""Remedies for columns of Spark types without an equivalent in Python."""
 TYPE_ERROR = "expected"
 """In messages of parsers that reject a type; the others reject a value."""
 

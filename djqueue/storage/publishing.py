@@ -29,7 +29,7 @@ PLANS_PER_SWEEP = 10
 """Plans that one sweep takes over."""
 
 
-class Progress(NamedTuple):
+class QueueProgress(NamedTuple):
     """The progress of one queue's manifest."""
 
     manifest: Manifest
@@ -39,10 +39,10 @@ class Progress(NamedTuple):
     """Whether the manifest had already been published."""
 
 
-Steps = Iterator[list[Progress]]
+Steps = Iterator[list[QueueProgress]]
 
 
-class Publication:
+class PlanPublisher:
     """Publishes a plan, step by step.
 
     Args:
@@ -98,7 +98,7 @@ class Publication:
             self.counts[state.manifest.queue] = state.counts if is_same else Counts()
         if finished:
             yield [
-                Progress(state.manifest, share_of(self.counts[state.manifest.queue], ended=True), True)
+                QueueProgress(state.manifest, share_of(self.counts[state.manifest.queue], ended=True), True)
                 for state in finished
             ]
         yield from self._publish([state.manifest for state in mine if state.status != "done"])
@@ -126,7 +126,7 @@ class Publication:
                 left[manifest.queue] -= 1
                 touched[manifest.queue] = manifest
             yield [
-                Progress(manifest, share_of(counts[queue], sizes[queue], sizes[queue] - left[queue]))
+                QueueProgress(manifest, share_of(counts[queue], sizes[queue], sizes[queue] - left[queue]))
                 for queue, manifest in touched.items()
             ]
         for first in range(0, len(manifests), QUEUES_PER_STEP):
@@ -135,7 +135,7 @@ class Publication:
             for manifest, total in zip(ended, totals, strict=True):
                 self.counts[manifest.queue] = total
             yield [
-                Progress(one, share_of(total, sizes[one.queue], sizes[one.queue], ended=True))
+                QueueProgress(one, share_of(total, sizes[one.queue], sizes[one.queue], ended=True))
                 for one, total in zip(ended, totals, strict=True)
             ]
 
@@ -166,7 +166,7 @@ class AbandonedPlans:
         self._staging = staging
         self._reports = reports
         self._counts = counts
-        self._adopted: dict[tuple[str, str], tuple[Publication, Steps]] = {}
+        self._adopted: dict[tuple[str, str], tuple[PlanPublisher, Steps]] = {}
         self._lock = threading.Lock()
 
     def sweep(self) -> None:
@@ -181,7 +181,7 @@ class AbandonedPlans:
     def _sweep(self) -> None:
         room = PLANS_PER_SWEEP - len(self._adopted)
         for plan in self._staging.adopt(SILENCE, room) if room > 0 else ():
-            publication = Publication(self._staging, plan)
+            publication = PlanPublisher(self._staging, plan)
             self._adopted.setdefault((plan.app, plan.target), (publication, publication.steps()))
             logger.warning(
                 "Publishing the rest of write %s (%s), because its driver is silent.", plan.write, plan.app
@@ -196,7 +196,7 @@ class AbandonedPlans:
             if is_done:
                 del self._adopted[key]
 
-    def _advance(self, publication: Publication, steps: Steps) -> bool:
+    def _advance(self, publication: PlanPublisher, steps: Steps) -> bool:
         """Make some steps. Returns whether nothing is left to do."""
         staging, plan = self._staging, publication.plan
         staging.touch(plan)

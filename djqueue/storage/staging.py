@@ -151,7 +151,7 @@ class Staging(ABC):
 
     @abstractmethod
     def touch(self, plan: Plan) -> None:
-        """Record that somebody is publishing a plan."""
+        """Record that a plan is being published."""
 
     @abstractmethod
     def close(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
@@ -171,7 +171,7 @@ class Staging(ABC):
 
     @abstractmethod
     def adopt(self, silence: int, limit: int) -> list[Plan]:
-        """Return open plans that nobody has touched for this many milliseconds, and touch them."""
+        """Return open plans that were not touched for this many milliseconds, and touch them."""
 
     @abstractmethod
     def begin_all(self, manifests: Sequence[Manifest], lifetime: int | None) -> list[PublicationState]:

@@ -418,7 +418,7 @@ def test_the_table_of_the_keys_in_redis_has_those_of_every_script():
     cells = [*first_cells("redis.md", "redis keys"), *first_cells("redis.md", "limiter keys")]
     named = {cell.partition(":")[0] for cell in cells}
     declared = {key for name in scripts.NAMES for key in scripts.script(name).keys}
-    common = {"workers", "heartbeats", "commands", "dumps", "dump_times", "bulk_writes"}
+    common = {"workers", "heartbeats", "commands", "dumps", "dump_times", "bulk_writes", "open_writes"}
 
     assert declared - common <= named
     assert named <= declared | {RESULT, LOG_LINES, ITEMS, GONE}

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from djqueue.core.errors import OptionError, StorageError
 from djqueue.storage.base import Storage
-from djqueue.storage.publishing import CHUNKS_PER_STEP, SILENCE, Publication
+from djqueue.storage.publishing import CHUNKS_PER_STEP, SILENCE, PlanPublisher
 from djqueue.storage.staging import ChunkMissingError, Counts, Manifest, Plan, PlanState
 
 from .locations import staging_of
@@ -71,12 +71,12 @@ class DriverPublisher:
                 total = sum(publication.counts.values(), Counts())
                 return total, publication.was_published
 
-    def _finish(self, found: Plan, own: Plan) -> Publication | None:
+    def _finish(self, found: Plan, own: Plan) -> PlanPublisher | None:
         """Publish a plan. Returns None if nothing of it was left, or if another process has finished it."""
         limit, size = self._options.max_queue_depth, CHUNKS_PER_STEP
         if limit is not None:
             size = max(1, min(size, limit // self._options.batch_size))
-        publication = Publication(self._staging, found, self._publish_when_possible, self._wait, size)
+        publication = PlanPublisher(self._staging, found, self._publish_when_possible, self._wait, size)
         self._plan = found
         try:
             for progress in publication.steps():

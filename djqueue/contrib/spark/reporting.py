@@ -10,7 +10,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageError
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, BulkWriteReport, QueueShare
-from djqueue.storage.publishing import Progress, share_of
+from djqueue.storage.publishing import QueueProgress, share_of
 from djqueue.storage.staging import ChunkMissingError, Counts, Manifest, Plan
 
 logger = logging.getLogger("djqueue.spark")
@@ -41,7 +41,7 @@ class WriteReporter:
         self._shares = dict(report.shares)
         self._report = report._replace(shares=self._shares)
         self._is_batch = is_batch
-        self._earlier: dict[str, dict[str, Progress]] = {}
+        self._earlier: dict[str, dict[str, QueueProgress]] = {}
         """Unsaved progress of earlier writes, by write and queue."""
         self._unsaved = False
         self._saved_at = monotonic()
@@ -57,7 +57,7 @@ class WriteReporter:
             self._failed(error)
             raise
 
-    def progressed(self, found: Iterable[Progress]) -> None:
+    def progressed(self, found: Iterable[QueueProgress]) -> None:
         """Record the progress of manifests, of this write or an earlier one, from time to time."""
         for progress in found:
             manifest = progress.manifest
@@ -83,7 +83,7 @@ class WriteReporter:
         """Record that an earlier write already published this version, perhaps without reporting it."""
         if not self._is_batch and plan.version == self._report.version:
             progress = {
-                queue: Progress(
+                queue: QueueProgress(
                     Manifest(queue, plan.app, plan.version, plan.write, {}), share_of(found, ended=True)
                 )
                 for queue, found in counts.items()
@@ -124,7 +124,7 @@ class WriteReporter:
                 self._continue_report(write, progress, only_known=was_published)
 
     def _continue_report(
-        self, write: str, progress: Mapping[str, Progress], *, only_known: bool = False
+        self, write: str, progress: Mapping[str, QueueProgress], *, only_known: bool = False
     ) -> None:
         if self._imports is None or not progress:
             return

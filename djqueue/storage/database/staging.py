@@ -122,7 +122,7 @@ class DatabaseStaging(Staging):
         return "" if done is None else "done" if done else "open"
 
     def touch(self, plan: Plan) -> None:
-        """Record that somebody is publishing a plan."""
+        """Record that a plan is being published."""
         with self._writing() as now:
             self._open_plan(plan).filter(touched_at__isnull=False).update(touched_at=now)
 
@@ -158,7 +158,7 @@ class DatabaseStaging(Staging):
         return True
 
     def adopt(self, silence: int, limit: int) -> list[Plan]:
-        """Return open plans that nobody has touched for this many milliseconds, and touch them."""
+        """Return open plans that were not touched for this many milliseconds, and touch them."""
         with named(self._alias):
             set_right(self._clock)
             now = self._clock.now()

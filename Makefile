@@ -9,18 +9,23 @@ BIN := $(VENV)/bin
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-spark test-spark-versions test-compat lint format simulate chaos bench demo demo-check demo-spark messages screenshots docs wheel clean
+.PHONY: help install test test-thorough test-spark test-spark-versions test-compat lint format simulate chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## Make the virtual environment with all that development needs
 
-# On PostgreSQL, TestForAClient runs the same contract with the same statements.
-test: lint ## Check the code, then run every test: all on SQLite, the database's on PostgreSQL too
+# On PostgreSQL, only what uses Django's database.
+test: lint ## Check the code, then run the tests: all on SQLite, the database's on PostgreSQL too
 	@scripts/system-packages.sh redis postgresql chromium gettext
-	@scripts/run-tests.sh $(BIN)/python $(XDIST) $(ARGS)
-	@$(BIN)/python -m tests.servers postgresql scripts/run-tests.sh $(BIN)/python $(XDIST) -m "database and not slow and not spark" -k "not TestWithItsOwnStatements" $(ARGS)
+	@scripts/run-tests.sh $(BIN)/python $(XDIST) -m "not thorough and not screenshots and not spark and not spark_cluster" $(ARGS)
+	@$(BIN)/python -m tests.servers postgresql scripts/run-tests.sh $(BIN)/python $(XDIST) -m "database and not thorough and not slow and not spark" -k "not memory and not redis" $(ARGS)
+
+test-thorough: install ## Run the contract in more settings (in process, behind Sentinel), and more seeds of the simulator
+	@scripts/system-packages.sh redis postgresql
+	@scripts/run-tests.sh $(BIN)/python $(XDIST) -m thorough $(ARGS)
+	@$(BIN)/python -m tests.servers postgresql scripts/run-tests.sh $(BIN)/python $(XDIST) -m "thorough and database" $(ARGS)
 
 test-spark: $(VENV)/.spark-installed ## Run the tests that need Spark, and install it
 	@scripts/system-packages.sh redis postgresql java
@@ -51,6 +56,10 @@ simulate: install ## Simulate faults with many seeds; ARGS="--seed 7 --steps 500
 chaos: install ## Kill 10,000 random processes on each storage; ARGS="--signal TERM --kills 100" stops them
 	@scripts/system-packages.sh redis postgresql
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+soak: install ## Run mixed load with faults for an hour on each storage; ARGS="--storage redis --minutes 10"
+	@scripts/system-packages.sh redis postgresql
+	$(BIN)/python -m tests.soak $(ARGS)
 
 bench: install ## Measure speed and size; ARGS="--as-user", ARGS="--peers" or ARGS="--storage memory"
 	$(BIN)/python -m tests.benchmarks $(ARGS)

@@ -36,10 +36,11 @@
 | djqueue.W017 | the limits of a job have no effect, because it runs inline |
 | djqueue.W018 | a process with permissions of jobs runs as root (with `--deploy`) |
 | djqueue.W019 | `IMMEDIATE` is on (with `--deploy`) |
+| djqueue.W020 | there is no place for backups (with `--deploy`) |
 
 Only W012 queries the database, when Django checks databases: with `--database`, and before `migrate`.
 Redis is checked then, and with `--deploy`. E006, I001, I002 and W007 to W011 come from
-`djqueue.storage.redis.health`; E011, I003, W017 and W018 from `djqueue.jobchecks`,
+`djqueue.storage.redis.health`; E011, I003 and W017 to W020 from `djqueue.jobchecks`,
 E012 and E013 from `djqueue.contrib.tasks.backend`.
 """
 
@@ -95,6 +96,9 @@ HINTS = {
     "SANDBOX": "'require' refuses jobs whose permissions cannot be enforced here; 'degrade' accepts some.",
     "MIDDLEWARE": "For example ['djqueue.middleware.LoggingMiddleware'].",
     "DASHBOARD": "For example {'READ_ONLY': True, 'POLL': 5}.",
+    "HEALTH": "For example {'MAX_WAIT': 120, 'TIMEOUT': 1}.",
+    "BACKUP": "For example {'EVERY': 21_600, 'KEEP': 12}, or None to take no backups in runworkers.",
+    "MONITORING": "For example {'TOKEN_FILE': '/run/secrets/djqueue-token'}.",
 }
 FROM_SETTINGS = frozenset({"clock", "limiters", "metrics", "policies"})
 """Parameters of storages that come from other settings or from tests, not from OPTIONS."""
@@ -160,15 +164,8 @@ def check_jobs_to_deploy(**_: Any) -> list[checks.CheckMessage]:
     if not is_wrong(given):
         settings = read_settings(given)
         found += jobchecks.soft_timeouts(settings)
-        if settings.immediate:
-            found.append(
-                checks.Warning(
-                    "DJQUEUE['IMMEDIATE'] is on: jobs run in the process that enqueues them, before the "
-                    "enqueue returns, and are kept in its memory only.",
-                    hint="Turn IMMEDIATE off in production, and start manage.py runworkers.",
-                    id="djqueue.W019",
-                )
-            )
+        found += jobchecks.immediate(settings)
+        found += jobchecks.place_of_backups(settings)
     return found
 
 

@@ -1,4 +1,4 @@
-"""System checks of job types: their limits, timeouts and permissions. `djqueue.checks` lists their ids."""
+"""System checks of how jobs run and are kept. `djqueue.checks` lists their ids."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ from django.conf import settings as django_settings
 from django.core import checks
 
 from .conf import Settings
-from .core.errors import DjqueueError, OptionError
+from .core.errors import ConfigurationError, DjqueueError, OptionError
 from .core.executors import INLINE
 
 if TYPE_CHECKING:
@@ -79,6 +79,33 @@ def root_with_permissions() -> Iterator[checks.CheckMessage]:
             "control sockets that only root can open are protected by the sandbox alone.",
             hint="Run workers as an ordinary user, such as with User= in the systemd unit.",
             id="djqueue.W018",
+        )
+
+
+def immediate(settings: Settings) -> Iterator[checks.CheckMessage]:
+    """Report that jobs need no worker, which is for development."""
+    if settings.immediate:
+        yield checks.Warning(
+            "DJQUEUE['IMMEDIATE'] is on: jobs run in the process that enqueues them, before the enqueue "
+            "returns, and are kept in its memory only.",
+            hint="Turn IMMEDIATE off in production, and start manage.py runworkers.",
+            id="djqueue.W019",
+        )
+
+
+def place_of_backups(settings: Settings) -> Iterator[checks.CheckMessage]:
+    """Report that the backups of `runworkers` cannot be saved anywhere."""
+    from .backup.store import BackupStore
+
+    if settings.backup.every is None:
+        return
+    try:
+        BackupStore.configured(settings.backup)
+    except ConfigurationError as error:
+        yield checks.Warning(
+            f"runworkers takes no backups: {error}.",
+            hint="See Backups in the docs, or set DJQUEUE['BACKUP'] to None.",
+            id="djqueue.W020",
         )
 
 

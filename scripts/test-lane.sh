@@ -1,6 +1,7 @@
 #!/bin/sh
 # Runs the tests of what depends on the versions of Python, Django and other packages, in an environment of
 # its own: test-lane.sh FOLDER PYTHON-VERSION PIP-INSTALL-ARGUMENTS... -- [pytest's arguments]
+# TESTS="..." names the tests instead.
 # Without that Python it says so and passes.
 set -eu
 
@@ -30,6 +31,7 @@ extras=redis,uvloop
 for extra in celery tasks; do
     [ ! -d "tests/contrib/$extra" ] || tests="$tests tests/contrib/$extra" extras="$extras,$extra"
 done
+tests=${TESTS:-$tests}
 
 stamp=$lane/.installed
 if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ hatch_build.py -nt "$stamp" ] ||

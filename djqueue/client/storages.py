@@ -16,6 +16,7 @@ from djqueue.core.shown import shown_name
 from djqueue.storage.base import Storage
 
 from .announcing import told
+from .schedulerows import ProjectSchedules
 
 IMMEDIATE = "djqueue.runtime.immediate.ImmediateStorage"
 """Storage of the setting IMMEDIATE."""
@@ -66,6 +67,8 @@ def make_storage(settings: Settings) -> Storage:
             )
     storage: Storage = backend(**given)
     storage.on_incidents = told
+    if storage.capabilities.database is None:
+        storage.snapshots.schedules = ProjectSchedules()
     return storage
 
 

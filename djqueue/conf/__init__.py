@@ -21,15 +21,21 @@ if TYPE_CHECKING:
         read_settings,
         unknown_limiters,
     )
-    from .values import DashboardSettings, Settings
+    from .sections import TOKEN_FORM, is_token
+    from .values import BackupSettings, DashboardSettings, HealthSettings, MonitoringSettings, Settings
 
 __all__ = [
     "RATE_UNITS",
     "READERS",
+    "TOKEN_FORM",
+    "BackupSettings",
     "DashboardSettings",
+    "HealthSettings",
+    "MonitoringSettings",
     "Settings",
     "get_settings",
     "has_django",
+    "is_token",
     "is_wrong",
     "parse_rate",
     "problems",
@@ -38,11 +44,20 @@ __all__ = [
 ]
 
 
+MODULES = {
+    **dict.fromkeys(
+        ("BackupSettings", "DashboardSettings", "HealthSettings", "MonitoringSettings", "Settings"), "values"
+    ),
+    **dict.fromkeys(("TOKEN_FORM", "is_token"), "sections"),
+}
+"""Modules of the names that are not in `readers`."""
+
+
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "values" if name in ("DashboardSettings", "Settings") else "readers"
-    value = globals()[name] = getattr(import_module(f".{module}", __name__), name)
+    module = import_module(f".{MODULES.get(name, 'readers')}", __name__)
+    value = globals()[name] = getattr(module, name)
     return value
 
 

@@ -12,7 +12,7 @@ from djqueue.core.errors import ConfigurationError, OptionError
 from djqueue.core.executors import SANDBOXES, parse_executor, parse_limits
 from djqueue.core.limiter import Rate
 from djqueue.core.metrics import Tiers
-from djqueue.core.options import MAX_INTEGER, EnqueueOptions, check_text, parse_on_commit, parse_options
+from djqueue.core.options import EnqueueOptions, check_text, parse_on_commit, parse_options
 from djqueue.core.queue import GROUP_MODES, QueuePolicy
 from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
 from djqueue.core.sharing import LimiterPolicy
@@ -20,7 +20,9 @@ from djqueue.core.shown import NAME, HiddenOptions, kind_of, shown_name, without
 from djqueue.core.sizes import parse_size
 from djqueue.core.suggest import nearest
 
-from .values import DEFAULT_POLICY, DashboardSettings, Settings
+from .checked import flag, integer, lasting, mapping, one_of, positive
+from .sections import backup, dashboard, health, monitoring
+from .values import DEFAULT_POLICY, Settings
 
 LISTS = (list, tuple, set, frozenset)
 
@@ -31,11 +33,11 @@ def _limiters(_key: str, value: Any) -> dict[str, Any]:
     limiters: dict[str, LimiterPolicy] = {}
     for name, entry in value.items():
         where = f"limiter {check_text('limiter', name)!r}: "
-        given = _mapping(entry, {"RATE", "CONCURRENCY"}, where)
+        given = mapping(entry, {"RATE", "CONCURRENCY"}, where)
         rate, concurrency = given.get("RATE"), given.get("CONCURRENCY")
         limiters[name] = LimiterPolicy(
             rate=None if rate is None else parse_rate(rate, where + "RATE"),
-            concurrency=None if concurrency is None else _positive(concurrency, where + "CONCURRENCY"),
+            concurrency=None if concurrency is None else positive(concurrency, where + "CONCURRENCY"),
         )
     return {"limiters": limiters}
 
@@ -43,11 +45,11 @@ def _limiters(_key: str, value: Any) -> dict[str, Any]:
 def _storage(_key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"must be a dict; got {kind_of(value)}")
-    mapping = _mapping(value, {"BACKEND", "OPTIONS"})
-    options = mapping.get("OPTIONS", {})
+    given = mapping(value, {"BACKEND", "OPTIONS"})
+    options = given.get("OPTIONS", {})
     if not isinstance(options, Mapping):
         raise ConfigurationError(f"OPTIONS must be a dict; got {kind_of(options)}")
-    backend = mapping.get("BACKEND", Settings.backend)
+    backend = given.get("BACKEND", Settings.backend)
     if not isinstance(backend, str) or "." not in backend or not NAME.fullmatch(backend):
         raise ConfigurationError(
             f"BACKEND must be the dotted path of a storage class; got {shown_name(backend)}"
@@ -63,7 +65,7 @@ def _storage(_key: str, value: Any) -> dict[str, Any]:
 def default_policy(storage_options: Mapping[str, Any]) -> QueuePolicy:
     """Return the default of all queues, with the LEASE of the storage if it has one."""
     try:
-        return replace(DEFAULT_POLICY, lease=_lasting(storage_options["lease"], "LEASE"))
+        return replace(DEFAULT_POLICY, lease=lasting(storage_options["lease"], "LEASE"))
     except (KeyError, ConfigurationError, OptionError):  # The storage reports an invalid one.
         return DEFAULT_POLICY
 
@@ -97,10 +99,10 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
         "OUTBOX",
         "EXECUTOR",
     }
-    given = _mapping(value, known, f"queue {name!r}: ")
+    given = mapping(value, known, f"queue {name!r}: ")
     policy: dict[str, Any] = {}
     if "LEASE" in given:
-        policy["lease"] = _lasting(given["LEASE"], f"queue {name!r}: LEASE")
+        policy["lease"] = lasting(given["LEASE"], f"queue {name!r}: LEASE")
     for word in ("RATE", "GROUP_RATE"):
         if given.get(word) is not None:
             policy[word.lower()] = parse_rate(given[word], f"queue {name!r}: {word}")
@@ -109,24 +111,24 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
     if given.get("LIMITER") is not None:
         policy["limiter"] = check_text(f"queue {name!r}: LIMITER", given["LIMITER"])
     if "WHEN_FULL" in given:
-        policy["when_full"] = _word(given["WHEN_FULL"], WHEN_FULL, f"queue {name!r}: WHEN_FULL")
+        policy["when_full"] = one_of(given["WHEN_FULL"], WHEN_FULL, f"queue {name!r}: WHEN_FULL")
     if "BLOCK_TIMEOUT" in given:
-        policy["block_timeout"] = _lasting(given["BLOCK_TIMEOUT"], f"queue {name!r}: BLOCK_TIMEOUT")
+        policy["block_timeout"] = lasting(given["BLOCK_TIMEOUT"], f"queue {name!r}: BLOCK_TIMEOUT")
     for word in ("CONCURRENCY", "GROUP_CONCURRENCY", "MAX_SIZE"):
         if given.get(word) is not None:
-            policy[word.lower()] = _positive(given[word], f"queue {name!r}: {word}")
+            policy[word.lower()] = positive(given[word], f"queue {name!r}: {word}")
     if "GROUP_MODE" in given:
-        policy["group_mode"] = _word(given["GROUP_MODE"], GROUP_MODES, f"queue {name!r}: GROUP_MODE")
+        policy["group_mode"] = one_of(given["GROUP_MODE"], GROUP_MODES, f"queue {name!r}: GROUP_MODE")
     if "DEAD_LETTERS" in given:
         policy["dead_letters"] = _dead_letters(name, given["DEAD_LETTERS"])
     if "RETENTION" in given:
         policy["retention"] = _retention(name, given["RETENTION"])
     if given.get("OBJECTIVE") is not None:
-        policy["objective"] = _lasting(given["OBJECTIVE"], f"queue {name!r}: OBJECTIVE")
+        policy["objective"] = lasting(given["OBJECTIVE"], f"queue {name!r}: OBJECTIVE")
     if given.get("EXECUTOR") is not None:
         policy["executor"] = parse_executor(given["EXECUTOR"])
     if "OUTBOX" in given:
-        policy["outbox"] = _flag(given["OUTBOX"], f"queue {name!r}: OUTBOX: ")
+        policy["outbox"] = flag(given["OUTBOX"], f"queue {name!r}: OUTBOX: ")
     return replace(default, **policy)
 
 
@@ -134,25 +136,25 @@ def _weights(value: Any, where: str) -> dict[str, int]:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"{where} must be a dict of weights by group; got {value!r}")
     return {
-        check_text(f"{where}: a group", group): _positive(weight, f"{where}: {group!r}")
+        check_text(f"{where}: a group", group): positive(weight, f"{where}: {group!r}")
         for group, weight in value.items()
     }
 
 
 def _dead_letters(name: str, value: Any) -> DeadLetterPolicy:
     where = f"queue {name!r}: DEAD_LETTERS: "
-    given = _mapping(value, {"MAX_ENTRIES", "MAX_BYTES", "TTL", "AUTO_RETRIES", "AUTO_RETRY_DELAY"}, where)
+    given = mapping(value, {"MAX_ENTRIES", "MAX_BYTES", "TTL", "AUTO_RETRIES", "AUTO_RETRY_DELAY"}, where)
     policy: dict[str, Any] = {}
     if "TTL" in given:
-        policy["ttl"] = _lasting(given["TTL"], where + "TTL")
+        policy["ttl"] = lasting(given["TTL"], where + "TTL")
     if "AUTO_RETRY_DELAY" in given:
         policy["auto_retry_delay"] = _delay(given["AUTO_RETRY_DELAY"], where + "AUTO_RETRY_DELAY")
     if "MAX_ENTRIES" in given:
-        policy["max_entries"] = _positive(given["MAX_ENTRIES"], where + "MAX_ENTRIES")
+        policy["max_entries"] = positive(given["MAX_ENTRIES"], where + "MAX_ENTRIES")
     if given.get("MAX_BYTES") is not None:
         policy["max_bytes"] = parse_size(where + "MAX_BYTES", given["MAX_BYTES"])
     if "AUTO_RETRIES" in given:
-        policy["auto_retries"] = _integer(given["AUTO_RETRIES"], where + "AUTO_RETRIES")
+        policy["auto_retries"] = integer(given["AUTO_RETRIES"], where + "AUTO_RETRIES")
     return DeadLetterPolicy(**policy)
 
 
@@ -163,10 +165,10 @@ def _retention(name: str, value: Any) -> Retention:
             f"{where}'FAILED' is not a key; set the bounds of failed jobs in DEAD_LETTERS"
         )
     bounds: dict[str, Any] = {}
-    for word, entry in _mapping(value, {*BOUNDS}, where).items():
+    for word, entry in mapping(value, {*BOUNDS}, where).items():
         kind = BOUNDS[word]
         known = {name.upper() for name in kind.__dataclass_fields__}
-        given = _mapping(entry, known, f"{where}{word}: ")
+        given = mapping(entry, known, f"{where}{word}: ")
         keep = {
             name.lower(): _bound(name, bound, f"{where}{word}: {name}", of_each=kind is KeepOfJob)
             for name, bound in given.items()
@@ -189,12 +191,12 @@ MAX_PER_JOB = 65_535
 
 def _bound(name: str, value: Any, where: str, *, of_each: bool) -> int:
     if name == "AGE":
-        return _lasting(value, where)
+        return lasting(value, where)
     if name == "BYTES":
         return parse_size(where, value)
-    if of_each and not 1 <= _integer(value, where) <= MAX_PER_JOB:
+    if of_each and not 1 <= integer(value, where) <= MAX_PER_JOB:
         raise ConfigurationError(f"{where}: must be from 1 to {MAX_PER_JOB}; got {value!r}")
-    return _integer(value, where)
+    return integer(value, where)
 
 
 def _delay(value: Any, where: str) -> int | Backoff:
@@ -203,7 +205,7 @@ def _delay(value: Any, where: str) -> int | Backoff:
             return parse_backoff(value)
         except OptionError as error:
             raise ConfigurationError(f"{where}: {error}") from None
-    return _lasting(value, where)
+    return lasting(value, where)
 
 
 RATE_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -216,14 +218,14 @@ def parse_rate(value: Any, where: str = "rate") -> Rate:
         if slash and count.isdecimal() and len(count) < 10 and int(count) and unit in RATE_UNITS:
             return Rate(int(count), RATE_UNITS[unit])
     elif isinstance(value, (tuple, list)) and len(value) == 2:
-        return Rate(_positive(value[0], where), _lasting(value[1], where))
+        return Rate(positive(value[0], where), lasting(value[1], where))
     raise ConfigurationError(
         f"{where}: must be like '100/s' (s, m, h or d) or (count, seconds); got {value!r}"
     )
 
 
 def _switch(key: str, value: Any) -> dict[str, Any]:
-    return {key.lower(): _flag(value)}
+    return {key.lower(): flag(value)}
 
 
 def _defaults(_key: str, value: Any) -> dict[str, Any]:
@@ -243,11 +245,11 @@ def _on_commit(key: str, value: Any) -> dict[str, Any]:
 
 
 def _count(key: str, value: Any) -> dict[str, Any]:
-    return {key.lower(): _positive(value, key)}
+    return {key.lower(): positive(value, key)}
 
 
 def _size(key: str, value: Any) -> dict[str, Any]:
-    return {key.lower(): _positive(parse_size(key, value), key)}
+    return {key.lower(): positive(parse_size(key, value), key)}
 
 
 def _duration(key: str, value: Any) -> dict[str, Any]:
@@ -255,7 +257,7 @@ def _duration(key: str, value: Any) -> dict[str, Any]:
 
 
 def _interval(key: str, value: Any) -> dict[str, Any]:
-    return {key.lower(): _lasting(value, key)}
+    return {key.lower(): lasting(value, key)}
 
 
 def _accept(_key: str, value: Any) -> dict[str, Any]:
@@ -295,80 +297,16 @@ def _limits(key: str, value: Any) -> dict[str, Any]:
 
 
 def _sandbox(key: str, value: Any) -> dict[str, Any]:
-    return {key.lower(): _word(value, SANDBOXES, key)}
+    return {key.lower(): one_of(value, SANDBOXES, key)}
 
 
 def _metrics(key: str, value: Any) -> dict[str, Any]:
-    given = _mapping(value, {"MINUTE", "HOUR", "DAY"})
-    return {key.lower(): Tiers(**{word.lower(): _lasting(time, word) for word, time in given.items()})}
+    given = mapping(value, {"MINUTE", "HOUR", "DAY"})
+    return {key.lower(): Tiers(**{word.lower(): lasting(time, word) for word, time in given.items()})}
 
 
 def _version(key: str, value: Any) -> dict[str, Any]:
     return {key.lower(): "" if value is None else check_text(key, value)}
-
-
-def _dashboard(key: str, value: Any) -> dict[str, Any]:
-    given = _mapping(value, {"READ_ONLY", "QUEUE_FILTER", "POLL", "SSE", "REDACT"})
-    fields: dict[str, Any] = {}
-    if "READ_ONLY" in given:
-        fields["read_only"] = _flag(given["READ_ONLY"], "READ_ONLY ")
-    chosen = given.get("QUEUE_FILTER")
-    if chosen is not None:
-        if not callable(chosen) and not (isinstance(chosen, str) and "." in chosen):
-            raise ConfigurationError(
-                f"QUEUE_FILTER must be a function or the dotted path of one; got {chosen!r}"
-            )
-        fields["queue_filter"] = chosen
-    if "SSE" in given:
-        fields["sse"] = _flag(given["SSE"], "SSE ")
-    if "POLL" in given:
-        fields["poll"] = milliseconds("POLL", given["POLL"])
-    if "REDACT" in given:
-        words = given["REDACT"]
-        if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
-            raise ConfigurationError(f"REDACT must be a list of words; got {words!r}")
-        fields["redact"] = tuple(word.lower() for word in words)
-    return {key.lower(): DashboardSettings(**fields)}
-
-
-def _mapping(value: Any, known: set[str], where: str = "") -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{where}must be a dict; got {value!r}")
-    for key in value:
-        if key not in known:
-            raise ConfigurationError(f"{where}unknown key {shown_name(key)}{nearest(str(key), known)}")
-    return value
-
-
-def _flag(value: Any, where: str = "") -> bool:
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{where}must be True or False; got {value!r}")
-    return value
-
-
-def _word(value: Any, words: tuple[str, ...], where: str) -> str:
-    if value not in words:
-        raise ConfigurationError(f"{where}: {value!r} is not one of {', '.join(words)}")
-    return str(value)
-
-
-def _lasting(value: Any, where: str) -> int:
-    lasting = milliseconds(where, value)
-    if not lasting:
-        raise ConfigurationError(f"{where}: must be positive; got {value!r}")
-    return lasting
-
-
-def _positive(value: Any, where: str) -> int:
-    if _integer(value, where) < 1:
-        raise ConfigurationError(f"{where}: must be positive; got {value!r}")
-    return int(value)
-
-
-def _integer(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_INTEGER:
-        raise ConfigurationError(f"{where}: must be an integer from 0 to {MAX_INTEGER}; got {value!r}")
-    return value
 
 
 READERS = {
@@ -395,7 +333,10 @@ READERS = {
     "LIMITS": _limits,
     "SANDBOX": _sandbox,
     "MIDDLEWARE": _middleware,
-    "DASHBOARD": _dashboard,
+    "DASHBOARD": dashboard,
+    "HEALTH": health,
+    "BACKUP": backup,
+    "MONITORING": monitoring,
 }
 
 

@@ -45,6 +45,46 @@ class DashboardSettings:
     """Words in the names of values that are hidden until revealed; `*word` matches the end of a name."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class HealthSettings:
+    """The values of `settings.DJQUEUE["HEALTH"]`."""
+
+    max_wait: int = 60_000
+    """Milliseconds that a job may be due before it counts as not being claimed."""
+    lease_grace: int = 15_000
+    """Milliseconds after which an expired lease counts as stale."""
+    timeout: int = 2_000
+    """Milliseconds that all checks together may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackupSettings:
+    """The values of `settings.DJQUEUE["BACKUP"]`."""
+
+    every: int | None = 6 * 3_600_000
+    """Milliseconds between two backups that `runworkers` takes; None for none."""
+    is_every_given: bool = False
+    """Whether the project has set `every`. Jobs in the memory of one process are backed up only then."""
+    keep: int = 12
+    """Number of backups kept: the newest."""
+    folder: str | None = None
+    """Folder of the backups if STORAGES has no `djqueue_backups`; None for `djqueue_backups` in BASE_DIR."""
+    timeout: int = 3_600_000
+    """Milliseconds after which a backup is given up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitoringSettings:
+    """The values of `settings.DJQUEUE["MONITORING"]`: who may read the URLs for monitoring systems."""
+
+    token: str | None = field(default=None, repr=False)
+    """The token that clients send."""
+    token_file: str | None = None
+    """Path of a file with the token, read at every request."""
+    public: bool = False
+    """Whether the URLs need no token."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Settings:
     """The values of `settings.DJQUEUE`, converted."""
@@ -102,6 +142,9 @@ class Settings:
     middleware: tuple[str, ...] = ()
     """Dotted paths of the middleware classes, outermost first."""
     dashboard: DashboardSettings = field(default_factory=DashboardSettings)
+    health: HealthSettings = field(default_factory=HealthSettings)
+    backup: BackupSettings = field(default_factory=BackupSettings)
+    monitoring: MonitoringSettings = field(default_factory=MonitoringSettings)
 
     def policy(self, queue: str) -> QueuePolicy:
         """Return the configuration of a queue."""

@@ -13,7 +13,12 @@
     ├── StorageError                    the storage refused or failed
     │   ├── StorageUnavailableError     ... because it cannot be reached
     │   ├── SchedulerRunningError       ... because another process is the scheduler
+    │   ├── SnapshotTargetError         ... because a snapshot cannot be written to it now
+    │   ├── RestoreInProgressError      ... because a snapshot is being written to it
     │   └── QueueFullError              ... because the queue is at its capacity
+    ├── BackupError                     a backup cannot be taken or restored
+    │   ├── BackupNotFoundError         ... because there is none of this name
+    │   └── BackupDamagedError          ... because its files are not as they were written
     ├── JobError                        an operation on a job failed
     │   ├── JobNotFoundError
     │   ├── JobCancelledError
@@ -123,10 +128,40 @@ class SchedulerRunningError(StorageError):
     code = "scheduler_running"
 
 
+class SnapshotTargetError(StorageError):
+    """A snapshot can only be written to an empty storage without workers and scheduler."""
+
+    code = "snapshot_target"
+
+
+class RestoreInProgressError(StorageError):
+    """A snapshot is being written to the storage: wait until that ends; if it was interrupted, repeat it."""
+
+    code = "restore_in_progress"
+
+
 class QueueFullError(StorageError):
     """The queue is full: it has reached its MAX_SIZE."""
 
     code = "queue_full"
+
+
+class BackupError(DjqueueError):
+    """The backup cannot be taken, read or restored."""
+
+    code = "backup"
+
+
+class BackupNotFoundError(BackupError):
+    """There is no backup of this name."""
+
+    code = "backup_not_found"
+
+
+class BackupDamagedError(BackupError):
+    """The files of the backup are not as they were written."""
+
+    code = "backup_damaged"
 
 
 class JobError(DjqueueError):

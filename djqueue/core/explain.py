@@ -89,6 +89,9 @@ First the pauses of queue and group; then what the job itself waits for; whether
 of the group before the queue before the shared limiter; its turn.
 """
 
+MEANINGS = {verdict.word: verdict.meaning for verdict in VERDICTS}
+"""Meanings of the verdicts by word."""
+
 
 class Facts(NamedTuple):
     """Facts of a storage about a job at one moment; those that do not concern its state may be missing."""

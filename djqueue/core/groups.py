@@ -2,8 +2,8 @@
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Mapping
-from itertools import count, islice
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, count, islice
 from typing import Generic, NamedTuple, TypedDict, TypeVar
 
 from .enginejob import EngineJob
@@ -322,6 +322,10 @@ class Groups:
         """Return the number of jobs before a waiting job of a group, without active ones."""
         group = self._groups[self._name(job)]
         return len(group.ready) + group.group_waiting.index(job)
+
+    def held_back(self) -> Iterator[EngineJob]:
+        """Yield the jobs that are held back, those of each group in their order."""
+        return chain.from_iterable(group.group_waiting for group in self._groups.values())
 
     def overview(self, name: str) -> GroupOverview:
         """Return a group as it is now."""

@@ -1,4 +1,4 @@
-"""Metrics by minute, hour and day: counts, and how long jobs waited and ran."""
+"""Metrics by minute, hour and day, and since a queue began: counts, and how long jobs waited and ran."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +13,10 @@ from .overview import Totals
 MINUTE, HOUR = 60_000, 3_600_000
 STEPS = (MINUTE, HOUR, DAY)
 """Lengths of the stored buckets, in milliseconds."""
+ALL_TIME = 0
+"""Length of the bucket with everything since the queue began. It starts at 0 and never ends."""
+TIERS = (*STEPS, ALL_TIME)
+"""Lengths of all stored buckets."""
 MAX_BUCKETS = 50_000
 """Maximum number of buckets per queue in one answer."""
 MAX_NAMES = 200
@@ -37,6 +41,8 @@ class Histogram(NamedTuple):
 
     counts: tuple[int, ...]
     """Number of times in each part: see `BOUNDS`."""
+    sum: int = 0
+    """Sum of the times, in milliseconds."""
 
     @property
     def total(self) -> int:
@@ -45,7 +51,8 @@ class Histogram(NamedTuple):
 
     def merge(self, other: "Histogram") -> "Histogram":
         """Return the sum of both histograms."""
-        return Histogram(tuple(map(sum, zip(self.counts, other.counts, strict=True))))
+        counts = tuple(map(add, self.counts, other.counts))
+        return Histogram(counts, self.sum + other.sum)
 
     def percentile(self, share: float) -> float | None:
         """Return the milliseconds that `share` (0 to 1) of the times do not exceed; None if there are none.
@@ -101,7 +108,7 @@ class Bucket(NamedTuple):
     start: int
     """UTC milliseconds, a multiple of the step."""
     step: int
-    """Length in milliseconds."""
+    """Length in milliseconds; 0: since the queue began."""
     enqueued: int
     """Like the next six: see `Totals`. For one job name, only what workers reported is known."""
     started: int
@@ -131,27 +138,37 @@ class Tiers:
 
 DEFAULT_TIERS = Tiers()
 COUNTS = len(Totals._fields)
+NUMBERS = COUNTS + 2 * PARTS + 2
 Values = list[int]
-"""A growing bucket: counts as in `Totals`, then the parts of both histograms."""
+"""A growing bucket: counts as in `Totals`, the parts of both histograms, and the sums of both."""
 Row = tuple[str, str, int, Sequence[int]]
 """(queue, name, start, values)."""
 
 
 def new_values() -> Values:
     """Return an empty bucket."""
-    return [0] * (COUNTS + 2 * PARTS)
+    return [0] * NUMBERS
+
+
+def start_of(step: int, now: int) -> int:
+    """Return when the current bucket of a length starts."""
+    return now - now % step if step else 0
 
 
 def values_of(stats: RunStats) -> Values:
     """Return what attempts add to the bucket of their name."""
     _, _, completed, retried, failed, cancelled, wait, run = stats
     ended = completed + retried + failed + cancelled
-    return [0, ended, completed, retried, failed, cancelled, 0, *wait.counts, *run.counts]
+    return [0, ended, completed, retried, failed, cancelled, 0, *_times(wait, run)]
 
 
 def times_of(stats: RunStats) -> Values:
     """Return what attempts add to the bucket of their queue, whose counts are exact without them."""
-    return [0] * COUNTS + [*stats.wait.counts, *stats.run.counts]
+    return [0] * COUNTS + _times(stats.wait, stats.run)
+
+
+def _times(wait: Histogram, run: Histogram) -> list[int]:
+    return [*wait.counts, *run.counts, wait.sum, run.sum]
 
 
 def add_up(values: Values, more: Sequence[int]) -> None:
@@ -202,6 +219,12 @@ def assemble(rows: Iterable[Row], queues: Sequence[str] | None, span: Span, *, b
     return list(_dense(sums, [""] if queues is None else queues, span))
 
 
+def since_beginning(rows: Iterable[Row]) -> list[Bucket]:
+    """Return the buckets of stored rows of `ALL_TIME`: see `Reads.cumulative`."""
+    found = sorted((queue, name, values) for queue, name, _, values in rows)
+    return [_bucket(queue, name, 0, ALL_TIME, values) for queue, name, values in found]
+
+
 def _dense(
     sums: dict[tuple[str, str, int], Sequence[int]], queues: Sequence[str], span: Span
 ) -> Iterator[Bucket]:
@@ -216,5 +239,7 @@ def _dense(
 
 def _bucket(queue: str, name: str, start: int, step: int, values: Sequence[int]) -> Bucket:
     middle = COUNTS + PARTS
-    wait, run = Histogram(tuple(values[COUNTS:middle])), Histogram(tuple(values[middle:]))
+    *run_counts, wait_sum, run_sum = values[middle:]
+    wait = Histogram(tuple(values[COUNTS:middle]), wait_sum)
+    run = Histogram(tuple(run_counts), run_sum)
     return Bucket._make((queue, name, start, step, *values[:COUNTS], wait, run))

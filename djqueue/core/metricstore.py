@@ -5,10 +5,11 @@ from threading import Lock
 from typing import Protocol
 
 from .metrics import (
+    ALL_TIME,
     DEFAULT_TIERS,
     MAX_NAMES,
     OTHERS,
-    STEPS,
+    TIERS,
     Row,
     RunStats,
     Span,
@@ -16,6 +17,7 @@ from .metrics import (
     Values,
     add_up,
     new_values,
+    start_of,
     times_of,
     values_of,
 )
@@ -36,6 +38,9 @@ class MetricKeeper(Protocol):
     def rows(self, queues: Sequence[str] | None, span: Span, *, by_name: bool) -> Iterable[Row]:
         """Return what was added in a period, by queue (None: all) or by job name."""
 
+    def everything(self, queues: Sequence[str] | None) -> Iterable[Row]:
+        """Return what was added since the queues began (None: all), by queue and by job name."""
+
     def forget(self, queue: str) -> None:
         """Remove everything of a queue."""
 
@@ -46,7 +51,7 @@ class MetricStore:
     def __init__(self, tiers: Tiers = DEFAULT_TIERS) -> None:
         self._kept = tiers.kept()
         self._lock = Lock()
-        self._buckets: dict[int, dict[tuple[int, str, str], Values]] = {step: {} for step in STEPS}
+        self._buckets: dict[int, dict[tuple[int, str, str], Values]] = {step: {} for step in TIERS}
         """By length, then by (start, queue, name), oldest first."""
         self._names: dict[str, set[str]] = {}
 
@@ -80,6 +85,16 @@ class MetricStore:
             ]
         yield from found
 
+    def everything(self, queues: Sequence[str] | None) -> list[Row]:
+        """Return what was added since the queues began (None: all), by queue and by job name."""
+        wanted = None if queues is None else set(queues)
+        with self._lock:
+            return [
+                (queue, name, start, tuple(values))
+                for (start, queue, name), values in self._buckets[ALL_TIME].items()
+                if wanted is None or queue in wanted
+            ]
+
     def forget(self, queue: str) -> None:
         """Remove everything of a queue."""
         with self._lock:
@@ -97,11 +112,12 @@ class MetricStore:
 
     def _add(self, queue: str, name: str, values: Sequence[int], now: int) -> None:
         for step, buckets in self._buckets.items():
-            key = (now - now % step, queue, name)
+            key = (start_of(step, now), queue, name)
             bucket = buckets.get(key)
             if bucket is None:
                 bucket = buckets[key] = new_values()
-                self._make_room(buckets, now - self._kept[step])
+                if step != ALL_TIME:
+                    self._make_room(buckets, now - self._kept[step])
             add_up(bucket, values)
 
     @staticmethod

@@ -50,6 +50,12 @@ class Shard:
         """Return the queue of this name for reading; if there is none, an empty one, which is not kept."""
         return self.queues.get(name) or self._new_queue(name)
 
+    def replace(self, other: "Shard") -> None:
+        """Take over the queues and dependencies of a shard that nothing else uses, instead of its own."""
+        self.queues = other.queues
+        self.dependencies = other.dependencies
+        self._moved.clear()
+
     def changed(self, job: EngineJob) -> None:
         """Record a change in the journal that does not end the job."""
         if self.journal is not None:

@@ -3,8 +3,6 @@
 import logging
 from typing import Any
 
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.contenttypes.models import ContentType
 from django.http import HttpRequest
 
 from djqueue.core.clock import SYSTEM_CLOCK
@@ -35,6 +33,10 @@ def note(
         refused: Whether the user lacked permission.
         detail: Further details as JSON; never a payload.
     """
+    # The command line uses `record` in projects without the admin, too.
+    from django.contrib.admin.models import CHANGE, LogEntry
+    from django.contrib.contenttypes.models import ContentType
+
     user: Any = request.user
     event = record(
         user=user.get_username() or "-",

@@ -1,7 +1,6 @@
 """Data that several pages read: responses of the storage, combined, filtered for the user and cached for a
 second."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import COUNTS, NO_TIMES, Bucket, Histogram
 from djqueue.core.overview import QueueOverview
+from djqueue.core.serving import is_silent, served, silent_from
 from djqueue.core.states import State
 from djqueue.core.unhandled import Unhandled, unhandled
 
@@ -32,8 +32,6 @@ CAP = 10_000
 RECENT = 3
 """Minutes, including the current one, whose counts may still change: the storage's clocks and its delayed
 writes differ by less."""
-SILENT = 15_000
-"""Milliseconds without a heartbeat after which a worker counts as silent."""
 
 
 class QueueRow(NamedTuple):
@@ -137,7 +135,7 @@ class Board(NamedTuple):
 
     def is_silent(self, worker: WorkerInfo) -> bool:
         """Return whether a worker has sent no heartbeat for too long."""
-        return self.at - worker.seen_at > SILENT
+        return is_silent(worker, self.at)
 
     def line(self, name: str) -> QueueRow | None:
         return next((line for line in self.lines if line.name == name), None)
@@ -181,7 +179,7 @@ def changes_at(request: HttpRequest, board: Board) -> None:
             freshness.limit(request, line.row.oldest_at + line.objective)
     for worker in board.workers:
         if not board.is_silent(worker):
-            freshness.limit(request, worker.seen_at + SILENT)
+            freshness.limit(request, silent_from(worker))
 
 
 def sees_all(request: HttpRequest) -> bool:
@@ -213,7 +211,7 @@ def _board() -> Board:
     seen = storage.reads.overview()
     workers = tuple(storage.workers.all())
     names = [row.name for row in seen.queues]
-    served = _served(workers)
+    serving = served(workers)
     end = seen.at // MINUTE * MINUTE + MINUTE
     last = snapshots.last("board")
     past = _past(names, end - SHOWN * MINUTE, None if last is None else last.value.past)
@@ -228,7 +226,7 @@ def _board() -> Board:
         QueueRow(
             row,
             (*past.lines[row.name], *recent[row.name]),
-            served[row.name] + served[None],
+            serving[row.name] + serving[None],
             seen.at,
             forecast(samples[row.name]),
             tuple(strange.get(row.name, ())),
@@ -260,16 +258,6 @@ def _by_queue(names: Sequence[str], start: int, end: int) -> dict[str, tuple[Buc
     return {name: tuple(found[at * many : (at + 1) * many]) for at, name in enumerate(names)}
 
 
-def _served(workers: Sequence[WorkerInfo]) -> "Counter[str | None]":
-    """Return how many workers serve each queue; None stands for workers of all queues."""
-    served: Counter[str | None] = Counter()
-    for worker in workers:
-        if worker.state != "running":
-            continue
-        served.update((None,) if worker.queues is None else set(worker.queues))
-    return served
-
-
 def _counted(buckets: Sequence[Bucket]) -> Bucket:
     """Return the summed counts of buckets, without times."""
     first = buckets[0]
@@ -283,8 +271,11 @@ def _in_all(buckets: Sequence[Bucket]) -> Bucket:
 
 
 def _together(times: Sequence[Histogram]) -> Histogram:
-    counts = [one.counts for one in times if one is not NO_TIMES]
-    return Histogram(tuple(map(sum, zip(*counts, strict=True)))) if counts else NO_TIMES
+    some = [one for one in times if one is not NO_TIMES]
+    if not some:
+        return NO_TIMES
+    counts = map(sum, zip(*(one.counts for one in some), strict=True))
+    return Histogram(tuple(counts), sum(one.sum for one in some))
 
 
 def _mean(numbers: Sequence[int]) -> float:

@@ -87,7 +87,7 @@ class _CacheEntry:
         """Whether the value is being read in the background."""
 
 
-class Snapshots:
+class ReadCache:
     """Cached reads by key. While one thread reads a value, the others get the previous one."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -227,7 +227,7 @@ class Snapshots:
             return entry
 
 
-snapshots = Snapshots()
+snapshots = ReadCache()
 """The cache of this process."""
 
 

@@ -1,4 +1,4 @@
-"""The child processes of `runworkers`: workers, the scheduler, the mirror and the relay."""
+"""The child processes of `runworkers`: workers, the scheduler, the mirror, the relay, and backups."""
 
 import os
 import sys
@@ -9,7 +9,9 @@ from threading import Event
 
 from django.core.management.base import CommandError
 
+from djqueue.backup.schedule import is_scheduled, run_schedule, schedule_of
 from djqueue.client import get_storage
+from djqueue.conf import get_settings
 from djqueue.core.errors import ConfigurationError, DjqueueError, SchedulerRunningError
 from djqueue.operations.annotations import annotate_version
 from djqueue.operations.mirroring import is_mirrored, mirroring
@@ -48,6 +50,9 @@ def roles(
         found.append(ProcessRole("scheduler", partial(_reported, partial(run_scheduler, standby)), 0))
     if is_mirrored(storage) or storage.capabilities.has_outbox:
         found.append(ProcessRole("mirror", partial(_reported, run_mirror), 0))
+    if is_scheduled(storage, get_settings().backup):
+        # It stops with the workers, not after them: a backup can be taken later.
+        found.append(ProcessRole("backup", partial(_reported, run_backups), 1))
     for number in range(1, processes + 1):
         name = f"worker {number}"
         one = worker_id if worker_id is None or processes == 1 else f"{worker_id}-{number}"
@@ -104,6 +109,16 @@ def run_mirror(ready: Ready) -> int:
     finally:
         storage.close()
     return FINISHED
+
+
+def run_backups(ready: Ready) -> int:
+    """Take backups until a signal arrives."""
+    storage, stop = get_storage(), Event()
+    schedule = schedule_of(storage)
+    assert schedule is not None
+    with handling(CHILD_SIGNALS, lambda *_: stop.set()):
+        # The storage is not closed: a backup that does not end in time still uses it.
+        return FINISHED if run_schedule(schedule, stop, ready) else RECYCLED
 
 
 def _reported(run: Callable[[Ready], int], ready: Ready) -> int:

@@ -27,6 +27,22 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='BackupState',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('host', models.CharField(max_length=255)),
+                ('pid', models.IntegerField()),
+                ('started_at', djqueue.fields.MillisecondsField()),
+                ('ended_at', djqueue.fields.MillisecondsField(help_text='Empty while it runs, or if its process was killed.', null=True)),
+                ('name', models.CharField(blank=True, default='', help_text='The backup; empty without one.', max_length=64)),
+                ('error', models.TextField(blank=True, default='')),
+            ],
+            options={
+                'db_table': 'djqueue_backup_state',
+                'default_permissions': (),
+            },
+        ),
+        migrations.CreateModel(
             name='LimiterState',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -12,11 +12,12 @@ from .outbox import OutboxJob
 from .queues import GroupState, LimiterState, QueueState
 from .retention import RetainedJob, RetainedTotal
 from .schedules import CronJob, CronJobQuerySet, Missed, OnBlackout, Overlap, ScheduleSource
-from .workers import SchedulerLease, WorkerState
+from .workers import BackupState, SchedulerLease, WorkerState
 
 __all__ = [
     "Annotation",
     "AuditEvent",
+    "BackupState",
     "BulkKind",
     "BulkOperation",
     "BulkState",

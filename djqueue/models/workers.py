@@ -1,4 +1,4 @@
-"""Workers and the scheduler."""
+"""Workers, the scheduler, and backups."""
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -58,3 +58,21 @@ class SchedulerLease(models.Model):
 
     def __str__(self) -> str:
         return f"{self.holder} at {self.address}"
+
+
+class BackupState(models.Model):
+    """The last attempt to take a backup; a single row."""
+
+    host = models.CharField(max_length=NAME_LENGTH)
+    pid = models.IntegerField()
+    started_at = MillisecondsField()
+    ended_at = MillisecondsField(null=True, help_text="Empty while it runs, or if its process was killed.")
+    name = models.CharField(max_length=64, blank=True, default="", help_text="The backup; empty without one.")
+    error = models.TextField(blank=True, default="")
+
+    class Meta:
+        db_table = "djqueue_backup_state"
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.name or self.error

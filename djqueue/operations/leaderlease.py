@@ -1,4 +1,4 @@
-"""The lease of the process that writes the mirror: a row of one holder."""
+"""The lease of a process that does what only one may do at a time, such as writing the mirror: a row."""
 
 import os
 import secrets
@@ -79,7 +79,7 @@ class LeaderLease:
         row = self._rows().first()
         if row is None:
             self.number = self._create()
-        elif by_force or self._is_free(row):
+        elif by_force or self.is_free(row):
             self.number = self._take_from(row)
         else:
             self.number = 0  # nothing was written: any number of processes may look
@@ -123,7 +123,8 @@ class LeaderLease:
             self._mine().delete()
             self.number = 0
 
-    def _is_free(self, row: models.SchedulerLease) -> bool:
+    def is_free(self, row: models.SchedulerLease) -> bool:
+        """Return whether a process may take the lease of this row."""
         left = to_milliseconds(row.expires_at) - self._clock.now()
         # More is left than a holder ever writes if the wall clock was set back.
         is_over = not 0 < left <= 2 * TTL

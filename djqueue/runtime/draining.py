@@ -44,6 +44,7 @@ class UntilIdle(Storage):
         self._storage = storage
         self.jobs, self.queues, self.limiters = storage.jobs, storage.queues, storage.limiters
         self.workers, self.reads, self.events = storage.workers, storage.reads, storage.events
+        self.snapshots = storage.snapshots
         self.on_incidents = storage.on_incidents
 
     @property

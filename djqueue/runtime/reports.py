@@ -232,12 +232,15 @@ class Meter:
         entry = self._entries.get(key)
         if entry is None:
             entry = self._add(key)
-        entry.run[part_of(run.ended - run.since)] += 1
+        ran = max(0, run.ended - run.since)  # The wall clock may have been set back.
+        entry.run[part_of(ran)] += 1
+        entry.sums[1] += ran
         position = KINDS.get(kind)
         if position is not None:
             entry.ends[position] += 1
         if claimed.attempts == 1 and not claimed.options.depends_on:
             entry.wait[part_of(claimed.waited)] += 1
+            entry.sums[0] += claimed.waited
 
     async def close(self) -> None:
         """Send the remaining metrics."""
@@ -275,18 +278,22 @@ class Meter:
 class _MeterEntry:
     """Counts of the runs of one job name in one queue."""
 
-    __slots__ = ("ends", "run", "wait")
+    __slots__ = ("ends", "run", "sums", "wait")
 
     def __init__(self) -> None:
         self.ends = [0] * len(KINDS)
         self.wait = [0] * PARTS
         self.run = [0] * PARTS
+        self.sums = [0, 0]
+        """Sums of the times: waiting, running."""
 
     def add(self, other: "_MeterEntry") -> None:
-        for mine, others in ((self.ends, other.ends), (self.wait, other.wait), (self.run, other.run)):
-            for index, number in enumerate(others):
+        for part in self.__slots__:
+            mine = getattr(self, part)
+            for index, number in enumerate(getattr(other, part)):
                 mine[index] += number
 
     def stats(self, queue: str, name: str) -> RunStats:
-        times = Histogram(tuple(self.wait)), Histogram(tuple(self.run))
+        waited, ran = self.sums
+        times = Histogram(tuple(self.wait), waited), Histogram(tuple(self.run), ran)
         return RunStats._make((queue, name, *self.ends, *times))

@@ -9,6 +9,7 @@ A storage has a hot path, which workers and producers call for every job, and fa
     storage.workers     live workers, their commands and statistics
     storage.reads       every read: jobs, counts, pages, explanations, metrics
     storage.events      events of jobs, as they happen
+    storage.snapshots   everything that the storage holds, for backups
     storage.capabilities    what only some storages have
 
 Operations take and return lists, so that one round trip serves many jobs. Every storage guarantees:
@@ -50,6 +51,7 @@ from .facets import EventHandler as EventHandler
 from .facets import Events, Jobs, Limiters, Queues, Workers
 from .facets import Unsubscribe as Unsubscribe
 from .reads import Reads
+from .snapshots import Snapshots
 
 logger = logging.getLogger("djqueue.storage")
 
@@ -69,6 +71,7 @@ class Storage(ABC):
     workers: Workers
     reads: Reads
     events: Events
+    snapshots: Snapshots
 
     on_incidents: Callable[[Sequence[Incident]], None] | None = None
     """Callback for transitions that this storage's own calls made and no worker reported: attempts that

@@ -13,6 +13,7 @@ from djqueue.core.sharing import LimiterPolicy
 
 from .capabilities import Capabilities
 from .engined import EngineStorage
+from .enginesnapshots import EngineSnapshots
 
 
 class MemoryStorage(EngineStorage):
@@ -52,6 +53,7 @@ class MemoryStorage(EngineStorage):
         self.workers = self.engine.workers
         self.reads = MemoryReads(self.engine, self.describe)
         self.events = self.engine.events
+        self.snapshots = EngineSnapshots(self.engine)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -162,6 +162,23 @@ class Reads(Protocol):
         """
 
     @abstractmethod
+    def stale_leases(self, grace: int) -> dict[str, int]:
+        """Return, by queue, the number of active jobs whose lease expired more than `grace` milliseconds ago.
+
+        A sweep takes such jobs back, so they remain only where nothing sweeps.
+        """
+
+    @abstractmethod
+    def cumulative(self, queues: Sequence[str] | None = None) -> list[Bucket]:
+        """Return the metrics of queues since they began (None: of all queues), each queue with one bucket
+        for all its jobs and one for each job name.
+
+        Numbers only rise, also when schedulers or workers restart, until the queue is obliterated; those of
+        the memory storage begin with its process. Counts are as of the last `sweep`. A queue or job name in
+        which nothing happened has no bucket.
+        """
+
+    @abstractmethod
     def diagnostics(self) -> Diagnostics:
         """Describe the storage: location, version, memory, persistence, scheduler. Never contains a secret.
 

@@ -2,7 +2,7 @@
 
 `overview`: the first page, and that of queues, of 200 queues against 20; each queue has waiting jobs and
 an hour of metrics. `lists`: lists of a million jobs in the tables against those of ten thousand. `unchanged`:
-what an open page that has not changed costs against one that has.
+what an open page that has not changed costs against one that has. `scrapes`: the metrics of a million jobs.
 
 Each figure is the quickest of some, as others use a machine, too; both sides of a ratio are of one process.
 `python -m tests.servers postgresql` before the command measures that database.
@@ -27,9 +27,14 @@ MINUTE = 60_000
 def main() -> int:
     """Measure, and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pages", description=__doc__)
-    parser.add_argument("what", choices=["overview", "lists", "unchanged"])
+    parser.add_argument("what", choices=["overview", "lists", "unchanged", "scrapes"])
     parser.add_argument("--storage", choices=sorted(STORAGES), action="append", help="default: all")
-    parser.add_argument("--rows", type=int, action="append", help="of lists (default: 10,000 and 1,000,000)")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        action="append",
+        help="of lists (default: 10,000 and 1,000,000), and jobs of scrapes",
+    )
     parser.add_argument("--samples", type=int, default=25)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, django_in(folder):
@@ -38,6 +43,12 @@ def main() -> int:
             for name in options.storage or sorted(STORAGES):
                 with STORAGES[name]() as storage:
                     measure(name, storage, options.samples)
+        elif options.what == "scrapes":
+            from tests.benchmarks import scrapes
+
+            for name in options.storage or sorted(STORAGES):
+                with STORAGES[name]() as storage:
+                    scrapes.measure(name, storage, max(options.rows or [1_000_000]), options.samples)
         else:
             from tests.benchmarks import lists
 

@@ -25,6 +25,7 @@ def test_a_status_is_read_whatever_the_name_contains() -> None:
         ("python", (None, ""), tree.SUPERVISOR),
         ("dq:scheduler", (tree.SUPERVISOR, "python"), tree.SCHEDULER),
         ("dq:mirror", (tree.SUPERVISOR, "python"), tree.MIRROR),
+        ("dq:backup", (tree.SUPERVISOR, "python"), tree.BACKUP),
         ("dq:worker-2", (tree.SUPERVISOR, "python"), tree.WORKER),
         ("dq:worker-2", (tree.WORKER, "dq:worker-2"), tree.KEEPER),
         ("dq:template", (tree.WORKER, "dq:worker-2"), tree.TEMPLATE),

@@ -83,14 +83,14 @@ def test_a_span_has_the_longest_buckets_that_fit_it() -> None:
 
 def test_longer_steps_are_made_of_shorter_buckets() -> None:
     one = new_values()
-    one[0], one[-1] = 2, 1
+    one[0], one[-3], one[-1] = 2, 1, 9
     rows = [("q", "", start, one) for start in (0, MINUTE, 4 * MINUTE)]
 
     found = assemble(rows, ["q"], span_of(0, 6 * MINUTE, 3 * MINUTE), by_name=False)
 
-    assert [(bucket.start, bucket.enqueued, bucket.run.total) for bucket in found] == [
-        (0, 4, 2),
-        (3 * MINUTE, 2, 1),
+    assert [(bucket.start, bucket.enqueued, bucket.run.total, bucket.run.sum) for bucket in found] == [
+        (0, 4, 2, 18),
+        (3 * MINUTE, 2, 1, 9),
     ]
 
 

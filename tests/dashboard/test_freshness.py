@@ -33,7 +33,7 @@ STATEMENTS = 7
 
 
 class Viewer:
-    """Somebody with an open page, who looks again and again. Snapshots never are what made it the same."""
+    """Somebody with an open page, who looks again and again. ReadCache never are what made it the same."""
 
     def __init__(self, page: str, client: Any = None) -> None:
         self.client = client or logged_in(make_superuser())

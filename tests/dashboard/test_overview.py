@@ -6,6 +6,7 @@ import pytest
 
 from djqueue import Queue
 from djqueue.client import get_storage
+from djqueue.core import serving
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import StorageUnavailableError
@@ -111,7 +112,7 @@ def test_schedules_that_are_late_are_named(client, memory):
 def test_workers_that_have_been_silent_are_named(client, memory, monkeypatch):
     board = queries._board()
     heard = WorkerInfo("w1", "host", 7, None, ("emails",), 4, board.at, board.at, 2)
-    quiet = heard._replace(id="w2", seen_at=board.at - queries.SILENT - 1, pid=8)
+    quiet = heard._replace(id="w2", seen_at=board.at - serving.SILENT - 1, pid=8)
     monkeypatch.setattr(queries, "_board", lambda: board._replace(workers=(heard, quiet)))
     response = shown(client)
     assert [one.pid for one in response.context["silent"]] == [8]
@@ -122,7 +123,7 @@ def test_workers_that_have_been_silent_are_named(client, memory, monkeypatch):
 def test_silent_workers_of_hidden_queues_are_neither_named_nor_counted(client, memory, monkeypatch, settings):
     board = queries._board()
     silent = WorkerInfo(
-        "w1", "host", 7, ("secret",), ("emails",), 4, board.at, board.at - queries.SILENT - 1, 2
+        "w1", "host", 7, ("secret",), ("emails",), 4, board.at, board.at - serving.SILENT - 1, 2
     )
     monkeypatch.setattr(queries, "_board", lambda: board._replace(workers=(silent,)))
     assert health(client)["Silent workers"] == ("1", "bad")

@@ -6,7 +6,7 @@ import pytest
 
 from djqueue.core.deadline import remaining, within
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.dashboard.snapshot import FRESH, MAX_ENTRIES, SLOW, Snapshots
+from djqueue.dashboard.snapshot import FRESH, MAX_ENTRIES, SLOW, ReadCache
 from djqueue.testing.clock import FakeClock
 from tests.support import eventually
 
@@ -18,7 +18,7 @@ def clock():
 
 @pytest.fixture
 def snapshots(clock):
-    return Snapshots(clock)
+    return ReadCache(clock)
 
 
 def test_what_was_read_is_shown_for_a_second(snapshots, clock):

@@ -10,7 +10,7 @@ import types
 import unittest
 from collections.abc import Awaitable
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -21,12 +21,14 @@ from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand, DjangoHelpFormatter
 from django.test import RequestFactory, override_settings
 from django.utils.module_loading import import_string
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 import djqueue
 from djqueue import Backoff, Queue, Worker, checks, conf, jobchecks, signals
 from djqueue.client import registry
 from djqueue.client.declared import declared
-from djqueue.conf import readers
+from djqueue.conf import BackupSettings, readers
+from djqueue.contrib.metrics.collector import DEFINITIONS
 from djqueue.contrib.spark.pipeline.main import parser as spark_parser
 from djqueue.contrib.spark.read_options import BATCH_OPTIONS, STREAM_OPTIONS
 from djqueue.contrib.spark.read_options import OPTIONS as READ_OPTIONS
@@ -40,6 +42,7 @@ from djqueue.core.options import PARSERS, EnqueueOptions, parse_options
 from djqueue.core.permissions import Permissions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import TRANSITIONS, State
+from djqueue.operations.health import CHECKS, STORAGE
 from djqueue.schedules import Schedule, parse_schedule
 from djqueue.schedules.words import PARSERS as SCHEDULE_WORDS
 from djqueue.storage.base import Storage
@@ -197,6 +200,8 @@ def check_command(words: list[str]) -> None:
         check_management_command(words[2:])
     elif words[:3] == ["python", "-m", "djqueue.contrib.spark"]:
         spark_parser().parse_args(words[3:])
+    elif words[:3] == ["python", "-m", "djqueue.contrib.metrics"]:
+        assert words[3] == ">"
     elif words[0] == "make":
         targets = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert words[1] in targets
@@ -230,6 +235,19 @@ def test_the_units_start_the_workers_with_flags_that_exist():
 # The tables in it.
 
 
+def test_the_table_of_prometheus_metrics_is_complete():
+    kinds = {CounterMetricFamily: "counter", GaugeMetricFamily: "gauge", HistogramMetricFamily: "histogram"}
+    rows = {row[0].removesuffix("_total"): (row[1], row[2]) for row in table("metrics.md", "metrics")}
+
+    assert rows == {name: (kinds[one.kind], "`, `".join(one.labels)) for name, one in DEFINITIONS.items()}
+
+
+def test_the_table_of_monitoring_is_complete():
+    keys = {field.name.upper() for field in fields(conf.MonitoringSettings)}
+
+    assert {*first_cells("metrics.md", "monitoring")} == keys
+
+
 def test_the_table_of_signals_is_complete():
     assert first_cells("signals.md", "signals") == list(signals.ALL)
 
@@ -252,6 +270,15 @@ def test_the_table_of_settings_is_complete():
         assert vars(conf.read_settings({key: eval(default)})) == vars(conf.Settings()), key
 
 
+def test_the_tables_of_health_checks_are_complete():
+    rows = table("health.md", "health")
+
+    assert first_cells("health.md", "checks") == [STORAGE, *CHECKS]
+    assert {row[0] for row in rows} == known_keys("HEALTH", {"?": 1})
+    given = {key: eval(default) for key, _, default, _ in rows}
+    assert conf.read_settings({"HEALTH": given}).health == conf.HealthSettings()
+
+
 def test_the_tables_of_policies_are_complete():
     policies, letters = table("settings.md", "policies"), table("settings.md", "dead letters")
 
@@ -268,6 +295,18 @@ def test_the_tables_of_policies_are_complete():
     assert conf.read_settings({"QUEUES": {"q": given}}).policy("q") == QueuePolicy()
     assert {key.lower() for key in given} == QueuePolicy.__dataclass_fields__.keys()
     assert {key.lower() for key in given["DEAD_LETTERS"]} == DeadLetterPolicy.__dataclass_fields__.keys()
+
+
+def test_the_table_of_backups_is_complete():
+    rows = table("backups.md", "backup")
+
+    assert {row[0] for row in rows} == known_keys("BACKUP", {"?": 1})
+    given = {row[0]: SIX_HOURS_AND_ONE.get(row[2]) or eval(row[2]) for row in rows}
+    read = conf.read_settings({"BACKUP": given}).backup
+    assert replace(read, is_every_given=False) == BackupSettings()
+
+
+SIX_HOURS_AND_ONE = {"six hours": 21_600, "one hour": 3_600}
 
 
 def known_keys(setting: str, value: object) -> set[str]:

@@ -147,11 +147,11 @@ def test_without_options_a_supervisor_runs_the_scheduler_and_a_worker(shop: Shop
     with shop.start() as workers:
         shop.is_up()
         pids = shop.pids()
-        assert set(pids) == {"scheduler", "worker 1"}
+        assert set(pids) == {"scheduler", "backup", "worker 1"}
         assert shop.state()["pid"] == workers.process.pid
         assert shop.call("where.enqueue_and_wait(wait=20)")[0] == pids["worker 1"]
         names = {name: Path(f"/proc/{pid}/comm").read_text().strip() for name, pid in pids.items()}
-        assert names == {"scheduler": "dq:scheduler", "worker 1": "dq:worker-1"}
+        assert names == {"scheduler": "dq:scheduler", "backup": "dq:backup", "worker 1": "dq:worker-1"}
         listed = shop.run(
             "from djqueue.client import get_storage\n"
             "answer = [(one.pid, one.supervisor) for one in get_storage().workers.all()]"
@@ -182,7 +182,7 @@ def test_reload_is_one_process_unless_an_option_needs_the_supervisor(shop: Shop)
         assert workers.ends() == 0
     with shop.start("--reload", "--processes", "2", log="second.txt") as workers:
         shop.is_up()
-        assert set(shop.pids()) == {"scheduler", "worker 1", "worker 2"}
+        assert set(shop.pids()) == {"scheduler", "backup", "worker 1", "worker 2"}
         workers.signal()
         assert workers.ends() == 0
 
@@ -192,7 +192,7 @@ def test_the_scheduler_and_two_workers_run_the_jobs(shop: Shop) -> None:
         shop.is_up()
         pids = shop.pids()
         pid, _ = shop.call("where.enqueue_and_wait(wait=20)")
-        assert set(pids) == {"scheduler", "worker 1", "worker 2"}
+        assert set(pids) == {"scheduler", "backup", "worker 1", "worker 2"}
         assert pid in (pids["worker 1"], pids["worker 2"])
         assert Path(f"/proc/{pids['scheduler']}/comm").read_text() == "dq:scheduler\n"
 
@@ -493,12 +493,21 @@ def test_systemd_is_notified(shop: Shop, systemd: socket.socket) -> None:
         assert workers.ends() == 0
 
 
+def test_the_watchdog_of_systemd_is_answered(shop: Shop, systemd: socket.socket) -> None:
+    environment = {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "3000000"}
+    with shop.start(env=environment) as workers:
+        received = [systemd.recv(4_096) for _ in range(3)]
+        assert received.count(b"WATCHDOG=1") >= 2
+        workers.signal()
+        assert workers.ends() == 0
+
+
 def test_on_redis_the_mirror_is_a_process(tmp_path: Path, redis_server: Any) -> None:
     redis_server.clean()
     shop = Shop(tmp_path, ON_REDIS % redis_server.url)
     with shop.start("--processes", "2") as workers:
         shop.is_up()
-        assert set(shop.pids()) == {"mirror", "worker 1", "worker 2"}
+        assert set(shop.pids()) == {"mirror", "backup", "worker 1", "worker 2"}
         shop.call("where.enqueue_and_wait(wait=20)")
         count = "from djqueue.models import Job; answer = Job.objects.filter(state='completed').count()"
         eventually(lambda: shop.run(count) == 1, timeout=30)

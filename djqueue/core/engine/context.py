@@ -60,7 +60,7 @@ class EngineContext:
         """True if the producers of some queue wait for room."""
         shards = shard_count(cores if cores is not None else os.cpu_count())
         self.mask = shards - 1
-        self.shards = [Shard(journal, self._new_queue) for _ in range(shards)]
+        self.shards = [Shard(journal, self.new_queue) for _ in range(shards)]
         self.processing = [ProcessingShard() for _ in range(shards)]
         self.least_token = clock.now() << 20
         """Claims made by earlier engines have lower tokens."""
@@ -115,7 +115,8 @@ class EngineContext:
             serving = serving[first:] + serving[:first]
         return serving
 
-    def _new_queue(self, name: str) -> JobQueue:
+    def new_queue(self, name: str) -> JobQueue:
+        """Return a new queue with its configuration."""
         policy = self.policy(name)
         return JobQueue(
             name,

@@ -1,6 +1,7 @@
 """Reads of the engine's jobs, queues, groups and metrics."""
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 
@@ -10,7 +11,7 @@ from ..explain import Explanation, decide
 from ..graph import MAX_FLOW_JOBS, FlowGraph, FlowNode, JobLink, explore, link, walked
 from ..groups import GroupOverview
 from ..job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
-from ..metrics import Bucket, assemble, span_of
+from ..metrics import Bucket, assemble, since_beginning, span_of
 from ..options import JobKey
 from ..overview import GroupsOverview, Overview, QueueOverview
 from ..pages import JobPage, mark_of, page_of, position_of
@@ -258,6 +259,15 @@ class EngineReads:
                 queue.tally.totals(finished.completions),
             )
 
+    def stale_leases(self, grace: int) -> dict[str, int]:
+        """Return the number of active jobs by queue whose lease expired more than `grace` ms ago."""
+        until = self._context.clock.monotonic() - grace
+        found: Counter[str] = Counter()
+        for processing in self._context.processing:
+            with processing.lock:
+                found.update(job.queue for job in processing.active.values() if job.lease_until < until)
+        return dict(found)
+
     def change_version(self) -> str | None:
         """Return an opaque version of all queues, jobs and workers."""
         context = self._context
@@ -277,6 +287,10 @@ class EngineReads:
         rows: Iterable[tuple[str, str, int, Sequence[int]]]
         rows = self._context.metrics.rows(queues, span, by_name=by_name)
         return assemble(rows, queues, span, by_name=by_name)
+
+    def cumulative(self, queues: Sequence[str] | None = None) -> list[Bucket]:
+        """Return the metrics of queues since they began."""
+        return since_beginning(self._context.metrics.everything(queues))
 
     def findings(self) -> Sequence[Finding]:
         """Return problems of the storage's servers: the engine has none."""

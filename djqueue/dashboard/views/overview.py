@@ -12,6 +12,7 @@ from djqueue.client import get_storage
 from djqueue.core.errors import StorageError
 from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import Bucket
+from djqueue.core.serving import unserved
 from djqueue.core.states import State
 from djqueue.dashboard import (
     annotations,
@@ -125,7 +126,7 @@ def _health(
     silent: int,
     overdue: int,
 ) -> list[Fact]:
-    alone = [line for line in board.lines if line.backlog and not line.workers and not line.row.paused]
+    alone = unserved([line.row for line in board.lines], board.workers)
     oldest = max((line.age for line in board.lines), default=0)
     waits = spans.shown(oldest) if oldest else _("none")
     since = min((line.row.oldest_at for line in board.lines if line.age and line.row.oldest_at), default=None)

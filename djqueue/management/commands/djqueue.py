@@ -11,10 +11,12 @@ from djqueue.core.errors import DjqueueError
 from djqueue.core.shown import in_one_line
 from djqueue.management.verbs import (
     annotations,
+    backup,
     changes,
     controls,
     cron,
     dead,
+    health,
     jobs,
     mirrored,
     stats,
@@ -23,7 +25,7 @@ from djqueue.management.verbs import (
 from djqueue.management.verbs.base import Output, Verbs
 
 HELP = "Manage the jobs, schedules and workers of this project."
-GROUPS = (stats, jobs, changes, controls, dead, cron, workers, annotations, mirrored)
+GROUPS = (stats, jobs, changes, controls, dead, cron, workers, annotations, backup, mirrored, health)
 """Modules with verbs, in the order of the help."""
 
 
@@ -37,6 +39,12 @@ class Command(BaseCommand):
         verbs = Verbs(parser.add_subparsers(dest="action", metavar="ACTION", required=True))
         for group in GROUPS:
             group.add(verbs)
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Run the command; `doctor` reports what the system checks find instead of stopping at it."""
+        if options.get("action") == "doctor":
+            options["skip_checks"] = True
+        return super().execute(*args, **options)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run one verb."""

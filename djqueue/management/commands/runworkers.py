@@ -14,6 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, DjangoHelpFormatter
 from django.utils import autoreload
 
+from djqueue.backup.schedule import backing_up
 from djqueue.client import get_storage, registry
 from djqueue.client.envelope import queue_of
 from djqueue.conf import get_settings
@@ -52,8 +53,9 @@ HELP = """Run the jobs of all @job functions in the jobs.py modules of the insta
 
 This process becomes a supervisor. It starts one worker process, or --processes of them, and restarts those
 that crash. Each worker process runs up to --concurrency jobs at once: async functions on its event loop,
-others on threads. A further process is the scheduler of the database storage, or the mirror of Redis; it runs
-no jobs. --single-process does everything in this process, as do storages of one process, and --reload.
+others on threads. Further processes run no jobs: one is the scheduler of the database storage, or the mirror
+of Redis, and one takes backups. --single-process does everything in this process, as do storages of one
+process, and --reload.
 
 Jobs with executor="isolated" or "subprocess" (on @job, their queue or in DJQUEUE) run in more processes,
 which the worker processes start as needed, one for each such job that runs.
@@ -264,7 +266,8 @@ class Command(BaseCommand):
                     with self._running_celery():
                         serve(worker, CHILD_SIGNALS)
                 else:
-                    with mirroring(worker.storage), relaying(worker.storage), self._running_celery():
+                    storage = worker.storage
+                    with mirroring(storage), relaying(storage), backing_up(storage), self._running_celery():
                         self._serve(worker, verbosity)
             except DjqueueError as error:
                 raise CommandError(str(error)) from error

@@ -33,6 +33,12 @@ def reloading() -> None:
     notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1_000}")
 
 
+def keep_alive() -> None:
+    """Notify systemd that this process works, if its unit has `WatchdogSec`."""
+    if "WATCHDOG_USEC" in os.environ and os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
+        notify("WATCHDOG=1")
+
+
 class HealthFile:
     """A JSON file with the state of the children, rewritten regularly while the supervisor works.
 

@@ -303,6 +303,7 @@ class Supervisor:
                 logger.error("Process %d (%s) did not stop in time and is killed.", child.pid, child.name)
                 child.kill_at = None
                 child.send(signal.SIGKILL)
+        notices.keep_alive()
         if self._health is not None and now - self._health_at >= HEALTH:
             self._health_at = now
             self._write_health(self._health)

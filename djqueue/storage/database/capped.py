@@ -5,7 +5,7 @@ Each statement reads a bounded number of jobs for each queue and state.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.db import connections
 from django.db.models import Case, F, When
@@ -25,6 +25,8 @@ from djqueue.storage.tables.inspector import DatabaseInspector
 
 CAP = 10_000
 """Maximum jobs to count in a queue and state."""
+DETAILED = frozenset({State.WAITING, State.DELAYED})
+"""States whose jobs are counted by name, with the earliest time."""
 BLOCKED = 200
 """Maximum blocked jobs of a queue to search for dependents."""
 AT_ONCE = 50
@@ -183,14 +185,16 @@ def _earliest(parts: Sequence[JobCountPart]) -> int | None:
 def _parts(alias: str, queues: Sequence[str]) -> Iterator[JobCountPart]:
     connection = connections[alias]
     statements: list[str] = []
-    values: list[Any] = []
+    values: list[str] = []
+    # Compiling one for each queue and state would take as long as counting.
+    compiled = {detailed: _first(alias, detailed=detailed) for detailed in (True, False)}
     for place, queue in enumerate(queues):
         for at, state in enumerate(State):
-            inner, given = _first(alias, queue, state)
-            statements.append(
-                f"SELECT {place}, {at}, name, COUNT(*), MIN(since) FROM ({inner}) part GROUP BY name"
-            )
-            values += given
+            detailed = state in DETAILED
+            of_each = "name, COUNT(*), MIN(since)" if detailed else "'', COUNT(*), NULL"
+            by = "GROUP BY name" if detailed else ""
+            statements.append(f"SELECT {place}, {at}, {of_each} FROM ({compiled[detailed]}) part {by}")
+            values += [queue, state.value]
     with connection.cursor() as cursor:
         cursor.execute(" UNION ALL ".join(statements), values)
         states = list(State)
@@ -198,10 +202,15 @@ def _parts(alias: str, queues: Sequence[str]) -> Iterator[JobCountPart]:
             yield JobCountPart(queues[place], states[at], name, count, since)
 
 
-def _first(alias: str, queue: str, state: State) -> tuple[str, Sequence[Any]]:
-    """Return SQL and parameters that select names and times of a bounded number of jobs in a state."""
+def _first(alias: str, *, detailed: bool) -> str:
+    """Return SQL that selects a bounded number of jobs, with names and times if `detailed`.
+
+    Its parameters are a queue and a state.
+    """
+    jobs = models.Job.objects.using(alias).filter(queue="queue", state="state")
     since = Case(When(run_at__gt=F("created_at"), then=F("run_at")), default=F("created_at"))
-    jobs = models.Job.objects.using(alias).filter(queue=queue, state=state.value)
-    wanted = jobs.values_list("name").annotate(since=since)[: CAP + 1]
-    statement: tuple[str, Sequence[Any]] = wanted.query.get_compiler(alias).as_sql()
-    return statement
+    # Ids alone come from an index, without the rows.
+    wanted = jobs.values_list("name").annotate(since=since) if detailed else jobs.values_list("id")
+    statement, parameters = wanted[: CAP + 1].query.get_compiler(alias).as_sql()
+    assert tuple(parameters) == ("queue", "state")
+    return str(statement)

@@ -44,7 +44,7 @@ from djqueue.storage.tables.inspector import DatabaseInspector
 from .address import Address, parse_address
 from .export import DatabaseExport
 from .lease import SchedulerLease, present_holder
-from .operations import AnsweredBy, Operation, operation_of
+from .operations import FLUSH, AnsweredBy, Operation, operation_of
 from .producer import Inserter
 from .remote import Remote
 from .scheduler import SchedulerStorage
@@ -192,6 +192,13 @@ class ClientStorage:
                 for at, answer in zip(again, self._inserter.insert([some], wake), strict=True):
                     answers[at] = answer
         return answers
+
+    def flush(self) -> None:
+        """Let the scheduler write what is not in the tables yet, if it responds."""
+        try:
+            self._remote.ask(FLUSH.name)
+        except StorageUnavailableError as error:
+            logger.debug("Reading the tables as they are, because no scheduler answered: %s", error)
 
     def _changed_by_now(self, queue: str, believed: Mapping[str, State | None]) -> dict[str, State]:
         """Return the jobs whose state differs in the scheduler, if it responds; the tables agree when this

@@ -221,6 +221,12 @@ class DatabaseReads(Reads):
     ) -> list[Bucket]:
         return self._ask(Reads.series, _listed(queues), start, end, step, by_name)
 
+    def stale_leases(self, grace: int) -> dict[str, int]:
+        return self._ask(Reads.stale_leases, grace)
+
+    def cumulative(self, queues: Sequence[str] | None = None) -> list[Bucket]:
+        return self._ask(Reads.cumulative, _listed(queues))
+
     def diagnostics(self) -> Diagnostics:
         answer = self._ask(Reads.diagnostics)
         location = DiagnosticLine("storage.where", "Storage", "Location", self._storage.describe())

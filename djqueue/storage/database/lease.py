@@ -19,15 +19,23 @@ from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import StorageUnavailableError
 
 from ..tables.clock import set_right
-from ..tables.holders import LeaseHolder, boot_of, died_here, host_name, lives_here, start_mark
+from ..tables.holders import (
+    ABANDONED,
+    RELEASED,
+    SCHEDULER_LEASE,
+    LeaseHolder,
+    boot_of,
+    died_here,
+    host_name,
+    lives_here,
+    start_mark,
+)
 
-NAME = "scheduler"
+NAME = SCHEDULER_LEASE
 TTL = 10_000
 """Default of SCHEDULER_LEASE: milliseconds for which the row is valid unless it is renewed."""
 BLOCKED = 1_000
 """Milliseconds that a write may wait for another process's lock; the holder may have been waiting as well."""
-RELEASED, ABANDONED = 0, 1
-"""Expiry times of a lease that was released, and of one whose process was killed."""
 RUNS_NOTHING = (
     "This process runs no jobs until that scheduler stops; to run jobs now, start this process with "
     "--standby work."
@@ -199,6 +207,10 @@ class SchedulerLease:
         """Record the wall clock that the jobs' times follow, for the next scheduler."""
         self.missed_step = 0
         self._rows().filter(holder=self._holder, generation=self._generation).update(clock_offset=offset)
+
+    def forget_clock(self) -> None:
+        """Record no wall clock: the jobs' times follow none that the next scheduler could compare."""
+        self._rows().filter(holder=self._holder, generation=self._generation).update(clock_offset=None)
 
     def move(self, address: str) -> None:
         """Store the address of the socket."""

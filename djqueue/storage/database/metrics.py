@@ -8,17 +8,20 @@ import msgpack
 
 from djqueue import models
 from djqueue.core.metrics import (
+    ALL_TIME,
     COUNTS,
     MAX_NAMES,
+    MINUTE,
     OTHERS,
     PARTS,
-    STEPS,
+    TIERS,
     RunStats,
     Span,
     Tiers,
     Values,
     add_up,
     new_values,
+    start_of,
     times_of,
     values_of,
 )
@@ -46,6 +49,8 @@ class DatabaseMetrics:
         self._journal = journal
         self._lock = Lock()
         self._growing: dict[Key, Values] = {}
+        self._pruned = 0
+        """When ended buckets were last removed from memory."""
         self._names: dict[str, set[str]] = {}
 
     def count(self, queue: str, counts: Sequence[int], now: int) -> None:
@@ -66,6 +71,10 @@ class DatabaseMetrics:
         """Return the values in a span of time, by queue or by job name."""
         return read(self._alias, queues, span, by_name=by_name)
 
+    def everything(self, queues: Sequence[str] | None) -> Iterator[Found]:
+        """Return the values since the queues began, by queue and by job name."""
+        return read_everything(self._alias, queues)
+
     def forget(self, queue: str) -> None:
         """Delete a queue's buckets."""
         with self._lock:
@@ -74,16 +83,21 @@ class DatabaseMetrics:
             self._journal.metrics_gone(queue)
 
     def _add(self, changes: Sequence[tuple[str, str, Sequence[int]]], now: int) -> None:
-        keys = [(*change[:2], step, now - now % step) for change in changes for step in STEPS]
+        keys = [(*change[:2], step, start_of(step, now)) for change in changes for step in TIERS]
         self._load({key for key in keys if key not in self._growing})
         for place, key in enumerate(keys):
-            add_up(self._growing[key], changes[place // len(STEPS)][2])
+            add_up(self._growing[key], changes[place // len(TIERS)][2])
         for key in set(keys):
             self._journal.metric_changed(key, _row(key, self._growing[key]))
-        if len(self._growing) > 2 * len(keys):
-            grown = [key for key in self._growing if key[2] + key[3] + GROWING < now]
-            for key in grown:
-                del self._growing[key]
+        self._prune(now)
+
+    def _prune(self, now: int) -> None:
+        if start_of(MINUTE, now) == self._pruned:
+            return
+        self._pruned = start_of(MINUTE, now)
+        ended = [key for key in self._growing if key[2] != ALL_TIME and key[2] + key[3] + GROWING < now]
+        for key in ended:
+            del self._growing[key]
 
     def _load(self, missing: set[Key]) -> None:
         """Load buckets that an earlier scheduler may have started."""
@@ -102,7 +116,7 @@ class DatabaseMetrics:
     def _name(self, queue: str, name: str) -> str:
         names = self._names.get(queue)
         if names is None:
-            there = _buckets(self._alias).filter(queue=queue, tier=STEPS[-1]).exclude(name="")
+            there = _buckets(self._alias).filter(queue=queue, tier=ALL_TIME).exclude(name="")
             names = self._names[queue] = set(there.values_list("name", flat=True).distinct())
         if name not in names and len(names - {OTHERS}) >= MAX_NAMES:
             return OTHERS
@@ -113,7 +127,15 @@ class DatabaseMetrics:
 def read(alias: str, queues: Sequence[str] | None, span: Span, *, by_name: bool) -> Iterator[Found]:
     """Return the buckets in a span of time, by queue or by job name."""
     found = _buckets(alias).filter(tier=span.tier, start__gte=span.start, start__lt=span.end)
-    found = found.exclude(name="") if by_name else found.filter(name="")
+    return _of(found.exclude(name="") if by_name else found.filter(name=""), queues)
+
+
+def read_everything(alias: str, queues: Sequence[str] | None) -> Iterator[Found]:
+    """Return the buckets with everything since the queues began, by queue and by job name."""
+    return _of(_buckets(alias).filter(tier=ALL_TIME), queues)
+
+
+def _of(found: Any, queues: Sequence[str] | None) -> Iterator[Found]:
     if queues is None:
         yield from _read(found)
         return
@@ -139,21 +161,25 @@ def _buckets(alias: str) -> Any:
 def _read(found: Any) -> Iterator[Found]:
     for queue, name, _, start, *values in raw_values(found, BUCKET):
         counts, (wait, run) = values[:COUNTS], values[COUNTS:]
-        yield queue, name, start, [*counts, *_unpack(wait), *_unpack(run)]
+        wait_sum, *wait = _unpack(wait)
+        run_sum, *run = _unpack(run)
+        yield queue, name, start, [*counts, *wait, *run, wait_sum, run_sum]
 
 
 def _row(key: Key, values: Values) -> Row:
     middle = COUNTS + PARTS
-    return (*key, *values[:COUNTS], _pack(values[COUNTS:middle]), _pack(values[middle:]))
+    *run, wait_sum, run_sum = values[middle:]
+    return (*key, *values[:COUNTS], _pack(wait_sum, values[COUNTS:middle]), _pack(run_sum, run))
 
 
-def _pack(counts: Sequence[int]) -> bytes:
-    """Encode a histogram without its trailing empty parts."""
+def _pack(total: int, counts: Sequence[int]) -> bytes:
+    """Encode a histogram: its sum, then its parts without the trailing empty ones."""
     many = max((part for part, count in enumerate(counts, 1) if count), default=0)
-    packed: bytes = msgpack.packb(list(counts[:many]))
+    packed: bytes = msgpack.packb([total, *counts[:many]])
     return packed
 
 
 def _unpack(data: bytes) -> list[int]:
-    counts: list[int] = msgpack.unpackb(data)
-    return counts + [0] * (PARTS - len(counts))
+    """Return the sum of a histogram, then all its parts."""
+    numbers: list[int] = msgpack.unpackb(data)
+    return numbers + [0] * (1 + PARTS - len(numbers))

@@ -168,6 +168,8 @@ _TABLE: tuple[tuple[Callable[..., Any], AnsweredBy, dict[str, Any]], ...] = (
     (Reads.change_version, SCHEDULER_OR_TABLES, {}),
     (Reads.groups, SCHEDULER_OR_TABLES, {}),
     (Reads.series, TABLES, {}),
+    (Reads.stale_leases, SCHEDULER_OR_TABLES, {}),
+    (Reads.cumulative, TABLES, {}),
     (Reads.diagnostics, SCHEDULER_OR_TABLES, {}),
 )
 _BY_METHOD = {method: Operation(_name(method), who, **rest) for method, who, rest in _TABLE}
@@ -178,10 +180,12 @@ ENQUEUE_WRITTEN = Operation("enqueue_written", SCHEDULER)
 """The same, answered once the jobs are committed."""
 SETTLED = Operation("settled", SCHEDULER)
 """States of jobs that the tables have, too, when the answer comes."""
+FLUSH = Operation("gate.flush", SCHEDULER)
+"""Write what is not in the tables yet."""
 
 OPERATIONS = {
     operation.name: operation
-    for operation in (*_BY_METHOD.values(), ENQUEUE_AT_ONCE, ENQUEUE_WRITTEN, SETTLED)
+    for operation in (*_BY_METHOD.values(), ENQUEUE_AT_ONCE, ENQUEUE_WRITTEN, SETTLED, FLUSH)
 }
 """Every operation of the socket, by name."""
 

@@ -11,15 +11,13 @@ from django.db.models import CharField, Count, Value
 from djqueue import models
 from djqueue.core.changes import incident_of
 from djqueue.core.collector import gc_paused
-from djqueue.core.deadletters import letter_of
 from djqueue.core.engine import Engine
 from djqueue.core.enginejob import EngineJob, ItemStream, PayloadSource
+from djqueue.core.interrupted import interrupt, supersede, superseded
 from djqueue.core.job import DeadLetterRecord, Incident, Lease
 from djqueue.core.options import JobKey
-from djqueue.core.shard import note_attempt
-from djqueue.core.stalls import stalled_error
-from djqueue.core.states import LIVE, PENDING, REUSABLE, State
-from djqueue.core.unique import PREDECESSOR, REPLACED
+from djqueue.core.states import LIVE, REUSABLE, State
+from djqueue.core.unique import PREDECESSOR
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.groups import group_limits, recorded_modes
 
@@ -237,7 +235,8 @@ def take_over(
     running = [job for job in active if job.token]
     incidents: list[Incident] = []
     for job in interrupted:
-        letter = _interrupted(engine, job)
+        policy = engine.context.policy(job.queue)
+        letter = interrupt(job, policy, engine.clock.now(), engine.context.random)
         if job.state is State.WAITING and job.stream is not None:
             job.stream = None
             journal.restarted(job)
@@ -250,10 +249,8 @@ def take_over(
             incidents.append(incident_of(job, "stalled"))
         if job.state is not State.WAITING:
             incidents.append(incident_of(job, str(job.state)))
-    for job in _superseded(jobs, engine.clock.now()):
-        job.state = State.CANCELLED
-        job.reason = REPLACED
-        job.finished_at = engine.clock.now()
+    for job in superseded(jobs, engine.clock.now()):
+        supersede(job, engine.clock.now())
         journal.changed(job)
         incidents.append(incident_of(job, "cancelled"))
     # First the jobs that count against the limits of the others.
@@ -289,27 +286,6 @@ def _read_items(alias: str, running: Iterable[EngineJob]) -> None:
             mine = models.JobItem.objects.using(alias).filter(queue=job.queue, job_id=job.id)
             items = [bytes(item) for (item,) in rows.raw_values(mine.order_by("number"), ("item",))]
             job.stream = ItemStream(job.token, items, len(items))
-
-
-def _superseded(jobs: Sequence[EngineJob], now: int) -> Iterable[EngineJob]:
-    """Return the pending jobs that got a successor while they were active; the newer one is kept."""
-    newest: dict[JobKey, EngineJob] = {}
-    for job in jobs:
-        if job.options.on_duplicate == "keep_last_if_active" and (key := job.options.unique_key):
-            there = newest.get((job.queue, key))
-            if there is None or _age(job) >= _age(there):
-                newest[job.queue, key] = job
-    for job in jobs if newest else ():
-        key, ttl = job.options.unique_key, job.options.unique_ttl
-        last = newest.get((job.queue, key)) if key is not None else None
-        if last is None or last is job or job.state not in PENDING or _age(job) > _age(last):
-            continue
-        if ttl is None or job.created_at + job.stepped + ttl > now:
-            yield job
-
-
-def _age(job: EngineJob) -> tuple[int, bool]:
-    return job.created_at, job.state is State.BLOCKED
 
 
 def _dead(alias: str, engine: Engine, jobs: Sequence[EngineJob]) -> int:
@@ -406,29 +382,6 @@ def _load(alias: str, queue: str, ids: Sequence[str]) -> list[JobRow]:
             found[row.job.id] = row
     rows.read_belongings(alias, queue, {job_id: row.job for job_id, row in found.items()})
     return list(found.values())
-
-
-def _interrupted(engine: Engine, job: EngineJob) -> DeadLetterRecord | None:
-    """Count a stall for a job that was active when its scheduler ended, and let it wait again."""
-    now = engine.clock.now()
-    limit = engine.context.policy(job.queue).retention.attempts.count
-    note_attempt(job, "cancelled" if job.cancel_requested else "stalled", now, None, limit)
-    job.worker = ""
-    if job.cancel_requested:
-        job.state = State.CANCELLED
-        job.reason = "cancelled"
-        job.finished_at = now
-        return None
-    job.stalls += 1
-    if job.stalls <= job.options.max_stalls:
-        job.state = State.WAITING
-        job.run_at = now
-        return None
-    job.state = State.FAILED
-    job.reason = "worker_lost"
-    job.finished_at = now
-    job.error = stalled_error(job.stalls, job.history or ())
-    return letter_of(job, now, 0, engine.context.policy(job.queue).dead_letters, engine.context.random)
 
 
 def _pages(alias: str, states: Iterable[State]) -> Iterable[list[EngineJob]]:

@@ -18,12 +18,7 @@ from asgiref.sync import sync_to_async
 from djqueue.core.breaker import CircuitBreaker, Outage
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadline import remaining
-from djqueue.core.errors import (
-    DjqueueError,
-    SerializationError,
-    StorageUnavailableError,
-    by_code,
-)
+from djqueue.core.errors import DjqueueError, SerializationError, StorageUnavailableError, by_code
 from djqueue.core.forks import after_fork
 from djqueue.storage.base import Unsubscribe
 from djqueue.storage.wire import flat, pack
@@ -298,7 +293,9 @@ class Remote:
     def close(self) -> None:
         """Close the connection."""
         self._closed.set()
-        with self._lock:
+        threads: list[threading.Thread] = []
+        # A thread that is asking a frozen database for the scheduler's address has the lock until then.
+        with contextlib.suppress(StorageUnavailableError), self._locked(READ_TIMEOUT):
             self._subscriptions.clear()
             self._events.put(None)
             self._hang_up(self._socket)
@@ -325,9 +322,10 @@ class Remote:
     def _connected(self) -> socket.socket:
         if self._socket is not None:
             return self._socket
+        address = None if self._closed.is_set() else self._address()
         if self._closed.is_set():
             raise StorageUnavailableError("the connection to the scheduler is closed")
-        connection = connect_to(self._address(), self._breaker)
+        connection = connect_to(address, self._breaker)
         self._socket, self._refusal = connection, ""
         renewed = list(self._subscriptions.items())
         try:

@@ -408,6 +408,10 @@ class SchedulerReads(EngineReads):
         self._gate.flush()
         return super().series(queues, start, end, step, by_name)
 
+    def cumulative(self, queues: Sequence[str] | None = None) -> list[Bucket]:
+        self._gate.flush()
+        return super().cumulative(queues)
+
     def diagnostics(self) -> Diagnostics:
         now = self._clock.now()
         journal = self._journal

@@ -41,7 +41,7 @@ from djqueue.core.shown import in_one_line, shown_name
 from djqueue.core.states import State
 from djqueue.storage import sparktables
 from djqueue.storage.base import P, Storage, T
-from djqueue.storage.capabilities import Capabilities, SchedulerRole
+from djqueue.storage.capabilities import Capabilities
 from djqueue.storage.facets import Unsubscribe
 from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.tables.dberrors import LOCKED, drop_if_broken, named
@@ -60,8 +60,10 @@ from .facets import (
 )
 from .lease import RUNS_NOTHING, TAKES_OVER, TTL, LeaseLost, SchedulerLease
 from .operations import TIMEOUT, operation_of
+from .role import DatabaseSchedulerRole
 from .scheduler import SchedulerStorage
 from .server import SchedulerServer
+from .snapshots import DatabaseSnapshots
 from .transactions import JoinedTransactions
 
 logger = logging.getLogger("djqueue.scheduler")
@@ -159,6 +161,7 @@ class DatabaseStorage(Storage):
         self.workers = DatabaseWorkers(self)
         self.reads = DatabaseReads(self)
         self.events = DatabaseEvents(self)
+        self.snapshots = DatabaseSnapshots(self, self._dialect, self._client.policy)
         after_fork(self.become_client)
 
     # Life.
@@ -304,6 +307,15 @@ class DatabaseStorage(Storage):
             else:
                 answer = self._client.ask(operation, args, kwargs)
         return answer
+
+    def flush(self) -> None:
+        """Write what the scheduler has not written to the tables yet, if one is running."""
+        scheduler = self._scheduler
+        with named(self._alias):
+            if scheduler is not None:
+                scheduler.gate.flush()
+            else:
+                self._client.flush()
 
     def on_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
         """Call `wake` when commands may wait for a worker: see `Workers.on_command`."""
@@ -471,29 +483,3 @@ def _seconds(timeout: Any) -> float:
             f"TIMEOUT: must be a number of seconds greater than 0 and at most {MAX_TIMEOUT}; got {timeout!r}"
         )
     return found
-
-
-class DatabaseSchedulerRole(SchedulerRole):
-    """The role of the scheduler, which this process has or waits for."""
-
-    def __init__(self, storage: DatabaseStorage, ttl: int) -> None:
-        self.standby = "wait"
-        self.on_lost: Callable[[], None] | None = None
-        self.on_standby: Callable[[], None] | None = None
-        self._storage = storage
-        self._ttl = ttl
-
-    @property
-    def is_here(self) -> bool:
-        return self._storage.is_scheduler
-
-    @property
-    def clock(self) -> Clock:
-        return self._storage.clock
-
-    def claim(self) -> tuple[bytes, int] | None:
-        lease = self._storage.lease
-        return None if lease is None else (lease.claim, lease.ttl)
-
-    def renew(self, claim: bytes) -> None:
-        SchedulerLease(self._storage.alias, self._storage.clock, "", self._ttl).renew_claim(claim)

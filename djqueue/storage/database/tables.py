@@ -19,7 +19,7 @@ from djqueue.core.job import (
     WorkerDump,
     WorkerInfo,
 )
-from djqueue.core.metrics import Bucket, assemble, span_of
+from djqueue.core.metrics import Bucket, assemble, since_beginning, span_of
 from djqueue.core.overview import GroupsOverview, Overview
 from djqueue.core.pages import JobPage
 from djqueue.core.queue import QueuePolicy
@@ -121,6 +121,12 @@ class TableReads:
         span = span_of(start, end, step)
         rows = metrics.read(self._alias, queues, span, by_name=by_name)
         return assemble(rows, queues, span, by_name=by_name)
+
+    def stale_leases(self, grace: int) -> dict[str, int]:
+        return self._inspector.stale_leases(self._clock.now() - grace)
+
+    def cumulative(self, queues: Sequence[str] | None = None) -> list[Bucket]:
+        return since_beginning(metrics.read_everything(self._alias, queues))
 
     def diagnostics(self) -> Diagnostics:
         now = self._clock.now()

@@ -20,7 +20,7 @@ from redis import exceptions as errors
 from djqueue.core.breaker import CircuitBreaker, Outage
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadline import remaining
-from djqueue.core.errors import StorageError, StorageUnavailableError
+from djqueue.core.errors import RestoreInProgressError, StorageError, StorageUnavailableError
 from djqueue.core.forks import after_fork
 from djqueue.core.shown import in_one_line
 
@@ -472,6 +472,8 @@ def away(error: Exception, connections: Connections) -> StorageUnavailableError:
 def failure(error: redis.RedisError, connections: Connections) -> StorageError:
     """Return the error for a command that Redis rejects."""
     reason = in_one_line(error)
+    if reason.startswith("RESTORING"):  # see `request.lua`
+        return RestoreInProgressError()
     if isinstance(error, errors.OutOfMemoryError):
         return StorageUnavailableError(
             f"{connections.describe()} is out of memory: {reason}. Increase maxmemory or free memory."

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from djqueue.core.deadline import within
+from djqueue.core.errors import RestoreInProgressError
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.base import T
 
 from . import outbox, records
-from .keys import CommonKeys, QueueKeys, keys_of
+from .keys import CommonKeys, QueueKeys, keys_of, limiter_keys_of
 from .namecache import NameCache
 from .options import RedisOptions
 from .records import STATES, pack_text, text
@@ -51,6 +52,10 @@ class Keyspace:
     def keys(self, queue: str) -> QueueKeys:
         """Return the keys of a queue."""
         return keys_of(self.options.prefix, queue)
+
+    def limiter(self, name: str) -> QueueKeys:
+        """Return the keys of a shared limiter."""
+        return limiter_keys_of(self.options.prefix, name)
 
     def policy(self, queue: str) -> QueuePolicy:
         """Return the policy of a queue."""
@@ -120,10 +125,17 @@ class Keyspace:
 
     def begin(self, queues: set[str]) -> Steps[None]:
         """List queues that may be new, then check and record their group modes."""
+        yield from self.check_open()
         yield from self.list_queues(queues)
         self.known -= queues
         yield from self.agree(queues, new=True)
         self.known |= queues
+
+    def check_open(self) -> Steps[None]:
+        """Raise RestoreInProgressError while the queues are closed for a restore."""
+        [is_closed] = yield [RedisCommand((b"EXISTS", self.common.key("restoring")))]
+        if is_closed:
+            raise RestoreInProgressError()
 
     def list_queues(self, queues: set[str]) -> Steps[None]:
         """List queues, and notify the workers that serve all queues."""

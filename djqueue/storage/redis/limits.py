@@ -97,6 +97,11 @@ class SharedLimits:
         self.in_line: set[str] = set()
         """Queues whose last request from this process was refused."""
 
+    @property
+    def names(self) -> set[str]:
+        """The names of the limiters that the settings have."""
+        return {*self._policies}
+
     # Claims.
 
     def ask(

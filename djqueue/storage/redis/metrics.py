@@ -5,6 +5,7 @@ from typing import Any
 
 from djqueue.core.clock import Clock
 from djqueue.core.metrics import (
+    ALL_TIME,
     HOUR,
     MINUTE,
     OTHERS,
@@ -14,13 +15,14 @@ from djqueue.core.metrics import (
     Span,
     Tiers,
     assemble,
+    since_beginning,
     span_of,
     values_of,
 )
 from djqueue.core.options import DAY
 
 from .keys import QueueKeys
-from .records import pack, pack_text, unpack
+from .records import flat, pack, pack_text, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
@@ -47,23 +49,29 @@ class Metrics:
         self._clock = clock
 
     def present(self, keys: QueueKeys) -> tuple[bytes, list[bytes]]:
-        """Return the encoded bucket lengths, and the keys of the three stretches around now of each."""
+        """Return the encoded bucket lengths, and the keys of the three stretches around now of each.
+
+        The key of all time comes last.
+        """
         now = self._clock.now()
-        tiers: list[tuple[int, int, int, int]] = []
+        tiers: list[tuple[int, ...]] = []
         names: list[bytes] = []
         for step, (_, stretch) in LENGTHS.items():
             first = now // stretch - 1
             tiers.append((step, stretch, first, self._kept[step] + stretch))
             names += [_key(keys, step, number) for number in range(first, first + 3)]
-        return pack(tiers), names
+        return pack([*tiers, (ALL_TIME,)]), [*names, _all_time(keys)]
 
     def all_keys(self, keys: QueueKeys) -> list[bytes]:
         """Return all keys that may exist."""
         now = self._clock.now()
         return [
-            _key(keys, step, number)
-            for step, (_, stretch) in LENGTHS.items()
-            for number in range((now - self._kept[step]) // stretch - 1, now // stretch + 2)
+            _all_time(keys),
+            *(
+                _key(keys, step, number)
+                for step, (_, stretch) in LENGTHS.items()
+                for number in range((now - self._kept[step]) // stretch - 1, now // stretch + 2)
+            ),
         ]
 
     def record(self, stats: Sequence[RunStats]) -> Steps[None]:
@@ -88,6 +96,21 @@ class Metrics:
         else:
             rows = yield from self._rows([(queue, key, starts, "") for queue, key, starts in parts])
         return assemble(rows, queues, span, by_name=by_name)
+
+    def cumulative(self, queues: Sequence[str] | None) -> Steps[list[Bucket]]:
+        """Return everything since the queues began, by queue and by job name."""
+        names = list(dict.fromkeys(queues)) if queues is not None else (yield from self._queues())
+        if not names:
+            return []
+        answers = yield [RedisCommand((b"HGETALL", _all_time(self._keys(queue)))) for queue in names]
+        rows: list[Row] = []
+        for queue, found in zip(names, answers, strict=True):
+            parts = flat(found)
+            for field, values in zip(parts[::2], parts[1::2], strict=True):
+                start, _, name = field.partition(b"\0")
+                if start == b"0":
+                    rows.append((queue, text(name), 0, [int(number) for number in unpack(values)]))
+        return since_beginning(rows)
 
     def _parts(self, queue: str, span: Span) -> Iterator[tuple[bytes, list[int]]]:
         """Yield the hashes with buckets of a time span, each with the starts in it."""
@@ -128,6 +151,10 @@ class Metrics:
                 if values is not None:
                     rows.append((queue, name, start, [int(number) for number in unpack(values)]))
         return rows
+
+
+def _all_time(keys: QueueKeys) -> bytes:
+    return keys.key("metrics:all")
 
 
 def _key(keys: QueueKeys, step: int, number: int) -> bytes:

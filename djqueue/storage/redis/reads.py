@@ -205,6 +205,23 @@ class RedisReads(Reads):
     ) -> list[Bucket]:
         return self._keyspace.run(self._metrics.series(queues, start, end, step, by_name))
 
+    def stale_leases(self, grace: int) -> dict[str, int]:
+        return self._keyspace.run(self._stale_leases(grace))
+
+    def _stale_leases(self, grace: int) -> Steps[dict[str, int]]:
+        names = yield from self._keyspace.names()
+        if not names:
+            return {}
+        until = (yield from self._inspector.overview([])).at - grace
+        counts = yield [
+            RedisCommand((b"ZCOUNT", self._keyspace.keys(name).key("lease"), b"-inf", b"(%d" % until))
+            for name in names
+        ]
+        return {name: count for name, count in zip(names, counts, strict=True) if count}
+
+    def cumulative(self, queues: Sequence[str] | None = None) -> list[Bucket]:
+        return self._keyspace.run(self._metrics.cumulative(queues))
+
     def diagnostics(self) -> Diagnostics:
         names = self._keyspace.run(self._keyspace.names())
         lines = [

@@ -386,6 +386,18 @@ def _history(data: bytes) -> tuple[AttemptRecord, ...]:
     )
 
 
+def pack_history(attempts: Sequence[AttemptRecord]) -> bytes:
+    """Encode ended attempts."""
+    runs = b"".join(pack([*attempt[:5], _error(attempt.error)]) for attempt in attempts)
+    return len(attempts).to_bytes(2) + runs
+
+
+def pack_dead_letter(letter: DeadLetterRecord) -> bytes:
+    """Encode a dead letter."""
+    values = [*letter[2:-1], *([[*map(list, letter.unmet)]] if letter.unmet else [])]
+    return pack(values)
+
+
 def pack_line(at: int, line: str) -> bytes:
     """Encode a log line."""
     return pack([at, line])

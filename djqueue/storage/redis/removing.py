@@ -172,10 +172,15 @@ class Scanning:
                 return [(created, job_id) for job_id, created in found.items()]
 
     def part(
-        self, keys: QueueKeys, states: frozenset[State], before: int | None, cursor: bytes
+        self,
+        keys: QueueKeys,
+        states: frozenset[State],
+        before: int | None,
+        cursor: bytes,
+        size: int = PAGE,
     ) -> Steps[tuple[bytes, list[tuple[int, str]]]]:
         """Return the next cursor (`0` at the end) and some jobs, some of them perhaps again."""
         codes = b"".join(records.STATE_CODES[state] for state in states)
-        arguments = [cursor, PAGE, codes, before if before is not None else b""]
+        arguments = [cursor, size, codes, before if before is not None else b""]
         [[cursor, entries]] = yield [ScriptCall(script("scan"), keys, arguments, sequence=False)]
         return cursor, [(int(entries[at]), text(entries[at + 1])) for at in range(0, len(entries), 2)]

@@ -25,6 +25,7 @@ NAMES = (
     "jobs_about",
     "add",
     "check_group_mode",
+    "clear",
     "cancel",
     "control",
     "counts",
@@ -55,6 +56,8 @@ NAMES = (
     "remove",
     "renew",
     "report",
+    "restore",
+    "restoring",
     "retry",
     "replace_payload",
     "rivals",
@@ -62,6 +65,7 @@ NAMES = (
     "sent",
     "settle",
     "sizes",
+    "snapshot",
     "stage",
     "staged_add",
     "staged_enqueue",
@@ -83,6 +87,7 @@ ADDING = frozenset(
         "enqueue",
         "bulk_write",
         "replace_payload",
+        "restore",
         "stage",
         "staged_add",
         "staged_enqueue",
@@ -102,7 +107,7 @@ class Script(NamedTuple):
     """Names of the keys that every call declares first."""
 
 
-class Part(NamedTuple):
+class ScriptPart(NamedTuple):
     """A file of a script."""
 
     text: str
@@ -113,7 +118,7 @@ class Part(NamedTuple):
 @cache
 def script(name: str) -> Script:
     """Return a script by name; `staged_x` runs `x` for a staged chunk of jobs."""
-    parts: dict[str, Part] = {}
+    parts: dict[str, ScriptPart] = {}
     inner = name.removeprefix("staged_")
     _collect(inner, parts)
     keys = tuple(dict.fromkeys(key for part in parts.values() for key in part.keys))
@@ -137,11 +142,11 @@ def source(name: str) -> str:
     return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 
-def _collect(name: str, parts: dict[str, Part]) -> None:
+def _collect(name: str, parts: dict[str, ScriptPart]) -> None:
     if name in parts:
         return
     text = INSERTION.sub(lambda match: source(match[1]), source(name))
-    part = Part(text, [], [])
+    part = ScriptPart(text, [], [])
     for kind, words in DIRECTIVE.findall(text):
         for word in words.split():
             if kind != "include":

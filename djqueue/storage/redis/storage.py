@@ -50,8 +50,9 @@ from .queues import RedisQueues
 from .reads import RedisReads
 from .records import pack_text
 from .removing import Removing, Scanning
-from .roundtrips import RedisCommand, Roundtrips, ScriptCall, Steps
+from .roundtrips import Roundtrips, ScriptCall, Steps
 from .scripts import script
+from .snapshots import RedisSnapshots
 from .staging import RedisStaging
 from .sweeping import Sweeping
 from .workers import RedisWorkers
@@ -129,6 +130,7 @@ class RedisStorage(Storage):
             keyspace, self._connections, RedisInspector(keyspace, self._limits), scanning, kept, workers
         )
         self.events = RedisEvents(self._notifications)
+        self.snapshots = RedisSnapshots(keyspace, self._limits, removing, workers, kept, self._clock.now)
         self._staging = RedisStaging(keyspace, self._enqueueing.heading)
         self._bulk_writes = RedisBulkWriteReports(keyspace.run, keyspace.common, self._clock)
         self._abandoned = AbandonedPlans(self._staging, self._bulk_writes, self.reads.counts)
@@ -176,13 +178,16 @@ class RedisStorage(Storage):
     # Connections.
 
     def connect(self) -> None:
-        """Check the server and the recorded modes of queues. Raises StorageError if the server is too old."""
+        """Check the server and the recorded modes of queues.
+
+        Raises StorageError if the server is too old, and RestoreInProgressError during a restore.
+        """
         self._keyspace.run(self._ping())
         self._keyspace.run(self._keyspace.agree(self._keyspace.policies, record=False))
         health.refuse_old(self._connections)
 
     def _ping(self) -> Steps[None]:
-        yield [RedisCommand((b"EXISTS", self._keyspace.common.key("queues")))]
+        yield from self._keyspace.check_open()
 
     def close(self) -> None:
         self._notifications.close()

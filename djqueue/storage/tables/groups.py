@@ -25,12 +25,18 @@ def group_limits(alias: str, **which: Any) -> dict[tuple[str, str | None], Group
     """Return the limits set on groups, by queue and group; None stands for every group."""
     limits: dict[tuple[str, str | None], GroupLimit] = {}
     rows = models.GroupState.objects.using(alias).filter(**which).values_list(*GROUP_STATE[:-1])
-    for queue, group, concurrency, paused, capacity, per, weight in rows:
-        rate = Rate(capacity, per) if capacity and per else None
-        limit = GroupLimit(concurrency, paused, rate, weight)
+    for row in rows:
+        limit = limit_of(row)
         if limit != NO_LIMIT:
-            limits[queue, group or None] = limit
+            limits[row[0], row[1] or None] = limit
     return limits
+
+
+def limit_of(row: Row) -> GroupLimit:
+    """Return the limit of a row that begins with the columns of `GROUP_STATE`."""
+    concurrency, paused, capacity, per, weight = row[2:7]
+    rate = Rate(capacity, per) if capacity and per else None
+    return GroupLimit(concurrency, bool(paused), rate, weight)
 
 
 def recorded_modes(alias: str, **which: Any) -> dict[str, str]:

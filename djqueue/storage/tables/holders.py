@@ -8,6 +8,10 @@ from typing import NamedTuple
 
 from djqueue.core.durations import EPOCH
 
+SCHEDULER_LEASE = "scheduler"
+"""Name of the lease of the process that is the scheduler of a database."""
+RELEASED, ABANDONED = 0, 1
+"""Expiry times of a lease that was released, and of one whose process was killed."""
 STATE, THREADS, START = 0, 17, 19
 """Indices of fields of /proc/<pid>/stat after the name: state, number of threads, start time."""
 

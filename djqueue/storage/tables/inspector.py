@@ -71,6 +71,14 @@ class DatabaseInspector:
         found = self._jobs().filter(queue=queue, state__in=wanted).values_list("state")
         return {State(state): count for state, count in found.annotate(count=Count("id"))}
 
+    def stale_leases(self, until: int) -> dict[str, int]:
+        """Return the number of active jobs by queue whose lease expired before a time."""
+        found: dict[str, int] = {}
+        for chunk in rows.chunked(self.queues()):
+            active = self._jobs().filter(queue__in=chunk, state=State.ACTIVE.value, leased_until__lt=until)
+            found.update(active.values_list("queue").annotate(count=Count("id")))
+        return found
+
     def waiting_names(self, queue: str) -> dict[str, int]:
         """Return the number of waiting jobs by name."""
         found = self._jobs().filter(queue=queue, state=State.WAITING.value).values_list("name")

@@ -137,8 +137,14 @@ the scheduler corrects its count of cancelled jobs; nothing else reads it, and t
 @lru_cache(maxsize=256)
 def limits(row: models.QueueState | models.LimiterState) -> tuple[Rate | None, int | None]:
     """Return rate and concurrency of a row."""
-    rate = Rate(row.rate_capacity, row.rate_per or 1_000) if row.rate_capacity else None
-    return rate, row.concurrency
+    return pair_of_limits(row.rate_capacity, row.rate_per, row.concurrency)
+
+
+def pair_of_limits(
+    capacity: int | None, per: int | None, concurrency: int | None
+) -> tuple[Rate | None, int | None]:
+    """Return rate and concurrency of the values of these columns."""
+    return (Rate(capacity, per or 1_000) if capacity else None), concurrency
 
 
 def pack_options(options: JobOptions) -> bytes:

@@ -69,6 +69,7 @@ from .replacing_payloads import ReplacingPayloadsContract
 from .results import ResultsContract
 from .retention import RetentionContract
 from .sequences import SequencesContract
+from .snapshots import SnapshotsContract
 from .staging import StagingContract
 from .stalls import StallsContract
 from .streaming import StreamingContract
@@ -120,6 +121,7 @@ __all__ = [
     "ResultsContract",
     "RetentionContract",
     "SequencesContract",
+    "SnapshotsContract",
     "StagingContract",
     "StallsContract",
     "StorageCase",
@@ -179,6 +181,7 @@ class StorageContract(
     IdsAndBytesContract,
     SequencesContract,
     ConcurrencyContract,
+    SnapshotsContract,
     TransitionTableContract,
 ):
     """All of it."""

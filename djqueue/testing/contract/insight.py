@@ -70,7 +70,7 @@ def histogram(*times: int) -> Histogram:
     counts = [0] * PARTS
     for time in times:
         counts[part_of(time)] += 1
-    return Histogram(tuple(counts))
+    return Histogram(tuple(counts), sum(times))
 
 
 def stats(
@@ -650,6 +650,35 @@ class InsightContract(StorageCase):
 
         assert len(found) == 201
         assert {one.name: one.completed for one in found}["…"] == 3
+
+    def test_cumulative_metrics_only_rise(self, storage: Storage) -> None:
+        enqueue_many(storage, 3)
+        enqueue(storage, queue="b")
+        storage.sweep()
+        storage.workers.record_runs([stats("a", wait=[30], run=[100, 7_000]), stats("b", run=[5])])
+        storage.workers.record_runs([stats("x", queue="nobodys")])
+
+        queue, a, b = storage.reads.cumulative([QUEUE, "nobodys"])
+        assert (queue.queue, queue.name, queue.start, queue.step) == (QUEUE, "", 0, 0)
+        assert (queue.enqueued, queue.completed) == (3, 0)
+        assert (queue.wait, queue.run) == (histogram(30), histogram(100, 7_000, 5))
+        assert (a.name, a.completed, a.wait, a.run) == ("a", 2, histogram(30), histogram(100, 7_000))
+        assert (b.name, b.completed, b.run) == ("b", 1, histogram(5))
+
+        self.advance(500 * DAY)
+        enqueue(storage)
+        for _ in range(3):
+            storage.sweep()
+        storage.workers.record_runs([stats("a", run=[9])])
+        every = {(one.queue, one.name): one for one in storage.reads.cumulative()}
+        assert every.keys() == {(QUEUE, ""), (QUEUE, "a"), (QUEUE, "b"), ("b", "")}
+        assert every[QUEUE, ""].enqueued == 4
+        assert every[QUEUE, "a"].run == histogram(100, 7_000, 9)
+
+        storage.queues.obliterate(QUEUE)
+        storage.sweep()
+        assert [(one.queue, one.enqueued) for one in storage.reads.cumulative()] == [("b", 1)]
+        assert storage.reads.cumulative([]) == []
 
     def test_minutes_are_forgotten_before_hours(self, storage: Storage) -> None:
         first = self._whole_minute(storage)

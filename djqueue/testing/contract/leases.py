@@ -309,6 +309,18 @@ class LeasesContract(StorageCase):
         assert state(storage, orphan.id) is State.WAITING
         assert state(storage, fresh.id) is State.ACTIVE
 
+    def test_stale_leases_are_counted_until_a_sweep_takes_the_jobs_back(self, storage: Storage) -> None:
+        claimed = an_active_job(storage)
+        an_active_job(storage, queue="other")
+        assert storage.reads.stale_leases(0) == {}
+
+        self.advance(claimed.lease + 1_000)
+        assert storage.reads.stale_leases(0) == {QUEUE: 1, "other": 1}
+        assert storage.reads.stale_leases(60_000) == {}
+
+        storage.sweep()
+        assert storage.reads.stale_leases(0) == {}
+
     def test_a_delay_longer_than_a_lease_runs_a_job_once(self, storage: Storage) -> None:
         lease = an_active_job(storage, id="measure").lease
         enqueue(storage, id="late", delay=3 * lease)

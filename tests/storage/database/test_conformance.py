@@ -29,7 +29,23 @@ class SchedulerCase(contract.StorageCase):
         self.clock.advance(milliseconds)
 
 
-class TestWithItsOwnStatements(SchedulerCase, contract.StorageContract):
+class SnapshotsCase(contract.SnapshotsContract):
+    """Snapshots are written while no scheduler is running."""
+
+    def written(self, storage, parts, *, replace=False):
+        scheduler = getattr(storage, "scheduler", storage)
+        scheduler.close()
+        scheduler._closing.clear()
+        try:
+            with closing(DatabaseStorage(clock=self.clock, policies=contract.POLICIES)) as client:
+                return client.snapshots.write(parts, replace=replace)
+        finally:
+            scheduler.connect()
+
+
+# TestForAClient runs the same contract with the same statements, through the scheduler's socket.
+@pytest.mark.thorough
+class TestWithItsOwnStatements(SchedulerCase, SnapshotsCase, contract.StorageContract):
     sql = "auto"
 
 
@@ -52,6 +68,7 @@ class TestWithTheOrmAlone(
     contract.ReadsContract,
     contract.StreamingContract,
     contract.WorkersContract,
+    SnapshotsCase,
 ):
     """What writes and reads tables."""
 
@@ -134,7 +151,7 @@ class Client(DatabaseStorage):
 
 READING_TABLES = (
     *(Reads.counts, Reads.page, Reads.dead_letters, Reads.dead_letter_page, Reads.waiting_names),
-    *(Reads.jobs_about, Reads.cursor_page, Reads.series, Reads.overview, Reads.groups),
+    *(Reads.jobs_about, Reads.cursor_page, Reads.series, Reads.cumulative, Reads.overview, Reads.groups),
     *(Workers.all, Queues.names),
 )
 
@@ -155,7 +172,7 @@ class ClientCase(contract.StorageCase):
         self.clock.advance(milliseconds)
 
 
-class TestForAClient(ClientCase, contract.StorageContract):
+class TestForAClient(ClientCase, SnapshotsCase, contract.StorageContract):
     """The whole contract through the socket: what another process sends, reads and is told."""
 
 

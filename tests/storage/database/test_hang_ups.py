@@ -14,6 +14,7 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage.database.operations import OPERATIONS
 from djqueue.storage.database.processes import has_died
+from djqueue.storage.database.remote import Remote
 from djqueue.storage.tables.holders import host_name
 from djqueue.storage.wire import pack
 from djqueue.testing.factories import (
@@ -221,3 +222,31 @@ def test_a_process_id_that_was_used_again_is_not_the_process_that_had_it():
 def test_a_process_that_only_its_parent_has_to_take_notice_of_has_died():
     with subprocess.Popen(["true"]) as process:
         eventually(lambda: has_died()(f"{host_name()}/{process.pid}"))
+
+
+def test_closing_does_not_wait_for_a_database_that_does_not_answer() -> None:
+    asked, released, refused = threading.Event(), threading.Event(), threading.Event()
+
+    def address() -> None:
+        asked.set()
+        released.wait(60)
+
+    remote = Remote(address, None, leave=lambda: None)
+
+    def call() -> None:
+        with pytest.raises(StorageUnavailableError, match="is closed"):
+            remote.call("ping")
+        refused.set()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert asked.wait(10)
+    closing = threading.Thread(target=remote.close)
+    closing.start()
+    closing.join(20)
+    is_closed = not closing.is_alive()
+    released.set()
+    thread.join(10)
+
+    assert is_closed
+    assert refused.is_set()

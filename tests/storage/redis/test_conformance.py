@@ -1,14 +1,20 @@
 """The Redis storage keeps the contract: on one node, behind Sentinel, and on a Cluster of three masters."""
 
+import pytest
+
 from djqueue.testing import contract
 
 from .cases import OnCluster, OnSentinel, OnSingle
 
+# test_access_list.py runs the same contract on one node, as a user with few rights.
 
+
+@pytest.mark.thorough
 class TestSingle(OnSingle, contract.StorageContract):
     pass
 
 
+@pytest.mark.thorough
 class TestSentinel(OnSentinel, contract.StorageContract):
     pass
 

@@ -25,6 +25,7 @@ from .batches import frames_of, read_answer, requests_of
 if TYPE_CHECKING:
     from djqueue.storage.facets import Events, Jobs, Limiters, Queues, Workers
     from djqueue.storage.reads import Reads
+    from djqueue.storage.snapshots import Snapshots
 
 
 class RequestLink(Protocol):
@@ -47,6 +48,7 @@ class LinkStorage(Storage):
     workers: "Workers"
     reads: "Reads"
     events: "Events"
+    snapshots: "Snapshots"
 
     capabilities = Capabilities(relayed=True)
 
@@ -54,7 +56,7 @@ class LinkStorage(Storage):
         self._link = link
         self._max_payload = max_payload
         self._pid = pid
-        for facet in ("jobs", "queues", "limiters", "workers", "reads", "events"):
+        for facet in ("jobs", "queues", "limiters", "workers", "reads", "events", "snapshots"):
             setattr(self, facet, RefusingFacet(facet))
 
     def describe(self) -> str:

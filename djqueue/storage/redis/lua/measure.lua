@@ -1,13 +1,14 @@
--- Metrics: a hash for each bucket length and stretch of time, which expires.
+-- Metrics: a hash for each bucket length and stretch of time, which expires, and one for all time.
 --
 -- Its fields are a bucket's start, or that .. NUL .. a job's name, each with counters and histograms as one list of
 -- numbers (see `values_of` in core/metrics.py), and 'names': the job names that it has.
 -- tiers: of each bucket length {length, stretch, number of the first stretch that has a key, milliseconds for which a
--- hash is kept}. From KEYS[first_key] on there are the keys of three stretches of each.
+-- hash is kept}. From KEYS[first_key] on there are the keys of three stretches of each. The last one, {0}, is all time,
+-- and has one key.
 
 local measure
 do
-  local MAX_NAMES, NUMBERS = 200, 59
+  local MAX_NAMES, NUMBERS = 200, 61
 
   local function totals()
     local kept = call('HMGET', META, 'gone', 'gone:c', 'gone:x', 'retried', 'stalled', 'otherwise', 'buried')
@@ -53,6 +54,7 @@ do
 
   -- Return key and start of the current bucket of a length; nothing if the caller's clock is far off.
   local function bucket_of(tier, first_key)
+    if tier[1] == 0 then return KEYS[first_key], '0' end
     local index = floor(now / tier[2]) - tier[3]
     if index < 0 or index > 2 then return nil end
     return KEYS[first_key + index], string.format('%.0f', now - now % tier[1])
@@ -77,7 +79,7 @@ do
         add_to(key, start, times)
         add_to(key, start .. NUL .. (named(key, runs[at]) or others), values)
       end
-      call('PEXPIRE', key, tier[4])
+      if tier[4] then call('PEXPIRE', key, tier[4]) end
     end
     return true
   end

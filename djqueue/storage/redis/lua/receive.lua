@@ -4,9 +4,10 @@
 --   'await' its result and forwarding note; 'fan' its result; 'unbind' and 'hold' the results of all jobs named.
 -- ARGV: the sending queue, this queue, the configuration of groups, the dead letter policy (ttl, retries, wait); then
 --   number and content of each message (MessagePack).
+-- `arrivals` exists while a snapshot is read: the ids of jobs that were moved here meanwhile.
 -- Returns 1 if the queue has to be listed, because it was not there before or its listing may have been interrupted.
 --! include base job ready completion removal
---! keys inbox
+--! keys inbox arrivals
 
 local source, here = ARGV[ARGS], ARGV[ARGS + 1]
 configure_groups(ARGV[ARGS + 2])
@@ -207,6 +208,7 @@ local function receive_job(m, result_key, log_key, items_key, moved_key)
   call('DEL', moved_key)
   local blob = pack('>I8', next_numbers('rear', 1)) .. created .. rest
   call('HSET', JOBS, id, blob)
+  call('RPUSHX', ARRIVALS, id)
   local job = parse(id, blob)
   keep.index_subject('ZADD', job)
   job.b = decode(body)

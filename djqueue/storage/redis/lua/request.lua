@@ -4,8 +4,8 @@
 -- ARGV: 1 the time, '' for the server's clock; 2 the number of this request in its sequence; 3 the queue's prefix;
 --   4 PUBLISH or SPUBLISH; 5 the maximum length of the stream of changes (0: none is written).
 -- Returns, by `answer.lua`: {length of the outbox, the script's reply, incidents or nothing}.
---! keys sequence meta count jobs st watch log outbox version
---! rare watch outbox
+--! keys sequence meta count jobs st watch log outbox version restoring
+--! rare watch outbox restoring
 --! include common
 
 local pack = struct.pack
@@ -27,6 +27,9 @@ end
 
 -- How many of the keys that the script calls rare exist, without those that were found: most queues have none.
 local rare = call('EXISTS', RARE)
+if rare > 0 and call('EXISTS', RESTORING) == 1 then
+  return redis.error_reply('RESTORING a snapshot is being written to the storage')
+end
 local watching = rare > 0 and call('EXISTS', WATCH) == 1
 if watching then rare = rare - 1 end
 local has_outbox = rare > 0

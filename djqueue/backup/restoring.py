@@ -1,0 +1,115 @@
+"""Verify backups, and write them to a storage."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from django.core.files.base import File
+
+from djqueue.core.errors import BackupDamagedError
+from djqueue.storage.base import Storage
+from djqueue.storage.snapshots import DEAD, JOB, LIMITER, QUEUE, SCHEDULE, Part, SnapshotCounts
+
+from .archive import READ_SIZE, read_archive
+from .metadata import Metadata
+from .store import BackupStore
+
+Progress = Callable[[int], None]
+"""Called with the number of records so far."""
+
+
+class RestoredBackup(NamedTuple):
+    """A backup that was verified, and what of it was written."""
+
+    metadata: Metadata
+    written: SnapshotCounts | None
+    """Numbers of written records; None if nothing was to be written."""
+
+
+def verify(store: BackupStore, name: str, progress: Progress = lambda _: None) -> Metadata:
+    """Check a backup completely: its checksums, and that all its records can be read.
+
+    Raises:
+        BackupNotFoundError: There is no such backup.
+        BackupDamagedError: It is damaged.
+        BackupError: A later version of djqueue has written it.
+    """
+    metadata = store.metadata(store.check(name))
+    with store.open(name) as file:
+        _check_sum(file, metadata)
+        for _ in _counted(_parts(file, metadata), progress):
+            pass
+    return metadata
+
+
+def restore(
+    store: BackupStore,
+    name: str,
+    storage: Storage,
+    *,
+    replace: bool = False,
+    progress: Progress = lambda _: None,
+    before: Callable[[Metadata], bool] = lambda _: True,
+) -> RestoredBackup:
+    """Write a backup to a storage: all of it, or nothing. The checksum is verified first.
+
+    Args:
+        replace: Delete everything that the storage holds.
+        before: Called when the checksum is verified, before anything is changed; returns whether to go on.
+
+    Raises what `verify` raises, and the errors of `storage.snapshots.write`.
+    """
+    metadata = store.metadata(store.check(name))
+    with store.open(name) as file:
+        _check_sum(file, metadata)
+        if not before(metadata):
+            return RestoredBackup(metadata, None)
+        # The same open file, which nobody can have replaced in between.
+        parts = _counted(_parts(file, metadata), progress)
+        return RestoredBackup(metadata, storage.snapshots.write(parts, replace=replace))
+
+
+def _check_sum(file: "File[bytes]", metadata: Metadata) -> None:
+    digest, size = hashlib.sha256(), 0
+    while data := file.read(READ_SIZE):
+        digest.update(data)
+        size += len(data)
+    if size != metadata.size:
+        raise BackupDamagedError(
+            f"backup {metadata.name} is damaged: its data has {size:,} bytes, expected {metadata.size:,}. "
+            "Use another backup"
+        )
+    if digest.hexdigest() != metadata.sha256:
+        raise BackupDamagedError(
+            f"backup {metadata.name} is damaged: the SHA-256 of its data is {digest.hexdigest()}, expected "
+            f"{metadata.sha256}. Use another backup"
+        )
+    file.seek(0)
+
+
+def _parts(file: "File[bytes]", metadata: Metadata) -> Iterator[Part]:
+    """Yield the parts, and check that they are as many as the metadata say."""
+    numbers = dict.fromkeys((JOB, DEAD, QUEUE, LIMITER, SCHEDULE), 0)
+    for part in read_archive(file, metadata.name):
+        numbers[part.kind] = numbers.get(part.kind, 0) + len(part.records)
+        yield part
+    counts = metadata.counts
+    expected = {
+        JOB: counts.all_jobs,
+        DEAD: counts.dead,
+        QUEUE: counts.queues,
+        LIMITER: counts.limiters,
+        SCHEDULE: counts.schedules,
+    }
+    if numbers != expected:
+        raise BackupDamagedError(
+            f"backup {metadata.name} is damaged: it has {numbers}, expected {expected}. Use another backup"
+        )
+
+
+def _counted(parts: Iterator[Part], progress: Progress) -> Iterator[Part]:
+    total = 0
+    for part in parts:
+        yield part
+        total += len(part.records)
+        progress(total)

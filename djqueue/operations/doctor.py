@@ -1,0 +1,221 @@
+"""Explains what is wrong with the jobs, the storage and the configuration, for `djqueue doctor`."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Literal
+
+from django.apps import apps
+from django.conf import settings as django_settings
+from django.core import checks
+from django.db import Error, connections, router
+from django.db.migrations.executor import MigrationExecutor
+
+from djqueue import models
+from djqueue._version import __version__
+from djqueue.apps import TAG
+from djqueue.conf import HealthSettings, get_settings, is_wrong
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.diagnostics import BAD, OK, Finding
+from djqueue.core.errors import DjqueueError
+from djqueue.core.shown import in_one_line
+from djqueue.core.states import PENDING
+
+from . import bounded
+from .health import HealthFacts, slow_queues
+from .healthrun import HealthRun
+
+PATIENCE = 30.0
+"""Seconds that everything but the health checks may take."""
+CLOCK_WARNING, CLOCK_ERROR = 1_000, 30_000
+"""Milliseconds between this machine's clock and the storage's that are a warning, and an error."""
+COVERED = (
+    *("scheduler.holder", "scheduler.lease", "server.persistence", "server.policy", "server.up"),
+    *("storage.where", "workers.alive"),
+)
+"""Lines of the storage's diagnostics about which a health check or a system check has a finding."""
+LEVELS: dict[int, Literal["error", "warning", "info"]] = {
+    checks.INFO: "info",
+    checks.WARNING: "warning",
+}
+"""Levels of system checks; higher ones are errors."""
+ORDER = ("error", "warning", "info")
+EXTRAS = {"redis": ("redis", "hiredis")}
+"""Packages by extra."""
+EFFECTS: dict[str, tuple[Literal["error", "warning", "info"], str]] = {
+    "redis": ("warning", "replies of Redis are parsed several times more slowly"),
+}
+"""Level and effect of missing packages by extra."""
+
+
+def diagnose(bounds: HealthSettings) -> list[Finding]:
+    """Return all findings, errors first, within a time limit even if a server hangs."""
+    report = HealthRun(bounds).report()
+    found: set[Finding] = set(report.findings)
+    done = bounded.start(lambda: found.update(_examined(report.facts)), "djqueue-doctor")
+    if not done.wait(PATIENCE):
+        found.add(
+            Finding(
+                "doctor.late",
+                "error",
+                f"not everything could be examined within {PATIENCE:g} s",
+                "Check whether a server or database hangs.",
+            )
+        )
+    return sorted(found, key=lambda one: (ORDER.index(one.level), one.id, one.text))
+
+
+def _examined(facts: HealthFacts | None) -> list[Finding]:
+    found = [*_system_checks(asks_servers=facts is not None), *_migrations(), *_extras()]
+    if facts is not None:
+        for examine in (_clocks, _versions, _paused, _slow, _diagnostics):
+            try:
+                found += examine(facts)
+            except (DjqueueError, Error, OSError) as error:
+                found.append(_unexamined(error))
+    return found
+
+
+def _unexamined(error: Exception) -> Finding:
+    return Finding(
+        "doctor.unexamined",
+        "error",
+        f"something could not be examined: {in_one_line(error)}",
+        "Fix the other findings first, then run the command again.",
+    )
+
+
+def _system_checks(*, asks_servers: bool) -> Iterator[Finding]:
+    """Run the system checks of djqueue with `--deploy`, and with `--database` if the storage answers."""
+    aliases = [router.db_for_write(models.Job), router.db_for_write(models.OutboxJob)]
+    messages = checks.run_checks(
+        tags=[TAG], include_deployment_checks=True, databases=aliases if asks_servers else None
+    )
+    for message in messages:
+        if not message.is_silenced():
+            level = LEVELS.get(message.level, "error")
+            yield Finding(message.id or "djqueue", level, str(message.msg), message.hint or "")
+
+
+def _migrations() -> Iterator[Finding]:
+    """Find migrations that are not applied to the databases that have tables of djqueue."""
+    for alias in {router.db_for_write(model) for model in (models.Job, models.CronJob, models.AuditEvent)}:
+        try:
+            executor = MigrationExecutor(connections[alias])
+            targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] in _labels()]
+            missing = [migration for migration, _ in executor.migration_plan(targets)]
+        except Error as error:
+            yield Finding(
+                "doctor.database",
+                "error",
+                f"the database {alias!r} cannot be used: {in_one_line(error)}",
+                "Check that it is running, and the setting DATABASES.",
+            )
+            continue
+        mine = [f"{one.app_label}.{one.name}" for one in missing if one.app_label in _labels()]
+        if mine:
+            yield Finding(
+                "doctor.migrations",
+                "error",
+                f"the database {alias!r} lacks {len(mine)} migrations: {', '.join(mine)}",
+                f"Run `manage.py migrate --database {alias}`.",
+            )
+
+
+def _labels() -> set[str]:
+    """Return the labels of the installed apps of djqueue."""
+    return {app.label for app in apps.get_app_configs() if app.name.partition(".")[0] == "djqueue"}
+
+
+def _extras() -> Iterator[Finding]:
+    """Find packages that the settings make use of and that are not installed."""
+    used = {"redis": _backend().startswith("djqueue.storage.redis.")}
+    for extra, packages in EXTRAS.items():
+        missing = [name for name in packages if find_spec(name) is None]
+        if used[extra] and missing:
+            level, effect = EFFECTS[extra]
+            yield Finding(
+                "doctor.extra",
+                level,
+                f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: {effect}",
+                f"Run `pip install 'djqueue[{extra}]'`.",
+            )
+
+
+def _backend() -> str:
+    given = getattr(django_settings, "DJQUEUE", {})
+    return "" if is_wrong(given) else get_settings().backend
+
+
+def _clocks(facts: HealthFacts) -> Iterator[Finding]:
+    """Compare the clock of this machine with the storage's."""
+    before = SYSTEM_CLOCK.now()
+    at = facts.storage.reads.overview([]).at
+    after = SYSTEM_CLOCK.now()
+    # The storage has read its clock at some time in between.
+    ahead = at - after if at > after else min(0, at - before)
+    if abs(ahead) >= CLOCK_WARNING:
+        yield Finding(
+            "doctor.clock",
+            "error" if abs(ahead) >= CLOCK_ERROR else "warning",
+            f"the storage's clock is {abs(ahead) / 1_000:.1f} s {'ahead of' if ahead > 0 else 'behind'} this "
+            "machine's: delayed jobs and schedules start at other times than this machine expects",
+            "Synchronize both clocks with NTP.",
+        )
+
+
+def _versions(facts: HealthFacts) -> Iterator[Finding]:
+    """Find workers of other versions than this process, or than each other."""
+    versions = {worker.version for worker in facts.workers if worker.version}
+    others = sorted(versions - {__version__})
+    if others:
+        yield Finding(
+            "doctor.version",
+            "warning",
+            f"workers run djqueue {', '.join(others)}, and this process runs {__version__}",
+            "Deploy one version everywhere, and restart the workers.",
+        )
+    projects = sorted({worker.project for worker in facts.workers if worker.project})
+    if len(projects) > 1:
+        yield Finding(
+            "doctor.project_version",
+            "warning",
+            f"workers run different versions of the project: {', '.join(projects)}",
+            "Unless a deployment is in progress, restart the workers that it has left out.",
+        )
+
+
+def _paused(facts: HealthFacts) -> Iterator[Finding]:
+    """Find paused queues with jobs."""
+    for queue in facts.overview.queues:
+        count = sum(queue.counts.get(state, 0) for state in PENDING)
+        if queue.paused and count:
+            yield Finding(
+                "doctor.paused",
+                "warning",
+                f"queue {queue.name!r} is paused and has {count:,} pending {'job' if count == 1 else 'jobs'}",
+                f"Run `manage.py djqueue resume {queue.name}`.",
+            )
+
+
+def _slow(facts: HealthFacts) -> Iterator[Finding]:
+    """Explain why jobs of queues that workers serve have been due for long."""
+    for queue, meaning in slow_queues(facts):
+        yield Finding(
+            "doctor.slow",
+            "warning",
+            f"the oldest job of queue {queue.name!r} has been due for {facts.waited(queue) / 1_000:,.0f} s: "
+            f"{meaning}",
+            "Add workers or slots, or raise the limit that holds the jobs back.",
+        )
+
+
+def _diagnostics(facts: HealthFacts) -> Iterator[Finding]:
+    """Report the lines of the storage's diagnostics that are not in order."""
+    for line in facts.storage.reads.diagnostics().lines:
+        if line.level != OK and line.key.partition(":")[0] not in COVERED:
+            yield Finding(
+                f"storage.{line.key}",
+                "error" if line.level == BAD else "warning",
+                f"{line.group}: {line.label}: {line.value}",
+                line.note or "See the page Storage of the dashboard.",
+            )

@@ -1,0 +1,244 @@
+"""Health checks: whether the storage answers, and whether jobs that are due are being run.
+
+Each check has a stable name and returns findings, which say what is wrong and how to fix it. The URL, the
+command line and the doctor share these checks.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from django.db import router
+
+from djqueue import models
+from djqueue.client import get_storage
+from djqueue.conf import HealthSettings
+from djqueue.core.deadline import within
+from djqueue.core.diagnostics import Finding
+from djqueue.core.durations import to_datetime
+from djqueue.core.explain import MEANINGS
+from djqueue.core.job import WorkerInfo
+from djqueue.core.metrics import MINUTE
+from djqueue.core.overview import Overview, QueueOverview
+from djqueue.core.serving import claiming, unserved
+from djqueue.core.shown import in_one_line
+from djqueue.core.states import State
+from djqueue.core.unhandled import unhandled
+from djqueue.storage.base import Storage
+from djqueue.storage.tables.holders import SCHEDULER_LEASE
+from djqueue.storage.tables.staleleases import stale_holder
+
+from .leaderlease import NAME as MIRROR_LEASE
+from .mirroring import is_mirrored
+
+EXAMINED = 20
+"""Maximum waiting jobs of a queue of which is asked why they do not run."""
+START_WORKERS = "Start workers with `manage.py runworkers`, or see why they stopped."
+
+
+class HealthFacts(NamedTuple):
+    """The state of the storage that the checks judge."""
+
+    storage: Storage
+    overview: Overview
+    workers: Sequence[WorkerInfo]
+    """Workers that are live and claim jobs."""
+    bounds: HealthSettings
+
+    @property
+    def at(self) -> int:
+        """The storage's time, in UTC milliseconds."""
+        return self.overview.at
+
+    def overdue(self) -> list[QueueOverview]:
+        """Return the queues that are not paused and have had a job due for longer than the bound."""
+        return [queue for queue in self.overview.queues if self.is_overdue(queue)]
+
+    def is_overdue(self, queue: QueueOverview) -> bool:
+        """Return whether a queue is not paused and has had a job due for longer than the bound."""
+        due = [at for at in _times(queue) if at <= self.at]
+        return bool(due) and not queue.paused and self.waited(queue) >= self.bounds.max_wait
+
+    def waited(self, queue: QueueOverview) -> int:
+        """Return the milliseconds for which the oldest claimable or due job of a queue has waited."""
+        return max((self.at - at for at in _times(queue)), default=0)
+
+
+def _times(queue: QueueOverview) -> list[int]:
+    # Without a process that sweeps, a delayed job stays delayed when it is due.
+    return [at for at in (queue.oldest_at, queue.due_at) if at is not None]
+
+
+def read_facts(bounds: HealthSettings) -> HealthFacts:
+    """Read the state of the storage. Raises DjqueueError or django.db.Error if the storage can't be used."""
+    storage = get_storage()
+    has_scheduler = storage.capabilities.scheduler is not None
+    # If the scheduler does not answer, the tables still have to be read in the time that is left.
+    with within(bounds.timeout / 1_000 / (2 if has_scheduler else 1)):
+        overview = storage.reads.overview()
+    workers = claiming(storage.workers.all(), overview.at)
+    return HealthFacts(storage, overview, workers, bounds)
+
+
+def unreachable(check: str, error: Exception) -> Finding:
+    """Return the finding about a storage that can't be used by a check."""
+    return Finding(
+        f"health.{check}",
+        "error",
+        f"the storage cannot be used: {in_one_line(error)}",
+        "Check that its server is running and can be reached from this machine, and the setting STORAGE.",
+    )
+
+
+def check_scheduler(facts: HealthFacts) -> Iterator[Finding]:
+    """Find a scheduler that does not answer, or was killed and has no successor."""
+    role = facts.storage.capabilities.scheduler
+    alias = facts.storage.capabilities.database
+    if role is None or role.is_here:
+        return
+    outage = facts.storage.outage
+    if outage is not None:
+        yield Finding(
+            "health.scheduler",
+            "error",
+            f"the scheduler has not answered since {to_datetime(outage.since):%H:%M:%S} UTC: {outage.reason}",
+            "Look at the process that holds the lease, with `manage.py djqueue doctor`, and restart it if it "
+            "hangs; another process takes over.",
+        )
+    assert alias is not None
+    holder = stale_holder(alias, SCHEDULER_LEASE, facts.at - facts.bounds.lease_grace)
+    if holder is not None:
+        yield Finding(
+            "health.scheduler",
+            "error",
+            f"the lease of the scheduler ({holder.describe()}) has expired, and no process has taken over",
+            START_WORKERS,
+        )
+
+
+def check_mirror(facts: HealthFacts) -> Iterator[Finding]:
+    """Find a mirror of Redis whose process was killed or hangs, without a successor."""
+    if not is_mirrored(facts.storage):
+        return
+    alias = router.db_for_write(models.Job)
+    holder = stale_holder(alias, MIRROR_LEASE, facts.at - facts.bounds.lease_grace)
+    if holder is not None:
+        yield Finding(
+            "health.mirror",
+            "error",
+            f"the process that mirrors Redis ({holder.describe()}) has let its lease expire, and no process "
+            "has taken over",
+            START_WORKERS,
+        )
+
+
+def check_workers(facts: HealthFacts) -> Iterator[Finding]:
+    """Find queues with jobs that are due and without a live worker."""
+    overdue = facts.overdue()
+    # A queue whose only jobs are due delayed ones has no waiting job yet.
+    waiting = [
+        queue._replace(counts={**queue.counts, State.WAITING: queue.counts.get(State.WAITING, 0) or 1})
+        for queue in overdue
+    ]
+    for queue in unserved(waiting, facts.workers):
+        yield Finding(
+            "health.workers",
+            "error",
+            f"no live worker serves queue {queue.name!r}, whose oldest job has been due for "
+            f"{_seconds(facts.waited(queue))}",
+            f"Start a worker with `manage.py runworkers --queues {queue.name}`, or resume a quiet one.",
+        )
+
+
+def check_handlers(facts: HealthFacts) -> Iterator[Finding]:
+    """Find waiting jobs whose name no live worker of their queue knows."""
+    for queue, name, count in unhandled(facts.overdue(), facts.workers):
+        yield Finding(
+            "health.handlers",
+            "error",
+            f"{count:,} waiting {'job' if count == 1 else 'jobs'} {name!r} of queue {queue!r} have no "
+            "handler in any live worker",
+            "Deploy the code that defines the job to the workers of the queue and restart them, or move or "
+            "cancel the jobs.",
+        )
+
+
+def check_claims(facts: HealthFacts) -> Iterator[Finding]:
+    """Find queues whose jobs are due and could run in a free slot of a worker, but are not claimed."""
+    for queue in facts.overdue():
+        if not _was_claimed(facts, queue) and _is_claimable(facts, queue):
+            yield Finding(
+                "health.claims",
+                "error",
+                f"no job of queue {queue.name!r} has been claimed for {_seconds(facts.bounds.max_wait)}, "
+                f"although its workers have free slots and its oldest job has been due for "
+                f"{_seconds(facts.waited(queue))}",
+                "Look at the log of a worker, and at its threads with `manage.py djqueue workers`; then "
+                "restart the workers.",
+            )
+
+
+def check_leases(facts: HealthFacts) -> Iterator[Finding]:
+    """Find active jobs whose lease has expired and that no process takes back."""
+    for queue, count in facts.storage.reads.stale_leases(facts.bounds.lease_grace).items():
+        yield Finding(
+            "health.leases",
+            "error",
+            f"{count:,} active {'job' if count == 1 else 'jobs'} of queue {queue!r} have had an "
+            f"expired lease for longer than {_seconds(facts.bounds.lease_grace)}: no process sweeps",
+            f"{START_WORKERS} A worker or the scheduler takes such jobs back within seconds.",
+        )
+
+
+Check = Callable[[HealthFacts], Iterator[Finding]]
+
+STORAGE = "storage"
+"""Name of the first check: whether the storage answers."""
+CHECKS: dict[str, Check] = {
+    "scheduler": check_scheduler,
+    "mirror": check_mirror,
+    "workers": check_workers,
+    "handlers": check_handlers,
+    "claims": check_claims,
+    "leases": check_leases,
+}
+"""The other checks by name."""
+
+
+def slow_queues(facts: HealthFacts) -> Iterator[tuple[QueueOverview, str]]:
+    """Yield the queues with jobs overdue that workers serve, with the reason why the first ones wait."""
+    for queue in facts.overdue():
+        for verdict in _verdicts(facts, queue):
+            if verdict not in ("waiting_turn", "no_worker", "no_handler"):
+                yield queue, MEANINGS[verdict]
+                break
+
+
+def _was_claimed(facts: HealthFacts, queue: QueueOverview) -> bool:
+    """Return whether attempts started lately, to the minute: metrics have one bucket per minute."""
+    start = (facts.at - facts.bounds.max_wait) // MINUTE * MINUTE
+    buckets = facts.storage.reads.series([queue.name], start, facts.at + 1, MINUTE)
+    return any(bucket.started for bucket in buckets)
+
+
+def _is_claimable(facts: HealthFacts, queue: QueueOverview) -> bool:
+    return "waiting_turn" in _verdicts(facts, queue)
+
+
+def _verdicts(facts: HealthFacts, queue: QueueOverview) -> Iterator[str]:
+    """Yield why each of the first jobs of a queue does not run, for jobs that a live worker could run."""
+    serving = [worker for worker in facts.workers if worker.queues is None or queue.name in worker.queues]
+    page = facts.storage.reads.cursor_page(queue.name, State.WAITING, EXAMINED, newest_first=False)
+    for job in page.jobs:
+        able = [worker for worker in serving if job.name in worker.names]
+        if not able:
+            continue
+        if all(worker.active >= worker.concurrency for worker in able):
+            yield "workers_busy"
+            continue
+        explanation = facts.storage.reads.explain(queue.name, job.id)
+        if explanation is not None:
+            yield explanation.verdict
+
+
+def _seconds(milliseconds: int) -> str:
+    return f"{milliseconds / 1_000:,.0f} s"

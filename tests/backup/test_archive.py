@@ -1,0 +1,117 @@
+"""The data file of a backup: every value comes back, in memory that does not grow with the number of jobs."""
+
+import io
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from djqueue.backup import restoring, taking
+from djqueue.backup.archive import PART_RECORDS, ArchiveWriter, read_archive
+from djqueue.backup.store import BackupStore
+from djqueue.core.errors import BackupDamagedError, BackupError
+from djqueue.storage.memory import MemoryStorage
+from djqueue.storage.snapshots import DEAD, JOB, QUEUE, SCHEDULE, Part
+from djqueue.testing import factories as f
+from tests.clocks import AheadClock
+
+
+def archived(*parts: Part) -> io.BytesIO:
+    file = io.BytesIO()
+    writer = ArchiveWriter(file, "1.0")
+    for part in parts:
+        writer.write(part)
+    writer.finish()
+    file.seek(0)
+    return file
+
+
+def a_job(**values: Any) -> dict[str, Any]:
+    return {"id": "1", "state": "waiting", "progress": None, **values}
+
+
+@pytest.mark.parametrize(
+    "progress", [None, 0.5, {"at": datetime(2026, 1, 2, tzinfo=UTC)}, [(1, 2), Decimal("1.10")], b"\xff"]
+)
+def test_values_come_back_as_they_were(progress: Any) -> None:
+    parts = [
+        Part(
+            JOB,
+            "e-mails: %",
+            [a_job(progress=progress, payload=b"\x00\xff", name="\udcff", history=[[1, None]])],
+        ),
+        Part(SCHEDULE, "", [{"name": "nightly", "next_run_at": 2**60}]),
+    ]
+    assert list(read_archive(archived(*parts), "x")) == parts
+
+
+def test_empty_data_comes_back() -> None:
+    assert list(read_archive(archived(), "x")) == []
+
+
+def test_parts_are_read_in_pages_of_limited_size() -> None:
+    many = [a_job(id=str(number)) for number in range(2 * PART_RECORDS + 1)]
+    large = [{"id": str(number), "error_message": "x" * 3_000_000} for number in range(3)]
+    found = list(read_archive(archived(Part(JOB, "q", many), Part(DEAD, "q", large)), "x"))
+    assert [len(part.records) for part in found] == [PART_RECORDS, PART_RECORDS, 1, 2, 1]
+    assert [record for part in found for record in part.records] == [*many, *large]
+
+
+def test_equal_data_makes_equal_files() -> None:
+    part = Part(JOB, "q", [a_job()])
+    assert archived(part).getvalue() == archived(part).getvalue()
+
+
+@pytest.mark.parametrize("left", [0, 5, -1, -9, -20])
+def test_truncated_data_is_found_without_a_checksum(left: int) -> None:
+    data = archived(Part(JOB, "q", [a_job()] * 50)).getvalue()
+    with pytest.raises(BackupDamagedError, match="is damaged"):
+        list(read_archive(io.BytesIO(data[:left]), "x"))
+
+
+def test_a_later_format_of_the_data_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("djqueue.storage.snapshots.FORMAT", 99)
+        file = archived()
+    with pytest.raises(BackupError, match=r"written by djqueue 1\.0"):
+        list(read_archive(file, "x"))
+
+
+def test_memory_does_not_grow_with_the_number_of_jobs(store: BackupStore, clock: AheadClock) -> None:
+    source = MemoryStorage()
+    f.enqueue(source, payload=bytes(5_000))
+    with source.snapshots.read() as parts:
+        [record] = next(part for part in parts if part.kind == JOB).records
+
+    @contextmanager
+    def read() -> Iterator[Iterator[Part]]:
+        yield (
+            Part(JOB, f.QUEUE, [{**record, "id": f"{page}-{number}"} for number in range(500)])
+            for page in range(40)
+        )
+
+    storage: Any = SimpleNamespace(snapshots=SimpleNamespace(read=read))
+    tracemalloc.start()
+    try:
+        taken = taking.take(storage, store, clock)
+        assert restoring.verify(store, taken.name).counts.jobs == {"waiting": 20_000}
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken.raw_size > 100_000_000
+    assert peak < 16_000_000
+
+
+def test_settings_of_queues_are_counted(
+    store: BackupStore, storage: MemoryStorage, clock: AheadClock
+) -> None:
+    storage.queues.pause("emails")
+    taken = taking.take(storage, store, clock)
+    with store.open(taken.name) as file:
+        queues = [part.queue for part in read_archive(file, taken.name) if part.kind == QUEUE]
+    assert taken.counts.queues == len(queues) == 2

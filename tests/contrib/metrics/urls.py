@@ -1,0 +1,3 @@
+from django.urls import include, path
+
+urlpatterns = [path("djqueue/", include("djqueue.contrib.metrics.urls"))]

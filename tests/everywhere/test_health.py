@@ -1,0 +1,316 @@
+"""Health checks on every storage: each condition turns one check red, and its end turns it green again."""
+
+import json
+import threading
+from collections.abc import Iterator
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.test import Client
+
+from djqueue.conf import HealthSettings
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.operations import doctor, health, healthrun
+from djqueue.storage.base import Storage
+from djqueue.testing import factories as f
+from tests.dashboard.visiting import ALL_RIGHTS, logged_in, one_with
+
+AT_ONCE = HealthSettings(max_wait=0, lease_grace=0, timeout=10_000)
+"""Bounds for tests that don't wait: a job that is due at all has been due for too long."""
+
+
+@pytest.fixture(autouse=True)
+def _fresh_monitor() -> Iterator[None]:
+    healthrun.monitor.forget()
+    yield
+    healthrun.monitor.forget()
+
+
+def failed(bounds: HealthSettings = AT_ONCE) -> list[str]:
+    """Return the names of the failed checks."""
+    report = healthrun.HealthRun(bounds).report()
+    assert all(check.status != "unknown" for check in report.checks), report
+    return [check.name for check in report.checks if check.status == "failed"]
+
+
+def live(storage: Storage, id: str = f.WORKER, **given: Any) -> None:
+    storage.workers.register(f.worker(id, started_at=SYSTEM_CLOCK.now(), **given))
+
+
+def test_a_storage_without_jobs_is_healthy(storage: Storage) -> None:
+    assert failed() == []
+
+
+def test_jobs_that_wait_without_a_worker_fail_a_check_until_one_starts(storage: Storage) -> None:
+    assert failed() == []
+    f.enqueue(storage)
+    assert failed() == ["workers"]
+
+    live(storage, active=1)  # all its slots are in use
+    assert failed() == []
+
+
+def test_a_job_may_wait_for_a_while(storage: Storage) -> None:
+    f.enqueue(storage)
+
+    assert failed(HealthSettings(max_wait=3_600_000, timeout=10_000)) == []
+
+
+def test_quiet_workers_do_not_count_as_serving_a_queue(storage: Storage) -> None:
+    f.enqueue(storage)
+    live(storage, state="quiet")
+
+    assert failed() == ["workers"]
+
+
+def test_paused_queues_are_healthy(storage: Storage) -> None:
+    f.enqueue(storage)
+    storage.queues.pause(f.QUEUE)
+    assert failed() == []
+
+    storage.queues.resume(f.QUEUE)
+    assert failed() == ["workers"]
+
+
+def test_jobs_that_no_live_worker_knows_fail_a_check_until_they_are_cancelled(storage: Storage) -> None:
+    live(storage)
+    assert failed() == []
+    job_id = f.enqueue(storage, name="removed.job")
+    assert failed() == ["handlers"]
+
+    storage.jobs.cancel(f.QUEUE, [job_id])
+    assert failed() == []
+
+
+def test_jobs_that_free_workers_do_not_claim_fail_a_check_until_they_are_claimed(storage: Storage) -> None:
+    live(storage)
+    assert failed() == []
+    f.enqueue(storage)
+    assert failed() == ["claims"]
+
+    f.claim(storage)
+    storage.sweep()
+    assert failed() == []
+
+
+def test_claims_of_the_last_minute_are_enough(storage: Storage) -> None:
+    live(storage)
+    f.enqueue_many(storage, 2)
+    assert failed() == ["claims"]
+
+    f.claim_one(storage)
+    storage.sweep()
+    assert storage.reads.counts(f.QUEUE)["waiting"] == 1
+    assert failed() == []
+
+
+@pytest.mark.parametrize("limits", [{"concurrency": 1}, {"rate": "1/h"}], ids=lambda given: next(iter(given)))
+def test_jobs_that_a_limit_holds_back_are_healthy(storage: Storage, limits: dict[str, Any]) -> None:
+    from djqueue import Queue
+
+    live(storage)
+    f.enqueue_many(storage, 2)
+    Queue(f.QUEUE, storage=storage).set_limits(**limits)
+    f.claim_one(storage)
+
+    assert "claims" not in failed()
+
+
+def test_expired_leases_fail_a_check_until_a_sweep_takes_the_jobs_back(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert failed() == []
+    monkeypatch.setattr(storage.reads, "stale_leases", lambda grace: {f.QUEUE: 2})
+    assert failed() == ["leases"]
+
+    monkeypatch.undo()
+    assert failed() == []
+
+
+def test_an_unreachable_storage_fails_the_first_check_and_leaves_the_others_open(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object) -> None:
+        raise StorageUnavailableError("connection refused")
+
+    monkeypatch.setattr(storage.reads, "overview", unreachable)
+    report = healthrun.HealthRun(AT_ONCE).report()
+
+    assert [check.status for check in report.checks] == ["failed", *["unknown"] * len(health.CHECKS)]
+    assert "connection refused" in report.findings[0].text
+    assert failed_after_recovery(monkeypatch) == []
+
+
+def failed_after_recovery(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.undo()
+    return failed()
+
+
+def test_a_call_that_hangs_ends_at_the_deadline_and_does_not_add_threads(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.DJQUEUE = {**settings.DJQUEUE, "HEALTH": {"TIMEOUT": 0.2}}
+    from djqueue.client import get_storage
+
+    released, calls = threading.Event(), []
+
+    def hanging(*_: object) -> None:
+        calls.append(1)
+        released.wait(60)
+        raise StorageUnavailableError("released")
+
+    monkeypatch.setattr(get_storage().reads, "overview", hanging)
+    client = Client()
+    try:
+        began = SYSTEM_CLOCK.monotonic()
+        responses = [client.get("/health/") for _ in range(3)]
+        took = SYSTEM_CLOCK.monotonic() - began
+    finally:
+        released.set()
+
+    assert [response.status_code for response in responses] == [503] * 3
+    assert responses[0].json()["checks"]["storage"] == "failed"
+    assert calls == [1]
+    assert took < 5_000
+
+
+def test_the_url_tells_the_public_only_the_names_of_checks(storage: Storage, settings: Any) -> None:
+    settings.DJQUEUE = {**settings.DJQUEUE, "HEALTH": {"MAX_WAIT": 0.001, "TIMEOUT": 10}}
+    from djqueue.client import get_storage
+
+    assert Client().get("/health/").json()["status"] == "ok"
+    f.enqueue(get_storage(), queue="secret-queue", name="secret.job")
+    healthrun.monitor.forget()
+    response = Client().get("/health/")
+
+    assert response.status_code == 503
+    assert response["Cache-Control"].startswith("max-age=0")
+    assert response.json() == {
+        "status": "failed",
+        "checks": {
+            name: "failed" if name == "workers" else "ok" for name in (health.STORAGE, *health.CHECKS)
+        },
+    }
+    assert b"secret" not in response.content
+
+
+def test_the_url_shows_findings_to_users_of_the_dashboard(storage: Storage, settings: Any) -> None:
+    settings.DJQUEUE = {**settings.DJQUEUE, "HEALTH": {"MAX_WAIT": 0.001, "TIMEOUT": 10}}
+    from djqueue.client import get_storage
+
+    f.enqueue(get_storage(), queue="orders")
+    [finding] = logged_in(one_with(*ALL_RIGHTS)).get("/health/").json()["findings"]
+    without_rights = logged_in(one_with()).get("/health/").json()
+
+    assert "'orders'" in finding["text"]
+    assert "runworkers --queues orders" in finding["fix"]
+    assert "findings" not in without_rights
+
+
+def test_head_requests_are_answered_and_others_are_not(storage: Storage) -> None:
+    assert Client().head("/health/").status_code == 200
+    assert Client().post("/health/").status_code == 405
+
+
+def command(*arguments: str) -> tuple[int, Any]:
+    """Return the exit code and the JSON document of `manage.py djqueue`."""
+    output = StringIO()
+    try:
+        call_command("djqueue", *arguments, "--json", stdout=output)
+    except SystemExit as end:
+        return int(str(end.code)), json.loads(output.getvalue())
+    return 0, json.loads(output.getvalue())
+
+
+def test_the_command_has_an_exit_code_and_says_what_is_wrong(storage: Storage) -> None:
+    code, healthy = command("health", "--max-wait", "0", "--timeout", "10")
+    assert (code, healthy["status"], healthy["findings"]) == (0, "ok", [])
+
+    f.enqueue(storage)
+    code, ill = command("health", "--max-wait", "0", "--timeout", "10")
+
+    assert (code, ill["status"], ill["checks"]["workers"]) == (1, "failed", "failed")
+    assert [finding["id"] for finding in ill["findings"]] == ["health.workers"]
+
+
+def ids(**given: Any) -> set[str]:
+    """Return the IDs of the doctor's findings."""
+    return {finding.id for finding in doctor.diagnose(HealthSettings(max_wait=0, timeout=10_000, **given))}
+
+
+def test_the_doctor_explains_health_checks_paused_queues_and_versions(storage: Storage) -> None:
+    before = ids()
+    live(storage, version="0.0.1", project="1", active=1)
+    live(storage, "w2", version="0.0.1", project="2", active=1)
+    f.enqueue(storage, name="removed.job")
+    f.enqueue(storage, queue="other")
+    storage.queues.pause("other")
+
+    assert ids() - before == {
+        "doctor.paused",
+        "doctor.project_version",
+        "doctor.version",
+        "health.handlers",
+    }
+
+
+def test_the_doctor_explains_why_jobs_of_a_served_queue_wait(storage: Storage) -> None:
+    live(storage, active=1)
+    f.enqueue(storage)
+
+    found = doctor.diagnose(AT_ONCE)
+
+    [slow] = [finding for finding in found if finding.id == "doctor.slow"]
+    assert "free slot" in slow.text
+
+
+def test_the_doctor_compares_clocks(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "doctor.clock" not in ids()
+    overview = storage.reads.overview
+    monkeypatch.setattr(
+        storage.reads,
+        "overview",
+        lambda queues=None: overview(queues)._replace(at=SYSTEM_CLOCK.now() + 40_000),
+    )
+
+    [clock] = [finding for finding in doctor.diagnose(AT_ONCE) if finding.id == "doctor.clock"]
+    assert clock.level == "error"
+    assert "ahead of" in clock.text
+
+
+def test_the_doctor_lists_migrations_that_are_not_applied(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.db.migrations.recorder import MigrationRecorder
+
+    assert "doctor.migrations" not in ids()
+    applied = MigrationRecorder.applied_migrations
+    monkeypatch.setattr(
+        MigrationRecorder,
+        "applied_migrations",
+        lambda self: {key: one for key, one in applied(self).items() if key[0] != "djqueue"},
+    )
+
+    [finding] = [one for one in doctor.diagnose(AT_ONCE) if one.id == "doctor.migrations"]
+    assert "djqueue.0001_initial" in finding.text
+
+
+def test_the_doctor_reports_wrong_settings_instead_of_stopping(storage: Storage, settings: Any) -> None:
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.nowhere.Storage"}}
+
+    code, found = command("doctor")
+
+    assert code == 1
+    assert {"djqueue.E002", "health.storage"} <= {finding["id"] for finding in found["findings"]}
+
+
+def test_the_doctor_has_an_exit_code(storage: Storage) -> None:
+    code, found = command("doctor", "--timeout", "10")
+    errors = [finding for finding in found["findings"] if finding["level"] == "error"]
+    assert (code, errors) == (0, [])
+
+    f.enqueue(storage)
+    assert command("doctor", "--max-wait", "0", "--timeout", "10")[0] == 1

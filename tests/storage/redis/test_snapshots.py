@@ -1,0 +1,123 @@
+"""Snapshots of Redis: a restore is all or nothing, whenever its process is killed."""
+
+from contextlib import closing
+
+import pytest
+
+from djqueue.core.errors import RestoreInProgressError, SnapshotTargetError
+from djqueue.core.states import State
+from djqueue.storage.redis import snapshotwrites
+from djqueue.testing import contract
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.contract.snapshots import contents, read_all
+from djqueue.testing.factories import (
+    a_completed_job,
+    a_failed_job,
+    an_active_job,
+    batch,
+    claim,
+    completing,
+    enqueue,
+    finish,
+    state,
+)
+
+from .mortal import Place
+
+
+@pytest.fixture
+def place(redis_server):
+    redis_server.run("FLUSHALL")
+    with closing(Place(redis_server, FakeClock(), policies=contract.POLICIES)) as place:
+        yield place
+
+
+def old(storage):
+    """Put the jobs into the storage that a restore replaces."""
+    for queue in ("mine", "both"):
+        a_completed_job(storage, id="done", queue=queue)
+        enqueue(storage, id="old", queue=queue, unique_key="k")
+    storage.queues.pause("mine")
+    return contents(read_all(storage))
+
+
+def new(storage):
+    """Put the jobs into a storage that are restored to another one."""
+    for queue in ("theirs", "both"):
+        a_failed_job(storage, id="failed", queue=queue)
+        a_completed_job(storage, id="done", queue=queue, result=b"new")
+        enqueue(storage, id="new", queue=queue, unique_key="k")
+    enqueue(storage, id="blocked", queue="both", depends_on=(("theirs", "new"),))
+    storage.queues.set_limits("theirs", concurrency=7)
+    return read_all(storage)
+
+
+def interrupted(storage):
+    """Let the time of a killed process pass, and end its restore."""
+    with storage._connections.sync() as client:
+        client.delete(storage._keyspace.common.key("restore:lock"))
+    with storage.snapshots._restore() as restore:
+        restore.end_interrupted()
+
+
+def test_a_killed_restore_leaves_the_old_or_the_new_and_can_be_repeated(place):
+    parts = new(place.storage())
+    wanted = contents(parts)
+    ends = set()
+    for storage, before, died in place.deaths(
+        old, lambda mortal, _: mortal.snapshots.write(parts, replace=True)
+    ):
+        interrupted(storage)
+        found = contents(read_all(storage))
+        assert found in (before, wanted)
+        ends.add("old" if found == before else "new")
+        assert storage.enqueue([batch(queue="both", unique_key="k")])[0].status == "duplicate"
+        if died:
+            storage.snapshots.write(parts, replace=True)
+            assert contents(read_all(storage)) == wanted
+        storage.sweep()
+        finish(storage, *map(completing, claim(storage, 5, queues=["theirs"])))
+        storage.sweep()
+        assert state(storage, "blocked", "both") is State.WAITING
+    assert ends == {"old", "new"}
+
+
+def test_producers_and_workers_are_refused_while_a_restore_is_interrupted(place):
+    storage, other = place.storage(), place.storage()
+    parts = new(storage)
+    running = an_active_job(storage, queue="mine")
+    restore = storage.snapshots._restore()
+    with restore:
+        spool = storage.snapshots._spool()
+        with closing(spool):
+            spool.fill(parts)
+            restore.stage(spool)
+        restore.decide()
+
+        for queue in ("both", "unheard of"):
+            with pytest.raises(RestoreInProgressError):
+                enqueue(other, queue=queue)
+        with pytest.raises(RestoreInProgressError):
+            finish(other, completing(running))
+        with pytest.raises(RestoreInProgressError):
+            other.connect()
+        with pytest.raises(RestoreInProgressError, match="another process"):
+            other.snapshots.write(parts)
+
+    with pytest.raises(SnapshotTargetError, match="not empty"):
+        other.snapshots.write(parts)  # It completes the other one first.
+    assert contents(read_all(other)) == contents(parts)
+    assert finish(other, completing(running)) == [False]
+    assert enqueue(other, queue="unheard of")
+
+
+def test_chunks_are_bounded_in_bytes(place, monkeypatch):
+    storage = place.storage()
+    for number in range(12):
+        enqueue(storage, id=f"{number}", payload=b"x" * 1_000)
+    monkeypatch.setattr(snapshotwrites, "CHUNK_BYTES", 3_000)
+    parts = read_all(storage)
+
+    storage.snapshots.write(parts, replace=True)
+
+    assert [job.id for job in claim(storage, 20)] == [f"{number}" for number in range(12)]

@@ -109,7 +109,7 @@ $(VENV)/.demo-installed: pyproject.toml hatch_build.py demo_project/requirements
 	@touch $@
 
 $(VENV)/.spark-installed: $(VENV)/.installed
-	@scripts/make-venv.sh $(VENV) -e '.[spark]'
+	@scripts/make-venv.sh $(VENV) -e '.[spark]' 'pyspark[connect]'
 	@touch $@
 
 $(VENV)/.docs-installed: pyproject.toml

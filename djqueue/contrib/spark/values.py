@@ -34,7 +34,7 @@ class Unconvertible:
         return f"({self.reason})"
 
 
-class Rows(NamedTuple):
+class ConvertedRows(NamedTuple):
     """The rows of a record batch."""
 
     values: Iterator[dict[str, Any]]
@@ -43,7 +43,7 @@ class Rows(NamedTuple):
     """Errors of rows that can't be converted, by the row's index."""
 
 
-def rows_of(batch: Any, needed: Collection[str] | None = None, *, keep_all: bool = False) -> Rows:
+def rows_of(batch: Any, needed: Collection[str] | None = None, *, keep_all: bool = False) -> ConvertedRows:
     """Convert a record batch. A map becomes a dict, and a variant the value that it holds.
 
     Args:
@@ -61,8 +61,8 @@ def rows_of(batch: Any, needed: Collection[str] | None = None, *, keep_all: bool
             names.append(name)
             columns.append(_column(batch, index, name, errors if is_needed else {}))
     if not columns:
-        return Rows(iter([{} for _ in range(batch.num_rows)]), errors)
-    return Rows((dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)), errors)
+        return ConvertedRows(iter([{} for _ in range(batch.num_rows)]), errors)
+    return ConvertedRows((dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)), errors)
 
 
 def slices_of(batch: Any, rows: int, size: int = SLICE_BYTES) -> Iterator[Any]:

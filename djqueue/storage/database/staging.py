@@ -353,7 +353,7 @@ class DatabaseStaging(Staging):
                     if certain:
                         raise
                     # The queue seems full, but the scheduler may know that jobs have left it.
-                    uncertain = {batches[0].ids[0]: State.WAITING}
+                    uncertain: dict[str, State | None] = {batches[0].ids[0]: State.WAITING}
                     raise _UncertainError(manifest.queue, len(counts), uncertain) from None
                 believed = {one.id: one.existing_state for one in answers if one.status == "duplicate"}
                 if believed and not certain:

@@ -60,7 +60,7 @@ class RedisStaging(Staging):
             for job_id, payload in zip(batch.ids or (), batch.payloads, strict=True)
         )
         places = [keys.staged(write, part), keys.parts(write)]
-        calls = []
+        calls: list[ScriptCall | RedisCommand] = []
         for piece in _pieces(jobs, JOB_BYTES[kind]):
             chunk = pack_raw([batches[0].name, *piece])
             arguments = [number + len(calls), chunk, pack_text(part), lifetime]
@@ -114,7 +114,7 @@ class RedisStaging(Staging):
             return False
         write = pack_text(plan.write)
         for first in range(0, len(manifests), AT_ONCE):
-            calls = [
+            calls: list[ScriptCall | RedisCommand] = [
                 self._call("drop", one, [one.version, write], [])
                 for one in manifests[first : first + AT_ONCE]
             ]

@@ -277,7 +277,12 @@ class StagingContract(StorageCase):
         first = plan({QUEUE: {"a": "p"}}, target=QUEUE)
         place(storage).commit(first)
 
-        for other in ({"target": ""}, {"target": PAIRS}, {"app": "weekly", "target": QUEUE}):
+        others: list[dict[str, Any]] = [
+            {"target": ""},
+            {"target": PAIRS},
+            {"app": "weekly", "target": QUEUE},
+        ]
+        for other in others:
             assert place(storage).commit(first._replace(write="other", **other)).status == "new"
 
     def test_a_silent_plan_is_adopted_by_one_sweep(self, storage: Storage) -> None:

@@ -37,17 +37,14 @@ register(spark)
 report = enqueue(spark.range(0, 1000, 1, 3).toDF("n"), queue, "shop.send", url=url)
 read = spark.read.format("djqueue").option("url", url).option("table", "jobs").load().count()
 
-def look(batches):
+def look(_):
     import importlib.util
-    import pyarrow
     import djqueue
-    for _ in batches:
-        found = [djqueue.__file__, str(importlib.util.find_spec("django"))]
-        yield pyarrow.record_batch({"found": [json.dumps(found)]})
+    return djqueue.__file__, str(importlib.util.find_spec("django"))
 
-[row] = spark.range(0, 1, 1, 1).mapInArrow(look, "found string").collect()
+[found] = spark.sparkContext.range(0, 1, 1, 1).map(look).collect()
 spark.stop()
-print("FOUND", json.dumps([report.inserted, read, *json.loads(row.found)]))
+print("FOUND", json.dumps([report.inserted, read, *found]))
 """
 
 

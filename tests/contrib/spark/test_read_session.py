@@ -91,7 +91,8 @@ def test_a_stream_of_events_is_restarted_where_it_was(spark, storage, redis_serv
     finish(storage, *map(completing, claim(storage, 5)))
     second = run()
 
-    assert (first, second) == ([20, 20, 10], [10])
+    # `maxRowsPerTrigger` requires Spark 4.2.
+    assert (first, second) == ([50] if spark.version.startswith("4.1.") else [20, 20, 10], [10])
     events = spark.read.parquet(sink)
     assert [tuple(row) for row in events.groupBy("event").count().orderBy("event").collect()] == [
         ("active", 5),

@@ -409,14 +409,6 @@ def schedules_replaced(rows: ScheduleRows | None, records: Sequence[Record]) -> 
             yield
 
 
-def check_kind(part: Part) -> None:
-    """Raise OptionError if the kind of a part is unknown."""
-    if part.kind not in KINDS:
-        raise OptionError(
-            f"snapshot: the kind of a part must be one of {', '.join(KINDS)}; got {part.kind!r}"
-        )
-
-
 def chunks(records: Iterable[Record], size: int) -> Iterator[list[Record]]:
     """Yield records in lists of at most `size`."""
     page: list[Record] = []

@@ -92,7 +92,12 @@ class ScheduleRows(Protocol):
         """Return whether there is no schedule."""
 
     def check(self, records: Sequence[Record]) -> None:
-        """Raise SnapshotTargetError if there are records, but the table does not exist."""
+        """Check that the table can hold these records.
+
+        Raises:
+            SnapshotTargetError: There are records, but the table does not exist.
+            OptionError: A record is invalid.
+        """
 
     def replacing(self, records: Sequence[Record]) -> AbstractContextManager[None]:
         """Return a context manager that replaces all schedules, and commits at the end of the block.

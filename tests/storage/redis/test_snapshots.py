@@ -4,9 +4,11 @@ from contextlib import closing
 
 import pytest
 
-from djqueue.core.errors import RestoreInProgressError, SnapshotTargetError
+from djqueue.core.errors import OptionError, RestoreInProgressError, SnapshotTargetError
 from djqueue.core.states import State
 from djqueue.storage.redis import snapshotwrites
+from djqueue.storage.snapshots import SCHEDULE, Part
+from djqueue.storage.tables.schedules import TableSchedules
 from djqueue.testing import contract
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract.snapshots import contents, read_all
@@ -124,6 +126,25 @@ def test_producers_and_workers_are_refused_while_a_restore_is_interrupted(place)
     assert contents(read_all(other)) == contents(parts)
     assert finish(other, completing(running)) == [False]
     assert enqueue(other, queue="unheard of")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "values", [{"enabled": "what"}, {"every": "x"}, {"next_run_at": 2**62}, {"name": "twice"}]
+)
+def test_schedules_that_no_table_holds_change_nothing(place, values):
+    storage = place.storage()
+    before = old(storage)
+    storage.snapshots.schedules = TableSchedules()
+    twice = {"name": "twice", "queue": "mine", "job_name": "job", "schedule": "0 6 * * *"}
+    schedules = Part(SCHEDULE, "", [twice, {**twice, "name": "invalid", **values}])
+
+    with pytest.raises(OptionError, match="snapshot: the schedules are invalid"):
+        storage.snapshots.write([schedules], replace=True)
+
+    assert contents(read_all(storage)) == before
+    storage.snapshots.write([schedules._replace(records=[twice])], replace=True)
+    assert [*contents(read_all(storage))] == [(SCHEDULE, "", "twice")]
 
 
 def test_chunks_are_bounded_in_bytes(place, monkeypatch):

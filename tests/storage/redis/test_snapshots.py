@@ -128,6 +128,31 @@ def test_producers_and_workers_are_refused_while_a_restore_is_interrupted(place)
     assert enqueue(other, queue="unheard of")
 
 
+def test_nothing_is_read_between_the_old_and_the_new(place):
+    storage, other = place.storage(), place.storage()
+    parts = new(storage)
+    restore = storage.snapshots._restore()
+    with restore, closing(storage.snapshots._spool()) as spool:
+        spool.fill(parts)
+        queues = restore.stage(spool)
+        assert contents(read_all(other)) == contents(parts)  # It can still be undone.
+        restore.decide()
+        with pytest.raises(RestoreInProgressError, match="restore a backup again"):
+            read_all(other)
+        restore.publish(queues)
+    assert contents(read_all(other)) == contents(parts)
+
+
+def test_a_read_ends_with_an_error_if_everything_was_replaced_meanwhile(place):
+    storage, other = place.storage(), place.storage()
+    parts = new(storage)
+    with other.snapshots.read() as begun:
+        assert next(begun)
+        storage.snapshots.write(parts, replace=True)
+        with pytest.raises(RestoreInProgressError, match="try again"):
+            list(begun)
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(
     "values", [{"enabled": "what"}, {"every": "x"}, {"next_run_at": 2**62}, {"name": "twice"}]

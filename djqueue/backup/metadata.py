@@ -133,7 +133,7 @@ class Metadata:
                 raw_size=_count(document["raw_size"]),
                 sha256=_text(document["sha256"]),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise BackupDamagedError(
                 f"the metadata of backup {name} is damaged ({type(error).__name__}: {error}): use another one"
             ) from error

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from django.core.files.base import File
 
-from djqueue.core.errors import BackupDamagedError
+from djqueue.core.errors import BackupDamagedError, OptionError
 from djqueue.storage.base import Storage
+from djqueue.storage.snapshotchecks import check_part
 from djqueue.storage.snapshots import DEAD, JOB, LIMITER, QUEUE, SCHEDULE, Part, SnapshotCounts
 
 from .archive import READ_SIZE, read_archive
@@ -27,7 +28,7 @@ class RestoredBackup(NamedTuple):
 
 
 def verify(store: BackupStore, name: str, progress: Progress = lambda _: None) -> Metadata:
-    """Check a backup completely: its checksums, and that all its records can be read.
+    """Check a backup completely: its checksums, and that all its records are valid.
 
     Raises:
         BackupNotFoundError: There is no such backup.
@@ -37,8 +38,11 @@ def verify(store: BackupStore, name: str, progress: Progress = lambda _: None) -
     metadata = store.metadata(store.check(name))
     with store.open(name) as file:
         _check_sum(file, metadata)
-        for _ in _counted(_parts(file, metadata), progress):
-            pass
+        try:
+            for part in _counted(_parts(file, metadata), progress):
+                check_part(part)
+        except OptionError as error:
+            raise BackupDamagedError(f"backup {name} is damaged ({error}): use another backup") from error
     return metadata
 
 
@@ -91,8 +95,8 @@ def _parts(file: "File[bytes]", metadata: Metadata) -> Iterator[Part]:
     """Yield the parts, and check that they are as many as the metadata say."""
     numbers = dict.fromkeys((JOB, DEAD, QUEUE, LIMITER, SCHEDULE), 0)
     for part in read_archive(file, metadata.name):
-        numbers[part.kind] = numbers.get(part.kind, 0) + len(part.records)
-        yield part
+        yield part  # Who receives it checks its kind.
+        numbers[part.kind] += len(part.records)
     counts = metadata.counts
     expected = {
         JOB: counts.all_jobs,

@@ -18,6 +18,7 @@ from djqueue.core.queue import JobQueue
 from djqueue.core.states import LIVE, PENDING, State
 
 from . import snapshots
+from .snapshotchecks import check_part
 from .snapshots import (
     LimiterSettings,
     Part,
@@ -232,7 +233,7 @@ class _Collected:
 
     def add(self, part: Part) -> None:
         """Add the records of a part."""
-        snapshots.check_kind(part)
+        check_part(part)
         for record in part.records:
             if part.kind == snapshots.JOB:
                 job = engine_job(part.queue, record)

@@ -92,7 +92,12 @@ class ScheduleRows(Protocol):
         """Return whether there is no schedule."""
 
     def check(self, records: Sequence[Record]) -> None:
-        """Raise SnapshotTargetError if there are records, but the table does not exist."""
+        """Check that the table can hold these records.
+
+        Raises:
+            SnapshotTargetError: There are records, but the table does not exist.
+            OptionError: A record is invalid.
+        """
 
     def replacing(self, records: Sequence[Record]) -> AbstractContextManager[None]:
         """Return a context manager that replaces all schedules, and commits at the end of the block.
@@ -407,14 +412,6 @@ def schedules_replaced(rows: ScheduleRows | None, records: Sequence[Record]) -> 
     else:
         with rows.replacing(records):
             yield
-
-
-def check_kind(part: Part) -> None:
-    """Raise OptionError if the kind of a part is unknown."""
-    if part.kind not in KINDS:
-        raise OptionError(
-            f"snapshot: the kind of a part must be one of {', '.join(KINDS)}; got {part.kind!r}"
-        )
 
 
 def chunks(records: Iterable[Record], size: int) -> Iterator[list[Record]]:

@@ -20,6 +20,7 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import PENDING, State
 
 from . import snapshots
+from .snapshotchecks import check_part
 from .snapshots import (
     LimiterSettings,
     Part,
@@ -93,7 +94,7 @@ class SnapshotSpool:
         self._file.execute("COMMIT")
 
     def _add(self, part: Part) -> None:
-        snapshots.check_kind(part)
+        check_part(part)
         for record in part.records:
             if part.kind == snapshots.JOB:
                 self._add_job(part.queue, record)

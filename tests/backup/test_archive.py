@@ -1,5 +1,7 @@
 """The data file of a backup: every value comes back, in memory that does not grow with the number of jobs."""
 
+import gzip
+import hashlib
 import io
 import tracemalloc
 from collections.abc import Iterator
@@ -9,12 +11,13 @@ from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
+import msgpack
 import pytest
 
 from djqueue.backup import restoring, taking
 from djqueue.backup.archive import PART_RECORDS, ArchiveWriter, read_archive
 from djqueue.backup.store import BackupStore
-from djqueue.core.errors import BackupDamagedError, BackupError
+from djqueue.core.errors import BackupDamagedError, BackupError, OptionError
 from djqueue.storage.memory import MemoryStorage
 from djqueue.storage.snapshots import DEAD, JOB, QUEUE, SCHEDULE, Part
 from djqueue.testing import factories as f
@@ -115,3 +118,33 @@ def test_settings_of_queues_are_counted(
     with store.open(taken.name) as file:
         queues = [part.queue for part in read_archive(file, taken.name) if part.kind == QUEUE]
     assert taken.counts.queues == len(queues) == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [[[JOB], "q", 1], {}],
+        [["what", "q", 1], {}],
+        [[DEAD, "q", 1], "x"],
+        [[JOB, "q", 1], a_job(payload=4 * 10**12)],
+    ],
+)
+def test_data_with_other_records_is_refused(
+    store: BackupStore, clock: AheadClock, values: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Someone has written a backup whose checksums are right."""
+    header = {"format": 1, "records": 1, "djqueue": "1.0"}
+    data = gzip.compress(b"".join(map(msgpack.packb, [header, *values, ["end", "", 1]])))
+    with monkeypatch.context() as patch:
+        patch.setattr(ArchiveWriter, "_write", lambda self, _: None)
+        patch.setattr(ArchiveWriter, "finish", lambda self: self._file.write(data))
+        patch.setattr(ArchiveWriter, "size", property(lambda _: len(data), lambda *_: None), raising=False)
+        patch.setattr(ArchiveWriter, "sha256", hashlib.sha256(data).hexdigest())
+        name = taking.take(MemoryStorage(), store, clock).name
+
+    with pytest.raises(BackupDamagedError, match=f"{name} is damaged"):
+        restoring.verify(store, name)
+    target = MemoryStorage()
+    with pytest.raises(OptionError, match="snapshot:"):
+        restoring.restore(store, name, target)
+    assert target.snapshots.is_empty()

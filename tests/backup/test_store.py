@@ -328,3 +328,14 @@ def test_a_wrong_storage_is_named(settings: Any) -> None:
     settings.STORAGES = {"djqueue_backups": {"BACKEND": "shop.Missing"}}
     with pytest.raises(ConfigurationError, match=r"STORAGES\['djqueue_backups'\].*shop\.Missing"):
         BackupStore.configured(BackupSettings())
+
+
+@pytest.mark.parametrize(
+    "document", ["[" * 200_000, '{"format": 1, "name": ' + "9" * 10_000 + "}", "[]", "{}"]
+)
+def test_metadata_of_another_form_are_damaged(
+    taken: Metadata, store: BackupStore, folder: Path, document: str
+) -> None:
+    (folder / f"{taken.name}.metadata.json").write_text(document)
+    with pytest.raises(BackupDamagedError, match="is damaged"):
+        store.metadata(taken.name)

@@ -43,7 +43,7 @@ NOW = """Take a backup now, and delete the oldest ones beyond DJQUEUE["BACKUP"][
 Workers can keep running.
 """
 LIST = """List the complete backups, newest first."""
-VERIFY = """Check a backup completely: its checksums, and that all its records can be read.
+VERIFY = """Check a backup completely: its checksums, and that all its records are valid.
 
     manage.py djqueue backup verify --latest
 

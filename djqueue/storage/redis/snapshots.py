@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 
+from djqueue.core.errors import RestoreInProgressError
 from djqueue.storage import snapshots
 from djqueue.storage.snapshots import (
     Part,
@@ -21,7 +22,7 @@ from .metrics import Metrics
 from .removing import Removing
 from .roundtrips import RedisCommand
 from .snapshotreads import RedisSnapshotReader, limiter_settings, settings
-from .snapshotwrites import Restore
+from .snapshotwrites import STAGING, Restore
 from .workers import RedisWorkers
 
 logger = logging.getLogger("djqueue.redis")
@@ -56,10 +57,29 @@ class RedisSnapshots(Snapshots):
         yield self._parts(page)
 
     def _parts(self, page: int) -> Iterator[Part]:
+        last = self._last_replacement()
         yield from RedisSnapshotReader(self._keyspace, self._limiters(), page).parts()
         if self.schedules is not None:
             for found in self.schedules.pages(page):
                 yield Part(snapshots.SCHEDULE, "", found)
+        if self._last_replacement() != last:
+            raise RestoreInProgressError(
+                "a restore replaced everything while the storage was read: try again"
+            )
+
+    def _last_replacement(self) -> bytes | None:
+        """Return a value that each restore changes before it replaces anything.
+
+        Raises RestoreInProgressError while the storage holds some of the old and some of the new.
+        """
+        run, common = self._keyspace.run, self._keyspace.common
+        last: bytes | None = run(answer(RedisCommand((b"GET", common.key("replaced")))))
+        if run(answer(RedisCommand((b"HGET", common.key("restore"), b"phase")))) not in (None, STAGING):
+            raise RestoreInProgressError(
+                "a restore is replacing everything that the storage holds: wait until it ends. If it was "
+                "killed, restore a backup again, which completes it"
+            )
+        return last
 
     def is_empty(self) -> bool:
         run = self._keyspace.run

@@ -5,19 +5,23 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from django.db import connections, router, transaction
+from django.core.exceptions import ValidationError
+from django.db import DataError, IntegrityError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import DurationField
 
 from djqueue import models
 from djqueue.core.durations import to_datetime, to_milliseconds
-from djqueue.core.errors import SnapshotTargetError
+from djqueue.core.errors import OptionError, SnapshotTargetError
+from djqueue.core.shown import in_one_line
 from djqueue.fields import MillisecondsField
 from djqueue.storage.snapshots import Record, ScheduleRows
 
 FIELDS = [field for field in models.CronJob._meta.concrete_fields if not field.primary_key]
 NAMES = [field.name for field in FIELDS]
 MICROSECOND = timedelta(microseconds=1)
+INVALID = (TypeError, ValueError, OverflowError, AttributeError, ValidationError)
+"""Errors of values that a column cannot hold."""
 
 
 class TableSchedules(ScheduleRows):
@@ -43,12 +47,17 @@ class TableSchedules(ScheduleRows):
                 f"the snapshot has {len(records)} schedules, but database {alias!r} has no table for them: "
                 "run manage.py migrate first"
             )
+        if records:
+            # A restore that has deleted jobs must not fail at its schedules.
+            with transaction.atomic(using=alias):
+                replace(alias, records)
+                transaction.set_rollback(True, using=alias)
 
     @contextmanager
     def replacing(self, records: Sequence[Record]) -> Iterator[None]:
-        self.check(records)
         alias = self._alias()
         if not self._exists(alias):
+            self.check(records)
             yield
             return
         with transaction.atomic(using=alias):
@@ -80,10 +89,19 @@ def is_empty(alias: str) -> bool:
 
 
 def replace(alias: str, records: Sequence[Record]) -> None:
-    """Replace all schedules. The caller has opened a transaction."""
+    """Replace all schedules. The caller has opened a transaction.
+
+    Raises OptionError if the table cannot hold a record.
+    """
     rows = models.CronJob.objects.using(alias)
     rows.all().delete()
-    rows.bulk_create([_row(record) for record in records], batch_size=200)
+    try:
+        rows.bulk_create([_row(record) for record in records], batch_size=200)
+    except (DataError, IntegrityError, *INVALID) as error:
+        raise OptionError(
+            f"snapshot: the schedules are invalid: expected the columns of {rows.model.__name__} "
+            f"({type(error).__name__}: {in_one_line(error)})"
+        ) from error
 
 
 def _record(values: Sequence[Any]) -> dict[str, Any]:

@@ -225,6 +225,9 @@ class SnapshotsContract(StorageCase):
             Part("what", QUEUE, [{}]),
             Part(JOB, QUEUE, [{"id": "x"}]),
             Part(DEAD, QUEUE, [{"id": "x", "unmet": [], "nonsense": 1}]),
+            Part(JOB, QUEUE, ["x"]),  # type: ignore[list-item]
+            Part([JOB], QUEUE, []),  # type: ignore[arg-type]
+            Part(JOB, "", []),
         ],
     )
     def test_an_invalid_record_changes_nothing(self, storage: Storage, part: Part) -> None:
@@ -232,6 +235,16 @@ class SnapshotsContract(StorageCase):
 
         with pytest.raises(OptionError, match="snapshot:"):
             self.written(storage, [part], replace=True)
+
+        assert state(storage, "old") is State.WAITING
+
+    @pytest.mark.parametrize(("key", "value"), [("payload", 4 * 10**12), ("attempts", "1"), ("options", [])])
+    def test_a_value_of_another_type_changes_nothing(self, storage: Storage, key: str, value: Any) -> None:
+        enqueue(storage, id="old")
+        [part] = [part for part in read_all(storage) if part.kind == JOB]
+
+        with pytest.raises(OptionError, match=f"snapshot: the job record 'old' .*{key}"):
+            self.written(storage, [part._replace(records=[{**part.records[0], key: value}])], replace=True)
 
         assert state(storage, "old") is State.WAITING
 

@@ -4,9 +4,11 @@ from contextlib import closing
 
 import pytest
 
-from djqueue.core.errors import RestoreInProgressError, SnapshotTargetError
+from djqueue.core.errors import OptionError, RestoreInProgressError, SnapshotTargetError
 from djqueue.core.states import State
 from djqueue.storage.redis import snapshotwrites
+from djqueue.storage.snapshots import SCHEDULE, Part
+from djqueue.storage.tables.schedules import TableSchedules
 from djqueue.testing import contract
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract.snapshots import contents, read_all
@@ -124,6 +126,50 @@ def test_producers_and_workers_are_refused_while_a_restore_is_interrupted(place)
     assert contents(read_all(other)) == contents(parts)
     assert finish(other, completing(running)) == [False]
     assert enqueue(other, queue="unheard of")
+
+
+def test_nothing_is_read_between_the_old_and_the_new(place):
+    storage, other = place.storage(), place.storage()
+    parts = new(storage)
+    restore = storage.snapshots._restore()
+    with restore, closing(storage.snapshots._spool()) as spool:
+        spool.fill(parts)
+        queues = restore.stage(spool)
+        assert contents(read_all(other)) == contents(parts)  # It can still be undone.
+        restore.decide()
+        with pytest.raises(RestoreInProgressError, match="restore a backup again"):
+            read_all(other)
+        restore.publish(queues)
+    assert contents(read_all(other)) == contents(parts)
+
+
+def test_a_read_ends_with_an_error_if_everything_was_replaced_meanwhile(place):
+    storage, other = place.storage(), place.storage()
+    parts = new(storage)
+    with other.snapshots.read() as begun:
+        assert next(begun)
+        storage.snapshots.write(parts, replace=True)
+        with pytest.raises(RestoreInProgressError, match="try again"):
+            list(begun)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "values", [{"enabled": "what"}, {"every": "x"}, {"next_run_at": 2**62}, {"name": "twice"}]
+)
+def test_schedules_that_no_table_holds_change_nothing(place, values):
+    storage = place.storage()
+    before = old(storage)
+    storage.snapshots.schedules = TableSchedules()
+    twice = {"name": "twice", "queue": "mine", "job_name": "job", "schedule": "0 6 * * *"}
+    schedules = Part(SCHEDULE, "", [twice, {**twice, "name": "invalid", **values}])
+
+    with pytest.raises(OptionError, match="snapshot: the schedules are invalid"):
+        storage.snapshots.write([schedules], replace=True)
+
+    assert contents(read_all(storage)) == before
+    storage.snapshots.write([schedules._replace(records=[twice])], replace=True)
+    assert [*contents(read_all(storage))] == [(SCHEDULE, "", "twice")]
 
 
 def test_chunks_are_bounded_in_bytes(place, monkeypatch):

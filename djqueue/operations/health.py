@@ -20,7 +20,7 @@ from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import MINUTE
 from djqueue.core.overview import Overview, QueueOverview
 from djqueue.core.serving import claiming, unserved
-from djqueue.core.shown import in_one_line
+from djqueue.core.shown import in_one_line, numbered
 from djqueue.core.states import State
 from djqueue.core.unhandled import unhandled
 from djqueue.storage.base import Storage
@@ -155,8 +155,7 @@ def check_handlers(facts: HealthFacts) -> Iterator[Finding]:
         yield Finding(
             "health.handlers",
             "error",
-            f"{count:,} waiting {'job' if count == 1 else 'jobs'} {name!r} of queue {queue!r} have no "
-            "handler in any live worker",
+            f"no live worker has a handler for {numbered(count, 'waiting job')} {name!r} of queue {queue!r}",
             "Deploy the code that defines the job to the workers of the queue and restart them, or move or "
             "cancel the jobs.",
         )
@@ -183,7 +182,7 @@ def check_leases(facts: HealthFacts) -> Iterator[Finding]:
         yield Finding(
             "health.leases",
             "error",
-            f"{count:,} active {'job' if count == 1 else 'jobs'} of queue {queue!r} have had an "
+            f"{numbered(count, 'active job')} of queue {queue!r} {'has' if count == 1 else 'have'} had an "
             f"expired lease for longer than {_seconds(facts.bounds.lease_grace)}: no process sweeps",
             f"{START_WORKERS} A worker or the scheduler takes such jobs back within seconds.",
         )

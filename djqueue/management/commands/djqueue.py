@@ -7,7 +7,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error
 
-from djqueue.core.errors import DjqueueError
+from djqueue.core.errors import ArgumentsError, DjqueueError, OptionError
 from djqueue.core.shown import in_one_line
 from djqueue.management.verbs import (
     annotations,
@@ -23,6 +23,7 @@ from djqueue.management.verbs import (
     workers,
 )
 from djqueue.management.verbs.base import Output, Verbs
+from djqueue.runtime.exits import MISUSED
 
 HELP = "Manage the jobs, schedules and workers of this project."
 GROUPS = (stats, jobs, changes, controls, dead, cron, workers, annotations, backup, mirrored, health)
@@ -51,6 +52,8 @@ class Command(BaseCommand):
         output = Output(self.stdout, self.stderr, as_json=options.get("json", False))
         try:
             options["run"](options, output)
+        except (ArgumentsError, OptionError) as error:
+            raise CommandError(str(error), returncode=MISUSED) from error
         except (DjqueueError, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
         except Error as error:

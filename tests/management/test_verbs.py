@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from io import StringIO
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import OperationalError
 
 from djqueue import job
 from djqueue.client import get_storage, registry
@@ -345,6 +347,32 @@ def test_every_verb_writes_json(storage: Storage) -> None:
 
     assert [name for name, known in flags.items() if "--json" not in known] == ["dead", "cron", "backup"]
     assert document("mark", "v1.2")["label"] == "v1.2"
+
+
+def test_a_database_that_cannot_be_opened_is_an_error_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def check(*_: Any, **__: Any) -> None:
+        raise OperationalError("unable to open database file")
+
+    monkeypatch.setattr(djqueue.Command, "check", check)
+
+    with pytest.raises(CommandError, match=r"cannot be used: unable to open .* DATABASES"):
+        call_command(djqueue.Command(), "stats", skip_checks=False)
+    report = StringIO()
+    with suppress(SystemExit):
+        call_command(djqueue.Command(), "health", "--json", skip_checks=False, stdout=report)
+    assert "status" in json.loads(report.getvalue())
+
+
+def test_memory_is_refused_in_a_process_of_its_own(storage: Storage) -> None:
+    command = djqueue.Command(stderr=StringIO(), stdout=StringIO())
+    command._called_from_command_line = True
+
+    if storage.capabilities.in_process:
+        with pytest.raises(CommandError, match="exist only in the process that runs them"):
+            call_command(command, "stats")
+    call_command(command, "cron", "list")
 
 
 def test_the_docs_list_every_verb_with_its_summary() -> None:

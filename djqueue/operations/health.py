@@ -15,6 +15,7 @@ from djqueue.conf import HealthSettings
 from djqueue.core.deadline import within
 from djqueue.core.diagnostics import Finding
 from djqueue.core.durations import to_datetime
+from djqueue.core.errors import ConfigurationError
 from djqueue.core.explain import MEANINGS
 from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import MINUTE
@@ -33,6 +34,11 @@ from .mirroring import is_mirrored
 EXAMINED = 20
 """Maximum waiting jobs of a queue of which is asked why they do not run."""
 START_WORKERS = "Start workers with `manage.py runworkers`, or see why they stopped."
+NO_ANSWER = (
+    "Check that its server is running and can be reached from this machine, that `manage.py migrate` has "
+    "been run, and the setting STORAGE."
+)
+WRONG_SETTING = "Correct the setting. `manage.py djqueue doctor` looks at all of them."
 
 
 class HealthFacts(NamedTuple):
@@ -85,7 +91,7 @@ def unreachable(check: str, error: Exception) -> Finding:
         f"health.{check}",
         "error",
         f"the storage cannot be used: {in_one_line(error)}",
-        "Check that its server is running and can be reached from this machine, and the setting STORAGE.",
+        WRONG_SETTING if isinstance(error, ConfigurationError) else NO_ANSWER,
     )
 
 

@@ -38,6 +38,8 @@ class Command(BaseCommand):
     """Operates on the jobs, schedules and workers of a project."""
 
     help = HELP
+    _called_from_command_line = False
+    """Set by Django if the command is a process of its own, and not a call in Python."""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add a subcommand for each verb."""

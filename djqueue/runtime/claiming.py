@@ -182,7 +182,10 @@ class ClaimLoop:
         return ClaimExchange(report, self._request(slots) if slots > 0 else None)
 
     def _free_slots(self) -> int:
-        if self.stopping or self._paused or self._events.is_behind or self._probation.alone():
+        # Of a stop by another thread, the worker knows before the loop does.
+        if self.stopping or self._worker.stopping or self._paused:
+            return 0
+        if self._events.is_behind or self._probation.alone():
             return 0
         slots = self._options.concurrency - len(self._runs.executing) - self._requested
         if self._options.max_jobs is not None:

@@ -11,6 +11,7 @@ from django.urls import reverse
 from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.dashboard.snapshot import snapshots
 from tests.admin.factories import logged_in, make_superuser, make_user
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.admin.about_urls")]
@@ -173,10 +174,9 @@ def test_the_panel_takes_one_query_with_the_database_storage(ada):
     page(client, ada)
     page(client, ada, "plain")
 
-    with CaptureQueriesContext(
-        connection,
-    ) as bare:
+    with CaptureQueriesContext(connection) as bare:
         page(client, ada, "plain")
+    snapshots.clear()  # A slow read is reused for a while.
     with CaptureQueriesContext(connection) as with_jobs:
         page(client, ada)
 

@@ -113,7 +113,10 @@ def read_filter(
 ) -> DeadLetterFilter:
     """Check the options of a filter, and return it. Raises OptionError."""
     if reason is not None and reason not in DEAD_LETTER_REASONS:
-        raise OptionError(f"reason: unknown reason {reason!r}{nearest(str(reason), DEAD_LETTER_REASONS)}")
+        hint = nearest(str(reason), DEAD_LETTER_REASONS) or "."
+        raise OptionError(
+            f"reason: unknown reason {reason!r}{hint} Choose from {', '.join(sorted(DEAD_LETTER_REASONS))}."
+        )
     return DeadLetterFilter(
         reason=reason,
         name=_text("name", name),

@@ -38,6 +38,11 @@ class HiddenOptions(dict[str, Any]):
     __str__ = __repr__
 
 
+def numbered(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 job` or `2,000 jobs`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def without_credentials(text: str) -> str:
     """Return a text without the user names and passwords of its URLs."""
     return CREDENTIALS.sub(r"\1…@", text) if "://" in text else text

@@ -15,12 +15,13 @@ from djqueue.conf import HealthSettings
 from djqueue.core.deadline import within
 from djqueue.core.diagnostics import Finding
 from djqueue.core.durations import to_datetime
+from djqueue.core.errors import ConfigurationError
 from djqueue.core.explain import MEANINGS
 from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import MINUTE
 from djqueue.core.overview import Overview, QueueOverview
 from djqueue.core.serving import claiming, unserved
-from djqueue.core.shown import in_one_line
+from djqueue.core.shown import in_one_line, numbered
 from djqueue.core.states import State
 from djqueue.core.unhandled import unhandled
 from djqueue.storage.base import Storage
@@ -33,6 +34,11 @@ from .mirroring import is_mirrored
 EXAMINED = 20
 """Maximum waiting jobs of a queue of which is asked why they do not run."""
 START_WORKERS = "Start workers with `manage.py runworkers`, or see why they stopped."
+NO_ANSWER = (
+    "Check that its server is running and can be reached from this machine, that `manage.py migrate` has "
+    "been run, and the setting STORAGE."
+)
+WRONG_SETTING = "Correct the setting. `manage.py djqueue doctor` looks at all of them."
 
 
 class HealthFacts(NamedTuple):
@@ -85,7 +91,7 @@ def unreachable(check: str, error: Exception) -> Finding:
         f"health.{check}",
         "error",
         f"the storage cannot be used: {in_one_line(error)}",
-        "Check that its server is running and can be reached from this machine, and the setting STORAGE.",
+        WRONG_SETTING if isinstance(error, ConfigurationError) else NO_ANSWER,
     )
 
 
@@ -155,8 +161,7 @@ def check_handlers(facts: HealthFacts) -> Iterator[Finding]:
         yield Finding(
             "health.handlers",
             "error",
-            f"{count:,} waiting {'job' if count == 1 else 'jobs'} {name!r} of queue {queue!r} have no "
-            "handler in any live worker",
+            f"no live worker has a handler for {numbered(count, 'waiting job')} {name!r} of queue {queue!r}",
             "Deploy the code that defines the job to the workers of the queue and restart them, or move or "
             "cancel the jobs.",
         )
@@ -183,7 +188,7 @@ def check_leases(facts: HealthFacts) -> Iterator[Finding]:
         yield Finding(
             "health.leases",
             "error",
-            f"{count:,} active {'job' if count == 1 else 'jobs'} of queue {queue!r} have had an "
+            f"{numbered(count, 'active job')} of queue {queue!r} {'has' if count == 1 else 'have'} had an "
             f"expired lease for longer than {_seconds(facts.bounds.lease_grace)}: no process sweeps",
             f"{START_WORKERS} A worker or the scheduler takes such jobs back within seconds.",
         )

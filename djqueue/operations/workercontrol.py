@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
@@ -33,6 +34,35 @@ def listing(infos: Sequence[WorkerInfo]) -> Iterator[str]:
             yield f"    {(now - job.started_at) / 1_000:.0f} s: {job.name} [{job.id}] of queue {job.queue}"
         for process in info.processes:
             yield f"    {_process(process)}"
+
+
+def described(info: WorkerInfo) -> dict[str, Any]:
+    """Return a worker, and the jobs that it runs, as values for a JSON document."""
+    return {
+        "id": info.id,
+        "state": info.state,
+        "host": info.host,
+        "pid": info.pid,
+        "supervisor": info.supervisor,
+        "kind": info.kind or None,
+        "queues": None if info.queues is None else list(info.queues),
+        "concurrency": info.concurrency,
+        "active": info.active,
+        "memory_bytes": info.rss or None,
+        "version": info.project or None,
+        "djqueue": info.version or None,
+        "started_at": to_datetime(info.started_at),
+        "heartbeat_at": to_datetime(info.seen_at),
+        "jobs": [
+            {
+                "id": job.id,
+                "queue": job.queue,
+                "name": job.name,
+                "started_at": to_datetime(job.started_at),
+            }
+            for job in info.jobs
+        ],
+    }
 
 
 def control(storage: Storage, command: str, worker_id: str) -> str:

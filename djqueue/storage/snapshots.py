@@ -44,6 +44,7 @@ from djqueue.core.job import AttemptRecord, DeadLetterRecord, JobFailure, Worker
 from djqueue.core.limiter import Rate
 from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.queue import QueuePolicy
+from djqueue.core.shown import numbered
 from djqueue.core.states import PENDING, State
 
 FORMAT = 1
@@ -150,7 +151,8 @@ def check_target(snapshots: Snapshots, workers: Sequence[WorkerInfo], *, replace
     """Raise SnapshotTargetError unless a snapshot may be written."""
     if workers:
         raise SnapshotTargetError(
-            f"{len(workers)} workers are running ({', '.join(sorted(worker.id for worker in workers)[:3])}"
+            f"{numbered(len(workers), 'worker')} {'is' if len(workers) == 1 else 'are'} running ("
+            f"{', '.join(sorted(worker.id for worker in workers)[:3])}"
             f"{', …' if len(workers) > 3 else ''}): stop all workers first"
         )
     if not replace and not snapshots.is_empty():

@@ -94,7 +94,7 @@ def test_a_backup_is_taken_listed_and_verified(filled: Storage, folder: Path) ->
     assert taken["name"] in run("list")
     assert document("verify", "--latest")["verified"]
     assert run("verify", taken["name"]) == (
-        f"Backup {taken['name']} is intact: 6 jobs, 1 dead letters and 0 schedules.\n"
+        f"Backup {taken['name']} is intact: 6 jobs, 1 dead letter and 0 schedules.\n"
     )
     assert document("status")["latest"] == taken["name"]
     assert BackupState.objects.get().name == taken["name"]

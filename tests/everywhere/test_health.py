@@ -304,7 +304,9 @@ def test_the_doctor_reports_wrong_settings_instead_of_stopping(storage: Storage,
     code, found = command("doctor")
 
     assert code == 1
-    assert {"djqueue.E002", "health.storage"} <= {finding["id"] for finding in found["findings"]}
+    fixes = {finding["id"]: finding["fix"] for finding in found["findings"]}
+    assert {"djqueue.E002", "health.storage"} <= fixes.keys()
+    assert "Correct the setting" in fixes["health.storage"]
 
 
 def test_the_doctor_has_an_exit_code(storage: Storage) -> None:

@@ -3,12 +3,15 @@
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import OperationalError
 
 from djqueue import job
 from djqueue.client import get_storage, registry
@@ -21,6 +24,7 @@ from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
 from djqueue.testing import factories as f
 from djqueue.testing.draining import drain
+from tests.support import eventually
 
 BACKENDS = ("memory.MemoryStorage", "database.DatabaseStorage", "redis.RedisStorage")
 EMAILS = "emails"
@@ -64,8 +68,10 @@ def test_stats_count_the_jobs_of_each_queue(storage: Storage) -> None:
     f.enqueue_many(storage, 3, queue=EMAILS)
     f.a_delayed_job(storage, queue=EMAILS)
 
-    [queue] = document("stats")["queues"]
+    found = document("stats")
+    [queue] = found["queues"]
 
+    assert datetime.fromisoformat(found["at"]).tzinfo is not None
     assert queue["name"] == EMAILS
     assert (queue["waiting"], queue["delayed"], queue["active"], queue["failed"]) == (3, 1, 0, 0)
     assert queue["totals"]["enqueued"] == 4
@@ -191,7 +197,7 @@ def test_retry_reports_jobs_that_are_not_failed(storage: Storage) -> None:
     failed = f.a_failed_job(storage)
 
     assert document("retry", failed)[0]["outcome"] == "retried"
-    with pytest.raises(CommandError, match="1 of 1 jobs were not changed"):
+    with pytest.raises(CommandError, match=r"not changed: 1 of 1 job$"):
         run("retry", failed)
 
 
@@ -219,6 +225,41 @@ def test_pause_resume_and_limit(storage: Storage) -> None:
     assert document("limit", EMAILS, "--rate", "none")["rate"] is None
     with pytest.raises(CommandError, match="pass --rate"):
         run("limit", EMAILS)
+    with pytest.raises(CommandError, match=r"--rate: 'fast' is not a rate: write .* such as 100/s"):
+        run("limit", EMAILS, "--rate", "fast")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("enqueue", "add", "--args", "[1, 2, 3]"),
+        ("enqueue", "add", "--priority", "999999999999"),
+        ("enqueue", "add", "--payload", "{}"),
+        ("clean", EMAILS, "--state", "active", "--dry-run"),
+        ("dead", "list", "--reason", "nope"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_values_exit_with_2(arguments: tuple[str, ...], storage: Storage) -> None:
+    job(name="add", queue=EMAILS)(add)
+    f.enqueue(storage, queue=EMAILS)
+
+    with pytest.raises(CommandError) as refused:
+        run(*arguments)
+
+    assert refused.value.returncode == MISUSED
+
+
+def test_a_clean_counts_the_jobs_of_the_age(storage: Storage) -> None:
+    f.a_completed_job(storage, queue=EMAILS, retention=60_000)
+    f.enqueue_many(storage, 2, queue=EMAILS)
+
+    assert document("clean", EMAILS, "--older-than", "1d", "--dry-run")["matching"] == 0
+    assert run("clean", EMAILS, "--dry-run") == f"Would delete 1 job of queue {EMAILS!r}.\n"
+    waiting = ("clean", EMAILS, "--state", "waiting", "--dry-run")
+    assert document(*waiting, "--limit", "1")["matching"] == 1
+    assert document(*waiting, "--older-than", "1d")["matching"] == 0
+    eventually(lambda: document(*waiting, "--older-than", "1s")["matching"] == 2)
 
 
 def test_drain_clean_and_obliterate(storage: Storage) -> None:
@@ -249,7 +290,7 @@ def test_dead_letters_are_listed_counted_retried_and_purged(storage: Storage) ->
 def test_an_unknown_reason_gets_a_suggestion(storage: Storage) -> None:
     f.a_failed_job(storage, queue=EMAILS)
 
-    with pytest.raises(CommandError, match="did you mean 'timeout'"):
+    with pytest.raises(CommandError, match=r"did you mean 'timeout'\? Choose from .*max_attempts_exceeded"):
         run("dead", "list", "--reason", "timeot")
 
 
@@ -266,7 +307,9 @@ def test_schedules_are_added_run_paused_and_removed(storage: Storage) -> None:
     run("cron", "resume", "poll")
     assert CronJob.objects.get().enabled is True
     assert "poll" in run("schedules")
-    run("cron", "remove", "poll")
+    assert document("cron", "remove", "poll", "--dry-run") == {"matching": ["poll"], "deleted": []}
+    assert CronJob.objects.exists()
+    assert document("cron", "remove", "poll")["deleted"] == ["poll"]
     assert not CronJob.objects.exists()
 
 
@@ -275,6 +318,61 @@ def test_a_wrong_schedule_is_refused(storage: Storage) -> None:
         run("cron", "add", "bad", "add", "--cron", "61 * * * *")
     with pytest.raises(CommandError, match="unknown schedule 'nightly'"):
         run("cron", "run", "nightly")
+
+
+def test_a_schedule_of_an_unknown_job_is_added_with_a_warning(storage: Storage) -> None:
+    job(name="add", queue=EMAILS)(add)
+    warning = StringIO()
+
+    command = djqueue.Command(stderr=warning)
+    call_command(command, "cron", "add", "poll", "addd", "--every", "5m", stdout=StringIO())
+
+    assert warning.getvalue().strip().endswith("'addd' here; did you mean 'add'?")
+
+
+def test_workers_are_listed_and_controlled_as_json(storage: Storage) -> None:
+    storage.workers.register(f.worker("w1", queues=(EMAILS,)))
+
+    [row] = document("workers")
+
+    assert (row["id"], row["state"], row["queues"], row["jobs"]) == ("w1", "running", [EMAILS], [])
+    assert datetime.fromisoformat(row["heartbeat_at"]).tzinfo is not None
+    assert document("workers", "--quiet", "w1")["command"] == "quiet"
+
+
+def test_every_verb_writes_json(storage: Storage) -> None:
+    parser = djqueue.Command().create_parser("manage.py", "djqueue")
+    [actions] = [one for one in parser._actions if one.dest == "action"]
+    flags = {name: verb._option_string_actions for name, verb in actions.choices.items()}
+
+    assert [name for name, known in flags.items() if "--json" not in known] == ["dead", "cron", "backup"]
+    assert document("mark", "v1.2")["label"] == "v1.2"
+
+
+def test_a_database_that_cannot_be_opened_is_an_error_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def check(*_: Any, **__: Any) -> None:
+        raise OperationalError("unable to open database file")
+
+    monkeypatch.setattr(djqueue.Command, "check", check)
+
+    with pytest.raises(CommandError, match=r"cannot be used: unable to open .* DATABASES"):
+        call_command(djqueue.Command(), "stats", skip_checks=False)
+    report = StringIO()
+    with suppress(SystemExit):
+        call_command(djqueue.Command(), "health", "--json", skip_checks=False, stdout=report)
+    assert "status" in json.loads(report.getvalue())
+
+
+def test_memory_is_refused_in_a_process_of_its_own(storage: Storage) -> None:
+    command = djqueue.Command(stderr=StringIO(), stdout=StringIO())
+    command._called_from_command_line = True
+
+    if storage.capabilities.in_process:
+        with pytest.raises(CommandError, match="exist only in the process that runs them"):
+            call_command(command, "stats")
+    call_command(command, "cron", "list")
 
 
 def test_the_docs_list_every_verb_with_its_summary() -> None:

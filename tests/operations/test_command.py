@@ -1,5 +1,6 @@
 """`manage.py djqueue`: what it says and what it refuses."""
 
+import json
 from io import StringIO
 
 import pytest
@@ -56,12 +57,25 @@ def test_resync_of_a_queue_names_no_other(configured, tables):
     assert "default" not in run("resync", "--queue", "other")
 
 
-def test_resync_tells_how_far_it_is(configured, tables, monkeypatch):
+def test_the_counts_of_resync_and_restore_are_json(configured, tables):
+    f.enqueue_many(configured, 3)
+
+    resynced = json.loads(run("resync", "--json"))
+    restored = json.loads(run("restore-from-mirror", "--dry-run", "--json"))
+
+    assert resynced == [{"name": "default", "copied": 3, "removed": 0}]
+    assert restored == [{"name": "default", "restored": {}, "unchanged": 3, "refused": {}}]
+
+
+def test_resync_tells_how_far_it_is_on_standard_error(configured, tables, monkeypatch):
     monkeypatch.setattr("djqueue.management.verbs.mirrored.PROGRESS_EVERY", 1_000)
     for _ in range(3):
         f.enqueue_many(configured, 1_000)
 
-    assert "jobs so far" in run("resync")
+    progress = StringIO()
+    call_command(djqueue.Command(stderr=progress), "resync", stdout=StringIO())
+
+    assert "jobs so far" in progress.getvalue()
 
 
 def test_resync_of_nothing_says_so(configured, tables):

@@ -116,7 +116,7 @@ RESULTS = Table(
         _QUEUE,
         _ID,
         _NAME,
-        _STATE,
+        Column("state", "string", "completed, failed or cancelled"),
         Column("finished_at", "timestamp", "when it ended"),
         Column(
             "result", "binary", "the return value; null if there is none, or if its `result_ttl` has passed"

@@ -7,7 +7,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error
 
-from djqueue.core.errors import DjqueueError
+from djqueue.client import get_storage
+from djqueue.core.errors import ArgumentsError, DjqueueError, OptionError
 from djqueue.core.shown import in_one_line
 from djqueue.management.verbs import (
     annotations,
@@ -23,16 +24,22 @@ from djqueue.management.verbs import (
     workers,
 )
 from djqueue.management.verbs.base import Output, Verbs
+from djqueue.runtime.exits import MISUSED
+from djqueue.storage.base import Storage
 
 HELP = "Manage the jobs, schedules and workers of this project."
 GROUPS = (stats, jobs, changes, controls, dead, cron, workers, annotations, backup, mirrored, health)
 """Modules with verbs, in the order of the help."""
+TABLES_ONLY = frozenset({"cron", "schedules", "mark", "backup", "doctor"})
+"""Verbs that need no jobs of the storage, or check its kind themselves."""
 
 
 class Command(BaseCommand):
     """Operates on the jobs, schedules and workers of a project."""
 
     help = HELP
+    _called_from_command_line = False
+    """Set by Django if the command is a process of its own, and not a call in Python."""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add a subcommand for each verb."""
@@ -41,17 +48,39 @@ class Command(BaseCommand):
             group.add(verbs)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command; `doctor` reports what the system checks find instead of stopping at it."""
-        if options.get("action") == "doctor":
+        """Run the command.
+
+        `doctor` reports what the system checks find instead of stopping at it, and `health` needs none:
+        those of Django fail if a SQLite database cannot be opened.
+        """
+        if options.get("action") in ("doctor", "health"):
             options["skip_checks"] = True
-        return super().execute(*args, **options)
+        try:
+            return super().execute(*args, **options)
+        except Error as error:
+            raise CommandError(
+                f"the database cannot be used: {in_one_line(error)}. Check that it is running, the setting "
+                "DATABASES, and that `manage.py migrate` has been run."
+            ) from error
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run one verb."""
         output = Output(self.stdout, self.stderr, as_json=options.get("json", False))
         try:
+            if self._called_from_command_line and options["action"] not in TABLES_ONLY:
+                check_shared(get_storage())
             options["run"](options, output)
+        except (ArgumentsError, OptionError) as error:
+            raise CommandError(str(error), returncode=MISUSED) from error
         except (DjqueueError, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
-        except Error as error:
-            raise CommandError(f"the database cannot be used: {in_one_line(error)}") from error
+
+
+def check_shared(storage: Storage) -> None:
+    """Raise CommandError if the jobs exist only in the process that runs them, which this one is not."""
+    if storage.capabilities.in_process:
+        raise CommandError(
+            f"the jobs of {storage.describe()} exist only in the process that runs them, which this command "
+            "is not: set DJQUEUE['STORAGE'] to another storage",
+            returncode=MISUSED,
+        )

@@ -14,11 +14,12 @@ Workers add one automatically when they start with another VERSION (in the setti
 
 def add(verbs: Verbs) -> None:
     """Declare the verb."""
-    parser = verbs.add("mark", mark, MARK, json=False)
+    parser = verbs.add("mark", mark, MARK)
     parser.add_argument("label", metavar="LABEL", help="Text of the annotation, such as v1.2.")
 
 
 def mark(options: Options, output: Output) -> None:
     """Add an annotation to the charts."""
     row = annotate(alias_of(get_storage()), options["label"])
+    output.document({"label": row.label, "at": row.at})
     output.line(f"Added annotation: {row.label}")

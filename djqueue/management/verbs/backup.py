@@ -20,7 +20,7 @@ from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import BackupError, DjqueueError, SnapshotTargetError
-from djqueue.core.shown import in_one_line
+from djqueue.core.shown import in_one_line, numbered
 from djqueue.core.states import State
 from djqueue.models import BackupState
 from djqueue.runtime.exits import MISUSED
@@ -109,7 +109,7 @@ def now(_options: Options, output: Output) -> None:
     output.document({**found.document(), "deleted": deleted})
     output.line(f"Saved backup {name} in {store.describe()}: {_counted(found)}, {_size(found.size)}.")
     if deleted:
-        output.line(f"Deleted {len(deleted):,} older backups.")
+        output.line(f"Deleted {numbered(len(deleted), 'older backup')}.")
 
 
 def listed(_options: Options, output: Output) -> None:
@@ -302,7 +302,7 @@ def _held(storage: Storage) -> str:
     largest = sorted(jobs, key=lambda queue: (-jobs[queue], queue))
     named = ", ".join(f"{queue} {jobs[queue]:,}" for queue in largest[:SHOWN_QUEUES])
     more = f", and {len(jobs) - SHOWN_QUEUES:,} more queues" if len(jobs) > SHOWN_QUEUES else ""
-    return f"{sum(jobs.values()):,} jobs ({named}{more})"
+    return f"{numbered(sum(jobs.values()), 'job')} ({named}{more})"
 
 
 def _progress(output: Output, text: str) -> Callable[[int], None]:
@@ -319,7 +319,10 @@ def _progress(output: Output, text: str) -> Callable[[int], None]:
 
 def _counted(found: Metadata) -> str:
     counts = found.counts
-    return f"{counts.all_jobs:,} jobs, {counts.dead:,} dead letters and {counts.schedules:,} schedules"
+    return (
+        f"{numbered(counts.all_jobs, 'job')}, {numbered(counts.dead, 'dead letter')} and "
+        f"{numbered(counts.schedules, 'schedule')}"
+    )
 
 
 def _size(number: int) -> str:

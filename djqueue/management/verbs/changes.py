@@ -8,6 +8,7 @@ from django.core.management.base import CommandError
 
 from djqueue.client import get_storage
 from djqueue.client.queue import Queue
+from djqueue.core.shown import numbered
 from djqueue.core.states import PENDING, State
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
@@ -137,7 +138,7 @@ def _each(options: Options, output: Output, action: str, apply: Apply) -> None:
     output.table(["id", "queue", "state now" if options.get("dry_run") else "outcome"], rows)
     refused = [job_id for job_id, _, word in rows if word not in DONE | {"moved"}]
     if refused and not options.get("dry_run"):
-        raise CommandError(f"{len(refused):,} of {len(rows):,} jobs were not changed")
+        raise CommandError(f"not changed: {len(refused):,} of {numbered(len(rows), 'job')}")
 
 
 def _all(
@@ -160,7 +161,8 @@ def _all(
     now = storage.reads.overview(queues[:1]).at
     expected = bulk.preview(storage, kind, selection, before=now) if queues else None
     matching = 0 if expected is None else expected.matching
-    text = f"{matching:,}{' or more' if expected is not None and expected.capped else ''} matching jobs"
+    capped = expected is not None and expected.capped
+    text = f"{matching:,} or more matching jobs" if capped else numbered(matching, "matching job")
     if options["dry_run"] or not matching:
         output.document({"matching": matching, "changed": 0})
         output.line(f"{text}; nothing was changed.")

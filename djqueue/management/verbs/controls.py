@@ -7,10 +7,14 @@ from django.core.management.base import CommandError
 
 from djqueue.client import Queue, get_storage
 from djqueue.client.limiters import UNCHANGED
+from djqueue.conf import parse_rate
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime
+from djqueue.core.errors import ConfigurationError
+from djqueue.core.job import JobRecord
+from djqueue.core.shown import numbered
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.management.flags import count
+from djqueue.operations.bulk import COUNTED, PART
 from djqueue.runtime.exits import MISUSED
 
 from .arguments import add_confirmation, duration, state, used_queue
@@ -47,7 +51,9 @@ def add(verbs: Verbs) -> None:
         parser.add_argument("queues", metavar="QUEUE", nargs="+", help="Names of queues.")
     parser = verbs.add("limit", limit, LIMIT)
     parser.add_argument("queue", metavar="QUEUE", help="Name of the queue.")
-    parser.add_argument("--rate", metavar="N/UNIT", help="Starts per s, m, h or d, such as 100/s; or none.")
+    parser.add_argument(
+        "--rate", type=_rate, metavar="N/UNIT", help="Starts per s, m, h or d, such as 100/s; or none."
+    )
     parser.add_argument("--concurrency", type=_limit, metavar="N", help="Active jobs at once; or none.")
     parser = verbs.add("drain", drain, DRAIN)
     parser.add_argument("queue", metavar="QUEUE", help="Name of the queue.")
@@ -115,6 +121,8 @@ def clean(options: Options, output: Output) -> None:
     """Delete jobs by state and age."""
     queue = Queue(used_queue(get_storage(), options["queue"]))
     states = set(options["state"] or TERMINAL)
+    if State.ACTIVE in states:
+        raise CommandError("--state active: cancel active jobs instead of deleting them", returncode=MISUSED)
     names = [one.value for one in states]
     _delete(
         options,
@@ -155,23 +163,57 @@ def _delete(
     whole: bool = False,
 ) -> None:
     """Delete jobs after a confirmation that counts them."""
-    counts = get_storage().reads.counts(queue.name)
-    most = sum(number for one, number in counts.items() if one in states)
-    if older_than:
-        before = to_datetime(SYSTEM_CLOCK.now() - int(older_than * 1_000)).isoformat(" ", "seconds")
-        text = f"those of {most:,} jobs of queue {queue.name!r} that are from before {before}"
-    else:
-        jobs, name = f"{most:,} jobs", f"queue {queue.name!r}"
-        text = f"{name} with {jobs}" if whole else f"{jobs} of {name}"
+    matching, capped = _matching(queue, states, older_than)
+    limit = options.get("limit")
+    if limit is not None and limit <= matching:
+        matching, capped = limit, False
+    name = f"queue {queue.name!r}"
+    jobs = f"{matching:,} or more jobs" if capped else numbered(matching, "job")
+    text = f"{name} with {jobs}" if whole else f"{jobs} of {name}"
     if options["dry_run"]:
-        output.document({"queue": queue.name, "matching": most, "deleted": 0})
+        output.document({"queue": queue.name, "matching": matching, "deleted": 0})
         output.line(f"Would delete {text}.")
         return
     output.confirm(f"Delete {text}?", assume_yes=options["no_input"])
     deleted = delete()
     note("clean", queue=queue.name, count=deleted, detail={"states": sorted(one.value for one in states)})
-    output.document({"queue": queue.name, "matching": most, "deleted": deleted})
-    output.line(f"Deleted {deleted:,} jobs of queue {queue.name!r}.")
+    output.document({"queue": queue.name, "matching": matching, "deleted": deleted})
+    output.line(f"Deleted {numbered(deleted, 'job')} of {name}.")
+
+
+def _matching(queue: Queue, states: set[State], older_than: float) -> tuple[int, bool]:
+    """Count the jobs of these states and this age; True if more match than were counted."""
+    reads = get_storage().reads
+    if not older_than:
+        return sum(number for one, number in reads.counts(queue.name).items() if one in states), False
+    before = SYSTEM_CLOCK.now() - int(older_than * 1_000)
+    matching = examined = 0
+    for one in sorted(states):
+        cursor = None
+        while examined < COUNTED:
+            page = reads.cursor_page(queue.name, one, PART, cursor, newest_first=False)
+            old = sum(_since(record) <= before for record in page.jobs)
+            matching, examined, cursor = matching + old, examined + len(page.jobs), page.next
+            # Jobs that ended are in the order of their ends, roughly: a page of newer ones is the last.
+            if cursor is None or (one in TERMINAL and not old):
+                break
+    return matching, examined >= COUNTED
+
+
+def _since(record: JobRecord) -> int:
+    """Return when a job ended or, if it is pending, was enqueued."""
+    return record.finished_at if record.state in TERMINAL else record.created_at
+
+
+def _rate(text: str) -> str:
+    if text != NONE:
+        try:
+            parse_rate(text)
+        except ConfigurationError:
+            raise ArgumentTypeError(
+                f"{text!r} is not a rate: write a number, a slash and s, m, h or d, such as 100/s; or {NONE}"
+            ) from None
+    return text
 
 
 def _limit(text: str) -> int | str:

@@ -73,6 +73,8 @@ def add(verbs: Verbs) -> None:
     ):
         parser = cron.add(name, run, text)
         parser.add_argument("names", metavar="NAME", nargs="+", help="Names of schedules.")
+        if run is remove:
+            parser.add_argument("--dry-run", action="store_true", help="Only show what would be deleted.")
 
 
 def listed(options: Options, output: Output) -> None:
@@ -110,7 +112,7 @@ def create(options: Options, output: Output) -> None:
     note("cron_create", queue=row.queue, detail={"name": row.name})
     if registry.find(row.job_name) is None:
         known = nearest(row.job_name, registry.names())
-        output.progress(f"Warning: no @job function is registered as {row.job_name!r} here.{known}")
+        output.progress(f"Warning: no @job function is registered as {row.job_name!r} here{known or '.'}")
     output.document(_described(row, 1))
     output.line(f"Added schedule {row.name}; next run {row.next_run_at}.")
 
@@ -142,11 +144,16 @@ def remove(options: Options, output: Output) -> None:
     for row in rows:
         if row.source == ScheduleSource.CODE:
             raise CommandError(f"schedule {row.name!r} is declared in code: remove it there, or pause it")
+    if options["dry_run"]:
+        for row in rows:
+            output.line(f"Would delete schedule {row.name}.")
+        output.document({"matching": [row.name for row in rows], "deleted": []})
+        return
     for row in rows:
         row.delete()
         note("cron_delete", queue=row.queue, detail={"name": row.name, "job": row.job_name})
         output.line(f"Deleted schedule {row.name}.")
-    output.document([row.name for row in rows])
+    output.document({"matching": [row.name for row in rows], "deleted": [row.name for row in rows]})
 
 
 def _add_list(parser: ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from djqueue.client.deadletters import DeadLetterCounts, RetriedDead
 from djqueue.client.queuedead import FILTERS
 from djqueue.core.durations import to_datetime
 from djqueue.core.job import DeadLetterRecord
+from djqueue.core.shown import numbered
 from djqueue.management.flags import count
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
@@ -104,7 +105,7 @@ def retry(options: Options, output: Output) -> None:
     queues = _queues(options)
     if not dry_run:
         total = sum(queue.count_dead(**filters).total for queue in queues)
-        output.confirm(f"Retry up to {total:,} dead letters?", assume_yes=options["no_input"])
+        output.confirm(f"Retry up to {numbered(total, 'dead letter')}?", assume_yes=options["no_input"])
     outcomes: Counter[str] = Counter()
     for queue in queues:
 
@@ -130,9 +131,11 @@ def purge(options: Options, output: Output) -> None:
     total = sum(Queue(name).count_dead(**filters).total for name in names)
     if options["dry_run"] or not total:
         output.document({"matching": total, "deleted": 0})
-        output.line(f"{total:,} matching dead letters; nothing was deleted.")
+        output.line(f"{numbered(total, 'matching dead letter')}; nothing was deleted.")
         return
-    output.confirm(f"Delete {total:,} dead letters with their jobs?", assume_yes=options["no_input"])
+    output.confirm(
+        f"Delete {numbered(total, 'dead letter')} with their jobs?", assume_yes=options["no_input"]
+    )
     outcomes: Counter[str] = Counter()
     now = storage.reads.overview(names[:1]).at
     for part in bulk.run_now(storage, BulkKind.PURGE, Selection(names, filters), now):
@@ -141,7 +144,7 @@ def purge(options: Options, output: Output) -> None:
     deleted = sum(number for word, number in outcomes.items() if word in DONE)
     note("dead_letters_delete", queue=options["queue"] or "", count=deleted)
     output.document({"matching": total, "deleted": deleted})
-    output.line(f"Deleted {deleted:,} dead letters.")
+    output.line(f"Deleted {numbered(deleted, 'dead letter')}.")
 
 
 def _add_filters(parser: ArgumentParser) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from djqueue.conf import HealthSettings, get_settings
 from djqueue.core.errors import ConfigurationError
+from djqueue.core.shown import numbered
 from djqueue.health import document, finding_document
 from djqueue.management.flags import seconds
 from djqueue.operations.doctor import diagnose
@@ -62,7 +63,7 @@ def doctor(options: Options, output: Output) -> None:
     )
     for finding in findings:
         output.line(f"{finding.level.upper()} {finding.id}\n    {finding.text}\n    Fix: {finding.hint}\n")
-    output.line(f"{len(findings)} findings." if findings else "Nothing is wrong.")
+    output.line(f"{numbered(len(findings), 'finding')}." if findings else "Nothing is wrong.")
     if has_errors:
         sys.exit(FAILED)
 

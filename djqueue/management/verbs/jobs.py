@@ -13,6 +13,7 @@ from djqueue.core.job import EnqueueResult, JobRecord
 from djqueue.core.states import State
 from djqueue.dashboard import explanations, redaction
 from djqueue.management.flags import count, seconds
+from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
 
 from .arguments import add_ids, duration, json_list, json_object, json_value, located, state, used_queue
@@ -184,12 +185,15 @@ def _enqueued(options: Options, given: dict[str, Any]) -> EnqueueResult:
     name, job_type = options["name"], registry.find(options["name"])
     if job_type is not None:
         if options["payload"] is not None:
-            raise CommandError(f"{name} takes --args and --kwargs, not --payload")
+            raise CommandError(f"{name} takes --args and --kwargs, not --payload", returncode=MISUSED)
         return job_type.using(**given).enqueue(*options["positional"], **options["keywords"])
     if options["queue"] is None:
         registry.get(name)  # raises, with a suggestion
     if options["positional"] or options["keywords"]:
-        raise CommandError(f"{name!r} is not a @job function here: pass one --payload instead of arguments")
+        raise CommandError(
+            f"{name!r} is not a @job function here: pass one --payload instead of arguments",
+            returncode=MISUSED,
+        )
     queue = given.pop("queue")
     return Queue(queue).enqueue(options["payload"], name=name, **given)
 

@@ -42,8 +42,8 @@ the reason, if its TTL has expired, its unique key is in use, or it depends on a
 
 def add(verbs: Verbs) -> None:
     """Declare the verbs."""
-    resyncing = verbs.add("resync", resync, RESYNC, json=False)
-    restoring = verbs.add("restore-from-mirror", restore, RESTORE, json=False)
+    resyncing = verbs.add("resync", resync, RESYNC)
+    restoring = verbs.add("restore-from-mirror", restore, RESTORE)
     for parser in (resyncing, restoring):
         parser.add_argument("--queue", metavar="NAME", help="Name of one queue (default: all queues).")
     restoring.add_argument("--dry-run", action="store_true", help="Only show what would be enqueued.")
@@ -57,9 +57,12 @@ def resync(options: Options, output: Output) -> None:
         before = counts.get(name, (0, 0))[0]
         counts[name] = copied, forgotten
         if copied // PROGRESS_EVERY > before // PROGRESS_EVERY:
-            output.line(f"{name}: {copied:,} jobs so far")
+            output.progress(f"{name}: {copied:,} jobs so far")
 
     _mirror().resync(options["queue"], progress)
+    output.document(
+        [{"name": name, "copied": copied, "removed": removed} for name, (copied, removed) in counts.items()]
+    )
     for name, (copied, forgotten) in counts.items():
         output.line(f"{name}: {copied:,} jobs copied, {forgotten:,} no longer in Redis")
     if not counts:
@@ -70,6 +73,17 @@ def restore(options: Options, output: Output) -> None:
     """Enqueue again the jobs that Redis has lost."""
     dry_run = options["dry_run"]
     reports = Restoration(_mirror(), dry_run=dry_run).run(options["queue"])
+    output.document(
+        [
+            {
+                "name": name,
+                "restored": {state.value: number for state, number in report.restored.items()},
+                "unchanged": report.unchanged,
+                "refused": dict(report.refused),
+            }
+            for name, report in reports.items()
+        ]
+    )
     for name, report in reports.items():
         _report(output, name, report, "would be restored" if dry_run else "restored")
     if not any(report.restored for report in reports.values()):

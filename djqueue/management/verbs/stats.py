@@ -3,6 +3,7 @@
 from typing import Any
 
 from djqueue.client import get_storage
+from djqueue.core.durations import to_datetime
 from djqueue.core.overview import Overview, QueueOverview
 from djqueue.core.states import State
 
@@ -34,7 +35,7 @@ def stats(options: Options, output: Output) -> None:
     """Count the jobs of each queue."""
     overview = _overview(options)
     rows = [_described(one, overview.at) for one in overview.queues]
-    output.document({"at": overview.at, "capped": overview.capped, "queues": rows})
+    output.document({"at": to_datetime(overview.at), "capped": overview.capped, "queues": rows})
     states = [state.value for state in State]
     output.table(
         ["queue", *states, "oldest", "paused"],

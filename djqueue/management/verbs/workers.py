@@ -2,7 +2,7 @@
 
 from djqueue.client import get_storage
 from djqueue.core.workercontrol import COMMANDS, DUMP, QUIET, RESUME, STOP
-from djqueue.operations.workercontrol import control, listing
+from djqueue.operations.workercontrol import control, described, listing
 
 from .base import Options, Output, Verbs
 
@@ -29,7 +29,7 @@ A worker usually receives a command at once, and at the latest with its next hea
 
 def add(verbs: Verbs) -> None:
     """Declare the verb."""
-    parser = verbs.add("workers", workers, WORKERS, json=False)
+    parser = verbs.add("workers", workers, WORKERS)
     commands = parser.add_mutually_exclusive_group()
     for command, meaning in CONTROL_HELP.items():
         commands.add_argument(f"--{command}", metavar="ID", help=meaning)
@@ -40,7 +40,11 @@ def workers(options: Options, output: Output) -> None:
     storage = get_storage()
     for command in COMMANDS:
         if options[command]:
-            output.line(control(storage, command, options[command]))
+            answer = control(storage, command, options[command])
+            output.document({"worker": options[command], "command": command, "answer": answer})
+            output.line(answer)
             return
-    for line in listing(storage.workers.all()):
+    infos = storage.workers.all()
+    output.document([described(info) for info in infos])
+    for line in listing(infos):
         output.line(line)

@@ -36,6 +36,7 @@ INSIDE = {
     "JobInfo",
     "DeadLetterFilter",
     "Node",
+    "ProjectSchedules",
     "StreamPosition",
     "Registry",
     "StorageResultReader",

@@ -40,9 +40,9 @@ from .mortal import Death, Place
 NEAR, FAR, THIRD = "near", "far", "emails"
 """Of a cluster's three servers, each has one."""
 
-GIVEN = 7
-"""Commands of a move until the job has left: two look for what is in its way, one for the mode of the other
-queue, two list that, one notes its mode."""
+GIVEN = 8
+"""Commands of a move until the job has left: two look for what is in its way, one for a restore, one for the
+mode of the other queue, two list that, one notes its mode."""
 
 
 def until_given(place):
@@ -50,9 +50,9 @@ def until_given(place):
     return GIVEN if place.storage()._roundtrips._connections.is_cluster else GIVEN - 1
 
 
-STORED = 5
-"""Commands of an enqueue until the job is stored: one looks for what it waits for, one for the queue's mode,
-two list it.
+STORED = 6
+"""Commands of an enqueue until the job is stored: one looks for what it waits for, one for a restore, one for
+the queue's mode, two list it.
 """
 
 

@@ -426,6 +426,7 @@ def test_a_standby_runs_jobs_at_once_and_takes_over(shop: Shop) -> None:
             assert {one["name"]: one["ready"] for one in state["processes"]} == {
                 "scheduler": True,
                 "worker 1": True,
+                "backup": True,
             }
             assert pid in {one["pid"] for one in state["processes"]}
             first.signal(signal.SIGKILL)

@@ -183,8 +183,8 @@ def test_jobs_that_a_frozen_worker_does_not_claim_fail_a_check(project: CheckedP
         worker.signal(signal.SIGSTOP)
         try:
             project.enqueue("add", 1, 2)
-            # The worker counts as live until it has been silent for long enough; on a busy machine, that may be
-            # before a check. With the database storage, it is the scheduler, too.
+            # The worker counts as live until it has been silent for long enough; a busy machine may miss that
+            # time. With the database storage, it is the scheduler, too.
             expected = {"claims", "workers"} if project.storage == REDIS else {"scheduler"}
             eventually(lambda: expected & project.failed(), timeout=60, message=f"one of {expected} fails")
             eventually(lambda: "workers" in project.failed(), timeout=60, message="workers fails")

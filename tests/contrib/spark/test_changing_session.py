@@ -98,17 +98,17 @@ def test_a_dry_run_answers_what_would_be(spark, storage, redis_server):
 def test_a_password_is_in_no_plan(spark, storage, redis_server, tmp_path):
     said = []
     with pytest.raises(OptionError) as raised:
-        enqueue(spark.range(1), QUEUE, "shop.send", url="redis://:hunter2@127.0.0.1/0", priority="high")
+        enqueue(spark.range(1), QUEUE, "shop.send", url="redis://:hunter7@127.0.0.1/0", priority="high")
     said.append(str(raised.value))
     with pytest.raises(Exception, match="does not answer") as unreachable:
-        enqueue(spark.range(1), QUEUE, "shop.send", url="redis://:hunter2@127.0.0.1:1/0")
+        enqueue(spark.range(1), QUEUE, "shop.send", url="redis://:hunter7@127.0.0.1:1/0")
     said.append(str(unreachable.value))
 
     storage._connections.sync().execute_command(
-        "ACL", "SETUSER", "loader", "on", ">hunter2", "~*", "&*", "+@all"
+        "ACL", "SETUSER", "loader", "on", ">hunter7", "~*", "&*", "+@all"
     )
     try:
-        url = redis_server.url.replace("redis://", "redis://loader:hunter2@")
+        url = redis_server.url.replace("redis://", "redis://loader:hunter7@")
         enqueue(spark.range(3), QUEUE, "shop.send", url=url)
         store = spark._jsparkSession.sharedState().statusStore()
         plans = store.executionsList().mkString("\n")
@@ -121,7 +121,7 @@ def test_a_password_is_in_no_plan(spark, storage, redis_server, tmp_path):
 
     assert len(storage.reads.page(QUEUE, State.WAITING, 9)) == 3
     assert details
-    assert "hunter2" not in "\n".join([*said, plans, *details])
+    assert "hunter7" not in "\n".join([*said, plans, *details])
 
 
 def _each(found):

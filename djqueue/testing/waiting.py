@@ -94,7 +94,7 @@ class Wakes:
             return self._changed.wait_for(lambda: self._count > 0, PATIENCE)
 
 
-def together(actions: Iterable[Callable[[], Any]], *, within: float = 60.0) -> list[Any]:
+def together(actions: Iterable[Callable[[], Any]], *, within: float = 180.0) -> list[Any]:
     """Run actions in a thread each, started at one moment; their answers, in order.
 
     The threads take turns far more often than usual, so that what can go wrong between them does.

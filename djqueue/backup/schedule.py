@@ -9,6 +9,7 @@ from threading import Event, Thread
 from django.db import Error, connections
 
 from djqueue.conf import BackupSettings, get_settings
+from djqueue.core.beside import beside
 from djqueue.core.errors import DjqueueError
 from djqueue.core.shown import in_one_line
 from djqueue.operations.pace import CopyThrottle
@@ -190,14 +191,8 @@ def backing_up(storage: Storage) -> Iterator[None]:
     if schedule is None:
         yield
         return
-    stop = Event()
-    thread = Thread(target=schedule.run, args=(stop,), name="djqueue-backup", daemon=True)
-    thread.start()
-    try:
+    with beside(schedule.run, "djqueue-backup", GRACE):
         yield
-    finally:
-        stop.set()
-        thread.join(GRACE)
 
 
 NICENESS = 10

@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Event, Thread
+from contextlib import AbstractContextManager, contextmanager
+from threading import Event
 
 from django.db import Error, connections
 
+from djqueue.core.beside import beside
 from djqueue.core.clock import Clock
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import BackupError
@@ -122,17 +123,9 @@ class Turn:
         if self._cancel.is_set():
             raise BackupCancelledError("the backup was cancelled, because its process stops")
 
-    @contextmanager
-    def renewed(self) -> Iterator[None]:
-        """Renew the lease on a thread within the block."""
-        stop = Event()
-        thread = Thread(target=self._renew, args=(stop,), name="djqueue-backup-lease", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join(TTL / 1_000)
+    def renewed(self) -> AbstractContextManager[None]:
+        """Return a context manager that renews the lease on a thread."""
+        return beside(self._renew, "djqueue-backup-lease", TTL / 1_000)
 
     def _renew(self, stop: Event) -> None:
         begun = held = self._clock.monotonic()

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Event, Thread
 
 from django.db import router
 
 from djqueue import models
+from djqueue.core.beside import beside
 from djqueue.storage.base import Storage
 
 from .mirror import Mirror
@@ -18,14 +18,8 @@ def mirroring(storage: Storage) -> Iterator[None]:
     if not is_mirrored(storage):
         yield
         return
-    mirror, stop = mirror_of(storage), Event()
-    thread = Thread(target=mirror.run, args=(stop,), name="djqueue-mirror", daemon=True)
-    thread.start()
-    try:
+    with beside(mirror_of(storage).run, "djqueue-mirror"):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def is_mirrored(storage: Storage) -> bool:

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import groupby
-from threading import Event, Thread
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error, connections, router, transaction
 from django.db.models import QuerySet
 
+from djqueue.core.beside import beside
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import DjqueueError
@@ -167,15 +168,10 @@ def relaying(storage: Storage) -> Iterator[None]:
     if not storage.capabilities.has_outbox:
         yield
         return
-    relay, stop = relay_of(storage), Event()
+    relay = relay_of(storage)
     relay.catch_up()  # so that `--until-empty` finds jobs that were committed before
-    thread = Thread(target=relay.run, args=(stop,), name="djqueue-relay", daemon=True)
-    thread.start()
-    try:
+    with beside(relay.run, "djqueue-relay", STOP_TIMEOUT):
         yield
-    finally:
-        stop.set()
-        thread.join(STOP_TIMEOUT)
 
 
 def relay_of(storage: Any) -> Relay:

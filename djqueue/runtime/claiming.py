@@ -75,7 +75,7 @@ class ClaimLoop:
         self._lease_table = worker.lease_table
         self._probation = Probation(worker.runs, worker.clock, worker.options.concurrency)
         self.stopping = False
-        """Set when the worker stops: nothing more is claimed."""
+        """Set when the worker's shutdown has begun: the loop ends after the last run."""
         self.giving_up = False
         """Set when outcomes that the storage has not accepted are abandoned."""
         self._paused = False
@@ -182,10 +182,8 @@ class ClaimLoop:
         return ClaimExchange(report, self._request(slots) if slots > 0 else None)
 
     def _free_slots(self) -> int:
-        # Of a stop by another thread, the worker knows before the loop does.
-        if self.stopping or self._worker.stopping or self._paused:
-            return 0
-        if self._events.is_behind or self._probation.alone():
+        # Set before the shutdown begins, by whichever thread stops the worker.
+        if self._worker.stopping or self._paused or self._events.is_behind or self._probation.alone():
             return 0
         slots = self._options.concurrency - len(self._runs.executing) - self._requested
         if self._options.max_jobs is not None:

@@ -179,6 +179,7 @@ def test_jobs_without_a_worker_fail_a_check(project: CheckedProject) -> None:
 
 def test_jobs_that_a_frozen_worker_does_not_claim_fail_a_check(project: CheckedProject) -> None:
     with project.worker() as worker:
+        worker.says("started")  # Before that, the checks find nothing, either: nothing has been enqueued.
         project.becomes()
         worker.signal(signal.SIGSTOP)
         try:

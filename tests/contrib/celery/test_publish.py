@@ -26,6 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Call to 'get_connection' functio
 @pytest.fixture
 def broker(redis_server: RedisServer) -> Iterator[str]:
     redis_server.run("flushall")
+    pools.reset()  # Other tests of this process may have left pools of theirs.
     yield redis_server.url
     pools.reset()
 

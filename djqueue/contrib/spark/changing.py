@@ -47,6 +47,11 @@ class ChangeColumns(Columns):
         """The columns of a payload; a row in which all of them are null has none."""
         is_given = bool(self.given_columns or options.include)
         self.has_payload = options.operation in (RETRY, UPDATE) and is_given
+        if options.exclude and not self.has_payload:
+            raise OptionError(
+                f"excludeColumns: has no effect on the operation {options.operation} without includeColumns, "
+                "which makes a payload of columns: set it, or remove excludeColumns"
+            )
         if options.operation == RETRY and options.dry_run and self.has_payload:
             raise OptionError("dryRun can't be combined with a payload: remove one of them.")
         has_change = self.has_payload or self.constants or self.per_row

@@ -81,6 +81,7 @@ class Columns:
             raise OptionError(
                 "payloadColumn can't be combined with argsColumn or kwargsColumn: remove one of them"
             )
+        _check_payload(options, self.payload, self.args, self.kwargs)
         taken = {column for column in wanted.values() if column is not None}
         self.others: tuple[str, ...] = ()
         if self.payload is None and self.args is None and self.kwargs is None:
@@ -186,6 +187,22 @@ class JobColumns(Columns):
 def with_given_backoff(options: EnqueueOptions, given: Mapping[str, Any]) -> EnqueueOptions:
     """Mark an explicit backoff, which takes precedence over the job's backoff function."""
     return replace(options, job=replace(options.job, backoff_given=True)) if "backoff" in given else options
+
+
+def _check_payload(options: WriteOptions, payload: str | None, *arguments: str | None) -> None:
+    """Raise OptionError for an option that has no effect on where payloads come from."""
+    if payload is None and options.payload_format != "value":
+        raise OptionError(
+            f"payloadFormat: {options.payload_format} requires a payload column: set payloadColumn, or remove "
+            "payloadFormat"
+        )
+    source = next(filter(None, (payload, *arguments)), None)
+    for name, chosen in (("includeColumns", options.include), ("excludeColumns", options.exclude or None)):
+        if source is not None and chosen is not None:
+            raise OptionError(
+                f"{name}: has no effect, because jobs receive only column {source!r}: remove {name}, or "
+                "rename or drop that column"
+            )
 
 
 def _own(name: str, columns: Sequence[str]) -> str | None:

@@ -78,6 +78,7 @@ class WriteOptions:
                 "url: set the storage to write to: redis://…, postgresql://…, sqlite:///…, env:NAME or "
                 "file:/path"
             )
+        _check_combinations(values, spelled)
         operation = values.get("operation", ENQUEUE)
         if operation != ENQUEUE:
             _check_change(operation, values, spelled)
@@ -90,6 +91,33 @@ class WriteOptions:
         for name in set(values["constants"]) & set(values["columns"]):
             raise OptionError(f"{camel(name)}: set as an option and as a column: remove one of them")
         return cls(**values)
+
+
+ALTERNATIVES = (("queue", "queueColumn"), ("job", "jobColumn"))
+"""Options that give the same thing, for all rows or from a column."""
+
+
+def _check_combinations(values: Mapping[str, Any], spelled: Mapping[str, str]) -> None:
+    """Raise OptionError for an option that would have no effect beside the others."""
+    for constant, column in ALTERNATIVES:
+        if constant in spelled and key_of(column) in spelled:
+            raise OptionError(
+                f"{constant} and {column} can't be combined: remove {constant} to take it from column "
+                f"{values[constant + '_column']!r}, or remove {column}"
+            )
+    if "group_mode" in values and "queue" not in values:
+        raise OptionError(
+            "groupMode: sets the mode of one queue, so it requires the option queue; write to each queue with a "
+            "write of its own, or remove groupMode"
+        )
+    is_direct = values.get("delivery") == DIRECT
+    if is_direct and "stage_ttl" in values:
+        raise OptionError(
+            "stageTtl can't be combined with deliveryMode=direct, which stages no rows: remove one of them"
+        )
+    is_staged = not is_direct and values.get("operation", ENQUEUE) == ENQUEUE
+    if "backpressure_timeout" in values and "max_queue_depth" not in values and not is_staged:
+        raise OptionError("backpressureTimeout: requires maxQueueDepth: set both, or remove it")
 
 
 CHANGE_OPTIONS = frozenset(

@@ -92,6 +92,11 @@ class ReadOptions:
             raise OptionError("until: must be later than since")
         if self.payload and table is not JOBS:
             raise OptionError(f"includePayload: supported only by the table jobs, not {table.name}")
+        if self.payload and self.columns is not None and PAYLOAD not in self.columns:
+            raise OptionError(
+                "includePayload: has no effect, because columns does not name payload: add it to columns, or "
+                "remove includePayload"
+            )
         self.schema()
 
     def schema(self) -> list[Column]:

@@ -71,6 +71,10 @@ class DjqueueDataSource(DataSource):
         options = _read_options(self.options, schema)
         if options.table is not EVENTS:
             raise OptionError("table: only events can be streamed: use .option('table', 'events')")
+        if options.max_rows is not None and Limited is object:
+            raise OptionError(
+                "maxRowsPerTrigger: requires Spark 4.2 or later, since earlier versions ignore it: remove it"
+            )
         return StreamReader(JobEventStream(options))
 
     def writer(self, schema: "StructType", overwrite: bool) -> "BatchWriter":
@@ -84,6 +88,11 @@ class DjqueueDataSource(DataSource):
         options = _options(self.options, overwrite=overwrite)
         if options.write is not None:
             raise OptionError("writeId: not supported by streams, because each batch has its own id")
+        if options.app is not None:
+            raise OptionError(
+                "txnAppId, txnVersion: not supported by streams, whose batches are identified by the checkpoint: "
+                "remove them"
+            )
         writer = StreamWriter(options, schema.names)
         check_kinds(writer.plan, schema)
         return writer

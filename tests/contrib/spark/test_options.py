@@ -2,6 +2,8 @@
 
 import pytest
 
+from djqueue.contrib.spark.changing import ChangeColumns
+from djqueue.contrib.spark.columns import JobColumns
 from djqueue.contrib.spark.options import NOT_PER_JOB, PER_JOB, WriteOptions, parse
 from djqueue.core.backoff import Backoff
 from djqueue.core.errors import OptionError
@@ -85,6 +87,13 @@ WRONG = [
     ({"rateLimit": "inf"}, "rateLimit: must be a number of at least 0.001; got inf"),
     ({"group": "g", "groupColumn": "c"}, "group: set as an option and as a column"),
     ({"maxAttempts": "0"}, "maxAttempts: must be from 1"),
+    (
+        {"queueColumn": "q"},
+        "queue and queueColumn can't be combined: remove queue to take it from column 'q'",
+    ),
+    ({"job_column": "n"}, "job and jobColumn can't be combined: remove job to take it from column 'n'"),
+    ({"deliveryMode": "direct", "stageTtl": "60"}, "stageTtl can't be combined with deliveryMode=direct"),
+    ({"deliveryMode": "direct", "backpressureTimeout": "9"}, "backpressureTimeout: requires maxQueueDepth"),
 ]
 
 
@@ -137,6 +146,8 @@ def test_an_operation_needs_no_job_and_has_columns_by_default():
         ("delete", {"dryRun": "true"}, "dryRun: not supported by the operation delete"),
         ("update", {"max_attempts": "3"}, "max_attempts: not supported by the operation update"),
         ("update", {"txnAppId": "a"}, "txnAppId: not supported by the operation update"),
+        ("cancel", {"queue": "q", "queueColumn": "c"}, "queue and queueColumn can't be combined"),
+        ("retry", {"backpressureTimeout": "9"}, "backpressureTimeout: requires maxQueueDepth"),
         ("retry", {"onError": "dead"}, "onError: dead is supported only by the operation enqueue"),
     ],
 )
@@ -145,6 +156,47 @@ def test_what_says_nothing_to_an_operation_is_refused(operation, more, message):
         WriteOptions.read({"url": "redis://x", "operation": operation, **more})
 
     assert message in str(raised.value)
+
+
+def test_a_group_mode_without_a_queue_is_refused():
+    given = {"url": "redis://x", "queueColumn": "q", "job": "j", "groupMode": "keyed"}
+
+    with pytest.raises(
+        OptionError, match="groupMode: sets the mode of one queue, so it requires the option queue"
+    ):
+        WriteOptions.read(given)
+
+
+OF_A_PAYLOAD = [
+    (["n"], {"payloadFormat": "json"}, "payloadFormat: json requires a payload column: set payloadColumn"),
+    (
+        ["payload", "n"],
+        {"includeColumns": "n"},
+        "includeColumns: has no effect, because jobs receive only column",
+    ),
+    (
+        ["kwargs", "n"],
+        {"excludeColumns": "n"},
+        "excludeColumns: has no effect, because .* only column 'kwargs'",
+    ),
+    (["n", "p"], {"payloadColumn": "p", "excludeColumns": "n"}, "excludeColumns: has no effect"),
+]
+
+
+@pytest.mark.parametrize(("columns", "more", "message"), OF_A_PAYLOAD)
+def test_an_option_without_effect_on_the_payload_is_refused(columns, more, message):
+    with pytest.raises(OptionError, match=message):
+        JobColumns(WriteOptions.read({**GIVEN, **more}), columns)
+
+
+@pytest.mark.parametrize("operation", ["retry", "update"])
+def test_columns_excluded_from_no_payload_are_refused(operation):
+    given = {"url": "redis://x", "operation": operation, "excludeColumns": "n"}
+    if operation == "update":
+        given["priority"] = "3"
+
+    with pytest.raises(OptionError, match="excludeColumns: has no effect on the operation"):
+        ChangeColumns(WriteOptions.read(given), ["id", "queue", "n"])
 
 
 def test_every_option_of_a_job_is_offered_or_left_out_for_a_reason():

@@ -68,6 +68,7 @@ def test_a_stream_has_options_of_its_own():
         ({"table": "cron", "since": "2026-02-01"}, "rows of cron cannot be filtered by time"),
         ({"columns": "id,grop"}, "columns: jobs has no column 'grop'; did you mean 'group'"),
         ({"columns": "payload"}, "columns: payload requires includePayload"),
+        ({"columns": "id", "includePayload": "true"}, "includePayload: has no effect, because columns"),
         ({"table": "dead", "includePayload": "true"}, "includePayload: supported only by the table jobs"),
         ({"includePayload": "yes"}, "includePayload: must be true or false; got 'yes'"),
         ({"numPartitions": "0"}, "numPartitions: must be from 1 to .*; got 0"),

@@ -1,0 +1,30 @@
+"""Options that the data source refuses in streams, where they would have no effect."""
+
+import pytest
+
+types = pytest.importorskip("pyspark.sql.types", reason="Spark is not installed here: see make test-spark")
+
+from djqueue.contrib.spark import source  # noqa: E402
+from djqueue.core.errors import OptionError  # noqa: E402
+
+WRITE = {"url": "redis://127.0.0.1/0", "queue": "emails", "job": "shop.send"}
+
+
+@pytest.mark.parametrize("more", [{"writeId": "tonight"}, {"txnAppId": "nightly", "txnVersion": "7"}])
+def test_a_stream_takes_no_name_for_its_writes(more):
+    schema = types.StructType([types.StructField("n", types.LongType())])
+
+    with pytest.raises(OptionError, match=f"{next(iter(more))}.*: not supported by streams"):
+        source.DjqueueDataSource({**WRITE, **more}).streamWriter(schema, False)
+
+
+def test_a_limit_that_spark_would_ignore_is_refused(monkeypatch):
+    monkeypatch.setattr(source, "Limited", object)
+    made = source.DjqueueDataSource({"url": WRITE["url"], "table": "events", "maxRowsPerTrigger": "5"})
+    fields = made.schema().split(", ")
+    schema = types.StructType(
+        [types.StructField(field.split("`")[1], types.StringType()) for field in fields]
+    )
+
+    with pytest.raises(OptionError, match=r"maxRowsPerTrigger: requires Spark 4\.2 or later"):
+        made.streamReader(schema)

@@ -10,6 +10,7 @@ from djqueue.core.errors import OptionError
 from djqueue.core.options import PARSERS, check_text
 from djqueue.core.queue import GROUP_MODES
 from djqueue.core.suggest import nearest
+from djqueue.storage.staging import CHUNK
 
 STAGED, DIRECT = "staged", "direct"
 FAIL, SKIP, DEAD = "fail", "skip", "dead"
@@ -48,7 +49,7 @@ class WriteOptions:
     app: str | None = None
     version: int | None = None
     delivery: str = STAGED
-    batch_size: int = 1_000
+    batch_size: int = CHUNK
     max_queue_depth: int | None = None
     backpressure_timeout: float = 600.0
     rate_limit: float | None = None
@@ -195,6 +196,15 @@ def _names(field_name: str) -> Callable[[dict[str, Any], str], None]:
         values[field_name] = tuple(part.strip() for part in text.split(",") if part.strip())
 
     return read
+
+
+def _batch_size(values: dict[str, Any], text: str) -> None:
+    _number("batch_size", "batchSize", int, 1)(values, text)
+    if values["batch_size"] > CHUNK:
+        raise OptionError(
+            f"batchSize: must be at most {CHUNK:,}, the jobs of one call to the storage; got {text}: lower it, "
+            "or remove it"
+        )
 
 
 def _number(
@@ -371,7 +381,7 @@ _add("maxPayloadBytes", _number("max_payload", "maxPayloadBytes", int, 1))
 _add("txnAppId", _named("app"))
 _add("txnVersion", _number("version", "txnVersion", int, 0))
 _add("deliveryMode", _choice("delivery", "deliveryMode", STAGED, DIRECT))
-_add("batchSize", _number("batch_size", "batchSize", int, 1))
+_add("batchSize", _batch_size)
 _add("maxQueueDepth", _number("max_queue_depth", "maxQueueDepth", int, 1))
 _add("backpressureTimeout", _number("backpressure_timeout", "backpressureTimeout", float, 0))
 _add("rateLimit", _number("rate_limit", "rateLimit", float, 0.001))

@@ -141,7 +141,7 @@ class JobReader(RowReader):
     ) -> None:
         super().__init__(plan, partition)
         self._plan: JobColumns = plan
-        self._size = min(size, CHUNK)
+        self._size = size
         self._ids = ids or IdSource()
         self._is_keyed = is_keyed
         self._states = states

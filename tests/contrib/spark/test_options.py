@@ -84,6 +84,10 @@ WRONG = [
     ({"groupMode": "all"}, "groupMode: 'all' is not one of optional, keyed, global"),
     ({"maxRetries": "-1"}, "maxRetries: must be a number of at least 0; got -1"),
     ({"batchSize": "0"}, "batchSize: must be a number of at least 1; got 0"),
+    (
+        {"batchSize": "1001"},
+        "batchSize: must be at most 1,000, the jobs of one call to the storage; got 1001",
+    ),
     ({"rateLimit": "inf"}, "rateLimit: must be a number of at least 0.001; got inf"),
     ({"group": "g", "groupColumn": "c"}, "group: set as an option and as a column"),
     ({"maxAttempts": "0"}, "maxAttempts: must be from 1"),
@@ -148,6 +152,7 @@ def test_an_operation_needs_no_job_and_has_columns_by_default():
         ("update", {"txnAppId": "a"}, "txnAppId: not supported by the operation update"),
         ("cancel", {"queue": "q", "queueColumn": "c"}, "queue and queueColumn can't be combined"),
         ("retry", {"backpressureTimeout": "9"}, "backpressureTimeout: requires maxQueueDepth"),
+        ("cancel", {"batchSize": "5000"}, "batchSize: must be at most 1,000"),
         ("retry", {"onError": "dead"}, "onError: dead is supported only by the operation enqueue"),
     ],
 )

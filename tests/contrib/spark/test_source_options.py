@@ -7,6 +7,7 @@ types = pytest.importorskip("pyspark.sql.types", reason="Spark is not installed 
 from djqueue.contrib.spark import source  # noqa: E402
 from djqueue.core.errors import OptionError  # noqa: E402
 
+pytestmark = pytest.mark.spark
 WRITE = {"url": "redis://127.0.0.1/0", "queue": "emails", "job": "shop.send"}
 
 

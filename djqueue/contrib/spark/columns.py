@@ -193,8 +193,8 @@ def _check_payload(options: WriteOptions, payload: str | None, *arguments: str |
     """Raise OptionError for an option that has no effect on where payloads come from."""
     if payload is None and options.payload_format != "value":
         raise OptionError(
-            f"payloadFormat: {options.payload_format} requires a payload column: set payloadColumn, or remove "
-            "payloadFormat"
+            f"payloadFormat: {options.payload_format} requires a payload column: set payloadColumn, or "
+            "remove payloadFormat"
         )
     source = next(filter(None, (payload, *arguments)), None)
     for name, chosen in (("includeColumns", options.include), ("excludeColumns", options.exclude or None)):

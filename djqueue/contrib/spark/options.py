@@ -108,8 +108,8 @@ def _check_combinations(values: Mapping[str, Any], spelled: Mapping[str, str]) -
             )
     if "group_mode" in values and "queue" not in values:
         raise OptionError(
-            "groupMode: sets the mode of one queue, so it requires the option queue; write to each queue with a "
-            "write of its own, or remove groupMode"
+            "groupMode: sets the mode of one queue, so it requires the option queue: give each queue a write of "
+            "its own, or remove groupMode"
         )
     is_direct = values.get("delivery") == DIRECT
     if is_direct and "stage_ttl" in values:
@@ -202,8 +202,8 @@ def _batch_size(values: dict[str, Any], text: str) -> None:
     _number("batch_size", "batchSize", int, 1)(values, text)
     if values["batch_size"] > CHUNK:
         raise OptionError(
-            f"batchSize: must be at most {CHUNK:,}, the jobs of one call to the storage; got {text}: lower it, "
-            "or remove it"
+            f"batchSize: must be at most {CHUNK:,}, the jobs of one call to the storage; got {text}: lower "
+            "it, or remove it"
         )
 
 

@@ -90,8 +90,8 @@ class DjqueueDataSource(DataSource):
             raise OptionError("writeId: not supported by streams, because each batch has its own id")
         if options.app is not None:
             raise OptionError(
-                "txnAppId, txnVersion: not supported by streams, whose batches are identified by the checkpoint: "
-                "remove them"
+                "txnAppId, txnVersion: not supported by streams, whose batches are identified by the "
+                "checkpoint: remove them"
             )
         writer = StreamWriter(options, schema.names)
         check_kinds(writer.plan, schema)

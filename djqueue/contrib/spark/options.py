@@ -108,8 +108,8 @@ def _check_combinations(values: Mapping[str, Any], spelled: Mapping[str, str]) -
             )
     if "group_mode" in values and "queue" not in values:
         raise OptionError(
-            "groupMode: sets the mode of one queue, so it requires the option queue: give each queue a write of "
-            "its own, or remove groupMode"
+            "groupMode: sets the mode of one queue, so it requires the option queue: give each queue a "
+            "write of its own, or remove groupMode"
         )
     is_direct = values.get("delivery") == DIRECT
     if is_direct and "stage_ttl" in values:

@@ -144,6 +144,15 @@ class PlanPublisher:
         self._send(self._staging.close, self.plan, self.counts)
         self._send(self._staging.forget_all, sorted(self.plan.queues), self.plan.app, self.plan.write)
 
+    def give_up(self) -> None:
+        """Close an incomplete plan with what is published of it. Its version is never published again."""
+        for manifest in self.plan.manifests():
+            try:
+                [self.counts[manifest.queue]] = self._send(self._staging.end_all, [manifest])
+            except ChunkMissingError:
+                self.counts[manifest.queue] = Counts()  # Its publication never began.
+        self.close()
+
 
 def share_of(counts: Counts, chunks: int = 0, published: int = 0, *, ended: bool = False) -> QueueShare:
     """Return a queue's part of a report."""
@@ -214,14 +223,19 @@ class AbandonedPlans:
         except ChunkMissingError as error:
             if staging.state_of(plan) != "open":
                 return True  # The driver, which was only slow, has finished.
+            left, counts = f"{type(error).__name__}: {error}", dict[str, Counts]()
             if staging.drop(plan):
                 logger.error(
                     "Dropped write %s (%s), of which nothing was published: %s", plan.write, plan.app, error
                 )
+            elif staging.leave(plan):
+                publication.give_up()
+                counts = publication.counts
+                left += ". The rest was given up, since nobody can publish it"
+                logger.error("Gave up the rest of write %s (%s): %s", plan.write, plan.app, error)
             else:
-                staging.leave(plan)
                 logger.error("Write %s (%s) remains incomplete: %s", plan.write, plan.app, error)
-            self._report(plan, UNFINISHED, {}, f"{type(error).__name__}: {error}")
+            self._report(plan, UNFINISHED, counts, left)
             return True
         return False
 
@@ -236,6 +250,7 @@ class AbandonedPlans:
         shares = dict(known.shares)
         for queue, count in counts.items():
             chunks = sum(map(len, plan.queues[queue].values()))
-            shares[queue] = share_of(count, chunks, chunks, ended=True)
+            published = chunks if state == DONE else shares.get(queue, QueueShare()).published
+            shares[queue] = share_of(count, chunks, published, ended=True)
         finished = SYSTEM_CLOCK.now() if state == DONE else 0
         self._reports.keep(known._replace(state=state, error=error, shares=shares, finished_at=finished))

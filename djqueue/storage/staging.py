@@ -24,6 +24,8 @@ from djqueue.core.job import Batch
 
 STAGE_TTL = 86_400_000
 """Milliseconds after which staged jobs that were never published expire."""
+RESUMABLE = 7 * 86_400_000
+"""Milliseconds for which an interrupted publication can be resumed."""
 CHUNK = 1_000
 """Maximum number of jobs in a chunk."""
 
@@ -158,8 +160,12 @@ class Staging(ABC):
         """Record that a plan is published, with the counts of its queues."""
 
     @abstractmethod
-    def leave(self, plan: Plan) -> None:
-        """Keep an open plan from sweeps, because it cannot be published. `commit` still finds it."""
+    def leave(self, plan: Plan) -> bool:
+        """Keep an open plan that cannot be published from sweeps for `RESUMABLE`. `commit` still finds it.
+
+        Returns:
+            Whether it was left before, for the first time at least `RESUMABLE` ago.
+        """
 
     @abstractmethod
     def drop(self, plan: Plan) -> bool:
@@ -167,6 +173,14 @@ class Staging(ABC):
 
         Returns:
             False if a chunk was published, so that the plan stays.
+        """
+
+    @abstractmethod
+    def withdraw(self, plan: Plan) -> bool:
+        """Delete an open plan as `drop` does, unless a sweep has adopted it. Its publisher must have stopped.
+
+        Returns:
+            False if it is too late: a chunk was published, or a sweep publishes the plan.
         """
 
     @abstractmethod
@@ -241,3 +255,19 @@ def check_chunk(batches: Sequence[Batch]) -> None:
 def chunks_of(manifest: Manifest) -> list[tuple[str, int]]:
     """Return all chunks of a manifest, in the order of publication."""
     return [(part, number) for part, kinds in manifest.parts.items() for number in range(len(kinds))]
+
+
+def missing_error(manifest: Manifest, part: str, number: int) -> ChunkMissingError:
+    """Return the error of a chunk that cannot be published."""
+    return ChunkMissingError(
+        f"queue {manifest.queue!r}: chunk {number} of part {part!r} of write {manifest.write!r} is missing: "
+        "it expired or was evicted, or the write was published or withdrawn in the meantime"
+    )
+
+
+def gone_error(manifest: Manifest) -> ChunkMissingError:
+    """Return the error of a manifest whose chunks are missing."""
+    return ChunkMissingError(
+        f"queue {manifest.queue!r}: the staged chunks of write {manifest.write!r} are missing: they "
+        "expired, or another version was published in the meantime"
+    )

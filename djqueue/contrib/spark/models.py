@@ -102,6 +102,10 @@ class StagedWrite(models.Model):
     touched_at = models.BigIntegerField(
         null=True, help_text="UTC milliseconds; empty if no sweep has to publish the rest."
     )
+    adopted = models.BooleanField(default=False, help_text="True once a sweep publishes the rest.")
+    left_at = models.BigIntegerField(
+        null=True, help_text="UTC milliseconds; when a sweep found that staged jobs are missing."
+    )
     expires_at = models.BigIntegerField(null=True, help_text="UTC milliseconds.")
 
     class Meta:

@@ -84,9 +84,10 @@ class DriverPublisher:
                 self._touch()
             publication.close()
         except ChunkMissingError as error:
-            if self._send(self._staging.state_of, found) == "done":
+            state = self._send(self._staging.state_of, found)
+            if state == "done":
                 return None
-            if self._staging.drop(found):
+            if state == "" or self._staging.drop(found):
                 if found.write == own.write:
                     raise
                 return None

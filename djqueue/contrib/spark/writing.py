@@ -352,7 +352,8 @@ class Write:
     def abort(self, tasks: Iterable[TaskReport]) -> None:
         """Discard the staged rows, unless the write is committed: then a sweep publishes the rest.
 
-        A committed write without `txnAppId` is discarded, too, if no job was published yet.
+        A committed write without `txnAppId` is discarded, too, if no job was published yet and no sweep has
+        adopted it.
         """
         tasks = list(tasks)
         queues = {queue for task in tasks for queue in (*task.chunks, *task.enqueued)}
@@ -367,7 +368,7 @@ class Write:
                 )
                 if staging.state_of(plan) != "open":
                     staging.forget_all(sorted(queues), self.app, self.id)
-                elif plan.lifetime is None or not staging.drop(plan):
+                elif plan.lifetime is None or not staging.withdraw(plan):
                     return
             if not self.options.dry_run:
                 report = self._initial_report(tasks, self.options.version or 0)

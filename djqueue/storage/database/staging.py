@@ -14,8 +14,8 @@ from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.states import State
 from djqueue.storage import sparktables, wire
 from djqueue.storage.staging import (
+    RESUMABLE,
     STAGE_TTL,
-    ChunkMissingError,
     Counts,
     Manifest,
     Plan,
@@ -23,14 +23,14 @@ from djqueue.storage.staging import (
     PublicationState,
     Staging,
     check_chunk,
+    gone_error,
+    missing_error,
 )
 from djqueue.storage.tables.clock import set_right
 from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.dialects import Dialect
 from djqueue.storage.tables.rows import chunked
 
-RESUMABLE = 7 * 86_400_000
-"""Milliseconds for which an interrupted publication can be resumed."""
 AT_ONCE = 100
 """Chunks to delete, or manifests to store, in one transaction."""
 TOGETHER, BYTES = 50, 256 * 1024
@@ -97,6 +97,8 @@ class DatabaseStaging(Staging):
                     "counts": b"",
                     "lifetime": plan.lifetime,
                     "touched_at": now,
+                    "adopted": False,
+                    "left_at": None,
                     "expires_at": None if plan.lifetime is None else now + RESUMABLE,
                 }
                 mine = {"app": plan.app, "target": plan.target}
@@ -138,20 +140,42 @@ class DatabaseStaging(Staging):
                 expires_at=None if plan.lifetime is None else now + plan.lifetime,
             )
 
-    def leave(self, plan: Plan) -> None:
-        """Keep an open plan from sweeps."""
-        with self._writing():
-            self._open_plan(plan).update(touched_at=None)
+    def leave(self, plan: Plan) -> bool:
+        """Keep an open plan from sweeps for `RESUMABLE`. Returns whether it was left that long ago before."""
+        with self._writing() as now:
+            there = self._open_plan(plan).select_for_update().first()
+            if there is None:
+                return False
+            if there.left_at is not None and there.left_at <= now - RESUMABLE:
+                return True
+            there.left_at = now if there.left_at is None else there.left_at
+            there.touched_at = now + RESUMABLE
+            there.save(using=self._alias, update_fields=["left_at", "touched_at"])
+        return False
 
     def drop(self, plan: Plan) -> bool:
         """Delete an open plan with its manifests and staged jobs, unless a chunk was published."""
+        return self._drop_plan(plan, self._open_plan(plan))
+
+    def withdraw(self, plan: Plan) -> bool:
+        """Delete an open plan as `drop` does, unless a sweep has adopted it."""
+        return self._drop_plan(plan, self._open_plan(plan).filter(adopted=False))
+
+    def _drop_plan(self, plan: Plan, which: Any) -> bool:
         with self._writing():
-            # Lock the plan's manifests, so that nobody publishes a chunk meanwhile.
+            # Lock the plan, so that no sweep adopts it meanwhile.
+            if which.select_for_update().first() is None:
+                return False
             mine = self._publications(app=plan.app, write=plan.write, version=plan.version, done=False)
             begun = [row.pk for row in mine.select_for_update().order_by("pk")]
-            published = self._chunks(part__write=plan.write, queued__isnull=False)
-            if published.exists() or self._publications(write=plan.write, done=True).exists():
+            # Lock the chunks, too: this waits for those that are being published.
+            chunks = self._chunks(part__write=plan.write)
+            locked = chunks.select_for_update(of=("self",)).order_by("pk").values_list("queued", flat=True)
+            if any(queued is not None for queued in locked.iterator()):
                 return False
+            if self._publications(write=plan.write, done=True).exists():
+                return False
+            chunks.delete()
             self._publications(pk__in=begun).delete()
             self._open_plan(plan).delete()
         self.forget_all(sorted(plan.queues), plan.app, plan.write)
@@ -163,11 +187,12 @@ class DatabaseStaging(Staging):
             set_right(self._clock)
             now = self._clock.now()
             silent = self._plans(done=False, touched_at__lte=now - silence)
+            said = {"touched_at": now, "adopted": True}
             return [
                 _plan_of(row)
                 for row in silent.order_by("touched_at")[:limit]
                 # Only one of several sweeps updates the row.
-                if self._plans(pk=row.pk, done=False, touched_at=row.touched_at).update(touched_at=now)
+                if self._plans(pk=row.pk, done=False, touched_at=row.touched_at).update(**said)
             ]
 
     def begin_all(self, manifests: Sequence[Manifest], lifetime: int | None) -> list[PublicationState]:
@@ -228,7 +253,7 @@ class DatabaseStaging(Staging):
     def _ended(self, manifest: Manifest, now: int) -> Counts:
         there = self._publication(manifest, now)
         if there is None or there.version != manifest.version:
-            raise _gone(manifest)
+            raise gone_error(manifest)
         if not there.done:
             sums = self._chunks(part__queue=there.queue, part__write=there.write).aggregate(
                 **{name: Sum(name, default=0) for name in COUNTS}
@@ -283,7 +308,7 @@ class DatabaseStaging(Staging):
         for names in chunked(sorted(manifest.parts)):
             kept += place.filter(part__in=names).update(expires_at=now + RESUMABLE)
         if kept < len(manifest.parts):
-            raise _gone(manifest)
+            raise gone_error(manifest)
 
     def _open(self, manifest: Manifest, lifetime: int | None, now: int) -> None:
         """Record the publication in place of an earlier one, unless another has started meanwhile."""
@@ -339,7 +364,7 @@ class DatabaseStaging(Staging):
                 if row is None:
                     if counts:
                         break  # Let the caller know after this transaction.
-                    raise _missing(manifest, part, number)
+                    raise missing_error(manifest, part, number)
                 if row.queued is not None:
                     counts.append(_counts(row))
                     continue
@@ -471,18 +496,4 @@ def _plan_of(row: Any) -> Plan:
         row.frame,
         row.run,
         row.content,
-    )
-
-
-def _missing(manifest: Manifest, part: str, number: int) -> ChunkMissingError:
-    return ChunkMissingError(
-        f"queue {manifest.queue!r}: chunk {number} of part {part!r} of write {manifest.write!r} is missing: "
-        "the chunk expired, or another process published the write"
-    )
-
-
-def _gone(manifest: Manifest) -> ChunkMissingError:
-    return ChunkMissingError(
-        f"queue {manifest.queue!r}: the staged chunks of write {manifest.write!r} are missing: they "
-        "expired, or another version was published in the meantime"
     )

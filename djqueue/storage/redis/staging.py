@@ -9,7 +9,6 @@ from djqueue.core.job import Batch
 from djqueue.storage.staging import (
     CHUNK,
     STAGE_TTL,
-    ChunkMissingError,
     Counts,
     Manifest,
     Plan,
@@ -17,6 +16,8 @@ from djqueue.storage.staging import (
     PublicationState,
     Staging,
     check_chunk,
+    gone_error,
+    missing_error,
 )
 
 from . import records
@@ -27,7 +28,8 @@ from .scripts import script
 
 AT_ONCE = 64
 """Chunks of one operation, whose replies are awaited together."""
-PLAN_FIELDS = (b"version", b"write", b"queues", b"lifetime", b"limit", b"frame", b"run", b"content")
+EXPIRED = 2
+"""The answer of plan.lua for a plan that was left long ago."""
 PLAIN, OTHER = "p", "x"
 """Kinds of chunks: jobs that are new, plain, due now and without subject, and all others."""
 STEP_BYTES = 1_280 * 1024
@@ -79,8 +81,12 @@ class RedisStaging(Staging):
             pack_text(plan.run),
             b"%d" % plan.content,
         ]
-        [[status, *stored]] = self._keyspace.run(answers([self._plan("commit", plan, *arguments)]))
-        found = _plan(plan.app, plan.target, stored)
+        while True:
+            [[status, *stored]] = self._keyspace.run(answers([self._plan("commit", plan, *arguments)]))
+            found = _plan(plan.app, plan.target, stored)
+            if status != b"dropping":
+                break
+            self._keyspace.run(self._drop(found))  # Another process began, and may have died.
         counts = dict(unpack(stored[-1])) if stored[-1] else {}
         return PlanState(text(status), found, {queue: Counts(*each) for queue, each in counts.items()})
 
@@ -97,14 +103,32 @@ class RedisStaging(Staging):
         call = self._plan("close", plan, plan.version, pack_text(plan.write), packed)
         self._keyspace.run(answers([call]))
 
-    def leave(self, plan: Plan) -> None:
-        self._keyspace.run(answers([self._plan("leave", plan, plan.version, pack_text(plan.write))]))
+    def leave(self, plan: Plan) -> bool:
+        call = self._plan("leave", plan, plan.version, pack_text(plan.write))
+        return bool(self._keyspace.run(answers([call])) == [EXPIRED])
 
     def drop(self, plan: Plan) -> bool:
         dropped: bool = self._keyspace.run(self._drop(plan))
         return dropped
 
-    def _drop(self, plan: Plan) -> Steps[bool]:
+    def withdraw(self, plan: Plan) -> bool:
+        withdrawn: bool = self._keyspace.run(self._drop(plan, "withdrawing"))
+        return withdrawn
+
+    def _drop(self, plan: Plan, first_step: str = "dropping") -> Steps[bool]:
+        write = pack_text(plan.write)
+        [is_dropping] = yield [self._plan(first_step, plan, plan.version, write)]
+        if not is_dropping:
+            return False
+        if not (yield from self._drop_manifests(plan)):
+            yield [self._plan("keep", plan, plan.version, write)]
+            return False
+        yield from self._forget(sorted(plan.queues), plan.app, plan.write)
+        [is_dropped] = yield [self._plan("drop", plan, plan.version, write)]
+        return bool(is_dropped)
+
+    def _drop_manifests(self, plan: Plan) -> Steps[bool]:
+        """Delete the manifests of a plan. Returns False if a chunk was published."""
         manifests = plan.manifests()
         keys = [self._keyspace.keys(one.queue).published(one.app, chunks=True) for one in manifests]
         results: list[int] = []
@@ -120,8 +144,6 @@ class RedisStaging(Staging):
             ]
             if not all((yield calls)):
                 return False  # Somebody published a chunk in the meantime.
-        yield from self._forget(sorted(plan.queues), plan.app, plan.write)
-        yield [self._plan("drop", plan, plan.version, write)]
         return True
 
     def adopt(self, silence: int, limit: int) -> list[Plan]:
@@ -130,26 +152,32 @@ class RedisStaging(Staging):
 
     def _adopt(self, silence: int, limit: int) -> Steps[list[Plan]]:
         common = self._keyspace.common
-        call = ScriptCall(script("plan"), common, [b"adopt", silence, limit], sequence=False)
+        call = ScriptCall(script("plan"), common, [b"silent", silence, limit], sequence=False)
         [members] = yield [call]
         if not members:
             return []
         names = [text(member).split(":", 1) for member in members]
         owners = [(name[int(size) :], name[: int(size)]) for size, name in names]
-        stored = yield [
-            RedisCommand((b"HMGET", common.plan(app, target), *PLAN_FIELDS)) for app, target in owners
-        ]
-        return [
-            _plan(app, target, fields)
-            for (app, target), fields in zip(owners, stored, strict=True)
-            if fields[0] is not None
-        ]
+        stored = yield [self._plan_call("adopt", app, target) for app, target in owners]
+        adopted = list[Plan]()
+        for (app, target), answer in zip(owners, stored, strict=True):
+            if not answer:
+                continue
+            state, *fields = answer
+            found = _plan(app, target, fields)
+            if state == b"open":
+                adopted.append(found)
+            else:
+                yield from self._drop(found)  # The process that began has died.
+        return adopted
 
     def _plan(self, operation: str, plan: Plan, *arguments: Any) -> ScriptCall:
+        return self._plan_call(operation, plan.app, plan.target, *arguments)
+
+    def _plan_call(self, operation: str, app: str, target: str, *arguments: Any) -> ScriptCall:
         common = self._keyspace.common
-        member = pack_text(f"{len(plan.target)}:{plan.target}{plan.app}")
-        words = [operation.encode(), member, *arguments]
-        return ScriptCall(script("plan"), common, words, [common.plan(plan.app, plan.target)], sequence=False)
+        words = [operation.encode(), pack_text(f"{len(target)}:{target}{app}"), *arguments]
+        return ScriptCall(script("plan"), common, words, [common.plan(app, target)], sequence=False)
 
     def begin_all(self, manifests: Sequence[Manifest], lifetime: int | None) -> list[PublicationState]:
         calls = []
@@ -192,10 +220,7 @@ class RedisStaging(Staging):
             yield from self._keyspace.deliver(queue)
         for (manifest, part, number), (_, answer) in zip(chunks, answers, strict=True):
             if answer == b"missing":
-                raise ChunkMissingError(
-                    f"queue {manifest.queue!r}: chunk {number} of part {part!r} of write "
-                    f"{manifest.write!r} is missing: the chunk expired, or the server evicted it"
-                )
+                raise missing_error(manifest, part, number)
             if answer == b"full":
                 raise full_error(manifest.queue, self._keyspace.policy(manifest.queue).max_size, CHUNK)
         return [Counts(*answer) for _, answer in answers]
@@ -203,13 +228,15 @@ class RedisStaging(Staging):
     def _chunk(self, manifest: Manifest, part: str, number: int, listed: bytes = b"0") -> ScriptCall:
         queue = manifest.queue
         keys = self._keyspace.keys(queue)
-        places = [keys.staged(manifest.write, part), keys.published(manifest.app, chunks=True)]
-        name = pack_text(f"{part}:{number}")
+        places = [
+            keys.published(manifest.app),
+            keys.staged(manifest.write, part),
+            keys.published(manifest.app, chunks=True),
+        ]
+        words = [pack_text(manifest.write), pack_text(f"{part}:{number}"), number]
         if manifest.parts[part][number] == PLAIN and self._keyspace.policy(queue).max_size is None:
-            return ScriptCall(script("staged_add"), keys, [listed, name, number], places)
-        return ScriptCall(
-            script("staged_enqueue"), keys, [listed, *self._heading(queue), name, number], places
-        )
+            return ScriptCall(script("staged_add"), keys, [listed, *words], places)
+        return ScriptCall(script("staged_enqueue"), keys, [listed, *self._heading(queue), *words], places)
 
     def end_all(self, manifests: Sequence[Manifest]) -> list[Counts]:
         calls = [self._call("end", manifest, [manifest.version], []) for manifest in manifests]
@@ -286,10 +313,7 @@ def _pieces(jobs: Iterable[tuple[str, bytes, bytes]], more: int) -> Iterator[lis
 def _publication(manifest: Manifest, answer: Sequence[Any]) -> PublicationState:
     status, version, write, parts, counts = answer
     if status in (b"missing", b"gone"):
-        raise ChunkMissingError(
-            f"queue {manifest.queue!r}: the staged chunks of write {manifest.write!r} are missing: they "
-            "expired, or another version was published in the meantime"
-        )
+        raise gone_error(manifest)
     found = manifest._replace(
         version=int(version),
         write=text(write),

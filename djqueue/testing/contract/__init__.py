@@ -62,6 +62,7 @@ from .moving import MovingContract
 from .order import OrderContract
 from .outcomes import OutcomesContract
 from .pinned_bounds import PinnedBoundsContract
+from .plans import PlansContract
 from .queue_controls import QueueControlsContract
 from .reads import ReadsContract
 from .rejected import RejectedContract
@@ -114,6 +115,7 @@ __all__ = [
     "OrderContract",
     "OutcomesContract",
     "PinnedBoundsContract",
+    "PlansContract",
     "QueueControlsContract",
     "ReadsContract",
     "RejectedContract",

@@ -15,7 +15,6 @@ from djqueue.storage.staging import (
     Counts,
     Manifest,
     Plan,
-    PlanState,
     Staging,
     chunks_of,
 )
@@ -247,121 +246,6 @@ class StagingContract(StorageCase):
         assert storage.reads.states(PAIRS, ["d"]) == [State.BLOCKED]
         self.complete(storage, "first")
         assert storage.reads.states(PAIRS, ["d"]) == [State.WAITING]
-
-    # Plans: the manifests of all queues of a write.
-
-    def test_a_plan_is_committed_once(self, storage: Storage) -> None:
-        first = plan({QUEUE: {"a": "p"}, PAIRS: {"b": "pp"}}, limit=5, frame="f", run="r", content=2**62)
-        second = plan({QUEUE: {"c": "p"}}, write="again")
-
-        assert place(storage).commit(first) == PlanState("new", first)
-        assert place(storage).commit(first) == PlanState("new", first), "the reply was lost"
-        assert place(storage).commit(second) == PlanState("resumed", first)
-        assert place(storage).commit(second._replace(version=2)) == PlanState("unfinished", first)
-        assert place(storage).state_of(first) == "open"
-        assert place(storage).state_of(second) == ""
-
-    def test_a_published_plan_is_known_with_its_counts(self, storage: Storage) -> None:
-        first, counts = plan({QUEUE: {"a": "p"}}, frame="f"), {QUEUE: Counts(3, 2, 1)}
-        place(storage).commit(first)
-
-        place(storage).close(first, counts)
-        place(storage).close(first, {})
-
-        found = place(storage).commit(first._replace(write="again"))
-        assert found == PlanState("done", first._replace(queues={}), counts)
-        assert place(storage).state_of(first) == "done"
-        assert place(storage).commit(first._replace(write="next", version=2)).status == "new"
-
-    def test_plans_for_other_queues_or_applications_are_independent(self, storage: Storage) -> None:
-        first = plan({QUEUE: {"a": "p"}}, target=QUEUE)
-        place(storage).commit(first)
-
-        others: list[dict[str, Any]] = [
-            {"target": ""},
-            {"target": PAIRS},
-            {"app": "weekly", "target": QUEUE},
-        ]
-        for other in others:
-            assert place(storage).commit(first._replace(write="other", **other)).status == "new"
-
-    def test_a_silent_plan_is_adopted_by_one_sweep(self, storage: Storage) -> None:
-        first = plan({QUEUE: {"a": "p"}}, limit=7, lifetime=LATER)
-        place(storage).commit(first)
-
-        assert place(storage).adopt(1_000, 10) == []
-        self.advance(2_000)
-        place(storage).touch(first)
-        assert place(storage).adopt(1_000, 10) == []
-        self.advance(2_000)
-        assert place(storage).adopt(1_000, 10) == [first]
-        assert place(storage).adopt(1_000, 10) == []
-        place(storage).leave(first)
-        self.advance(2_000)
-        assert place(storage).adopt(1_000, 10) == []
-        assert place(storage).state_of(first) == "open"
-
-    def test_a_published_plan_is_not_adopted(self, storage: Storage) -> None:
-        first = plan({QUEUE: {"a": "p"}})
-        place(storage).commit(first)
-        place(storage).close(first, {QUEUE: Counts(1)})
-
-        self.advance(2_000)
-
-        assert place(storage).adopt(1_000, 10) == []
-
-    def test_a_plan_of_which_nothing_is_published_can_be_dropped(self, storage: Storage) -> None:
-        manifest = staged(storage, {"a": [fresh(2)], "b": [fresh(1)]})
-        mine = plan({QUEUE: manifest.parts})
-        place(storage).commit(mine)
-        place(storage).begin(manifest, None)
-
-        assert place(storage).drop(mine)
-
-        assert place(storage).state_of(mine) == ""
-        with pytest.raises(ChunkMissingError):
-            place(storage).begin(manifest, None)
-        again = staged(storage, {"a": [fresh(2)]}, write="again")
-        assert place(storage).commit(plan({QUEUE: again.parts}, write="again")).status == "new"
-        assert publish(storage, again) == Counts(queued=2)
-
-    def test_a_plan_of_which_a_part_is_published_is_not_dropped(self, storage: Storage) -> None:
-        manifest = staged(storage, {"a": [fresh(2)], "b": [fresh(1)]})
-        mine = plan({QUEUE: manifest.parts})
-        place(storage).commit(mine)
-        place(storage).begin(manifest, None)
-        place(storage).publish(manifest, [("a", 0)])
-
-        assert not place(storage).drop(mine)
-
-        assert place(storage).state_of(mine) == "open"
-        assert publish_rest(storage, manifest) == Counts(queued=3)
-
-    def test_many_queues_are_published_together(self, storage: Storage) -> None:
-        queues = [f"many-{number}" for number in range(150)]
-        manifests = [staged(storage, {"a": [fresh(2, queue=queue)]}, queue=queue) for queue in queues]
-
-        found = place(storage).begin_all(manifests, None)
-        counts = place(storage).publish_all([(manifest, "a", 0) for manifest in manifests])
-        again = place(storage).publish_all([(manifest, "a", 0) for manifest in manifests])
-
-        assert [state.status for state in found] == ["new"] * 150
-        assert counts == again == place(storage).end_all(manifests) == [Counts(queued=2)] * 150
-        assert {storage.reads.counts(queue)[State.WAITING] for queue in queues} == {2}
-        assert place(storage).forget_all(queues, APP, WRITE) >= 0
-
-    def test_a_queue_without_room_does_not_keep_others_from_what_came_before(self, storage: Storage) -> None:
-        small = staged(storage, {"a": [fresh(MAX_SIZE, queue=SMALL), fresh(1, queue=SMALL)]}, queue=SMALL)
-        other = staged(storage, {"a": [fresh(2)]})
-        place(storage).begin_all([small, other], None)
-        chunks = [(other, "a", 0), (small, "a", 0), (small, "a", 1)]
-
-        with pytest.raises(QueueFullError):
-            place(storage).publish_all(chunks)
-        claim(storage, 1, queues=(SMALL,))
-
-        assert place(storage).publish_all(chunks) == [Counts(2), Counts(MAX_SIZE), Counts(1)]
-        assert counts(storage)[State.WAITING] == 2
 
     @staticmethod
     def complete(storage: Storage, job_id: str) -> None:

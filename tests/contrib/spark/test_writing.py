@@ -259,6 +259,56 @@ def test_a_write_without_a_name_that_fails_before_its_first_job_is_withdrawn(sto
     assert leftovers(storage) == []
 
 
+def test_a_write_without_a_name_that_a_sweep_has_adopted_is_not_withdrawn(storage, write, monkeypatch):
+    made = write()
+    told = tasks(made)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(storage.capabilities.staging), "publish_all", died)
+        with pytest.raises(Died):
+            made.commit(told)
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    assert [plan.write for plan in storage.capabilities.staging.adopt(-1, 10)] == [made.id]
+
+    made.abort(told)
+
+    assert storage.capabilities.bulk_writes.get(made.id).state == "unfinished"
+    storage.sweep()
+    assert numbers(storage) == [*range(150)]
+    assert storage.capabilities.bulk_writes.get(made.id).state == "done"
+    assert leftovers(storage) == []
+
+
+def test_an_incomplete_write_is_given_up_in_the_end_and_never_published_twice(storage, write, monkeypatch):
+    made = dies_amid_publish(storage, write, monkeypatch)
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    staging = type(storage.capabilities.staging)
+
+    def gone(self, chunks):
+        raise ChunkMissingError("chunk 0 is missing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "publish_all", gone)
+        storage.sweep()
+        assert storage.capabilities.staging.adopt(-1, 10) == [], "it is left for a week"
+        patch.setattr(staging, "leave", lambda self, plan: True)  # The week is over.
+        again = write(txnAppId="nightly", txnVersion="7")
+        told = tasks(again)
+        with pytest.raises(ChunkMissingError):
+            again.commit(told)
+        again.abort(told)
+        storage.sweep()
+
+    left = storage.capabilities.bulk_writes.get(made.id)
+    assert (left.state, left.inserted) == ("unfinished", 7 * SIZE)
+    assert "chunk 0 is missing. The rest was given up" in left.error
+    again = write(txnAppId="nightly", txnVersion="7")
+    report = again.commit(tasks(again))
+    assert (report.skipped, report.inserted, len(numbers(storage))) == (True, 7 * SIZE, 7 * SIZE)
+    later = write(txnAppId="nightly", txnVersion="8")
+    assert later.commit(tasks(later)).inserted == 150
+    assert leftovers(storage) == []
+
+
 def test_two_frames_under_one_name_are_refused(storage, write, url):
     named = {"txnAppId": "nightly", "txnVersion": "7"}
     first = write(**named)

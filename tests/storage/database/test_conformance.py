@@ -176,7 +176,7 @@ class TestForAClient(ClientCase, SnapshotsCase, contract.StorageContract):
     """The whole contract through the socket: what another process sends, reads and is told."""
 
 
-class StagingCase(SchedulerCase, contract.StagingContract):
+class StagingCase(SchedulerCase, contract.StagingContract, contract.PlansContract):
     """What the scheduler itself publishes comes through its inbox, as what other processes do."""
 
     @pytest.fixture
@@ -197,7 +197,7 @@ class TestStagingWithTheOrmAlone(StagingCase):
     sql = "orm"
 
 
-class TestStagingForAClient(ClientCase, contract.StagingContract):
+class TestStagingForAClient(ClientCase, contract.StagingContract, contract.PlansContract):
     """Jobs that another process puts aside."""
 
 

@@ -12,11 +12,11 @@ from djqueue.testing.factories import QUEUE, batch
 from .cases import OnCluster, OnSingle
 
 
-class TestSingle(OnSingle, contract.StagingContract):
+class TestSingle(OnSingle, contract.StagingContract, contract.PlansContract):
     pass
 
 
-class TestCluster(OnCluster, contract.StagingContract):
+class TestCluster(OnCluster, contract.StagingContract, contract.PlansContract):
     pass
 
 

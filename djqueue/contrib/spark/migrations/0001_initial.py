@@ -117,6 +117,8 @@ class Migration(migrations.Migration):
                 ('counts', models.BinaryField(default=b'', help_text='Counts by queue, as MessagePack; empty until done.')),
                 ('lifetime', models.BigIntegerField(help_text='Milliseconds for which a finished write is remembered.', null=True)),
                 ('touched_at', models.BigIntegerField(help_text='UTC milliseconds; empty if no sweep has to publish the rest.', null=True)),
+                ('adopted', models.BooleanField(default=False, help_text='True once a sweep publishes the rest.')),
+                ('left_at', models.BigIntegerField(help_text='UTC milliseconds; when a sweep found that staged jobs are missing.', null=True)),
                 ('expires_at', models.BigIntegerField(help_text='UTC milliseconds.', null=True)),
             ],
             options={

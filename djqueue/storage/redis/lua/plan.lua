@@ -1,18 +1,23 @@
 -- Commit, touch, close, leave, drop or adopt plans of bulk writes: see `djqueue.storage.staging`.
 --
--- KEYS: the plan, except for 'adopt'.
--- ARGV: 1 the time; the operation; for 'adopt' milliseconds of silence and the maximum number of plans; for the others
---   the plan's name, version and write; for 'commit' also its queues, lifetime, limit, frame, run and content; for
+-- A plan is dropped in steps, because its queues are elsewhere: 'dropping' closes it to publishers, or 'withdrawing', which
+-- fails if a sweep has adopted it; then its queues are cleared, and 'drop' deletes it, or 'keep' opens it again. After a
+-- crash, whoever finds a plan that is being dropped repeats the steps.
+--
+-- KEYS: the plan, except for 'silent'.
+-- ARGV: 1 the time; the operation; for 'silent' milliseconds of silence and the maximum number of plans; for the others
+--   the plan's name; except for 'adopt' its version and write; for 'commit' also its queues, lifetime, limit, frame, run and content; for
 --   'close' the counts.
--- Returns for 'commit' {result, version, write, queues, lifetime, limit, frame, run, content, counts}; for 'adopt' the
---   names; else 1, or 0 if another plan is stored.
+-- Returns for 'commit' {result, version, write, queues, lifetime, limit, frame, run, content, counts}; for 'silent' the
+--   names; for 'adopt' as for 'commit', with the plan's state, or {} if it is not there; for 'leave' 2 if the plan was left
+--   long ago; else 1, or 0 if another plan is stored or the operation is not possible.
 --! include common
 --! keys open_writes
 
 local RESUMABLE = 7 * DAY -- how long an unfinished publication can be resumed
 local operation = ARGV[2]
 
-if operation == 'adopt' then
+if operation == 'silent' then
   local names = call('ZRANGEBYSCORE', OPEN_WRITES, '-inf', now - tonumber(ARGV[3]), 'LIMIT', 0, ARGV[4])
   for _, name in ipairs(names) do call('ZADD', OPEN_WRITES, now, name) end
   return names
@@ -22,10 +27,27 @@ local key, name, version = KEYS[FIXED + 1], ARGV[3], tonumber(ARGV[4])
 local stored = call('HMGET', key, 'version', 'write', 'state')
 local last, state = tonumber(stored[1]), stored[3]
 
+local function described(result)
+  local found = call('HMGET', key, 'version', 'write', 'queues', 'lifetime', 'limit', 'frame', 'run', 'content', 'counts')
+  for i = 1, 9 do found[i] = found[i] or '' end
+  return {result, unpack(found)}
+end
+
+if operation == 'adopt' then
+  if not last or state == 'done' then
+    call('ZREM', OPEN_WRITES, name) -- it has expired
+    return {}
+  end
+  if state == 'open' then call('HSET', key, 'adopted', 1) end
+  return described(state)
+end
+
 if operation == 'commit' then
   local result
   if last and (state == 'done' and last >= version or last > version) then
     result = 'done'
+  elseif last and state == 'dropping' then
+    result = 'dropping'
   elseif last and state == 'open' then
     result = last == version and (stored[2] == ARGV[5] and 'new' or 'resumed') or 'unfinished'
     call('ZADD', OPEN_WRITES, now, name)
@@ -33,20 +55,36 @@ if operation == 'commit' then
     result = 'new'
     call('HSET', key, 'version', ARGV[4], 'write', ARGV[5], 'state', 'open', 'queues', ARGV[6], 'lifetime', ARGV[7],
       'limit', ARGV[8], 'frame', ARGV[9], 'run', ARGV[10], 'content', ARGV[11])
-    call('HDEL', key, 'counts')
+    call('HDEL', key, 'counts', 'adopted', 'left')
     -- A plan without a name of its own cannot be resumed later.
     if ARGV[7] == '' then call('PERSIST', key) else call('PEXPIRE', key, RESUMABLE) end
     call('ZADD', OPEN_WRITES, now, name)
   end
-  local found = call('HMGET', key, 'version', 'write', 'queues', 'lifetime', 'limit', 'frame', 'run', 'content', 'counts')
-  for i = 1, 9 do found[i] = found[i] or '' end
-  return {result, unpack(found)}
+  return described(result)
 end
 
-if last ~= version or stored[2] ~= ARGV[5] or state ~= 'open' then
+if last ~= version or stored[2] ~= ARGV[5] then
+  if operation == 'drop' then return 1 end -- another process has dropped it
   if operation == 'leave' and not last then call('ZREM', OPEN_WRITES, name) end
   return 0
 end
+if operation == 'dropping' or operation == 'withdrawing' then
+  if state == 'dropping' then return 1 end -- the reply was lost, or its process has died
+  if state ~= 'open' or operation == 'withdrawing' and call('HEXISTS', key, 'adopted') == 1 then return 0 end
+  call('HSET', key, 'state', 'dropping')
+  return 1
+end
+if operation == 'drop' or operation == 'keep' then
+  if state ~= 'dropping' then return 0 end
+  if operation == 'keep' then
+    call('HSET', key, 'state', 'open')
+  else
+    call('DEL', key)
+    call('ZREM', OPEN_WRITES, name)
+  end
+  return 1
+end
+if state ~= 'open' then return 0 end
 if operation == 'touch' then
   call('ZADD', OPEN_WRITES, 'XX', now, name)
 elseif operation == 'close' then
@@ -56,9 +94,8 @@ elseif operation == 'close' then
   call('ZREM', OPEN_WRITES, name)
   if lifetime ~= '' then call('PEXPIRE', key, lifetime) end
 elseif operation == 'leave' then
-  call('ZREM', OPEN_WRITES, name)
-else
-  call('DEL', key)
-  call('ZREM', OPEN_WRITES, name)
+  call('HSETNX', key, 'left', now)
+  if tonumber(call('HGET', key, 'left')) <= now - RESUMABLE then return 2 end
+  call('ZADD', OPEN_WRITES, now + RESUMABLE, name)
 end
 return 1

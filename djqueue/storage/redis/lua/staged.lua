@@ -1,8 +1,8 @@
 -- Enqueue a staged chunk of jobs with the script that enqueues any jobs, which is `run`, in one step.
 --
--- KEYS: those of `run`; the part's chunks by number; the results of chunks by name.
+-- KEYS: those of `run`; the publication; the part's chunks by number; the results of chunks by name.
 -- ARGV: those of every script; '1' if the caller has listed the queue; for enqueue.lua the configuration of groups, the
---   maximum number of pending jobs, what is dropped above that, the dead letters' ttl; then the chunk's name and its number.
+--   maximum number of pending jobs, what is dropped above that, the dead letters' ttl; then the write, the chunk's name and its number.
 --   A chunk is a list (MessagePack): the jobs' name, then of each its id, start, and record from the flag on.
 -- Returns 'unlisted', 'full', 'missing', or the numbers of jobs that were queued, that were duplicates, that had completed
 --   before, and that are dead letters.
@@ -10,13 +10,15 @@
 local name, number = ARGV[#ARGV - 1], ARGV[#ARGV]
 local stored = redis.call('HGET', KEYS[#KEYS], name)
 if stored then return {0, cmsgpack.unpack(stored)} end -- the reply was lost
+local publication = redis.call('HMGET', KEYS[#KEYS - 2], 'state', 'write')
+if publication[1] ~= 'open' or publication[2] ~= ARGV[#ARGV - 2] then return {0, 'missing'} end -- it was dropped, or has ended
 local blob = redis.call('HGET', KEYS[#KEYS - 1], number)
 if not blob then return {0, 'missing'} end
 local jobs = cmsgpack.unpack(blob)
 local arguments = {unpack(ARGV, 1, 6)}
 arguments[7] = jobs[1]
-local keys = {unpack(KEYS, 1, #KEYS - 2)}
-if #ARGV > 8 then
+local keys = {unpack(KEYS, 1, #KEYS - 3)}
+if #ARGV > 9 then
   arguments[8], arguments[9], arguments[10], arguments[11], arguments[12] = '*', ARGV[7], ARGV[8], ARGV[9], ARGV[10]
   local prefix = string.sub(KEYS[2], 1, -5) -- of the queue: all its keys are in one slot
   for i = 2, #jobs do arguments[i + 11] = jobs[i] end

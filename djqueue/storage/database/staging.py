@@ -169,8 +169,8 @@ class DatabaseStaging(Staging):
             mine = self._publications(app=plan.app, write=plan.write, version=plan.version, done=False)
             begun = [row.pk for row in mine.select_for_update().order_by("pk")]
             # Lock the chunks, too: this waits for those that are being published.
-            chunks = self._chunks(part__write=plan.write)
-            locked = chunks.select_for_update(of=("self",)).order_by("pk").values_list("queued", flat=True)
+            chunks = self._chunks(part_id__in=self._parts(write=plan.write).values("pk"))
+            locked = chunks.select_for_update().order_by("pk").values_list("queued", flat=True)
             if any(queued is not None for queued in locked.iterator()):
                 return False
             if self._publications(write=plan.write, done=True).exists():

@@ -35,9 +35,8 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ hatch_build.py -nt 
 fi
 "$other/bin/python" -c 'import sys, django
 print(f"test-compat: Python {sys.version.split()[0]}, Django {django.__version__}")'
-# The long suites of Redis, of the kernel's layers, of pages and of faults have nothing to do with Django's version,
-# and the lanes above have run Celery's.
+# What depends on Django or the loop: pages, settings, models, statements, commands, workers.
 scripts/run-tests.sh "$other/bin/python" -m "not slow and not spark and not spark_cluster" \
-    --ignore tests/storage/database/test_conformance.py --ignore tests/storage/redis --ignore tests/simulator \
-    --ignore tests/runtime/executors/sandbox --ignore tests/dashboard/browser --ignore tests/docs \
-    --ignore tests/contrib/celery --ignore tests/contrib/spark --ignore tests/storage/test_memory.py "$@"
+    --ignore tests/storage/database/test_conformance.py --ignore tests/dashboard/browser --ignore tests/runtime/executors "$@" \
+    tests/test_*.py tests/admin tests/client tests/contrib/metrics tests/contrib/tasks tests/dashboard \
+    tests/management tests/operations tests/runtime tests/schedules tests/storage/database tests/testing

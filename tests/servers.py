@@ -509,7 +509,9 @@ class RedisCluster(ServerGroup):
             config={
                 "cluster-enabled": "yes",
                 "cluster-config-file": "nodes.conf",
-                "cluster-node-timeout": 1_000,
+                # As servers have it: a busy machine keeps a node waiting for seconds, and one that counts as
+                # failed for a moment answers "CLUSTERDOWN" for up to five seconds.
+                "cluster-node-timeout": 15_000,
                 "cluster-port": free_port(),  # the usual one, 10,000 higher, may be no port at all
             }
         )

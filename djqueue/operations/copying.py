@@ -1,7 +1,7 @@
 """Copy the jobs of one queue from Redis to the tables: the changed ones, or all."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from django.db import DataError
@@ -12,7 +12,7 @@ from djqueue.core.shown import in_one_line
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
-from .tables import UNFINISHED, Tables
+from .tables import UNFINISHED, MirroredRows, Tables
 
 if TYPE_CHECKING:
     from djqueue.storage.redis.changes import ChangeStream, Mark
@@ -37,6 +37,7 @@ class UnknownJobs(NamedTuple):
     """The jobs in the tables that Redis does not know, by outcome."""
 
     forgotten: int
+    """Unfinished jobs whose rows were removed."""
     kept: int
     """Unfinished jobs that Redis may have lost."""
     since: int
@@ -116,18 +117,30 @@ class Copying:
     def forget_unknown(self, queue: str, since: int | None, mark: "Mark" = b"") -> UnknownJobs:
         """Remove jobs that Redis does not know: see `copy_all`."""
         forgotten = kept = newest = 0
-        for page in self._tables.pages(queue):
-            states = self._storage.reads.states(queue, [row.job_id for row in page])
+        for unknown in self._unknown_pages(queue):
             gone: list[str] = []
-            for row, state in zip(page, states, strict=True):
-                if state is not None:
-                    continue
+            for row in unknown:
                 if since is not None and row.created_at >= since:
                     gone.append(row.job_id)
+                    forgotten += row.state in UNFINISHED
                 elif row.state in UNFINISHED:
                     kept += 1
                     newest = max(newest, row.created_at + 1)
             # Read again together with the mark, which proves that Redis has not lost its data in between.
             self.copy(queue, gone, mark)
-            forgotten += len(gone)
         return UnknownJobs(forgotten, kept, newest)
+
+    def count_all(self, queue: str, counted: Counted) -> None:
+        """Count the jobs that `copy_all` would copy and the rows that it would remove; change nothing."""
+        copied = 0
+        for ids in self._changes.pages(queue):
+            copied += len(ids)
+            counted(copied, 0)
+        forgotten = sum(row.state in UNFINISHED for page in self._unknown_pages(queue) for row in page)
+        counted(copied, forgotten)
+
+    def _unknown_pages(self, queue: str) -> Iterator[list[MirroredRows]]:
+        """Yield the rows of jobs that Redis does not know, a page at a time."""
+        for page in self._tables.pages(queue):
+            states = self._storage.reads.states(queue, [row.job_id for row in page])
+            yield [row for row, state in zip(page, states, strict=True) if state is None]

@@ -17,7 +17,7 @@ from djqueue.conf import HealthSettings, get_settings, is_wrong
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.diagnostics import BAD, OK, Finding
 from djqueue.core.errors import DjqueueError
-from djqueue.core.shown import in_one_line
+from djqueue.core.shown import in_one_line, numbered
 from djqueue.core.states import PENDING
 
 from . import bounded
@@ -116,7 +116,7 @@ def _migrations() -> Iterator[Finding]:
             yield Finding(
                 "doctor.migrations",
                 "error",
-                f"the database {alias!r} lacks {len(mine)} migrations: {', '.join(mine)}",
+                f"the database {alias!r} lacks {numbered(len(mine), 'migration')}: {', '.join(mine)}",
                 f"Run `manage.py migrate --database {alias}`.",
             )
 

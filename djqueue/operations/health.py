@@ -5,6 +5,7 @@ command line and the doctor share these checks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from shlex import quote
 from typing import NamedTuple
 
 from django.db import router
@@ -151,7 +152,8 @@ def check_workers(facts: HealthFacts) -> Iterator[Finding]:
             "error",
             f"no live worker serves queue {queue.name!r}, whose oldest job has been due for "
             f"{_seconds(facts.waited(queue))}",
-            f"Start a worker with `manage.py runworkers --queues {queue.name}`, or resume a quiet one.",
+            f"Start a worker with `manage.py runworkers --queues {quote(queue.name)}`, or resume a quiet "
+            "one.",
         )
 
 
@@ -194,6 +196,18 @@ def check_leases(facts: HealthFacts) -> Iterator[Finding]:
         )
 
 
+def check_restore(facts: HealthFacts) -> Iterator[Finding]:
+    """Find a restore whose process was killed, and that left the storage closed to workers and producers."""
+    if facts.storage.snapshots.was_interrupted():
+        yield Finding(
+            "health.restore",
+            "error",
+            "a restore was interrupted, and the storage accepts no jobs and runs none until it has ended",
+            "Run `manage.py djqueue backup restore --latest --force` again, or with the name of the backup. "
+            "If the restore had begun to replace the jobs, this completes it first.",
+        )
+
+
 Check = Callable[[HealthFacts], Iterator[Finding]]
 
 STORAGE = "storage"
@@ -205,6 +219,7 @@ CHECKS: dict[str, Check] = {
     "handlers": check_handlers,
     "claims": check_claims,
     "leases": check_leases,
+    "restore": check_restore,
 }
 """The other checks by name."""
 

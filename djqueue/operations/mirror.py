@@ -125,6 +125,13 @@ class Mirror:
         finally:
             self.close()
 
+    def count_resync(self, queue: str | None = None, progress: Progress = lambda *_: None) -> None:
+        """Count what `resync` would copy and remove, and change nothing."""
+        listed, followed = self._changes.queues()
+        every = {*listed, *followed, *self.tables.queues()}
+        for name in sorted(every) if queue is None else [queue]:
+            self._copying.count_all(name, _named(name, progress))
+
     def has_lost(self, queue: str) -> bool:
         """Return whether the tables may contain jobs of the queue that Redis has lost."""
         listed, followed = self._changes.queues()

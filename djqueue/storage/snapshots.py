@@ -127,6 +127,10 @@ class Snapshots(Protocol):
     def is_empty(self) -> bool:
         """Return whether the storage holds no job, no dead letter, no schedule and no setting."""
 
+    def was_interrupted(self) -> bool:
+        """Return whether the process of a write died and left the storage closed until the next write."""
+        return False
+
     def write(self, parts: Iterable[Part], *, replace: bool = False) -> SnapshotCounts:
         """Write a snapshot of any storage: all of it, or nothing.
 

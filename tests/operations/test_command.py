@@ -45,9 +45,27 @@ def test_resync_copies_everything_and_counts_it(configured, mirror):
 
     output = run("resync")
 
-    assert "default: 3 jobs copied, 0 no longer in Redis" in output
+    assert "default: 3 jobs copied, 0 unfinished jobs no longer in Redis removed" in output
     assert "other: 2 jobs copied" in output
     assert_alike(configured)
+
+
+def test_a_dry_run_of_resync_counts_and_changes_nothing(configured, mirror, redis_server):
+    f.enqueue_many(configured, 3)
+    f.a_completed_job(configured, queue="lost")
+    f.enqueue_many(configured, 2, queue="lost")
+    copy_all(mirror)
+    models.Job.objects.filter(queue="default").delete()
+    redis_server.run("DEL", configured.keys("lost").key("jobs"))
+
+    output = run("resync", "--dry-run")
+    counted = json.loads(run("resync", "--dry-run", "--json"))
+
+    assert "default: 3 jobs would be copied" in output
+    assert "lost: 0 jobs would be copied, 2 unfinished jobs no longer in Redis would be removed" in output
+    assert models.Job.objects.count() == 3
+    assert json.loads(run("resync", "--json")) == counted
+    assert [row.queue for row in models.Job.objects.order_by("queue")] == ["default"] * 3 + ["lost"]
 
 
 def test_resync_of_a_queue_names_no_other(configured, tables):

@@ -27,10 +27,10 @@ def simulate(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-THOROUGH = [pytest.param(seed, marks=pytest.mark.thorough) for seed in range(9, 21, 2)]
+THOROUGH = [pytest.param(seed, marks=pytest.mark.thorough) for seed in range(5, 21, 2)]
 
 
-@pytest.mark.parametrize("seed", [1, 3, 5, 7, *THOROUGH])
+@pytest.mark.parametrize("seed", [1, 3, *THOROUGH])
 def test_every_invariant_holds_through_random_faults(seed: int) -> None:
     done = simulate("--seed", str(seed), "--seeds", "2", "--steps", str(STEPS))
 

@@ -3,6 +3,7 @@
 from django.core.management.base import CommandError
 
 from djqueue.client import get_storage
+from djqueue.core.shown import numbered
 from djqueue.operations.mirror import Mirror
 from djqueue.operations.mirroring import is_mirrored, mirror_of
 from djqueue.operations.restore import Restoration, RestoreCounts
@@ -46,6 +47,9 @@ def add(verbs: Verbs) -> None:
     restoring = verbs.add("restore-from-mirror", restore, RESTORE)
     for parser in (resyncing, restoring):
         parser.add_argument("--queue", metavar="NAME", help="Name of one queue (default: all queues).")
+    resyncing.add_argument(
+        "--dry-run", action="store_true", help="Only show what would be copied and deleted."
+    )
     restoring.add_argument("--dry-run", action="store_true", help="Only show what would be enqueued.")
 
 
@@ -59,12 +63,15 @@ def resync(options: Options, output: Output) -> None:
         if copied // PROGRESS_EVERY > before // PROGRESS_EVERY:
             output.progress(f"{name}: {copied:,} jobs so far")
 
-    _mirror().resync(options["queue"], progress)
+    mirror, dry_run = _mirror(), options["dry_run"]
+    (mirror.count_resync if dry_run else mirror.resync)(options["queue"], progress)
     output.document(
         [{"name": name, "copied": copied, "removed": removed} for name, (copied, removed) in counts.items()]
     )
+    would = " would be" if dry_run else ""
     for name, (copied, forgotten) in counts.items():
-        output.line(f"{name}: {copied:,} jobs copied, {forgotten:,} no longer in Redis")
+        jobs, removed = numbered(copied, "job"), numbered(forgotten, "unfinished job")
+        output.line(f"{name}: {jobs}{would} copied, {removed} no longer in Redis{would} removed")
     if not counts:
         output.line("No queues exist, neither in Redis nor in the tables.")
 

@@ -83,7 +83,7 @@ def groups(alias: str, queue: str, limit: int, names: Sequence[str], policy: Que
 
     busiest = sorted(waiting, key=lambda name: (-waiting[name], name))[:limit]
     return GroupsOverview(
-        recorded_modes(alias, queue=queue).get(queue, policy.group_mode),
+        recorded_modes(alias, [queue]).get(queue, policy.group_mode),
         policy.group_limit and (common.concurrency or policy.group_limit),
         common.rate or policy.group_rate,
         common,

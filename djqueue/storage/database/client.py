@@ -1,7 +1,7 @@
 """The storage in a process that is not the scheduler."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ from djqueue.storage.reads import Reads
 from djqueue.storage.tables.clock import set_right
 from djqueue.storage.tables.dberrors import AWAY, drop_if_broken, is_unreachable, named, unavailable
 from djqueue.storage.tables.dialects import Dialect
-from djqueue.storage.tables.groups import record_mode, recorded_modes
+from djqueue.storage.tables.groups import record_modes, recorded_modes
 from djqueue.storage.tables.inspector import DatabaseInspector
 
 from .address import Address, parse_address
@@ -152,9 +152,7 @@ class ClientStorage:
     def _enqueue_in_time(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         for batch in batches:
             self.policy(batch.queue).check_batch(batch)
-        unrecorded = [
-            queue for queue in {batch.queue for batch in batches} - self._agreed if not self._agree(queue)
-        ]
+        unrecorded = self._agree({batch.queue for batch in batches} - self._agreed)
         wake = partial(self._wake, unrecorded)
         if all(batch.options.durable is False for batch in batches):
             return self._hand_over("enqueue_at_once", batches, wake)
@@ -245,33 +243,31 @@ class ClientStorage:
             for answer in answers
         ]
 
-    def _agree(self, queue: str) -> bool:
-        """Check the queue's group mode against the recorded one; return False if none is recorded.
+    def _agree(self, queues: Collection[str]) -> list[str]:
+        """Check the queues' group modes against those recorded; return the queues of which none is recorded.
 
-        A process without policies checks nothing; the scheduler records the mode. Otherwise, `_wake`
-        records a mode that is missing.
+        A process without policies checks nothing; the scheduler records the modes. Otherwise, `_wake`
+        records modes that are missing.
         """
-        if self._policies is None:
-            return True
+        if self._policies is None or not queues:
+            return []
         connections[self._alias].validate_no_broken_transaction()
         try:
             with self._dialect.transaction():
-                mode = recorded_modes(self._alias, queue=queue).get(queue)
+                modes = recorded_modes(self._alias, queues)
         except AWAY as error:
             drop_if_broken(self._alias)
             raise unavailable(self._alias, error, ", and none of the jobs was enqueued") from error
-        if mode is None:
-            return False
-        self.policy(queue).check_mode(queue, mode)
-        self._agreed.add(queue)
-        return True
+        for queue, mode in modes.items():
+            self.policy(queue).check_mode(queue, mode)
+        self._agreed.update(modes)
+        return [queue for queue in queues if queue not in modes]
 
     def _wake(self, unrecorded: Iterable[str]) -> None:
         """Notify the scheduler of rows in the inbox. Record group modes first, because no lock is held
         now.
         """
-        for queue in unrecorded:
-            record_mode(self._alias, queue, self.policy(queue).group_mode)
+        record_modes(self._alias, {queue: self.policy(queue).group_mode for queue in unrecorded})
         self._remote.tell("inbox")
 
     # Only the scheduler's engine knows attempts.

@@ -25,7 +25,7 @@ class GroupModes:
         if queue in self._recorded:
             return
         with named(self._alias):
-            mode = recorded_modes(self._alias, queue=queue).get(queue)
+            mode = recorded_modes(self._alias, [queue]).get(queue)
         if mode is not None:
             self._engine.context.policy(queue).check_mode(queue, mode)
         else:

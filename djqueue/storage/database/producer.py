@@ -231,9 +231,11 @@ class Inserter:
             pairs = models.Job.objects.using(alias).filter(queue=queue, job_id__in=chunk)
             states = {job_id: State(state) for job_id, state in pairs.values_list("job_id", "state")}
             completed = [job_id for job_id, state in states.items() if state is State.COMPLETED]
-            kept = models.JobResult.objects.using(alias).filter(queue=queue, job_id__in=completed)
-            results = {job_id: bytes(result) for job_id, result in kept.values_list("job_id", "result")}
-            found |= {job_id: (state, results.get(job_id)) for job_id, state in states.items()}
+            found |= {job_id: (state, None) for job_id, state in states.items()}
+            if completed:
+                kept = models.JobResult.objects.using(alias).filter(queue=queue, job_id__in=completed)
+                for job_id, result in kept.values_list("job_id", "result"):
+                    found[job_id] = State.COMPLETED, bytes(result)
         return found
 
     def _owners(self, queue: str, key: str) -> list[Owner]:

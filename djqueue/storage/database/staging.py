@@ -1,65 +1,39 @@
 """Stage chunks in a table, and enqueue each in the transaction that records its results."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgpack
-from django.db.models import Sum
 
-from djqueue.core.clock import Clock
-from djqueue.core.errors import OptionError, QueueFullError
-from djqueue.core.job import Batch, EnqueueResult
-from djqueue.core.states import State
+from djqueue.core.job import Batch
 from djqueue.storage import sparktables, wire
 from djqueue.storage.staging import (
     RESUMABLE,
     STAGE_TTL,
     Counts,
-    Manifest,
     Plan,
     PlanState,
-    PublicationState,
-    Staging,
     check_chunk,
-    gone_error,
-    missing_error,
 )
 from djqueue.storage.tables.clock import set_right
 from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.dialects import Dialect
 from djqueue.storage.tables.rows import chunked
 
-AT_ONCE = 100
-"""Chunks to delete, or manifests to store, in one transaction."""
-TOGETHER, BYTES = 50, 256 * 1024
-"""Maximum number of chunks published in one transaction, and their approximate size."""
+from .publications import AT_ONCE, DatabasePublications, rows_of
+
 KIND = "j"
 """The kind of every chunk."""
-COUNTS = Counts._fields
 
 
-class DatabaseStaging(Staging):
+class DatabaseStaging(DatabasePublications):
     """The staging area in the database.
 
     Args:
         enqueue: The storage's function that inserts rows in the open transaction.
         settle: Brings the tables up to date for jobs of a queue whose states may be outdated.
     """
-
-    def __init__(
-        self,
-        dialect: Dialect,
-        clock: Clock,
-        enqueue: Callable[[Sequence[Batch]], list[EnqueueResult]],
-        settle: Callable[[str, Mapping[str, State | None]], object],
-    ) -> None:
-        self.dialect = self._dialect = dialect
-        self._alias = dialect.alias
-        self._clock = clock
-        self._enqueue = enqueue
-        self._settle = settle
 
     def stage(
         self, write: str, part: str, number: int, batches: Sequence[Batch], lifetime: int = STAGE_TTL
@@ -195,76 +169,6 @@ class DatabaseStaging(Staging):
                 if self._plans(pk=row.pk, done=False, touched_at=row.touched_at).update(**said)
             ]
 
-    def begin_all(self, manifests: Sequence[Manifest], lifetime: int | None) -> list[PublicationState]:
-        """Store manifests, each unless one of its version is already stored."""
-        found: list[PublicationState] = []
-        for some in chunked(manifests, AT_ONCE):
-            with self._writing() as now:
-                found += [self._begun(manifest, lifetime, now) for manifest in some]
-        return found
-
-    def _begun(self, manifest: Manifest, lifetime: int | None, now: int) -> PublicationState:
-        there = self._publication(manifest, now)
-        if there is None or (there.done and there.version < manifest.version):
-            self._keep(manifest, now)
-            self._open(manifest, lifetime, now)
-            there = self._publication(manifest, now)
-            assert there is not None
-            if there.write == manifest.write:
-                return PublicationState("new", manifest)
-        found = manifest._replace(
-            version=there.version,
-            write=there.write,
-            parts=msgpack.unpackb(there.parts) if there.parts else {},
-        )
-        if there.done or there.version > manifest.version:
-            return PublicationState("done", found, _counts(there))
-        return PublicationState("resumed" if there.version == manifest.version else "unfinished", found)
-
-    def publish_all(self, chunks: Sequence[tuple[Manifest, str, int]]) -> list[Counts]:
-        """Enqueue chunks in order: large ones each in a transaction of its own, small ones together."""
-        found: list[Counts] = []
-        with named(self._alias):
-            places = self._places(chunks)
-            # In the caller's transaction, the tables can't be brought up to date.
-            locked = self._dialect.connection.in_atomic_block
-            together = limit = 1 if locked else TOGETHER
-            while len(found) < len(chunks):
-                some = chunks[len(found) : len(found) + together]
-                try:
-                    found += self._enqueued(places, some, certain=locked)
-                    together = limit
-                except _UncertainError as error:
-                    if error.index:
-                        together = error.index  # Publish the chunks before it first.
-                        continue
-                    self._settle(error.queue, error.believed)
-                    found += self._enqueued(places, some[:1], certain=True)
-        return found
-
-    def end_all(self, manifests: Sequence[Manifest]) -> list[Counts]:
-        """Record that all chunks of manifests are published."""
-        found: list[Counts] = []
-        for some in chunked(manifests, AT_ONCE):
-            with self._writing() as now:
-                found += [self._ended(manifest, now) for manifest in some]
-        return found
-
-    def _ended(self, manifest: Manifest, now: int) -> Counts:
-        there = self._publication(manifest, now)
-        if there is None or there.version != manifest.version:
-            raise gone_error(manifest)
-        if not there.done:
-            sums = self._chunks(part__queue=there.queue, part__write=there.write).aggregate(
-                **{name: Sum(name, default=0) for name in COUNTS}
-            )
-            there.done, there.parts = True, b""
-            there.expires_at = None if there.lifetime is None else now + there.lifetime
-            for name, value in sums.items():
-                setattr(there, name, int(value))
-            there.save(using=self._alias)
-        return _counts(there)
-
     def forget_all(self, queues: Sequence[str], app: str, write: str) -> int:
         """Delete the rest of a write, except in queues where it is being published."""
         parts = 0
@@ -284,135 +188,6 @@ class DatabaseStaging(Staging):
                     pass
         return parts
 
-    @contextmanager
-    def _writing(self) -> Iterator[int]:
-        """Open a transaction, and yield the time."""
-        with named(self._alias):
-            set_right(self._clock)
-            with self._dialect.transaction():
-                yield self._clock.now()
-
-    def _publication(self, manifest: Manifest, now: int) -> Any:
-        """Return and lock the application's last publication to the queue."""
-        place = self._publications(queue=manifest.queue, app=manifest.app)
-        there = place.select_for_update().first()
-        if there is not None and there.expires_at is not None and there.expires_at <= now:
-            there.delete()
-            return None
-        return there
-
-    def _keep(self, manifest: Manifest, now: int) -> None:
-        """Extend the lifetime of a manifest's parts. Raises ChunkMissingError if any has expired."""
-        place = self._parts(queue=manifest.queue, write=manifest.write, expires_at__gt=now)
-        kept = 0
-        for names in chunked(sorted(manifest.parts)):
-            kept += place.filter(part__in=names).update(expires_at=now + RESUMABLE)
-        if kept < len(manifest.parts):
-            raise gone_error(manifest)
-
-    def _open(self, manifest: Manifest, lifetime: int | None, now: int) -> None:
-        """Record the publication in place of an earlier one, unless another has started meanwhile."""
-        said = {
-            "version": manifest.version,
-            "write": manifest.write,
-            "parts": msgpack.packb(dict(manifest.parts)),
-            "done": False,
-            "lifetime": lifetime,
-            # A publication without an application can't be resumed later.
-            "expires_at": None if lifetime is None else now + RESUMABLE,
-            **Counts()._asdict(),
-        }
-        mine = {"queue": manifest.queue, "app": manifest.app}
-        if not self._publications(**mine, done=True).update(**said):
-            rows = self._publications()
-            rows.bulk_create([rows.model(**mine, **said)], ignore_conflicts=True)
-
-    def _places(self, chunks: Sequence[tuple[Manifest, str, int]]) -> dict[tuple[str, str, str], int]:
-        """Return the primary keys of parts, by write, queue and name."""
-        names: dict[str, dict[str, None]] = {}
-        queues: dict[str, dict[str, None]] = {}
-        for manifest, part, _ in chunks:
-            names.setdefault(manifest.write, {})[part] = None
-            queues.setdefault(manifest.write, {})[manifest.queue] = None
-        found: dict[tuple[str, str, str], int] = {}
-        for write, parts in names.items():
-            for some in chunked([*queues[write]]):
-                place = self._parts(write=write, queue__in=some)
-                for few in chunked([*parts]):
-                    for queue, part, pk in place.filter(part__in=few).values_list("queue", "part", "pk"):
-                        found[write, queue, part] = pk
-        return found
-
-    def _enqueued(
-        self,
-        places: Mapping[tuple[str, str, str], int],
-        chunks: Sequence[tuple[Manifest, str, int]],
-        *,
-        certain: bool,
-    ) -> list[Counts]:
-        """Publish the first of these chunks in one transaction, at least one and at most about `BYTES`.
-
-        The tables lag behind the scheduler. If they report duplicates or a full queue, the caller brings them
-        up to date and tries again, which is possible only outside the transaction.
-        """
-        counts: list[Counts] = []
-        size = 0
-        with self._writing():
-            for manifest, part, number in chunks:
-                place = places.get((manifest.write, manifest.queue, part))
-                row = self._chunks(part_id=place, number=number).select_for_update().first()
-                if row is None:
-                    if counts:
-                        break  # Let the caller know after this transaction.
-                    raise missing_error(manifest, part, number)
-                if row.queued is not None:
-                    counts.append(_counts(row))
-                    continue
-                size += len(row.jobs)
-                if counts and size > BYTES:
-                    break
-                batches = wire.unpack(bytes(row.jobs))
-                try:
-                    answers = self._inserted(batches)
-                except QueueFullError:
-                    if certain:
-                        raise
-                    # The queue seems full, but the scheduler may know that jobs have left it.
-                    uncertain: dict[str, State | None] = {batches[0].ids[0]: State.WAITING}
-                    raise _UncertainError(manifest.queue, len(counts), uncertain) from None
-                believed = {one.id: one.existing_state for one in answers if one.status == "duplicate"}
-                if believed and not certain:
-                    raise _UncertainError(manifest.queue, len(counts), believed)
-                counts.append(Counts.of(answer.status for answer in answers))
-                self._chunks(pk=row.pk).update(jobs=b"", **counts[-1]._asdict())
-        return counts
-
-    def _inserted(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        """Insert jobs, and return their results.
-
-        A job whose dependency was deleted since it was staged becomes a dead letter, because its producer is
-        no longer there to handle an error.
-        """
-        try:
-            return self._enqueue(batches)
-        except OptionError:
-            return [answer for batch in batches for answer in self._inserted_alone(batch)]
-
-    def _inserted_alone(self, batch: Batch) -> list[EnqueueResult]:
-        try:
-            return self._enqueue([batch])
-        except OptionError as error:
-            said = (f"{OptionError.__module__}.{OptionError.__qualname__}", str(error))
-            job = replace(batch.options, rejected=said, depends_on=(), unique_key=None, unique_ttl=None)
-            answers = self._enqueue([batch._replace(options=job)])
-            return [one._replace(status="queued") if one.status == "rejected" else one for one in answers]
-
-    def _parts(self, **which: Any) -> Any:
-        return _rows("StagedPart", self._alias).filter(**which)
-
-    def _chunks(self, **which: Any) -> Any:
-        return _rows("StagedChunk", self._alias).filter(**which)
-
     def _plan(self, plan: Plan, now: int) -> Any:
         """Return and lock the last plan of an application for a target."""
         there = self._plans(app=plan.app, target=plan.target).select_for_update().first()
@@ -426,10 +201,7 @@ class DatabaseStaging(Staging):
         return self._plans(**mine, done=False)
 
     def _plans(self, **which: Any) -> Any:
-        return _rows("StagedWrite", self._alias).filter(**which)
-
-    def _publications(self, **which: Any) -> Any:
-        return _rows("Publication", self._alias).filter(**which)
+        return rows_of("StagedWrite", self._alias).filter(**which)
 
 
 def purge_staged(dialect: Dialect, now: int, limit: int) -> int:
@@ -440,9 +212,9 @@ def purge_staged(dialect: Dialect, now: int, limit: int) -> int:
     """
     if not sparktables.are_installed():
         return 0
-    gone = _drop(dialect, _rows("StagedPart", dialect.alias).filter(expires_at__lte=now))
+    gone = _drop(dialect, rows_of("StagedPart", dialect.alias).filter(expires_at__lte=now))
     for name in ("Publication", "StagedWrite"):
-        over = _rows(name, dialect.alias).filter(expires_at__lte=now)
+        over = rows_of(name, dialect.alias).filter(expires_at__lte=now)
         gone += over.filter(pk__in=list(over.values_list("pk", flat=True)[:limit])).delete()[0]
     return gone
 
@@ -451,7 +223,7 @@ def _drop(dialect: Dialect, parts: Any) -> int:
     """Delete chunks of these parts, and parts without chunks. Returns the number of rows."""
     with dialect.transaction():
         mine = list(parts.select_for_update().order_by("pk").values_list("pk", flat=True)[:AT_ONCE])
-        chunks = _rows("StagedChunk", dialect.alias)
+        chunks = rows_of("StagedChunk", dialect.alias)
         some = list(chunks.filter(part_id__in=mine).values_list("pk", flat=True)[:AT_ONCE])
         gone: int = chunks.filter(pk__in=some).delete()[0]
         if len(some) < AT_ONCE:
@@ -459,28 +231,10 @@ def _drop(dialect: Dialect, parts: Any) -> int:
     return gone
 
 
-class _UncertainError(Exception):
-    """The tables reject jobs of a chunk, but may be outdated; raised to roll back the transaction."""
-
-    def __init__(self, queue: str, index: int, believed: dict[str, State | None]) -> None:
-        super().__init__(queue, index, believed)
-        self.queue = queue
-        self.index = index
-        self.believed = believed
-
-
 def _alike(batch: Batch) -> Batch:
     """Normalize a batch for storage. `durable=False` has no effect here, so drop it."""
     options = batch.options if batch.options.durable is not False else replace(batch.options, durable=None)
     return batch._replace(payloads=list(batch.payloads), ids=list(batch.ids or ()), options=options)
-
-
-def _rows(name: str, alias: str) -> Any:
-    return sparktables.spark_model(name).objects.using(alias)
-
-
-def _counts(row: Any) -> Counts:
-    return Counts(*(getattr(row, name) or 0 for name in COUNTS))
 
 
 def _plan_of(row: Any) -> Plan:

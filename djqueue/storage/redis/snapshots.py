@@ -92,10 +92,13 @@ class RedisSnapshots(Snapshots):
             return False
         return self.schedules is None or self.schedules.is_empty()
 
+    def was_interrupted(self) -> bool:
+        return self._restore().was_interrupted()
+
     def write(self, parts: Iterable[Part], *, replace: bool = False) -> SnapshotCounts:
         restore = self._restore()
         with closing(self._spool()) as spool:
-            if not restore.is_interrupted():
+            if not restore.is_open():
                 check_target(self, self._workers.all(), replace=replace)
             # Before the restore begins: the records may arrive slowly.
             spool.fill(parts)

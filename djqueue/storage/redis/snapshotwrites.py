@@ -108,9 +108,14 @@ class Restore:
 
     # The phases.
 
-    def is_interrupted(self) -> bool:
+    def is_open(self) -> bool:
         """Return whether there is a restore that has not ended, which may be running."""
         return bool(self._ask(b"EXISTS", self._marker))
+
+    def was_interrupted(self) -> bool:
+        """Return whether there is a restore whose process has not taken a step for as long as `LOCK`."""
+        # The lock is released last.
+        return self.is_open() and not self._ask(b"EXISTS", self._lock)
 
     def end_interrupted(self) -> bool:
         """Undo or complete an interrupted restore; return whether one was completed."""

@@ -1,12 +1,13 @@
 """Read and write the limits of queues and groups, and the group mode of each queue."""
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from djqueue import models
 from djqueue.core.groups import NO_LIMIT, GroupLimit
 from djqueue.core.limiter import Rate
 
-from .rows import Row
+from .rows import Row, chunked
 
 QUEUE_STATE = ("name", "paused", "rate_capacity", "rate_per", "concurrency")
 GROUP_STATE = ("queue", "group", "concurrency", "paused", "rate_capacity", "rate_per", "weight", "mode")
@@ -39,15 +40,24 @@ def limit_of(row: Row) -> GroupLimit:
     return GroupLimit(concurrency, bool(paused), rate, weight)
 
 
-def recorded_modes(alias: str, **which: Any) -> dict[str, str]:
-    """Return the recorded modes, by queue."""
-    rows = models.GroupState.objects.using(alias).filter(group="", **which).exclude(mode="")
-    return dict(rows.values_list("queue", "mode"))
+def recorded_modes(alias: str, queues: Collection[str] | None = None) -> dict[str, str]:
+    """Return the recorded modes of queues, or of all, by queue."""
+    rows = models.GroupState.objects.using(alias).filter(group="").exclude(mode="")
+    if queues is None:
+        return dict(rows.values_list("queue", "mode"))
+    found: dict[str, str] = {}
+    for some in chunked(list(queues)):
+        found.update(rows.filter(queue__in=some).values_list("queue", "mode"))
+    return found
 
 
-def record_mode(alias: str, queue: str, mode: str) -> None:
-    """Record a queue's mode, unless one is recorded."""
+def record_modes(alias: str, modes: Mapping[str, str]) -> None:
+    """Record the modes of queues, of those that have none recorded."""
     rows = models.GroupState.objects.using(alias)
-    row, _ = rows.get_or_create(queue=queue, group="", defaults={"mode": mode})
-    if not row.mode:
-        rows.filter(pk=row.pk, mode="").update(mode=mode)
+    for queues in chunked(list(modes)):
+        rows.bulk_create(
+            [rows.model(queue=queue, group="", mode=modes[queue]) for queue in queues], ignore_conflicts=True
+        )
+        for mode in {modes[queue] for queue in queues}:
+            some = [queue for queue in queues if modes[queue] == mode]
+            rows.filter(queue__in=some, group="", mode="").update(mode=mode)

@@ -74,7 +74,7 @@ class ConcurrencyContract(StorageCase):
     """Cases about threads."""
 
     def test_each_of_many_jobs_is_run_once(self, storage: Storage) -> None:
-        """Four producers and four workers: 18,000 operations."""
+        """Four producers and four workers: 7,200 operations."""
         runs: Counter[str] = Counter()
         lock = Lock()
         recorder = Recorder()
@@ -89,7 +89,7 @@ class ConcurrencyContract(StorageCase):
         left = [4]
 
         def produce() -> list[str]:
-            made = [job_id for _ in range(60) for job_id in enqueue_many(storage, 25)]
+            made = [job_id for _ in range(24) for job_id in enqueue_many(storage, 25)]
             with lock:
                 left[0] -= 1
                 if not left[0]:
@@ -104,10 +104,10 @@ class ConcurrencyContract(StorageCase):
         )
 
         ids = [job_id for part in made[:4] for job_id in part]
-        assert len(ids) == len(set(ids)) == 6_000
+        assert len(ids) == len(set(ids)) == 2_400
         assert runs == Counter(ids)
-        assert counts(storage) == {State.COMPLETED: 6_000}
-        recorder.until_true(lambda: recorder.count("completed") >= 6_000, "6,000 ends")
+        assert counts(storage) == {State.COMPLETED: 2_400}
+        recorder.until_true(lambda: recorder.count("completed") >= 2_400, "2,400 ends")
         told = Counter((event.id, event.event) for event in recorder.events())
         words = ("queued", "active", "completed")
         assert told == Counter((job_id, word) for job_id in ids for word in words)
@@ -151,8 +151,8 @@ class ConcurrencyContract(StorageCase):
         assert len(storage.reads.dead_letters(QUEUE)) == counts(storage).get(State.FAILED, 0)
 
     def test_of_words_racing_about_one_run_one_is_heard(self, storage: Storage) -> None:
-        enqueue_many(storage, 1_000)
-        claimed = claim(storage, 1_000)
+        enqueue_many(storage, 300)
+        claimed = claim(storage, 300)
 
         def end(kind: str) -> list[bool]:
             return [finish(storage, ENDINGS[kind](one))[0] for one in claimed]
@@ -160,7 +160,7 @@ class ConcurrencyContract(StorageCase):
         kinds = ["complete", "complete", "fail", "retry", "complete"]
         heard = together([partial(end, kind) for kind in kinds])
 
-        assert [sum(words) for words in zip(*heard, strict=True)] == [1] * 1_000
+        assert [sum(words) for words in zip(*heard, strict=True)] == [1] * 300
         ends = Counter(kind for kind, words in zip(kinds, heard, strict=True) for word in words if word)
         expected = {
             State.COMPLETED: ends["complete"],
@@ -170,7 +170,7 @@ class ConcurrencyContract(StorageCase):
         assert counts(storage) == {there: count for there, count in expected.items() if count}
 
     def test_of_producers_racing_for_one_id_one_wins(self, storage: Storage) -> None:
-        ids = [f"order:{number}" for number in range(400)]
+        ids = [f"order:{number}" for number in range(150)]
 
         def produce(seed: int) -> list[str]:
             shuffled = Random(seed).sample(ids, len(ids))
@@ -181,7 +181,7 @@ class ConcurrencyContract(StorageCase):
         won = together([partial(produce, seed) for seed in range(6)])
 
         assert Counter(job_id for part in won for job_id in part) == Counter(ids)
-        assert counts(storage) == {State.WAITING: 400}
+        assert counts(storage) == {State.WAITING: 150}
 
     def test_of_producers_racing_for_one_key_one_wins(self, storage: Storage) -> None:
         def produce(seed: int) -> list[str]:
@@ -392,7 +392,7 @@ class ConcurrencyContract(StorageCase):
         lock = Lock()
 
         def produce() -> int:
-            for _ in range(400):
+            for _ in range(150):
                 enqueue(storage)
             with lock:
                 left[0] -= 1
@@ -408,7 +408,7 @@ class ConcurrencyContract(StorageCase):
 
         gone = sum(together([produce, produce, produce, obliterate]))
 
-        assert gone + len(claim(storage, 2_000)) == 1_200
+        assert gone + len(claim(storage, 1_000)) == 450
 
     def test_dependents_made_while_their_dependency_ends_are_unblocked(self, storage: Storage) -> None:
         firsts = enqueue_many(storage, 300, queue="first")
@@ -436,7 +436,7 @@ class ConcurrencyContract(StorageCase):
         assert {one.id for one in claim(storage, 600)} == {*made[2], *made[3]}
 
     def test_jobs_cleaned_while_they_end_leave_nothing_behind(self, storage: Storage) -> None:
-        enqueue_many(storage, 1_500)
+        enqueue_many(storage, 400)
         before = self.now(storage) + LATER
         over = ThreadEvent()
 
@@ -455,7 +455,7 @@ class ConcurrencyContract(StorageCase):
 
         gone = sum(together([work, clean, clean]))
 
-        assert gone + storage.queues.clean(QUEUE, frozenset({State.COMPLETED}), before) == 1_500
+        assert gone + storage.queues.clean(QUEUE, frozenset({State.COMPLETED}), before) == 400
         assert counts(storage) == {}
         assert storage.reads.page(QUEUE, None, 10) == []
 

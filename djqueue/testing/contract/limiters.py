@@ -460,7 +460,7 @@ class LimitersContract(StorageCase):
         assert storage.limiters.state(LIMITER) == (Rate(100), 5, 0, 100, ())
 
     def test_never_two_at_once_over_queues_under_fire(self, storage: Storage) -> None:
-        many, queues = 300, SHARING[:2]
+        many, queues = 100, SHARING[:2]
         storage.limiters.set(LIMITER, None, 1)
         lock, running, limit, left = Lock(), [0], [0], [2 * many]
         over, bells = ThreadEvent(), [ThreadEvent() for _ in range(4)]

@@ -37,6 +37,15 @@ MIRRORED = """() => {
 OURS = "() => axe.run({include: [['#djq']]}, {resultTypes: ['violations']})"
 
 
+def looks():
+    """Every page as it may look. The ordinary tests see each page in one of its looks, by turns."""
+    every = [("light", 1280), ("dark", 1280), ("light", 390)]
+    for number, page in enumerate(SHOWN):
+        for turn, (scheme, width) in enumerate(every):
+            marks = () if turn == number % len(every) else pytest.mark.thorough
+            yield pytest.param(*page.values, scheme, width, id=f"{page.id}-{scheme}-{width}", marks=marks)
+
+
 @lru_cache
 def axe() -> str:
     return AXE.read_text()
@@ -111,8 +120,7 @@ def jobs(memory, monkeypatch):
     return queue
 
 
-@pytest.mark.parametrize("page", SHOWN)
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+@pytest.mark.parametrize(("page", "scheme", "width"), list(looks()))
 def test_axe_finds_nothing(page, scheme, width, open_page, jobs):
     window = open_page(address(page), scheme=scheme, width=width)
     window.wait_for_function("window.htmx !== undefined")

@@ -7,10 +7,14 @@ from random import Random
 
 import pytest
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from djqueue import models
 from djqueue.contrib.spark import models as spark_models
+from djqueue.core.errors import QueueFullError
 from djqueue.core.job import Batch
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage, staging
 from djqueue.storage.staging import STAGE_TTL, ChunkMissingError, Counts, Manifest, chunks_of
 from djqueue.testing.clock import FakeClock
@@ -156,6 +160,69 @@ def test_jobs_that_need_not_be_on_the_disk_come_in_the_step_all_the_same(schedul
     assert publish(scheduler, staged(scheduler, {"a": [chunk]})) == Counts(queued=2)
 
     assert ids() == ["a", "b"]
+
+
+# Many queues.
+
+
+def staged_in(client, names, **given):
+    """Return the manifests of two jobs in each queue."""
+    return [staged(client, {"a": [fresh(2, queue=name)]}, queue=name, **given) for name in names]
+
+
+def steps_of(client, manifests):
+    """Publish to all queues, and return the counts of the queues and the number of statements."""
+    with CaptureQueriesContext(connection) as ran:
+        place(client).begin_all(manifests, None)
+        place(client).publish_all([(one, *chunk) for one in manifests for chunk in chunks_of(one)])
+        ended = place(client).end_all(manifests)
+    return ended, len(ran)
+
+
+def test_more_queues_take_no_more_statements_than_their_jobs(client):
+    few = staged_in(client, [f"few-{number}" for number in range(5)])
+    many = staged_in(client, [f"many-{number}" for number in range(45)])
+    steps_of(client, staged_in(client, ["first"]))
+
+    (counts, of_few), (more, of_many) = steps_of(client, few), steps_of(client, many)
+
+    assert counts + more == [Counts(queued=2)] * 50
+    # One inserts the jobs of a queue; now and then, one asks for the time.
+    assert of_many - of_few < 1.5 * (len(many) - len(few))
+
+
+def test_a_later_write_to_many_queues_takes_the_place_of_the_earlier_one(client):
+    names = [f"q{number}" for number in range(5)]
+    steps_of(client, staged_in(client, names, write="one", version=1))
+    done = place(client).begin_all(staged_in(client, names, write="two", version=1), None)
+    assert {state.status for state in done} == {"done"}
+    assert {state.manifest.write for state in done} == {"one"}
+
+    counts, _ = steps_of(client, staged_in(client, [*names, "new"], write="three", version=2))
+
+    assert counts == [Counts(queued=2)] * 6
+    assert sorted(spark_models.Publication.objects.values_list("queue", "write", "version")) == [
+        (name, "three", 2) for name in sorted([*names, "new"])
+    ]
+
+
+def test_one_full_queue_among_others_does_not_keep_their_jobs_back(make_storage):
+    policy = QueuePolicy(max_size=3)
+    client = make_storage(policies={"full": policy})
+    client.enqueue([batch(2, queue="full")])
+    manifests = staged_in(client, ["a", "b", "full", "z"])
+    chunks = [(one, *chunk) for one in manifests for chunk in chunks_of(one)]
+    place(client).begin_all(manifests, None)
+
+    with pytest.raises(QueueFullError, match="full"):
+        place(client).publish_all(chunks)
+    assert client.reads.counts("a")["waiting"] == 2
+
+    client.queues.clean("full", frozenset({State.WAITING}), 1 << 50)
+    assert place(client).publish_all(chunks) == [Counts(queued=2)] * 4
+    assert {name: client.reads.counts(name)["waiting"] for name in ("a", "b", "full", "z")} == dict.fromkeys(
+        ("a", "b", "full", "z"), 2
+    )
 
 
 # What expires.

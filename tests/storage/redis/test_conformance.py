@@ -19,5 +19,26 @@ class TestSentinel(OnSentinel, contract.StorageContract):
     pass
 
 
+@pytest.mark.thorough
 class TestCluster(OnCluster, contract.StorageContract):
     pass
+
+
+class TestClusterWhereKeysMeet(
+    OnCluster,
+    contract.EnqueueContract,
+    contract.ClaimsContract,
+    contract.ConcurrencyContract,
+    contract.DependenciesContract,
+    contract.FlowsContract,
+    contract.FlowGraphsContract,
+    contract.LimitersContract,
+    contract.MaintenanceContract,
+    contract.MovingContract,
+    contract.ReadsContract,
+    contract.SequencesContract,
+    contract.SnapshotsContract,
+    contract.SubjectsContract,
+    contract.WorkersContract,
+):
+    """Operations on several queues, whose keys are on different masters."""

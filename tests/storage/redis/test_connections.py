@@ -119,6 +119,7 @@ connections = Connections(%r)
 connections.sync().set("key", "value")
 
 async def main():
+    asyncio.get_running_loop().slow_callback_duration = 60  # a busy machine is no news
     return await connections.for_loop().get("key")
 
 print(asyncio.run(main()))

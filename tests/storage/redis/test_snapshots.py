@@ -4,8 +4,11 @@ from contextlib import closing
 
 import pytest
 
+from djqueue.conf import HealthSettings
 from djqueue.core.errors import OptionError, RestoreInProgressError, SnapshotTargetError
 from djqueue.core.states import State
+from djqueue.operations import health
+from djqueue.operations.healthrun import HealthRun
 from djqueue.storage.redis import snapshotwrites
 from djqueue.storage.snapshots import SCHEDULE, Part
 from djqueue.storage.tables.schedules import TableSchedules
@@ -126,6 +129,27 @@ def test_producers_and_workers_are_refused_while_a_restore_is_interrupted(place)
     assert contents(read_all(other)) == contents(parts)
     assert finish(other, completing(running)) == [False]
     assert enqueue(other, queue="unheard of")
+
+
+def test_a_killed_restore_fails_a_health_check(place, monkeypatch):
+    storage, other = place.storage(), place.storage()
+    restore = storage.snapshots._restore()
+    with closing(storage.snapshots._spool()) as spool:
+        spool.fill(new(storage))
+        with restore:
+            restore.stage(spool)
+            assert not other.snapshots.was_interrupted()
+        # The lock of a killed process expires.
+    assert other.snapshots.was_interrupted()
+    monkeypatch.setattr(health, "get_storage", lambda: other)
+    monkeypatch.setattr(health, "is_mirrored", lambda _: False)  # The mirror needs a database.
+    report = HealthRun(HealthSettings()).report()
+    failed = {check.name: check for check in report.checks if check.status == "failed"}
+    assert list(failed) == ["restore"], failed
+    assert "interrupted" in failed["restore"].findings[0].text
+
+    other.snapshots.write([], replace=True)
+    assert not other.snapshots.was_interrupted()
 
 
 def test_nothing_is_read_between_the_old_and_the_new(place):

@@ -1,0 +1,397 @@
+"""Publish staged chunks of the database: each is enqueued in the transaction that records its results."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import msgpack
+from django.db.models import Sum
+from django.db.models.functions import Length
+
+from djqueue.core.clock import Clock
+from djqueue.core.errors import OptionError, QueueFullError
+from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.states import State
+from djqueue.storage import sparktables, wire
+from djqueue.storage.staging import (
+    RESUMABLE,
+    Counts,
+    Manifest,
+    PublicationState,
+    Staging,
+    gone_error,
+    missing_error,
+)
+from djqueue.storage.tables.clock import set_right
+from djqueue.storage.tables.dberrors import named
+from djqueue.storage.tables.dialects import Dialect
+from djqueue.storage.tables.rows import chunked
+
+AT_ONCE = 100
+"""Chunks to delete, or manifests to store, in one transaction."""
+TOGETHER, BYTES = 50, 256 * 1024
+"""Maximum number of chunks published in one transaction, and their approximate size."""
+COUNTS = Counts._fields
+
+
+class DatabasePublications(Staging):
+    """The part of the staging area that publishes manifests.
+
+    Args:
+        enqueue: The storage's function that inserts rows in the open transaction.
+        settle: Brings the tables up to date for jobs of a queue whose states may be outdated.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        clock: Clock,
+        enqueue: Callable[[Sequence[Batch]], list[EnqueueResult]],
+        settle: Callable[[str, Mapping[str, State | None]], object],
+    ) -> None:
+        self.dialect = self._dialect = dialect
+        self._alias = dialect.alias
+        self._clock = clock
+        self._enqueue = enqueue
+        self._settle = settle
+
+    def begin_all(self, manifests: Sequence[Manifest], lifetime: int | None) -> list[PublicationState]:
+        """Store manifests, each unless one of its version is already stored."""
+        found: list[PublicationState] = []
+        for some in chunked(manifests, AT_ONCE):
+            with self._writing() as now:
+                found += self._begun(some, lifetime, now)
+        return found
+
+    def _begun(self, manifests: Sequence[Manifest], lifetime: int | None, now: int) -> list[PublicationState]:
+        there = self._last(manifests, now)
+        mine = [one for one in manifests if _gives_way(there.get((one.queue, one.app)), one)]
+        if mine:
+            self._keep(mine, now)
+            self._open(mine, there, lifetime, now)
+            there |= self._last(mine, now)
+        opened = {(one.queue, one.app) for one in mine}
+        return [
+            _state_of(there[place], manifest, opened=place in opened)
+            for manifest in manifests
+            for place in [(manifest.queue, manifest.app)]
+        ]
+
+    def publish_all(self, chunks: Sequence[tuple[Manifest, str, int]]) -> list[Counts]:
+        """Enqueue chunks in order: large ones each in a transaction of its own, small ones together."""
+        found: list[Counts] = []
+        with named(self._alias):
+            places = self._places(chunks)
+            # In the caller's transaction, the tables can't be brought up to date.
+            locked = self._dialect.connection.in_atomic_block
+            together = limit = 1 if locked else TOGETHER
+            while len(found) < len(chunks):
+                some = chunks[len(found) : len(found) + together]
+                try:
+                    found += self._enqueued(places, some, certain=locked)
+                    together = limit
+                except _UncertainError as error:
+                    if error.index:
+                        together = error.index  # Publish the chunks before it first.
+                        continue
+                    self._settle(error.queue, error.believed)
+                    found += self._enqueued(places, some[:1], certain=True)
+        return found
+
+    def end_all(self, manifests: Sequence[Manifest]) -> list[Counts]:
+        """Record that all chunks of manifests are published."""
+        found: list[Counts] = []
+        for some in chunked(manifests, AT_ONCE):
+            with self._writing() as now:
+                found += self._ended(some, now)
+        return found
+
+    def _ended(self, manifests: Sequence[Manifest], now: int) -> list[Counts]:
+        there = self._last(manifests, now)
+        ended: dict[tuple[str, str], Any] = {}
+        for manifest in manifests:
+            row = there.get((manifest.queue, manifest.app))
+            if row is None or row.version != manifest.version:
+                raise gone_error(manifest)
+            if not row.done:
+                ended[row.queue, row.write] = row
+        places = {"part__queue__in": {queue for queue, _ in ended}, "part__write__in": {w for _, w in ended}}
+        published = self._chunks(**places).values_list("part__queue", "part__write").order_by()
+        sums = {tuple(key): counts for *key, counts in _summed(published)}
+        changes: dict[int, Mapping[str, Any]] = {}
+        for place, row in ended.items():
+            expires_at = None if row.lifetime is None else now + row.lifetime
+            counts = sums.get(place, Counts())
+            changes[row.pk] = {"done": True, "parts": b"", "expires_at": expires_at, **counts._asdict()}
+            for name, value in changes[row.pk].items():
+                setattr(row, name, value)
+        _update(self._publications(), changes)
+        return [_counts(there[manifest.queue, manifest.app]) for manifest in manifests]
+
+    @contextmanager
+    def _writing(self) -> Iterator[int]:
+        """Open a transaction, and yield the time."""
+        with named(self._alias):
+            set_right(self._clock)
+            with self._dialect.transaction():
+                yield self._clock.now()
+
+    def _last(self, manifests: Sequence[Manifest], now: int) -> dict[tuple[str, str], Any]:
+        """Return and lock the last publications of applications to queues, by queue and application."""
+        places = {(manifest.queue, manifest.app) for manifest in manifests}
+        queues, apps = {queue for queue, _ in places}, {app for _, app in places}
+        rows = self._publications(queue__in=queues, app__in=apps).select_for_update().order_by("pk")
+        found, expired = {}, []
+        for row in rows:
+            if (row.queue, row.app) not in places:
+                continue
+            if row.expires_at is not None and row.expires_at <= now:
+                expired.append(row.pk)
+            else:
+                found[row.queue, row.app] = row
+        if expired:
+            self._publications(pk__in=expired).delete()
+        return found
+
+    def _keep(self, manifests: Sequence[Manifest], now: int) -> None:
+        """Extend the lifetime of the manifests' parts. Raises ChunkMissingError if any has expired."""
+        queues, writes = {one.queue for one in manifests}, {one.write for one in manifests}
+        place = self._parts(queue__in=queues, write__in=writes, expires_at__gt=now)
+        kept = {
+            (queue, write, part): pk
+            for pk, queue, write, part in place.select_for_update()
+            .order_by("pk")
+            .values_list("pk", "queue", "write", "part")
+        }
+        wanted = []
+        for manifest in manifests:
+            for part in manifest.parts:
+                pk = kept.get((manifest.queue, manifest.write, part))
+                if pk is None:
+                    raise gone_error(manifest)
+                wanted.append(pk)
+        for pks in chunked(wanted):
+            self._parts(pk__in=pks).update(expires_at=now + RESUMABLE)
+
+    def _open(
+        self,
+        manifests: Sequence[Manifest],
+        there: Mapping[tuple[str, str], Any],
+        lifetime: int | None,
+        now: int,
+    ) -> None:
+        """Record the publications in place of earlier ones, unless others have started meanwhile."""
+        rows = self._publications()
+        new = [
+            rows.model(
+                queue=manifest.queue,
+                app=manifest.app,
+                version=manifest.version,
+                write=manifest.write,
+                parts=msgpack.packb(dict(manifest.parts)),
+                done=False,
+                lifetime=lifetime,
+                # A publication without an application can't be resumed later.
+                expires_at=None if lifetime is None else now + RESUMABLE,
+                **Counts()._asdict(),
+            )
+            for manifest in manifests
+        ]
+        earlier = [there[row.queue, row.app].pk for row in new if (row.queue, row.app) in there]
+        if earlier:
+            self._publications(pk__in=earlier).delete()
+        rows.bulk_create(new, ignore_conflicts=True)
+
+    def _places(self, chunks: Sequence[tuple[Manifest, str, int]]) -> dict[tuple[str, str, str], int]:
+        """Return the primary keys of parts, by write, queue and name."""
+        names: dict[str, dict[str, None]] = {}
+        queues: dict[str, dict[str, None]] = {}
+        for manifest, part, _ in chunks:
+            names.setdefault(manifest.write, {})[part] = None
+            queues.setdefault(manifest.write, {})[manifest.queue] = None
+        found: dict[tuple[str, str, str], int] = {}
+        for write, parts in names.items():
+            for some in chunked([*queues[write]]):
+                place = self._parts(write=write, queue__in=some)
+                for few in chunked([*parts]):
+                    for queue, part, pk in place.filter(part__in=few).values_list("queue", "part", "pk"):
+                        found[write, queue, part] = pk
+        return found
+
+    def _enqueued(
+        self,
+        places: Mapping[tuple[str, str, str], int],
+        chunks: Sequence[tuple[Manifest, str, int]],
+        *,
+        certain: bool,
+    ) -> list[Counts]:
+        """Publish the first of these chunks in one transaction, at least one and at most about `BYTES`.
+
+        The tables lag behind the scheduler. If they report duplicates or a full queue, the caller brings them
+        up to date and tries again, which is possible only outside the transaction.
+        """
+        with self._writing():
+            counts, new = self._chosen(places, chunks)
+            batches = self._staged(new.values())
+            if len(new) > 1 and any(one.options.depends_on for some in batches.values() for one in some):
+                # Jobs of one call may wait for one another, but each chunk is a call of its own.
+                first = min(new)
+                counts, new = counts[: first + 1], {first: new[first]}
+            answers = self._answers(
+                chunks, {place: batches[pk] for place, pk in new.items()}, certain=certain
+            )
+            changes: dict[int, Mapping[str, Any]] = {}
+            for place, pk in new.items():
+                counts[place] = Counts.of(answer.status for answer in answers[place])
+                changes[pk] = {"jobs": b"", **counts[place]._asdict()}
+            _update(self._chunks(), changes)
+        return counts
+
+    def _chosen(
+        self, places: Mapping[tuple[str, str, str], int], chunks: Sequence[tuple[Manifest, str, int]]
+    ) -> tuple[list[Counts], dict[int, int]]:
+        """Lock the first of these chunks, at least one and at most about `BYTES`.
+
+        Returns:
+            The counts of the chunks, and the primary keys of those that are not published, by their places.
+        """
+        wanted = [
+            (places.get((manifest.write, manifest.queue, part)), number) for manifest, part, number in chunks
+        ]
+        rows = self._chunks(part_id__in={pk for pk, _ in wanted}, number__in={number for _, number in wanted})
+        sized = rows.annotate(size=Length("jobs")).select_for_update().order_by("pk")
+        found = {
+            (row[1], row[2]): row for row in sized.values_list("pk", "part_id", "number", "size", *COUNTS)
+        }
+        counts: list[Counts] = []
+        new: dict[int, int] = {}
+        total = 0
+        for at, key in enumerate(wanted):
+            row = found.get(key)
+            if row is None:
+                if counts:
+                    break  # Let the caller know after this transaction.
+                raise missing_error(*chunks[at])
+            pk, _, _, size, *known = row
+            if known[0] is None:
+                total += size
+                if counts and total > BYTES:
+                    break
+                new[at] = pk
+            counts.append(Counts(*(value or 0 for value in known)))
+        return counts, new
+
+    def _staged(self, pks: Iterable[int]) -> dict[int, list[Batch]]:
+        """Return the jobs of chunks."""
+        rows = self._chunks(pk__in=list(pks)).values_list("pk", "jobs")
+        return {pk: wire.unpack(bytes(jobs)) for pk, jobs in rows}
+
+    def _answers(
+        self,
+        chunks: Sequence[tuple[Manifest, str, int]],
+        new: Mapping[int, Sequence[Batch]],
+        *,
+        certain: bool,
+    ) -> dict[int, list[EnqueueResult]]:
+        """Insert the jobs of chunks, and return the results by the places of the chunks."""
+        places = list(new)
+        try:
+            answers = iter(self._inserted([batch for batches in new.values() for batch in batches]))
+        except QueueFullError:
+            if len(new) < 2 and certain:
+                raise
+            # One of the queues seems full, but the scheduler may know that jobs have left it.
+            at = places[len(places) // 2]
+            batch = new[at][0]
+            uncertain: dict[str, State | None] = {str((batch.ids or ("",))[0]): State.WAITING}
+            raise _UncertainError(batch.queue, at, uncertain) from None
+        found: dict[int, list[EnqueueResult]] = {}
+        for at, batches in new.items():
+            found[at] = list(islice(answers, sum(len(batch.payloads) for batch in batches)))
+            believed = {one.id: one.existing_state for one in found[at] if one.status == "duplicate"}
+            if believed and not certain:
+                raise _UncertainError(chunks[at][0].queue, at, believed)
+        return found
+
+    def _inserted(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """Insert jobs, and return their results.
+
+        A job whose dependency was deleted since it was staged becomes a dead letter, because its producer is
+        no longer there to handle an error.
+        """
+        try:
+            return self._enqueue(batches)
+        except OptionError:
+            return [answer for batch in batches for answer in self._inserted_alone(batch)]
+
+    def _inserted_alone(self, batch: Batch) -> list[EnqueueResult]:
+        try:
+            return self._enqueue([batch])
+        except OptionError as error:
+            said = (f"{OptionError.__module__}.{OptionError.__qualname__}", str(error))
+            job = replace(batch.options, rejected=said, depends_on=(), unique_key=None, unique_ttl=None)
+            answers = self._enqueue([batch._replace(options=job)])
+            return [one._replace(status="queued") if one.status == "rejected" else one for one in answers]
+
+    def _parts(self, **which: Any) -> Any:
+        return rows_of("StagedPart", self._alias).filter(**which)
+
+    def _chunks(self, **which: Any) -> Any:
+        return rows_of("StagedChunk", self._alias).filter(**which)
+
+    def _publications(self, **which: Any) -> Any:
+        return rows_of("Publication", self._alias).filter(**which)
+
+
+class _UncertainError(Exception):
+    """The tables reject jobs of a chunk, but may be outdated; raised to roll back the transaction."""
+
+    def __init__(self, queue: str, index: int, believed: dict[str, State | None]) -> None:
+        super().__init__(queue, index, believed)
+        self.queue = queue
+        self.index = index
+        self.believed = believed
+
+
+def rows_of(name: str, alias: str) -> Any:
+    return sparktables.spark_model(name).objects.using(alias)
+
+
+def _update(rows: Any, changes: Mapping[int, Mapping[str, Any]]) -> None:
+    """Update rows by primary key, those with equal values together."""
+    alike: dict[tuple[tuple[str, Any], ...], list[int]] = {}
+    for pk, values in changes.items():
+        alike.setdefault(tuple(values.items()), []).append(pk)
+    for same, pks in alike.items():
+        for some in chunked(pks):
+            rows.filter(pk__in=some).update(**dict(same))
+
+
+def _summed(chunks: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield groups of chunks with the sums of their counts."""
+    for *key, queued, duplicates, completed, rejected in chunks.annotate(
+        *(Sum(name, default=0) for name in COUNTS)
+    ):
+        yield *key, Counts(int(queued), int(duplicates), int(completed), int(rejected))
+
+
+def _gives_way(there: Any, manifest: Manifest) -> bool:
+    """Return whether a publication may start in place of the last one, if there is one."""
+    return there is None or (there.done and there.version < manifest.version)
+
+
+def _state_of(there: Any, manifest: Manifest, *, opened: bool) -> PublicationState:
+    """Return the state of the publication that is recorded."""
+    if opened and there.write == manifest.write:
+        return PublicationState("new", manifest)
+    parts = msgpack.unpackb(there.parts) if there.parts else {}
+    found = manifest._replace(version=there.version, write=there.write, parts=parts)
+    if there.done or there.version > manifest.version:
+        return PublicationState("done", found, _counts(there))
+    return PublicationState("resumed" if there.version == manifest.version else "unfinished", found)
+
+
+def _counts(row: Any) -> Counts:
+    return Counts(*(getattr(row, name) or 0 for name in COUNTS))

@@ -54,7 +54,8 @@ def test_every_unfinished_job_runs_once(storage, mirror, lose):
     ran = []
     drain(storage, handlers={f.NAME: lambda job: ran.append(job.id)})
     assert Counter(ran) == Counter([*waiting, blocked])
-    assert ran[:5] == active
+    # The blocked job, of another queue, may run as soon as its dependency has ended.
+    assert [job_id for job_id in ran if job_id != blocked][:5] == active
     storage.jobs.promote(f.QUEUE, [delayed])
     drain(storage, handlers={f.NAME: lambda job: ran.append(job.id)})
     assert ran[21:] == [delayed]

@@ -252,7 +252,9 @@ class DatabasePublications(Staging):
     def _chosen(
         self, places: Mapping[tuple[str, str, str], int], chunks: Sequence[tuple[Manifest, str, int]]
     ) -> tuple[list[Counts], dict[int, int]]:
-        """Lock the first of these chunks, at least one and at most about `BYTES`.
+        """Lock the manifests and the first of these chunks, at least one and at most about `BYTES`.
+
+        A manifest that is not open has been published, or was withdrawn with its plan.
 
         Returns:
             The counts of the chunks, and the primary keys of those that are not published, by their places.
@@ -260,6 +262,11 @@ class DatabasePublications(Staging):
         wanted = [
             (places.get((manifest.write, manifest.queue, part)), number) for manifest, part, number in chunks
         ]
+        manifests = [manifest for manifest, _, _ in chunks]
+        mine = self._publications(
+            queue__in={one.queue for one in manifests}, write__in={one.write for one in manifests}, done=False
+        )
+        opened = set(mine.select_for_update().order_by("pk").values_list("queue", "write"))
         rows = self._chunks(part_id__in={pk for pk, _ in wanted}, number__in={number for _, number in wanted})
         sized = rows.annotate(size=Length("jobs")).select_for_update().order_by("pk")
         found = {
@@ -269,8 +276,8 @@ class DatabasePublications(Staging):
         new: dict[int, int] = {}
         total = 0
         for at, key in enumerate(wanted):
-            row = found.get(key)
-            if row is None:
+            row, manifest = found.get(key), manifests[at]
+            if row is None or (row[4] is None and (manifest.queue, manifest.write) not in opened):
                 if counts:
                     break  # Let the caller know after this transaction.
                 raise missing_error(*chunks[at])

@@ -137,19 +137,14 @@ class DatabaseStaging(DatabasePublications):
 
     def _drop_plan(self, plan: Plan, which: Any) -> bool:
         with self._writing():
-            # Lock the plan, so that no sweep adopts it meanwhile.
+            # Lock the plan, so that no sweep adopts it, and its manifests, so that nobody publishes a chunk.
             if which.select_for_update().first() is None:
                 return False
             mine = self._publications(app=plan.app, write=plan.write, version=plan.version, done=False)
             begun = [row.pk for row in mine.select_for_update().order_by("pk")]
-            # Lock the chunks, too: this waits for those that are being published.
-            chunks = self._chunks(part_id__in=self._parts(write=plan.write).values("pk"))
-            locked = chunks.select_for_update().order_by("pk").values_list("queued", flat=True)
-            if any(queued is not None for queued in locked.iterator()):
+            published = self._chunks(part__write=plan.write, queued__isnull=False)
+            if published.exists() or self._publications(write=plan.write, done=True).exists():
                 return False
-            if self._publications(write=plan.write, done=True).exists():
-                return False
-            chunks.delete()
             self._publications(pk__in=begun).delete()
             self._open_plan(plan).delete()
         self.forget_all(sorted(plan.queues), plan.app, plan.write)

@@ -35,8 +35,9 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ hatch_build.py -nt 
 fi
 "$other/bin/python" -c 'import sys, django
 print(f"test-compat: Python {sys.version.split()[0]}, Django {django.__version__}")'
-# What depends on Django or the loop: pages, settings, models, statements, commands, workers.
+# What depends on Django or the loop: pages, settings, models, statements, commands. The first lane has run the rest.
 scripts/run-tests.sh "$other/bin/python" -m "not slow and not spark and not spark_cluster" \
-    --ignore tests/storage/database/test_conformance.py --ignore tests/dashboard/browser --ignore tests/runtime/executors "$@" \
-    tests/test_*.py tests/admin tests/client tests/contrib/metrics tests/contrib/tasks tests/dashboard \
-    tests/management tests/operations tests/runtime tests/schedules tests/storage/database tests/testing
+    --ignore tests/storage/database/test_conformance.py --ignore tests/dashboard/browser "$@" \
+    tests/test_alone.py tests/test_checks.py tests/test_conf.py tests/test_models.py tests/test_wrong_settings.py \
+    tests/admin tests/client tests/contrib/tasks tests/dashboard tests/management tests/operations \
+    tests/runtime/test_loops.py tests/storage/database

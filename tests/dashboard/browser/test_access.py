@@ -46,6 +46,13 @@ def looks():
             yield pytest.param(*page.values, scheme, width, id=f"{page.id}-{scheme}-{width}", marks=marks)
 
 
+def every_third(first):
+    """Every page. The ordinary tests see one page of three."""
+    for number, page in enumerate(SHOWN):
+        marks = () if number % 3 == first else pytest.mark.thorough
+        yield pytest.param(*page.values, id=page.id, marks=marks)
+
+
 @lru_cache
 def axe() -> str:
     return AXE.read_text()
@@ -132,14 +139,14 @@ def test_axe_finds_nothing(page, scheme, width, open_page, jobs):
     assert window.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
 
 
-@pytest.mark.parametrize("page", SHOWN)
+@pytest.mark.parametrize("page", list(every_third(0)))
 def test_a_page_can_be_read_without_scripts(page, open_page, jobs):
     window = open_page(address(page), scripts=False)
     expect(window.locator("#djq-live")).to_be_visible()
     assert window.locator("#djq-live").inner_text().strip()
 
 
-@pytest.mark.parametrize("page", SHOWN)
+@pytest.mark.parametrize("page", list(every_third(1)))
 def test_a_page_from_right_to_left_is_mirrored_and_scrolls_no_more_than_others(
     page, open_page, jobs, settings
 ):

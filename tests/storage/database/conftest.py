@@ -20,12 +20,34 @@ MakeStorage = Callable[..., DatabaseStorage]
 StartChild = Callable[..., Child]
 
 
+IN_MEMORY = {
+    "claims",
+    "delayed",
+    "groups",
+    "headers",
+    "leases",
+    "limiters",
+    "limits",
+    "order",
+    "stalls",
+    "waiting",
+}
+"""Parts of the contract that the scheduler decides in memory: SQLite is enough for them."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tables" in getattr(item, "fixturenames", ()):
             # Real transactions, and nothing that is emptied by pytest-django: see `tables`.
             item.add_marker(pytest.mark.django_db(transaction=True, available_apps=[]))
-            item.add_marker(pytest.mark.database)
+            if not (isinstance(item, pytest.Function) and is_in_memory(item.function)):
+                item.add_marker(pytest.mark.database)
+
+
+def is_in_memory(function: Callable[..., object]) -> bool:
+    """Return whether a test is one of the contract's about what is decided in memory."""
+    package, _, name = function.__module__.rpartition(".")
+    return package == "djqueue.testing.contract" and name in IN_MEMORY
 
 
 @pytest.fixture

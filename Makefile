@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-thorough test-spark test-spark-versions test-compat lint format simulate chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
+.PHONY: help install test test-thorough test-spark test-spark-cluster test-spark-versions test-compat lint format simulate chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test-thorough: install ## Run more of the same: the contract in more settings, l
 test-spark: $(VENV)/.spark-installed ## Run the tests that need Spark, and install it
 	@scripts/system-packages.sh redis postgresql java
 	@JAVA_HOME=$$(scripts/find-java.sh) scripts/run-tests.sh $(BIN)/python -n 0 -m spark tests/contrib/spark tests/demo/test_demo_spark.py $(ARGS)
+
+test-spark-cluster: $(VENV)/.spark-installed ## Kill executors, drivers and connections of bulk writes, in about 10 minutes
+	@scripts/system-packages.sh redis postgresql java
 	@JAVA_HOME=$$(scripts/find-java.sh) scripts/run-tests.sh $(BIN)/python -n 0 -o faulthandler_timeout=1200 -m spark_cluster tests/contrib/spark $(ARGS)
 
 test-spark-versions: install ## Run a few Spark tests on each supported minor version of PySpark; ARGS="4.1"

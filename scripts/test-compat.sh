@@ -10,7 +10,7 @@ venv=$1
 shift
 # The short lanes first: what breaks on old versions shows in two minutes.
 scripts/test-lane.sh .venv-oldest 3.11 -c scripts/oldest.txt -- "$@"
-TESTS="tests/test_alone.py tests/test_checks.py tests/test_models.py tests/contrib/tasks tests/testing tests/admin" \
+TESTS="tests/test_alone.py tests/test_checks.py tests/test_models.py tests/contrib/tasks tests/testing" \
     scripts/test-lane.sh .venv-django60 3.12 'Django>=6.0,<6.1' -- "$@"
 
 if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then
@@ -35,9 +35,8 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ hatch_build.py -nt 
 fi
 "$other/bin/python" -c 'import sys, django
 print(f"test-compat: Python {sys.version.split()[0]}, Django {django.__version__}")'
-# What depends on Django or the loop: pages, settings, models, statements, commands. The first lane has run the rest.
+# What depends on Django or the loop: pages, settings, models, commands. The first lane has run the rest.
 scripts/run-tests.sh "$other/bin/python" -m "not slow and not spark and not spark_cluster" \
-    --ignore tests/storage/database/test_conformance.py --ignore tests/dashboard/browser "$@" \
+    --ignore tests/dashboard/browser "$@" \
     tests/test_alone.py tests/test_checks.py tests/test_conf.py tests/test_models.py tests/test_wrong_settings.py \
-    tests/admin tests/client tests/contrib/tasks tests/dashboard tests/management tests/operations \
-    tests/runtime/test_loops.py tests/storage/database
+    tests/admin tests/client tests/contrib/tasks tests/dashboard tests/management tests/runtime/test_loops.py

@@ -32,7 +32,7 @@ IN_MEMORY = {
     "stalls",
     "waiting",
 }
-"""Parts of the contract that the scheduler decides in memory: SQLite is enough for them."""
+"""Parts of the contract that the scheduler decides in memory, by the engine of the memory storage."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,7 +40,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "tables" in getattr(item, "fixturenames", ()):
             # Real transactions, and nothing that is emptied by pytest-django: see `tables`.
             item.add_marker(pytest.mark.django_db(transaction=True, available_apps=[]))
-            if not (isinstance(item, pytest.Function) and is_in_memory(item.function)):
+            if isinstance(item, pytest.Function) and is_in_memory(item.function):
+                item.add_marker(pytest.mark.thorough)
+            else:
                 item.add_marker(pytest.mark.database)
 
 

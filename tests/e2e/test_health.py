@@ -58,10 +58,12 @@ from djqueue.conf import get_settings
 from djqueue.health import document
 from djqueue.operations.healthrun import HealthRun
 for line in sys.stdin:
+    found = None
     exec(json.loads(line))
-    print(json.dumps(document(HealthRun(get_settings().health).report())), flush=True)
+    print(json.dumps({**document(HealthRun(get_settings().health).report()), "found": found}), flush=True)
 """
-"""A process that runs a line of code and then the checks, as a web server does for each request."""
+"""A process that runs a line of code, which may set `found`, and then the checks, as a web server does."""
+ACTIVE = "from djqueue.models import Job; found = Job.objects.filter(state='active').count()"
 
 
 class CheckedProject:
@@ -120,6 +122,14 @@ class CheckedProject:
 
     def failed(self, code: str = "") -> set[str]:
         """Run code in the project, and return the names of the failed checks."""
+        checks = self._answer(code)["checks"]
+        return {name for name, status in checks.items() if status == "failed"}
+
+    def has_written_an_active_job(self) -> bool:
+        """Return whether the tables show that a job is active; the scheduler writes them a moment later."""
+        return self.storage == REDIS or self._answer(ACTIVE)["found"] == 1
+
+    def _answer(self, code: str) -> Any:
         if self._probe is None:
             self._probe = subprocess.Popen(
                 [sys.executable, "-c", PROBE],
@@ -132,8 +142,7 @@ class CheckedProject:
         assert self._probe.stdin is not None
         assert self._probe.stdout is not None
         print(json.dumps(code), file=self._probe.stdin, flush=True)
-        checks = json.loads(self._probe.stdout.readline())["checks"]
-        return {name for name, status in checks.items() if status == "failed"}
+        return json.loads(self._probe.stdout.readline())
 
     def close(self) -> None:
         """End the process of the checks."""
@@ -143,7 +152,18 @@ class CheckedProject:
 
     def becomes(self, *names: str) -> None:
         """Wait until exactly these checks fail."""
-        eventually(lambda: self.failed() == set(names), timeout=60, message=f"{names} fail")
+        seen: set[str] = set()
+
+        def matches() -> bool:
+            nonlocal seen
+            seen = self.failed()
+            return seen == set(names)
+
+        try:
+            eventually(matches, timeout=60)
+        except AssertionError as error:
+            error.add_note(f"expected {set(names)}, and saw {seen}")
+            raise
 
 
 @pytest.fixture(params=[SQLITE, POSTGRESQL, REDIS])
@@ -161,6 +181,7 @@ def test_a_killed_worker_fails_checks_until_another_one_runs(project: CheckedPro
         project.becomes()
         project.enqueue("hold")
         eventually((project.folder / "started.txt").exists, timeout=60)
+        eventually(project.has_written_an_active_job, timeout=60)
     # Killed. Its job is active, with a lease that nobody renews, and that nobody takes back.
     project.becomes(*({"leases"} if project.storage == REDIS else {"leases", "scheduler"}))
 

@@ -30,7 +30,7 @@ def session(master: str, folder: Path, more: Mapping[str, Any] | None = None) ->
     from djqueue.contrib.spark import register
 
     assert SparkContext._active_spark_context is None, (
-        "there is another session: tests marked spark_cluster run by themselves, as `make test-spark-cluster` does it"
+        "there is another session: tests marked spark_cluster run by themselves, in `make test-spark-cluster`"
     )
     # Spark's Python workers inherit the environment of the first one.
     with pytest.MonkeyPatch.context() as patch:

@@ -15,7 +15,9 @@ class OnRedis:
     @pytest.fixture
     def storage(self, options):
         self.clock = FakeClock()
-        with closing(RedisStorage(policies=contract.POLICIES, clock=self.clock, **options)) as storage:
+        # Time limits are real time: a busy machine may need seconds to connect to a Cluster.
+        options = {"policies": contract.POLICIES, "clock": self.clock, "TIMEOUT": 30, **options}
+        with closing(RedisStorage(**options)) as storage:
             yield storage
 
     def advance(self, milliseconds):

@@ -28,6 +28,9 @@ Found = tuple[State, bytes | None]
 Owner = tuple[str, State]
 """Id and state of a job that has a unique key."""
 
+JOBS_TOGETHER, BYTES_TOGETHER = 1_000, 1024 * 1024
+"""Jobs of several batches, and the bytes of their payloads, from which on they are inserted."""
+
 
 class Inserter:
     """Writes jobs to the inbox of the scheduler."""
@@ -75,23 +78,52 @@ class Inserter:
             set_right(self._clock)
             with self._dialect.transaction(durable=durable):
                 self._check_dependencies(outside(batches))
-                results: list[EnqueueResult] = []
-                substitutes = Substitutes()
-                for batch in batches:
-                    answers = self._insert(substitutes.in_(batch))
-                    if batch.options.rejected is not None:
-                        answers = [answer._replace(status="rejected") for answer in answers]
-                    substitutes.note(batch, answers)
-                    results += answers
+                results = self._insert_all(batches)
                 commits.note(alias, results, wake)
         except AWAY as error:
             drop_if_broken(alias)
             raise unavailable(alias, error, ", and none of the jobs was enqueued") from error
         return results
 
+    def _insert_all(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        results: list[EnqueueResult] = []
+        substitutes = Substitutes()
+        together: list[rows.Row] = []
+        size = 0
+        for given in batches:
+            batch = substitutes.in_(given)
+            if len(batches) > 1 and self._is_plain(batch):
+                new, answers = self._new(batch, self._ids_of(batch), self._clock.now())
+                together += inbox_rows(new)
+                size += sum(map(len, batch.payloads))
+                if len(together) >= JOBS_TOGETHER or size >= BYTES_TOGETHER:
+                    self._write(together)
+                    together, size = [], 0
+            else:
+                # It may look for the jobs before it in the tables.
+                self._write(together)
+                together, size = [], 0
+                answers = self._insert(batch)
+            if batch.options.rejected is not None:
+                answers = [answer._replace(status="rejected") for answer in answers]
+            substitutes.note(batch, answers)
+            results += answers
+        self._write(together)
+        return results
+
+    def _is_plain(self, batch: Batch) -> bool:
+        """Return whether jobs can be inserted without looking at others."""
+        is_fresh = batch.ids is None or batch.fresh
+        return is_fresh and batch.options.unique_key is None and not is_bounded(self._policy(batch.queue))
+
+    def _ids_of(self, batch: Batch) -> Sequence[str]:
+        if batch.ids is not None:
+            return batch.ids
+        return self._ids.many(len(batch.payloads), self._clock.now())
+
     def _insert(self, batch: Batch) -> list[EnqueueResult]:
         now = self._clock.now()
-        ids = batch.ids if batch.ids is not None else self._ids.many(len(batch.payloads), now)
+        ids = self._ids_of(batch)
         if is_bounded(self._policy(batch.queue)):
             self._dialect.take_turns(batch.queue, "")
         if batch.options.unique_key is not None:
@@ -107,6 +139,15 @@ class Inserter:
         return [answers[at] for at in range(len(ids))]
 
     def _insert_fresh(self, batch: Batch, ids: Sequence[str], now: int) -> list[EnqueueResult]:
+        new, answers = self._new(batch, ids, now)
+        self._check_room(batch, answers)
+        self._write(inbox_rows(new))
+        return answers
+
+    def _new(
+        self, batch: Batch, ids: Sequence[str], now: int
+    ) -> tuple[dict[str, EngineJob], list[EnqueueResult]]:
+        """Return the jobs of a batch with new ids, and their results."""
         new: dict[str, EngineJob] = {}
         answers = []
         for job_id, payload in zip(ids, batch.payloads, strict=True):
@@ -114,9 +155,11 @@ class Inserter:
             if answer.status == "queued":
                 new[job_id] = self._job(batch, job_id, payload, now)
             answers.append(answer)
-        self._check_room(batch, answers)
-        self._dialect.insert(models.Job, rows.NEW_JOB, inbox_rows(new), constants=rows.UNTOUCHED)
-        return answers
+        return new, answers
+
+    def _write(self, new: Sequence[rows.Row]) -> None:
+        if new:
+            self._dialect.insert(models.Job, rows.NEW_JOB, new, constants=rows.UNTOUCHED)
 
     def _insert_known(
         self,

@@ -179,7 +179,7 @@ def steps_of(client, manifests):
     return ended, len(ran)
 
 
-def test_more_queues_take_no_more_statements_than_their_jobs(client):
+def test_more_queues_take_hardly_more_statements(client):
     few = staged_in(client, [f"few-{number}" for number in range(5)])
     many = staged_in(client, [f"many-{number}" for number in range(45)])
     steps_of(client, staged_in(client, ["first"]))
@@ -187,8 +187,8 @@ def test_more_queues_take_no_more_statements_than_their_jobs(client):
     (counts, of_few), (more, of_many) = steps_of(client, few), steps_of(client, many)
 
     assert counts + more == [Counts(queued=2)] * 50
-    # One inserts the jobs of a queue; now and then, one asks for the time.
-    assert of_many - of_few < 1.5 * (len(many) - len(few))
+    # Now and then, one asks for the time, and names of queues are passed in several statements.
+    assert of_many - of_few < 10
 
 
 def test_a_later_write_to_many_queues_takes_the_place_of_the_earlier_one(client):

@@ -125,22 +125,27 @@ class Staging(ABC):
     """The staging area of a storage that supports bulk writes."""
 
     @abstractmethod
-    def stage(
-        self, write: str, part: str, number: int, batches: Sequence[Batch], lifetime: int = STAGE_TTL
-    ) -> str:
-        """Stage a chunk of a part, idempotently. See `check_chunk` for its requirements.
+    def stage_all(
+        self,
+        write: str,
+        part: str,
+        chunks: Sequence[Sequence[Batch]],
+        staged: Mapping[str, int],
+        lifetime: int = STAGE_TTL,
+    ) -> dict[str, str]:
+        """Stage chunks of a part, idempotently. See `check_chunk` for their requirements.
 
         Args:
             write: The write's name.
             part: The part's name.
-            number: The chunk's number in its part: 0 for the first, and then the number of characters that
-                the previous calls have returned.
-            batches: The jobs.
-            lifetime: Milliseconds from the part's first chunk until all of it expires.
+            chunks: The jobs of each chunk. Chunks of one queue keep their order.
+            staged: For each queue that had chunks before, the number of characters that the previous calls
+                have returned for it.
+            lifetime: Milliseconds from the part's first chunk in a queue until all of it expires.
 
         Returns:
-            The kind of the chunk, for the manifest. A storage may store a chunk as several, numbered from
-            `number` on, and returns a character for each; the part's next chunk has the number after them.
+            For each queue, the kinds of its chunks, for the manifest. A storage may store a chunk as
+            several, and returns a character for each.
         """
 
     @abstractmethod
@@ -222,6 +227,14 @@ class Staging(ABC):
         Returns:
             The number of deleted parts.
         """
+
+    def stage(
+        self, write: str, part: str, number: int, batches: Sequence[Batch], lifetime: int = STAGE_TTL
+    ) -> str:
+        """Stage one chunk, which has this number in its queue, as `stage_all` does."""
+        staged = {batch.queue: number for batch in batches}
+        [kinds] = self.stage_all(write, part, [batches], staged, lifetime).values()
+        return kinds
 
     def begin(self, manifest: Manifest, lifetime: int | None) -> PublicationState:
         """Store a manifest, as `begin_all` does."""

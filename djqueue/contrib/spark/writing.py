@@ -20,7 +20,7 @@ from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import BulkWriteReport, QueueShare, tag_of
 from djqueue.storage.publishing import share_of
-from djqueue.storage.staging import Counts, Plan, Staging
+from djqueue.storage.staging import CHUNK, Counts, Plan, Staging
 
 from .changing import ChangeColumns, JobChanger
 from .columns import JobColumns
@@ -28,11 +28,13 @@ from .locations import staging_of, storage_at
 from .options import DIRECT, ENQUEUE, STAGED, WriteOptions
 from .publishing import Checksum, DriverPublisher, frame_of
 from .reporting import WriteReporter, aborted, new_report
-from .rows import Chunk, job_reader
+from .rows import CHUNK_BYTES, Chunk, job_reader
 from .throttling import StorageRetry, WriteThrottle
 
 DIRECT_JOBS = 100
 """Jobs of one batch in direct mode. Redis takes about 5 ms for them: their ids may exist, unlike new ones."""
+CHUNKS_TOGETHER = 100
+"""Maximum number of chunks that a task stages in one call."""
 ANONYMOUS_TTL = 7 * 86_400_000
 """Milliseconds to remember that a write without `txnAppId` was published."""
 
@@ -234,10 +236,12 @@ class Write:
     ) -> dict[str, str]:
         send, lifetime = self._retrying(), int(self.options.stage_ttl * 1_000)
         kinds: dict[str, str] = {}
-        for chunk in chunks:
-            names[chunk.name] = None
-            done, tagged = kinds.get(chunk.queue, ""), self._tagged(chunk.batches)
-            kinds[chunk.queue] = done + send(staging.stage, self.id, part, len(done), tagged, lifetime)
+        for some in _together(chunks):
+            names.update((chunk.name, None) for chunk in some)
+            tagged = [self._tagged(chunk.batches) for chunk in some]
+            staged = {chunk.queue: len(kinds.get(chunk.queue, "")) for chunk in some}
+            for queue, added in send(staging.stage_all, self.id, part, tagged, staged, lifetime).items():
+                kinds[queue] = kinds.get(queue, "") + added
         return kinds
 
     def _enqueue(
@@ -374,6 +378,21 @@ class Write:
                 report = self._initial_report(tasks, self.options.version or 0)
                 shares = {queue: report.shares.get(queue, QueueShare()) for queue in queues}
                 aborted(storage, report._replace(shares=shares))
+
+
+def _together(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+    """Group chunks to stage in one call: many small ones, or a large one."""
+    some: list[Chunk] = []
+    jobs = size = 0
+    for chunk in chunks:
+        some.append(chunk)
+        size += sum(len(payload) for batch in chunk.batches for payload in batch.payloads)
+        jobs += chunk.size
+        if len(some) >= CHUNKS_TOGETHER or jobs >= CHUNK or size >= CHUNK_BYTES:
+            yield some
+            some, jobs, size = [], 0, 0
+    if some:
+        yield some
 
 
 def _split(batch: Batch, size: int) -> Iterator[Batch]:

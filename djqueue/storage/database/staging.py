@@ -1,6 +1,6 @@
 """Stage chunks in a table, and enqueue each in the transaction that records its results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -35,24 +35,52 @@ class DatabaseStaging(DatabasePublications):
         settle: Brings the tables up to date for jobs of a queue whose states may be outdated.
     """
 
-    def stage(
-        self, write: str, part: str, number: int, batches: Sequence[Batch], lifetime: int = STAGE_TTL
-    ) -> str:
-        """Stage a chunk of a part."""
-        check_chunk(batches)
-        jobs = wire.pack_body([_alike(batch) for batch in batches])
-        mine = {"queue": batches[0].queue, "write": write, "part": part}
-        with self._writing() as now:
-            # Lock the part, so that deleting it meanwhile deletes all of its chunks.
-            place = self._parts(**mine).select_for_update()
-            there = place.first()
-            if there is None:
-                new = self._parts().model(**mine, expires_at=now + lifetime)
-                self._parts().bulk_create([new], ignore_conflicts=True)
-                there = place.get()
-            chunk = self._chunks().model(part_id=there.pk, number=number, jobs=jobs)
-            self._chunks().bulk_create([chunk], ignore_conflicts=True)
-        return KIND
+    def stage_all(
+        self,
+        write: str,
+        part: str,
+        chunks: Sequence[Sequence[Batch]],
+        staged: Mapping[str, int],
+        lifetime: int = STAGE_TTL,
+    ) -> dict[str, str]:
+        """Stage chunks of a part, `AT_ONCE` in a transaction."""
+        kinds: dict[str, str] = {}
+        for batches in chunks:
+            check_chunk(batches)
+        for some in chunked(chunks, AT_ONCE):
+            new: list[tuple[str, int, bytes]] = []
+            for batches in some:
+                queue = batches[0].queue
+                number = staged.get(queue, 0) + len(kinds.get(queue, ""))
+                new.append((queue, number, wire.pack_body([_alike(batch) for batch in batches])))
+                kinds[queue] = kinds.get(queue, "") + KIND
+            with self._writing() as now:
+                parts = self._opened({queue for queue, _, _ in new}, write, part, now + lifetime)
+                rows = self._chunks()
+                rows.bulk_create(
+                    [
+                        rows.model(part_id=parts[queue], number=number, jobs=jobs)
+                        for queue, number, jobs in new
+                    ],
+                    ignore_conflicts=True,
+                )
+        return kinds
+
+    def _opened(self, queues: Set[str], write: str, part: str, expires_at: int) -> dict[str, int]:
+        """Return the primary keys of a part's rows by queue, and lock them.
+
+        A lock has whoever deletes a part meanwhile delete all of its chunks.
+        """
+        mine = self._parts(queue__in=queues, write=write, part=part).select_for_update().order_by("pk")
+        found = dict(mine.values_list("queue", "pk"))
+        if missing := sorted(queues - found.keys()):
+            rows = self._parts()
+            new = [
+                rows.model(queue=queue, write=write, part=part, expires_at=expires_at) for queue in missing
+            ]
+            rows.bulk_create(new, ignore_conflicts=True)
+            found |= mine.filter(queue__in=missing).values_list("queue", "pk")
+        return found
 
     def commit(self, plan: Plan) -> PlanState:
         """Store a plan, unless one of its version is already stored."""

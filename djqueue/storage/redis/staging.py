@@ -45,30 +45,31 @@ class RedisStaging(Staging):
         self._keyspace = keyspace
         self._heading = heading
 
-    def stage(
-        self, write: str, part: str, number: int, batches: Sequence[Batch], lifetime: int = STAGE_TTL
-    ) -> str:
-        check_chunk(batches)
-        keys = self._keyspace.keys(batches[0].queue)
-        frames = [(records.envelope(batch), records.start(batch)) for batch in batches]
-        kind = PLAIN
-        for batch, (rest, start) in zip(batches, frames, strict=True):
-            plain = batch.fresh and not start and batch.options.subject is None
-            if not plain or not rest.startswith(records.PLAIN):
-                kind = OTHER
-        jobs = (
-            (job_id, start, rest + payload)
-            for batch, (rest, start) in zip(batches, frames, strict=True)
-            for job_id, payload in zip(batch.ids or (), batch.payloads, strict=True)
-        )
-        places = [keys.staged(write, part), keys.parts(write)]
-        calls: list[ScriptCall | RedisCommand] = []
-        for piece in _pieces(jobs, JOB_BYTES[kind]):
-            chunk = pack_raw([batches[0].name, *piece])
-            arguments = [number + len(calls), chunk, pack_text(part), lifetime]
-            calls.append(ScriptCall(script("stage"), keys, arguments, places, sequence=False))
-        self._keyspace.run(answers(calls))
-        return kind * len(calls)
+    def stage_all(
+        self,
+        write: str,
+        part: str,
+        chunks: Sequence[Sequence[Batch]],
+        staged: Mapping[str, int],
+        lifetime: int = STAGE_TTL,
+    ) -> dict[str, str]:
+        kinds: dict[str, str] = {}
+        for batches in chunks:
+            check_chunk(batches)
+        for first in range(0, len(chunks), AT_ONCE):
+            calls: list[ScriptCall | RedisCommand] = []
+            for batches in chunks[first : first + AT_ONCE]:
+                queue = batches[0].queue
+                keys = self._keyspace.keys(queue)
+                places = [keys.staged(write, part), keys.parts(write)]
+                kind, pieces = _stored(batches)
+                for piece in pieces:
+                    number = staged.get(queue, 0) + len(kinds.get(queue, ""))
+                    arguments = [number, piece, pack_text(part), lifetime]
+                    calls.append(ScriptCall(script("stage"), keys, arguments, places, sequence=False))
+                    kinds[queue] = kinds.get(queue, "") + kind
+            self._keyspace.run(answers(calls))
+        return kinds
 
     def commit(self, plan: Plan) -> PlanState:
         arguments = [
@@ -294,6 +295,22 @@ def _plan(app: str, target: str, stored: Sequence[Any]) -> Plan:
         text(run),
         int(content or 0),
     )
+
+
+def _stored(batches: Sequence[Batch]) -> tuple[str, Iterator[bytes]]:
+    """Return the kind of a chunk, and the chunks as which it is stored."""
+    frames = [(records.envelope(batch), records.start(batch)) for batch in batches]
+    kind = PLAIN
+    for batch, (rest, start) in zip(batches, frames, strict=True):
+        plain = batch.fresh and not start and batch.options.subject is None
+        if not plain or not rest.startswith(records.PLAIN):
+            kind = OTHER
+    jobs = (
+        (job_id, start, rest + payload)
+        for batch, (rest, start) in zip(batches, frames, strict=True)
+        for job_id, payload in zip(batch.ids or (), batch.payloads, strict=True)
+    )
+    return kind, (pack_raw([batches[0].name, *piece]) for piece in _pieces(jobs, JOB_BYTES[kind]))
 
 
 def _pieces(jobs: Iterable[tuple[str, bytes, bytes]], more: int) -> Iterator[list[str | bytes]]:

@@ -106,6 +106,30 @@ class StagingContract(StorageCase):
 
         assert publish(storage, manifest) == Counts(queued=3)
 
+    def test_chunks_of_many_queues_are_put_aside_together(self, storage: Storage) -> None:
+        queues = [f"many-{number}" for number in range(120)]
+        chunks = [fresh(many, queue=queue) for many in (2, 1) for queue in queues]
+        first = place(storage).stage(WRITE, "a", 0, [fresh(3, queue=queues[0])])
+        staged = {queues[0]: len(first)}
+
+        kinds = place(storage).stage_all(WRITE, "a", [[chunk] for chunk in chunks], staged, LATER)
+        again = place(storage).stage_all(WRITE, "a", [[chunk] for chunk in chunks], staged, LATER)
+
+        assert kinds == again == {queue: kinds[queues[1]] for queue in queues}
+        assert not any(storage.reads.counts(queue)[State.WAITING] for queue in queues)
+        kinds[queues[0]] = first + kinds[queues[0]]
+        for at, queue in enumerate(queues[:3]):
+            published = publish(storage, Manifest(queue, APP, 1, WRITE, {"a": kinds[queue]}))
+            assert published == Counts(queued=3 if at else 6)
+            ids = [one.id for one in claim(storage, 10, queues=(queue,))]
+            assert ids[0 if at else 3 :] == [*(chunks[at].ids or ()), *(chunks[120 + at].ids or ())]
+
+    def test_nothing_is_put_aside_beside_what_is_no_chunk(self, storage: Storage) -> None:
+        with pytest.raises(ValueError, match="chunk"):
+            place(storage).stage_all(WRITE, "a", [[fresh(1)], [batch(1)]], {}, LATER)
+
+        assert place(storage).forget(QUEUE, APP, WRITE) == 0
+
     def test_a_chunk_that_is_published_again_answers_as_it_did(self, storage: Storage) -> None:
         enqueue(storage, id="there")
         manifest = staged(storage, {"a": [given(["there", "new"])], "b": [fresh(2)]})

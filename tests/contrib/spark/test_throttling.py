@@ -62,7 +62,7 @@ ROWS = 50
 
 
 @pytest.mark.parametrize(
-    "step", ["stage", "commit", "begin_all", "publish_all", "end_all", "close", "forget_all", "enqueue"]
+    "step", ["stage_all", "commit", "begin_all", "publish_all", "end_all", "close", "forget_all", "enqueue"]
 )
 def test_an_answer_that_was_lost_brings_no_row_twice(url, storage, monkeypatch, step):
     monkeypatch.setattr(throttling, "FIRST_RETRY_WAIT", 0.0)
@@ -104,7 +104,7 @@ def test_a_storage_that_stays_away_fails_the_task(url, storage, monkeypatch):
         tries.append(args)
         raise StorageUnavailableError("the server loads its data")
 
-    monkeypatch.setattr(place, "stage", away)
+    monkeypatch.setattr(place, "stage_all", away)
 
     with pytest.raises(StorageUnavailableError, match="loads its data"):
         made.run_task("0.0", pyarrow.table({"n": [1]}).to_batches())

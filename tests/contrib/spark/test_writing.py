@@ -371,6 +371,35 @@ def test_several_queues_in_one_write(storage, url):
     assert numbers(storage, "b") == [*range(1, 20, 2)]
 
 
+def test_a_task_stages_chunks_of_many_queues_by_few_calls(storage, url, monkeypatch):
+    made = Write(WriteOptions.read({"url": url, "queueColumn": "q", "jobColumn": "j"}), ["q", "j", "n"])
+    with closing(made.storage()) as one:
+        place = type(one.capabilities.staging)
+    plain, calls = place.stage_all, []
+
+    def counted(self, write, part, chunks, *more):
+        calls.append(len(chunks))
+        return plain(self, write, part, chunks, *more)
+
+    monkeypatch.setattr(place, "stage_all", counted)
+    rows = pyarrow.table(
+        {
+            "q": [f"q{number % 125}" for number in range(500)],
+            "j": ["even" if number % 250 < 125 else "odd" for number in range(500)],
+            "n": list(range(500)),
+        }
+    )
+
+    report = made.commit([made.run_task("0.0", rows.to_batches())])
+    take_in(storage)
+
+    assert report.inserted == 500
+    assert sum(calls) == 250
+    assert len(calls) == 3
+    assert {storage.reads.counts(f"q{number}")[State.WAITING] for number in range(125)} == {4}
+    assert leftovers(storage) == []
+
+
 def test_duplicates_and_rejected_rows_add_up(storage, url):
     storage.enqueue([batch(2, queue=QUEUE, ids=["a", "b"])])
     given = {"url": url, "queue": QUEUE, "job": "j", "idColumn": "key", "onError": "skip"}

@@ -191,6 +191,19 @@ def test_more_queues_take_hardly_more_statements(client):
     assert of_many - of_few < 10
 
 
+def test_chunks_of_more_queues_are_staged_by_as_few_statements(client):
+    def stage(write, many):
+        chunks = [[fresh(2, queue=f"q{number}")] for number in range(many)]
+        with CaptureQueriesContext(connection) as ran:
+            place(client).stage_all(write, "a", chunks, {})
+        return len(ran)
+
+    stage("first", 1)
+
+    assert stage("many", 50) <= stage("few", 5) + 2
+    assert spark_models.StagedChunk.objects.filter(part__write="many").count() == 50
+
+
 def test_a_later_write_to_many_queues_takes_the_place_of_the_earlier_one(client):
     names = [f"q{number}" for number in range(5)]
     steps_of(client, staged_in(client, names, write="one", version=1))

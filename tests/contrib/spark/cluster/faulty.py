@@ -91,7 +91,7 @@ class Fault:
     @contextmanager
     def _dying(self, moment: str) -> Iterator[None]:
         when, step = moment.split()
-        step = step if step in ("commit", "stage") else f"{step}_all"
+        step = step if step == "commit" else f"{step}_all"
         plain = getattr(RedisStaging, step)
 
         def dies(staging: RedisStaging, *args: Any, **kwargs: Any) -> None:

@@ -31,8 +31,8 @@ from djqueue.storage.tables.rows import chunked
 
 AT_ONCE = 100
 """Chunks to delete, or manifests to store, in one transaction."""
-TOGETHER, BYTES = 50, 256 * 1024
-"""Maximum number of chunks published in one transaction, and their approximate size."""
+TOGETHER, BYTES = 64, 256 * 1024
+"""Maximum number of chunks published in one transaction, which a publisher sends at once, and their size."""
 COUNTS = Counts._fields
 
 

@@ -115,7 +115,7 @@ class StagingContract(StorageCase):
         kinds = place(storage).stage_all(WRITE, "a", [[chunk] for chunk in chunks], staged, LATER)
         again = place(storage).stage_all(WRITE, "a", [[chunk] for chunk in chunks], staged, LATER)
 
-        assert kinds == again == {queue: kinds[queues[1]] for queue in queues}
+        assert kinds == again == dict.fromkeys(queues, kinds[queues[1]])
         assert not any(storage.reads.counts(queue)[State.WAITING] for queue in queues)
         kinds[queues[0]] = first + kinds[queues[0]]
         for at, queue in enumerate(queues[:3]):

@@ -1,7 +1,7 @@
 """The storage and the clock of one test, for the fixtures and the mixin."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from django.conf import settings
 from django.test import override_settings
@@ -47,7 +47,11 @@ LATE = "must be a parameter of the test or of a fixture; it cannot be requested 
 
 @contextmanager
 def job_environment(
-    *, immediate: bool = False, clock: bool = False, raise_failures: bool = True
+    *,
+    immediate: bool = False,
+    clock: bool = False,
+    raise_failures: bool = True,
+    changed: Callable[..., AbstractContextManager[object]] = override_settings,
 ) -> Iterator[JobEnvironment]:
     """Replace the storage of the settings by an empty one in memory; the other settings stay.
 
@@ -55,6 +59,7 @@ def job_environment(
         immediate: Run jobs when they are enqueued.
         clock: Let the storage follow a clock that advances only when the test moves it.
         raise_failures: As in `ImmediateStorage`.
+        changed: Returns a context manager in which settings have the given values.
     """
     options: dict[str, object] = {}
     moved = None
@@ -65,7 +70,7 @@ def job_environment(
             options["KEEP_TIME"] = True
     given = {"BACKEND": IMMEDIATE if immediate else MEMORY, "OPTIONS": options}
     current = getattr(settings, "DJQUEUE", {})
-    with override_settings(DJQUEUE={**current, "STORAGE": given, "IMMEDIATE": False}):
+    with changed(DJQUEUE={**current, "STORAGE": given, "IMMEDIATE": False}):
         storage = get_storage()
         if isinstance(storage, ImmediateStorage):
             storage.raise_failures = raise_failures

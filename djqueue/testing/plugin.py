@@ -13,7 +13,9 @@ only.
 """
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -34,10 +36,20 @@ def _djqueue_environment(request: pytest.FixtureRequest) -> "Iterator[JobEnviron
     from .environment import job_environment
 
     names = request.fixturenames
-    with job_environment(
-        immediate="djqueue_immediate" in names, clock="djqueue_clock" in names
-    ) as environment:
+    given: dict[str, Any] = {"immediate": "djqueue_immediate" in names, "clock": "djqueue_clock" in names}
+    if request.config.pluginmanager.hasplugin("django"):
+        # That fixture restores all changes in their order; a change made beside it would come back.
+        given["changed"] = partial(_changed, request.getfixturevalue("settings"))
+    with job_environment(**given) as environment:
         yield environment
+
+
+@contextmanager
+def _changed(settings: Any, **values: object) -> Iterator[None]:
+    """Change settings by pytest-django's fixture, which restores them."""
+    for name, value in values.items():
+        setattr(settings, name, value)
+    yield
 
 
 @pytest.fixture

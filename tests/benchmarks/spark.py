@@ -319,6 +319,9 @@ def by_partition(bench: Bench) -> dict[str, float]:
     url = bench.place.url
 
     def bring(rows: Any) -> None:
+        # Imported here: Django's settings of this process cannot be sent to a task.
+        from django.conf import settings
+
         from djqueue import Queue
         from djqueue.contrib.spark.locations import storage_at
 

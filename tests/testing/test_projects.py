@@ -66,8 +66,10 @@ class DrainTests(JobTestMixin, TestCase):
 """
 FIXTURES = """
 import pytest
+from django.conf import settings as django_settings
 from django.contrib.auth.models import User
 
+from djqueue.client import get_storage
 from shop import greet
 
 
@@ -90,6 +92,15 @@ def test_a_drain(djqueue_memory, djqueue_clock, djqueue_drain, user):
     djqueue_clock.advance(60)
     assert djqueue_drain().completed == 1
     assert answer.wait(0) == "Hello joe"
+
+
+def test_other_settings(settings, djqueue_immediate):
+    settings.LANGUAGE_CODE = "de"
+    assert type(get_storage()).__name__ == "ImmediateStorage"
+
+
+def test_the_settings_of_the_project_are_back():
+    assert "ImmediateStorage" not in str(getattr(django_settings, "DJQUEUE", {}))
 """
 
 
@@ -132,8 +143,10 @@ def test_a_project_tests_with_pytest(tmp_path):
         "no:cacheprovider",
         "-p",
         "no:asyncio",
+        "-p",
+        "no:randomly",
     ]
 
     output = run(tmp_path, "-m", "pytest", "-q", *plugins, "-W", "error", f"--rootdir={tmp_path}", ".")
 
-    assert "6 passed" in output
+    assert "8 passed" in output

@@ -54,7 +54,8 @@ def recorded_modes(alias: str, queues: Collection[str] | None = None) -> dict[st
 def record_modes(alias: str, modes: Mapping[str, str]) -> None:
     """Record the modes of queues, of those that have none recorded."""
     rows = models.GroupState.objects.using(alias)
-    for queues in chunked(list(modes)):
+    # In order: two processes that insert the same rows in other orders would wait for one another.
+    for queues in chunked(sorted(modes)):
         rows.bulk_create(
             [rows.model(queue=queue, group="", mode=modes[queue]) for queue in queues], ignore_conflicts=True
         )

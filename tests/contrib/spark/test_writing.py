@@ -168,10 +168,7 @@ def test_what_was_begun_and_has_expired_is_told_with_a_way_out(storage, write, m
 def test_a_write_of_which_nothing_is_left_makes_room_for_the_next(storage, write, monkeypatch):
     made = write(txnAppId="nightly", txnVersion="7")
     told = tasks(made)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(storage.capabilities.staging), "begin_all", died)
-        with pytest.raises(Died):
-            made.commit(told)
+    dies_at("begin_all", storage, monkeypatch, lambda: made.commit(told))
     storage.capabilities.staging.forget(QUEUE, made.app, made.id)
 
     again = write(txnAppId="nightly", txnVersion="7")
@@ -226,10 +223,7 @@ def test_a_sweep_and_a_driver_that_was_only_slow_publish_each_row_once(storage, 
 def test_a_sweep_drops_a_write_of_which_nothing_is_left(storage, write, monkeypatch):
     made = write()
     told = tasks(made)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(storage.capabilities.staging), "begin_all", died)
-        with pytest.raises(Died):
-            made.commit(told)
+    dies_at("begin_all", storage, monkeypatch, lambda: made.commit(told))
     storage.capabilities.staging.forget(QUEUE, made.app, made.id)
 
     monkeypatch.setattr(publishing, "SILENCE", -1)
@@ -244,10 +238,7 @@ def test_a_sweep_drops_a_write_of_which_nothing_is_left(storage, write, monkeypa
 def test_a_write_without_a_name_that_fails_before_its_first_job_is_withdrawn(storage, write, monkeypatch):
     made = write()
     told = tasks(made)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(storage.capabilities.staging), "publish_all", died)
-        with pytest.raises(Died):
-            made.commit(told)
+    dies_at("publish_all", storage, monkeypatch, lambda: made.commit(told))
     made.abort(told)
 
     monkeypatch.setattr(publishing, "SILENCE", -1)
@@ -262,10 +253,7 @@ def test_a_write_without_a_name_that_fails_before_its_first_job_is_withdrawn(sto
 def test_a_write_without_a_name_that_a_sweep_has_adopted_is_not_withdrawn(storage, write, monkeypatch):
     made = write()
     told = tasks(made)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(storage.capabilities.staging), "publish_all", died)
-        with pytest.raises(Died):
-            made.commit(told)
+    dies_at("publish_all", storage, monkeypatch, lambda: made.commit(told))
     monkeypatch.setattr(publishing, "SILENCE", -1)
     assert [plan.write for plan in storage.capabilities.staging.adopt(-1, 10)] == [made.id]
 
@@ -357,6 +345,14 @@ def dies_amid_publish(storage, write, monkeypatch, **named):
 
 def died(*_args):
     raise Died
+
+
+def dies_at(step, storage, monkeypatch, commit):
+    """The driver dies at a step of its commit."""
+    with monkeypatch.context() as patch:
+        patch.setattr(type(storage.capabilities.staging), step, died)
+        with pytest.raises(Died):
+            commit()
 
 
 def test_several_queues_in_one_write(storage, url):

@@ -48,7 +48,7 @@ WITHOUT_MIRROR = 'OPTIONS["MIRROR"] = False\n'
 class Site:
     """A project with a storage; `with` starts it and removes all of it.
 
-    storage: One of `STORAGES`, or postgresql.
+    storage: One of `STORAGES`, or postgresql. The storage's URL is in `url`.
     mirror: False turns off the mirror of Redis, which is on by default.
     server: The PostgreSQL in which a database is made for it.
     """
@@ -71,8 +71,10 @@ class Site:
             self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="djqueue-")))
             memory = stack.enter_context(tempfile.TemporaryDirectory(dir=marks_folder(), prefix="djqueue-"))
             self.marks = Marks(Path(memory) / "marks")
+            self.url = self.server.url if self.server is not None else f"sqlite://{self.folder}/db.sqlite3"
             if self._postgres is not None:
-                name = self._postgres.create_database().rpartition("/")[2]
+                self.url = self._postgres.create_database()
+                name = self.url.rpartition("/")[2]
                 settings = ON_POSTGRESQL % (name, self._postgres.port, self._postgres.user)
             self._project = Project(self.folder, JOBS.read_text(), settings)
             if self._postgres is not None:

@@ -94,7 +94,7 @@ class Inserter:
             batch = substitutes.in_(given)
             if len(batches) > 1 and self._is_plain(batch):
                 new, answers = self._new(batch, self._ids_of(batch), self._clock.now())
-                together += inbox_rows(new)
+                together += new
                 size += sum(map(len, batch.payloads))
                 if len(together) >= JOBS_TOGETHER or size >= BYTES_TOGETHER:
                     self._write(together)
@@ -141,13 +141,15 @@ class Inserter:
     def _insert_fresh(self, batch: Batch, ids: Sequence[str], now: int) -> list[EnqueueResult]:
         new, answers = self._new(batch, ids, now)
         self._check_room(batch, answers)
-        self._write(inbox_rows(new))
+        self._write(new)
         return answers
 
-    def _new(
-        self, batch: Batch, ids: Sequence[str], now: int
-    ) -> tuple[dict[str, EngineJob], list[EnqueueResult]]:
-        """Return the jobs of a batch with new ids, and their results."""
+    def _new(self, batch: Batch, ids: Sequence[str], now: int) -> tuple[list[rows.Row], list[EnqueueResult]]:
+        """Return the rows of a batch whose jobs have new ids, and its results."""
+        if batch.options.unique_key is None:
+            model = self._job(batch, "", b"", now)
+            answers = [EnqueueResult(job_id, "queued", batch.queue) for job_id in ids]
+            return rows.alike_rows(model, ids, batch.payloads), answers
         new: dict[str, EngineJob] = {}
         answers = []
         for job_id, payload in zip(ids, batch.payloads, strict=True):
@@ -155,7 +157,7 @@ class Inserter:
             if answer.status == "queued":
                 new[job_id] = self._job(batch, job_id, payload, now)
             answers.append(answer)
-        return new, answers
+        return inbox_rows(new), answers
 
     def _write(self, new: Sequence[rows.Row]) -> None:
         if new:

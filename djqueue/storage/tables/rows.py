@@ -200,6 +200,16 @@ def new_rows(jobs: Iterable[EngineJob], *, inbox: bool = False) -> dict[tuple[st
     return found
 
 
+def alike_rows(job: EngineJob, ids: Iterable[str], payloads: Iterable[bytes]) -> list[Row]:
+    """Return jobs for the inbox as `NEW_JOB`, which have only ids and payloads of their own."""
+    [row] = new_rows([job], inbox=True).values()
+    queue, _, name, state, priority, _, *rest = row
+    return [
+        (queue, job_id, name, state, priority, payload, *rest)
+        for job_id, payload in zip(ids, payloads, strict=True)
+    ]
+
+
 def changed_row(job: EngineJob, keep: Keep = KEEP, lag: int = 0, own: str = "") -> Row:
     """Return a job's changing fields as `CHANGED_JOB`.
 

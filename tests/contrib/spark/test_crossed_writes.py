@@ -1,0 +1,74 @@
+"""Writes that meet others: of the same name, of another version, or of the same queue under another target."""
+
+import pyarrow
+import pytest
+
+from djqueue.codecs import MSGPACK, decode
+from djqueue.contrib.spark.options import WriteOptions
+from djqueue.contrib.spark.writing import Write
+from djqueue.core.states import State
+from djqueue.storage import publishing
+
+QUEUE = "emails"
+ROWS = 40
+SIZE = 10
+NAMED = {"txnAppId": "nightly", "txnVersion": "7"}
+
+
+class Died(Exception):
+    """Raised to simulate the end of a process."""
+
+
+@pytest.fixture
+def write(url):
+    """Return a function that creates writes of the columns `q` and `n`, to one queue or to those of `q`."""
+
+    def make(**more):
+        given = {"url": url, "job": "shop.send", "batchSize": str(SIZE), **more}
+        if "queueColumn" not in given:
+            given["queue"] = QUEUE
+        return Write(WriteOptions.read(given), ["q", "n"])
+
+    return make
+
+
+def staged(made, first=0, many=ROWS, queues=(QUEUE,), part="0.0"):
+    """Return the report of a task that stages rows of these queues."""
+    names = [queue for queue in queues for _ in range(many)]
+    table = pyarrow.table({"q": names, "n": range(first, first + many * len(queues))})
+    return [made.run_task(part, table.to_batches(max_chunksize=SIZE))]
+
+
+def numbers(storage, queue=QUEUE):
+    jobs = storage.reads.page(queue, State.WAITING, 10_000)
+    return sorted(decode(job.payload, MSGPACK)["kwargs"]["n"] for job in jobs)
+
+
+def dies(storage, monkeypatch, step, commit, done=0):
+    """The driver dies at a step of its commit, after so many chunks of it."""
+    staging = type(storage.capabilities.staging)
+    plain = getattr(staging, step)
+
+    def died(self, some, *args):
+        if done:
+            plain(self, some[:done], *args)
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, step, died)
+        with pytest.raises(Died):
+            commit()
+
+
+def test_a_rerun_of_an_earlier_version_keeps_a_later_one_that_is_committed(storage, write, monkeypatch):
+    later = write(**NAMED)
+    tasks = staged(later)
+    dies(storage, monkeypatch, "begin_all", lambda: later.commit(tasks))
+
+    earlier = write(txnAppId="nightly", txnVersion="6")
+    report = earlier.commit(staged(earlier, ROWS, part="0.1"))
+    assert (report.skipped, report.inserted) == (True, 0)
+
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    storage.sweep()
+    assert numbers(storage) == [*range(ROWS)]

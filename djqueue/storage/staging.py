@@ -201,7 +201,7 @@ class Staging(ABC):
             lifetime: Milliseconds to remember that they were published; None for ever.
 
         Raises:
-            ChunkMissingError: A part expired or was lost.
+            ChunkMissingError: A part, or some of its chunks, expired or was lost.
         """
 
     @abstractmethod
@@ -282,5 +282,5 @@ def gone_error(manifest: Manifest) -> ChunkMissingError:
     """Return the error of a manifest whose chunks are missing."""
     return ChunkMissingError(
         f"queue {manifest.queue!r}: the staged chunks of write {manifest.write!r} are missing: they "
-        "expired, or another version was published in the meantime"
+        "expired or were evicted, or another version was published in the meantime"
     )

@@ -58,7 +58,7 @@ class DriverPublisher:
             if found.status == "done":
                 self._forget(plan)
                 if not found.plan.queues:
-                    # Its publisher may have died before it deleted the rest. A later version that is still open
+                    # Its publisher may have died before it deleted the rest. A later version that is open
                     # needs its staged jobs.
                     self._forget(found.plan, {*plan.queues, *found.counts})
                 counted = found.counts if found.plan.version == plan.version else {}

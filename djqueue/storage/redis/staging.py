@@ -190,6 +190,7 @@ class RedisStaging(Staging):
                 pack_text(manifest.write),
                 pack(dict(manifest.parts)),
                 b"" if lifetime is None else lifetime,
+                *map(len, manifest.parts.values()),
             ]
             calls.append(self._call("begin", manifest, arguments, staged))
         return self._publications(manifests, calls)

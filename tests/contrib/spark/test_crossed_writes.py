@@ -1,4 +1,4 @@
-"""Writes that meet others: of the same name, of another version, or of the same queue under another target."""
+"""Writes that meet others: of the same name, of another version, or under another target."""
 
 import pyarrow
 import pytest
@@ -8,6 +8,7 @@ from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.writing import Write
 from djqueue.core.states import State
 from djqueue.storage import publishing
+from djqueue.storage.staging import ChunkMissingError
 
 QUEUE = "emails"
 ROWS = 40
@@ -72,3 +73,25 @@ def test_a_rerun_of_an_earlier_version_keeps_a_later_one_that_is_committed(stora
     monkeypatch.setattr(publishing, "SILENCE", -1)
     storage.sweep()
     assert numbers(storage) == [*range(ROWS)]
+
+
+def test_a_part_that_expired_while_its_task_was_running_is_not_published(storage, write, monkeypatch):
+    made = write(**NAMED)
+    staging = type(storage.capabilities.staging)
+    plain, calls = staging.stage_all, []
+
+    def expires(self, *args, **kwargs):
+        calls.append(None)
+        if len(calls) == 2:
+            storage.capabilities.staging.forget(QUEUE, made.app, made.id)
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(staging, "stage_all", expires)
+    monkeypatch.setattr("djqueue.contrib.spark.writing.CHUNKS_TOGETHER", 1)
+    tasks = staged(made)
+    assert len(calls) == ROWS // SIZE
+
+    with pytest.raises(ChunkMissingError):
+        made.commit(tasks)
+
+    assert numbers(storage) == []

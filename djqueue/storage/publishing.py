@@ -12,7 +12,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import QueueFullError
 from djqueue.core.states import PENDING, State
 
-from .bulkwrites import DONE, UNFINISHED, BulkWriteReports, QueueShare
+from .bulkwrites import DONE, UNFINISHED, BulkWriteReports, QueueShare, report_of
 from .staging import ChunkMissingError, Counts, Manifest, Plan, PublicationState, Staging, chunks_of
 
 logger = logging.getLogger("djqueue.storage")
@@ -244,7 +244,7 @@ class AbandonedPlans:
         return sum(counts[state] for state in PENDING) >= limit
 
     def _report(self, plan: Plan, state: str, counts: Mapping[str, Counts], error: str = "") -> None:
-        known = self._reports.get(plan.write)
+        known = self._reports.get(report_of(plan.write))
         if known is None:
             return  # A batch of a stream, which adds to the stream's report when it is repeated.
         shares = dict(known.shares)

@@ -6,6 +6,7 @@ import pytest
 from djqueue.codecs import MSGPACK, decode
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.writing import Write
+from djqueue.core.errors import OptionError
 from djqueue.core.states import State
 from djqueue.storage import publishing
 from djqueue.storage.staging import ChunkMissingError
@@ -95,3 +96,55 @@ def test_a_part_that_expired_while_its_task_was_running_is_not_published(storage
         made.commit(tasks)
 
     assert numbers(storage) == []
+
+
+def test_a_rerun_under_the_same_write_id_publishes_the_rows_of_one_run(storage, write, monkeypatch):
+    first = write(writeId="tonight", **NAMED)
+    tasks = staged(first)
+    dies(storage, monkeypatch, "publish_all", lambda: first.commit(tasks), done=2)
+
+    again = write(writeId="tonight", **NAMED)
+    again.commit(staged(again, 1_000, 2 * ROWS))
+
+    assert numbers(storage) == [*range(ROWS)]
+
+
+def test_rows_that_a_dead_run_staged_under_the_same_write_id_are_not_published(storage, write):
+    first = write(writeId="tonight", **NAMED)
+    staged(first)
+
+    again = write(writeId="tonight", **NAMED)
+    assert again.commit(staged(again, 1_000)).inserted == ROWS
+
+    assert numbers(storage) == [*range(1_000, 1_000 + ROWS)]
+
+
+def test_a_write_id_that_another_write_has_is_refused(storage, write):
+    first = write(writeId="tonight", **NAMED)
+    first.commit(staged(first))
+    alone = write(writeId="alone")
+    alone.commit(staged(alone, ROWS))
+
+    with pytest.raises(OptionError, match=r"writeId: 'tonight' already names a write \(txnAppId 'nightly'"):
+        write(writeId="tonight", txnAppId="nightly", txnVersion="8")
+    for used in ("tonight", "alone"):
+        with pytest.raises(OptionError, match="give each write a writeId of its own, or leave writeId out"):
+            write(writeId=used)
+
+    again = write(writeId="tonight", **NAMED)
+    report = again.commit(staged(again, 1_000))
+    assert (report.write, report.skipped) == ("tonight", True)
+    assert numbers(storage) == [*range(2 * ROWS)]
+
+
+def test_a_sweep_finds_the_report_of_a_write_with_a_write_id(storage, write, monkeypatch):
+    made = write(writeId="to:night")
+    tasks = staged(made)
+    dies(storage, monkeypatch, "publish_all", lambda: made.commit(tasks), done=2)
+
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    storage.sweep()
+
+    assert numbers(storage) == [*range(ROWS)]
+    report = storage.capabilities.bulk_writes.get("to:night")
+    assert (report.app, report.state, report.inserted) == ("to:night", "done", ROWS)

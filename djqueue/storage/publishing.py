@@ -84,13 +84,14 @@ class PlanPublisher:
         for first in range(0, len(manifests), QUEUES_PER_STEP):
             begun += self._begin(manifests[first : first + QUEUES_PER_STEP])
             yield []
-        mine = [state for state in begun if state.status != "unfinished"]
+        mine: list[PublicationState] = []
         for state in begun:
-            if state.status == "unfinished":
+            found = state
+            while found.status == "unfinished":
                 # Another write of the application, to this queue, has priority.
-                yield from self._publish([state.manifest])
-                [again] = self._begin([self._own(state.manifest.queue)])
-                mine.append(again)
+                yield from self._publish([found.manifest])
+                [found] = self._begin([self.plan.manifest(found.manifest.queue)])
+            mine.append(found)
         finished = [state for state in mine if state.status == "done"]
         self.was_published = len(finished) == len(manifests)
         for state in finished:
@@ -106,10 +107,6 @@ class PlanPublisher:
     def _begin(self, manifests: Sequence[Manifest]) -> list[PublicationState]:
         found: list[PublicationState] = self._send(self._staging.begin_all, manifests, self.plan.lifetime)
         return found
-
-    def _own(self, queue: str) -> Manifest:
-        plan = self.plan
-        return Manifest(queue, plan.app, plan.version, plan.write, plan.queues[queue])
 
     def _publish(self, manifests: Sequence[Manifest]) -> Steps:
         chunks = [(manifest, *chunk) for manifest in manifests for chunk in chunks_of(manifest)]
@@ -142,7 +139,7 @@ class PlanPublisher:
     def close(self) -> None:
         """Record that the plan is published, and delete what its failed tasks staged."""
         self._send(self._staging.close, self.plan, self.counts)
-        self._send(self._staging.forget_all, sorted(self.plan.queues), self.plan.app, self.plan.write)
+        self._send(self._staging.forget_all, sorted(self.plan.queues), self.plan.owner, self.plan.write)
 
     def give_up(self) -> None:
         """Close an incomplete plan with what is published of it. Its version is never published again."""

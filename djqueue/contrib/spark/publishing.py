@@ -130,7 +130,7 @@ class DriverPublisher:
 
     def _forget(self, plan: Plan, queues: Iterable[str] | None = None) -> None:
         chosen = plan.queues if queues is None else queues
-        self._send(self._staging.forget_all, sorted(chosen), plan.app, plan.write)
+        self._send(self._staging.forget_all, sorted(chosen), plan.owner, plan.write)
 
 
 class Checksum:

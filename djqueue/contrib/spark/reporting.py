@@ -103,7 +103,7 @@ class WriteReporter:
         if not self._is_batch and plan.version == self._report.version:
             progress = {
                 queue: QueueProgress(
-                    Manifest(queue, plan.app, plan.version, plan.write, {}), share_of(found, ended=True)
+                    Manifest(queue, plan.owner, plan.version, plan.write, {}), share_of(found, ended=True)
                 )
                 for queue, found in counts.items()
             }

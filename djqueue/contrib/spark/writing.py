@@ -381,7 +381,7 @@ class Write:
                     self._plan(tasks, self.options.version or 0, is_batch=False),
                 )
                 if staging.state_of(plan) != "open":
-                    staging.forget_all(sorted(queues), self.app, self.id)
+                    staging.forget_all(sorted(queues), plan.owner, self.id)
                 elif plan.lifetime is None or not staging.withdraw(plan):
                     return
             if not self.options.dry_run:

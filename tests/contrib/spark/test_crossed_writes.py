@@ -10,6 +10,7 @@ from djqueue.core.errors import OptionError
 from djqueue.core.states import State
 from djqueue.storage import publishing
 from djqueue.storage.staging import ChunkMissingError
+from tests.contrib.spark.conftest import leftovers
 
 QUEUE = "emails"
 ROWS = 40
@@ -148,3 +149,33 @@ def test_a_sweep_finds_the_report_of_a_write_with_a_write_id(storage, write, mon
     assert numbers(storage) == [*range(ROWS)]
     report = storage.capabilities.bulk_writes.get("to:night")
     assert (report.app, report.state, report.inserted) == ("to:night", "done", ROWS)
+
+
+def test_loads_to_one_queue_and_to_many_are_independent_even_under_one_name(storage, write, monkeypatch):
+    first = write(**NAMED)
+    first.commit(staged(first))
+
+    second = write(queueColumn="q", **NAMED)
+    report = second.commit(staged(second, 1_000, queues=[QUEUE, "sms"]))
+
+    assert (report.inserted, report.skipped) == (2 * ROWS, False)
+    assert numbers(storage) == [*range(ROWS), *range(1_000, 1_000 + ROWS)]
+    again = [write(**NAMED), write(queueColumn="q", **NAMED)]
+    assert [made.commit(staged(made, 2_000)).skipped for made in again] == [True, True]
+    assert len(numbers(storage)) == 2 * ROWS
+    assert leftovers(storage) == []
+
+
+def test_an_open_write_to_one_queue_is_not_finished_by_one_to_many(storage, write, monkeypatch):
+    first = write(**NAMED)
+    tasks = staged(first)
+    dies(storage, monkeypatch, "publish_all", lambda: first.commit(tasks), done=2)
+
+    later = write(queueColumn="q", txnAppId="nightly", txnVersion="8")
+    assert later.commit(staged(later, 1_000)).inserted == ROWS
+    first.abort(tasks)
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    storage.sweep()
+
+    assert numbers(storage) == [*range(ROWS), *range(1_000, 1_000 + ROWS)]
+    assert leftovers(storage) == []

@@ -10,7 +10,8 @@ from djqueue.core.errors import OptionError
 from djqueue.core.states import State
 from djqueue.storage import publishing
 from djqueue.storage.staging import ChunkMissingError
-from tests.contrib.spark.conftest import leftovers
+from djqueue.testing.factories import claim
+from tests.contrib.spark.conftest import leftovers, take_in
 
 QUEUE = "emails"
 ROWS = 40
@@ -179,3 +180,21 @@ def test_an_open_write_to_one_queue_is_not_finished_by_one_to_many(storage, writ
 
     assert numbers(storage) == [*range(ROWS), *range(1_000, 1_000 + ROWS)]
     assert leftovers(storage) == []
+
+
+def test_a_sweep_keeps_to_the_depth_of_the_queue(storage, write, monkeypatch):
+    made = write(maxQueueDepth="20", **NAMED)
+    tasks = staged(made, many=200)
+    dies(storage, monkeypatch, "publish_all", lambda: made.commit(tasks))
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+
+    depths = []
+    while storage.reads.counts(QUEUE)[State.ACTIVE] < 200:
+        storage.sweep()
+        take_in(storage)
+        depths.append(storage.reads.counts(QUEUE)[State.WAITING])
+        claim(storage, SIZE // 2, queues=(QUEUE,), names=["shop.send"])
+        assert len(depths) < 100
+
+    assert 20 <= max(depths) < 20 + SIZE, depths
+    assert storage.capabilities.bulk_writes.get(made.id).state == "done"

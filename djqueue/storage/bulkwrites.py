@@ -19,6 +19,8 @@ MAX_REPORT_AGE = 30 * 86_400_000
 """Milliseconds to keep a report after its last change."""
 SILENCE = 900_000
 """Milliseconds without an update after which a publisher is considered dead."""
+RUN = ":"
+"""Separates the name of a report from that of a run."""
 ERROR = 1_000
 """Maximum length of an error, in characters."""
 
@@ -212,6 +214,16 @@ class BulkWriteReports(ABC):
         Returns:
             False if the stored revision is another one.
         """
+
+
+def run_of(report: str, run: str) -> str:
+    """Return the name under which one run of a write stages jobs, if several runs share a report."""
+    return f"{report}{RUN}{run}"
+
+
+def report_of(write: str) -> str:
+    """Return the name of the report of a staged write, which may be the result of `run_of`."""
+    return write.rpartition(RUN)[0] or write
 
 
 def tag_of(write: str) -> str:

@@ -5,15 +5,17 @@ All steps can be repeated by any number of processes at once, so a publisher tha
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import QueueFullError
 from djqueue.core.states import PENDING, State
 
-from .bulkwrites import DONE, UNFINISHED, BulkWriteReports, QueueShare
-from .staging import ChunkMissingError, Counts, Manifest, Plan, PublicationState, Staging, chunks_of
+from .bulkwrites import DONE, UNFINISHED, BulkWriteReports, QueueShare, report_of
+from .staging import CHUNK, ChunkMissingError, Counts, Manifest, Plan, PublicationState, Staging, chunks_of
 
 logger = logging.getLogger("djqueue.storage")
 
@@ -49,7 +51,7 @@ class PlanPublisher:
         staging: The staging area.
         plan: A committed plan.
         send: Makes a call to the staging area, and repeats it if necessary.
-        wait: Waits until jobs may be added to a queue.
+        wait: Called before chunks are published; while it returns True, steps make no progress.
         size: Maximum number of chunks in a step.
     """
 
@@ -58,7 +60,7 @@ class PlanPublisher:
         staging: Staging,
         plan: Plan,
         send: Callable[..., Any] = lambda call, *args: call(*args),
-        wait: Callable[[Sequence[tuple[Manifest, str, int]]], None] = lambda _: None,
+        wait: Callable[[Sequence[tuple[Manifest, str, int]]], object] = lambda _: None,
         size: int = CHUNKS_PER_STEP,
     ) -> None:
         self.plan = plan
@@ -84,13 +86,14 @@ class PlanPublisher:
         for first in range(0, len(manifests), QUEUES_PER_STEP):
             begun += self._begin(manifests[first : first + QUEUES_PER_STEP])
             yield []
-        mine = [state for state in begun if state.status != "unfinished"]
+        mine: list[PublicationState] = []
         for state in begun:
-            if state.status == "unfinished":
+            found = state
+            while found.status == "unfinished":
                 # Another write of the application, to this queue, has priority.
-                yield from self._publish([state.manifest])
-                [again] = self._begin([self._own(state.manifest.queue)])
-                mine.append(again)
+                yield from self._publish([found.manifest])
+                [found] = self._begin([self.plan.manifest(found.manifest.queue)])
+            mine.append(found)
         finished = [state for state in mine if state.status == "done"]
         self.was_published = len(finished) == len(manifests)
         for state in finished:
@@ -107,10 +110,6 @@ class PlanPublisher:
         found: list[PublicationState] = self._send(self._staging.begin_all, manifests, self.plan.lifetime)
         return found
 
-    def _own(self, queue: str) -> Manifest:
-        plan = self.plan
-        return Manifest(queue, plan.app, plan.version, plan.write, plan.queues[queue])
-
     def _publish(self, manifests: Sequence[Manifest]) -> Steps:
         chunks = [(manifest, *chunk) for manifest in manifests for chunk in chunks_of(manifest)]
         sizes = {manifest.queue: len(chunks_of(manifest)) for manifest in manifests}
@@ -118,7 +117,8 @@ class PlanPublisher:
         counts = {manifest.queue: Counts() for manifest in manifests}
         for first in range(0, len(chunks), self._size):
             some = chunks[first : first + self._size]
-            self._wait(some)
+            while self._wait(some):
+                yield []
             answers = self._send(self._staging.publish_all, some)
             touched = {}
             for (manifest, _, _), answer in zip(some, answers, strict=True):
@@ -142,7 +142,7 @@ class PlanPublisher:
     def close(self) -> None:
         """Record that the plan is published, and delete what its failed tasks staged."""
         self._send(self._staging.close, self.plan, self.counts)
-        self._send(self._staging.forget_all, sorted(self.plan.queues), self.plan.app, self.plan.write)
+        self._send(self._staging.forget_all, sorted(self.plan.queues), self.plan.owner, self.plan.write)
 
     def give_up(self) -> None:
         """Close an incomplete plan with what is published of it. Its version is never published again."""
@@ -176,6 +176,10 @@ class AbandonedPlans:
         self._reports = reports
         self._counts = counts
         self._adopted: dict[tuple[str, str], tuple[PlanPublisher, Steps]] = {}
+        self._sent: Counter[str] = Counter()
+        """Chunks of a plan published in this sweep, by queue; the counts of jobs may lag behind."""
+        self._is_waiting = False
+        """Whether the last step found no room."""
         self._lock = threading.Lock()
 
     def sweep(self) -> None:
@@ -190,7 +194,10 @@ class AbandonedPlans:
     def _sweep(self) -> None:
         room = PLANS_PER_SWEEP - len(self._adopted)
         for plan in self._staging.adopt(SILENCE, room) if room > 0 else ():
-            publication = PlanPublisher(self._staging, plan)
+            size = (
+                CHUNKS_PER_STEP if plan.limit is None else max(1, min(CHUNKS_PER_STEP, plan.limit // CHUNK))
+            )
+            publication = PlanPublisher(self._staging, plan, wait=partial(self._has_no_room, plan), size=size)
             self._adopted.setdefault((plan.app, plan.target), (publication, publication.steps()))
             logger.warning(
                 "Publishing the rest of write %s (%s), because its driver is silent.", plan.write, plan.app
@@ -209,10 +216,12 @@ class AbandonedPlans:
         """Make some steps. Returns whether nothing is left to do."""
         staging, plan = self._staging, publication.plan
         staging.touch(plan)
-        if plan.limit is not None and any(self._is_full(queue, plan.limit) for queue in plan.queues):
-            return False
+        self._sent.clear()
+        self._is_waiting = False
         try:
             for _ in range(STEPS_PER_SWEEP):
+                if self._is_waiting:
+                    return False
                 if next(steps, None) is None:
                     publication.close()
                     self._report(plan, DONE, publication.counts)
@@ -239,12 +248,22 @@ class AbandonedPlans:
             return True
         return False
 
-    def _is_full(self, queue: str, limit: int) -> bool:
-        counts = self._counts(queue)
-        return sum(counts[state] for state in PENDING) >= limit
+    def _has_no_room(self, plan: Plan, chunks: Sequence[tuple[Manifest, str, int]]) -> bool:
+        """Return whether the queue of one of these chunks has so many pending jobs that publishing waits."""
+        if plan.limit is None:
+            return False
+        sizes = Counter(manifest.queue for manifest, _, _ in chunks)
+        for queue in sizes:
+            counts = self._counts(queue)
+            pending = sum(counts[state] for state in PENDING)
+            if pending + CHUNK * self._sent[queue] >= plan.limit:
+                self._is_waiting = True
+                return True
+        self._sent += sizes
+        return False
 
     def _report(self, plan: Plan, state: str, counts: Mapping[str, Counts], error: str = "") -> None:
-        known = self._reports.get(plan.write)
+        known = self._reports.get(report_of(plan.write))
         if known is None:
             return  # A batch of a stream, which adds to the stream's report when it is repeated.
         shares = dict(known.shares)

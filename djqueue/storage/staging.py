@@ -26,6 +26,8 @@ STAGE_TTL = 86_400_000
 """Milliseconds after which staged jobs that were never published expire."""
 RESUMABLE = 7 * 86_400_000
 """Milliseconds for which an interrupted publication can be resumed."""
+ONE_QUEUE = "\x1f"
+"""Prefix of the application of manifests whose write was directed to one queue."""
 CHUNK = 1_000
 """Maximum number of jobs in a chunk."""
 
@@ -98,12 +100,21 @@ class Plan(NamedTuple):
     content: int = 0
     """A checksum of the jobs, whatever their order."""
 
+    @property
+    def owner(self) -> str:
+        """The application of its manifests, another one for writes that name their queue.
+
+        Otherwise, a write to one queue would be taken for a part of one to many queues.
+        """
+        return f"{ONE_QUEUE}{self.app}" if self.target else self.app
+
+    def manifest(self, queue: str) -> Manifest:
+        """Return the manifest of a queue."""
+        return Manifest(queue, self.owner, self.version, self.write, self.queues[queue])
+
     def manifests(self) -> list[Manifest]:
         """Return the manifest of each queue."""
-        return [
-            Manifest(queue, self.app, self.version, self.write, parts)
-            for queue, parts in sorted(self.queues.items())
-        ]
+        return [self.manifest(queue) for queue in sorted(self.queues)]
 
 
 class PlanState(NamedTuple):
@@ -201,7 +212,7 @@ class Staging(ABC):
             lifetime: Milliseconds to remember that they were published; None for ever.
 
         Raises:
-            ChunkMissingError: A part expired or was lost.
+            ChunkMissingError: A part, or some of its chunks, expired or was lost.
         """
 
     @abstractmethod
@@ -282,5 +293,5 @@ def gone_error(manifest: Manifest) -> ChunkMissingError:
     """Return the error of a manifest whose chunks are missing."""
     return ChunkMissingError(
         f"queue {manifest.queue!r}: the staged chunks of write {manifest.write!r} are missing: they "
-        "expired, or another version was published in the meantime"
+        "expired or were evicted, or another version was published in the meantime"
     )

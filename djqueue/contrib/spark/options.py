@@ -15,6 +15,8 @@ from djqueue.storage.staging import CHUNK
 STAGED, DIRECT = "staged", "direct"
 FAIL, SKIP, DEAD = "fail", "skip", "dead"
 ENQUEUE, RETRY, CANCEL, DELETE, UPDATE = "enqueue", "retry", "cancel", "delete", "update"
+MAX_KEY = 200
+"""Maximum length of the names of a write, which storages extend."""
 SPARK_OPTIONS = frozenset({"checkpointlocation"})
 """Options of a stream that are meant for Spark itself."""
 
@@ -191,6 +193,15 @@ def _named(field_name: str) -> Callable[[dict[str, Any], str], None]:
     return read
 
 
+def _key(field_name: str, name: str) -> Callable[[dict[str, Any], str], None]:
+    def read(values: dict[str, Any], text: str) -> None:
+        if len(text) > MAX_KEY:
+            raise OptionError(f"{name}: must have 1 to {MAX_KEY} characters; got {len(text)}")
+        values[field_name] = check_text(name, text)
+
+    return read
+
+
 def _names(field_name: str) -> Callable[[dict[str, Any], str], None]:
     def read(values: dict[str, Any], text: str) -> None:
         values[field_name] = tuple(part.strip() for part in text.split(",") if part.strip())
@@ -361,7 +372,7 @@ def _add(spelled: str, reader: Callable[[dict[str, Any], str], None]) -> None:
 _add("url", _text("url"))
 _add("keyPrefix", _text("prefix"))
 _add("operation", _choice("operation", "operation", ENQUEUE, *CHANGES))
-_add("writeId", _named("write"))
+_add("writeId", _key("write", "writeId"))
 _add("groupMode", _choice("group_mode", "groupMode", *GROUP_MODES))
 _add("queue", _named("queue"))
 _add("queueColumn", _text("queue_column"))
@@ -378,7 +389,7 @@ _add("kwargsColumn", _text("kwargs_column"))
 _add("includeColumns", _names("include"))
 _add("excludeColumns", _names("exclude"))
 _add("maxPayloadBytes", _number("max_payload", "maxPayloadBytes", int, 1))
-_add("txnAppId", _named("app"))
+_add("txnAppId", _key("app", "txnAppId"))
 _add("txnVersion", _number("version", "txnVersion", int, 0))
 _add("deliveryMode", _choice("delivery", "deliveryMode", STAGED, DIRECT))
 _add("batchSize", _batch_size)

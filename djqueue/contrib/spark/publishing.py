@@ -57,7 +57,10 @@ class DriverPublisher:
                 return sum(found.counts.values(), Counts()), False
             if found.status == "done":
                 self._forget(plan)
-                self._forget(found.plan, {*plan.queues, *found.counts})
+                if not found.plan.queues:
+                    # Its publisher may have died before it deleted the rest. A later version that is open
+                    # needs its staged jobs.
+                    self._forget(found.plan, {*plan.queues, *found.counts})
                 counted = found.counts if found.plan.version == plan.version else {}
                 self._reporter.skipped(found.plan, counted)
                 return sum(counted.values(), Counts()), True
@@ -127,7 +130,7 @@ class DriverPublisher:
 
     def _forget(self, plan: Plan, queues: Iterable[str] | None = None) -> None:
         chosen = plan.queues if queues is None else queues
-        self._send(self._staging.forget_all, sorted(chosen), plan.app, plan.write)
+        self._send(self._staging.forget_all, sorted(chosen), plan.owner, plan.write)
 
 
 class Checksum:

@@ -7,9 +7,17 @@ from contextlib import contextmanager
 from time import monotonic
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.errors import StorageError
+from djqueue.core.errors import OptionError, StorageError
 from djqueue.storage.base import Storage
-from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, BulkWriteReport, QueueShare
+from djqueue.storage.bulkwrites import (
+    DONE,
+    FAILED,
+    PUBLISHING,
+    UNFINISHED,
+    BulkWriteReport,
+    QueueShare,
+    report_of,
+)
 from djqueue.storage.publishing import QueueProgress, share_of
 from djqueue.storage.staging import ChunkMissingError, Counts, Manifest, Plan
 
@@ -23,6 +31,17 @@ TASKS_FAILED = "The tasks failed; see the Spark log for the reason."
 def new_report(write: str, app: str, version: int, shares: Mapping[str, QueueShare]) -> BulkWriteReport:
     """Return the report of a write that the current user starts now."""
     return BulkWriteReport(write, app, version, SYSTEM_CLOCK.now(), shares=shares, user=_user())
+
+
+def refuse_used_name(storage: Storage, write: str, app: str | None, version: int) -> None:
+    """Raise OptionError if another write has this name, except an earlier run of the same named write."""
+    reports = storage.capabilities.bulk_writes
+    known = None if reports is None else reports.get(write)
+    if known is not None and (app is None or (known.app, known.version) != (app, version)):
+        raise OptionError(
+            f"writeId: {write!r} already names a write (txnAppId {known.app!r}, txnVersion {known.version}, "
+            f"{known.state}): give each write a writeId of its own, or leave writeId out"
+        )
 
 
 class WriteReporter:
@@ -77,14 +96,14 @@ class WriteReporter:
     def resumed(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
         """Record that an earlier write of the same version was finished instead of this one."""
         self._set(counts)
-        self._report = self._report._replace(resumed=plan.write)
+        self._report = self._report._replace(resumed=report_of(plan.write))
 
     def skipped(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
         """Record that an earlier write already published this version, perhaps without reporting it."""
         if not self._is_batch and plan.version == self._report.version:
             progress = {
                 queue: QueueProgress(
-                    Manifest(queue, plan.app, plan.version, plan.write, {}), share_of(found, ended=True)
+                    Manifest(queue, plan.owner, plan.version, plan.write, {}), share_of(found, ended=True)
                 )
                 for queue, found in counts.items()
             }
@@ -128,13 +147,14 @@ class WriteReporter:
     ) -> None:
         if self._imports is None or not progress:
             return
-        with _log_errors(write):
-            known = self._imports.get(write)
+        name = report_of(write)
+        with _log_errors(name):
+            known = self._imports.get(name)
             if known is None and only_known:
                 return
             if known is None:
-                manifest = next(iter(progress.values())).manifest
-                known = new_report(write, manifest.app, manifest.version, {})
+                version = next(iter(progress.values())).manifest.version
+                known = new_report(name, self._report.app, version, {})
             shares = dict(known.shares)
             for queue, (_, share, _) in progress.items():
                 if share.ended:

@@ -18,7 +18,7 @@ from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.storage.base import Storage
-from djqueue.storage.bulkwrites import BulkWriteReport, QueueShare, tag_of
+from djqueue.storage.bulkwrites import BulkWriteReport, QueueShare, run_of, tag_of
 from djqueue.storage.publishing import share_of
 from djqueue.storage.staging import CHUNK, Counts, Plan, Staging
 
@@ -27,7 +27,7 @@ from .columns import JobColumns
 from .locations import staging_of, storage_at
 from .options import DIRECT, ENQUEUE, STAGED, WriteOptions
 from .publishing import Checksum, DriverPublisher, frame_of
-from .reporting import WriteReporter, aborted, new_report
+from .reporting import WriteReporter, aborted, new_report, refuse_used_name
 from .rows import CHUNK_BYTES, Chunk, job_reader
 from .throttling import StorageRetry, WriteThrottle
 
@@ -151,8 +151,11 @@ class Write:
         self.options = options
         is_change = options.operation != ENQUEUE
         self.plan = ChangeColumns(options, columns) if is_change else JobColumns(options, columns)
-        self.id = self.report = options.write or token_hex(8)
-        """The write's id. `report` is its report's id, which all writes of a streaming query share."""
+        self.id = self.report = token_hex(8)
+        """The id of this run of the write. `report` is its report's id, which all writes of a streaming query
+        share, as do all runs with one `writeId`."""
+        if options.write is not None:
+            self.report, self.id = options.write, run_of(options.write, self.id)
         self.app = app or options.app or self.id
         self._frame = frame_of(options, columns)
         self._modes: dict[str, str] = {}
@@ -162,6 +165,8 @@ class Write:
             if options.delivery == STAGED and not is_change:
                 staging_of(storage)
             storage.connect()
+            if options.write is not None and not options.dry_run:
+                refuse_used_name(storage, options.write, options.app, options.version or 0)
             if options.queue is not None and isinstance(self.plan, JobColumns):
                 self._check(storage, self.plan, options.queue)
 
@@ -308,8 +313,8 @@ class Write:
                 if not self.options.dry_run:
                     reporter.done(skipped=skipped)
         return WriteReport(
-            write=self.id,
-            app=self.app,
+            write=self.report,
+            app=self._reported_app,
             version=number,
             queues=tuple(sorted(queues)),
             rows=rows,
@@ -319,6 +324,11 @@ class Write:
             operation=self.options.operation,
             answers=dict(answers),
         )
+
+    @property
+    def _reported_app(self) -> str:
+        """The application; for a write without `txnAppId` its name, which is that of its report."""
+        return self.report if self.app == self.id else self.app
 
     def _initial_report(self, tasks: Sequence[TaskReport], version: int) -> BulkWriteReport:
         shares = dict[str, QueueShare]()
@@ -331,7 +341,7 @@ class Write:
                 shares[queue] = QueueShare(ended=True)
         names = tuple(dict.fromkeys(name for task in tasks for name in task.names))
         spark = next((task.spark for task in tasks if task.spark), "")
-        report = new_report(self.report, self.app, version, shares)
+        report = new_report(self.report, self._reported_app, version, shares)
         return report._replace(names=names, parts=len(tasks), spark=spark, operation=self.options.operation)
 
     def _plan(self, tasks: Sequence[TaskReport], version: int, *, is_batch: bool) -> Plan:
@@ -371,7 +381,7 @@ class Write:
                     self._plan(tasks, self.options.version or 0, is_batch=False),
                 )
                 if staging.state_of(plan) != "open":
-                    staging.forget_all(sorted(queues), self.app, self.id)
+                    staging.forget_all(sorted(queues), plan.owner, self.id)
                 elif plan.lifetime is None or not staging.withdraw(plan):
                     return
             if not self.options.dry_run:

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 import msgpack
-from django.db.models import Sum
+from django.db.models import Count, Sum
 from django.db.models.functions import Length
 
 from djqueue.core.clock import Clock
@@ -156,7 +156,7 @@ class DatabasePublications(Staging):
         return found
 
     def _keep(self, manifests: Sequence[Manifest], now: int) -> None:
-        """Extend the lifetime of the manifests' parts. Raises ChunkMissingError if any has expired."""
+        """Extend the lifetime of the manifests' parts. Raises ChunkMissingError if any of it has expired."""
         queues, writes = {one.queue for one in manifests}, {one.write for one in manifests}
         place = self._parts(queue__in=queues, write__in=writes, expires_at__gt=now)
         kept = {
@@ -165,14 +165,21 @@ class DatabasePublications(Staging):
             .order_by("pk")
             .values_list("pk", "queue", "write", "part")
         }
-        wanted = []
+        wanted: dict[int, tuple[Manifest, int]] = {}
         for manifest in manifests:
-            for part in manifest.parts:
+            for part, kinds in manifest.parts.items():
                 pk = kept.get((manifest.queue, manifest.write, part))
                 if pk is None:
                     raise gone_error(manifest)
-                wanted.append(pk)
-        for pks in chunked(wanted):
+                wanted[pk] = manifest, len(kinds)
+        for pks in chunked([*wanted]):
+            chunks = self._chunks(part_id__in=pks).values_list("part_id").annotate(Count("pk")).order_by()
+            sizes = dict(chunks)
+            for pk in pks:
+                manifest, size = wanted[pk]
+                # A part that expired while its task was running has only the chunks staged since.
+                if sizes.get(pk, 0) < size:
+                    raise gone_error(manifest)
             self._parts(pk__in=pks).update(expires_at=now + RESUMABLE)
 
     def _open(

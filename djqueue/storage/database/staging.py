@@ -169,14 +169,14 @@ class DatabaseStaging(DatabasePublications):
             # Lock the plan, so that no sweep adopts it, and its manifests, so that nobody publishes a chunk.
             if which.select_for_update().first() is None:
                 return False
-            mine = self._publications(app=plan.app, write=plan.write, version=plan.version, done=False)
+            mine = self._publications(app=plan.owner, write=plan.write, version=plan.version, done=False)
             begun = [row.pk for row in mine.select_for_update().order_by("pk")]
             published = self._chunks(part__write=plan.write, queued__isnull=False)
             if published.exists() or self._publications(write=plan.write, done=True).exists():
                 return False
             self._publications(pk__in=begun).delete()
             self._open_plan(plan).delete()
-        self.forget_all(sorted(plan.queues), plan.app, plan.write)
+        self.forget_all(sorted(plan.queues), plan.owner, plan.write)
         return True
 
     def adopt(self, silence: int, limit: int) -> list[Plan]:

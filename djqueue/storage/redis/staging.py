@@ -124,7 +124,7 @@ class RedisStaging(Staging):
         if not (yield from self._drop_manifests(plan)):
             yield [self._plan("keep", plan, plan.version, write)]
             return False
-        yield from self._forget(sorted(plan.queues), plan.app, plan.write)
+        yield from self._forget(sorted(plan.queues), plan.owner, plan.write)
         [is_dropped] = yield [self._plan("drop", plan, plan.version, write)]
         return bool(is_dropped)
 
@@ -190,6 +190,7 @@ class RedisStaging(Staging):
                 pack_text(manifest.write),
                 pack(dict(manifest.parts)),
                 b"" if lifetime is None else lifetime,
+                *map(len, manifest.parts.values()),
             ]
             calls.append(self._call("begin", manifest, arguments, staged))
         return self._publications(manifests, calls)

@@ -221,11 +221,22 @@ class StagingContract(StorageCase):
 
     def test_a_chunk_that_is_gone_is_an_error(self, storage: Storage) -> None:
         manifest = staged(storage, {"a": [fresh(2)]})
-        manifest = manifest._replace(parts={"a": manifest.parts["a"] * 2})
         place(storage).begin(manifest, None)
+        manifest = manifest._replace(parts={"a": manifest.parts["a"] * 2})
 
         with pytest.raises(ChunkMissingError, match=r"chunk 1 of part 'a' of write 'write'"):
             place(storage).publish(manifest, chunks_of(manifest))
+
+    def test_a_part_that_lost_a_chunk_before_it_was_begun_is_an_error(self, storage: Storage) -> None:
+        whole = staged(storage, {"a": [fresh(1), fresh(1)], "b": [fresh(1)]})
+        place(storage).forget(QUEUE, APP, WRITE)
+        for part, number in (("a", 1), ("b", 0)):
+            place(storage).stage(WRITE, part, number, [fresh(1)])
+
+        with pytest.raises(ChunkMissingError, match="the staged chunks of write 'write' are missing"):
+            place(storage).begin(whole, None)
+
+        assert place(storage).begin(whole._replace(parts={"b": whole.parts["b"]}), None).status == "new"
 
     def test_a_write_that_was_never_put_aside_is_an_error(self, storage: Storage) -> None:
         with pytest.raises(ChunkMissingError):

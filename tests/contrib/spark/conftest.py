@@ -101,6 +101,12 @@ def leftovers(storage):
     return [*parts, *chunks]
 
 
+def take_in(storage):
+    """Make a database's scheduler read the inbox at once."""
+    if isinstance(storage, DatabaseStorage):
+        storage.active.inbox.take_in_all()
+
+
 def failing_once(marker):
     """Return a function for `mapInArrow` that fails once in a task, and then creates this directory."""
 

@@ -72,6 +72,8 @@ WRONG = [
     ({"txnAppId": "a"}, "txnAppId and txnVersion must be set together"),
     ({"txnVersion": "1"}, "txnAppId and txnVersion must be set together"),
     ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion: must be a number of at least 0; got -1"),
+    ({"txnAppId": "a" * 201, "txnVersion": "1"}, "txnAppId: must have 1 to 200 characters; got 201"),
+    ({"writeId": "w" * 201}, "writeId: must have 1 to 200 characters; got 201"),
     ({"deliveryMode": "once"}, "deliveryMode: 'once' is not one of staged, direct"),
     ({"onError": "ignore"}, "onError: 'ignore' is not one of fail, skip, dead"),
     ({"operation": "replace"}, "operation: 'replace' is not one of enqueue, retry, cancel, delete, update"),

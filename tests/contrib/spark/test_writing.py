@@ -14,10 +14,9 @@ from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage import publishing
-from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.staging import ChunkMissingError, Counts
 from djqueue.testing.factories import batch, claim
-from tests.contrib.spark.conftest import leftovers, open_storage
+from tests.contrib.spark.conftest import leftovers, open_storage, take_in
 
 QUEUE = "emails"
 ROWS = 50
@@ -46,12 +45,6 @@ def rows(first=0, many=ROWS):
 def tasks(made, parts=3):
     """Return the reports of a write's tasks, each with a copy of the write."""
     return [deepcopy(made).run_task(f"{at}.{at}", rows(at * ROWS)) for at in range(parts)]
-
-
-def take_in(storage):
-    """Make a database's scheduler read the inbox at once."""
-    if isinstance(storage, DatabaseStorage):
-        storage.active.inbox.take_in_all()
 
 
 def numbers(storage, queue=QUEUE):

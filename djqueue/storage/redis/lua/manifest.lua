@@ -2,7 +2,7 @@
 --
 -- KEYS: the publication, the results of its chunks, and their totals; then the chunks of each part.
 -- ARGV: 1 the time; 'begin', version, write, parts (MessagePack) and milliseconds for which an ended publication is known
---   ('' forever); or 'end' and version; or 'drop', version and write.
+--   ('' forever), and the number of chunks of each part; or 'end' and version; or 'drop', version and write.
 -- Returns {result of 'begin', version, write, parts, totals of an ended publication}; for 'end' the totals, too; for 'drop' 1, or 0 if a chunk was
 --   published.
 
@@ -19,7 +19,10 @@ if operation == 'begin' then
     return {last == version and 'resumed' or 'unfinished', stored[1], stored[3], stored[4], ''}
   end
   for at = 3, #KEYS do
-    if redis.call('PEXPIRE', KEYS[at], RESUMABLE) == 0 then return {'missing', ARGV[3], ARGV[4], ARGV[5], ''} end
+    -- A part that expired or was evicted while its task was running has only the chunks staged since.
+    local size = redis.call('HLEN', KEYS[at])
+    if size < tonumber(ARGV[at + 4]) then return {'missing', ARGV[3], ARGV[4], ARGV[5], ''} end
+    redis.call('PEXPIRE', KEYS[at], RESUMABLE)
   end
   redis.call('HSET', KEYS[1], 'version', ARGV[3], 'state', 'open', 'write', ARGV[4], 'parts', ARGV[5], 'lifetime', ARGV[6])
   redis.call('HDEL', KEYS[1], 'counts')

@@ -1,0 +1,200 @@
+"""Writes that meet others: of the same name, of another version, or under another target."""
+
+import pyarrow
+import pytest
+
+from djqueue.codecs import MSGPACK, decode
+from djqueue.contrib.spark.options import WriteOptions
+from djqueue.contrib.spark.writing import Write
+from djqueue.core.errors import OptionError
+from djqueue.core.states import State
+from djqueue.storage import publishing
+from djqueue.storage.staging import ChunkMissingError
+from djqueue.testing.factories import claim
+from tests.contrib.spark.conftest import leftovers, take_in
+
+QUEUE = "emails"
+ROWS = 40
+SIZE = 10
+NAMED = {"txnAppId": "nightly", "txnVersion": "7"}
+
+
+class Died(Exception):
+    """Raised to simulate the end of a process."""
+
+
+@pytest.fixture
+def write(url):
+    """Return a function that creates writes of the columns `q` and `n`, to one queue or to those of `q`."""
+
+    def make(**more):
+        given = {"url": url, "job": "shop.send", "batchSize": str(SIZE), **more}
+        if "queueColumn" not in given:
+            given["queue"] = QUEUE
+        return Write(WriteOptions.read(given), ["q", "n"])
+
+    return make
+
+
+def staged(made, first=0, many=ROWS, queues=(QUEUE,), part="0.0"):
+    """Return the report of a task that stages rows of these queues."""
+    names = [queue for queue in queues for _ in range(many)]
+    table = pyarrow.table({"q": names, "n": range(first, first + many * len(queues))})
+    return [made.run_task(part, table.to_batches(max_chunksize=SIZE))]
+
+
+def numbers(storage, queue=QUEUE):
+    jobs = storage.reads.page(queue, State.WAITING, 10_000)
+    return sorted(decode(job.payload, MSGPACK)["kwargs"]["n"] for job in jobs)
+
+
+def dies(storage, monkeypatch, step, commit, done=0):
+    """The driver dies at a step of its commit, after so many chunks of it."""
+    staging = type(storage.capabilities.staging)
+    plain = getattr(staging, step)
+
+    def died(self, some, *args):
+        if done:
+            plain(self, some[:done], *args)
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, step, died)
+        with pytest.raises(Died):
+            commit()
+
+
+def test_a_rerun_of_an_earlier_version_keeps_a_later_one_that_is_committed(storage, write, monkeypatch):
+    later = write(**NAMED)
+    tasks = staged(later)
+    dies(storage, monkeypatch, "begin_all", lambda: later.commit(tasks))
+
+    earlier = write(txnAppId="nightly", txnVersion="6")
+    report = earlier.commit(staged(earlier, ROWS, part="0.1"))
+    assert (report.skipped, report.inserted) == (True, 0)
+
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    storage.sweep()
+    assert numbers(storage) == [*range(ROWS)]
+
+
+def test_a_part_that_expired_while_its_task_was_running_is_not_published(storage, write, monkeypatch):
+    made = write(**NAMED)
+    staging = type(storage.capabilities.staging)
+    plain, calls = staging.stage_all, []
+
+    def expires(self, *args, **kwargs):
+        calls.append(None)
+        if len(calls) == 2:
+            storage.capabilities.staging.forget(QUEUE, made.app, made.id)
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(staging, "stage_all", expires)
+    monkeypatch.setattr("djqueue.contrib.spark.writing.CHUNKS_TOGETHER", 1)
+    tasks = staged(made)
+    assert len(calls) == ROWS // SIZE
+
+    with pytest.raises(ChunkMissingError):
+        made.commit(tasks)
+
+    assert numbers(storage) == []
+
+
+def test_a_rerun_under_the_same_write_id_publishes_the_rows_of_one_run(storage, write, monkeypatch):
+    first = write(writeId="tonight", **NAMED)
+    tasks = staged(first)
+    dies(storage, monkeypatch, "publish_all", lambda: first.commit(tasks), done=2)
+
+    again = write(writeId="tonight", **NAMED)
+    again.commit(staged(again, 1_000, 2 * ROWS))
+
+    assert numbers(storage) == [*range(ROWS)]
+
+
+def test_rows_that_a_dead_run_staged_under_the_same_write_id_are_not_published(storage, write):
+    first = write(writeId="tonight", **NAMED)
+    staged(first)
+
+    again = write(writeId="tonight", **NAMED)
+    assert again.commit(staged(again, 1_000)).inserted == ROWS
+
+    assert numbers(storage) == [*range(1_000, 1_000 + ROWS)]
+
+
+def test_a_write_id_that_another_write_has_is_refused(storage, write):
+    first = write(writeId="tonight", **NAMED)
+    first.commit(staged(first))
+    alone = write(writeId="alone")
+    alone.commit(staged(alone, ROWS))
+
+    with pytest.raises(OptionError, match=r"writeId: 'tonight' already names a write \(txnAppId 'nightly'"):
+        write(writeId="tonight", txnAppId="nightly", txnVersion="8")
+    for used in ("tonight", "alone"):
+        with pytest.raises(OptionError, match="give each write a writeId of its own, or leave writeId out"):
+            write(writeId=used)
+
+    again = write(writeId="tonight", **NAMED)
+    report = again.commit(staged(again, 1_000))
+    assert (report.write, report.skipped) == ("tonight", True)
+    assert numbers(storage) == [*range(2 * ROWS)]
+
+
+def test_a_sweep_finds_the_report_of_a_write_with_a_write_id(storage, write, monkeypatch):
+    made = write(writeId="to:night")
+    tasks = staged(made)
+    dies(storage, monkeypatch, "publish_all", lambda: made.commit(tasks), done=2)
+
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    storage.sweep()
+
+    assert numbers(storage) == [*range(ROWS)]
+    report = storage.capabilities.bulk_writes.get("to:night")
+    assert (report.app, report.state, report.inserted) == ("to:night", "done", ROWS)
+
+
+def test_loads_to_one_queue_and_to_many_are_independent_even_under_one_name(storage, write, monkeypatch):
+    first = write(**NAMED)
+    first.commit(staged(first))
+
+    second = write(queueColumn="q", **NAMED)
+    report = second.commit(staged(second, 1_000, queues=[QUEUE, "sms"]))
+
+    assert (report.inserted, report.skipped) == (2 * ROWS, False)
+    assert numbers(storage) == [*range(ROWS), *range(1_000, 1_000 + ROWS)]
+    again = [write(**NAMED), write(queueColumn="q", **NAMED)]
+    assert [made.commit(staged(made, 2_000)).skipped for made in again] == [True, True]
+    assert len(numbers(storage)) == 2 * ROWS
+    assert leftovers(storage) == []
+
+
+def test_an_open_write_to_one_queue_is_not_finished_by_one_to_many(storage, write, monkeypatch):
+    first = write(**NAMED)
+    tasks = staged(first)
+    dies(storage, monkeypatch, "publish_all", lambda: first.commit(tasks), done=2)
+
+    later = write(queueColumn="q", txnAppId="nightly", txnVersion="8")
+    assert later.commit(staged(later, 1_000)).inserted == ROWS
+    first.abort(tasks)
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    storage.sweep()
+
+    assert numbers(storage) == [*range(ROWS), *range(1_000, 1_000 + ROWS)]
+    assert leftovers(storage) == []
+
+
+def test_a_sweep_keeps_to_the_depth_of_the_queue(storage, write, monkeypatch):
+    made = write(maxQueueDepth="20", **NAMED)
+    tasks = staged(made, many=200)
+    dies(storage, monkeypatch, "publish_all", lambda: made.commit(tasks))
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+
+    depths = []
+    while storage.reads.counts(QUEUE)[State.ACTIVE] < 200:
+        storage.sweep()
+        take_in(storage)
+        depths.append(storage.reads.counts(QUEUE)[State.WAITING])
+        claim(storage, SIZE // 2, queues=(QUEUE,), names=["shop.send"])
+        assert len(depths) < 100
+
+    assert 20 <= max(depths) < 20 + SIZE, depths
+    assert storage.capabilities.bulk_writes.get(made.id).state == "done"

@@ -34,10 +34,12 @@ def new_report(write: str, app: str, version: int, shares: Mapping[str, QueueSha
 
 
 def refuse_used_name(storage: Storage, write: str, app: str | None, version: int) -> None:
-    """Raise OptionError if another write has this name, except an earlier run of the same named write."""
+    """Raise OptionError if another write has this name, unless it failed or is an earlier run of this one."""
     reports = storage.capabilities.bulk_writes
     known = None if reports is None else reports.get(write)
-    if known is not None and (app is None or (known.app, known.version) != (app, version)):
+    if known is None or known.state == FAILED:
+        return
+    if app is None or (known.app, known.version) != (app, version):
         raise OptionError(
             f"writeId: {write!r} already names a write (txnAppId {known.app!r}, txnVersion {known.version}, "
             f"{known.state}): give each write a writeId of its own, or leave writeId out"

@@ -139,6 +139,17 @@ def test_a_write_id_that_another_write_has_is_refused(storage, write):
     assert numbers(storage) == [*range(2 * ROWS)]
 
 
+def test_a_failed_write_may_be_run_again_under_its_write_id(storage, write):
+    first = write(writeId="tonight")
+    first.abort(staged(first))
+
+    again = write(writeId="tonight")
+    assert again.commit(staged(again, 1_000)).inserted == ROWS
+
+    assert numbers(storage) == [*range(1_000, 1_000 + ROWS)]
+    assert storage.capabilities.bulk_writes.get("tonight").state == "done"
+
+
 def test_a_sweep_finds_the_report_of_a_write_with_a_write_id(storage, write, monkeypatch):
     made = write(writeId="to:night")
     tasks = staged(made)

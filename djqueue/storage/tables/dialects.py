@@ -6,7 +6,7 @@ the ORM. Table and column names come from the models.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any
@@ -50,8 +50,8 @@ class Dialect(ABC):
         with transaction.atomic(using=self.alias):
             yield
 
-    def take_turns(self, queue: str, key: str) -> None:  # noqa: B027 - optional
-        """Wait until no other open transaction has called this for the same unique key."""
+    def take_turns(self, keys: Collection[tuple[str, str]]) -> None:  # noqa: B027 - optional
+        """Wait until no other open transaction has called this for the same queues and unique keys."""
 
     @abstractmethod
     def insert(
@@ -323,10 +323,15 @@ class PostgresDialect(Dialect):
                     cursor.execute("SET LOCAL synchronous_commit TO on")
             yield
 
-    def take_turns(self, queue: str, key: str) -> None:
-        """Wait for other transactions that called this for the same unique key."""
+    def take_turns(self, keys: Collection[tuple[str, str]]) -> None:
+        """Wait for other transactions, in one order for all: otherwise, two could wait for each other."""
+        queues, names = zip(*sorted(keys), strict=True)
         with self.connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, hashtext(%s)))", [key, queue])
+            cursor.execute(
+                "SELECT pg_advisory_xact_lock(hashtextextended(key, hashtext(queue))) "
+                "FROM unnest(%s::text[], %s::text[]) AS wanted(queue, key)",
+                [list(queues), list(names)],
+            )
 
     def insert(
         self,

@@ -13,6 +13,7 @@ from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.database.publications import TOGETHER, DatabasePublications
 from djqueue.storage.staging import ChunkMissingError
 from djqueue.testing.factories import claim
+from djqueue.testing.waiting import together
 from tests.contrib.spark.conftest import leftovers, take_in
 
 QUEUE = "emails"
@@ -224,3 +225,18 @@ def test_duplicates_in_many_queues_are_found_by_few_transactions(storage, url, m
     if isinstance(storage, DatabaseStorage):
         # The second time, twice: the scheduler may know that the jobs have ended.
         assert calls == [TOGETHER] * 6
+
+
+def test_two_loads_with_the_same_unique_keys_do_not_wait_for_each_other(postgresql_url):
+    keys = [f"key-{number}" for number in range(100)]
+    given = {"url": postgresql_url, "queue": QUEUE, "job": "shop.send", "uniqueKeyColumn": "key"}
+    loads = []
+    for app, some in (("up", keys), ("down", keys[::-1])):
+        named = {"txnAppId": app, "txnVersion": "1", "maxRetries": "0"}
+        made = Write(WriteOptions.read({**given, **named}), ["key"])
+        loads.append((made, [made.run_task("0.0", pyarrow.table({"key": some}).to_batches())]))
+
+    reports = together([lambda made=made, tasks=tasks: made.commit(tasks) for made, tasks in loads])
+
+    assert sorted(report.inserted for report in reports) == [0, len(keys)]
+    assert sorted(report.duplicates for report in reports) == [0, len(keys)]

@@ -237,8 +237,7 @@ class SqliteDialect(OnSqlite):
         self, model: type[Model], fields: Sequence[str], constants: Mapping[str, Any], key: Sequence[str]
     ) -> "_Statement":
         every = [*fields, *constants]
-        fixed = "".join(f",{_literal(value)}" for value in constants.values())
-        one = f"({','.join('?' * len(fields))}{fixed})"
+        one = f"({','.join(['?'] * len(fields) + [_literal(value) for value in constants.values()])})"
         head = f"INSERT INTO {self._table(model)} ({', '.join(self._columns(model, every))}) VALUES "
         return _Statement(head, one, self._overwriting(model, every, key))
 
@@ -325,13 +324,10 @@ class PostgresDialect(Dialect):
 
     def take_turns(self, keys: Collection[tuple[str, str]]) -> None:
         """Wait for other transactions, in one order for all: otherwise, two could wait for each other."""
-        queues, names = zip(*sorted(keys), strict=True)
+        lock = "SELECT pg_advisory_xact_lock(hashtextextended(key, hashtext(queue)))"
+        arrays = [list(column) for column in zip(*sorted(keys), strict=True)]
         with self.connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT pg_advisory_xact_lock(hashtextextended(key, hashtext(queue))) "
-                "FROM unnest(%s::text[], %s::text[]) AS wanted(queue, key)",
-                [list(queues), list(names)],
-            )
+            cursor.execute(f"{lock} FROM unnest(%s::text[], %s::text[]) AS wanted(queue, key)", arrays)
 
     def insert(
         self,
@@ -388,8 +384,7 @@ class PostgresDialect(Dialect):
 
     def delete(self, model: type[Model], key: Sequence[str], rows: Sequence[Row]) -> int:
         """Delete rows by key, and return their number."""
-        columns = ", ".join(self._columns(model, key))
-        arrays = self._arrays(model, key)
+        columns, arrays = ", ".join(self._columns(model, key)), self._arrays(model, key)
         statement = f"DELETE FROM {self._table(model)} WHERE ({columns}) IN (SELECT * FROM unnest({arrays}))"
         return self._run(statement, rows)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgpack
+from django.db.models import Count
 
 from djqueue.core.job import Batch
 from djqueue.storage import sparktables, wire
@@ -194,7 +195,7 @@ class DatabaseStaging(DatabasePublications):
 
     def forget_all(self, queues: Sequence[str], app: str, write: str) -> int:
         """Delete the rest of a write, except in queues where it is being published."""
-        parts = 0
+        parts = large = 0
         for some in chunked(queues, AT_ONCE):
             with self._writing():
                 mine = self._parts(queue__in=some, write=write)
@@ -203,13 +204,21 @@ class DatabaseStaging(DatabasePublications):
                 open_ones = self._publications(queue__in=some, app=app, write=write, done=False)
                 begun = set(open_ones.values_list("queue", flat=True))
                 gone = [pk for pk, queue in found if queue not in begun]
-                for keys in chunked(gone):
-                    parts += self._parts(pk__in=keys).update(expires_at=0)
+                parts += len(gone)
+                for pks in chunked(gone):
+                    small = self._small(pks)
+                    self._parts(pk__in=small).delete()
+                    large += self._parts(pk__in=[pk for pk in pks if pk not in small]).update(expires_at=0)
         with named(self._alias):
-            if parts:
+            if large:
                 while _drop(self._dialect, self._parts(write=write, expires_at=0)):
                     pass
         return parts
+
+    def _small(self, parts: Sequence[int]) -> set[int]:
+        """Return those parts that are quickly deleted, because they have few chunks, all of them empty."""
+        counts = self._chunks(part_id__in=parts).values_list("part_id").annotate(Count("pk"), Count("queued"))
+        return {pk for pk, chunks, published in counts if chunks == published and chunks <= AT_ONCE}
 
     def _plan(self, plan: Plan, now: int) -> Any:
         """Return and lock the last plan of an application for a target."""

@@ -204,6 +204,20 @@ def test_chunks_of_more_queues_are_staged_by_as_few_statements(client):
     assert spark_models.StagedChunk.objects.filter(part__write="many").count() == 50
 
 
+def test_the_rest_of_more_published_queues_is_deleted_by_as_few_statements(client):
+    def forget(many):
+        names = [f"{many}-{number}" for number in range(many)]
+        steps_of(client, staged_in(client, names, write=f"to {many}"))
+        with CaptureQueriesContext(connection) as ran:
+            assert place(client).forget_all(names, APP, f"to {many}") == many
+        return len(ran)
+
+    forget(1)
+
+    assert forget(50) <= forget(5) + 2
+    assert rows() == 0
+
+
 def test_a_later_write_to_many_queues_takes_the_place_of_the_earlier_one(client):
     names = [f"q{number}" for number in range(5)]
     steps_of(client, staged_in(client, names, write="one", version=1))

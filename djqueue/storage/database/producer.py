@@ -86,6 +86,8 @@ class Inserter:
         return results
 
     def _insert_all(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        if keys := self._contended(batches):
+            self._dialect.take_turns(keys)
         results: list[EnqueueResult] = []
         substitutes = Substitutes()
         together: list[rows.Row] = []
@@ -111,6 +113,12 @@ class Inserter:
         self._write(together)
         return results
 
+    def _contended(self, batches: Sequence[Batch]) -> set[tuple[str, str]]:
+        """Return the unique keys for which other producers have to wait; "" stands for a bounded queue."""
+        keyed = {(batch.queue, key) for batch in batches if (key := batch.options.unique_key) is not None}
+        queues = {batch.queue for batch in batches}
+        return keyed | {(queue, "") for queue in queues if is_bounded(self._policy(queue))}
+
     def _is_plain(self, batch: Batch) -> bool:
         """Return whether jobs can be inserted without looking at others."""
         is_fresh = batch.ids is None or batch.fresh
@@ -124,10 +132,6 @@ class Inserter:
     def _insert(self, batch: Batch) -> list[EnqueueResult]:
         now = self._clock.now()
         ids = self._ids_of(batch)
-        if is_bounded(self._policy(batch.queue)):
-            self._dialect.take_turns(batch.queue, "")
-        if batch.options.unique_key is not None:
-            self._dialect.take_turns(batch.queue, batch.options.unique_key)
         if batch.ids is None or batch.fresh:
             return self._insert_fresh(batch, ids, now)
         answers: dict[int, EnqueueResult] = {}

@@ -34,6 +34,8 @@ AT_ONCE = 100
 TOGETHER, BYTES = 64, 256 * 1024
 """Maximum number of chunks published in one transaction, which a publisher sends at once, and their size."""
 COUNTS = Counts._fields
+Believed = dict[str, State | None]
+"""States of jobs by their ids, as the tables have them."""
 
 
 class DatabasePublications(Staging):
@@ -87,17 +89,17 @@ class DatabasePublications(Staging):
             # In the caller's transaction, the tables can't be brought up to date.
             locked = self._dialect.connection.in_atomic_block
             together = limit = 1 if locked else TOGETHER
+            certain = locked
             while len(found) < len(chunks):
                 some = chunks[len(found) : len(found) + together]
                 try:
-                    found += self._enqueued(places, some, certain=locked)
-                    together = limit
+                    found += self._enqueued(places, some, certain=certain)
+                    together, certain = limit, locked
                 except _UncertainError as error:
-                    if error.index:
-                        together = error.index  # Publish the chunks before it first.
-                        continue
-                    self._settle(error.queue, error.believed)
-                    found += self._enqueued(places, some[:1], certain=True)
+                    together = error.together
+                    for queue, believed in error.believed.items():
+                        self._settle(queue, believed)
+                        certain = True
         return found
 
     def end_all(self, manifests: Sequence[Manifest]) -> list[Counts]:
@@ -318,15 +320,20 @@ class DatabasePublications(Staging):
                 raise
             # One of the queues seems full, but the scheduler may know that jobs have left it.
             at = places[len(places) // 2]
+            if at:
+                raise _UncertainError(at, {}) from None  # Publish the chunks before it first.
             batch = new[at][0]
-            uncertain: dict[str, State | None] = {str((batch.ids or ("",))[0]): State.WAITING}
-            raise _UncertainError(batch.queue, at, uncertain) from None
+            waiting: Believed = {str((batch.ids or ("",))[0]): State.WAITING}
+            raise _UncertainError(1, {batch.queue: waiting}) from None
         found: dict[int, list[EnqueueResult]] = {}
+        uncertain: dict[str, Believed] = {}
         for at, batches in new.items():
             found[at] = list(islice(answers, sum(len(batch.payloads) for batch in batches)))
             believed = {one.id: one.existing_state for one in found[at] if one.status == "duplicate"}
             if believed and not certain:
-                raise _UncertainError(chunks[at][0].queue, at, believed)
+                uncertain.setdefault(chunks[at][0].queue, {}).update(believed)
+        if uncertain:
+            raise _UncertainError(len(chunks), uncertain)
         return found
 
     def _inserted(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
@@ -360,12 +367,16 @@ class DatabasePublications(Staging):
 
 
 class _UncertainError(Exception):
-    """The tables reject jobs of a chunk, but may be outdated; raised to roll back the transaction."""
+    """The tables reject jobs of some chunks, but may be outdated; raised to roll back the transaction.
 
-    def __init__(self, queue: str, index: int, believed: dict[str, State | None]) -> None:
-        super().__init__(queue, index, believed)
-        self.queue = queue
-        self.index = index
+    Args:
+        together: Number of chunks to try next.
+        believed: By queue, the jobs to bring up to date before.
+    """
+
+    def __init__(self, together: int, believed: Mapping[str, Believed]) -> None:
+        super().__init__(together, believed)
+        self.together = together
         self.believed = believed
 
 

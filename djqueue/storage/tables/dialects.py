@@ -6,7 +6,7 @@ the ORM. Table and column names come from the models.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any
@@ -50,8 +50,8 @@ class Dialect(ABC):
         with transaction.atomic(using=self.alias):
             yield
 
-    def take_turns(self, queue: str, key: str) -> None:  # noqa: B027 - optional
-        """Wait until no other open transaction has called this for the same unique key."""
+    def take_turns(self, keys: Collection[tuple[str, str]]) -> None:  # noqa: B027 - optional
+        """Wait until no other open transaction has called this for the same queues and unique keys."""
 
     @abstractmethod
     def insert(
@@ -237,8 +237,7 @@ class SqliteDialect(OnSqlite):
         self, model: type[Model], fields: Sequence[str], constants: Mapping[str, Any], key: Sequence[str]
     ) -> "_Statement":
         every = [*fields, *constants]
-        fixed = "".join(f",{_literal(value)}" for value in constants.values())
-        one = f"({','.join('?' * len(fields))}{fixed})"
+        one = f"({','.join(['?'] * len(fields) + [_literal(value) for value in constants.values()])})"
         head = f"INSERT INTO {self._table(model)} ({', '.join(self._columns(model, every))}) VALUES "
         return _Statement(head, one, self._overwriting(model, every, key))
 
@@ -323,10 +322,12 @@ class PostgresDialect(Dialect):
                     cursor.execute("SET LOCAL synchronous_commit TO on")
             yield
 
-    def take_turns(self, queue: str, key: str) -> None:
-        """Wait for other transactions that called this for the same unique key."""
+    def take_turns(self, keys: Collection[tuple[str, str]]) -> None:
+        """Wait for other transactions, in one order for all: otherwise, two could wait for each other."""
+        lock = "SELECT pg_advisory_xact_lock(hashtextextended(key, hashtext(queue)))"
+        arrays = [list(column) for column in zip(*sorted(keys), strict=True)]
         with self.connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, hashtext(%s)))", [key, queue])
+            cursor.execute(f"{lock} FROM unnest(%s::text[], %s::text[]) AS wanted(queue, key)", arrays)
 
     def insert(
         self,
@@ -383,8 +384,7 @@ class PostgresDialect(Dialect):
 
     def delete(self, model: type[Model], key: Sequence[str], rows: Sequence[Row]) -> int:
         """Delete rows by key, and return their number."""
-        columns = ", ".join(self._columns(model, key))
-        arrays = self._arrays(model, key)
+        columns, arrays = ", ".join(self._columns(model, key)), self._arrays(model, key)
         statement = f"DELETE FROM {self._table(model)} WHERE ({columns}) IN (SELECT * FROM unnest({arrays}))"
         return self._run(statement, rows)
 

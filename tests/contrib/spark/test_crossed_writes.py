@@ -9,8 +9,11 @@ from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError
 from djqueue.core.states import State
 from djqueue.storage import publishing
+from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.database.publications import TOGETHER, DatabasePublications
 from djqueue.storage.staging import ChunkMissingError
 from djqueue.testing.factories import claim
+from djqueue.testing.waiting import together
 from tests.contrib.spark.conftest import leftovers, take_in
 
 QUEUE = "emails"
@@ -209,3 +212,42 @@ def test_a_sweep_keeps_to_the_depth_of_the_queue(storage, write, monkeypatch):
 
     assert 20 <= max(depths) < 20 + SIZE, depths
     assert storage.capabilities.bulk_writes.get(made.id).state == "done"
+
+
+def test_duplicates_in_many_queues_are_found_by_few_transactions(storage, url, monkeypatch):
+    queues = [f"queue-{number}" for number in range(2 * TOGETHER)]
+    table = pyarrow.table({"q": queues, "id": ["same"] * len(queues)})
+    if isinstance(storage, DatabaseStorage):
+        plain, calls = DatabasePublications._inserted, []
+
+        def counted(self, batches):
+            calls.append(len(batches))
+            return plain(self, batches)
+
+        monkeypatch.setattr(DatabasePublications, "_inserted", counted)
+    counts = []
+    for version in ("1", "2"):
+        given = {"url": url, "queueColumn": "q", "job": "shop.send", "idColumn": "id"}
+        made = Write(WriteOptions.read({**given, "txnAppId": "nightly", "txnVersion": version}), ["q", "id"])
+        report = made.commit([made.run_task("0.0", table.to_batches())])
+        counts.append((report.inserted, report.duplicates))
+
+    assert counts == [(len(queues), 0), (0, len(queues))]
+    if isinstance(storage, DatabaseStorage):
+        # The second time, twice: the scheduler may know that the jobs have ended.
+        assert calls == [TOGETHER] * 6
+
+
+def test_two_loads_with_the_same_unique_keys_do_not_wait_for_each_other(postgresql_url):
+    keys = [f"key-{number}" for number in range(100)]
+    given = {"url": postgresql_url, "queue": QUEUE, "job": "shop.send", "uniqueKeyColumn": "key"}
+    loads = []
+    for app, some in (("up", keys), ("down", keys[::-1])):
+        named = {"txnAppId": app, "txnVersion": "1", "maxRetries": "0"}
+        made = Write(WriteOptions.read({**given, **named}), ["key"])
+        loads.append((made, [made.run_task("0.0", pyarrow.table({"key": some}).to_batches())]))
+
+    reports = together([lambda made=made, tasks=tasks: made.commit(tasks) for made, tasks in loads])
+
+    assert sorted(report.inserted for report in reports) == [0, len(keys)]
+    assert sorted(report.duplicates for report in reports) == [0, len(keys)]

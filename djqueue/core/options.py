@@ -271,7 +271,7 @@ def _positive(name: str, value: Any) -> int:
 
 
 def _tags(name: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
         raise OptionError(f"{name}: expected a list of strings, got {shown(value)}")
     tags = tuple(check_text(name, tag) for tag in islice(value, MAX_TAGS + 1))
     if len(tags) > MAX_TAGS:

@@ -7,6 +7,7 @@ start-up if it is in INSTALLED_APPS, so it imports its modules when they are use
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
+from datetime import timedelta
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -69,11 +70,13 @@ def write(df: "DataFrame", options: Mapping[str, str]) -> "WriteReport | None":
     """Write a DataFrame with options in Spark's spelling. Like `enqueue`."""
     from . import requirements as requirements
     from .locations import storage_at
-    from .options import WriteOptions
+    from .options import WriteOptions, key_of
     from .project import with_defaults
     from .writing import WriteReport
 
-    all_options = {"writeId": token_hex(8), **with_defaults(options)}
+    all_options = with_defaults(options)
+    if not any(key_of(name) == "writeid" for name in all_options):
+        all_options["writeId"] = token_hex(8)
     checked = WriteOptions.read(all_options)
     if checked.dry_run:
         return _dry_run(df, checked)
@@ -85,11 +88,32 @@ def write(df: "DataFrame", options: Mapping[str, str]) -> "WriteReport | None":
 
 
 def _texts(options: Mapping[str, Any] | None, more: Mapping[str, Any]) -> dict[str, str]:
-    return {name: _text(value) for name, value in {**(options or {}), **more}.items()}
+    given = {**(options or {}), **more}
+    return {name: _text(name, value) for name, value in given.items() if value is not None}
 
 
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _text(name: str, value: Any) -> str:
+    """Convert an option's value to text, as `.option()` takes it. Raises OptionError."""
+    from djqueue.core.errors import OptionError
+
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, timedelta):
+        return repr(value.total_seconds())
+    if isinstance(value, Mapping):
+        try:
+            return json.dumps(dict(value))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise OptionError(f"{name}: cannot be written as JSON: {error}") from None
+    if isinstance(value, (list, tuple, set, frozenset)):
+        for one in value:
+            if not isinstance(one, str) or "," in one:
+                raise OptionError(
+                    f"{name}: expected strings without commas, got {one!r}; take other values from a column, "
+                    f"with {name}Column"
+                )
+        return ",".join(value)
+    return str(value)
 
 
 def _dry_run(df: "DataFrame", options: "WriteOptions") -> "WriteReport":

@@ -279,7 +279,7 @@ def _uses(options: WriteOptions, columns: Columns) -> Iterator[tuple[str, str, C
     if columns.args is not None:
         yield "argsColumn", columns.args, _instance(list, "an array")
     if columns.kwargs is not None:
-        yield "kwargsColumn", columns.kwargs, _instance(dict, "a map or a struct")
+        yield "kwargsColumn", columns.kwargs, _named
     if columns.payload is not None and options.payload_format == "msgpack":
         yield "payloadColumn", columns.payload, _instance(bytes, "binary MessagePack")
     if columns.payload is not None and options.payload_format == "json":
@@ -298,6 +298,11 @@ def _instance(kinds: type | tuple[type, ...], expected: str) -> Callable[[Any], 
             raise OptionError(f"expected {expected}")
 
     return check
+
+
+def _named(value: Any) -> None:
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise OptionError("expected a map with keys of type string, or a struct")
 
 
 def _sample(kind: Any) -> Any:
@@ -337,7 +342,7 @@ def _payload_reader(
     def parsed(row: Mapping[str, Any]) -> bytes:
         try:
             return encode(json.loads(row[column]))
-        except (TypeError, ValueError) as error:
+        except (RecursionError, TypeError, ValueError) as error:
             raise OptionError(f"{column}: not JSON: {error}") from error
 
     return parsed

@@ -17,6 +17,8 @@ FAIL, SKIP, DEAD = "fail", "skip", "dead"
 ENQUEUE, RETRY, CANCEL, DELETE, UPDATE = "enqueue", "retry", "cancel", "delete", "update"
 MAX_KEY = 200
 """Maximum length of the names of a write, which storages extend."""
+LONGEST_STAGE = 365 * 86_400
+"""Maximum of `stageTtl`, in seconds."""
 SPARK_OPTIONS = frozenset({"checkpointlocation"})
 """Options of a stream that are meant for Spark itself."""
 
@@ -188,7 +190,7 @@ def _text(field_name: str) -> Callable[[dict[str, Any], str], None]:
 
 def _named(field_name: str) -> Callable[[dict[str, Any], str], None]:
     def read(values: dict[str, Any], text: str) -> None:
-        values[field_name] = check_text(camel(field_name), text)
+        values[field_name] = check_text(field_name, text)
 
     return read
 
@@ -219,7 +221,11 @@ def _batch_size(values: dict[str, Any], text: str) -> None:
 
 
 def _number(
-    field_name: str, spelled: str, convert: Callable[[str], Any], minimum: float
+    field_name: str,
+    spelled: str,
+    convert: Callable[[str], Any],
+    minimum: float,
+    maximum: float = float("inf"),
 ) -> Callable[[dict[str, Any], str], None]:
     def read(values: dict[str, Any], text: str) -> None:
         try:
@@ -228,6 +234,8 @@ def _number(
             raise OptionError(f"{spelled}: {text!r} is not a number") from None
         if not minimum <= number < float("inf"):
             raise OptionError(f"{spelled}: must be a number of at least {minimum:g}; got {text}")
+        if number > maximum:
+            raise OptionError(f"{spelled}: must be at most {maximum:,}; got {text}")
         values[field_name] = number
 
     return read
@@ -390,13 +398,13 @@ _add("includeColumns", _names("include"))
 _add("excludeColumns", _names("exclude"))
 _add("maxPayloadBytes", _number("max_payload", "maxPayloadBytes", int, 1))
 _add("txnAppId", _key("app", "txnAppId"))
-_add("txnVersion", _number("version", "txnVersion", int, 0))
+_add("txnVersion", _number("version", "txnVersion", int, 0, 2**63 - 1))
 _add("deliveryMode", _choice("delivery", "deliveryMode", STAGED, DIRECT))
 _add("batchSize", _batch_size)
 _add("maxQueueDepth", _number("max_queue_depth", "maxQueueDepth", int, 1))
 _add("backpressureTimeout", _number("backpressure_timeout", "backpressureTimeout", float, 0))
 _add("rateLimit", _number("rate_limit", "rateLimit", float, 0.001))
 _add("maxRetries", _number("max_retries", "maxRetries", int, 0))
-_add("stageTtl", _number("stage_ttl", "stageTtl", float, 1))
+_add("stageTtl", _number("stage_ttl", "stageTtl", float, 1, LONGEST_STAGE))
 _add("onError", _choice("on_error", "onError", FAIL, SKIP, DEAD, alias={"dlq": DEAD}))
 _add("dryRun", _flag("dry_run", "dryRun"))

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from djqueue.codecs import MSGPACK, encode
@@ -39,6 +40,9 @@ MIN_SALVAGED = 64 * 1024
 """Minimum size limit of a dead letter's payload, in bytes."""
 MAX_TEXT = 200
 """Maximum length of a value stored as text, in characters."""
+
+OBJECTS = ("headers", "backoff")
+"""Options that may be a JSON object as text."""
 
 Row = tuple[dict[str, Any], SerializationError | None]
 """A row by column name, and why it can't be converted."""
@@ -291,8 +295,9 @@ class JobReader(RowReader):
 
     def _parse_options(self, queue: str, values: Mapping[str, Any]) -> EnqueueOptions:
         given = {name: _without_nulls(value) for name, value in values.items() if value is not None}
-        if isinstance(headers := given.get("headers"), str):
-            given["headers"] = value_of_text("headers", headers)
+        for name in OBJECTS:
+            if isinstance(text := given.get(name), str):
+                given[name] = value_of_text(name, text)
         depends_on = given.pop(DEPENDS_ON, self._plan.depends_on)
         for name, value in given.items():
             parse(name, value)
@@ -424,6 +429,8 @@ def _frozen(value: Any) -> Hashable:
         return tuple(map(_frozen, value))
     if isinstance(value, dict):
         return tuple((name, _frozen(one)) for name, one in value.items())
+    if isinstance(value, (bool, float, Decimal)):
+        return type(value), value  # Equal to whole numbers, which variants have, too.
     frozen: Hashable = value
     return frozen
 

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from djqueue.core.errors import OptionError
 
 ENVIRONMENT, FILE = "env:", "file:"
+REFERENCES = {"env": "the name of an environment variable", "file": "the path of a file"}
 REMEDY = (
     "use url=env:NAME, an environment variable of the driver and the executors, or url=file:/path, a file on "
     "their machines"
@@ -20,6 +21,14 @@ def resolved(url: str) -> str:
     Raises:
         OptionError: This process lacks the variable or the file.
     """
+    if url.startswith((ENVIRONMENT, FILE)) and "://" in url.partition(":")[2]:
+        # Don't echo the URL: it may contain a password.
+        kind = url.partition(":")[0]
+        raise OptionError(
+            f"url: {kind}: is followed by a URL; expected {REFERENCES[kind]}: remove {kind}:, or {REMEDY}"
+        )
+    if url in (ENVIRONMENT, FILE):
+        raise OptionError(f"url: {url} is incomplete; expected {REFERENCES[url[:-1]]}")
     if url.startswith(ENVIRONMENT):
         name = url.removeprefix(ENVIRONMENT)
         found = os.environ.get(name, "").strip()

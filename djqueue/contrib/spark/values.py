@@ -5,6 +5,7 @@ without a Python equivalent makes only its own row invalid.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from decimal import Context, localcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ NUMBER_TYPES = frozenset({"int8", "int16", "int32", "int64", "float", "double", 
 """Arrow types that NumPy converts to Python values at once, unless a value is null."""
 TEXT_TYPES = frozenset({"string", "large_string", "binary", "large_binary"})
 """Arrow types that NumPy converts at once, with or without nulls."""
+VARIANT_DECIMALS = Context(prec=100)
+"""Exact for the decimals of variants, which have at most 38 digits; the default context rounds to 28."""
 MAX_REASON = 200
 """Maximum length of the reason why a value can't be converted, in characters."""
 
@@ -83,7 +86,14 @@ def _halves(part: Any, size: int) -> Iterator[Any]:
 def _column(batch: Any, index: int, name: str, errors: dict[int, SerializationError]) -> list[Any]:
     import pyarrow
 
-    failures = (ArithmeticError, LookupError, TypeError, ValueError, pyarrow.ArrowException)
+    failures = (
+        ArithmeticError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        pyarrow.ArrowException,
+    )
     try:
         return _whole(batch.column(index))
     except failures:
@@ -139,7 +149,8 @@ def _variant(value: Any) -> Any:
     # Import late: only Spark creates variants.
     from pyspark.sql.types import VariantVal
 
-    return VariantVal(value["value"], value["metadata"]).toPython()
+    with localcontext(VARIANT_DECIMALS):
+        return VariantVal(value["value"], value["metadata"]).toPython()
 
 
 def _in_struct(decoders: Mapping[str, Decoder], value: Any) -> Any:

@@ -41,6 +41,16 @@ class PlansContract(StorageCase):
         assert place(storage).state_of(first) == "done"
         assert place(storage).commit(first._replace(write="next", version=2)).status == "new"
 
+    def test_versions_are_compared_exactly(self, storage: Storage) -> None:
+        # A double is not exact above 2^53.
+        small = plan({QUEUE: {"a": "p"}}, version=9)
+        large = [plan({QUEUE: {"a": "p"}}, write=f"w{n}", version=2**53 + n) for n in range(2)]
+        for one in (small, *large, small._replace(write="last", version=2**63 - 1)):
+            assert place(storage).commit(one).status == "new"
+            place(storage).close(one, {})
+
+        assert place(storage).commit(large[1]._replace(write="again")).status == "done"
+
     def test_plans_for_other_queues_or_applications_are_independent(self, storage: Storage) -> None:
         first = plan({QUEUE: {"a": "p"}}, target=QUEUE)
         place(storage).commit(first)

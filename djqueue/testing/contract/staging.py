@@ -201,6 +201,14 @@ class StagingContract(StorageCase):
 
         assert counts(storage)[State.WAITING] == 5
 
+    def test_versions_of_more_than_53_bits_are_compared_exactly(self, storage: Storage) -> None:
+        publish(storage, staged(storage, {"a": [fresh(2)]}, version=2**53))
+        publish(storage, staged(storage, {"a": [fresh(3)]}, write="next", version=2**53 + 1))
+
+        found = place(storage).begin(staged(storage, {"a": [fresh(1)]}, write="other", version=2**53), None)
+
+        assert (found.status, found.manifest.version, found.counts) == ("done", 2**53 + 1, Counts(queued=3))
+
     def test_what_was_begun_comes_before_the_next_version(self, storage: Storage) -> None:
         first = staged(storage, {"a": [fresh(2)]}, version=7)
         place(storage).begin(first, None)

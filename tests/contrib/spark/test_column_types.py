@@ -168,3 +168,17 @@ def test_an_interval_of_months_is_refused_wherever_it_is(more):
         "odd: a column of type interval year to month can't be written: Python has no interval of months; "
         "cast it to a number of months, or to a string, or drop it"
     )
+
+
+@pytest.mark.parametrize("key", [types.IntegerType(), types.DateType()])
+def test_names_of_arguments_are_strings(key):
+    kind = types.MapType(key, types.StringType())
+
+    with pytest.raises(OptionError, match=r"kwargsColumn: .* expected a map with keys of type string"):
+        check("kwargsColumn", kind)
+    assert check("kwargsColumn", types.MapType(types.StringType(), types.LongType())) is None
+
+
+def test_the_keys_of_a_map_are_no_tags():
+    with pytest.raises(OptionError, match=r"tagsColumn: .* expected a list of strings"):
+        check("tagsColumn", types.MapType(types.StringType(), types.StringType()))

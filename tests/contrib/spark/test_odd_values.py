@@ -1,6 +1,8 @@
 """Values without an equivalent in Python make only their own row invalid."""
 
+import json
 from datetime import UTC, date, datetime
+from decimal import Decimal
 
 import msgpack
 import pyarrow
@@ -198,3 +200,82 @@ def test_rows_of_needed_columns_only():
 
     assert list(rows_of(batch, {"a", "c"}).values) == [{"a": 1, "c": 3}]
     assert list(rows_of(batch, {"a"}, keep_all=True).values) == [{"a": 1, "b": 2, "c": 3}]
+
+
+def test_a_variant_s_decimal_keeps_all_its_digits():
+    types = pytest.importorskip(
+        "pyspark.sql.types", reason="Spark is not installed here: see make test-spark"
+    )
+    digits = "12345678901234567890123456789012345678"
+    one = types.VariantVal.parseJson(f"[{digits}, 0.{digits}, 1.5]")
+    kind = pyarrow.struct(
+        [
+            pyarrow.field("value", pyarrow.binary(), nullable=False),
+            pyarrow.field("metadata", pyarrow.binary(), nullable=False, metadata={"variant": "true"}),
+        ]
+    )
+
+    [found] = payloads(read({"v": pyarrow.array([{"value": one.value, "metadata": one.metadata}], kind)})[1])
+
+    assert found == {"v": [Decimal(digits), Decimal(f"0.{digits}"), Decimal("1.5")]}
+
+
+def test_a_variant_that_is_nested_too_deeply_is_refused():
+    types = pytest.importorskip(
+        "pyspark.sql.types", reason="Spark is not installed here: see make test-spark"
+    )
+    one = types.VariantVal.parseJson("1")
+    value, size = one.value, len(one.value)
+    for _ in range(2_000):
+        # An array of one item: the header with 4-byte offsets, the number of items, and two offsets.
+        value = (
+            b"\x0f"
+            + (1).to_bytes(1, "little")
+            + (0).to_bytes(4, "little")
+            + size.to_bytes(4, "little")
+            + value
+        )
+        size = len(value)
+    kind = pyarrow.struct(
+        [
+            pyarrow.field("value", pyarrow.binary(), nullable=False),
+            pyarrow.field("metadata", pyarrow.binary(), nullable=False, metadata={"variant": "true"}),
+        ]
+    )
+    column = pyarrow.array([{"value": each, "metadata": one.metadata} for each in (one.value, value)], kind)
+
+    for on_error, dead in (("skip", 0), ("dead", 1)):
+        reader, batches = read({"v": column}, onError=on_error)
+
+        assert (reader.read, dict(reader.rejected)) == (2, {"v": 1})
+        assert sum(len(batch.payloads) for batch in batches) == 1 + dead
+
+
+def test_json_that_is_nested_too_deeply_is_refused():
+    deep = "[" * 200_000 + "]" * 200_000
+
+    reader, batches = read({"payload": ["1", deep]}, payloadFormat="json", onError="skip")
+
+    assert [len(batch.payloads) for batch in batches] == [1]
+    assert dict(reader.rejected) == {"payload": 1}
+
+
+def test_equal_headers_of_different_types_are_kept_apart():
+    plan = JobColumns(WriteOptions.read({**GIVEN, "headersColumn": "h"}), ["h"])
+    reader = job_reader(plan, 1_000, lambda queue: False)
+    given = [{"t": 1}, {"t": True}, {"t": 1.0}, {"t": 1}]
+
+    found = [reader._options("emails", {"h": one})[0].job.headers.text for one in given]
+
+    assert [*map(json.loads, found)] == given
+    assert found[1] == '{"t":true}'
+
+
+def test_a_backoff_may_be_json_text():
+    texts = ['{"kind": "linear", "base": 2}', "fixed", "{", "7"]
+
+    reader, batches = read({"b": texts}, backoffColumn="b", onError="skip")
+
+    found = [batch.options.backoff for batch in batches]
+    assert [(one.kind, one.base) for one in found] == [("linear", 2_000), ("fixed", 1_000), ("fixed", 7_000)]
+    assert dict(reader.rejected) == {"backoff": 1}

@@ -1,7 +1,10 @@
 """Parsing and checking the options of a write."""
 
+from datetime import timedelta
+
 import pytest
 
+from djqueue.contrib.spark import _texts as texts
 from djqueue.contrib.spark.changing import ChangeColumns
 from djqueue.contrib.spark.columns import JobColumns
 from djqueue.contrib.spark.options import NOT_PER_JOB, PER_JOB, WriteOptions, parse
@@ -61,6 +64,10 @@ def test_every_option_of_a_job_may_come_from_a_column(option):
 WRONG = [
     ({"queu": "x"}, "unknown option 'queu'; did you mean 'queue'"),
     ({"prioritty": "1"}, "unknown option 'prioritty'; did you mean 'priority'"),
+    ({"txnAppId": "a", "txnVersion": str(2**63)}, "txnVersion: must be at most 9,223,372,036,854,775,807"),
+    ({"stageTtl": "1e300"}, "stageTtl: must be at most 31,536,000; got 1e300"),
+    ({"writeId": ""}, "writeId: must have 1 to 255 characters"),
+    ({"txnAppId": "", "txnVersion": "1"}, "txnAppId: must have 1 to 255 characters"),
     ({"priority": "high"}, "priority: 'high' is not a number"),
     ({"priority": "1e9"}, "priority: '1e9' is not a number"),
     ({"delay": "nan"}, "delay: "),
@@ -218,3 +225,33 @@ def test_a_url_is_in_no_text_of_the_options():
 def test_what_is_missing_is_named(missing):
     with pytest.raises(OptionError, match=f"{missing}: set"):
         WriteOptions.read({name: value for name, value in GIVEN.items() if name != missing})
+
+
+def test_values_of_python_code_are_converted():
+    given = {
+        "tags": ["a", "b"],
+        "headers": {"tenant": 7},
+        "backoff": {"kind": "linear", "base": 2},
+        "delay": timedelta(minutes=1),
+        "lifo": True,
+        "group": None,
+        "keyPrefix": None,
+    }
+
+    read = WriteOptions.read(texts({**GIVEN, **given}, {"subject": None, "max_attempts": 5}))
+
+    assert read.constants == {
+        "tags": ["a", "b"],
+        "headers": {"tenant": 7},
+        "backoff": {"kind": "linear", "base": 2},
+        "delay": 60.0,
+        "lifo": True,
+        "max_attempts": 5,
+    }
+    assert read.prefix == ""
+
+
+@pytest.mark.parametrize("value", [["a,b"], [1], {"at": object()}])
+def test_values_of_python_code_that_have_no_text_are_refused(value):
+    with pytest.raises(OptionError, match="tags: "):
+        texts({"tags": value}, {})

@@ -76,3 +76,19 @@ def test_the_command_line_takes_a_reference():
     arguments = ["enqueue", "--url", "env:DJQUEUE_NONE", "--sql", "select 1", "--queue", "q", "--job", "j"]
 
     assert main.parser().parse_args(arguments).url == "env:DJQUEUE_NONE"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("env:redis://:hunter2@h/0", "url: env: is followed by a URL; expected the name of an environment"),
+        ("file:redis://h/0?password=hunter2", "url: file: is followed by a URL; expected the path of a file"),
+        ("env:", "url: env: is incomplete; expected the name of an environment variable"),
+        ("file:", "url: file: is incomplete; expected the path of a file"),
+    ],
+)
+def test_a_url_in_place_of_a_reference_is_not_shown(url, message):
+    with pytest.raises(OptionError, match=message) as raised:
+        resolved(url)
+
+    assert "hunter2" not in str(raised.value)

@@ -5,14 +5,15 @@
 --   ('' forever), and the number of chunks of each part; or 'end' and version; or 'drop', version and write.
 -- Returns {result of 'begin', version, write, parts, totals of an ended publication}; for 'end' the totals, too; for 'drop' 1, or 0 if a chunk was
 --   published.
+--! include versions
 
 local RESUMABLE = 7 * DAY -- how long an unfinished publication can be resumed
-local operation, version = ARGV[2], tonumber(ARGV[3])
+local operation, version = ARGV[2], ARGV[3]
 local stored = redis.call('HMGET', KEYS[1], 'version', 'state', 'write', 'parts', 'counts', 'lifetime')
-local last = tonumber(stored[1])
+local last = stored[1]
 
 if operation == 'begin' then
-  if last and (stored[2] == 'done' and last >= version or last > version) then
+  if last and (stored[2] == 'done' and last == version or is_later(last, version)) then
     return {'done', stored[1], stored[3], stored[4], stored[5] or ''}
   end
   if last and stored[2] == 'open' then

@@ -11,7 +11,7 @@
 -- Returns for 'commit' {result, version, write, queues, lifetime, limit, frame, run, content, counts}; for 'silent' the
 --   names; for 'adopt' as for 'commit', with the plan's state, or {} if it is not there; for 'leave' 2 if the plan was left
 --   long ago; else 1, or 0 if another plan is stored or the operation is not possible.
---! include common
+--! include common versions
 --! keys open_writes
 
 local RESUMABLE = 7 * DAY -- how long an unfinished publication can be resumed
@@ -23,9 +23,9 @@ if operation == 'silent' then
   return names
 end
 
-local key, name, version = KEYS[FIXED + 1], ARGV[3], tonumber(ARGV[4])
+local key, name, version = KEYS[FIXED + 1], ARGV[3], ARGV[4]
 local stored = call('HMGET', key, 'version', 'write', 'state')
-local last, state = tonumber(stored[1]), stored[3]
+local last, state = stored[1], stored[3]
 
 local function described(result)
   local found = call('HMGET', key, 'version', 'write', 'queues', 'lifetime', 'limit', 'frame', 'run', 'content', 'counts')
@@ -44,7 +44,7 @@ end
 
 if operation == 'commit' then
   local result
-  if last and (state == 'done' and last >= version or last > version) then
+  if last and (state == 'done' and last == version or is_later(last, version)) then
     result = 'done'
   elseif last and state == 'dropping' then
     result = 'dropping'

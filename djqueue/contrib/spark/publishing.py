@@ -37,6 +37,10 @@ class DriverPublisher:
         self._reporter = reporter
         self._send = StorageRetry(options.max_retries)
         self._plan: Plan | None = None
+        self._was_begun = False
+        """Whether this process has begun to publish its own plan."""
+        self._was_lost = False
+        """Whether that plan was not stored any more."""
         self._touched_at = monotonic()
         self._throttle = WriteThrottle(options, storage, on_wait=self._touch)
 
@@ -49,9 +53,10 @@ class DriverPublisher:
         """
         while True:
             found: PlanState = self._send(self._staging.commit, plan)
-            if found.plan.write != plan.write:
-                refuse_other_frame(found, plan)
-            if found.status == "done" and found.plan.write == plan.write:
+            is_own = self._is_own(found, plan)
+            if not is_own:
+                refuse_other_write(found, plan)
+            if found.status == "done" and is_own:
                 # A sweep, or another driver, has finished this write.
                 self._reporter.published(found.counts)
                 return sum(found.counts.values(), Counts()), False
@@ -61,18 +66,28 @@ class DriverPublisher:
                 counted = found.counts if found.plan.version == plan.version else {}
                 self._reporter.skipped(found.plan, counted)
                 return sum(counted.values(), Counts()), True
-            publication = self._finish(found.plan, plan)
+            self._was_begun = self._was_begun or is_own
+            publication = self._finish(found.plan, plan.app, is_own=is_own)
             if publication is None:
                 continue
             if found.status != "unfinished":
-                if found.plan.write != plan.write:
+                if not is_own:
                     self._reporter.resumed(found.plan, publication.counts)
                     self._forget(plan)
                 total = sum(publication.counts.values(), Counts())
                 return total, publication.was_published
 
-    def _finish(self, found: Plan, own: Plan) -> PlanPublisher | None:
-        """Publish a plan. Returns None if nothing of it was left, or if another process has finished it."""
+    def _is_own(self, found: PlanState, plan: Plan) -> bool:
+        """Return whether a stored plan is that of this write, not of another one with its writeId."""
+        if found.plan.write != plan.write or found.plan.version != plan.version:
+            return False
+        if found.status != "done":
+            return found.plan.queues == plan.queues
+        # A sweep may have finished the write before the response to its commit was received.
+        return self._was_begun or (plan.lifetime is not None and found.plan.content == plan.content)
+
+    def _finish(self, found: Plan, app: str, *, is_own: bool) -> PlanPublisher | None:
+        """Publish a plan. Returns None if the own plan must be committed again."""
         limit, size = self._options.max_queue_depth, CHUNKS_PER_STEP
         if limit is not None:
             size = max(1, min(size, limit // self._options.batch_size))
@@ -87,16 +102,20 @@ class DriverPublisher:
             state = self._send(self._staging.state_of, found)
             if state == "done":
                 return None
+            if state == "" and is_own and not self._was_lost:
+                self._was_lost = True
+                return None  # A later version was published meanwhile, or a failover has lost the plan.
             if state == "" or self._staging.drop(found):
-                if found.write == own.write:
+                if is_own:
                     raise
                 return None
             self._staging.leave(found)
-            if found.write == own.write:
+            if is_own:
+                self._reporter.left_incomplete()
                 raise
             raise ChunkMissingError(
                 f"{error}. The rest of that write is lost: write the missing rows again with a "
-                f"txnAppId other than {own.app!r}, or from another checkpoint"
+                f"txnAppId other than {app!r}, or from another checkpoint"
             ) from None
         except StorageError as error:
             error.add_note(
@@ -157,13 +176,15 @@ def frame_of(options: WriteOptions, columns: Sequence[str]) -> str:
     return blake2b(json.dumps(chosen).encode(), digest_size=16).hexdigest()
 
 
-def refuse_other_frame(found: PlanState, own: Plan) -> None:
+def refuse_other_write(found: PlanState, own: Plan) -> None:
     """Raise OptionError if the name of a write belongs to a write of another DataFrame.
 
     A repeated write has the same columns and options. Its rows may differ, if they are computed anew, except
     in the run that has published the version: there, the name was used for two DataFrames.
     """
     first = found.plan
+    if own.lifetime is not None:
+        raise reused_id(own.write)
     if first.version != own.version or not first.frame or not own.frame:
         return
     is_other = first.frame != own.frame
@@ -175,3 +196,11 @@ def refuse_other_frame(found: PlanState, own: Plan) -> None:
             f"({first.write}), so these rows were not enqueued: give each DataFrame a txnAppId of its own, "
             "or a higher txnVersion"
         )
+
+
+def reused_id(write: str) -> OptionError:
+    """Return the error of a write whose `writeId` an earlier write has."""
+    return OptionError(
+        f"writeId: {write!r} already names another write, so these rows were not enqueued: give each write a "
+        "writeId of its own, or none; txnAppId names a write that can be repeated"
+    )

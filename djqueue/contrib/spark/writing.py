@@ -18,7 +18,7 @@ from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.storage.base import Storage
-from djqueue.storage.bulkwrites import BulkWriteReport, QueueShare, tag_of
+from djqueue.storage.bulkwrites import FAILED, BulkWriteReport, QueueShare, tag_of
 from djqueue.storage.publishing import share_of
 from djqueue.storage.staging import CHUNK, Counts, Plan, Staging
 
@@ -26,7 +26,7 @@ from .changing import ChangeColumns, JobChanger
 from .columns import JobColumns
 from .locations import staging_of, storage_at
 from .options import DIRECT, ENQUEUE, STAGED, WriteOptions
-from .publishing import Checksum, DriverPublisher, frame_of
+from .publishing import Checksum, DriverPublisher, frame_of, reused_id
 from .reporting import WriteReporter, aborted, new_report
 from .rows import CHUNK_BYTES, Chunk, job_reader
 from .throttling import StorageRetry, WriteThrottle
@@ -154,14 +154,19 @@ class Write:
         self.id = self.report = options.write or token_hex(8)
         """The write's id. `report` is its report's id, which all writes of a streaming query share."""
         self.app = app or options.app or self.id
+        self._run = token_hex(3)
+        """Distinguishes the parts of this run from those that an earlier run with this id has staged."""
         self._frame = frame_of(options, columns)
         self._modes: dict[str, str] = {}
         if options.queue is not None and options.group_mode is not None:
             self._modes[options.queue] = options.group_mode
         with closing(self.storage()) as storage:
-            if options.delivery == STAGED and not is_change:
+            is_staged = options.delivery == STAGED and not is_change
+            if is_staged:
                 staging_of(storage)
             storage.connect()
+            if is_staged and not options.dry_run:
+                self._check_id(storage)
             if options.queue is not None and isinstance(self.plan, JobColumns):
                 self._check(storage, self.plan, options.queue)
 
@@ -169,6 +174,17 @@ class Write:
         """Return a new storage, which the caller must close."""
         policies = {queue: QueuePolicy(group_mode=mode) for queue, mode in self._modes.items()}
         return storage_at(self.options.url, self.options.prefix, policies)
+
+    def _check_id(self, storage: Storage) -> None:
+        """Raise OptionError if an earlier write has this id, unless this one repeats it."""
+        reports = storage.capabilities.bulk_writes
+        if reports is None or self.options.write is None:
+            return
+        known = reports.get(self.id)
+        if known is None or known.state == FAILED:
+            return
+        if self.options.app is None or (known.app, known.version) != (self.app, self.options.version):
+            raise reused_id(self.id)
 
     def _check(self, storage: Storage, plan: JobColumns, queue: str) -> None:
         # Use the mode recorded with the queue, since executors have no settings.
@@ -191,7 +207,7 @@ class Write:
             spark: The id of the Spark application.
             group: The run of the streaming query in whose `foreachBatch` the write is.
         """
-        report = self._run_task(part, batches)
+        report = self._run_task(f"{part}.{self._run}", batches)
         return replace(report, spark=spark, run=f"{spark} {group}" if group else "")
 
     def _run_task(self, part: str, batches: Iterable[Any]) -> TaskReport:

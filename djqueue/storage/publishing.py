@@ -14,7 +14,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import QueueFullError
 from djqueue.core.states import PENDING, State
 
-from .bulkwrites import DONE, UNFINISHED, BulkWriteReports, QueueShare, report_of
+from .bulkwrites import DONE, FAILED, UNFINISHED, BulkWriteReports, QueueShare, report_of
 from .staging import CHUNK, ChunkMissingError, Counts, Manifest, Plan, PublicationState, Staging, chunks_of
 
 logger = logging.getLogger("djqueue.storage")
@@ -80,6 +80,15 @@ class PlanPublisher:
             ChunkMissingError: Some staged jobs expired or were lost.
             QueueFullError: A queue has no room.
         """
+        try:
+            yield from self._all_steps()
+        except ChunkMissingError:
+            # A failover may have lost the latest changes: then all steps, repeated, publish the rest.
+            if self._send(self._staging.state_of, self.plan) != "open":
+                raise
+            yield from self._all_steps()
+
+    def _all_steps(self) -> Steps:
         manifests = self.plan.manifests()
         # Store all manifests before any job is published: then all staged jobs are present, and are kept.
         begun: list[PublicationState] = []
@@ -148,7 +157,7 @@ class PlanPublisher:
         """Close an incomplete plan with what is published of it. Its version is never published again."""
         for manifest in self.plan.manifests():
             try:
-                [self.counts[manifest.queue]] = self._send(self._staging.end_all, [manifest])
+                [self.counts[manifest.queue]] = self._staging.end_all([manifest], partial=True)
             except ChunkMissingError:
                 self.counts[manifest.queue] = Counts()  # Its publication never began.
         self.close()
@@ -233,7 +242,9 @@ class AbandonedPlans:
             if staging.state_of(plan) != "open":
                 return True  # The driver, which was only slow, has finished.
             left, counts = f"{type(error).__name__}: {error}", dict[str, Counts]()
+            state = UNFINISHED
             if staging.drop(plan):
+                state = FAILED
                 logger.error(
                     "Dropped write %s (%s), of which nothing was published: %s", plan.write, plan.app, error
                 )
@@ -244,7 +255,7 @@ class AbandonedPlans:
                 logger.error("Gave up the rest of write %s (%s): %s", plan.write, plan.app, error)
             else:
                 logger.error("Write %s (%s) remains incomplete: %s", plan.write, plan.app, error)
-            self._report(plan, UNFINISHED, counts, left)
+            self._report(plan, state, counts, left)
             return True
         return False
 

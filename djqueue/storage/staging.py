@@ -157,6 +157,9 @@ class Staging(ABC):
         Returns:
             For each queue, the kinds of its chunks, for the manifest. A storage may store a chunk as
             several, and returns a character for each.
+
+        Raises:
+            ChunkMissingError: Chunks that the previous calls have staged expired or were lost.
         """
 
     @abstractmethod
@@ -228,8 +231,17 @@ class Staging(ABC):
         """
 
     @abstractmethod
-    def end_all(self, manifests: Sequence[Manifest]) -> list[Counts]:
-        """Record that all chunks of manifests are published. Returns their totals."""
+    def end_all(self, manifests: Sequence[Manifest], *, partial: bool = False) -> list[Counts]:
+        """Record that manifests are published, and return their totals.
+
+        Args:
+            manifests: The manifests.
+            partial: Whether their chunks may be unpublished, and are given up.
+
+        Raises:
+            ChunkMissingError: A manifest is not stored, or one of its chunks is not published. The server may
+                have lost the latest changes, in a failover for example.
+        """
 
     @abstractmethod
     def forget_all(self, queues: Sequence[str], app: str, write: str) -> int:
@@ -286,6 +298,23 @@ def missing_error(manifest: Manifest, part: str, number: int) -> ChunkMissingErr
     return ChunkMissingError(
         f"queue {manifest.queue!r}: chunk {number} of part {part!r} of write {manifest.write!r} is missing: "
         "it expired or was evicted, or the write was published or withdrawn in the meantime"
+    )
+
+
+def lost_error(queue: str, write: str, part: str, lifetime: int) -> ChunkMissingError:
+    """Return the error of a part whose first chunks are missing while others are staged."""
+    return ChunkMissingError(
+        f"queue {queue!r}: chunks that part {part!r} of write {write!r} staged before are missing: they "
+        f"expired after {lifetime // 1_000} s (stageTtl), or the server lost them, for example in a restart. "
+        "Run the task again"
+    )
+
+
+def unpublished_error(manifest: Manifest) -> ChunkMissingError:
+    """Return the error of a manifest that cannot end."""
+    return ChunkMissingError(
+        f"queue {manifest.queue!r}: not all chunks of write {manifest.write!r} are published: the server has "
+        "lost changes, for example by a failover"
     )
 
 

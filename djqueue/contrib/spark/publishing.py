@@ -37,6 +37,8 @@ class DriverPublisher:
         self._reporter = reporter
         self._send = StorageRetry(options.max_retries)
         self._plan: Plan | None = None
+        self._was_lost = False
+        """Whether the plan of this write was not stored any more."""
         self._touched_at = monotonic()
         self._throttle = WriteThrottle(options, storage, on_wait=self._touch)
 
@@ -49,9 +51,10 @@ class DriverPublisher:
         """
         while True:
             found: PlanState = self._send(self._staging.commit, plan)
-            if found.plan.write != plan.write:
+            is_own = (found.plan.write, found.plan.version) == (plan.write, plan.version)
+            if not is_own:
                 refuse_other_frame(found, plan)
-            if found.status == "done" and found.plan.write == plan.write:
+            if found.status == "done" and is_own:
                 # A sweep, or another driver, has finished this write.
                 self._reporter.published(found.counts)
                 return sum(found.counts.values(), Counts()), False
@@ -64,18 +67,18 @@ class DriverPublisher:
                 counted = found.counts if found.plan.version == plan.version else {}
                 self._reporter.skipped(found.plan, counted)
                 return sum(counted.values(), Counts()), True
-            publication = self._finish(found.plan, plan)
+            publication = self._finish(found.plan, plan.app, is_own=is_own)
             if publication is None:
                 continue
             if found.status != "unfinished":
-                if found.plan.write != plan.write:
+                if not is_own:
                     self._reporter.resumed(found.plan, publication.counts)
                     self._forget(plan)
                 total = sum(publication.counts.values(), Counts())
                 return total, publication.was_published
 
-    def _finish(self, found: Plan, own: Plan) -> PlanPublisher | None:
-        """Publish a plan. Returns None if nothing of it was left, or if another process has finished it."""
+    def _finish(self, found: Plan, app: str, *, is_own: bool) -> PlanPublisher | None:
+        """Publish a plan. Returns None if the own plan must be committed again."""
         limit, size = self._options.max_queue_depth, CHUNKS_PER_STEP
         if limit is not None:
             size = max(1, min(size, limit // self._options.batch_size))
@@ -90,16 +93,20 @@ class DriverPublisher:
             state = self._send(self._staging.state_of, found)
             if state == "done":
                 return None
+            if state == "" and is_own and not self._was_lost:
+                self._was_lost = True
+                return None  # A later version was published meanwhile, or a failover has lost the plan.
             if state == "" or self._staging.drop(found):
-                if found.write == own.write:
+                if is_own:
                     raise
                 return None
             self._staging.leave(found)
-            if found.write == own.write:
+            if is_own:
+                self._reporter.left_incomplete()
                 raise
             raise ChunkMissingError(
                 f"{error}. The rest of that write is lost: write the missing rows again with a "
-                f"txnAppId other than {own.app!r}, or from another checkpoint"
+                f"txnAppId other than {app!r}, or from another checkpoint"
             ) from None
         except StorageError as error:
             error.add_note(

@@ -65,6 +65,7 @@ class WriteReporter:
         self._earlier: dict[str, dict[str, QueueProgress]] = {}
         """Unsaved progress of earlier writes, by write and queue."""
         self._unsaved = False
+        self._is_incomplete = False
         self._saved_at = monotonic()
 
     @contextmanager
@@ -94,6 +95,10 @@ class WriteReporter:
     def published(self, counts: Mapping[str, Counts]) -> None:
         """Record that everything is published, by whomever."""
         self._set(counts)
+
+    def left_incomplete(self) -> None:
+        """Record that a part of this write is published, and the rest cannot be."""
+        self._is_incomplete = True
 
     def resumed(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
         """Record that an earlier write of the same version was finished instead of this one."""
@@ -169,7 +174,7 @@ class WriteReporter:
 
     def _failed(self, error: Exception) -> None:
         self._save_earlier()
-        published = any(share.published for share in self._report.shares.values())
+        published = self._is_incomplete or any(share.published for share in self._report.shares.values())
         nothing = isinstance(error, ChunkMissingError) and not published
         state, message = FAILED if nothing else UNFINISHED, f"{type(error).__name__}: {error}"
         if not self._is_batch:

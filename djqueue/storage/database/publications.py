@@ -23,6 +23,7 @@ from djqueue.storage.staging import (
     Staging,
     gone_error,
     missing_error,
+    unpublished_error,
 )
 from djqueue.storage.tables.clock import set_right
 from djqueue.storage.tables.dberrors import named
@@ -102,30 +103,34 @@ class DatabasePublications(Staging):
                         certain = True
         return found
 
-    def end_all(self, manifests: Sequence[Manifest]) -> list[Counts]:
-        """Record that all chunks of manifests are published."""
+    def end_all(self, manifests: Sequence[Manifest], *, partial: bool = False) -> list[Counts]:
+        """Record that manifests are published."""
         found: list[Counts] = []
         for some in chunked(manifests, AT_ONCE):
             with self._writing() as now:
-                found += self._ended(some, now)
+                found += self._ended(some, now, partial=partial)
         return found
 
-    def _ended(self, manifests: Sequence[Manifest], now: int) -> list[Counts]:
+    def _ended(self, manifests: Sequence[Manifest], now: int, *, partial: bool) -> list[Counts]:
         there = self._last(manifests, now)
         ended: dict[tuple[str, str], Any] = {}
+        wanted: dict[tuple[str, str], Manifest] = {}
         for manifest in manifests:
             row = there.get((manifest.queue, manifest.app))
             if row is None or row.version != manifest.version:
                 raise gone_error(manifest)
             if not row.done:
                 ended[row.queue, row.write] = row
+                wanted[row.queue, row.write] = manifest
         places = {"part__queue__in": {queue for queue, _ in ended}, "part__write__in": {w for _, w in ended}}
         published = self._chunks(**places).values_list("part__queue", "part__write").order_by()
-        sums = {tuple(key): counts for *key, counts in _summed(published)}
+        sums = {(queue, write): found for queue, write, *found in _summed(published)}
         changes: dict[int, Mapping[str, Any]] = {}
         for place, row in ended.items():
+            number, counts = sums.get(place, (0, Counts()))
+            if not partial and number < sum(map(len, msgpack.unpackb(row.parts).values())):
+                raise unpublished_error(_state_of(row, wanted[place], opened=False).manifest)
             expires_at = None if row.lifetime is None else now + row.lifetime
-            counts = sums.get(place, Counts())
             changes[row.pk] = {"done": True, "parts": b"", "expires_at": expires_at, **counts._asdict()}
             for name, value in changes[row.pk].items():
                 setattr(row, name, value)
@@ -395,11 +400,10 @@ def _update(rows: Any, changes: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def _summed(chunks: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield groups of chunks with the sums of their counts."""
-    for *key, queued, duplicates, completed, rejected in chunks.annotate(
-        *(Sum(name, default=0) for name in COUNTS)
-    ):
-        yield *key, Counts(int(queued), int(duplicates), int(completed), int(rejected))
+    """Yield groups of chunks with the number of published ones and the sums of their counts."""
+    sums = [Sum(name, default=0) for name in COUNTS]
+    for *key, number, queued, duplicates, completed, rejected in chunks.annotate(Count("queued"), *sums):
+        yield *key, number, Counts(int(queued), int(duplicates), int(completed), int(rejected))
 
 
 def _gives_way(there: Any, manifest: Manifest) -> bool:

@@ -16,6 +16,7 @@ from djqueue.storage.staging import (
     Plan,
     PlanState,
     check_chunk,
+    lost_error,
 )
 from djqueue.storage.tables.clock import set_right
 from djqueue.storage.tables.dberrors import named
@@ -56,7 +57,7 @@ class DatabaseStaging(DatabasePublications):
                 new.append((queue, number, wire.pack_body([_alike(batch) for batch in batches])))
                 kinds[queue] = kinds.get(queue, "") + KIND
             with self._writing() as now:
-                parts = self._opened({queue for queue, _, _ in new}, write, part, now + lifetime)
+                parts = self._opened({queue for queue, _, _ in new}, write, part, staged, now, lifetime)
                 rows = self._chunks()
                 rows.bulk_create(
                     [
@@ -67,17 +68,28 @@ class DatabaseStaging(DatabasePublications):
                 )
         return kinds
 
-    def _opened(self, queues: Set[str], write: str, part: str, expires_at: int) -> dict[str, int]:
+    def _opened(
+        self, queues: Set[str], write: str, part: str, staged: Mapping[str, int], now: int, lifetime: int
+    ) -> dict[str, int]:
         """Return the primary keys of a part's rows by queue, and lock them.
 
         A lock has whoever deletes a part meanwhile delete all of its chunks.
         """
         mine = self._parts(queue__in=queues, write=write, part=part).select_for_update().order_by("pk")
-        found = dict(mine.values_list("queue", "pk"))
+        found = dict[str, int]()
+        valid = set[str]()
+        for queue, pk, expires_at in mine.values_list("queue", "pk", "expires_at"):
+            found[queue] = pk
+            if expires_at > now:
+                valid.add(queue)
+        for queue in sorted(queues - valid):
+            if staged.get(queue, 0):
+                raise lost_error(queue, write, part, lifetime)
         if missing := sorted(queues - found.keys()):
             rows = self._parts()
             new = [
-                rows.model(queue=queue, write=write, part=part, expires_at=expires_at) for queue in missing
+                rows.model(queue=queue, write=write, part=part, expires_at=now + lifetime)
+                for queue in missing
             ]
             rows.bulk_create(new, ignore_conflicts=True)
             found |= mine.filter(queue__in=missing).values_list("queue", "pk")

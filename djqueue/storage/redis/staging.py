@@ -17,7 +17,9 @@ from djqueue.storage.staging import (
     Staging,
     check_chunk,
     gone_error,
+    lost_error,
     missing_error,
+    unpublished_error,
 )
 
 from . import records
@@ -65,10 +67,11 @@ class RedisStaging(Staging):
                 kind, pieces = _stored(batches)
                 for piece in pieces:
                     number = staged.get(queue, 0) + len(kinds.get(queue, ""))
-                    arguments = [number, piece, pack_text(part), lifetime]
+                    arguments = [number, piece, pack_text(part), lifetime, staged.get(queue, 0)]
                     calls.append(ScriptCall(script("stage"), keys, arguments, places, sequence=False))
                     kinds[queue] = kinds.get(queue, "") + kind
-            self._keyspace.run(answers(calls))
+            if not all(self._keyspace.run(answers(calls))):
+                raise lost_error(queue, write, part, lifetime)
         return kinds
 
     def commit(self, plan: Plan) -> PlanState:
@@ -240,8 +243,8 @@ class RedisStaging(Staging):
             return ScriptCall(script("staged_add"), keys, [listed, *words], places)
         return ScriptCall(script("staged_enqueue"), keys, [listed, *self._heading(queue), *words], places)
 
-    def end_all(self, manifests: Sequence[Manifest]) -> list[Counts]:
-        calls = [self._call("end", manifest, [manifest.version], []) for manifest in manifests]
+    def end_all(self, manifests: Sequence[Manifest], *, partial: bool = False) -> list[Counts]:
+        calls = [self._call("end", manifest, [manifest.version, int(partial)], []) for manifest in manifests]
         return [found.counts for found in self._publications(manifests, calls)]
 
     def forget_all(self, queues: Sequence[str], app: str, write: str) -> int:
@@ -332,6 +335,8 @@ def _publication(manifest: Manifest, answer: Sequence[Any]) -> PublicationState:
     status, version, write, parts, counts = answer
     if status in (b"missing", b"gone"):
         raise gone_error(manifest)
+    if status == b"unpublished":
+        raise unpublished_error(manifest)
     found = manifest._replace(
         version=int(version),
         write=text(write),

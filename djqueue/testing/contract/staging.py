@@ -230,10 +230,44 @@ class StagingContract(StorageCase):
     def test_a_chunk_that_is_gone_is_an_error(self, storage: Storage) -> None:
         manifest = staged(storage, {"a": [fresh(2)]})
         place(storage).begin(manifest, None)
-        manifest = manifest._replace(parts={"a": manifest.parts["a"] * 2})
+        longer = manifest._replace(parts={"a": manifest.parts["a"] * 2})
 
         with pytest.raises(ChunkMissingError, match=r"chunk 1 of part 'a' of write 'write'"):
-            place(storage).publish(manifest, chunks_of(manifest))
+            place(storage).publish(longer, chunks_of(longer))
+
+    def test_a_part_that_lacks_a_chunk_is_not_begun(self, storage: Storage) -> None:
+        manifest = staged(storage, {"a": [fresh(2)], "b": [fresh(1)]})
+        manifest = manifest._replace(parts={**manifest.parts, "b": manifest.parts["b"] * 2})
+
+        with pytest.raises(ChunkMissingError, match="are missing"):
+            place(storage).begin(manifest, None)
+        with pytest.raises(ChunkMissingError):
+            place(storage).publish(manifest, [("a", 0)])
+
+    def test_a_publication_ends_when_all_chunks_are_published(self, storage: Storage) -> None:
+        manifest = staged(storage, {"a": [fresh(2)], "b": [fresh(1)]})
+        place(storage).begin(manifest, None)
+        place(storage).publish(manifest, [("a", 0)])
+
+        with pytest.raises(ChunkMissingError, match="not all chunks"):
+            place(storage).end(manifest)
+        place(storage).publish(manifest, chunks_of(manifest))
+        assert place(storage).end(manifest) == Counts(queued=3)
+
+    def test_the_rest_of_a_publication_can_be_given_up(self, storage: Storage) -> None:
+        manifest = staged(storage, {"a": [fresh(2)], "b": [fresh(1)]})
+        place(storage).begin(manifest, None)
+        place(storage).publish(manifest, [("a", 0)])
+
+        assert place(storage).end_all([manifest], partial=True) == [Counts(queued=2)]
+        assert place(storage).end(manifest) == Counts(queued=2)
+
+    def test_a_part_that_has_lost_its_first_chunks_is_not_continued(self, storage: Storage) -> None:
+        staged(storage, {"a": [fresh(2)]})
+        place(storage).forget(QUEUE, APP, WRITE)
+
+        with pytest.raises(ChunkMissingError, match="part 'a'"):
+            place(storage).stage_all(WRITE, "a", [[fresh(1)]], {QUEUE: 1})
 
     def test_a_part_that_lost_a_chunk_before_it_was_begun_is_an_error(self, storage: Storage) -> None:
         whole = staged(storage, {"a": [fresh(1), fresh(1)], "b": [fresh(1)]})

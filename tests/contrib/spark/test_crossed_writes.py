@@ -94,13 +94,14 @@ def test_a_part_that_expired_while_its_task_was_running_is_not_published(storage
 
     monkeypatch.setattr(staging, "stage_all", expires)
     monkeypatch.setattr("djqueue.contrib.spark.writing.CHUNKS_TOGETHER", 1)
-    tasks = staged(made)
-    assert len(calls) == ROWS // SIZE
 
-    with pytest.raises(ChunkMissingError):
-        made.commit(tasks)
+    with pytest.raises(ChunkMissingError, match="Run the task again"):
+        staged(made)
 
-    assert numbers(storage) == []
+    assert len(calls) == 2
+    again = made.commit(staged(made, part="0.1"))
+    assert again.inserted == ROWS
+    assert numbers(storage) == [*range(ROWS)]
 
 
 def test_a_rerun_under_the_same_write_id_publishes_the_rows_of_one_run(storage, write, monkeypatch):

@@ -224,7 +224,7 @@ def test_a_sweep_drops_a_write_of_which_nothing_is_left(storage, write, monkeypa
 
     assert numbers(storage) == []
     report = storage.capabilities.bulk_writes.get(made.id)
-    assert (report.state, report.error[:17]) == ("unfinished", "ChunkMissingError")
+    assert (report.state, report.error[:17]) == ("failed", "ChunkMissingError")
     assert storage.capabilities.staging.adopt(-1, 10) == []
 
 

@@ -2,9 +2,10 @@
 --
 -- KEYS: the publication, the results of its chunks, and their totals; then the chunks of each part.
 -- ARGV: 1 the time; 'begin', version, write, parts (MessagePack) and milliseconds for which an ended publication is known
---   ('' forever), and the number of chunks of each part; or 'end' and version; or 'drop', version and write.
--- Returns {result of 'begin', version, write, parts, totals of an ended publication}; for 'end' the totals, too; for 'drop' 1, or 0 if a chunk was
---   published.
+--   ('' forever), then the number of chunks of each part; or 'end', version, and 1 if chunks may be unpublished; or 'drop',
+--   version and write.
+-- Returns {result of 'begin', version, write, parts, totals of an ended publication}; for 'end' the totals, too, or
+--   'unpublished'; for 'drop' 1, or 0 if a chunk was published.
 --! include versions
 
 local RESUMABLE = 7 * DAY -- how long an unfinished publication can be resumed
@@ -20,11 +21,10 @@ if operation == 'begin' then
     return {last == version and 'resumed' or 'unfinished', stored[1], stored[3], stored[4], ''}
   end
   for at = 3, #KEYS do
-    -- A part that expired or was evicted while its task was running has only the chunks staged since.
-    local size = redis.call('HLEN', KEYS[at])
-    if size < tonumber(ARGV[at + 4]) then return {'missing', ARGV[3], ARGV[4], ARGV[5], ''} end
-    redis.call('PEXPIRE', KEYS[at], RESUMABLE)
+    -- A part that was lost while its task was running, or in a failover, has only some of its chunks.
+    if redis.call('HLEN', KEYS[at]) < tonumber(ARGV[at + 4]) then return {'missing', ARGV[3], ARGV[4], ARGV[5], ''} end
   end
+  for at = 3, #KEYS do redis.call('PEXPIRE', KEYS[at], RESUMABLE) end
   redis.call('HSET', KEYS[1], 'version', ARGV[3], 'state', 'open', 'write', ARGV[4], 'parts', ARGV[5], 'lifetime', ARGV[6])
   redis.call('HDEL', KEYS[1], 'counts')
   redis.call('PERSIST', KEYS[1])
@@ -47,7 +47,13 @@ for at = 1, 5 do
     if at > 1 then sums[at - 1] = tonumber(totals[at]) end
   end
 end
-if tonumber(totals[1] or 0) < redis.call('HLEN', KEYS[2]) - fields then
+local published = redis.call('HLEN', KEYS[2]) - fields
+if ARGV[4] ~= '1' then
+  local chunks = 0
+  for _, kinds in pairs(cmsgpack.unpack(stored[4])) do chunks = chunks + #kinds end
+  if published < chunks then return {'unpublished', stored[1], stored[3], '', ''} end
+end
+if tonumber(totals[1] or 0) < published then
   -- An earlier version of djqueue published some of the chunks, without counting them.
   sums = {0, 0, 0, 0}
   local results = redis.call('HGETALL', KEYS[2])

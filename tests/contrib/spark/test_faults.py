@@ -1,0 +1,184 @@
+"""Writes whose staged rows, publications or names are lost, rolled back or used again, without Spark."""
+
+from contextlib import closing
+
+import pyarrow
+import pytest
+
+from djqueue.contrib.spark.options import WriteOptions
+from djqueue.contrib.spark.writing import Write
+from djqueue.storage import publishing
+from djqueue.storage.redis import RedisStorage
+from djqueue.storage.redis.staging import RedisStaging
+from djqueue.storage.staging import ChunkMissingError
+from tests.contrib.spark.cluster.checks import QUEUE, are_once
+from tests.contrib.spark.conftest import leftovers
+
+NAMED = {"txnAppId": "nightly", "txnVersion": "7"}
+ROWS = 1_000
+"""Rows of a task: more chunks than one step publishes."""
+
+
+def write_to(url, **more):
+    given = {"url": url, "queue": QUEUE, "job": "shop.send", "batchSize": "10", **more}
+    return Write(WriteOptions.read(given), ["n"])
+
+
+def task(write, number, rows, after=(None, None)):
+    """Run a task. after: the number of a batch and what happens after it."""
+
+    def batches():
+        for at, batch in enumerate(pyarrow.table({"n": rows}).to_batches(max_chunksize=10)):
+            yield batch
+            if at == after[0]:
+                after[1]()
+
+    return write.run_task(f"{number}.{number}", batches())
+
+
+@pytest.fixture
+def redis_storage(redis_url):
+    with closing(RedisStorage(url=redis_url)) as storage:
+        yield storage
+
+
+def test_a_task_whose_first_rows_are_lost_fails_and_can_be_repeated(redis_storage, redis_server):
+    write = write_to(redis_server.url)
+    with redis_server.client() as client, pytest.raises(ChunkMissingError, match=r"part '0\.0.*are missing"):
+        task(write, 0, range(3 * ROWS), (200, client.flushall))
+
+    again = task(write, 0, range(3 * ROWS))
+
+    assert write.commit([again]).inserted == 3 * ROWS
+    are_once(redis_storage, range(3 * ROWS))
+
+
+def test_a_task_whose_first_rows_have_expired_fails(storage, url):
+    staging, write = storage.capabilities.staging, write_to(url)
+
+    def expire():
+        assert staging.forget_all([QUEUE], write.app, write.id) == 1
+
+    with pytest.raises(ChunkMissingError, match="stageTtl"):
+        task(write, 0, range(3 * ROWS), (200, expire))
+
+
+def test_nothing_is_published_if_a_finished_task_has_lost_some_rows(redis_storage, redis_server):
+    write = write_to(redis_server.url)
+    tasks = [task(write, number, range(number * ROWS, (number + 1) * ROWS)) for number in range(2)]
+    with redis_server.client() as client:
+        [last] = client.keys("*:stage:*:1.1")
+        client.hdel(last, "0")
+
+    with pytest.raises(ChunkMissingError):
+        write.commit(tasks)
+
+    are_once(redis_storage, [])
+    assert redis_storage.capabilities.bulk_writes.get(write.id).state == "failed"
+
+
+def rolled_back(client, call):
+    """Make a call whose effects the server loses after its response, as in a failover."""
+    before = [(key, client.dump(key), client.pttl(key)) for key in client.keys("*")]
+    answer = call()
+    client.flushall()
+    for key, value, lifetime in before:
+        client.restore(key, max(lifetime, 0), value)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("step", "call"), [("publish_all", 2), ("publish_all", 1), ("begin_all", 1), ("commit", 1)]
+)
+def test_a_step_that_a_failover_loses_is_repeated(redis_storage, redis_server, monkeypatch, step, call):
+    write = write_to(redis_server.url)
+    tasks = [task(write, 0, range(2 * ROWS))]
+    plain, calls = getattr(RedisStaging, step), []
+
+    def lost(*args, **kwargs):
+        calls.append(step)
+        if len(calls) != call:
+            return plain(*args, **kwargs)
+        with redis_server.client() as client:
+            return rolled_back(client, lambda: plain(*args, **kwargs))
+
+    monkeypatch.setattr(RedisStaging, step, lost)
+
+    assert write.commit(tasks).inserted == 2 * ROWS
+
+    assert len(calls) >= call
+    are_once(redis_storage, range(2 * ROWS))
+    report = redis_storage.capabilities.bulk_writes.get(write.id)
+    assert (report.state, report.inserted) == ("done", 2 * ROWS)
+
+
+@pytest.mark.parametrize("named", [NAMED, {}])
+def test_a_write_that_stops_in_a_step_in_which_rows_were_published_is_unfinished(
+    redis_storage, redis_server, monkeypatch, named
+):
+    write = write_to(redis_server.url, **named)
+    tasks = [task(write, 0, range(ROWS // 5))]
+    plain = RedisStaging.publish_all
+
+    def evicted(staging, chunks):
+        with redis_server.client() as client:
+            for part in client.keys("*:stage:*:0.0"):
+                client.hdel(part, "15")
+        return plain(staging, chunks)
+
+    monkeypatch.setattr(RedisStaging, "publish_all", evicted)
+
+    with pytest.raises(ChunkMissingError):
+        write.commit(tasks)
+    write.abort(tasks)
+
+    assert sum(redis_storage.reads.counts(QUEUE).values()) == ROWS // 5 - 10
+    assert redis_storage.capabilities.bulk_writes.get(write.id).state == "unfinished"
+
+
+def test_a_frozen_driver_whose_version_a_later_one_has_replaced_is_skipped(storage, url, monkeypatch):
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    write = write_to(url, **NAMED)
+    tasks = [task(write, 0, range(ROWS))]
+    kind = type(storage.capabilities.staging)
+    plain, others = kind.publish_all, []
+
+    def frozen(staging, chunks):
+        if len(others) == 0:
+            others.append(None)
+            for _ in range(3):
+                storage.sweep()
+            later = write_to(url, **NAMED | {"txnVersion": "8"})
+            assert later.commit([task(later, 0, range(ROWS, 2 * ROWS))]).inserted == ROWS
+        return plain(staging, chunks)
+
+    monkeypatch.setattr(kind, "publish_all", frozen)
+
+    report = write.commit(tasks)
+
+    assert report.skipped
+    are_once(storage, range(2 * ROWS))
+    saved = storage.capabilities.bulk_writes.get(write.id)
+    assert (saved.state, saved.inserted) == ("done", ROWS)
+    assert leftovers(storage) == []
+
+
+def test_a_named_write_may_be_repeated_with_its_write_id(storage, url):
+    for skipped in (False, True):
+        write = write_to(url, writeId="tonight", **NAMED)
+        report = write.commit([task(write, 0, range(50))])
+        assert (report.inserted, report.skipped) == (50, skipped)
+
+    are_once(storage, range(50))
+    assert leftovers(storage) == []
+
+
+def test_a_write_id_of_a_failed_write_may_be_used_again(storage, url):
+    failed = write_to(url, writeId="tonight")
+    failed.abort([task(failed, 0, range(50))])
+    write = write_to(url, writeId="tonight")
+
+    assert write.commit([task(write, 0, range(50))]).inserted == 50
+
+    are_once(storage, range(50))
+    assert storage.capabilities.bulk_writes.get("tonight").state == "done"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.errors import StorageError
+from djqueue.core.errors import OptionError, StorageError
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, BulkWriteReport, QueueShare
 from djqueue.storage.publishing import QueueProgress, share_of
@@ -148,7 +148,9 @@ class WriteReporter:
     def _failed(self, error: Exception) -> None:
         self._save_earlier()
         published = any(share.published for share in self._report.shares.values())
-        nothing = isinstance(error, ChunkMissingError) and not published
+        # A refused name, or lost rows: the write was not committed, so no sweep will finish it.
+        is_refused = isinstance(error, OptionError) and not self._is_batch
+        nothing = (is_refused or isinstance(error, ChunkMissingError)) and not published
         state, message = FAILED if nothing else UNFINISHED, f"{type(error).__name__}: {error}"
         if not self._is_batch:
             self._keep(self._report._replace(state=state, error=message))

@@ -243,8 +243,10 @@ def check_kinds(columns: Columns, schema: "StructType") -> None:
         except OptionError as error:
             is_plain = not isinstance(value, (str, list, dict))
             if is_plain or TYPE_ERROR in str(error):
+                # What it got is a sample of the type, and in no row of the DataFrame.
+                problem = str(error).partition(", got ")[0]
                 raise OptionError(
-                    f"{option}: column {column!r} has type {kind.simpleString()}: {error}"
+                    f"{option}: column {column!r} has type {kind.simpleString()}: {problem}"
                 ) from None
 
 

@@ -21,6 +21,12 @@ LONGEST_STAGE = 365 * 86_400
 """Maximum of `stageTtl`, in seconds."""
 SPARK_OPTIONS = frozenset({"checkpointlocation"})
 """Options of a stream that are meant for Spark itself."""
+UNAVAILABLE = {
+    "contenttype": "because payloads are written as MessagePack",
+    "durable": "because it only affects how a single enqueue is committed",
+    "enqueueoncommit": "because Spark has no transaction to wait for",
+}
+"""Why a job option can't be set, by its normalized name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +78,10 @@ class WriteOptions:
             if plain in SPARK_OPTIONS:
                 continue
             known = _KNOWN.get(plain)
+            if plain in UNAVAILABLE:
+                raise OptionError(
+                    f"{name}: not available for Spark's writes, {UNAVAILABLE[plain]}: remove it"
+                )
             if known is None:
                 raise OptionError(f"unknown option {name!r}{nearest(name, _SPELLED)}")
             if plain in spelled:
@@ -81,7 +91,8 @@ class WriteOptions:
         if "url" not in values:
             raise OptionError(
                 "url: set the storage to write to: redis://…, postgresql://…, sqlite:///…, env:NAME or "
-                "file:/path"
+                "file:/path. Tables and views of SQL can only be read: to enqueue rows, use df.write or "
+                "enqueue(spark.sql('SELECT …'), …)"
             )
         _check_combinations(values, spelled)
         operation = values.get("operation", ENQUEUE)
@@ -299,7 +310,8 @@ def value_of_text(option: str, text: str) -> Any:
         if option in DURATIONS:
             return float(text)
     except ValueError:
-        raise OptionError(f"{camel(option)}: {text!r} is not a number") from None
+        unit = " of seconds" if option in DURATIONS else ""
+        raise OptionError(f"{camel(option)}: {text!r} is not a number{unit}") from None
     if option == "lifo":
         if text.lower() not in ("true", "false"):
             raise OptionError(f"lifo: must be true or false; got {text!r}")
@@ -312,9 +324,12 @@ def value_of_text(option: str, text: str) -> Any:
         return _json(option, text)
     if option == "run_at":
         try:
-            return datetime.fromisoformat(text)
+            time = datetime.fromisoformat(text)
         except ValueError:
             raise OptionError(f"runAt: {text!r} is not a time, such as 2026-06-01T12:00:00Z") from None
+        if time.utcoffset() is None:
+            raise OptionError(f"runAt: {text!r} has no time zone: use a time such as 2026-06-01T12:00:00Z")
+        return time
     return text
 
 

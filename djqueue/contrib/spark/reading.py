@@ -68,7 +68,8 @@ def export_of(storage: Storage, table: str) -> Export:
     if export is None:
         raise OptionError(f"url: {storage.describe()} does not support reads")
     if table not in export.tables:
-        known = ", ".join(sorted(export.tables))
+        others = {"imports": storage.capabilities.bulk_writes, "events": storage.capabilities.feed}
+        known = ", ".join(sorted(export.tables | {name for name, has in others.items() if has is not None}))
         raise OptionError(
             f"table: {table} is stored in the project's database, not in {storage.describe()}: use the "
             f"database's URL; this storage has {known}"
@@ -161,6 +162,7 @@ def _page(found: list[BulkWriteReport]) -> Page:
         "inserted": [one.inserted for one in found],
         "duplicates": [one.duplicates for one in found],
         "rejected": [sum(one.rejected.values()) for one in found],
+        "skipped": [one.skipped for one in found],
         "batches": [one.batches or None for one in found],
         "spark": [one.spark or None for one in found],
         "user": [one.user or None for one in found],

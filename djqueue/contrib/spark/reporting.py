@@ -175,7 +175,9 @@ class WriteReporter:
     def _failed(self, error: Exception) -> None:
         self._save_earlier()
         published = self._is_incomplete or any(share.published for share in self._report.shares.values())
-        nothing = isinstance(error, ChunkMissingError) and not published
+        # A refused name, or lost rows: the write was not committed, so no sweep will finish it.
+        is_refused = isinstance(error, OptionError) and not self._is_batch
+        nothing = (is_refused or isinstance(error, ChunkMissingError)) and not published
         state, message = FAILED if nothing else UNFINISHED, f"{type(error).__name__}: {error}"
         if not self._is_batch:
             self._keep(self._report._replace(state=state, error=message))

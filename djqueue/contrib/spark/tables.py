@@ -252,6 +252,7 @@ IMPORTS = Table(
         Column("inserted", "bigint", "new jobs"),
         Column("duplicates", "bigint", "rows whose jobs already existed"),
         Column("rejected", "bigint", "invalid rows"),
+        Column("skipped", "boolean", "whether the numbers are those of an earlier write of this version"),
         Column("batches", "bigint", "batches of a streaming query"),
         Column("spark", "string", "the Spark application's id"),
         Column("user", "string", "the user who ran it"),

@@ -124,7 +124,7 @@ class WriteReport:
 
     def __str__(self) -> str:
         """Return a summary in one line."""
-        done = {"inserted": self.inserted, "duplicates": self.duplicates}
+        done = {} if self.skipped else {"inserted": self.inserted, "duplicates": self.duplicates}
         if self.operation != ENQUEUE:
             done = dict(sorted(self.answers.items()))
         words = [f"{self.rows:,} rows", *(f"{number:,} {word}" for word, number in done.items() if number)]
@@ -134,7 +134,10 @@ class WriteReport:
         if self.dead_letters:
             words.append(f"{self.dead_letters:,} of these are dead letters")
         if self.skipped:
-            words.append(f"version {self.version} of {self.app} had already been published")
+            jobs = f" with {self.inserted:,} jobs" if self.inserted else ""
+            words.append(
+                f"nothing enqueued: version {self.version} of {self.app} had already been published{jobs}"
+            )
         where = f" in {', '.join(self.queues)}" if self.queues else ""
         return f"{self.operation}{where}: {'; '.join(words)} (write {self.write})"
 

@@ -59,7 +59,11 @@ def test_lists_are_taken_by_what_is_in_them(option, kind):
         ("delayColumn", types.BinaryType(), "column 'n' has type binary"),
         ("lifoColumn", types.LongType(), "lifoColumn: column 'n' has type bigint"),
         ("onDuplicateColumn", types.BooleanType(), "column 'n' has type boolean"),
-        ("tagsColumn", types.StringType(), "tagsColumn: column 'n' has type string"),
+        (
+            "tagsColumn",
+            types.StringType(),
+            "tagsColumn: column 'n' has type string: tags: expected a list of strings$",
+        ),
         ("tagsColumn", types.ArrayType(types.LongType()), "column 'n' has type array<bigint>"),
         ("dependsOnColumn", types.ArrayType(types.LongType()), "column 'n' has type array<bigint>"),
         (

@@ -73,7 +73,17 @@ WRONG = [
     ({"delay": "nan"}, "delay: "),
     ({"delay": "-1"}, "delay: "),
     ({"runAt": "tomorrow"}, "runAt: 'tomorrow' is not a time"),
-    ({"runAt": "2026-01-31T12:00:00"}, "is naive; use a datetime with a time zone"),
+    (
+        {"runAt": "2026-01-31"},
+        "runAt: '2026-01-31' has no time zone: use a time such as 2026-06-01T12:00:00Z",
+    ),
+    ({"delay": "5 minutes"}, "delay: '5 minutes' is not a number of seconds"),
+    ({"durable": "true"}, "durable: not available for Spark's writes, because it only affects"),
+    (
+        {"enqueue_on_commit": "true"},
+        "enqueue_on_commit: not available for Spark's writes, because Spark has no",
+    ),
+    ({"contentType": "text/plain"}, "contentType: not available for Spark's writes, because payloads"),
     ({"lifo": "maybe"}, "lifo: must be true or false; got 'maybe'"),
     ({"queue": "x" * 256}, "queue: must have 1 to 255 characters; got 256"),
     ({"txnAppId": "a"}, "txnAppId and txnVersion must be set together"),

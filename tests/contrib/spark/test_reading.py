@@ -96,11 +96,24 @@ def test_the_reports_of_writes_are_a_table(url, storage, read):
     assert list(row) == TABLES["imports"].names()
     assert (row["write"], row["state"], row["queues"]) == (write.id, "done", ["mail"])
     assert (row["rows"], row["inserted"], row["duplicates"]) == (3, 2, 1)
+    assert row["skipped"] is False
+
+
+def test_the_table_of_a_write_that_was_repeated_says_whose_numbers_they_are(url, storage, read):
+    named = {"txnAppId": "nightly", "txnVersion": "7"}
+    for _ in range(2):
+        write = Write(WriteOptions.read({"url": url, "queue": "mail", "job": "shop.send", **named}), ["n"])
+        write.commit([write.run_task("0.0", pyarrow.table({"n": ["a", "b"]}).to_batches())])
+
+    found = read(table="imports")
+
+    assert sorted((row["skipped"], row["inserted"]) for row in found) == [(False, 2), (True, 2)]
 
 
 def test_a_table_that_is_not_there_is_refused_with_the_remedy(redis_url):
     with pytest.raises(
-        OptionError, match=r"table: cron is stored in the project's database.*: use the database's URL"
+        OptionError,
+        match=r"cron is stored in the project's database.*attempts, dead, events, imports, jobs, results$",
     ):
         Read(ReadOptions.read({"url": redis_url, "table": "cron"})).partitions()
 

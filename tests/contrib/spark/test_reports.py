@@ -9,7 +9,7 @@ from djqueue.contrib.spark import reporting
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.reporting import TASKS_FAILED
 from djqueue.contrib.spark.writing import Write
-from djqueue.core.errors import StorageError
+from djqueue.core.errors import OptionError, StorageError
 from djqueue.core.states import State
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, QueueShare
 from djqueue.storage.publishing import CHUNKS_PER_STEP
@@ -180,6 +180,20 @@ def test_a_version_that_was_published_is_reported_as_skipped(storage, write):
 
     found = storage.capabilities.bulk_writes.get(made.id)
     assert (found.state, found.skipped, found.queues) == (DONE, True, (QUEUE,))
+
+
+def test_a_write_under_the_name_of_another_has_failed(storage, write):
+    first, second = write(**NAMED), write(**NAMED)
+    first.commit([first.run_task("0.0", rows(), "app-1", "run-1")])
+
+    with pytest.raises(OptionError, match="already names a write of other rows"):
+        second.commit([second.run_task("0.0", rows(ROWS), "app-1", "run-1")])
+    second.abort([])
+
+    found = storage.capabilities.bulk_writes.get(second.id)
+    assert (found.state, found.inserted) == (FAILED, 0)
+    assert "already names a write of other rows" in found.error
+    assert storage.capabilities.bulk_writes.get(first.id).state == DONE
 
 
 def test_a_write_whose_tasks_failed_is_reported(storage, write):

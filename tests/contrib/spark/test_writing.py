@@ -137,6 +137,8 @@ def test_the_same_version_again_brings_nothing(storage, write):
         made = write(txnAppId="nightly", txnVersion=version)
         report = made.commit(tasks(made))
         assert report.skipped is first
+        assert ("nothing enqueued: version" in str(report)) is first
+        assert ("150 inserted" in str(report)) is not first
     assert numbers(storage) == [*range(150)]
     assert leftovers(storage) == []
 

@@ -62,7 +62,7 @@ def test_lists_are_taken_by_what_is_in_them(option, kind):
         (
             "tagsColumn",
             types.StringType(),
-            "tagsColumn: column 'n' has type string: tags: expected a list of strings$",
+            "tagsColumn: column 'n' has type string: tags: expected a list of strings",
         ),
         ("tagsColumn", types.ArrayType(types.LongType()), "column 'n' has type array<bigint>"),
         ("dependsOnColumn", types.ArrayType(types.LongType()), "column 'n' has type array<bigint>"),
@@ -80,7 +80,7 @@ def test_lists_are_taken_by_what_is_in_them(option, kind):
         (
             "kwargsColumn",
             TEXTS,
-            "kwargsColumn: column 'n' has type array<string>: expected a map or a struct",
+            "column 'n' has type array<string>: expected a map with keys of type string, or a struct",
         ),
     ],
 )
@@ -89,6 +89,7 @@ def test_what_can_be_nothing_that_an_option_takes_is_refused(option, kind, messa
         check(option, kind)
 
     assert message in str(raised.value)
+    assert "got" not in str(raised.value), "no row of the DataFrame has a value of the check"
 
 
 @pytest.mark.parametrize(

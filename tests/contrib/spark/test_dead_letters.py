@@ -14,8 +14,7 @@ from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.job import REJECTED
 from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.testing.factories import batch, claim
-from tests.contrib.spark.conftest import open_storage
-from tests.contrib.spark.test_writing import take_in
+from tests.contrib.spark.conftest import open_storage, take_in
 
 QUEUE = "emails"
 COLUMNS = {
@@ -91,6 +90,7 @@ def test_the_same_write_again_brings_no_second_letter(storage, write, delivery):
     for _ in range(2):
         made = write(**named)
         reports.append(made.commit([run(made)]))
+    take_in(storage)
 
     assert len(storage.reads.dead_letters(QUEUE)) == 2
     assert reports[1].skipped is (delivery == "staged")
@@ -103,6 +103,7 @@ def test_a_task_that_is_run_again_brings_its_letters_once(storage, write, delive
     run(made, part="0.0")
 
     report = made.commit([run(made, part="0.1")])
+    take_in(storage)
 
     assert len(storage.reads.dead_letters(QUEUE)) == 2
     assert (report.dead_letters, sum(report.rejected.values())) == (2, 2)
@@ -122,6 +123,7 @@ def test_a_row_without_a_queue_is_counted_and_no_letter(storage, url):
 def test_a_letter_has_the_options_of_the_write_and_no_key(storage, write):
     made = write(maxAttempts="9", uniqueKey="one", priorityColumn=None, idColumn="key")
     made.commit([run(made, {**COLUMNS, "key": [None, None, None, None]})])
+    take_in(storage)
 
     [first, *_] = storage.reads.jobs(QUEUE, [letter.id for letter in storage.reads.dead_letters(QUEUE)])
     assert len(storage.reads.dead_letters(QUEUE)) == 4

@@ -269,17 +269,6 @@ class StagingContract(StorageCase):
         with pytest.raises(ChunkMissingError, match="part 'a'"):
             place(storage).stage_all(WRITE, "a", [[fresh(1)]], {QUEUE: 1})
 
-    def test_a_part_that_lost_a_chunk_before_it_was_begun_is_an_error(self, storage: Storage) -> None:
-        whole = staged(storage, {"a": [fresh(1), fresh(1)], "b": [fresh(1)]})
-        place(storage).forget(QUEUE, APP, WRITE)
-        for part, number in (("a", 1), ("b", 0)):
-            place(storage).stage(WRITE, part, number, [fresh(1)])
-
-        with pytest.raises(ChunkMissingError, match="the staged chunks of write 'write' are missing"):
-            place(storage).begin(whole, None)
-
-        assert place(storage).begin(whole._replace(parts={"b": whole.parts["b"]}), None).status == "new"
-
     def test_a_write_that_was_never_put_aside_is_an_error(self, storage: Storage) -> None:
         with pytest.raises(ChunkMissingError):
             place(storage).begin(Manifest(QUEUE, APP, 1, WRITE, {"a": "p"}), None)

@@ -163,6 +163,16 @@ class PlanPublisher:
         self.close()
 
 
+def step_size(limit: int | None, jobs: int = CHUNK) -> int:
+    """Return the maximum number of chunks in a step.
+
+    Args:
+        limit: Maximum number of pending jobs in a queue, or None.
+        jobs: Maximum number of jobs in a chunk.
+    """
+    return CHUNKS_PER_STEP if limit is None else max(1, min(CHUNKS_PER_STEP, limit // jobs))
+
+
 def share_of(counts: Counts, chunks: int = 0, published: int = 0, *, ended: bool = False) -> QueueShare:
     """Return a queue's part of a report."""
     known = counts.duplicates + counts.completed
@@ -203,10 +213,8 @@ class AbandonedPlans:
     def _sweep(self) -> None:
         room = PLANS_PER_SWEEP - len(self._adopted)
         for plan in self._staging.adopt(SILENCE, room) if room > 0 else ():
-            size = (
-                CHUNKS_PER_STEP if plan.limit is None else max(1, min(CHUNKS_PER_STEP, plan.limit // CHUNK))
-            )
-            publication = PlanPublisher(self._staging, plan, wait=partial(self._has_no_room, plan), size=size)
+            size, wait = step_size(plan.limit), partial(self._has_no_room, plan)
+            publication = PlanPublisher(self._staging, plan, wait=wait, size=size)
             self._adopted.setdefault((plan.app, plan.target), (publication, publication.steps()))
             logger.warning(
                 "Publishing the rest of write %s (%s), because its driver is silent.", plan.write, plan.app

@@ -310,10 +310,10 @@ def lost_error(queue: str, write: str, part: str, lifetime: int) -> ChunkMissing
     )
 
 
-def unpublished_error(manifest: Manifest) -> ChunkMissingError:
+def unpublished_error(queue: str, write: str) -> ChunkMissingError:
     """Return the error of a manifest that cannot end."""
     return ChunkMissingError(
-        f"queue {manifest.queue!r}: not all chunks of write {manifest.write!r} are published: the server has "
+        f"queue {queue!r}: not all chunks of write {write!r} are published: the server has "
         "lost changes, for example by a failover"
     )
 

@@ -24,7 +24,6 @@ PLACES = ("redis", "postgresql", "database")
 AT_ONCE = 100_000
 PARTITIONS = 4
 SETTINGS = {"spark.driver.extraJavaOptions": "", "spark.sql.execution.arrow.maxRecordsPerBatch": "10000"}
-SOON = 0.05
 
 
 def main() -> int:
@@ -61,9 +60,7 @@ def measure(spark: Any, place: str, site: Site, jobs: int, runs: int) -> None:
     for _ in range(runs):
         read(spark, place, site, jobs, "at rest")
     site.start()
-    while not site.marks.count():
-        site.check()
-        time.sleep(SOON)
+    site.marks.wait_for(1, site.check)
     for _ in range(runs):
         read(spark, place, site, jobs, "running")
     site.check()

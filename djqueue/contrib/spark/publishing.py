@@ -9,7 +9,7 @@ from zlib import crc32
 
 from djqueue.core.errors import OptionError, StorageError
 from djqueue.storage.base import Storage
-from djqueue.storage.publishing import CHUNKS_PER_STEP, SILENCE, PlanPublisher
+from djqueue.storage.publishing import SILENCE, PlanPublisher, step_size
 from djqueue.storage.staging import ChunkMissingError, Counts, Manifest, Plan, PlanState
 
 from .locations import staging_of
@@ -79,9 +79,7 @@ class DriverPublisher:
 
     def _finish(self, found: Plan, app: str, *, is_own: bool) -> PlanPublisher | None:
         """Publish a plan. Returns None if the own plan must be committed again."""
-        limit, size = self._options.max_queue_depth, CHUNKS_PER_STEP
-        if limit is not None:
-            size = max(1, min(size, limit // self._options.batch_size))
+        size = step_size(self._options.max_queue_depth, self._options.batch_size)
         publication = PlanPublisher(self._staging, found, self._publish_when_possible, self._wait, size)
         self._plan = found
         try:

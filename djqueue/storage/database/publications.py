@@ -114,14 +114,12 @@ class DatabasePublications(Staging):
     def _ended(self, manifests: Sequence[Manifest], now: int, *, partial: bool) -> list[Counts]:
         there = self._last(manifests, now)
         ended: dict[tuple[str, str], Any] = {}
-        wanted: dict[tuple[str, str], Manifest] = {}
         for manifest in manifests:
             row = there.get((manifest.queue, manifest.app))
             if row is None or row.version != manifest.version:
                 raise gone_error(manifest)
             if not row.done:
                 ended[row.queue, row.write] = row
-                wanted[row.queue, row.write] = manifest
         places = {"part__queue__in": {queue for queue, _ in ended}, "part__write__in": {w for _, w in ended}}
         published = self._chunks(**places).values_list("part__queue", "part__write").order_by()
         sums = {(queue, write): found for queue, write, *found in _summed(published)}
@@ -129,7 +127,7 @@ class DatabasePublications(Staging):
         for place, row in ended.items():
             number, counts = sums.get(place, (0, Counts()))
             if not partial and number < sum(map(len, msgpack.unpackb(row.parts).values())):
-                raise unpublished_error(_state_of(row, wanted[place], opened=False).manifest)
+                raise unpublished_error(*place)
             expires_at = None if row.lifetime is None else now + row.lifetime
             changes[row.pk] = {"done": True, "parts": b"", "expires_at": expires_at, **counts._asdict()}
             for name, value in changes[row.pk].items():

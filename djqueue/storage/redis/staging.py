@@ -336,7 +336,7 @@ def _publication(manifest: Manifest, answer: Sequence[Any]) -> PublicationState:
     if status in (b"missing", b"gone"):
         raise gone_error(manifest)
     if status == b"unpublished":
-        raise unpublished_error(manifest)
+        raise unpublished_error(manifest.queue, manifest.write)
     found = manifest._replace(
         version=int(version),
         write=text(write),

@@ -99,7 +99,8 @@ class DatabaseStaging(DatabasePublications):
         """Store a plan, unless one of its version is already stored."""
         with self._writing() as now:
             there = self._plan(plan, now)
-            if there is None or (there.done and there.version < plan.version):
+            # Another process may store a plan first, and drop it at once.
+            while there is None or (there.done and there.version < plan.version):
                 said = {
                     "version": plan.version,
                     "write": plan.write,
@@ -121,7 +122,6 @@ class DatabaseStaging(DatabasePublications):
                     rows = self._plans()
                     rows.bulk_create([rows.model(**mine, **said)], ignore_conflicts=True)
                 there = self._plan(plan, now)
-                assert there is not None
             found = _plan_of(there)
             if there.done or there.version > plan.version:
                 counts = msgpack.unpackb(there.counts) if there.counts else {}

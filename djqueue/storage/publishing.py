@@ -14,7 +14,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import QueueFullError
 from djqueue.core.states import PENDING, State
 
-from .bulkwrites import DONE, FAILED, UNFINISHED, BulkWriteReports, QueueShare, report_of
+from .bulkwrites import DONE, FAILED, UNFINISHED, BulkWriteReport, BulkWriteReports, QueueShare, report_of
 from .staging import CHUNK, ChunkMissingError, Counts, Manifest, Plan, PublicationState, Staging, chunks_of
 
 logger = logging.getLogger("djqueue.storage")
@@ -238,10 +238,11 @@ class AbandonedPlans:
         try:
             for _ in range(STEPS_PER_SWEEP):
                 if self._is_waiting:
-                    return False
+                    # Other plans may have room, so let go of this one, and adopt it again later.
+                    return len(self._adopted) >= PLANS_PER_SWEEP
                 if next(steps, None) is None:
-                    publication.close()
                     self._report(plan, DONE, publication.counts)
+                    publication.close()
                     logger.info("Published the rest of write %s (%s).", plan.write, plan.app)
                     return True
         except QueueFullError:
@@ -282,9 +283,15 @@ class AbandonedPlans:
         return False
 
     def _report(self, plan: Plan, state: str, counts: Mapping[str, Counts], error: str = "") -> None:
-        known = self._reports.get(report_of(plan.write))
+        name = report_of(plan.write)
+        known = self._reports.get(name)
         if known is None:
-            return  # A batch of a stream, which adds to the stream's report when it is repeated.
+            if not plan.frame:
+                return  # A batch of a stream, which adds to the stream's report when it is repeated.
+            # The driver died before it saved a report, so the rows that it rejected are not known.
+            app = name if plan.app == plan.write else plan.app
+            rows = sum(count.queued + count.duplicates + count.completed for count in counts.values())
+            known = BulkWriteReport(name, app, plan.version, SYSTEM_CLOCK.now(), rows=rows)
         shares = dict(known.shares)
         for queue, count in counts.items():
             chunks = sum(map(len, plan.queues[queue].values()))

@@ -43,7 +43,10 @@ class DriverPublisher:
         self._throttle = WriteThrottle(options, storage, on_wait=self._touch)
 
     def publish(self, plan: Plan) -> tuple[Counts, bool]:
-        """Publish a plan. Returns its counts, and whether its version had already been published.
+        """Publish a plan and complete the report.
+
+        Returns:
+            The counts of the plan, and whether its version had already been published.
 
         Raises:
             OptionError: The name of the write belongs to a write of other rows.
@@ -54,9 +57,12 @@ class DriverPublisher:
             is_own = (found.plan.write, found.plan.version) == (plan.write, plan.version)
             if not is_own:
                 refuse_other_frame(found, plan)
+            elif found.status != "done":
+                self._reporter.committed()
             if found.status == "done" and is_own:
                 # A sweep, or another driver, has finished this write.
                 self._reporter.published(found.counts)
+                self._reporter.done(skipped=False)
                 return sum(found.counts.values(), Counts()), False
             if found.status == "done":
                 self._forget(plan)
@@ -66,35 +72,40 @@ class DriverPublisher:
                     self._forget(found.plan, {*plan.queues, *found.counts})
                 counted = found.counts if found.plan.version == plan.version else {}
                 self._reporter.skipped(found.plan, counted)
+                self._reporter.done(skipped=True)
                 return sum(counted.values(), Counts()), True
-            publication = self._finish(found.plan, plan.app, is_own=is_own)
-            if publication is None:
-                continue
-            if found.status != "unfinished":
+            publication = self._finish(found, plan.app, is_own=is_own)
+            if publication is not None and found.status != "unfinished":
                 if not is_own:
-                    self._reporter.resumed(found.plan, publication.counts)
                     self._forget(plan)
                 total = sum(publication.counts.values(), Counts())
                 return total, publication.was_published
 
-    def _finish(self, found: Plan, app: str, *, is_own: bool) -> PlanPublisher | None:
+    def _finish(self, state: PlanState, app: str, *, is_own: bool) -> PlanPublisher | None:
         """Publish a plan. Returns None if the own plan must be committed again."""
+        found = self._plan = state.plan
         size = step_size(self._options.max_queue_depth, self._options.batch_size)
         publication = PlanPublisher(self._staging, found, self._publish_when_possible, self._wait, size)
-        self._plan = found
         try:
             for progress in publication.steps():
                 self._reporter.progressed(progress)
                 self._touch()
+            # Until the plan is closed, a sweep completes the reports, too, if this process dies.
+            if state.status == "unfinished":
+                self._reporter.finished_earlier()
+            else:
+                if not is_own:
+                    self._reporter.resumed(found, publication.counts)
+                self._reporter.done(skipped=publication.was_published)
             publication.close()
         except ChunkMissingError as error:
-            state = self._send(self._staging.state_of, found)
-            if state == "done":
+            now = self._send(self._staging.state_of, found)
+            if now == "done":
                 return None
-            if state == "" and is_own and not self._was_lost:
+            if now == "" and is_own and not self._was_lost:
                 self._was_lost = True
                 return None  # A later version was published meanwhile, or a failover has lost the plan.
-            if state == "" or self._staging.drop(found):
+            if now == "" or self._staging.drop(found):
                 if is_own:
                     raise
                 return None

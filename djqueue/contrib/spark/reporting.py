@@ -70,14 +70,17 @@ class WriteReporter:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Save the report, and record an exception that the block raises."""
-        if not self._is_batch:
-            self._keep(self._report)
+        """Record an exception that the block raises."""
         try:
             yield
         except Exception as error:
             self._failed(error)
             raise
+
+    def committed(self) -> None:
+        """Record that the write is committed: a sweep ends its report if this process dies."""
+        if not self._is_batch:
+            self._keep(self._report)
 
     def progressed(self, found: Iterable[QueueProgress]) -> None:
         """Record the progress of manifests, of this write or an earlier one, from time to time."""
@@ -99,6 +102,10 @@ class WriteReporter:
     def left_incomplete(self) -> None:
         """Record that a part of this write is published, and the rest cannot be."""
         self._is_incomplete = True
+
+    def finished_earlier(self) -> None:
+        """Record that an earlier version is published, before this one."""
+        self._save_earlier()
 
     def resumed(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
         """Record that an earlier write of the same version was finished instead of this one."""

@@ -313,8 +313,8 @@ class Write:
                     publisher = DriverPublisher(storage, self.options, reporter)
                     published, skipped = publisher.publish(plan)
                     counts += published
-                if not self.options.dry_run:
-                    reporter.done(skipped=skipped)
+                elif not self.options.dry_run:
+                    reporter.done(skipped=False)
         return WriteReport(
             write=self.report,
             app=self._reported_app,

@@ -1,5 +1,7 @@
 """Writes that meet others: of the same name, of another version, or under another target."""
 
+from functools import partial
+
 import pyarrow
 import pytest
 
@@ -213,6 +215,24 @@ def test_a_sweep_keeps_to_the_depth_of_the_queue(storage, write, monkeypatch):
 
     assert 20 <= max(depths) < 20 + SIZE, depths
     assert storage.capabilities.bulk_writes.get(made.id).state == "done"
+
+
+def test_full_queues_do_not_keep_a_sweep_from_other_writes(storage, write, monkeypatch):
+    full = write(writeId="full")
+    full.commit(staged(full, many=20))
+    take_in(storage)
+    for number in range(publishing.PLANS_PER_SWEEP):
+        waiting = write(maxQueueDepth="20", txnAppId=f"waiting-{number}", txnVersion="1")
+        dies(storage, monkeypatch, "publish_all", partial(waiting.commit, staged(waiting)))
+    free = write(queue="free", **NAMED)
+    dies(storage, monkeypatch, "publish_all", partial(free.commit, staged(free, 1_000, queues=("free",))))
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+
+    for _ in range(2):
+        storage.sweep()
+
+    assert numbers(storage, "free") == [*range(1_000, 1_000 + ROWS)]
+    assert numbers(storage) == [*range(20)]
 
 
 def test_duplicates_in_many_queues_are_found_by_few_transactions(storage, url, monkeypatch):

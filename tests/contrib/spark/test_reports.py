@@ -11,6 +11,7 @@ from djqueue.contrib.spark.reporting import TASKS_FAILED
 from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError, StorageError
 from djqueue.core.states import State
+from djqueue.storage import publishing
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, QueueShare
 from djqueue.storage.publishing import CHUNKS_PER_STEP
 from djqueue.testing.factories import batch
@@ -152,13 +153,33 @@ def test_an_earlier_version_is_finished_before_the_next(storage, write, monkeypa
     assert len(numbers(storage)) == 6 * ROWS
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(
+    "step", ["commit", "keep 1", "begin_all", "publish_all", "end_all", "keep 2", "close", "forget_all"]
+)
+def test_a_sweep_ends_the_report_of_a_driver_that_was_killed(storage, write, monkeypatch, step, moment):
+    made = write(**NAMED)
+    told = tasks(made)
+    with monkeypatch.context() as patch:
+        kill(patch, storage, step, moment)
+        with pytest.raises(Killed):
+            made.commit(told)
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+
+    storage.sweep()
+
+    if (step, moment) == ("commit", "before"):
+        assert (numbers(storage), reports(storage)) == ([], [])
+        return
+    assert numbers(storage) == [*range(3 * ROWS)]
+    [found] = reports(storage)
+    assert (found.write, found.app, found.version, found.state) == (made.id, "nightly", 7, DONE)
+    assert (found.rows, found.inserted, found.queues) == (3 * ROWS, 3 * ROWS, (QUEUE,))
+
+
 def test_a_driver_that_was_killed_leaves_a_report_that_the_next_one_ends(storage, write, monkeypatch):
     first = write(**NAMED)
     told = tasks(first)
-
-    class Killed(BaseException):
-        pass
-
     with monkeypatch.context() as patch:
         fail(patch, storage, "publish_all", Killed)
         with pytest.raises(Killed):
@@ -270,6 +291,27 @@ def test_a_write_does_not_fail_for_its_report(storage, write, monkeypatch, caplo
         f"Could not save the report of write {made.id}; the write itself is not affected: no room"
         in caplog.text
     )
+
+
+class Killed(BaseException):
+    """Raised to simulate SIGKILL: no handler of errors runs."""
+
+
+def kill(patch, storage, step, moment):
+    """Kill the process before or after a step: a method of the staging area, or a numbered save of a report."""
+    name, _, number = step.partition(" ")
+    owner = type(storage.capabilities.bulk_writes if number else storage.capabilities.staging)
+    plain, calls = getattr(owner, name), []
+
+    def killed(self, *args, **kwargs):
+        calls.append(args)
+        if number and len(calls) < int(number):
+            return plain(self, *args, **kwargs)
+        if moment == "after":
+            plain(self, *args, **kwargs)
+        raise Killed
+
+    patch.setattr(owner, name, killed)
 
 
 def commit_batch(url, version):

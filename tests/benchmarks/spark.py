@@ -111,7 +111,7 @@ class RedisPlace:
         self.url = server.url
 
     def clean(self) -> None:
-        """Delete everything. With millions of jobs, this takes seconds, in which other clients must not wait."""
+        """Delete everything. This takes seconds if there are many jobs, and other clients must not wait."""
         with self.server.client() as client:
             client.flushall(asynchronous=True)
             while client.info("memory")["lazyfree_pending_objects"]:

@@ -298,7 +298,7 @@ class Killed(BaseException):
 
 
 def kill(patch, storage, step, moment):
-    """Kill the process before or after a step: a method of the staging area, or a numbered save of a report."""
+    """Kill the process before or after a step: a method of the staging area, or the nth save of a report."""
     name, _, number = step.partition(" ")
     owner = type(storage.capabilities.bulk_writes if number else storage.capabilities.staging)
     plain, calls = getattr(owner, name), []

@@ -298,3 +298,18 @@ def test_two_loads_with_the_same_unique_keys_do_not_wait_for_each_other(postgres
 
     assert sorted(report.inserted for report in reports) == [0, len(keys)]
     assert sorted(report.duplicates for report in reports) == [0, len(keys)]
+
+
+def test_two_loads_with_the_same_ids_in_opposite_order_bring_each_once(postgresql_url):
+    # PostgreSQL ends one of two transactions that wait for each other. It is tried again.
+    ids = [f"id-{number}" for number in range(5_000)]
+    given = {"url": postgresql_url, "queue": QUEUE, "job": "shop.send", "idColumn": "id"}
+    loads = []
+    for app, some in (("up", ids), ("down", ids[::-1])):
+        made = Write(WriteOptions.read({**given, "txnAppId": app, "txnVersion": "1"}), ["id"])
+        loads.append((made, [made.run_task("0.0", pyarrow.table({"id": some}).to_batches())]))
+
+    reports = together([lambda made=made, tasks=tasks: made.commit(tasks) for made, tasks in loads])
+
+    assert sum(report.inserted for report in reports) == len(ids)
+    assert sum(report.duplicates for report in reports) == len(ids)

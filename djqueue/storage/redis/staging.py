@@ -60,6 +60,7 @@ class RedisStaging(Staging):
             check_chunk(batches)
         for first in range(0, len(chunks), AT_ONCE):
             calls: list[ScriptCall | RedisCommand] = []
+            queues: list[str] = []
             for batches in chunks[first : first + AT_ONCE]:
                 queue = batches[0].queue
                 keys = self._keyspace.keys(queue)
@@ -70,8 +71,10 @@ class RedisStaging(Staging):
                     arguments = [number, piece, pack_text(part), lifetime, staged.get(queue, 0)]
                     calls.append(ScriptCall(script("stage"), keys, arguments, places, sequence=False))
                     kinds[queue] = kinds.get(queue, "") + kind
-            if not all(self._keyspace.run(answers(calls))):
-                raise lost_error(queue, write, part, lifetime)
+                    queues.append(queue)
+            for queue, is_stored in zip(queues, self._keyspace.run(answers(calls)), strict=True):
+                if not is_stored:
+                    raise lost_error(queue, write, part, lifetime)
         return kinds
 
     def commit(self, plan: Plan) -> PlanState:

@@ -15,7 +15,17 @@ from djqueue.core.errors import QueueFullError
 from djqueue.core.states import PENDING, State
 
 from .bulkwrites import DONE, FAILED, UNFINISHED, BulkWriteReport, BulkWriteReports, QueueShare, report_of
-from .staging import CHUNK, ChunkMissingError, Counts, Manifest, Plan, PublicationState, Staging, chunks_of
+from .staging import (
+    CHUNK,
+    RESUMABLE,
+    ChunkMissingError,
+    Counts,
+    Manifest,
+    Plan,
+    PublicationState,
+    Staging,
+    chunks_of,
+)
 
 logger = logging.getLogger("djqueue.storage")
 
@@ -25,6 +35,8 @@ QUEUES_PER_STEP = 200
 """Manifests to store or end in one step."""
 SILENCE = 60_000
 """Milliseconds without progress after which a sweep takes over a plan."""
+RENEW_EVERY = RESUMABLE // 7
+"""Milliseconds between two renewals of the staged jobs of a plan that takes long, because its queues are full."""
 STEPS_PER_SWEEP = 50
 """Steps of all adopted plans in one sweep."""
 PLANS_PER_SWEEP = 10
@@ -72,6 +84,7 @@ class PlanPublisher:
         self._send = send
         self._wait = wait
         self._size = size
+        self._renewed_at = SYSTEM_CLOCK.monotonic()
 
     def steps(self) -> Steps:
         """Publish the plan, and yield the progress after each step.
@@ -128,6 +141,8 @@ class PlanPublisher:
             some = chunks[first : first + self._size]
             while self._wait(some):
                 yield []
+                self._renew(manifests)
+            self._renew(manifests)
             answers = self._send(self._staging.publish_all, some)
             touched = {}
             for (manifest, _, _), answer in zip(some, answers, strict=True):
@@ -147,6 +162,13 @@ class PlanPublisher:
                 QueueProgress(one, share_of(total, sizes[one.queue], sizes[one.queue], ended=True))
                 for one, total in zip(ended, totals, strict=True)
             ]
+
+    def _renew(self, manifests: Sequence[Manifest]) -> None:
+        """Keep what is staged from expiring, unless this happened lately."""
+        if SYSTEM_CLOCK.monotonic() - self._renewed_at > RENEW_EVERY:
+            self._renewed_at = SYSTEM_CLOCK.monotonic()
+            for first in range(0, len(manifests), QUEUES_PER_STEP):
+                self._begin(manifests[first : first + QUEUES_PER_STEP])
 
     def close(self) -> None:
         """Record that the plan is published, and delete what its failed tasks staged."""

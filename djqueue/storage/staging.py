@@ -322,5 +322,5 @@ def gone_error(manifest: Manifest) -> ChunkMissingError:
     """Return the error of a manifest whose chunks are missing."""
     return ChunkMissingError(
         f"queue {manifest.queue!r}: the staged chunks of write {manifest.write!r} are missing: they "
-        "expired or were evicted, or another version was published in the meantime"
+        "expired (stageTtl) or were evicted, or another version was published in the meantime"
     )

@@ -28,3 +28,11 @@ def test_the_database_is_asked_about_after_one_mark(reason: str) -> None:
     expected = REASONS.get(reason, "accepting connections? Is it running?")
 
     assert str(unavailable("default", OperationalError(reason))).endswith(f"used: {expected}")
+
+
+def test_a_deadlock_is_not_taken_for_a_server_that_is_down() -> None:
+    error = OperationalError("deadlock detected\nDETAIL:  Process 1 waits for ShareLock on transaction 2")
+
+    for alias in ("default", "postgresql://localhost/shop"):
+        message = str(unavailable(alias, error))
+        assert message.endswith("Two transactions waited for each other, and this one was undone: try again.")

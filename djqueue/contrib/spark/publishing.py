@@ -118,10 +118,13 @@ class DriverPublisher:
                 f"txnAppId other than {app!r}, or from another checkpoint"
             ) from None
         except StorageError as error:
-            error.add_note(
+            note = (
                 "The write is committed: once the storage is available again, a worker's sweep publishes the "
                 f"rest, after {SILENCE // 1_000} s."
             )
+            if found.lifetime is not None:
+                note += " But if none of its jobs is published yet, Spark withdraws it now: run it again."
+            error.add_note(note)
             raise
         finally:
             self._plan = None

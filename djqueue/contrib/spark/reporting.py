@@ -203,13 +203,16 @@ class WriteReporter:
                 self._imports.keep(report)
 
 
-def aborted(storage: Storage, report: BulkWriteReport) -> None:
-    """Record that a write's tasks failed, so that nothing was published."""
+def aborted(storage: Storage, report: BulkWriteReport, *, is_withdrawn: bool = False) -> None:
+    """Record that a write's tasks failed, or that it was withdrawn, so that nothing was published."""
     if storage.capabilities.bulk_writes is None:
         return
     with _log_errors(report.write):
         known = storage.capabilities.bulk_writes.get(report.write)
-        if known is None:
+        if known is not None and is_withdrawn:
+            # Its commit failed, and expected that a sweep would publish the jobs.
+            storage.capabilities.bulk_writes.keep(known._replace(state=FAILED))
+        elif known is None:
             storage.capabilities.bulk_writes.keep(report._replace(state=FAILED, error=TASKS_FAILED))
         elif known.batches and known.state == DONE:
             storage.capabilities.bulk_writes.keep(known._replace(state=UNFINISHED, error=TASKS_FAILED))

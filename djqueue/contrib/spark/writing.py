@@ -376,6 +376,7 @@ class Write:
         queues = {queue for task in tasks for queue in (*task.chunks, *task.enqueued)}
         if self.options.queue is not None:
             queues.add(self.options.queue)
+        is_withdrawn = False
         with closing(self.storage()) as storage:
             is_staged = self.options.delivery == STAGED and self.options.operation == ENQUEUE
             if is_staged and not self.options.dry_run:
@@ -385,12 +386,14 @@ class Write:
                 )
                 if staging.state_of(plan) != "open":
                     staging.forget_all(sorted(queues), plan.owner, self.id)
-                elif plan.lifetime is None or not staging.withdraw(plan):
+                elif plan.lifetime is not None and staging.withdraw(plan):
+                    is_withdrawn = True
+                else:
                     return
             if not self.options.dry_run:
                 report = self._initial_report(tasks, self.options.version or 0)
                 shares = {queue: report.shares.get(queue, QueueShare()) for queue in queues}
-                aborted(storage, report._replace(shares=shares))
+                aborted(storage, report._replace(shares=shares), is_withdrawn=is_withdrawn)
 
 
 def _together(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:

@@ -71,16 +71,34 @@ class DatabasePublications(Staging):
     def _begun(self, manifests: Sequence[Manifest], lifetime: int | None, now: int) -> list[PublicationState]:
         there = self._last(manifests, now)
         mine = [one for one in manifests if _gives_way(there.get((one.queue, one.app)), one)]
-        if mine:
+        opened = {(one.queue, one.app) for one in mine}
+        while mine:
             self._keep(mine, now)
             self._open(mine, there, lifetime, now)
-            there |= self._last(mine, now)
-        opened = {(one.queue, one.app) for one in mine}
-        return [
+            found = self._last(mine, now)
+            there |= found
+            # Another process may have stored a publication first, and have dropped it since.
+            mine = [one for one in mine if (one.queue, one.app) not in found]
+        states = [
             _state_of(there[place], manifest, opened=place in opened)
             for manifest in manifests
             for place in [(manifest.queue, manifest.app)]
         ]
+        self._renew([state.manifest for state in states if state.status in ("resumed", "unfinished")], now)
+        return states
+
+    def _renew(self, manifests: Sequence[Manifest], now: int) -> None:
+        """Extend the lifetime of open publications, and of their parts that have not expired."""
+        if not manifests:
+            return
+        place = {"queue__in": {one.queue for one in manifests}, "write__in": {one.write for one in manifests}}
+        mine = self._publications(**place, done=False, expires_at__isnull=False)
+        mine.update(expires_at=now + RESUMABLE)
+        wanted = {(one.queue, one.write, part) for one in manifests for part in one.parts}
+        parts = self._parts(**place, expires_at__gt=now).select_for_update().order_by("pk")
+        found = parts.values_list("pk", "queue", "write", "part")
+        for pks in chunked([pk for pk, *part in found if tuple(part) in wanted]):
+            self._parts(pk__in=pks).update(expires_at=now + RESUMABLE)
 
     def publish_all(self, chunks: Sequence[tuple[Manifest, str, int]]) -> list[Counts]:
         """Enqueue chunks in order: large ones each in a transaction of its own, small ones together."""

@@ -117,10 +117,12 @@ class DatabaseStaging(DatabasePublications):
                     "left_at": None,
                     "expires_at": None if plan.lifetime is None else now + RESUMABLE,
                 }
-                mine = {"app": plan.app, "target": plan.target}
-                if not self._plans(**mine, done=True).update(**said):
+                if there is not None:
+                    self._plans(pk=there.pk).update(**said)
+                else:
                     rows = self._plans()
-                    rows.bulk_create([rows.model(**mine, **said)], ignore_conflicts=True)
+                    new = rows.model(app=plan.app, target=plan.target, **said)
+                    rows.bulk_create([new], ignore_conflicts=True)
                 there = self._plan(plan, now)
             found = _plan_of(there)
             if there.done or there.version > plan.version:
@@ -141,7 +143,10 @@ class DatabaseStaging(DatabasePublications):
     def touch(self, plan: Plan) -> None:
         """Record that a plan is being published."""
         with self._writing() as now:
-            self._open_plan(plan).filter(touched_at__isnull=False).update(touched_at=now)
+            # A plan that is still being published must not expire, even if this takes a week.
+            expires_at = None if plan.lifetime is None else now + RESUMABLE
+            touched = self._open_plan(plan).filter(touched_at__isnull=False)
+            touched.update(touched_at=now, expires_at=expires_at)
 
     def close(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
         """Record that a plan is published, with the counts of its queues."""
@@ -182,11 +187,20 @@ class DatabaseStaging(DatabasePublications):
             if which.select_for_update().first() is None:
                 return False
             mine = self._publications(app=plan.owner, write=plan.write, version=plan.version, done=False)
-            begun = [row.pk for row in mine.select_for_update().order_by("pk")]
+            mine = mine.select_for_update().order_by("pk").values_list("pk", flat=True)
+            begun = set(mine)
+            parts = self._parts(write=plan.write).select_for_update().order_by("pk")
+            staged = list(parts.values_list("pk", flat=True))
+            # Other publishers begun before they had to wait for these locks.
+            begun.update(mine.all())
             published = self._chunks(part__write=plan.write, queued__isnull=False)
             if published.exists() or self._publications(write=plan.write, done=True).exists():
                 return False
-            self._publications(pk__in=begun).delete()
+            for pks in chunked([*begun]):
+                self._publications(pk__in=pks).delete()
+            # From now on, nobody can begin.
+            for pks in chunked(staged):
+                self._parts(pk__in=pks).update(expires_at=0)
             self._open_plan(plan).delete()
         self.forget_all(sorted(plan.queues), plan.owner, plan.write)
         return True

@@ -60,6 +60,7 @@ class RedisStaging(Staging):
             check_chunk(batches)
         for first in range(0, len(chunks), AT_ONCE):
             calls: list[ScriptCall | RedisCommand] = []
+            queues: list[str] = []
             for batches in chunks[first : first + AT_ONCE]:
                 queue = batches[0].queue
                 keys = self._keyspace.keys(queue)
@@ -70,8 +71,10 @@ class RedisStaging(Staging):
                     arguments = [number, piece, pack_text(part), lifetime, staged.get(queue, 0)]
                     calls.append(ScriptCall(script("stage"), keys, arguments, places, sequence=False))
                     kinds[queue] = kinds.get(queue, "") + kind
-            if not all(self._keyspace.run(answers(calls))):
-                raise lost_error(queue, write, part, lifetime)
+                    queues.append(queue)
+            for queue, is_stored in zip(queues, self._keyspace.run(answers(calls)), strict=True):
+                if not is_stored:
+                    raise lost_error(queue, write, part, lifetime)
         return kinds
 
     def commit(self, plan: Plan) -> PlanState:
@@ -124,12 +127,23 @@ class RedisStaging(Staging):
         [is_dropping] = yield [self._plan(first_step, plan, plan.version, write)]
         if not is_dropping:
             return False
-        if not (yield from self._drop_manifests(plan)):
-            yield [self._plan("keep", plan, plan.version, write)]
-            return False
-        yield from self._forget(sorted(plan.queues), plan.owner, plan.write)
-        [is_dropped] = yield [self._plan("drop", plan, plan.version, write)]
-        return bool(is_dropped)
+        while (yield from self._drop_manifests(plan)):
+            yield from self._forget(sorted(plan.queues), plan.owner, plan.write)
+            # Another publisher may have begun in between, which kept its parts.
+            if not (yield from self._is_begun(plan)):
+                [is_dropped] = yield [self._plan("drop", plan, plan.version, write)]
+                return bool(is_dropped)
+        yield [self._plan("keep", plan, plan.version, write)]
+        return False
+
+    def _is_begun(self, plan: Plan) -> Steps[bool]:
+        """Return whether a manifest of a plan is stored."""
+        keys = [self._keyspace.keys(queue).published(plan.owner) for queue in sorted(plan.queues)]
+        found: list[bytes | None] = []
+        for first in range(0, len(keys), AT_ONCE):
+            some = keys[first : first + AT_ONCE]
+            found += yield [RedisCommand((b"HGET", key, b"write")) for key in some]
+        return pack_text(plan.write) in found
 
     def _drop_manifests(self, plan: Plan) -> Steps[bool]:
         """Delete the manifests of a plan. Returns False if a chunk was published."""

@@ -27,12 +27,16 @@ NO_TABLE = re.compile(
     re.IGNORECASE,
 )
 LOCKED = re.compile(r"database (table )?is locked", re.IGNORECASE)
+DEADLOCK = re.compile(r"deadlock (detected|found)", re.IGNORECASE)
+TRY_AGAIN = "Two transactions waited for each other, and this one was undone: try again."
 MIGRATING = "django.db.migrations.executor"
 
 
 def remedy(alias: str, error: Error) -> str:
     """Return a sentence that says what to do."""
     text = str(error)
+    if DEADLOCK.search(text):
+        return TRY_AGAIN
     if "://" in alias:
         return _remedy_of_url(text)
     if NO_TABLE.search(text):

@@ -115,6 +115,17 @@ class PlansContract(StorageCase):
         assert place(storage).state_of(mine) == "open"
         assert publish_rest(storage, manifest) == Counts(queued=3)
 
+    def test_a_plan_is_not_dropped_once_one_of_its_queues_has_ended(self, storage: Storage) -> None:
+        mine, manifests = begun(storage)
+        publish_rest(storage, manifests[0])
+
+        assert not place(storage).drop(mine)
+        assert not place(storage).withdraw(mine)
+
+        assert place(storage).state_of(mine) == "open"
+        assert place(storage).begin_all(mine.manifests(), None)[0].status == "done"
+        assert publish_rest(storage, manifests[1]) == Counts(queued=4)
+
     def test_a_plan_that_no_sweep_has_adopted_is_withdrawn_whole(self, storage: Storage) -> None:
         mine, manifests = begun(storage)
 

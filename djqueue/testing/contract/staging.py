@@ -266,8 +266,8 @@ class StagingContract(StorageCase):
         staged(storage, {"a": [fresh(2)]})
         place(storage).forget(QUEUE, APP, WRITE)
 
-        with pytest.raises(ChunkMissingError, match="part 'a'"):
-            place(storage).stage_all(WRITE, "a", [[fresh(1)]], {QUEUE: 1})
+        with pytest.raises(ChunkMissingError, match=f"queue '{QUEUE}'.* part 'a'"):
+            place(storage).stage_all(WRITE, "a", [[fresh(1)], [fresh(1, queue=PAIRS)]], {QUEUE: 1})
 
     def test_a_write_that_was_never_put_aside_is_an_error(self, storage: Storage) -> None:
         with pytest.raises(ChunkMissingError):

@@ -217,6 +217,32 @@ def test_a_sweep_keeps_to_the_depth_of_the_queue(storage, write, monkeypatch):
     assert storage.capabilities.bulk_writes.get(made.id).state == "done"
 
 
+def test_a_sweep_that_waits_for_room_keeps_the_rest_from_expiring(storage, write, monkeypatch):
+    full = write(writeId="full")
+    full.commit(staged(full, many=20))
+    take_in(storage)
+    waiting = write(maxQueueDepth="20", **NAMED)
+    dies(storage, monkeypatch, "begin_all", partial(waiting.commit, staged(waiting)))
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    monkeypatch.setattr(publishing, "RENEW_EVERY", -1)
+    staging = type(storage.capabilities.staging)
+    plain, begun = staging.begin_all, []
+
+    def counted(self, manifests, lifetime):
+        found = plain(self, manifests, lifetime)
+        begun.extend((one.status, one.manifest.queue) for one in found)
+        return found
+
+    monkeypatch.setattr(staging, "begin_all", counted)
+    for _ in range(3):
+        storage.sweep()
+
+    assert begun[0] == ("new", QUEUE)
+    assert len(begun) >= 3
+    assert set(begun[1:]) == {("resumed", QUEUE)}
+    assert storage.reads.counts(QUEUE)[State.WAITING] == 20
+
+
 def test_full_queues_do_not_keep_a_sweep_from_other_writes(storage, write, monkeypatch):
     full = write(writeId="full")
     full.commit(staged(full, many=20))
@@ -272,3 +298,18 @@ def test_two_loads_with_the_same_unique_keys_do_not_wait_for_each_other(postgres
 
     assert sorted(report.inserted for report in reports) == [0, len(keys)]
     assert sorted(report.duplicates for report in reports) == [0, len(keys)]
+
+
+def test_two_loads_with_the_same_ids_in_opposite_order_bring_each_once(postgresql_url):
+    # PostgreSQL ends one of two transactions that wait for each other. It is tried again.
+    ids = [f"id-{number}" for number in range(5_000)]
+    given = {"url": postgresql_url, "queue": QUEUE, "job": "shop.send", "idColumn": "id"}
+    loads = []
+    for app, some in (("up", ids), ("down", ids[::-1])):
+        made = Write(WriteOptions.read({**given, "txnAppId": app, "txnVersion": "1"}), ["id"])
+        loads.append((made, [made.run_task("0.0", pyarrow.table({"id": some}).to_batches())]))
+
+    reports = together([lambda made=made, tasks=tasks: made.commit(tasks) for made, tasks in loads])
+
+    assert sum(report.inserted for report in reports) == len(ids)
+    assert sum(report.duplicates for report in reports) == len(ids)

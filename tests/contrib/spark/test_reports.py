@@ -9,7 +9,7 @@ from djqueue.contrib.spark import reporting
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.reporting import TASKS_FAILED
 from djqueue.contrib.spark.writing import Write
-from djqueue.core.errors import OptionError, StorageError
+from djqueue.core.errors import OptionError, StorageError, StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage import publishing
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, QueueShare
@@ -238,6 +238,23 @@ def test_a_write_whose_chunks_are_gone_has_failed(storage, write):
     found = storage.capabilities.bulk_writes.get(made.id)
     assert found.state == FAILED
     assert "are missing: they expired" in found.error
+
+
+def test_a_write_that_is_withdrawn_has_failed(storage, write, monkeypatch):
+    made = write(maxRetries="0")
+    told = tasks(made)
+    with monkeypatch.context() as patch:
+        fail(patch, storage, "begin_all", StorageUnavailableError)
+        with pytest.raises(StorageUnavailableError) as raised:
+            made.commit(told)
+    assert "Spark withdraws it now" in raised.value.__notes__[0]
+
+    made.abort(told)
+
+    found = storage.capabilities.bulk_writes.get(made.id)
+    assert (found.state, found.inserted) == (FAILED, 0)
+    assert "in the midst of it" in found.error
+    assert storage.capabilities.staging.adopt(-1, 10) == []
 
 
 def test_a_dry_run_leaves_no_report(storage, write):

@@ -18,7 +18,7 @@ from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage, staging
 from djqueue.storage.staging import STAGE_TTL, ChunkMissingError, Counts, Manifest, chunks_of
 from djqueue.testing.clock import FakeClock
-from djqueue.testing.contract.staging import APP, WRITE, fresh, place, publish, staged
+from djqueue.testing.contract.staging import APP, WRITE, fresh, place, plan, publish, publish_rest, staged
 from djqueue.testing.factories import QUEUE, batch
 from tests.support import eventually
 
@@ -252,6 +252,78 @@ def test_one_full_queue_among_others_does_not_keep_their_jobs_back(make_storage)
     )
 
 
+# Plans that several processes handle at once.
+
+
+def committed(client, names=("a", "b"), **given):
+    """Return a plan with two jobs in each queue, and its manifests, which are stored."""
+    manifests = staged_in(client, names, **given)
+    mine = plan({one.queue: one.parts for one in manifests}, **given)
+    place(client).commit(mine)
+    place(client).begin_all(manifests, mine.lifetime)
+    return mine, manifests
+
+
+def test_a_publisher_that_begins_while_its_plan_is_dropped_leaves_nothing(client, monkeypatch):
+    mine, manifests = committed(client)
+    forget = place(client).forget_all
+    late = []
+
+    def begins(*given):
+        try:
+            place(client).begin_all(manifests, None)
+        except ChunkMissingError as error:
+            late.append(error)
+        return forget(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place(client), "forget_all", begins)
+        assert place(client).drop(mine)
+
+    assert len(late) == 1
+    assert not spark_models.Publication.objects.exists()
+    assert rows() == 0
+
+
+def test_a_later_version_that_is_published_meanwhile_stays(client, monkeypatch):
+    theirs = {"app": APP, "target": "", "version": 9, "write": "theirs"}
+    mine = plan({QUEUE: {"a": staging.KIND}})
+    found = place(client)._plan
+    turns = []
+
+    def reads(*given):
+        there = found(*given)
+        if not turns:
+            turns.append(None)
+            spark_models.StagedWrite.objects.create(**theirs, queues=b"", done=True)
+        return None if len(turns) == 1 and there is None else there
+
+    monkeypatch.setattr(place(client), "_plan", reads)
+
+    assert place(client).commit(mine).status == "done"
+    assert spark_models.StagedWrite.objects.get().version == 9
+
+
+def test_a_publication_that_is_dropped_while_another_begins_is_begun_again(client, monkeypatch):
+    publish(client, staged(client, {"a": [fresh(2)]}))
+    manifest = staged(client, {"a": [fresh(3)]}, write="next", version=2)
+    opens = place(client)._open
+    turns = []
+
+    def conflicts(*given):
+        opens(*given)
+        if not turns:
+            # Another process had stored a publication first, and has dropped it since.
+            spark_models.Publication.objects.filter(write="next").delete()
+        turns.append(None)
+
+    monkeypatch.setattr(place(client), "_open", conflicts)
+
+    assert place(client).begin(manifest, None).status == "new"
+    assert publish_rest(client, manifest) == Counts(queued=3)
+    assert len(turns) == 2
+
+
 # What expires.
 
 
@@ -335,3 +407,18 @@ def test_a_part_that_goes_while_it_is_published_is_missed(owner, clock):
         place(owner).publish(manifest, chunks_of(manifest))
 
     assert ids() == []
+
+
+def test_begun_again_it_is_kept_for_another_week(owner, clock):
+    manifest = staged(owner, {"a": [fresh(2)]}, lifetime=50_000)
+    mine = plan({QUEUE: manifest.parts}, lifetime=1_000)
+    place(owner).commit(mine)
+    assert place(owner).begin(manifest, mine.lifetime).status == "new"
+    for _ in range(3):
+        clock.advance(WEEK - 1)
+        staging.purge_staged(owner._dialect, clock.now(), 100)
+        place(owner).touch(mine)
+        assert place(owner).begin(manifest, mine.lifetime).status == "resumed"
+
+    assert place(owner).state_of(mine) == "open"
+    assert publish_rest(owner, manifest) == Counts(queued=2)

@@ -4,9 +4,9 @@ from contextlib import closing
 
 from djqueue.storage.redis import RedisStorage
 from djqueue.storage.redis.staging import PLAIN
-from djqueue.storage.staging import Counts, Manifest, chunks_of
+from djqueue.storage.staging import RESUMABLE, Counts, Manifest, chunks_of
 from djqueue.testing import contract
-from djqueue.testing.contract.staging import WRITE, fresh, place, staged
+from djqueue.testing.contract.staging import WRITE, fresh, place, plan, publish, publish_rest, staged
 from djqueue.testing.factories import QUEUE, batch
 
 from .cases import OnCluster, OnSingle
@@ -34,11 +34,75 @@ def test_all_of_a_part_expires_with_its_first_chunk(redis_options, redis_server)
 def test_a_manifest_keeps_what_it_names_for_a_week(redis_options, redis_server):
     with closing(RedisStorage(**redis_options)) as storage:
         manifest = staged(storage, {"a": [fresh(1)]}, lifetime=50_000)
-        place(storage).begin(manifest, 1_000)
+        place(storage).begin(manifest, None)
         with redis_server.client() as redis:
             keys = storage.keys(QUEUE)
             assert redis.pttl(keys.staged(WRITE, "a")) > 600_000_000
             assert redis.pttl(keys.published(manifest.app)) == -1, "what was begun is known until it is done"
+
+
+def test_the_publication_of_a_write_without_a_name_expires_as_a_whole(redis_options, redis_server):
+    with closing(RedisStorage(**redis_options)) as storage:
+        manifest = staged(storage, {"a": [fresh(1), fresh(1), fresh(1)]}, lifetime=50_000)
+        mine = plan({QUEUE: manifest.parts}, lifetime=1_000)
+        place(storage).commit(mine)
+        place(storage).begin(manifest, 1_000)
+        place(storage).publish(manifest, [("a", 0), ("a", 1)])
+        keys = storage.keys(QUEUE)
+        kept = [
+            keys.staged(WRITE, "a"),
+            keys.published(manifest.app),
+            keys.published(manifest.app, chunks=True),
+            storage._keyspace.common.plan(mine.app, mine.target),
+        ]
+        with redis_server.client() as redis:
+            assert all(600_000_000 < redis.pttl(key) <= RESUMABLE for key in kept)
+            for key in kept:
+                redis.pexpire(key, 50_000)
+            assert place(storage).begin(manifest, 1_000).status == "resumed"
+            place(storage).touch(mine)
+            assert all(600_000_000 < redis.pttl(key) <= RESUMABLE for key in kept)
+
+        assert publish_rest(storage, manifest) == Counts(queued=3)
+
+
+def test_results_of_a_publication_that_was_evicted_are_not_taken_for_those_of_the_next(
+    redis_options, redis_server
+):
+    with closing(RedisStorage(**redis_options)) as storage:
+        first = staged(storage, {"0.0": [fresh(2), fresh(2)]})
+        place(storage).begin(first, None)
+        place(storage).publish(first, chunks_of(first))
+        with redis_server.client() as redis:
+            redis.delete(storage.keys(QUEUE).published(first.app))
+
+        # Another session numbers its tasks from 0, too.
+        second = staged(storage, {"0.0": [fresh(3), fresh(3)]}, write="next", version=2)
+        assert publish(storage, second) == Counts(queued=6)
+
+
+def test_a_publisher_that_begins_while_its_plan_is_dropped_leaves_nothing(
+    redis_options, redis_server, monkeypatch
+):
+    with closing(RedisStorage(**redis_options)) as storage:
+        manifests = [staged(storage, {"a": [fresh(2, queue=name)]}, queue=name) for name in ("a", "b")]
+        mine = plan({one.queue: one.parts for one in manifests})
+        place(storage).commit(mine)
+        forget = place(storage)._forget
+        turns = []
+
+        def begins(*given):
+            if not turns:
+                place(storage).begin_all(manifests, None)
+            turns.append(None)
+            return (yield from forget(*given))
+
+        monkeypatch.setattr(place(storage), "_forget", begins)
+        assert place(storage).drop(mine)
+
+        assert place(storage).state_of(mine) == ""
+        with redis_server.client() as redis:
+            assert [*redis.keys("*stage:*"), *redis.keys("*published:*")] == []
 
 
 def test_tags_leave_a_chunk_plain(redis_options):

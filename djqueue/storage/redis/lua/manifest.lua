@@ -6,6 +6,7 @@
 --   version and write.
 -- Returns {result of 'begin', version, write, parts, totals of an ended publication}; for 'end' the totals, too, or
 --   'unpublished'; for 'drop' 1, or 0 if a chunk was published.
+-- A publication that was begun, and its parts, can be resumed for RESUMABLE; beginning it again renews that.
 --! include versions
 
 local RESUMABLE = 7 * DAY -- how long an unfinished publication can be resumed
@@ -18,6 +19,12 @@ if operation == 'begin' then
     return {'done', stored[1], stored[3], stored[4], stored[5] or ''}
   end
   if last and stored[2] == 'open' then
+    if stored[3] == ARGV[4] then
+      for at = 3, #KEYS do redis.call('PEXPIRE', KEYS[at], RESUMABLE) end
+      if stored[6] ~= '' then
+        for at = 1, 2 do redis.call('PEXPIRE', KEYS[at], RESUMABLE) end
+      end
+    end
     return {last == version and 'resumed' or 'unfinished', stored[1], stored[3], stored[4], ''}
   end
   for at = 3, #KEYS do
@@ -27,13 +34,17 @@ if operation == 'begin' then
   for at = 3, #KEYS do redis.call('PEXPIRE', KEYS[at], RESUMABLE) end
   redis.call('HSET', KEYS[1], 'version', ARGV[3], 'state', 'open', 'write', ARGV[4], 'parts', ARGV[5], 'lifetime', ARGV[6])
   redis.call('HDEL', KEYS[1], 'counts')
-  redis.call('PERSIST', KEYS[1])
+  -- A publication without a name of its own cannot be resumed later: staged.lua has its results expire with it.
+  if ARGV[6] == '' then redis.call('PERSIST', KEYS[1]) else redis.call('PEXPIRE', KEYS[1], RESUMABLE) end
+  -- Results are left only if the server evicted their publication. The parts of another session may have the same names.
+  redis.call('UNLINK', KEYS[2])
   return {'new', ARGV[3], ARGV[4], ARGV[5], ''}
 end
 
 if operation == 'drop' then
-  if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
-  if last == version and stored[2] == 'open' and stored[3] == ARGV[4] then redis.call('DEL', KEYS[1]) end
+  local is_mine = last == version and stored[3] == ARGV[4]
+  if redis.call('EXISTS', KEYS[2]) == 1 or is_mine and stored[2] == 'done' then return 0 end
+  if is_mine then redis.call('DEL', KEYS[1]) end
   return 1
 end
 

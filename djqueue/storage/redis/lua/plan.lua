@@ -87,6 +87,7 @@ end
 if state ~= 'open' then return 0 end
 if operation == 'touch' then
   call('ZADD', OPEN_WRITES, 'XX', now, name)
+  if call('HGET', key, 'lifetime') ~= '' then call('PEXPIRE', key, RESUMABLE) end
 elseif operation == 'close' then
   local lifetime = call('HGET', key, 'lifetime')
   call('HSET', key, 'state', 'done', 'counts', ARGV[6])

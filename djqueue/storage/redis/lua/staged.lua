@@ -45,7 +45,10 @@ else
 end
 redis.call('HSET', KEYS[#KEYS], name, cmsgpack.pack(counts))
 -- Totals, so that the end of a publication does not read the results of all chunks: see manifest.lua.
-redis.call('HINCRBY', KEYS[#KEYS], '=0', 1)
+if redis.call('HINCRBY', KEYS[#KEYS], '=0', 1) == 1 then
+  local lifetime = redis.call('PTTL', KEYS[#KEYS - 2])
+  if lifetime > 0 then redis.call('PEXPIRE', KEYS[#KEYS], lifetime) end
+end
 for at, count in ipairs(counts) do
   if count > 0 then redis.call('HINCRBY', KEYS[#KEYS], '=' .. at, count) end
 end

@@ -35,7 +35,7 @@ def write(url):
     def make(**more):
         given = {"url": url, "job": "shop.send", "batchSize": str(SIZE), **more}
         if "queueColumn" not in given:
-            given["queue"] = QUEUE
+            given.setdefault("queue", QUEUE)
         return Write(WriteOptions.read(given), ["q", "n"])
 
     return make
@@ -223,7 +223,8 @@ def test_full_queues_do_not_keep_a_sweep_from_other_writes(storage, write, monke
     take_in(storage)
     for number in range(publishing.PLANS_PER_SWEEP):
         waiting = write(maxQueueDepth="20", txnAppId=f"waiting-{number}", txnVersion="1")
-        dies(storage, monkeypatch, "publish_all", partial(waiting.commit, staged(waiting)))
+        # Before the driver waits for room in the queue.
+        dies(storage, monkeypatch, "begin_all", partial(waiting.commit, staged(waiting)))
     free = write(queue="free", **NAMED)
     dies(storage, monkeypatch, "publish_all", partial(free.commit, staged(free, 1_000, queues=("free",))))
     monkeypatch.setattr(publishing, "SILENCE", -1)

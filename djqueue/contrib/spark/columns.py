@@ -219,8 +219,8 @@ def _check_dropped(plan: Columns, columns: Sequence[str]) -> None:
             more = f" and {count} more columns" if count > 1 else " and 1 more column" if count else ""
             raise OptionError(
                 f"{role}: jobs would not receive column {dropped[0]!r}{more}, because column {column!r} "
-                f"replaces the others: drop these, or set {role}Column to {column!r} if jobs need only that, or "
-                "rename it to pass all columns as arguments"
+                f"replaces the others: drop these, or set {role}Column to {column!r} if jobs need only that, "
+                "or rename it to pass all columns as arguments"
             )
 
 

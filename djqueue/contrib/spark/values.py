@@ -121,6 +121,9 @@ def _column(batch: Any, index: int, name: str, errors: dict[int, SerializationEr
 
 def _one(column: Any, failures: tuple[type[Exception], ...]) -> list[Any]:
     """Convert a single value: in UTC, if its year is 1 to 9999 only there."""
+    if str(column.type) in TEXT_TYPES:
+        values: list[Any] = column.to_pylist()  # Its error says where text is not UTF-8.
+        return values
     try:
         return _whole(column)
     except failures:

@@ -281,6 +281,16 @@ def test_a_backoff_may_be_json_text():
     assert dict(reader.rejected) == {"backoff": 1}
 
 
+def test_the_error_of_text_that_is_not_utf_8_says_so():
+    with pytest.raises(RowError) as raised:
+        read({"n": invalid_text(b"a", b"ab\xff")})
+
+    assert str(raised.value).startswith(
+        "row 2 of partition 3: n: the value of type string has no equivalent in Python: 'utf-8' codec can't "
+        "decode byte 0xff in position 2"
+    )
+
+
 @pytest.mark.parametrize("zone", ["GMT+8", "PST"])
 def test_times_in_a_zone_unknown_to_python_are_in_utc(zone):
     kind = pyarrow.timestamp("us", tz=zone)

@@ -229,8 +229,8 @@ def test_columns_are_not_dropped_because_of_the_name_of_another(role):
 
     assert str(raised.value) == (
         f"{role}: jobs would not receive column 'n' and 1 more column, because column {role!r} replaces the "
-        f"others: drop these, or set {role}Column to {role!r} if jobs need only that, or rename it to pass all "
-        "columns as arguments"
+        f"others: drop these, or set {role}Column to {role!r} if jobs need only that, or rename it to pass "
+        "all columns as arguments"
     )
     plan = JobColumns(WriteOptions.read({**given, f"{role}Column": role}), [role, "p", "n", "m"])
     assert plan.payload_columns == (role,)

@@ -281,6 +281,14 @@ def test_a_backoff_may_be_json_text():
     assert dict(reader.rejected) == {"backoff": 1}
 
 
+def test_reasons_do_not_depend_on_keys_in_values():
+    texts = [json.dumps({"n": 1}), *(json.dumps({f"k{n}": {"a": [1] * n + [2**80]}}) for n in range(20))]
+
+    reader, _ = read({"payload": texts}, payloadFormat="json", onError="skip")
+
+    assert dict(reader.rejected) == {"payload": 20}
+
+
 def test_the_error_of_text_that_is_not_utf_8_says_so():
     with pytest.raises(RowError) as raised:
         read({"n": invalid_text(b"a", b"ab\xff")})

@@ -99,7 +99,7 @@ def test_a_wrong_command_line_names_the_remedy(does, words, message):
         ("select m from range(3)", r"\[UNRESOLVED_COLUMN.WITH_SUGGESTION\] .*`m` cannot be resolved.*pos 7"),
         (
             "select * from nowhere",
-            r"\[TABLE_OR_VIEW_NOT_FOUND\] The table or view `nowhere` cannot be found.*",
+            r"\[TABLE_OR_VIEW_NOT_FOUND\] The table or view `nowhere` cannot.*",
         ),
     ],
 )

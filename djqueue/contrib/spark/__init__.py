@@ -96,6 +96,8 @@ def _text(name: str, value: Any) -> str:
     """Convert an option's value to text, as `.option()` takes it. Raises OptionError."""
     from djqueue.core.errors import OptionError
 
+    from .options import text_of_list
+
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, timedelta):
@@ -107,12 +109,9 @@ def _text(name: str, value: Any) -> str:
             raise OptionError(f"{name}: cannot be written as JSON: {error}") from None
     if isinstance(value, (list, tuple, set, frozenset)):
         for one in value:
-            if not isinstance(one, str) or "," in one:
-                raise OptionError(
-                    f"{name}: expected strings without commas, got {one!r}; take other values from a column, "
-                    f"with {name}Column"
-                )
-        return ",".join(value)
+            if not isinstance(one, str):
+                raise OptionError(f"{name}: expected strings, got {one!r}: convert it with str()")
+        return text_of_list(value)
     return str(value)
 
 

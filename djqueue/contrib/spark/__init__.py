@@ -36,14 +36,18 @@ def register(spark: "SparkSession") -> None:
 
 
 def enqueue(
-    df: "DataFrame", queue: str, job: str, options: Mapping[str, Any] | None = None, **more: Any
+    df: "DataFrame",
+    queue: str | None = None,
+    job: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> "WriteReport | None":
     """Enqueue each row of a DataFrame as a job, and return a report.
 
     Args:
         df: The rows.
-        queue: The queue.
-        job: The job's name.
+        queue: The queue, unless the option `queueColumn` is set.
+        job: The job's name, unless the option `jobColumn` is set.
         options: Options of `format("djqueue")`; see docs/spark.md. Inside a Django project, its settings
             provide defaults for the storage, the queue and the job.
         more: Further options, which may be in snake case, such as `max_attempts=3`.
@@ -56,7 +60,9 @@ def enqueue(
         ConfigurationError: PySpark is missing, or older than 4.1.
         PySparkException: The write failed; the message ends with the reason.
     """
-    return write(df, {**_texts(options, more), "queue": queue, "job": job})
+    given = {"queue": queue, "job": job}
+    named = {name: value for name, value in given.items() if value is not None}
+    return write(df, {**_texts(options, more), **named})
 
 
 def change(

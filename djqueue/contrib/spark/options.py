@@ -19,7 +19,7 @@ MAX_KEY = 200
 """Maximum length of the names of a write, which storages extend."""
 LONGEST_STAGE = 365 * 86_400
 """Maximum of `stageTtl`, in seconds."""
-SPARK_OPTIONS = frozenset({"checkpointlocation"})
+SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname"})
 """Options of a stream that are meant for Spark itself."""
 UNAVAILABLE = {
     "contenttype": "because payloads are written as MessagePack",

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
+from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -17,7 +18,6 @@ from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.site import Crumb, DashboardSite
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
-from djqueue.templatetags.djq import number
 
 from . import bulkconfirm
 from .bulkconfirm import RateForm
@@ -149,7 +149,7 @@ def _names(queues: Sequence[str]) -> str:
     """Return the names of some queues, and the number of the others."""
     names = ", ".join(queues[: bulkwrites.SOME])
     more = len(queues) - bulkwrites.SOME
-    return names if more <= 0 else f"{names} +{number(more)}"
+    return names if more <= 0 else f"{names} +{number_format(more, force_grouping=True)}"
 
 
 def _begin(request: HttpRequest, site: DashboardSite, kind: BulkWriteAction, write: str) -> HttpResponse:

@@ -11,7 +11,7 @@ from djqueue.core.states import PENDING, State
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
 from djqueue.storage.base import Storage
-from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, BulkWriteReport
+from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, BulkWriteReport, QueueShare
 
 from . import jobsearch, queries, rights
 from .snapshot import snapshots
@@ -22,6 +22,10 @@ MAX_PAGES = 100
 """Maximum pages read to find reports that the user can see."""
 FEW = 3
 """Queues named in the list."""
+SOME = 20
+"""Queues shown on the page of a write, and named when an operation on its jobs is confirmed."""
+PREVIEW_CALLS = 100
+"""Maximum pages of jobs read to count what an operation would change."""
 SAMPLE_SIZE = 10_000
 """Maximum jobs examined to count the states of a write's jobs."""
 MIN_SAMPLE = 50
@@ -39,7 +43,7 @@ LABELS = {
     PUBLISHING: gettext_lazy("publishing"),
     DONE: gettext_lazy("done"),
     FAILED: gettext_lazy("failed"),
-    UNFINISHED: gettext_lazy("interrupted"),
+    UNFINISHED: gettext_lazy("unfinished"),
 }
 
 
@@ -65,6 +69,33 @@ class BulkWriteView(NamedTuple):
         return max(0, len(self.report.shares) - FEW)
 
     @property
+    def shares(self) -> list[tuple[str, QueueShare]]:
+        """Some queues of the write with their shares, those that are still being published first."""
+        shares = self.report.shares
+        return sorted(shares.items(), key=lambda one: one[1].published >= one[1].chunks)[:SOME]
+
+    @property
+    def more_shares(self) -> int:
+        """Number of other queues."""
+        return max(0, len(self.report.shares) - SOME)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the write has a version: those without `txnAppId` don't, and streams have batches."""
+        return self.report.app != self.report.write
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether workers, or the next write of the same application, publish the rest."""
+        return self.state == UNFINISHED and self.has_jobs
+
+    @property
+    def is_without_jobs(self) -> bool:
+        """Whether the write failed before any of its jobs was published; direct writes may leave some."""
+        total = self.report.total
+        return self.state == FAILED and self.has_jobs and bool(total.chunks) and not total.published
+
+    @property
     def share(self) -> float | None:
         """The published share, from 0 to 1; None if there was nothing to publish."""
         total = self.report.total
@@ -83,7 +114,7 @@ class BulkWriteView(NamedTuple):
     @property
     def is_resumable(self) -> bool:
         """Whether the next write of the same application resumes this one."""
-        return self.state == UNFINISHED and self.report.app != self.report.write
+        return self.state == UNFINISHED and self.is_named
 
     @property
     def is_open(self) -> bool:
@@ -92,7 +123,7 @@ class BulkWriteView(NamedTuple):
 
     @property
     def is_bad(self) -> bool:
-        """Whether the write failed or was interrupted."""
+        """Whether the write failed or is unfinished."""
         return self.state in (FAILED, UNFINISHED)
 
 
@@ -187,6 +218,16 @@ def selection(kind: str, report: BulkWriteReport) -> bulk.Selection:
     """Return the jobs of a write to cancel or to retry."""
     states = tuple(state.value for state in AHEAD) if kind == BulkKind.CANCEL else ()
     return bulk.Selection(report.queues, states=states, tag=report.tag)
+
+
+def preview(request: HttpRequest, kind: str, report: BulkWriteReport) -> bulk.Preview:
+    """Count jobs that the operation would change, in the queues that may have such jobs first."""
+    chosen = selection(kind, report)
+    states = AHEAD if kind == BulkKind.CANCEL else (State.FAILED,)
+    lines = queries.board(request).value.lines
+    likely = {line.name for line in lines if any(line.count(state) for state in states)}
+    queues = tuple(sorted(report.queues, key=lambda name: name not in likely))
+    return bulk.preview(get_storage(), kind, chosen._replace(queues=queues), calls=PREVIEW_CALLS)
 
 
 def has_rows(state: State) -> bool:

@@ -125,6 +125,7 @@ def preview(
     selection: Selection,
     clock: Clock = SYSTEM_CLOCK,
     before: int | None = None,
+    calls: int | None = None,
 ) -> Preview:
     """Count the first 10,000 jobs that match, and change nothing. Raises OptionError for a wrong filter.
 
@@ -132,11 +133,13 @@ def preview(
 
     Args:
         before: Time up to which they were enqueued, in UTC milliseconds; None means now.
+        calls: Maximum number of pages to read, at least one for each queue and state; None means no limit.
     """
     before = clock.now() if before is None else before
     place: dict[str, Any] | None = _beginning(selection)
     matching, looked_at, refused = 0, 0, Counter[str]()
-    while place is not None and max(matching, looked_at) < COUNTED:
+    while place is not None and max(matching, looked_at) < COUNTED and calls != 0:
+        calls = None if calls is None else calls - 1
         part = _part(storage, kind, selection, place, before)
         matching += len(part.ids)
         looked_at += part.looked_at if selection.tag else 0

@@ -90,9 +90,9 @@ def test_the_list_says_how_each_import_stands(client, kept):
 
     shown = text(response)
     assert shown.index("yearly") < shown.index("weekly") < shown.index("nightly")
-    assert "nightly ▶ publishing 1 4,000 1,000 7 0 emails" in shown
-    assert "weekly ✔ done" in shown
-    assert "yearly ✖ failed" in shown
+    assert "nightly version 1 ▶ publishing 1 4,000 1,000 7 0 emails" in shown
+    assert "weekly version 1 ✔ done" in shown
+    assert "yearly version 1 ✖ failed" in shown
     kept.keep(report("w4", shares={queue: QueueShare() for queue in "abcde"}))
     assert "a, b, c +2" in text(client.get(address(BY_NAME["bulk_writes"])))
     assert '<progress max="1" value="0.2500"' in response.content.decode()
@@ -104,7 +104,7 @@ def test_the_list_tells_what_had_been_published_before(client, kept):
 
     again, first = re.findall(r"nightly (.*?)done", text(client.get(address(BY_NAME["bulk_writes"]))))
 
-    assert (again, first) == ("already published ✔ ", "✔ ")
+    assert (again, first) == ("version 1 already published ✔ ", "version 1 ✔ ")
 
 
 def test_the_list_is_reached_from_the_bulk_operations(client, kept):
@@ -131,8 +131,53 @@ def test_one_whose_publisher_has_died_is_unfinished(client, kept, monkeypatch):
 
     shown = text(client.get(address(BY_NAME["bulk_write"])))
 
-    assert "✖ interrupted" in shown
+    assert "✖ unfinished" in shown
+    assert "Running workers publish the rest if the write was committed." in shown
     assert "The next write of the same application resumes this one." in shown
+
+
+def test_a_failed_one_says_whether_to_run_it_again(client, kept):
+    advice = "No jobs were enqueued: run the load again"
+    kept.keep(report(WRITE, state=FAILED, shares={"emails": QueueShare(2, 0)}))
+    staged = text(client.get(address(BY_NAME["bulk_write"])))
+    kept.keep(report("w2", state=FAILED, shares={"emails": QueueShare()}))
+    direct = text(client.get(address(BY_NAME["bulk_write"]).replace(WRITE, "w2")))
+
+    assert (advice in staged, advice in direct) == (True, False)
+
+
+def test_a_page_shows_some_of_many_queues_the_unpublished_first(client, kept):
+    many = {f"q{number:04}": QueueShare(2, 2, 5, 0, ended=True) for number in range(2_000)}
+    kept.keep(report(WRITE, shares={**many, "q1999": QueueShare(2, 1, 1)}))
+
+    shown = text(client.get(address(BY_NAME["bulk_write"])))
+
+    assert "q1999 1 / 2 1 0 q0000 2 / 2 5 0" in shown
+    assert "q0018 2 / 2 5 0 1,980 more queues" in shown
+
+
+def test_few_pages_are_read_to_preview_a_write_to_many_queues(client, on_redis, monkeypatch):
+    many = {f"q{number:04}": QueueShare(1, 1, 1, 0, ended=True) for number in range(2_000)}
+    on_redis.keep(report(WRITE, state=DONE, shares=many))
+    Queue("q1999").enqueue(1, id="last", tags=(TAG,))
+    Queue("q1998").enqueue(1, id="failed", tags=(TAG,))
+    fail("failed", queue="q1998")
+    reads, calls = get_storage().reads, []
+    for name in ("cursor_page", "dead_letter_page"):
+        read = getattr(reads, name)
+        monkeypatch.setattr(
+            reads, name, lambda *args, _read=read, **kw: calls.append(args) or _read(*args, **kw)
+        )
+
+    for page in ("bulk_write_cancel", "bulk_write_retry"):
+        calls.clear()
+        response = client.get(address(BY_NAME[page]))
+        shown = text(response)
+        assert "1+ matching" in shown
+        assert "Counts cover only some of the queues" in shown
+        assert "q0019 +1,980" in shown
+        assert response.context["can_begin"]
+        assert len(calls) == bulkwrites.PREVIEW_CALLS
 
 
 class At:

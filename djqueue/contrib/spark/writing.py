@@ -35,6 +35,8 @@ DIRECT_JOBS = 100
 """Jobs of one batch in direct mode. Redis takes about 5 ms for them: their ids may exist, unlike new ones."""
 CHUNKS_TOGETHER = 100
 """Maximum number of chunks that a task stages in one call."""
+NAMED_QUEUES = 10
+"""Maximum number of queues that a report's summary names."""
 ANONYMOUS_TTL = 7 * 86_400_000
 """Milliseconds to remember that a write without `txnAppId` was published."""
 
@@ -138,7 +140,10 @@ class WriteReport:
             words.append(
                 f"nothing enqueued: version {self.version} of {self.app} had already been published{jobs}"
             )
-        where = f" in {', '.join(self.queues)}" if self.queues else ""
+        where = ", ".join(self.queues[:NAMED_QUEUES])
+        if len(self.queues) > NAMED_QUEUES:
+            where = f"{len(self.queues):,} queues ({where}, …)"
+        where = where and f" in {where}"
         return f"{self.operation}{where}: {'; '.join(words)} (write {self.write})"
 
 

@@ -1,14 +1,15 @@
 """Bulk writes: their reports, the states of their jobs, and operations on the pending or failed ones."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
+from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from djqueue.client import get_storage
 from djqueue.core.states import State
 from djqueue.dashboard import audit, bulkwrites, rendering, rights
 from djqueue.dashboard.bulkwrites import BulkWriteView
@@ -114,11 +115,15 @@ def _preview(
     report = shown.report
     found = None
     if report.shares:
-        found = bulk.preview(get_storage(), kind.kind, bulkwrites.selection(kind.kind, report))
+        found = bulkwrites.preview(request, kind.kind, report)
     note = _("Jobs enqueued later are not affected.")
     if shown.is_open:
         publishing = _("The bulk write is still publishing jobs, which are not affected.")
         note = f"{note} {publishing}"
+    is_partial = len(report.shares) > bulkwrites.SOME
+    if is_partial and found is not None and found.capped:
+        partial = _("Counts cover only some of the queues; the operation covers all jobs.")
+        note = f"{partial} {note}"
     page_url = site.url("bulk_write", report.write)
     return bulkconfirm.confirm(
         request,
@@ -130,14 +135,21 @@ def _preview(
         crumbs=[*_crumbs(site), Crumb(str(_("Bulk write")), page_url)],
         begin_url=site.url(f"{kind.page}_begin", report.write),
         button=kind.button,
-        pairs=[(_("Bulk write"), rendering.mono(report.app)), (_("Queues"), ", ".join(report.queues))],
+        pairs=[(_("Bulk write"), rendering.mono(report.app)), (_("Queues"), _names(report.queues))],
         note=note,
         nothing=kind.nothing,
         back_url=page_url,
         back_label=_("Back to bulk write"),
         can_begin=bool(found and (found.able or found.capped)),
-        sample_size=bulk.COUNTED,
+        sample_size=None if is_partial else bulk.COUNTED,
     )
+
+
+def _names(queues: Sequence[str]) -> str:
+    """Return the names of some queues, and the number of the others."""
+    names = ", ".join(queues[: bulkwrites.SOME])
+    more = len(queues) - bulkwrites.SOME
+    return names if more <= 0 else f"{names} +{number_format(more, force_grouping=True)}"
 
 
 def _begin(request: HttpRequest, site: DashboardSite, kind: BulkWriteAction, write: str) -> HttpResponse:

@@ -9,7 +9,7 @@ import pytest
 
 from djqueue.codecs import MSGPACK, decode
 from djqueue.contrib.spark.options import WriteOptions
-from djqueue.contrib.spark.writing import Write, WriteThrottle
+from djqueue.contrib.spark.writing import NAMED_QUEUES, Write, WriteReport, WriteThrottle
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.core.states import State
@@ -52,6 +52,24 @@ def numbers(storage, queue=QUEUE):
     for job in storage.reads.page(queue, State.WAITING, 10_000):
         found.append(decode(job.payload, MSGPACK)["kwargs"]["n"])
     return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("queues", "where"),
+    [
+        (0, "enqueue: 5 rows; 5 inserted (write w1)"),
+        (2, "enqueue in q00, q01: 5 rows; 5 inserted (write w1)"),
+        (NAMED_QUEUES, "q08, q09: 5 rows"),
+        (20, "enqueue in 20 queues (q00, q01, q02, q03, q04, q05, q06, q07, q08, q09, …): 5 rows"),
+    ],
+)
+def test_a_summary_names_some_of_many_queues(queues, where):
+    names = tuple(f"q{number:02}" for number in range(queues))
+    counts = Counts(queued=5)
+
+    report = WriteReport(write="w1", app="a", version=1, queues=names, rows=5, counts=counts, rejected={})
+
+    assert where in str(report)
 
 
 def test_a_write_brings_each_row_once_in_order(storage, write):

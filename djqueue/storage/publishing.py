@@ -36,7 +36,7 @@ QUEUES_PER_STEP = 200
 SILENCE = 60_000
 """Milliseconds without progress after which a sweep takes over a plan."""
 RENEW_EVERY = RESUMABLE // 7
-"""Milliseconds between two renewals of what a plan has staged, which may wait long for full queues."""
+"""Milliseconds between two renewals of the staged jobs of a plan, whose queues may be full for long."""
 STEPS_PER_SWEEP = 50
 """Steps of all adopted plans in one sweep."""
 PLANS_PER_SWEEP = 10

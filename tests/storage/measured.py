@@ -26,6 +26,8 @@ def walk(storage: Storage, seed: int, advance: Callable[[int], None], steps: int
         if random.random() < 0.2:
             advance(random.choice([0, WHILE // 2, WHILE, 3 * WHILE]))
             storage.sweep()
+            # The first sweep may let go of a record that has expired meanwhile: no page has it any more.
+            storage.sweep()
             yield step
     while any(storage.sweep()):
         pass

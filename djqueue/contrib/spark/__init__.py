@@ -36,14 +36,18 @@ def register(spark: "SparkSession") -> None:
 
 
 def enqueue(
-    df: "DataFrame", queue: str, job: str, options: Mapping[str, Any] | None = None, **more: Any
+    df: "DataFrame",
+    queue: str | None = None,
+    job: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> "WriteReport | None":
     """Enqueue each row of a DataFrame as a job, and return a report.
 
     Args:
         df: The rows.
-        queue: The queue.
-        job: The job's name.
+        queue: The queue, unless the option `queueColumn` is set.
+        job: The job's name, unless the option `jobColumn` is set.
         options: Options of `format("djqueue")`; see docs/spark.md. Inside a Django project, its settings
             provide defaults for the storage, the queue and the job.
         more: Further options, which may be in snake case, such as `max_attempts=3`.
@@ -56,7 +60,9 @@ def enqueue(
         ConfigurationError: PySpark is missing, or older than 4.1.
         PySparkException: The write failed; the message ends with the reason.
     """
-    return write(df, {**_texts(options, more), "queue": queue, "job": job})
+    given = {"queue": queue, "job": job}
+    named = {name: value for name, value in given.items() if value is not None}
+    return write(df, {**_texts(options, more), **named})
 
 
 def change(
@@ -96,6 +102,8 @@ def _text(name: str, value: Any) -> str:
     """Convert an option's value to text, as `.option()` takes it. Raises OptionError."""
     from djqueue.core.errors import OptionError
 
+    from .options import text_of_list
+
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, timedelta):
@@ -107,12 +115,9 @@ def _text(name: str, value: Any) -> str:
             raise OptionError(f"{name}: cannot be written as JSON: {error}") from None
     if isinstance(value, (list, tuple, set, frozenset)):
         for one in value:
-            if not isinstance(one, str) or "," in one:
-                raise OptionError(
-                    f"{name}: expected strings without commas, got {one!r}; take other values from a column, "
-                    f"with {name}Column"
-                )
-        return ",".join(value)
+            if not isinstance(one, str):
+                raise OptionError(f"{name}: expected strings, got {one!r}: convert it with str()")
+        return text_of_list(value)
     return str(value)
 
 

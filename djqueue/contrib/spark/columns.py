@@ -171,6 +171,7 @@ class JobColumns(Columns):
 
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
+        _check_dropped(self, columns)
         constants = dict(options.constants)
         self.depends_on = constants.pop(DEPENDS_ON, None)
         self.base = with_given_backoff(parse_options(constants, EnqueueOptions()), constants)
@@ -202,6 +203,24 @@ def _check_payload(options: WriteOptions, payload: str | None, *arguments: str |
             raise OptionError(
                 f"{name}: has no effect, because jobs receive only column {source!r}: remove {name}, or "
                 "rename or drop that column"
+            )
+
+
+def _check_dropped(plan: Columns, columns: Sequence[str]) -> None:
+    """Raise OptionError if a column is the payload only because of its name, and others would be lost."""
+    options = plan.options
+    given = (options.payload_column, options.args_column, options.kwargs_column)
+    if any(given) or options.payload_format != "value":
+        return
+    dropped = [name for name in columns if name not in plan.needed]
+    for role, column in (("payload", plan.payload), ("args", plan.args), ("kwargs", plan.kwargs)):
+        if column is not None and dropped:
+            count = len(dropped) - 1
+            more = f" and {count} more columns" if count > 1 else " and 1 more column" if count else ""
+            raise OptionError(
+                f"{role}: jobs would not receive column {dropped[0]!r}{more}, because column {column!r} "
+                f"replaces the others: drop these, or set {role}Column to {column!r} if jobs need only that, "
+                "or rename it to pass all columns as arguments"
             )
 
 

@@ -1,7 +1,7 @@
 """Parse and check the options of a write, on the driver before any task."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -19,7 +19,7 @@ MAX_KEY = 200
 """Maximum length of the names of a write, which storages extend."""
 LONGEST_STAGE = 365 * 86_400
 """Maximum of `stageTtl`, in seconds."""
-SPARK_OPTIONS = frozenset({"checkpointlocation"})
+SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname"})
 """Options of a stream that are meant for Spark itself."""
 UNAVAILABLE = {
     "contenttype": "because payloads are written as MessagePack",
@@ -217,9 +217,18 @@ def _key(field_name: str, name: str) -> Callable[[dict[str, Any], str], None]:
 
 def _names(field_name: str) -> Callable[[dict[str, Any], str], None]:
     def read(values: dict[str, Any], text: str) -> None:
-        values[field_name] = tuple(part.strip() for part in text.split(",") if part.strip())
+        values[field_name] = tuple(list_of_text(text))
 
     return read
+
+
+def _include(values: dict[str, Any], text: str) -> None:
+    _names("include")(values, text)
+    if not values["include"]:
+        raise OptionError(
+            "includeColumns: names no column: name at least one, or remove it to pass all columns; for jobs "
+            "without arguments, name all columns with excludeColumns"
+        )
 
 
 def _batch_size(values: dict[str, Any], text: str) -> None:
@@ -317,7 +326,7 @@ def value_of_text(option: str, text: str) -> Any:
             raise OptionError(f"lifo: must be true or false; got {text!r}")
         return text.lower() == "true"
     if option in ("tags", DEPENDS_ON):
-        return [part.strip() for part in text.split(",") if part.strip()]
+        return list_of_text(text)
     if option == "backoff":
         return _backoff(text)
     if option == "headers":
@@ -331,6 +340,25 @@ def value_of_text(option: str, text: str) -> Any:
             raise OptionError(f"runAt: {text!r} has no time zone: use a time such as 2026-06-01T12:00:00Z")
         return time
     return text
+
+
+def list_of_text(text: str) -> list[str]:
+    """Split a list of strings: separated by commas, or a JSON array, in which strings may have commas."""
+    if text.lstrip().startswith("["):
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = None
+        if isinstance(found, list) and all(isinstance(one, str) for one in found):
+            return found
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def text_of_list(strings: Iterable[str]) -> str:
+    """Convert strings to the text of an option, which `list_of_text` converts back."""
+    given = list(strings)
+    text = ",".join(given)
+    return text if list_of_text(text) == given else json.dumps(given)
 
 
 def _backoff(text: str) -> Any:
@@ -409,7 +437,7 @@ _add("payloadColumn", _text("payload_column"))
 _add("payloadFormat", _choice("payload_format", "payloadFormat", "value", "json", "msgpack"))
 _add("argsColumn", _text("args_column"))
 _add("kwargsColumn", _text("kwargs_column"))
-_add("includeColumns", _names("include"))
+_add("includeColumns", _include)
 _add("excludeColumns", _names("exclude"))
 _add("maxPayloadBytes", _number("max_payload", "maxPayloadBytes", int, 1))
 _add("txnAppId", _key("app", "txnAppId"))

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from .options import DURATIONS, ENQUEUE, PER_JOB, camel, key_of
+from .options import DURATIONS, ENQUEUE, PER_JOB, camel, key_of, text_of_list
 
 if TYPE_CHECKING:
     from djqueue.conf import Settings
@@ -156,7 +156,7 @@ def _text(name: str, value: Any) -> str:
         return repr(value / 1_000)
     if isinstance(value, bool):
         return str(value).lower()
-    return ",".join(value) if isinstance(value, tuple) else str(value)
+    return text_of_list(value) if isinstance(value, tuple) else str(value)
 
 
 def _backoff(rule: "Backoff") -> str:

@@ -166,6 +166,8 @@ class WriteReporter:
             known = self._imports.get(name)
             if known is None and only_known:
                 return
+            if known is None and name == self._report.write:
+                known = self._report._replace(shares={})  # All runs share one report.
             if known is None:
                 version = next(iter(progress.values())).manifest.version
                 known = new_report(name, self._report.app, version, {})
@@ -177,7 +179,9 @@ class WriteReporter:
                 shares[queue] = share
             now = self._imports.keep(known._replace(state=PUBLISHING, error="", shares=shares))
             if all(one.ended for one in now.shares.values()):
-                self._imports.keep(now._replace(state=DONE, finished_at=SYSTEM_CLOCK.now()))
+                # A driver that died before it saved a report has told nobody how many rows it rejected.
+                rows = now.rows or now.inserted + now.duplicates
+                self._imports.keep(now._replace(state=DONE, rows=rows, finished_at=SYSTEM_CLOCK.now()))
 
     def _failed(self, error: Exception) -> None:
         self._save_earlier()
@@ -203,19 +207,25 @@ class WriteReporter:
                 self._imports.keep(report)
 
 
-def aborted(storage: Storage, report: BulkWriteReport, *, is_withdrawn: bool = False) -> None:
-    """Record that a write's tasks failed, or that it was withdrawn, so that nothing was published."""
+def aborted(storage: Storage, report: BulkWriteReport, *, is_over: bool) -> None:
+    """Record that a write was discarded, so that nothing was published.
+
+    Args:
+        storage: The storage.
+        report: A report to save if there is none.
+        is_over: Whether nobody can finish the write.
+    """
     if storage.capabilities.bulk_writes is None:
         return
     with _log_errors(report.write):
         known = storage.capabilities.bulk_writes.get(report.write)
-        if known is not None and is_withdrawn:
-            # Its commit failed, and expected that a sweep would publish the jobs.
-            storage.capabilities.bulk_writes.keep(known._replace(state=FAILED))
-        elif known is None:
+        if known is None:
             storage.capabilities.bulk_writes.keep(report._replace(state=FAILED, error=TASKS_FAILED))
         elif known.batches and known.state == DONE:
             storage.capabilities.bulk_writes.keep(known._replace(state=UNFINISHED, error=TASKS_FAILED))
+        elif is_over and not known.total.published:
+            error = known.error or TASKS_FAILED
+            storage.capabilities.bulk_writes.keep(known._replace(state=FAILED, error=error))
 
 
 @contextmanager

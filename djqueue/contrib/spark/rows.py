@@ -444,4 +444,8 @@ def _without_nulls(value: Any) -> Any:
 
 def _reason(error: DjqueueError) -> str:
     """Return the part of an error that is the same for all rows: the option, or the class of the error."""
-    return str(error).partition(":")[0] if ":" in str(error) else type(error).__name__
+    reason, colon, _ = str(error).partition(":")
+    if not colon:
+        return type(error).__name__
+    # The path of a part of a payload may have indexes and keys that differ from row to row.
+    return "payload" if reason.startswith(("payload.", "payload[")) else reason

@@ -5,6 +5,7 @@ without a Python equivalent makes only its own row invalid.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from decimal import Context, localcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -94,20 +95,63 @@ def _column(batch: Any, index: int, name: str, errors: dict[int, SerializationEr
         ValueError,
         pyarrow.ArrowException,
     )
+    column = batch.column(index)
+    kind = column.type
     try:
-        return _whole(batch.column(index))
+        return _whole(column)
+    except LookupError:
+        # Python does not know the session's time zone, such as GMT+8.
+        if (kind_in_utc := _in_utc(kind)) != kind:
+            column = column.cast(kind_in_utc)
+            with suppress(*failures):
+                return _whole(column)
     except failures:
-        values: list[Any] = []
-        for row in range(batch.num_rows):
-            try:
-                [value] = _whole(batch.column(index).slice(row, 1))
-            except failures as error:
-                kind = batch.schema.types[index]
-                value = Unconvertible(f"a value of the Arrow type {kind}: {error}"[:MAX_REASON])
-                problem = f"{name}: the value of type {kind} has no equivalent in Python: {error}"
-                errors.setdefault(row, SerializationError(problem[: 2 * MAX_REASON]))
-            values.append(value)
+        pass
+    values: list[Any] = []
+    for row in range(batch.num_rows):
+        try:
+            [value] = _one(column.slice(row, 1), failures)
+        except failures as error:
+            value = Unconvertible(f"a value of the Arrow type {kind}: {error}"[:MAX_REASON])
+            problem = f"{name}: the value of type {kind} has no equivalent in Python: {error}"
+            errors.setdefault(row, SerializationError(problem[: 2 * MAX_REASON]))
+        values.append(value)
+    return values
+
+
+def _one(column: Any, failures: tuple[type[Exception], ...]) -> list[Any]:
+    """Convert a single value: in UTC, if its year is 1 to 9999 only there."""
+    if str(column.type) in TEXT_TYPES:
+        values: list[Any] = column.to_pylist()  # Its error says where text is not UTF-8.
         return values
+    try:
+        return _whole(column)
+    except failures:
+        if (kind := _in_utc(column.type)) == column.type:
+            raise
+        return _whole(column.cast(kind))
+
+
+def _in_utc(kind: Any) -> Any:
+    """Return an Arrow type with all its time zones replaced by UTC."""
+    import pyarrow
+    from pyarrow import types
+
+    if types.is_timestamp(kind) and kind.tz is not None:
+        return pyarrow.timestamp(kind.unit, "UTC")
+    if types.is_list(kind):
+        return pyarrow.list_(_field_in_utc(kind.value_field))
+    if types.is_large_list(kind):
+        return pyarrow.large_list(_field_in_utc(kind.value_field))
+    if types.is_map(kind):
+        return pyarrow.map_(_field_in_utc(kind.key_field), _field_in_utc(kind.item_field))
+    if types.is_struct(kind):
+        return pyarrow.struct([_field_in_utc(kind.field(index)) for index in range(kind.num_fields)])
+    return kind
+
+
+def _field_in_utc(field: Any) -> Any:
+    return field.with_type(_in_utc(field.type))
 
 
 def _whole(column: Any) -> list[Any]:

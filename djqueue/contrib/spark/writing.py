@@ -376,7 +376,6 @@ class Write:
         queues = {queue for task in tasks for queue in (*task.chunks, *task.enqueued)}
         if self.options.queue is not None:
             queues.add(self.options.queue)
-        is_withdrawn = False
         with closing(self.storage()) as storage:
             is_staged = self.options.delivery == STAGED and self.options.operation == ENQUEUE
             if is_staged and not self.options.dry_run:
@@ -384,16 +383,18 @@ class Write:
                     staging_of(storage),
                     self._plan(tasks, self.options.version or 0, is_batch=False),
                 )
-                if staging.state_of(plan) != "open":
+                state = staging.state_of(plan)
+                if state != "open":
                     staging.forget_all(sorted(queues), plan.owner, self.id)
-                elif plan.lifetime is not None and staging.withdraw(plan):
-                    is_withdrawn = True
-                else:
+                    if state == "done":
+                        return
+                elif plan.lifetime is None or not staging.withdraw(plan):
                     return
             if not self.options.dry_run:
                 report = self._initial_report(tasks, self.options.version or 0)
                 shares = {queue: report.shares.get(queue, QueueShare()) for queue in queues}
-                aborted(storage, report._replace(shares=shares), is_withdrawn=is_withdrawn)
+                # An earlier run of a named write may still be published, perhaps with the same report.
+                aborted(storage, report._replace(shares=shares), is_over=self.app == self.id)
 
 
 def _together(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:

@@ -84,6 +84,19 @@ def test_a_stream_may_cancel_jobs(spark, storage, redis_server, tmp_path):
     assert (counts[State.CANCELLED], counts[State.WAITING]) == (4, 6)
 
 
+def test_queues_and_jobs_may_come_from_columns_alone(spark, storage, redis_server):
+    rows = spark.range(4).selectExpr("id as n", "'mail-' || id % 2 as q", "'shop.' || id % 2 as j")
+
+    report = enqueue(rows, url=redis_server.url, queueColumn="q", job_column="j")
+    other = enqueue(rows, options={"url": redis_server.url, "queue": "emails", "job": "shop.send"})
+
+    assert report.queues == ("mail-0", "mail-1")
+    assert {job.name for job in storage.reads.page("mail-1", State.WAITING, 10)} == {"shop.1"}
+    assert (other.queues, other.inserted) == (("emails",), 4)
+    with pytest.raises(OptionError, match="queue: set the option, or name a column with queueColumn"):
+        enqueue(rows, job="shop.send", url=redis_server.url)
+
+
 def test_a_dry_run_answers_what_would_be(spark, storage, redis_server):
     rows = spark.range(0, 10, 1, 2).selectExpr("if(id = 3, null, cast(id as string)) as key")
 

@@ -249,8 +249,8 @@ def test_full_queues_do_not_keep_a_sweep_from_other_writes(storage, write, monke
     take_in(storage)
     for number in range(publishing.PLANS_PER_SWEEP):
         waiting = write(maxQueueDepth="20", txnAppId=f"waiting-{number}", txnVersion="1")
-        dies(storage, monkeypatch, "publish_all", partial(waiting.commit, staged(waiting)))
-    free = write(queue="free", **NAMED)
+        dies(storage, monkeypatch, "begin_all", partial(waiting.commit, staged(waiting)))
+    free = write(queueColumn="q", **NAMED)
     dies(storage, monkeypatch, "publish_all", partial(free.commit, staged(free, 1_000, queues=("free",))))
     monkeypatch.setattr(publishing, "SILENCE", -1)
 

@@ -279,3 +279,49 @@ def test_a_backoff_may_be_json_text():
     found = [batch.options.backoff for batch in batches]
     assert [(one.kind, one.base) for one in found] == [("linear", 2_000), ("fixed", 1_000), ("fixed", 7_000)]
     assert dict(reader.rejected) == {"backoff": 1}
+
+
+def test_reasons_do_not_depend_on_keys_in_values():
+    texts = [json.dumps({"n": 1}), *(json.dumps({f"k{n}": {"a": [1] * n + [2**80]}}) for n in range(20))]
+
+    reader, _ = read({"payload": texts}, payloadFormat="json", onError="skip")
+
+    assert dict(reader.rejected) == {"payload": 20}
+
+
+def test_the_error_of_text_that_is_not_utf_8_says_so():
+    with pytest.raises(RowError) as raised:
+        read({"n": invalid_text(b"a", b"ab\xff")})
+
+    assert str(raised.value).startswith(
+        "row 2 of partition 3: n: the value of type string has no equivalent in Python: 'utf-8' codec can't "
+        "decode byte 0xff in position 2"
+    )
+
+
+@pytest.mark.parametrize("zone", ["GMT+8", "PST"])
+def test_times_in_a_zone_unknown_to_python_are_in_utc(zone):
+    kind = pyarrow.timestamp("us", tz=zone)
+    columns = {
+        "at": pyarrow.array([1_000_000, None], kind),
+        "list": pyarrow.array([[1_000_000], None], pyarrow.list_(kind)),
+        "map": pyarrow.array([[("k", 1_000_000)], None], pyarrow.map_(pyarrow.string(), kind)),
+        "struct": pyarrow.array([{"at": 1_000_000}, None], pyarrow.struct({"at": kind})),
+    }
+
+    first, second = payloads(read(columns)[1])
+
+    at = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert first == {"at": at, "list": [at], "map": {"k": at}, "struct": {"at": at}}
+    assert second == dict.fromkeys(columns)
+
+
+def test_a_time_that_python_has_only_in_utc_is_in_utc():
+    kind = pyarrow.timestamp("us", tz="Asia/Tokyo")
+    last = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+    column = pyarrow.array([last, datetime(2026, 1, 1, tzinfo=UTC)], pyarrow.timestamp("us", tz="UTC"))
+
+    first, second = payloads(read({"at": column.cast(kind)})[1])
+
+    assert first == {"at": last}
+    assert (str(second["at"].tzinfo), second["at"].hour) == ("Asia/Tokyo", 9)

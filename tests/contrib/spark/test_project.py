@@ -91,6 +91,12 @@ def test_a_registered_job_has_its_options(send):
     assert options.backoff == Backoff(kind="linear", base=2_000)
 
 
+def test_a_tag_of_a_registered_job_may_have_a_comma(send):
+    send(tags=["a,b", "c"])
+
+    assert JobColumns(read(), ["n"]).base.job.tags == ("a,b", "c")
+
+
 def test_what_is_said_counts_more_than_the_job(send):
     send(max_attempts=7, priority=3, delay=5)
 

@@ -194,6 +194,27 @@ def test_a_driver_that_was_killed_leaves_a_report_that_the_next_one_ends(storage
     assert storage.capabilities.bulk_writes.get(first.id).state == DONE
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_write_whose_driver_was_killed_before_it_saved_a_report_is_reported_by_the_next_one(
+    storage, write, monkeypatch, shared
+):
+    named = {**NAMED, **({"writeId": "tonight"} if shared else {})}
+    first = write(**named)
+    told = tasks(first)
+    with monkeypatch.context() as patch:
+        kill(patch, storage, "commit", "after")
+        with pytest.raises(Killed):
+            first.commit(told)
+
+    again = write(**named)
+    again.commit(tasks(again))
+
+    for name in (first.report, again.report):
+        found = storage.capabilities.bulk_writes.get(name)
+        assert (found.state, found.rows, found.inserted) == (DONE, 3 * ROWS, 3 * ROWS)
+    assert (found.names, found.parts) == (("shop.send",), 3)
+
+
 def test_a_version_that_was_published_is_reported_as_skipped(storage, write):
     for _ in range(2):
         made = write(**NAMED)

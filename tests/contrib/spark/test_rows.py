@@ -55,13 +55,14 @@ def test_columns_may_be_chosen():
 
 def test_arguments_may_be_columns():
     kwargs = pyarrow.array([[("x", 1)], []], pyarrow.map_(pyarrow.string(), pyarrow.int64()))
-    found = chunks_of({"args": [[1, 2], None], "kwargs": kwargs, "more": [0, 0]})
+    found = chunks_of({"args": [[1, 2], None], "kwargs": kwargs, "more": [0, 0]}, argsColumn="args")
 
     assert values(found) == [{"args": [1, 2], "kwargs": {"x": 1}}, {"args": [], "kwargs": {}}]
 
 
 def test_a_payload_may_be_a_column():
-    assert values(chunks_of({"payload": [{"a": 1}], "more": [0]})) == [{"a": 1}]
+    assert values(chunks_of({"payload": [7], "more": [0]}, payloadColumn="payload")) == [7]
+    assert values(chunks_of({"payload": [{"a": 1}]})) == [{"a": 1}]
     assert values(chunks_of({"p": ['{"a": [1]}']}, payloadColumn="p", payloadFormat="json")) == [{"a": [1]}]
     assert values(chunks_of({"payload": [b"\x07"]}, payloadFormat="msgpack")) == [7]
 

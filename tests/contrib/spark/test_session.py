@@ -81,7 +81,8 @@ def test_a_stream_that_is_started_again_goes_on(spark, storage, redis_server, tm
     def run():
         stream = spark.readStream.schema("n long").option("maxFilesPerTrigger", 1).parquet(str(source))
         writer = stream.writeStream.format("djqueue").options(**options)
-        query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+        writer = writer.queryName("orders").option("checkpointLocation", str(checkpoint))
+        query = writer.trigger(availableNow=True).start()
         assert query.awaitTermination(120)
 
     for first in (0, 1_000):

@@ -236,6 +236,9 @@ def test_a_write_without_a_name_that_fails_before_its_first_job_is_withdrawn(sto
     dies_at("publish_all", storage, monkeypatch, lambda: made.commit(told))
     made.abort(told)
 
+    withdrawn = storage.capabilities.bulk_writes.get(made.id)
+    assert (withdrawn.state, withdrawn.inserted) == ("failed", 0)
+    assert withdrawn.error
     monkeypatch.setattr(publishing, "SILENCE", -1)
     storage.sweep()
     again = write()

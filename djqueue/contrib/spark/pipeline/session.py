@@ -18,7 +18,11 @@ DEFAULTS = {
     "spark.log.level": "ERROR",
 }
 DJQUEUE_ERROR = re.compile(r"^(?:djqueue\.[\w.]+\.)?(\w+Error): (.+)$", re.MULTILINE)
+CONDITION = re.compile(r"\[[A-Z][A-Z0-9_.]+\] .+")
+"""The first line of an error of Spark with a name. Queries, plans and stack traces follow."""
 MAX_MESSAGE = 2_000
+QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""Loggers that print the errors of queries as JSON, with stack traces."""
 
 
 class SparkError(DjqueueError):
@@ -64,12 +68,21 @@ def session(app: str, master: str, conf: Mapping[str, str]) -> "Iterator[SparkSe
 @contextmanager
 def readable_errors() -> Iterator[None]:
     """Convert Spark's exceptions in the block to OptionError or SparkError, with only the reason."""
+    from pyspark.logger import PySparkLogger
+
+    loggers = [PySparkLogger.getLogger(name) for name in QUERY_LOGGERS]
+    were_disabled = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True  # The error is shown once.
     try:
         yield
     except Exception as error:
         if not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
         raise error_of(str(error)) from error
+    finally:
+        for logger, was_disabled in zip(loggers, were_disabled, strict=True):
+            logger.disabled = was_disabled
 
 
 def error_of(text: str) -> DjqueueError:
@@ -79,4 +92,7 @@ def error_of(text: str) -> DjqueueError:
         # The last one is the original error, in the process that raised it.
         name, reason = found[-1]
         return OptionError(reason) if name == OptionError.__name__ else SparkError(reason)
-    return SparkError(text.partition("\nJVM stacktrace")[0].strip()[:MAX_MESSAGE])
+    reason = text.partition("\nJVM stacktrace")[0].strip()
+    if (condition := CONDITION.match(reason)) is not None:
+        reason = condition[0].rstrip("; ")
+    return SparkError(reason[:MAX_MESSAGE])

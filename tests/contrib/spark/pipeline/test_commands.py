@@ -1,5 +1,6 @@
 """The pipeline commands and their output, in Spark with a real Redis."""
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -89,6 +90,22 @@ def test_rows_that_are_no_jobs_are_counted_or_fail_the_write(does, storage):
 def test_a_wrong_command_line_names_the_remedy(does, words, message):
     [told] = does("enqueue", "--sql", "select id from range(3)", *words, code=2)
     assert message in told
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("selec 1", r"\[PARSE_SYNTAX_ERROR\] Syntax error at or near 'selec'.*line 1, pos 0\)"),
+        ("select m from range(3)", r"\[UNRESOLVED_COLUMN.WITH_SUGGESTION\] .*`m` cannot be resolved.*pos 7"),
+        (
+            "select * from nowhere",
+            r"\[TABLE_OR_VIEW_NOT_FOUND\] The table or view `nowhere` cannot.*",
+        ),
+    ],
+)
+def test_a_wrong_query_has_one_line(does, query, message):
+    [told] = does("enqueue", "--sql", query, "--queue", "q", "--job", "j", code=1)
+    assert re.fullmatch(message, told)
 
 
 # backfill

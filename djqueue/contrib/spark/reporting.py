@@ -213,7 +213,7 @@ def aborted(storage: Storage, report: BulkWriteReport, *, is_over: bool) -> None
     Args:
         storage: The storage.
         report: A report to save if there is none.
-        is_over: Whether nobody can finish the write.
+        is_over: Whether no publisher or sweep can finish the write.
     """
     if storage.capabilities.bulk_writes is None:
         return

@@ -179,7 +179,7 @@ class WriteReporter:
                 shares[queue] = share
             now = self._imports.keep(known._replace(state=PUBLISHING, error="", shares=shares))
             if all(one.ended for one in now.shares.values()):
-                # A driver that died before it saved a report has told nobody how many rows it rejected.
+                # If a driver died before it saved a report, the number of rows that it rejected is not known.
                 rows = now.rows or now.inserted + now.duplicates
                 self._imports.keep(now._replace(state=DONE, rows=rows, finished_at=SYSTEM_CLOCK.now()))
 

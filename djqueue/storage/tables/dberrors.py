@@ -29,6 +29,8 @@ NO_TABLE = re.compile(
 LOCKED = re.compile(r"database (table )?is locked", re.IGNORECASE)
 DEADLOCK = re.compile(r"deadlock (detected|found)", re.IGNORECASE)
 TRY_AGAIN = "Two transactions waited for each other, and this one was undone: try again."
+FULL = re.compile(r"disk is full|no space left on device", re.IGNORECASE)
+BROKEN = re.compile(r"disk I/O error", re.IGNORECASE)
 MIGRATING = "django.db.migrations.executor"
 
 
@@ -50,7 +52,7 @@ def remedy(alias: str, error: Error) -> str:
             "Another connection holds SQLite's write lock: keep transactions short, or raise 'timeout' in "
             f"OPTIONS of DATABASES[{alias!r}]."
         )
-    return "Is it running?"
+    return _remedy_of_server(text)
 
 
 def _remedy_of_url(text: str) -> str:
@@ -63,6 +65,14 @@ def _remedy_of_url(text: str) -> str:
         return "Check the database's name in the URL, or create the database."
     if LOCKED.search(text):
         return "Another connection holds SQLite's write lock: raise the timeout in the URL (?timeout=120)."
+    return _remedy_of_server(text)
+
+
+def _remedy_of_server(text: str) -> str:
+    if FULL.search(text):
+        return "Free space on the disk of the database."
+    if BROKEN.search(text):
+        return "Check the disk of the database, which may be full."
     return "Is it running?"
 
 

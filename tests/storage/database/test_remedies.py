@@ -68,6 +68,22 @@ def test_a_locked_database_names_the_write_lock_of_sqlite(message):
     assert "Is it running" not in text
 
 
+@pytest.mark.parametrize("alias", ["jobs", "sqlite:///srv/shop.db"])
+@pytest.mark.parametrize(
+    ("message", "remedy"),
+    [
+        ("database or disk is full", "Free space on the disk of the database."),
+        (
+            'could not extend file "base/5/2": No space left on device',
+            "Free space on the disk of the database.",
+        ),
+        ("disk I/O error", "Check the disk of the database, which may be full."),
+    ],
+)
+def test_a_full_disk_is_named(message, remedy, alias):
+    assert str(unavailable(alias, OperationalError(message))).endswith(f"{message}. {remedy}")
+
+
 def test_a_missing_table_of_postgresql_names_the_command(postgres_server):
     with psycopg.connect(postgres_server.url) as client, pytest.raises(psycopg.Error) as missing:
         client.execute("SELECT * FROM djqueue_job")

@@ -72,6 +72,8 @@ class Chunk(NamedTuple):
     batches: list[Batch]
     size: int
     """Number of jobs."""
+    encoded: int
+    """Their encoded bytes with options, approximately."""
 
 
 class OpenChunk:
@@ -324,7 +326,7 @@ class JobReader(RowReader):
             ids = batches[-1].ids
             assert ids is not None
             ids.append(job_id)
-        return Chunk(queue, name, batches, len(entries))
+        return Chunk(queue, name, batches, len(entries), sum(job.size for job in entries))
 
 
 class UniformJobReader(JobReader):
@@ -376,7 +378,8 @@ class UniformJobReader(JobReader):
         assert name is not None
         ids = self._ids.many(len(payloads), SYSTEM_CLOCK.now())
         batch = Batch(queue, name, options.job, payloads, ids, options.delay, options.run_at, True)
-        return Chunk(queue, name, [batch], len(payloads))
+        size = sum(map(len, payloads)) + (size_of(options) + NEW_ID_BYTES) * len(payloads)
+        return Chunk(queue, name, [batch], len(payloads), size)
 
 
 def job_reader(

@@ -408,7 +408,7 @@ def _together(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
     jobs = size = 0
     for chunk in chunks:
         some.append(chunk)
-        size += sum(len(payload) for batch in chunk.batches for payload in batch.payloads)
+        size += chunk.encoded
         jobs += chunk.size
         if len(some) >= CHUNKS_TOGETHER or jobs >= CHUNK or size >= CHUNK_BYTES:
             yield some

@@ -10,8 +10,9 @@ import pytest
 
 from djqueue.codecs import MSGPACK, decode, encode
 from djqueue.contrib.spark.options import WriteOptions
-from djqueue.contrib.spark.rows import JobColumns, RowError, job_reader
+from djqueue.contrib.spark.rows import CHUNK_BYTES, JobColumns, RowError, job_reader
 from djqueue.contrib.spark.values import rows_of, slices_of
+from djqueue.contrib.spark.writing import _together
 
 GIVEN = {"url": "redis://127.0.0.1/0", "queue": "emails", "job": "shop.jobs.send"}
 AFTER_9999 = 253_402_300_800_000_000
@@ -325,3 +326,16 @@ def test_a_time_that_python_has_only_in_utc_is_in_utc():
 
     assert first == {"at": last}
     assert (str(second["at"].tzinfo), second["at"].hour) == ("Asia/Tokyo", 9)
+
+
+@pytest.mark.parametrize(("value", "options"), [("x" * 7_000, {}), ('{"a": "%s"}', {"headersColumn": "n"})])
+def test_a_call_stages_about_a_mebibyte_of_payloads_and_options(value, options):
+    plan = JobColumns(WriteOptions.read({**GIVEN, **options}), ["n"])
+    rows = pyarrow.table({"n": [value.replace("%s", "h" * 7_000)] * 1_000})
+    chunks = job_reader(plan, 1_000, lambda queue: False).chunks(rows.to_batches())
+
+    calls = list(_together(chunks))
+
+    assert sum(chunk.size for call in calls for chunk in call) == 1_000
+    assert max(sum(chunk.encoded for chunk in call) for call in calls) <= 2 * CHUNK_BYTES
+    assert len(calls) >= 4

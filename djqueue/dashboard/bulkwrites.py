@@ -10,6 +10,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.states import PENDING, State
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
+from djqueue.operations.mirroring import is_mirrored
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, BulkWriteReport, QueueShare
 
@@ -238,6 +239,9 @@ def has_rows(state: State) -> bool:
 def _count(storage: Storage, tag: str, buckets: list[tuple[str, State]], limit: int) -> dict[State, int]:
     with_rows = jobsearch.states_with_rows(storage)
     counts = jobsearch.tagged(tag, [bucket for bucket in buckets if bucket[1] in with_rows], limit)
+    if is_mirrored(storage):
+        # Rows are written later than jobs, and not at all before the first worker starts.
+        with_rows &= set(+counts)
     for queue, state in buckets:
         if state not in with_rows:
             counts[state] += _count_tagged(storage, tag, queue, state, limit)

@@ -256,6 +256,14 @@ def test_a_page_counts_the_jobs_of_the_import_alone(client, kept):
     assert lists is bool(jobsearch.states_with_rows(get_storage()))
 
 
+def test_jobs_are_counted_before_they_are_mirrored(client, on_redis, settings):
+    storage = settings.DJQUEUE["STORAGE"]
+    settings.DJQUEUE = {"STORAGE": {**storage, "OPTIONS": {**storage["OPTIONS"], "mirror": True}}}
+    seeded(get_storage().capabilities.bulk_writes)
+
+    assert "5 waiting 1 delayed 0 blocked" in text(client.get(address(BY_NAME["bulk_write"])))
+
+
 def test_a_page_says_how_many_of_its_jobs_have_ended(client, on_redis):
     seeded(on_redis)
     fail("i0")

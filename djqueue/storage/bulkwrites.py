@@ -171,7 +171,10 @@ class BulkWriteReports(ABC):
             there = self.get(report.write)
             if there is not None and _is_final(there, report):
                 return there
-            found = report._replace(error=_short(report.error), revision=0, updated_at=self._clock.now())
+            now = self._clock.now()
+            found = report._replace(error=_short(report.error), revision=0, updated_at=now)
+            if found.state == FAILED:
+                found = found._replace(finished_at=found.finished_at or now)
             if there is not None:
                 found = _further(there, found)
             if self._swap(found):

@@ -37,6 +37,8 @@ CHUNKS_TOGETHER = 100
 """Maximum number of chunks that a task stages in one call."""
 NAMED_QUEUES = 10
 """Maximum number of queues that a report's summary names."""
+LONGEST_RUN = 500
+"""Maximum length of `TaskReport.run`; a project may choose the name of its job group."""
 ANONYMOUS_TTL = 7 * 86_400_000
 """Milliseconds to remember that a write without `txnAppId` was published."""
 
@@ -205,7 +207,8 @@ class Write:
             group: The run of the streaming query in whose `foreachBatch` the write is.
         """
         report = self._run_task(part, batches)
-        return replace(report, spark=spark, run=f"{spark} {group}" if group else "")
+        run = f"{spark} {group}"[:LONGEST_RUN] if group else ""
+        return replace(report, spark=spark, run=run)
 
     def _run_task(self, part: str, batches: Iterable[Any]) -> TaskReport:
         with closing(self.storage()) as storage:

@@ -246,6 +246,7 @@ def test_a_write_whose_tasks_failed_is_reported(storage, write):
 
     found = storage.capabilities.bulk_writes.get(made.id)
     assert (found.state, found.error, found.queues) == (FAILED, TASKS_FAILED, (QUEUE,))
+    assert found.started_at <= found.finished_at == found.updated_at
 
 
 def test_a_write_whose_chunks_are_gone_has_failed(storage, write):

@@ -316,11 +316,11 @@ def test_an_incomplete_write_is_given_up_in_the_end_and_never_published_twice(st
 def test_two_frames_under_one_name_are_refused(storage, write, url):
     named = {"txnAppId": "nightly", "txnVersion": "7"}
     first = write(**named)
-    first.commit([first.run_task("0.0", rows(), "app-1", "run-1")])
+    first.commit([first.run_task("0.0", rows(), "app-1", "run-1" * 200)])
 
     second = write(**named)
     with pytest.raises(OptionError, match=r"'nightly' with txnVersion 7 already names a write of other rows"):
-        second.commit([second.run_task("0.0", rows(ROWS), "app-1", "run-1")])
+        second.commit([second.run_task("0.0", rows(ROWS), "app-1", "run-1" * 200)])
     second.abort([])
     other = write(**named, job="shop.other")
     with pytest.raises(OptionError, match="already names"):

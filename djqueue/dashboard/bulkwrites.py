@@ -97,6 +97,11 @@ class BulkWriteView(NamedTuple):
         return self.state == FAILED and self.has_jobs and bool(total.chunks) and not total.published
 
     @property
+    def may_have_jobs(self) -> bool:
+        """Whether operations on the write's jobs are worth offering."""
+        return self.has_jobs and not self.is_without_jobs
+
+    @property
     def share(self) -> float | None:
         """The published share, from 0 to 1; None if there was nothing to publish."""
         total = self.report.total

@@ -146,6 +146,14 @@ def test_a_failed_one_says_whether_to_run_it_again(client, kept):
     assert (advice in staged, advice in direct) == (True, False)
 
 
+def test_nothing_is_offered_for_the_jobs_of_others_in_the_queue_of_a_failed_one(client, kept):
+    seeded(kept)
+    kept.keep(report("w2", state=FAILED, shares={"emails": QueueShare(2, 0)}))
+
+    assert "Cancel remaining" in text(client.get(address(BY_NAME["bulk_write"])))
+    assert "Cancel remaining" not in text(client.get(address(BY_NAME["bulk_write"]).replace(WRITE, "w2")))
+
+
 def test_a_page_shows_some_of_many_queues_the_unpublished_first(client, kept):
     many = {f"q{number:04}": QueueShare(2, 2, 5, 0, ended=True) for number in range(2_000)}
     kept.keep(report(WRITE, shares={**many, "q1999": QueueShare(2, 1, 1)}))

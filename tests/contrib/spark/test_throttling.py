@@ -116,7 +116,7 @@ def test_a_storage_that_stays_away_fails_the_task(url, storage, monkeypatch):
 def test_the_rate_counts_jobs_and_not_chunks(redis_url, monkeypatch):
     options = WriteOptions.read({"url": redis_url, "queue": "q", "job": "j", "rateLimit": "10"})
     write = Write(options, ["b"])
-    rows = pyarrow.table({"b": ["x" * 500_000] * 140})
+    rows = pyarrow.table({"b": ["x" * 250_000] * 140})
     naps = []
     monkeypatch.setattr(
         "djqueue.contrib.spark.publishing.WriteThrottle", partial(WriteThrottle, sleep=naps.append)

@@ -49,12 +49,17 @@ class Marks:
         os.truncate(self.path, 0)
 
     def wait_for(
-        self, count: int, alive: Callable[[], object] = lambda: None, limit: float = math.inf
+        self,
+        count: int,
+        alive: Callable[[], object] = lambda: None,
+        limit: float = math.inf,
+        idle: float = IDLE,
     ) -> float:
         """Wait until there are so many marks, and return the time at which they were seen.
 
         alive: Called at times; raises if waiting has no point.
         limit: The number of seconds after which fewer marks are enough.
+        idle: The number of seconds without another mark after which it raises StuckError.
         """
         last, changed = -1, time.perf_counter()
         deadline = changed + limit
@@ -66,8 +71,8 @@ class Marks:
                 last, changed = found, now
             elif now - changed > 0.5:
                 alive()
-                if now - changed > IDLE:
-                    raise StuckError(f"{found} of {count} jobs have run, and no other for {IDLE:g} s")
+                if now - changed > idle:
+                    raise StuckError(f"{found} of {count} jobs have run, and no other for {idle:g} s")
             time.sleep(POLL)
 
     def drain(

@@ -115,6 +115,7 @@ def test_a_row_without_a_queue_is_counted_and_no_letter(storage, url):
     made = Write(WriteOptions.read(given), list(columns))
 
     report = made.commit([run(made, columns)])
+    take_in(storage)
 
     assert (report.inserted, report.rejected, report.dead_letters) == (1, {"queue": 1, "job": 1}, 1)
     assert [letter.name for letter in storage.reads.dead_letters(QUEUE)] == ["rejected"]

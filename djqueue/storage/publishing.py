@@ -171,9 +171,12 @@ class PlanPublisher:
                 self._begin(manifests[first : first + QUEUES_PER_STEP])
 
     def close(self) -> None:
-        """Record that the plan is published, and delete what its failed tasks staged."""
-        self._send(self._staging.close, self.plan, self.counts)
+        """Delete what its failed tasks staged, and record that the plan is published.
+
+        In this order, a sweep does both if this process dies in between.
+        """
         self._send(self._staging.forget_all, sorted(self.plan.queues), self.plan.owner, self.plan.write)
+        self._send(self._staging.close, self.plan, self.counts)
 
     def give_up(self) -> None:
         """Close an incomplete plan with what is published of it. Its version is never published again."""

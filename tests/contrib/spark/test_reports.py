@@ -15,6 +15,7 @@ from djqueue.storage import publishing
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, QueueShare
 from djqueue.storage.publishing import CHUNKS_PER_STEP
 from djqueue.testing.factories import batch
+from tests.contrib.spark.conftest import leftovers
 from tests.contrib.spark.test_writing import QUEUE, ROWS, Died, numbers, rows, tasks, write
 
 __all__ = ["write"]
@@ -155,11 +156,12 @@ def test_an_earlier_version_is_finished_before_the_next(storage, write, monkeypa
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize(
-    "step", ["commit", "keep 1", "begin_all", "publish_all", "end_all", "keep 2", "close", "forget_all"]
+    "step", ["commit", "keep 1", "begin_all", "publish_all", "end_all", "keep 2", "forget_all", "close"]
 )
 def test_a_sweep_ends_the_report_of_a_driver_that_was_killed(storage, write, monkeypatch, step, moment):
     made = write(**NAMED)
     told = tasks(made)
+    made.run_task("0.9", rows())  # An attempt that failed after it had staged its rows.
     with monkeypatch.context() as patch:
         kill(patch, storage, step, moment)
         with pytest.raises(Killed):
@@ -175,6 +177,7 @@ def test_a_sweep_ends_the_report_of_a_driver_that_was_killed(storage, write, mon
     [found] = reports(storage)
     assert (found.write, found.app, found.version, found.state) == (made.id, "nightly", 7, DONE)
     assert (found.rows, found.inserted, found.queues) == (3 * ROWS, 3 * ROWS, (QUEUE,))
+    assert leftovers(storage) == []
 
 
 def test_a_driver_that_was_killed_leaves_a_report_that_the_next_one_ends(storage, write, monkeypatch):

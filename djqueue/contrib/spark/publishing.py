@@ -66,10 +66,6 @@ class DriverPublisher:
                 return sum(found.counts.values(), Counts()), False
             if found.status == "done":
                 self._forget(plan)
-                if not found.plan.queues:
-                    # Its publisher may have died before it deleted the rest. A later version that is open
-                    # needs its staged jobs.
-                    self._forget(found.plan, {*plan.queues, *found.counts})
                 counted = found.counts if found.plan.version == plan.version else {}
                 self._reporter.skipped(found.plan, counted)
                 self._reporter.done(skipped=True)
@@ -147,9 +143,8 @@ class DriverPublisher:
             self._send(self._staging.touch, self._plan)
             self._touched_at = monotonic()
 
-    def _forget(self, plan: Plan, queues: Iterable[str] | None = None) -> None:
-        chosen = plan.queues if queues is None else queues
-        self._send(self._staging.forget_all, sorted(chosen), plan.owner, plan.write)
+    def _forget(self, plan: Plan) -> None:
+        self._send(self._staging.forget_all, sorted(plan.queues), plan.owner, plan.write)
 
 
 class Checksum:

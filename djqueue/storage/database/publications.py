@@ -88,15 +88,19 @@ class DatabasePublications(Staging):
         return states
 
     def _renew(self, manifests: Sequence[Manifest], now: int) -> None:
-        """Extend the lifetime of open publications, and of their parts that have not expired."""
+        """Extend the lifetime of open publications, and of their parts that have not expired, if half is over.
+
+        One that has just begun is not locked here: who began it at the same time may hold its parts.
+        """
         if not manifests:
             return
+        soon = now + RESUMABLE // 2
         place = {"queue__in": {one.queue for one in manifests}, "write__in": {one.write for one in manifests}}
-        mine = self._publications(**place, done=False, expires_at__isnull=False)
+        mine = self._publications(**place, done=False, expires_at__lte=soon)
         mine.update(expires_at=now + RESUMABLE)
         wanted = {(one.queue, one.write, part) for one in manifests for part in one.parts}
-        parts = self._parts(**place, expires_at__gt=now).select_for_update().order_by("pk")
-        found = parts.values_list("pk", "queue", "write", "part")
+        parts = self._parts(**place, expires_at__gt=now, expires_at__lte=soon)
+        found = parts.select_for_update().order_by("pk").values_list("pk", "queue", "write", "part")
         for pks in chunked([pk for pk, *part in found if tuple(part) in wanted]):
             self._parts(pk__in=pks).update(expires_at=now + RESUMABLE)
 

@@ -97,7 +97,8 @@ def test_who_dies_within_a_step_has_not_done_it(client, monkeypatch):
     assert place(client).publish(manifest, chunks_of(manifest)) == [Counts(queued=3), Counts(queued=2)]
 
 
-def test_two_publishers_at_once_bring_each_job_once(make_storage):
+@pytest.mark.parametrize("turn", range(6))
+def test_two_publishers_at_once_bring_each_job_once(make_storage, turn):
     first = make_storage()
     for part in MANIFEST.parts:
         stage(first, part)

@@ -117,6 +117,7 @@ def test_jobs_of_schedules_wait_for_a_drain_without_the_immediate_mode(djqueue_c
     def hourly():
         times.append(1)
 
+    djqueue_clock.move_to(datetime(2100, 1, 1, 0, 30, tzinfo=UTC), schedules=False)
     djqueue_clock.advance(timedelta(hours=2, minutes=1), schedules=True)
     assert times == []
 

@@ -88,9 +88,9 @@ class DatabasePublications(Staging):
         return states
 
     def _renew(self, manifests: Sequence[Manifest], now: int) -> None:
-        """Extend the lifetime of open publications, and of their parts that have not expired, if half is over.
+        """Extend the lifetime of open publications and their parts, if half of it is over.
 
-        One that has just begun is not locked here: who began it at the same time may hold its parts.
+        What has just begun is not locked here: a process that began it, too, may hold its parts.
         """
         if not manifests:
             return

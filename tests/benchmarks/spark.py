@@ -34,6 +34,7 @@ from djqueue.storage.redis import RedisStorage
 from tests.benchmarks.measures import TEXT, configure, percentile
 from tests.contrib.spark.sessions import session
 from tests.servers import PostgresServer, RedisServer
+from tests.support import eventually
 from tests.tables import empty_tables
 
 QUEUE, BESIDE, JOB = "bench", "beside", "shop.send"
@@ -114,8 +115,7 @@ class RedisPlace:
         """Delete everything. This takes seconds if there are many jobs, and other clients must not wait."""
         with self.server.client() as client:
             client.flushall(asynchronous=True)
-            while client.info("memory")["lazyfree_pending_objects"]:
-                time.sleep(0.1)
+            eventually(lambda: not client.info("memory")["lazyfree_pending_objects"], 120)
 
     def about(self) -> str:
         """The version."""

@@ -14,7 +14,7 @@ from djqueue.conf import get_settings
 from djqueue.contrib.spark.pipeline import commands, session
 from djqueue.contrib.spark.pipeline.main import main, parser
 from djqueue.contrib.spark.pipeline.parser import add_commands
-from djqueue.contrib.spark.pipeline.session import SparkError, readable_errors
+from djqueue.contrib.spark.pipeline.session import SparkError, error_of, readable_errors
 from djqueue.contrib.spark.project import storage_options
 from djqueue.core.errors import OptionError
 
@@ -107,9 +107,6 @@ def test_only_without_a_project_the_place_must_be_named():
 
 
 def test_of_what_spark_raises_the_reason_is_told():
-    class Raised(Exception):
-        __module__ = "pyspark.errors.exceptions.captured"
-
     trace = 'Job aborted.\nTraceback:\n  File "x"\ndjqueue.contrib.spark.rows.RowError: row 3: no text\n'
     option = trace.replace("contrib.spark.rows.RowError", "core.errors.OptionError")
     java = "[PATH_NOT_FOUND] no /a.\n\nJVM stacktrace:\nat x"
@@ -118,9 +115,19 @@ def test_of_what_spark_raises_the_reason_is_told():
         (option, OptionError, "row 3: no text"),
         (java, SparkError, "[PATH_NOT_FOUND] no /a."),
     ):
-        with pytest.raises(kind) as raised, readable_errors():
-            raise Raised(text)
-        assert str(raised.value) == message
+        error = error_of(text)
+        assert (type(error), str(error)) == (kind, message)
+
+
+@pytest.mark.spark
+def test_only_errors_of_spark_are_converted():
+    pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
+
+    class Raised(Exception):
+        __module__ = "pyspark.errors.exceptions.captured"
+
+    with pytest.raises(SparkError, match=r"^no /a\.$"), readable_errors():
+        raise Raised("no /a.\n\nJVM stacktrace:\nat x")
     with pytest.raises(ZeroDivisionError), readable_errors():
         raise ZeroDivisionError
 

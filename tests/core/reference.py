@@ -306,11 +306,13 @@ class Reference:
         job.state = state
         job.finished_at = self.now
         self.free_key(job)
+        # Those that still wait for an earlier job with this id hold that one's record.
+        are_told = job.key in (key for key, _ in self.ended)
         self.ended.append((job.key, state))
         self.gone.append(job)
         if state is State.FAILED:
             return
-        job.holders = set(self.waiting_for(job.key))
+        job.holders = set() if are_told else set(self.waiting_for(job.key))
         retention = self.policy(job.queue).retention
         kept = retention.of(state).shorten(job.options.kept)
         if kept is None and retention == NO_RETENTION:

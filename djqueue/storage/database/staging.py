@@ -115,7 +115,7 @@ class DatabaseStaging(DatabasePublications):
                     "touched_at": now,
                     "adopted": False,
                     "left_at": None,
-                    "expires_at": None if plan.lifetime is None else now + RESUMABLE,
+                    "expires_at": _resumable_until(plan.lifetime, now),
                 }
                 if there is not None:
                     self._plans(pk=there.pk).update(**said)
@@ -144,7 +144,7 @@ class DatabaseStaging(DatabasePublications):
         """Record that a plan is being published."""
         with self._writing() as now:
             # A plan that is still being published must not expire, even if this takes a week.
-            expires_at = None if plan.lifetime is None else now + RESUMABLE
+            expires_at = _resumable_until(plan.lifetime, now)
             touched = self._open_plan(plan).filter(touched_at__isnull=False)
             touched.update(touched_at=now, expires_at=expires_at)
 
@@ -263,6 +263,11 @@ class DatabaseStaging(DatabasePublications):
 
     def _plans(self, **which: Any) -> Any:
         return rows_of("StagedWrite", self._alias).filter(**which)
+
+
+def _resumable_until(lifetime: int | None, now: int) -> int | None:
+    """Return when an open plan expires: never, if it is remembered for ever."""
+    return None if lifetime is None else now + RESUMABLE
 
 
 def purge_staged(dialect: Dialect, now: int, limit: int) -> int:

@@ -227,7 +227,8 @@ class Staging(ABC):
 
         Raises:
             ChunkMissingError: A chunk expired or was lost.
-            QueueFullError: The queue has no room for a chunk.
+            QueueFullError: The queue has no room for a chunk. One that is larger than MAX_SIZE fits as long
+                as the queue is not full.
         """
 
     @abstractmethod

@@ -134,8 +134,11 @@ def _dry_run(df: "DataFrame", options: "WriteOptions") -> "WriteReport":
 
     def run_tasks(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow
+        from pyspark import TaskContext
 
-        report = write.run_task("0.0", batches)
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        report = write.run_task(f"{partition}.0", batches)
         text = json.dumps({"rows": report.rows, "rejected": report.rejected, "changed": report.changed})
         yield pyarrow.record_batch({"report": [text]})
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 CONFLICTS = {"delay": ("runAt", "runAtColumn"), "runAt": ("delay", "delayColumn")}
 """Options that make a default inapplicable."""
+ONLY_OF_DJANGO = {"isolation_level", "pool", "server_side_binding"}
+"""Entries of `OPTIONS` that Django itself interprets, as values that a URL cannot express."""
 
 
 def with_defaults(given: Mapping[str, str]) -> dict[str, str]:
@@ -115,7 +117,9 @@ def _database(alias: str) -> str | None:
     user, password, port = (str(database.get(key) or "") for key in ("USER", "PASSWORD", "PORT"))
     who = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
     options = {
-        key: value for key, value in database.get("OPTIONS", {}).items() if isinstance(value, str | int)
+        key: int(value) if isinstance(value, bool) else value
+        for key, value in database.get("OPTIONS", {}).items()
+        if isinstance(value, str | int) and key not in ONLY_OF_DJANGO
     }
     host = str(database.get("HOST") or "")
     if "/" in host:

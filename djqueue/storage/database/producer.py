@@ -1,6 +1,8 @@
 """Enqueues by any process: rows inserted in the caller's own transaction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 
 from django.db import connections
@@ -210,8 +212,10 @@ class Inserter:
         policy = self._policy(batch.queue)
         if not is_bounded(policy) or batch.options.rejected is not None:
             return
+        assert policy.max_size is not None
         limit = policy.max_size
-        assert limit is not None
+        if (size := _chunk_size.get()) > limit:
+            limit += size - 1  # It would never fit, so let it in as long as the queue is not full.
         growth = sum(answer.status == "queued" and answer.replaced is None for answer in answers)
         pending = models.Job.objects.using(self._dialect.alias).filter(
             queue=batch.queue, state__in=[state.value for state in PENDING]
@@ -315,6 +319,19 @@ class Inserter:
                 for job_id in chunk:
                     if job_id not in there and not self.is_known(queue, job_id):
                         raise OptionError(f"depends_on: queue {queue!r} has no job {job_id!r}")
+
+
+_chunk_size: ContextVar[int] = ContextVar("djqueue_chunk_size", default=0)
+
+
+@contextmanager
+def enqueueing_chunk(size: int) -> Iterator[None]:
+    """Enqueue a staged chunk of this many jobs in the block, even if it is larger than `MAX_SIZE`."""
+    token = _chunk_size.set(size)
+    try:
+        yield
+    finally:
+        _chunk_size.reset(token)
 
 
 def is_bounded(policy: QueuePolicy) -> bool:

@@ -30,6 +30,8 @@ from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.dialects import Dialect
 from djqueue.storage.tables.rows import chunked
 
+from .producer import enqueueing_chunk
+
 AT_ONCE = 100
 """Chunks to delete, or manifests to store, in one transaction."""
 TOGETHER, BYTES = 64, 256 * 1024
@@ -338,8 +340,11 @@ class DatabasePublications(Staging):
     ) -> dict[int, list[EnqueueResult]]:
         """Insert the jobs of chunks, and return the results by the places of the chunks."""
         places = list(new)
+        all_batches = [batch for batches in new.values() for batch in batches]
+        size = sum(len(batch.payloads) for batch in all_batches) if len(new) == 1 else 0
         try:
-            answers = iter(self._inserted([batch for batches in new.values() for batch in batches]))
+            with enqueueing_chunk(size):
+                answers = iter(self._inserted(all_batches))
         except QueueFullError:
             if len(new) < 2 and certain:
                 raise

@@ -108,6 +108,13 @@ def test_a_dry_run_answers_what_would_be(spark, storage, redis_server):
     assert storage.queues.names() == []
 
 
+def test_a_dry_run_names_the_partition_of_an_invalid_row(spark, redis_server):
+    rows = spark.range(0, 10, 1, 2).selectExpr("if(id = 8, null, cast(id as string)) as key")
+
+    with pytest.raises(Exception, match="row 4 of partition 1: id:"):
+        enqueue(rows, QUEUE, "shop.send", url=redis_server.url, idColumn="key", dryRun=True)
+
+
 def test_a_password_is_in_no_plan(spark, storage, redis_server, tmp_path):
     said = []
     with pytest.raises(OptionError) as raised:

@@ -1,5 +1,6 @@
 """Writes that meet others: of the same name, of another version, or under another target."""
 
+from contextlib import closing
 from functools import partial
 
 import pyarrow
@@ -9,6 +10,7 @@ from djqueue.codecs import MSGPACK, decode
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError
+from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage import publishing
 from djqueue.storage.database import DatabaseStorage
@@ -16,7 +18,7 @@ from djqueue.storage.database.publications import TOGETHER, DatabasePublications
 from djqueue.storage.staging import ChunkMissingError
 from djqueue.testing.factories import claim
 from djqueue.testing.waiting import together
-from tests.contrib.spark.conftest import leftovers, take_in
+from tests.contrib.spark.conftest import leftovers, open_storage, take_in
 
 QUEUE = "emails"
 ROWS = 40
@@ -313,3 +315,24 @@ def test_two_loads_with_the_same_ids_in_opposite_order_bring_each_once(postgresq
 
     assert sum(report.inserted for report in reports) == len(ids)
     assert sum(report.duplicates for report in reports) == len(ids)
+
+
+@pytest.mark.parametrize("when_full", ["reject", "block"])
+def test_a_sweep_publishes_chunks_larger_than_the_queue(url, storage, write, monkeypatch, when_full):
+    made = write(**NAMED)
+    dies(storage, monkeypatch, "publish_all", partial(made.commit, staged(made)))
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    storage.close()
+    policy = QueuePolicy(max_size=SIZE // 2, when_full=when_full)
+
+    with closing(open_storage(url, policies={QUEUE: policy})) as owner:
+        depths = []
+        while owner.reads.counts(QUEUE)[State.ACTIVE] < ROWS:
+            owner.sweep()
+            take_in(owner)
+            depths.append(owner.reads.counts(QUEUE)[State.WAITING])
+            claim(owner, SIZE, queues=(QUEUE,), names=["shop.send"])
+            assert len(depths) < 20
+
+        assert max(depths) == SIZE
+        assert owner.capabilities.bulk_writes.get(made.id).state == "done"

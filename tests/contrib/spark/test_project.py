@@ -1,9 +1,11 @@
 """Defaults of a write inside a Django project."""
 
 import pytest
+from psycopg import IsolationLevel
 
 from djqueue import job
 from djqueue.client.registered import registry
+from djqueue.contrib.spark.aliases import parse
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.project import with_defaults
 from djqueue.contrib.spark.rows import JobColumns
@@ -149,6 +151,23 @@ def test_a_database_has_a_url_too(project, settings, monkeypatch):
     url = with_defaults(GIVEN)["url"]
 
     assert url == "postgresql://me:p%40ss%2Fword@db.example:5433/shop?sslmode=require"
+
+
+def test_a_database_url_has_no_options_of_django_itself(project, settings, monkeypatch):
+    project(STORAGE={"BACKEND": "djqueue.storage.database.DatabaseStorage", "OPTIONS": {"DATABASE": "jobs"}})
+    options = {
+        "pool": True,
+        "isolation_level": IsolationLevel.SERIALIZABLE,
+        "server_side_binding": True,
+        "assume_role": "jobs",
+        "keepalives": True,
+    }
+    database = {"ENGINE": "django.db.backends.postgresql", "NAME": "shop", "OPTIONS": options}
+    monkeypatch.setitem(settings.DATABASES, "jobs", database)
+
+    url = with_defaults(GIVEN)["url"]
+
+    assert parse(url)["OPTIONS"] == {"connect_timeout": 10, "assume_role": "jobs", "keepalives": "1"}
 
 
 @pytest.mark.parametrize("module", [None, "no_such_project.settings"])

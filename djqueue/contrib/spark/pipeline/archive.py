@@ -167,11 +167,10 @@ def _write(spark: "SparkSession", path: str, table: Table, rows: "DataFrame") ->
     if not kept:
         save(rows, "overwrite")
         return
-    is_kept = _among(kept)
-    save(rows.where(~is_kept), "overwrite")
+    save(_among(spark, rows, kept, "left_anti"), "overwrite")
     key = list(KEYS[table.name])
-    new = rows.where(is_kept).join(archived(spark, path, table).select(*key), key, "left_anti")
-    save(new, "append")
+    added = _among(spark, rows, kept, "left_semi")
+    save(added.join(archived(spark, path, table).select(*key), key, "left_anti"), "append")
 
 
 def _kept(spark: "SparkSession", path: str, table: Table, rows: "DataFrame") -> list[tuple[str, date]]:
@@ -188,11 +187,15 @@ def _kept(spark: "SparkSession", path: str, table: Table, rows: "DataFrame") -> 
     return [(row.queue, row.date) for row in more.select(*PARTITIONS).distinct().collect()]
 
 
-def _among(partitions: Sequence[tuple[str, date]]) -> "Column":
-    found = sql.lit(False)
-    for queue, day in partitions:
-        found = found | ((sql.col("queue") == queue) & (sql.col("date") == sql.lit(day)))
-    return found
+def _among(
+    spark: "SparkSession", rows: "DataFrame", partitions: Sequence[tuple[str, date]], how: str
+) -> "DataFrame":
+    """Return the rows in these queues and days ("left_semi"), or all others ("left_anti").
+
+    A join, because Spark fails on a condition that names thousands of them.
+    """
+    chosen = spark.createDataFrame([*partitions], "queue string, date date")
+    return rows.join(sql.broadcast(chosen), list(PARTITIONS), how)
 
 
 def _counts(jobs: "DataFrame") -> dict[str, int]:

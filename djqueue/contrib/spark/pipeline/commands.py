@@ -127,7 +127,8 @@ def _backfill(
             continue
         loaded += 1
         jobs += report.inserted if report is not None else 0
-    print_line(f"{loaded:,} days loaded with {jobs:,} new jobs; {skipped:,} days skipped.")
+    if not args.dry_run:
+        print_line(f"{loaded:,} days loaded with {jobs:,} new jobs; {skipped:,} days skipped.")
 
 
 def _rollups(spark: "SparkSession", args: Namespace, context: PipelineContext, print_line: PrintLine) -> None:
@@ -206,7 +207,12 @@ def _replay(spark: "SparkSession", args: Namespace, context: PipelineContext, pr
     days = {name: day.isoformat() for name in ("since", "until") if (day := getattr(args, name)) is not None}
     letters = table(spark, context, "dead", **days).where(args.where)
     report = replay_dead(letters, _options(args, context))
-    print_line(NO_REPORT if report is None else _counts_text(report.answers, RETRIED))
+    if report is None:
+        print_line(NO_REPORT)
+    elif args.dry_run:
+        print_line(f"Dry run: {_counts_text(report.answers, {**RETRIED, 'retried': 'would be retried'})}")
+    else:
+        print_line(_counts_text(report.answers, RETRIED))
 
 
 COMMANDS: "Mapping[str, Callable[[SparkSession, Namespace, PipelineContext, PrintLine], None]]" = {

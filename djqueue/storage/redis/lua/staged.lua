@@ -20,6 +20,9 @@ arguments[7] = jobs[1]
 local keys = {unpack(KEYS, 1, #KEYS - 3)}
 if #ARGV > 9 then
   arguments[8], arguments[9], arguments[10], arguments[11], arguments[12] = '*', ARGV[7], ARGV[8], ARGV[9], ARGV[10]
+  local limit, size = tonumber(ARGV[8]), (#jobs - 1) / 3
+  -- A chunk larger than the queue would never fit, so it is let in as long as the queue is not full.
+  if limit and ARGV[9] == '' and size > limit then arguments[10] = limit + size - 1 end
   local prefix = string.sub(KEYS[2], 1, -5) -- of the queue: all its keys are in one slot
   for i = 2, #jobs do arguments[i + 11] = jobs[i] end
   for i = 2, #jobs, 3 do

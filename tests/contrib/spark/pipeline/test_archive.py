@@ -8,6 +8,7 @@ from pyspark.sql import functions as sql
 from djqueue.contrib.spark.pipeline.archive import (
     ENDED,
     ArchiveError,
+    _among,
     archive,
     archived,
     ended,
@@ -81,6 +82,17 @@ def test_a_second_run_replaces_a_day_and_keeps_what_the_storage_has_forgotten(sp
         .collect()
     )
     assert archived(spark, path, ATTEMPTS).count() == 3
+
+
+def test_thousands_of_queues_may_have_rows_that_the_storage_has_forgotten(spark):
+    kept = [(f"queue-{number}", FIRST) for number in range(5_000)]
+    rows = spark.createDataFrame(
+        [("queue-7", FIRST), ("queue-7", THIRD), ("other", FIRST)], "queue string, date date"
+    )
+
+    assert [tuple(row) for row in _among(spark, rows, kept, "left_semi").collect()] == [("queue-7", FIRST)]
+    others = {tuple(row) for row in _among(spark, rows, kept, "left_anti").collect()}
+    assert others == {("queue-7", THIRD), ("other", FIRST)}
 
 
 def test_of_a_job_that_ended_twice_the_last_end_counts(spark, path):

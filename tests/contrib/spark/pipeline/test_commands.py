@@ -207,7 +207,7 @@ def test_dead_letters_that_a_condition_selects_are_retried(does, storage):
         a_failed_job(storage, queue=queue, id=id, reason=reason)
     where = ["--where", "queue = 'mail' and reason = 'timeout'"]
 
-    assert does("replay", *where, "--dry-run") == ["1 retried."]
+    assert does("replay", *where, "--dry-run") == ["Dry run: 1 would be retried."]
     assert storage.reads.states("mail", ["a"]) == [State.FAILED]
     assert does("replay", *where) == ["1 retried."]
     assert storage.reads.states("mail", ["a", "b"]) == [State.WAITING, State.FAILED]

@@ -80,6 +80,8 @@ class PlanPublisher:
         """Counts of the queues that are published."""
         self.was_published = False
         """Whether all queues had already been published."""
+        self.published_by: frozenset[str] = frozenset()
+        """The writes that had already published queues: this one, if a sweep has published its plan."""
         self._staging = staging
         self._send = send
         self._wait = wait
@@ -118,6 +120,7 @@ class PlanPublisher:
             mine.append(found)
         finished = [state for state in mine if state.status == "done"]
         self.was_published = len(finished) == len(manifests)
+        self.published_by = frozenset(state.manifest.write for state in finished)
         for state in finished:
             is_same = state.manifest.version == self.plan.version
             self.counts[state.manifest.queue] = state.counts if is_same else Counts()

@@ -70,14 +70,14 @@ class DriverPublisher:
                 self._reporter.skipped(found.plan, counted)
                 self._reporter.done(skipped=True)
                 return sum(counted.values(), Counts()), True
-            publication = self._finish(found, plan.app, is_own=is_own)
+            publication = self._finish(found, plan, is_own=is_own)
             if publication is not None and found.status != "unfinished":
                 if not is_own:
                     self._forget(plan)
                 total = sum(publication.counts.values(), Counts())
-                return total, publication.was_published
+                return total, _is_skipped(publication, plan)
 
-    def _finish(self, state: PlanState, app: str, *, is_own: bool) -> PlanPublisher | None:
+    def _finish(self, state: PlanState, own: Plan, *, is_own: bool) -> PlanPublisher | None:
         """Publish a plan. Returns None if the own plan must be committed again."""
         found = self._plan = state.plan
         size = step_size(self._options.max_queue_depth, self._options.batch_size)
@@ -92,7 +92,7 @@ class DriverPublisher:
             else:
                 if not is_own:
                     self._reporter.resumed(found, publication.counts)
-                self._reporter.done(skipped=publication.was_published)
+                self._reporter.done(skipped=_is_skipped(publication, own))
             publication.close()
         except ChunkMissingError as error:
             now = self._send(self._staging.state_of, found)
@@ -111,7 +111,7 @@ class DriverPublisher:
                 raise
             raise ChunkMissingError(
                 f"{error}. The rest of that write is lost: write the missing rows again with a "
-                f"txnAppId other than {app!r}, or from another checkpoint"
+                f"txnAppId other than {own.app!r}, or from another checkpoint"
             ) from None
         except StorageError as error:
             note = (
@@ -161,6 +161,11 @@ class Checksum:
                 if not batch.fresh:
                     self.value += sum(crc32(job_id.encode()) for job_id in batch.ids or ())
             yield chunk
+
+
+def _is_skipped(publication: PlanPublisher, own: Plan) -> bool:
+    """Return whether another write had published all queues, rather than a sweep that took over this one."""
+    return publication.was_published and own.write not in publication.published_by
 
 
 def frame_of(options: WriteOptions, columns: Sequence[str]) -> str:

@@ -163,6 +163,32 @@ def test_a_frozen_driver_whose_version_a_later_one_has_replaced_is_skipped(stora
     assert leftovers(storage) == []
 
 
+@pytest.mark.parametrize("step", ["begin_all", "publish_all", "end_all", "forget_all", "close"])
+def test_a_frozen_driver_whose_write_a_sweep_has_published_reports_its_jobs(storage, url, monkeypatch, step):
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    write = write_to(url, **NAMED)
+    tasks = [task(write, 0, range(ROWS))]
+    kind = type(storage.capabilities.staging)
+    plain, sweeps = getattr(kind, step), []
+
+    def frozen(staging, *args, **kwargs):
+        if not sweeps:
+            sweeps.append(None)
+            for _ in range(3):
+                storage.sweep()
+        return plain(staging, *args, **kwargs)
+
+    monkeypatch.setattr(kind, step, frozen)
+
+    report = write.commit(tasks)
+
+    assert (report.inserted, report.skipped) == (ROWS, False)
+    are_once(storage, range(ROWS))
+    saved = storage.capabilities.bulk_writes.get(write.id)
+    assert (saved.state, saved.inserted, saved.skipped) == ("done", ROWS, False)
+    assert leftovers(storage) == []
+
+
 def test_a_named_write_may_be_repeated_with_its_write_id(storage, url):
     for skipped in (False, True):
         write = write_to(url, writeId="tonight", **NAMED)

@@ -178,6 +178,14 @@ class Staging(ABC):
     def close(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
         """Record that a plan is published, with the counts of its queues."""
 
+    def confirm(self, plan: Plan) -> bool:
+        """Wait a limited time until replicas have a published plan, if the storage has any.
+
+        Returns:
+            False if a failover has lost it since: commit it again.
+        """
+        return True
+
     @abstractmethod
     def leave(self, plan: Plan) -> bool:
         """Keep an open plan that cannot be published from sweeps for `RESUMABLE`. `commit` still finds it.

@@ -52,6 +52,7 @@ class DriverPublisher:
             OptionError: The name of the write belongs to a write of other rows.
             ChunkMissingError: Some staged jobs expired or were lost.
         """
+        finished: tuple[Counts, bool] | None = None
         while True:
             found: PlanState = self._send(self._staging.commit, plan)
             is_own = (found.plan.write, found.plan.version) == (plan.write, plan.version)
@@ -59,6 +60,10 @@ class DriverPublisher:
                 refuse_other_frame(found, plan)
             elif found.status != "done":
                 self._reporter.committed()
+            if found.status == "done" and finished is not None:
+                if not is_own:
+                    self._forget(plan)
+                return finished  # It is there, or a later version has been published since.
             if found.status == "done" and is_own:
                 # A sweep, or another driver, has finished this write.
                 self._reporter.published(found.counts)
@@ -72,10 +77,12 @@ class DriverPublisher:
                 return sum(counted.values(), Counts()), True
             publication = self._finish(found, plan, is_own=is_own)
             if publication is not None and found.status != "unfinished":
-                if not is_own:
-                    self._forget(plan)
-                total = sum(publication.counts.values(), Counts())
-                return total, _is_skipped(publication, plan)
+                finished = sum(publication.counts.values(), Counts()), _is_skipped(publication, plan)
+                if self._send(self._staging.confirm, found.plan):
+                    if not is_own:
+                        self._forget(plan)
+                    return finished
+                self._reporter.start_over()
 
     def _finish(self, state: PlanState, own: Plan, *, is_own: bool) -> PlanPublisher | None:
         """Publish a plan. Returns None if the own plan must be committed again."""
@@ -103,6 +110,7 @@ class DriverPublisher:
                 return None  # A later version was published meanwhile, or a failover has lost the plan.
             if now == "" or self._staging.drop(found):
                 if is_own:
+                    error.add_note("No row of this write was enqueued: write all of them again.")
                     raise
                 return None
             self._staging.leave(found)

@@ -1,10 +1,12 @@
 """Staging in Redis: chunks in hashes of their queue, enqueued by the same scripts as other jobs."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from djqueue.core.capacity import full_error
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Batch
 from djqueue.storage.staging import (
     CHUNK,
@@ -28,10 +30,14 @@ from .records import pack, pack_raw, pack_text, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
+logger = logging.getLogger("djqueue.redis")
+
 AT_ONCE = 64
 """Chunks of one operation, whose replies are awaited together."""
 EXPIRED = 2
 """The answer of plan.lua for a plan that was left long ago."""
+CONFIRMATIONS = 3
+"""Attempts to have replicas confirm a plan, about as long as an old master accepts writes in a failover."""
 PLAIN, OTHER = "p", "x"
 """Kinds of chunks: jobs that are new, plain, due now and without subject, and all others."""
 STEP_BYTES = 640 * 1024
@@ -109,6 +115,25 @@ class RedisStaging(Staging):
         packed = pack({queue: list(each) for queue, each in counts.items()})
         call = self._plan("close", plan, plan.version, pack_text(plan.write), packed)
         self._keyspace.run(answers([call]))
+
+    def confirm(self, plan: Plan) -> bool:
+        """Wait until replicas have a published plan. Returns False if a failover has lost it since.
+
+        During a failover, the old master still accepts writes for a moment, and all of them are lost. A
+        process that connects only then does not know.
+        """
+        replicas = self._keyspace.options.replicas or 0
+        if not replicas:
+            return True
+        call = self._plan("touch", plan, plan.version, pack_text(plan.write))._replace(replicas=replicas)
+        for attempt in range(CONFIRMATIONS):
+            try:
+                self._keyspace.run(answers([call]))
+                break
+            except StorageUnavailableError:
+                if attempt == CONFIRMATIONS - 1:
+                    logger.warning("No replica confirmed write %s; it may be lost in a failover.", plan.write)
+        return self.state_of(plan) == "done"
 
     def leave(self, plan: Plan) -> bool:
         call = self._plan("leave", plan, plan.version, pack_text(plan.write))

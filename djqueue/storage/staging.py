@@ -330,5 +330,5 @@ def gone_error(manifest: Manifest) -> ChunkMissingError:
     """Return the error of a manifest whose chunks are missing."""
     return ChunkMissingError(
         f"queue {manifest.queue!r}: the staged chunks of write {manifest.write!r} are missing: they "
-        "expired (stageTtl) or were evicted, or another version was published in the meantime"
+        "expired (stageTtl), the server evicted or lost them, or another version was published meanwhile"
     )

@@ -30,6 +30,9 @@ LOCKED = re.compile(r"database (table )?is locked", re.IGNORECASE)
 DEADLOCK = re.compile(r"deadlock (detected|found)", re.IGNORECASE)
 TRY_AGAIN = "Two transactions waited for each other, and this one was undone: try again."
 FULL = re.compile(r"disk is full|no space left on device", re.IGNORECASE)
+TIMED_OUT = re.compile(
+    r"due to (?P<timeout>(?:statement|lock|transaction|idle-in-transaction) timeout)", re.IGNORECASE
+)
 BROKEN = re.compile(r"disk I/O error", re.IGNORECASE)
 MIGRATING = "django.db.migrations.executor"
 
@@ -69,6 +72,8 @@ def _remedy_of_url(text: str) -> str:
 
 
 def _remedy_of_server(text: str) -> str:
+    if found := TIMED_OUT.search(text):
+        return f"Raise the {found['timeout']} of this connection, or end what keeps it waiting."
     if FULL.search(text):
         return "Free space on the disk of the database."
     if BROKEN.search(text):

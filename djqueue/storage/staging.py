@@ -174,9 +174,17 @@ class Staging(ABC):
     def touch(self, plan: Plan) -> None:
         """Record that a plan is being published."""
 
+    def mark(self, plan: Plan, mark: str) -> None:  # noqa: B027 - optional
+        """Mark an open plan before its publisher checks that all queues are published; see `close`."""
+
     @abstractmethod
-    def close(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
-        """Record that a plan is published, with the counts of its queues."""
+    def close(self, plan: Plan, counts: Mapping[str, Counts], mark: str = "") -> bool:
+        """Record that a plan is published, with the counts of its queues.
+
+        Returns:
+            False if the plan is open, but lacks this mark: the server has lost changes, in a failover for
+            example.
+        """
 
     def confirm(self, plan: Plan) -> bool:
         """Wait a limited time until replicas have a published plan, if the storage has any.

@@ -54,7 +54,7 @@ class DriverPublisher:
         """
         finished: tuple[Counts, bool] | None = None
         while True:
-            found: PlanState = self._send(self._staging.commit, plan)
+            found = self._commit(plan)
             is_own = (found.plan.write, found.plan.version) == (plan.write, plan.version)
             if not is_own:
                 refuse_other_frame(found, plan)
@@ -84,6 +84,20 @@ class DriverPublisher:
                     return finished
                 self._reporter.start_over()
 
+    def _commit(self, plan: Plan) -> PlanState:
+        try:
+            found: PlanState = self._send(self._staging.commit, plan)
+        except StorageError as error:
+            remedy = (
+                "with the same txnVersion" if plan.lifetime is None else "only if it has no report by then"
+            )
+            error.add_note(
+                f"The write may be committed all the same: then a worker's sweep publishes it after "
+                f"{SILENCE // 1_000} s. Run it again after a few minutes, {remedy}."
+            )
+            raise
+        return found
+
     def _finish(self, state: PlanState, own: Plan, *, is_own: bool) -> PlanPublisher | None:
         """Publish a plan. Returns None if the own plan must be committed again."""
         found = self._plan = state.plan
@@ -100,7 +114,9 @@ class DriverPublisher:
                 if not is_own:
                     self._reporter.resumed(found, publication.counts)
                 self._reporter.done(skipped=_is_skipped(publication, own))
-            publication.close()
+            if not publication.close():
+                self._reporter.start_over()
+                return None  # A failover has lost some of the steps.
         except ChunkMissingError as error:
             now = self._send(self._staging.state_of, found)
             if now == "done":
@@ -108,9 +124,11 @@ class DriverPublisher:
             if now == "" and is_own and not self._was_lost:
                 self._was_lost = True
                 return None  # A later version was published meanwhile, or a failover has lost the plan.
-            if now == "" or self._staging.drop(found):
-                if is_own:
+            is_dropped = now != "" and self._staging.drop(found)
+            if now == "" or is_dropped:
+                if is_dropped and is_own:
                     error.add_note("No row of this write was enqueued: write all of them again.")
+                if is_own:
                     raise
                 return None
             self._staging.leave(found)

@@ -25,6 +25,8 @@ from djqueue.storage.tables.rows import chunked
 
 from .publications import AT_ONCE, DatabasePublications, rows_of
 
+LOCK_TIMEOUT = 1_000
+"""Maximum of milliseconds that a sweep waits for a lock: a driver that is frozen may hold it for hours."""
 KIND = "j"
 """The kind of every chunk."""
 
@@ -35,6 +37,7 @@ class DatabaseStaging(DatabasePublications):
     Args:
         enqueue: The storage's function that inserts rows in the open transaction.
         settle: Brings the tables up to date for jobs of a queue whose states may be outdated.
+        lock_timeout: See `DatabasePublications`.
     """
 
     def stage_all(
@@ -148,7 +151,7 @@ class DatabaseStaging(DatabasePublications):
             touched = self._open_plan(plan).filter(touched_at__isnull=False)
             touched.update(touched_at=now, expires_at=expires_at)
 
-    def close(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
+    def close(self, plan: Plan, counts: Mapping[str, Counts], mark: str = "") -> bool:
         """Record that a plan is published, with the counts of its queues."""
         packed = msgpack.packb({queue: list(each) for queue, each in counts.items()})
         with self._writing() as now:
@@ -159,6 +162,7 @@ class DatabaseStaging(DatabasePublications):
                 touched_at=None,
                 expires_at=None if plan.lifetime is None else now + plan.lifetime,
             )
+        return True
 
     def leave(self, plan: Plan) -> bool:
         """Keep an open plan from sweeps for `RESUMABLE`. Returns whether it was left that long ago before."""
@@ -209,12 +213,15 @@ class DatabaseStaging(DatabasePublications):
         """Return open plans that were not touched for this many milliseconds, and touch them."""
         with named(self._alias):
             set_right(self._clock)
-            now = self._clock.now()
-            silent = self._plans(done=False, touched_at__lte=now - silence)
+            silent = self._plans(done=False, touched_at__lte=self._clock.now() - silence)
+            found = list(silent.order_by("touched_at")[:limit])
+        if not found:
+            return []
+        with self._writing() as now:
             said = {"touched_at": now, "adopted": True}
             return [
                 _plan_of(row)
-                for row in silent.order_by("touched_at")[:limit]
+                for row in found
                 # Only one of several sweeps updates the row.
                 if self._plans(pk=row.pk, done=False, touched_at=row.touched_at).update(**said)
             ]

@@ -38,6 +38,8 @@ EXPIRED = 2
 """The answer of plan.lua for a plan that was left long ago."""
 CONFIRMATIONS = 3
 """Attempts to have replicas confirm a plan, about as long as an old master accepts writes in a failover."""
+UNMARKED = 2
+"""The answer of plan.lua for a plan whose mark is missing."""
 PLAIN, OTHER = "p", "x"
 """Kinds of chunks: jobs that are new, plain, due now and without subject, and all others."""
 STEP_BYTES = 640 * 1024
@@ -111,10 +113,14 @@ class RedisStaging(Staging):
     def touch(self, plan: Plan) -> None:
         self._keyspace.run(answers([self._plan("touch", plan, plan.version, pack_text(plan.write))]))
 
-    def close(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
-        packed = pack({queue: list(each) for queue, each in counts.items()})
-        call = self._plan("close", plan, plan.version, pack_text(plan.write), packed)
+    def mark(self, plan: Plan, mark: str) -> None:
+        call = self._plan("mark", plan, plan.version, pack_text(plan.write), pack_text(mark))
         self._keyspace.run(answers([call]))
+
+    def close(self, plan: Plan, counts: Mapping[str, Counts], mark: str = "") -> bool:
+        packed = pack({queue: list(each) for queue, each in counts.items()})
+        call = self._plan("close", plan, plan.version, pack_text(plan.write), packed, pack_text(mark))
+        return bool(self._keyspace.run(answers([call])) != [UNMARKED])
 
     def confirm(self, plan: Plan) -> bool:
         """Wait until replicas have a published plan. Returns False if a failover has lost it since.

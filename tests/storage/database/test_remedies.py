@@ -78,9 +78,21 @@ def test_a_locked_database_names_the_write_lock_of_sqlite(message):
             "Free space on the disk of the database.",
         ),
         ("disk I/O error", "Check the disk of the database, which may be full."),
+        (
+            "attempt to write a readonly database",
+            "This process needs write access to the database file and to its folder.",
+        ),
+        (
+            "unable to open database file",
+            "This process needs write access to the database file and to its folder.",
+        ),
+        (
+            "cannot execute INSERT in a read-only transaction",
+            "Connect to the primary server, with a user who may write.",
+        ),
     ],
 )
-def test_a_full_disk_is_named(message, remedy, alias):
+def test_a_full_or_read_only_disk_is_named(message, remedy, alias):
     assert str(unavailable(alias, OperationalError(message))).endswith(f"{message}. {remedy}")
 
 

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 from djqueue.core.clock import SYSTEM_CLOCK
@@ -80,6 +81,8 @@ class PlanPublisher:
         """Counts of the queues that are published."""
         self.was_published = False
         """Whether all queues had already been published."""
+        self.published_by: frozenset[str] = frozenset()
+        """The writes that had already published queues: this one, if a sweep has published its plan."""
         self._staging = staging
         self._send = send
         self._wait = wait
@@ -118,6 +121,7 @@ class PlanPublisher:
             mine.append(found)
         finished = [state for state in mine if state.status == "done"]
         self.was_published = len(finished) == len(manifests)
+        self.published_by = frozenset(state.manifest.write for state in finished)
         for state in finished:
             is_same = state.manifest.version == self.plan.version
             self.counts[state.manifest.queue] = state.counts if is_same else Counts()
@@ -170,13 +174,34 @@ class PlanPublisher:
             for first in range(0, len(manifests), QUEUES_PER_STEP):
                 self._begin(manifests[first : first + QUEUES_PER_STEP])
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Delete what its failed tasks staged, and record that the plan is published.
 
         In this order, a sweep does both if this process dies in between.
+
+        Returns:
+            False if the server has lost some of the steps, in a failover for example: repeat them.
         """
+        mark = token_hex(8)
+        self._send(self._staging.mark, self.plan, mark)
+        # What is published now was published before the mark, so a server that has the mark has all of it.
+        return self._is_published() and self._close(mark)
+
+    def _is_published(self) -> bool:
+        manifests = self.plan.manifests()
+        try:
+            return all(
+                state.status == "done"
+                for first in range(0, len(manifests), QUEUES_PER_STEP)
+                for state in self._begin(manifests[first : first + QUEUES_PER_STEP])
+            )
+        except ChunkMissingError:
+            return False
+
+    def _close(self, mark: str = "") -> bool:
         self._send(self._staging.forget_all, sorted(self.plan.queues), self.plan.owner, self.plan.write)
-        self._send(self._staging.close, self.plan, self.counts)
+        is_closed: bool = self._send(self._staging.close, self.plan, self.counts, mark)
+        return is_closed
 
     def give_up(self) -> None:
         """Close an incomplete plan with what is published of it. Its version is never published again."""
@@ -185,7 +210,7 @@ class PlanPublisher:
                 [self.counts[manifest.queue]] = self._staging.end_all([manifest], partial=True)
             except ChunkMissingError:
                 self.counts[manifest.queue] = Counts()  # Its publication never began.
-        self.close()
+        self._close()
 
 
 def step_size(limit: int | None, jobs: int = CHUNK) -> int:
@@ -267,7 +292,8 @@ class AbandonedPlans:
                     return len(self._adopted) >= PLANS_PER_SWEEP
                 if next(steps, None) is None:
                     self._report(plan, DONE, publication.counts)
-                    publication.close()
+                    if not publication.close():
+                        return True  # Another sweep adopts it again, and repeats what the server has lost.
                     logger.info("Published the rest of write %s (%s).", plan.write, plan.app)
                     return True
         except QueueFullError:

@@ -174,9 +174,25 @@ class Staging(ABC):
     def touch(self, plan: Plan) -> None:
         """Record that a plan is being published."""
 
+    def mark(self, plan: Plan, mark: str) -> None:  # noqa: B027 - optional
+        """Mark an open plan before its publisher checks that all queues are published; see `close`."""
+
     @abstractmethod
-    def close(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
-        """Record that a plan is published, with the counts of its queues."""
+    def close(self, plan: Plan, counts: Mapping[str, Counts], mark: str = "") -> bool:
+        """Record that a plan is published, with the counts of its queues.
+
+        Returns:
+            False if the plan is open, but lacks this mark: the server has lost changes, in a failover for
+            example.
+        """
+
+    def confirm(self, plan: Plan) -> bool:
+        """Wait a limited time until replicas have a published plan, if the storage has any.
+
+        Returns:
+            False if a failover has lost it since: commit it again.
+        """
+        return True
 
     @abstractmethod
     def leave(self, plan: Plan) -> bool:
@@ -323,5 +339,5 @@ def gone_error(manifest: Manifest) -> ChunkMissingError:
     """Return the error of a manifest whose chunks are missing."""
     return ChunkMissingError(
         f"queue {manifest.queue!r}: the staged chunks of write {manifest.write!r} are missing: they "
-        "expired (stageTtl) or were evicted, or another version was published in the meantime"
+        "expired (stageTtl), the server evicted or lost them, or another version was published meanwhile"
     )

@@ -52,13 +52,18 @@ class DriverPublisher:
             OptionError: The name of the write belongs to a write of other rows.
             ChunkMissingError: Some staged jobs expired or were lost.
         """
+        finished: tuple[Counts, bool] | None = None
         while True:
-            found: PlanState = self._send(self._staging.commit, plan)
+            found = self._commit(plan)
             is_own = (found.plan.write, found.plan.version) == (plan.write, plan.version)
             if not is_own:
                 refuse_other_frame(found, plan)
             elif found.status != "done":
                 self._reporter.committed()
+            if found.status == "done" and finished is not None:
+                if not is_own:
+                    self._forget(plan)
+                return finished  # It is there, or a later version has been published since.
             if found.status == "done" and is_own:
                 # A sweep, or another driver, has finished this write.
                 self._reporter.published(found.counts)
@@ -70,14 +75,30 @@ class DriverPublisher:
                 self._reporter.skipped(found.plan, counted)
                 self._reporter.done(skipped=True)
                 return sum(counted.values(), Counts()), True
-            publication = self._finish(found, plan.app, is_own=is_own)
+            publication = self._finish(found, plan, is_own=is_own)
             if publication is not None and found.status != "unfinished":
-                if not is_own:
-                    self._forget(plan)
-                total = sum(publication.counts.values(), Counts())
-                return total, publication.was_published
+                finished = sum(publication.counts.values(), Counts()), _is_skipped(publication, plan)
+                if self._send(self._staging.confirm, found.plan):
+                    if not is_own:
+                        self._forget(plan)
+                    return finished
+                self._reporter.start_over()
 
-    def _finish(self, state: PlanState, app: str, *, is_own: bool) -> PlanPublisher | None:
+    def _commit(self, plan: Plan) -> PlanState:
+        try:
+            found: PlanState = self._send(self._staging.commit, plan)
+        except StorageError as error:
+            remedy = (
+                "with the same txnVersion" if plan.lifetime is None else "only if it has no report by then"
+            )
+            error.add_note(
+                f"The write may be committed all the same: then a worker's sweep publishes it after "
+                f"{SILENCE // 1_000} s. Run it again after a few minutes, {remedy}."
+            )
+            raise
+        return found
+
+    def _finish(self, state: PlanState, own: Plan, *, is_own: bool) -> PlanPublisher | None:
         """Publish a plan. Returns None if the own plan must be committed again."""
         found = self._plan = state.plan
         size = step_size(self._options.max_queue_depth, self._options.batch_size)
@@ -92,8 +113,10 @@ class DriverPublisher:
             else:
                 if not is_own:
                     self._reporter.resumed(found, publication.counts)
-                self._reporter.done(skipped=publication.was_published)
-            publication.close()
+                self._reporter.done(skipped=_is_skipped(publication, own))
+            if not publication.close():
+                self._reporter.start_over()
+                return None  # A failover has lost some of the steps.
         except ChunkMissingError as error:
             now = self._send(self._staging.state_of, found)
             if now == "done":
@@ -101,7 +124,10 @@ class DriverPublisher:
             if now == "" and is_own and not self._was_lost:
                 self._was_lost = True
                 return None  # A later version was published meanwhile, or a failover has lost the plan.
-            if now == "" or self._staging.drop(found):
+            is_dropped = now != "" and self._staging.drop(found)
+            if now == "" or is_dropped:
+                if is_dropped and is_own:
+                    error.add_note("No row of this write was enqueued: write all of them again.")
                 if is_own:
                     raise
                 return None
@@ -111,7 +137,7 @@ class DriverPublisher:
                 raise
             raise ChunkMissingError(
                 f"{error}. The rest of that write is lost: write the missing rows again with a "
-                f"txnAppId other than {app!r}, or from another checkpoint"
+                f"txnAppId other than {own.app!r}, or from another checkpoint"
             ) from None
         except StorageError as error:
             note = (
@@ -161,6 +187,11 @@ class Checksum:
                 if not batch.fresh:
                     self.value += sum(crc32(job_id.encode()) for job_id in batch.ids or ())
             yield chunk
+
+
+def _is_skipped(publication: PlanPublisher, own: Plan) -> bool:
+    """Return whether another write had published all queues, rather than a sweep that took over this one."""
+    return publication.was_published and own.write not in publication.published_by
 
 
 def frame_of(options: WriteOptions, columns: Sequence[str]) -> str:

@@ -59,14 +59,19 @@ class WriteReporter:
     def __init__(self, storage: Storage, own: str, report: BulkWriteReport, *, is_batch: bool) -> None:
         self._imports = storage.capabilities.bulk_writes
         self._own = own
-        self._shares = dict(report.shares)
-        self._report = report._replace(shares=self._shares)
+        self._initial = report
         self._is_batch = is_batch
+        self._saved_at = monotonic()
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Record that nothing is published, as a failover has lost all of it."""
+        self._shares = dict(self._initial.shares)
+        self._report = self._initial._replace(shares=self._shares)
         self._earlier: dict[str, dict[str, QueueProgress]] = {}
         """Unsaved progress of earlier writes, by write and queue."""
         self._unsaved = False
         self._is_incomplete = False
-        self._saved_at = monotonic()
 
     @contextmanager
     def recording(self) -> Iterator[None]:

@@ -47,6 +47,7 @@ class DatabasePublications(Staging):
     Args:
         enqueue: The storage's function that inserts rows in the open transaction.
         settle: Brings the tables up to date for jobs of a queue whose states may be outdated.
+        lock_timeout: Maximum of milliseconds to wait for a lock in PostgreSQL.
     """
 
     def __init__(
@@ -55,12 +56,14 @@ class DatabasePublications(Staging):
         clock: Clock,
         enqueue: Callable[[Sequence[Batch]], list[EnqueueResult]],
         settle: Callable[[str, Mapping[str, State | None]], object],
+        lock_timeout: int | None = None,
     ) -> None:
         self.dialect = self._dialect = dialect
         self._alias = dialect.alias
         self._clock = clock
         self._enqueue = enqueue
         self._settle = settle
+        self._lock_timeout = lock_timeout
 
     def begin_all(self, manifests: Sequence[Manifest], lifetime: int | None) -> list[PublicationState]:
         """Store manifests, each unless one of its version is already stored."""
@@ -165,7 +168,14 @@ class DatabasePublications(Staging):
         with named(self._alias):
             set_right(self._clock)
             with self._dialect.transaction():
+                self._limit_lock_waits()
                 yield self._clock.now()
+
+    def _limit_lock_waits(self) -> None:
+        connection = self._dialect.connection
+        if self._lock_timeout is not None and connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT set_config('lock_timeout', %s, true)", [str(self._lock_timeout)])
 
     def _last(self, manifests: Sequence[Manifest], now: int) -> dict[tuple[str, str], Any]:
         """Return and lock the last publications of applications to queues, by queue and application."""

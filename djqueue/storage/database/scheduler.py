@@ -49,7 +49,7 @@ from .payloads import TablePayloads
 from .processes import has_died, own_process
 from .purging import Purge
 from .scheduler_facets import SchedulerJobs, SchedulerLimiters, SchedulerQueues, SchedulerReads
-from .staging import DatabaseStaging
+from .staging import LOCK_TIMEOUT, DatabaseStaging
 from .steps import follow_missed_step
 from .transactions import EngineInserter, are_simple, is_called_by_sync_code, is_detached, is_durable
 from .unanswered import UnansweredEnds, accept_also, accepted_claims, written_claims
@@ -122,7 +122,7 @@ class SchedulerStorage(EngineStorage):
             alias, engine, self.journal, self.gate, self._ended, self._modes, clock, self._payloads
         )
         self._inserter = EngineInserter(dialect, clock, engine)
-        self.staging = DatabaseStaging(dialect, clock, self.enqueue_at_once, self._settle)
+        self.staging = DatabaseStaging(dialect, clock, self.enqueue_at_once, self._settle, LOCK_TIMEOUT)
         self.export = DatabaseExport(alias, self.gate.flush)
         self.unanswered = UnansweredEnds(alias, engine, clock)
         jobs = SchedulerJobs(engine, self.journal, self.gate, self._ended)

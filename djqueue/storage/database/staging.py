@@ -25,6 +25,8 @@ from djqueue.storage.tables.rows import chunked
 
 from .publications import AT_ONCE, DatabasePublications, rows_of
 
+LOCK_TIMEOUT = 1_000
+"""Maximum of milliseconds that a sweep waits for a lock: a driver that is frozen may hold it for hours."""
 KIND = "j"
 """The kind of every chunk."""
 
@@ -35,6 +37,7 @@ class DatabaseStaging(DatabasePublications):
     Args:
         enqueue: The storage's function that inserts rows in the open transaction.
         settle: Brings the tables up to date for jobs of a queue whose states may be outdated.
+        lock_timeout: See `DatabasePublications`.
     """
 
     def stage_all(
@@ -148,7 +151,7 @@ class DatabaseStaging(DatabasePublications):
             touched = self._open_plan(plan).filter(touched_at__isnull=False)
             touched.update(touched_at=now, expires_at=expires_at)
 
-    def close(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
+    def close(self, plan: Plan, counts: Mapping[str, Counts], mark: str = "") -> bool:
         """Record that a plan is published, with the counts of its queues."""
         packed = msgpack.packb({queue: list(each) for queue, each in counts.items()})
         with self._writing() as now:
@@ -159,6 +162,7 @@ class DatabaseStaging(DatabasePublications):
                 touched_at=None,
                 expires_at=None if plan.lifetime is None else now + plan.lifetime,
             )
+        return True
 
     def leave(self, plan: Plan) -> bool:
         """Keep an open plan from sweeps for `RESUMABLE`. Returns whether it was left that long ago before."""
@@ -212,15 +216,19 @@ class DatabaseStaging(DatabasePublications):
             now = self._clock.now()
             # A sign of life that lies in the future is from before the clock was set back.
             is_silent, is_ahead = Q(touched_at__lte=now - silence), Q(touched_at__gt=now, left_at=None)
-            found = self._plans(done=False).filter(is_silent | is_ahead).order_by("touched_at")[:limit]
-            adopted = list[Plan]()
+            plans = self._plans(done=False).filter(is_silent | is_ahead).order_by("touched_at")
+            found = list(plans[:limit])
+        adopted = list[Plan]()
+        if not found:
+            return adopted
+        with self._writing():
             for row in found:
                 said = {"touched_at": now} if row.touched_at > now else {"touched_at": now, "adopted": True}
                 # Only one of several sweeps updates the row.
                 is_mine = self._plans(pk=row.pk, done=False, touched_at=row.touched_at).update(**said)
                 if is_mine and row.touched_at <= now:
                     adopted.append(_plan_of(row))
-            return adopted
+        return adopted
 
     def forget_all(self, queues: Sequence[str], app: str, write: str) -> int:
         """Delete the rest of a write, except in queues where it is being published."""

@@ -1,10 +1,12 @@
 """Staging in Redis: chunks in hashes of their queue, enqueued by the same scripts as other jobs."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from djqueue.core.capacity import full_error
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Batch
 from djqueue.storage.staging import (
     CHUNK,
@@ -28,10 +30,16 @@ from .records import pack, pack_raw, pack_text, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
+logger = logging.getLogger("djqueue.redis")
+
 AT_ONCE = 64
 """Chunks of one operation, whose replies are awaited together."""
 EXPIRED = 2
 """The answer of plan.lua for a plan that was left long ago."""
+CONFIRMATIONS = 3
+"""Attempts to have replicas confirm a plan, about as long as an old master accepts writes in a failover."""
+UNMARKED = 2
+"""The answer of plan.lua for a plan whose mark is missing."""
 PLAIN, OTHER = "p", "x"
 """Kinds of chunks: jobs that are new, plain, due now and without subject, and all others."""
 STEP_BYTES = 640 * 1024
@@ -105,10 +113,33 @@ class RedisStaging(Staging):
     def touch(self, plan: Plan) -> None:
         self._keyspace.run(answers([self._plan("touch", plan, plan.version, pack_text(plan.write))]))
 
-    def close(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
-        packed = pack({queue: list(each) for queue, each in counts.items()})
-        call = self._plan("close", plan, plan.version, pack_text(plan.write), packed)
+    def mark(self, plan: Plan, mark: str) -> None:
+        call = self._plan("mark", plan, plan.version, pack_text(plan.write), pack_text(mark))
         self._keyspace.run(answers([call]))
+
+    def close(self, plan: Plan, counts: Mapping[str, Counts], mark: str = "") -> bool:
+        packed = pack({queue: list(each) for queue, each in counts.items()})
+        call = self._plan("close", plan, plan.version, pack_text(plan.write), packed, pack_text(mark))
+        return bool(self._keyspace.run(answers([call])) != [UNMARKED])
+
+    def confirm(self, plan: Plan) -> bool:
+        """Wait until replicas have a published plan. Returns False if a failover has lost it since.
+
+        During a failover, the old master still accepts writes for a moment, and all of them are lost. A
+        process that connects only then does not know.
+        """
+        replicas = self._keyspace.options.replicas or 0
+        if not replicas:
+            return True
+        call = self._plan("touch", plan, plan.version, pack_text(plan.write))._replace(replicas=replicas)
+        for attempt in range(CONFIRMATIONS):
+            try:
+                self._keyspace.run(answers([call]))
+                break
+            except StorageUnavailableError:
+                if attempt == CONFIRMATIONS - 1:
+                    logger.warning("No replica confirmed write %s; it may be lost in a failover.", plan.write)
+        return self.state_of(plan) == "done"
 
     def leave(self, plan: Plan) -> bool:
         call = self._plan("leave", plan, plan.version, pack_text(plan.write))

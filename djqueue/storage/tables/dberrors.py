@@ -30,6 +30,11 @@ LOCKED = re.compile(r"database (table )?is locked", re.IGNORECASE)
 DEADLOCK = re.compile(r"deadlock (detected|found)", re.IGNORECASE)
 TRY_AGAIN = "Two transactions waited for each other, and this one was undone: try again."
 FULL = re.compile(r"disk is full|no space left on device", re.IGNORECASE)
+TIMED_OUT = re.compile(
+    r"due to (?P<timeout>(?:statement|lock|transaction|idle-in-transaction) timeout)", re.IGNORECASE
+)
+READ_ONLY = re.compile(r"readonly database|unable to open database file", re.IGNORECASE)
+STANDBY = re.compile(r"in a read-only transaction", re.IGNORECASE)
 BROKEN = re.compile(r"disk I/O error", re.IGNORECASE)
 MIGRATING = "django.db.migrations.executor"
 
@@ -69,8 +74,14 @@ def _remedy_of_url(text: str) -> str:
 
 
 def _remedy_of_server(text: str) -> str:
+    if found := TIMED_OUT.search(text):
+        return f"Raise the {found['timeout']} of this connection, or end what keeps it waiting."
     if FULL.search(text):
         return "Free space on the disk of the database."
+    if READ_ONLY.search(text):
+        return "This process needs write access to the database file and to its folder."
+    if STANDBY.search(text):
+        return "Connect to the primary server, with a user who may write."
     if BROKEN.search(text):
         return "Check the disk of the database, which may be full."
     return "Is it running?"

@@ -2,17 +2,19 @@
 
 from contextlib import closing
 
+import psycopg
 import pyarrow
 import pytest
 
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.writing import Write
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.storage import publishing
 from djqueue.storage.redis import RedisStorage
 from djqueue.storage.redis.staging import RedisStaging
 from djqueue.storage.staging import ChunkMissingError
 from tests.contrib.spark.cluster.checks import QUEUE, are_once
-from tests.contrib.spark.conftest import leftovers
+from tests.contrib.spark.conftest import leftovers, open_storage
 
 NAMED = {"txnAppId": "nightly", "txnVersion": "7"}
 ROWS = 1_000
@@ -112,6 +114,91 @@ def test_a_step_that_a_failover_loses_is_repeated(redis_storage, redis_server, m
     assert (report.state, report.inserted) == ("done", 2 * ROWS)
 
 
+def lose_steps(monkeypatch, redis_server, before, after):
+    """Have the server lose, once, all changes from before the first of these steps until after the last."""
+    kept, lost = [], []
+    first, last = getattr(RedisStaging, before), getattr(RedisStaging, after)
+
+    def keep(*args, **kwargs):
+        if not kept:
+            with redis_server.client() as client:
+                kept.extend((key, client.dump(key), client.pttl(key)) for key in client.keys("*"))
+        return first(*args, **kwargs) if before != after else lose(*args, **kwargs)
+
+    def lose(*args, **kwargs):
+        answer = last(*args, **kwargs)
+        if not lost:
+            with redis_server.client() as client:
+                client.flushall()
+                for key, value, lifetime in kept:
+                    client.restore(key, max(lifetime, 0), value)
+            lost.append(after)
+        return answer
+
+    monkeypatch.setattr(RedisStaging, after, lose)
+    monkeypatch.setattr(RedisStaging, before, keep)
+    return lost
+
+
+@pytest.mark.parametrize("before", ["begin_all", "publish_all", "end_all"])
+@pytest.mark.parametrize("after", ["end_all", "mark", "forget_all"])
+@pytest.mark.parametrize("queues", [1, 3])
+def test_steps_that_a_failover_loses_before_the_plan_is_closed_are_repeated(
+    redis_storage, redis_server, monkeypatch, before, after, queues
+):
+    given = {"url": redis_server.url, "queueColumn": "q", "job": "shop.send", "batchSize": "10"}
+    write = Write(WriteOptions.read(given), ["q", "n"])
+    rows = pyarrow.table({"q": [f"{QUEUE}-{n % queues}" for n in range(ROWS)], "n": range(ROWS)})
+    tasks = [write.run_task("0.0", rows.to_batches(max_chunksize=100))]
+    lost = lose_steps(monkeypatch, redis_server, before, after)
+
+    assert write.commit(tasks).inserted == ROWS
+
+    assert lost == [after]
+    for n in range(queues):
+        are_once(redis_storage, range(n, ROWS, queues), f"{QUEUE}-{n}")
+    report = redis_storage.capabilities.bulk_writes.get(write.id)
+    assert (report.state, report.inserted) == ("done", ROWS)
+    assert leftovers(redis_storage) == []
+
+
+def test_steps_that_a_failover_loses_in_a_sweep_are_repeated_by_the_next(
+    redis_storage, redis_server, monkeypatch
+):
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    write = write_to(redis_server.url)
+    tasks = [task(write, 0, range(ROWS))]
+    redis_storage.capabilities.staging.commit(write._plan(tasks, 0, is_batch=False))  # Then the driver dies.
+    lost = lose_steps(monkeypatch, redis_server, "publish_all", "end_all")
+
+    for _ in range(3):
+        redis_storage.sweep()
+
+    assert lost == ["end_all"]
+    are_once(redis_storage, range(ROWS))
+    report = redis_storage.capabilities.bulk_writes.get(write.id)
+    assert (report.state, report.inserted) == ("done", ROWS)
+    assert leftovers(redis_storage) == []
+
+
+def test_a_sweep_does_not_wait_for_a_driver_that_is_frozen_in_a_transaction(postgresql_url, monkeypatch):
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    write = write_to(postgresql_url)
+    plan = write._plan([task(write, 0, range(50))], 0, is_batch=False)
+    with closing(open_storage(postgresql_url)) as storage, psycopg.connect(postgresql_url) as frozen:
+        storage.capabilities.staging.commit(plan)
+        for table in ("djqueue_staged_part", "djqueue_staged_write"):
+            frozen.execute(f"SELECT * FROM {table} FOR UPDATE")
+            with pytest.raises(StorageUnavailableError, match="lock timeout"):
+                storage.sweep()
+            frozen.rollback()
+
+        for _ in range(2):
+            storage.sweep()
+
+        are_once(storage, range(50))
+
+
 @pytest.mark.parametrize("named", [NAMED, {}])
 def test_a_write_that_stops_in_a_step_in_which_rows_were_published_is_unfinished(
     redis_storage, redis_server, monkeypatch, named
@@ -160,6 +247,32 @@ def test_a_frozen_driver_whose_version_a_later_one_has_replaced_is_skipped(stora
     are_once(storage, range(2 * ROWS))
     saved = storage.capabilities.bulk_writes.get(write.id)
     assert (saved.state, saved.inserted) == ("done", ROWS)
+    assert leftovers(storage) == []
+
+
+@pytest.mark.parametrize("step", ["begin_all", "publish_all", "end_all", "forget_all", "close"])
+def test_a_frozen_driver_whose_write_a_sweep_has_published_reports_its_jobs(storage, url, monkeypatch, step):
+    monkeypatch.setattr(publishing, "SILENCE", -1)
+    write = write_to(url, **NAMED)
+    tasks = [task(write, 0, range(ROWS))]
+    kind = type(storage.capabilities.staging)
+    plain, sweeps = getattr(kind, step), []
+
+    def frozen(staging, *args, **kwargs):
+        if not sweeps:
+            sweeps.append(None)
+            for _ in range(3):
+                storage.sweep()
+        return plain(staging, *args, **kwargs)
+
+    monkeypatch.setattr(kind, step, frozen)
+
+    report = write.commit(tasks)
+
+    assert (report.inserted, report.skipped) == (ROWS, False)
+    are_once(storage, range(ROWS))
+    saved = storage.capabilities.bulk_writes.get(write.id)
+    assert (saved.state, saved.inserted, saved.skipped) == ("done", ROWS, False)
     assert leftovers(storage) == []
 
 

@@ -78,10 +78,50 @@ def test_a_locked_database_names_the_write_lock_of_sqlite(message):
             "Free space on the disk of the database.",
         ),
         ("disk I/O error", "Check the disk of the database, which may be full."),
+        (
+            "attempt to write a readonly database",
+            "This process needs write access to the database file and to its folder.",
+        ),
+        (
+            "unable to open database file",
+            "This process needs write access to the database file and to its folder.",
+        ),
+        (
+            "cannot execute INSERT in a read-only transaction",
+            "Connect to the primary server, with a user who may write.",
+        ),
     ],
 )
-def test_a_full_disk_is_named(message, remedy, alias):
+def test_a_full_or_read_only_disk_is_named(message, remedy, alias):
     assert str(unavailable(alias, OperationalError(message))).endswith(f"{message}. {remedy}")
+
+
+@pytest.mark.parametrize("alias", ["jobs", "postgresql://db.example/shop"])
+@pytest.mark.parametrize(
+    ("setting", "statement", "name"),
+    [
+        ("statement_timeout", "SELECT pg_sleep(5)", "statement timeout"),
+        ("lock_timeout", "LOCK TABLE held", "lock timeout"),
+    ],
+)
+def test_a_timeout_of_postgresql_is_named(postgres_server, setting, statement, name, alias):
+    url = postgres_server.create_database()
+    with psycopg.connect(url) as holder, psycopg.connect(url, autocommit=True) as client:
+        client.execute("CREATE TABLE held ()")
+        holder.execute("LOCK TABLE held")
+        client.execute(f"SET {setting} = 10")
+        with pytest.raises(psycopg.Error) as cancelled, client.transaction():
+            client.execute(statement)
+
+    text = str(unavailable(alias, OperationalError(str(cancelled.value))))
+
+    assert text.endswith(f"Raise the {name} of this connection, or end what keeps it waiting.")
+
+
+def test_an_idle_transaction_that_postgresql_ends_is_named():
+    error = OperationalError("terminating connection due to idle-in-transaction timeout")
+
+    assert "Raise the idle-in-transaction timeout of this connection" in str(unavailable("jobs", error))
 
 
 def test_a_missing_table_of_postgresql_names_the_command(postgres_server):

@@ -1,4 +1,7 @@
--- Commit, touch, close, leave, drop or adopt plans of bulk writes: see `djqueue.storage.staging`.
+-- Commit, touch, mark, close, leave, drop or adopt plans of bulk writes: see `djqueue.storage.staging`.
+--
+-- A publisher marks a plan, checks that all queues are published, and then closes it if the mark is still there. After a
+-- failover that has lost any of this, it is not.
 --
 -- A plan is dropped in steps, because its queues are elsewhere: 'dropping' closes it to publishers, or 'withdrawing', which
 -- fails if a sweep has adopted it; then its queues are cleared, and 'drop' deletes it, or 'keep' opens it again. After a
@@ -7,14 +10,15 @@
 -- KEYS: the plan, except for 'silent'.
 -- ARGV: 1 the time; the operation; for 'silent' milliseconds of silence and the maximum number of plans; for the others
 --   the plan's name; except for 'adopt' its version and write; for 'commit' also its queues, lifetime, limit, frame, run and content; for
---   'close' the counts.
+--   'mark' the mark; for 'close' the counts and the mark, or ''.
 -- Returns for 'commit' {result, version, write, queues, lifetime, limit, frame, run, content, counts}; for 'silent' the
 --   names; for 'adopt' as for 'commit', with the plan's state, or {} if it is not there; for 'leave' 2 if the plan was left
---   long ago; else 1, or 0 if another plan is stored or the operation is not possible.
+--   long ago; for 'close' 2 if the mark is missing; else 1, or 0 if another plan is stored or the operation is not possible.
 --! include common versions
 --! keys open_writes
 
 local RESUMABLE = 7 * DAY -- how long an unfinished publication can be resumed
+local MARK = 'mark:' -- prefix of the fields of marks
 local operation = ARGV[2]
 
 if operation == 'silent' then
@@ -94,7 +98,13 @@ if state ~= 'open' then return 0 end
 if operation == 'touch' then
   call('ZADD', OPEN_WRITES, 'XX', now, name)
   if call('HGET', key, 'lifetime') ~= '' then call('PEXPIRE', key, RESUMABLE) end
+elseif operation == 'mark' then
+  call('HSET', key, MARK .. ARGV[6], 1)
 elseif operation == 'close' then
+  if ARGV[7] ~= '' and call('HEXISTS', key, MARK .. ARGV[7]) == 0 then return 2 end
+  for _, field in ipairs(call('HKEYS', key)) do
+    if string.sub(field, 1, #MARK) == MARK then call('HDEL', key, field) end
+  end
   local lifetime = call('HGET', key, 'lifetime')
   call('HSET', key, 'state', 'done', 'counts', ARGV[6])
   call('HDEL', key, 'queues')

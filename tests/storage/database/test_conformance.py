@@ -9,6 +9,7 @@ from djqueue.storage.facets import Queues, Workers
 from djqueue.storage.reads import Reads
 from djqueue.testing import contract
 from djqueue.testing.clock import FakeClock
+from tests.storage.clockplans import StagingOnAClock
 
 
 class SchedulerCase(contract.StorageCase):
@@ -176,7 +177,7 @@ class TestForAClient(ClientCase, SnapshotsCase, contract.StorageContract):
     """The whole contract through the socket: what another process sends, reads and is told."""
 
 
-class StagingCase(SchedulerCase, contract.StagingContract, contract.PlansContract):
+class StagingCase(SchedulerCase, StagingOnAClock):
     """What the scheduler itself publishes comes through its inbox, as what other processes do."""
 
     @pytest.fixture
@@ -197,7 +198,7 @@ class TestStagingWithTheOrmAlone(StagingCase):
     sql = "orm"
 
 
-class TestStagingForAClient(ClientCase, contract.StagingContract, contract.PlansContract):
+class TestStagingForAClient(ClientCase, StagingOnAClock):
     """Jobs that another process puts aside."""
 
 

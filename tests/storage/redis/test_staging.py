@@ -5,18 +5,18 @@ from contextlib import closing
 from djqueue.storage.redis import RedisStorage
 from djqueue.storage.redis.staging import PLAIN
 from djqueue.storage.staging import RESUMABLE, Counts, Manifest, chunks_of
-from djqueue.testing import contract
 from djqueue.testing.contract.staging import WRITE, fresh, place, plan, publish, publish_rest, staged
 from djqueue.testing.factories import QUEUE, batch
+from tests.storage.clockplans import StagingOnAClock
 
 from .cases import OnCluster, OnSingle
 
 
-class TestSingle(OnSingle, contract.StagingContract, contract.PlansContract):
+class TestSingle(OnSingle, StagingOnAClock):
     pass
 
 
-class TestCluster(OnCluster, contract.StagingContract, contract.PlansContract):
+class TestCluster(OnCluster, StagingOnAClock):
     pass
 
 

@@ -1,6 +1,7 @@
 """Defaults of a write inside a Django project."""
 
 import pytest
+from psycopg import IsolationLevel
 
 from djqueue import job
 from djqueue.client.registered import registry
@@ -126,8 +127,14 @@ def test_operations_take_the_storage_alone(send):
     assert found == {"operation": "retry", "queue": "emails", "url": URL, "keyPrefix": "shop:"}
 
 
-def test_what_a_url_does_not_say_is_not_guessed(project):
-    options = {"URL": URL, "CONNECTION": {"ssl_ca_certs": "/etc/ca.pem"}}
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"URL": URL, "CONNECTION": {"ssl_ca_certs": "/etc/ca.pem"}},
+        {"URL": "redis+sentinel://h:1/djqueue/0", "SENTINEL_KWARGS": {"password": "hunter2"}},
+    ],
+)
+def test_what_a_url_does_not_say_is_not_guessed(project, options):
     project(STORAGE={"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options})
 
     assert "url" not in with_defaults(GIVEN)
@@ -149,6 +156,31 @@ def test_a_database_has_a_url_too(project, settings, monkeypatch):
     url = with_defaults(GIVEN)["url"]
 
     assert url == "postgresql://me:p%40ss%2Fword@db.example:5433/shop?sslmode=require"
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (
+            {
+                "OPTIONS": {
+                    "pool": True,
+                    "isolation_level": IsolationLevel.SERIALIZABLE,
+                    "assume_role": "boss",
+                }
+            },
+            "postgresql:///shop?assume_role=ann",
+        ),
+        ({"NAME": "", "OPTIONS": {"service": "shop"}}, None),
+        ({"OPTIONS": {"password": "hunter2"}}, None),
+    ],
+)
+def test_a_url_has_only_what_other_processes_can_read(project, settings, monkeypatch, more, expected):
+    project(STORAGE={"BACKEND": "djqueue.storage.database.DatabaseStorage", "OPTIONS": {"DATABASE": "jobs"}})
+    database = {"ENGINE": "django.db.backends.postgresql", "NAME": "shop", **more}
+    monkeypatch.setitem(settings.DATABASES, "jobs", database)
+
+    assert with_defaults(GIVEN).get("url") == expected
 
 
 @pytest.mark.parametrize("module", [None, "no_such_project.settings"])

@@ -9,6 +9,7 @@ cannot be retried or removed a second time.
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import inf
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from django.db.models import Q, QuerySet
 
 from djqueue.client.deadletters import DeadLetterFilter, read_filter
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.deadline import remaining
 from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import OptionError
 from djqueue.core.states import State
@@ -106,6 +108,8 @@ class Preview(NamedTuple):
     """The number of jobs by reason."""
     capped: bool
     """True if more jobs match than were examined."""
+    examined: int
+    """The number of jobs that were examined."""
 
 
 class BulkPart(NamedTuple):
@@ -129,7 +133,8 @@ def preview(
 ) -> Preview:
     """Count the first 10,000 jobs that match, and change nothing. Raises OptionError for a wrong filter.
 
-    With a tag, the first 10,000 jobs are examined, whether they have the tag or not.
+    With a tag, the first 10,000 jobs are examined, whether they have the tag or not. If the caller has a
+    deadline, the count ends halfway to it.
 
     Args:
         before: Time up to which they were enqueued, in UTC milliseconds; None means now.
@@ -138,7 +143,10 @@ def preview(
     before = clock.now() if before is None else before
     place: dict[str, Any] | None = _beginning(selection)
     matching, looked_at, refused = 0, 0, Counter[str]()
-    while place is not None and max(matching, looked_at) < COUNTED and calls != 0:
+    until = SYSTEM_CLOCK.monotonic() + remaining(inf) * 1_000 / 2
+    while place is not None and max(matching, looked_at) < COUNTED:
+        if calls == 0 or SYSTEM_CLOCK.monotonic() >= until:
+            break
         calls = None if calls is None else calls - 1
         part = _part(storage, kind, selection, place, before)
         matching += len(part.ids)
@@ -147,9 +155,8 @@ def preview(
             refused.update(storage.jobs.retry(part.queue, part.ids, dry_run=True))
         place = part.place
     able = matching - sum(count for word, count in refused.items() if word not in DONE)
-    return Preview(
-        matching, able, {word: n for word, n in refused.items() if word not in DONE}, place is not None
-    )
+    told = {word: n for word, n in refused.items() if word not in DONE}
+    return Preview(matching, able, told, place is not None, max(matching, looked_at))
 
 
 def run_now(storage: Storage, kind: str, selection: Selection, before: int) -> Iterator[Counter[str]]:

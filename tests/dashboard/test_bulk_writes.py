@@ -448,5 +448,5 @@ def test_an_old_and_large_queue_is_no_reason_to_look_at_all_of_it(client, on_red
     shown = text(client.get(address(BY_NAME["bulk_write_cancel"])))
 
     assert "0 +" in shown or "0+" in shown
-    assert "Counts cover the first 10" in shown
+    assert "Counts cover the first" in shown  # 10,000 jobs, or fewer if the server is busy
     assert "Cancel jobs" in shown

@@ -90,7 +90,7 @@ def test_a_preview_counts_and_changes_nothing(storage, clock):
 
     found = bulk.preview(storage, BulkKind.RETRY, Selection(("emails",)), clock)
 
-    assert found == (3, 2, {"unique_key_taken": 1}, False)
+    assert found == (3, 2, {"unique_key_taken": 1}, False, 3)
     assert storage.reads.counts("emails")[State.FAILED] == 3
 
 
@@ -429,7 +429,7 @@ def test_pending_jobs_of_a_tag_are_cancelled_in_each_state_and_queue(storage, cl
         enqueue(storage, queue=queue, id="other", tags=("import:2",))
         enqueue(storage, queue=queue, id="plain")
     selection = Selection(("emails", "images"), states=PENDING, tag="import:1")
-    assert bulk.preview(storage, BulkKind.CANCEL, selection, clock) == (6, 6, {}, False)
+    assert bulk.preview(storage, BulkKind.CANCEL, selection, clock)[:4] == (6, 6, {}, False)
 
     begin(BulkKind.CANCEL, clock, ("emails", "images"), states=PENDING, tag="import:1")
 
@@ -444,7 +444,7 @@ def test_dead_letters_of_a_tag_are_retried(storage, clock, worker):
     fail(storage, "emails", 3, tags=("import:1",))
     fail(storage, "images", 2, tags=("import:2",))
     selection = Selection(("emails", "images"), tag="import:1")
-    assert bulk.preview(storage, BulkKind.RETRY, selection, clock) == (3, 3, {}, False)
+    assert bulk.preview(storage, BulkKind.RETRY, selection, clock)[:4] == (3, 3, {}, False)
 
     begin(BulkKind.RETRY, clock, ("emails", "images"), tag="import:1")
 
@@ -465,7 +465,20 @@ def test_a_preview_of_a_tag_looks_at_so_many_jobs_only(storage, clock, monkeypat
 
     found = bulk.preview(storage, kind, Selection(("emails",), state="waiting", tag="import:1"), clock)
 
-    assert found == (0, 0, {}, True)
+    assert found == (0, 0, {}, True, 4)
+
+
+def test_a_preview_ends_halfway_to_the_deadline_of_a_page(storage, clock, monkeypatch):
+    monkeypatch.setattr(bulk._part, "__defaults__", (2,))
+    for number in range(6):
+        enqueue(storage, queue="emails", id=f"w{number}")
+    times = iter([1_000, 1_000, 1_749, 1_750])
+    monkeypatch.setattr(bulk.SYSTEM_CLOCK, "monotonic", lambda: next(times))
+    monkeypatch.setattr(bulk, "remaining", lambda _: 1.5)
+
+    found = bulk.preview(storage, BulkKind.CANCEL, Selection(("emails",), state="waiting"), clock)
+
+    assert found == (4, 4, {}, True, 4)
 
 
 def test_a_row_that_an_older_version_wrote_has_no_tag():

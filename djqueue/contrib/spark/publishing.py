@@ -88,7 +88,7 @@ class DriverPublisher:
                 self._touch()
             # Until the plan is closed, a sweep completes the reports, too, if this process dies.
             if state.status == "unfinished":
-                self._reporter.finished_earlier()
+                self._reporter.save_earlier()
             else:
                 if not is_own:
                     self._reporter.resumed(found, publication.counts)

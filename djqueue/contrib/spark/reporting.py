@@ -103,9 +103,13 @@ class WriteReporter:
         """Record that a part of this write is published, and the rest cannot be."""
         self._is_incomplete = True
 
-    def finished_earlier(self) -> None:
-        """Record that an earlier version is published, before this one."""
-        self._save_earlier()
+    def save_earlier(self) -> None:
+        """Save the progress of earlier writes."""
+        earlier, self._earlier = self._earlier, {}
+        if not self._is_batch:
+            for write, progress in earlier.items():
+                was_published = all(one.was_published for one in progress.values())
+                self._continue_report(write, progress, only_known=was_published)
 
     def resumed(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
         """Record that an earlier write of the same version was finished instead of this one."""
@@ -133,7 +137,7 @@ class WriteReporter:
 
     def done(self, *, skipped: bool) -> None:
         """Record that everything is published. skipped: by an earlier write, in every queue."""
-        self._save_earlier()
+        self.save_earlier()
         self._report = self._report._replace(state=DONE, finished_at=SYSTEM_CLOCK.now(), skipped=skipped)
         if self._is_batch:
             with _log_errors(self._report.write):
@@ -144,17 +148,10 @@ class WriteReporter:
 
     def _save(self) -> None:
         self._saved_at = monotonic()
-        self._save_earlier()
+        self.save_earlier()
         if self._unsaved and not self._is_batch:
             self._keep(self._report)
         self._unsaved = False
-
-    def _save_earlier(self) -> None:
-        earlier, self._earlier = self._earlier, {}
-        if not self._is_batch:
-            for write, progress in earlier.items():
-                was_published = all(one.was_published for one in progress.values())
-                self._continue_report(write, progress, only_known=was_published)
 
     def _continue_report(
         self, write: str, progress: Mapping[str, QueueProgress], *, only_known: bool = False
@@ -184,7 +181,7 @@ class WriteReporter:
                 self._imports.keep(now._replace(state=DONE, rows=rows, finished_at=SYSTEM_CLOCK.now()))
 
     def _failed(self, error: Exception) -> None:
-        self._save_earlier()
+        self.save_earlier()
         published = self._is_incomplete or any(share.published for share in self._report.shares.values())
         # A refused name, or lost rows: the write was not committed, so no sweep will finish it.
         is_refused = isinstance(error, OptionError) and not self._is_batch

@@ -51,7 +51,7 @@ def confirm(
     shown = {
         "form": form,
         "found": found,
-        "can_begin": bool(found and found.able),
+        "can_begin": bool(found and (found.able or found.capped)),
         "refused": jobactions.refusals(found.refused) if found else [],
         **context,
     }

@@ -17,7 +17,6 @@ from djqueue.dashboard.inputs import check_hidden
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.site import Crumb, DashboardSite
 from djqueue.models import BulkKind
-from djqueue.operations import bulk
 
 from . import bulkconfirm
 from .bulkconfirm import RateForm
@@ -140,8 +139,7 @@ def _preview(
         nothing=kind.nothing,
         back_url=page_url,
         back_label=_("Back to bulk write"),
-        can_begin=bool(found and (found.able or found.capped)),
-        sample_size=None if is_partial else bulk.COUNTED,
+        sample_size=found.examined if found and not is_partial else None,
     )
 
 

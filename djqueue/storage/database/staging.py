@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgpack
-from django.db.models import Count
+from django.db.models import Count, Q
 
 from djqueue.core.job import Batch
 from djqueue.storage import sparktables, wire
@@ -115,7 +115,7 @@ class DatabaseStaging(DatabasePublications):
                     "touched_at": now,
                     "adopted": False,
                     "left_at": None,
-                    "expires_at": None if plan.lifetime is None else now + RESUMABLE,
+                    "expires_at": _resumable_until(plan.lifetime, now),
                 }
                 if there is not None:
                     self._plans(pk=there.pk).update(**said)
@@ -144,7 +144,7 @@ class DatabaseStaging(DatabasePublications):
         """Record that a plan is being published."""
         with self._writing() as now:
             # A plan that is still being published must not expire, even if this takes a week.
-            expires_at = None if plan.lifetime is None else now + RESUMABLE
+            expires_at = _resumable_until(plan.lifetime, now)
             touched = self._open_plan(plan).filter(touched_at__isnull=False)
             touched.update(touched_at=now, expires_at=expires_at)
 
@@ -210,14 +210,17 @@ class DatabaseStaging(DatabasePublications):
         with named(self._alias):
             set_right(self._clock)
             now = self._clock.now()
-            silent = self._plans(done=False, touched_at__lte=now - silence)
-            said = {"touched_at": now, "adopted": True}
-            return [
-                _plan_of(row)
-                for row in silent.order_by("touched_at")[:limit]
+            # A sign of life that lies in the future is from before the clock was set back.
+            is_silent, is_ahead = Q(touched_at__lte=now - silence), Q(touched_at__gt=now, left_at=None)
+            found = self._plans(done=False).filter(is_silent | is_ahead).order_by("touched_at")[:limit]
+            adopted = list[Plan]()
+            for row in found:
+                said = {"touched_at": now} if row.touched_at > now else {"touched_at": now, "adopted": True}
                 # Only one of several sweeps updates the row.
-                if self._plans(pk=row.pk, done=False, touched_at=row.touched_at).update(**said)
-            ]
+                is_mine = self._plans(pk=row.pk, done=False, touched_at=row.touched_at).update(**said)
+                if is_mine and row.touched_at <= now:
+                    adopted.append(_plan_of(row))
+            return adopted
 
     def forget_all(self, queues: Sequence[str], app: str, write: str) -> int:
         """Delete the rest of a write, except in queues where it is being published."""
@@ -260,6 +263,11 @@ class DatabaseStaging(DatabasePublications):
 
     def _plans(self, **which: Any) -> Any:
         return rows_of("StagedWrite", self._alias).filter(**which)
+
+
+def _resumable_until(lifetime: int | None, now: int) -> int | None:
+    """Return when an open plan expires: never, if it is remembered for ever."""
+    return None if lifetime is None else now + RESUMABLE
 
 
 def purge_staged(dialect: Dialect, now: int, limit: int) -> int:

@@ -198,6 +198,18 @@ class PlansContract(StorageCase):
         assert place(storage).adopt(1_000, 10) == [mine]
         assert place(storage).leave(mine)
 
+    def test_a_clock_that_was_set_back_keeps_no_plan_from_sweeps(self, storage: Storage) -> None:
+        first, left = plan({QUEUE: {"a": "p"}}), plan({PAIRS: {"b": "p"}}, target=PAIRS)
+        place(storage).commit(first)
+        place(storage).commit(left)
+        place(storage).leave(left)
+
+        self.clock.jump(-3_600_000)
+        assert place(storage).adopt(1_000, 10) == []
+        self.advance(2_000)
+
+        assert place(storage).adopt(1_000, 10) == [first]
+
     def test_many_queues_are_published_together(self, storage: Storage) -> None:
         queues = [f"many-{number}" for number in range(150)]
         manifests = [staged(storage, {"a": [fresh(2, queue=queue)]}, queue=queue) for queue in queues]

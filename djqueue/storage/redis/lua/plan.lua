@@ -18,7 +18,13 @@ local RESUMABLE = 7 * DAY -- how long an unfinished publication can be resumed
 local operation = ARGV[2]
 
 if operation == 'silent' then
-  local names = call('ZRANGEBYSCORE', OPEN_WRITES, '-inf', now - tonumber(ARGV[3]), 'LIMIT', 0, ARGV[4])
+  -- A sign of life that lies in the future is from before the clock was set back.
+  for _, name in ipairs(call('ZRANGEBYSCORE', OPEN_WRITES, '(' .. now, '+inf', 'LIMIT', 0, ARGV[4])) do
+    call('ZADD', OPEN_WRITES, now, name)
+  end
+  local names = call('ZRANGEBYSCORE', OPEN_WRITES, 0, now - tonumber(ARGV[3]), 'LIMIT', 0, ARGV[4])
+  local left = call('ZRANGEBYSCORE', OPEN_WRITES, -now, '(0', 'LIMIT', 0, ARGV[4] - #names)
+  for _, name in ipairs(left) do names[#names + 1] = name end
   for _, name in ipairs(names) do call('ZADD', OPEN_WRITES, now, name) end
   return names
 end
@@ -97,6 +103,7 @@ elseif operation == 'close' then
 elseif operation == 'leave' then
   call('HSETNX', key, 'left', now)
   if tonumber(call('HGET', key, 'left')) <= now - RESUMABLE then return 2 end
-  call('ZADD', OPEN_WRITES, now + RESUMABLE, name)
+  -- The negative time at which sweeps may adopt it again: no sign of life.
+  call('ZADD', OPEN_WRITES, -(now + RESUMABLE), name)
 end
 return 1

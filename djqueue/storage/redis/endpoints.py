@@ -315,7 +315,7 @@ class _SentinelClient(_NamedByAddress, redis.Redis):
     pass
 
 
-class _AsyncSentinelClient(_NamedByAddress, aredis.Redis):
+class _AsyncSentinelClient(_NamedByAddress, aredis.Redis):  # type: ignore[misc]  # redis-py's own bases
     pass
 
 

@@ -377,8 +377,11 @@ def _payload_reader(
         return checked
 
     def parsed(row: Mapping[str, Any]) -> bytes:
+        text = row[column]
+        if not isinstance(text, str | bytes):
+            raise OptionError(f"{column}: expected JSON text, got {type(text).__name__}")
         try:
-            return encode(json.loads(row[column]))
+            return encode(json.loads(text))
         except (RecursionError, TypeError, ValueError) as error:
             raise OptionError(f"{column}: not JSON: {error}") from error
 

@@ -212,6 +212,7 @@ WRONG = [
     ({"key": ["a", None]}, {"idColumn": "key"}, "row 2 of partition 0: id: expected a string"),
     ({"p": [1, 2**40]}, {"priorityColumn": "p"}, "row 2 of partition 0: priority: "),
     ({"payload": ["{", "{}"]}, {"payloadFormat": "json"}, "row 1 of partition 0: payload: not JSON"),
+    ({"payload": [None, "{}"]}, {"payloadFormat": "json"}, "payload: expected JSON text, got NoneType"),
     ({"payload": ["x"]}, {"payloadFormat": "msgpack"}, "row 1 of partition 0: payload: expected binary"),
     ({"args": ["x"]}, {}, "row 1 of partition 0: args: expected an array"),
     ({"n": ["x" * 200]}, {"maxPayloadBytes": "100"}, "row 1 of partition 0: "),

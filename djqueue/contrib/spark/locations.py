@@ -44,7 +44,7 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
             from .aliases import alias_of
         except ModuleNotFoundError as error:
             raise OptionError(
-                f"url: a database needs Django on every executor: pip install Django ({error})"
+                f"url: a database needs Django on the driver and every executor: pip install Django ({error})"
             ) from None
 
         alias = alias_of(url)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from .options import WriteOptions
     from .writing import WriteReport
 
+CONNECT = "pyspark.sql.connect."
+"""The package of Spark Connect's DataFrames."""
+
 logger = logging.getLogger("djqueue.spark")
 
 __all__ = ["WriteReport", "change", "enqueue", "register", "write"]
@@ -80,17 +83,22 @@ def change(
 
 def write(df: "DataFrame", options: Mapping[str, str]) -> "WriteReport | None":
     """Write a DataFrame with options in Spark's spelling. Like `enqueue`."""
-    from djqueue.core.errors import DjqueueError
+    from djqueue.core.errors import DjqueueError, OptionError
 
     from . import requirements as requirements
     from .options import WriteOptions, key_of
     from .project import with_defaults
+    from .secrets import REMEDY, has_password
     from .writing import WriteReport
 
     all_options = with_defaults(options)
     if not any(key_of(name) == "writeid" for name in all_options):
         all_options["writeId"] = token_hex(8)
     checked = WriteOptions.read(all_options)
+    if type(df).__module__.startswith(CONNECT) and has_password(checked.url):
+        raise OptionError(
+            f"url: the server of Spark Connect shows a password in its event log and its pages: {REMEDY}"
+        )
     if checked.dry_run:
         return _dry_run(df, checked)
     # A client of Spark Connect may have no access to the storage: find out before the jobs exist.

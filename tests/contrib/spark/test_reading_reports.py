@@ -56,3 +56,29 @@ def test_a_write_whose_report_cannot_be_read_afterwards_is_no_error(redis_url, m
 
     assert frame.saved == 1
     assert "is done, but its report could not be read" in caplog.text
+
+
+class RemoteFrame(Frame):
+    """A DataFrame of Spark Connect."""
+
+    __module__ = "pyspark.sql.connect.dataframe"
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_client_of_spark_connect_sends_no_password(dry_run):
+    frame = RemoteFrame()
+
+    with pytest.raises(OptionError, match="url: the server of Spark Connect shows") as raised:
+        enqueue(frame, "emails", "j", url="redis://:hunter2@127.0.0.1:1/0", dry_run=dry_run)
+
+    assert frame.saved == 0
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_client_of_spark_connect_sends_a_reference(redis_url, monkeypatch):
+    monkeypatch.setenv("DJQUEUE_URL", redis_url)
+    frame = RemoteFrame()
+
+    enqueue(frame, "emails", "j", url="env:DJQUEUE_URL")
+
+    assert frame.saved == 1

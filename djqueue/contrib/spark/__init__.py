@@ -5,6 +5,7 @@ start-up if it is in INSTALLED_APPS, so it imports its modules when they are use
 """
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from datetime import timedelta
@@ -14,8 +15,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from djqueue.storage.bulkwrites import BulkWriteReport
+
     from .options import WriteOptions
     from .writing import WriteReport
+
+CONNECT = "pyspark.sql.connect."
+"""The package of Spark Connect's DataFrames."""
+
+logger = logging.getLogger("djqueue.spark")
 
 __all__ = ["WriteReport", "change", "enqueue", "register", "write"]
 
@@ -53,11 +61,12 @@ def enqueue(
         more: Further options, which may be in snake case, such as `max_attempts=3`.
 
     Returns:
-        The report, or None if the jobs were written but the report could not be saved.
+        The report, or None if the jobs were written but the report could not be saved or read.
 
     Raises:
         OptionError: An option or a column is invalid.
         ConfigurationError: PySpark is missing, or older than 4.1.
+        StorageError: This process cannot read reports of the storage. Nothing is written.
         PySparkException: The write failed; the message ends with the reason.
     """
     given = {"queue": queue, "job": job}
@@ -74,23 +83,42 @@ def change(
 
 def write(df: "DataFrame", options: Mapping[str, str]) -> "WriteReport | None":
     """Write a DataFrame with options in Spark's spelling. Like `enqueue`."""
+    from djqueue.core.errors import DjqueueError, OptionError
+
     from . import requirements as requirements
-    from .locations import storage_at
     from .options import WriteOptions, key_of
     from .project import with_defaults
+    from .secrets import REMEDY, has_password
     from .writing import WriteReport
 
     all_options = with_defaults(options)
     if not any(key_of(name) == "writeid" for name in all_options):
         all_options["writeId"] = token_hex(8)
     checked = WriteOptions.read(all_options)
+    if type(df).__module__.startswith(CONNECT) and has_password(checked.url):
+        raise OptionError(
+            f"url: the server of Spark Connect shows a password in its event log and its pages: {REMEDY}"
+        )
     if checked.dry_run:
         return _dry_run(df, checked)
+    # A client of Spark Connect may have no access to the storage: find out before the jobs exist.
+    _saved_report(checked)
     df.write.format("djqueue").options(**all_options).mode("append").save()
-    with closing(storage_at(checked.url, checked.prefix)) as storage:
-        reports = storage.capabilities.bulk_writes
-        found = None if reports is None else reports.get(str(checked.write))
+    try:
+        found = _saved_report(checked)
+    except DjqueueError as error:
+        logger.warning("Write %s is done, but its report could not be read: %s", checked.write, error)
+        return None
     return None if found is None else WriteReport.of(found)
+
+
+def _saved_report(options: "WriteOptions") -> "BulkWriteReport | None":
+    """Return the report that the storage saved. Raises DjqueueError if this process cannot read it."""
+    from .locations import storage_at
+
+    with closing(storage_at(options.url, options.prefix)) as storage:
+        reports = storage.capabilities.bulk_writes
+        return None if reports is None else reports.get(str(options.write))
 
 
 def _texts(options: Mapping[str, Any] | None, more: Mapping[str, Any]) -> dict[str, str]:

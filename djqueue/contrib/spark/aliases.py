@@ -2,6 +2,7 @@
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -59,14 +60,15 @@ def is_added(alias: str) -> bool:
 
 def parse(url: str) -> dict[str, Any]:
     """Convert a URL to an entry of `DATABASES`. Raises OptionError, without the URL's password."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
+    split: tuple[SplitResult, int | None] | None = None
+    with suppress(ValueError):  # Its message may quote a part of the password, so it is no context either.
+        split = (found := urlsplit(url)), found.port
+    if split is None:
         raise OptionError(
             "url: the port is not a number; percent-encode special characters in the password (a slash "
             "as %2F)"
-        ) from None
+        )
+    parts, port = split
     if parts.fragment:
         raise OptionError("url: percent-encode # as %23")
     if parts.scheme.lower() == "sqlite":

@@ -4,6 +4,7 @@ Types are checked by passing a sample value of each column's Spark type to the o
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from djqueue.codecs import MSGPACK, decode, get_encoder
 from djqueue.core.errors import OptionError, PayloadTooLargeError, SerializationError
-from djqueue.core.options import EnqueueOptions, check_text, parse_options
+from djqueue.core.options import EnqueueOptions, check_text
 from djqueue.core.suggest import nearest
 
-from .options import DEPENDS_ON, WriteOptions, camel, dependencies, parse
+from .options import DEPENDS_ON, WriteOptions, camel, dependencies, job_options, parse
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -59,6 +60,7 @@ class Columns:
 
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
         self.options = options
+        _check_names(columns)
         wanted = {
             "queueColumn": options.queue_column,
             "jobColumn": options.job_column,
@@ -174,7 +176,9 @@ class JobColumns(Columns):
         _check_dropped(self, columns)
         constants = dict(options.constants)
         self.depends_on = constants.pop(DEPENDS_ON, None)
-        self.base = with_given_backoff(parse_options(constants, EnqueueOptions()), constants)
+        self.unique_ttl = constants.pop("unique_ttl", None) if "unique_key" in self.per_row else None
+        """The `unique_ttl` of all jobs that have a unique key."""
+        self.base = with_given_backoff(job_options(constants, EnqueueOptions()), constants)
         if self.depends_on is not None and options.queue is not None:
             depends_on = dependencies(options.queue, self.depends_on)
             self.base = replace(self.base, job=replace(self.base.job, depends_on=depends_on))
@@ -188,6 +192,18 @@ class JobColumns(Columns):
 def with_given_backoff(options: EnqueueOptions, given: Mapping[str, Any]) -> EnqueueOptions:
     """Mark an explicit backoff, which takes precedence over the job's backoff function."""
     return replace(options, job=replace(options.job, backoff_given=True)) if "backoff" in given else options
+
+
+def _check_names(columns: Sequence[str]) -> None:
+    """Raise OptionError for a DataFrame whose rows Spark does not pass on."""
+    if not columns:
+        raise OptionError(
+            "columns: the DataFrame has none, and Spark does not pass on rows without columns: add one, such "
+            "as lit(1).alias('n')"
+        )
+    for name, count in Counter(columns).items():
+        if count > 1:
+            raise OptionError(f"columns: {count} columns are named {name!r}: rename or drop all but one")
 
 
 def _check_payload(options: WriteOptions, payload: str | None, *arguments: str | None) -> None:
@@ -361,8 +377,11 @@ def _payload_reader(
         return checked
 
     def parsed(row: Mapping[str, Any]) -> bytes:
+        text = row[column]
+        if not isinstance(text, str | bytes):
+            raise OptionError(f"{column}: expected JSON text, got {type(text).__name__}")
         try:
-            return encode(json.loads(row[column]))
+            return encode(json.loads(text))
         except (RecursionError, TypeError, ValueError) as error:
             raise OptionError(f"{column}: not JSON: {error}") from error
 

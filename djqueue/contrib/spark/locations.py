@@ -1,16 +1,19 @@
 """Create the storage that a URL points to, in any process, without a Django project."""
 
+import re
 from collections.abc import Mapping
 
-from djqueue.core.errors import OptionError, StorageError
+from djqueue.core.errors import ConfigurationError, OptionError
 from djqueue.core.queue import QueuePolicy
 from djqueue.storage.base import Storage
 from djqueue.storage.staging import Staging
 
 from .secrets import resolved
 
-REDIS = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel")
+REDIS = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
 DATABASES = ("postgresql", "postgres", "sqlite")
+SETTING = re.compile(r"(URL|CONNECTION):? ")
+"""The name of a setting at the start of an error; here, it is the option `url`."""
 
 
 def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] | None = None) -> Storage:
@@ -41,7 +44,7 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
             from .aliases import alias_of
         except ModuleNotFoundError as error:
             raise OptionError(
-                f"url: a database needs Django on every executor: pip install Django ({error})"
+                f"url: a database needs Django on the driver and every executor: pip install Django ({error})"
             ) from None
 
         alias = alias_of(url)
@@ -49,12 +52,14 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
         from .databases import UrlDatabase
 
         return UrlDatabase(database=alias, policies=policies or None)
+    if "{" in prefix or "}" in prefix:
+        raise OptionError(f"keyPrefix: expected a string without braces, got {prefix!r}")
     from djqueue.storage.redis import RedisStorage
 
     try:
         return RedisStorage(url=url, prefix=prefix, policies=policies)
-    except StorageError as error:
-        raise OptionError(f"url: {error}") from None
+    except ConfigurationError as error:
+        raise OptionError(f"url: {SETTING.sub('', str(error), count=1)}") from None
 
 
 def staging_of(storage: Storage) -> Staging:

@@ -1,14 +1,16 @@
 """Parse and check the options of a write, on the driver before any task."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from djqueue.core.errors import OptionError
-from djqueue.core.options import PARSERS, check_text
+from djqueue.core.options import PARSERS, EnqueueOptions, check_text, parse_options
 from djqueue.core.queue import GROUP_MODES
+from djqueue.core.shown import shown
 from djqueue.core.suggest import nearest
 from djqueue.storage.staging import CHUNK
 
@@ -21,6 +23,8 @@ LONGEST_STAGE = 365 * 86_400
 """Maximum of `stageTtl`, in seconds."""
 SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname"})
 """Options of a stream that are meant for Spark itself."""
+PATH = "path"
+"""The option that Spark sets for an argument of `save` or `load`."""
 UNAVAILABLE = {
     "contenttype": "because payloads are written as MessagePack",
     "durable": "because it only affects how a single enqueue is committed",
@@ -83,7 +87,7 @@ class WriteOptions:
                     f"{name}: not available for Spark's writes, {UNAVAILABLE[plain]}: remove it"
                 )
             if known is None:
-                raise OptionError(f"unknown option {name!r}{nearest(name, _SPELLED)}")
+                raise unknown(name, _SPELLED)
             if plain in spelled:
                 raise OptionError(f"{name}: the option is set twice, also as {spelled[plain]}")
             spelled[plain] = name
@@ -109,6 +113,16 @@ class WriteOptions:
         return cls(**values)
 
 
+def unknown(name: str, known: Iterable[str]) -> OptionError:
+    """Return the error for an unknown option of a write or a read."""
+    if name.lower() == PATH:
+        return OptionError(
+            "path: save() and load() take no path, because the option url names the storage: call them "
+            "without an argument"
+        )
+    return OptionError(f"unknown option {name!r}{nearest(name, known) or ': remove it'}")
+
+
 ALTERNATIVES = (("queue", "queueColumn"), ("job", "jobColumn"))
 """Options that give the same thing, for all rows or from a column."""
 
@@ -125,6 +139,14 @@ def _check_combinations(values: Mapping[str, Any], spelled: Mapping[str, str]) -
         raise OptionError(
             "groupMode: sets the mode of one queue, so it requires the option queue: give each queue a "
             "write of its own, or remove groupMode"
+        )
+    keyed = {*values["constants"], *values["columns"]}
+    if "unique_ttl" in keyed and "unique_key" not in keyed:
+        raise OptionError("uniqueTtl: requires uniqueKey or uniqueKeyColumn: set one of them, or remove it")
+    if "include" in values and values.get("exclude"):
+        raise OptionError(
+            "excludeColumns can't be combined with includeColumns, which names all columns to pass: remove "
+            "one of them"
         )
     is_direct = values.get("delivery") == DIRECT
     if is_direct and "stage_ttl" in values:
@@ -208,7 +230,7 @@ def _named(field_name: str) -> Callable[[dict[str, Any], str], None]:
 
 def _key(field_name: str, name: str) -> Callable[[dict[str, Any], str], None]:
     def read(values: dict[str, Any], text: str) -> None:
-        if len(text) > MAX_KEY:
+        if not 1 <= len(text) <= MAX_KEY:
             raise OptionError(f"{name}: must have 1 to {MAX_KEY} characters; got {len(text)}")
         values[field_name] = check_text(name, text)
 
@@ -251,7 +273,8 @@ def _number(
         try:
             number = convert(text)
         except ValueError:
-            raise OptionError(f"{spelled}: {text!r} is not a number") from None
+            kind = "whole number" if convert is int else "number"
+            raise OptionError(f"{spelled}: {shown(text)} is not a {kind}") from None
         if not minimum <= number < float("inf"):
             raise OptionError(f"{spelled}: must be a number of at least {minimum:g}; got {text}")
         if number > maximum:
@@ -309,6 +332,7 @@ NOT_PER_JOB = frozenset({"queue", "content_type", "durable", "enqueue_on_commit"
 The queue is the target of the write. Payloads are written as MessagePack. `durable` affects only how a single
 enqueue is committed, and Spark has no transaction that `enqueue_on_commit` could wait for."""
 PER_JOB = tuple(name for name in PARSERS if name not in NOT_PER_JOB)
+_SNAKE = re.compile(rf"\b({'|'.join(name for name in PER_JOB if '_' in name)})\b")
 
 
 def value_of_text(option: str, text: str) -> Any:
@@ -319,8 +343,8 @@ def value_of_text(option: str, text: str) -> Any:
         if option in DURATIONS:
             return float(text)
     except ValueError:
-        unit = " of seconds" if option in DURATIONS else ""
-        raise OptionError(f"{camel(option)}: {text!r} is not a number{unit}") from None
+        kind = "number of seconds" if option in DURATIONS else "whole number"
+        raise OptionError(f"{camel(option)}: {shown(text)} is not a {kind}") from None
     if option == "lifo":
         if text.lower() not in ("true", "false"):
             raise OptionError(f"lifo: must be true or false; got {text!r}")
@@ -387,6 +411,14 @@ def parse(option: str, value: Any) -> Any:
         raise OptionError(str(error).replace(option, camel(option), 1)) from None
 
 
+def job_options(given: Mapping[str, Any], base: EnqueueOptions) -> EnqueueOptions:
+    """Like `parse_options`, with the names in Spark's spelling in errors."""
+    try:
+        return parse_options(given, base)
+    except OptionError as error:
+        raise OptionError(_SNAKE.sub(lambda name: camel(name[0]), str(error))) from None
+
+
 def dependencies(queue: str, value: Any) -> tuple[tuple[str, str], ...]:
     """Return the keys of a job's dependencies: ids in its queue, or structs of queue and id.
 
@@ -444,7 +476,7 @@ _add("txnAppId", _key("app", "txnAppId"))
 _add("txnVersion", _number("version", "txnVersion", int, 0, 2**63 - 1))
 _add("deliveryMode", _choice("delivery", "deliveryMode", STAGED, DIRECT))
 _add("batchSize", _batch_size)
-_add("maxQueueDepth", _number("max_queue_depth", "maxQueueDepth", int, 1))
+_add("maxQueueDepth", _number("max_queue_depth", "maxQueueDepth", int, 1, 2**63 - 1))
 _add("backpressureTimeout", _number("backpressure_timeout", "backpressureTimeout", float, 0))
 _add("rateLimit", _number("rate_limit", "rateLimit", float, 0.001))
 _add("maxRetries", _number("max_retries", "maxRetries", int, 0))

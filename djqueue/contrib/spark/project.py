@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 CONFLICTS = {"delay": ("runAt", "runAtColumn"), "runAt": ("delay", "delayColumn")}
 """Options that make a default inapplicable."""
-ONLY_OF_DJANGO = {"isolation_level", "pool", "server_side_binding"}
-"""Entries of `OPTIONS` that Django itself interprets, as values that a URL cannot express."""
+OF_DJANGO = frozenset({"isolation_level", "pool", "server_side_binding"})
+"""Options of Django's connections, which have no text. `assume_role` has one, and is passed on."""
 
 
 def with_defaults(given: Mapping[str, str]) -> dict[str, str]:
@@ -76,7 +76,7 @@ def storage_options(settings: "Settings") -> dict[str, str]:
     found: dict[str, str] = {}
     if settings.backend.endswith("DatabaseStorage"):
         url = _database(given.get("database", "default"))
-    elif given.get("connection"):
+    elif given.get("connection") or given.get("sentinel_kwargs"):
         url = None
     else:
         url = given.get("url") or _cache(str(given.get("cache")))
@@ -112,14 +112,15 @@ def _database(alias: str) -> str | None:
     engine, name = str(database.get("ENGINE", "")), str(database.get("NAME", ""))
     if engine.endswith("sqlite3"):
         return f"sqlite://{quote(os.path.abspath(name))}"
-    if not engine.endswith("postgresql"):
+    given: Mapping[str, Any] = database.get("OPTIONS", {})
+    if not engine.endswith("postgresql") or not name or "password" in given:
         return None
     user, password, port = (str(database.get(key) or "") for key in ("USER", "PASSWORD", "PORT"))
     who = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
     options = {
         key: int(value) if isinstance(value, bool) else value
-        for key, value in database.get("OPTIONS", {}).items()
-        if isinstance(value, str | int) and key not in ONLY_OF_DJANGO
+        for key, value in given.items()
+        if key not in OF_DJANGO and isinstance(value, str | int)
     }
     host = str(database.get("HOST") or "")
     if "/" in host:

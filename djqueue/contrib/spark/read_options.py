@@ -12,6 +12,7 @@ from djqueue.core.states import TERMINAL, State
 from djqueue.core.suggest import nearest
 from djqueue.storage.export import ExportFilter
 
+from .options import unknown
 from .tables import EVENTS, JOBS, PAYLOAD, RESULTS, TABLES, Column, Table
 
 EARLIEST, LATEST = "earliest", "latest"
@@ -57,7 +58,7 @@ class ReadOptions:
                 continue
             known = _KNOWN.get(name.lower())
             if known is None:
-                raise OptionError(f"unknown option {name!r}{nearest(name, _SPELLED)}")
+                raise unknown(name, _SPELLED)
             spelled, parse = known
             given_names.add(spelled)
             parse(values, text)

@@ -11,11 +11,11 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import DjqueueError, OptionError, SerializationError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch
-from djqueue.core.options import EnqueueOptions, JobKey, check_text, parse_options
+from djqueue.core.options import EnqueueOptions, JobKey, check_text
 from djqueue.storage.staging import CHUNK
 
 from .columns import Columns, JobColumns, with_given_backoff
-from .options import DEAD, DEPENDS_ON, FAIL, dependencies, parse, value_of_text
+from .options import DEAD, DEPENDS_ON, FAIL, dependencies, job_options, parse, value_of_text
 from .values import rows_of, slices_of
 
 CHUNK_BYTES = 1024 * 1024
@@ -305,7 +305,9 @@ class JobReader(RowReader):
             parse(name, value)
         if depends_on is not None:
             given[DEPENDS_ON] = dependencies(queue, depends_on)
-        found = with_given_backoff(parse_options(given, self._plan.base), given)
+        if self._plan.unique_ttl is not None and "unique_key" in given:
+            given["unique_ttl"] = self._plan.unique_ttl
+        found = with_given_backoff(job_options(given, self._plan.base), given)
         if found.job.group is None and self._is_keyed is not None and self._is_keyed(queue):
             raise OptionError(f"group: jobs of queue {queue!r} require a group")
         return found

@@ -35,7 +35,7 @@ def resolved(url: str) -> str:
         if not found:
             raise OptionError(
                 f"url: {url}: the environment variable {name!r} is not set in process {os.getpid()} on "
-                f"{socket.gethostname()}: set it for the driver and for all executors"
+                f"{socket.gethostname()}: set it for the driver and for all executors, before Spark starts"
             )
     elif url.startswith(FILE):
         path = Path(url.removeprefix(FILE).replace("//", "", 1) if url.startswith("file://") else url[5:])

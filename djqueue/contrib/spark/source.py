@@ -79,13 +79,20 @@ class DjqueueDataSource(DataSource):
 
     def writer(self, schema: "StructType", overwrite: bool) -> "BatchWriter":
         """Return a writer for `save()`. Raises OptionError on the driver, before any task."""
-        write = Write(_options(self.options, overwrite=overwrite), schema.names)
+        if overwrite:
+            raise OptionError("mode: overwrite is not supported: use .mode('append')")
+        write = Write(WriteOptions.read(dict(self.options)), schema.names)
         check_kinds(write.plan, schema)
         return BatchWriter(write)
 
     def streamWriter(self, schema: "StructType", overwrite: bool) -> "StreamWriter":  # noqa: N802
         """Return a writer for a streaming query. Raises OptionError on the driver."""
-        options = _options(self.options, overwrite=overwrite)
+        if overwrite:
+            raise OptionError(
+                "outputMode: complete is not supported, because each batch would repeat all rows: use "
+                ".outputMode('append') or 'update'"
+            )
+        options = WriteOptions.read(dict(self.options))
         if options.write is not None:
             raise OptionError("writeId: not supported by streams, because each batch has its own id")
         if options.app is not None:
@@ -265,12 +272,7 @@ def _of_catalog(given: Any) -> dict[str, str]:
 
 def _read_options(given: Any, schema: "StructType") -> ReadOptions:
     options = ReadOptions.read(given)
-    if schema.names != [column.name for column in options.schema()]:
+    given_columns = [(column.name, column.dataType.simpleString()) for column in schema.fields]
+    if given_columns != [(column.name, column.type) for column in options.schema()]:
         raise OptionError("schema: cannot be changed: select columns with the option columns")
     return options
-
-
-def _options(given: Any, *, overwrite: bool) -> WriteOptions:
-    if overwrite:
-        raise OptionError("mode: overwrite is not supported: use .mode('append')")
-    return WriteOptions.read(dict(given))

@@ -178,9 +178,7 @@ class Sentinel(Endpoint):
         return f"redis sentinel {self.master} at {', '.join(map(spelled, self.addresses))}"
 
     def client(self) -> redis.Redis:
-        watchers = _Sentinels(  # type: ignore[no-untyped-call]
-            self.addresses, sentinel_kwargs=self._of_sentinels(Retry(NoBackoff(), 0))
-        )
+        watchers = _Sentinels(self.addresses, self._of_sentinels(Retry(NoBackoff(), 0)))
         for watcher in watchers.sentinels:
             watcher.connection_pool.connection_class = _SSLConnection if _is_ssl(watcher) else _Connection
         watchers.watch = self.watch
@@ -194,9 +192,7 @@ class Sentinel(Endpoint):
         return redis.Redis(connection_pool=pool)
 
     def async_client(self) -> aredis.Redis:
-        watchers = _AsyncSentinels(  # type: ignore[no-untyped-call]
-            self.addresses, sentinel_kwargs=self._of_sentinels(AsyncRetry(NoBackoff(), 0))
-        )
+        watchers = _AsyncSentinels(self.addresses, self._of_sentinels(AsyncRetry(NoBackoff(), 0)))
         watchers.watch = self.watch
         kinds = (_AsyncMasterConnection, _AsyncMasterSSLConnection)
         pool = _AsyncMasterPool(  # type: ignore[no-untyped-call]
@@ -306,10 +302,32 @@ def _is_ssl(client: Any) -> bool:
     return issubclass(client.connection_pool.connection_class, redis.SSLConnection)
 
 
+class _NamedByAddress:
+    """Clients whose representation is only their address: that of some redis-py versions has the password."""
+
+    def __repr__(self) -> str:
+        this: Any = self
+        arguments = this.connection_pool.connection_kwargs
+        return spelled((arguments["host"], arguments["port"]))
+
+
+class _SentinelClient(_NamedByAddress, redis.Redis):
+    pass
+
+
+class _AsyncSentinelClient(_NamedByAddress, aredis.Redis):  # type: ignore[misc]  # redis-py's own bases
+    pass
+
+
 class _Sentinels(sentinel.Sentinel):
     """Sentinels; an announced master is used before all of them agree."""
 
     watch: FailoverWatch | None = None
+
+    def __init__(self, addresses: tuple[Address, ...], arguments: Mapping[str, Any]) -> None:
+        super().__init__((), sentinel_kwargs=arguments)  # type: ignore[no-untyped-call]
+        # Errors quote the clients.
+        self.sentinels = [_SentinelClient(host=host, port=port, **arguments) for host, port in addresses]
 
     def discover_master(self, service_name: str) -> Address:
         announced = self.watch.announced if self.watch is not None else None
@@ -320,6 +338,10 @@ class _AsyncSentinels(asentinel.Sentinel):
     """Async version of `_Sentinels`."""
 
     watch: FailoverWatch | None = None
+
+    def __init__(self, addresses: tuple[Address, ...], arguments: Mapping[str, Any]) -> None:
+        super().__init__((), sentinel_kwargs=arguments)  # type: ignore[no-untyped-call]
+        self.sentinels = [_AsyncSentinelClient(host=host, port=port, **arguments) for host, port in addresses]
 
     async def discover_master(self, service_name: str) -> Address:
         announced = self.watch.announced if self.watch is not None else None

@@ -5,8 +5,9 @@ from redis import exceptions as errors
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.shown import in_one_line
 
-REFUSALS = ("WRONGPASS", "NOAUTH", "NOPERM")
-"""Errors for a wrong password, no password, and missing permissions; a cluster's errors quote them."""
+REFUSALS = ("WRONGPASS", "NOAUTH", "NOPERM", "AuthenticationError")
+"""Errors for a wrong password, no password, and missing permissions, as those of clusters and sentinels quote
+them."""
 
 
 def is_refusal(error: BaseException) -> bool:

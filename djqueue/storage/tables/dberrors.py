@@ -21,6 +21,11 @@ REFUSED = re.compile(
     re.IGNORECASE,
 )
 NO_DATABASE = re.compile(r"database \S+ does not exist|unknown database", re.IGNORECASE)
+PARAMETER = re.compile(
+    r"invalid \S+ value|invalid (connection option|integer value)|unrecognized configuration parameter"
+    r"|invalid value for parameter",
+    re.IGNORECASE,
+)
 NO_TABLE = re.compile(
     r"no such (table|column)|has no column named|(relation|column) \S+ (of relation \S+ )?does not exist"
     r"|table \S+ doesn't exist|unknown column",
@@ -52,6 +57,8 @@ def remedy(alias: str, error: Error) -> str:
         return f"Check USER and PASSWORD of DATABASES[{alias!r}], and what that user may do."
     if NO_DATABASE.search(text):
         return f"Check NAME of DATABASES[{alias!r}], or create the database."
+    if PARAMETER.search(text):
+        return f"Check OPTIONS of DATABASES[{alias!r}]."
     if LOCKED.search(text):
         return (
             "Another connection holds SQLite's write lock: keep transactions short, or raise 'timeout' in "
@@ -68,6 +75,8 @@ def _remedy_of_url(text: str) -> str:
         return "Check the user name and the password in the URL, and what that user may do."
     if NO_DATABASE.search(text):
         return "Check the database's name in the URL, or create the database."
+    if PARAMETER.search(text):
+        return "Check the parameters after the ? in the URL."
     if LOCKED.search(text):
         return "Another connection holds SQLite's write lock: raise the timeout in the URL (?timeout=120)."
     return _remedy_of_server(text)

@@ -65,7 +65,8 @@ def test_every_option_of_a_job_may_come_from_a_column(option):
     head, *rest = option.split("_")
     name = head + "".join(word.title() for word in rest)
 
-    assert WriteOptions.read({**GIVEN, f"{name}Column": "c"}).columns == {option: "c"}
+    more = {"uniqueKey": "k"} if option == "unique_ttl" else {}
+    assert WriteOptions.read({**GIVEN, **more, f"{name}Column": "c"}).columns == {option: "c"}
 
 
 WRONG = [
@@ -73,10 +74,10 @@ WRONG = [
     ({"prioritty": "1"}, "unknown option 'prioritty'; did you mean 'priority'"),
     ({"txnAppId": "a", "txnVersion": str(2**63)}, "txnVersion: must be at most 9,223,372,036,854,775,807"),
     ({"stageTtl": "1e300"}, "stageTtl: must be at most 31,536,000; got 1e300"),
-    ({"writeId": ""}, "writeId: must have 1 to 255 characters"),
-    ({"txnAppId": "", "txnVersion": "1"}, "txnAppId: must have 1 to 255 characters"),
-    ({"priority": "high"}, "priority: 'high' is not a number"),
-    ({"priority": "1e9"}, "priority: '1e9' is not a number"),
+    ({"writeId": ""}, "writeId: must have 1 to 200 characters; got 0"),
+    ({"txnAppId": "", "txnVersion": "1"}, "txnAppId: must have 1 to 200 characters; got 0"),
+    ({"priority": "high"}, "priority: 'high' is not a whole number"),
+    ({"priority": "1e9"}, "priority: '1e9' is not a whole number"),
     ({"delay": "nan"}, "delay: "),
     ({"delay": "-1"}, "delay: "),
     ({"runAt": "tomorrow"}, "runAt: 'tomorrow' is not a time"),
@@ -124,6 +125,14 @@ WRONG = [
     ({"job_column": "n"}, "job and jobColumn can't be combined: remove job to take it from column 'n'"),
     ({"deliveryMode": "direct", "stageTtl": "60"}, "stageTtl can't be combined with deliveryMode=direct"),
     ({"deliveryMode": "direct", "backpressureTimeout": "9"}, "backpressureTimeout: requires maxQueueDepth"),
+    ({"path": "/data"}, "path: save() and load() take no path, because the option url names the storage"),
+    ({"numPartitions": "5"}, "unknown option 'numPartitions': remove it"),
+    ({"batchSize": "1.5"}, "batchSize: '1.5' is not a whole number"),
+    ({"priority": "9" * 5_000}, "9… is not a whole number"),
+    ({"maxQueueDepth": str(2**63)}, "maxQueueDepth: must be at most 9,223,372,036,854,775,807"),
+    ({"includeColumns": "a", "excludeColumns": "a"}, "excludeColumns can't be combined with includeColumns"),
+    ({"uniqueTtl": "5"}, "uniqueTtl: requires uniqueKey or uniqueKeyColumn"),
+    ({"uniqueTtlColumn": "t"}, "uniqueTtl: requires uniqueKey or uniqueKeyColumn"),
 ]
 
 
@@ -218,6 +227,19 @@ OF_A_PAYLOAD = [
 def test_an_option_without_effect_on_the_payload_is_refused(columns, more, message):
     with pytest.raises(OptionError, match=message):
         JobColumns(WriteOptions.read({**GIVEN, **more}), columns)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ([], "columns: the DataFrame has none, and Spark does not pass on rows without columns: add one"),
+        (["id", "x", "id"], "columns: 2 columns are named 'id': rename or drop all but one"),
+    ],
+)
+@pytest.mark.parametrize("kind", [JobColumns, ChangeColumns])
+def test_columns_that_spark_does_not_pass_on_are_refused(kind, columns, message):
+    with pytest.raises(OptionError, match=message):
+        kind(WriteOptions.read(GIVEN), columns)
 
 
 @pytest.mark.parametrize("role", ["payload", "args", "kwargs"])

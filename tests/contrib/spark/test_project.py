@@ -128,8 +128,14 @@ def test_operations_take_the_storage_alone(send):
     assert found == {"operation": "retry", "queue": "emails", "url": URL, "keyPrefix": "shop:"}
 
 
-def test_what_a_url_does_not_say_is_not_guessed(project):
-    options = {"URL": URL, "CONNECTION": {"ssl_ca_certs": "/etc/ca.pem"}}
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"URL": URL, "CONNECTION": {"ssl_ca_certs": "/etc/ca.pem"}},
+        {"URL": "redis+sentinel://h:1/djqueue/0", "SENTINEL_KWARGS": {"password": "hunter2"}},
+    ],
+)
+def test_what_a_url_does_not_say_is_not_guessed(project, options):
     project(STORAGE={"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options})
 
     assert "url" not in with_defaults(GIVEN)
@@ -168,6 +174,17 @@ def test_a_database_url_has_no_options_of_django_itself(project, settings, monke
     url = with_defaults(GIVEN)["url"]
 
     assert parse(url)["OPTIONS"] == {"connect_timeout": 10, "assume_role": "jobs", "keepalives": "1"}
+
+
+@pytest.mark.parametrize(
+    "more", [{"NAME": "", "OPTIONS": {"service": "shop"}}, {"OPTIONS": {"password": "hunter2"}}]
+)
+def test_a_database_that_other_processes_cannot_find_by_a_url_has_none(project, settings, monkeypatch, more):
+    project(STORAGE={"BACKEND": "djqueue.storage.database.DatabaseStorage", "OPTIONS": {"DATABASE": "jobs"}})
+    database = {"ENGINE": "django.db.backends.postgresql", "NAME": "shop", **more}
+    monkeypatch.setitem(settings.DATABASES, "jobs", database)
+
+    assert "url" not in with_defaults(GIVEN)
 
 
 @pytest.mark.parametrize("module", [None, "no_such_project.settings"])

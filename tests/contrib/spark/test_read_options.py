@@ -54,6 +54,8 @@ def test_a_stream_has_options_of_its_own():
     ("given", "message"),
     [
         ({"tabel": "jobs"}, "unknown option 'tabel'; did you mean 'table'"),
+        ({"path": "/data"}, r"path: save\(\) and load\(\) take no path"),
+        ({"job": "j"}, "unknown option 'job': remove it"),
         ({"table": "job"}, "table: 'job' is not one of .*; did you mean 'jobs'"),
         ({"queue": "a", "queues": "b"}, "queue and queues can't be combined"),
         ({"queues": " , "}, "queues: is empty"),

@@ -36,6 +36,20 @@ def test_all_columns_are_arguments_by_name():
     ]
 
 
+def test_a_unique_ttl_of_all_jobs_applies_to_those_with_a_key():
+    [chunk] = chunks_of({"n": [1, 2], "key": ["a", None]}, uniqueKeyColumn="key", uniqueTtl="60")
+
+    found = [(batch.options.unique_key, batch.options.unique_ttl) for batch in chunk.batches]
+    assert found == [("a", 60_000), (None, None)]
+
+
+def test_an_error_has_names_in_the_spelling_of_spark():
+    with pytest.raises(RowError, match="uniqueTtl: requires a uniqueKey"):
+        chunks_of({"n": [1], "key": [None], "ttl": [60]}, uniqueKeyColumn="key", uniqueTtlColumn="ttl")
+    with pytest.raises(OptionError, match="delay and runAt can't be combined"):
+        chunks_of({"n": [1]}, delay="5", runAt="2026-06-01T12:00:00Z")
+
+
 def test_columns_that_say_something_else_are_no_arguments():
     found = chunks_of({"order": [1], "p": [5], "at": [None]}, priorityColumn="p", runAtColumn="at")
 
@@ -198,6 +212,7 @@ WRONG = [
     ({"key": ["a", None]}, {"idColumn": "key"}, "row 2 of partition 0: id: expected a string"),
     ({"p": [1, 2**40]}, {"priorityColumn": "p"}, "row 2 of partition 0: priority: "),
     ({"payload": ["{", "{}"]}, {"payloadFormat": "json"}, "row 1 of partition 0: payload: not JSON"),
+    ({"payload": [None, "{}"]}, {"payloadFormat": "json"}, "payload: expected JSON text, got NoneType"),
     ({"payload": ["x"]}, {"payloadFormat": "msgpack"}, "row 1 of partition 0: payload: expected binary"),
     ({"args": ["x"]}, {}, "row 1 of partition 0: args: expected an array"),
     ({"n": ["x" * 200]}, {"maxPayloadBytes": "100"}, "row 1 of partition 0: "),

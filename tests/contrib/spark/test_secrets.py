@@ -92,3 +92,34 @@ def test_a_url_in_place_of_a_reference_is_not_shown(url, message):
         resolved(url)
 
     assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+sentinel", "redis+cluster", "postgresql", "sqlite"])
+def test_no_error_has_a_part_of_the_password_as_its_context(scheme):
+    with pytest.raises(OptionError) as raised:
+        storage_at(f"{scheme}://ann:hunter2/x@h:1/0")
+
+    error: BaseException | None = raised.value
+    while error is not None:
+        assert "hunter2" not in repr(error)
+        error = error.__cause__ or error.__context__
+
+
+@pytest.mark.parametrize(
+    ("url", "prefix", "message"),
+    [
+        ("redis://h/shop", "", r"^url: the path must be a database number"),
+        ("redis://h/0?foo=1", "", r"^url: 'foo' is not an argument of Redis connections"),
+        ("redis+sentinel://h", "", r"^url: does not name the master"),
+        ("redis://h/0?ssl_foo=1", "", r"^url: redis-py rejects the arguments"),
+        ("redis://h/0", "{shop}", r"^keyPrefix: expected a string without braces, got '{shop}'"),
+    ],
+)
+def test_errors_name_the_option_rather_than_a_setting(url, prefix, message):
+    with pytest.raises(OptionError, match=message):
+        storage_at(url, prefix)
+
+
+def test_encrypted_sentinels_are_known():
+    with closing(storage_at("rediss+sentinel://h:1/djqueue/0")) as storage:
+        assert storage.describe() == "redis sentinel djqueue at h:1"

@@ -19,13 +19,29 @@ def test_a_stream_takes_no_name_for_its_writes(more):
         source.DjqueueDataSource({**WRITE, **more}).streamWriter(schema, False)
 
 
+def test_a_stream_that_repeats_all_rows_is_refused():
+    schema = types.StructType([types.StructField("n", types.LongType())])
+
+    with pytest.raises(OptionError, match="outputMode: complete is not supported"):
+        source.DjqueueDataSource(WRITE).streamWriter(schema, True)
+
+
+@pytest.mark.parametrize(
+    "column", [types.StructField("id", types.LongType()), types.StructField("ID", types.StringType())]
+)
+def test_a_read_has_the_types_of_its_columns(column):
+    made = source.DjqueueDataSource({"url": WRITE["url"], "columns": "id"})
+
+    with pytest.raises(OptionError, match="schema: cannot be changed: select columns with the option"):
+        made.reader(types.StructType([column]))
+
+
 def test_a_limit_that_spark_would_ignore_is_refused(monkeypatch):
     monkeypatch.setattr(source, "Limited", object)
-    made = source.DjqueueDataSource({"url": WRITE["url"], "table": "events", "maxRowsPerTrigger": "5"})
-    fields = made.schema().split(", ")
-    schema = types.StructType(
-        [types.StructField(field.split("`")[1], types.StringType()) for field in fields]
+    made = source.DjqueueDataSource(
+        {"url": WRITE["url"], "table": "events", "columns": "id", "maxRowsPerTrigger": "5"}
     )
+    schema = types.StructType([types.StructField("id", types.StringType())])
 
     with pytest.raises(OptionError, match=r"maxRowsPerTrigger: requires Spark 4\.2 or later"):
         made.streamReader(schema)

@@ -87,4 +87,4 @@ def test_a_database_names_django_as_missing(tmp_path):
     )
 
     assert finished.returncode == 1
-    assert "OptionError: url: a database needs Django on every executor" in finished.stderr
+    assert "OptionError: url: a database needs Django on the driver and every executor" in finished.stderr

@@ -44,6 +44,14 @@ def test_a_refused_user_or_password_is_to_be_checked(guarded, user):
     assert "Is it running" not in text
 
 
+@pytest.mark.parametrize("arguments", [{"options": "-c nowhere=1"}, {"sslmode": "nowhere"}])
+def test_an_invalid_parameter_is_to_be_checked(postgres_server, arguments):
+    error = OperationalError(str(refused_by(postgres_server, postgres_server.user, **arguments)))
+
+    assert "Check OPTIONS of DATABASES['default']" in str(unavailable("default", error))
+    assert "Check the parameters after the ? in the URL" in str(unavailable("postgresql://h/shop", error))
+
+
 def test_a_database_that_is_not_there_is_to_be_made(postgres_server):
     error = OperationalError(str(refused_by(postgres_server, postgres_server.user, dbname="nowhere")))
 

@@ -1,12 +1,13 @@
 """A server that refuses the user or the password is running, and errors say what to check."""
 
+import re
 import time
 
 import pytest
 
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.storage.redis import RedisStorage
-from djqueue.testing.factories import enqueue
+from djqueue.testing.factories import batch, enqueue
 from tests import servers
 
 
@@ -48,3 +49,56 @@ def test_a_cluster_that_refuses_the_password_says_so():
             enqueue(RedisStorage(url=url))
 
         assert "Check the user name and the password in the URL" in str(refused.value)
+
+
+def guarded_by(*ports, **kwargs):
+    """Return a storage with sentinels on these ports, and a password for them."""
+    return RedisStorage(
+        sentinels=[("127.0.0.1", port) for port in ports],
+        master_name="djqueue",
+        sentinel_kwargs={"password": "hunter2", **kwargs},
+        timeout=0.5,
+    )
+
+
+def test_an_error_of_sentinels_has_their_addresses_only():
+    port = servers.free_port()
+    storage = guarded_by(port)
+    try:
+        with pytest.raises(StorageUnavailableError) as raised:
+            enqueue(storage)
+    finally:
+        storage.close()
+
+    text = str(raised.value)
+    # Versions of redis-py differ in how they show the error itself.
+    assert re.search(rf"No master found for 'djqueue' : 127\.0\.0\.1:{port} - \S*ConnectionError", text)
+    assert "password" not in text
+    assert "hunter2" not in text
+
+
+async def test_an_error_of_sentinels_in_a_loop_has_their_addresses_only():
+    port = servers.free_port()
+    storage = guarded_by(port)
+    try:
+        with pytest.raises(StorageUnavailableError) as raised:
+            await storage.aenqueue([batch()])
+    finally:
+        storage.close()
+
+    text = str(raised.value)
+    # Versions of redis-py differ in how they show the error itself.
+    assert re.search(rf"No master found for 'djqueue' : 127\.0\.0\.1:{port} - \S*ConnectionError", text)
+    assert "password" not in text
+    assert "hunter2" not in text
+
+
+def test_sentinels_that_refuse_the_password_say_so(guarded_server):
+    storage = guarded_by(guarded_server.port, username="clerk")
+    try:
+        with pytest.raises(StorageUnavailableError, match="refuses access") as refused:
+            enqueue(storage)
+    finally:
+        storage.close()
+
+    assert "Is it running" not in str(refused.value)

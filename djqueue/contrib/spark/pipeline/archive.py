@@ -175,16 +175,17 @@ def _write(spark: "SparkSession", path: str, table: Table, rows: "DataFrame") ->
 
 def _kept(spark: "SparkSession", path: str, table: Table, rows: "DataFrame") -> list[tuple[str, date]]:
     """Return the queues and days whose archived rows replacing the files would lose."""
+    touched = rows.select(*PARTITIONS).distinct()
+    key = list(KEYS[table.name])
     try:
-        stored = archived(spark, path, table)
+        stored = archived(spark, path, table).join(touched, list(PARTITIONS), "left_semi")
+        more = stored.join(rows.select(*key), key, "left_anti").select(*PARTITIONS).distinct()
+        found = more.collect()  # Spark Connect looks for the path only now.
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         return []
-    touched = rows.select(*PARTITIONS).distinct()
-    key = list(KEYS[table.name])
-    more = stored.join(touched, list(PARTITIONS), "left_semi").join(rows.select(*key), key, "left_anti")
-    return [(row.queue, row.date) for row in more.select(*PARTITIONS).distinct().collect()]
+    return [(row.queue, row.date) for row in found]
 
 
 def _among(

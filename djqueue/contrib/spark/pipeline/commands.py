@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PrintLine = Callable[[str], None]
-NO_REPORT = "Done. The report could not be saved, so the numbers are unknown."
+NO_REPORT = "Done. The report could not be saved or read, so the numbers are unknown."
 
 
 @dataclass(frozen=True)

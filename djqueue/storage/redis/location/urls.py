@@ -5,6 +5,7 @@ Errors quote only the scheme, since a URL may contain a password.
 
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
@@ -115,12 +116,11 @@ def _parsed(url: str, where: str) -> dict[str, Any]:
 
 
 def _split(url: str, where: str) -> SplitResult:
-    try:
+    with suppress(ValueError):  # Its message may quote a part of the password, so it is no context either.
         parts = urlsplit(url)
         _ = parts.port
-    except ValueError:  # its message may quote a part of the password
-        raise ConfigurationError(UNREADABLE.format(where)) from None
-    return parts
+        return parts
+    raise ConfigurationError(UNREADABLE.format(where))
 
 
 def _check_database(text: str, where: str) -> None:

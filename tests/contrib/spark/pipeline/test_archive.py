@@ -3,8 +3,10 @@
 from datetime import date
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as sql
 
+from djqueue.contrib.spark.pipeline import archive as archive_module
 from djqueue.contrib.spark.pipeline.archive import (
     ENDED,
     ArchiveError,
@@ -16,7 +18,7 @@ from djqueue.contrib.spark.pipeline.archive import (
     written,
 )
 from djqueue.contrib.spark.pipeline.replay import selected
-from djqueue.contrib.spark.tables import ATTEMPTS
+from djqueue.contrib.spark.tables import ATTEMPTS, JOBS
 from djqueue.core.durations import to_datetime
 from djqueue.core.states import State
 from djqueue.testing.factories import a_failed_job, claim, completing, enqueue
@@ -25,6 +27,27 @@ from tests.contrib.spark.pipeline.frames import at, job, jobs_of, run, runs_of
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 FIRST, SECOND, THIRD = date(2026, 6, 1), date(2026, 6, 2), date(2026, 6, 3)
+
+
+class Missing(AnalysisException):
+    def getCondition(self):
+        return "PATH_NOT_FOUND"
+
+
+class LazyFrame:
+    """A DataFrame of Spark Connect, which looks for its files when its rows are needed."""
+
+    def __getattr__(self, name):
+        return lambda *args: self
+
+    def collect(self):
+        raise Missing("no such path")
+
+
+def test_an_archive_may_turn_out_late_to_be_new(monkeypatch):
+    monkeypatch.setattr(archive_module, "archived", lambda *args: LazyFrame())
+
+    assert archive_module._kept(None, "/new", JOBS, LazyFrame()) == []
 
 
 def put(spark, path, jobs, runs=(), since=FIRST, until=THIRD, states=ENDED):

@@ -201,6 +201,8 @@ class WriteReporter:
                     report = self._report
                     none = dict.fromkeys(report.shares, QueueShare())
                     known = new_report(report.write, report.app, report.version, none)
+                if known.batches:
+                    state = UNFINISHED  # Earlier batches of the stream are published.
                 self._imports.keep(known._replace(state=state, error=message))
 
     def _keep(self, report: BulkWriteReport) -> None:

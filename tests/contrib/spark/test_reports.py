@@ -14,6 +14,7 @@ from djqueue.core.states import State
 from djqueue.storage import publishing
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, QueueShare
 from djqueue.storage.publishing import CHUNKS_PER_STEP
+from djqueue.storage.staging import ChunkMissingError
 from djqueue.testing.factories import batch
 from tests.contrib.spark.conftest import leftovers
 from tests.contrib.spark.test_writing import QUEUE, ROWS, Died, numbers, rows, tasks, write
@@ -317,6 +318,25 @@ def test_a_batch_of_a_stream_that_was_broken_off_counts_once(storage, url, monke
     batches = 1 if first else 2
     assert (found.state, found.batches, found.error) == (DONE, batches, "")
     assert found.rows == found.inserted == len(numbers(storage)) == batches * ROWS
+
+
+@pytest.mark.parametrize(("first", "state"), [(True, FAILED), (False, UNFINISHED)])
+def test_a_batch_whose_rows_were_lost_leaves_the_earlier_ones_in_the_report(
+    storage, url, monkeypatch, first, state
+):
+    if not first:
+        commit_batch(url, 0)
+
+    def lost(*args):
+        raise ChunkMissingError("they expired")
+
+    monkeypatch.setattr(type(storage.capabilities.staging), "begin_all", lost)
+    with pytest.raises(ChunkMissingError):
+        commit_batch(url, 1)
+
+    [found] = reports(storage)
+    assert (found.state, found.rows) == (state, 0 if first else ROWS)
+    assert "they expired" in found.error
 
 
 def test_a_write_does_not_fail_for_its_report(storage, write, monkeypatch, caplog):

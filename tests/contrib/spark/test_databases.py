@@ -7,7 +7,7 @@ import pytest
 
 from djqueue.contrib.spark import enqueue
 from djqueue.contrib.spark.locations import storage_at
-from tests.contrib.spark.conftest import failing_once, leftovers
+from tests.contrib.spark.conftest import failing_once, forget_aliases, leftovers
 from tests.contrib.spark.test_writing import numbers
 
 pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
@@ -46,13 +46,20 @@ def test_one_python_process_writes_to_several_databases(spark, sqlite_url, postg
             assert numbers(storage) == expected
 
 
-def test_what_is_wrong_with_a_database_is_said_before_a_task(spark, tmp_path):
+@pytest.fixture
+def unblocked(django_db_blocker):
+    with django_db_blocker.unblock():
+        yield
+        forget_aliases()
+
+
+def test_what_is_wrong_with_a_database_is_said_before_a_task(spark, unblocked, tmp_path):
     rows = spark.range(0, 10).toDF("n")
     empty = tmp_path / "empty.db"
     empty.touch()
 
     for url, message in (
-        (f"sqlite://{empty}", "has no table .*: run manage.py migrate"),
+        (f"sqlite://{empty}", "Tables of djqueue are missing or out of date: run manage.py migrate"),
         (f"sqlite://{tmp_path}/nowhere.db", "the file .*nowhere.db does not exist"),
         (
             "postgresql://u:hunter2@127.0.0.1:1/shop",

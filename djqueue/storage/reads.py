@@ -142,6 +142,10 @@ class Reads(Protocol):
         """
 
     @abstractmethod
+    def group_modes(self, queues: Sequence[str]) -> dict[str, str]:
+        """Return the group mode of each queue, one of `core.queue.GROUP_MODES`, in one call for all."""
+
+    @abstractmethod
     def series(
         self, queues: Sequence[str] | None, start: int, end: int, step: int, by_name: bool = False
     ) -> list[Bucket]:

@@ -12,6 +12,7 @@ from djqueue.core.errors import DjqueueError, OptionError, SerializationError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch
 from djqueue.core.options import EnqueueOptions, JobKey, check_text
+from djqueue.core.queue import KEYED
 from djqueue.storage.staging import CHUNK
 
 from .columns import Columns, JobColumns, with_given_backoff
@@ -125,6 +126,29 @@ class RowReader:
         self.rejected[_reason(error)] += 1
 
 
+class KeyedQueues:
+    """Knows the queues all of whose jobs require a group.
+
+    Args:
+        modes: Looks up the group modes of queues.
+    """
+
+    def __init__(self, modes: Callable[[Sequence[str]], Mapping[str, str]]) -> None:
+        self._modes = modes
+        self._known: dict[str, bool] = {}
+
+    def look_up(self, queues: Iterable[str]) -> None:
+        """Look up the queues that are not known, in one call."""
+        unknown = [queue for queue in dict.fromkeys(queues) if queue not in self._known]
+        if unknown:
+            self._known.update((queue, mode == KEYED) for queue, mode in self._modes(unknown).items())
+
+    def __contains__(self, queue: str) -> bool:
+        """Return whether all jobs of a queue require a group."""
+        self.look_up([queue])
+        return self._known[queue]
+
+
 class JobReader(RowReader):
     """Read rows and collect them in chunks of jobs. Invalid rows are rejected, or become dead letters.
 
@@ -132,7 +156,7 @@ class JobReader(RowReader):
         plan: The columns.
         size: Jobs in a chunk.
         ids: The source of ids for jobs without one.
-        is_keyed: Returns whether all jobs of a queue require a group.
+        keyed: The queues all of whose jobs require a group; None to skip checking.
         states: Looks up dependencies; None to skip checking that they exist.
     """
 
@@ -141,7 +165,7 @@ class JobReader(RowReader):
         plan: JobColumns,
         size: int = CHUNK,
         ids: IdSource | None = None,
-        is_keyed: Callable[[str], bool] | None = None,
+        keyed: KeyedQueues | None = None,
         states: States | None = None,
         partition: int = 0,
     ) -> None:
@@ -149,7 +173,7 @@ class JobReader(RowReader):
         self._plan: JobColumns = plan
         self._size = size
         self._ids = ids or IdSource()
-        self._is_keyed = is_keyed
+        self._keyed = keyed
         self._states = states
         self._missing: set[JobKey] = set()
         """Missing dependencies of jobs of the current slice."""
@@ -174,6 +198,8 @@ class JobReader(RowReader):
         rows = self.rows(part)
         if self._states is not None and (DEPENDS_ON in self._plan.per_row or self._plan.depends_on):
             self._missing = self._missing_dependencies([row for row, _ in rows], self._states)
+        if self._keyed is not None and self._plan.options.queue is None:
+            self._keyed.look_up(self._queues_without_group([row for row, _ in rows]))
         for row, error in rows:
             self.read += 1
             found = self._job_or_none(row, next(fresh) if fresh is not None else None, error)
@@ -210,6 +236,19 @@ class JobReader(RowReader):
         chunk = self._open.pop(key)
         self._open_bytes -= chunk.memory
         return self._chunk(key, chunk.entries)
+
+    def _queues_without_group(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        """Return the queues of rows that have no group."""
+        column = self._plan.per_row.get("group")
+        if self._plan.base.job.group is not None:
+            return
+        for row in rows:
+            if column is None or row[column] is None:
+                try:
+                    queue = self._plan.queue_of(row)
+                except OptionError:
+                    continue  # Reported later, as the error of its row.
+                yield queue
 
     def _missing_dependencies(self, rows: Sequence[Mapping[str, Any]], states: States) -> set[JobKey]:
         """Find missing dependencies, one call for each queue, as each call is a round trip."""
@@ -308,7 +347,7 @@ class JobReader(RowReader):
         if self._plan.unique_ttl is not None and "unique_key" in given:
             given["unique_ttl"] = self._plan.unique_ttl
         found = with_given_backoff(job_options(given, self._plan.base), given)
-        if found.job.group is None and self._is_keyed is not None and self._is_keyed(queue):
+        if found.job.group is None and self._keyed is not None and queue in self._keyed:
             raise OptionError(f"group: jobs of queue {queue!r} require a group")
         return found
 
@@ -387,16 +426,16 @@ class UniformJobReader(JobReader):
 def job_reader(
     plan: JobColumns,
     size: int,
-    is_keyed: Callable[[str], bool],
+    keyed: KeyedQueues | None = None,
     states: States | None = None,
     partition: int = 0,
 ) -> JobReader:
     """Return the fastest reader that supports the columns."""
-    queue = plan.options.queue
-    are_alike = queue and plan.options.job and plan.id_column is None and not plan.per_row
-    if are_alike and (plan.base.job.group is not None or not is_keyed(queue or "")):
-        return UniformJobReader(plan, size, is_keyed=is_keyed, partition=partition)
-    return JobReader(plan, size, is_keyed=is_keyed, states=states, partition=partition)
+    queue, has_group = plan.options.queue, plan.base.job.group is not None
+    are_alike = plan.options.job and plan.id_column is None and not plan.per_row
+    if queue and are_alike and (has_group or keyed is None or queue not in keyed):
+        return UniformJobReader(plan, size, keyed=keyed, partition=partition)
+    return JobReader(plan, size, keyed=keyed, states=states, partition=partition)
 
 
 def size_of(options: EnqueueOptions) -> int:

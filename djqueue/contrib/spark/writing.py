@@ -5,10 +5,10 @@ enqueue the jobs, and the driver only counts them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from hashlib import blake2b
 from secrets import token_hex
 from typing import Any
@@ -28,7 +28,7 @@ from .locations import staging_of, storage_at
 from .options import DIRECT, ENQUEUE, STAGED, WriteOptions
 from .publishing import Checksum, DriverPublisher, frame_of
 from .reporting import WriteReporter, aborted, new_report, refuse_used_name
-from .rows import CHUNK_BYTES, Chunk, job_reader
+from .rows import CHUNK_BYTES, Chunk, KeyedQueues, job_reader
 from .throttling import StorageRetry, WriteThrottle
 
 DIRECT_JOBS = 100
@@ -187,8 +187,8 @@ class Write:
 
     def _check(self, storage: Storage, plan: JobColumns, queue: str) -> None:
         # Use the mode recorded with the queue, since executors have no settings.
-        self._modes[queue] = mode = storage.reads.groups(queue, 0, ()).mode
-        if mode == KEYED and plan.needs_group():
+        self._modes.update(storage.reads.group_modes([queue]))
+        if self._modes[queue] == KEYED and plan.needs_group():
             raise OptionError(
                 f"group: jobs of queue {queue!r} require a group, because its GROUP_MODE is 'keyed': set "
                 "groupColumn"
@@ -217,7 +217,7 @@ class Write:
             rows = job_reader(
                 self.plan,
                 self.options.batch_size,
-                is_keyed=_keyed(storage),
+                keyed=KeyedQueues(lambda queues: self._retrying()(storage.reads.group_modes, queues)),
                 states=lambda queue, ids: self._retrying()(storage.reads.states, queue, ids),
                 partition=_partition(part),
             )
@@ -431,11 +431,6 @@ def _split(batch: Batch, size: int) -> Iterator[Batch]:
 @lru_cache(maxsize=1024)
 def _with_tag(options: JobOptions, tag: str) -> JobOptions:
     return replace(options, tags=(*options.tags, tag))
-
-
-def _keyed(storage: Storage) -> Callable[[str], bool]:
-    """Return a cached function that says whether all jobs of a queue require a group."""
-    return cache(lambda queue: storage.reads.groups(queue, 0, ()).mode == KEYED)
 
 
 def _partition_order(report: TaskReport) -> tuple[int, str]:

@@ -227,6 +227,14 @@ class EngineReads:
                 len(groups) <= MAX_GROUPS,
             )
 
+    def group_modes(self, queues: Sequence[str]) -> dict[str, str]:
+        """Return the group mode of each queue."""
+        found = {queue: self._context.existing(queue) for queue in queues}
+        return {
+            queue: (self._context.policy(queue) if job_queue is None else job_queue.policy).group_mode
+            for queue, job_queue in found.items()
+        }
+
     def overview(self, queues: Sequence[str] | None = None) -> Overview:
         """Return the counts and controls of queues (None: all), including records that only tables have."""
         names = self._context.queue_names() if queues is None else queues

@@ -216,6 +216,9 @@ class DatabaseReads(Reads):
     def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
         return self._ask(Reads.groups, queue, limit, list(names))
 
+    def group_modes(self, queues: Sequence[str]) -> dict[str, str]:
+        return self._ask(Reads.group_modes, list(queues))
+
     def series(
         self, queues: Sequence[str] | None, start: int, end: int, step: int, by_name: bool = False
     ) -> list[Bucket]:

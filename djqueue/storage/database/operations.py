@@ -167,6 +167,7 @@ _TABLE: tuple[tuple[Callable[..., Any], AnsweredBy, dict[str, Any]], ...] = (
     (Reads.overview, SCHEDULER_OR_TABLES, {}),
     (Reads.change_version, SCHEDULER_OR_TABLES, {}),
     (Reads.groups, SCHEDULER_OR_TABLES, {}),
+    (Reads.group_modes, SCHEDULER_OR_TABLES, {}),
     (Reads.series, TABLES, {}),
     (Reads.stale_leases, SCHEDULER_OR_TABLES, {}),
     (Reads.cumulative, TABLES, {}),

@@ -26,6 +26,7 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import NO_LIMITS, LimiterPolicy, LimiterState
 from djqueue.core.states import State
 from djqueue.core.summaries import JobSummaryPage
+from djqueue.storage.tables.groups import recorded_modes
 from djqueue.storage.tables.inspector import DatabaseInspector
 
 from . import capped, diagnosis, metrics
@@ -114,6 +115,10 @@ class TableReads:
 
     def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
         return capped.groups(self._alias, queue, limit, names, self._policy(queue))
+
+    def group_modes(self, queues: Sequence[str]) -> dict[str, str]:
+        recorded = recorded_modes(self._alias, queues)
+        return {queue: recorded.get(queue, self._policy(queue).group_mode) for queue in queues}
 
     def series(
         self, queues: Sequence[str] | None, start: int, end: int, step: int, by_name: bool = False

@@ -88,6 +88,17 @@ class RedisInspector:
             shown, maximum, rate, common, [*map(row, busiest)], [*map(row, named)], whole == 1
         )
 
+    def group_modes(self, queues: Sequence[str]) -> Steps[dict[str, str]]:
+        """Return the group modes of queues."""
+        answers = yield [
+            ScriptCall(script("groups"), self._keyspace.keys(queue), [0, 0], sequence=False)
+            for queue in queues
+        ]
+        return {
+            queue: text(mode) if mode else self._keyspace.policy(queue).group_mode
+            for queue, (mode, *_) in zip(queues, answers, strict=True)
+        }
+
     def flow(self, root: JobKey, limit: int) -> Steps[FlowGraph | None]:
         """Return the graph of a flow. Each step is one round trip, with a call for each queue."""
         steps = explore(root, limit)

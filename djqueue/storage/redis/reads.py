@@ -200,6 +200,9 @@ class RedisReads(Reads):
     def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
         return self._keyspace.run(self._inspector.groups(queue, limit, names))
 
+    def group_modes(self, queues: Sequence[str]) -> dict[str, str]:
+        return self._keyspace.run(self._inspector.group_modes(queues))
+
     def series(
         self, queues: Sequence[str] | None, start: int, end: int, step: int, by_name: bool = False
     ) -> list[Bucket]:

@@ -40,7 +40,7 @@ from ..factories import (
     retrying,
     worker,
 )
-from .case import KEYED_ONLY, LATER, LIMITER, SHARING, SOON, StorageCase, recorded, so_far
+from .case import KEYED_ONLY, LATER, LIMITER, SHARING, SOON, UNGROUPED, StorageCase, recorded, so_far
 
 COUNTED = {
     "queued": "enqueued",
@@ -256,6 +256,17 @@ class InsightContract(StorageCase):
         enqueue(storage, queue=KEYED_ONLY, group="g")
 
         assert overview(storage, KEYED_ONLY).group_mode == "keyed"
+
+    @pytest.mark.parametrize("is_used", [True, False])
+    def test_the_modes_of_many_queues_are_read_together(self, storage: Storage, is_used: bool) -> None:
+        if is_used:
+            enqueue(storage, queue=KEYED_ONLY, group="g")
+            enqueue(storage, queue=UNGROUPED)
+
+        found = storage.reads.group_modes([KEYED_ONLY, UNGROUPED, QUEUE])
+
+        assert found == {KEYED_ONLY: "keyed", UNGROUPED: "global", QUEUE: "optional"}
+        assert storage.reads.group_modes([]) == {}
 
     # Totals.
 

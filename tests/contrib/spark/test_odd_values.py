@@ -52,7 +52,7 @@ ODD = {
 def read(columns, **options):
     table = pyarrow.table(columns)
     plan = JobColumns(WriteOptions.read({**GIVEN, **options}), table.column_names)
-    reader = job_reader(plan, 1_000, lambda queue: False, partition=3)
+    reader = job_reader(plan, 1_000, partition=3)
     chunks = list(reader.chunks(table.to_batches()))
     batches = [batch for chunk in chunks for batch in chunk.batches]
     return reader, batches
@@ -263,7 +263,7 @@ def test_json_that_is_nested_too_deeply_is_refused():
 
 def test_equal_headers_of_different_types_are_kept_apart():
     plan = JobColumns(WriteOptions.read({**GIVEN, "headersColumn": "h"}), ["h"])
-    reader = job_reader(plan, 1_000, lambda queue: False)
+    reader = job_reader(plan, 1_000)
     given = [{"t": 1}, {"t": True}, {"t": 1.0}, {"t": 1}]
 
     found = [reader._options("emails", {"h": one})[0].job.headers.text for one in given]
@@ -332,7 +332,7 @@ def test_a_time_that_python_has_only_in_utc_is_in_utc():
 def test_a_call_stages_about_a_mebibyte_of_payloads_and_options(value, options):
     plan = JobColumns(WriteOptions.read({**GIVEN, **options}), ["n"])
     rows = pyarrow.table({"n": [value.replace("%s", "h" * 7_000)] * 1_000})
-    chunks = job_reader(plan, 1_000, lambda queue: False).chunks(rows.to_batches())
+    chunks = job_reader(plan, 1_000).chunks(rows.to_batches())
 
     calls = list(_together(chunks))
 

@@ -8,7 +8,14 @@ import pytest
 
 from djqueue.codecs import MSGPACK, decode
 from djqueue.contrib.spark.options import WriteOptions
-from djqueue.contrib.spark.rows import JobColumns, JobReader, RowError, UniformJobReader, job_reader
+from djqueue.contrib.spark.rows import (
+    JobColumns,
+    JobReader,
+    KeyedQueues,
+    RowError,
+    UniformJobReader,
+    job_reader,
+)
 from djqueue.core.backoff import Backoff
 from djqueue.core.errors import OptionError
 
@@ -18,7 +25,7 @@ GIVEN = {"url": "redis://127.0.0.1/0", "queue": "emails", "job": "shop.jobs.send
 def chunks_of(columns, size=1_000, rows_of=None, **options):
     table = pyarrow.table(columns)
     plan = JobColumns(WriteOptions.read({**GIVEN, **options}), table.column_names)
-    rows = job_reader(plan, size, lambda queue: False)
+    rows = job_reader(plan, size)
     found = list(rows.chunks(table.to_batches()))
     if rows_of is not None:
         rows_of.append(rows)
@@ -268,17 +275,38 @@ def test_rows_that_are_alike_are_read_as_all_others_are(size):
 
 
 def test_rows_that_differ_in_more_than_their_payloads_are_read_one_by_one():
-    def kind(is_keyed=False, **options):
-        return type(
-            job_reader(JobColumns(WriteOptions.read({**GIVEN, **options}), ["n"]), 10, lambda queue: is_keyed)
-        )
+    def kind(mode="optional", **options):
+        keyed = KeyedQueues(lambda queues: dict.fromkeys(queues, mode))
+        return type(job_reader(JobColumns(WriteOptions.read({**GIVEN, **options}), ["n"]), 10, keyed))
 
     assert kind() is UniformJobReader
     assert kind(priority="5", delay="1", group="g") is UniformJobReader
-    assert kind(is_keyed=True, group="g") is UniformJobReader
-    assert kind(is_keyed=True) is JobReader
+    assert kind("keyed", group="g") is UniformJobReader
+    assert kind("keyed") is JobReader
     assert kind(idColumn="n") is JobReader
     assert kind(priorityColumn="n") is JobReader
+
+
+def test_the_modes_of_many_queues_are_looked_up_together():
+    asked = []
+
+    def modes(queues):
+        asked.append(queues)
+        return {queue: "keyed" if queue.startswith("k") else "optional" for queue in queues}
+
+    table = pyarrow.table(
+        {
+            "q": [*(f"q{n}" for n in range(500)), *(f"k{n}" for n in range(500)), "q0", "", "q999"],
+            "g": [None] * 500 + ["g"] * 499 + [None] * 4,
+        }
+    )
+    given = {"queueColumn": "q", "groupColumn": "g", "onError": "skip", "url": "redis://h", "job": "send"}
+    rows = job_reader(JobColumns(WriteOptions.read(given), table.column_names), 10, KeyedQueues(modes))
+    jobs = sum(chunk.size > 0 for chunk in rows.chunks(table.to_batches()))
+
+    assert [len(queues) for queues in asked] == [501, 1]
+    assert asked[1] == ["q999"]
+    assert (jobs, sum(rows.rejected.values())) == (500 + 499 + 1, 2)
 
 
 def test_a_row_that_is_no_job_is_named_among_many():

@@ -174,7 +174,8 @@ class Staging(ABC):
     def touch(self, plan: Plan) -> None:
         """Record that a plan is being published."""
 
-    def mark(self, plan: Plan, mark: str) -> None:  # noqa: B027 - optional
+    @abstractmethod
+    def mark(self, plan: Plan, mark: str) -> None:
         """Mark an open plan before its publisher checks that all queues are published; see `close`."""
 
     @abstractmethod

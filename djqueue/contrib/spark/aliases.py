@@ -60,20 +60,12 @@ def is_added(alias: str) -> bool:
 
 def parse(url: str) -> dict[str, Any]:
     """Convert a URL to an entry of `DATABASES`. Raises OptionError, without the URL's password."""
-    split: tuple[SplitResult, int | None] | None = None
-    with suppress(ValueError):  # Its message may quote a part of the password, so it is no context either.
-        split = (found := urlsplit(url)), found.port
-    if split is None:
-        raise OptionError(
-            "url: the port is not a number; percent-encode special characters in the password (a slash "
-            "as %2F)"
-        )
-    parts, port = split
+    parts = _split(url)
     if parts.fragment:
         raise OptionError("url: percent-encode # as %23")
     if parts.scheme.lower() == "sqlite":
         return _parse_sqlite(parts)
-    return _parse_postgresql(parts, port)
+    return _parse_postgresql(parts)
 
 
 def location_of(wanted: dict[str, Any]) -> str:
@@ -112,14 +104,24 @@ def _parse_sqlite(parts: SplitResult) -> dict[str, Any]:
     }
 
 
-def _parse_postgresql(parts: SplitResult, port: int | None) -> dict[str, Any]:
+def _split(url: str) -> SplitResult:
+    with suppress(ValueError):  # Its message may quote a part of the password, so it is no context either.
+        parts = urlsplit(url)
+        _ = parts.port
+        return parts
+    raise OptionError(
+        "url: the port is not a number; percent-encode special characters in the password (a slash as %2F)"
+    )
+
+
+def _parse_postgresql(parts: SplitResult) -> dict[str, Any]:
     wanted: dict[str, Any] = {
         "ENGINE": POSTGRESQL,
         "NAME": unquote(parts.path.removeprefix("/")),
         "USER": unquote(parts.username or ""),
         "PASSWORD": unquote(parts.password or ""),
         "HOST": unquote(parts.hostname or ""),
-        "PORT": str(port or ""),
+        "PORT": str(parts.port or ""),
         "OPTIONS": {"connect_timeout": CONNECT_TIMEOUT},
     }
     for name, value in parse_qsl(parts.query, keep_blank_values=True):

@@ -199,7 +199,7 @@ class JobReader(RowReader):
         if self._states is not None and (DEPENDS_ON in self._plan.per_row or self._plan.depends_on):
             self._missing = self._missing_dependencies([row for row, _ in rows], self._states)
         if self._keyed is not None and self._plan.options.queue is None:
-            self._keyed.look_up(self._queues_without_group([row for row, _ in rows]))
+            self._keyed.look_up(self._queues_without_group(row for row, _ in rows))
         for row, error in rows:
             self.read += 1
             found = self._job_or_none(row, next(fresh) if fresh is not None else None, error)
@@ -237,7 +237,7 @@ class JobReader(RowReader):
         self._open_bytes -= chunk.memory
         return self._chunk(key, chunk.entries)
 
-    def _queues_without_group(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    def _queues_without_group(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         """Return the queues of rows that have no group."""
         column = self._plan.per_row.get("group")
         if self._plan.base.job.group is not None:

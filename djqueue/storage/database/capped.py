@@ -52,8 +52,7 @@ def overview(alias: str, queues: Sequence[str], now: int, policy: Callable[[str]
         for part in _parts(alias, list(dict.fromkeys(queues[start : start + AT_ONCE]))):
             parts.setdefault(part.queue, []).append(part)
     said = {row.name: row for row in models.QueueState.objects.using(alias).all()}
-    modes = models.GroupState.objects.using(alias).filter(group="").exclude(mode="")
-    recorded = dict(modes.values_list("queue", "mode"))
+    recorded = recorded_modes(alias)
     found = []
     for queue in queues:
         mode = recorded.get(queue, policy(queue).group_mode)

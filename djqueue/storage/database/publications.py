@@ -239,8 +239,7 @@ class DatabasePublications(Staging):
                 parts=msgpack.packb(dict(manifest.parts)),
                 done=False,
                 lifetime=lifetime,
-                # A publication without an application can't be resumed later.
-                expires_at=None if lifetime is None else now + RESUMABLE,
+                expires_at=resumable_until(lifetime, now),
                 **Counts()._asdict(),
             )
             for manifest in manifests
@@ -418,6 +417,11 @@ class _UncertainError(Exception):
         super().__init__(together, believed)
         self.together = together
         self.believed = believed
+
+
+def resumable_until(lifetime: int | None, now: int) -> int | None:
+    """Return when an open plan or publication expires: never without a name, as it can't be resumed later."""
+    return None if lifetime is None else now + RESUMABLE
 
 
 def rows_of(name: str, alias: str) -> Any:

@@ -23,7 +23,7 @@ from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.dialects import Dialect
 from djqueue.storage.tables.rows import chunked
 
-from .publications import AT_ONCE, DatabasePublications, rows_of
+from .publications import AT_ONCE, DatabasePublications, resumable_until, rows_of
 
 LOCK_TIMEOUT = 1_000
 """Maximum of milliseconds that a sweep waits for a lock: a driver that is frozen may hold it for hours."""
@@ -118,7 +118,7 @@ class DatabaseStaging(DatabasePublications):
                     "touched_at": now,
                     "adopted": False,
                     "left_at": None,
-                    "expires_at": _resumable_until(plan.lifetime, now),
+                    "expires_at": resumable_until(plan.lifetime, now),
                 }
                 if there is not None:
                     self._plans(pk=there.pk).update(**said)
@@ -147,9 +147,12 @@ class DatabaseStaging(DatabasePublications):
         """Record that a plan is being published."""
         with self._writing() as now:
             # A plan that is still being published must not expire, even if this takes a week.
-            expires_at = _resumable_until(plan.lifetime, now)
+            expires_at = resumable_until(plan.lifetime, now)
             touched = self._open_plan(plan).filter(touched_at__isnull=False)
             touched.update(touched_at=now, expires_at=expires_at)
+
+    def mark(self, plan: Plan, mark: str) -> None:
+        """Mark nothing: only the check that follows notices a failover of PostgreSQL."""
 
     def close(self, plan: Plan, counts: Mapping[str, Counts], mark: str = "") -> bool:
         """Record that a plan is published, with the counts of its queues."""
@@ -271,11 +274,6 @@ class DatabaseStaging(DatabasePublications):
 
     def _plans(self, **which: Any) -> Any:
         return rows_of("StagedWrite", self._alias).filter(**which)
-
-
-def _resumable_until(lifetime: int | None, now: int) -> int | None:
-    """Return when an open plan expires: never, if it is remembered for ever."""
-    return None if lifetime is None else now + RESUMABLE
 
 
 def purge_staged(dialect: Dialect, now: int, limit: int) -> int:

@@ -66,7 +66,7 @@ class RedisInspector:
         [reply] = yield [ScriptCall(script("groups"), self._keyspace.keys(queue), arguments, sequence=False)]
         mode, every, whole, busiest, named = reply
         common = group_limit(every) if every else NO_LIMIT
-        shown = text(mode) if mode else policy.group_mode
+        shown = _mode(mode, policy)
         maximum = 0 if shown == GLOBAL else common.concurrency or policy.group_concurrency
 
         def row(found: Sequence[Any]) -> GroupOverview:
@@ -95,7 +95,7 @@ class RedisInspector:
             for queue in queues
         ]
         return {
-            queue: text(mode) if mode else self._keyspace.policy(queue).group_mode
+            queue: _mode(mode, self._keyspace.policy(queue))
             for queue, (mode, *_) in zip(queues, answers, strict=True)
         }
 
@@ -304,11 +304,16 @@ def _overview(name: str, policy: QueuePolicy, reply: Sequence[Any]) -> QueueOver
         tokens,
         concurrency,
         active + found.get("e", 0),
-        text(mode) if mode is not None else policy.group_mode,
+        _mode(mode, policy),
         found.get("p", 0),
         names,
         totals_of(kept, there, active, counts),
     )
+
+
+def _mode(recorded: bytes | None, policy: QueuePolicy) -> str:
+    """Return the group mode of a queue: the recorded one, or that of the policy if none is."""
+    return text(recorded) if recorded else policy.group_mode
 
 
 def counts_of(counters: dict[str, int], delayed: int, active: int, failed: int) -> dict[State, int]:

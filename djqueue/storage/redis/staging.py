@@ -131,6 +131,7 @@ class RedisStaging(Staging):
         replicas = self._keyspace.options.replicas or 0
         if not replicas:
             return True
+        # The call changes nothing in a closed plan, but waits until the replicas have what came before it.
         call = self._plan("touch", plan, plan.version, pack_text(plan.write))._replace(replicas=replicas)
         for attempt in range(CONFIRMATIONS):
             try:

@@ -54,18 +54,18 @@ format: install ## Put the code in shape
 	$(BIN)/ruff format .
 
 simulate: install ## Simulate faults with many seeds; ARGS="--seed 7 --steps 5000 --trace"
-	$(BIN)/python -m tests.simulator $(or $(ARGS),--seeds 1000 --without clock-back)
+	$(BIN)/python -m tools.simulator $(or $(ARGS),--seeds 1000 --without clock-back)
 
 chaos: install ## Kill 10,000 random processes on each storage; ARGS="--signal TERM --kills 100" stops them
 	@scripts/system-packages.sh redis postgresql
-	$(BIN)/python -m tests.chaos $(ARGS)
+	$(BIN)/python -m tools.chaos $(ARGS)
 
 soak: install ## Run mixed load with faults for an hour on each storage; ARGS="--storage redis --minutes 10"
 	@scripts/system-packages.sh redis postgresql
-	$(BIN)/python -m tests.soak $(ARGS)
+	$(BIN)/python -m tools.soak $(ARGS)
 
 bench: install ## Measure speed and size; ARGS="--as-user", ARGS="--peers" or ARGS="--storage memory"
-	$(BIN)/python -m tests.benchmarks $(ARGS)
+	$(BIN)/python -m tools.benchmarks $(ARGS)
 
 demo: $(VENV)/.demo-installed ## Start the demo project: web server and workers, admin/admin
 	$(BIN)/python -m demo_project.demo $(ARGS)
@@ -79,11 +79,11 @@ demo-spark: $(VENV)/.spark-installed ## Run the demo's claims through Spark; it 
 
 messages: install ## Bring the translations up to date and list what is missing; ARGS=fr begins French
 	@scripts/system-packages.sh gettext
-	$(BIN)/python -m tests.messages $(ARGS)
+	$(BIN)/python -m tools.messages $(ARGS)
 
 screenshots: install ## Make the pictures of the docs anew from the running demo, in about 6 minutes
 	@scripts/system-packages.sh chromium
-	$(BIN)/python -m pytest -n 0 -s -o faulthandler_timeout=0 -m screenshots tests/screenshots $(ARGS)
+	$(BIN)/python -m pytest -n 0 -s -o faulthandler_timeout=0 -m screenshots tools/screenshots $(ARGS)
 
 docs: $(VENV)/.docs-installed ## Build the documentation into docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import messages, texts
+from tests import texts
 from tests.docs.pages import FENCE, PAGES
+from tools import messages
 
 NOT_PUBLISHED = {"checklist.md"}
 PROSE = [page for page in PAGES if page.name not in NOT_PUBLISHED]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import messages
+from tools import messages
 
 ROOT = messages.ROOT
 LANGUAGES = messages.languages()

@@ -25,7 +25,7 @@ class PriorityQueue:
 
     A FIFO holds generations and, in the same order, their jobs; an entry is stale once its job has another
     generation. Push and pop cost O(log p) for p distinct priorities, removal O(1). A 4-ary heap has the same
-    bounds in the number of jobs; tests/benchmarks/structures.py shows why it is not used.
+    bounds in the number of jobs; tools/benchmarks/structures.py shows why it is not used.
     """
 
     __slots__ = ("_fifos", "_order", "_stale", "size")

@@ -15,9 +15,9 @@ from djqueue.core.job import ClaimRequest, JobFailure, Outcome
 from djqueue.dashboard import crondescription, diagnostics, rendering, spans
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import CronJob
-from tests import messages
 from tests.admin.factories import make_superuser
 from tests.dashboard.visiting import PAGES, address, logged_in
+from tools import messages
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory")]
 

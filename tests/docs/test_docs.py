@@ -53,7 +53,7 @@ from djqueue.storage.redis.location import READ_HERE
 from djqueue.storage.redis.options import RedisOptions
 from djqueue.testing.draining import drain
 from djqueue.testing.environment import job_environment
-from tests.benchmarks.measures import MEASURES
+from tools.benchmarks.measures import MEASURES
 
 from .pages import PAGES, ROOT, Block, blocks, first_cells, table
 
@@ -206,8 +206,8 @@ def check_command(words: list[str]) -> None:
         targets = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert words[1] in targets
         assert all(word.startswith("ARGS=") for word in words[2:])
-    elif words[:3] == ["python", "-m", "tests.benchmarks"]:
-        source = (ROOT / "tests" / "benchmarks" / "__main__.py").read_text()
+    elif words[:3] == ["python", "-m", "tools.benchmarks"]:
+        source = (ROOT / "tools" / "benchmarks" / "__main__.py").read_text()
         for flag in (word for word in words[3:] if word.startswith("--")):
             assert f'"{flag}"' in source
     else:

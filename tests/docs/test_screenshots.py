@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from djqueue.dashboard.urls import PAGES
-from tests.screenshots.pictures import FOLDER, LARGEST, difference, save, shapes
+from tools.screenshots.pictures import FOLDER, LARGEST, difference, save, shapes
 
 from .pages import ROOT
 

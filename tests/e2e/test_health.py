@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests import servers
-from tests.chaos.project import POSTGRESQL, REDIS, SQLITE, _postgresql
 from tests.runtime.project import ROOT, Project, WorkerProcess
 from tests.support import eventually
+from tools.chaos.project import POSTGRESQL, REDIS, SQLITE, _postgresql
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,288 @@
+"""`python -m tools.benchmarks --as-user`: what a user gets from `manage.py runworkers` with default settings.
+
+Each measurement has a new project, a new storage and real processes. The handlers of several job names, in
+several queues, leave marks in a file, which this process watches. The measurements take turns within each
+run, so that all of them see the same machine.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from tools.benchmarks.bare import RecordingProxy, replay
+from tools.benchmarks.client import ASYNC_NAMES
+from tools.benchmarks.marks import Drain
+from tools.benchmarks.measures import bare_drain, percentile
+from tools.benchmarks.projects import STORAGES, Client, Site
+from tools.benchmarks.reporting import Ratio, Value, Values, rows, shown, write_docs
+from tools.benchmarks.usage import redis_usage
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measurement, where it makes sense, and those whose values its ratios need."""
+
+    function: Callable[[str, float], Values]
+    storages: tuple[str, ...] = STORAGES
+    needs: tuple[str, ...] = ()
+
+
+def rate(drained: Drain) -> Value:
+    return Value(drained.rate, "jobs/s", drained.cpu, drained.cores)
+
+
+JOBS = {
+    ("redis", 1): 5_000,
+    ("redis", 10): 20_000,
+    ("redis", 100): 50_000,
+    ("database", 1): 3_000,
+    ("database", 10): 12_000,
+    ("database", 100): 20_000,
+    ("memory", 1): 20_000,
+    ("memory", 10): 40_000,
+    ("memory", 100): 60_000,
+}
+"""The size of the backlog, by storage and concurrency."""
+
+
+LIMIT = 3.0
+"""Seconds to which the measurement of a backlog is limited, after its warm-up."""
+
+
+def concurrency(slots: int) -> list[str]:
+    """Return the flag of `runworkers`; 10 is the default, which needs none."""
+    return [] if slots == 10 else ["--concurrency", str(slots)]
+
+
+def drain(
+    storage: str,
+    slots: int,
+    scale: float,
+    *,
+    names: tuple[str, ...] = ASYNC_NAMES,
+    flags: tuple[str, ...] = (),
+    workers: int = 1,
+    mirror: bool = True,
+    prepare: tuple[str, ...] = (),
+) -> Value:
+    """Drain a backlog of several names in several queues.
+
+    prepare: What the producer does before, by the names of its functions.
+    """
+    count = int(JOBS[storage, slots] * scale)
+    with Site(storage, mirror=mirror) as site:
+        more = sum(site.client.call(name) or 0 for name in prepare)
+        site.client.call("fill", count, names)
+        if more:  # jobs that wait until the end are not counted
+            count += more
+        return rate(site.drain(count, *concurrency(slots), *flags, workers=workers, limit=LIMIT))
+
+
+def drain_at(slots: int) -> Callable[[str, float], Values]:
+    def measure(storage: str, scale: float) -> Values:
+        return {f"drain_c{slots}": drain(storage, slots, scale)}
+
+    return measure
+
+
+def drain_mixed(storage: str, scale: float) -> Values:
+    """One job in five has a sync handler, which runs on a thread."""
+    return {"drain_mixed": drain(storage, 10, scale, names=(*ASYNC_NAMES[:4], "resize"))}
+
+
+def yardstick(storage: str, scale: float) -> Values:
+    """A bare PING, and the loop around a script of a few lines."""
+    found: Values = {}
+    with Site("redis") as site:
+        assert site.server is not None
+        with site.server.client() as client:
+            found["ping_p50"] = Value(ping(client, int(3_000 * scale)) * 1e3, "ms")
+        with redis.Redis(port=site.server.port) as bare:
+            for slots, jobs in ((1, 5_000), (10, 30_000), (100, 100_000)):
+                count = int(jobs * scale)
+                before = time.process_time(), redis_usage(site.server)
+                speed = bare_drain(bare, slots, count)
+                used = time.process_time() - before[0], redis_usage(site.server) - before[1]
+                cpu = {"worker": used[0] / count * 1e6, "redis": used[1] / count * 1e6}
+                found[f"bare_c{slots}"] = Value(speed, "jobs/s", cpu)
+    return found
+
+
+def ping(client: Any, count: int) -> float:
+    """Return the median seconds of a PING."""
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        client.ping()
+        times.append(time.perf_counter() - start)
+    return percentile(times, 50)
+
+
+def latency(storage: str, scale: float) -> Values:
+    """The time from an enqueue to the handler, and of `enqueue_and_wait`, with an idle worker."""
+    count = int(400 * scale)
+    with Site(storage) as site:
+        if storage == "memory":
+            site.client.call("work", None)
+        else:
+            site.start()
+        site.client.call("pickup", 20)  # until the worker has started and all is warm
+        site.client.call("roundtrip", 20)
+        site.marks.clear()
+        site.client.call("pickup", count)
+        site.check()
+        picked = site.marks.times()
+        waited = site.client.call("roundtrip", count)
+    return {
+        f"{name}_p{share}": Value(percentile(times, share) * 1e3, "ms")
+        for name, times in (("pickup", picked), ("enqueue_and_wait", waited))
+        for share in (50, 99)
+    }
+
+
+def enqueue(storage: str, scale: float) -> Values:
+    """Single enqueues, sync and awaited; a bulk enqueue, and what the waiting jobs take."""
+    count = int(100_000 * scale)
+    with Site(storage) as site:
+        site.client.call("bulk", 2_000)
+        few = int((500 if storage == "database" else 3_000) * scale)
+        found = {
+            "enqueue_single": Value(site.client.call("single", few), "jobs/s"),
+            "enqueue_awaited": Value(site.client.call("awaited", few), "jobs/s"),
+        }
+        before = memory(site)
+        found["enqueue_bulk"] = Value(site.client.call("bulk", count), "jobs/s")
+        if storage != "database":
+            found["bytes_per_waiting_job"] = Value((memory(site) - before) / count, "bytes")
+        if site.server is not None:
+            found["bare_bulk"] = Value(replayed(site, count), "jobs/s")
+    return found
+
+
+def memory(site: Site) -> int:
+    """Return the bytes that Redis uses, or without one the producing process."""
+    if site.server is not None:
+        return int(site.server.run("INFO", "memory")["used_memory"])
+    return int(site.client.call("resident"))
+
+
+def replayed(site: Site, count: int) -> float:
+    """Return the jobs per second of the calls of a bulk enqueue, recorded, on a bare socket."""
+    assert site.server is not None
+    site.server.run("FLUSHALL")
+    with recording(site) as (proxy, producer):
+        producer.call("bulk", count)
+        requests = proxy.requests()
+    site.server.run("FLUSHALL")
+    took = replay(site.server, requests)
+    if (found := site.client.call("waiting")) != count:
+        raise RuntimeError(f"{found} of {count} jobs wait after their calls were repeated")
+    return count / took
+
+
+@contextmanager
+def recording(site: Site) -> Iterator[tuple[RecordingProxy, Client]]:
+    """Start a producer whose calls are recorded."""
+    assert site.server is not None
+    with RecordingProxy(site.server) as proxy:
+        environment = {**site.environment, "BENCH_REDIS": proxy.url}
+        with Client(site.folder, environment) as producer:
+            yield proxy, producer
+
+
+def two_processes(storage: str, scale: float) -> Values:
+    """`--processes 2`, and two times `runworkers`."""
+    return {
+        "processes_2_c10": drain(storage, 10, scale, flags=("--processes", "2")),
+        "processes_2_c100": drain(storage, 100, scale, flags=("--processes", "2")),
+        "two_runworkers_c100": drain(storage, 100, scale, workers=2),
+    }
+
+
+def beside(storage: str, scale: float) -> Values:
+    """What a drain has beside it, one at a time; and the mirror off."""
+    return {
+        "with_priority_c100": drain(storage, 100, scale, prepare=("lower_priority",)),
+        "with_limits_c100": drain(storage, 100, scale, prepare=("limits",)),
+        "with_events_c100": drain(storage, 100, scale, prepare=("subscribe",)),
+        "without_mirror_c100": drain(storage, 100, scale, mirror=False),
+        "without_mirror_c10": drain(storage, 10, scale, mirror=False),
+    }
+
+
+ON_REDIS = ("redis",)
+MEASURES = {
+    "yardstick": Measure(yardstick, ON_REDIS),
+    "drain_c1": Measure(drain_at(1), needs=("yardstick",)),
+    "drain_c10": Measure(drain_at(10), needs=("yardstick",)),
+    "drain_c100": Measure(drain_at(100), needs=("yardstick",)),
+    "drain_mixed": Measure(drain_mixed),
+    "latency": Measure(latency, needs=("yardstick",)),
+    "enqueue": Measure(enqueue),
+    "two_processes": Measure(two_processes, ON_REDIS, needs=("drain_c10", "drain_c100")),
+    "beside": Measure(beside, ON_REDIS, needs=("drain_c10", "drain_c100")),
+}
+RATIOS = [
+    Ratio("redis", "c1 / bare loop", "drain_c1", "bare_c1", ">= 0.75"),
+    Ratio("redis", "c10 / bare loop", "drain_c10", "bare_c10", ">= 0.7"),
+    Ratio("redis", "c100 / bare loop", "drain_c100", "bare_c100", ">= 0.7"),
+    Ratio("redis", "bulk / prepacked calls", "enqueue_bulk", "bare_bulk", ">= 0.75"),
+    Ratio("redis", "pickup / PING", "pickup_p50", "ping_p50", "<= 5"),
+    Ratio("redis", "enqueue_and_wait / PING", "enqueue_and_wait_p50", "ping_p50", "<= 12"),
+    Ratio("redis", "--processes 2, c10", "processes_2_c10", "drain_c10"),
+    Ratio("redis", "--processes 2, c100", "processes_2_c100", "drain_c100", ">= 1.4"),
+    Ratio("redis", "two runworkers, c100", "two_runworkers_c100", "drain_c100", ">= 1.4"),
+    Ratio("redis", "another priority", "with_priority_c100", "drain_c100", ">= 0.9"),
+    Ratio("redis", "limits never reached", "with_limits_c100", "drain_c100", ">= 0.9"),
+    Ratio("redis", "event subscriber", "with_events_c100", "drain_c100", ">= 0.9"),
+    Ratio("redis", "mirror, c10", "drain_c10", "without_mirror_c10", ">= 0.9"),
+    Ratio("redis", "mirror, c100", "drain_c100", "without_mirror_c100", ">= 0.9"),
+    Ratio("database", "c100 / c10", "drain_c100", "drain_c10", ">= 1"),
+]
+GOALS = {
+    ("redis", "bytes_per_waiting_job"): "<= 330",
+    ("memory", "bytes_per_waiting_job"): "<= 700",
+}
+
+
+def main(options: argparse.Namespace) -> int:
+    """Measure, print, and write the docs where that was asked for."""
+    load = [os.getloadavg()[0]]
+    found = list(rows(measure(options), RATIOS, GOALS))
+    load.append(os.getloadavg()[0])
+    for row in found:
+        print(json.dumps(row) if options.json else shown(row), flush=True)
+    if options.write_docs:
+        print(f"Wrote {write_docs(found, options.runs, load)}", file=sys.stderr)
+    return 0
+
+
+def measure(options: argparse.Namespace) -> dict[str, list[Values]]:
+    """Run all measurements that were asked for, in turns; a list with each run's values, by storage."""
+    scale = 0.1 if options.quick else 1.0
+    runs: dict[str, list[Values]] = {storage: [] for storage in options.storage or STORAGES}
+    for number in range(options.runs):
+        for storage, found in runs.items():
+            values: Values = {}
+            names = chosen(storage, options.metric)
+            for name in names if number % 2 == 0 else names[::-1]:  # the machine may get slower meanwhile
+                print(f"{number + 1}/{options.runs} {storage} {name}", file=sys.stderr, flush=True)
+                values |= MEASURES[name].function(storage, scale)
+            found.append(values)
+    return runs
+
+
+def chosen(storage: str, metrics: list[str] | None) -> list[str]:
+    """Return the measurements of a storage that were asked for, with those that their ratios need."""
+    wanted = list(metrics or MEASURES)
+    for name in wanted:  # grows meanwhile
+        wanted += [needed for needed in MEASURES[name].needs if needed not in wanted]
+    return [name for name in MEASURES if name in wanted and storage in MEASURES[name].storages]

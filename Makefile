@@ -6,34 +6,46 @@ ARGS ?=
 # One more than there are cores: many tests wait for servers and processes.
 XDIST ?= -n $(shell expr $$(nproc) + 1) --dist worksteal
 BIN := $(VENV)/bin
+LANES = $(BIN)/python scripts/lanes.py run
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-thorough test-spark test-spark-cluster test-spark-versions test-compat lint format simulate chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
+.PHONY: help install test test-all test-thorough test-postgresql test-sandbox test-spark test-spark-cluster test-spark-versions test-compat lint format mutants simulate chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## Make the virtual environment with all that development needs
 
-# On PostgreSQL, only what uses Django's database.
-test: lint ## Check the code, then run the tests: all on SQLite, the database's on PostgreSQL too
+# What a change must not break, in at most 12 minutes on two cores.
+test: lint ## Check the code and run the tests: on SQLite, and what depends on SQL on PostgreSQL too
 	@scripts/system-packages.sh redis postgresql chromium gettext
-	@scripts/run-tests.sh $(BIN)/python $(XDIST) -m "not thorough and not screenshots and not spark and not spark_cluster" $(ARGS)
-	@$(BIN)/python -m tests.servers postgresql scripts/run-tests.sh $(BIN)/python $(XDIST) -m "database and not thorough and not slow and not spark" -k "not memory and not redis and not OrmAlone" $(ARGS)
+	@$(LANES) sqlite postgresql -- $(XDIST) $(ARGS)
 
-test-thorough: install ## Run more of the same: the contract in more settings, looks of pages, seeds of the simulator
-	@scripts/system-packages.sh redis postgresql
-	@scripts/run-tests.sh $(BIN)/python $(XDIST) -m thorough $(ARGS)
-	@$(BIN)/python -m tests.servers postgresql scripts/run-tests.sh $(BIN)/python $(XDIST) -m "thorough and database" $(ARGS)
+# For nights and releases.
+test-all: lint ## Run every test there is, in about 90 minutes
+	@scripts/system-packages.sh redis postgresql chromium gettext java
+	@$(LANES) sqlite-all postgresql-all -- $(XDIST) $(ARGS)
+	@$(MAKE) test-compat test-spark test-spark-cluster
+
+test-thorough: install ## Run what `make test` leaves out because other tests cover it in another configuration
+	@scripts/system-packages.sh redis postgresql chromium gettext
+	@$(LANES) thorough -- $(XDIST) $(ARGS)
+
+test-postgresql: install ## Run on PostgreSQL everything that uses the database and that `make test` runs on SQLite only
+	@scripts/system-packages.sh redis postgresql gettext
+	@$(LANES) postgresql-wide -- $(XDIST) $(ARGS)
+
+test-sandbox: install ## Run the sandbox's tests in its other variants
+	@$(LANES) sandbox -- $(XDIST) $(ARGS)
 
 test-spark: $(VENV)/.spark-installed ## Run the tests that need Spark, and install it
 	@scripts/system-packages.sh redis postgresql java
-	@JAVA_HOME=$$(scripts/find-java.sh) scripts/run-tests.sh $(BIN)/python -n 0 -m spark tests/contrib/spark tests/demo/test_demo_spark.py $(ARGS)
+	@JAVA_HOME=$$(scripts/find-java.sh) $(LANES) spark -- -n 0 $(ARGS)
 
 test-spark-cluster: $(VENV)/.spark-installed ## Kill executors, drivers and connections of bulk writes, in about 10 minutes
 	@scripts/system-packages.sh redis postgresql java
-	@JAVA_HOME=$$(scripts/find-java.sh) scripts/run-tests.sh $(BIN)/python -n 0 -o faulthandler_timeout=1200 -m spark_cluster tests/contrib/spark $(ARGS)
+	@JAVA_HOME=$$(scripts/find-java.sh) $(LANES) spark-cluster -- -n 0 -o faulthandler_timeout=1200 $(ARGS)
 
 test-spark-versions: install ## Run a few Spark tests on each supported minor version of PySpark; ARGS="4.1"
 	@scripts/system-packages.sh redis java
@@ -52,6 +64,10 @@ lint: install ## Check style, types and the import rules
 format: install ## Put the code in shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+mutants: install ## Break twenty rules of the engine and of Redis's scripts: the state machine must find each of them
+	@scripts/system-packages.sh redis
+	$(BIN)/python -m tools.mutants $(ARGS)
 
 simulate: install ## Simulate faults with many seeds; ARGS="--seed 7 --steps 5000 --trace"
 	$(BIN)/python -m tools.simulator $(or $(ARGS),--seeds 1000 --without clock-back)
@@ -83,7 +99,7 @@ messages: install ## Bring the translations up to date and list what is missing;
 
 screenshots: install ## Make the pictures of the docs anew from the running demo, in about 6 minutes
 	@scripts/system-packages.sh chromium
-	$(BIN)/python -m pytest -n 0 -s -o faulthandler_timeout=0 -m screenshots tools/screenshots $(ARGS)
+	$(BIN)/python -m pytest -p tests.conftest -n 0 -s -o faulthandler_timeout=0 tools/screenshots $(ARGS)
 
 docs: $(VENV)/.docs-installed ## Build the documentation into docs/_build
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html

@@ -15,7 +15,7 @@ version = release = __version__
 
 extensions = ["myst_parser", "transitions"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build", "_ext", "checklist.md"]
+exclude_patterns = ["_build", "_ext", "_internal"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 

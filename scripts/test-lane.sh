@@ -46,4 +46,4 @@ names = ["Django", "kombu", "msgpack", "cronsim", "redis", "django-redis", "hire
 print("test-lane:", "Python", sys.version.split()[0] + ",", ", ".join(f"{n} {version(n)}" for n in names))'
 
 # shellcheck disable=SC2086
-scripts/run-tests.sh "$lane/bin/python" -m "not slow and not spark and not spark_cluster" "$@" $tests
+"$lane/bin/python" scripts/lanes.py run versions -- "$@" $tests

@@ -16,7 +16,7 @@ from tests.demo.project import ROOT, TIMEOUT_SECONDS, DemoProject
 
 from . import pictures
 
-pytestmark = [pytest.mark.screenshots, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 LINKS = """[...document.querySelectorAll('#djq a[href]')].map(
   (link) => new URL(link.getAttribute('href'), location.href).href

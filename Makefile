@@ -6,7 +6,7 @@ ARGS ?=
 # One more than there are cores: many tests wait for servers and processes.
 XDIST ?= -n $(shell expr $$(nproc) + 1) --dist worksteal
 BIN := $(VENV)/bin
-LANES = $(BIN)/python scripts/lanes.py run
+LANES = $(BIN)/python -m tools.lanes run
 export PYTHON
 
 .DEFAULT_GOAL := help

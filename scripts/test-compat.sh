@@ -36,6 +36,6 @@ fi
 "$other/bin/python" -c 'import sys, django
 print(f"test-compat: Python {sys.version.split()[0]}, Django {django.__version__}")'
 # What depends on Django or the loop: pages, settings, models, commands. The first lane has run the rest.
-"$other/bin/python" scripts/lanes.py run versions -- --ignore tests/dashboard/browser "$@" \
+"$other/bin/python" -m tools.lanes run versions -- --ignore tests/dashboard/browser "$@" \
     tests/test_alone.py tests/test_checks.py tests/test_conf.py tests/test_models.py tests/test_wrong_settings.py \
     tests/admin tests/client tests/contrib/tasks tests/dashboard tests/management tests/runtime/test_loops.py

@@ -46,4 +46,4 @@ names = ["Django", "kombu", "msgpack", "cronsim", "redis", "django-redis", "hire
 print("test-lane:", "Python", sys.version.split()[0] + ",", ", ".join(f"{n} {version(n)}" for n in names))'
 
 # shellcheck disable=SC2086
-"$lane/bin/python" scripts/lanes.py run versions -- "$@" $tests
+"$lane/bin/python" -m tools.lanes run versions -- "$@" $tests

@@ -15,5 +15,5 @@ for version in ${*:-4.1 4.2 4.3}; do
     "$lane/bin/python" -c 'import sys, pyspark
 print(f"test-spark-versions: Python {sys.version.split()[0]}, PySpark {pyspark.__version__}")'
     # shellcheck disable=SC2086
-    "$lane/bin/python" scripts/lanes.py run spark-versions -- -n 0 $tests
+    "$lane/bin/python" -m tools.lanes run spark-versions -- -n 0 $tests
 done

@@ -9,8 +9,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PATIENCE = 60.0
-"""Seconds that a test waits for something that should happen soon, before it fails: far longer than on an idle
-machine, because a busy one may stop a process for seconds at any line. Every wait of the tests uses it."""
+"""Seconds that a test waits for something that should happen soon, before it fails: far longer than on an
+idle machine, because a busy one may stop a process for seconds at any line. Every wait of the tests uses it.
+"""
 
 
 def eventually(predicate: Callable[[], T], timeout: float = PATIENCE, message: str = "") -> T:
@@ -22,7 +23,9 @@ def eventually(predicate: Callable[[], T], timeout: float = PATIENCE, message: s
     raise _never(predicate, value, timeout, message)
 
 
-async def aeventually(predicate: Callable[[], T | Awaitable[T]], timeout: float = PATIENCE, message: str = "") -> T:
+async def aeventually(
+    predicate: Callable[[], T | Awaitable[T]], timeout: float = PATIENCE, message: str = ""
+) -> T:
     """See `eventually`; leaves the event loop free, and `predicate` may be a coroutine function."""
     for pause in _pauses(timeout):
         value = predicate()

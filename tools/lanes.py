@@ -1,7 +1,7 @@
 """Run the tests in lanes, and report how long each lane took and which tests were slowest.
 
-    python scripts/lanes.py run sqlite postgresql [-- PYTEST-ARGUMENT...]
-    python scripts/lanes.py changed [--since COMMIT] [--dry-run]
+    python -m tools.lanes run sqlite postgresql [-- PYTEST-ARGUMENT...]
+    python -m tools.lanes changed [--since COMMIT] [--dry-run]
 
 `run` runs lanes one after the other, with the interpreter that runs this script, and fails if one of them
 fails. `changed` runs `make test-LANE` for each lane whose code was touched since a commit, and says why it
@@ -161,7 +161,7 @@ def changed(since: str | None, dry_run: bool) -> int:
     """Run the lanes whose code was touched since a commit; return the exit status."""
     missing = [path for paths in CHANGES.values() for path in paths if not (ROOT / path).exists()]
     if missing:
-        raise SystemExit(f"scripts/lanes.py: CHANGES names what does not exist: {', '.join(missing)}")
+        raise SystemExit(f"tools/lanes.py: CHANGES names what does not exist: {', '.join(missing)}")
     since = since or os.environ.get("DJQUEUE_LANDED") or _last_landing()
     files = _git("diff", "--name-only", f"{since}..HEAD").splitlines() if since else None
     origin = f"since {since[:12]}" if since else "(no earlier landing found)"

@@ -15,12 +15,18 @@ from tests.operations.conftest import tables  # noqa: F401 - the fixture
 
 HERE = Path(__file__).parent
 
+CLIENT_SIDE = {"test_bad_input", "test_sizes"}
+"""Modules about checks that the client makes before it calls a storage: one storage shows them."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.django_db(transaction=True, available_apps=[]))
             item.add_marker(pytest.mark.database)
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            if item.path.stem in CLIENT_SIDE and params.get("storage") in ("memory", "redis"):
+                item.add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture(params=["memory", "database", "redis"])

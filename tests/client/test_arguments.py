@@ -1,4 +1,4 @@
-"""Calls that are wrong are refused where they are made, with the call to make instead."""
+"""Wrong arguments are rejected by the call, with a suggestion."""
 
 import pytest
 

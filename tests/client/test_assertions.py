@@ -1,4 +1,4 @@
-"""`djqueue.testing.assertions`: what a test says about enqueued jobs."""
+"""`djqueue.testing.assertions`: assertions about enqueued jobs."""
 
 import unittest
 

@@ -1,4 +1,4 @@
-"""Every installed app's `jobs` module is imported at start-up, as `admin` is."""
+"""Autodiscovery: the `jobs` module of every installed app is imported at start-up."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`enqueue_many` of more jobs than one call of the storage takes."""
+"""`enqueue_many` with more jobs than one call of the storage takes."""
 
 from decimal import Decimal
 

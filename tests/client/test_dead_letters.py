@@ -1,4 +1,4 @@
-"""A queue's dead letters by what they say: listed, counted, retried in parts."""
+"""Dead letters of a queue: filtered, counted, retried and moved in pages."""
 
 import asyncio
 from functools import partial

@@ -1,4 +1,4 @@
-"""Enqueueing through `@job`, and what it answers."""
+"""Enqueueing through `@job`, and the results."""
 
 import asyncio
 from datetime import date

@@ -1,4 +1,4 @@
-"""`flow`, `chain`, `group`, `chord`: what is enqueued, and what is refused before anything is."""
+"""`flow`, `chain`, `group`, `chord`: the enqueued jobs, and flows that are rejected."""
 
 import pytest
 

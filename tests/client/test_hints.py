@@ -1,4 +1,4 @@
-"""Warnings about jobs and queues that no worker would serve: logged once."""
+"""Warnings about jobs and queues that no worker would serve, logged once."""
 
 import logging
 from dataclasses import replace

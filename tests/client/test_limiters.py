@@ -1,4 +1,4 @@
-"""`Limiter`: what several queues share, seen by a project."""
+"""`Limiter`: limits shared by several queues."""
 
 import pytest
 

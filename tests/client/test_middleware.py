@@ -1,4 +1,4 @@
-"""Middleware around enqueues: what it sees, changes, keeps back, and what its errors do."""
+"""Middleware around enqueues: what it sees, changes and withholds, and its errors."""
 
 import logging
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The pytest plugin: what loading it costs, and its fixtures."""
+"""The pytest plugin and its fixtures."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`Queue`: the low-level face; each method and its async twin."""
+"""`Queue`: each method and its async version."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta

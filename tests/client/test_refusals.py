@@ -1,4 +1,4 @@
-"""Mistakes in declarations that are refused where they are made, with the remedy in the message."""
+"""Wrong declarations are rejected with the remedy in the message."""
 
 import pytest
 

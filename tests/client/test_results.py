@@ -1,4 +1,4 @@
-"""What the result of an enqueue can do: wait for its job, read it again, show it."""
+"""The result of an enqueue: waiting, refreshing, reading the job."""
 
 import asyncio
 import pickle

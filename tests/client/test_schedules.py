@@ -1,4 +1,4 @@
-"""`@job(cron=…)` and `@job(every=…)`: what is refused when the module is imported."""
+"""`@job(cron=…)` and `@job(every=…)`: validation at import."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""Signals: in the process in which it happened, after it happened, and of no harm to it."""
+"""Signals: sent by the process that made the change, after it, and without affecting it."""
 
 import asyncio
 import threading

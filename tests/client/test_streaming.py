@@ -1,4 +1,4 @@
-"""`enqueue_and_stream`, `stream`: what a generator yields, as it comes, and again for who comes late."""
+"""`enqueue_and_stream`, `stream`: items of generator jobs."""
 
 import asyncio
 import gc

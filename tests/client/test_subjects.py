@@ -1,4 +1,4 @@
-"""Jobs about an object: what names it, and how its jobs are found."""
+"""Subjects: how objects are named, and how their jobs are found."""
 
 from types import SimpleNamespace
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""A job's timeline: what the stored record says of its life, in order."""
+"""A job's timeline: its stored history, in order."""
 
 import pytest
 

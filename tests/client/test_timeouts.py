@@ -1,4 +1,4 @@
-"""The error of a caller that waited in vain says where its job is, and what would help."""
+"""Timeout errors of waiting callers: where the job is, and the remedy."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""What a type checker knows of decorated functions."""
+"""Types of decorated functions, checked by mypy."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`using`: the same job with other options."""
+"""`using`: the same job type with other options."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""`enqueue_and_wait`: what the job returns, or the error that tells why not."""
+"""`enqueue_and_wait`: the result of the job, or the error that explains why there is none."""
 
 import asyncio
 import threading

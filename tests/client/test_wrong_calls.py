@@ -1,4 +1,4 @@
-"""Calls with wrong values, and calls of other job queues, are refused with the call that is meant."""
+"""Wrong values and calls known from other libraries are rejected with a suggestion."""
 
 import functools
 import operator

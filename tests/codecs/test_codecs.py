@@ -1,4 +1,4 @@
-"""Encoders by content type: their limits, and what the settings accept."""
+"""Encoders by content type: size limits, and accepted content types."""
 
 import hashlib
 import pickle

@@ -1,4 +1,4 @@
-"""What cannot be is refused at the call, by name, and nothing is stored. Settings: tests/test_conf.py."""
+"""Invalid input is rejected by name, and nothing is stored. Settings: tests/test_conf.py."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""Health checks on every storage: each condition turns one check red, and its end turns it green again."""
+"""Health checks on every storage: each condition fails one check until the condition ends."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""How large a job may be: its payload and its options count together, wherever jobs are kept."""
+"""Size limits of jobs: payload and options count together on every storage."""
 
 import re
 from itertools import count

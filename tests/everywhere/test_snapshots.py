@@ -1,4 +1,4 @@
-"""A snapshot of one storage, written to another: the same jobs, which run to their end there."""
+"""Snapshots of one storage restored in another."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing

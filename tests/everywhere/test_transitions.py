@@ -1,4 +1,4 @@
-"""Every transition of the table is told: to subscribers, by signals, and in the job's timeline."""
+"""Every transition sends its events and signals and appears in the timeline."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,4 +1,4 @@
-"""Every call of the client that asks a storage has an `a…` twin, which does and answers the same."""
+"""Every client method that calls a storage has an async version with the same answer and effect."""
 
 import asyncio
 import importlib

@@ -1,4 +1,4 @@
-"""Where clocks are set, against a reading of them minute by minute that knows nothing of the package."""
+"""Clock changes: runs compared with an independent minute-by-minute reference."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""When a cron line comes next."""
+"""Cron lines: the next run."""
 
 import time
 from datetime import UTC, datetime, timedelta

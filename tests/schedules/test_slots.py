@@ -1,4 +1,4 @@
-"""Slots of schedules: intervals, limits, jitter, blackouts, and what is due after a pause."""
+"""Slots of schedules: intervals, limits, jitter, blackouts, and missed runs."""
 
 import time
 from datetime import UTC, datetime

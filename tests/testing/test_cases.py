@@ -1,4 +1,4 @@
-"""Test cases of Django: the mixin, in a transaction that is never committed."""
+"""The test case mixin for Django, in a transaction that is never committed."""
 
 # ruff: noqa: PT009, PT027 - unittest's own way
 

@@ -1,4 +1,4 @@
-"""Jobs that run when they are enqueued: the fixture `djqueue_immediate`."""
+"""Immediate mode: the fixture `djqueue_immediate` runs jobs when they are enqueued."""
 
 import asyncio
 import threading

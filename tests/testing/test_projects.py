@@ -1,4 +1,4 @@
-"""Projects whose tests use djqueue: with pytest, and with `manage.py test`."""
+"""Test suites of projects that use djqueue: with pytest, and with `manage.py test`."""
 
 import subprocess
 import sys

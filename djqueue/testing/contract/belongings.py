@@ -1,4 +1,4 @@
-"""Results, attempts and log lines that go before the records of their jobs."""
+"""Retention of results, attempts and log lines that expire before the records of their jobs."""
 
 import pytest
 

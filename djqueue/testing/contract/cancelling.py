@@ -1,4 +1,4 @@
-"""Cancel: a pending job never starts, an active one is asked to stop."""
+"""Cancel: a pending job never starts, and an active job is asked to stop."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Capacity: how many jobs may wait in a queue, and what an enqueue above that does."""
+"""Capacity: the maximum number of pending jobs in a queue, and what an enqueue beyond it does."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Claims: waiting jobs to active, in one step, as many as a worker can start, and no others."""
+"""Claims: workers take waiting jobs, in one step and never more than they can start."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Threads: whatever races with whatever, each job is run by one worker at a time and ends once."""
+"""Concurrency: under racing threads, one worker at a time runs each job, and each job ends once."""
 
 from collections import Counter
 from collections.abc import Callable

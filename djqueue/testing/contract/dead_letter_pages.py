@@ -1,4 +1,4 @@
-"""Pages of dead letters, the values of each, and dry runs of a retry."""
+"""Pages of dead letters, their values, and dry runs of a retry."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Dead letters: jobs that failed for good, kept for a while, and retried."""
+"""Dead letters: permanently failed jobs, their expiry, and retries."""
 
 import pytest
 

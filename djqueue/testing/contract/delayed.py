@@ -1,4 +1,4 @@
-"""Delays and lifetimes: jobs that are not due yet, and jobs whose time is over before they start."""
+"""Delays and TTLs: jobs that are not due yet, and jobs that expire before they start."""
 
 from collections.abc import Callable
 

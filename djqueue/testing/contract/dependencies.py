@@ -1,4 +1,4 @@
-"""Dependencies: jobs that start when others have completed, and what happens when they do not."""
+"""Dependencies: jobs that start after others have completed, and what happens if those fail."""
 
 from collections.abc import Callable
 from typing import Any

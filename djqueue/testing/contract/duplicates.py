@@ -1,4 +1,4 @@
-"""Enqueues whose unique key another job has: replace it, debounce it, or run after it."""
+"""Enqueues with a unique key that another job has: replace, debounce, or run after it."""
 
 from collections.abc import Callable
 

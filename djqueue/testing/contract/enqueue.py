@@ -1,4 +1,4 @@
-"""Enqueue: new jobs, and what an id that is there already answers."""
+"""Enqueue: new jobs, and the results for ids that already exist."""
 
 import asyncio
 

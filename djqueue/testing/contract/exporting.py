@@ -1,4 +1,4 @@
-"""Reading a storage as a whole."""
+"""Exports: reading all jobs, results, attempts and dead letters of a storage."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Reading the graph of jobs around one of them."""
+"""Flow graphs: reading the graph of jobs around one job."""
 
 from djqueue.core.graph import FlowGraph
 from djqueue.core.job import Batch

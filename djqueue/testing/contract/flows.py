@@ -1,4 +1,4 @@
-"""Flows: jobs that are enqueued in one call and wait for one another."""
+"""Flows: jobs of one enqueue call that depend on each other."""
 
 import pytest
 

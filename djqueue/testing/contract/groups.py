@@ -1,4 +1,4 @@
-"""Groups: jobs of one group run one after the other, and delay no other group."""
+"""Groups: jobs of one group run one after another and do not delay other groups."""
 
 from collections import Counter
 from collections.abc import Callable

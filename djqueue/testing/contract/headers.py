@@ -1,4 +1,4 @@
-"""Headers: carried unchanged through everything that happens to a job."""
+"""Headers: stored unchanged through every transition of a job."""
 
 from typing import Any
 

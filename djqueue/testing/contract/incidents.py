@@ -1,4 +1,4 @@
-"""Incidents: the process whose call changes a job without its worker is notified, once."""
+"""Incidents: the process that changes a job without its worker is notified once."""
 
 from collections.abc import Callable
 

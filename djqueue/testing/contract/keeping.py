@@ -1,4 +1,4 @@
-"""Records of ended jobs on which live ones depend: kept while these live, then for the rest of their time."""
+"""Pinned records: finished jobs are kept while live jobs depend on them, then for the rest of their TTL."""
 
 from collections.abc import Callable, Mapping
 

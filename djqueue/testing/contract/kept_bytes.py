@@ -1,4 +1,4 @@
-"""Retention by bytes: the finished jobs that a queue keeps, for each outcome."""
+"""Retention by bytes: the finished jobs that a queue keeps, per outcome."""
 
 from typing import Any
 

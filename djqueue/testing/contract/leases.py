@@ -1,4 +1,4 @@
-"""Leases: whose reports about an attempt count, and what happens when a worker goes silent."""
+"""Leases: which reports about an attempt are accepted, and what happens when a worker goes silent."""
 
 from collections.abc import Callable
 
@@ -161,42 +161,35 @@ WORDS: dict[str, Word] = {
 class LeasesContract(StorageCase):
     """Cases about leases that are held, renewed and lost."""
 
-    @pytest.mark.parametrize("word", WORDS)
     @pytest.mark.parametrize("stale", STALE, ids=lambda stale: stale.__name__)
-    def test_stale_lease_token_is_rejected_without_side_effects(
-        self, storage: Storage, stale: Stale, word: str
-    ) -> None:
+    def test_stale_lease_token_is_rejected_without_side_effects(self, storage: Storage, stale: Stale) -> None:
         claimed = stale(self, storage)
 
         with nothing_changes(storage):
-            assert not WORDS[word](storage, claimed)
+            assert [word for word in WORDS if WORDS[word](storage, claimed)] == []
 
-    @pytest.mark.parametrize("word", WORDS)
-    def test_current_lease_token_is_accepted(self, storage: Storage, word: str) -> None:
-        claimed = an_active_job(storage)
+    def test_current_lease_token_is_accepted(self, storage: Storage) -> None:
+        for word in WORDS:
+            assert WORDS[word](storage, an_active_job(storage, queue=f"queue of {word}")), word
 
-        assert WORDS[word](storage, claimed)
-
-    @pytest.mark.parametrize("word", WORDS)
-    def test_lease_token_is_valid_only_for_its_own_job(self, storage: Storage, word: str) -> None:
+    def test_lease_token_is_valid_only_for_its_own_job(self, storage: Storage) -> None:
         enqueue_many(storage, 24)
         claimed = claim(storage, 24)
 
         with nothing_changes(storage):
             for one, other in zip(claimed, [*claimed[1:], claimed[0]], strict=True):
-                assert not WORDS[word](storage, one._replace(id=other.id))
-                assert not WORDS[word](storage, one._replace(queue="another"))
-                assert not WORDS[word](storage, one._replace(id="nobody"))
+                for word in WORDS:
+                    assert not WORDS[word](storage, one._replace(id=other.id)), word
+                    assert not WORDS[word](storage, one._replace(queue="another")), word
+                    assert not WORDS[word](storage, one._replace(id="nobody")), word
 
-    @pytest.mark.parametrize("word", WORDS)
-    def test_stale_lease_token_does_not_recreate_an_obliterated_queue(
-        self, storage: Storage, word: str
-    ) -> None:
+    def test_stale_lease_token_does_not_recreate_an_obliterated_queue(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         storage.queues.obliterate(QUEUE, force=True)
 
-        assert not WORDS[word](storage, claimed)
-        assert QUEUE not in storage.queues.names()
+        for word in WORDS:
+            assert not WORDS[word](storage, claimed), word
+            assert QUEUE not in storage.queues.names(), word
 
     def test_each_claim_has_its_own_lease_token(self, storage: Storage) -> None:
         enqueue(storage)

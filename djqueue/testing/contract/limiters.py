@@ -1,4 +1,4 @@
-"""One limiter of several queues: what they start and have active together."""
+"""Shared limiters: what several queues may start and have active together."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Limits of a queue: starts per time, and jobs active at once over all workers."""
+"""Queue limits: starts per time, and active jobs over all workers."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Maintenance: any number of maintainers, and every sweep after the first finds nothing."""
+"""Maintenance: sweeps can run concurrently, and each change is made once."""
 
 from djqueue.core.maintenance import Swept
 from djqueue.core.states import State

@@ -1,4 +1,4 @@
-"""Jobs moved to another queue: what they keep, what stands in their way, and who waits for them."""
+"""Moves to another queue: what a job keeps, what prevents a move, and dependents of moved jobs."""
 
 import pytest
 

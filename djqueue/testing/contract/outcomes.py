@@ -1,4 +1,4 @@
-"""Outcomes: how a run ends, what is counted, and what is kept of it."""
+"""Outcomes: how an attempt ends, and what is counted and recorded."""
 
 import pytest
 

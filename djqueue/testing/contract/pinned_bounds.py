@@ -1,6 +1,4 @@
-"""Bounds of a queue where its records are held for others, where jobs have sent items, and where dead letters
-come from elsewhere.
-"""
+"""Bounds of a queue with pinned records, with emitted items, and with moved dead letters."""
 
 import pytest
 

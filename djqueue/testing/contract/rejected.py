@@ -1,4 +1,4 @@
-"""Jobs that are dead letters from the start: what an import could not make a job of."""
+"""Rejected rows: dead letters for rows of a bulk write that could not become jobs."""
 
 from djqueue.core.job import REJECTED, Incident, JobFailure
 from djqueue.core.states import State

@@ -1,4 +1,4 @@
-"""Revisions: another payload in the place of a known one, for a pending job or a dead letter."""
+"""Replaced payloads: another payload in place of a known one, for a pending job or a dead letter."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Results: kept for as long as each job says, and no longer."""
+"""Results: each is kept for its TTL."""
 
 import pytest
 

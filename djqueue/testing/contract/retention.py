@@ -1,4 +1,4 @@
-"""Retention by age and number: the finished jobs that a queue keeps, for each outcome."""
+"""Retention by age and count: the finished jobs that a queue keeps, per outcome."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Snapshots: everything that a storage holds, read and written back."""
+"""Snapshots: everything that a storage contains can be read and restored."""
 
 import threading
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Jobs that are put aside, and published together."""
+"""Staging: jobs that are stored invisibly and published together."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

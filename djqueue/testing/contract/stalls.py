@@ -1,4 +1,4 @@
-"""Stalls: runs that were lost with their worker."""
+"""Stalls: attempts whose lease expired."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""Items of generators: emitted by runs, read in order from the first one."""
+"""Streaming: items emitted by attempts, read in order from the first one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

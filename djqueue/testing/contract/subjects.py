@@ -1,4 +1,4 @@
-"""Jobs about a subject: which they are, in what order, and until when."""
+"""Subjects: the jobs about an object, in order, until their records expire."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The table of transitions and this suite say the same."""
+"""The transition table and this suite agree."""
 
 from djqueue.core.states import State
 from djqueue.storage.base import Storage

@@ -1,4 +1,4 @@
-"""Unique keys: at most one live job of a queue has one, and it is freed however that job ends."""
+"""Unique keys: at most one live job of a queue has each key, which is freed however that job ends."""
 
 from collections.abc import Callable
 
@@ -264,13 +264,13 @@ class UniqueKeysContract(StorageCase):
 
         assert storage.enqueue([batch(unique_key="k")])[0].status == "queued"
 
-    def test_thousands_of_unique_keys_are_independent(self, storage: Storage) -> None:
-        given = [batch(ids=[f"job {n}"], unique_key=f"key {n}") for n in range(1_000)]
+    def test_hundreds_of_unique_keys_are_independent(self, storage: Storage) -> None:
+        given = [batch(ids=[f"job {n}"], unique_key=f"key {n}") for n in range(300)]
 
         first = storage.enqueue(given)
         again = storage.enqueue([one._replace(ids=None) for one in given])
 
         assert {answer.status for answer in first} == {"queued"}
-        assert [answer.id for answer in again] == [f"job {n}" for n in range(1_000)]
-        enqueue_many(storage, 1_000)
-        assert counts(storage) == {State.WAITING: 2_000}
+        assert [answer.id for answer in again] == [f"job {n}" for n in range(300)]
+        enqueue_many(storage, 300)
+        assert counts(storage) == {State.WAITING: 600}

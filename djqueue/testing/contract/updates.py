@@ -1,4 +1,4 @@
-"""Updates: another priority or payload for a job that has not started."""
+"""Updates: another priority or payload for a pending job."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Waiting for what a job returns: whatever it is, however the job ends, and whenever that is."""
+"""Waiting: callers get the result of a job, or the error that explains why there is none."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -254,7 +254,9 @@ def test_invalid_flow_is_rejected(storage: Storage) -> None:
     for number, (call, name) in enumerate(wrong):
         assert_refused(call, name, number)
 
-    assert_nothing_stored(storage)
+    # A storage may list the queue of a call whose dependency it rejected.
+    assert not any(storage.reads.counts(QUEUE).values())
+    assert not CronJob.objects.exists()
 
 
 # Keyed queues.

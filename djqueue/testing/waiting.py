@@ -11,8 +11,8 @@ from djqueue.core.job import Event
 
 T = TypeVar("T")
 
-PATIENCE = 10.0
-"""Seconds after which what has not happened will not."""
+PATIENCE = 60.0
+"""Seconds to wait for something that should happen soon: a busy machine may stop a thread for seconds."""
 TURN = 1e-5
 """Seconds for which one of the racing threads runs before the next may."""
 
@@ -94,7 +94,7 @@ class Wakes:
             return self._changed.wait_for(lambda: self._count > 0, PATIENCE)
 
 
-def together(actions: Iterable[Callable[[], Any]], *, within: float = 180.0) -> list[Any]:
+def together(actions: Iterable[Callable[[], Any]], *, within: float = 300.0) -> list[Any]:
     """Run actions in a thread each, started at one moment; their answers, in order.
 
     The threads take turns far more often than usual, so that what can go wrong between them does.

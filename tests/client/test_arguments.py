@@ -1,4 +1,4 @@
-"""Calls that are wrong are refused where they are made, with the call to make instead."""
+"""Wrong arguments are rejected by the call, with a suggestion."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def paying():
     ],
 )
 @pytest.mark.parametrize("call", ["enqueue", "enqueue_and_wait"])
-def test_arguments_that_the_function_does_not_accept_are_refused(paying, do, call, args, kwargs, message):
+def test_arguments_not_accepted_by_the_function_are_rejected(paying, do, call, args, kwargs, message):
     with pytest.raises(ArgumentsError, match=message) as refused:
         do(paying, call, *args, **kwargs)
 
@@ -55,20 +55,20 @@ def test_arguments_that_the_function_does_not_accept_are_refused(paying, do, cal
 @pytest.mark.parametrize(
     ("args", "kwargs"), [((1,), {}), ((1,), {"twice": True}), ((), {"order_id": 1})], ids=str
 )
-def test_arguments_that_the_function_accepts_are_stored(paying, do, args, kwargs):
+def test_arguments_accepted_by_the_function_are_stored(paying, do, args, kwargs):
     answer = do(paying, "enqueue", *args, **kwargs)
 
     assert Queue("orders").get_job(answer.id).payload == {"args": list(args), "kwargs": kwargs}
 
 
-def test_a_function_that_takes_anything_is_enqueued_with_anything(do):
+def test_function_with_variable_arguments_accepts_any_arguments(do):
     collecting = job(collect)
 
     assert do(collecting, "enqueue", "a", "b", "c", sep="-", other=1).status == "queued"
     assert do(collecting, "enqueue").status == "queued"
 
 
-def test_keyword_only_arguments_that_are_required_cannot_be_left_out(do):
+def test_required_keyword_only_arguments_cannot_be_omitted(do):
     def ship(order, *, to):
         return to
 
@@ -79,17 +79,17 @@ def test_keyword_only_arguments_that_are_required_cannot_be_left_out(do):
 
 
 @pytest.mark.parametrize("option", ["delay", "priority", "queue"])
-def test_an_option_among_the_arguments_is_pointed_to_using(paying, option):
+def test_error_for_option_among_arguments_suggests_using(paying, option):
     with pytest.raises(ArgumentsError, match=rf"pay\.using\({option}=\.\.\.\)\.enqueue"):
         paying.enqueue(1, **{option: 1})
 
 
-def test_another_queues_option_among_the_arguments_is_translated(paying):
+def test_option_of_another_library_among_arguments_is_translated(paying):
     with pytest.raises(ArgumentsError, match=r"pay\.using\(delay=\.\.\.\)\.enqueue"):
         paying.enqueue(1, countdown=60)
 
 
-def test_a_wrong_call_among_many_is_named_and_none_is_stored(paying, do):
+def test_wrong_call_among_many_is_named_and_nothing_is_stored(paying, do):
     with pytest.raises(ArgumentsError, match=r"entry 2: .*missing a required argument"):
         do(paying, "enqueue_many", [((1,), {}), ((2,), {}), ((), {})])
 
@@ -99,7 +99,7 @@ def test_a_wrong_call_among_many_is_named_and_none_is_stored(paying, do):
 @pytest.mark.parametrize(
     "entry", [1, "ab", (1, 2), ((1,),), ("ab", {}), ((1,), {}, {}), {"order_id": 1}], ids=str
 )
-def test_enqueue_many_explains_what_an_entry_is(paying, do, entry):
+def test_enqueue_many_explains_the_format_of_an_entry(paying, do, entry):
     explained = r"entry 1 is .*expected a pair \(args, kwargs\) such as \(\(42,\), \{\}\)"
     with pytest.raises(ArgumentsError, match=explained):
         do(paying, "enqueue_many", [((1,), {}), entry])
@@ -116,7 +116,7 @@ def test_enqueue_many_explains_what_an_entry_is(paying, do, entry):
     ],
     ids=["text", "dict", "tuple"],
 )
-def test_a_wrong_entry_is_described_without_its_values(paying, entry, kind):
+def test_wrong_entry_is_described_without_its_values(paying, entry, kind):
     with pytest.raises(ArgumentsError, match=f"entry 0 is {kind}; expected") as refused:
         paying.enqueue_many([entry])
 
@@ -124,12 +124,12 @@ def test_a_wrong_entry_is_described_without_its_values(paying, entry, kind):
     assert len(str(refused.value)) < 300
 
 
-def test_the_position_of_a_wrong_entry_counts_from_the_first_chunk(paying):
+def test_position_of_a_wrong_entry_counts_from_the_first_chunk(paying):
     with pytest.raises(ArgumentsError, match="entry 1500 is of type int"):
         paying.enqueue_many([*[((1,), {})] * 1_500, 7])
 
 
-def test_the_check_can_be_switched_off_for_names_whose_code_is_elsewhere(do):
+def test_argument_check_can_be_disabled_for_a_job_type(do):
     elsewhere = job(name="elsewhere", check_arguments=False)(pay)
 
     assert do(elsewhere, "enqueue", 1, 2, 3).status == "queued"
@@ -137,48 +137,48 @@ def test_the_check_can_be_switched_off_for_names_whose_code_is_elsewhere(do):
     assert elsewhere.enqueue_many([((), {"any": 1})])[0].status == "queued"
 
 
-def test_the_check_can_be_switched_off_for_one_call(paying, do):
+def test_argument_check_can_be_disabled_for_one_call(paying, do):
     assert do(paying.using(check_arguments=False), "enqueue", 1, 2, 3).status == "queued"
     with pytest.raises(ArgumentsError):
         do(paying, "enqueue", 1, 2, 3)
 
 
 @pytest.mark.parametrize("value", [None, 1, "no"])
-def test_whether_arguments_are_checked_is_true_or_false(paying, value):
+def test_check_arguments_must_be_a_bool(paying, value):
     with pytest.raises(OptionError, match="check_arguments"):
         job(check_arguments=value)(pay)
     with pytest.raises(OptionError, match="check_arguments"):
         paying.using(check_arguments=value)
 
 
-def test_arguments_of_jobs_that_are_run_in_batches_are_not_the_functions(do):
+def test_arguments_of_batch_jobs_are_not_checked(do):
     batched = job(batch=10)(take_all)
 
     assert do(batched, "enqueue", 1, 2, three=3).status == "queued"
 
 
-def test_arguments_of_workflow_nodes_and_schedules_are_checked(paying):
+def test_arguments_of_nodes_and_schedules_are_checked(paying):
     with pytest.raises(ArgumentsError, match="order_id"):
         paying.node()
     with pytest.raises(ArgumentsError, match="too many"):
         paying.schedule("nightly", every=60, args=[1, 2])
 
 
-def test_a_function_that_says_nothing_of_its_arguments_is_not_checked(do):
+def test_function_without_signature_is_not_checked(do):
     assert do(job(name="make")(max), "enqueue", 1, 2).status == "queued"
 
 
 # A `wait` of the function's own.
 
 
-def test_a_parameter_named_wait_is_refused_where_it_could_be_the_callers(do):
+def test_ambiguous_wait_argument_is_rejected(do):
     polling = job(poll)
 
     with pytest.raises(ArgumentsError, match=r"wait=1 is ambiguous: .*using\(wait=\.\.\.\)"):
         do(polling, "enqueue_and_wait", "a", wait=1)
 
 
-def test_both_waits_can_be_given(do, djqueue_drain, monkeypatch):
+def test_wait_can_be_given_to_the_caller_and_the_function(do, djqueue_drain, monkeypatch):
     waited = []
 
     def record(storage, batch, wait, on_commit=None):
@@ -203,12 +203,12 @@ def test_both_waits_can_be_given(do, djqueue_drain, monkeypatch):
     assert b"\xa4wait\x01" in first
 
 
-def test_a_time_to_wait_that_is_none_is_refused_by_using(paying):
+def test_using_rejects_invalid_wait(paying):
     with pytest.raises(OptionError, match="wait"):
         paying.using(wait=-1)
 
 
-def test_a_streams_on_restart_can_be_the_functions_too():
+def test_on_restart_can_be_given_to_the_stream_and_the_function():
     counting = job(numbers)
 
     with pytest.raises(ArgumentsError, match=r"on_restart='x' is ambiguous: .*using\(on_restart=\.\.\.\)"):
@@ -219,13 +219,13 @@ def test_a_streams_on_restart_can_be_the_functions_too():
 # Functions that no worker would find.
 
 
-def test_a_lambda_cannot_be_a_job_without_a_name():
+def test_lambda_requires_a_job_name():
     with pytest.raises(JobNameError, match="lambda"):
         job(lambda: 1)
     assert isinstance(job(name="one")(lambda: 1), JobType)
 
 
-def test_a_function_inside_a_function_cannot_be_a_job_without_a_name():
+def test_nested_function_requires_a_job_name():
     def inner():
         return 1
 
@@ -253,12 +253,12 @@ class Shop:
     ids=["method", "bound method", "class method", "static method", "static method's descriptor"],
 )
 @pytest.mark.parametrize("name", [None, "shop"])
-def test_a_method_cannot_be_a_job(function, name):
+def test_method_cannot_be_a_job(function, name):
     with pytest.raises(JobNameError, match="is a method: apply @job to a module-level function"):
         job(name=name)(function)
 
 
-def test_a_callable_object_needs_a_name():
+def test_callable_object_requires_a_job_name():
     class Adder:
         def __call__(self, one):
             return one + 1
@@ -282,13 +282,13 @@ def test_a_callable_object_needs_a_name():
         ("s", r"pay\.node\("),
     ],
 )
-def test_calls_of_other_job_queues_name_the_call_here(paying, call, here):
+def test_methods_of_other_libraries_suggest_the_djqueue_method(paying, call, here):
     with pytest.raises(AttributeError, match=rf"A djqueue job has no {call}\(\)\. Use {here}"):
         getattr(paying, call)
     assert not hasattr(paying, call)
 
 
-def test_an_unknown_attribute_is_an_ordinary_error(paying):
+def test_unknown_attribute_raises_a_plain_attribute_error(paying):
     with pytest.raises(AttributeError, match="'JobType' object has no attribute 'colour'"):
         _ = paying.colour
 
@@ -310,7 +310,7 @@ def test_an_unknown_attribute_is_an_ordinary_error(paying):
         ("time_limit", "timeout"),
     ],
 )
-def test_options_of_other_job_queues_are_translated(paying, option, here):
+def test_options_of_other_libraries_are_translated(paying, option, here):
     for refuse in (
         lambda: paying.using(**{option: 1}),
         lambda: job(**{option: 1})(pay),
@@ -336,7 +336,7 @@ def test_options_of_other_job_queues_are_translated(paying, option, here):
         ("task_name", "tags or subject"),
     ],
 )
-def test_options_of_other_job_queues_without_an_equivalent_are_explained(paying, option, explained):
+def test_options_of_other_libraries_without_equivalent_are_explained(paying, option, explained):
     for refuse in (lambda: paying.using(**{option: 1}), lambda: job(**{option: 1})(pay)):
         with pytest.raises(OptionError, match=rf"unknown option '{option}'; .*{explained}"):
             refuse()
@@ -351,7 +351,7 @@ def test_options_of_other_job_queues_without_an_equivalent_are_explained(paying,
         ("start_time", "start_at"),
     ],
 )
-def test_options_of_other_schedules_are_translated(option, here):
+def test_schedule_options_of_other_libraries_are_translated(option, here):
     with pytest.raises(OptionError, match=rf"unknown option '{option}'; did you mean '{here}'\?"):
         job(every=60, **{option: 1})(pay)
     with pytest.raises(OptionError, match=rf"unknown option '{option}'; did you mean '{here}'\?"):
@@ -368,7 +368,7 @@ def test_options_of_other_schedules_are_translated(option, here):
         ("result", r"Queue\(name\).get_result\(id\)"),
     ],
 )
-def test_exports_of_other_packages_are_translated(name, here):
+def test_exports_of_other_libraries_are_translated(name, here):
     with pytest.raises(AttributeError, match=here):
         getattr(djqueue, name)
 
@@ -381,11 +381,11 @@ def test_exports_of_other_packages_are_translated(name, here):
         ("latest_result", r"result.wait\(timeout\)"),
     ],
 )
-def test_attributes_of_other_results_are_translated(paying, attribute, here):
+def test_result_attributes_of_other_libraries_are_translated(paying, attribute, here):
     with pytest.raises(AttributeError, match=here):
         getattr(paying.enqueue(1), attribute)
 
 
-def test_retries_and_attempts_are_not_counted_alike(paying):
+def test_error_for_retries_explains_how_max_attempts_counts(paying):
     with pytest.raises(OptionError, match="max_attempts counts the first attempt, too"):
         paying.using(retries=3)

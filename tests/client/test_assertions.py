@@ -1,4 +1,4 @@
-"""`djqueue.testing.assertions`: what a test says about enqueued jobs."""
+"""`djqueue.testing.assertions`: assertions about enqueued jobs."""
 
 import unittest
 
@@ -18,7 +18,7 @@ def send():
     return send
 
 
-def test_an_enqueued_job_is_found_and_returned(send):
+def test_assert_enqueued_returns_the_matching_job(send):
     answer = send.enqueue(42, copy=True)
 
     [info] = assert_enqueued(send)
@@ -41,7 +41,7 @@ def test_an_enqueued_job_is_found_and_returned(send):
         {"args": (42,), "kwargs": {}},
     ],
 )
-def test_what_does_not_fit_fails(send, expected):
+def test_assert_enqueued_fails_without_a_match(send, expected):
     send.enqueue(42, copy=True)
 
     with pytest.raises(
@@ -50,7 +50,7 @@ def test_what_does_not_fit_fails(send, expected):
         assert_enqueued(send, **expected)
 
 
-def test_the_failure_tells_what_is_there_instead(send):
+def test_assert_enqueued_failure_lists_enqueued_jobs(send):
     with pytest.raises(
         AssertionError, match=r"send\(1, …\): expected at least one, found 0; no jobs are enqueued"
     ):
@@ -60,7 +60,7 @@ def test_the_failure_tells_what_is_there_instead(send):
         assert_enqueued(send, count=3)
 
 
-def test_jobs_of_a_queue_without_functions_are_found_by_name():
+def test_assert_enqueued_finds_payload_jobs_by_name():
     Queue("orders").enqueue({"n": 1}, name="pay")
 
     [info] = assert_enqueued("pay", queue="orders")
@@ -69,14 +69,14 @@ def test_jobs_of_a_queue_without_functions_are_found_by_name():
     assert_not_enqueued("pay", args=[1])
 
 
-def test_delayed_and_blocked_jobs_are_enqueued(send):
+def test_assert_enqueued_counts_delayed_and_blocked_jobs(send):
     first = send.using(delay=60).enqueue(1)
     send.using(depends_on=[first]).enqueue(2)
 
     assert_enqueued(send, count=2)
 
 
-def test_started_and_ended_jobs_are_not_enqueued(send, storage):
+def test_assert_not_enqueued_ignores_started_and_finished_jobs(send, storage):
     send.enqueue(1)
     claimed = claim_one(storage, names=["send"])
     assert_not_enqueued(send)
@@ -84,7 +84,7 @@ def test_started_and_ended_jobs_are_not_enqueued(send, storage):
     assert_not_enqueued(send)
 
 
-def test_what_is_not_enqueued_is_said_so(send):
+def test_assert_not_enqueued_fails_with_a_match(send):
     assert_not_enqueued(send)
     send.enqueue(1)
 
@@ -95,14 +95,14 @@ def test_what_is_not_enqueued_is_said_so(send):
         assert_not_enqueued(send)
 
 
-def test_all_of_very_many_jobs_are_looked_at(send):
+def test_assert_enqueued_checks_thousands_of_jobs(send):
     send.enqueue_many([((n,), {}) for n in range(2_500)])
 
     assert_enqueued(send, args=(2_499,), count=1)
     assert_enqueued(send, count=2_500)
 
 
-def test_a_test_case_of_unittest_has_the_same(send):
+def test_unittest_mixin_has_the_same_assertions(send):
     class Case(JobAssertions, unittest.TestCase):
         def test_it(self):
             self.assertNotEnqueued(send)

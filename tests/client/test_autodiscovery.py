@@ -1,4 +1,4 @@
-"""Every installed app's `jobs` module is imported at start-up, as `admin` is."""
+"""Autodiscovery: the `jobs` module of every installed app is imported at start-up."""
 
 import sys
 
@@ -27,17 +27,17 @@ def _with_the_shop(_not_imported, settings):
         yield
 
 
-def test_jobs_of_other_packages_are_not_imported():
+def test_jobs_of_apps_that_are_not_installed_are_not_imported():
     assert registry.names() == []
 
 
 @pytest.mark.usefixtures("_with_the_shop")
-def test_an_apps_jobs_are_known_by_their_dotted_paths():
+def test_jobs_of_installed_apps_are_registered_by_dotted_path():
     assert registry.names() == ["tests.client.shop.jobs.send_receipt"]
 
 
 @pytest.mark.usefixtures("_with_the_shop")
-def test_a_job_found_so_runs_from_its_enqueue_to_its_result(djqueue_drain):
+def test_discovered_job_runs_from_enqueue_to_result(djqueue_drain):
     from tests.client.shop.jobs import send_receipt
 
     answer = send_receipt.enqueue(42)
@@ -59,7 +59,7 @@ DEPOT = "tests.client.depot"
         (["tasks", f"{DEPOT}.inner.background"], [f"{DEPOT}.inner.background.count", f"{DEPOT}.tasks.pack"]),
     ],
 )
-def test_modules_that_the_settings_name_are_imported_too(settings, monkeypatch, modules, names):
+def test_modules_setting_imports_further_modules(settings, monkeypatch, modules, names):
     for name in list(sys.modules):
         if name.startswith(DEPOT):
             monkeypatch.delitem(sys.modules, name)
@@ -71,7 +71,7 @@ def test_modules_that_the_settings_name_are_imported_too(settings, monkeypatch, 
         assert registry.discovered == frozenset(names)
 
 
-def test_a_module_of_the_settings_that_is_not_there_is_an_error_of_check(settings):
+def test_missing_module_of_the_modules_setting_fails_the_check(settings):
     settings.DJQUEUE = {**settings.DJQUEUE, "MODULES": ["nowhere.to_be.found"]}
 
     with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, DEPOT]):
@@ -80,12 +80,12 @@ def test_a_module_of_the_settings_that_is_not_there_is_an_error_of_check(setting
     assert [message.id for message in found if message.level >= ERROR] == ["djqueue.E010"]
 
 
-def test_an_app_without_jobs_is_fine(settings):
+def test_app_without_jobs_module_is_accepted(settings):
     with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, "tests.client"]):
         assert registry.names() == []
 
 
-def test_an_error_in_a_jobs_module_is_not_hidden(settings, tmp_path, monkeypatch):
+def test_import_error_in_a_jobs_module_is_not_hidden(settings, tmp_path, monkeypatch):
     app = tmp_path / "broken_shop"
     app.mkdir()
     (app / "__init__.py").touch()

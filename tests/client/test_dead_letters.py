@@ -1,4 +1,4 @@
-"""A queue's dead letters by what they say: listed, counted, retried in parts."""
+"""Dead letters of a queue: filtered, counted, retried and moved in pages."""
 
 import asyncio
 from functools import partial
@@ -37,7 +37,7 @@ def ids(letters):
     return [letter.id for letter in letters]
 
 
-def test_dead_letters_are_filtered_by_what_they_say(queue, clock):
+def test_dead_letters_are_filtered_by_name_reason_error_and_age(queue, clock):
     die(queue, "a", name="charge", reason="timeout")
     clock.advance(HOUR)
     die(queue, "b", name="ship", error="shop.errors.Refused")
@@ -55,7 +55,7 @@ def test_dead_letters_are_filtered_by_what_they_say(queue, clock):
     assert ids(asyncio.run(queue.adead_letters(name="ship", limit=5))) == ["b"]
 
 
-def test_one_error_with_other_numbers_has_the_same_fingerprint(queue):
+def test_fingerprint_ignores_numbers_in_the_error(queue):
     die(queue, "a", text="no order 17 at 0x7f3a")
     die(queue, "b", text="no order 4711 at 0x11\nand more")
     die(queue, "c", text="no customer 17")
@@ -66,7 +66,7 @@ def test_one_error_with_other_numbers_has_the_same_fingerprint(queue):
     assert len(others) == 2
 
 
-def test_dead_letters_are_counted_by_what_they_say(queue):
+def test_dead_letters_are_counted_by_reason_name_and_error(queue):
     die(queue, "a", reason="timeout", text="after 30 s")
     die(queue, "b", reason="timeout", text="after 31 s")
     die(queue, "c", name="ship")
@@ -82,7 +82,7 @@ def test_dead_letters_are_counted_by_what_they_say(queue):
     assert asyncio.run(queue.acount_dead(name="ship")).total == 1
 
 
-def test_all_are_retried_in_parts_with_word_of_each(queue, monkeypatch):
+def test_retry_dead_retries_in_pages_and_reports_progress(queue, monkeypatch):
     monkeypatch.setattr(deadletters, "PAGE", 2)
     for id in "abcde":
         die(queue, id)
@@ -96,7 +96,7 @@ def test_all_are_retried_in_parts_with_word_of_each(queue, monkeypatch):
     assert queue.dead_letters() == []
 
 
-def test_some_are_retried_by_filter_or_by_id(queue):
+def test_retry_dead_accepts_filters_or_ids(queue):
     for id in "abcd":
         die(queue, id, name="ship" if id in "ac" else "charge")
 
@@ -109,7 +109,7 @@ def test_some_are_retried_by_filter_or_by_id(queue):
     assert ids(queue.dead_letters()) == ["c"]
 
 
-def test_a_dry_run_tells_what_would_become_of_each(queue):
+def test_retry_dead_dry_run_counts_each_outcome(queue):
     die(queue, "a")
     die(queue, "b", unique_key="k")
     a_waiting_job(queue.storage, queue=queue.name, unique_key="k")
@@ -121,7 +121,7 @@ def test_a_dry_run_tells_what_would_become_of_each(queue):
     assert ids(queue.dead_letters()) == ["b"]
 
 
-def test_all_are_moved_in_parts_with_word_of_each(queue, monkeypatch):
+def test_move_dead_moves_in_pages_and_reports_progress(queue, monkeypatch):
     monkeypatch.setattr(deadletters, "PAGE", 2)
     for id in "abcde":
         die(queue, id)
@@ -135,7 +135,7 @@ def test_all_are_moved_in_parts_with_word_of_each(queue, monkeypatch):
     assert ids(Queue("broken", storage=queue.storage).dead_letters()) == list("abcde")
 
 
-def test_some_are_moved_by_what_they_say(queue):
+def test_move_dead_accepts_filters(queue):
     for id in "abcd":
         die(queue, id, name="ship" if id in "ac" else "charge", reason="timeout")
 
@@ -146,7 +146,7 @@ def test_some_are_moved_by_what_they_say(queue):
     assert queue.dead_letters() == []
 
 
-def test_a_dry_run_tells_which_would_be_moved(queue):
+def test_move_dead_dry_run_counts_each_outcome(queue):
     die(queue, "a")
     die(queue, "b")
     die(Queue("broken", storage=queue.storage), "b")
@@ -159,7 +159,7 @@ def test_a_dry_run_tells_which_would_be_moved(queue):
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_those_that_are_something_else_meanwhile_are_counted(queue, monkeypatch, dry_run):
+def test_move_dead_counts_dead_letters_changed_meanwhile(queue, monkeypatch, dry_run):
     monkeypatch.setattr(deadletters, "PAGE", 2)
     for id in "abcdef":
         die(queue, id)
@@ -178,14 +178,14 @@ def test_those_that_are_something_else_meanwhile_are_counted(queue, monkeypatch,
     assert answer == MovedDead(moved=4, not_found=1, refused=1)
 
 
-def test_dead_letters_are_not_moved_to_where_they_are(queue):
+def test_move_dead_to_the_same_queue_is_rejected(queue):
     with pytest.raises(OptionError, match="to"):
         queue.move_dead(queue.name)
     with pytest.raises(OptionError, match="to"):
         queue.move_dead("")
 
 
-def test_one_that_dies_again_meanwhile_is_not_retried_twice(queue, monkeypatch):
+def test_dead_letter_that_fails_again_meanwhile_is_not_retried_twice(queue, monkeypatch):
     monkeypatch.setattr(deadletters, "PAGE", 1)
     for id in "abc":
         die(queue, id)
@@ -209,20 +209,20 @@ def test_one_that_dies_again_meanwhile_is_not_retried_twice(queue, monkeypatch):
         ({"limit": True}, "limit"),
     ],
 )
-def test_a_wrong_filter_is_refused_by_name(queue, given, word):
+def test_wrong_dead_letter_filter_is_rejected_by_name(queue, given, word):
     for call in (queue.dead_letters, queue.retry_dead, partial(queue.move_dead, "broken")):
         with pytest.raises(OptionError, match=word):
             call(**given)
 
 
-def test_ids_and_filters_exclude_each_other(queue):
+def test_ids_and_filters_cannot_be_combined(queue):
     with pytest.raises(OptionError, match=r"can.t be combined"):
         queue.retry_dead(["a"], name="ship")
     with pytest.raises(OptionError, match="ids"):
         queue.retry_dead([7])
 
 
-def test_a_dependent_is_counted_as_blocked_until_its_dependency_completes(queue):
+def test_retried_dependent_is_counted_as_blocked_until_its_dependency_completes(queue):
     queue.enqueue(name="charge", id="first")
     queue.enqueue(name="ship", id="second", depends_on=[(queue.name, "first")])
     claimed = claim_one(queue.storage, names=["charge"])

@@ -1,4 +1,4 @@
-"""Enqueueing through `@job`, and what it answers."""
+"""Enqueueing through `@job`, and the results."""
 
 import asyncio
 from datetime import date
@@ -44,7 +44,7 @@ def complete(storage, result, content_type="application/x-djqueue-msgpack"):
     assert finish(storage, completing(claimed, encode(result, content_type))) == [True]
 
 
-def test_an_enqueue_answers_with_the_new_jobs_id(pay, storage, do):
+def test_enqueue_returns_the_id_of_the_new_job(pay, storage, do):
     answer = do(pay, "enqueue", 42, twice=True)
 
     assert answer == EnqueueResult(answer.id, "queued", "orders")
@@ -54,7 +54,7 @@ def test_an_enqueue_answers_with_the_new_jobs_id(pay, storage, do):
     assert info.payload == {"args": [42], "kwargs": {"twice": True}}
 
 
-def test_arguments_come_back_as_they_were(take):
+def test_arguments_are_stored_unchanged(take):
     arguments = (None, True, 2**63, 1.5, "größer", b"\0\xff", [1], (2,), {"k": date(2026, 1, 2)})
 
     answer = take.enqueue(*arguments, price=Decimal("1.10"))
@@ -64,7 +64,7 @@ def test_arguments_come_back_as_they_were(take):
     assert payload["kwargs"] == {"price": Decimal("1.10")}
 
 
-def test_a_duplicate_is_an_answer(pay, do):
+def test_enqueue_of_existing_id_returns_duplicate(pay, do):
     order = pay.using(id="order:1")
     do(order, "enqueue", 1)
 
@@ -74,7 +74,7 @@ def test_a_duplicate_is_an_answer(pay, do):
     assert Queue("orders").get_job("order:1").payload["args"] == [1]
 
 
-def test_a_unique_key_answers_with_its_owner(pay, do):
+def test_enqueue_with_taken_unique_key_returns_its_owner(pay, do):
     first = do(pay.using(unique_key="k"), "enqueue", 1)
 
     answer = do(pay.using(unique_key="k", id="other"), "enqueue", 2)
@@ -83,7 +83,7 @@ def test_a_unique_key_answers_with_its_owner(pay, do):
 
 
 @pytest.mark.parametrize("result", [None, False, 0, "", [], {"n": (1, 2)}, b"\xff", "x" * 100_000])
-def test_a_completed_job_answers_with_its_decoded_result(pay, storage, do, result):
+def test_enqueue_of_completed_id_returns_its_decoded_result(pay, storage, do, result):
     order = pay.using(id="order:1")
     order.enqueue(1)
     complete(storage, result)
@@ -94,7 +94,7 @@ def test_a_completed_job_answers_with_its_decoded_result(pay, storage, do, resul
     assert type(answer.result) is type(result)
 
 
-def test_a_result_is_decoded_by_the_codec_of_the_job_that_ran(pay, storage, do):
+def test_result_is_decoded_with_the_codec_of_the_job_that_ran(pay, storage, do):
     """Not by that of the enqueue that finds it."""
     pay.using(id="order:1", content_type="application/json").enqueue(1)
     complete(storage, {"n": 1}, "application/json")
@@ -104,7 +104,7 @@ def test_a_result_is_decoded_by_the_codec_of_the_job_that_ran(pay, storage, do):
     assert (answer.status, answer.result) == ("completed", {"n": 1})
 
 
-def test_a_failed_id_is_enqueued_again(pay, storage, do):
+def test_failed_id_can_be_enqueued_again(pay, storage, do):
     order = pay.using(id="order:1")
     order.enqueue(1)
     finish(storage, failing(claim_one(storage, names=["pay"])))
@@ -114,7 +114,7 @@ def test_a_failed_id_is_enqueued_again(pay, storage, do):
 
 
 @pytest.mark.parametrize("number", [0, 1, 999, 2_500])
-def test_many_calls_are_enqueued_in_order(pay, do, number):
+def test_enqueue_many_keeps_the_order_of_calls(pay, do, number):
     calls = (((n,), {"twice": bool(n % 2)}) for n in range(number))
 
     answers = do(pay, "enqueue_many", calls)
@@ -125,7 +125,7 @@ def test_many_calls_are_enqueued_in_order(pay, do, number):
     assert Queue("orders").counts()["waiting"] == number
 
 
-def test_many_calls_of_one_id_are_one_job(pay, storage, do):
+def test_enqueue_many_with_one_id_stores_one_job(pay, storage, do):
     order = pay.using(id="order:1")
 
     answers = do(order, "enqueue_many", [((1,), {}), ((2,), {})])
@@ -136,7 +136,7 @@ def test_many_calls_of_one_id_are_one_job(pay, storage, do):
     assert (answer.status, answer.result) == ("completed", {"n": 1})
 
 
-def test_many_payloads_with_ids_answer_with_decoded_results(storage, do):
+def test_enqueue_many_with_ids_returns_decoded_results(storage, do):
     queue = Queue("orders")
     queue.enqueue(1, id="a")
     complete(storage, {"n": 1})
@@ -149,7 +149,7 @@ def test_many_payloads_with_ids_answer_with_decoded_results(storage, do):
     ]
 
 
-def test_an_unserialisable_argument_is_refused_with_its_place(take, storage, do):
+def test_unserializable_argument_is_rejected_with_its_path(take, storage, do):
     with pytest.raises(SerializationError, match=r"payload\.args\[1\]\.items\[2\]\.file"):
         do(take, "enqueue", 1, {"items": [0, 1, {"file": object()}]})
     with pytest.raises(SerializationError, match=r"payload\.kwargs\.when"):
@@ -158,7 +158,7 @@ def test_an_unserialisable_argument_is_refused_with_its_place(take, storage, do)
 
 
 @pytest.mark.parametrize("place", [0, 1, 1_200])
-def test_of_many_calls_with_an_unserialisable_one_none_is_stored(pay, storage, do, place):
+def test_enqueue_many_with_unserializable_call_stores_nothing(pay, storage, do, place):
     calls = [((object() if n == place else n,), {}) for n in range(1_500)]
 
     with pytest.raises(SerializationError, match=r"payload\.args\[0\]"):
@@ -168,14 +168,14 @@ def test_of_many_calls_with_an_unserialisable_one_none_is_stored(pay, storage, d
     assert Queue("orders").counts()["waiting"] == 0
 
 
-def test_a_payload_that_is_too_large_is_refused(pay, storage, do):
+def test_too_large_payload_is_rejected(pay, storage, do):
     with pytest.raises(PayloadTooLargeError, match="payload"):
         do(pay, "enqueue", "x" * (1024 * 1024))
     assert storage.queues.names() == []
     assert do(pay, "enqueue", "x" * (1024 * 1024 - 100)).status == "queued"
 
 
-def test_the_settings_say_how_large_a_payload_may_be(pay, settings, do):
+def test_max_payload_setting_limits_payloads(pay, settings, do):
     settings.DJQUEUE = {**settings.DJQUEUE, "MAX_PAYLOAD": 100}
 
     with pytest.raises(PayloadTooLargeError, match="100"):
@@ -183,7 +183,7 @@ def test_the_settings_say_how_large_a_payload_may_be(pay, settings, do):
     assert do(pay, "enqueue", "x" * 50).status == "queued"
 
 
-def test_a_job_may_be_encoded_otherwise(pay, storage):
+def test_job_can_use_another_codec(pay, storage):
     answer = pay.using(content_type="application/json").enqueue(1, twice=True)
 
     [record] = storage.reads.jobs("orders", [answer.id])
@@ -191,7 +191,7 @@ def test_a_job_may_be_encoded_otherwise(pay, storage):
     assert Queue("orders").get_job(answer.id).payload == {"args": [1], "kwargs": {"twice": True}}
 
 
-def test_the_settings_name_the_codec(pay, storage, settings):
+def test_codec_setting_selects_the_codec(pay, storage, settings):
     settings.DJQUEUE = {**settings.DJQUEUE, "CODEC": "application/json"}
 
     answer = pay.enqueue(1)
@@ -199,14 +199,14 @@ def test_the_settings_name_the_codec(pay, storage, settings):
     assert Queue("orders").get_job(answer.id).options.content_type == "application/json"
 
 
-def test_an_option_is_not_an_argument(take):
+def test_option_name_passed_to_enqueue_is_an_argument_of_the_function(take):
     """Options belong to `using`: whatever an enqueue is given goes to the function."""
     answer = take.enqueue(1, priority=9)
 
     assert Queue("orders").get_job(answer.id).payload["kwargs"] == {"priority": 9}
 
 
-def test_coroutines_enqueue_side_by_side(pay):
+def test_coroutines_can_enqueue_concurrently(pay):
     async def enqueue():
         return await asyncio.gather(*(pay.aenqueue(number) for number in range(100)))
 
@@ -216,7 +216,7 @@ def test_coroutines_enqueue_side_by_side(pay):
     assert Queue("orders").counts()["waiting"] == 100
 
 
-def test_delays_and_priorities_reach_the_storage(pay):
+def test_delays_and_priorities_reach_storage(pay):
     answer = pay.using(delay=60, priority=4, tags=["x"]).enqueue(1)
 
     info = Queue("orders").get_job(answer.id)
@@ -225,7 +225,7 @@ def test_delays_and_priorities_reach_the_storage(pay):
     assert (info.options.priority, info.options.tags) == (4, ("x",))
 
 
-def test_a_dependency_that_is_not_there_is_refused(pay, storage, do):
+def test_missing_dependency_is_rejected(pay, storage, do):
     with pytest.raises(OptionError, match=r"depends_on.*'ghost'"):
         do(pay.using(depends_on=[("orders", "ghost")]), "enqueue", 1)
     assert Queue("orders").counts()["waiting"] == 0

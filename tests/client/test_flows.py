@@ -1,4 +1,4 @@
-"""`flow`, `chain`, `group`, `chord`: what is enqueued, and what is refused before anything is."""
+"""`flow`, `chain`, `group`, `chord`: the enqueued jobs, and flows that are rejected."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def rounds(storage, *names):
     return [sorted(some) for some in found]
 
 
-def test_jobs_wait_for_one_another(fetch, merge, storage, do):
+def test_flow_runs_jobs_after_their_dependencies(fetch, merge, storage, do):
     first, second = fetch.node(1), fetch.node(2, deep=True)
     last = merge.using(priority=3).node("all", after="is an argument").after(first, second)
 
@@ -52,7 +52,7 @@ def test_jobs_wait_for_one_another(fetch, merge, storage, do):
     assert rounds(storage) == [[1, 2], ["all"]]
 
 
-def test_the_answer_has_all_ids_in_the_order_of_the_enqueue(fetch, merge):
+def test_flow_result_has_all_ids_in_enqueue_order(fetch, merge):
     last, first = merge.node("all"), fetch.node(1)
 
     result = flow(last.after(first)).enqueue()
@@ -63,7 +63,7 @@ def test_the_answer_has_all_ids_in_the_order_of_the_enqueue(fetch, merge):
     assert (result[first].id, result[last].id) == (first.id, last.id)
 
 
-def test_nodes_may_have_names(fetch, merge, storage):
+def test_flow_nodes_can_have_names(fetch, merge, storage):
     whole = flow(
         load=merge.node("load").after("clean"),
         clean=fetch.node("clean").after("read"),
@@ -76,7 +76,7 @@ def test_nodes_may_have_names(fetch, merge, storage):
     assert rounds(storage) == [["read"], ["clean"], ["load"]]
 
 
-def test_a_queues_payloads_may_be_nodes(fetch, storage, do):
+def test_queue_payloads_can_be_nodes(fetch, storage, do):
     pages = Queue("pages", priority=2)
     first = pages.node("first", id="one", tags=["t"])
     result = do(flow(fetch.node("second").after(first)), "enqueue")
@@ -86,7 +86,7 @@ def test_a_queues_payloads_may_be_nodes(fetch, storage, do):
     assert rounds(storage) == [["first"], ["second"]]
 
 
-def test_a_flow_may_wait_for_jobs_that_are_there(fetch, merge, storage):
+def test_flow_can_depend_on_existing_jobs(fetch, merge, storage):
     there, other = fetch.enqueue("there"), fetch.enqueue("other")
     depends = merge.using(depends_on=[other])
 
@@ -97,25 +97,25 @@ def test_a_flow_may_wait_for_jobs_that_are_there(fetch, merge, storage):
     assert rounds(storage) == [["new", "other", "there"], ["last"]]
 
 
-def test_a_chain_goes_one_by_one(fetch, storage, do):
+def test_chain_runs_one_job_after_another(fetch, storage, do):
     do(chain(*(fetch.node(number) for number in range(4))), "enqueue")
 
     assert rounds(storage) == [[0], [1], [2], [3]]
 
 
-def test_a_group_goes_at_once(fetch, storage):
+def test_group_runs_all_jobs_at_once(fetch, storage):
     group(*(fetch.node(number) for number in range(4))).enqueue()
 
     assert rounds(storage) == [[0, 1, 2, 3]]
 
 
-def test_a_chord_has_one_job_behind_all(fetch, merge, storage):
+def test_chord_runs_one_job_after_all_others(fetch, merge, storage):
     chord([fetch.node(number) for number in range(3)], then=merge.node("all")).enqueue()
 
     assert rounds(storage) == [[0, 1, 2], ["all"]]
 
 
-def test_flows_are_parts_of_flows(fetch, merge, storage):
+def test_flows_can_be_nested(fetch, merge, storage):
     middle = group(fetch.node("b"), chain(fetch.node("c"), fetch.node("d")))
     whole = chain(fetch.node("a"), middle, chord([fetch.node("e")], then=merge.node("f")))
 
@@ -124,13 +124,13 @@ def test_flows_are_parts_of_flows(fetch, merge, storage):
     assert rounds(storage) == [["a", "alone"], ["b", "c"], ["d"], ["e"], ["f"]]
 
 
-def test_a_node_may_come_after_a_flow(fetch, merge, storage):
+def test_node_can_follow_a_flow(fetch, merge, storage):
     flow(merge.node("last").after(chain(fetch.node("a"), fetch.node("b")))).enqueue()
 
     assert rounds(storage) == [["a"], ["b"], ["last"]]
 
 
-def test_a_thousand_jobs_are_two_batches(fetch, merge, storage, monkeypatch):
+def test_flow_of_a_thousand_jobs_is_enqueued_in_two_batches(fetch, merge, storage, monkeypatch):
     calls = []
     enqueue = storage.enqueue
     monkeypatch.setattr(storage, "enqueue", lambda batches: calls.append(list(batches)) or enqueue(batches))
@@ -141,7 +141,7 @@ def test_a_thousand_jobs_are_two_batches(fetch, merge, storage, monkeypatch):
     assert [len(some) for some in rounds(storage)] == [1_000, 1]
 
 
-def test_the_same_flow_again_is_the_same_jobs(fetch, merge, storage, do):
+def test_enqueueing_the_same_flow_again_returns_the_same_jobs(fetch, merge, storage, do):
     whole = chain(fetch.node(1), merge.node("all"))
     ids = do(whole, "enqueue").ids
 
@@ -154,7 +154,7 @@ def test_the_same_flow_again_is_the_same_jobs(fetch, merge, storage, do):
     assert [(answer.status, answer.result) for answer in done] == [("completed", "result")] * 2
 
 
-def test_a_flow_that_was_cut_short_is_completed(fetch, merge, storage):
+def test_partly_stored_flow_is_completed(fetch, merge, storage):
     first, last = fetch.using(id="import:1").node(1), merge.using(id="import:2").node("all")
     flow(first).enqueue()
 
@@ -175,7 +175,7 @@ def nothing_is_stored(storage):
 
 @pytest.mark.usefixtures("nothing_is_stored")
 class TestBadFlows:
-    def test_jobs_that_wait_for_each_other(self, fetch, merge):
+    def test_cyclic_flow_is_rejected(self, fetch, merge):
         first, second, third = fetch.node(1), fetch.using(id="two").node(2), merge.node(3)
         first.after(third.after(second.after(first)))
 
@@ -183,72 +183,72 @@ class TestBadFlows:
         with pytest.raises(OptionError, match=f"depend on each other in a cycle: {circle}"):
             flow(third, fetch.node("free")).enqueue()
 
-    def test_named_jobs_that_wait_for_each_other(self, fetch):
+    def test_cyclic_flow_of_named_nodes_is_rejected(self, fetch):
         whole = flow(a=fetch.node(1).after("b"), b=fetch.node(2).after("a"))
 
         with pytest.raises(OptionError, match="a -> b -> a"):
             whole.enqueue()
 
-    def test_a_job_that_waits_for_itself(self, fetch):
+    def test_node_that_depends_on_itself_is_rejected(self, fetch):
         node = fetch.using(id="me").node(1)
 
         with pytest.raises(OptionError, match="fetch me -> fetch me"):
             flow(node.after(flow(node))).enqueue()
 
-    def test_an_unknown_name(self, fetch):
+    def test_unknown_node_name_is_rejected(self, fetch):
         with pytest.raises(OptionError, match=r"'exract'.*'extract'"):
             flow(extract=fetch.node(1), load=fetch.node(2).after("exract")).enqueue()
 
-    def test_an_unknown_job(self, fetch):
+    def test_unknown_dependency_is_rejected(self, fetch):
         with pytest.raises(OptionError, match="'pages' has no job 'nobody'"):
             chain(fetch.node(1), fetch.node(2).after(("pages", "nobody"))).enqueue()
 
-    def test_the_same_job_twice(self, fetch):
+    def test_two_nodes_with_the_same_id_are_rejected(self, fetch):
         with pytest.raises(OptionError, match="two nodes have the id 'x' in queue 'pages'"):
             group(fetch.using(id="x").node(1), fetch.using(id="x").node(2)).enqueue()
 
-    def test_the_same_name_twice(self, fetch):
+    def test_two_nodes_with_the_same_name_are_rejected(self, fetch):
         with pytest.raises(OptionError, match="two nodes are named 'a'"):
             flow(flow(a=fetch.node(1)), a=fetch.node(2)).enqueue()
 
-    def test_two_names_for_one_node(self, fetch):
+    def test_node_with_two_names_is_rejected(self, fetch):
         node = fetch.node(1)
         with pytest.raises(OptionError, match="'a', and cannot also be named 'b'"):
             flow(a=node, b=node)
 
-    def test_what_cannot_be_encoded(self, fetch):
+    def test_node_with_unserializable_argument_is_rejected(self, fetch):
         with pytest.raises(SerializationError, match=r"payload\.args"):
             chain(fetch.node(1), fetch.node({1, 2})).enqueue()
 
-    def test_no_jobs(self):
+    def test_empty_flow_is_rejected(self):
         with pytest.raises(OptionError, match="at least one job"):
             flow().enqueue()
 
     @pytest.mark.parametrize("part", ["a name", 1, None])
-    def test_what_is_no_node(self, fetch, part):
+    def test_part_that_is_not_a_node_is_rejected(self, fetch, part):
         with pytest.raises(OptionError, match="neither a node nor a flow"):
             flow(part)
         with pytest.raises(OptionError, match="expected a node"):
             flow(named=part)
 
     @pytest.mark.parametrize("other", [1, None, ("a", "b", "c"), ["a"]])
-    def test_what_nothing_can_come_after(self, fetch, other):
+    def test_invalid_predecessor_is_rejected(self, fetch, other):
         with pytest.raises(OptionError, match="expected a node, a flow, a name or a job"):
             fetch.node(1).after(other)
 
-    def test_two_storages(self, fetch):
+    def test_flow_across_two_storages_is_rejected(self, fetch):
         elsewhere = Queue("pages", storage=MemoryStorage())
         with pytest.raises(OptionError, match="different storages"):
             chain(fetch.node(1), elsewhere.node(2)).enqueue()
 
-    def test_bad_options(self, fetch):
+    def test_node_with_invalid_options_is_rejected(self, fetch):
         with pytest.raises(OptionError, match="priority"):
             Queue("pages").node(1, priority="high")
         with pytest.raises(OptionError, match="id"):
             Queue("pages").node(1, id="")
 
 
-def test_each_job_knows_some_of_those_that_come_after_it(fetch, merge, storage, monkeypatch):
+def test_jobs_of_a_flow_store_a_limited_number_of_dependents(fetch, merge, storage, monkeypatch):
     monkeypatch.setattr(flows, "FOLLOWERS", 2)
     first, alone = fetch.node(1), fetch.node(2)
     books = [merge.node(number).after(first) for number in range(3)]
@@ -260,9 +260,7 @@ def test_each_job_knows_some_of_those_that_come_after_it(fetch, merge, storage, 
     assert not any(job.options.dependents for job in storage.reads.page("books", None, 10))
 
 
-def test_where_it_would_cost_many_batches_jobs_do_not_know_who_comes_after_them(
-    fetch, merge, storage, monkeypatch
-):
+def test_dependents_are_not_stored_when_that_requires_many_batches(fetch, merge, storage, monkeypatch):
     monkeypatch.setattr(flows, "MORE_BATCHES", 1)
     heads = [fetch.node(number) for number in range(3)]
     last = merge.node(9)
@@ -278,7 +276,7 @@ def test_where_it_would_cost_many_batches_jobs_do_not_know_who_comes_after_them(
     assert {known[node.id] for node in middle} == {(("books", last.id),)}
 
 
-def test_a_flow_that_is_over_is_found_from_its_first_job(fetch, merge, storage):
+def test_completed_flow_is_found_from_its_first_job(fetch, merge, storage):
     first = fetch.node(1)
     done = chord([first, fetch.node(2)], then=merge.node(3)).enqueue()
     rounds(storage)
@@ -289,7 +287,7 @@ def test_a_flow_that_is_over_is_found_from_its_first_job(fetch, merge, storage):
     assert {node.state for node in found.nodes} == {State.COMPLETED}
 
 
-def test_parts_say_what_they_are(fetch):
+def test_nodes_and_flows_have_readable_reprs(fetch):
     node = fetch.using(id="x").node(1)
 
     assert isinstance(node, Node)

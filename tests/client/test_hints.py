@@ -1,4 +1,4 @@
-"""Warnings about jobs and queues that no worker would serve: logged once."""
+"""Warnings about jobs and queues that no worker would serve, logged once."""
 
 import logging
 from dataclasses import replace
@@ -43,7 +43,7 @@ def warnings_of(caplog):
 
 
 @pytest.mark.usefixtures("sending")
-def test_a_queue_that_resembles_a_declared_one_is_warned_of_once(do, caplog):
+def test_similar_queue_name_is_warned_about_once(do, caplog):
     do(Queue("emial"), "enqueue", 1)
     do(Queue("emial"), "enqueue", 2)
 
@@ -52,7 +52,7 @@ def test_a_queue_that_resembles_a_declared_one_is_warned_of_once(do, caplog):
     assert "Did you mean 'emails'?" in warning
 
 
-def test_a_queue_of_the_settings_is_known_too(settings, do, caplog):
+def test_warning_suggests_queues_of_the_settings(settings, do, caplog):
     settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"reports": {}}}
 
     do(Queue("reprots"), "enqueue", 1)
@@ -62,14 +62,14 @@ def test_a_queue_of_the_settings_is_known_too(settings, do, caplog):
 
 @pytest.mark.usefixtures("sending")
 @pytest.mark.parametrize("name", ["emails", "default", "images"])
-def test_declared_queues_and_those_that_resemble_none_are_not_warned_of(do, caplog, name):
+def test_declared_and_dissimilar_queues_cause_no_warning(do, caplog, name):
     do(Queue(name), "enqueue", 1)
 
     assert warnings_of(caplog) == []
 
 
 @pytest.mark.usefixtures("sending")
-def test_a_queue_that_a_live_worker_serves_by_name_is_not_warned_of(storage, do, caplog):
+def test_queue_served_by_a_live_worker_causes_no_warning(storage, do, caplog):
     storage.workers.register(WorkerInfo("w", "host", 1, ("email",), ("send",), 1, 0))
 
     do(Queue("email"), "enqueue", 1)
@@ -78,7 +78,7 @@ def test_a_queue_that_a_live_worker_serves_by_name_is_not_warned_of(storage, do,
 
 
 @pytest.mark.usefixtures("sending")
-def test_a_storage_that_does_not_answer_is_no_reason_to_warn(storage, do, caplog, monkeypatch):
+def test_unavailable_storage_causes_no_warning(storage, do, caplog, monkeypatch):
     def workers():
         raise StorageUnavailableError("away")
 
@@ -88,7 +88,7 @@ def test_a_storage_that_does_not_answer_is_no_reason_to_warn(storage, do, caplog
     assert warnings_of(caplog) == []
 
 
-def test_names_that_differ_in_digits_are_different_on_purpose():
+def test_names_that_differ_only_in_digits_are_not_similar():
     assert similar("shard-2", ["shard-1"]) is None
     assert similar("shrad-2", ["shard-1"]) == "shard-1"
 
@@ -97,7 +97,7 @@ def test_names_that_differ_in_digits_are_different_on_purpose():
 
 
 @pytest.mark.usefixtures("_shared")
-def test_a_job_that_no_discovered_module_defines_is_warned_of_once(sending, do, caplog, monkeypatch):
+def test_job_outside_discovered_modules_is_warned_about_once(sending, do, caplog, monkeypatch):
     monkeypatch.setattr(registry, "discovered", frozenset({"other"}))
 
     do(sending, "enqueue", 1)
@@ -112,7 +112,7 @@ def test_a_job_that_no_discovered_module_defines_is_warned_of_once(sending, do, 
 @pytest.mark.parametrize(
     ("discovered", "served"), [({"send"}, set()), (None, set()), (set(), {"send"})], ids=str
 )
-def test_a_job_that_workers_know_is_not_warned_of(sending, caplog, monkeypatch, discovered, served):
+def test_job_known_to_workers_causes_no_warning(sending, caplog, monkeypatch, discovered, served):
     monkeypatch.setattr(registry, "discovered", discovered)
     monkeypatch.setattr(registry, "served", served)
 
@@ -122,7 +122,7 @@ def test_a_job_that_workers_know_is_not_warned_of(sending, caplog, monkeypatch, 
 
 
 @pytest.mark.usefixtures("_shared")
-def test_a_job_whose_code_is_elsewhere_is_not_warned_of(caplog, monkeypatch):
+def test_job_without_argument_check_causes_no_warning(caplog, monkeypatch):
     monkeypatch.setattr(registry, "discovered", frozenset())
 
     job(name="elsewhere", check_arguments=False)(send).enqueue(1, 2, 3)
@@ -130,7 +130,7 @@ def test_a_job_whose_code_is_elsewhere_is_not_warned_of(caplog, monkeypatch):
     assert warnings_of(caplog) == []
 
 
-def test_jobs_of_a_storage_inside_the_process_are_not_warned_of(sending, caplog, monkeypatch):
+def test_in_process_storage_causes_no_warning(sending, caplog, monkeypatch):
     monkeypatch.setattr(registry, "discovered", frozenset())
 
     sending.enqueue(1)
@@ -151,7 +151,7 @@ PAYLOAD = {"args": [1], "kwargs": {}}
 
 
 @pytest.mark.usefixtures("receipts")
-def test_a_name_that_resembles_a_job_is_warned_of_once(do, caplog):
+def test_similar_job_name_is_warned_about_once(do, caplog):
     do(Queue("orders"), "enqueue", PAYLOAD, name="shop.jobs.send_reciept")
     do(Queue("other"), "enqueue", PAYLOAD, name="shop.jobs.send_reciept")
 
@@ -161,7 +161,7 @@ def test_a_name_that_resembles_a_job_is_warned_of_once(do, caplog):
 
 
 @pytest.mark.usefixtures("receipts")
-def test_a_name_in_a_workflow_is_warned_of_too(do, caplog):
+def test_similar_job_name_in_a_flow_is_warned_about(do, caplog):
     node = Queue("orders").node(PAYLOAD, name="shop.jobs.send_reciept")
 
     do(flow(node), "enqueue")
@@ -171,14 +171,14 @@ def test_a_name_in_a_workflow_is_warned_of_too(do, caplog):
 
 @pytest.mark.usefixtures("receipts")
 @pytest.mark.parametrize("name", ["shop.jobs.send_receipt", "another", None])
-def test_known_names_and_those_that_resemble_none_are_not_warned_of(do, caplog, name):
+def test_known_and_dissimilar_job_names_cause_no_warning(do, caplog, name):
     do(Queue("orders"), "enqueue", PAYLOAD, name=name)
 
     assert warnings_of(caplog) == []
 
 
 @pytest.mark.usefixtures("receipts")
-def test_a_name_that_a_live_worker_handles_is_not_warned_of(storage, do, caplog):
+def test_job_name_handled_by_a_live_worker_causes_no_warning(storage, do, caplog):
     storage.workers.register(WorkerInfo("w", "host", 1, None, ("shop.jobs.send_receipts",), 1, 0))
 
     do(Queue("orders"), "enqueue", PAYLOAD, name="shop.jobs.send_receipts")

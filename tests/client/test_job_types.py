@@ -21,19 +21,19 @@ async def aadd(a: int, b: int) -> int:
     return a + b
 
 
-def test_a_job_type_is_named_by_its_dotted_path():
+def test_job_type_is_named_by_its_dotted_path():
     assert job(add).name == "tests.client.test_job_types.add"
     assert job(queue="sums")(add).name == "tests.client.test_job_types.add"
     assert registry.names() == ["tests.client.test_job_types.add"]
 
 
-def test_a_job_type_may_have_another_name():
+def test_job_type_can_have_an_explicit_name():
     assert job(name="sum.of:numbers")(add).name == "sum.of:numbers"
     assert registry.get("sum.of:numbers").function is add
 
 
 @pytest.mark.parametrize("decorate", [job, job(), job(queue="sums", max_attempts=2)])
-def test_a_decorated_function_is_still_a_function(decorate):
+def test_decorated_function_is_still_callable(decorate):
     decorated = decorate(add)
 
     assert isinstance(decorated, JobType)
@@ -44,19 +44,19 @@ def test_a_decorated_function_is_still_a_function(decorate):
     assert repr(decorated) == "<job tests.client.test_job_types.add>"
 
 
-def test_a_decorated_coroutine_function_is_awaited():
+def test_decorated_coroutine_function_can_be_awaited():
     decorated = job(aadd)
 
     assert asyncio.run(decorated(2, 3)) == 5
 
 
-def test_calling_a_job_type_stores_nothing(storage):
+def test_calling_job_type_stores_nothing(storage):
     job(add)(1)
 
     assert storage.queues.names() == []
 
 
-def test_the_decorator_gives_options():
+def test_decorator_sets_options():
     decorated = job(queue="sums", priority=3, max_attempts=5, timeout=2.5, delay=timedelta(minutes=1))(add)
 
     assert decorated.options.queue == "sums"
@@ -65,7 +65,7 @@ def test_the_decorator_gives_options():
     assert (options.priority, options.max_attempts, options.timeout) == (3, 5, 2_500)
 
 
-def test_two_functions_of_one_name_are_refused_naming_both():
+def test_two_functions_with_the_same_name_are_rejected():
     job(name="sum")(add)
 
     with pytest.raises(JobNameError, match=r"'sum'.*test_job_types\.add and .*test_job_types\.aadd.*name="):
@@ -73,7 +73,7 @@ def test_two_functions_of_one_name_are_refused_naming_both():
     assert registry.get("sum").function is add
 
 
-def test_a_function_defined_anew_replaces_itself():
+def test_redefined_function_replaces_itself():
     """As when its module is reloaded."""
 
     def define(result):
@@ -89,7 +89,7 @@ def test_a_function_defined_anew_replaces_itself():
     assert registry.get("again")() == 2
 
 
-def test_one_function_may_be_two_job_types():
+def test_one_function_can_be_two_job_types():
     job(name="fast", priority=9)(add)
     job(name="slow", priority=-9)(add)
 
@@ -97,7 +97,7 @@ def test_one_function_may_be_two_job_types():
     assert registry.get("slow").options.job.priority == -9
 
 
-def test_an_unknown_name_is_an_error_with_a_suggestion():
+def test_unknown_job_name_raises_with_a_suggestion():
     job(name="shop.jobs.send_receipt")(add)
 
     with pytest.raises(UnknownJobError, match=r"'shop.jobs.send_reciept'.*'shop.jobs.send_receipt'"):
@@ -128,13 +128,13 @@ def test_an_unknown_name_is_an_error_with_a_suggestion():
         ({"name": "x" * 256}, "name"),
     ],
 )
-def test_a_wrong_option_is_refused_where_the_function_is_decorated(options, message):
+def test_wrong_option_is_rejected_by_the_decorator(options, message):
     with pytest.raises(OptionError, match=message):
         job(**options)(add)
     assert registry.names() == []
 
 
-def test_defaults_of_the_settings_are_looked_up_when_they_are_needed(settings):
+def test_default_options_are_read_from_the_settings_lazily(settings):
     decorated = job(priority=3)(add)
     assert decorated.options.job.max_attempts == 3
 
@@ -145,7 +145,7 @@ def test_defaults_of_the_settings_are_looked_up_when_they_are_needed(settings):
     assert decorated.using(max_attempts=2).options.job.max_attempts == 2
 
 
-def test_a_backoff_function_belongs_to_the_job_type():
+def test_backoff_function_belongs_to_the_job_type():
     def patient(failures, error):
         return 10 * failures
 
@@ -158,7 +158,7 @@ def test_a_backoff_function_belongs_to_the_job_type():
         decorated.using(backoff=patient)
 
 
-def test_a_backoff_of_using_is_stored_with_the_job():
+def test_backoff_given_to_using_is_stored_with_the_job():
     decorated = job(backoff=lambda failures, error: 10)(add)
 
     changed = decorated.using(backoff=5)

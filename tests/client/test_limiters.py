@@ -1,4 +1,4 @@
-"""`Limiter`: what several queues share, seen by a project."""
+"""`Limiter`: limits shared by several queues."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def project(settings):
     settings.DJQUEUE = GIVEN
 
 
-def test_the_settings_limits_count(project):
+def test_limiter_uses_limits_of_the_settings(project):
     for name in ("charges", "refunds"):
         Queue(name).enqueue_many(range(5), name="handler")
     storage = Queue("charges").storage
@@ -30,7 +30,7 @@ def test_the_settings_limits_count(project):
     assert (state.rate, state.concurrency, state.used, state.free, state.tokens) == (Rate(100), 2, 2, 0, 98)
 
 
-def test_it_is_changed_while_its_queues_run(project):
+def test_limiter_can_be_changed_at_runtime(project):
     stripe = Limiter("stripe")
     stripe.set(rate=(5, 60), concurrency=1)
 
@@ -38,28 +38,28 @@ def test_it_is_changed_while_its_queues_run(project):
     assert repr(stripe) == "<Limiter stripe>"
 
 
-async def test_coroutines_have_twins(project):
+async def test_limiter_has_async_methods(project):
     stripe = Limiter("stripe")
     await stripe.aset(concurrency=7)
 
     assert (await stripe.astate()).concurrency == 7
 
 
-def test_one_that_is_not_in_the_settings_is_refused_with_the_nearest(project):
+def test_unknown_limiter_is_rejected_with_a_suggestion(project):
     with pytest.raises(OptionError, match=r"'strip' is not in DJQUEUE\['LIMITERS'\].*'stripe'"):
         Limiter("strip")
 
 
-def test_a_storage_of_ones_own_has_limiters_of_its_own():
+def test_explicit_storage_accepts_any_limiter_name():
     assert Limiter("any", storage=MemoryStorage()).state().used == 0
 
 
 @pytest.mark.parametrize("given", [{"concurrency": 0}, {"concurrency": True}, {"concurrency": "1"}])
-def test_a_wrong_concurrency_is_refused(project, given):
+def test_wrong_limiter_concurrency_is_rejected(project, given):
     with pytest.raises(OptionError, match="concurrency"):
         Limiter("stripe").set(**given)
 
 
-def test_a_wrong_rate_is_refused(project):
+def test_wrong_limiter_rate_is_rejected(project):
     with pytest.raises(ConfigurationError, match="rate"):
         Limiter("stripe").set(rate="often")

@@ -1,4 +1,4 @@
-"""Middleware around enqueues: what it sees, changes, keeps back, and what its errors do."""
+"""Middleware around enqueues: what it sees, changes and withholds, and its errors."""
 
 import logging
 from dataclasses import replace
@@ -7,6 +7,7 @@ import pytest
 
 from djqueue import ConfigurationError, OptionError, PayloadTooLargeError, Queue, Worker, current_job, flow
 from djqueue.core.job import EnqueueResult
+from tests.support import PATIENCE
 
 PATH = "tests.client.test_middleware"
 seen = []
@@ -129,21 +130,21 @@ def queue():
     return Queue("orders")
 
 
-def test_the_first_is_the_outermost(use, queue, do):
+def test_first_middleware_is_the_outermost(use, queue, do):
     use(Outer, Urgent)
     do(queue, "enqueue_many", [1, 2])
 
     assert seen == [("outer", "orders", 2), ("urgent", "orders"), ("outer", "queued")]
 
 
-def test_what_it_changes_is_what_is_enqueued(use, queue, do):
+def test_middleware_can_change_the_enqueued_job(use, queue, do):
     use(Urgent)
     result = do(queue, "enqueue", 1)
 
     assert queue.get_job(result.id).options.priority == 9
 
 
-def test_the_jobs_of_a_flow_go_through_it_before_any_is_enqueued(use, queue, do):
+def test_middleware_sees_all_jobs_of_a_flow_before_any_is_enqueued(use, queue, do):
     use(Outer, Urgent)
     other = Queue("letters")
     first, second = queue.node(1), other.node(2)
@@ -157,7 +158,7 @@ def test_the_jobs_of_a_flow_go_through_it_before_any_is_enqueued(use, queue, do)
     assert queue.get_job(first.id).options.priority == other.get_job(second.id).options.priority == 9
 
 
-def test_headers_pass_from_the_job_that_enqueues_to_its_jobs(use, queue, do):
+def test_middleware_can_pass_headers_to_nested_jobs(use, queue, do):
     def parent(job):
         queue.enqueue(2, name="child")
         flow(queue.node(3, name="leaf")).enqueue()
@@ -170,7 +171,7 @@ def test_headers_pass_from_the_job_that_enqueues_to_its_jobs(use, queue, do):
     do(queue, "enqueue", 1, name="leaf")
     handlers = {"parent": parent, "child": child, "grandchild": bool, "leaf": bool}
     with Worker(handlers=handlers, until_empty=True) as worker:
-        assert worker.join(20)
+        assert worker.join(PATIENCE)
 
     assert sorted(seen) == [
         ("child", "00-7-7-01"),
@@ -181,7 +182,7 @@ def test_headers_pass_from_the_job_that_enqueues_to_its_jobs(use, queue, do):
     ]
 
 
-def test_headers_that_it_adds_are_within_the_limits(use, queue, do, settings):
+def test_headers_added_by_middleware_count_toward_the_limits(use, queue, do, settings):
     use(Heavy)
     with pytest.raises(OptionError, match=r"^headers: 'size' makes the headers of the job larger than 8,192"):
         do(queue, "enqueue", 1, headers={"more": "x" * 200})
@@ -195,7 +196,7 @@ def test_headers_that_it_adds_are_within_the_limits(use, queue, do, settings):
     assert queue.counts()["waiting"] == 0
 
 
-def test_a_flow_that_it_keeps_back_is_not_stored(use, queue, do):
+def test_flow_withheld_by_middleware_is_not_stored(use, queue, do):
     use(Closed)
     result = do(flow(queue.node(1)), "enqueue")
 
@@ -203,7 +204,7 @@ def test_a_flow_that_it_keeps_back_is_not_stored(use, queue, do):
     assert queue.counts()["waiting"] == 0
 
 
-def test_a_flow_of_which_it_refuses_a_job_is_not_stored(use, queue, do):
+def test_flow_with_a_job_rejected_by_middleware_is_not_stored(use, queue, do):
     use(NoLetters)
     with pytest.raises(PermissionError):
         do(flow(Queue("letters").node(2).after(queue.node(1))), "enqueue")
@@ -211,7 +212,7 @@ def test_a_flow_of_which_it_refuses_a_job_is_not_stored(use, queue, do):
     assert queue.counts()["waiting"] == 0
 
 
-def test_it_can_keep_jobs_back(use, queue, do):
+def test_middleware_can_withhold_jobs(use, queue, do):
     use(Outer, Closed, Urgent)
 
     assert do(queue, "enqueue", 1).status == "duplicate"
@@ -219,7 +220,7 @@ def test_it_can_keep_jobs_back(use, queue, do):
     assert seen == [("outer", "orders", 1), ("outer", "duplicate")]
 
 
-def test_what_it_raises_reaches_the_caller_and_nothing_is_stored(use, queue, do):
+def test_middleware_error_reaches_the_caller_and_stores_nothing(use, queue, do):
     use(Outer, Broken)
 
     with pytest.raises(PermissionError, match="not by you"):
@@ -227,22 +228,22 @@ def test_what_it_raises_reaches_the_caller_and_nothing_is_stored(use, queue, do)
     assert queue.counts()["waiting"] == 0
 
 
-def test_a_job_that_is_waited_for_goes_through_it(use, queue, do):
+def test_enqueue_and_wait_passes_through_middleware(use, queue, do):
     use(Outer)
     with Worker(handlers={"orders": lambda job: 7}):
-        assert do(queue, "enqueue_and_wait", 1, wait=10) == 7
+        assert do(queue, "enqueue_and_wait", 1, wait=PATIENCE) == 7
 
     assert seen == [("outer", "orders", 1), ("outer", "queued")]
 
 
-def test_a_wrong_entry_is_named_at_the_first_enqueue(use, queue):
+def test_wrong_middleware_setting_is_named_at_the_first_enqueue(use, queue):
     use("tests.client.test_middleware.Nobody")
 
     with pytest.raises(ConfigurationError, match=r"MIDDLEWARE.*test_middleware\.Nobody"):
         queue.enqueue(1)
 
 
-def test_the_logging_middleware_tells_of_enqueues_and_runs_and_no_payload(use, queue, do, caplog):
+def test_logging_middleware_logs_enqueues_and_attempts_without_payloads(use, queue, do, caplog):
     def fail(job):
         raise KeyError("price")
 
@@ -251,7 +252,7 @@ def test_the_logging_middleware_tells_of_enqueues_and_runs_and_no_payload(use, q
         do(queue, "enqueue_many", ["very secret"] * 2, ids=["a", "b"], name="good")
         do(queue, "enqueue", "very secret", id="c", name="bad", max_attempts=1)
         with Worker(handlers={"good": lambda job: 7, "bad": fail}, until_empty=True) as worker:
-            assert worker.join(20)
+            assert worker.join(PATIENCE)
 
     lines = [record.getMessage() for record in caplog.records if record.name == "djqueue.jobs"]
     assert "Enqueued 2 of 2 jobs good in orders." in lines

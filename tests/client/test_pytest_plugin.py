@@ -1,4 +1,4 @@
-"""The pytest plugin: what loading it costs, and its fixtures."""
+"""The pytest plugin and its fixtures."""
 
 import subprocess
 import sys
@@ -14,7 +14,8 @@ from djqueue.testing.factories import enqueue, enqueue_many
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_loading_the_plugin_loads_no_django():
+@pytest.mark.slow
+def test_loading_the_pytest_plugin_does_not_import_django():
     code = (
         "import sys, djqueue.testing.plugin; "
         "print(*{name.partition('.')[0] for name in sys.modules} & {'django', 'msgpack', 'kombu'})"
@@ -26,7 +27,8 @@ def test_loading_the_plugin_loads_no_django():
     assert finished.stdout.split() == []
 
 
-def test_the_plugin_serves_a_test_run_of_a_project(tmp_path):
+@pytest.mark.slow
+def test_pytest_plugin_works_in_a_project(tmp_path):
     (tmp_path / "test_shop.py").write_text(
         "from djqueue import job\n"
         "from djqueue.testing.assertions import assert_enqueued\n"
@@ -62,13 +64,13 @@ def test_the_plugin_serves_a_test_run_of_a_project(tmp_path):
     assert "2 passed" in finished.stdout
 
 
-def test_the_settings_storage_is_a_memory_storage_for_the_test(djqueue_memory):
+def test_djqueue_memory_replaces_the_configured_storage(djqueue_memory):
     assert isinstance(djqueue_memory, MemoryStorage)
     assert get_storage() is djqueue_memory
     assert djqueue_memory.queues.names() == []
 
 
-def test_the_other_settings_stay(settings, request):
+def test_djqueue_memory_keeps_other_settings(settings, request):
     settings.DJQUEUE = {**settings.DJQUEUE, "DEFAULTS": {"priority": 7}}
 
     answer = Queue("orders").enqueue(1)
@@ -76,7 +78,7 @@ def test_the_other_settings_stay(settings, request):
     assert Queue("orders").get_job(answer.id).options.priority == 7
 
 
-def test_a_drain_runs_what_is_waiting_and_what_that_brings(djqueue_drain):
+def test_drain_runs_waiting_jobs_and_the_jobs_they_enqueue(djqueue_drain):
     ran = []
 
     @job(name="count-down")
@@ -93,11 +95,11 @@ def test_a_drain_runs_what_is_waiting_and_what_that_brings(djqueue_drain):
     assert (counters.claimed, counters.completed) == (6, 6)
 
 
-def test_a_drain_of_nothing_ends_at_once(djqueue_drain):
+def test_drain_without_jobs_ends_immediately(djqueue_drain):
     assert djqueue_drain().claimed == 0
 
 
-def test_a_drain_runs_jobs_one_after_the_other_in_order(djqueue_drain):
+def test_drain_runs_jobs_sequentially_in_order(djqueue_drain):
     ran = []
 
     @job(name="note")
@@ -111,7 +113,7 @@ def test_a_drain_runs_jobs_one_after_the_other_in_order(djqueue_drain):
     assert ran == ["first", *range(50)]
 
 
-def test_a_drain_leaves_what_is_not_due(djqueue_drain, storage):
+def test_drain_leaves_jobs_that_are_not_due(djqueue_drain, storage):
     def handle(given):
         match given.payload:
             case "fail":
@@ -136,7 +138,7 @@ def test_a_drain_leaves_what_is_not_due(djqueue_drain, storage):
     assert counts == {"completed": 1, "failed": 1, "delayed": 4}
 
 
-def test_a_drain_follows_a_retry_without_a_wait(djqueue_drain):
+def test_drain_runs_immediate_retries(djqueue_drain):
     def handle(given):
         if given.attempts < 3:
             raise KeyError("not yet")
@@ -148,7 +150,7 @@ def test_a_drain_follows_a_retry_without_a_wait(djqueue_drain):
     assert (counters.retried, counters.completed) == (2, 1)
 
 
-def test_a_drain_keeps_to_the_queues_and_names_that_it_is_given(djqueue_drain, storage):
+def test_drain_can_be_limited_to_queues_and_names(djqueue_drain, storage):
     for queue in ("a", "b"):
         enqueue(storage, queue=queue, name="known")
         enqueue(storage, queue=queue, name="unknown")
@@ -160,7 +162,7 @@ def test_a_drain_keeps_to_the_queues_and_names_that_it_is_given(djqueue_drain, s
     assert storage.reads.waiting_names("b") == {"known": 1, "unknown": 1}
 
 
-def test_a_drain_does_not_wait_for_what_cannot_be_claimed(djqueue_drain, storage):
+def test_drain_does_not_wait_for_paused_jobs(djqueue_drain, storage):
     enqueue(storage, queue="paused")
     storage.queues.pause("paused")
     storage.queues.set_limits("limited", None, 1)
@@ -172,7 +174,7 @@ def test_a_drain_does_not_wait_for_what_cannot_be_claimed(djqueue_drain, storage
     assert storage.reads.waiting_names("paused") == {"handler": 1}
 
 
-def test_a_drain_serves_another_storage(djqueue_drain, storage):
+def test_drain_accepts_another_storage(djqueue_drain, storage):
     other = MemoryStorage()
     Queue("orders", storage=other).enqueue(1)
 
@@ -181,7 +183,7 @@ def test_a_drain_serves_another_storage(djqueue_drain, storage):
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
-def test_a_drain_leaves_nothing_running(djqueue_drain, storage, concurrency):
+def test_drain_leaves_no_workers(djqueue_drain, storage, concurrency):
     enqueue_many(storage, 200)
 
     counters = djqueue_drain(handlers={"handler": lambda given: None}, concurrency=concurrency)

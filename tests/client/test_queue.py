@@ -1,4 +1,4 @@
-"""`Queue`: the low-level face; each method and its async twin."""
+"""`Queue`: each method and its async version."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -68,12 +68,12 @@ def fail(storage, reason="explicit_fail"):
 # Making one.
 
 
-def test_a_queue_uses_the_storage_of_the_settings(queue, storage):
+def test_queue_uses_the_configured_storage(queue, storage):
     assert queue.storage is storage
     assert repr(queue) == "<Queue orders>"
 
 
-def test_a_queue_may_use_another_storage(storage):
+def test_queue_can_use_another_storage(storage):
     other = MemoryStorage()
     queue = Queue("orders", storage=other)
 
@@ -83,7 +83,7 @@ def test_a_queue_may_use_another_storage(storage):
     assert storage.queues.names() == []
 
 
-def test_a_queue_has_defaults_for_its_jobs(do):
+def test_queue_has_defaults_for_its_jobs(do):
     queue = Queue("orders", priority=3, max_attempts=7)
 
     plain = queue.get_job(do(queue, "enqueue", 1).id)
@@ -102,7 +102,7 @@ def test_a_queue_has_defaults_for_its_jobs(do):
         ({"name": "orders", "queue": "other"}, "queue"),
     ],
 )
-def test_a_wrong_queue_is_refused(arguments, message):
+def test_wrong_queue_arguments_are_rejected(arguments, message):
     with pytest.raises(OptionError, match=message):
         Queue(arguments.pop("name"), **arguments).enqueue(1)
 
@@ -118,13 +118,13 @@ def test_a_wrong_queue_is_refused(arguments, message):
         ({"backoff": lambda failures, error: 1}, "backoff"),
     ],
 )
-def test_a_wrong_option_of_an_enqueue_is_refused(queue, storage, do, options, message):
+def test_wrong_enqueue_option_is_rejected(queue, storage, do, options, message):
     with pytest.raises(OptionError, match=message):
         do(queue, "enqueue", 1, **options)
     assert storage.queues.names() == []
 
 
-def test_defaults_of_the_settings_are_followed(queue, settings, do):
+def test_queue_follows_default_options_of_the_settings(queue, settings, do):
     settings.DJQUEUE = {**settings.DJQUEUE, "DEFAULTS": {"max_attempts": 9}}
 
     assert queue.get_job(do(queue, "enqueue", 1).id).options.max_attempts == 9
@@ -133,7 +133,7 @@ def test_defaults_of_the_settings_are_followed(queue, settings, do):
 # Closed lists of queues.
 
 
-def test_where_the_list_is_closed_an_unknown_queue_is_refused(settings):
+def test_strict_queues_rejects_unknown_queue(settings):
     settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": ["orders", "default"], "STRICT_QUEUES": True}
     from djqueue import job
 
@@ -146,7 +146,7 @@ def test_where_the_list_is_closed_an_unknown_queue_is_refused(settings):
         job(name="x")(len).using(queue="ordres")
 
 
-def test_where_it_is_open_every_name_is_a_queue(settings):
+def test_every_queue_name_is_accepted_without_strict_queues(settings):
     settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": ["orders"]}
 
     assert Queue("anything: goes {here}").enqueue(1).status == "queued"
@@ -155,13 +155,13 @@ def test_where_it_is_open_every_name_is_a_queue(settings):
 # Enqueue.
 
 
-def test_a_job_is_for_the_handler_with_the_queues_name_unless_another_is_given(queue, do):
+def test_job_name_defaults_to_the_queue_name(queue, do):
     assert queue.get_job(do(queue, "enqueue", 1).id).name == "orders"
     assert queue.get_job(do(queue, "enqueue", 1, name="pay").id).name == "pay"
 
 
 @pytest.mark.parametrize("payload", [None, 0, "", False, [1, 2], {"n": (1, b"\xff")}])
-def test_any_payload_comes_back(queue, do, payload):
+def test_payload_is_stored_unchanged(queue, do, payload):
     answer = do(queue, "enqueue", payload, id="user:42")
 
     info = do(queue, "get_job", "user:42")
@@ -170,11 +170,11 @@ def test_any_payload_comes_back(queue, do, payload):
     assert type(info.payload) is type(payload)
 
 
-def test_an_enqueue_without_a_payload_is_one_of_none(queue, do):
+def test_payload_defaults_to_none(queue, do):
     assert queue.get_job(do(queue, "enqueue").id).payload is None
 
 
-def test_many_payloads_are_enqueued(queue, do):
+def test_enqueue_many_stores_thousands_of_payloads(queue, do):
     answers = do(queue, "enqueue_many", range(2_345), name="count", priority=2)
 
     assert len({answer.id for answer in answers}) == 2_345
@@ -183,7 +183,7 @@ def test_many_payloads_are_enqueued(queue, do):
     assert (last.payload, last.name, last.options.priority) == (2_344, "count", 2)
 
 
-def test_many_payloads_may_have_ids(queue, do):
+def test_enqueue_many_accepts_ids(queue, do):
     answers = do(queue, "enqueue_many", iter([1, 2, 3]), ids=iter(["a", "b", "a"]))
 
     assert [(answer.id, answer.status) for answer in answers] == [
@@ -194,13 +194,13 @@ def test_many_payloads_may_have_ids(queue, do):
 
 
 @pytest.mark.parametrize(("ids", "which"), [(["a"], "fewer"), (["a", "b", "c"], "more")])
-def test_ids_have_to_be_as_many_as_payloads(queue, storage, do, ids, which):
+def test_number_of_ids_must_match_number_of_payloads(queue, storage, do, ids, which):
     with pytest.raises(OptionError, match=f"ids: expected one id per payload, got {which}"):
         do(queue, "enqueue_many", [1, 2], ids=ids)
     assert storage.queues.names() == []
 
 
-def test_an_unserialisable_payload_is_refused_with_its_place(queue, storage, do):
+def test_unserializable_payload_is_rejected_with_its_path(queue, storage, do):
     with pytest.raises(SerializationError, match=r"payload\.items\[3\]\.file"):
         do(queue, "enqueue", {"items": [0, 1, 2, {"file": object()}]})
     assert storage.queues.names() == []
@@ -209,7 +209,7 @@ def test_an_unserialisable_payload_is_refused_with_its_place(queue, storage, do)
 # Reading.
 
 
-def test_a_job_is_read_back_with_all_that_is_known_of_it(queue, storage, do):
+def test_get_job_returns_all_values_of_the_job(queue, storage, do):
     queue.enqueue({"n": 1}, id="a", tags=["x"])
     claimed = take(storage)
     storage.report([report_of(claimed, 50, [(1_700_000_000_000, "half of it")])])
@@ -232,19 +232,19 @@ def test_a_job_is_read_back_with_all_that_is_known_of_it(queue, storage, do):
     assert repr(info) == "<JobInfo orders a completed>"
 
 
-def test_a_job_that_has_not_started_has_no_times(queue, do):
+def test_job_that_has_not_started_has_no_start_and_finish_times(queue, do):
     info = queue.get_job(do(queue, "enqueue", 1).id)
 
     assert (info.started_at, info.finished_at, info.result) == (None, None, None)
     assert info.run_at == info.created_at
 
 
-def test_a_job_that_is_not_there_is_none(queue, do):
+def test_unknown_job_is_none(queue, do):
     assert do(queue, "get_job", "nobody") is None
     assert do(queue, "get_status", "nobody") is None
 
 
-def test_a_status_is_a_job_in_short(queue, storage, do):
+def test_get_status_returns_a_summary_of_the_job(queue, storage, do):
     for name in ("good", "bad", "waiting"):
         queue.enqueue(1, id=name)
     complete(storage, [1])
@@ -262,7 +262,7 @@ def test_a_status_is_a_job_in_short(queue, storage, do):
     assert good.created_at <= datetime.now(UTC)
 
 
-def test_states_of_many_jobs_are_read_at_once(queue, storage, do):
+def test_get_states_returns_states_of_several_jobs(queue, storage, do):
     queue.enqueue_many([1, 2], ids=["a", "b"])
     complete(storage)
 
@@ -272,7 +272,7 @@ def test_states_of_many_jobs_are_read_at_once(queue, storage, do):
 
 
 @pytest.mark.parametrize("result", [None, False, 0, "", {"n": 1}, b"\xff" * 1_000])
-def test_a_result_is_what_the_job_returned(queue, storage, do, result):
+def test_get_result_returns_the_value_of_the_job(queue, storage, do, result):
     queue.enqueue(1, id="a")
     assert do(queue, "get_result", "a") is None
     complete(storage, result)
@@ -280,7 +280,7 @@ def test_a_result_is_what_the_job_returned(queue, storage, do, result):
     assert do(queue, "get_result", "a") == result
 
 
-def test_a_result_of_a_job_that_did_not_complete_is_an_error(queue, storage, do):
+def test_get_result_raises_for_job_that_did_not_complete(queue, storage, do):
     queue.enqueue_many([1, 2, 3], ids=["failed", "exhausted", "cancelled"])
     fail(storage)
     fail(storage, "max_attempts_exceeded")
@@ -302,7 +302,7 @@ def test_a_result_of_a_job_that_did_not_complete_is_an_error(queue, storage, do)
     assert (error.traceback, error.payload) == ("Traceback ...", 2)
 
 
-def test_counts_name_every_state(queue, storage, do):
+def test_counts_contain_every_state(queue, storage, do):
     queue.enqueue_many(range(4))
     complete(storage)
     take(storage)
@@ -328,7 +328,7 @@ def test_dead_letters_are_listed(queue, storage, do):
 # Single jobs.
 
 
-def test_a_waiting_job_is_cancelled(queue, storage, do):
+def test_waiting_job_is_cancelled(queue, storage, do):
     queue.enqueue(1, id="a")
 
     answer = do(queue, "cancel", "a")
@@ -338,21 +338,21 @@ def test_a_waiting_job_is_cancelled(queue, storage, do):
     assert claim(storage, 5, names=["orders"]) == []
 
 
-def test_a_running_job_is_asked_to_stop(queue, storage, do):
+def test_cancel_of_active_job_requests_a_stop(queue, storage, do):
     queue.enqueue(1, id="a")
     take(storage)
 
     assert do(queue, "cancel", "a").status == "requested"
 
 
-def test_a_delayed_job_is_promoted(queue, do):
+def test_delayed_job_is_promoted(queue, do):
     queue.enqueue(1, id="a", delay=60)
 
     assert [do(queue, "promote", name) for name in ("a", "a", "nobody")] == [True, False, False]
     assert queue.get_job("a").state == "waiting"
 
 
-def test_a_job_is_rescheduled(queue, do):
+def test_job_is_rescheduled(queue, do):
     queue.enqueue(1, id="a")
     at = datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -365,12 +365,12 @@ def test_a_job_is_rescheduled(queue, do):
 
 
 @pytest.mark.parametrize("when", [{}, {"delay": 1, "run_at": datetime(2100, 1, 1, tzinfo=UTC)}])
-def test_a_reschedule_wants_one_time(queue, do, when):
+def test_reschedule_requires_exactly_one_time(queue, do, when):
     with pytest.raises(OptionError, match="delay or run_at"):
         do(queue, "reschedule", "a", **when)
 
 
-def test_a_job_is_updated(queue, storage, do):
+def test_job_is_updated(queue, storage, do):
     queue.enqueue({"total": 1}, id="a")
     queue.enqueue({"total": 2}, id="b")
 
@@ -384,14 +384,14 @@ def test_a_job_is_updated(queue, storage, do):
     assert do(queue, "update", "b", payload=None) is False
 
 
-def test_an_update_to_none_is_one(queue, do):
+def test_payload_can_be_updated_to_none(queue, do):
     queue.enqueue(1, id="a")
 
     assert do(queue, "update", "a", payload=None) is True
     assert queue.get_job("a").payload is None
 
 
-def test_an_updated_payload_keeps_the_codec_of_its_job(queue, storage, do):
+def test_updated_payload_keeps_codec_of_its_job(queue, storage, do):
     queue.enqueue([1], id="a", content_type="application/json")
 
     do(queue, "update", "a", payload=[1, 2])
@@ -407,14 +407,14 @@ def test_an_updated_payload_keeps_the_codec_of_its_job(queue, storage, do):
         ({"priority": 2**31}, "priority: must be from .*; got 2147483648"),
     ],
 )
-def test_an_update_is_checked(queue, do, given, message):
+def test_update_arguments_are_validated(queue, do, given, message):
     queue.enqueue(1, id="a")
 
     with pytest.raises(OptionError, match=message):
         do(queue, "update", "a", **given)
 
 
-def test_an_update_that_cannot_be_encoded_changes_nothing(queue, do):
+def test_update_with_unserializable_payload_changes_nothing(queue, do):
     queue.enqueue(1, id="a")
 
     with pytest.raises(SerializationError):
@@ -422,7 +422,7 @@ def test_an_update_that_cannot_be_encoded_changes_nothing(queue, do):
     assert (queue.get_job("a").payload, queue.get_job("a").options.priority) == (1, 0)
 
 
-def test_a_dead_letter_is_retried(queue, storage, do):
+def test_dead_letter_is_retried(queue, storage, do):
     queue.enqueue(1, id="a")
     fail(storage)
 
@@ -430,7 +430,7 @@ def test_a_dead_letter_is_retried(queue, storage, do):
     assert queue.get_job("a").state == "waiting"
 
 
-def test_a_job_is_removed(queue, storage, do):
+def test_job_is_removed(queue, storage, do):
     queue.enqueue_many([1, 2], ids=["a", "b"])
     take(storage)
 
@@ -441,7 +441,7 @@ def test_a_job_is_removed(queue, storage, do):
 # The queue.
 
 
-def test_a_queue_is_paused_and_resumed(queue, storage, do):
+def test_queue_is_paused_and_resumed(queue, storage, do):
     queue.enqueue(1)
 
     do(queue, "pause")
@@ -453,7 +453,7 @@ def test_a_queue_is_paused_and_resumed(queue, storage, do):
 
 
 @pytest.mark.parametrize("rate", ["2/h", (2, 3_600), (2, timedelta(hours=1))])
-def test_a_queue_is_limited(queue, storage, do, rate):
+def test_queue_is_limited(queue, storage, do, rate):
     queue.enqueue_many(range(9))
 
     do(queue, "set_limits", rate=rate)
@@ -466,7 +466,7 @@ def test_a_queue_is_limited(queue, storage, do, rate):
     assert len(claim(storage, 9, names=["orders"])) == 4
 
 
-def test_limits_that_are_not_given_are_refused(queue, do):
+def test_set_limits_requires_a_limit(queue, do):
     with pytest.raises(OptionError, match="set_limits: expected rate, concurrency or both; None removes"):
         do(queue, "set_limits")
 
@@ -478,13 +478,13 @@ def test_limits_that_are_not_given_are_refused(queue, do):
         *({"rate": value} for value in ("fast", "0/s", "1/year", (0, 1), (1, 0), 5, ("a", 1))),
     ],
 )
-def test_a_wrong_limit_is_refused(queue, do, limits):
+def test_wrong_queue_limit_is_rejected(queue, do, limits):
     [name] = limits
     with pytest.raises((OptionError, ConfigurationError), match=name):
         do(queue, "set_limits", **limits)
 
 
-def test_a_group_is_limited_and_paused(queue, storage, do):
+def test_group_is_limited_and_paused(queue, storage, do):
     for number in range(6):
         queue.enqueue(number, group="g")
 
@@ -499,7 +499,7 @@ def test_a_group_is_limited_and_paused(queue, storage, do):
     assert len(claim(storage, 9, names=["orders"])) == 2
 
 
-def test_what_is_said_to_a_group_is_said_word_by_word(queue, do):
+def test_group_limits_are_set_individually(queue, do):
     do(queue, "set_group_limit", "g", 2)
     do(queue, "set_group_limit", "g", rate="10/s", weight=3)
     assert do(queue, "group_limits") == {"g": GroupLimit(2, rate=Rate(10, 1_000), weight=3)}
@@ -520,26 +520,26 @@ def test_what_is_said_to_a_group_is_said_word_by_word(queue, do):
         {},
     ],
 )
-def test_a_wrong_limit_of_a_group_is_refused(queue, do, limits):
+def test_wrong_group_limit_is_rejected(queue, do, limits):
     name = next(iter(limits), "expected concurrency, rate or weight")
     with pytest.raises((OptionError, ConfigurationError), match=name):
         do(queue, "set_group_limit", "g", **limits)
 
 
-def test_all_groups_together_have_no_weight(queue, do):
+def test_default_group_limit_has_no_weight(queue, do):
     with pytest.raises(OptionError, match="weight"):
         do(queue, "set_group_limit", None, weight=2)
 
 
 @pytest.mark.parametrize("group", ["", 7, "x" * 256, "a\0"])
 @pytest.mark.parametrize("verb", ["set_group_limit", "pause_group", "resume_group"])
-def test_a_wrong_name_of_a_group_is_refused(queue, do, verb, group):
+def test_wrong_group_name_is_rejected(queue, do, verb, group):
     arguments = (group, 1) if verb == "set_group_limit" else (group,)
     with pytest.raises(OptionError, match="group"):
         do(queue, verb, *arguments)
 
 
-def test_a_drain_forgets_what_has_not_started(queue, storage, do):
+def test_drain_removes_pending_jobs(queue, storage, do):
     queue.enqueue_many(range(5))
     queue.enqueue(1, delay=7 * 86_400)
     complete(storage)
@@ -551,7 +551,7 @@ def test_a_drain_forgets_what_has_not_started(queue, storage, do):
     assert counts == {"active": 1, "completed": 1}
 
 
-def test_a_clean_forgets_what_has_ended(queue, storage, do):
+def test_clean_removes_finished_jobs(queue, storage, do):
     queue.enqueue_many(range(4), ids="abcd")
     complete(storage)
     fail(storage)
@@ -565,7 +565,7 @@ def test_a_clean_forgets_what_has_ended(queue, storage, do):
     assert do(queue, "clean", states=["waiting"]) == 1
 
 
-def test_a_clean_forgets_what_has_ended_by_a_clock_that_is_ahead():
+def test_clean_uses_the_clock_of_the_storage():
     clock = FakeClock(SYSTEM_CLOCK.now() + 5_000)
     storage = MemoryStorage(clock=clock)
     a_completed_job(storage)
@@ -574,23 +574,23 @@ def test_a_clean_forgets_what_has_ended_by_a_clock_that_is_ahead():
 
 
 @pytest.mark.parametrize("states", [["active"], ["finished"], ["complete"]])
-def test_a_clean_of_what_cannot_be_cleaned_is_refused(queue, do, states):
+def test_clean_of_active_or_unknown_states_is_rejected(queue, do, states):
     with pytest.raises(OptionError, match=states[0]):
         do(queue, "clean", states=states)
 
 
 @pytest.mark.parametrize("states", ["completed", "c"])
-def test_states_to_clean_are_a_list(queue, do, states):
+def test_clean_requires_a_list_of_states(queue, do, states):
     with pytest.raises(OptionError, match="states"):
         do(queue, "clean", states=states)
 
 
-def test_an_unknown_state_brings_a_suggestion(queue, do):
+def test_unknown_state_raises_with_a_suggestion(queue, do):
     with pytest.raises(OptionError, match=r"did you mean 'completed'\?"):
         do(queue, "clean", states=["complete"])
 
 
-def test_a_queue_is_obliterated(queue, storage, do):
+def test_queue_is_obliterated(queue, storage, do):
     queue.enqueue_many(range(3))
     take(storage)
 
@@ -603,7 +603,7 @@ def test_a_queue_is_obliterated(queue, storage, do):
 # Events.
 
 
-def test_a_handler_hears_of_the_event_that_it_wants(queue, storage, do):
+def test_event_handler_receives_only_the_requested_event(queue, storage, do):
     heard, everything = Recorder(), Recorder()
     do(queue, "on", "completed", heard)
     stop = do(queue, "on", "*", everything)
@@ -621,16 +621,16 @@ def test_a_handler_hears_of_the_event_that_it_wants(queue, storage, do):
 
 
 @pytest.mark.parametrize("event", ["complete", "", "QUEUED"])
-def test_an_unknown_event_is_refused(queue, do, event):
+def test_unknown_event_is_rejected(queue, do, event):
     with pytest.raises(OptionError, match="event"):
         do(queue, "on", event, print)
 
 
-def test_every_event_of_the_transition_table_can_be_asked_for():
+def test_every_event_of_the_transition_table_can_be_subscribed_to():
     assert {row.event for row in TRANSITIONS} <= set(EVENTS)
 
 
-def test_every_method_that_reads_or_writes_has_an_async_twin():
+def test_every_method_that_reads_or_writes_has_async_twin():
     public = {name for name in dir(Queue) if not name.startswith("_")}
     plain = {name for name in public if f"a{name}" in public}
     twins = {f"a{name}" for name in plain}
@@ -640,7 +640,7 @@ def test_every_method_that_reads_or_writes_has_an_async_twin():
     assert all(asyncio.iscoroutinefunction(getattr(Queue, name)) for name in twins - iterators)
 
 
-def test_a_drain_may_leave_what_is_not_ready(queue):
+def test_drain_can_keep_delayed_and_blocked_jobs(queue):
     first = queue.enqueue()
     queue.enqueue(delay=60)
     queue.enqueue(depends_on=[Queue("others").enqueue()])
@@ -652,7 +652,7 @@ def test_a_drain_may_leave_what_is_not_ready(queue):
 
 
 @pytest.mark.parametrize("limit", [-1, 1.5, True, "10"])
-def test_a_clean_with_a_wrong_limit_is_refused(queue, limit):
+def test_wrong_clean_limit_is_rejected(queue, limit):
     with pytest.raises(OptionError, match="limit"):
         queue.clean(limit=limit)
 
@@ -669,7 +669,7 @@ def test_jobs_are_moved_to_another_queue(queue):
     assert Queue("others").counts()["waiting"] == 3
 
 
-def test_a_move_to_a_wrong_queue_is_refused(queue, settings):
+def test_move_with_wrong_arguments_is_rejected(queue, settings):
     with pytest.raises(OptionError, match="already"):
         queue.move(["a"], "orders")
     with pytest.raises(OptionError, match="to"):

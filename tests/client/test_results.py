@@ -1,4 +1,4 @@
-"""What the result of an enqueue can do: wait for its job, read it again, show it."""
+"""The result of an enqueue: waiting, refreshing, reading the job."""
 
 import asyncio
 import pickle
@@ -18,6 +18,7 @@ from djqueue import (
     Worker,
 )
 from djqueue.storage.memory import MemoryStorage
+from tests.support import PATIENCE
 
 TWINS = {"wait": "await_", "refresh": "arefresh", "job": "ajob"}
 
@@ -61,40 +62,40 @@ def broken(job):
     raise ValueError("broken")
 
 
-def test_a_result_waits_for_what_the_job_returns(any_queue, ask):
+def test_result_waits_for_the_value_of_the_job(any_queue, ask):
     result = any_queue.enqueue(21)
 
     with Worker(any_queue.storage, handlers={"orders": double}):
-        assert ask(result, "wait", 10) == 42
-        assert ask(result, "wait", timeout=timedelta(seconds=10)) == 42
+        assert ask(result, "wait", PATIENCE) == 42
+        assert ask(result, "wait", timeout=timedelta(seconds=PATIENCE)) == 42
 
 
-def test_results_of_many_jobs_wait_too(any_queue, ask):
+def test_results_of_enqueue_many_can_wait(any_queue, ask):
     results = any_queue.enqueue_many(range(5))
 
     with Worker(any_queue.storage, handlers={"orders": double}):
-        assert [ask(result, "wait", 10) for result in results] == [0, 2, 4, 6, 8]
+        assert [ask(result, "wait", PATIENCE) for result in results] == [0, 2, 4, 6, 8]
 
 
-def test_waiting_for_a_job_that_failed_raises_its_error(queue, ask):
+def test_waiting_for_job_that_failed_raises_its_error(queue, ask):
     result = queue.enqueue(1, max_attempts=1)
 
     with (
         Worker(handlers={"orders": broken}),
         pytest.raises(JobFailedError, match="ValueError: broken"),
     ):
-        ask(result, "wait", 10)
+        ask(result, "wait", PATIENCE)
 
 
-def test_waiting_for_a_job_that_was_cancelled_raises(queue, ask):
+def test_waiting_for_job_that_was_cancelled_raises(queue, ask):
     result = queue.enqueue(1)
     queue.cancel(result.id)
 
     with pytest.raises(JobCancelledError):
-        ask(result, "wait", 10)
+        ask(result, "wait", PATIENCE)
 
 
-def test_waiting_ends_in_time_and_the_job_goes_on(queue, ask):
+def test_timeout_of_waiting_does_not_stop_the_job(queue, ask):
     result = queue.enqueue(1)
 
     with pytest.raises(JobTimeoutError, match="did not finish within 0 s"):
@@ -102,18 +103,18 @@ def test_waiting_ends_in_time_and_the_job_goes_on(queue, ask):
     assert queue.get_job(result.id).state is State.WAITING
 
 
-def test_waiting_for_a_job_that_is_not_kept_raises(queue, ask):
+def test_waiting_for_a_removed_job_raises(queue, ask):
     result = queue.enqueue(1)
     queue.remove(result.id)
 
     with pytest.raises(JobNotFoundError):
-        ask(result, "wait", 10)
+        ask(result, "wait", PATIENCE)
     with pytest.raises(JobNotFoundError):
         ask(result, "refresh")
     assert ask(result, "job") is None
 
 
-def test_a_storage_that_is_away_for_a_moment_does_not_end_the_waiting(queue, storage, ask, monkeypatch):
+def test_waiting_survives_a_short_storage_outage(queue, storage, ask, monkeypatch):
     result = queue.enqueue(21)
     jobs, answers = storage.reads.jobs, iter([StorageUnavailableError("away")])
 
@@ -124,22 +125,22 @@ def test_a_storage_that_is_away_for_a_moment_does_not_end_the_waiting(queue, sto
 
     monkeypatch.setattr(storage.reads, "jobs", shaky)
     with Worker(handlers={"orders": double}):
-        assert ask(result, "wait", 10) == 42
+        assert ask(result, "wait", PATIENCE) == 42
 
 
-def test_a_refreshed_result_has_the_state_and_the_result_of_now(any_queue, ask):
+def test_refreshed_result_has_the_current_state_and_result(any_queue, ask):
     result = any_queue.enqueue(21)
     assert ask(result, "refresh") == (result.id, "queued", "orders", State.WAITING, None, None)
 
     with Worker(any_queue.storage, handlers={"orders": double}):
-        ask(result, "wait", 10)
+        ask(result, "wait", PATIENCE)
 
     refreshed = ask(result, "refresh")
     assert refreshed == (result.id, "completed", "orders", State.COMPLETED, 42, None)
     assert ask(refreshed, "job").result == 42
 
 
-def test_a_result_shows_its_job(any_queue, ask):
+def test_result_returns_its_job(any_queue, ask):
     result = any_queue.enqueue({"n": 1}, priority=3)
 
     job = ask(result, "job")
@@ -147,7 +148,7 @@ def test_a_result_shows_its_job(any_queue, ask):
     assert (job.id, job.state, job.payload, job.options.priority) == (result.id, State.WAITING, {"n": 1}, 3)
 
 
-def test_a_result_is_a_plain_tuple_wherever_its_job_is(any_queue):
+def test_result_is_a_picklable_tuple(any_queue):
     result = any_queue.enqueue(1)
 
     assert result == (result.id, "queued", "orders", None, None, None)

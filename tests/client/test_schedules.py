@@ -1,4 +1,4 @@
-"""`@job(cron=…)` and `@job(every=…)`: what is refused when the module is imported."""
+"""`@job(cron=…)` and `@job(every=…)`: validation at import."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,19 +23,19 @@ def nothing_declared(monkeypatch: pytest.MonkeyPatch) -> None:
 def work() -> None: ...
 
 
-def test_a_job_without_a_schedule_declares_none() -> None:
+def test_job_without_cron_or_every_declares_no_schedule() -> None:
     job(name="a", cron=None, every=None)(work)
     assert declared.of("a") == {}
 
 
 @pytest.mark.parametrize("line", [*ALIASES, "*/5 * * * *", "30 0 3 * * 1-5", "0 9 L * *"])
-def test_lines_and_aliases_are_taken(line: str) -> None:
+def test_cron_lines_and_aliases_are_accepted(line: str) -> None:
     job(name="a", cron=line)(work)
     assert declared.of("a")["a"].schedule.cron == line
 
 
 @pytest.mark.parametrize("every", [1, 1.5, 3600, timedelta(days=3)])
-def test_intervals_are_seconds_or_timedeltas(every: Any) -> None:
+def test_intervals_can_be_seconds_or_timedeltas(every: Any) -> None:
     job(name="a", every=every)(work)
     seconds = every.total_seconds() if isinstance(every, timedelta) else every
     assert declared.of("a")["a"].schedule.every == seconds * 1_000
@@ -86,26 +86,28 @@ def test_intervals_are_seconds_or_timedeltas(every: Any) -> None:
         ({"cron": "@daily", "queu": "a"}, "unknown option 'queu'"),
     ],
 )
-def test_what_is_wrong_is_refused_by_name_and_nothing_is_kept(options: dict[str, Any], message: str) -> None:
+def test_wrong_schedule_option_is_rejected_by_name_and_nothing_is_registered(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(OptionError, match=f"^({message})"):
         job(name="a", **options)(work)
     assert (declared.of("a"), registry.all()) == ({}, {})
 
 
-def test_a_name_that_is_too_long_for_a_schedule_is_refused() -> None:
+def test_too_long_schedule_name_is_rejected() -> None:
     with pytest.raises(
         OptionError, match="name: a schedule's name must have at most 200 characters; got 201"
     ):
         job(name="n" * 201, every=5)(work)
 
 
-def test_two_jobs_cannot_have_schedules_of_one_name() -> None:
+def test_two_schedules_with_the_same_name_are_rejected() -> None:
     job(name="a")(work).schedule("mine", every=5)
     with pytest.raises(OptionError, match="name: job 'a' already has a schedule named 'mine'"):
         job(name="b")(work).schedule("mine", every=5)
 
 
-def test_arguments_have_to_be_values_of_json() -> None:
+def test_schedule_arguments_must_be_json_serializable() -> None:
     job_type = job(name="a")(work)
     for args in ([START], [float("nan")], [{1, 2}]):
         with pytest.raises(OptionError, match="args: the values of a schedule must be JSON-serializable"):
@@ -114,6 +116,6 @@ def test_arguments_have_to_be_values_of_json() -> None:
         job_type.schedule("mine", every=5, kwargs={"at": START})
 
 
-def test_options_of_schedules_are_not_for_one_enqueue() -> None:
+def test_using_rejects_schedule_options() -> None:
     with pytest.raises(OptionError, match=r"cron: set the option on the job type"):
         job(name="a")(work).using(cron="@daily")

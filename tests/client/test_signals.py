@@ -1,4 +1,4 @@
-"""Signals: in the process in which it happened, after it happened, and of no harm to it."""
+"""Signals: sent by the process that made the change, after it, and without affecting it."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ import pytest
 from djqueue import Queue, Worker, flow, job, signals
 from djqueue.client.announcing import announcer
 from djqueue.testing.factories import an_active_job, enqueue
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def connected(signal, receiver, **given):
 @contextmanager
 def working(**handlers):
     with Worker(handlers=handlers, concurrency=4, until_empty=True) as worker:
-        assert worker.join(20)
+        assert worker.join(PATIENCE)
         yield worker
 
 
@@ -57,7 +57,7 @@ def words(received):
 # Producers.
 
 
-def test_an_enqueue_is_told_with_its_job_and_its_type(do):
+def test_job_enqueued_signal_has_the_job_and_its_type(do):
     @job(name="tests.client.test_signals.pack", queue="orders", priority=3)
     def pack():
         return 1
@@ -71,7 +71,7 @@ def test_an_enqueue_is_told_with_its_job_and_its_type(do):
     assert said["options"].priority == 3
 
 
-def test_each_new_job_is_told_and_no_duplicate(queue, do):
+def test_job_enqueued_signal_is_sent_for_new_jobs_only(queue, do):
     queue.enqueue(id="b")
     with receiving("job_enqueued") as received:
         do(queue, "enqueue_many", [1, 2, 3], ids=["a", "b", "c"])
@@ -80,7 +80,7 @@ def test_each_new_job_is_told_and_no_duplicate(queue, do):
     assert received[0][1]["sender"] is None
 
 
-def test_the_jobs_of_a_flow_are_told(queue, do):
+def test_job_enqueued_signal_is_sent_for_jobs_of_a_flow(queue, do):
     first = queue.node(1)
     with receiving("job_enqueued") as received:
         result = do(flow(Queue("letters").node(2).after(first)), "enqueue")
@@ -91,14 +91,14 @@ def test_the_jobs_of_a_flow_are_told(queue, do):
     ]
 
 
-def test_a_job_that_is_waited_for_is_told_too(queue, do):
+def test_job_enqueued_signal_is_sent_by_enqueue_and_wait(queue, do):
     with Worker(handlers={"orders": lambda job: 1}), receiving("job_enqueued") as received:
-        assert do(queue, "enqueue_and_wait", 1, wait=10) == 1
+        assert do(queue, "enqueue_and_wait", 1, wait=PATIENCE) == 1
 
     assert words(received) == ["job_enqueued"]
 
 
-def test_a_receiver_that_raises_harms_no_enqueue(queue, do, caplog):
+def test_failing_signal_receiver_does_not_affect_enqueue(queue, do, caplog):
     def fail(**_):
         raise RuntimeError("no ears")
 
@@ -110,7 +110,7 @@ def test_a_receiver_that_raises_harms_no_enqueue(queue, do, caplog):
     assert "no ears" in caplog.text
 
 
-def test_a_receiver_can_be_of_one_job_type_alone(queue):
+def test_signal_receiver_can_be_limited_to_one_job_type(queue):
     @job(name="tests.client.test_signals.pack", queue="orders")
     def pack():
         return 1
@@ -127,7 +127,7 @@ def test_a_receiver_can_be_of_one_job_type_alone(queue):
     assert received == [pack.name]
 
 
-def test_an_async_receiver_is_awaited(queue):
+def test_async_signal_receiver_is_awaited(queue):
     received = []
 
     async def receiver(**said):
@@ -144,7 +144,7 @@ def test_an_async_receiver_is_awaited(queue):
 # Workers.
 
 
-def test_a_run_is_told_from_its_start_to_its_end(queue):
+def test_signals_report_start_and_completion_of_an_attempt(queue):
     queue.enqueue(id="a")
     with (
         receiving("job_started", "job_completed", "job_failed") as received,
@@ -159,7 +159,7 @@ def test_a_run_is_told_from_its_start_to_its_end(queue):
     assert received[1][1]["duration"] >= 0
 
 
-def test_a_failure_is_told_and_then_what_comes_of_it(queue):
+def test_failure_signal_precedes_its_consequence(queue):
     def fail(job):
         raise KeyError("price")
 
@@ -174,10 +174,10 @@ def test_a_failure_is_told_and_then_what_comes_of_it(queue):
     assert received[3][1]["reason"] == "max_attempts_exceeded"
 
 
-def test_a_running_job_that_is_cancelled_is_told_by_its_worker(queue):
+def test_worker_sends_job_cancelled_signal_for_active_job(queue):
     def stop(job):
         queue.cancel("a")
-        assert job.cancelled.wait(10)
+        assert job.cancelled.wait(PATIENCE)
         raise RuntimeError("stopped")
 
     queue.enqueue(id="a")
@@ -188,7 +188,7 @@ def test_a_running_job_that_is_cancelled_is_told_by_its_worker(queue):
     assert (word, said["job_id"], said["reason"]) == ("job_cancelled", "a", "cancelled")
 
 
-def test_receivers_run_on_a_thread_of_their_own_with_no_loop(queue):
+def test_signal_receivers_run_on_their_own_thread_without_event_loop(queue):
     seen = []
 
     def receiver(**said):
@@ -207,22 +207,22 @@ def test_receivers_run_on_a_thread_of_their_own_with_no_loop(queue):
     eventually(lambda: "djqueue-signals" not in {thread.name for thread in threading.enumerate()})
 
 
-def test_a_worker_whose_receivers_are_behind_claims_no_more(queue, monkeypatch):
+def test_worker_stops_claiming_while_signal_receivers_are_behind(queue, monkeypatch):
     monkeypatch.setattr("djqueue.client.announcing.MAX_PENDING", 1)
     gate, entered = threading.Event(), threading.Event()
 
     def receiver(**said):
         entered.set()
-        assert gate.wait(10)
+        assert gate.wait(PATIENCE)
 
     queue.enqueue_many(range(50))
     with connected(signals.job_started, receiver):
         worker = Worker(handlers={"orders": lambda job: 1}, concurrency=2, until_empty=True)
         worker.start()
-        assert entered.wait(10)
+        assert entered.wait(PATIENCE)
         assert queue.counts()["waiting"] > 40
         gate.set()
-        assert worker.join(20)
+        assert worker.join(PATIENCE)
 
     assert queue.counts()["completed"] == 50
 
@@ -230,17 +230,17 @@ def test_a_worker_whose_receivers_are_behind_claims_no_more(queue, monkeypatch):
 # Storages.
 
 
-def test_a_cancellation_is_told_where_it_was_made(queue, do):
+def test_cancelling_process_sends_job_cancelled_signal(queue, do):
     queue.enqueue(id="a")
     with receiving("job_cancelled") as received:
         do(queue, "cancel", "a")
-        assert announcer.flush(10)
+        assert announcer.flush(PATIENCE)
 
     [(_, said)] = received
     assert (said["queue"], said["job_id"], said["reason"]) == ("orders", "a", "cancelled")
 
 
-def test_what_maintenance_finds_is_told(storage, monkeypatch):
+def test_sweeping_process_sends_stalled_and_dead_signals(storage, monkeypatch):
     with receiving("job_stalled", "job_dead") as received:
         claimed = an_active_job(storage, max_stalls=0)
         gone = enqueue(storage, ttl=1)
@@ -250,7 +250,7 @@ def test_what_maintenance_finds_is_told(storage, monkeypatch):
         monkeypatch.setattr(engine.context, "clock", ahead)
         monkeypatch.setattr(engine.context._steps, "_clock", ahead)
         storage.sweep()
-        assert announcer.flush(10)
+        assert announcer.flush(PATIENCE)
 
     told = [(word, said["job_id"]) for word, said in received]
     assert told == [("job_stalled", claimed.id), ("job_dead", claimed.id), ("job_dead", gone)]
@@ -273,7 +273,7 @@ class Ahead:
         return self._tick
 
 
-def test_nobody_is_told_where_nobody_listens(queue, monkeypatch):
+def test_signals_are_not_prepared_without_receivers(queue, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("nobody listens")
 

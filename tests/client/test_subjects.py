@@ -1,4 +1,4 @@
-"""Jobs about an object: what names it, and how its jobs are found."""
+"""Subjects: how objects are named, and how their jobs are found."""
 
 from types import SimpleNamespace
 from uuid import UUID
@@ -47,27 +47,27 @@ def subject_of(value):
         (saved(Group, id=UUID(int=5), name="g"), f"auth.group:{UUID(int=5)}"),
     ],
 )
-def test_an_instance_is_named_by_its_model_and_its_key(instance, expected):
+def test_subject_of_instance_has_model_and_primary_key(instance, expected):
     assert subject_of(instance) == expected
 
 
 @pytest.mark.parametrize("instance", [User(username="ada"), Session(session_key="made-by-hand")])
-def test_an_instance_that_is_not_saved_names_nothing(instance):
+def test_subject_of_unsaved_instance_is_rejected(instance):
     with pytest.raises(OptionError, match=r"^subject: <.*> has no primary key"):
         subject_of(instance)
 
 
-def test_an_instance_with_too_long_a_key_is_refused():
+def test_subject_of_instance_with_too_long_key_is_rejected():
     with pytest.raises(OptionError, match=r"^subject: must have 1 to 255 characters; got 270$"):
         subject_of(saved(Session, session_key="k" * (270 - len("sessions.session:"))))
 
 
-def test_a_model_itself_is_no_instance():
+def test_model_class_is_rejected_as_subject():
     with pytest.raises(OptionError, match=r"^subject: expected a model instance or a string, got <class"):
         subject_of(User)
 
 
-def test_every_way_to_enqueue_takes_a_subject(storage):
+def test_every_enqueue_method_accepts_a_subject(storage):
     user = saved(User, **USER)
 
     @job(name="greet", subject="greetings")
@@ -88,7 +88,7 @@ def test_every_way_to_enqueue_takes_a_subject(storage):
     assert [one.name for one in storage.reads.jobs_about("greetings", 99).jobs] == ["greet"]
 
 
-def test_the_queue_that_is_read_tells_the_subject():
+def test_get_job_returns_the_subject():
     queue = Queue("work")
     result = queue.enqueue(1, name="x", subject="shop.order:7")
     plain = queue.enqueue(1, name="x")
@@ -103,7 +103,7 @@ TEXTS = st.text(
 
 
 @given(TEXTS)
-def test_any_text_stays_what_it_is(text):
+def test_any_text_is_stored_unchanged_as_subject(text):
     assert subject_of(text) == check_text("subject", text) == text
     options = JobOptions(subject=text)
     assert unpack_options(pack_options(options)) == options
@@ -111,14 +111,14 @@ def test_any_text_stays_what_it_is(text):
 
 
 @given(TEXTS)
-def test_any_text_is_an_instances_name_or_is_not(text):
+def test_any_text_is_parsed_as_instance_subject_or_not(text):
     parts = parts_of(text)
 
     assert parts is None or "{}.{}:{}".format(*parts) == text
 
 
 @given(st.integers() | st.uuids() | TEXTS.filter(lambda text: len(text) < 200))
-def test_the_name_of_an_instance_has_its_parts(key):
+def test_subject_of_instance_can_be_parsed(key):
     meta = SimpleNamespace(label_lower="shop.order")
     meta.concrete_model = SimpleNamespace(_meta=meta)
     instance = SimpleNamespace(pk=key, _meta=meta, _state=SimpleNamespace(adding=False))

@@ -1,4 +1,4 @@
-"""A job's timeline: what the stored record says of its life, in order."""
+"""A job's timeline: its stored history, in order."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def events(queue, job_id):
     return [(moment.event, moment.attempt) for moment in queue.get_job(job_id).timeline]
 
 
-def test_a_job_that_waits_has_been_enqueued_and_no_more(storage, queue):
+def test_timeline_of_waiting_job_has_only_the_enqueue(storage, queue):
     job_id = enqueue(storage, queue=queue.name)
 
     [moment] = queue.get_job(job_id).timeline
@@ -33,7 +33,7 @@ def test_a_job_that_waits_has_been_enqueued_and_no_more(storage, queue):
     assert (moment.event, moment.at) == ("enqueued", queue.get_job(job_id).created_at)
 
 
-def test_runs_are_told_with_their_ends(storage, queue):
+def test_timeline_has_start_and_end_of_each_attempt(storage, queue):
     job_id = enqueue(storage, queue=queue.name, max_attempts=3)
     for end in (releasing, retrying):
         finish(storage, end(claim_one(storage, queues=[queue.name])))
@@ -54,7 +54,7 @@ def test_runs_are_told_with_their_ends(storage, queue):
     ("end", "event", "reason"),
     [(failing, "failed", "explicit_fail"), (cancelling, "cancelled", "cancelled")],
 )
-def test_the_run_that_ends_a_job_tells_the_reason(storage, queue, end, event, reason):
+def test_last_timeline_entry_has_the_reason(storage, queue, end, event, reason):
     claimed = an_active_job(storage, queue=queue.name)
     finish(storage, end(claimed))
 
@@ -64,7 +64,7 @@ def test_the_run_that_ends_a_job_tells_the_reason(storage, queue, end, event, re
     assert moments[-1].reason == reason
 
 
-def test_a_job_that_is_cancelled_before_its_start_has_an_end_of_its_own(storage, queue):
+def test_timeline_of_job_cancelled_before_its_start_has_the_cancellation(storage, queue):
     job_id = enqueue(storage, queue=queue.name)
     queue.cancel(job_id)
 

@@ -1,4 +1,4 @@
-"""The error of a caller that waited in vain says where its job is, and what would help."""
+"""Timeout errors of waiting callers: where the job is, and the remedy."""
 
 from datetime import timedelta
 
@@ -31,7 +31,7 @@ def message(do):
     return read
 
 
-def test_no_worker_serves_the_queue(queue, message):
+def test_timeout_error_names_missing_worker(queue, message):
     text = message(queue, id="a")
 
     assert text.startswith(
@@ -41,13 +41,13 @@ def test_no_worker_serves_the_queue(queue, message):
     assert "manage.py runworkers" in text
 
 
-def test_no_worker_knows_the_name(queue, message, storage):
+def test_timeout_error_names_missing_handler(queue, message, storage):
     a_worker(storage, names=("others",))
 
     assert "no live worker of queue 'orders' has a handler for 'orders'" in message(queue)
 
 
-def test_every_worker_is_busy(queue, message, storage):
+def test_timeout_error_names_busy_workers(queue, message, storage):
     a_worker(storage, concurrency=1, active=1)
     queue.enqueue()
 
@@ -69,7 +69,7 @@ def test_every_worker_is_busy(queue, message, storage):
     ],
     ids=["paused", "concurrency", "rate"],
 )
-def test_the_queue_holds_it_back(queue, message, storage, prepare, expected):
+def test_timeout_error_names_paused_or_limited_queue(queue, message, storage, prepare, expected):
     a_worker(storage, concurrency=9)
     queue.enqueue()
     prepare(queue)
@@ -78,11 +78,11 @@ def test_the_queue_holds_it_back(queue, message, storage, prepare, expected):
     assert expected in message(queue)
 
 
-def test_it_is_delayed(queue, message):
+def test_timeout_error_names_the_run_time_of_delayed_job(queue, message):
     assert "It has not started: it is due at 20" in message(queue, delay=timedelta(hours=1))
 
 
-def test_it_waits_for_other_jobs(queue, message):
+def test_timeout_error_names_unmet_dependencies(queue, message):
     first = queue.enqueue()
 
     text = message(queue, depends_on=[first])
@@ -90,7 +90,7 @@ def test_it_waits_for_other_jobs(queue, message):
     assert f"it waits for other jobs: {first.id!r} of queue 'orders' (waiting)" in text
 
 
-def test_it_is_running(queue, do, storage):
+def test_timeout_error_names_the_worker_of_active_job(queue, do, storage):
     result = queue.enqueue(id="a")
     a_worker(storage, id="w1")
     claim_one(storage, queues=["orders"], names=["orders"], worker="w1")
@@ -101,7 +101,7 @@ def test_it_is_running(queue, do, storage):
         result.wait(0)
 
 
-def test_it_has_failed_and_is_tried_again(queue, storage):
+def test_timeout_error_names_the_next_attempt(queue, storage):
     result = queue.enqueue(id="a")
     claimed = claim_one(storage, queues=["orders"], names=["orders"])
     finish(storage, retrying(claimed, delay=3_600_000))
@@ -112,7 +112,7 @@ def test_it_has_failed_and_is_tried_again(queue, storage):
         result.wait(0)
 
 
-def test_results_and_streams_say_it_too(queue):
+def test_results_and_streams_have_the_same_timeout_error(queue):
     result = queue.enqueue(id="a")
 
     with pytest.raises(JobTimeoutError, match=NO_WORKER):
@@ -121,7 +121,7 @@ def test_results_and_streams_say_it_too(queue):
         list(queue.stream("a", wait=0))
 
 
-def test_async_results_and_streams_say_it_too(queue):
+def test_async_results_and_streams_have_the_same_timeout_error(queue):
     result = queue.enqueue(id="a")
 
     async def read():
@@ -133,7 +133,7 @@ def test_async_results_and_streams_say_it_too(queue):
         async_to_sync(read)()
 
 
-def test_a_job_type_is_named_with_its_queue(message):
+def test_timeout_error_of_job_type_names_its_queue(message):
     @job(name="add", queue="sums")
     def add(a):
         return a
@@ -141,7 +141,7 @@ def test_a_job_type_is_named_with_its_queue(message):
     assert "no live worker serves queue 'sums'" in message(add, 1)
 
 
-def test_a_storage_that_does_not_answer_costs_no_second_error(queue, storage, monkeypatch):
+def test_timeout_error_is_raised_when_the_explanation_is_unavailable(queue, storage, monkeypatch):
     def away(*_):
         raise StorageUnavailableError("away")
 

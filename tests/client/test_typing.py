@@ -1,4 +1,4 @@
-"""What a type checker knows of decorated functions."""
+"""Types of decorated functions, checked by mypy."""
 
 from pathlib import Path
 
@@ -37,11 +37,12 @@ def check(tmp_path, monkeypatch):
     mypy = pytest.importorskip("mypy.api")
     monkeypatch.chdir(ROOT)
 
-    def check(more=""):
+    def check(more):
         path = tmp_path / "shop.py"
         path.write_text(TEXT + more)
-        output, problems, _ = mypy.run(["--strict", "--no-error-summary", "--hide-error-context", str(path)])
+        output, problems, _ = mypy.run(["--no-error-summary", "--hide-error-context", str(path)])
         assert not problems
+        # The options are those of pyproject.toml (strict), whose cache `make lint` has filled.
         offset = TEXT.count("\n")
         lines = [line for line in output.splitlines() if ": error: " in line]
         return [(int(line.split(":")[1]) - offset, line.rpartition("[")[2][:-1]) for line in lines]
@@ -50,12 +51,7 @@ def check(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_arguments_and_results_keep_their_types(check):
-    assert check() == []
-
-
-@pytest.mark.slow
-def test_wrong_arguments_are_seen_before_they_are_enqueued(check):
+def test_type_checker_accepts_typed_calls_and_reports_wrong_arguments(check):
     more = [
         'add.enqueue("no number")',
         "add.enqueue(1, c=2)",

@@ -1,4 +1,4 @@
-"""`using`: the same job with other options."""
+"""`using`: the same job type with other options."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -47,12 +47,12 @@ GIVEN = {
 }
 
 
-def test_every_option_is_among_these_cases():
+def test_every_option_has_a_case():
     assert GIVEN.keys() == PARSERS.keys()
 
 
 @pytest.mark.parametrize("name", sorted(GIVEN))
-def test_each_option_is_taken(pay, name):
+def test_using_accepts_each_option(pay, name):
     given, expected = GIVEN[name]
     more = {"unique_key": "k"} if name == "unique_ttl" else {}
 
@@ -64,7 +64,7 @@ def test_each_option_is_taken(pay, name):
 
 @pytest.mark.parametrize("name", sorted(PARSERS))
 @pytest.mark.parametrize("wrong", [object(), float("nan"), float("inf"), -1.5, [1], {1: object()}])
-def test_a_wrong_value_is_refused_naming_the_option(pay, name, wrong):
+def test_using_rejects_wrong_value_by_option_name(pay, name, wrong):
     with pytest.raises(OptionError, match=name):
         pay.using(**{name: wrong})
 
@@ -90,13 +90,13 @@ def test_a_wrong_value_is_refused_naming_the_option(pay, name, wrong):
         ({"content_type": "application/x-python-serialize"}, "content_type.*ACCEPT_CONTENT"),
     ],
 )
-def test_what_cannot_be_is_refused(pay, storage, options, message):
+def test_using_rejects_invalid_options(pay, storage, options, message):
     with pytest.raises(OptionError, match=message):
         pay.using(**options).enqueue(1)
     assert Queue("orders").counts()["waiting"] == 0
 
 
-def test_using_leaves_the_job_type_as_it_was(pay):
+def test_using_does_not_change_the_job_type(pay):
     changed = pay.using(priority=9, queue="elsewhere", id="order:1")
 
     assert changed is not pay
@@ -107,7 +107,7 @@ def test_using_leaves_the_job_type_as_it_was(pay):
     assert pay.enqueue(1).id != "order:1"
 
 
-def test_using_adds_up(pay):
+def test_using_calls_accumulate(pay):
     changed = pay.using(priority=9).using(tags=["a"]).using(priority=8)
 
     assert (changed.options.job.priority, changed.options.job.tags) == (8, ("a",))
@@ -135,7 +135,7 @@ def test_headers_of_the_settings_are_defaults(storage, settings):
     assert queue.get_job(result.id).headers == {"tenant": 2, "site": "a", "user": 7}
 
 
-def test_a_later_word_about_the_start_replaces_the_earlier_one(pay):
+def test_later_delay_or_run_at_replaces_the_earlier_one(pay):
     at = datetime(2030, 1, 1, tzinfo=UTC)
 
     assert pay.options.delay == 60_000
@@ -144,7 +144,7 @@ def test_a_later_word_about_the_start_replaces_the_earlier_one(pay):
     assert pay.using(delay=None).options.delay is None
 
 
-def test_an_id_names_the_one_job_to_enqueue(pay):
+def test_using_with_id_enqueues_one_job(pay):
     order = pay.using(id="user:{42}")
 
     assert [order.enqueue(42).status for _ in range(3)] == ["queued", "duplicate", "duplicate"]
@@ -152,11 +152,11 @@ def test_an_id_names_the_one_job_to_enqueue(pay):
     assert order.using(priority=3).enqueue(42).status == "duplicate"
 
 
-def test_an_id_of_none_is_a_new_job_each_time(pay):
+def test_using_with_id_none_enqueues_a_new_job_each_time(pay):
     assert pay.using(id=None).enqueue(1).id != pay.using(id=None).enqueue(1).id
 
 
-def test_a_result_can_be_depended_on(pay):
+def test_enqueue_result_can_be_a_dependency(pay):
     first = pay.using(delay=None).enqueue(1)
 
     second = pay.using(depends_on=[first], delay=None).enqueue(2)

@@ -1,4 +1,4 @@
-"""Calls with wrong values, and calls of other job queues, are refused with the call that is meant."""
+"""Wrong values and calls known from other libraries are rejected with a suggestion."""
 
 import functools
 import operator
@@ -32,13 +32,13 @@ def charging():
 
 
 @pytest.mark.parametrize("method", ["enqueue", "enqueue_and_wait"])
-def test_a_job_type_as_the_payload_is_explained(queue, charging, do, method):
+def test_error_for_job_type_as_payload_suggests_using(queue, charging, do, method):
     for args, options in [((charging,), {}), ((charging, 42), {}), ((charging,), {"order_id": 42})]:
         with pytest.raises(ArgumentsError, match=r"charge\.using\(queue='orders'\)\.enqueue\(\.\.\.\)"):
             do(queue, method, *args, **options)
 
 
-def test_a_function_as_the_payload_is_explained(queue, do):
+def test_error_for_function_as_payload_suggests_the_decorator(queue, do):
     for args, options in [((charge,), {}), ((charge, 42), {}), ((charge,), {"args": (42,)})]:
         with pytest.raises(ArgumentsError, match=r"Put @job on the function, then use charge\.using\("):
             do(queue, "enqueue", *args, **options)
@@ -46,27 +46,27 @@ def test_a_function_as_the_payload_is_explained(queue, do):
         do(queue, "enqueue_many", [1, charge])
 
 
-def test_several_payloads_for_one_job_are_explained(queue, do):
+def test_error_for_several_payloads_suggests_a_list(queue, do):
     with pytest.raises(
         ArgumentsError, match="takes one payload, got 2: put the values into a list or a dict"
     ):
         do(queue, "enqueue", "shop.jobs.charge", 42)
 
 
-def test_a_job_type_as_a_name_is_explained(queue, charging, do):
+def test_error_for_job_type_as_name_suggests_using(queue, charging, do):
     with pytest.raises(OptionError, match=r"name: expected the name of a job.*charge\.using\("):
         do(queue, "enqueue", 1, name=charging)
     with pytest.raises(OptionError, match=r"name: expected the name of a job"):
         queue.node(1, name=charging)
 
 
-def test_one_value_instead_of_many_payloads_is_refused(queue, do):
+def test_enqueue_many_rejects_a_single_value(queue, do):
     for wrong in (5, "abc", b"abc", {"a": 1}):
         with pytest.raises(OptionError, match=r"payloads: expected a list .* to enqueue one job"):
             do(queue, "enqueue_many", wrong)
 
 
-def test_a_payload_that_the_named_function_cannot_take_is_refused(queue, charging, do):
+def test_payload_not_accepted_by_the_named_function_is_rejected(queue, charging, do):
     for wrong in (1, {"args": [1]}, {"args": "a", "kwargs": {}}):
         with pytest.raises(ArgumentsError, match=r'payload must be \{"args": \[\.\.\.\]'):
             do(queue, "enqueue", wrong, name="charge")
@@ -76,7 +76,7 @@ def test_a_payload_that_the_named_function_cannot_take_is_refused(queue, chargin
     assert queue.enqueue({"args": [1], "kwargs": {}}, name="charge").status == "queued"
 
 
-def test_a_payload_for_a_function_that_is_not_checked_may_be_anything(queue, do):
+def test_payload_for_function_without_argument_check_can_be_anything(queue, do):
     job(name="elsewhere", check_arguments=False)(charge)
 
     assert do(queue, "enqueue", 1, name="elsewhere").status == "queued"
@@ -88,7 +88,7 @@ def test_a_payload_for_a_function_that_is_not_checked_may_be_anything(queue, do)
 @pytest.mark.parametrize(
     "method", ["get_job", "get_status", "get_result", "cancel", "promote", "retry", "remove", "get_states"]
 )
-def test_an_id_that_no_job_could_have_is_refused(queue, do, method):
+def test_invalid_job_id_is_rejected(queue, do, method):
     result = queue.enqueue(1)
     uuid = UUID(result.id)
 
@@ -104,7 +104,7 @@ def test_an_id_that_no_job_could_have_is_refused(queue, do, method):
             do(queue, method, wrong)
 
 
-def test_ids_to_update_and_to_reschedule_are_checked_too(queue, do):
+def test_update_and_reschedule_reject_invalid_job_ids(queue, do):
     with pytest.raises(OptionError, match=r"expected a job's id"):
         do(queue, "update", 5, priority=1)
     with pytest.raises(OptionError, match=r"expected a job's id"):
@@ -113,13 +113,13 @@ def test_ids_to_update_and_to_reschedule_are_checked_too(queue, do):
         do(queue, "reschedule", 5, delay=1)
 
 
-def test_one_id_stands_for_itself_where_many_are_expected(queue, do):
+def test_get_states_accepts_a_single_id(queue, do):
     result = queue.enqueue(1)
 
     assert do(queue, "get_states", result.id) == {result.id: "waiting"}
 
 
-def test_a_handler_of_events_is_callable(queue):
+def test_event_handler_must_be_callable(queue):
     with pytest.raises(OptionError, match="handler: expected a function"):
         queue.on("completed", 5)
 
@@ -128,12 +128,12 @@ def test_a_handler_of_events_is_callable(queue):
 
 
 @pytest.mark.parametrize("options", [{}, {"name": "report"}], ids=["plain", "named"])
-def test_a_class_is_no_job(options):
+def test_class_is_rejected_as_job(options):
     with pytest.raises(JobNameError, match=r"Report is a class: apply @job"):
         job(**options)(Report)
 
 
-def test_a_builtin_is_no_job():
+def test_builtin_is_rejected_as_job():
     for builtin in (print, operator.add, len):
         with pytest.raises(
             JobNameError, match=r"is a builtin: apply @job to a module-level function that calls the builtin"
@@ -141,7 +141,7 @@ def test_a_builtin_is_no_job():
             job(builtin)
 
 
-def test_a_job_type_is_no_function():
+def test_job_type_is_rejected_as_job():
     charging = job(name="charge")(charge)
 
     for options in ({}, {"name": "other"}):
@@ -150,12 +150,12 @@ def test_a_job_type_is_no_function():
 
 
 @pytest.mark.parametrize("value", [5, ["a"], object()], ids=["number", "list", "object"])
-def test_what_cannot_be_called_is_no_job(value):
+def test_object_that_is_not_callable_is_rejected_as_job(value):
     with pytest.raises(JobNameError, match="is not a function"):
         job(value)
 
 
-def test_an_object_that_can_be_called_needs_a_name():
+def test_callable_object_without_name_is_rejected_as_job():
     for value in (Report(), functools.partial(charge, 1)):
         with pytest.raises(JobNameError, match="pass name= to @job"):
             job(value)
@@ -180,7 +180,7 @@ def test_an_object_that_can_be_called_needs_a_name():
         ("scheduled_job_registry", r"Queue\.counts\(\)"),
     ],
 )
-def test_attributes_of_other_queues_name_the_call_here(queue, attribute, call):
+def test_queue_attributes_of_other_libraries_suggest_the_djqueue_method(queue, attribute, call):
     with pytest.raises(AttributeError, match=call):
         getattr(queue, attribute)
     assert not hasattr(queue, attribute)
@@ -199,18 +199,18 @@ def test_attributes_of_other_queues_name_the_call_here(queue, attribute, call):
         ("on_success", "signals"),
     ],
 )
-def test_options_of_other_queues_are_explained(option, hint):
+def test_decorator_options_of_other_libraries_are_explained(option, hint):
     with pytest.raises(OptionError, match=f"unknown option '{option}'.*{hint}"):
         job(**{option: True})(charge)
 
 
 @pytest.mark.parametrize("option", ["seconds", "minutes", "hours", "interval", "crontab", "run_every"])
-def test_options_of_other_schedulers_are_explained(charging, option):
+def test_scheduler_options_of_other_libraries_are_explained(charging, option):
     with pytest.raises(OptionError, match=f"unknown option '{option}'; did you mean '(every|cron)'"):
         charging.schedule("daily", args=[1], **{option: 5})
 
 
-def test_options_as_a_positional_argument_are_explained(charging, queue):
+def test_error_for_positional_options_suggests_keywords(charging, queue):
     for wrong in ("emails", queue, {"queue": "emails"}):
         with pytest.raises(OptionError, match=r"using: expected keyword arguments, such as using\(queue="):
             charging.using(wrong)
@@ -219,7 +219,7 @@ def test_options_as_a_positional_argument_are_explained(charging, queue):
 # Workflows.
 
 
-def test_nodes_in_a_list_are_explained(queue):
+def test_error_for_list_of_nodes_suggests_unpacking(queue):
     for make in (flow, chain, group):
         for wrong in ([queue.node(1)], (queue.node(n) for n in range(2))):
             with pytest.raises(
@@ -230,19 +230,19 @@ def test_nodes_in_a_list_are_explained(queue):
         queue.node(1).after([queue.node(2)])
 
 
-def test_a_chord_needs_a_list_of_nodes(queue):
+def test_chord_requires_a_list_of_nodes(queue):
     with pytest.raises(OptionError, match=r"chord: expected a list of nodes"):
         chord(queue.node(1), then=queue.node(2))
 
 
-def test_calls_instead_of_nodes_are_explained(charging, queue):
+def test_error_for_enqueue_result_in_a_flow_suggests_node(charging, queue):
     with pytest.raises(OptionError, match=r"use \.node\(\.\.\.\) instead of \.enqueue\(\.\.\.\)"):
         chain(queue.enqueue(1), queue.node(1))
     with pytest.raises(OptionError, match=r"after: expected a node, .* got <job charge>: use its \.node\("):
         queue.node(1).after(charging)
 
 
-def test_the_result_of_a_workflow_suggests_the_name_that_is_meant(queue):
+def test_flow_result_suggests_the_node_name(queue):
     result = flow(fetch=queue.node(1), store=queue.node(2)).enqueue()
 
     with pytest.raises(KeyError, match="no job of the workflow is named 'fetchh'; did you mean 'fetch'"):
@@ -251,7 +251,7 @@ def test_the_result_of_a_workflow_suggests_the_name_that_is_meant(queue):
         result[queue.node(3)]
 
 
-def test_an_unknown_job_suggests_the_name_that_is_meant(charging):
+def test_unknown_job_name_suggests_a_registered_name(charging):
     from djqueue.client import registry
 
     with pytest.raises(
@@ -269,7 +269,7 @@ def test_an_unknown_job_suggests_the_name_that_is_meant(charging):
         ("cancel", r"Queue\(result\.queue\)\.cancel\(result\.id\)"),
     ],
 )
-def test_attributes_of_other_results_name_the_call_here(queue, attribute, call):
+def test_result_attributes_of_other_libraries_suggest_the_djqueue_method(queue, attribute, call):
     result = queue.enqueue(1)
 
     with pytest.raises(AttributeError, match=call):
@@ -281,7 +281,7 @@ def test_attributes_of_other_results_name_the_call_here(queue, attribute, call):
 @pytest.mark.parametrize(
     ("name", "here"), [("task", "job"), ("shared_task", "job"), ("crontab", r"job\(cron=")]
 )
-def test_names_of_other_packages_name_the_one_here(name, here):
+def test_names_of_other_libraries_suggest_the_djqueue_name(name, here):
     import djqueue
 
     with pytest.raises(AttributeError, match=rf"no attribute '{name}'\. Use djqueue\.{here}"):

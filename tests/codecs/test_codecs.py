@@ -1,4 +1,4 @@
-"""Encoders by content type: their limits, and what the settings accept."""
+"""Encoders by content type: size limits, and accepted content types."""
 
 import hashlib
 import pickle
@@ -12,13 +12,14 @@ import pytest
 
 from djqueue.codecs import MSGPACK, content_id, decode, encode, get_encoder
 from djqueue.core.errors import PayloadTooLargeError, SerializationError
+from tests.support import PATIENCE
 
 JSON = "application/json"
 PICKLE = "application/x-python-serialize"
 
 
 @pytest.mark.parametrize("content_type", [MSGPACK, JSON])
-def test_too_many_bytes_are_refused_with_both_numbers_and_the_setting(content_type):
+def test_error_for_too_large_value_names_both_sizes_and_the_setting(content_type):
     size = len(encode("x" * 1000, content_type))
 
     assert len(encode("x" * 1000, content_type, limit=size)) == size
@@ -28,14 +29,14 @@ def test_too_many_bytes_are_refused_with_both_numbers_and_the_setting(content_ty
     assert f'DJQUEUE["MAX_PAYLOAD"] allows {size - 1}' in str(caught.value)
 
 
-def test_json_is_kombus(settings):
+def test_json_values_use_the_kombu_codec(settings):
     value = {"at": datetime(2024, 5, 1), "price": Decimal("1.10"), "many": [1, None, "ü"]}
 
     assert decode(encode(value, JSON), JSON) == value
     assert decode(encode((1, 2), "json"), "json") == [1, 2]
 
 
-def test_an_encoder_of_json_is_made_once_for_many_values():
+def test_json_encoder_can_be_reused_for_many_values():
     encode_json = get_encoder(JSON, 100)
 
     assert [encode_json(n) for n in range(3)] == [b"0", b"1", b"2"]
@@ -43,19 +44,19 @@ def test_an_encoder_of_json_is_made_once_for_many_values():
         encode_json("x" * 100)
 
 
-def test_what_another_codec_cannot_encode_is_refused():
+def test_value_that_json_cannot_encode_is_rejected():
     with pytest.raises(SerializationError, match=r"^payload: cannot be encoded as json: .*set"):
         encode({1, 2}, JSON)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b'{"__type__": [], "__value__": 1}', b"[" * 100_000])
-def test_malformed_bytes_of_another_codec_are_refused(data):
+def test_malformed_json_is_rejected(data):
     with pytest.raises(SerializationError, match=r"^not a value encoded as json: "):
         decode(data, JSON)
 
 
 @pytest.mark.parametrize("content_type", [PICKLE, "pickle", "yaml", "application/x-msgpack", "x/y", ""])
-def test_a_content_type_that_is_not_listed_is_refused_both_ways(content_type):
+def test_unlisted_content_type_is_rejected_for_encoding_and_decoding(content_type):
     for attempt in (
         lambda: encode({}, content_type),
         lambda: get_encoder(content_type),
@@ -68,7 +69,7 @@ def test_a_content_type_that_is_not_listed_is_refused_both_ways(content_type):
         assert JSON in str(caught.value)
 
 
-def test_pickle_is_never_loaded_unless_it_is_listed(monkeypatch):
+def test_pickle_is_not_loaded_unless_it_is_listed(monkeypatch):
     ran = []
     monkeypatch.setattr(sys, "_djqueue_test", ran.append, raising=False)
 
@@ -83,21 +84,21 @@ def test_pickle_is_never_loaded_unless_it_is_listed(monkeypatch):
 
 @pytest.mark.parametrize("listed", [PICKLE, "pickle"])
 @pytest.mark.parametrize("content_type", [PICKLE, "pickle"])
-def test_pickle_is_taken_where_the_settings_list_it(settings, listed, content_type):
+def test_pickle_is_accepted_when_the_settings_list_it(settings, listed, content_type):
     settings.DJQUEUE = {"ACCEPT_CONTENT": [MSGPACK, listed]}
 
     assert decode(encode({1, 2}, content_type), content_type) == {1, 2}
     assert decode(pickle.dumps(1), content_type, accept=[listed]) == 1
 
 
-def test_a_listed_content_type_that_nobody_knows_is_refused(settings):
+def test_listed_but_unknown_content_type_is_rejected(settings):
     settings.DJQUEUE = {"ACCEPT_CONTENT": ["application/x-unheard-of"]}
 
     with pytest.raises(SerializationError, match="'application/x-unheard-of' is not accepted"):
         encode(1, "application/x-unheard-of")
 
 
-def test_what_accept_lists_goes_for_the_default_codec_too():
+def test_accept_list_applies_to_the_default_codec():
     data = encode(1, MSGPACK)
 
     assert decode(data, MSGPACK) == decode(data, "msgpack", accept=["msgpack"]) == 1
@@ -115,7 +116,7 @@ def test_kombu_is_imported_only_when_it_is_used():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_threads_share_an_encoder():
+def test_threads_can_share_an_encoder():
     encode_value = get_encoder(MSGPACK)
     start = Barrier(4)
     wrong = []
@@ -123,7 +124,7 @@ def test_threads_share_an_encoder():
     def work(number):
         value = {"n": number, "parts": [(number, Decimal(number))] * 20, "text": str(number) * 50}
         expected = encode(value, MSGPACK)
-        start.wait()
+        start.wait(PATIENCE)
         for turn in range(500):
             if turn % 50 == 0:
                 with pytest.raises(SerializationError):
@@ -135,11 +136,12 @@ def test_threads_share_an_encoder():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
     assert wrong == []
 
 
-def test_an_encoder_may_be_used_in_the_midst_of_itself(monkeypatch):
+def test_encoder_is_reentrant(monkeypatch):
     from djqueue.codecs import msgpack
 
     encode_value = get_encoder(MSGPACK)
@@ -155,7 +157,7 @@ def test_an_encoder_may_be_used_in_the_midst_of_itself(monkeypatch):
     assert decode(inner[0], MSGPACK) == ["inside", 0]
 
 
-def test_a_content_id_is_made_from_the_canonical_json_text():
+def test_content_id_is_derived_from_canonical_json():
     text = '{"a":[1,2.5,null,true],"ü":"é"}'
 
     expected = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -165,6 +167,6 @@ def test_a_content_id_is_made_from_the_canonical_json_text():
 
 
 @pytest.mark.parametrize("value", [{1}, float("nan"), "\ud800", {1: 1, "a": 2}, b"x"], ids=repr)
-def test_a_content_id_needs_a_json_value(value):
+def test_content_id_rejects_values_that_are_not_json(value):
     with pytest.raises(SerializationError, match="the id cannot be derived"):
         content_id(value)

@@ -1,4 +1,4 @@
-"""The storages that the settings can name, each empty and ready: what the client promises holds on all."""
+"""The storages that the settings can name, each empty and ready."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +15,22 @@ from tests.operations.conftest import tables  # noqa: F401 - the fixture
 
 HERE = Path(__file__).parent
 
+CLIENT_SIDE = {"test_bad_input", "test_sizes"}
+"""Modules about checks that the client makes before it calls a storage: one storage shows them."""
+DIALECT = {"test_enqueue_on_commit", "test_snapshots", "test_transitions"}
+"""Modules whose outcome depends on the SQL dialect where they use the database storage."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.django_db(transaction=True, available_apps=[]))
             item.add_marker(pytest.mark.database)
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            if item.path.stem in CLIENT_SIDE and params.get("storage") in ("memory", "redis"):
+                item.add_marker(pytest.mark.thorough)
+            if item.path.stem in DIALECT and "database" in params.values():
+                item.add_marker(pytest.mark.dialect)
 
 
 @pytest.fixture(params=["memory", "database", "redis"])

@@ -25,6 +25,7 @@ from djqueue.client.info import JobInfo
 from djqueue.client.results import DeferredResult
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
+from tests.support import PATIENCE
 
 AWAY: dict[str, Any] = {"enqueue_on_commit": True, "durable": False}
 """Options of a job that waits for the commit: with the database storage, others join the transaction."""
@@ -65,7 +66,7 @@ def rolled_back() -> Iterator[None]:
         raise RolledBackError
 
 
-def test_a_job_is_enqueued_when_the_transaction_commits(queue, do):
+def test_job_is_enqueued_when_the_transaction_commits(queue, do):
     with transaction.atomic():
         result = do(queue, "enqueue", 1)
         assert (result.status, result.queue) == ("deferred", "orders")
@@ -75,21 +76,21 @@ def test_a_job_is_enqueued_when_the_transaction_commits(queue, do):
     assert queue.get_job(result.id).payload == 1
 
 
-def test_outside_of_a_transaction_it_is_enqueued_at_once(queue, do):
+def test_job_is_enqueued_immediately_outside_a_transaction(queue, do):
     result = do(queue, "enqueue", 1)
 
     assert result.status == "queued"
     assert waiting(queue) == [1]
 
 
-def test_a_rollback_drops_the_job(queue, do):
+def test_rollback_drops_the_job(queue, do):
     with rolled_back():
         do(queue, "enqueue", 1)
 
     assert waiting(queue) == []
 
 
-def test_a_rolled_back_savepoint_drops_its_jobs_only(queue, do):
+def test_rolled_back_savepoint_drops_only_its_jobs(queue, do):
     with transaction.atomic():
         do(queue, "enqueue", 1)
         with rolled_back():
@@ -103,7 +104,7 @@ def test_a_rolled_back_savepoint_drops_its_jobs_only(queue, do):
     assert waiting(queue) == [1, 4]
 
 
-def test_many_jobs_are_enqueued_together(queue, do):
+def test_thousands_of_jobs_are_enqueued_on_commit(queue, do):
     with transaction.atomic():
         results = do(queue, "enqueue_many", range(2_500))
         named = do(queue, "enqueue_many", iter(["a", "b"]), ids=iter(["x", "y"]))
@@ -120,7 +121,7 @@ def test_many_jobs_are_enqueued_together(queue, do):
     assert [(result.id, queue.get_job(result.id).payload) for result in named] == [("x", "a"), ("y", "b")]
 
 
-def test_a_flow_is_enqueued_together_even_if_one_job_asks_for_it(storage, do):
+def test_whole_flow_is_enqueued_on_commit_if_one_job_requires_it(storage, do):
     first = Queue("first", durable=False).node(1)
     second = Queue("second", **AWAY).node(2)
     with transaction.atomic():
@@ -132,7 +133,7 @@ def test_a_flow_is_enqueued_together_even_if_one_job_asks_for_it(storage, do):
     assert storage.reads.states("second", [result[second].id]) == ["blocked"]
 
 
-def test_jobs_of_a_flow_that_wait_for_different_databases_are_refused(storage):
+def test_flow_with_commits_of_different_databases_is_rejected(storage):
     one = Queue("first", enqueue_on_commit=True).node(1)
     other = Queue("second", enqueue_on_commit="default").node(2)
 
@@ -140,7 +141,7 @@ def test_jobs_of_a_flow_that_wait_for_different_databases_are_refused(storage):
         flow(one, other).enqueue()
 
 
-def test_a_function_under_job_has_the_option(storage, do):
+def test_job_function_supports_enqueue_on_commit(storage, do):
     @job(name="pay", queue="orders", **AWAY)
     def pay(order):
         return order
@@ -155,7 +156,7 @@ def test_a_function_under_job_has_the_option(storage, do):
     assert Queue("orders").counts()["waiting"] == 4
 
 
-def test_the_setting_is_the_default_of_all_jobs(storage, settings, do):
+def test_setting_is_the_default_for_all_jobs(storage, settings, do):
     settings.DJQUEUE = {**settings.DJQUEUE, "ENQUEUE_ON_COMMIT": True}
     queue = Queue("orders", durable=False)
 
@@ -167,14 +168,14 @@ def test_the_setting_is_the_default_of_all_jobs(storage, settings, do):
     assert waiting(queue) == [1, 2]
 
 
-def test_the_alias_of_a_database_is_checked(queue, do):
+def test_unknown_database_alias_is_rejected(queue, do):
     with pytest.raises(OptionError, match=r"^enqueue_on_commit: 'defualt' is not one of DATABASES"):
         do(queue, "enqueue", 1, enqueue_on_commit="defualt")
     with transaction.atomic():
         assert do(queue, "enqueue", 1, enqueue_on_commit="default").status == "deferred"
 
 
-def test_wrong_arguments_are_refused_before_the_commit(storage, do):
+def test_wrong_arguments_are_rejected_before_the_commit(storage, do):
     @job(name="pay", **AWAY)
     def pay(order):
         return order
@@ -187,7 +188,7 @@ def test_wrong_arguments_are_refused_before_the_commit(storage, do):
         assert connection.run_on_commit == []
 
 
-def test_jobs_keep_the_order_of_the_calls(queue):
+def test_deferred_jobs_keep_the_order_of_the_calls(queue):
     with transaction.atomic():
         for number in range(5):
             queue.enqueue(number)
@@ -196,11 +197,11 @@ def test_jobs_keep_the_order_of_the_calls(queue):
     with Worker(
         handlers={"orders": lambda job: seen.append(job.payload)}, concurrency=1, until_empty=True
     ) as it:
-        assert it.join(20)
+        assert it.join(PATIENCE)
     assert seen == list(range(5))
 
 
-def test_a_job_may_depend_on_another_of_the_transaction(queue):
+def test_deferred_job_can_depend_on_another_deferred_job(queue):
     with transaction.atomic():
         first = queue.enqueue(1)
         second = queue.enqueue(2, depends_on=[first])
@@ -211,7 +212,7 @@ def test_a_job_may_depend_on_another_of_the_transaction(queue):
 # Results.
 
 
-def test_a_result_knows_its_job_after_the_commit(queue, do):
+def test_deferred_result_has_its_job_after_the_commit(queue, do):
     with transaction.atomic():
         result = do(queue, "enqueue", 1)
         assert do(result, "refresh") is result
@@ -221,10 +222,10 @@ def test_a_result_knows_its_job_after_the_commit(queue, do):
     assert do(result, "refresh").status == "queued"
     assert do(result, "job").payload == 1
     with Worker(handlers={"orders": lambda job: job.payload + 1}):
-        assert result.wait(20) == 2
+        assert result.wait(PATIENCE) == 2
 
 
-def test_a_result_follows_a_duplicate_to_the_existing_job(queue, do):
+def test_deferred_result_of_a_duplicate_refers_to_the_existing_job(queue, do):
     existing = queue.enqueue(1, unique_key="k")
     with transaction.atomic():
         result = do(queue, "enqueue", 2, unique_key="k")
@@ -235,7 +236,7 @@ def test_a_result_follows_a_duplicate_to_the_existing_job(queue, do):
     assert do(result, "job").payload == 1
 
 
-def test_waiting_for_a_job_of_the_open_transaction_is_refused_at_once(queue, do):
+def test_waiting_for_a_job_of_the_open_transaction_is_rejected_immediately(queue, do):
     with transaction.atomic():
         result = do(queue, "enqueue", 1)
         with pytest.raises(WaitInTransactionError, match="still open"):
@@ -250,12 +251,12 @@ def test_waiting_for_a_job_of_the_open_transaction_is_refused_at_once(queue, do)
     assert waiting(queue) == [1]
 
 
-def test_without_a_transaction_a_job_can_be_waited_for(queue, do):
+def test_job_can_be_waited_for_outside_a_transaction(queue, do):
     with Worker(handlers={"orders": lambda job: job.payload + 1}):
-        assert do(queue, "enqueue_and_wait", 1, wait=20) == 2
+        assert do(queue, "enqueue_and_wait", 1, wait=PATIENCE) == 2
 
 
-def test_a_result_of_a_rolled_back_transaction_has_no_job(queue, do):
+def test_result_of_a_rolled_back_transaction_has_no_job(queue, do):
     with rolled_back():
         result = do(queue, "enqueue", 1)
 
@@ -269,7 +270,7 @@ def test_a_result_of_a_rolled_back_transaction_has_no_job(queue, do):
 # Errors, and Django's tests.
 
 
-def test_an_error_after_the_commit_reaches_the_code_that_commits(storage, settings, queue):
+def test_error_after_the_commit_is_raised_in_the_committing_code(storage, settings, queue):
     settings.DJQUEUE = {**settings.DJQUEUE, "MIDDLEWARE": ["tests.everywhere.test_enqueue_on_commit.Full"]}
     results = []
     with pytest.raises(QueueFullError, match="is full"), transaction.atomic():
@@ -291,7 +292,7 @@ class Full:
         raise QueueFullError(f"queue {batch.queue!r} is full")
 
 
-def test_the_middleware_sees_the_job_after_the_commit(storage, settings, queue, do):
+def test_middleware_runs_after_the_commit(storage, settings, queue, do):
     settings.DJQUEUE = {**settings.DJQUEUE, "MIDDLEWARE": ["tests.everywhere.test_enqueue_on_commit.Marking"]}
     with transaction.atomic():
         result = do(queue, "enqueue", 1)
@@ -320,14 +321,14 @@ def test_django_captures_the_callback_in_a_test_case(queue, django_capture_on_co
         transaction.set_rollback(True)
 
 
-async def test_a_coroutine_without_a_transaction_enqueues_at_once(queue):
+async def test_coroutine_without_a_transaction_enqueues_immediately(queue):
     result = await queue.aenqueue(1)
 
     assert result.status == "queued"
     assert not isinstance(result, DeferredResult)
 
 
-def test_a_transaction_of_another_thread_is_not_waited_for(queue):
+def test_transaction_of_another_thread_does_not_defer_the_job(queue):
     with transaction.atomic():
         result = asyncio.run(queue.aenqueue(1))
 

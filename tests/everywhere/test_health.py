@@ -1,4 +1,4 @@
-"""Health checks on every storage: each condition turns one check red, and its end turns it green again."""
+"""Health checks on every storage: each condition fails one check until the condition ends."""
 
 import json
 import threading
@@ -17,8 +17,9 @@ from djqueue.operations import doctor, health, healthrun
 from djqueue.storage.base import Storage
 from djqueue.testing import factories as f
 from tests.dashboard.visiting import ALL_RIGHTS, logged_in, one_with
+from tests.support import PATIENCE
 
-AT_ONCE = HealthSettings(max_wait=0, lease_grace=0, timeout=10_000)
+AT_ONCE = HealthSettings(max_wait=0, lease_grace=0, timeout=60_000)
 """Bounds for tests that don't wait: a job that is due at all has been due for too long."""
 
 
@@ -40,11 +41,11 @@ def live(storage: Storage, id: str = f.WORKER, **given: Any) -> None:
     storage.workers.register(f.worker(id, started_at=SYSTEM_CLOCK.now(), **given))
 
 
-def test_a_storage_without_jobs_is_healthy(storage: Storage) -> None:
+def test_storage_without_jobs_is_healthy(storage: Storage) -> None:
     assert failed() == []
 
 
-def test_jobs_that_wait_without_a_worker_fail_a_check_until_one_starts(storage: Storage) -> None:
+def test_jobs_waiting_without_a_worker_fail_the_workers_check_until_one_starts(storage: Storage) -> None:
     assert failed() == []
     f.enqueue(storage)
     assert failed() == ["workers"]
@@ -53,10 +54,10 @@ def test_jobs_that_wait_without_a_worker_fail_a_check_until_one_starts(storage: 
     assert failed() == []
 
 
-def test_a_job_may_wait_for_a_while(storage: Storage) -> None:
+def test_job_waiting_less_than_max_wait_is_healthy(storage: Storage) -> None:
     f.enqueue(storage)
 
-    assert failed(HealthSettings(max_wait=3_600_000, timeout=10_000)) == []
+    assert failed(HealthSettings(max_wait=3_600_000, timeout=60_000)) == []
 
 
 def test_quiet_workers_do_not_count_as_serving_a_queue(storage: Storage) -> None:
@@ -75,7 +76,7 @@ def test_paused_queues_are_healthy(storage: Storage) -> None:
     assert failed() == ["workers"]
 
 
-def test_jobs_that_no_live_worker_knows_fail_a_check_until_they_are_cancelled(storage: Storage) -> None:
+def test_jobs_without_handler_fail_the_handlers_check_until_cancelled(storage: Storage) -> None:
     live(storage)
     assert failed() == []
     job_id = f.enqueue(storage, name="removed.job")
@@ -85,7 +86,7 @@ def test_jobs_that_no_live_worker_knows_fail_a_check_until_they_are_cancelled(st
     assert failed() == []
 
 
-def test_jobs_that_free_workers_do_not_claim_fail_a_check_until_they_are_claimed(storage: Storage) -> None:
+def test_jobs_not_claimed_by_free_workers_fail_the_claims_check_until_claimed(storage: Storage) -> None:
     live(storage)
     assert failed() == []
     f.enqueue(storage)
@@ -96,7 +97,7 @@ def test_jobs_that_free_workers_do_not_claim_fail_a_check_until_they_are_claimed
     assert failed() == []
 
 
-def test_claims_of_the_last_minute_are_enough(storage: Storage) -> None:
+def test_claims_within_the_last_minute_pass_the_claims_check(storage: Storage) -> None:
     live(storage)
     f.enqueue_many(storage, 2)
     assert failed() == ["claims"]
@@ -108,7 +109,7 @@ def test_claims_of_the_last_minute_are_enough(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"concurrency": 1}, {"rate": "1/h"}], ids=lambda given: next(iter(given)))
-def test_jobs_that_a_limit_holds_back_are_healthy(storage: Storage, limits: dict[str, Any]) -> None:
+def test_jobs_held_back_by_a_limit_are_healthy(storage: Storage, limits: dict[str, Any]) -> None:
     from djqueue import Queue
 
     live(storage)
@@ -119,7 +120,7 @@ def test_jobs_that_a_limit_holds_back_are_healthy(storage: Storage, limits: dict
     assert "claims" not in failed()
 
 
-def test_expired_leases_fail_a_check_until_a_sweep_takes_the_jobs_back(
+def test_expired_leases_fail_the_leases_check_until_a_sweep_reclaims_the_jobs(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert failed() == []
@@ -130,7 +131,7 @@ def test_expired_leases_fail_a_check_until_a_sweep_takes_the_jobs_back(
     assert failed() == []
 
 
-def test_an_unreachable_storage_fails_the_first_check_and_leaves_the_others_open(
+def test_unreachable_storage_fails_its_check_and_leaves_the_others_unknown(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreachable(*_: object) -> None:
@@ -149,7 +150,7 @@ def failed_after_recovery(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return failed()
 
 
-def test_a_call_that_hangs_ends_at_the_deadline_and_does_not_add_threads(
+def test_hanging_check_ends_at_its_timeout_without_adding_threads(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     settings.DJQUEUE = {**settings.DJQUEUE, "HEALTH": {"TIMEOUT": 0.2}}
@@ -159,7 +160,7 @@ def test_a_call_that_hangs_ends_at_the_deadline_and_does_not_add_threads(
 
     def hanging(*_: object) -> None:
         calls.append(1)
-        released.wait(60)
+        released.wait(PATIENCE)
         raise StorageUnavailableError("released")
 
     monkeypatch.setattr(get_storage().reads, "overview", hanging)
@@ -174,11 +175,11 @@ def test_a_call_that_hangs_ends_at_the_deadline_and_does_not_add_threads(
     assert [response.status_code for response in responses] == [503] * 3
     assert responses[0].json()["checks"]["storage"] == "failed"
     assert calls == [1]
-    assert took < 5_000
+    assert took < PATIENCE * 1_000 / 2
 
 
-def test_the_url_tells_the_public_only_the_names_of_checks(storage: Storage, settings: Any) -> None:
-    settings.DJQUEUE = {**settings.DJQUEUE, "HEALTH": {"MAX_WAIT": 0.001, "TIMEOUT": 10}}
+def test_health_url_shows_only_check_names_to_the_public(storage: Storage, settings: Any) -> None:
+    settings.DJQUEUE = {**settings.DJQUEUE, "HEALTH": {"MAX_WAIT": 0.001, "TIMEOUT": 60}}
     from djqueue.client import get_storage
 
     assert Client().get("/health/").json()["status"] == "ok"
@@ -197,8 +198,8 @@ def test_the_url_tells_the_public_only_the_names_of_checks(storage: Storage, set
     assert b"secret" not in response.content
 
 
-def test_the_url_shows_findings_to_users_of_the_dashboard(storage: Storage, settings: Any) -> None:
-    settings.DJQUEUE = {**settings.DJQUEUE, "HEALTH": {"MAX_WAIT": 0.001, "TIMEOUT": 10}}
+def test_health_url_shows_findings_to_dashboard_users(storage: Storage, settings: Any) -> None:
+    settings.DJQUEUE = {**settings.DJQUEUE, "HEALTH": {"MAX_WAIT": 0.001, "TIMEOUT": 60}}
     from djqueue.client import get_storage
 
     f.enqueue(get_storage(), queue="orders")
@@ -210,7 +211,7 @@ def test_the_url_shows_findings_to_users_of_the_dashboard(storage: Storage, sett
     assert "findings" not in without_rights
 
 
-def test_head_requests_are_answered_and_others_are_not(storage: Storage) -> None:
+def test_health_url_accepts_head_and_rejects_post(storage: Storage) -> None:
     assert Client().head("/health/").status_code == 200
     assert Client().post("/health/").status_code == 405
 
@@ -225,12 +226,12 @@ def command(*arguments: str) -> tuple[int, Any]:
     return 0, json.loads(output.getvalue())
 
 
-def test_the_command_has_an_exit_code_and_says_what_is_wrong(storage: Storage) -> None:
-    code, healthy = command("health", "--max-wait", "0", "--timeout", "10")
+def test_health_command_has_exit_code_and_findings(storage: Storage) -> None:
+    code, healthy = command("health", "--max-wait", "0", "--timeout", "60")
     assert (code, healthy["status"], healthy["findings"]) == (0, "ok", [])
 
     f.enqueue(storage)
-    code, ill = command("health", "--max-wait", "0", "--timeout", "10")
+    code, ill = command("health", "--max-wait", "0", "--timeout", "60")
 
     assert (code, ill["status"], ill["checks"]["workers"]) == (1, "failed", "failed")
     assert [finding["id"] for finding in ill["findings"]] == ["health.workers"]
@@ -238,10 +239,10 @@ def test_the_command_has_an_exit_code_and_says_what_is_wrong(storage: Storage) -
 
 def ids(**given: Any) -> set[str]:
     """Return the IDs of the doctor's findings."""
-    return {finding.id for finding in doctor.diagnose(HealthSettings(max_wait=0, timeout=10_000, **given))}
+    return {finding.id for finding in doctor.diagnose(HealthSettings(max_wait=0, timeout=60_000, **given))}
 
 
-def test_the_doctor_explains_health_checks_paused_queues_and_versions(storage: Storage) -> None:
+def test_doctor_explains_health_checks_paused_queues_and_versions(storage: Storage) -> None:
     before = ids()
     live(storage, version="0.0.1", project="1", active=1)
     live(storage, "w2", version="0.0.1", project="2", active=1)
@@ -257,7 +258,7 @@ def test_the_doctor_explains_health_checks_paused_queues_and_versions(storage: S
     }
 
 
-def test_the_doctor_explains_why_jobs_of_a_served_queue_wait(storage: Storage) -> None:
+def test_doctor_explains_why_jobs_of_a_served_queue_wait(storage: Storage) -> None:
     live(storage, active=1)
     f.enqueue(storage)
 
@@ -267,7 +268,7 @@ def test_the_doctor_explains_why_jobs_of_a_served_queue_wait(storage: Storage) -
     assert "free slot" in slow.text
 
 
-def test_the_doctor_compares_clocks(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_compares_clocks(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "doctor.clock" not in ids()
     overview = storage.reads.overview
     monkeypatch.setattr(
@@ -281,9 +282,7 @@ def test_the_doctor_compares_clocks(storage: Storage, monkeypatch: pytest.Monkey
     assert "ahead of" in clock.text
 
 
-def test_the_doctor_lists_migrations_that_are_not_applied(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_lists_unapplied_migrations(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     from django.db.migrations.recorder import MigrationRecorder
 
     assert "doctor.migrations" not in ids()
@@ -298,7 +297,7 @@ def test_the_doctor_lists_migrations_that_are_not_applied(
     assert "djqueue.0001_initial" in finding.text
 
 
-def test_the_doctor_reports_wrong_settings_instead_of_stopping(storage: Storage, settings: Any) -> None:
+def test_doctor_reports_wrong_settings_without_stopping(storage: Storage, settings: Any) -> None:
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.nowhere.Storage"}}
 
     code, found = command("doctor")
@@ -309,10 +308,10 @@ def test_the_doctor_reports_wrong_settings_instead_of_stopping(storage: Storage,
     assert "Correct the setting" in fixes["health.storage"]
 
 
-def test_the_doctor_has_an_exit_code(storage: Storage) -> None:
-    code, found = command("doctor", "--timeout", "10")
+def test_doctor_command_has_exit_code(storage: Storage) -> None:
+    code, found = command("doctor", "--timeout", "60")
     errors = [finding for finding in found["findings"] if finding["level"] == "error"]
     assert (code, errors) == (0, [])
 
     f.enqueue(storage)
-    assert command("doctor", "--max-wait", "0", "--timeout", "10")[0] == 1
+    assert command("doctor", "--max-wait", "0", "--timeout", "60")[0] == 1

@@ -1,4 +1,4 @@
-"""How large a job may be: its payload and its options count together, wherever jobs are kept."""
+"""Size limits of jobs: payload and options count together on every storage."""
 
 import re
 from itertools import count
@@ -22,7 +22,7 @@ def limit(settings: Any, size: int) -> None:
     settings.DJQUEUE = {**settings.DJQUEUE, "MAX_PAYLOAD": size}
 
 
-def test_a_job_has_at_most_a_thousand_tags(storage: Storage) -> None:
+def test_job_with_more_than_a_thousand_tags_is_rejected(storage: Storage) -> None:
     expected = "tags: a job may have at most 1,000 tags, got "
 
     with pytest.raises(OptionError, match=expected + "1,000,000"):
@@ -37,7 +37,7 @@ def test_a_job_has_at_most_a_thousand_tags(storage: Storage) -> None:
     assert len(record.options.tags) == MAX_TAGS
 
 
-def test_a_job_depends_on_at_most_ten_thousand_others(storage: Storage) -> None:
+def test_job_with_more_than_ten_thousand_dependencies_is_rejected(storage: Storage) -> None:
     expected = "depends_on: a job may depend on at most 10,000 jobs"
 
     with pytest.raises(OptionError, match=expected):
@@ -49,7 +49,7 @@ def test_a_job_depends_on_at_most_ten_thousand_others(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
-def test_tags_and_payload_count_together(storage: Storage, settings: Any, many: bool) -> None:
+def test_tags_and_payload_count_toward_one_size_limit(storage: Storage, settings: Any, many: bool) -> None:
     limit(settings, 10_000)
     queue = Queue(ORDERS)
 
@@ -70,7 +70,7 @@ def test_tags_and_payload_count_together(storage: Storage, settings: Any, many: 
     enqueue("x" * 9_900, 0)
 
 
-def test_dependencies_count_too_and_those_of_workflows(storage: Storage, settings: Any) -> None:
+def test_dependencies_count_toward_the_size_limit(storage: Storage, settings: Any) -> None:
     limit(settings, 10_000)
     queue = Queue(ORDERS)
     first = queue.enqueue_many(range(300))
@@ -85,7 +85,7 @@ def test_dependencies_count_too_and_those_of_workflows(storage: Storage, setting
     assert queue.enqueue(depends_on=first[:150]).status == "queued"
 
 
-def test_every_other_option_counts_exactly(storage: Storage, settings: Any) -> None:
+def test_other_options_count_toward_the_size_limit_exactly(storage: Storage, settings: Any) -> None:
     queue, texts = Queue(ORDERS), {"unique_key": "k" * 200, "group": "g" * 200}
     limit(settings, 300)
     with pytest.raises(PayloadTooLargeError) as caught:
@@ -106,14 +106,14 @@ def nothing() -> None:
     """Do nothing."""
 
 
-def test_the_options_of_a_job_function_count(storage: Storage, settings: Any) -> None:
+def test_options_of_a_job_function_count_toward_the_size_limit(storage: Storage, settings: Any) -> None:
     limit(settings, 5_000)
 
     with pytest.raises(PayloadTooLargeError, match="tags 8092"):
         job(tags=tags(40))(nothing).enqueue()
 
 
-def test_another_payload_counts_with_the_options_that_the_job_has(storage: Storage, settings: Any) -> None:
+def test_updated_payload_counts_with_the_options_of_the_job(storage: Storage, settings: Any) -> None:
     limit(settings, 10_000)
     queue = Queue(ORDERS)
     answer = queue.enqueue("small", tags=tags(40))

@@ -1,4 +1,4 @@
-"""A snapshot of one storage, written to another: the same jobs, which run to their end there."""
+"""Snapshots of one storage restored in another."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -31,7 +31,14 @@ from djqueue.testing.factories import (
 from tests.operations.conftest import tables  # noqa: F401 - the fixture
 
 STORAGES = ("memory", "database", "redis")
-OTHER_STORAGES = [(source, target) for source in STORAGES for target in STORAGES if source != target]
+TWO_STORAGES = [
+    *zip(STORAGES, STORAGES[1:] + STORAGES[:1], strict=True),
+    *(
+        pytest.param(target, source, marks=pytest.mark.thorough)
+        for source, target in zip(STORAGES, STORAGES[1:] + STORAGES[:1], strict=True)
+    ),
+]
+"""Sources and targets: each storage is both once; the other direction is thorough."""
 
 
 @pytest.fixture
@@ -76,8 +83,8 @@ def run_all(storage: Storage) -> int:
         count += len(claims)
 
 
-@pytest.mark.parametrize(("source", "target"), OTHER_STORAGES)
-def test_a_snapshot_of_one_storage_is_the_same_in_another(make: Any, source: str, target: str) -> None:
+@pytest.mark.parametrize(("source", "target"), TWO_STORAGES)
+def test_snapshot_restores_the_same_jobs_in_another_storage(make: Any, source: str, target: str) -> None:
     there = make(source)
     there.connect()
     fill(there)
@@ -121,7 +128,7 @@ def _comparable(found: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
     return comparable
 
 
-def test_schedules_come_with_the_snapshot_of_the_storage_in_the_settings(storage: Storage) -> None:
+def test_snapshot_of_the_configured_storage_contains_schedules(storage: Storage) -> None:
     enqueue(storage, id="job", queue=QUEUE)
     CronJob.objects.create(
         name="nightly",
@@ -150,7 +157,7 @@ def test_schedules_come_with_the_snapshot_of_the_storage_in_the_settings(storage
     assert not storage.snapshots.is_empty()
 
 
-def test_a_failed_write_keeps_the_schedules(storage: Storage) -> None:
+def test_failed_restore_keeps_the_schedules(storage: Storage) -> None:
     CronJob.objects.create(name="hourly", job_name="other", every=timedelta(hours=1))
 
     def broken() -> Iterator[Part]:

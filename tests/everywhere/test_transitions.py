@@ -1,4 +1,4 @@
-"""Every transition of the table is told: to subscribers, by signals, and in the job's timeline."""
+"""Every transition sends its events and signals and appears in the timeline."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,7 +31,7 @@ from djqueue.testing.factories import (
     finish,
     state,
 )
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 ID = "the one"
 HOUR = 3_600_000
@@ -109,7 +109,7 @@ def running(handler: Callable[[Any], object], timeout: float = 25) -> Scene:
             # Known to the handler before it begins.
             worker = Worker(storage, [QUEUE], handlers={NAME: last}, shutdown_timeout=timeout)
             with worker:
-                assert worker.join(30)
+                assert worker.join(PATIENCE)
 
         return act
 
@@ -125,13 +125,13 @@ def raising(error: BaseException) -> Callable[[Any], object]:
 
 def cancelled_meanwhile(job: Any) -> None:
     Queue(QUEUE).cancel(ID)
-    assert job.cancelled.wait(30)
+    assert job.cancelled.wait(PATIENCE)
     raise Discard
 
 
 def cut_off(job: Any) -> None:
     """By the end of its worker."""
-    assert job.cancelled.wait(30)
+    assert job.cancelled.wait(PATIENCE)
     raise RuntimeError("stopped")
 
 
@@ -292,7 +292,7 @@ def moments(record: Any) -> tuple[str, ...]:
     return tuple(moment.event for moment in record.timeline)
 
 
-def test_every_transition_of_the_table_has_a_scene_and_what_is_told_of_it() -> None:
+def test_every_transition_of_the_table_has_a_scene_and_expected_events() -> None:
     assert {*SCENES, ("claim", W, A)} == table()
     for row in TRANSITIONS:
         for target in row.targets:
@@ -300,7 +300,9 @@ def test_every_transition_of_the_table_has_a_scene_and_what_is_told_of_it() -> N
 
 
 @pytest.mark.parametrize("mark", sorted(SCENES), ids="-".join)
-def test_a_transition_is_told(storage: Storage, clock: FakeClock, mark: Mark) -> None:
+def test_transition_sends_its_events_and_signals_and_timeline_entries(
+    storage: Storage, clock: FakeClock, mark: Mark
+) -> None:
     name, _, target = mark
     expected = told_of(mark)
     act = SCENES[mark](storage, clock)
@@ -310,7 +312,7 @@ def test_a_transition_is_told(storage: Storage, clock: FakeClock, mark: Mark) ->
         act()
         recorder.until(expected.events[-1], ID)
         events = tuple(event.event for event in so_far(storage, recorder) if event.id == ID)
-        assert announcing.announcer.flush(10)
+        assert announcing.announcer.flush(PATIENCE)
 
     assert state(storage, ID) is target
     assert events == expected.events
@@ -322,11 +324,11 @@ def test_a_transition_is_told(storage: Storage, clock: FakeClock, mark: Mark) ->
     assert moments(Queue(QUEUE).get_job(ID)) == known + expected.moments
 
 
-def test_a_claim_is_told(storage: Storage, clock: FakeClock) -> None:
+def test_claim_sends_its_event_and_signal_and_timeline_entry(storage: Storage, clock: FakeClock) -> None:
     """While the run lasts: of the others the tables above see the ends."""
     enqueue(storage, id=ID)
     gate = Event()
-    worker = Worker(storage, [QUEUE], handlers={NAME: lambda job: gate.wait(30)})
+    worker = Worker(storage, [QUEUE], handlers={NAME: lambda job: gate.wait(PATIENCE)})
     with recorded(storage) as recorder, signalled() as heard, worker:
         recorder.until("active", ID)
         eventually(lambda: heard)

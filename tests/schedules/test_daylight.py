@@ -1,4 +1,4 @@
-"""Where clocks are set, against a reading of them minute by minute that knows nothing of the package."""
+"""Clock changes: runs compared with an independent minute-by-minute reference."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -114,14 +114,14 @@ def answered(text: str, zone: str, begin: datetime, end: datetime) -> Iterator[d
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_around_a_change_each_time_is_as_the_clock_on_the_wall_says(change: str) -> None:
+def test_runs_around_a_clock_change_match_a_minute_by_minute_reference(change: str) -> None:
     zone, moment = CHANGES[change]
     begin, end = (moment.replace(tzinfo=UTC) + timedelta(hours=hours) for hours in (-13, 26))
     for line in FIXED + HOURLY:
         assert list(answered(line, zone, begin, end)) == expected(line, zone, begin, end), line
 
 
-def test_the_table_has_changes_of_twelve_zones_at_the_times_it_says() -> None:
+def test_table_of_clock_changes_is_correct_for_twelve_zones() -> None:
     assert len({zone for zone, _ in CHANGES.values()}) >= 12
     for change, (zone, moment) in CHANGES.items():
         at = moment.replace(tzinfo=UTC)
@@ -135,7 +135,7 @@ def test_the_table_has_changes_of_twelve_zones_at_the_times_it_says() -> None:
     st.sampled_from(FIXED + HOURLY),
     st.integers(-6 * 60, 6 * 60),
 )
-def test_from_any_moment_the_next_time_is_the_first_of_all_that_follow(
+def test_next_run_from_any_moment_is_the_first_later_run(
     change: tuple[str, datetime], line: str, minutes: int
 ) -> None:
     zone, moment = change
@@ -155,14 +155,14 @@ def test_from_any_moment_the_next_time_is_the_first_of_all_that_follow(
         ("30 59 * * * *", ["2026-10-24T22:59:30", "2026-10-24T23:59:30", "2026-10-25T00:59:30"]),
     ],
 )
-def test_lines_of_six_fields_keep_to_the_same(line: str, expected_times: list[str]) -> None:
+def test_cron_lines_with_seconds_follow_clock_changes(line: str, expected_times: list[str]) -> None:
     begin = datetime(2026, 10, 24, 22, 30, tzinfo=UTC)
     found = answered(line, "Europe/Berlin", begin, begin + timedelta(days=3))
     wanted = [datetime.fromisoformat(text).replace(tzinfo=UTC) for text in expected_times]
     assert [next(found) for _ in wanted] == wanted
 
 
-def test_six_fields_in_a_skipped_hour_run_once_after_it() -> None:
+def test_cron_line_with_seconds_in_a_skipped_hour_runs_once_after_it() -> None:
     begin = datetime(2026, 3, 28, 12, tzinfo=UTC)
     found = answered("*/10 */20 2 * * *", "Europe/Berlin", begin, begin + timedelta(hours=14))
     assert list(found) == [datetime(2026, 3, 29, 1, tzinfo=UTC)]

@@ -1,6 +1,7 @@
-"""Slots of schedules: intervals, limits, jitter, blackouts, and what is due after a pause."""
+"""Slots of schedules: intervals, limits, jitter, blackouts, and missed runs."""
 
-from datetime import UTC, datetime, timedelta
+import time
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -42,30 +43,30 @@ def shown(schedule: Schedule, days: int = 1, zone: str = "UTC") -> list[str]:
 # Intervals and limits.
 
 
-def test_an_interval_counts_from_1970_whenever_it_is_asked() -> None:
+def test_interval_slots_count_from_1970_by_default() -> None:
     schedule = Schedule(every=7_000)
     assert [schedule.next_slot(after) for after in (0, 6_999, 7_000, 7_001)] == [7_000, 7_000, 14_000, 14_000]
 
 
-def test_an_interval_counts_from_its_start() -> None:
+def test_interval_slots_count_from_start_at() -> None:
     schedule = Schedule(every=7_000, start_at=3_500)
     assert slots(schedule, 0, 20_000) == [3_500, 10_500, 17_500]
 
 
 @given(st.integers(1_000, 10**9), st.integers(0, 10**12), st.integers(0, 10**12))
-def test_slots_of_an_interval_do_not_drift(every: int, start: int, after: int) -> None:
+def test_interval_slots_do_not_drift(every: int, start: int, after: int) -> None:
     slot = Schedule(every=every, start_at=start).next_slot(after)
     assert slot is not None
     assert (slot - start) % every == 0
     assert max(after, start - 1) < slot <= max(after, start - 1) + every
 
 
-def test_start_and_end_are_both_included() -> None:
+def test_slots_include_start_at_and_end_at() -> None:
     schedule = Schedule(cron="0 * * * *", start_at=START + HOUR, end_at=START + 3 * HOUR)
     assert slots(schedule, 0, START + 9 * HOUR) == [START + number * HOUR for number in (1, 2, 3)]
 
 
-def test_jitter_is_the_same_each_time_and_differs_by_slot_and_name() -> None:
+def test_jitter_is_stable_and_differs_by_slot_and_name() -> None:
     schedule = Schedule(every=HOUR, jitter=HOUR)
     shares = {
         (name, slot): schedule.fires_at(slot, name) - slot
@@ -99,12 +100,12 @@ def test_jitter_is_the_same_each_time_and_differs_by_slot_and_name() -> None:
         (["2026-10-23 23:00-04:00"], [4, 8, 12, 16, 20]),
     ],
 )
-def test_slots_in_a_blackout_are_left_out(windows: list[str], left: list[int]) -> None:
+def test_slots_in_a_blackout_are_skipped(windows: list[str], left: list[int]) -> None:
     schedule = Schedule(cron="0 */4 * * *", blackouts=tuple(windows))
     assert shown(schedule) == [f"24 {hour:02}:00" for hour in left]
 
 
-def test_slots_in_a_blackout_are_put_off_to_its_end_all_of_them_to_one() -> None:
+def test_slots_in_a_blackout_are_postponed_to_one_slot_at_its_end() -> None:
     schedule = Schedule(cron="0 */4 * * *", blackouts=("07:30-17:15",), on_blackout="put_off")
     assert shown(schedule) == ["24 00:00", "24 04:00", "24 17:15", "24 20:00"]
     asked_within = schedule.next_slot(START + 10 * HOUR)
@@ -112,18 +113,18 @@ def test_slots_in_a_blackout_are_put_off_to_its_end_all_of_them_to_one() -> None
     assert schedule.next_slot(START + 16 * HOUR + 1) == asked_within
 
 
-def test_a_slot_at_the_end_of_a_blackout_is_the_one_that_was_put_off() -> None:
+def test_slot_at_the_end_of_a_blackout_is_not_doubled_by_postponed_slots() -> None:
     schedule = Schedule(cron="0 */4 * * *", blackouts=("01:00-08:00",), on_blackout="put_off")
     assert shown(schedule) == ["24 00:00", "24 08:00", "24 12:00", "24 16:00", "24 20:00"]
 
 
-def test_nothing_is_put_off_if_there_was_nothing() -> None:
+def test_blackout_without_slots_postpones_nothing() -> None:
     schedule = Schedule(cron="0 0 * * *", blackouts=("01:00-08:00",), on_blackout="put_off")
     assert shown(schedule, days=2) == ["24 00:00", "25 00:00"]
     assert schedule.next_slot(START + 2 * HOUR) == START + 24 * HOUR
 
 
-def test_blackouts_are_by_the_clocks_of_the_zone() -> None:
+def test_blackouts_follow_the_local_time_of_the_zone() -> None:
     schedule = Schedule(
         cron="*/30 1-3 * * *", timezone="Europe/Berlin", blackouts=("02:15-03:00",), on_blackout="put_off"
     )
@@ -142,13 +143,13 @@ def test_blackouts_are_by_the_clocks_of_the_zone() -> None:
         *("25:00-26:00", "10:00", "10:60-11:00", "09:00 - 17:00", "mon 10:00-11:00 tue"),
     ],
 )
-def test_what_is_no_blackout_is_refused_with_its_text(line: str) -> None:
+def test_invalid_blackout_is_rejected_with_its_text(line: str) -> None:
     with pytest.raises(OptionError, match=r"^blackouts: ") as refused:
         parse_blackouts((line,))
     assert repr(line) in str(refused.value)
 
 
-def test_too_many_blackouts_are_refused() -> None:
+def test_too_many_blackouts_are_rejected() -> None:
     with pytest.raises(OptionError, match="201 windows"):
         parse_blackouts(("sat",) * 201)
 
@@ -190,7 +191,7 @@ def blacked_out(zone: str) -> list[frozenset[str]]:
     st.sampled_from([17 * MINUTE, 3 * HOUR, 26 * HOUR]),
     st.integers(0, 5 * 24 * 60),
 )
-def test_slots_are_those_of_a_reading_minute_by_minute(
+def test_slots_match_a_minute_by_minute_reference(
     windows: list[str], zone: str, on_blackout: str, every: int, minutes: int
 ) -> None:
     schedule = Schedule(
@@ -242,7 +243,7 @@ def reference(schedule: Schedule, slot: int, now: int) -> tuple[list[int], int]:
     number=st.integers(0, 1_000),
     late=st.integers(-10_000, 4 * HOUR) | st.integers(-2_000, 2 * MINUTE),
 )
-def test_what_is_due_is_what_a_walk_over_all_slots_finds(
+def test_due_slots_match_a_reference_over_all_slots(
     late: int, number: int, window: int, **given: Any
 ) -> None:
     every = given["every"]
@@ -259,7 +260,7 @@ def test_what_is_due_is_what_a_walk_over_all_slots_finds(
         assert (list(found.slots), found.following) == reference(schedule, slot, now)
 
 
-def test_a_year_of_missed_seconds_is_dealt_with_at_once() -> None:
+def test_year_of_missed_seconds_is_handled_in_one_call() -> None:
     now = START + 365 * 24 * HOUR
     for missed in ("skip", "one", "all"):
         schedule = Schedule(every=1_000, missed=missed, missed_window=HOUR)
@@ -270,20 +271,20 @@ def test_a_year_of_missed_seconds_is_dealt_with_at_once() -> None:
         assert found.following >= now - HOUR
 
 
-def test_a_schedule_that_ends_has_nothing_further() -> None:
+def test_ended_schedule_has_no_further_slot() -> None:
     schedule = Schedule(every=HOUR, end_at=START + HOUR)
     assert plan(schedule, "mine", START + HOUR, START + HOUR) == ((START + HOUR,), None)
     assert plan(schedule, "mine", START, START + 9 * HOUR) == ((START,), None)
 
 
-def test_an_unreadable_schedule_is_named() -> None:
+def test_error_names_the_invalid_schedule_value() -> None:
     for wrong in ({"cron": "x"}, {"cron": "@daily", "timezone": "x"}, {"every": 1_000, "blackouts": ("x",)}):
         with pytest.raises(OptionError, match="'x'"):
             Schedule(**wrong).next_slot(0)
 
 
-def test_a_line_that_blackouts_leave_nothing_of_ends_the_search() -> None:
-    begun = datetime.now(UTC)
+def test_schedule_without_slots_outside_blackouts_is_rejected_quickly() -> None:
+    begun = time.thread_time()
     schedule = Schedule(cron="0 3 * * *", blackouts=("02:00-04:00",))
     assert schedule.problems() == {"blackouts": "every run of the schedule is in a blackout"}
-    assert datetime.now(UTC) - begun < timedelta(seconds=5)
+    assert time.thread_time() - begun < 5

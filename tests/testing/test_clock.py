@@ -26,7 +26,7 @@ def flaky(times, djqueue_clock):
     return flaky
 
 
-def test_a_delayed_job_runs_when_it_is_due(djqueue_memory, djqueue_clock, djqueue_drain):
+def test_delayed_job_runs_when_it_is_due(djqueue_memory, djqueue_clock, djqueue_drain):
     queue = Queue("orders")
     queue.enqueue(1, delay=3_600)
     handlers = {"orders": lambda given: None}
@@ -38,7 +38,7 @@ def test_a_delayed_job_runs_when_it_is_due(djqueue_memory, djqueue_clock, djqueu
     assert djqueue_drain(handlers=handlers).completed == 1
 
 
-def test_a_retry_runs_when_its_backoff_is_over(djqueue_clock, djqueue_drain, flaky, times):
+def test_retry_runs_after_its_backoff(djqueue_clock, djqueue_drain, flaky, times):
     flaky.enqueue()
     assert djqueue_drain().retried == 1
     assert djqueue_drain().claimed == 0
@@ -49,7 +49,7 @@ def test_a_retry_runs_when_its_backoff_is_over(djqueue_clock, djqueue_drain, fla
     assert len(times) == 2
 
 
-def test_with_the_immediate_mode_jobs_run_at_the_times_that_they_are_due(
+def test_immediate_mode_runs_jobs_when_the_clock_reaches_their_time(
     djqueue_immediate, djqueue_clock, flaky, times
 ):
     flaky.enqueue()
@@ -61,7 +61,7 @@ def test_with_the_immediate_mode_jobs_run_at_the_times_that_they_are_due(
     assert all(80_000 <= later - earlier <= 120_000 for earlier, later in pairwise(times))
 
 
-def test_with_the_immediate_mode_delays_are_kept(djqueue_immediate, djqueue_clock, times):
+def test_immediate_mode_with_clock_keeps_delays(djqueue_immediate, djqueue_clock, times):
     @job(name="later")
     def later():
         times.append(djqueue_clock.now())
@@ -76,7 +76,7 @@ def test_with_the_immediate_mode_delays_are_kept(djqueue_immediate, djqueue_cloc
     assert djqueue_clock.now() == began + 30 * 86_400_000
 
 
-def test_a_job_without_a_handler_does_not_stop_the_clock(djqueue_immediate, djqueue_clock):
+def test_job_without_handler_does_not_stop_the_clock(djqueue_immediate, djqueue_clock):
     Queue("nobody").enqueue(1, delay=10)
 
     djqueue_clock.advance(3_600)
@@ -84,7 +84,7 @@ def test_a_job_without_a_handler_does_not_stop_the_clock(djqueue_immediate, djqu
     assert Queue("nobody").counts()["waiting"] == 1
 
 
-def test_results_expire(djqueue_immediate, djqueue_clock):
+def test_results_expire_when_the_clock_advances(djqueue_immediate, djqueue_clock):
     @job(name="short", result_ttl=60)
     def short():
         return 1
@@ -112,7 +112,7 @@ def test_schedules_fire_at_each_of_their_times(djqueue_immediate, djqueue_clock,
 
 
 @pytest.mark.django_db
-def test_jobs_of_schedules_wait_for_a_drain_without_the_immediate_mode(djqueue_clock, djqueue_drain, times):
+def test_scheduled_jobs_wait_for_a_drain_without_immediate_mode(djqueue_clock, djqueue_drain, times):
     @job(name="hourly", every=3_600)
     def hourly():
         times.append(1)
@@ -124,7 +124,7 @@ def test_jobs_of_schedules_wait_for_a_drain_without_the_immediate_mode(djqueue_c
     assert djqueue_drain().completed == 2
 
 
-def test_the_clock_begins_now_and_stands_still():
+def test_clock_starts_now_and_stands_still():
     clock = JobClock()
     now = clock.now()
 
@@ -135,7 +135,7 @@ def test_the_clock_begins_now_and_stands_still():
     assert clock.now() == now + 2_500
 
 
-def test_the_clock_refuses_the_past():
+def test_clock_rejects_the_past():
     clock = JobClock()
 
     with pytest.raises(ValueError, match="before that of the clock"):
@@ -148,7 +148,7 @@ def test_the_clock_refuses_the_past():
         clock.advance(-1)
 
 
-def test_a_fixture_that_is_requested_too_late_is_refused(djqueue_memory, request):
+def test_fixture_requested_too_late_raises(djqueue_memory, request):
     with pytest.raises(RuntimeError, match="djqueue_clock must be a parameter"):
         request.getfixturevalue("djqueue_clock")
     with pytest.raises(RuntimeError, match="djqueue_immediate must be a parameter"):
@@ -156,7 +156,7 @@ def test_a_fixture_that_is_requested_too_late_is_refused(djqueue_memory, request
 
 
 @pytest.mark.django_db
-def test_a_job_that_fails_when_it_is_due_raises_from_the_clock(djqueue_immediate, djqueue_clock):
+def test_failed_due_job_raises_from_the_clock(djqueue_immediate, djqueue_clock):
     @job(name="broken", max_attempts=1, every=3_600)
     def broken():
         raise KeyError("broken")

@@ -1,4 +1,4 @@
-"""Jobs that run when they are enqueued: the fixture `djqueue_immediate`."""
+"""Immediate mode: the fixture `djqueue_immediate` runs jobs when they are enqueued."""
 
 import asyncio
 import threading
@@ -32,7 +32,7 @@ def note(ran):
     return note
 
 
-def test_a_job_has_run_when_its_enqueue_returns(note, ran):
+def test_job_has_run_when_enqueue_returns(note, ran):
     answer = note.enqueue(7)
 
     assert ran == [7]
@@ -40,11 +40,11 @@ def test_a_job_has_run_when_its_enqueue_returns(note, ran):
     assert answer.wait(0) == 7
 
 
-def test_the_caller_can_wait_for_the_result(note):
+def test_caller_can_wait_for_the_result(note):
     assert note.enqueue_and_wait(7) == 7
 
 
-async def test_a_coroutine_enqueues_and_waits(note, ran):
+async def test_coroutine_can_enqueue_and_wait(note, ran):
     @job(name="anote")
     async def anote(value):
         await note.aenqueue(value + 1)
@@ -57,7 +57,7 @@ async def test_a_coroutine_enqueues_and_waits(note, ran):
     assert await note.aenqueue_and_wait(6) == 6
 
 
-async def test_a_plain_enqueue_in_a_coroutine_runs_its_job_on_another_thread(note, ran):
+async def test_sync_enqueue_in_a_coroutine_runs_its_job_on_another_thread(note, ran):
     note.enqueue(1)
 
     assert ran == [1]
@@ -71,7 +71,7 @@ def test_functions_run_on_the_thread_of_the_caller():
     assert thread.enqueue_and_wait() == threading.get_ident()
 
 
-def test_payloads_and_results_pass_their_codec(ran):
+def test_payloads_and_results_pass_through_their_codec(ran):
     @job(name="keep")
     def keep(value):
         ran.append(value)
@@ -85,7 +85,7 @@ def test_payloads_and_results_pass_their_codec(ran):
     assert result is not ran[0]
 
 
-def test_jobs_of_jobs_run_first(ran):
+def test_nested_jobs_run_first(ran):
     @job(name="down")
     def down(n):
         if n:
@@ -97,7 +97,7 @@ def test_jobs_of_jobs_run_first(ran):
     assert ran == [0, 1, 2, 3]
 
 
-def test_a_job_can_wait_for_another(note):
+def test_job_can_wait_for_another_job(note):
     @job(name="outer")
     def outer(n):
         return note.enqueue_and_wait(n) + 1
@@ -105,7 +105,7 @@ def test_a_job_can_wait_for_another(note):
     assert outer.enqueue_and_wait(1) == 2
 
 
-def test_a_workflow_runs_to_its_end(ran, note):
+def test_workflow_runs_to_the_end(ran, note):
     @job(name="total")
     def total():
         ran.append(sum(child.result for child in current_job().children()))
@@ -136,7 +136,7 @@ def test_rates_are_skipped(note, ran, settings):
     assert ran == [0, 1, 2]
 
 
-def test_a_snoozed_job_stays_delayed(ran):
+def test_snoozed_job_stays_delayed(ran):
     @job(name="snooze")
     def snooze():
         ran.append(1)
@@ -148,7 +148,7 @@ def test_a_snoozed_job_stays_delayed(ran):
     assert answer.job().state == "delayed"
 
 
-def test_retries_follow_at_once(ran):
+def test_retries_run_immediately(ran):
     @job(name="flaky", max_attempts=5, backoff=3_600)
     def flaky():
         ran.append(1)
@@ -170,7 +170,7 @@ def fail(ran):
     return fail
 
 
-def test_a_failed_job_raises_its_own_exception(fail, ran):
+def test_failed_job_raises_its_own_exception(fail, ran):
     with pytest.raises(KeyError, match="broken") as caught:
         fail.enqueue()
 
@@ -179,13 +179,13 @@ def test_a_failed_job_raises_its_own_exception(fail, ran):
     assert Queue("default").counts()["failed"] == 1
 
 
-def test_failures_are_recorded_only_if_the_test_says_so(fail, djqueue_immediate):
+def test_failures_are_only_recorded_with_raise_failures_off(fail, djqueue_immediate):
     djqueue_immediate.raise_failures = False
 
     assert fail.enqueue().job().state == "failed"
 
 
-def test_a_caller_who_waits_gets_the_error_of_waiting(fail):
+def test_waiting_caller_gets_job_failed_error(fail):
     with pytest.raises(JobFailedError):
         fail.enqueue_and_wait()
 
@@ -193,14 +193,14 @@ def test_a_caller_who_waits_gets_the_error_of_waiting(fail):
         fail.enqueue()
 
 
-async def test_a_coroutine_who_waits_gets_the_error_of_waiting(fail):
+async def test_waiting_coroutine_gets_job_failed_error(fail):
     with pytest.raises(JobFailedError):
         await fail.aenqueue_and_wait()
     with pytest.raises(KeyError, match="broken"):
         await fail.aenqueue()
 
 
-def test_a_job_does_not_fail_with_the_jobs_that_it_enqueues(fail, ran):
+def test_failure_of_a_nested_job_does_not_fail_the_outer_job(fail, ran):
     @job(name="outer")
     def outer():
         fail.enqueue()
@@ -214,7 +214,7 @@ def test_a_job_does_not_fail_with_the_jobs_that_it_enqueues(fail, ran):
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_an_exit_of_a_job_does_not_end_the_test(error):
+def test_exit_in_a_job_does_not_end_the_test(error):
     @job(name="exit", max_attempts=1)
     def leave():
         raise error
@@ -223,7 +223,7 @@ def test_an_exit_of_a_job_does_not_end_the_test(error):
         leave.enqueue()
 
 
-def test_a_dead_letter_runs_when_it_is_retried(djqueue_immediate, ran):
+def test_retried_dead_letter_runs_immediately(djqueue_immediate, ran):
     @job(name="once", max_attempts=1)
     def once():
         ran.append(1)
@@ -237,7 +237,7 @@ def test_a_dead_letter_runs_when_it_is_retried(djqueue_immediate, ran):
     assert len(ran) == 2
 
 
-async def test_a_dead_letter_runs_when_a_coroutine_retries_it(djqueue_immediate, ran):
+async def test_dead_letter_retried_by_a_coroutine_runs_immediately(djqueue_immediate, ran):
     @job(name="once", max_attempts=1)
     def once():
         ran.append(1)
@@ -251,7 +251,7 @@ async def test_a_dead_letter_runs_when_a_coroutine_retries_it(djqueue_immediate,
     assert len(ran) == 2
 
 
-def test_handlers_of_a_queue_are_given_to_the_storage(djqueue_immediate, ran):
+def test_queue_handlers_can_be_set_on_the_storage(djqueue_immediate, ran):
     Queue("orders").enqueue(1)
     assert ran == []
 
@@ -276,7 +276,7 @@ def test_signals_are_sent_on_the_thread_of_the_caller(note):
     assert threads == [threading.get_ident()]
 
 
-def test_nothing_is_left_running(note, djqueue_immediate):
+def test_immediate_jobs_leave_no_workers_or_threads(note, djqueue_immediate):
     before = threading.active_count()
 
     for n in range(5):
@@ -287,7 +287,7 @@ def test_nothing_is_left_running(note, djqueue_immediate):
 
 
 @pytest.mark.django_db
-def test_a_job_sees_the_uncommitted_rows_of_the_test():
+def test_job_sees_uncommitted_rows_of_the_test():
     user = User.objects.create(username="joe")
 
     @job(name="rename")
@@ -302,7 +302,7 @@ def test_a_job_sees_the_uncommitted_rows_of_the_test():
 
 
 @pytest.mark.django_db
-def test_an_async_job_sees_the_uncommitted_rows_of_the_test():
+def test_async_job_sees_uncommitted_rows_of_the_test():
     user = User.objects.create(username="joe")
 
     @job(name="aname")
@@ -313,7 +313,7 @@ def test_an_async_job_sees_the_uncommitted_rows_of_the_test():
 
 
 @pytest.mark.django_db
-def test_only_the_queries_of_the_job_are_made(django_assert_num_queries):
+def test_immediate_job_makes_no_extra_queries(django_assert_num_queries):
     @job(name="count")
     def count():
         return User.objects.count()
@@ -322,7 +322,7 @@ def test_only_the_queries_of_the_job_are_made(django_assert_num_queries):
         assert count.enqueue_and_wait() == 0
 
 
-def test_a_retried_dead_letter_that_fails_again_is_recorded(fail, djqueue_immediate, note, ran):
+def test_retried_dead_letter_that_fails_again_is_recorded(fail, djqueue_immediate, note, ran):
     djqueue_immediate.raise_failures = False
     answer = fail.enqueue()
     djqueue_immediate.raise_failures = True
@@ -334,7 +334,7 @@ def test_a_retried_dead_letter_that_fails_again_is_recorded(fail, djqueue_immedi
     assert answer.job().state == "failed"
 
 
-def test_a_job_that_enqueues_itself_without_end_fails(ran):
+def test_endlessly_nested_job_raises_recursion_error(ran):
     @job(name="endless", max_attempts=1)
     def endless(number):
         ran.append(number)
@@ -346,7 +346,7 @@ def test_a_job_that_enqueues_itself_without_end_fails(ran):
     assert Queue("default").counts()["waiting"] == 0
 
 
-async def test_a_coroutine_that_enqueues_itself_without_end_fails(ran):
+async def test_endlessly_nested_async_job_raises_recursion_error(ran):
     @job(name="aendless", max_attempts=1)
     async def aendless(number):
         ran.append(number)
@@ -357,7 +357,7 @@ async def test_a_coroutine_that_enqueues_itself_without_end_fails(ran):
     assert ran == list(range(1, MAX_NESTING + 1))
 
 
-def test_a_timeout_raises_the_error_of_the_timeout():
+def test_job_timeout_raises_job_timeout_error():
     @job(name="slow", max_attempts=1, timeout=0.01)
     async def slow():
         await asyncio.Event().wait()

@@ -15,7 +15,7 @@ def _immediate(settings):
     settings.DJQUEUE = {"IMMEDIATE": True, "STORAGE": database}
 
 
-def test_jobs_run_in_memory_when_they_are_enqueued():
+def test_immediate_setting_runs_jobs_in_memory_at_enqueue():
     ran = []
 
     @job(name="note")
@@ -28,7 +28,7 @@ def test_jobs_run_in_memory_when_they_are_enqueued():
     assert isinstance(get_storage(), ImmediateStorage)
 
 
-def test_a_failure_is_recorded_and_not_raised():
+def test_immediate_setting_records_failures_without_raising():
     @job(name="fail", max_attempts=1)
     def fail():
         raise KeyError("broken")
@@ -36,7 +36,7 @@ def test_a_failure_is_recorded_and_not_raised():
     assert fail.enqueue().job().state == "failed"
 
 
-def test_it_is_off_for_the_fixtures(djqueue_memory):
+def test_immediate_setting_is_off_for_the_fixtures(djqueue_memory):
     @job(name="note")
     def note():
         raise AssertionError("must not run")
@@ -44,14 +44,14 @@ def test_it_is_off_for_the_fixtures(djqueue_memory):
     assert note.enqueue().job().state == "waiting"
 
 
-def test_only_the_check_for_deployment_warns():
+def test_only_the_deployment_check_warns_about_immediate():
     assert "djqueue.W019" not in [message.id for message in run_checks(tags=["djqueue"], databases=[])]
     messages = run_checks(tags=["djqueue"], include_deployment_checks=True, databases=[])
     [warning] = [message for message in messages if message.id == "djqueue.W019"]
     assert "IMMEDIATE" in warning.msg
 
 
-def test_the_value_must_be_a_bool(settings):
+def test_immediate_setting_must_be_a_bool(settings):
     settings.DJQUEUE = {"IMMEDIATE": "yes"}
 
     [error] = [each for each in run_checks(tags=["djqueue"], databases=[]) if each.id == "djqueue.E001"]

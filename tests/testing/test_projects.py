@@ -1,8 +1,10 @@
-"""Projects whose tests use djqueue: with pytest, and with `manage.py test`."""
+"""Test suites of projects that use djqueue: with pytest, and with `manage.py test`."""
 
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,7 +125,8 @@ def run(folder: Path, *arguments: str) -> str:
     return finished.stdout
 
 
-def test_a_project_tests_with_manage_py(tmp_path):
+@pytest.mark.slow
+def test_project_tests_run_with_manage_py(tmp_path):
     project(tmp_path, test_shop=CASES)
 
     output = run(tmp_path, "-W", "error::ResourceWarning", "-m", "django", "test")
@@ -131,7 +134,8 @@ def test_a_project_tests_with_manage_py(tmp_path):
     assert "Ran 3 tests" in output
 
 
-def test_a_project_tests_with_pytest(tmp_path):
+@pytest.mark.slow
+def test_project_tests_run_with_pytest(tmp_path):
     project(tmp_path, test_shop=FIXTURES, test_cases=CASES)
     # By its module, whether djqueue is installed (then its name is taken) or not.
     plugins = [

@@ -1,4 +1,4 @@
-"""The conformance suite: what every storage has to do, as tests that a storage's own test class inherits.
+"""The conformance suite: tests for every storage, inherited by the test class of that storage.
 
     import pytest
     from djqueue.testing.clock import FakeClock

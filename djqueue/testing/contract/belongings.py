@@ -1,4 +1,4 @@
-"""Results, attempts and log lines that go before the records of their jobs."""
+"""Retention of results, attempts and log lines that expire before the records of their jobs."""
 
 import pytest
 
@@ -37,7 +37,9 @@ class BelongingsContract(StorageCase):
 
     # Results.
 
-    def test_results_above_the_bytes_go_and_their_records_stay(self, storage: Storage) -> None:
+    def test_results_beyond_the_maximum_bytes_are_removed_without_their_records(
+        self, storage: Storage
+    ) -> None:
         bounded(storage, FEW_RESULTS)
         for job_id, kept in (("for ever", None), ("long", 10 * LATER), ("usual", LATER), ("none", LATER)):
             result = None if job_id == "none" else bytes(150)
@@ -52,7 +54,7 @@ class BelongingsContract(StorageCase):
         [answer] = storage.enqueue([batch(ids=["usual"], queue=FEW_RESULTS)])
         assert (answer.status, answer.result) == ("completed", None)
 
-    def test_many_results_above_the_bytes_go(self, storage: Storage) -> None:
+    def test_thousand_results_beyond_the_maximum_bytes_are_removed(self, storage: Storage) -> None:
         bounded(storage, FEW_RESULTS)
         ids = enqueue_many(storage, 1_200, queue=FEW_RESULTS)
         finish(storage, *(completing(claimed, bytes(10)) for claimed in claim(storage, 1_200)))
@@ -64,7 +66,7 @@ class BelongingsContract(StorageCase):
         assert len([result for result in results if result is not None]) == 30
 
     @pytest.mark.parametrize("kept", [None, LATER])
-    def test_a_result_is_kept_no_longer_than_the_queue_says(self, storage: Storage, kept: int | None) -> None:
+    def test_results_beyond_the_maximum_age_are_removed(self, storage: Storage, kept: int | None) -> None:
         bounded(storage, BRIEF_RESULTS)
         a_completed_job(storage, queue=BRIEF_RESULTS, id="done", result_ttl=kept, result=b"result")
         assert job(storage, "done", BRIEF_RESULTS).result == b"result"
@@ -76,7 +78,7 @@ class BelongingsContract(StorageCase):
 
     # Attempts and log lines.
 
-    def test_a_job_keeps_so_many_attempts_and_lines(self, storage: Storage) -> None:
+    def test_job_keeps_the_maximum_number_of_attempts_and_log_lines(self, storage: Storage) -> None:
         bounded(storage, BRIEF_DETAILS)
         enqueue(storage, queue=BRIEF_DETAILS, id="told")
         for number in range(4):
@@ -89,7 +91,7 @@ class BelongingsContract(StorageCase):
         assert [line for _, line in record.logs] == ["line 1", "line 2", "line 3"]
 
     @pytest.mark.parametrize("end", [State.COMPLETED, State.CANCELLED, State.FAILED])
-    def test_attempts_and_lines_go_before_the_record(self, storage: Storage, end: State) -> None:
+    def test_attempts_and_log_lines_expire_before_the_record(self, storage: Storage, end: State) -> None:
         bounded(storage, BRIEF_DETAILS)
         _with_details(storage, "told", end)
         record = job(storage, "told", BRIEF_DETAILS)
@@ -103,7 +105,7 @@ class BelongingsContract(StorageCase):
         record = job(storage, "told", BRIEF_DETAILS)
         assert (record.state, record.history, record.logs) == (end, (), ())
 
-    def test_attempts_of_a_job_that_lives_stay(self, storage: Storage) -> None:
+    def test_attempts_of_live_job_do_not_expire(self, storage: Storage) -> None:
         bounded(storage, BRIEF_DETAILS)
         _with_details(storage, "again", State.FAILED)
         storage.jobs.retry(BRIEF_DETAILS, ["again"])

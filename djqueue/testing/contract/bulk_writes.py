@@ -28,11 +28,11 @@ START = 1_780_000_000_000
 class BulkWritesContract(StorageCase):
     """For storages that keep reports of bulk writes. They need `advance`."""
 
-    def test_a_write_that_nobody_reported_has_no_report(self, storage: Storage) -> None:
+    def test_unreported_write_has_no_report(self, storage: Storage) -> None:
         assert kept(storage).get(WRITE) is None
         assert kept(storage).page(10) == ([], None)
 
-    def test_a_report_is_read_as_it_was_kept(self, storage: Storage) -> None:
+    def test_report_is_stored_unchanged(self, storage: Storage) -> None:
         given = report(
             shares={"q": QueueShare(3, 1, 900, 100), "{other}": QueueShare(1)},
             names=("app.näme", "other"),
@@ -50,7 +50,7 @@ class BulkWritesContract(StorageCase):
         assert kept(storage).page(10) == ([noted], None)
         assert (noted.inserted, noted.duplicates, noted.queues) == (900, 100, ("q", "{other}"))
 
-    def test_a_report_goes_on_from_the_beginning_to_the_end(self, storage: Storage) -> None:
+    def test_later_reports_update_progress_and_state(self, storage: Storage) -> None:
         kept(storage).keep(report(shares={"q": QueueShare(4)}))
         kept(storage).keep(report(shares={"q": QueueShare(4, 2, 20, 1)}, started_at=START + 50))
         kept(storage).keep(
@@ -61,7 +61,7 @@ class BulkWritesContract(StorageCase):
         assert (found.state, found.started_at, found.finished_at) == (DONE, START, START + 90)
         assert found.total == QueueShare(4, 4, 40, 2, ended=True)
 
-    def test_what_is_done_stays_so(self, storage: Storage) -> None:
+    def test_completed_report_is_not_changed(self, storage: Storage) -> None:
         done = kept(storage).keep(report(state=DONE, shares={"q": QueueShare(1, 1, 5, 0, ended=True)}))
 
         assert kept(storage).keep(report(state=FAILED, error="too late")) == done
@@ -69,7 +69,7 @@ class BulkWritesContract(StorageCase):
 
         assert get(storage) == done
 
-    def test_of_two_who_publish_neither_takes_back_what_the_other_reported(self, storage: Storage) -> None:
+    def test_reports_of_two_publishers_are_merged(self, storage: Storage) -> None:
         kept(storage).keep(report(shares={"q": QueueShare(4, 3, 30, 0), "r": QueueShare(2)}))
 
         kept(storage).keep(report(shares={"q": QueueShare(4, 2, 20, 0), "r": QueueShare(2, 1, 10, 0)}))
@@ -77,19 +77,19 @@ class BulkWritesContract(StorageCase):
         assert get(storage).shares == {"q": QueueShare(4, 3, 30, 0), "r": QueueShare(2, 1, 10, 0)}
 
     @pytest.mark.parametrize("state", [FAILED, UNFINISHED])
-    def test_somebody_may_go_on_with_what_was_given_up(self, storage: Storage, state: str) -> None:
+    def test_failed_or_unfinished_report_can_be_completed(self, storage: Storage, state: str) -> None:
         kept(storage).keep(report(state=state, error="away"))
 
         kept(storage).keep(report(state=DONE, shares={"q": QueueShare(1, 1, 5, 0, ended=True)}))
 
         assert (get(storage).state, get(storage).error) == (DONE, "")
 
-    def test_an_error_is_one_short_line(self, storage: Storage) -> None:
+    def test_report_error_is_one_short_line(self, storage: Storage) -> None:
         kept(storage).keep(report(state=UNFINISHED, error="a\n b\0" + "c" * 5_000))
 
         assert get(storage).error == "a b " + "c" * (bulkwrites.ERROR - 4)
 
-    def test_a_write_that_overtakes_another_is_not_lost(self, storage: Storage) -> None:
+    def test_concurrent_report_update_is_not_lost(self, storage: Storage) -> None:
         mine = kept(storage)
         there = mine.keep(report(shares={"q": QueueShare(4)}))
 
@@ -99,7 +99,7 @@ class BulkWritesContract(StorageCase):
 
         assert (get(storage).rows, get(storage).revision) == (1, 2)
 
-    def test_batches_of_a_stream_are_summed(self, storage: Storage) -> None:
+    def test_reports_of_stream_batches_are_summed(self, storage: Storage) -> None:
         for version in (3, 4):
             kept(storage).add(
                 report(
@@ -128,9 +128,7 @@ class BulkWritesContract(StorageCase):
         )
 
     @pytest.mark.parametrize("version", [3, 2])
-    def test_a_batch_that_is_committed_again_does_not_count_twice(
-        self, storage: Storage, version: int
-    ) -> None:
+    def test_batch_committed_again_is_counted_once(self, storage: Storage, version: int) -> None:
         batch = report(state=DONE, version=3, shares={"q": QueueShare(1, 1, 10, 0, ended=True)}, rows=10)
         first = kept(storage).add(batch)
 
@@ -138,7 +136,7 @@ class BulkWritesContract(StorageCase):
 
         assert get(storage) == first
 
-    def test_a_batch_that_failed_leaves_the_sums(self, storage: Storage) -> None:
+    def test_failed_batch_keeps_the_sums(self, storage: Storage) -> None:
         summed = kept(storage).add(
             report(state=DONE, version=3, shares={"q": QueueShare(1, 1, 10, 0)}, rows=10)
         )
@@ -149,7 +147,7 @@ class BulkWritesContract(StorageCase):
 
         assert (get(storage).state, get(storage).error, get(storage).rows) == (DONE, "", 15)
 
-    def test_the_one_that_changed_last_comes_first(self, storage: Storage) -> None:
+    def test_most_recently_changed_report_is_listed_first(self, storage: Storage) -> None:
         self.several(storage, 5)
         kept(storage).keep(report("w1", state=DONE))
 
@@ -161,7 +159,9 @@ class BulkWritesContract(StorageCase):
         assert (first.next, rest.next) == ("w3", None)
         assert kept(storage).page(3, "unknown") == ([], None)
 
-    def test_there_are_not_too_many(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_oldest_reports_are_removed_beyond_the_maximum(
+        self, storage: Storage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(sys.modules[type(kept(storage)).__module__], "MAX_REPORTS", 3)
 
         self.several(storage, 5)
@@ -169,7 +169,7 @@ class BulkWritesContract(StorageCase):
         assert [one.write for one in kept(storage).page(10).imports] == ["w4", "w3", "w2"]
         assert kept(storage).get("w1") is None
 
-    def test_old_ones_go(self, storage: Storage) -> None:
+    def test_reports_beyond_the_maximum_age_are_removed(self, storage: Storage) -> None:
         kept(storage).keep(report("old"))
         self.advance(MAX_REPORT_AGE - 1_000)
         kept(storage).keep(report("newer"))
@@ -180,7 +180,7 @@ class BulkWritesContract(StorageCase):
         assert [one.write for one in kept(storage).page(10).imports] == ["new", "newer"]
         assert kept(storage).get("old") is None
 
-    def test_one_that_nothing_is_heard_of_is_unfinished(self, storage: Storage) -> None:
+    def test_silent_report_is_shown_as_unfinished(self, storage: Storage) -> None:
         noted = kept(storage).keep(report())
 
         assert noted.state_at(noted.updated_at + SILENCE) == PUBLISHING

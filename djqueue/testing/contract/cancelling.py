@@ -1,4 +1,4 @@
-"""Cancel: a pending job never starts, an active one is asked to stop."""
+"""Cancel: a pending job never starts, and an active job is asked to stop."""
 
 from collections.abc import Callable
 
@@ -40,7 +40,7 @@ class CancellingContract(StorageCase):
 
     @shows("cancel", [State.WAITING, State.DELAYED, State.BLOCKED], State.CANCELLED)
     @pytest.mark.parametrize("there", [State.WAITING, State.DELAYED, State.BLOCKED])
-    def test_a_pending_job_is_cancelled_and_never_starts(self, storage: Storage, there: State) -> None:
+    def test_pending_job_is_cancelled_and_never_starts(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage, id="order:1")
 
         [answer] = storage.jobs.cancel(QUEUE, [job_id], "no longer wanted")
@@ -56,7 +56,7 @@ class CancellingContract(StorageCase):
         assert claim(storage, 10, queues=[QUEUE]) == []
         assert storage.reads.dead_letters(QUEUE) == []
 
-    def test_a_job_that_waits_for_its_retry_can_be_cancelled(self, storage: Storage) -> None:
+    def test_job_waiting_for_retry_can_be_cancelled(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         finish(storage, retrying(claimed, delay=SOON))
 
@@ -66,7 +66,7 @@ class CancellingContract(StorageCase):
         assert claim(storage) == []
         assert state(storage, claimed.id) is State.CANCELLED
 
-    def test_an_active_job_is_asked_to_stop(self, storage: Storage) -> None:
+    def test_cancel_of_active_job_requests_a_stop(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
 
         with recorded(storage) as recorder:
@@ -77,7 +77,7 @@ class CancellingContract(StorageCase):
         assert answer
         assert state(storage, claimed.id) is State.ACTIVE
 
-    def test_a_job_asked_to_stop_may_complete_all_the_same(self, storage: Storage) -> None:
+    def test_job_with_requested_cancel_can_still_complete(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         storage.jobs.cancel(QUEUE, [claimed.id])
 
@@ -86,7 +86,7 @@ class CancellingContract(StorageCase):
         assert state(storage, claimed.id) is State.COMPLETED
 
     @pytest.mark.parametrize("end", ["retry", "release", "cancel"])
-    def test_a_job_asked_to_stop_does_not_run_again(self, storage: Storage, end: str) -> None:
+    def test_job_with_requested_cancel_does_not_run_again(self, storage: Storage, end: str) -> None:
         claimed = an_active_job(storage)
         storage.jobs.cancel(QUEUE, [claimed.id])
 
@@ -97,7 +97,7 @@ class CancellingContract(StorageCase):
         assert counts(storage) == {State.CANCELLED: 1}
 
     @pytest.mark.parametrize(("make", "status"), [(a_completed_job, "completed"), (a_failed_job, "failed")])
-    def test_an_ended_job_stays_as_it_is(
+    def test_cancel_of_finished_job_changes_nothing(
         self, storage: Storage, make: Callable[[Storage], str], status: str
     ) -> None:
         job_id = make(storage)
@@ -108,20 +108,20 @@ class CancellingContract(StorageCase):
         assert answer == CancelResult(job_id, status)
         assert not answer
 
-    def test_a_job_that_is_not_there_is_not_found(self, storage: Storage) -> None:
+    def test_cancel_of_unknown_job_returns_not_found(self, storage: Storage) -> None:
         [answer] = storage.jobs.cancel(QUEUE, ["nobody"])
 
         assert answer == CancelResult("nobody", "not_found")
         assert not answer
 
-    def test_a_second_cancel_changes_nothing(self, storage: Storage) -> None:
+    def test_second_cancel_changes_nothing(self, storage: Storage) -> None:
         job_id = a_waiting_job(storage)
         storage.jobs.cancel(QUEUE, [job_id])
 
         with nothing_changes(storage):
             assert storage.jobs.cancel(QUEUE, [job_id]) == [CancelResult(job_id, "cancelled")]
 
-    def test_many_jobs_are_answered_in_order(self, storage: Storage) -> None:
+    def test_cancel_results_follow_the_order_of_ids(self, storage: Storage) -> None:
         a_completed_job(storage, id="done")
         an_active_job(storage, id="running")
         a_waiting_job(storage, id="waiting")
@@ -135,7 +135,7 @@ class CancellingContract(StorageCase):
             *("cancelled", "not_found", "requested", "completed", "cancelled", "cancelled"),
         ]
 
-    def test_thousands_are_cancelled_from_the_middle_of_the_queue(self, storage: Storage) -> None:
+    def test_thousands_of_jobs_are_cancelled_in_the_middle_of_the_queue(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3_000)
         kept = set(ids[::10])
 
@@ -144,7 +144,7 @@ class CancellingContract(StorageCase):
         assert counts(storage) == {State.WAITING: 300, State.CANCELLED: 2_700}
         assert [one.id for one in claim(storage, 3_000)] == ids[::10]
 
-    def test_cancelling_one_queues_job_leaves_its_namesake(self, storage: Storage) -> None:
+    def test_cancel_does_not_affect_same_id_in_another_queue(self, storage: Storage) -> None:
         enqueue(storage, queue="left", id="same")
         enqueue(storage, queue="right", id="same")
 
@@ -152,7 +152,7 @@ class CancellingContract(StorageCase):
 
         assert claim_one(storage).queue == "right"
 
-    def test_a_cancelled_job_stays_cancelled(self, storage: Storage) -> None:
+    def test_cancelled_job_stays_cancelled(self, storage: Storage) -> None:
         """Nothing that a storage does by itself, and no other verb, brings it back."""
         job_id = a_delayed_job(storage, delay=SOON, ttl=SOON * 2)
         storage.jobs.cancel(QUEUE, [job_id])
@@ -164,7 +164,7 @@ class CancellingContract(StorageCase):
         assert state(storage, job_id) is State.CANCELLED
         assert claim(storage) == []
 
-    def test_a_blocked_job_cancelled_is_not_unblocked_later(self, storage: Storage) -> None:
+    def test_cancelled_blocked_job_is_not_unblocked_later(self, storage: Storage) -> None:
         job_id = a_blocked_job(storage)
         storage.jobs.cancel(QUEUE, [job_id])
 
@@ -173,7 +173,7 @@ class CancellingContract(StorageCase):
         assert state(storage, job_id) is State.CANCELLED
         assert claim(storage) == []
 
-    def test_a_worker_that_gives_back_a_cancelled_job_hands_it_to_nobody(self, storage: Storage) -> None:
+    def test_released_job_with_requested_cancel_is_cancelled(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         storage.jobs.cancel(QUEUE, [claimed.id], "enough")
 

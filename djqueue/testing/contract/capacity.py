@@ -1,4 +1,4 @@
-"""Capacity: how many jobs may wait in a queue, and what an enqueue above that does."""
+"""Capacity: the maximum number of pending jobs in a queue, and what an enqueue beyond it does."""
 
 import asyncio
 import threading
@@ -29,6 +29,7 @@ from ..factories import (
     retrying,
     state,
 )
+from ..waiting import PATIENCE
 from .case import IMPATIENT, LATER, LOWEST_GO, MAX_SIZE, OLDEST_GO, PATIENT, SMALL, StorageCase, snapshot
 
 Free = Callable[[Storage], object]
@@ -58,7 +59,7 @@ class CapacityContract(StorageCase):
     """Cases about full queues."""
 
     @pytest.mark.parametrize("queue", [SMALL, IMPATIENT])
-    def test_a_full_queue_refuses_more(self, storage: Storage, queue: str) -> None:
+    def test_full_queue_rejects_jobs(self, storage: Storage, queue: str) -> None:
         fill(storage, queue)
 
         with (
@@ -67,7 +68,7 @@ class CapacityContract(StorageCase):
         ):
             storage.enqueue([batch(queue=queue)])
 
-    def test_what_waits_for_anything_counts(self, storage: Storage) -> None:
+    def test_waiting_delayed_and_blocked_jobs_count_toward_queue_size(self, storage: Storage) -> None:
         upstream = enqueue(storage, queue=UPSTREAM)
         enqueue(storage, queue=SMALL)
         enqueue(storage, queue=SMALL, delay=LATER)
@@ -76,7 +77,7 @@ class CapacityContract(StorageCase):
         with pytest.raises(QueueFullError):
             storage.enqueue([batch(queue=SMALL)])
 
-    def test_what_runs_or_has_ended_does_not_count(self, storage: Storage) -> None:
+    def test_active_and_finished_jobs_do_not_count_toward_queue_size(self, storage: Storage) -> None:
         a_completed_job(storage, queue=SMALL)
         a_failed_job(storage, queue=SMALL)
         storage.jobs.cancel(SMALL, [enqueue(storage, queue=SMALL)])
@@ -84,7 +85,7 @@ class CapacityContract(StorageCase):
 
         assert len(enqueue_many(storage, MAX_SIZE, queue=SMALL)) == MAX_SIZE
 
-    def test_a_claim_makes_room(self, storage: Storage) -> None:
+    def test_claim_frees_space_in_a_full_queue(self, storage: Storage) -> None:
         fill(storage, SMALL)
         claim(storage, 2, queues=[SMALL])
 
@@ -93,7 +94,7 @@ class CapacityContract(StorageCase):
         with pytest.raises(QueueFullError):
             storage.enqueue([batch(queue=SMALL)])
 
-    def test_of_a_batch_without_room_nothing_is_stored(self, storage: Storage) -> None:
+    def test_batch_that_does_not_fit_is_rejected_as_a_whole(self, storage: Storage) -> None:
         enqueue(storage, queue=SMALL)
 
         with unchanged(storage, SMALL), pytest.raises(QueueFullError, match="3 more do not fit"):
@@ -102,18 +103,18 @@ class CapacityContract(StorageCase):
             storage.enqueue([batch(queue=SMALL, ids=["a", "b", "c"], priority=2)])
         assert len(enqueue_many(storage, 2, queue=SMALL)) == 2
 
-    def test_a_batch_larger_than_the_queue_is_refused_at_once(self, storage: Storage) -> None:
+    def test_batch_larger_than_the_queue_is_rejected_without_waiting(self, storage: Storage) -> None:
         with pytest.raises(QueueFullError):
             storage.enqueue([batch(2_500, queue=PATIENT)])
 
         assert counts(storage, PATIENT) == {}
 
-    def test_other_queues_have_their_own_room(self, storage: Storage) -> None:
+    def test_full_queue_does_not_affect_other_queues(self, storage: Storage) -> None:
         fill(storage, SMALL)
 
         assert len(enqueue_many(storage, 10)) == 10
 
-    def test_a_duplicate_needs_no_room(self, storage: Storage) -> None:
+    def test_duplicate_is_accepted_by_a_full_queue(self, storage: Storage) -> None:
         fill(storage, SMALL, unique_key=None)
         [answer] = storage.enqueue([batch(queue=SMALL, ids=["0"])])
         assert (answer.status, answer.id) == ("duplicate", "0")
@@ -123,7 +124,7 @@ class CapacityContract(StorageCase):
         [answer] = storage.enqueue([batch(queue=SMALL, unique_key="k")])
         assert (answer.status, answer.id) == ("duplicate", "keyed")
 
-    def test_one_that_replaces_another_needs_no_room(self, storage: Storage) -> None:
+    def test_replacing_job_is_accepted_by_a_full_queue(self, storage: Storage) -> None:
         enqueue(storage, queue=SMALL, id="old", unique_key="k")
         enqueue_many(storage, MAX_SIZE - 1, queue=SMALL)
 
@@ -131,14 +132,14 @@ class CapacityContract(StorageCase):
 
         assert (answer.status, answer.replaced) == ("queued", "old")
 
-    def test_one_that_follows_the_active_one_needs_room(self, storage: Storage) -> None:
+    def test_successor_is_rejected_by_a_full_queue(self, storage: Storage) -> None:
         an_active_job(storage, queue=SMALL, unique_key="k")
         enqueue_many(storage, MAX_SIZE, queue=SMALL)
 
         with unchanged(storage, SMALL), pytest.raises(QueueFullError):
             storage.enqueue([batch(queue=SMALL, unique_key="k", on_duplicate="keep_last_if_active")])
 
-    def test_jobs_that_come_back_are_taken_in(self, storage: Storage) -> None:
+    def test_retried_jobs_are_accepted_by_a_full_queue(self, storage: Storage) -> None:
         claimed = an_active_job(storage, queue=SMALL)
         dead = a_failed_job(storage, queue=SMALL)
         fill(storage, SMALL)
@@ -151,7 +152,7 @@ class CapacityContract(StorageCase):
     # Waiting for room.
 
     @pytest.mark.parametrize("free", FREEING)
-    def test_a_caller_waits_until_there_is_room(self, storage: Storage, free: str) -> None:
+    def test_enqueue_blocks_until_the_queue_has_space(self, storage: Storage, free: str) -> None:
         fill(storage, PATIENT)
         answers: list[EnqueueResult] = []
 
@@ -163,12 +164,12 @@ class CapacityContract(StorageCase):
         try:
             FREEING[free](storage)
         finally:
-            producer.join(30)
+            producer.join(PATIENCE)
 
         assert answers == [EnqueueResult("late", "queued", PATIENT)]
         assert state(storage, "late", PATIENT) is State.WAITING
 
-    def test_a_coroutine_waits_without_holding_up_its_loop(self, storage: Storage) -> None:
+    def test_async_enqueue_waits_for_space_without_blocking_the_event_loop(self, storage: Storage) -> None:
         fill(storage, PATIENT)
 
         async def produce_and_claim() -> list[EnqueueResult]:
@@ -176,7 +177,7 @@ class CapacityContract(StorageCase):
             await asyncio.sleep(0)
             assert not late.done()
             await storage.acall(storage.jobs.cancel, PATIENT, ["0"])
-            return await asyncio.wait_for(late, 30)
+            return await asyncio.wait_for(late, PATIENCE)
 
         answers = asyncio.run(produce_and_claim())
 
@@ -184,7 +185,7 @@ class CapacityContract(StorageCase):
 
     # Dropping.
 
-    def test_the_oldest_job_goes(self, storage: Storage) -> None:
+    def test_drop_oldest_cancels_the_oldest_job(self, storage: Storage) -> None:
         fill(storage, OLDEST_GO)
 
         assert enqueue(storage, queue=OLDEST_GO, id="new", priority=-5) == "new"
@@ -193,7 +194,7 @@ class CapacityContract(StorageCase):
         assert (dropped.state, dropped.reason) == (State.CANCELLED, "dropped")
         assert claim_ids(storage, 9, queues=[OLDEST_GO]) == ["1", "2", "new"]
 
-    def test_the_oldest_goes_wherever_it_waits(self, storage: Storage) -> None:
+    def test_drop_oldest_includes_delayed_blocked_and_grouped_jobs(self, storage: Storage) -> None:
         upstream = enqueue(storage, queue=UPSTREAM)
         enqueue(storage, queue=OLDEST_GO, id="delayed", delay=LATER)
         enqueue(storage, queue=OLDEST_GO, id="blocked", depends_on=((UPSTREAM, upstream),))
@@ -204,19 +205,19 @@ class CapacityContract(StorageCase):
             assert state(storage, gone, OLDEST_GO) is State.CANCELLED
         assert claim_ids(storage, 9, queues=[OLDEST_GO]) == ["new 0"]
 
-    def test_of_a_large_batch_the_last_stay(self, storage: Storage) -> None:
+    def test_drop_oldest_keeps_the_last_jobs_of_a_large_batch(self, storage: Storage) -> None:
         answers = storage.enqueue([batch(queue=OLDEST_GO, ids=[f"{number}" for number in range(10)])])
 
         assert {answer.status for answer in answers} == {"queued"}
         assert claim_ids(storage, 99, queues=[OLDEST_GO]) == ["7", "8", "9"]
         assert counts(storage, OLDEST_GO) == {State.CANCELLED: 7, State.ACTIVE: MAX_SIZE}
 
-    def test_jobs_without_ids_go_too(self, storage: Storage) -> None:
+    def test_drop_oldest_includes_jobs_with_generated_ids(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 5, queue=OLDEST_GO)
 
         assert claim_ids(storage, 9, queues=[OLDEST_GO]) == ids[2:]
 
-    def test_a_job_that_has_run_does_not_go(self, storage: Storage) -> None:
+    def test_drop_oldest_spares_jobs_that_have_run(self, storage: Storage) -> None:
         finish(storage, retrying(an_active_job(storage, queue=OLDEST_GO, id="again")))
         enqueue_many(storage, 2, queue=OLDEST_GO)
 
@@ -225,14 +226,14 @@ class CapacityContract(StorageCase):
         assert state(storage, "again", OLDEST_GO) is State.WAITING
         assert counts(storage, OLDEST_GO) == {State.WAITING: MAX_SIZE, State.CANCELLED: 1}
 
-    def test_where_none_may_go_more_are_refused(self, storage: Storage) -> None:
+    def test_drop_oldest_rejects_jobs_when_none_can_be_dropped(self, storage: Storage) -> None:
         fill(storage, OLDEST_GO)
         finish(storage, *map(retrying, claim(storage, MAX_SIZE, queues=[OLDEST_GO])))
 
         with unchanged(storage, OLDEST_GO), pytest.raises(QueueFullError):
             storage.enqueue([batch(2, queue=OLDEST_GO)])
 
-    def test_the_lowest_priority_goes_and_of_that_the_oldest(self, storage: Storage) -> None:
+    def test_drop_lowest_cancels_the_oldest_job_of_the_lowest_priority(self, storage: Storage) -> None:
         for job_id, priority in [("high", 5), ("low", -1), ("low too", -1)]:
             enqueue(storage, queue=LOWEST_GO, id=job_id, priority=priority)
 
@@ -242,13 +243,13 @@ class CapacityContract(StorageCase):
 
         assert claim_ids(storage, 9, queues=[LOWEST_GO]) == ["high", "new", "newer"]
 
-    def test_a_job_lower_than_all_others_is_refused(self, storage: Storage) -> None:
+    def test_drop_lowest_rejects_job_below_all_others(self, storage: Storage) -> None:
         fill(storage, LOWEST_GO, priority=1)
 
         with unchanged(storage, LOWEST_GO), pytest.raises(QueueFullError):
             storage.enqueue([batch(queue=LOWEST_GO)])
 
-    def test_an_updated_priority_counts(self, storage: Storage) -> None:
+    def test_drop_lowest_uses_updated_priorities(self, storage: Storage) -> None:
         fill(storage, LOWEST_GO, priority=1)
         storage.jobs.update(LOWEST_GO, ["0"], priority=9)
         storage.jobs.update(LOWEST_GO, ["2"], priority=-9)
@@ -257,7 +258,7 @@ class CapacityContract(StorageCase):
 
         assert claim_ids(storage, 9, queues=[LOWEST_GO]) == ["0", "1", "new"]
 
-    def test_a_job_of_the_same_id_is_another_one(self, storage: Storage) -> None:
+    def test_drop_oldest_treats_a_reused_id_as_a_new_job(self, storage: Storage) -> None:
         fill(storage, OLDEST_GO)
         storage.jobs.remove(OLDEST_GO, ["0"])
         enqueue(storage, queue=OLDEST_GO, id="0")
@@ -266,7 +267,7 @@ class CapacityContract(StorageCase):
 
         assert claim_ids(storage, 9, queues=[OLDEST_GO]) == ["2", "0", "new"]
 
-    def test_a_dropped_job_frees_its_key_and_its_dependents(self, storage: Storage) -> None:
+    def test_dropped_job_frees_its_unique_key_and_ends_its_dependents(self, storage: Storage) -> None:
         enqueue(storage, queue=OLDEST_GO, id="old", unique_key="k")
         waiting = enqueue(storage, depends_on=((OLDEST_GO, "old"),), on_dependency_failure="cancel")
 
@@ -275,7 +276,7 @@ class CapacityContract(StorageCase):
         assert state(storage, waiting) is State.CANCELLED
         assert storage.enqueue([batch(queue=OLDEST_GO, unique_key="k")])[0].status == "queued"
 
-    def test_thousands_pass_through_a_queue_that_drops(self, storage: Storage) -> None:
+    def test_drop_oldest_queue_keeps_working_over_many_batches(self, storage: Storage) -> None:
         for _ in range(40):
             enqueue_many(storage, MAX_SIZE, queue=OLDEST_GO)
             claimed = claim(storage, MAX_SIZE - 1, queues=[OLDEST_GO])

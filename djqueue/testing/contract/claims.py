@@ -1,4 +1,4 @@
-"""Claims: waiting jobs to active, in one step, as many as a worker can start, and no others."""
+"""Claims: workers take waiting jobs, in one step and never more than they can start."""
 
 import asyncio
 
@@ -32,7 +32,7 @@ class ClaimsContract(StorageCase):
     """Cases about taking jobs to run."""
 
     @shows("claim", State.WAITING, State.ACTIVE)
-    def test_a_claim_makes_a_waiting_job_active(self, storage: Storage) -> None:
+    def test_claim_makes_waiting_job_active(self, storage: Storage) -> None:
         job_id = enqueue(storage)
 
         claimed = claim_one(storage, worker="w1")
@@ -44,7 +44,7 @@ class ClaimsContract(StorageCase):
         assert counts(storage) == {State.ACTIVE: 1}
         assert storage.reads.waiting_names(QUEUE) == {}
 
-    def test_a_claim_brings_all_that_a_worker_needs(self, storage: Storage) -> None:
+    def test_claim_returns_everything_a_worker_needs(self, storage: Storage) -> None:
         [answer] = storage.enqueue([batch(payloads=[b"\0\xff"], timeout=5, max_attempts=2)])
         finish(storage, retrying(claim_one(storage)))
         record = job(storage, answer.id)
@@ -57,7 +57,7 @@ class ClaimsContract(StorageCase):
         assert claimed.created_at == record.created_at
         assert claimed.lease > 0
 
-    def test_a_claim_takes_as_many_as_there_are_slots(self, storage: Storage) -> None:
+    def test_claim_takes_at_most_the_requested_number_of_jobs(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 5)
 
         assert claim(storage, 0) == []
@@ -66,7 +66,7 @@ class ClaimsContract(StorageCase):
         assert claim_ids(storage, 3) == ids[3:]
         assert claim_ids(storage, 3) == []
 
-    def test_a_claim_takes_thousands(self, storage: Storage) -> None:
+    def test_claim_takes_thousands_of_jobs(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3_000)
 
         claimed = claim(storage, 5_000)
@@ -76,14 +76,14 @@ class ClaimsContract(StorageCase):
         assert finish(storage, *map(completing, claimed)) == [True] * 3_000
         assert counts(storage) == {State.COMPLETED: 3_000}
 
-    def test_a_claimed_job_is_not_claimed_again(self, storage: Storage) -> None:
+    def test_claimed_job_is_not_claimed_again(self, storage: Storage) -> None:
         enqueue(storage)
         claim_one(storage, worker="w1")
 
         assert claim(storage, 10, worker="w2") == []
         assert claim(storage, 10, worker="w1") == []
 
-    def test_a_name_without_a_handler_waits_and_is_shown(self, storage: Storage) -> None:
+    def test_job_without_handler_keeps_waiting_and_is_listed(self, storage: Storage) -> None:
         unknown = enqueue(storage, name="not.here.yet")
         known = enqueue(storage)
 
@@ -94,19 +94,19 @@ class ClaimsContract(StorageCase):
         assert storage.reads.waiting_names(QUEUE) == {"not.here.yet": 1}
         assert claim_ids(storage, 10, names=["not.here.yet"]) == [unknown]
 
-    def test_names_are_compared_exactly(self, storage: Storage) -> None:
+    def test_job_names_are_compared_exactly(self, storage: Storage) -> None:
         enqueue(storage, name="Jobs.Pay")
 
         assert claim(storage, 1, names=["jobs.pay", "Jobs.Pay ", "Jobs.Pa", "Jobs_Pay"]) == []
         assert len(claim(storage, 1, names=["Jobs.Pay"])) == 1
 
-    def test_unhandled_jobs_at_the_head_hold_up_nobody(self, storage: Storage) -> None:
+    def test_unhandled_jobs_at_the_head_do_not_block_the_queue(self, storage: Storage) -> None:
         enqueue_many(storage, 2_000, name="not.here.yet", priority=9)
         known = enqueue(storage)
 
         assert claim_ids(storage, 1) == [known]
 
-    def test_a_claim_takes_from_the_queues_that_it_names(self, storage: Storage) -> None:
+    def test_claim_takes_only_from_the_requested_queues(self, storage: Storage) -> None:
         for queue in ("a", "b", "c"):
             enqueue(storage, queue=queue, id=f"in {queue}")
 
@@ -114,14 +114,14 @@ class ClaimsContract(StorageCase):
         assert sorted(claim_ids(storage, 10, queues=["a", "c", "empty"])) == ["in a", "in c"]
         assert claim_ids(storage, 10) == ["in b"]
 
-    def test_a_claim_fills_its_slots_from_several_queues(self, storage: Storage) -> None:
+    def test_claim_combines_jobs_of_several_queues(self, storage: Storage) -> None:
         for number in range(7):
             enqueue(storage, queue=f"q{number}")
 
         assert len(claim(storage, 5)) == 5
         assert len(claim(storage, 5)) == 2
 
-    def test_every_queue_gets_its_turn(self, storage: Storage) -> None:
+    def test_claims_serve_every_queue(self, storage: Storage) -> None:
         queues = ["a", "b", "c", "d"]
         for queue in queues:
             enqueue_many(storage, 40, queue=queue)
@@ -130,7 +130,7 @@ class ClaimsContract(StorageCase):
 
         assert set(served) == set(queues)
 
-    def test_finishing_and_claiming_are_one_call(self, storage: Storage) -> None:
+    def test_finish_can_claim_in_the_same_call(self, storage: Storage) -> None:
         first, second, third = enqueue_many(storage, 3)
         claimed = claim_one(storage)
 
@@ -140,7 +140,7 @@ class ClaimsContract(StorageCase):
         assert [one.id for one in answer.claims.jobs] == [second, third]
         assert state(storage, first) is State.COMPLETED
 
-    def test_a_refused_outcome_does_not_hinder_the_claim_behind_it(self, storage: Storage) -> None:
+    def test_rejected_outcome_does_not_prevent_the_claim_in_the_same_call(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 2)
         done = claim_one(storage)
         finish(storage, completing(done))
@@ -150,7 +150,7 @@ class ClaimsContract(StorageCase):
         assert answer.accepted == [False]
         assert [one.id for one in answer.claims.jobs] == [ids[1]]
 
-    def test_a_finish_without_a_request_claims_nothing(self, storage: Storage) -> None:
+    def test_finish_without_claim_request_claims_nothing(self, storage: Storage) -> None:
         enqueue_many(storage, 2)
 
         answer = storage.finish([completing(claim_one(storage))])
@@ -158,12 +158,12 @@ class ClaimsContract(StorageCase):
         assert answer.claims == Claims([], None)
         assert counts(storage) == {State.WAITING: 1, State.COMPLETED: 1}
 
-    def test_an_empty_claim_waits_for_no_time(self, storage: Storage) -> None:
+    def test_empty_claim_without_delayed_jobs_has_no_wait(self, storage: Storage) -> None:
         assert storage.claim(request()) == Claims([], None)
         enqueue(storage, name="not.here.yet")
         assert storage.claim(request()) == Claims([], None)
 
-    def test_an_empty_claim_tells_when_a_delayed_job_is_due(self, storage: Storage) -> None:
+    def test_empty_claim_returns_time_until_a_delayed_job_is_due(self, storage: Storage) -> None:
         enqueue(storage, delay=LATER)
         enqueue(storage, delay=SOON)
         enqueue(storage, queue="elsewhere", delay=1)
@@ -174,7 +174,7 @@ class ClaimsContract(StorageCase):
         assert claims.wait is not None
         assert 0 < claims.wait <= SOON
 
-    def test_a_claim_tells_when_more_is_due_also_if_it_brings_something(self, storage: Storage) -> None:
+    def test_claim_with_jobs_also_returns_time_until_the_next_due_job(self, storage: Storage) -> None:
         enqueue(storage)
         enqueue(storage, delay=SOON)
 
@@ -184,21 +184,21 @@ class ClaimsContract(StorageCase):
         assert claims.wait is not None
         assert 0 < claims.wait <= SOON
 
-    def test_expired_jobs_take_no_slots(self, storage: Storage) -> None:
+    def test_expired_jobs_do_not_count_toward_a_claim(self, storage: Storage) -> None:
         enqueue_many(storage, 5, ttl=SOON)
         fresh = enqueue_many(storage, 5)
         self.advance(SOON + 1)
 
         assert claim_ids(storage, 5) == fresh
 
-    def test_a_worker_of_any_name_may_claim(self, storage: Storage) -> None:
+    def test_worker_id_may_contain_any_characters(self, storage: Storage) -> None:
         enqueue(storage)
 
         claim_one(storage, worker="höst:1 {a}")
 
         assert storage.reads.page(QUEUE, State.ACTIVE, 1)[0].worker == "höst:1 {a}"
 
-    def test_a_coroutine_finishes_and_claims_as_well(self, storage: Storage) -> None:
+    def test_async_finish_and_claim_match_sync_calls(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 2)
 
         async def work() -> list[str]:

@@ -1,4 +1,4 @@
-"""Threads: whatever races with whatever, each job is run by one worker at a time and ends once."""
+"""Concurrency: under racing threads, one worker at a time runs each job, and each job ends once."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from ..factories import (
     request,
     state,
 )
-from ..waiting import Recorder, together
+from ..waiting import PATIENCE, Recorder, together
 from .case import LATER, StorageCase
 
 Handle = Callable[[Claimed], object]
@@ -59,7 +59,7 @@ class WorkerThreads:
                     continue
                 if last:
                     return
-                assert wake_event.wait(20), "nobody rang: a wake-up was lost"
+                assert wake_event.wait(PATIENCE), "a wake-up was lost"
         finally:
             stop()
 
@@ -73,8 +73,8 @@ class WorkerThreads:
 class ConcurrencyContract(StorageCase):
     """Cases about threads."""
 
-    def test_each_of_many_jobs_is_run_once(self, storage: Storage) -> None:
-        """Four producers and four workers: 7,200 operations."""
+    def test_each_of_many_jobs_runs_once_with_concurrent_workers(self, storage: Storage) -> None:
+        """Four producers and four workers: 2,400 operations."""
         runs: Counter[str] = Counter()
         lock = Lock()
         recorder = Recorder()
@@ -89,7 +89,7 @@ class ConcurrencyContract(StorageCase):
         left = [4]
 
         def produce() -> list[str]:
-            made = [job_id for _ in range(24) for job_id in enqueue_many(storage, 25)]
+            made = [job_id for _ in range(8) for job_id in enqueue_many(storage, 25)]
             with lock:
                 left[0] -= 1
                 if not left[0]:
@@ -104,16 +104,16 @@ class ConcurrencyContract(StorageCase):
         )
 
         ids = [job_id for part in made[:4] for job_id in part]
-        assert len(ids) == len(set(ids)) == 2_400
+        assert len(ids) == len(set(ids)) == 800
         assert runs == Counter(ids)
-        assert counts(storage) == {State.COMPLETED: 2_400}
-        recorder.until_true(lambda: recorder.count("completed") >= 2_400, "2,400 ends")
+        assert counts(storage) == {State.COMPLETED: 800}
+        recorder.until_true(lambda: recorder.count("completed") >= 800, "800 completed jobs")
         told = Counter((event.id, event.event) for event in recorder.events())
         words = ("queued", "active", "completed")
         assert told == Counter((job_id, word) for job_id in ids for word in words)
 
-    def test_outcomes_of_every_kind_leave_exact_counts(self, storage: Storage) -> None:
-        ids = enqueue_many(storage, 2_000)
+    def test_concurrent_outcomes_of_every_kind_leave_exact_counts(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 600)
         ends: dict[str, list[str]] = {job_id: [] for job_id in ids}
         expected = {
             "complete": State.COMPLETED,
@@ -150,9 +150,9 @@ class ConcurrencyContract(StorageCase):
         assert counts(storage) == Counter(expected[heard[0]] for heard in ends.values())
         assert len(storage.reads.dead_letters(QUEUE)) == counts(storage).get(State.FAILED, 0)
 
-    def test_of_words_racing_about_one_run_one_is_heard(self, storage: Storage) -> None:
-        enqueue_many(storage, 300)
-        claimed = claim(storage, 300)
+    def test_one_of_several_racing_outcomes_is_accepted(self, storage: Storage) -> None:
+        enqueue_many(storage, 100)
+        claimed = claim(storage, 100)
 
         def end(kind: str) -> list[bool]:
             return [finish(storage, ENDINGS[kind](one))[0] for one in claimed]
@@ -160,7 +160,7 @@ class ConcurrencyContract(StorageCase):
         kinds = ["complete", "complete", "fail", "retry", "complete"]
         heard = together([partial(end, kind) for kind in kinds])
 
-        assert [sum(words) for words in zip(*heard, strict=True)] == [1] * 300
+        assert [sum(words) for words in zip(*heard, strict=True)] == [1] * 100
         ends = Counter(kind for kind, words in zip(kinds, heard, strict=True) for word in words if word)
         expected = {
             State.COMPLETED: ends["complete"],
@@ -169,8 +169,8 @@ class ConcurrencyContract(StorageCase):
         }
         assert counts(storage) == {there: count for there, count in expected.items() if count}
 
-    def test_of_producers_racing_for_one_id_one_wins(self, storage: Storage) -> None:
-        ids = [f"order:{number}" for number in range(150)]
+    def test_one_of_several_racing_producers_gets_the_id(self, storage: Storage) -> None:
+        ids = [f"order:{number}" for number in range(60)]
 
         def produce(seed: int) -> list[str]:
             shuffled = Random(seed).sample(ids, len(ids))
@@ -181,20 +181,20 @@ class ConcurrencyContract(StorageCase):
         won = together([partial(produce, seed) for seed in range(6)])
 
         assert Counter(job_id for part in won for job_id in part) == Counter(ids)
-        assert counts(storage) == {State.WAITING: 150}
+        assert counts(storage) == {State.WAITING: 60}
 
-    def test_of_producers_racing_for_one_key_one_wins(self, storage: Storage) -> None:
+    def test_one_of_several_racing_producers_gets_the_unique_key(self, storage: Storage) -> None:
         def produce(seed: int) -> list[str]:
-            keys = Random(seed).sample(range(200), 200)
+            keys = Random(seed).sample(range(80), 80)
             answers = [storage.enqueue([batch(unique_key=f"key:{key}")])[0] for key in keys]
             return [answer.id for answer in answers if answer.status == "queued"]
 
         won = together([partial(produce, seed) for seed in range(6)])
 
-        assert sum(map(len, won)) == 200
-        assert counts(storage) == {State.WAITING: 200}
+        assert sum(map(len, won)) == 80
+        assert counts(storage) == {State.WAITING: 80}
 
-    def test_a_key_changes_hands_one_owner_at_a_time(self, storage: Storage) -> None:
+    def test_unique_key_never_has_two_live_owners(self, storage: Storage) -> None:
         """Producers and workers of one unique key: never are two jobs with it alive."""
         lock = Lock()
         alive: set[str] = set()
@@ -202,7 +202,7 @@ class ConcurrencyContract(StorageCase):
 
         def cycle(seed: int) -> int:
             made = 0
-            for _ in range(150):
+            for _ in range(60):
                 [answer] = storage.enqueue([batch(unique_key="k")])
                 made += answer.status == "queued"
                 for claimed in claim(storage, 5, worker=f"w{seed}"):
@@ -220,8 +220,8 @@ class ConcurrencyContract(StorageCase):
         assert limit[0] == 1
         assert counts(storage) == {State.COMPLETED: made}
 
-    def test_a_job_is_either_cancelled_or_run(self, storage: Storage) -> None:
-        ids = enqueue_many(storage, 1_500)
+    def test_job_is_either_cancelled_or_claimed(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 500)
 
         def cancel(part: list[str]) -> list[str]:
             answers = [storage.jobs.cancel(QUEUE, [job_id])[0] for job_id in part]
@@ -241,9 +241,9 @@ class ConcurrencyContract(StorageCase):
         expected = {State.CANCELLED: len(cancelled), State.COMPLETED: len(ran)}
         assert counts(storage) == {there: count for there, count in expected.items() if count}
 
-    def test_a_late_word_and_a_sweep_leave_one_outcome(self, storage: Storage) -> None:
-        enqueue_many(storage, 1_000)
-        claimed = claim(storage, 1_000)
+    def test_racing_late_finish_and_sweep_leave_one_outcome(self, storage: Storage) -> None:
+        enqueue_many(storage, 300)
+        claimed = claim(storage, 300)
         self.advance(claimed[0].lease + 1)
 
         def complete(part: list[Claimed]) -> dict[str, bool]:
@@ -264,11 +264,11 @@ class ConcurrencyContract(StorageCase):
             assert record is not None
             expected = (State.COMPLETED, 0) if accepted[record.id] else (State.WAITING, 1)
             assert (record.state, record.stalls) == expected
-        assert sum(counts(storage).values()) == 1_000
+        assert sum(counts(storage).values()) == 300
 
-    def test_a_late_renewal_and_a_sweep_leave_one_owner(self, storage: Storage) -> None:
-        enqueue_many(storage, 1_000)
-        claimed = claim(storage, 1_000)
+    def test_racing_late_renewal_and_sweep_leave_one_owner(self, storage: Storage) -> None:
+        enqueue_many(storage, 300)
+        claimed = claim(storage, 300)
         self.advance(claimed[0].lease + 1)
 
         def renew() -> list[bool]:
@@ -279,7 +279,7 @@ class ConcurrencyContract(StorageCase):
         states = storage.reads.states(QUEUE, [one.id for one in claimed])
         assert states == [State.ACTIVE if kept else State.WAITING for kept in held]
 
-    def test_one_job_of_a_group_is_active_at_once_also_under_fire(self, storage: Storage) -> None:
+    def test_at_most_one_job_of_a_group_is_active_under_load(self, storage: Storage) -> None:
         lock = Lock()
         running: Counter[str] = Counter()
         clashes: list[str] = []
@@ -297,14 +297,14 @@ class ConcurrencyContract(StorageCase):
             finish(storage, completing(claimed))
 
         crew = WorkerThreads(storage, handle)
-        ids = {f"g{n}": enqueue_many(storage, 40, group=f"g{n}") for n in range(15)}
+        ids = {f"g{n}": enqueue_many(storage, 20, group=f"g{n}") for n in range(15)}
 
         def watch() -> None:
-            wanted = {State.COMPLETED: 600}
+            wanted = {State.COMPLETED: 300}
             wake_event = ThreadEvent()
             stop = storage.events.subscribe(QUEUE, lambda _: wake_event.set())
             while counts(storage) != wanted:
-                assert wake_event.wait(20), counts(storage)
+                assert wake_event.wait(PATIENCE), counts(storage)
                 wake_event.clear()
             stop()
             crew.go_home()
@@ -315,14 +315,16 @@ class ConcurrencyContract(StorageCase):
         assert clashes == []
         assert done == ids
 
-    def test_races_of_enqueues_and_ends_at_a_limit_of_one_never_run_two(self, storage: Storage) -> None:
+    def test_queue_concurrency_of_one_holds_under_racing_enqueues_and_finishes(
+        self, storage: Storage
+    ) -> None:
         storage.queues.set_limits(QUEUE, None, 1)
         lock = Lock()
         running: list[int] = [0, 0]
         produced = [0]
 
         def produce() -> None:
-            for _ in range(60):
+            for _ in range(25):
                 enqueue_many(storage, 2)
             with lock:
                 produced[0] += 1
@@ -345,13 +347,13 @@ class ConcurrencyContract(StorageCase):
 
         answers = together([produce, produce, *(partial(work, f"w{n}") for n in range(3))])
 
-        assert sum(answer for answer in answers if answer is not None) == 240
+        assert sum(answer for answer in answers if answer is not None) == 100
         assert running[1] == 1
-        assert counts(storage) == {State.COMPLETED: 240}
+        assert counts(storage) == {State.COMPLETED: 100}
 
-    def test_no_more_are_active_than_the_queue_allows_also_under_fire(self, storage: Storage) -> None:
+    def test_active_jobs_never_exceed_queue_concurrency_under_load(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, None, 3)
-        enqueue_many(storage, 800)
+        enqueue_many(storage, 300)
         lock = Lock()
         active = [0]
         limit = [0]
@@ -359,7 +361,7 @@ class ConcurrencyContract(StorageCase):
         def work(name: str) -> int:
             ran = 0
             idle = 0
-            while idle < 200:
+            while idle < 50:
                 jobs = claim(storage, 2, worker=name)
                 idle = 0 if jobs else idle + 1
                 with lock:
@@ -373,26 +375,26 @@ class ConcurrencyContract(StorageCase):
 
         ran = sum(together([partial(work, f"w{n}") for n in range(5)])) + work("last")
 
-        assert ran == 800
+        assert ran == 300
         assert limit[0] <= 3
-        assert counts(storage) == {State.COMPLETED: 800}
+        assert counts(storage) == {State.COMPLETED: 300}
 
-    def test_no_more_start_than_the_rate_allows_also_under_fire(self, storage: Storage) -> None:
+    def test_starts_never_exceed_the_queue_rate_under_load(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, Rate(50, 1_000 * LATER), None)
-        enqueue_many(storage, 500)
+        enqueue_many(storage, 200)
 
         def work(name: str) -> int:
-            return sum(len(claim(storage, 3, worker=name)) for _ in range(100))
+            return sum(len(claim(storage, 3, worker=name)) for _ in range(30))
 
         assert sum(together([partial(work, f"w{n}") for n in range(6)])) == 50
 
-    def test_an_obliterated_queue_loses_no_job_that_comes_after(self, storage: Storage) -> None:
+    def test_jobs_enqueued_during_obliterate_are_not_lost(self, storage: Storage) -> None:
         over = ThreadEvent()
         left = [3]
         lock = Lock()
 
         def produce() -> int:
-            for _ in range(150):
+            for _ in range(50):
                 enqueue(storage)
             with lock:
                 left[0] -= 1
@@ -408,11 +410,13 @@ class ConcurrencyContract(StorageCase):
 
         gone = sum(together([produce, produce, produce, obliterate]))
 
-        assert gone + len(claim(storage, 1_000)) == 450
+        assert gone + len(claim(storage, 1_000)) == 150
 
-    def test_dependents_made_while_their_dependency_ends_are_unblocked(self, storage: Storage) -> None:
-        firsts = enqueue_many(storage, 300, queue="first")
-        claimed = claim(storage, 300, queues=["first"])
+    def test_dependents_enqueued_while_their_dependency_completes_are_unblocked(
+        self, storage: Storage
+    ) -> None:
+        firsts = enqueue_many(storage, 100, queue="first")
+        claimed = claim(storage, 100, queues=["first"])
         random = Random(3)
 
         def complete(part: list[Claimed]) -> list[str]:
@@ -425,18 +429,18 @@ class ConcurrencyContract(StorageCase):
 
         made = together(
             [
-                partial(complete, claimed[:150]),
-                partial(complete, claimed[150:]),
-                partial(depend, random.sample(firsts, 300)),
-                partial(depend, random.sample(firsts, 300)),
+                partial(complete, claimed[:50]),
+                partial(complete, claimed[50:]),
+                partial(depend, random.sample(firsts, 100)),
+                partial(depend, random.sample(firsts, 100)),
             ]
         )
 
-        assert counts(storage) == {State.WAITING: 600}
-        assert {one.id for one in claim(storage, 600)} == {*made[2], *made[3]}
+        assert counts(storage) == {State.WAITING: 200}
+        assert {one.id for one in claim(storage, 200)} == {*made[2], *made[3]}
 
-    def test_jobs_cleaned_while_they_end_leave_nothing_behind(self, storage: Storage) -> None:
-        enqueue_many(storage, 400)
+    def test_jobs_cleaned_while_they_finish_leave_nothing_behind(self, storage: Storage) -> None:
+        enqueue_many(storage, 150)
         before = self.now(storage) + LATER
         over = ThreadEvent()
 
@@ -455,11 +459,11 @@ class ConcurrencyContract(StorageCase):
 
         gone = sum(together([work, clean, clean]))
 
-        assert gone + storage.queues.clean(QUEUE, frozenset({State.COMPLETED}), before) == 400
+        assert gone + storage.queues.clean(QUEUE, frozenset({State.COMPLETED}), before) == 150
         assert counts(storage) == {}
         assert storage.reads.page(QUEUE, None, 10) == []
 
-    def test_a_dead_letter_is_retried_once(self, storage: Storage) -> None:
+    def test_dead_letter_is_retried_once_by_racing_callers(self, storage: Storage) -> None:
         ids = [a_failed_job(storage) for _ in range(100)]
 
         answers = together([lambda: [storage.jobs.retry(QUEUE, [one])[0] for one in ids]] * 4)
@@ -470,7 +474,7 @@ class ConcurrencyContract(StorageCase):
         }
         assert counts(storage) == {State.WAITING: 100}
 
-    def test_a_delayed_job_is_promoted_once(self, storage: Storage) -> None:
+    def test_delayed_job_is_promoted_once_by_racing_callers(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 100, delay=LATER)
 
         answers = together([lambda: [storage.jobs.promote(QUEUE, [one])[0] for one in ids]] * 4)
@@ -478,11 +482,11 @@ class ConcurrencyContract(StorageCase):
         assert Counter(moved for part in answers for moved in part) == {True: 100, False: 300}
         assert counts(storage) == {State.WAITING: 100}
 
-    def test_a_cached_answer_is_whole_while_the_job_ends(self, storage: Storage) -> None:
+    def test_completed_answer_always_has_the_result(self, storage: Storage) -> None:
         """Whoever hears `completed` hears the result with it."""
-        ids = [f"{number}" for number in range(150)]
-        enqueue_many(storage, 150, ids=ids)
-        claimed = claim(storage, 150)
+        ids = [f"{number}" for number in range(60)]
+        enqueue_many(storage, 60, ids=ids)
+        claimed = claim(storage, 60)
 
         def complete() -> set[object]:
             for one in claimed:

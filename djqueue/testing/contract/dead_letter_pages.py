@@ -1,4 +1,4 @@
-"""Pages of dead letters, the values of each, and dry runs of a retry."""
+"""Pages of dead letters, their values, and dry runs of a retry."""
 
 import pytest
 
@@ -24,7 +24,7 @@ from .case import GROWING, JITTERED, SOON, StorageCase, nothing_changes
 class DeadLetterPagesContract(StorageCase):
     """Cases about reading many dead letters."""
 
-    def test_a_dead_letter_names_its_job_and_its_error(self, storage: Storage) -> None:
+    def test_dead_letter_has_job_name_and_error(self, storage: Storage) -> None:
         error = JobFailure("shop.errors.Refused", 'card "é" \u2013 declined', "Traceback ...")
         a_failed_job(storage, id="order:1", name="charge", error=error)
         a_failed_job(storage, id="order:2", name="charge", error=None)
@@ -35,7 +35,7 @@ class DeadLetterPagesContract(StorageCase):
         assert (first.name, first.error_type, first.error_message) == ("charge", *error[:2])
         assert (second.name, second.error_type, second.error_message) == ("charge", "", "")
 
-    def test_a_job_that_expired_or_whose_dependency_failed_tells_of_it(self, storage: Storage) -> None:
+    def test_dead_letters_of_expired_and_dependent_jobs_have_an_error(self, storage: Storage) -> None:
         enqueue(storage, id="late", ttl=SOON)
         first = enqueue(storage, queue="first")
         enqueue(storage, id="second", depends_on=(("first", first),))
@@ -53,7 +53,7 @@ class DeadLetterPagesContract(StorageCase):
             assert error is not None
             assert (letter.error_type, letter.error_message) == error[:2]
 
-    def test_pages_hold_every_letter_once_oldest_first(self, storage: Storage) -> None:
+    def test_pages_contain_every_dead_letter_once_oldest_first(self, storage: Storage) -> None:
         ids = [a_failed_job(storage, id=str(number)) for number in (5, 3, 1, 2, 4)]
         a_failed_job(storage, queue="other")
 
@@ -63,7 +63,7 @@ class DeadLetterPagesContract(StorageCase):
 
         assert [[letter.id for letter in page.dead_letters] for page in pages] == [ids[:2], ids[2:4], ids[4:]]
 
-    def test_a_page_that_holds_all_is_the_last(self, storage: Storage) -> None:
+    def test_page_with_all_dead_letters_is_the_last(self, storage: Storage) -> None:
         a_failed_job(storage)
         a_failed_job(storage)
 
@@ -71,7 +71,7 @@ class DeadLetterPagesContract(StorageCase):
         empty = storage.reads.dead_letter_page("nothing here", 2)
         assert (empty.dead_letters, empty.next) == ([], None)
 
-    def test_what_goes_and_comes_between_pages_moves_nothing(self, storage: Storage) -> None:
+    def test_changes_between_pages_do_not_shift_dead_letters(self, storage: Storage) -> None:
         for number in range(5):
             a_failed_job(storage, id=str(number))
         first = storage.reads.dead_letter_page(QUEUE, 2)
@@ -83,7 +83,7 @@ class DeadLetterPagesContract(StorageCase):
         assert [letter.id for letter in first.dead_letters] == ["0", "1"]
         assert [letter.id for letter in rest.dead_letters] == ["2", "4", "5"]
 
-    def test_one_that_died_again_comes_last(self, storage: Storage) -> None:
+    def test_dead_letter_that_fails_again_is_listed_last(self, storage: Storage) -> None:
         for number in range(3):
             a_failed_job(storage, id=str(number))
         first = storage.reads.dead_letter_page(QUEUE, 2)
@@ -95,7 +95,7 @@ class DeadLetterPagesContract(StorageCase):
 
         assert [letter.id for letter in rest.dead_letters] == ["2", "0"]
 
-    def test_a_page_tells_the_time_of_the_storage(self, storage: Storage) -> None:
+    def test_dead_letter_page_has_the_time_of_the_storage(self, storage: Storage) -> None:
         a_failed_job(storage)
         before = storage.reads.dead_letter_page(QUEUE, 2)
         self.advance(SOON)
@@ -106,7 +106,7 @@ class DeadLetterPagesContract(StorageCase):
 
     # What a retry would do.
 
-    def test_a_dry_run_answers_as_a_retry_and_changes_nothing(self, storage: Storage) -> None:
+    def test_dry_run_of_retry_returns_the_same_and_changes_nothing(self, storage: Storage) -> None:
         a_failed_job(storage, id="taken", unique_key="k")
         a_waiting_job(storage, id="owner", unique_key="k")
         a_failed_job(storage, queue="twins", id="a", unique_key="k")
@@ -128,7 +128,7 @@ class DeadLetterPagesContract(StorageCase):
 
     # Retries by themselves, under a backoff.
 
-    def test_the_wait_before_a_retry_by_itself_may_grow(self, storage: Storage) -> None:
+    def test_auto_retry_delay_grows_with_exponential_backoff(self, storage: Storage) -> None:
         enqueue(storage, queue=GROWING, id="order:1")
         waits = []
         for _ in range(4):
@@ -140,7 +140,7 @@ class DeadLetterPagesContract(StorageCase):
         assert waits == [SOON, 2 * SOON, 3 * SOON, 0]
 
     @pytest.mark.parametrize("number", range(2))
-    def test_a_jittered_wait_stays_within_its_share(self, storage: Storage, number: int) -> None:
+    def test_auto_retry_jitter_stays_within_bounds(self, storage: Storage, number: int) -> None:
         a_failed_job(storage, queue=JITTERED, id=str(number))
 
         [letter] = storage.reads.dead_letters(JITTERED)

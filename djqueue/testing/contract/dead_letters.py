@@ -1,4 +1,4 @@
-"""Dead letters: jobs that failed for good, kept for a while, and retried."""
+"""Dead letters: permanently failed jobs, their expiry, and retries."""
 
 import pytest
 
@@ -47,7 +47,7 @@ from .transitions import shows
 class DeadLettersContract(StorageCase):
     """Cases about failed jobs."""
 
-    def test_a_dead_letter_is_kept_for_a_while(self, storage: Storage) -> None:
+    def test_dead_letter_has_an_expiry_time(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1", reason="timeout")
 
         [letter] = storage.reads.dead_letters(QUEUE)
@@ -65,7 +65,7 @@ class DeadLettersContract(StorageCase):
         assert [letter.id for letter in storage.reads.dead_letters(QUEUE)] == ids
 
     @shows("retry_dead", State.FAILED, State.WAITING)
-    def test_a_dead_letter_retried_waits_with_its_budget_renewed(self, storage: Storage) -> None:
+    def test_retried_dead_letter_waits_with_failures_and_stalls_reset(self, storage: Storage) -> None:
         enqueue(storage, id="order:1", max_stalls=0)
         finish(storage, retrying(claim_one(storage)))
         self.lose_lease(storage, claim_one(storage).lease)
@@ -80,7 +80,7 @@ class DeadLettersContract(StorageCase):
         assert storage.reads.dead_letters(QUEUE) == []
         assert counts(storage) == {State.WAITING: 1}
 
-    def test_a_retried_job_completes_like_any_other(self, storage: Storage) -> None:
+    def test_retried_dead_letter_can_complete(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1", error=ERROR)
         storage.jobs.retry(QUEUE, ["order:1"])
 
@@ -92,7 +92,7 @@ class DeadLettersContract(StorageCase):
         assert (record.state, record.result, record.error) == (State.COMPLETED, b"at last", None)
         assert counts(storage) == {State.COMPLETED: 1}
 
-    def test_a_retried_job_that_fails_again_has_one_dead_letter(self, storage: Storage) -> None:
+    def test_retried_dead_letter_that_fails_again_is_one_dead_letter(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1", reason="timeout")
         storage.jobs.retry(QUEUE, ["order:1"])
         finish(storage, failing(claim_one(storage), "explicit_fail"))
@@ -101,13 +101,13 @@ class DeadLettersContract(StorageCase):
         assert counts(storage) == {State.FAILED: 1}
 
     @pytest.mark.parametrize("there", sorted(set(State) - {State.FAILED}))
-    def test_a_job_that_did_not_fail_is_not_retried(self, storage: Storage, there: State) -> None:
+    def test_retry_is_rejected_for_job_that_did_not_fail(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage)
 
         with nothing_changes(storage):
             assert storage.jobs.retry(QUEUE, [job_id]) == ["not_failed"]
 
-    def test_many_dead_letters_are_answered_in_order(self, storage: Storage) -> None:
+    def test_retry_results_follow_the_order_of_ids(self, storage: Storage) -> None:
         a_completed_job(storage, id="done")
         a_failed_job(storage, id="dead 1")
         a_failed_job(storage, id="dead 2")
@@ -117,7 +117,7 @@ class DeadLettersContract(StorageCase):
         assert answers == ["retried", "not_found", "not_failed", "retried", "not_failed"]
         assert [one.id for one in claim(storage, 5)] == ["dead 2", "dead 1"]
 
-    def test_a_retry_does_not_take_a_unique_key_from_its_owner(self, storage: Storage) -> None:
+    def test_retry_is_rejected_while_another_job_has_its_unique_key(self, storage: Storage) -> None:
         a_failed_job(storage, id="old", unique_key="k")
         a_waiting_job(storage, id="new", unique_key="k")
 
@@ -129,13 +129,13 @@ class DeadLettersContract(StorageCase):
         [answer] = storage.enqueue([batch(unique_key="k")])
         assert (answer.status, answer.id) == ("duplicate", "old")
 
-    def test_of_two_dead_letters_with_one_unique_key_one_is_retried(self, storage: Storage) -> None:
+    def test_only_one_of_two_dead_letters_with_same_unique_key_is_retried(self, storage: Storage) -> None:
         a_failed_job(storage, id="a", unique_key="k")
         a_failed_job(storage, id="b", unique_key="k")
 
         assert storage.jobs.retry(QUEUE, ["a", "b"]) == ["retried", "unique_key_taken"]
 
-    def test_the_oldest_give_way_when_there_are_too_many(self, storage: Storage) -> None:
+    def test_oldest_dead_letters_are_removed_beyond_the_maximum(self, storage: Storage) -> None:
         for number in range(5):
             a_failed_job(storage, queue=FEW_LETTERS, id=str(number))
 
@@ -144,7 +144,7 @@ class DeadLettersContract(StorageCase):
         assert counts(storage, FEW_LETTERS) == {State.FAILED: 3}
         assert storage.jobs.retry(FEW_LETTERS, ["0"]) == ["not_found"]
 
-    def test_a_dead_letter_past_its_time_is_gone_with_its_job(self, storage: Storage) -> None:
+    def test_expired_dead_letter_is_removed_with_its_job(self, storage: Storage) -> None:
         a_failed_job(storage, queue=BRIEF_LETTERS, id="brief")
         a_failed_job(storage, id="kept")
         self.advance(SOON + 1)
@@ -156,7 +156,7 @@ class DeadLettersContract(StorageCase):
         assert counts(storage, BRIEF_LETTERS) == {}
         assert state(storage, "kept") is State.FAILED
 
-    def test_a_retried_job_outlives_the_time_of_its_dead_letter(self, storage: Storage) -> None:
+    def test_retried_dead_letter_does_not_expire(self, storage: Storage) -> None:
         a_failed_job(storage, queue=BRIEF_LETTERS, id="brief")
         storage.jobs.retry(BRIEF_LETTERS, ["brief"])
 
@@ -164,14 +164,14 @@ class DeadLettersContract(StorageCase):
 
         assert state(storage, "brief", BRIEF_LETTERS) is State.WAITING
 
-    def test_a_dead_letter_is_kept_longer_than_results_are(self, storage: Storage) -> None:
+    def test_dead_letter_is_kept_beyond_result_ttl(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1", result_ttl=SOON)
 
         self.pass_time(storage, SOON + 1)
 
         assert state(storage, "order:1") is State.FAILED
 
-    def test_a_dead_letter_is_kept_for_a_year_if_its_queue_says_so(self, storage: Storage) -> None:
+    def test_dead_letter_is_kept_for_a_year_with_that_queue_policy(self, storage: Storage) -> None:
         a_failed_job(storage, queue=LONG_LETTERS, id="order:1")
         [letter] = storage.reads.dead_letters(LONG_LETTERS)
         assert letter.expires_at == letter.entered_at + YEAR
@@ -180,7 +180,7 @@ class DeadLettersContract(StorageCase):
 
         assert state(storage, "order:1", LONG_LETTERS) is State.FAILED
 
-    def test_a_queue_that_heals_itself_retries_so_often_and_no_more(self, storage: Storage) -> None:
+    def test_auto_retries_stop_at_the_maximum(self, storage: Storage) -> None:
         enqueue(storage, queue=SELF_HEALING, id="order:1")
         retries = []
         for _ in range(3):
@@ -195,7 +195,7 @@ class DeadLettersContract(StorageCase):
         assert claim(storage) == []
         assert counts(storage, SELF_HEALING) == {State.FAILED: 1}
 
-    def test_a_retry_by_hand_gives_back_the_retries_by_itself(self, storage: Storage) -> None:
+    def test_manual_retry_resets_auto_retries(self, storage: Storage) -> None:
         enqueue(storage, queue=SELF_HEALING, id="order:1")
         for _ in range(3):
             finish(storage, failing(claim_one(storage)))
@@ -205,7 +205,7 @@ class DeadLettersContract(StorageCase):
 
         assert storage.reads.dead_letters(SELF_HEALING)[0].retries == 0
 
-    def test_a_new_job_does_not_inherit_the_retries_of_a_removed_one(self, storage: Storage) -> None:
+    def test_new_job_does_not_inherit_auto_retries_of_removed_job(self, storage: Storage) -> None:
         a_failed_job(storage, queue=SELF_HEALING, id="order:1")
         self.pass_time(storage, SOON + 1)
         storage.jobs.remove(SELF_HEALING, ["order:1"])
@@ -213,14 +213,14 @@ class DeadLettersContract(StorageCase):
 
         assert storage.reads.dead_letters(SELF_HEALING)[0].retries == 0
 
-    def test_the_sweep_tells_of_its_retries(self, storage: Storage) -> None:
+    def test_sweep_returns_the_number_of_auto_retries(self, storage: Storage) -> None:
         a_failed_job(storage, queue=SELF_HEALING, id="a")
         a_failed_job(storage, queue=SELF_HEALING, id="b")
         self.advance(SOON + 1)
 
         assert [storage.sweep().retried for _ in range(2)] == [2, 0]
 
-    def test_a_removed_dead_letter_is_gone_with_its_job(self, storage: Storage) -> None:
+    def test_removing_a_dead_letter_removes_its_job(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1")
 
         assert storage.jobs.remove(QUEUE, ["order:1"]) == [True]
@@ -229,7 +229,7 @@ class DeadLettersContract(StorageCase):
         assert counts(storage) == {}
         assert storage.jobs.retry(QUEUE, ["order:1"]) == ["not_found"]
 
-    def test_an_expired_job_retried_by_hand_runs(self, storage: Storage) -> None:
+    def test_expired_job_runs_after_manual_retry(self, storage: Storage) -> None:
         enqueue(storage, id="late", ttl=SOON)
         self.pass_time(storage, SOON + 1)
         assert state(storage, "late") is State.FAILED
@@ -239,7 +239,7 @@ class DeadLettersContract(StorageCase):
 
         assert claim_one(storage).id == "late"
 
-    def test_a_dead_letter_that_had_been_asked_to_stop_runs_anew(self, storage: Storage) -> None:
+    def test_retried_dead_letter_has_no_cancel_request(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         storage.jobs.cancel(QUEUE, [claimed.id])
         finish(storage, failing(claimed))
@@ -251,7 +251,7 @@ class DeadLettersContract(StorageCase):
         finish(storage, releasing(again))
         assert state(storage, claimed.id) is State.WAITING
 
-    def test_jobs_that_did_not_fail_are_no_dead_letters(self, storage: Storage) -> None:
+    def test_only_failed_jobs_are_dead_letters(self, storage: Storage) -> None:
         a_completed_job(storage)
         a_cancelled_job(storage)
         a_waiting_job(storage)

@@ -1,4 +1,4 @@
-"""Delays and lifetimes: jobs that are not due yet, and jobs whose time is over before they start."""
+"""Delays and TTLs: jobs that are not due yet, and jobs that expire before they start."""
 
 from collections.abc import Callable
 
@@ -37,7 +37,7 @@ class DelayedContract(StorageCase):
     """Cases about `delay`, `run_at`, `promote` and `reschedule`."""
 
     @pytest.mark.parametrize("word", ["delay", "run_at"])
-    def test_a_delayed_job_is_not_claimed_before_its_time(self, storage: Storage, word: str) -> None:
+    def test_delayed_job_is_not_claimed_before_it_is_due(self, storage: Storage, word: str) -> None:
         start = 0 if word == "delay" else self.now(storage)
         job_id = enqueue(storage, **{word: start + LATER})
 
@@ -49,14 +49,14 @@ class DelayedContract(StorageCase):
         assert storage.reads.waiting_names(QUEUE) == {}
 
     @pytest.mark.parametrize("given", [{"delay": 0}, {"run_at": 0}, {"run_at": 1}])
-    def test_a_time_that_is_over_is_now(self, storage: Storage, given: dict[str, int]) -> None:
+    def test_job_with_past_run_time_is_waiting(self, storage: Storage, given: dict[str, int]) -> None:
         job_id = enqueue(storage, **given)
 
         assert state(storage, job_id) is State.WAITING
         assert claim_ids(storage) == [job_id]
 
     @shows("promote", State.DELAYED, State.WAITING)
-    def test_maintenance_makes_due_jobs_waiting(self, storage: Storage) -> None:
+    def test_sweep_promotes_due_jobs(self, storage: Storage) -> None:
         due = enqueue(storage, delay=SOON)
         later = enqueue(storage, delay=LATER)
         self.advance(SOON + 1)
@@ -66,21 +66,21 @@ class DelayedContract(StorageCase):
         assert storage.reads.states(QUEUE, [due, later]) == [State.WAITING, State.DELAYED]
         assert storage.reads.waiting_names(QUEUE) == {NAME: 1}
 
-    def test_a_claim_takes_due_jobs_without_any_maintenance(self, storage: Storage) -> None:
+    def test_claim_takes_due_jobs_without_a_sweep(self, storage: Storage) -> None:
         job_id = enqueue(storage, delay=SOON)
         assert claim(storage) == []
         self.advance(SOON + 1)
 
         assert claim_ids(storage) == [job_id]
 
-    def test_due_jobs_are_found_again_and_again(self, storage: Storage) -> None:
+    def test_due_jobs_are_promoted_repeatedly(self, storage: Storage) -> None:
         for _ in range(5):
             job_id = enqueue(storage, delay=SOON)
             assert claim(storage) == []
             self.pass_time(storage, SOON + 1)
             assert claim_ids(storage) == [job_id]
 
-    def test_thousands_become_due_at_once(self, storage: Storage) -> None:
+    def test_thousands_of_jobs_become_due_at_once(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3_000, delay=SOON)
         self.advance(SOON + 1)
 
@@ -89,7 +89,7 @@ class DelayedContract(StorageCase):
         assert counts(storage) == {State.WAITING: 3_000}
         assert claim_ids(storage, 3_000) == ids
 
-    def test_a_very_long_delay_is_just_a_delay(self, storage: Storage) -> None:
+    def test_delay_may_exceed_32_bits(self, storage: Storage) -> None:
         """Past 2^31 milliseconds timers of some systems fire at once."""
         century = 100 * 365 * 86_400_000
         ids = [enqueue(storage, delay=delay) for delay in (2**31, 2**32 + 1, century)]
@@ -102,7 +102,7 @@ class DelayedContract(StorageCase):
         assert claims.wait > 2**31 - LATER
 
     @shows("promote", State.DELAYED, State.WAITING)
-    def test_a_delayed_job_promoted_by_hand_waits(self, storage: Storage) -> None:
+    def test_promote_makes_delayed_job_waiting(self, storage: Storage) -> None:
         job_id = a_delayed_job(storage)
 
         assert storage.jobs.promote(QUEUE, [job_id, "nobody", job_id]) == [True, False, False]
@@ -111,7 +111,7 @@ class DelayedContract(StorageCase):
         assert claim_ids(storage) == [job_id]
 
     @pytest.mark.parametrize("there", sorted(set(State) - {State.DELAYED}))
-    def test_a_job_that_is_not_delayed_is_not_promoted(self, storage: Storage, there: State) -> None:
+    def test_promote_is_rejected_for_job_that_is_not_delayed(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage)
 
         with nothing_changes(storage):
@@ -119,7 +119,7 @@ class DelayedContract(StorageCase):
 
     @shows("reschedule", State.WAITING, [State.WAITING, State.DELAYED])
     @shows("reschedule", State.DELAYED, [State.WAITING, State.DELAYED])
-    def test_a_waiting_or_delayed_job_is_put_to_another_time(self, storage: Storage) -> None:
+    def test_waiting_and_delayed_jobs_can_be_rescheduled(self, storage: Storage) -> None:
         now = self.now(storage)
         ids = [a_waiting_job(storage), a_delayed_job(storage), a_waiting_job(storage)]
         delayed_too = a_delayed_job(storage)
@@ -132,7 +132,7 @@ class DelayedContract(StorageCase):
         assert sorted(claim_ids(storage, 10)) == sorted([ids[2], delayed_too])
         assert counts(storage) == {State.ACTIVE: 2, State.DELAYED: 2}
 
-    def test_a_rescheduled_job_keeps_to_its_new_time_only(self, storage: Storage) -> None:
+    def test_rescheduled_job_is_due_only_at_its_new_time(self, storage: Storage) -> None:
         earlier, later = enqueue(storage, delay=LATER), enqueue(storage, delay=SOON)
         now = self.now(storage)
         storage.jobs.reschedule(QUEUE, [earlier], now + SOON)
@@ -144,13 +144,13 @@ class DelayedContract(StorageCase):
         assert state(storage, later) is State.DELAYED
 
     @pytest.mark.parametrize("there", sorted(set(State) - {State.DELAYED, State.WAITING}))
-    def test_other_jobs_are_not_rescheduled(self, storage: Storage, there: State) -> None:
+    def test_reschedule_is_rejected_for_job_that_is_not_pending(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage)
 
         with nothing_changes(storage):
             assert storage.jobs.reschedule(QUEUE, [job_id, "nobody"], 1) == [False, False]
 
-    def test_a_retry_waits_as_long_as_was_said(self, storage: Storage) -> None:
+    def test_retried_job_waits_for_its_delay(self, storage: Storage) -> None:
         job_id = enqueue(storage)
         finish(storage, retrying(claim_one(storage), delay=SOON))
         assert claim(storage) == []
@@ -168,9 +168,7 @@ class DelayedContract(StorageCase):
 
     @shows("expire", [State.WAITING, State.DELAYED, State.BLOCKED], State.FAILED)
     @pytest.mark.parametrize("there", [State.WAITING, State.DELAYED, State.BLOCKED])
-    def test_a_job_that_has_not_started_in_its_time_is_a_dead_letter(
-        self, storage: Storage, there: State
-    ) -> None:
+    def test_job_not_started_within_its_ttl_becomes_dead_letter(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage, ttl=SOON)
         self.advance(SOON + 1)
 
@@ -183,7 +181,7 @@ class DelayedContract(StorageCase):
         assert claim(storage, 10, queues=[QUEUE]) == []
 
     @shows("expire", State.WAITING, State.FAILED)
-    def test_an_expired_job_is_not_claimed_although_nobody_swept(self, storage: Storage) -> None:
+    def test_expired_job_is_not_claimed_without_a_sweep(self, storage: Storage) -> None:
         job_id = a_waiting_job(storage, ttl=SOON)
         self.advance(SOON + 1)
 
@@ -193,7 +191,7 @@ class DelayedContract(StorageCase):
         assert counts(storage) == {State.FAILED: 1}
 
     @pytest.mark.parametrize("end", [retrying, releasing])
-    def test_a_job_started_in_its_time_may_run_again_after_it(
+    def test_started_job_can_run_again_after_its_ttl(
         self, storage: Storage, end: Callable[[Claimed], Outcome]
     ) -> None:
         job_id = enqueue(storage, ttl=SOON)
@@ -206,7 +204,7 @@ class DelayedContract(StorageCase):
 
         assert claim_ids(storage) == [job_id]
 
-    def test_a_job_lost_with_its_worker_after_its_time_runs_again(self, storage: Storage) -> None:
+    def test_stalled_job_runs_again_after_its_ttl(self, storage: Storage) -> None:
         job_id = enqueue(storage, ttl=SOON)
         claimed = claim_one(storage)
 
@@ -214,21 +212,21 @@ class DelayedContract(StorageCase):
 
         assert claim_ids(storage) == [job_id]
 
-    def test_a_lifetime_that_is_not_over_does_nothing(self, storage: Storage) -> None:
+    def test_job_within_its_ttl_is_claimed(self, storage: Storage) -> None:
         job_id = enqueue(storage, ttl=LATER)
 
         self.pass_time(storage, SOON)
 
         assert claim_ids(storage) == [job_id]
 
-    def test_a_delay_counts_towards_the_lifetime(self, storage: Storage) -> None:
+    def test_delay_counts_toward_the_ttl(self, storage: Storage) -> None:
         job_id = enqueue(storage, delay=2 * SOON, ttl=SOON)
 
         self.pass_time(storage, SOON + 1)
 
         assert job(storage, job_id).reason == "ttl_expired"
 
-    def test_a_jobs_id_is_free_once_it_has_expired(self, storage: Storage) -> None:
+    def test_id_of_expired_job_can_be_enqueued_again(self, storage: Storage) -> None:
         a_blocked_job(storage, id="order:1", ttl=SOON)
         self.pass_time(storage, SOON + 1)
         enqueue(storage, id="order:1")

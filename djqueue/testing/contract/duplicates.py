@@ -1,4 +1,4 @@
-"""Enqueues whose unique key another job has: replace it, debounce it, or run after it."""
+"""Enqueues with a unique key that another job has: replace, debounce, or run after it."""
 
 from collections.abc import Callable
 
@@ -66,9 +66,7 @@ class DuplicatesContract(StorageCase):
 
     @pytest.mark.parametrize("there", sorted(PENDING))
     @pytest.mark.parametrize("policy", REPLACING)
-    def test_a_job_that_has_not_started_is_replaced(
-        self, storage: Storage, policy: str, there: State
-    ) -> None:
+    def test_pending_job_is_replaced(self, storage: Storage, policy: str, there: State) -> None:
         old = JOB_IN[there](storage, unique_key="k")
 
         [answer] = storage.enqueue([batch(ids=["new"], unique_key="k", on_duplicate=policy)])
@@ -81,7 +79,7 @@ class DuplicatesContract(StorageCase):
         assert claim_ids(storage, 9, queues=[QUEUE]) == ["new"]
 
     @pytest.mark.parametrize("policy", ["replace", "debounce"])
-    def test_a_job_that_runs_is_kept(self, storage: Storage, policy: str) -> None:
+    def test_active_job_is_not_replaced_or_debounced(self, storage: Storage, policy: str) -> None:
         claimed = an_active_job(storage, unique_key="k")
 
         with nothing_changes(storage):
@@ -90,7 +88,7 @@ class DuplicatesContract(StorageCase):
         assert answer == EnqueueResult(claimed.id, "duplicate", QUEUE, State.ACTIVE)
 
     @pytest.mark.parametrize("policy", REPLACING)
-    def test_where_the_key_is_free_nothing_is_replaced(self, storage: Storage, policy: str) -> None:
+    def test_nothing_is_replaced_when_the_unique_key_is_free(self, storage: Storage, policy: str) -> None:
         a_failed_job(storage, unique_key="k")
 
         [answer] = storage.enqueue([batch(ids=["new"], unique_key="k", on_duplicate=policy)])
@@ -99,7 +97,7 @@ class DuplicatesContract(StorageCase):
         assert state(storage, "new") is State.WAITING
 
     @pytest.mark.parametrize("policy", REPLACING)
-    def test_a_live_id_is_a_duplicate_all_the_same(self, storage: Storage, policy: str) -> None:
+    def test_live_id_is_a_duplicate_under_every_replacing_policy(self, storage: Storage, policy: str) -> None:
         a_waiting_job(storage, id="a", unique_key="k")
 
         with nothing_changes(storage):
@@ -108,7 +106,7 @@ class DuplicatesContract(StorageCase):
         assert answer == EnqueueResult("a", "duplicate", QUEUE, State.WAITING)
 
     @pytest.mark.parametrize("policy", REPLACING)
-    def test_of_one_batch_the_last_stays(self, storage: Storage, policy: str) -> None:
+    def test_last_job_of_a_batch_replaces_the_others(self, storage: Storage, policy: str) -> None:
         answers = storage.enqueue([batch(ids=["a", "b", "c"], unique_key="k", on_duplicate=policy)])
 
         assert [answer.status for answer in answers] == ["queued"] * 3
@@ -116,7 +114,7 @@ class DuplicatesContract(StorageCase):
         assert claim_ids(storage, 9) == ["c"]
         assert counts(storage) == {State.CANCELLED: 2, State.ACTIVE: 1}
 
-    def test_one_that_replaces_starts_no_later_than_the_other_would_have(self, storage: Storage) -> None:
+    def test_replacing_job_starts_no_later_than_the_replaced_job(self, storage: Storage) -> None:
         enqueue(storage, id="old", unique_key="k", delay=SOON)
         due = job(storage, "old").run_at
 
@@ -127,7 +125,7 @@ class DuplicatesContract(StorageCase):
         enqueue(storage, id="newer", unique_key="k", on_duplicate="replace")
         assert state(storage, "newer") is State.WAITING
 
-    def test_a_debounced_job_begins_its_delay_anew(self, storage: Storage) -> None:
+    def test_debounce_restarts_the_delay(self, storage: Storage) -> None:
         for number in range(3):
             enqueue(storage, id=f"{number}", unique_key="k", delay=SOON, on_duplicate="debounce")
             self.pass_time(storage, SOON // 2)
@@ -138,7 +136,7 @@ class DuplicatesContract(StorageCase):
         self.pass_time(storage, SOON // 2 + 1)
         assert claim_ids(storage) == ["2"]
 
-    def test_a_job_that_waits_for_its_retry_is_replaced(self, storage: Storage) -> None:
+    def test_job_waiting_for_retry_is_replaced(self, storage: Storage) -> None:
         finish(storage, retrying(an_active_job(storage, id="old", unique_key="k"), delay=LATER))
 
         enqueue(storage, id="new", unique_key="k", on_duplicate="replace")
@@ -146,7 +144,7 @@ class DuplicatesContract(StorageCase):
         assert state(storage, "old") is State.CANCELLED
         assert claim_ids(storage) == ["new"]
 
-    def test_a_replaced_job_is_told_of_before_the_new_one(self, storage: Storage) -> None:
+    def test_cancelled_event_of_replaced_job_precedes_queued_event(self, storage: Storage) -> None:
         enqueue(storage, id="old", unique_key="k")
 
         with recorded(storage) as recorder:
@@ -155,7 +153,7 @@ class DuplicatesContract(StorageCase):
 
         assert events == [("old", "cancelled"), ("new", "queued")]
 
-    def test_a_replaced_job_leaves_its_place_in_its_group(self, storage: Storage) -> None:
+    def test_replaced_job_leaves_its_place_in_its_group(self, storage: Storage) -> None:
         enqueue(storage, id="old", unique_key="k", group="g")
         enqueue(storage, id="other", group="g")
 
@@ -167,7 +165,7 @@ class DuplicatesContract(StorageCase):
         finish(storage, completing(other))
         assert claim_ids(storage) == ["new"]
 
-    def test_an_id_that_was_replaced_may_be_enqueued_again(self, storage: Storage) -> None:
+    def test_replaced_id_can_be_enqueued_again(self, storage: Storage) -> None:
         enqueue(storage, id="a", unique_key="k")
         enqueue(storage, id="b", unique_key="k", on_duplicate="replace")
 
@@ -178,7 +176,7 @@ class DuplicatesContract(StorageCase):
 
     # One that follows an active one.
 
-    def test_one_follows_the_job_that_runs_and_the_newest_wins(self, storage: Storage) -> None:
+    def test_newest_job_becomes_the_successor_of_the_active_job(self, storage: Storage) -> None:
         claimed = an_active_job(storage, id="running", unique_key="k")
 
         answers = [
@@ -199,7 +197,7 @@ class DuplicatesContract(StorageCase):
         assert storage.enqueue([batch(unique_key="k")])[0].id == "third"
 
     @pytest.mark.parametrize("end", ENDS)
-    def test_a_successor_starts_however_the_run_before_it_ended(self, storage: Storage, end: str) -> None:
+    def test_successor_starts_however_the_active_job_ends(self, storage: Storage, end: str) -> None:
         claimed = an_active_job(storage, id="running", unique_key="k", max_stalls=0)
         enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
 
@@ -212,7 +210,7 @@ class DuplicatesContract(StorageCase):
         assert claim_ids(storage, 9) == ["next"]
 
     @pytest.mark.parametrize("end", ["retried", "released", "stalled"])
-    def test_a_run_with_a_successor_is_not_repeated(self, storage: Storage, end: str) -> None:
+    def test_job_with_successor_does_not_run_again(self, storage: Storage, end: str) -> None:
         claimed = an_active_job(storage, id="running", unique_key="k")
         enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
 
@@ -224,7 +222,7 @@ class DuplicatesContract(StorageCase):
         assert counts(storage) == {State.CANCELLED: 1, State.WAITING: 1}
 
     @pytest.mark.parametrize("going", GOINGS)
-    def test_a_successor_that_goes_leaves_the_run_alone(self, storage: Storage, going: str) -> None:
+    def test_lost_successor_does_not_affect_the_active_job(self, storage: Storage, going: str) -> None:
         claimed = an_active_job(storage, id="running", unique_key="k")
         enqueue(storage, id="next", unique_key="k", ttl=SOON, on_duplicate=LAST)
 
@@ -237,7 +235,7 @@ class DuplicatesContract(StorageCase):
         assert finish(storage, completing(claimed)) == [True]
         assert claim_ids(storage, 9) == ["another"]
 
-    def test_a_run_whose_successor_is_gone_is_repeated(self, storage: Storage) -> None:
+    def test_job_whose_successor_was_cancelled_runs_again(self, storage: Storage) -> None:
         claimed = an_active_job(storage, id="running", unique_key="k")
         enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
         storage.jobs.cancel(QUEUE, ["next"])
@@ -246,7 +244,7 @@ class DuplicatesContract(StorageCase):
 
         assert claim_ids(storage, 9) == ["running"]
 
-    def test_a_successor_waits_for_what_it_depends_on_too(self, storage: Storage) -> None:
+    def test_successor_also_waits_for_its_dependencies(self, storage: Storage) -> None:
         claimed = an_active_job(storage, id="running", unique_key="k")
         upstream = enqueue(storage, queue=UPSTREAM)
         enqueue(storage, id="next", unique_key="k", depends_on=((UPSTREAM, upstream),), on_duplicate=LAST)
@@ -256,7 +254,7 @@ class DuplicatesContract(StorageCase):
         finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
         assert claim_ids(storage, 9) == ["next"]
 
-    def test_a_successor_whose_dependency_ends_first_waits_for_the_run(self, storage: Storage) -> None:
+    def test_successor_whose_dependency_ends_first_waits_for_the_active_job(self, storage: Storage) -> None:
         claimed = an_active_job(storage, id="running", unique_key="k")
         upstream = enqueue(storage, queue=UPSTREAM)
         enqueue(storage, id="next", unique_key="k", depends_on=((UPSTREAM, upstream),), on_duplicate=LAST)
@@ -266,7 +264,7 @@ class DuplicatesContract(StorageCase):
         finish(storage, completing(claimed))
         assert claim_ids(storage, 9) == ["next"]
 
-    def test_a_successor_is_delayed_as_it_was_asked_for(self, storage: Storage) -> None:
+    def test_successor_keeps_its_delay(self, storage: Storage) -> None:
         claimed = an_active_job(storage, unique_key="k")
         enqueue(storage, id="next", unique_key="k", delay=LATER, on_duplicate=LAST)
         assert state(storage, "next") is State.BLOCKED
@@ -275,7 +273,7 @@ class DuplicatesContract(StorageCase):
 
         assert state(storage, "next") is State.DELAYED
 
-    def test_a_successor_that_is_moved_waits_no_longer(self, storage: Storage) -> None:
+    def test_moved_successor_no_longer_waits_for_the_active_job(self, storage: Storage) -> None:
         claimed = an_active_job(storage, id="running", unique_key="k")
         upstream = enqueue(storage, queue=UPSTREAM)
         enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
@@ -291,7 +289,7 @@ class DuplicatesContract(StorageCase):
         finish(storage, completing(claim_one(storage, queues=[UPSTREAM])))
         assert sorted(claim_ids(storage, 9)) == ["last", "running"]
 
-    def test_a_successor_keeps_a_dead_letter_of_its_key_from_being_retried(self, storage: Storage) -> None:
+    def test_successor_prevents_retry_of_dead_letter_with_its_unique_key(self, storage: Storage) -> None:
         claimed = an_active_job(storage, id="running", unique_key="k")
         enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
 
@@ -299,7 +297,7 @@ class DuplicatesContract(StorageCase):
 
         assert storage.jobs.retry(QUEUE, ["running"]) == ["unique_key_taken"]
 
-    def test_an_obliterated_queue_forgets_who_follows_whom(self, storage: Storage) -> None:
+    def test_obliterate_removes_successors(self, storage: Storage) -> None:
         claimed = an_active_job(storage, id="running", unique_key="k")
         enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
 
@@ -309,7 +307,7 @@ class DuplicatesContract(StorageCase):
         assert finish(storage, completing(claimed)) == [False]
         assert counts(storage) == {State.WAITING: 1}
 
-    def test_a_run_past_its_keys_time_is_still_waited_for(self, storage: Storage) -> None:
+    def test_successor_waits_for_active_job_past_its_unique_ttl(self, storage: Storage) -> None:
         claimed = an_active_job(storage, id="running", unique_key="k", unique_ttl=SOON)
         enqueue(storage, id="next", unique_key="k", on_duplicate=LAST)
 

@@ -1,4 +1,4 @@
-"""Enqueue: new jobs, and what an id that is there already answers."""
+"""Enqueue: new jobs, and the results for ids that already exist."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ from .transitions import shows
 class EnqueueContract(StorageCase):
     """Cases about adding jobs."""
 
-    def test_a_new_job_waits_with_all_that_was_said_of_it(self, storage: Storage) -> None:
+    def test_new_job_is_waiting_with_the_given_values(self, storage: Storage) -> None:
         options = JobOptions(priority=3, max_attempts=7, tags=("red", "größer"))
         given = batch(payloads=[b"\0\xff"], name="shop.jobs.pay", ids=["order:1"])
 
@@ -58,7 +58,7 @@ class EnqueueContract(StorageCase):
         assert (record.result, record.error, record.reason, record.worker) == (None, None, "", "")
         assert (record.progress, record.history, record.logs) == (None, (), ())
 
-    def test_options_come_back_as_they_were_given(self, storage: Storage) -> None:
+    def test_options_are_stored_unchanged(self, storage: Storage) -> None:
         enqueue(storage, queue="upstream", id="first")
         options = JobOptions(
             priority=-4,
@@ -86,7 +86,7 @@ class EnqueueContract(StorageCase):
         storage.finish([completing(claim_one(storage, queues=["upstream"]))])
         assert claim_one(storage).options == options
 
-    def test_answers_come_in_the_order_of_the_jobs_of_all_batches(self, storage: Storage) -> None:
+    def test_enqueue_results_follow_the_order_of_jobs_across_batches(self, storage: Storage) -> None:
         enqueue(storage, id="b")
 
         answers = storage.enqueue([batch(ids=["c", "b", "a"]), batch(queue="other", ids=["b"]), batch(2)])
@@ -98,13 +98,15 @@ class EnqueueContract(StorageCase):
         assert [answer.id for answer in answers[:4]] == ["c", "b", "a", "b"]
         assert [answer.queue for answer in answers] == [QUEUE] * 3 + ["other"] + [QUEUE] * 2
 
-    def test_an_enqueue_of_nothing_answers_nothing(self, storage: Storage) -> None:
+    def test_enqueue_of_no_jobs_returns_no_results(self, storage: Storage) -> None:
         assert storage.enqueue([]) == []
         assert storage.enqueue([batch(0)]) == []
         assert storage.enqueue([batch(ids=[])]) == []
 
     @pytest.mark.parametrize("there", sorted(LIVE))
-    def test_a_live_id_answers_duplicate_with_its_state(self, storage: Storage, there: State) -> None:
+    def test_enqueue_of_live_id_returns_duplicate_with_its_state(
+        self, storage: Storage, there: State
+    ) -> None:
         job_id = JOB_IN[there](storage, id="order:1")
 
         with nothing_changes(storage):
@@ -112,7 +114,7 @@ class EnqueueContract(StorageCase):
 
         assert answer == EnqueueResult(job_id, "duplicate", QUEUE, there)
 
-    def test_a_job_that_waits_for_its_retry_answers_duplicate(self, storage: Storage) -> None:
+    def test_enqueue_of_id_waiting_for_retry_returns_duplicate(self, storage: Storage) -> None:
         enqueue(storage, id="order:1")
         finish(storage, retrying(claim_one(storage), delay=LATER))
 
@@ -122,7 +124,7 @@ class EnqueueContract(StorageCase):
         assert job(storage, "order:1").failures == 1
 
     @pytest.mark.parametrize("result", [b"bytes \xff\0", b"", None])
-    def test_a_completed_id_answers_with_its_result(self, storage: Storage, result: bytes | None) -> None:
+    def test_enqueue_of_completed_id_returns_its_result(self, storage: Storage, result: bytes | None) -> None:
         a_completed_job(storage, id="order:1", result=result)
 
         with nothing_changes(storage):
@@ -134,7 +136,7 @@ class EnqueueContract(StorageCase):
     @shows("enqueue", sorted(REUSABLE), [State.WAITING, State.DELAYED, State.BLOCKED])
     @pytest.mark.parametrize("then", [State.WAITING, State.DELAYED, State.BLOCKED])
     @pytest.mark.parametrize("ended", sorted(REUSABLE))
-    def test_an_id_that_failed_or_was_cancelled_is_enqueued_again(
+    def test_failed_or_cancelled_id_can_be_enqueued_again(
         self, storage: Storage, ended: State, then: State
     ) -> None:
         JOB_IN[ended](storage, id="order:1", payload=b"old")
@@ -149,7 +151,7 @@ class EnqueueContract(StorageCase):
         assert storage.reads.dead_letters(QUEUE) == []
         assert counts(storage) == {then: 1}
 
-    def test_of_a_cancelled_job_and_its_successor_only_the_successor_runs(self, storage: Storage) -> None:
+    def test_job_enqueued_after_cancel_of_its_id_runs_once(self, storage: Storage) -> None:
         a_cancelled_job(storage, id="order:1", payload=b"old")
         a_waiting_job(storage, id="order:1", payload=b"new")
 
@@ -159,7 +161,7 @@ class EnqueueContract(StorageCase):
         assert finish(storage, completing(claimed[0])) == [True]
         assert claim(storage, 10) == []
 
-    def test_a_failed_job_and_its_successor_share_nothing(self, storage: Storage) -> None:
+    def test_job_enqueued_after_failure_of_its_id_starts_clean(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1", error=ERROR)
         a_waiting_job(storage, id="order:1")
 
@@ -170,14 +172,14 @@ class EnqueueContract(StorageCase):
         assert (record.error, record.history) == (None, ())
         assert counts(storage) == {State.COMPLETED: 1}
 
-    def test_an_id_twice_in_one_batch_is_one_job(self, storage: Storage) -> None:
+    def test_same_id_twice_in_one_batch_is_one_job(self, storage: Storage) -> None:
         answers = storage.enqueue([batch(ids=["same", "same"], payloads=[b"first", b"second"])])
 
         assert [answer.status for answer in answers] == ["queued", "duplicate"]
         assert job(storage, "same").payload == b"first"
         assert counts(storage) == {State.WAITING: 1}
 
-    def test_an_id_in_two_queues_is_two_jobs(self, storage: Storage) -> None:
+    def test_same_id_in_two_queues_is_two_jobs(self, storage: Storage) -> None:
         enqueue(storage, queue="left", id="same", payload=b"l")
         enqueue(storage, queue="right", id="same", payload=b"r")
 
@@ -189,7 +191,7 @@ class EnqueueContract(StorageCase):
         assert job(storage, "same", "right").payload == b"r"
         assert claim_one(storage).payload == b"r"
 
-    def test_two_active_jobs_of_one_id_in_two_queues_end_apart(self, storage: Storage) -> None:
+    def test_active_jobs_with_same_id_in_two_queues_finish_independently(self, storage: Storage) -> None:
         enqueue(storage, queue="left", id="same")
         enqueue(storage, queue="right", id="same")
         left = claim_one(storage, queues=["left"])
@@ -201,7 +203,7 @@ class EnqueueContract(StorageCase):
         assert job(storage, "same", "left").result == b"l"
         assert job(storage, "same", "right").result == b"r"
 
-    def test_a_batch_of_thousands_is_stored_in_order(self, storage: Storage) -> None:
+    def test_batch_of_thousands_keeps_its_order(self, storage: Storage) -> None:
         payloads = [b"%d" % number for number in range(5_000)]
 
         answers = storage.enqueue([batch(payloads=payloads)])
@@ -214,7 +216,7 @@ class EnqueueContract(StorageCase):
         assert [record.payload for record in records if record is not None] == payloads
         assert claim_ids(storage, 5_000) == ids
 
-    def test_a_batch_of_thousands_with_ids_answers_for_each(self, storage: Storage) -> None:
+    def test_batch_of_thousands_with_ids_returns_a_result_for_each(self, storage: Storage) -> None:
         ids = [f"row:{number}" for number in range(3_000)]
         storage.enqueue([batch(ids=ids[::3])])
 
@@ -226,13 +228,13 @@ class EnqueueContract(StorageCase):
         assert counts(storage) == {State.WAITING: 3_000}
 
     @pytest.mark.parametrize("ids", [[], ["a"], ["a", "b", "c"]])
-    def test_ids_have_to_be_as_many_as_payloads(self, storage: Storage, ids: list[str]) -> None:
+    def test_number_of_ids_must_match_number_of_payloads(self, storage: Storage, ids: list[str]) -> None:
         with pytest.raises(ValueError, match=rf"one id per payload \(2\), got {len(ids)}"):
             storage.enqueue([batch(2), batch(2)._replace(ids=ids)])
 
         assert counts(storage) == {}
 
-    def test_a_dependency_that_is_not_there_refuses_the_whole_call(self, storage: Storage) -> None:
+    def test_missing_dependency_rejects_the_whole_enqueue(self, storage: Storage) -> None:
         before = storage.queues.names()
 
         with pytest.raises(OptionError, match=r"depends_on.*'nowhere'.*'ghost'"):
@@ -242,7 +244,7 @@ class EnqueueContract(StorageCase):
         assert storage.reads.page(QUEUE, None, 10) == []
         assert set(storage.queues.names()) <= {*before, QUEUE}
 
-    def test_a_blocked_id_enqueued_again_after_its_cancel_waits_for_the_new_dependency_only(
+    def test_blocked_id_enqueued_again_after_cancel_waits_only_for_its_new_dependency(
         self, storage: Storage
     ) -> None:
         a_blocked_job(storage, id="order:1")
@@ -255,7 +257,7 @@ class EnqueueContract(StorageCase):
         finish(storage, completing(claim_one(storage, queues=["other"])))
         assert state(storage, "order:1") is State.WAITING
 
-    def test_a_coroutine_enqueues_as_well(self, storage: Storage) -> None:
+    def test_async_enqueue_matches_sync_enqueue(self, storage: Storage) -> None:
         answers = asyncio.run(storage.aenqueue([batch(ids=["a", "a"])]))
 
         assert [answer.status for answer in answers] == ["queued", "duplicate"]

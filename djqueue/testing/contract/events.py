@@ -170,7 +170,7 @@ WAKING: list[Prepare] = [
 class EventsContract(StorageCase):
     """Cases about events and wake-ups."""
 
-    def test_a_jobs_life_is_told_in_order(self, storage: Storage) -> None:
+    def test_job_events_are_sent_in_order(self, storage: Storage) -> None:
         with recorded(storage) as recorder:
             job_id = enqueue(storage, name="pay", delay=SOON)
             storage.jobs.promote(QUEUE, [job_id])
@@ -195,7 +195,7 @@ class EventsContract(StorageCase):
         assert times == sorted(times)
         assert times[0] == job(storage, job_id).created_at
 
-    def test_each_job_of_a_batch_is_told_of(self, storage: Storage) -> None:
+    def test_each_job_of_a_batch_sends_events(self, storage: Storage) -> None:
         with recorded(storage) as recorder:
             ids = enqueue_many(storage, 500)
             claim(storage, 500)
@@ -205,7 +205,7 @@ class EventsContract(StorageCase):
         assert {event.id for event in events if event.event == "active"} == set(ids)
         assert len(events) == 1_000
 
-    def test_duplicates_are_not_told_of(self, storage: Storage) -> None:
+    def test_duplicates_send_no_events(self, storage: Storage) -> None:
         enqueue(storage, id="a", unique_key="k")
 
         with recorded(storage) as recorder:
@@ -213,7 +213,7 @@ class EventsContract(StorageCase):
 
             assert so_far(storage, recorder) == []
 
-    def test_a_queues_subscriber_does_not_hear_of_other_queues(self, storage: Storage) -> None:
+    def test_queue_subscriber_receives_only_events_of_its_queue(self, storage: Storage) -> None:
         with recorded(storage, "left") as left, recorded(storage, "right") as right:
             enqueue(storage, queue="left", id="same")
             enqueue(storage, queue="right", id="same")
@@ -221,7 +221,7 @@ class EventsContract(StorageCase):
             assert [event.queue for event in so_far(storage, left, "left")] == ["left"]
             assert [event.queue for event in so_far(storage, right, "right")] == ["right"]
 
-    def test_a_jobs_subscriber_hears_of_that_job_only(self, storage: Storage) -> None:
+    def test_job_subscriber_receives_only_events_of_its_job(self, storage: Storage) -> None:
         with recorded(storage, job_id="b") as one, recorded(storage) as everything:
             enqueue_many(storage, 3, ids=["a", "b", "c"])
             finish(storage, *map(completing, claim(storage, 3)))
@@ -231,13 +231,13 @@ class EventsContract(StorageCase):
         assert {event.id for event in one.events()} == {"b"}
         assert one.words() == ["queued", "active", "completed"]
 
-    def test_a_subscription_may_come_before_its_job_and_its_queue(self, storage: Storage) -> None:
+    def test_subscription_can_precede_its_queue_and_job(self, storage: Storage) -> None:
         with recorded(storage, "not yet", job_id="not:yet") as recorder:
             enqueue(storage, queue="not yet", id="not:yet")
 
             assert recorder.until("queued").id == "not:yet"
 
-    def test_who_has_unsubscribed_hears_nothing_more(self, storage: Storage) -> None:
+    def test_no_events_arrive_after_unsubscribing(self, storage: Storage) -> None:
         left, stays, of_one = Recorder(), Recorder(), Recorder()
         unsubscribe = storage.events.subscribe(QUEUE, left)
         unsubscribe_one = storage.events.subscribe(QUEUE, of_one, "a")
@@ -257,7 +257,7 @@ class EventsContract(StorageCase):
         assert (len(left.events()), len(of_one.events())) == before
         assert "cancelled" in stays.words("a")
 
-    def test_two_subscriptions_of_one_handler_are_two(self, storage: Storage) -> None:
+    def test_two_subscriptions_of_one_handler_are_independent(self, storage: Storage) -> None:
         recorder, fence = Recorder(), Recorder()
         first = storage.events.subscribe(QUEUE, recorder)
         storage.events.subscribe(QUEUE, recorder)
@@ -270,7 +270,7 @@ class EventsContract(StorageCase):
 
         assert recorder.words("a") == ["queued"]
 
-    def test_a_subscriber_that_raises_harms_nobody(
+    def test_failing_subscriber_does_not_affect_operations(
         self, storage: Storage, caplog: pytest.LogCaptureFixture
     ) -> None:
         def broken(event: Event) -> None:
@@ -285,7 +285,7 @@ class EventsContract(StorageCase):
         assert state(storage, claimed.id) is State.COMPLETED
         assert "cannot take" in caplog.text
 
-    def test_a_subscriber_may_use_the_storage(self, storage: Storage) -> None:
+    def test_subscriber_can_use_the_storage(self, storage: Storage) -> None:
         def follow_up(event: Event) -> None:
             if event.event == "completed" and event.id == "first":
                 enqueue(storage, id="second")
@@ -297,7 +297,7 @@ class EventsContract(StorageCase):
 
         assert claim_one(storage).id == "second"
 
-    def test_what_is_told_has_happened(self, storage: Storage) -> None:
+    def test_job_state_is_readable_when_its_event_arrives(self, storage: Storage) -> None:
         seen: list[tuple[str, State | None]] = []
 
         def look(event: Event) -> None:
@@ -313,7 +313,7 @@ class EventsContract(StorageCase):
     # Listeners.
 
     @pytest.mark.parametrize("prepare", WAKING, ids=lambda prepare: prepare.__name__)
-    def test_what_may_make_a_job_claimable_wakes_those_who_listen(
+    def test_operations_that_make_jobs_claimable_wake_listeners(
         self, storage: Storage, prepare: Prepare
     ) -> None:
         doing = prepare(self, storage)
@@ -327,7 +327,7 @@ class EventsContract(StorageCase):
         for stop in stops:
             stop()
 
-    def test_other_queues_do_not_wake(self, storage: Storage) -> None:
+    def test_listener_is_not_woken_by_other_queues(self, storage: Storage) -> None:
         other, own = Wakes(), Wakes()
         storage.listen(["other"], other)
         storage.listen([QUEUE], own)
@@ -336,7 +336,7 @@ class EventsContract(StorageCase):
         assert own.arrived()
         assert other.count == 0
 
-    def test_who_has_stopped_listening_is_not_woken(self, storage: Storage) -> None:
+    def test_stopped_listener_is_not_woken(self, storage: Storage) -> None:
         left, stays = Wakes(), Wakes()
         stop = storage.listen([QUEUE], left)
         storage.listen([QUEUE], stays)
@@ -348,7 +348,7 @@ class EventsContract(StorageCase):
         assert stays.arrived()
         assert left.count == 0
 
-    def test_a_job_is_claimable_when_its_wake_arrives(self, storage: Storage) -> None:
+    def test_job_is_claimable_when_its_listener_is_woken(self, storage: Storage) -> None:
         """A lost wake-up: it arrives before the job is claimable, and no other follows."""
         wakes = Wakes()
         storage.listen([QUEUE], wakes)

@@ -1,4 +1,4 @@
-"""Reading a storage as a whole."""
+"""Exports: reading all jobs, results, attempts and dead letters of a storage."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ MANY = 12_000
 class ExportContract(StorageCase):
     """For storages that can be read as a whole."""
 
-    def test_jobs_in_every_state_are_told_as_they_are(self, storage: Storage) -> None:
+    def test_export_contains_jobs_of_every_state(self, storage: Storage) -> None:
         ids = [
             a_completed_job(storage),
             a_failed_job(storage),
@@ -53,10 +53,10 @@ class ExportContract(StorageCase):
         for row in found.values():
             assert row == job_row(job(storage, row["id"], row["queue"]))
 
-    def test_a_storage_without_jobs_has_no_rows(self, storage: Storage) -> None:
+    def test_export_of_empty_storage_has_no_rows(self, storage: Storage) -> None:
         assert [rows(storage, table) for table in ("jobs", "results", "attempts", "dead")] == [[]] * 4
 
-    def test_many_jobs_are_told_once_over_all_parts(self, storage: Storage) -> None:
+    def test_export_parts_contain_each_of_many_jobs_once(self, storage: Storage) -> None:
         ids = [answer.id for answer in storage.enqueue([batch(MANY)])]
         wanted = ExportFilter("jobs", frozenset())
         parts = export(storage).parts(wanted, 4)
@@ -66,7 +66,7 @@ class ExportContract(StorageCase):
         assert len(parts) > 1
         assert sorted(found) == sorted(ids)
 
-    def test_jobs_that_change_while_they_are_read_are_told_once(self, storage: Storage) -> None:
+    def test_export_contains_jobs_that_change_meanwhile_once(self, storage: Storage) -> None:
         ids = [answer.id for answer in storage.enqueue([batch(1_200)])]
         wanted = ExportFilter("jobs", frozenset())
         found: list[str] = []
@@ -77,7 +77,7 @@ class ExportContract(StorageCase):
 
         assert sorted(found) == sorted(ids)
 
-    def test_jobs_are_chosen_by_their_states_and_queues(self, storage: Storage) -> None:
+    def test_export_is_filtered_by_state_and_queue(self, storage: Storage) -> None:
         failed = a_failed_job(storage)
         delayed = a_delayed_job(storage)
         a_waiting_job(storage)
@@ -89,7 +89,7 @@ class ExportContract(StorageCase):
         assert ids_of(storage, "jobs", queues=("nowhere",)) == set()
         assert ids_of(storage, "results", states=frozenset({State.COMPLETED})) == set()
 
-    def test_rows_are_chosen_by_their_times(self, storage: Storage) -> None:
+    def test_export_is_filtered_by_time(self, storage: Storage) -> None:
         early = a_failed_job(storage)
         at = job(storage, early)
         self.advance(5)
@@ -101,7 +101,7 @@ class ExportContract(StorageCase):
             assert ids_of(storage, table, since=between) == {late}, table
             assert ids_of(storage, table, since=at.created_at, until=between) == {early}, table
 
-    def test_results_are_those_of_jobs_that_have_ended(self, storage: Storage) -> None:
+    def test_exported_results_are_those_of_finished_jobs(self, storage: Storage) -> None:
         ended = {a_completed_job(storage), a_failed_job(storage), a_cancelled_job(storage)}
         an_active_job(storage)
         a_waiting_job(storage)
@@ -114,7 +114,7 @@ class ExportContract(StorageCase):
             assert tuple(row.values()) == values
         assert all(row["state"] in {state.value for state in TERMINAL} for row in found)
 
-    def test_every_ended_run_is_an_attempt(self, storage: Storage) -> None:
+    def test_exported_attempts_are_all_ended_attempts(self, storage: Storage) -> None:
         job_id = a_waiting_job(storage)
         [first] = claim(storage)
         self.advance(2)
@@ -132,7 +132,7 @@ class ExportContract(StorageCase):
         for row in found:
             assert tuple(row.values()) in list(attempt_rows(job(storage, row["id"])))
 
-    def test_dead_letters_are_told_with_their_errors(self, storage: Storage) -> None:
+    def test_exported_dead_letters_have_their_errors(self, storage: Storage) -> None:
         job_id = a_failed_job(storage)
         [letter] = storage.reads.dead_letters(QUEUE)
 
@@ -143,7 +143,7 @@ class ExportContract(StorageCase):
         assert row["attempts"] == job(storage, job_id).attempts
 
     @pytest.mark.parametrize("table", ["jobs", "results", "attempts"])
-    def test_what_is_forgotten_is_not_told(self, storage: Storage, table: str) -> None:
+    def test_removed_jobs_are_not_exported(self, storage: Storage, table: str) -> None:
         a_completed_job(storage)
         removed = a_completed_job(storage)
         storage.jobs.remove(QUEUE, [removed])

@@ -1,4 +1,4 @@
-"""Reading the graph of jobs around one of them."""
+"""Flow graphs: reading the graph of jobs around one job."""
 
 from djqueue.core.graph import FlowGraph
 from djqueue.core.job import Batch
@@ -53,7 +53,7 @@ def _leading(one: Batch, *after: JobKey) -> Batch:
 class FlowGraphsContract(StorageCase):
     """Cases about `flow`."""
 
-    def test_a_graph_is_found_from_each_of_its_jobs(self, storage: Storage) -> None:
+    def test_flow_graph_is_found_from_each_of_its_jobs(self, storage: Storage) -> None:
         storage.enqueue(a_flow())
 
         for queue, job_id in FLOW:
@@ -63,7 +63,7 @@ class FlowGraphsContract(StorageCase):
             assert {node.id for node in found.nodes if node.unmet} == {"c", "d"}
             assert not found.cut
 
-    def test_a_job_that_is_alone_is_its_whole_graph(self, storage: Storage) -> None:
+    def test_job_without_dependencies_is_its_whole_flow_graph(self, storage: Storage) -> None:
         alone = enqueue(storage)
         enqueue(storage)
 
@@ -76,13 +76,13 @@ class FlowGraphsContract(StorageCase):
         assert (node.name, node.state, node.created_at) == (record.name, State.WAITING, record.created_at)
         assert not node.unmet
 
-    def test_a_job_that_is_not_known_has_no_graph(self, storage: Storage) -> None:
+    def test_unknown_job_has_no_flow_graph(self, storage: Storage) -> None:
         enqueue(storage)
 
         assert storage.reads.flow(QUEUE, "nobody") is None
         assert storage.reads.flow("never-used", "nobody") is None
 
-    def test_what_has_ended_is_met_and_shows_its_state(self, storage: Storage) -> None:
+    def test_flow_graph_has_states_and_met_dependencies(self, storage: Storage) -> None:
         storage.enqueue(a_flow())
         claimed = claim_one(storage)
         finish(storage, completing(claimed))
@@ -93,7 +93,7 @@ class FlowGraphsContract(StorageCase):
         assert edges(found) == {(claimed.id, "c", False), (other, "c", True), ("c", "d", True)}
         assert states(found)[claimed.id] is State.COMPLETED
 
-    def test_an_ended_job_leads_to_those_that_live_and_depend_on_it(self, storage: Storage) -> None:
+    def test_flow_graph_of_finished_job_contains_live_dependents(self, storage: Storage) -> None:
         before = enqueue(storage)
         worked_off(storage)
         after = enqueue(storage, queue=DOWNSTREAM, depends_on=((QUEUE, before),), delay=3_600_000)
@@ -103,7 +103,7 @@ class FlowGraphsContract(StorageCase):
         assert keys(found) == {(QUEUE, before), (DOWNSTREAM, after)}
         assert edges(found) == {(before, after, False)}
 
-    def test_a_flow_that_has_ended_is_found_from_its_first_job(self, storage: Storage) -> None:
+    def test_completed_flow_graph_is_found_from_its_first_job(self, storage: Storage) -> None:
         storage.enqueue(a_known_flow())
         assert worked_off(storage) == [{"a", "b"}, {"c"}, {"d"}]
 
@@ -113,7 +113,7 @@ class FlowGraphsContract(StorageCase):
         assert set(states(found).values()) == {State.COMPLETED}
         assert edges(found) == {("a", "c", False), ("b", "c", False), ("c", "d", False)}
 
-    def test_a_flow_that_has_failed_says_of_each_job_why(self, storage: Storage) -> None:
+    def test_failed_flow_graph_has_the_reason_of_each_job(self, storage: Storage) -> None:
         storage.enqueue(a_known_flow())
         claimed = claim_one(storage)
         finish(storage, failing(claimed, "timeout"))
@@ -124,7 +124,9 @@ class FlowGraphsContract(StorageCase):
         assert reasons == {claimed.id: "timeout", "c": "dependency_failed", "d": "dependency_failed"}
         assert {node.finished_at > 0 for node in found.nodes if node.state is State.FAILED} == {True}
 
-    def test_who_waits_though_another_failed_waits_for_it_still(self, storage: Storage) -> None:
+    def test_flow_graph_keeps_unmet_edge_to_failed_dependency_with_policy_wait(
+        self, storage: Storage
+    ) -> None:
         before = enqueue(storage)
         after = enqueue(storage, depends_on=((QUEUE, before),), on_dependency_failure="wait")
         finish(storage, failing(claim_one(storage)))
@@ -134,7 +136,7 @@ class FlowGraphsContract(StorageCase):
         assert states(found) == {before: State.FAILED, after: State.BLOCKED}
         assert edges(found) == {(before, after, True)}
 
-    def test_who_ignores_a_failure_does_not_wait_for_it(self, storage: Storage) -> None:
+    def test_flow_graph_has_no_unmet_edge_to_ignored_failure(self, storage: Storage) -> None:
         first, second = enqueue_many(storage, 2)
         needs = ((QUEUE, first), (QUEUE, second))
         after = enqueue(storage, depends_on=needs, on_dependency_failure="ignore")
@@ -147,7 +149,7 @@ class FlowGraphsContract(StorageCase):
         assert edges(found) == {(claimed.id, after, False), (other, after, True)}
         assert next(node for node in found.nodes if node.id == after).ignores
 
-    def test_a_job_that_is_gone_is_known_from_those_that_depend_on_it(self, storage: Storage) -> None:
+    def test_flow_graph_contains_removed_dependencies_without_state(self, storage: Storage) -> None:
         before = enqueue(storage, queue=UPSTREAM)
         worked_off(storage)
         after = enqueue(storage, depends_on=((UPSTREAM, before),))
@@ -158,7 +160,7 @@ class FlowGraphsContract(StorageCase):
         assert states(found) == {before: None, after: State.WAITING}
         assert storage.reads.flow(UPSTREAM, before) is None
 
-    def test_one_with_the_id_of_another_that_was_named_is_no_part_of_the_flow(self, storage: Storage) -> None:
+    def test_flow_graph_excludes_a_new_job_with_a_reused_id(self, storage: Storage) -> None:
         [first, second, third] = a_known_flow()
         storage.enqueue([first, second, third])
         storage.jobs.remove(DOWNSTREAM, ["d"])
@@ -166,7 +168,7 @@ class FlowGraphsContract(StorageCase):
 
         assert keys(flow(storage, "c")) == set(FLOW[:3])
 
-    def test_a_moved_job_is_found_where_it_is(self, storage: Storage) -> None:
+    def test_flow_graph_contains_moved_jobs(self, storage: Storage) -> None:
         storage.enqueue(a_flow())
         storage.jobs.move(UPSTREAM, ["a"], "elsewhere")
         storage.sweep()
@@ -177,7 +179,7 @@ class FlowGraphsContract(StorageCase):
         assert (DOWNSTREAM, "d") in keys(found)
         assert ("a", "c", True) in edges(found)
 
-    def test_no_more_jobs_are_looked_at_than_was_said(self, storage: Storage) -> None:
+    def test_flow_graph_respects_its_limit(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 30)
         last = enqueue(storage, depends_on=tuple((QUEUE, one) for one in ids))
 
@@ -188,7 +190,7 @@ class FlowGraphsContract(StorageCase):
         assert len(some.edges) == 9
         assert (len(whole.nodes), whole.cut) == (31, False)
 
-    def test_reading_changes_nothing(self, storage: Storage) -> None:
+    def test_reading_a_flow_graph_changes_nothing(self, storage: Storage) -> None:
         storage.enqueue(a_flow())
         before = [storage.reads.page(queue, None, 10) for queue in (UPSTREAM, QUEUE, DOWNSTREAM)]
 

@@ -1,4 +1,4 @@
-"""Flows: jobs that are enqueued in one call and wait for one another."""
+"""Flows: jobs of one enqueue call that depend on each other."""
 
 import pytest
 
@@ -45,14 +45,14 @@ def worked_off(storage: Storage, slots: int = 10) -> list[set[str]]:
 class FlowsContract(StorageCase):
     """Cases about calls that enqueue a graph of jobs."""
 
-    def test_jobs_of_one_call_may_wait_for_one_another(self, storage: Storage) -> None:
+    def test_jobs_of_one_call_can_depend_on_each_other(self, storage: Storage) -> None:
         answers = storage.enqueue(a_flow())
 
         assert [(answer.queue, answer.id) for answer in answers] == FLOW
         assert {answer.status for answer in answers} == {"queued"}
         assert worked_off(storage) == [{"a", "b"}, {"c"}, {"d"}]
 
-    def test_what_waits_may_lie_in_any_queue(self, storage: Storage) -> None:
+    def test_jobs_of_a_flow_can_be_in_any_queue(self, storage: Storage) -> None:
         chain = [batch(ids=["0"], queue="q0")]
         for number in range(1, 12):
             before = (chain[-1].queue, str(number - 1))
@@ -62,7 +62,7 @@ class FlowsContract(StorageCase):
 
         assert worked_off(storage) == [{str(number)} for number in range(12)]
 
-    def test_the_same_call_again_changes_nothing(self, storage: Storage) -> None:
+    def test_enqueueing_the_same_flow_again_changes_nothing(self, storage: Storage) -> None:
         storage.enqueue(a_flow())
 
         with nothing_changes(storage):
@@ -73,7 +73,7 @@ class FlowsContract(StorageCase):
         assert [answer.status for answer in storage.enqueue(a_flow())] == ["completed"] * 4
 
     @pytest.mark.parametrize("there", [1, 2, 3])
-    def test_a_call_completes_what_an_earlier_one_began(self, storage: Storage, there: int) -> None:
+    def test_enqueueing_a_partly_stored_flow_again_completes_it(self, storage: Storage, there: int) -> None:
         storage.enqueue(a_flow()[:there])
         done = worked_off(storage)
 
@@ -82,14 +82,14 @@ class FlowsContract(StorageCase):
         assert [answer.status for answer in answers[there + 1 :]] == ["queued"] * (3 - there)
         assert done + worked_off(storage) == [{"a", "b"}, {"c"}, {"d"}]
 
-    def test_an_earlier_job_of_a_call_cannot_wait_for_a_later_one(self, storage: Storage) -> None:
+    def test_job_cannot_depend_on_a_later_job_of_the_call(self, storage: Storage) -> None:
         first, second, third = a_flow()
 
         refused = pytest.raises(OptionError, match=r"depends_on.*'upstream'.*'a'")
         with nothing_changes(storage), nothing_changes(storage, UPSTREAM), refused:
             storage.enqueue([second, first, third])
 
-    def test_of_a_call_with_an_unknown_dependency_nothing_is_there(self, storage: Storage) -> None:
+    def test_flow_with_unknown_dependency_is_rejected_as_a_whole(self, storage: Storage) -> None:
         *others, last = a_flow()
         last = batch(ids=["d"], depends_on=((QUEUE, "c"), (QUEUE, "nobody")))
 
@@ -97,7 +97,7 @@ class FlowsContract(StorageCase):
         with nothing_changes(storage), nothing_changes(storage, UPSTREAM), refused:
             storage.enqueue([*others, last])
 
-    def test_a_flow_fails_with_its_first_job(self, storage: Storage) -> None:
+    def test_flow_fails_with_its_first_job(self, storage: Storage) -> None:
         storage.enqueue(a_flow())
 
         storage.jobs.cancel(UPSTREAM, ["b"])
@@ -108,7 +108,7 @@ class FlowsContract(StorageCase):
             State.FAILED,
         ]
 
-    def test_jobs_wait_for_the_owner_of_a_key_that_was_taken(self, storage: Storage) -> None:
+    def test_flow_waits_for_the_owner_of_a_taken_unique_key(self, storage: Storage) -> None:
         owner = enqueue(storage, queue=UPSTREAM, unique_key="k")
         kept = batch(ids=["a"], queue=UPSTREAM, unique_key="k")
         waits = batch(ids=["b"], depends_on=((UPSTREAM, "a"),))
@@ -119,7 +119,7 @@ class FlowsContract(StorageCase):
         assert job(storage, "b").options.depends_on == ((UPSTREAM, owner),)
         assert worked_off(storage) == [{owner}, {"b"}]
 
-    def test_a_thousand_jobs_and_the_one_behind_them_in_one_call(self, storage: Storage) -> None:
+    def test_job_depends_on_a_thousand_jobs_of_the_same_call(self, storage: Storage) -> None:
         ids = [str(number) for number in range(1_000)]
         children = batch(ids=ids, queue=UPSTREAM)
         parent = batch(ids=["parent"], depends_on=tuple((UPSTREAM, job_id) for job_id in ids))

@@ -1,4 +1,4 @@
-"""Groups: jobs of one group run one after the other, and delay no other group."""
+"""Groups: jobs of one group run one after another and do not delay other groups."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -41,7 +41,7 @@ SLOW = Rate(1, LATER)
 class GroupsContract(StorageCase):
     """Cases about keyed concurrency."""
 
-    def test_one_job_of_a_group_is_active_at_once(self, storage: Storage) -> None:
+    def test_at_most_one_job_of_a_group_is_active(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3, group="g")
 
         assert claim_ids(storage, 10) == ids[:1]
@@ -50,7 +50,7 @@ class GroupsContract(StorageCase):
 
     # What is told of groups.
 
-    def test_the_groups_with_most_waiting_jobs_come_first(self, storage: Storage) -> None:
+    def test_groups_with_most_waiting_jobs_are_listed_first(self, storage: Storage) -> None:
         for group, many in (("b", 2), ("a", 2), ("most", 4), ("few", 1)):
             enqueue_many(storage, many, group=group)
         enqueue_many(storage, 3)
@@ -67,7 +67,7 @@ class GroupsContract(StorageCase):
         assert (found.mode, found.limit, found.rate, found.overrides) == ("optional", 1, None, GroupLimit())
         assert (found.named, found.whole) == ([], True)
 
-    def test_groups_are_told_of_by_name_whether_they_have_jobs_or_not(self, storage: Storage) -> None:
+    def test_named_groups_are_listed_with_or_without_jobs(self, storage: Storage) -> None:
         enqueue_many(storage, 2, group="g")
         storage.queues.pause_group(QUEUE, "idle")
 
@@ -82,7 +82,7 @@ class GroupsContract(StorageCase):
         assert storage.reads.groups("nobodys", 5, ["g"]).named[0].waiting == 0
         assert "nobodys" not in storage.queues.names()
 
-    def test_of_a_group_what_counts_is_told_and_what_was_said(self, storage: Storage) -> None:
+    def test_group_overview_has_effective_limits_and_overrides(self, storage: Storage) -> None:
         storage.queues.set_group_limit(QUEUE, None, concurrency=3, rate=SLOW)
         storage.queues.set_group_limit(QUEUE, "g", concurrency=5, weight=2)
         storage.queues.set_group_limit(WEIGHTED, "b", rate=SLOW)
@@ -95,7 +95,7 @@ class GroupsContract(StorageCase):
         [one] = storage.reads.groups(WEIGHTED, 5, ["b"]).named
         assert (one.limit, one.rate, one.weight) == (4, SLOW, 2)
 
-    def test_groups_that_are_words_only_hold_nobody_back(self, storage: Storage) -> None:
+    def test_group_overview_of_ungrouped_queue_has_no_limits(self, storage: Storage) -> None:
         enqueue(storage, queue=UNGROUPED, group="g")
 
         found = storage.reads.groups(UNGROUPED, 5, ["g"])
@@ -103,7 +103,7 @@ class GroupsContract(StorageCase):
         assert (found.mode, found.limit, found.busiest) == ("global", 0, [])
         assert (found.named[0].limit, found.named[0].waiting) == (0, 0)
 
-    def test_of_a_great_many_groups_the_busiest_are_found(self, storage: Storage) -> None:
+    def test_busiest_of_many_groups_are_found(self, storage: Storage) -> None:
         storage.enqueue([batch(1, group=f"g{number:04}") for number in range(600)])
         for group in ("g0599", "y", "z"):
             enqueue_many(storage, 40, group=group)
@@ -116,7 +116,7 @@ class GroupsContract(StorageCase):
 
     # Order.
 
-    def test_a_group_is_served_in_order(self, storage: Storage) -> None:
+    def test_jobs_of_a_group_run_in_order(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 5, group="g")
         served = []
         for _ in ids:
@@ -126,7 +126,7 @@ class GroupsContract(StorageCase):
 
         assert served == ids
 
-    def test_groups_and_jobs_without_one_run_beside_each_other(self, storage: Storage) -> None:
+    def test_groups_and_ungrouped_jobs_run_concurrently(self, storage: Storage) -> None:
         enqueue_many(storage, 3, group="a")
         enqueue_many(storage, 3, group="b")
         free = enqueue_many(storage, 3)
@@ -137,7 +137,7 @@ class GroupsContract(StorageCase):
         assert {one.id for one in claimed} >= set(free)
         assert sorted(str(one.options.group) for one in claimed) == ["None"] * 3 + ["a", "b"]
 
-    def test_a_blocked_group_does_not_starve_the_others(self, storage: Storage) -> None:
+    def test_busy_group_does_not_starve_other_groups(self, storage: Storage) -> None:
         enqueue_many(storage, 2_000, group="big", priority=9)
         claim_one(storage)
         small = enqueue(storage, group="small")
@@ -146,23 +146,21 @@ class GroupsContract(StorageCase):
         assert claim_ids(storage, 10) == [small, free]
 
     @pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
-    def test_every_end_of_a_run_frees_its_group(
-        self, storage: Storage, end: Callable[[Claimed], Outcome]
-    ) -> None:
+    def test_every_outcome_frees_the_group(self, storage: Storage, end: Callable[[Claimed], Outcome]) -> None:
         enqueue_many(storage, 2, group="g")
         finish(storage, end(claim_one(storage)))
 
         assert len(claim(storage, 10)) == 1
         assert claim(storage, 10) == []
 
-    def test_a_finish_frees_its_group_for_the_claim_in_the_same_call(self, storage: Storage) -> None:
+    def test_finish_frees_the_group_for_the_claim_in_the_same_call(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 2, group="g")
 
         answer = storage.finish([completing(claim_one(storage))], request(5))
 
         assert [one.id for one in answer.claims.jobs] == ids[1:]
 
-    def test_a_lost_run_frees_its_group(self, storage: Storage) -> None:
+    def test_stalled_job_frees_its_group(self, storage: Storage) -> None:
         first, second = enqueue_many(storage, 2, group="g")
         claimed = claim_one(storage)
         self.lose_lease(storage, claimed.lease)
@@ -173,9 +171,7 @@ class GroupsContract(StorageCase):
         assert state(storage, second) is State.WAITING
 
     @pytest.mark.parametrize("times", [1, 3])
-    def test_a_job_given_back_runs_before_those_behind_it_in_its_group(
-        self, storage: Storage, times: int
-    ) -> None:
+    def test_released_job_runs_before_later_jobs_of_its_group(self, storage: Storage, times: int) -> None:
         first, second, third = enqueue_many(storage, 3, group="g")
         for _ in range(times):
             claimed = claim_one(storage)
@@ -187,7 +183,7 @@ class GroupsContract(StorageCase):
             assert claimed.id == expected
             finish(storage, completing(claimed))
 
-    def test_a_lifo_job_goes_before_those_that_wait_in_its_group(self, storage: Storage) -> None:
+    def test_lifo_job_goes_before_waiting_jobs_of_its_group(self, storage: Storage) -> None:
         active = an_active_job(storage, group="g")
         behind = enqueue(storage, group="g")
         before = enqueue(storage, group="g", lifo=True)
@@ -198,7 +194,7 @@ class GroupsContract(StorageCase):
 
         assert [first.id, *claim_ids(storage, 10)] == [before, behind]
 
-    def test_a_job_waiting_for_its_retry_does_not_hold_its_group(self, storage: Storage) -> None:
+    def test_job_waiting_for_retry_does_not_block_its_group(self, storage: Storage) -> None:
         first, second = enqueue_many(storage, 2, group="g")
         finish(storage, retrying(claim_one(storage), delay=SOON))
 
@@ -209,7 +205,7 @@ class GroupsContract(StorageCase):
         finish(storage, completing(claimed))
         assert claim_ids(storage) == [first]
 
-    def test_a_job_cancelled_in_its_group_makes_way(self, storage: Storage) -> None:
+    def test_cancelled_jobs_do_not_block_their_group(self, storage: Storage) -> None:
         first, second, third = enqueue_many(storage, 3, group="g")
 
         storage.jobs.cancel(QUEUE, [first, third])
@@ -217,7 +213,7 @@ class GroupsContract(StorageCase):
         assert claim_ids(storage, 10) == [second]
         assert counts(storage) == {State.ACTIVE: 1, State.CANCELLED: 2}
 
-    def test_a_job_removed_or_put_off_makes_way(self, storage: Storage) -> None:
+    def test_removed_and_rescheduled_jobs_do_not_block_their_group(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 4, group="g")
         later = self.now(storage) + LATER
         storage.jobs.remove(QUEUE, ids[:1])
@@ -227,14 +223,14 @@ class GroupsContract(StorageCase):
         assert claim_ids(storage, 10) == ids[2:3]
         assert counts(storage) == {State.ACTIVE: 1, State.DELAYED: 2}
 
-    def test_a_job_that_expires_makes_way(self, storage: Storage) -> None:
+    def test_expired_jobs_do_not_block_their_group(self, storage: Storage) -> None:
         enqueue_many(storage, 2, group="g", ttl=SOON)
         kept = enqueue(storage, group="g")
         self.advance(SOON + 1)
 
         assert claim_ids(storage, 3) == [kept]
 
-    def test_delayed_jobs_join_their_group_when_they_are_due(self, storage: Storage) -> None:
+    def test_due_jobs_wait_for_their_group(self, storage: Storage) -> None:
         enqueue_many(storage, 2, group="g", delay=SOON)
         active = an_active_job(storage, group="g")
         self.pass_time(storage, SOON + 1)
@@ -243,7 +239,7 @@ class GroupsContract(StorageCase):
         finish(storage, completing(active))
         assert len(claim(storage, 10)) == 1
 
-    def test_a_dead_letter_retried_joins_its_group(self, storage: Storage) -> None:
+    def test_retried_dead_letter_waits_for_its_group(self, storage: Storage) -> None:
         dead = a_failed_job(storage, group="g")
         active = an_active_job(storage, group="g")
         storage.jobs.retry(QUEUE, [dead])
@@ -252,7 +248,7 @@ class GroupsContract(StorageCase):
         finish(storage, completing(active))
         assert claim_ids(storage, 10) == [dead]
 
-    def test_an_unhandled_job_of_a_group_holds_its_place(self, storage: Storage) -> None:
+    def test_unhandled_job_keeps_its_position_in_its_group(self, storage: Storage) -> None:
         unhandled = enqueue(storage, group="g", name="not.here.yet")
         handled = enqueue(storage, group="g")
 
@@ -260,7 +256,7 @@ class GroupsContract(StorageCase):
         assert claim_ids(storage, 10, names=["not.here.yet"]) == [unhandled]
         assert state(storage, handled) is State.WAITING
 
-    def test_groups_are_of_their_queue(self, storage: Storage) -> None:
+    def test_groups_belong_to_their_queue(self, storage: Storage) -> None:
         enqueue(storage, queue="left", group="g")
         enqueue(storage, queue="right", group="g")
 
@@ -272,7 +268,7 @@ class GroupsContract(StorageCase):
 
         assert len(claim(storage, 10)) == 6
 
-    def test_a_queue_may_let_more_of_a_group_run_at_once(self, storage: Storage) -> None:
+    def test_queue_policy_sets_group_concurrency(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 4, queue=PAIRS, group="g")
 
         first, second = claim(storage, 10)
@@ -280,7 +276,7 @@ class GroupsContract(StorageCase):
         finish(storage, completing(second))
         assert claim_ids(storage, 10) == ids[2:3]
 
-    def test_many_groups_are_served_and_forgotten(self, storage: Storage) -> None:
+    def test_hundreds_of_groups_run_to_the_end(self, storage: Storage) -> None:
         for number in range(300):
             enqueue_many(storage, 2, group=f"customer:{number}")
 
@@ -294,7 +290,7 @@ class GroupsContract(StorageCase):
 
     # Turns.
 
-    def test_a_key_with_many_jobs_delays_one_of_another_by_a_turn_at_most(self, storage: Storage) -> None:
+    def test_large_group_delays_a_job_of_another_group_by_one_turn_at_most(self, storage: Storage) -> None:
         many = enqueue_many(storage, 100, queue=PAIRS, group="many")
         one = enqueue(storage, queue=PAIRS, group="one")
 
@@ -303,7 +299,7 @@ class GroupsContract(StorageCase):
         assert [first.id, second.id] == [many[0], one]
         assert claim_ids(storage, 10) == many[1:2]
 
-    def test_keys_take_turns(self, storage: Storage) -> None:
+    def test_groups_take_turns(self, storage: Storage) -> None:
         for group in ("a", "b", "c"):
             enqueue_many(storage, 3, queue=PAIRS, group=group)
         served = []
@@ -314,7 +310,7 @@ class GroupsContract(StorageCase):
 
         assert served == ["a", "b", "c"] * 3
 
-    def test_one_claim_may_take_all_that_a_key_allows(self, storage: Storage) -> None:
+    def test_one_claim_takes_as_many_jobs_as_group_concurrency_allows(self, storage: Storage) -> None:
         storage.queues.set_group_limit(QUEUE, None, concurrency=5)
         ids = enqueue_many(storage, 8, group="g")
         free = enqueue(storage)
@@ -323,7 +319,7 @@ class GroupsContract(StorageCase):
 
     # What is said to groups.
 
-    def test_a_limit_of_one_key_is_raised_and_lowered_while_its_jobs_run(self, storage: Storage) -> None:
+    def test_concurrency_of_one_group_can_change_while_its_jobs_run(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 8, group="g")
         enqueue_many(storage, 3, group="h")
         first, other = claim(storage, 10)
@@ -338,7 +334,9 @@ class GroupsContract(StorageCase):
         assert claim_ids(storage, 10) == ids[3:4]
         assert other.options.group == "h"
 
-    def test_the_limit_of_all_keys_changes_but_for_those_with_their_own(self, storage: Storage) -> None:
+    def test_default_group_concurrency_does_not_override_limits_of_single_groups(
+        self, storage: Storage
+    ) -> None:
         for group in ("a", "b", "c"):
             enqueue_many(storage, 5, group=group)
         storage.queues.set_group_limit(QUEUE, "c", concurrency=1)
@@ -348,7 +346,7 @@ class GroupsContract(StorageCase):
         assert sorted(str(one.options.group) for one in claim(storage, 20)) == ["a", "a", "b", "b"]
         assert storage.queues.group_limits(QUEUE) == {"c": GroupLimit(1), None: GroupLimit(3)}
 
-    def test_a_limit_taken_back_leaves_that_of_the_queue(self, storage: Storage) -> None:
+    def test_removed_group_limit_restores_the_queue_policy(self, storage: Storage) -> None:
         enqueue_many(storage, 5, group="g")
         storage.queues.set_group_limit(QUEUE, "g", concurrency=2)
         storage.queues.set_group_limit(QUEUE, "g", concurrency=None)
@@ -358,7 +356,7 @@ class GroupsContract(StorageCase):
         assert len(claim(storage, 10)) == 1
         assert storage.queues.group_limits(QUEUE) == {}
 
-    def test_nothing_of_a_paused_key_starts_and_the_others_go_on(self, storage: Storage) -> None:
+    def test_paused_group_does_not_affect_other_groups(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3, group="g")
         others = enqueue_many(storage, 2, group="h")
         storage.queues.pause_group(QUEUE, "g")
@@ -369,7 +367,7 @@ class GroupsContract(StorageCase):
         assert claim_ids(storage, 10) == ids[:1]
         assert storage.queues.group_limits(QUEUE) == {}
 
-    def test_a_key_is_paused_before_it_has_jobs(self, storage: Storage) -> None:
+    def test_group_can_be_paused_before_it_has_jobs(self, storage: Storage) -> None:
         storage.queues.pause_group(QUEUE, "g")
         ids = enqueue_many(storage, 2, group="g")
 
@@ -379,7 +377,7 @@ class GroupsContract(StorageCase):
         storage.queues.resume_group(QUEUE, "g")
         assert claim_ids(storage, 10) == ids[:1]
 
-    def test_a_pause_lets_running_jobs_end_and_keeps_the_order(self, storage: Storage) -> None:
+    def test_paused_group_lets_active_jobs_finish_and_keeps_its_order(self, storage: Storage) -> None:
         storage.queues.set_group_limit(QUEUE, "g", concurrency=2)
         ids = enqueue_many(storage, 4, group="g")
         first, second = claim(storage, 10)
@@ -396,7 +394,7 @@ class GroupsContract(StorageCase):
         assert served == [ids[0], *ids[2:]]
 
     @pytest.mark.parametrize("priority", [0, 5])
-    def test_what_was_ready_of_a_paused_key_keeps_its_place(self, storage: Storage, priority: int) -> None:
+    def test_ready_job_of_a_paused_group_keeps_its_position(self, storage: Storage, priority: int) -> None:
         ids = enqueue_many(storage, 2, group="g", priority=priority)
         claim(storage, 10, names=["another"])
         storage.queues.pause_group(QUEUE, "g")
@@ -409,7 +407,7 @@ class GroupsContract(StorageCase):
         finish(storage, completing(claimed))
         assert [claimed.id, *claim_ids(storage, 10)] == [ids[0], last]
 
-    def test_a_resumed_key_wakes_those_who_listen(self, storage: Storage) -> None:
+    def test_resumed_group_wakes_listeners(self, storage: Storage) -> None:
         storage.queues.pause_group(QUEUE, "g")
         enqueue(storage, group="g")
         wakes = Wakes()
@@ -419,7 +417,7 @@ class GroupsContract(StorageCase):
         assert wakes.arrived()
         stop()
 
-    def test_what_was_said_to_a_key_outlives_its_jobs_and_goes_with_the_queue(self, storage: Storage) -> None:
+    def test_group_limits_outlive_jobs_and_are_obliterated_with_the_queue(self, storage: Storage) -> None:
         storage.queues.set_group_limit(QUEUE, "g", concurrency=2)
         storage.queues.pause_group(QUEUE, "h")
         enqueue(storage, group="g")
@@ -433,7 +431,7 @@ class GroupsContract(StorageCase):
         assert storage.queues.group_limits(QUEUE) == {}
         assert len(claim(storage, 10)) == 2
 
-    def test_many_keys_hear_of_a_new_limit(self, storage: Storage) -> None:
+    def test_new_default_group_concurrency_applies_to_hundreds_of_groups(self, storage: Storage) -> None:
         for number in range(230):
             enqueue_many(storage, 2, group=f"customer:{number}")
         assert len(claim(storage, 1_000)) == 230
@@ -444,7 +442,7 @@ class GroupsContract(StorageCase):
 
     # Rates: RATED lets two of a key start at once, and then one each SOON.
 
-    def test_a_key_starts_so_many_jobs_at_once_and_then_one_at_a_time(self, storage: Storage) -> None:
+    def test_group_rate_allows_a_burst_and_then_steady_starts(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 5, queue=RATED, group="g")
 
         assert claim_ids(storage, 10) == ids[:2]
@@ -455,7 +453,7 @@ class GroupsContract(StorageCase):
         assert claim_ids(storage, 10) == ids[3:]
         assert counts(storage, RATED) == {State.ACTIVE: 5}
 
-    def test_a_key_at_its_rate_holds_up_no_other(self, storage: Storage) -> None:
+    def test_group_at_its_rate_does_not_block_other_groups(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 2_000, queue=RATED, group="g", priority=9)
         assert claim_ids(storage, 10) == ids[:2]
         other = enqueue(storage, queue=RATED, group="h")
@@ -465,7 +463,7 @@ class GroupsContract(StorageCase):
         assert storage.reads.waiting_names(RATED) == {}
         assert counts(storage, RATED) == {State.ACTIVE: 4, State.WAITING: 1_998}
 
-    def test_a_claim_tells_when_the_next_of_a_key_may_start(self, storage: Storage) -> None:
+    def test_empty_claim_returns_time_until_the_group_rate_allows_a_start(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3, queue=RATED, group="g")
         first = storage.claim(request(10))
         claims = storage.claim(request(10))
@@ -478,7 +476,7 @@ class GroupsContract(StorageCase):
         assert claim_ids(storage, 10) == ids[2:]
         assert storage.claim(request(10)).wait is None
 
-    def test_the_end_of_a_run_does_not_start_another_before_its_time(self, storage: Storage) -> None:
+    def test_finish_does_not_start_the_next_job_before_the_group_rate_allows(self, storage: Storage) -> None:
         storage.queues.set_group_limit(QUEUE, "g", rate=Rate(1, 2 * SOON))
         ids = enqueue_many(storage, 2, group="g")
         answer = storage.finish([completing(claim_one(storage))], request(5))
@@ -489,7 +487,7 @@ class GroupsContract(StorageCase):
         self.advance(2 * SOON)
         assert claim_ids(storage) == ids[1:]
 
-    def test_upkeep_wakes_those_who_wait_for_a_key_at_its_rate(self, storage: Storage) -> None:
+    def test_sweep_wakes_listeners_when_the_group_rate_allows_a_start(self, storage: Storage) -> None:
         enqueue_many(storage, 3, queue=RATED, group="g")
         claim(storage, 10)
         wakes = Wakes()
@@ -501,7 +499,7 @@ class GroupsContract(StorageCase):
         assert storage.reads.waiting_names(RATED) == {"handler": 1}
         assert len(claim(storage, 10)) == 1
 
-    def test_a_job_that_comes_meanwhile_overtakes_none_of_its_key(self, storage: Storage) -> None:
+    def test_new_job_does_not_overtake_rate_limited_jobs_of_its_group(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3, queue=RATED, group="g")
         claim(storage, 10)
         self.advance(10 * SOON)
@@ -509,7 +507,7 @@ class GroupsContract(StorageCase):
 
         assert claim_ids(storage, 10) == [ids[2], last]
 
-    def test_what_a_key_has_not_used_is_its_rate_at_most(self, storage: Storage) -> None:
+    def test_unused_group_rate_accumulates_to_one_burst_at_most(self, storage: Storage) -> None:
         first = enqueue(storage, queue=RATED, group="g")
         assert claim_ids(storage) == [first]
         self.pass_time(storage, 20 * SOON)
@@ -517,7 +515,7 @@ class GroupsContract(StorageCase):
 
         assert len(claim(storage, 10)) == 2
 
-    def test_a_run_given_back_keeps_its_turn_and_has_used_the_rate(self, storage: Storage) -> None:
+    def test_released_job_keeps_its_position_and_uses_the_group_rate(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3, queue=RATED, group="g")
         one, two = claim(storage, 10)
         finish(storage, releasing(two), releasing(one))
@@ -526,9 +524,7 @@ class GroupsContract(StorageCase):
         self.advance(2 * SOON)
         assert claim_ids(storage, 10) == ids[:2]
 
-    def test_a_rate_of_one_key_is_said_changed_and_taken_back_while_its_jobs_wait(
-        self, storage: Storage
-    ) -> None:
+    def test_group_rate_can_be_set_changed_and_removed_while_jobs_wait(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 9, group="g")
         enqueue_many(storage, 2, group="h")
         storage.queues.set_group_limit(QUEUE, "g", concurrency=9, rate=SLOW)
@@ -541,7 +537,7 @@ class GroupsContract(StorageCase):
         assert claim_ids(storage, 10) == ids[4:]
         assert storage.queues.group_limits(QUEUE) == {"g": GroupLimit(9)}
 
-    def test_a_rate_said_when_jobs_are_ready_holds_them_back(self, storage: Storage) -> None:
+    def test_new_group_rate_applies_to_ready_jobs(self, storage: Storage) -> None:
         storage.queues.set_group_limit(QUEUE, "g", concurrency=3, weight=3)
         ids = enqueue_many(storage, 5, group="g")
         assert storage.reads.waiting_names(QUEUE) == {"handler": 3}
@@ -552,7 +548,7 @@ class GroupsContract(StorageCase):
         storage.queues.set_group_limit(QUEUE, "g", rate=None)
         assert claim_ids(storage, 10) == ids[1:3]
 
-    def test_a_rate_of_all_keys_counts_but_for_those_with_their_own(self, storage: Storage) -> None:
+    def test_default_group_rate_does_not_override_rates_of_single_groups(self, storage: Storage) -> None:
         storage.queues.set_group_limit(QUEUE, None, concurrency=5, rate=SLOW)
         storage.queues.set_group_limit(QUEUE, "c", rate=Rate(3, LATER))
         for group in ("a", "b", "c"):
@@ -567,7 +563,7 @@ class GroupsContract(StorageCase):
         storage.queues.set_group_limit(QUEUE, None, rate=None)
         assert Counter(one.options.group for one in claim(storage, 20)) == {"a": 4, "b": 4}
 
-    def test_a_paused_key_does_not_go_on_by_its_rate(self, storage: Storage) -> None:
+    def test_paused_group_does_not_start_jobs_when_its_rate_allows(self, storage: Storage) -> None:
         enqueue_many(storage, 3, queue=RATED, group="g")
         claim(storage, 10)
         storage.queues.pause_group(RATED, "g")
@@ -578,7 +574,7 @@ class GroupsContract(StorageCase):
         storage.queues.resume_group(RATED, "g")
         assert len(claim(storage, 10)) == 1
 
-    def test_a_key_none_of_whose_jobs_waits_any_more_is_waited_for_no_more(self, storage: Storage) -> None:
+    def test_claim_has_no_wait_for_a_group_without_waiting_jobs(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 4, queue=RATED, group="g")
         claim(storage, 10)
         storage.jobs.cancel(RATED, ids[2:3])
@@ -587,7 +583,7 @@ class GroupsContract(StorageCase):
         assert storage.claim(request(5, queues=[RATED])).wait is None
         assert counts(storage, RATED) == {State.ACTIVE: 2, State.CANCELLED: 1}
 
-    def test_resting_keys_are_no_delayed_jobs(self, storage: Storage) -> None:
+    def test_rate_limited_groups_do_not_count_as_delayed_jobs(self, storage: Storage) -> None:
         enqueue_many(storage, 3, queue=RATED, group="g")
         enqueue(storage, queue=RATED, delay=LATER)
         claim(storage, 10)
@@ -596,7 +592,7 @@ class GroupsContract(StorageCase):
         self.advance(SOON)
         assert storage.sweep().promoted == 0
 
-    def test_rates_go_with_the_queue(self, storage: Storage) -> None:
+    def test_obliterate_resets_group_rates(self, storage: Storage) -> None:
         enqueue_many(storage, 3, queue=RATED, group="g")
         claim(storage, 10)
         storage.queues.obliterate(RATED, force=True)
@@ -619,16 +615,16 @@ class GroupsContract(StorageCase):
         return served
 
     @pytest.mark.parametrize("at_once", [1, 3])
-    def test_busy_keys_have_turns_by_their_weights(self, storage: Storage, at_once: int) -> None:
+    def test_busy_groups_get_turns_by_weight(self, storage: Storage, at_once: int) -> None:
         served = self.shares(storage, "abc", at_once)
 
         for group, weight in (("a", 1), ("b", 2), ("c", 3)):
             assert abs(served[group] - 100 * weight) <= 5 * weight
 
-    def test_keys_of_one_weight_have_as_many_turns(self, storage: Storage) -> None:
+    def test_groups_of_equal_weight_get_equal_turns(self, storage: Storage) -> None:
         assert self.shares(storage, "axyz") == dict.fromkeys("axyz", 150)
 
-    def test_a_limit_below_the_weight_of_a_key_wins(self, storage: Storage) -> None:
+    def test_group_concurrency_below_its_weight_applies(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 9, queue=WEIGHTED, group="heavy")
 
         assert storage.reads.waiting_names(WEIGHTED) == {"handler": 4}
@@ -637,7 +633,7 @@ class GroupsContract(StorageCase):
         finish(storage, completing(first[1]))
         assert claim_ids(storage, 10) == ids[4:5]
 
-    def test_a_weight_is_said_while_jobs_wait_and_keeps_the_order(self, storage: Storage) -> None:
+    def test_group_weight_can_change_while_jobs_wait_and_keeps_the_order(self, storage: Storage) -> None:
         heavy = enqueue_many(storage, 6, queue=WEIGHTED, group="a")
         light = enqueue_many(storage, 3, queue=WEIGHTED, group="d")
         storage.queues.set_group_limit(WEIGHTED, "a", weight=2)
@@ -655,7 +651,7 @@ class GroupsContract(StorageCase):
         enqueue_many(storage, 3, queue=WEIGHTED, group="a")
         assert storage.reads.waiting_names(WEIGHTED) == {"handler": 1}
 
-    def test_a_key_at_its_rate_has_no_more_turns_for_its_weight(self, storage: Storage) -> None:
+    def test_group_rate_limits_a_weighted_group(self, storage: Storage) -> None:
         storage.queues.set_group_limit(WEIGHTED, "c", rate=Rate(2, LATER))
         ids = enqueue_many(storage, 9, queue=WEIGHTED, group="c")
 
@@ -664,7 +660,7 @@ class GroupsContract(StorageCase):
 
     # Modes.
 
-    def test_where_each_job_needs_a_key_one_without_is_refused(self, storage: Storage) -> None:
+    def test_queue_with_required_groups_rejects_ungrouped_jobs(self, storage: Storage) -> None:
         with pytest.raises(OptionError, match=r"group: .*'keyed-only' require a group"):
             storage.enqueue([batch(queue=KEYED_ONLY, group="g"), batch(queue=KEYED_ONLY)])
 
@@ -672,7 +668,7 @@ class GroupsContract(StorageCase):
         ids = enqueue_many(storage, 2, queue=KEYED_ONLY, group="g")
         assert claim_ids(storage, 10) == ids[:1]
 
-    def test_where_groups_are_words_only_they_hold_nobody_back(self, storage: Storage) -> None:
+    def test_ungrouped_queue_ignores_groups_of_jobs(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 4, queue=UNGROUPED, group="g")
         first, second, _ = claim(storage, 3)
         finish(storage, completing(first), releasing(second))

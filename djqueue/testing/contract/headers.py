@@ -1,4 +1,4 @@
-"""Headers: carried unchanged through everything that happens to a job."""
+"""Headers: stored unchanged through every transition of a job."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ class HeadersContract(StorageCase):
     """Cases about the option `headers`."""
 
     @pytest.mark.parametrize("there", sorted(State))
-    def test_a_job_has_its_headers_in_every_state(self, storage: Storage, there: State) -> None:
+    def test_job_has_its_headers_in_every_state(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage, headers=PARSED)
         other = JOB_IN[there](storage)
 
@@ -69,7 +69,7 @@ class HeadersContract(StorageCase):
             finish(storage, ended(claimed))
         same(job(storage, job_id).options.headers)
 
-    def test_jobs_that_differ_in_headers_keep_their_own(self, storage: Storage) -> None:
+    def test_jobs_keep_their_different_headers(self, storage: Storage) -> None:
         values = [1, True, 1.0, "1", None, [1], [True]]
         options = [parse_options({"headers": {"n": value}}, EnqueueOptions()).job.headers for value in values]
         ids = [enqueue(storage, headers=headers) for headers in options]
@@ -80,7 +80,7 @@ class HeadersContract(StorageCase):
         texts = [found[job_id].text for job_id in ids]
         assert texts == [headers.text for headers in options] + ["", ""]
 
-    def test_a_dead_letter_that_is_retried_has_its_headers(self, storage: Storage) -> None:
+    def test_retried_dead_letter_keeps_its_headers(self, storage: Storage) -> None:
         job_id = a_failed_job(storage, headers=PARSED)
 
         storage.jobs.retry(QUEUE, [job_id])
@@ -90,7 +90,7 @@ class HeadersContract(StorageCase):
         finish(storage, failing(claimed))
         same(job(storage, job_id).options.headers)
 
-    def test_a_moved_job_has_its_headers(self, storage: Storage) -> None:
+    def test_moved_job_keeps_its_headers(self, storage: Storage) -> None:
         first = enqueue(storage, id="first", queue="other")
         moved = a_waiting_job(storage, headers=PARSED)
         behind = enqueue(storage, headers=PARSED, depends_on=(("other", first),))
@@ -102,7 +102,7 @@ class HeadersContract(StorageCase):
         for job_id in (moved, behind):
             same(job(storage, job_id, queue="elsewhere").options.headers)
 
-    def test_a_replaced_payload_and_a_new_priority_leave_the_headers(self, storage: Storage) -> None:
+    def test_updated_job_keeps_its_headers(self, storage: Storage) -> None:
         job_id = a_waiting_job(storage, headers=PARSED)
 
         storage.jobs.update(QUEUE, [job_id], payload=b"\x01", priority=7)
@@ -111,7 +111,7 @@ class HeadersContract(StorageCase):
         assert (found.payload, found.options.priority) == (b"\x01", 7)
         same(found.options.headers)
 
-    def test_a_dependent_job_has_its_headers_after_it_is_released(self, storage: Storage) -> None:
+    def test_unblocked_job_keeps_its_headers(self, storage: Storage) -> None:
         first = enqueue(storage)
         second = enqueue(storage, headers=PARSED, depends_on=((QUEUE, first),))
         [claimed] = claim(storage)

@@ -1,4 +1,4 @@
-"""Ids, names and bytes: whatever a caller gives comes back as it was, and nothing is taken apart."""
+"""Ids, names and bytes: every accepted value is stored unchanged."""
 
 from typing import Any
 from uuid import UUID
@@ -80,7 +80,7 @@ def _short(text: str) -> str:
 class IdsAndBytesContract(StorageCase):
     """Cases about what jobs and queues are called, and what they carry."""
 
-    def test_ids_that_the_storage_makes_are_uuids_in_order_of_time(self, storage: Storage) -> None:
+    def test_generated_ids_are_uuids_in_order_of_time(self, storage: Storage) -> None:
         ids = [enqueue(storage) for _ in range(20)] + enqueue_many(storage, 5_000)
         self.advance(5)
         ids += [enqueue(storage, delay=1), *enqueue_many(storage, 5)]
@@ -90,68 +90,68 @@ class IdsAndBytesContract(StorageCase):
         assert {UUID(job_id).version for job_id in ids} == {7}
         assert ids == [str(UUID(job_id)) for job_id in ids]
 
-    @pytest.mark.parametrize("job_id", ODD, ids=_short)
-    def test_an_odd_id_lives_a_whole_life(self, storage: Storage, job_id: str) -> None:
-        with recorded(storage, job_id=job_id) as its_own, recorded(storage) as all_of_them:
-            assert storage.enqueue([batch(ids=[job_id])])[0].id == job_id
-            assert storage.enqueue([batch(ids=[job_id])])[0].status == "duplicate"
-            claimed = claim_one(storage)
-            assert claimed.id == job_id
-            assert storage.renew([lease_of(claimed)])[0].held
-            assert storage.report([report_of(claimed, 1)]) == [True]
-            assert finish(storage, failing(claimed)) == [True]
-            assert [letter.id for letter in storage.reads.dead_letters(QUEUE)] == [job_id]
-            assert storage.jobs.retry(QUEUE, [job_id]) == ["retried"]
-            assert finish(storage, completing(claim_one(storage))) == [True]
-            assert job(storage, job_id).id == job_id
-            assert storage.jobs.remove(QUEUE, [job_id]) == [True]
-            its_own.until("removed", job_id)
-            so_far(storage, all_of_them)
+    def test_unusual_job_id_works_in_every_operation(self, storage: Storage) -> None:
+        for job_id in ODD:
+            with recorded(storage, job_id=job_id) as its_own, recorded(storage) as all_of_them:
+                assert storage.enqueue([batch(ids=[job_id])])[0].id == job_id
+                assert storage.enqueue([batch(ids=[job_id])])[0].status == "duplicate"
+                claimed = claim_one(storage)
+                assert claimed.id == job_id
+                assert storage.renew([lease_of(claimed)])[0].held
+                assert storage.report([report_of(claimed, 1)]) == [True]
+                assert finish(storage, failing(claimed)) == [True]
+                assert [letter.id for letter in storage.reads.dead_letters(QUEUE)] == [job_id]
+                assert storage.jobs.retry(QUEUE, [job_id]) == ["retried"]
+                assert finish(storage, completing(claim_one(storage))) == [True]
+                assert job(storage, job_id).id == job_id
+                assert storage.jobs.remove(QUEUE, [job_id]) == [True]
+                its_own.until("removed", job_id)
+                so_far(storage, all_of_them)
 
-        words = ["queued", "active", "progress", "failed", "retried", "active", "completed"]
-        assert its_own.words(job_id) == all_of_them.words(job_id) == [*words, "removed"]
-        assert counts(storage) == {}
+            words = ["queued", "active", "progress", "failed", "retried", "active", "completed"]
+            assert its_own.words(job_id) == all_of_them.words(job_id) == [*words, "removed"]
+            assert counts(storage) == {}
 
-    @pytest.mark.parametrize("queue", ODD, ids=_short)
-    def test_an_odd_queue_lives_a_whole_life(self, storage: Storage, queue: str) -> None:
-        with recorded(storage, queue) as recorder:
-            enqueue_many(storage, 2, queue=queue)
-            assert queue in storage.queues.names()
-            claimed = claim(storage, 5, queues=[queue])
-            assert {one.queue for one in claimed} == {queue}
-            assert finish(storage, *map(completing, claimed)) == [True, True]
-            assert counts(storage, queue) == {State.COMPLETED: 2}
-            storage.queues.pause(queue)
-            assert storage.queues.is_paused(queue)
-            assert [event.queue for event in so_far(storage, recorder, queue)] == [queue] * 6
+    def test_unusual_queue_name_works_in_every_operation(self, storage: Storage) -> None:
+        for queue in ODD:
+            with recorded(storage, queue) as recorder:
+                enqueue_many(storage, 2, queue=queue)
+                assert queue in storage.queues.names()
+                claimed = claim(storage, 5, queues=[queue])
+                assert {one.queue for one in claimed} == {queue}
+                assert finish(storage, *map(completing, claimed)) == [True, True]
+                assert counts(storage, queue) == {State.COMPLETED: 2}
+                storage.queues.pause(queue)
+                assert storage.queues.is_paused(queue)
+                assert [event.queue for event in so_far(storage, recorder, queue)] == [queue] * 6
 
-        assert storage.queues.obliterate(queue) == 2
-        assert queue not in storage.queues.names()
+            assert storage.queues.obliterate(queue) == 2
+            assert queue not in storage.queues.names()
 
-    @pytest.mark.parametrize("text", ODD, ids=_short)
-    def test_odd_names_keys_groups_and_tags_are_kept(self, storage: Storage, text: str) -> None:
-        given: dict[str, Any] = {"name": text, "unique_key": text, "group": text, "tags": (text,)}
-        job_id = enqueue(storage, **given)
+    def test_unusual_names_keys_groups_and_tags_are_stored_unchanged(self, storage: Storage) -> None:
+        for text in ODD:
+            given: dict[str, Any] = {"name": text, "unique_key": text, "group": text, "tags": (text,)}
+            job_id = enqueue(storage, **given)
 
-        assert storage.enqueue([batch(**given)])[0].id == job_id
-        assert storage.reads.waiting_names(QUEUE) == {text: 1}
-        claimed = claim_one(storage, names=[text], worker=text)
-        assert (claimed.name, claimed.options.group, claimed.options.tags) == (text, text, (text,))
-        assert job(storage, job_id).worker == text
-        finish(storage, failing(claimed, reason="unknown"))
-        assert job(storage, job_id).options.unique_key == text
+            assert storage.enqueue([batch(**given)])[0].id == job_id
+            assert storage.reads.waiting_names(QUEUE) == {text: 1}
+            claimed = claim_one(storage, names=[text], worker=text)
+            assert (claimed.name, claimed.options.group, claimed.options.tags) == (text, text, (text,))
+            assert job(storage, job_id).worker == text
+            finish(storage, failing(claimed, reason="unknown"))
+            assert job(storage, job_id).options.unique_key == text
 
-    @pytest.mark.parametrize("text", ODD, ids=_short)
-    def test_odd_dependencies_are_met(self, storage: Storage, text: str) -> None:
-        enqueue(storage, queue=text, id=text)
-        job_id = enqueue(storage, id="dependent", depends_on=((text, text),))
-        assert state(storage, job_id) is State.BLOCKED
+    def test_dependencies_with_unusual_names_are_met(self, storage: Storage) -> None:
+        for number, text in enumerate(ODD):
+            enqueue(storage, queue=text, id=text)
+            job_id = enqueue(storage, id=f"dependent {number}", depends_on=((text, text),))
+            assert state(storage, job_id) is State.BLOCKED
 
-        finish(storage, completing(claim_one(storage, queues=[text])))
+            finish(storage, completing(claim_one(storage, queues=[text])))
 
-        assert claim_ids(storage) == ["dependent"]
+            assert claim_ids(storage) == [f"dependent {number}"]
 
-    def test_ids_that_look_alike_are_different_jobs(self, storage: Storage) -> None:
+    def test_similar_ids_are_different_jobs(self, storage: Storage) -> None:
         answers = storage.enqueue([batch(ids=ALIKE, payloads=[text.encode() for text in ALIKE])])
 
         assert {answer.status for answer in answers} == {"queued"}
@@ -163,7 +163,7 @@ class IdsAndBytesContract(StorageCase):
         assert storage.jobs.remove(QUEUE, ALIKE[:1]) == [True]
         assert counts(storage) == {State.COMPLETED: len(ALIKE) - 1}
 
-    def test_queues_that_look_alike_are_different_queues(self, storage: Storage) -> None:
+    def test_similar_queue_names_are_different_queues(self, storage: Storage) -> None:
         before = {*storage.queues.names()}
         for text in ALIKE:
             enqueue(storage, queue=text, id="same", payload=text.encode())
@@ -178,7 +178,7 @@ class IdsAndBytesContract(StorageCase):
         [b"", b"\0", EVERY_BYTE, EVERY_BYTE[::-1], b"\xff\xfe", b"\xc3\x28", b"{json?", b"\r\n"],
         ids=lambda payload: repr(payload[:8]),
     )
-    def test_bytes_come_back_as_they_were(self, storage: Storage, payload: bytes) -> None:
+    def test_payload_and_result_bytes_are_stored_unchanged(self, storage: Storage, payload: bytes) -> None:
         job_id = enqueue(storage, payload=payload)
         claimed = claim_one(storage)
         finish(storage, completing(claimed, payload))
@@ -186,7 +186,7 @@ class IdsAndBytesContract(StorageCase):
         record = job(storage, job_id)
         assert claimed.payload == record.payload == record.result == payload
 
-    def test_a_mebibyte_comes_back_as_it_was(self, storage: Storage) -> None:
+    def test_mebibyte_of_payload_and_result_is_stored_unchanged(self, storage: Storage) -> None:
         payload = EVERY_BYTE * 4_096
         job_id = enqueue(storage, payload=payload)
         claimed = claim_one(storage)

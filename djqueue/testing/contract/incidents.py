@@ -1,4 +1,4 @@
-"""Incidents: the process whose call changes a job without its worker is notified, once."""
+"""Incidents: the process that changes a job without its worker is notified once."""
 
 from collections.abc import Callable
 
@@ -36,14 +36,14 @@ class IncidentsContract(StorageCase):
         storage.on_incidents = found.extend
         return found
 
-    def test_a_lost_run_is_told_once(self, storage: Storage, told: list[Incident]) -> None:
+    def test_stalled_job_is_reported_once(self, storage: Storage, told: list[Incident]) -> None:
         claimed = an_active_job(storage)
         self.lose_lease(storage, claimed.lease)
         storage.sweep()
 
         assert told == [Incident(QUEUE, claimed.id, NAME, "stalled")]
 
-    def test_a_run_lost_too_often_is_a_stall_and_a_death(
+    def test_last_allowed_stall_is_reported_as_stalled_and_failed(
         self, storage: Storage, told: list[Incident]
     ) -> None:
         claimed = an_active_job(storage, max_stalls=0)
@@ -53,7 +53,7 @@ class IncidentsContract(StorageCase):
         assert (told[1].id, told[1].reason) == (claimed.id, "worker_lost")
         assert told[1].error is not None
 
-    def test_a_lost_run_of_a_job_that_was_to_stop_is_a_cancellation(
+    def test_stalled_job_with_requested_cancel_is_reported_as_cancelled(
         self, storage: Storage, told: list[Incident]
     ) -> None:
         claimed = an_active_job(storage)
@@ -62,21 +62,23 @@ class IncidentsContract(StorageCase):
 
         assert told == [Incident(QUEUE, claimed.id, NAME, "cancelled", "cancelled")]
 
-    def test_a_job_whose_ttl_is_over_is_a_death(self, storage: Storage, told: list[Incident]) -> None:
+    def test_expired_job_is_reported_as_failed(self, storage: Storage, told: list[Incident]) -> None:
         job_id = enqueue(storage, ttl=SOON)
         self.pass_time(storage, SOON + 1)
 
         assert [(one.id, one.event, one.reason) for one in told] == [(job_id, "failed", "ttl_expired")]
         assert told[0].error is not None
 
-    def test_a_ttl_that_is_over_at_the_claim_is_a_death(self, storage: Storage, told: list[Incident]) -> None:
+    def test_job_that_expires_at_a_claim_is_reported_as_failed(
+        self, storage: Storage, told: list[Incident]
+    ) -> None:
         job_id = enqueue(storage, ttl=SOON)
         self.advance(SOON + 1)
         assert claim(storage) == []
 
         assert [(one.id, one.event, one.reason) for one in told] == [(job_id, "failed", "ttl_expired")]
 
-    def test_a_cancelled_job_is_told_with_its_reason(self, storage: Storage, told: list[Incident]) -> None:
+    def test_cancelled_job_is_reported_with_its_reason(self, storage: Storage, told: list[Incident]) -> None:
         job_id = a_waiting_job(storage)
         storage.jobs.cancel(QUEUE, [job_id], "not wanted")
         storage.jobs.cancel(QUEUE, [job_id], "not wanted")
@@ -84,7 +86,7 @@ class IncidentsContract(StorageCase):
         assert told == [Incident(QUEUE, job_id, NAME, "cancelled", "not wanted")]
 
     @pytest.mark.parametrize(("rule", "event"), [("fail", "failed"), ("cancel", "cancelled")])
-    def test_a_job_whose_dependency_failed_is_told(
+    def test_dependent_of_failed_job_is_reported(
         self, storage: Storage, told: list[Incident], rule: str, event: str
     ) -> None:
         job_id = a_blocked_job(storage, on_dependency_failure=rule)
@@ -94,7 +96,7 @@ class IncidentsContract(StorageCase):
         assert [(one.id, one.event, one.reason) for one in told] == [(job_id, event, "dependency_failed")]
 
     @pytest.mark.parametrize("end", [completing, retrying, releasing, failing, cancelling])
-    def test_what_a_worker_tells_is_none(
+    def test_outcomes_from_workers_are_not_incidents(
         self, storage: Storage, told: list[Incident], end: Callable[..., Outcome]
     ) -> None:
         finish(storage, end(an_active_job(storage)))
@@ -105,7 +107,7 @@ class IncidentsContract(StorageCase):
         assert [incident.id for incident in told] == [fence]
 
     @pytest.mark.parametrize("end", [retrying, releasing])
-    def test_a_cancellation_that_its_worker_has_not_heard_of_is_one(
+    def test_cancel_decided_by_the_storage_is_an_incident(
         self, storage: Storage, told: list[Incident], end: Callable[..., Outcome]
     ) -> None:
         claimed = an_active_job(storage)
@@ -114,7 +116,7 @@ class IncidentsContract(StorageCase):
 
         assert told == [Incident(QUEUE, claimed.id, NAME, "cancelled", "cancelled")]
 
-    def test_a_listener_that_fails_harms_nobody(self, storage: Storage) -> None:
+    def test_failing_incident_callback_does_not_affect_operations(self, storage: Storage) -> None:
         def fail(_: object) -> None:
             raise RuntimeError("no ears")
 

@@ -1,4 +1,4 @@
-"""Records of ended jobs on which live ones depend: kept while these live, then for the rest of their time."""
+"""Pinned records: finished jobs are kept while live jobs depend on them, then for the rest of their TTL."""
 
 from collections.abc import Callable, Mapping
 
@@ -90,7 +90,7 @@ class KeepingContract(StorageCase):
     """Cases about what is kept for dependents."""
 
     @pytest.mark.parametrize("queue", [QUEUE, UPSTREAM])
-    def test_a_result_is_there_for_as_long_as_a_parent_waits(self, storage: Storage, queue: str) -> None:
+    def test_result_of_dependency_is_kept_while_a_dependent_lives(self, storage: Storage, queue: str) -> None:
         a_child(storage, queue=queue)
         a_parent(storage, child=queue)
         complete(storage, queue)
@@ -108,7 +108,7 @@ class KeepingContract(StorageCase):
         assert state(storage, "child", queue) is None
 
     @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
-    def test_it_goes_when_the_parent_lives_no_more(
+    def test_pinned_record_is_removed_when_its_dependent_ends(
         self, storage: Storage, end: Callable[[Storage], object]
     ) -> None:
         a_child(storage)
@@ -123,7 +123,7 @@ class KeepingContract(StorageCase):
         assert state(storage, "child", UPSTREAM) is None
         assert counts(storage, UPSTREAM) == {}
 
-    def test_it_goes_when_the_parent_expires(self, storage: Storage) -> None:
+    def test_pinned_record_is_removed_when_its_dependent_expires(self, storage: Storage) -> None:
         a_child(storage)
         a_parent(storage, ttl=LONG)
         complete(storage, UPSTREAM)
@@ -136,7 +136,9 @@ class KeepingContract(StorageCase):
 
         assert state(storage, "child", UPSTREAM) is None
 
-    def test_it_goes_when_the_parent_was_lost_with_its_worker(self, storage: Storage) -> None:
+    def test_pinned_record_is_removed_when_its_dependent_stalls_for_the_last_time(
+        self, storage: Storage
+    ) -> None:
         a_child(storage)
         a_parent(storage, max_stalls=0)
         complete(storage, UPSTREAM)
@@ -151,7 +153,7 @@ class KeepingContract(StorageCase):
 
         assert state(storage, "child", UPSTREAM) is None
 
-    def test_a_record_whose_time_is_not_over_stays_for_the_rest_of_it(self, storage: Storage) -> None:
+    def test_unpinned_record_is_kept_for_the_rest_of_its_ttl(self, storage: Storage) -> None:
         a_child(storage, result_ttl=LONG)
         a_parent(storage)
         complete(storage, UPSTREAM)
@@ -164,7 +166,7 @@ class KeepingContract(StorageCase):
         self.pass_time(storage, LONG - SOON + 1)
         assert state(storage, "child", UPSTREAM) is None
 
-    def test_a_record_for_ever_stays_so(self, storage: Storage) -> None:
+    def test_unpinned_record_without_ttl_is_kept(self, storage: Storage) -> None:
         a_child(storage, result_ttl=None)
         a_parent(storage)
         complete(storage, UPSTREAM)
@@ -174,7 +176,7 @@ class KeepingContract(StorageCase):
 
         assert job(storage, "child", UPSTREAM).result == RESULT
 
-    def test_a_result_is_over_before_its_record(self, storage: Storage) -> None:
+    def test_unpinned_result_expires_before_its_record(self, storage: Storage) -> None:
         a_child(storage, retention=LATER)
         a_parent(storage)
         complete(storage, UPSTREAM)
@@ -186,7 +188,7 @@ class KeepingContract(StorageCase):
 
         assert job(storage, "child", UPSTREAM).result is None
 
-    def test_the_last_of_several_parents_lets_go(self, storage: Storage) -> None:
+    def test_record_is_pinned_until_the_last_of_several_dependents_ends(self, storage: Storage) -> None:
         a_child(storage)
         for number, queue in enumerate((QUEUE, TO, UPSTREAM)):
             a_parent(storage, f"parent {number}", queue=queue)
@@ -202,7 +204,7 @@ class KeepingContract(StorageCase):
 
         assert state(storage, "child", UPSTREAM) is None
 
-    def test_a_parent_that_comes_late_keeps_it_too(self, storage: Storage) -> None:
+    def test_dependent_enqueued_later_pins_the_record(self, storage: Storage) -> None:
         a_completed_job(storage, id="child", queue=UPSTREAM, result_ttl=SOON)
         a_parent(storage)
         a_parent(storage, "eager", depends_on=((UPSTREAM, "child"),), queue=TO)
@@ -217,7 +219,7 @@ class KeepingContract(StorageCase):
         swept_clean(storage)
         assert state(storage, "child", UPSTREAM) is None
 
-    def test_a_parent_keeps_it_from_run_to_run(self, storage: Storage) -> None:
+    def test_dependent_pins_the_record_across_attempts(self, storage: Storage) -> None:
         a_child(storage)
         a_parent(storage)
         complete(storage, UPSTREAM)
@@ -231,7 +233,7 @@ class KeepingContract(StorageCase):
         swept_clean(storage)
         assert state(storage, "child", UPSTREAM) is None
 
-    def test_a_retried_dead_letter_keeps_nothing(self, storage: Storage) -> None:
+    def test_retried_dead_letter_does_not_pin_completed_dependencies(self, storage: Storage) -> None:
         a_child(storage)
         a_parent(storage)
         complete(storage, UPSTREAM)
@@ -244,7 +246,7 @@ class KeepingContract(StorageCase):
         assert state(storage, "child", UPSTREAM) is None
         finish(storage, completing(claim_one(storage)))
 
-    def test_a_cancelled_child_is_kept_for_one_that_does_not_mind(self, storage: Storage) -> None:
+    def test_cancelled_dependency_is_pinned_by_dependent_with_policy_ignore(self, storage: Storage) -> None:
         a_child(storage)
         a_parent(storage, on_dependency_failure="ignore")
         storage.jobs.cancel(UPSTREAM, ["child"])
@@ -258,7 +260,7 @@ class KeepingContract(StorageCase):
 
         assert counts(storage, UPSTREAM) == {}
 
-    def test_all_that_is_of_the_child_is_kept(self, storage: Storage) -> None:
+    def test_pinned_record_is_kept_unchanged(self, storage: Storage) -> None:
         a_child(storage)
         a_parent(storage)
         finish(storage, retrying(claim_one(storage, queues=[UPSTREAM])))
@@ -283,7 +285,7 @@ class KeepingContract(StorageCase):
         ],
         ids=["remove", "clean", "obliterate"],
     )
-    def test_by_hand_it_is_removed_all_the_same(
+    def test_pinned_record_can_be_removed_manually(
         self, storage: Storage, forget: Callable[[Storage], object]
     ) -> None:
         a_child(storage)
@@ -298,7 +300,7 @@ class KeepingContract(StorageCase):
         complete(storage, QUEUE)
         swept_clean(storage)
 
-    def test_one_enqueued_under_its_id_is_not_kept(self, storage: Storage) -> None:
+    def test_new_job_with_the_id_of_a_pinned_record_is_not_pinned(self, storage: Storage) -> None:
         a_child(storage)
         a_parent(storage)
         complete(storage, UPSTREAM)
@@ -312,7 +314,7 @@ class KeepingContract(StorageCase):
 
     # Moves.
 
-    def test_it_is_kept_for_a_parent_that_is_moved(self, storage: Storage) -> None:
+    def test_moved_dependent_pins_the_record(self, storage: Storage) -> None:
         a_child(storage)
         a_parent(storage)
         complete(storage, UPSTREAM)
@@ -326,7 +328,7 @@ class KeepingContract(StorageCase):
         swept_clean(storage)
         assert state(storage, "child", UPSTREAM) is None
 
-    def test_it_is_kept_for_a_parent_that_may_not_be_moved(self, storage: Storage) -> None:
+    def test_dependent_whose_move_was_rejected_pins_the_record(self, storage: Storage) -> None:
         a_child(storage)
         a_parent(storage, unique_key="k")
         a_waiting_job(storage, queue=TO, unique_key="k")
@@ -337,7 +339,7 @@ class KeepingContract(StorageCase):
         self.pass_time(storage, LONG)
         assert job(storage, "child", UPSTREAM).result == RESULT
 
-    def test_it_is_kept_for_a_parent_that_is_moved_when_it_waits_no_more(self, storage: Storage) -> None:
+    def test_dependent_moved_after_it_was_unblocked_pins_the_record(self, storage: Storage) -> None:
         a_child(storage)
         a_parent(storage)
         complete(storage, UPSTREAM)
@@ -351,7 +353,7 @@ class KeepingContract(StorageCase):
         swept_clean(storage)
         assert state(storage, "child", UPSTREAM) is None
 
-    def test_a_child_that_was_moved_is_kept(self, storage: Storage) -> None:
+    def test_moved_dependency_is_pinned(self, storage: Storage) -> None:
         a_child(storage)
         a_parent(storage)
         assert storage.jobs.move(UPSTREAM, ["child"], TO) == ["moved"]
@@ -367,7 +369,7 @@ class KeepingContract(StorageCase):
 
     # Bounds of the queue.
 
-    def test_it_is_kept_whatever_the_number_of_records(self, storage: Storage) -> None:
+    def test_pinned_record_is_kept_beyond_the_maximum_count(self, storage: Storage) -> None:
         a_child(storage, queue=FEW_RECORDS, result_ttl=LATER)
         a_parent(storage, child=FEW_RECORDS)
         complete(storage, FEW_RECORDS)
@@ -384,7 +386,7 @@ class KeepingContract(StorageCase):
 
         assert counts(storage, FEW_RECORDS) == {State.COMPLETED: 3}
 
-    def test_it_is_kept_whatever_the_age_of_records(self, storage: Storage) -> None:
+    def test_pinned_record_is_kept_beyond_the_maximum_age(self, storage: Storage) -> None:
         storage.enqueue([batch(queue=BRIEF_RECORDS, ids=["other"])])
         storage.sweep()
         storage.jobs.remove(BRIEF_RECORDS, ["other"])
@@ -400,7 +402,7 @@ class KeepingContract(StorageCase):
 
         assert counts(storage, BRIEF_RECORDS) == {}
 
-    def test_what_is_kept_keeps_no_other(self, storage: Storage) -> None:
+    def test_pinned_record_does_not_pin_other_records(self, storage: Storage) -> None:
         for job_id in ("child", "other"):
             a_child(storage, job_id)
         a_parent(storage)
@@ -413,7 +415,7 @@ class KeepingContract(StorageCase):
 
     # Many.
 
-    def test_many_children_are_kept_and_go(self, storage: Storage) -> None:
+    def test_thousand_dependencies_of_one_job_are_pinned_and_removed(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 1_100, queue=UPSTREAM, result_ttl=SOON)
         enqueue(storage, id="parent", depends_on=tuple((UPSTREAM, job_id) for job_id in ids))
         finish(storage, *map(completing, claim(storage, 1_100, queues=[UPSTREAM])))
@@ -427,7 +429,7 @@ class KeepingContract(StorageCase):
 
         assert counts(storage, UPSTREAM) == {}
 
-    def test_many_parents_keep_a_child(self, storage: Storage) -> None:
+    def test_thousand_dependents_pin_one_record(self, storage: Storage) -> None:
         a_child(storage)
         ids = enqueue_many(storage, 1_100, depends_on=((UPSTREAM, "child"),))
         complete(storage, UPSTREAM)
@@ -442,7 +444,7 @@ class KeepingContract(StorageCase):
         assert state(storage, "child", UPSTREAM) is None
         assert len(ids) == 1_100
 
-    def test_a_chain_is_let_go_from_link_to_link(self, storage: Storage) -> None:
+    def test_records_of_a_chain_are_unpinned_one_by_one(self, storage: Storage) -> None:
         before: tuple[tuple[str, str], ...] = ()
         for number, queue in enumerate((QUEUE, UPSTREAM, TO, QUEUE)):
             enqueue(storage, id=str(number), queue=queue, depends_on=before, result_ttl=SOON)

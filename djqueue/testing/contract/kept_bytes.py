@@ -1,4 +1,4 @@
-"""Retention by bytes: the finished jobs that a queue keeps, for each outcome."""
+"""Retention by bytes: the finished jobs that a queue keeps, per outcome."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ from .case import FEW_BYTES, LATER, SOON, StorageCase, bounded, swept_clean
 class KeptBytesContract(StorageCase):
     """Cases about queues with bounds in bytes."""
 
-    def test_no_more_bytes_are_kept_than_the_queue_says(self, storage: Storage) -> None:
+    def test_records_beyond_the_maximum_bytes_are_removed(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         done = []
         for number in range(6):
@@ -36,7 +36,7 @@ class KeptBytesContract(StorageCase):
 
         assert storage.reads.states(FEW_BYTES, done) == [None] * 3 + [State.COMPLETED] * 3
 
-    def test_up_to_the_last_byte_nothing_goes(self, storage: Storage) -> None:
+    def test_records_up_to_the_maximum_bytes_are_kept(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         _completed(storage, "a", payload=bytes(300), result=bytes(200))
         _completed(storage, "b", payload=bytes(499), result=b"1")
@@ -49,7 +49,7 @@ class KeptBytesContract(StorageCase):
         assert counts(storage, FEW_BYTES) == {State.COMPLETED: 2}
         assert state(storage, "a", FEW_BYTES) is None
 
-    def test_what_has_gone_weighs_nothing(self, storage: Storage) -> None:
+    def test_removed_and_expired_records_do_not_count_toward_maximum_bytes(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         for number in range(4):
             _completed(storage, f"removed {number}", payload=bytes(400), result=bytes(500))
@@ -67,7 +67,7 @@ class KeptBytesContract(StorageCase):
 
         assert counts(storage, FEW_BYTES) == {State.COMPLETED: 2}
 
-    def test_each_outcome_has_its_own_bytes(self, storage: Storage) -> None:
+    def test_each_outcome_has_its_own_maximum_bytes(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         _completed(storage, "done", payload=bytes(500), result=bytes(500))
         for number in range(3):
@@ -82,7 +82,7 @@ class KeptBytesContract(StorageCase):
         assert state(storage, "cancelled 0", FEW_BYTES) is None
         assert [letter.id for letter in storage.reads.dead_letters(FEW_BYTES)] == ["failed 1", "failed 2"]
 
-    def test_an_error_weighs_what_its_texts_do(self, storage: Storage) -> None:
+    def test_error_texts_count_toward_maximum_bytes(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         _failed(storage, "old", payload=bytes(100))
         _failed(storage, "new", payload=bytes(400), error=JobFailure("T", "\N{SNOWMAN}" * 100, "t" * 199))
@@ -94,7 +94,7 @@ class KeptBytesContract(StorageCase):
 
         assert [letter.id for letter in storage.reads.dead_letters(FEW_BYTES)] == ["new", "newest"]
 
-    def test_a_dead_letter_that_is_retried_weighs_nothing(self, storage: Storage) -> None:
+    def test_retried_dead_letter_does_not_count_toward_maximum_bytes(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         for _ in range(3):
             _failed(storage, "again", payload=bytes(900))
@@ -108,7 +108,7 @@ class KeptBytesContract(StorageCase):
 
         assert counts(storage, FEW_BYTES) == {State.FAILED: 2}
 
-    def test_an_id_that_is_enqueued_again_is_weighed_anew(self, storage: Storage) -> None:
+    def test_id_enqueued_again_counts_its_new_bytes(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         for _ in range(4):
             _cancelled(storage, "again", payload=bytes(400))
@@ -118,7 +118,7 @@ class KeptBytesContract(StorageCase):
 
         assert counts(storage, FEW_BYTES) == {State.CANCELLED: 2}
 
-    def test_a_job_that_was_moved_weighs_where_it_ends(self, storage: Storage) -> None:
+    def test_moved_job_counts_toward_maximum_bytes_of_its_last_queue(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         for job_id in ("a", "b"):
             enqueue(storage, queue=QUEUE, id=job_id, payload=bytes(600))
@@ -130,7 +130,7 @@ class KeptBytesContract(StorageCase):
 
         assert storage.reads.states(FEW_BYTES, ["a", "b"]) == [None, State.COMPLETED]
 
-    def test_what_an_obliterated_queue_had_weighs_nothing(self, storage: Storage) -> None:
+    def test_obliterate_resets_counted_bytes(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         _completed(storage, "a", payload=bytes(900), result=None)
         storage.queues.obliterate(FEW_BYTES)

@@ -1,4 +1,4 @@
-"""One limiter of several queues: what they start and have active together."""
+"""Shared limiters: what several queues may start and have active together."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +29,7 @@ from ..factories import (
     request,
     retrying,
 )
-from ..waiting import Wakes, together
+from ..waiting import PATIENCE, Wakes, together
 from .case import LATER, LIMITER, SHARING, SOON, StorageCase
 
 CHARGES, REFUNDS, PAYOUTS = SHARING
@@ -49,7 +49,9 @@ class LimitersContract(StorageCase):
     """Cases about limiters that queues share."""
 
     @pytest.mark.parametrize("many", [2, 3])
-    def test_queues_together_have_no_more_active_than_allowed(self, storage: Storage, many: int) -> None:
+    def test_active_jobs_of_all_queues_never_exceed_the_shared_limiter(
+        self, storage: Storage, many: int
+    ) -> None:
         storage.limiters.set(LIMITER, None, 4)
         for queue in SHARING[:many]:
             enqueue_many(storage, 5, queue=queue)
@@ -67,7 +69,7 @@ class LimitersContract(StorageCase):
         assert ended == 5 * many
         assert used(storage) == 0
 
-    def test_a_queue_without_the_limiter_is_not_limited(self, storage: Storage) -> None:
+    def test_queue_without_the_limiter_is_not_limited(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 1)
         enqueue_many(storage, 3, queue=CHARGES)
         enqueue_many(storage, 3)
@@ -76,7 +78,7 @@ class LimitersContract(StorageCase):
 
         assert sorted(one.queue for one in claimed) == [CHARGES, *[QUEUE] * 3]
 
-    def test_a_limiter_without_limits_limits_nothing(self, storage: Storage) -> None:
+    def test_limiter_without_limits_does_not_limit(self, storage: Storage) -> None:
         enqueue_many(storage, 3, queue=CHARGES)
         enqueue_many(storage, 3, queue=REFUNDS)
 
@@ -90,7 +92,7 @@ class LimitersContract(StorageCase):
             None,
         )
 
-    def test_the_limits_of_each_queue_hold_besides(self, storage: Storage) -> None:
+    def test_queue_limits_apply_besides_the_shared_limiter(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 4)
         storage.queues.set_limits(CHARGES, None, 1)
         enqueue_many(storage, 5, queue=CHARGES)
@@ -101,7 +103,7 @@ class LimitersContract(StorageCase):
         assert sorted(one.queue for one in claimed) == [CHARGES, *[REFUNDS] * 3]
         assert used(storage) == 4
 
-    def test_a_claim_takes_no_more_than_it_finds(self, storage: Storage) -> None:
+    def test_claim_takes_permits_only_for_claimed_jobs(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, Rate(4, 1_000 * LATER), 4)
         enqueue(storage, queue=CHARGES)
         enqueue(storage, queue=CHARGES, name="another")
@@ -115,7 +117,7 @@ class LimitersContract(StorageCase):
         assert (state.used, state.free, state.tokens) == (4, 0, 0)
 
     @pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
-    def test_every_end_of_a_run_frees_its_permit(
+    def test_every_outcome_frees_the_permit(
         self, storage: Storage, end: Callable[[Claimed], Outcome]
     ) -> None:
         storage.limiters.set(LIMITER, None, 1)
@@ -130,13 +132,13 @@ class LimitersContract(StorageCase):
         assert finish(storage, end(claimed)) == [False]
         assert used(storage) == 1
 
-    def test_a_retry_after_a_while_frees_its_permit_meanwhile(self, storage: Storage) -> None:
+    def test_delayed_retry_frees_the_permit(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 1)
         for end in (retrying, releasing):
             finish(storage, end(an_active_job(storage, queue=CHARGES), delay=LATER))
             assert used(storage) == 0
 
-    def test_a_cancelled_run_frees_its_permit_at_its_end(self, storage: Storage) -> None:
+    def test_cancelled_active_job_frees_its_permit_when_it_finishes(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 1)
         claimed = an_active_job(storage, queue=CHARGES)
         storage.jobs.cancel(CHARGES, [claimed.id])
@@ -145,7 +147,7 @@ class LimitersContract(StorageCase):
         finish(storage, releasing(claimed))
         assert used(storage) == 0
 
-    def test_a_lost_run_frees_its_permit_once(self, storage: Storage) -> None:
+    def test_stalled_job_frees_its_permit_once(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 1)
         lost = an_active_job(storage, queue=CHARGES)
         enqueue(storage, queue=REFUNDS)
@@ -156,7 +158,7 @@ class LimitersContract(StorageCase):
         assert finish(storage, completing(lost)) == [False]
         assert claim(storage, 5, queues=[CHARGES]) == []
 
-    def test_a_renewed_run_keeps_its_permit(self, storage: Storage) -> None:
+    def test_renewed_lease_keeps_the_permit(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 1)
         claimed = an_active_job(storage, queue=CHARGES)
         enqueue(storage, queue=REFUNDS)
@@ -166,7 +168,7 @@ class LimitersContract(StorageCase):
             assert claim(storage, 5, queues=[REFUNDS]) == []
         assert used(storage) == 1
 
-    def test_an_obliterated_run_frees_its_permit(self, storage: Storage) -> None:
+    def test_obliterate_frees_permits(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 2)
         enqueue_many(storage, 3, queue=CHARGES)
         claim(storage, 5, queues=[CHARGES])
@@ -178,7 +180,7 @@ class LimitersContract(StorageCase):
         assert used(storage) == 0
         assert len(claim(storage, 5, queues=[REFUNDS])) == 1
 
-    def test_what_expired_takes_no_permit(self, storage: Storage) -> None:
+    def test_expired_jobs_use_no_permit(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, Rate(2, 1_000 * LATER), 2)
         enqueue_many(storage, 4, queue=CHARGES, ttl=SOON)
         self.advance(SOON)
@@ -189,7 +191,7 @@ class LimitersContract(StorageCase):
         assert counts(storage, CHARGES) == {State.ACTIVE: 2, State.FAILED: 4}
         assert (len(claimed), used(storage)) == (2, 2)
 
-    def test_an_end_passes_its_permit_on_in_the_same_call(self, storage: Storage) -> None:
+    def test_finish_passes_the_permit_to_the_claim_in_the_same_call(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 2)
         ids = enqueue_many(storage, 6, queue=CHARGES)
         claimed = claim(storage, 5, queues=[CHARGES])
@@ -203,7 +205,7 @@ class LimitersContract(StorageCase):
 
         assert done == ids
 
-    def test_a_job_takes_as_many_permits_as_it_weighs(self, storage: Storage) -> None:
+    def test_job_uses_permits_by_its_weight(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 5)
         heavy = enqueue_many(storage, 2, queue=CHARGES, weight=3)
         enqueue_many(storage, 5, queue=REFUNDS)
@@ -219,7 +221,7 @@ class LimitersContract(StorageCase):
         assert len(claim(storage, 5, queues=[REFUNDS])) == 2
         assert used(storage) == 5
 
-    def test_light_jobs_of_others_do_not_keep_a_heavy_one_waiting(self, storage: Storage) -> None:
+    def test_light_jobs_of_other_queues_do_not_starve_a_heavy_job(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 3)
         light = enqueue_many(storage, 9, queue=REFUNDS)
         claimed = claim(storage, 5, queues=[REFUNDS])
@@ -236,9 +238,7 @@ class LimitersContract(StorageCase):
         assert counts(storage, REFUNDS)[State.WAITING] == len(light) - 3
 
     @pytest.mark.parametrize("was_in_line", [True, False])
-    def test_a_heavy_job_does_not_take_the_turn_of_another_queue(
-        self, storage: Storage, was_in_line: bool
-    ) -> None:
+    def test_heavy_job_waits_for_the_turn_of_its_queue(self, storage: Storage, was_in_line: bool) -> None:
         storage.limiters.set(LIMITER, None, 3)
         enqueue_many(storage, 2, queue=PAYOUTS)
         running = claim(storage, 2, queues=[PAYOUTS])
@@ -254,7 +254,7 @@ class LimitersContract(StorageCase):
         finish(storage, completing(claimed))
         assert claim_one(storage, queues=[REFUNDS]).id == heavy[REFUNDS]
 
-    def test_a_job_that_weighs_more_than_there_is_runs_alone(self, storage: Storage) -> None:
+    def test_job_heavier_than_the_limiter_runs_alone(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 3)
         enqueue(storage, queue=CHARGES, weight=50)
         enqueue(storage, queue=REFUNDS)
@@ -265,7 +265,7 @@ class LimitersContract(StorageCase):
         assert len(claim(storage, 5, queues=[REFUNDS])) == 1
 
     @pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
-    def test_every_end_of_a_run_gives_its_whole_weight_back(
+    def test_every_outcome_frees_all_permits_of_a_heavy_job(
         self, storage: Storage, end: Callable[[Claimed], Outcome]
     ) -> None:
         storage.limiters.set(LIMITER, None, 4)
@@ -276,7 +276,7 @@ class LimitersContract(StorageCase):
         enqueue_many(storage, 6, queue=CHARGES)
         assert len(claim(storage, 10, queues=[CHARGES])) == 4
 
-    def test_queues_together_start_no_more_in_a_time_than_the_rate_allows(self, storage: Storage) -> None:
+    def test_starts_of_all_queues_never_exceed_the_limiter_rate(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, Rate(4, 20 * SOON), None)
         enqueue_many(storage, 3, queue=CHARGES)
         enqueue_many(storage, 9, queue=REFUNDS)
@@ -288,7 +288,7 @@ class LimitersContract(StorageCase):
         self.advance(200 * SOON)
         assert len(claim(storage, 100)) == 4
 
-    def test_a_rate_counts_starts_and_not_ends(self, storage: Storage) -> None:
+    def test_limiter_rate_counts_starts_and_not_ends(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, Rate(2, 1_000 * LATER), 2)
         enqueue_many(storage, 9, queue=CHARGES, weight=2)
         for _ in range(2):
@@ -298,7 +298,7 @@ class LimitersContract(StorageCase):
         state = storage.limiters.state(LIMITER)
         assert (state.rate, state.tokens, state.used) == (Rate(2, 1_000 * LATER), 0, 0)
 
-    def test_an_empty_claim_tells_when_the_rate_brings_something(self, storage: Storage) -> None:
+    def test_empty_claim_returns_time_until_the_limiter_rate_allows_a_start(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, Rate(1, 10 * SOON), None)
         enqueue_many(storage, 2, queue=CHARGES)
         claim_one(storage, queues=[CHARGES])
@@ -310,7 +310,7 @@ class LimitersContract(StorageCase):
         self.advance(claims.wait)
         assert len(claim(storage, 5, queues=[CHARGES])) == 1
 
-    def test_a_refused_queue_is_woken_by_the_end_of_another_queues_job(self, storage: Storage) -> None:
+    def test_finished_job_wakes_the_next_queue_of_its_limiter(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 1)
         claimed = an_active_job(storage, queue=CHARGES)
         enqueue(storage, queue=REFUNDS)
@@ -327,7 +327,7 @@ class LimitersContract(StorageCase):
         assert others.count == 0
 
     @pytest.mark.parametrize("how", ["lost", "obliterated", "given back", "raised"])
-    def test_a_refused_queue_is_woken_whatever_makes_room(self, storage: Storage, how: str) -> None:
+    def test_refused_queue_is_woken_by_every_freed_permit(self, storage: Storage, how: str) -> None:
         storage.limiters.set(LIMITER, None, 1)
         claimed = an_active_job(storage, queue=CHARGES)
         enqueue(storage, queue=REFUNDS)
@@ -348,9 +348,7 @@ class LimitersContract(StorageCase):
         assert wakes.arrived()
         assert len(claim(storage, 5, queues=[REFUNDS])) == 1
 
-    def test_a_queue_that_was_refused_has_its_turn_before_the_one_that_ends_a_job(
-        self, storage: Storage
-    ) -> None:
+    def test_refused_queue_has_its_turn_before_the_queue_of_the_finished_job(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 1)
         enqueue_many(storage, 9, queue=CHARGES)
         enqueue_many(storage, 9, queue=REFUNDS)
@@ -367,7 +365,7 @@ class LimitersContract(StorageCase):
 
         assert order == [CHARGES, REFUNDS] * 3
 
-    def test_a_turn_that_nobody_takes_goes_to_the_others(self, storage: Storage) -> None:
+    def test_unused_turn_passes_to_other_queues(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 1)
         claimed = an_active_job(storage, queue=CHARGES)
         enqueue_many(storage, 2, queue=REFUNDS)
@@ -382,7 +380,7 @@ class LimitersContract(StorageCase):
         self.advance(answer.claims.wait)
         assert len(claim(storage, 5, queues=[CHARGES])) == 1
 
-    def test_the_next_in_line_is_woken_when_a_turn_has_gone_by(self, storage: Storage) -> None:
+    def test_next_queue_is_woken_after_an_unused_turn(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 1)
         claimed = an_active_job(storage, queue=CHARGES)
         wakes = {queue: Wakes() for queue in (REFUNDS, PAYOUTS)}
@@ -400,7 +398,7 @@ class LimitersContract(StorageCase):
         assert wakes[PAYOUTS].arrived()
         assert len(claim(storage, 5, queues=[PAYOUTS])) == 1
 
-    def test_limits_are_changed_while_jobs_run(self, storage: Storage) -> None:
+    def test_limiter_can_change_while_jobs_run(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 1)
         enqueue_many(storage, 5, queue=CHARGES)
         enqueue_many(storage, 5, queue=REFUNDS)
@@ -419,7 +417,7 @@ class LimitersContract(StorageCase):
         claimed += claim(storage, 100)
         assert len(claimed) == used(storage) == 9
 
-    def test_the_same_rate_set_again_keeps_its_account(self, storage: Storage) -> None:
+    def test_setting_the_same_limiter_rate_again_keeps_used_starts(self, storage: Storage) -> None:
         enqueue_many(storage, 5, queue=CHARGES)
         for _ in range(3):
             storage.limiters.set(LIMITER, Rate(1, 1_000 * LATER), None)
@@ -427,7 +425,7 @@ class LimitersContract(StorageCase):
 
         assert active(storage) == 1
 
-    def test_moved_jobs_count_where_they_run(self, storage: Storage) -> None:
+    def test_moved_jobs_use_the_limiter_of_their_new_queue(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 1)
         here, there = enqueue_many(storage, 2), enqueue_many(storage, 2, queue=CHARGES)
         storage.jobs.move(QUEUE, here, CHARGES)
@@ -438,7 +436,7 @@ class LimitersContract(StorageCase):
         assert sorted(one.queue for one in claimed) == [CHARGES, QUEUE, QUEUE]
         assert used(storage) == 1
 
-    def test_dependents_in_a_sharing_queue_start_when_there_is_room(self, storage: Storage) -> None:
+    def test_dependent_in_another_queue_starts_with_the_freed_permit(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, None, 1)
         first = an_active_job(storage, queue=CHARGES)
         second = enqueue(storage, queue=REFUNDS, depends_on=((CHARGES, first.id),))
@@ -448,7 +446,7 @@ class LimitersContract(StorageCase):
         found = [*answer.claims.jobs, *claim(storage, 5)]
         assert [one.id for one in found] == [second]
 
-    def test_an_idle_limiter_uses_nothing(self, storage: Storage) -> None:
+    def test_idle_limiter_has_all_permits_free(self, storage: Storage) -> None:
         storage.limiters.set(LIMITER, Rate(100), 5)
         for queue in SHARING:
             enqueue_many(storage, 10, queue=queue)
@@ -459,7 +457,7 @@ class LimitersContract(StorageCase):
 
         assert storage.limiters.state(LIMITER) == (Rate(100), 5, 0, 100, ())
 
-    def test_never_two_at_once_over_queues_under_fire(self, storage: Storage) -> None:
+    def test_limiter_of_one_holds_across_queues_under_load(self, storage: Storage) -> None:
         many, queues = 100, SHARING[:2]
         storage.limiters.set(LIMITER, None, 1)
         lock, running, limit, left = Lock(), [0], [0], [2 * many]
@@ -488,7 +486,7 @@ class LimitersContract(StorageCase):
                     running[0] += len(done)
                     limit[0] = max(limit[0], running[0])
                 if not done:
-                    assert wake_event.wait(20), "nobody rang: a wake-up was lost"
+                    assert wake_event.wait(PATIENCE), "a wake-up was lost"
             stop()
 
         together(

@@ -1,4 +1,4 @@
-"""Limits of a queue: starts per time, and jobs active at once over all workers."""
+"""Queue limits: starts per time, and active jobs over all workers."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ from .case import LATER, LIMITED, SOON, StorageCase, nothing_changes
 class LimitsContract(StorageCase):
     """Cases about rate and concurrency."""
 
-    def test_no_more_are_active_than_the_queue_allows(self, storage: Storage) -> None:
+    def test_active_jobs_never_exceed_queue_concurrency(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, None, 2)
         ids = enqueue_many(storage, 5)
 
@@ -39,7 +39,7 @@ class LimitsContract(StorageCase):
         assert counts(storage) == {State.WAITING: 3, State.ACTIVE: 2}
 
     @pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
-    def test_every_end_of_a_run_frees_its_place(
+    def test_every_outcome_frees_queue_concurrency(
         self, storage: Storage, end: Callable[[Claimed], Outcome]
     ) -> None:
         storage.queues.set_limits(QUEUE, None, 1)
@@ -49,7 +49,7 @@ class LimitsContract(StorageCase):
         assert len(claim(storage, 10)) == 1
         assert claim(storage, 10) == []
 
-    def test_a_lost_run_frees_its_place_once(self, storage: Storage) -> None:
+    def test_stalled_job_frees_queue_concurrency_once(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, None, 1)
         enqueue_many(storage, 3)
         lost = claim_one(storage)
@@ -59,7 +59,7 @@ class LimitsContract(StorageCase):
         assert finish(storage, completing(lost)) == [False]
         assert claim(storage, 10) == []
 
-    def test_a_refused_word_frees_no_place(self, storage: Storage) -> None:
+    def test_rejected_outcome_does_not_free_queue_concurrency(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, None, 1)
         enqueue_many(storage, 4)
         done = claim_one(storage)
@@ -70,7 +70,7 @@ class LimitsContract(StorageCase):
             assert finish(storage, completing(done)) == [False]
         assert claim(storage, 10) == []
 
-    def test_an_obliterated_run_frees_its_place(self, storage: Storage) -> None:
+    def test_obliterate_frees_queue_concurrency(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, None, 1)
         an_active_job(storage)
         storage.queues.obliterate(QUEUE, force=True)
@@ -79,7 +79,7 @@ class LimitsContract(StorageCase):
 
         assert len(claim(storage, 10)) == 1
 
-    def test_a_finish_frees_its_place_for_the_claim_in_the_same_call(self, storage: Storage) -> None:
+    def test_finish_frees_queue_concurrency_for_the_claim_in_the_same_call(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, None, 1)
         ids = enqueue_many(storage, 3)
         claimed = claim_one(storage)
@@ -89,7 +89,7 @@ class LimitsContract(StorageCase):
             [claimed] = answer.claims.jobs
             assert claimed.id == expected
 
-    def test_a_limit_is_raised_and_taken_away_while_jobs_run(self, storage: Storage) -> None:
+    def test_queue_concurrency_can_be_raised_and_removed_while_jobs_run(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, None, 1)
         enqueue_many(storage, 10)
         claim(storage, 10)
@@ -99,7 +99,7 @@ class LimitsContract(StorageCase):
         storage.queues.set_limits(QUEUE, None, None)
         assert len(claim(storage, 10)) == 7
 
-    def test_a_limit_lowered_lets_running_jobs_end(self, storage: Storage) -> None:
+    def test_lowered_queue_concurrency_lets_active_jobs_finish(self, storage: Storage) -> None:
         enqueue_many(storage, 5)
         first, second, third = claim(storage, 3)
         storage.queues.set_limits(QUEUE, None, 1)
@@ -109,7 +109,7 @@ class LimitsContract(StorageCase):
         finish(storage, completing(third))
         assert len(claim(storage, 10)) == 1
 
-    def test_limits_are_of_their_queue(self, storage: Storage) -> None:
+    def test_queue_limits_belong_to_their_queue(self, storage: Storage) -> None:
         storage.queues.set_limits("limited", None, 1)
         enqueue_many(storage, 3, queue="limited")
         enqueue_many(storage, 3, queue="free")
@@ -118,7 +118,7 @@ class LimitsContract(StorageCase):
 
         assert sorted(one.queue for one in claimed) == ["free"] * 3 + ["limited"]
 
-    def test_no_more_start_in_a_time_than_the_rate_allows(self, storage: Storage) -> None:
+    def test_starts_never_exceed_the_queue_rate(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, Rate(3, 20 * SOON), None)
         ids = enqueue_many(storage, 10)
 
@@ -127,7 +127,7 @@ class LimitsContract(StorageCase):
         self.advance(20 * SOON // 3 + 1)
         assert claim_ids(storage, 10) == ids[3:4]
 
-    def test_a_rate_refills_to_its_capacity_and_no_further(self, storage: Storage) -> None:
+    def test_queue_rate_refills_to_its_capacity_at_most(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, Rate(3, SOON), None)
         enqueue_many(storage, 20)
         claim(storage, 10)
@@ -136,7 +136,7 @@ class LimitsContract(StorageCase):
 
         assert len(claim(storage, 10)) == 3
 
-    def test_an_empty_claim_under_a_rate_tells_how_long_to_wait(self, storage: Storage) -> None:
+    def test_empty_claim_returns_time_until_the_queue_rate_allows_a_start(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, Rate(1, 10 * SOON), None)
         enqueue_many(storage, 2)
         claim_one(storage)
@@ -149,7 +149,7 @@ class LimitsContract(StorageCase):
         self.advance(claims.wait)
         assert len(claim(storage)) == 1
 
-    def test_a_claim_that_a_rate_refuses_changes_nothing(self, storage: Storage) -> None:
+    def test_claim_refused_by_the_queue_rate_changes_nothing(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, Rate(1, 1_000 * SOON), None)
         enqueue_many(storage, 2)
         claim_one(storage)
@@ -158,7 +158,7 @@ class LimitsContract(StorageCase):
             for _ in range(5):
                 assert claim(storage, 10) == []
 
-    def test_a_rate_counts_starts_and_not_ends(self, storage: Storage) -> None:
+    def test_queue_rate_counts_starts_and_not_ends(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, Rate(2, 1_000 * SOON), None)
         enqueue_many(storage, 5)
         finish(storage, *map(completing, claim(storage, 1)))
@@ -166,7 +166,7 @@ class LimitsContract(StorageCase):
 
         assert claim(storage, 10) == []
 
-    def test_rate_and_concurrency_hold_together(self, storage: Storage) -> None:
+    def test_queue_rate_and_concurrency_apply_together(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, Rate(3, 1_000 * SOON), 2)
         enqueue_many(storage, 10)
 
@@ -175,7 +175,7 @@ class LimitsContract(StorageCase):
         finish(storage, *map(completing, first))
         assert len(claim(storage, 10)) == 1
 
-    def test_the_same_rate_set_again_keeps_its_account(self, storage: Storage) -> None:
+    def test_setting_the_same_queue_rate_again_keeps_used_starts(self, storage: Storage) -> None:
         enqueue_many(storage, 5)
         for _ in range(3):
             storage.queues.set_limits(QUEUE, Rate(1, 1_000 * SOON), None)
@@ -183,7 +183,7 @@ class LimitsContract(StorageCase):
 
         assert counts(storage) == {State.WAITING: 4, State.ACTIVE: 1}
 
-    def test_a_concurrency_set_alone_leaves_the_rate(self, storage: Storage) -> None:
+    def test_setting_queue_concurrency_keeps_the_rate(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, Rate(3, 1_000 * SOON), 1)
         enqueue_many(storage, 10)
 
@@ -193,7 +193,7 @@ class LimitsContract(StorageCase):
         overview = storage.reads.overview([QUEUE]).queues[0]
         assert (overview.rate, overview.concurrency) == (Rate(3, 1_000 * SOON), 5)
 
-    def test_a_rate_set_alone_leaves_the_concurrency(self, storage: Storage) -> None:
+    def test_setting_queue_rate_keeps_the_concurrency(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, concurrency=2)
         enqueue_many(storage, 10)
 
@@ -203,7 +203,7 @@ class LimitsContract(StorageCase):
         overview = storage.reads.overview([QUEUE]).queues[0]
         assert (overview.rate, overview.concurrency) == (Rate(5, 1_000 * SOON), 2)
 
-    def test_one_limit_is_removed_without_the_other(self, storage: Storage) -> None:
+    def test_queue_concurrency_can_be_removed_without_the_rate(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, Rate(3, 1_000 * SOON), 2)
         enqueue_many(storage, 10)
 
@@ -213,7 +213,7 @@ class LimitsContract(StorageCase):
         overview = storage.reads.overview([QUEUE]).queues[0]
         assert (overview.rate, overview.concurrency) == (Rate(3, 1_000 * SOON), None)
 
-    def test_the_limit_of_a_policy_stays_when_the_other_one_is_set(self, storage: Storage) -> None:
+    def test_setting_one_limit_keeps_the_other_limit_of_the_policy(self, storage: Storage) -> None:
         storage.queues.set_limits(LIMITED, rate=Rate(40, 600_000))
         enqueue_many(storage, 10, queue=LIMITED)
 
@@ -221,7 +221,7 @@ class LimitsContract(StorageCase):
         overview = storage.reads.overview([LIMITED]).queues[0]
         assert (overview.rate, overview.concurrency) == (Rate(40, 600_000), 2)
 
-    def test_a_limiters_limit_set_alone_leaves_the_other(self, storage: Storage) -> None:
+    def test_setting_one_limit_of_a_limiter_keeps_the_other(self, storage: Storage) -> None:
         storage.limiters.set("shared", Rate(3, 1_000 * SOON), 1)
 
         storage.limiters.set("shared", concurrency=5)
@@ -232,7 +232,7 @@ class LimitsContract(StorageCase):
         state = storage.limiters.state("shared")
         assert (state.rate, state.concurrency) == (None, 5)
 
-    def test_a_limited_queue_does_not_hold_up_the_others(self, storage: Storage) -> None:
+    def test_limited_queue_does_not_block_other_queues(self, storage: Storage) -> None:
         storage.queues.set_limits("limited", Rate(1, 1_000 * SOON), 1)
         enqueue_many(storage, 2_000, queue="limited", priority=9)
         claim(storage, 1, queues=["limited"])
@@ -240,7 +240,7 @@ class LimitsContract(StorageCase):
 
         assert claim_ids(storage, 10, queues=["limited", "free"]) == [free]
 
-    def test_a_job_takes_as_many_places_as_it_weighs(self, storage: Storage) -> None:
+    def test_job_uses_queue_concurrency_by_its_weight(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, None, 5)
         heavy = enqueue_many(storage, 2, weight=2)
         light = enqueue_many(storage, 5)
@@ -251,7 +251,7 @@ class LimitsContract(StorageCase):
         finish(storage, completing(claimed[0]))
         assert claim_ids(storage, 10) == light[1:3]
 
-    def test_nobody_overtakes_a_job_that_is_too_heavy_for_what_is_free(self, storage: Storage) -> None:
+    def test_no_job_overtakes_a_heavy_job_waiting_for_queue_concurrency(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, None, 3)
         first, second = enqueue_many(storage, 2)
         claimed = claim(storage, 10)
@@ -267,7 +267,7 @@ class LimitsContract(StorageCase):
         assert claim_ids(storage, 10) == light
         assert [one.id for one in claimed] == [first, second]
 
-    def test_what_waits_for_room_keeps_its_place(self, storage: Storage) -> None:
+    def test_jobs_waiting_for_queue_concurrency_keep_their_order(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, None, 2)
         active = an_active_job(storage)
         ids = {
@@ -286,7 +286,7 @@ class LimitsContract(StorageCase):
         order = [ids[who] for who in ("first", "second", "third", "low")]
         assert claim_ids(storage, 10, names=["handler", "another"]) == order
 
-    def test_a_job_that_weighs_more_than_the_limit_runs_alone(self, storage: Storage) -> None:
+    def test_job_heavier_than_queue_concurrency_runs_alone(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, None, 3)
         first = enqueue(storage)
         heavy = enqueue(storage, weight=100)
@@ -301,7 +301,7 @@ class LimitsContract(StorageCase):
         finish(storage, completing(claimed))
         assert claim_ids(storage, 10) == [last]
 
-    def test_without_a_limit_a_weight_counts_for_nothing(self, storage: Storage) -> None:
+    def test_weight_is_ignored_without_queue_concurrency(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3, weight=50)
 
         assert claim_ids(storage, 2) == ids[:2]
@@ -311,7 +311,7 @@ class LimitsContract(StorageCase):
         assert claim_ids(storage, 2) == ids[2:]
 
     @pytest.mark.parametrize("end", ENDINGS.values(), ids=ENDINGS)
-    def test_every_end_of_a_run_gives_its_whole_weight_back(
+    def test_every_outcome_frees_the_whole_weight_of_queue_concurrency(
         self, storage: Storage, end: Callable[[Claimed], Outcome]
     ) -> None:
         storage.queues.set_limits(QUEUE, None, 4)
@@ -322,7 +322,7 @@ class LimitsContract(StorageCase):
         enqueue_many(storage, 6)
         assert len(claim(storage, 10)) == 4
 
-    def test_a_lost_run_gives_its_weight_back_once(self, storage: Storage) -> None:
+    def test_stalled_job_frees_its_weight_once(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, None, 4)
         enqueue_many(storage, 2, weight=3)
         lost = claim_one(storage)
@@ -332,10 +332,10 @@ class LimitsContract(StorageCase):
         assert finish(storage, completing(lost)) == [False]
         assert claim(storage, 10) == []
 
-    def test_weights_are_kept_with_the_job(self, storage: Storage) -> None:
+    def test_weight_is_stored_with_the_job(self, storage: Storage) -> None:
         assert job(storage, enqueue(storage, weight=7)).options.weight == 7
 
-    def test_an_expired_job_uses_no_start(self, storage: Storage) -> None:
+    def test_expired_job_does_not_use_the_queue_rate(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, Rate(3, 1_000 * SOON), 3)
         enqueue_many(storage, 3, ttl=SOON)
         kept = enqueue_many(storage, 2)

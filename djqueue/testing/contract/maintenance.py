@@ -1,4 +1,4 @@
-"""Maintenance: any number of maintainers, and every sweep after the first finds nothing."""
+"""Maintenance: sweeps can run concurrently, and each change is made once."""
 
 from djqueue.core.maintenance import Swept
 from djqueue.core.states import State
@@ -32,10 +32,10 @@ from .case import (
 class MaintenanceContract(StorageCase):
     """Cases about what time does."""
 
-    def test_maintenance_of_nothing_does_nothing(self, storage: Storage) -> None:
+    def test_sweep_of_empty_storage_does_nothing(self, storage: Storage) -> None:
         assert storage.sweep() == Swept(0, 0, 0, 0, 0)
 
-    def test_maintenance_before_its_time_changes_nothing(self, storage: Storage) -> None:
+    def test_sweep_before_anything_is_due_changes_nothing(self, storage: Storage) -> None:
         an_active_job(storage)
         enqueue(storage, delay=LATER, ttl=2 * LATER)
         a_completed_job(storage)
@@ -45,7 +45,7 @@ class MaintenanceContract(StorageCase):
         with nothing_changes(storage):
             assert storage.sweep() == Swept()
 
-    def test_a_sweep_tells_all_that_it_did(self, storage: Storage) -> None:
+    def test_sweep_returns_what_it_did(self, storage: Storage) -> None:
         a_failed_job(storage, queue=SELF_HEALING)
         a_failed_job(storage, queue=BRIEF_LETTERS)
         a_completed_job(storage, result_ttl=SOON)
@@ -60,7 +60,7 @@ class MaintenanceContract(StorageCase):
         assert storage.sweep() == Swept(promoted=3, stalled=1, expired=2, retried=1, removed=3)
         assert storage.sweep() == Swept()
 
-    def test_maintainers_at_one_moment_do_the_work_once(self, storage: Storage) -> None:
+    def test_concurrent_sweeps_do_the_work_once(self, storage: Storage) -> None:
         enqueue_many(storage, 300)
         lease = claim(storage, 300)[0].lease
         self.advance(max(0, lease - SOON))
@@ -75,7 +75,7 @@ class MaintenanceContract(StorageCase):
         assert Swept(*map(sum, zip(*sweeps, strict=True))) == Swept(300, 300, 300, 0, 20)
         assert counts(storage) == {State.WAITING: 600, State.FAILED: 300}
 
-    def test_thousands_of_old_records_go_round_by_round(self, storage: Storage) -> None:
+    def test_thousands_of_expired_records_are_removed_by_repeated_sweeps(self, storage: Storage) -> None:
         enqueue_many(storage, 3_500, result_ttl=SOON)
         finish(storage, *map(completing, claim(storage, 3_500)))
         enqueue_many(storage, 10, result_ttl=LATER)

@@ -1,4 +1,4 @@
-"""Jobs moved to another queue: what they keep, what stands in their way, and who waits for them."""
+"""Moves to another queue: what a job keeps, what prevents a move, and dependents of moved jobs."""
 
 import pytest
 
@@ -50,7 +50,7 @@ class MovingContract(StorageCase):
     # What a job keeps.
 
     @pytest.mark.parametrize("there", sorted(PENDING))
-    def test_a_moved_job_is_in_the_other_queue_as_it_was(self, storage: Storage, there: State) -> None:
+    def test_moved_job_is_unchanged_in_the_other_queue(self, storage: Storage, there: State) -> None:
         JOB_IN[there](storage, id="order:1", priority=3, unique_key="k", tags=("a", "b"))
         before = job(storage, "order:1")
 
@@ -62,7 +62,7 @@ class MovingContract(StorageCase):
         assert counts(storage, TO) == {there: 1}
         assert TO in storage.queues.names()
 
-    def test_an_expired_job_that_was_retried_expires_no_more_once_moved(self, storage: Storage) -> None:
+    def test_retried_expired_job_does_not_expire_after_a_move(self, storage: Storage) -> None:
         enqueue(storage, id="late", ttl=SOON)
         self.pass_time(storage, SOON + 1)
         assert storage.jobs.retry(QUEUE, ["late"]) == ["retried"]
@@ -73,7 +73,7 @@ class MovingContract(StorageCase):
         assert state(storage, "late", TO) is State.WAITING
         assert claim_one(storage, queues=[TO]).id == "late"
 
-    def test_a_moved_job_keeps_what_its_runs_have_left(self, storage: Storage) -> None:
+    def test_moved_job_keeps_history_progress_and_logs(self, storage: Storage) -> None:
         enqueue(storage, id="order:1", max_stalls=3)
         claimed = claim_one(storage)
         storage.report([report_of(claimed, {"done": 0.5}, [(1, "first"), (2, "second \u2013")])])
@@ -90,7 +90,7 @@ class MovingContract(StorageCase):
         assert finish(storage, completing(again)) == [True]
         assert len(job(storage, "order:1", TO).history) == 2
 
-    def test_moved_jobs_wait_behind_those_that_are_there(self, storage: Storage) -> None:
+    def test_moved_jobs_go_behind_waiting_jobs_of_the_other_queue(self, storage: Storage) -> None:
         enqueue(storage, id="first", queue=TO)
         enqueue(storage, id="urgent", priority=5)
         enqueue(storage, id="second")
@@ -100,7 +100,7 @@ class MovingContract(StorageCase):
 
         assert claim_ids(storage, 9, queues=[TO]) == ["urgent", "first", "third", "second"]
 
-    def test_many_jobs_keep_their_order(self, storage: Storage) -> None:
+    def test_moved_jobs_keep_their_order(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 250)
 
         assert storage.jobs.move(QUEUE, ids, TO) == ["moved"] * 250
@@ -108,7 +108,7 @@ class MovingContract(StorageCase):
         assert counts(storage) == {}
         assert claim_ids(storage, 300, queues=[TO]) == ids
 
-    def test_a_moved_job_is_due_and_expires_at_its_time(self, storage: Storage) -> None:
+    def test_moved_job_keeps_its_run_time_and_ttl(self, storage: Storage) -> None:
         enqueue(storage, id="due", delay=SOON)
         enqueue(storage, id="late", delay=LATER, ttl=SOON)
         storage.jobs.move(QUEUE, ["due", "late"], TO)
@@ -119,7 +119,7 @@ class MovingContract(StorageCase):
         assert claim_ids(storage, 9) == ["due"]
         assert [letter.reason for letter in storage.reads.dead_letters(TO)] == ["ttl_expired"]
 
-    def test_one_that_was_moved_there_and_back_is_one_job(self, storage: Storage) -> None:
+    def test_job_moved_back_and_forth_stays_one_job(self, storage: Storage) -> None:
         enqueue(storage, id="order:1", delay=LATER, ttl=SOON, unique_key="k", group="g")
         before = job(storage, "order:1")
         for source, target in ((QUEUE, TO), (TO, QUEUE), (QUEUE, TO), (TO, QUEUE)):
@@ -130,7 +130,7 @@ class MovingContract(StorageCase):
         self.pass_time(storage, SOON + 1)
         assert counts(storage) == {State.FAILED: 1}
 
-    def test_a_claim_in_the_other_queue_is_woken(self, storage: Storage) -> None:
+    def test_move_wakes_listeners_of_the_other_queue(self, storage: Storage) -> None:
         a_waiting_job(storage, id="order:1")
         wakes = Wakes()
         unlisten = storage.listen([TO], wakes)
@@ -141,7 +141,7 @@ class MovingContract(StorageCase):
         assert wakes.arrived()
         unlisten()
 
-    def test_a_move_is_told_as_a_removal_here_and_an_enqueue_there(self, storage: Storage) -> None:
+    def test_move_sends_removed_and_queued_events(self, storage: Storage) -> None:
         a_waiting_job(storage, id="order:1")
         enqueue(storage, queue=TO)
         with recorded(storage) as here, recorded(storage, TO) as there:
@@ -167,7 +167,9 @@ class MovingContract(StorageCase):
         assert there is State.ACTIVE or there in TERMINAL
 
     @pytest.mark.parametrize("there", sorted((LIVE | TERMINAL) - REUSABLE))
-    def test_an_id_that_is_taken_there_keeps_the_job_here(self, storage: Storage, there: State) -> None:
+    def test_job_is_not_moved_when_its_id_exists_in_the_other_queue(
+        self, storage: Storage, there: State
+    ) -> None:
         JOB_IN[there](storage, id="order:1", queue=TO)
         a_waiting_job(storage, id="order:1", unique_key="k")
         before = job(storage, "order:1")
@@ -181,7 +183,7 @@ class MovingContract(StorageCase):
         assert answer.status == "duplicate"
 
     @pytest.mark.parametrize("there", sorted(REUSABLE))
-    def test_an_id_that_may_be_enqueued_again_makes_way(self, storage: Storage, there: State) -> None:
+    def test_moved_job_replaces_reusable_id_of_the_other_queue(self, storage: Storage, there: State) -> None:
         JOB_IN[there](storage, id="order:1", queue=TO)
         a_waiting_job(storage, id="order:1")
 
@@ -191,7 +193,7 @@ class MovingContract(StorageCase):
         assert storage.reads.dead_letters(TO) == []
         assert job(storage, "order:1", TO).history == ()
 
-    def test_a_unique_key_goes_with_its_job(self, storage: Storage) -> None:
+    def test_unique_key_moves_with_its_job(self, storage: Storage) -> None:
         a_waiting_job(storage, id="order:1", unique_key="k")
         storage.jobs.move(QUEUE, ["order:1"], TO)
 
@@ -200,7 +202,7 @@ class MovingContract(StorageCase):
         assert (there.status, there.id) == ("duplicate", "order:1")
         assert here.status == "queued"
 
-    def test_a_unique_key_that_is_taken_there_keeps_the_job_here(self, storage: Storage) -> None:
+    def test_job_is_not_moved_when_its_unique_key_is_taken_in_the_other_queue(self, storage: Storage) -> None:
         a_waiting_job(storage, id="owner", queue=TO, unique_key="k")
         a_waiting_job(storage, id="order:1", unique_key="k", group="g")
         a_waiting_job(storage, id="order:2")
@@ -214,13 +216,13 @@ class MovingContract(StorageCase):
         [answer] = storage.enqueue([batch(unique_key="k")])
         assert (answer.status, answer.id) == ("duplicate", "order:1")
 
-    def test_a_queue_is_not_moved_to_itself(self, storage: Storage) -> None:
+    def test_move_to_the_same_queue_is_rejected(self, storage: Storage) -> None:
         job_id = a_waiting_job(storage)
 
         with pytest.raises(ValueError, match=QUEUE):
             storage.jobs.move(QUEUE, [job_id], QUEUE)
 
-    def test_groups_are_those_of_the_queue(self, storage: Storage) -> None:
+    def test_moved_job_joins_the_group_of_the_other_queue(self, storage: Storage) -> None:
         for queue, job_id in ((QUEUE, "a"), (QUEUE, "b"), (TO, "c")):
             enqueue(storage, queue=queue, id=job_id, group="g")
 
@@ -234,7 +236,7 @@ class MovingContract(StorageCase):
 
     # Dead letters.
 
-    def test_a_moved_dead_letter_is_in_the_other_queue_as_it_was(self, storage: Storage) -> None:
+    def test_moved_dead_letter_is_unchanged_in_the_other_queue(self, storage: Storage) -> None:
         enqueue(storage, id="order:1", priority=3, tags=("a",), unique_key="k", max_stalls=3)
         self.lose_lease(storage, claim_one(storage).lease)
         claimed = claim_one(storage)
@@ -257,7 +259,7 @@ class MovingContract(StorageCase):
         assert storage.reads.dead_letters(QUEUE) == []
         assert TO in storage.queues.names()
 
-    def test_a_moved_dead_letter_can_be_retried(self, storage: Storage) -> None:
+    def test_moved_dead_letter_can_be_retried(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1", unique_key="k")
         storage.jobs.move(QUEUE, ["order:1"], TO)
 
@@ -270,7 +272,7 @@ class MovingContract(StorageCase):
         assert finish(storage, completing(again)) == [True]
         assert counts(storage, TO) == {State.COMPLETED: 1}
 
-    def test_dead_letters_arrive_behind_those_that_are_there(self, storage: Storage) -> None:
+    def test_moved_dead_letters_are_listed_behind_those_of_the_other_queue(self, storage: Storage) -> None:
         for queue, job_id in ((QUEUE, "a"), (QUEUE, "b"), (TO, "c")):
             a_failed_job(storage, id=job_id, queue=queue)
             self.advance(1)
@@ -280,7 +282,7 @@ class MovingContract(StorageCase):
         assert [letter.id for letter in storage.reads.dead_letters(TO)] == ["c", "b", "a"]
         assert [letter.id for letter in storage.reads.dead_letter_page(TO, 9).dead_letters] == ["c", "b", "a"]
 
-    def test_a_dead_letter_expires_when_it_would_have(self, storage: Storage) -> None:
+    def test_moved_dead_letter_keeps_its_expiry_time(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1", queue=BRIEF_LETTERS)
         storage.jobs.move(BRIEF_LETTERS, ["order:1"], TO)
         a_failed_job(storage, id="order:2", queue=TO)
@@ -290,7 +292,7 @@ class MovingContract(StorageCase):
         assert counts(storage, TO) == {State.FAILED: 1}
         assert state(storage, "order:2", TO) is State.FAILED
 
-    def test_a_dead_letter_is_retried_by_itself_as_its_new_queue_does(self, storage: Storage) -> None:
+    def test_moved_dead_letter_follows_auto_retries_of_the_other_queue(self, storage: Storage) -> None:
         a_failed_job(storage, id="here")
         a_failed_job(storage, id="there", queue=SELF_HEALING)
         storage.jobs.move(QUEUE, ["here"], SELF_HEALING)
@@ -302,7 +304,7 @@ class MovingContract(StorageCase):
         assert claim_ids(storage, 9) == ["here"]
         assert counts(storage) == {State.FAILED: 1}
 
-    def test_no_more_dead_letters_are_kept_than_the_other_queue_says(self, storage: Storage) -> None:
+    def test_moved_dead_letters_count_toward_the_maximum_of_the_other_queue(self, storage: Storage) -> None:
         for number in range(2):
             a_failed_job(storage, id=f"there {number}", queue=FEW_LETTERS)
         ids = [a_failed_job(storage, id=f"here {number}") for number in range(2)]
@@ -315,7 +317,9 @@ class MovingContract(StorageCase):
         assert counts(storage) == {}
 
     @pytest.mark.parametrize("there", sorted(State))
-    def test_a_dead_letter_takes_nobodys_place(self, storage: Storage, there: State) -> None:
+    def test_dead_letter_is_not_moved_when_its_id_exists_in_the_other_queue(
+        self, storage: Storage, there: State
+    ) -> None:
         a_failed_job(storage, id="order:1")
         JOB_IN[there](storage, id="order:1", queue=TO)
         before = job(storage, "order:1")
@@ -325,7 +329,7 @@ class MovingContract(StorageCase):
 
         assert job(storage, "order:1") == before
 
-    def test_the_unique_key_of_a_dead_letter_is_in_nobodys_way(self, storage: Storage) -> None:
+    def test_dead_letter_moves_even_when_its_unique_key_is_taken(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1", unique_key="k")
         a_waiting_job(storage, id="owner", queue=TO, unique_key="k")
 
@@ -342,7 +346,7 @@ class MovingContract(StorageCase):
 
         assert counts(storage, TO) == {State.FAILED: 1, State.WAITING: 1}
 
-    def test_many_dead_letters_are_moved(self, storage: Storage) -> None:
+    def test_hundreds_of_dead_letters_are_moved(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 250)
         finish(storage, *map(failing, claim(storage, 250)))
 
@@ -353,7 +357,7 @@ class MovingContract(StorageCase):
         assert storage.jobs.retry(QUEUE, ids) == ["retried"] * 250
 
     @pytest.mark.parametrize("queue", [QUEUE, TO, "a third"])
-    def test_what_waits_for_a_retry_of_a_moved_dead_letter_starts_after_it(
+    def test_dependent_runs_after_the_retry_of_its_moved_dead_letter(
         self, storage: Storage, queue: str
     ) -> None:
         a_failed_job(storage, id="first")
@@ -367,9 +371,7 @@ class MovingContract(StorageCase):
 
         assert claim_ids(storage) == ["next"]
 
-    def test_a_move_of_a_dead_letter_is_told_as_a_removal_here_and_a_failure_there(
-        self, storage: Storage
-    ) -> None:
+    def test_move_of_dead_letter_sends_removed_and_failed_events(self, storage: Storage) -> None:
         a_failed_job(storage, id="order:1")
         enqueue(storage, queue=TO)
         with recorded(storage) as here, recorded(storage, TO) as there:
@@ -383,7 +385,7 @@ class MovingContract(StorageCase):
 
     # Who waits.
 
-    def test_a_moved_job_goes_on_waiting(self, storage: Storage) -> None:
+    def test_moved_blocked_job_still_waits_for_its_dependencies(self, storage: Storage) -> None:
         firsts = [enqueue(storage, queue=UPSTREAM, id=job_id) for job_id in "ab"]
         enqueue(storage, id="order:1", depends_on=tuple((UPSTREAM, first) for first in firsts))
         storage.jobs.move(QUEUE, ["order:1"], TO)
@@ -395,7 +397,7 @@ class MovingContract(StorageCase):
         assert counts(storage, TO) == {State.WAITING: 1}
         assert claim_ids(storage) == ["order:1"]
 
-    def test_a_moved_job_fails_with_what_it_waits_for(self, storage: Storage) -> None:
+    def test_moved_blocked_job_fails_with_its_dependency(self, storage: Storage) -> None:
         first = enqueue(storage, queue=UPSTREAM)
         enqueue(storage, id="order:1", depends_on=((UPSTREAM, first),))
         storage.jobs.move(QUEUE, ["order:1"], TO)
@@ -406,9 +408,7 @@ class MovingContract(StorageCase):
         assert [letter.id for letter in storage.reads.dead_letters(TO)] == ["order:1"]
 
     @pytest.mark.parametrize("queue", [QUEUE, TO, "a third", "a fourth"])
-    def test_what_waits_for_a_moved_job_starts_when_that_has_ended(
-        self, storage: Storage, queue: str
-    ) -> None:
+    def test_dependent_starts_when_its_moved_dependency_completes(self, storage: Storage, queue: str) -> None:
         a_waiting_job(storage, id="first")
         enqueue(storage, id="next", queue=queue, depends_on=((QUEUE, "first"),))
         storage.jobs.move(QUEUE, ["first"], TO)
@@ -420,7 +420,7 @@ class MovingContract(StorageCase):
         assert state(storage, "next", queue) is State.WAITING
         assert claim_ids(storage) == ["next"]
 
-    def test_what_waits_hears_of_every_ending(self, storage: Storage) -> None:
+    def test_dependents_follow_every_end_of_moved_dependencies(self, storage: Storage) -> None:
         for job_id in ("failed", "cancelled", "removed"):
             a_waiting_job(storage, id=job_id)
             enqueue(storage, id=f"after {job_id}", depends_on=((QUEUE, job_id),))
@@ -432,7 +432,7 @@ class MovingContract(StorageCase):
         assert counts(storage) == {State.FAILED: 3}
         assert {letter.reason for letter in storage.reads.dead_letters(QUEUE)} == {"dependency_failed"}
 
-    def test_what_waits_follows_from_queue_to_queue(self, storage: Storage) -> None:
+    def test_dependents_follow_dependencies_through_several_moves(self, storage: Storage) -> None:
         a_waiting_job(storage, id="first")
         enqueue(storage, id="next", depends_on=((QUEUE, "first"),))
         enqueue(storage, id="last", depends_on=((QUEUE, "next"),))
@@ -448,7 +448,7 @@ class MovingContract(StorageCase):
 
         assert ran == [("a third", "first"), (TO, "next"), ("a third", "last")]
 
-    def test_a_job_that_comes_back_is_still_waited_for(self, storage: Storage) -> None:
+    def test_dependent_still_waits_for_job_whose_move_was_rejected(self, storage: Storage) -> None:
         a_waiting_job(storage, id="owner", queue=TO, unique_key="k")
         a_waiting_job(storage, id="first", unique_key="k")
         enqueue(storage, id="next", depends_on=((QUEUE, "first"),))
@@ -459,7 +459,7 @@ class MovingContract(StorageCase):
 
         assert claim_ids(storage, queues=[QUEUE]) == ["next"]
 
-    def test_many_that_wait_for_a_moved_job_all_start(self, storage: Storage) -> None:
+    def test_thousand_dependents_of_a_moved_job_start(self, storage: Storage) -> None:
         a_waiting_job(storage, id="first")
         enqueue_many(storage, 1_100, queue=UPSTREAM, depends_on=((QUEUE, "first"),))
         storage.jobs.move(QUEUE, ["first"], TO)
@@ -468,7 +468,7 @@ class MovingContract(StorageCase):
 
         assert counts(storage, UPSTREAM) == {State.WAITING: 1_100}
 
-    def test_a_retried_dead_letter_may_be_moved(self, storage: Storage) -> None:
+    def test_retried_dead_letter_can_be_moved(self, storage: Storage) -> None:
         enqueue(storage, queue=BRIEF_LETTERS, id="order:1")
         finish(storage, failing(claim_one(storage)))
         storage.jobs.retry(BRIEF_LETTERS, ["order:1"])
@@ -479,7 +479,7 @@ class MovingContract(StorageCase):
         assert counts(storage, TO) == {State.WAITING: 1}
         assert storage.reads.dead_letters(BRIEF_LETTERS) == []
 
-    def test_a_job_without_a_group_does_not_come_to_where_each_needs_one(self, storage: Storage) -> None:
+    def test_ungrouped_job_is_not_moved_to_queue_with_required_groups(self, storage: Storage) -> None:
         a_waiting_job(storage, id="without")
         a_waiting_job(storage, id="with", group="g")
 

@@ -26,19 +26,19 @@ from .case import SOON, StorageCase
 class OrderContract(StorageCase):
     """Cases about what comes first."""
 
-    def test_jobs_are_claimed_in_the_order_of_their_arrival(self, storage: Storage) -> None:
+    def test_jobs_are_claimed_in_order_of_arrival(self, storage: Storage) -> None:
         ids = [enqueue(storage) for _ in range(5)] + enqueue_many(storage, 5)
 
         assert claim_ids(storage, 4) + claim_ids(storage, 100) == ids
 
-    def test_a_higher_priority_goes_first(self, storage: Storage) -> None:
+    def test_higher_priority_is_claimed_first(self, storage: Storage) -> None:
         for priority in (0, -1, MAX_INTEGER, 1, -MAX_INTEGER):
             enqueue(storage, id=str(priority), priority=priority)
 
         order = [MAX_INTEGER, 1, 0, -1, -MAX_INTEGER]
         assert claim_ids(storage, 10) == [str(priority) for priority in order]
 
-    def test_jobs_of_one_priority_keep_their_order(self, storage: Storage) -> None:
+    def test_jobs_of_equal_priority_keep_their_order(self, storage: Storage) -> None:
         for number in range(12):
             enqueue(storage, id=f"{number % 3}:{number}", priority=number % 3)
 
@@ -46,7 +46,7 @@ class OrderContract(StorageCase):
 
         assert claimed == [f"{p}:{n}" for p in (2, 1, 0) for n in range(p, 12, 3)]
 
-    def test_lifo_jobs_go_before_the_others_of_their_priority(self, storage: Storage) -> None:
+    def test_lifo_jobs_are_claimed_before_others_of_equal_priority(self, storage: Storage) -> None:
         enqueue(storage, id="high", priority=1)
         enqueue(storage, id="first")
         enqueue(storage, id="last in", lifo=True)
@@ -55,7 +55,7 @@ class OrderContract(StorageCase):
 
         assert claim_ids(storage, 10) == ["high", "last of all in", "last in", "first", "second"]
 
-    def test_names_share_one_order(self, storage: Storage) -> None:
+    def test_claim_order_spans_all_job_names(self, storage: Storage) -> None:
         for number in range(9):
             enqueue(storage, id=str(number), name="abc"[number % 3])
 
@@ -63,14 +63,14 @@ class OrderContract(StorageCase):
         assert claim_ids(storage, 9, names="ac") == ["5", "6", "8"]
         assert claim_ids(storage, 9, names="abc") == ["4", "7"]
 
-    def test_names_share_the_priorities(self, storage: Storage) -> None:
+    def test_priorities_span_all_job_names(self, storage: Storage) -> None:
         enqueue(storage, id="low", name="a", priority=1)
         enqueue(storage, id="high", name="b", priority=2)
         enqueue(storage, id="top", name="a", priority=3)
 
         assert claim_ids(storage, 3, names="ab") == ["top", "high", "low"]
 
-    def test_a_thousand_jobs_come_by_priority_then_arrival(self, storage: Storage) -> None:
+    def test_thousand_jobs_are_claimed_by_priority_then_arrival(self, storage: Storage) -> None:
         random = Random(7)
         given = [(random.randrange(-5, 6), f"{number}") for number in range(1_000)]
         for priority, job_id in given:
@@ -84,7 +84,7 @@ class OrderContract(StorageCase):
         assert claimed == [job_id for _, job_id in sorted(left, key=lambda entry: -entry[0])]
 
     @pytest.mark.parametrize("delay", [0, SOON])
-    def test_a_retry_keeps_the_priority(self, storage: Storage, delay: int) -> None:
+    def test_retried_job_keeps_its_priority(self, storage: Storage, delay: int) -> None:
         enqueue(storage, id="again", priority=5)
         finish(storage, retrying(claim_one(storage), delay=delay))
         enqueue(storage, id="low", priority=1)
@@ -93,27 +93,27 @@ class OrderContract(StorageCase):
 
         assert claim_ids(storage, 3) == ["high", "again", "low"]
 
-    def test_a_retry_goes_behind_those_that_wait(self, storage: Storage) -> None:
+    def test_retried_job_goes_behind_waiting_jobs(self, storage: Storage) -> None:
         ids = [enqueue(storage) for _ in range(3)]
 
         finish(storage, retrying(claim_one(storage)))
 
         assert claim_ids(storage, 3) == [*ids[1:], ids[0]]
 
-    def test_a_job_given_back_goes_before_those_that_wait(self, storage: Storage) -> None:
+    def test_released_job_goes_before_waiting_jobs(self, storage: Storage) -> None:
         ids = [enqueue(storage) for _ in range(3)]
 
         finish(storage, releasing(claim_one(storage)))
 
         assert claim_ids(storage, 3) == ids
 
-    def test_a_stalled_job_goes_before_those_that_wait(self, storage: Storage) -> None:
+    def test_stalled_job_goes_before_waiting_jobs(self, storage: Storage) -> None:
         ids = [enqueue(storage) for _ in range(3)]
         self.lose_lease(storage, claim_one(storage).lease)
 
         assert [one for _ in range(2) for one in claim_ids(storage, 2)] == ids
 
-    def test_a_job_given_back_does_not_overtake_a_higher_priority(self, storage: Storage) -> None:
+    def test_released_job_does_not_overtake_higher_priority(self, storage: Storage) -> None:
         enqueue(storage, id="low")
         low = claim_one(storage)
         enqueue(storage, id="high", priority=1)
@@ -122,7 +122,7 @@ class OrderContract(StorageCase):
 
         assert claim_ids(storage, 2) == ["high", "low"]
 
-    def test_delayed_jobs_join_in_the_order_of_their_times(self, storage: Storage) -> None:
+    def test_due_jobs_are_claimed_in_order_of_their_run_times(self, storage: Storage) -> None:
         now = self.now(storage)
         for job_id, run_at in [("c", now + 3), ("a", now + 1), ("b", now + 2)]:
             enqueue(storage, id=job_id, run_at=run_at + SOON)
@@ -131,14 +131,14 @@ class OrderContract(StorageCase):
 
         assert claim_ids(storage, 4) == ["at once", "a", "b", "c"]
 
-    def test_delayed_jobs_of_one_time_join_in_the_order_of_their_arrival(self, storage: Storage) -> None:
+    def test_jobs_due_at_the_same_time_are_claimed_in_order_of_arrival(self, storage: Storage) -> None:
         run_at = self.now(storage) + SOON
         ids = [enqueue(storage, run_at=run_at) for _ in range(5)]
         self.pass_time(storage, 2 * SOON)
 
         assert claim_ids(storage, 5) == ids
 
-    def test_a_delayed_job_joins_with_its_priority(self, storage: Storage) -> None:
+    def test_due_job_keeps_its_priority(self, storage: Storage) -> None:
         enqueue(storage, id="delayed", delay=SOON, priority=5)
         enqueue(storage, id="low", priority=1)
         enqueue(storage, id="high", priority=9)
@@ -146,14 +146,14 @@ class OrderContract(StorageCase):
 
         assert claim_ids(storage, 3) == ["high", "delayed", "low"]
 
-    def test_a_promoted_job_goes_behind_those_that_wait(self, storage: Storage) -> None:
+    def test_promoted_job_goes_behind_waiting_jobs(self, storage: Storage) -> None:
         enqueue(storage, id="delayed", delay=SOON)
         enqueue(storage, id="waiting")
         storage.jobs.promote(QUEUE, ["delayed"])
 
         assert claim_ids(storage, 2) == ["waiting", "delayed"]
 
-    def test_a_dead_letter_retried_keeps_its_priority(self, storage: Storage) -> None:
+    def test_retried_dead_letter_keeps_its_priority(self, storage: Storage) -> None:
         enqueue(storage, id="high", priority=2)
 
         finish(storage, failing(claim_one(storage)))

@@ -1,4 +1,4 @@
-"""Outcomes: how a run ends, what is counted, and what is kept of it."""
+"""Outcomes: how an attempt ends, and what is counted and recorded."""
 
 import pytest
 
@@ -35,7 +35,7 @@ class OutcomesContract(StorageCase):
     """Cases about ends of runs."""
 
     @shows("complete", State.ACTIVE, State.COMPLETED)
-    def test_a_completed_job_keeps_its_result(self, storage: Storage) -> None:
+    def test_completed_job_keeps_its_result(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
 
         assert finish(storage, completing(claimed, RESULT)) == [True]
@@ -47,7 +47,7 @@ class OutcomesContract(StorageCase):
         assert counts(storage) == {State.COMPLETED: 1}
 
     @shows("retry", State.ACTIVE, State.WAITING)
-    def test_a_failed_run_with_attempts_left_puts_the_job_back(self, storage: Storage) -> None:
+    def test_failed_attempt_with_attempts_left_returns_job_to_waiting(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
 
         finish(storage, retrying(claimed))
@@ -58,7 +58,7 @@ class OutcomesContract(StorageCase):
         assert counts(storage) == {State.WAITING: 1}
 
     @shows("retry", State.ACTIVE, State.DELAYED)
-    def test_a_retry_with_a_wait_is_delayed(self, storage: Storage) -> None:
+    def test_retry_with_delay_makes_job_delayed(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
 
         finish(storage, retrying(claimed, delay=LATER))
@@ -69,7 +69,7 @@ class OutcomesContract(StorageCase):
         assert claim(storage) == []
 
     @shows("release", State.ACTIVE, State.WAITING)
-    def test_a_job_given_back_has_not_used_an_attempt(self, storage: Storage) -> None:
+    def test_released_job_has_not_used_an_attempt(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
 
         finish(storage, releasing(claimed))
@@ -80,7 +80,7 @@ class OutcomesContract(StorageCase):
         assert claim_one(storage).attempts == 1
 
     @shows("release", State.ACTIVE, State.DELAYED)
-    def test_a_job_put_off_has_not_used_an_attempt(self, storage: Storage) -> None:
+    def test_snoozed_job_has_not_used_an_attempt(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
 
         finish(storage, releasing(claimed, delay=LATER))
@@ -90,7 +90,7 @@ class OutcomesContract(StorageCase):
 
     @shows("fail", State.ACTIVE, State.FAILED)
     @pytest.mark.parametrize("reason", sorted({*DEAD_LETTER_REASONS} - {"stalled", "worker_lost"}))
-    def test_a_job_that_failed_for_good_is_a_dead_letter(self, storage: Storage, reason: str) -> None:
+    def test_permanently_failed_job_becomes_dead_letter(self, storage: Storage, reason: str) -> None:
         claimed = an_active_job(storage)
 
         finish(storage, failing(claimed, reason))
@@ -104,7 +104,7 @@ class OutcomesContract(StorageCase):
         assert counts(storage) == {State.FAILED: 1}
 
     @pytest.mark.parametrize("reason", ["", "made up"])
-    def test_a_reason_that_nobody_knows_is_unknown(self, storage: Storage, reason: str) -> None:
+    def test_unrecognized_failure_reason_is_stored_as_unknown(self, storage: Storage, reason: str) -> None:
         claimed = an_active_job(storage)
 
         finish(storage, failing(claimed, reason))
@@ -113,7 +113,7 @@ class OutcomesContract(StorageCase):
         assert [letter.reason for letter in storage.reads.dead_letters(QUEUE)] == ["unknown"]
 
     @shows("cancel", State.ACTIVE, State.CANCELLED)
-    def test_a_run_given_up_leaves_no_dead_letter(self, storage: Storage) -> None:
+    def test_cancelled_attempt_leaves_no_dead_letter(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
 
         finish(storage, cancelling(claimed, "the handler discarded it"))
@@ -124,7 +124,7 @@ class OutcomesContract(StorageCase):
         assert storage.reads.dead_letters(QUEUE) == []
         assert counts(storage) == {State.CANCELLED: 1}
 
-    def test_runs_failures_and_stalls_are_counted_apart(self, storage: Storage) -> None:
+    def test_attempts_failures_and_stalls_are_counted_separately(self, storage: Storage) -> None:
         enqueue(storage, id="order:1")
         finish(storage, retrying(claim_one(storage)))
         finish(storage, releasing(claim_one(storage)))
@@ -137,7 +137,7 @@ class OutcomesContract(StorageCase):
         record = job(storage, "order:1")
         assert (record.attempts, record.failures, record.stalls) == (4, 2, 1)
 
-    def test_each_ended_run_is_kept(self, storage: Storage) -> None:
+    def test_each_ended_attempt_is_recorded(self, storage: Storage) -> None:
         enqueue(storage, id="order:1")
         other = JobFailure("KeyError", "größer", "Traceback")
         finish(storage, retrying(claim_one(storage, worker="w1"), error=ERROR))
@@ -156,7 +156,7 @@ class OutcomesContract(StorageCase):
         assert all(run.finished_at >= run.started_at > 0 for run in record.history)
         assert record.all_attempts() == record.history
 
-    def test_the_last_error_is_known_until_the_job_completes(self, storage: Storage) -> None:
+    def test_last_error_is_kept_until_the_job_completes(self, storage: Storage) -> None:
         job_id = enqueue(storage)
         finish(storage, retrying(claim_one(storage), error=ERROR))
         finish(storage, releasing(claim_one(storage)))
@@ -168,7 +168,7 @@ class OutcomesContract(StorageCase):
 
         assert job(storage, job_id).error is None
 
-    def test_the_run_that_completed_a_job_is_the_last_of_its_attempts(self, storage: Storage) -> None:
+    def test_completed_attempt_is_last_of_all_attempts(self, storage: Storage) -> None:
         enqueue(storage, id="order:1")
         finish(storage, retrying(claim_one(storage, worker="w1")))
         finish(storage, completing(claim_one(storage, worker="w2")))
@@ -181,7 +181,7 @@ class OutcomesContract(StorageCase):
             2, "w2", record.started_at, record.finished_at, "completed"
         )
 
-    def test_outcomes_of_every_kind_fit_into_one_call(self, storage: Storage) -> None:
+    def test_one_finish_accepts_every_kind_of_outcome(self, storage: Storage) -> None:
         enqueue_many(storage, 5)
         a, b, c, d, e = claim(storage, 5)
 
@@ -204,7 +204,7 @@ class OutcomesContract(StorageCase):
             State.WAITING,
         ]
 
-    def test_outcomes_of_several_queues_fit_into_one_call(self, storage: Storage) -> None:
+    def test_one_finish_accepts_outcomes_of_several_queues(self, storage: Storage) -> None:
         for queue in ("a", "b", "c"):
             enqueue(storage, queue=queue, id="same")
 
@@ -213,7 +213,7 @@ class OutcomesContract(StorageCase):
         assert accepted == [True, True, True]
         assert [state(storage, "same", queue) for queue in "abc"] == [State.COMPLETED] * 3
 
-    def test_the_second_of_two_words_about_one_run_is_refused(self, storage: Storage) -> None:
+    def test_second_outcome_of_an_attempt_is_rejected(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
 
         assert finish(storage, failing(claimed), completing(claimed)) == [True, False]
@@ -221,7 +221,7 @@ class OutcomesContract(StorageCase):
         assert (record.state, record.result) == (State.FAILED, None)
         assert len(storage.reads.dead_letters(QUEUE)) == 1
 
-    def test_an_outcome_of_an_unknown_kind_is_an_error_and_changes_nothing(self, storage: Storage) -> None:
+    def test_unknown_outcome_kind_raises_and_changes_nothing(self, storage: Storage) -> None:
         enqueue_many(storage, 2)
         fine, claimed = claim(storage, 2)
 
@@ -230,7 +230,7 @@ class OutcomesContract(StorageCase):
 
         assert finish(storage, completing(fine), completing(claimed)) == [True, True]
 
-    def test_an_error_with_any_text_is_kept(self, storage: Storage) -> None:
+    def test_error_text_is_stored_unchanged(self, storage: Storage) -> None:
         error = JobFailure("app.Übel", "line 1\nline 2 \U0001f4a5 'quoted' %s {0}", "x" * 100_000)
         claimed = an_active_job(storage)
 
@@ -238,7 +238,7 @@ class OutcomesContract(StorageCase):
 
         assert job(storage, claimed.id).error == error
 
-    def test_a_failure_without_an_error_is_kept(self, storage: Storage) -> None:
+    def test_failure_without_error_is_recorded(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
 
         finish(storage, failing(claimed, error=None))
@@ -246,7 +246,7 @@ class OutcomesContract(StorageCase):
         assert job(storage, claimed.id).error is None
         assert len(storage.reads.dead_letters(QUEUE)) == 1
 
-    def test_progress_and_log_lines_are_kept(self, storage: Storage) -> None:
+    def test_progress_and_log_lines_are_recorded(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
 
         assert storage.report([report_of(claimed, 10)]) == [True]
@@ -257,7 +257,7 @@ class OutcomesContract(StorageCase):
         assert record.progress == {"rows": 7}
         assert record.logs == ((1, "one"), (2, "zwei ü"), (3, "three"))
 
-    def test_progress_and_log_lines_outlive_the_run(self, storage: Storage) -> None:
+    def test_progress_and_log_lines_are_kept_across_attempts(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         storage.report([report_of(claimed, 10, [(1, "one")])])
         finish(storage, retrying(claimed))
@@ -269,7 +269,7 @@ class OutcomesContract(StorageCase):
 
         assert (record.progress, record.logs) == (20, ((1, "one"), (2, "two")))
 
-    def test_reports_are_answered_one_by_one(self, storage: Storage) -> None:
+    def test_each_report_has_its_own_result(self, storage: Storage) -> None:
         enqueue_many(storage, 2)
         one, other = claim(storage, 2)
         finish(storage, completing(other))
@@ -280,7 +280,7 @@ class OutcomesContract(StorageCase):
         assert job(storage, one.id).progress == 3
         assert job(storage, other.id).progress is None
 
-    def test_a_report_does_not_renew_a_lease(self, storage: Storage) -> None:
+    def test_report_does_not_renew_lease(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         self.advance(claimed.lease * 2 // 3)
         storage.report([report_of(claimed, 50)])

@@ -1,6 +1,4 @@
-"""Bounds of a queue where its records are held for others, where jobs have sent items, and where dead letters
-come from elsewhere.
-"""
+"""Bounds of a queue with pinned records, with emitted items, and with moved dead letters."""
 
 import pytest
 
@@ -51,7 +49,7 @@ class PinnedBoundsContract(StorageCase):
 
     # Records that are held.
 
-    def test_bytes_of_a_held_record_do_not_count_until_it_is_let_go(self, storage: Storage) -> None:
+    def test_bytes_of_pinned_record_count_only_after_it_is_unpinned(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         _held_child(storage, FEW_BYTES, payload=bytes(500), result=bytes(450))
         for number in range(4):
@@ -70,7 +68,7 @@ class PinnedBoundsContract(StorageCase):
         assert state(storage, "child", FEW_BYTES) is None
         assert counts(storage, FEW_BYTES) == {State.COMPLETED: 3}
 
-    def test_bytes_of_a_held_cancelled_record_do_not_count(self, storage: Storage) -> None:
+    def test_bytes_of_pinned_cancelled_record_do_not_count(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         _parent(storage, FEW_BYTES, on_dependency_failure="ignore", payload=bytes(450))
         finish(storage, cancelling(claim_one(storage, queues=[FEW_BYTES])))
@@ -85,7 +83,7 @@ class PinnedBoundsContract(StorageCase):
 
         assert storage.reads.states(FEW_BYTES, ["child", "other"]) == [None, State.CANCELLED]
 
-    def test_one_that_is_held_when_it_has_ended_counts_no_more(self, storage: Storage) -> None:
+    def test_record_pinned_after_its_end_does_not_count_its_bytes(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         a_completed_job(storage, queue=FEW_BYTES, id="child", payload=bytes(500), result=bytes(450))
         storage.enqueue([batch(ids=["slow"], delay=LATER)])
@@ -101,9 +99,7 @@ class PinnedBoundsContract(StorageCase):
         assert storage.reads.states(FEW_BYTES, ["child", "other"]) == [None, State.COMPLETED]
 
     @pytest.mark.parametrize("queue", [FEW_BYTES, FEW_RECORDS, FEW_RESULTS])
-    def test_what_was_too_much_meanwhile_stays_if_there_is_room_in_the_end(
-        self, storage: Storage, queue: str
-    ) -> None:
+    def test_unpinned_record_is_kept_when_the_bounds_allow_it(self, storage: Storage, queue: str) -> None:
         bounded(storage, queue)
         _held_child(storage, queue, payload=bytes(150), result=bytes(250))
         for number in range(5):
@@ -127,7 +123,7 @@ class PinnedBoundsContract(StorageCase):
         assert (child is None) == (queue == FEW_RECORDS)
         assert child is None or (child.result is None) == (queue == FEW_RESULTS)
 
-    def test_one_removed_while_it_is_held_leaves_no_bytes_behind(self, storage: Storage) -> None:
+    def test_pinned_record_that_is_removed_leaves_no_counted_bytes(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         _held_child(storage, FEW_BYTES, payload=bytes(500), result=bytes(450))
         storage.jobs.remove(FEW_BYTES, ["child"])
@@ -144,7 +140,7 @@ class PinnedBoundsContract(StorageCase):
 
     # Results that are held.
 
-    def test_a_held_result_is_not_among_those_that_are_too_many(self, storage: Storage) -> None:
+    def test_pinned_result_is_not_removed_by_maximum_bytes(self, storage: Storage) -> None:
         bounded(storage, FEW_RESULTS)
         _held_child(storage, FEW_RESULTS, result=bytes(290))
         for number in range(3):
@@ -162,7 +158,7 @@ class PinnedBoundsContract(StorageCase):
         assert _sizes(storage, FEW_RESULTS) == [0, 140, 140]
 
     @pytest.mark.parametrize("kept", [None, LATER])
-    def test_a_held_result_outlives_the_age_of_results(self, storage: Storage, kept: int | None) -> None:
+    def test_pinned_result_is_kept_beyond_the_maximum_age(self, storage: Storage, kept: int | None) -> None:
         bounded(storage, BRIEF_RESULTS)
         _held_child(storage, BRIEF_RESULTS, result_ttl=kept)
         for _ in range(3):
@@ -175,7 +171,7 @@ class PinnedBoundsContract(StorageCase):
         child = job(storage, "child", BRIEF_RESULTS)
         assert (child.state, child.result) == (State.COMPLETED, None)
 
-    def test_the_age_of_results_goes_on_when_one_is_let_go(self, storage: Storage) -> None:
+    def test_unpinned_result_expires_at_the_maximum_age(self, storage: Storage) -> None:
         bounded(storage, BRIEF_RESULTS)
         _held_child(storage, BRIEF_RESULTS)
         storage.jobs.cancel(QUEUE, ["parent"])
@@ -189,9 +185,7 @@ class PinnedBoundsContract(StorageCase):
     # Items.
 
     @pytest.mark.parametrize("result", [None, RESULT])
-    def test_items_are_kept_no_longer_than_the_queue_keeps_results(
-        self, storage: Storage, result: bytes | None
-    ) -> None:
+    def test_items_expire_at_the_maximum_age_of_results(self, storage: Storage, result: bytes | None) -> None:
         bounded(storage, BRIEF_RESULTS)
         run = an_active_job(storage, queue=BRIEF_RESULTS, result_ttl=LATER)
         emit(storage, run, b"one")
@@ -203,7 +197,7 @@ class PinnedBoundsContract(StorageCase):
         page = page_of(storage, run.id, queue=BRIEF_RESULTS)
         assert (page.state, page.items, page.sent) == (State.COMPLETED, (), 1)
 
-    def test_items_go_with_a_result_that_is_too_much(self, storage: Storage) -> None:
+    def test_items_are_removed_with_results_beyond_the_maximum_bytes(self, storage: Storage) -> None:
         bounded(storage, FEW_RESULTS)
         for job_id, result in (("silent", None), ("old", bytes(200)), ("new", bytes(200))):
             run = an_active_job(storage, queue=FEW_RESULTS, id=job_id)
@@ -218,7 +212,7 @@ class PinnedBoundsContract(StorageCase):
         for job_id in ("silent", "new"):
             assert items_of(storage, job_id, FEW_RESULTS) == [b"one", b"two"]
 
-    def test_items_of_a_held_job_have_their_time_all_the_same(self, storage: Storage) -> None:
+    def test_items_of_pinned_job_still_expire(self, storage: Storage) -> None:
         bounded(storage, BRIEF_RESULTS)
         _parent(storage, BRIEF_RESULTS, result_ttl=LATER)
         run = claim_one(storage, queues=[BRIEF_RESULTS])
@@ -231,7 +225,7 @@ class PinnedBoundsContract(StorageCase):
         assert items_of(storage, "child", BRIEF_RESULTS) == []
 
     @pytest.mark.parametrize("queue", [FEW_RECORDS, FEW_BYTES])
-    def test_records_with_items_are_bounded_as_others_are(self, storage: Storage, queue: str) -> None:
+    def test_records_with_items_are_bounded_by_count_and_bytes(self, storage: Storage, queue: str) -> None:
         bounded(storage, queue)
         for number in range(6):
             run = an_active_job(storage, queue=queue, id=f"done {number}", payload=bytes(200))
@@ -247,7 +241,7 @@ class PinnedBoundsContract(StorageCase):
 
     # Dead letters that come from another queue.
 
-    def test_a_dead_letter_weighs_where_it_was_moved_to(self, storage: Storage) -> None:
+    def test_moved_dead_letter_counts_toward_maximum_bytes_of_the_other_queue(self, storage: Storage) -> None:
         bounded(storage, FEW_BYTES)
         for number in range(3):
             a_failed_job(storage, id=f"dead {number}", payload=bytes(400), error=None)
@@ -263,7 +257,7 @@ class PinnedBoundsContract(StorageCase):
         swept_clean(storage)
         assert counts(storage, FEW_BYTES) == {State.FAILED: 2}
 
-    def test_what_is_said_of_attempts_counts_for_a_dead_letter_that_was_moved(self, storage: Storage) -> None:
+    def test_attempt_retention_applies_to_a_moved_dead_letter(self, storage: Storage) -> None:
         bounded(storage, BRIEF_DETAILS)
         run = an_active_job(storage, id="dead")
         storage.report([report_of(run, None, [(1, "line")])])

@@ -18,7 +18,7 @@ from .staging import APP, WRITE, fresh, place, plan, publish, publish_rest, stag
 class PlansContract(StorageCase):
     """For storages in which writes of many queues can be staged."""
 
-    def test_a_plan_is_committed_once(self, storage: Storage) -> None:
+    def test_plan_is_committed_once(self, storage: Storage) -> None:
         first = plan({QUEUE: {"a": "p"}, PAIRS: {"b": "pp"}}, limit=5, frame="f", run="r", content=2**62)
         second = plan({QUEUE: {"c": "p"}}, write="again")
 
@@ -29,7 +29,7 @@ class PlansContract(StorageCase):
         assert place(storage).state_of(first) == "open"
         assert place(storage).state_of(second) == ""
 
-    def test_a_published_plan_is_known_with_its_counts(self, storage: Storage) -> None:
+    def test_published_plan_is_returned_with_its_counts(self, storage: Storage) -> None:
         first, counts = plan({QUEUE: {"a": "p"}}, frame="f"), {QUEUE: Counts(3, 2, 1)}
         place(storage).commit(first)
 
@@ -41,7 +41,7 @@ class PlansContract(StorageCase):
         assert place(storage).state_of(first) == "done"
         assert place(storage).commit(first._replace(write="next", version=2)).status == "new"
 
-    def test_versions_are_compared_exactly(self, storage: Storage) -> None:
+    def test_large_plan_versions_are_compared_exactly(self, storage: Storage) -> None:
         # A double is not exact above 2^53.
         small = plan({QUEUE: {"a": "p"}}, version=9)
         large = [plan({QUEUE: {"a": "p"}}, write=f"w{n}", version=2**53 + n) for n in range(2)]
@@ -51,7 +51,7 @@ class PlansContract(StorageCase):
 
         assert place(storage).commit(large[1]._replace(write="again")).status == "done"
 
-    def test_plans_for_other_queues_or_applications_are_independent(self, storage: Storage) -> None:
+    def test_plans_of_other_targets_or_applications_are_independent(self, storage: Storage) -> None:
         first = plan({QUEUE: {"a": "p"}}, target=QUEUE)
         place(storage).commit(first)
 
@@ -63,7 +63,7 @@ class PlansContract(StorageCase):
         for other in others:
             assert place(storage).commit(first._replace(write="other", **other)).status == "new"
 
-    def test_a_silent_plan_is_adopted_by_one_sweep(self, storage: Storage) -> None:
+    def test_silent_plan_is_adopted_by_one_sweep(self, storage: Storage) -> None:
         first = plan({QUEUE: {"a": "p"}}, limit=7, lifetime=LATER)
         place(storage).commit(first)
 
@@ -79,7 +79,7 @@ class PlansContract(StorageCase):
         assert place(storage).adopt(1_000, 10) == []
         assert place(storage).state_of(first) == "open"
 
-    def test_a_published_plan_is_not_adopted(self, storage: Storage) -> None:
+    def test_published_plan_is_not_adopted(self, storage: Storage) -> None:
         first = plan({QUEUE: {"a": "p"}})
         place(storage).commit(first)
         place(storage).close(first, {QUEUE: Counts(1)})
@@ -88,7 +88,7 @@ class PlansContract(StorageCase):
 
         assert place(storage).adopt(1_000, 10) == []
 
-    def test_a_plan_of_which_nothing_is_published_can_be_dropped(self, storage: Storage) -> None:
+    def test_unpublished_plan_can_be_dropped(self, storage: Storage) -> None:
         manifest = staged(storage, {"a": [fresh(2)], "b": [fresh(1)]})
         mine = plan({QUEUE: manifest.parts})
         place(storage).commit(mine)
@@ -103,7 +103,7 @@ class PlansContract(StorageCase):
         assert place(storage).commit(plan({QUEUE: again.parts}, write="again")).status == "new"
         assert publish(storage, again) == Counts(queued=2)
 
-    def test_a_plan_of_which_a_part_is_published_is_not_dropped(self, storage: Storage) -> None:
+    def test_partly_published_plan_is_not_dropped(self, storage: Storage) -> None:
         manifest = staged(storage, {"a": [fresh(2)], "b": [fresh(1)]})
         mine = plan({QUEUE: manifest.parts})
         place(storage).commit(mine)
@@ -115,7 +115,7 @@ class PlansContract(StorageCase):
         assert place(storage).state_of(mine) == "open"
         assert publish_rest(storage, manifest) == Counts(queued=3)
 
-    def test_a_plan_is_not_dropped_once_one_of_its_queues_has_ended(self, storage: Storage) -> None:
+    def test_plan_with_a_published_queue_is_not_dropped(self, storage: Storage) -> None:
         mine, manifests = begun(storage)
         publish_rest(storage, manifests[0])
 
@@ -126,7 +126,7 @@ class PlansContract(StorageCase):
         assert place(storage).begin_all(mine.manifests(), None)[0].status == "done"
         assert publish_rest(storage, manifests[1]) == Counts(queued=4)
 
-    def test_a_plan_that_no_sweep_has_adopted_is_withdrawn_whole(self, storage: Storage) -> None:
+    def test_unadopted_plan_is_withdrawn_as_a_whole(self, storage: Storage) -> None:
         mine, manifests = begun(storage)
 
         assert place(storage).withdraw(mine)
@@ -139,7 +139,7 @@ class PlansContract(StorageCase):
                 place(storage).publish(manifest, [("a", 0)])
         assert counts(storage) == counts(storage, PAIRS) == {}
 
-    def test_a_plan_that_a_sweep_has_adopted_is_not_withdrawn(self, storage: Storage) -> None:
+    def test_adopted_plan_is_not_withdrawn(self, storage: Storage) -> None:
         mine, manifests = begun(storage)
         self.advance(2_000)
         assert place(storage).adopt(1_000, 10) == [mine]
@@ -149,7 +149,7 @@ class PlansContract(StorageCase):
         assert place(storage).state_of(mine) == "open"
         assert [publish_rest(storage, one) for one in manifests] == [Counts(queued=4)] * 2
 
-    def test_a_plan_of_which_a_part_is_published_is_not_withdrawn(self, storage: Storage) -> None:
+    def test_partly_published_plan_is_not_withdrawn(self, storage: Storage) -> None:
         mine, manifests = begun(storage)
         place(storage).publish(manifests[1], [("a", 1)])
 
@@ -160,7 +160,7 @@ class PlansContract(StorageCase):
         assert [publish_rest(storage, one) for one in manifests] == [Counts(queued=4)] * 2
 
     @pytest.mark.parametrize("turn", range(8))
-    def test_a_plan_is_withdrawn_or_adopted_never_both(self, storage: Storage, turn: int) -> None:
+    def test_plan_is_never_both_withdrawn_and_adopted(self, storage: Storage, turn: int) -> None:
         mine, manifests = begun(storage)
         self.advance(2_000)
 
@@ -176,7 +176,7 @@ class PlansContract(StorageCase):
         left = [sum(counts(storage, queue).values()) for queue in (QUEUE, PAIRS)]
         assert left == ([0, 0] if is_withdrawn else [4, 4])
 
-    def test_an_incomplete_plan_is_left_for_a_week_and_then_given_up(self, storage: Storage) -> None:
+    def test_incomplete_plan_is_given_up_after_a_week(self, storage: Storage) -> None:
         mine, manifests = begun(storage)
         place(storage).publish(manifests[0], [("a", 0)])
 
@@ -188,7 +188,7 @@ class PlansContract(StorageCase):
 
         assert place(storage).leave(mine)
 
-    def test_a_plan_that_was_left_is_adopted_a_week_later(self, storage: Storage) -> None:
+    def test_left_plan_is_adopted_a_week_later(self, storage: Storage) -> None:
         mine, manifests = begun(storage)
         place(storage).publish(manifests[0], [("a", 0)])
 
@@ -198,7 +198,7 @@ class PlansContract(StorageCase):
         assert place(storage).adopt(1_000, 10) == [mine]
         assert place(storage).leave(mine)
 
-    def test_many_queues_are_published_together(self, storage: Storage) -> None:
+    def test_chunks_of_many_queues_are_published_together(self, storage: Storage) -> None:
         queues = [f"many-{number}" for number in range(150)]
         manifests = [staged(storage, {"a": [fresh(2, queue=queue)]}, queue=queue) for queue in queues]
 
@@ -211,7 +211,7 @@ class PlansContract(StorageCase):
         assert {storage.reads.counts(queue)[State.WAITING] for queue in queues} == {2}
         assert place(storage).forget_all(queues, APP, WRITE) >= 0
 
-    def test_a_queue_without_room_does_not_keep_others_from_what_came_before(self, storage: Storage) -> None:
+    def test_full_queue_does_not_undo_chunks_published_before_it(self, storage: Storage) -> None:
         small = staged(storage, {"a": [fresh(MAX_SIZE, queue=SMALL), fresh(1, queue=SMALL)]}, queue=SMALL)
         other = staged(storage, {"a": [fresh(2)]})
         place(storage).begin_all([small, other], None)

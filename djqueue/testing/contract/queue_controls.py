@@ -35,7 +35,7 @@ class QueueControlsContract(StorageCase):
 
     # Pause.
 
-    def test_nothing_of_a_paused_queue_is_claimed(self, storage: Storage) -> None:
+    def test_paused_queue_has_no_claimable_jobs(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 2)
         storage.queues.pause(QUEUE)
 
@@ -49,7 +49,7 @@ class QueueControlsContract(StorageCase):
         assert not storage.queues.is_paused(QUEUE)
         assert claim_ids(storage, 10) == ids
 
-    def test_running_jobs_of_a_paused_queue_go_on(self, storage: Storage) -> None:
+    def test_active_job_of_a_paused_queue_can_finish(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         storage.queues.pause(QUEUE)
 
@@ -57,7 +57,7 @@ class QueueControlsContract(StorageCase):
 
         assert counts(storage) == {State.COMPLETED: 1}
 
-    def test_a_paused_queue_takes_back_what_fails(self, storage: Storage) -> None:
+    def test_retried_job_waits_in_a_paused_queue(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         storage.queues.pause(QUEUE)
         finish(storage, retrying(claimed))
@@ -66,7 +66,7 @@ class QueueControlsContract(StorageCase):
         storage.queues.resume(QUEUE)
         assert claim_ids(storage) == [claimed.id]
 
-    def test_a_pause_is_of_its_queue(self, storage: Storage) -> None:
+    def test_pause_affects_only_its_queue(self, storage: Storage) -> None:
         enqueue(storage, queue="left")
         right = enqueue(storage, queue="right")
         storage.queues.pause("left")
@@ -74,7 +74,7 @@ class QueueControlsContract(StorageCase):
         assert not storage.queues.is_paused("right")
         assert claim_ids(storage, 10) == [right]
 
-    def test_a_queue_can_be_paused_before_its_first_job(self, storage: Storage) -> None:
+    def test_queue_can_be_paused_before_its_first_job(self, storage: Storage) -> None:
         storage.queues.pause(QUEUE)
         storage.queues.pause(QUEUE)
         enqueue(storage)
@@ -83,7 +83,7 @@ class QueueControlsContract(StorageCase):
         storage.queues.resume(QUEUE)
         assert len(claim(storage)) == 1
 
-    def test_jobs_become_due_in_a_paused_queue(self, storage: Storage) -> None:
+    def test_delayed_jobs_become_due_in_a_paused_queue(self, storage: Storage) -> None:
         job_id = enqueue(storage, delay=SOON)
         storage.queues.pause(QUEUE)
         self.pass_time(storage, SOON + 1)
@@ -92,7 +92,7 @@ class QueueControlsContract(StorageCase):
         storage.queues.resume(QUEUE)
         assert claim_ids(storage) == [job_id]
 
-    def test_a_paused_queue_wakes_nobody_by_the_clock(self, storage: Storage) -> None:
+    def test_claim_has_no_wait_for_delayed_jobs_of_a_paused_queue(self, storage: Storage) -> None:
         enqueue(storage, delay=SOON)
         storage.queues.pause(QUEUE)
 
@@ -101,7 +101,7 @@ class QueueControlsContract(StorageCase):
     # Remove.
 
     @pytest.mark.parametrize("there", sorted(set(State) - {State.ACTIVE}))
-    def test_a_removed_job_leaves_nothing_behind(self, storage: Storage, there: State) -> None:
+    def test_removed_job_leaves_nothing_behind(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage, id="order:1", group="g", unique_key="k")
 
         assert storage.jobs.remove(QUEUE, [job_id, "nobody", job_id]) == [True, False, False]
@@ -117,7 +117,7 @@ class QueueControlsContract(StorageCase):
         assert answer.status == "queued"
         assert claim_ids(storage, 10, queues=[QUEUE]) == [job_id]
 
-    def test_an_active_job_is_not_removed(self, storage: Storage) -> None:
+    def test_remove_is_rejected_for_active_job(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
 
         with nothing_changes(storage):
@@ -126,7 +126,7 @@ class QueueControlsContract(StorageCase):
         assert finish(storage, completing(claimed)) == [True]
 
     @pytest.mark.parametrize("there", sorted(State))
-    def test_what_is_removed_by_its_end_has_ended_before_a_time(self, storage: Storage, there: State) -> None:
+    def test_remove_with_ended_before_requires_an_earlier_end(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage)
         [before] = storage.reads.jobs(QUEUE, [job_id])
         assert before is not None
@@ -137,7 +137,7 @@ class QueueControlsContract(StorageCase):
 
         assert storage.reads.states(QUEUE, [job_id]) == [None if there in TERMINAL else there]
 
-    def test_what_is_removed_by_its_end_stays_if_it_was_retried(self, storage: Storage) -> None:
+    def test_remove_with_ended_before_keeps_a_retried_job(self, storage: Storage) -> None:
         job_id = a_failed_job(storage)
         [letter] = storage.reads.jobs(QUEUE, [job_id])
         assert letter is not None
@@ -150,7 +150,7 @@ class QueueControlsContract(StorageCase):
     # Clean.
 
     @pytest.mark.parametrize("there", sorted(set(State) - {State.ACTIVE}))
-    def test_a_clean_takes_jobs_of_the_states_that_it_names(self, storage: Storage, there: State) -> None:
+    def test_clean_removes_jobs_of_the_given_states(self, storage: Storage, there: State) -> None:
         for other in sorted(State):
             JOB_IN[other](storage, queue=f"of {other}", id="x")
         queues = [f"of {other}" for other in sorted(State)]
@@ -162,7 +162,7 @@ class QueueControlsContract(StorageCase):
         left = [storage.reads.states(queue, ["x"])[0] for queue in queues]
         assert left == [None if other is there else other for other in sorted(State)]
 
-    def test_a_clean_passes_over_active_jobs(self, storage: Storage) -> None:
+    def test_clean_keeps_active_jobs(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         a_completed_job(storage)
 
@@ -171,7 +171,7 @@ class QueueControlsContract(StorageCase):
         assert counts(storage) == {State.ACTIVE: 1}
         assert finish(storage, completing(claimed)) == [True]
 
-    def test_a_clean_takes_what_ended_before_a_time(self, storage: Storage) -> None:
+    def test_clean_removes_jobs_finished_before_a_time(self, storage: Storage) -> None:
         old = a_completed_job(storage)
         slow = an_active_job(storage)
         self.advance(SOON)
@@ -187,7 +187,7 @@ class QueueControlsContract(StorageCase):
             State.FAILED,
         ]
 
-    def test_a_clean_takes_pending_jobs_by_their_age(self, storage: Storage) -> None:
+    def test_clean_removes_pending_jobs_created_before_a_time(self, storage: Storage) -> None:
         old = [a_waiting_job(storage), a_delayed_job(storage)]
         self.advance(SOON)
         now = self.now(storage)
@@ -198,7 +198,7 @@ class QueueControlsContract(StorageCase):
         assert storage.reads.states(QUEUE, old + new) == [None, None, State.WAITING, State.DELAYED]
         assert claim_ids(storage, 10) == new[:1]
 
-    def test_a_clean_takes_no_more_than_its_limit(self, storage: Storage) -> None:
+    def test_clean_respects_its_limit(self, storage: Storage) -> None:
         enqueue_many(storage, 10)
         before = self.now(storage) + LATER
 
@@ -207,7 +207,7 @@ class QueueControlsContract(StorageCase):
         assert removed == [0, 4, 4, 2, 0]
         assert counts(storage) == {}
 
-    def test_a_clean_of_thousands_leaves_the_others_in_order(self, storage: Storage) -> None:
+    def test_clean_of_thousands_keeps_other_jobs_in_order(self, storage: Storage) -> None:
         enqueue_many(storage, 3_000, name="old.name", delay=LATER)
         ids = enqueue_many(storage, 100)
         before = self.now(storage) + LATER
@@ -217,7 +217,7 @@ class QueueControlsContract(StorageCase):
         assert counts(storage) == {State.WAITING: 100}
         assert claim_ids(storage, 200) == ids
 
-    def test_what_is_cleaned_with_what_it_waits_for_leaves_no_dead_letter(self, storage: Storage) -> None:
+    def test_jobs_cleaned_with_their_dependencies_leave_no_dead_letters(self, storage: Storage) -> None:
         first = a_waiting_job(storage)
         blocked = enqueue_many(storage, 1_100, depends_on=((QUEUE, first),))
         enqueue(storage, id="last", depends_on=((QUEUE, blocked[0]),))
@@ -230,7 +230,7 @@ class QueueControlsContract(StorageCase):
 
     # Obliterate.
 
-    def test_an_obliterated_queue_leaves_nothing_behind(self, storage: Storage) -> None:
+    def test_obliterated_queue_leaves_nothing_behind(self, storage: Storage) -> None:
         made = [JOB_IN[there] for there in sorted(set(State) - {State.ACTIVE}, reverse=True)]
         for number, make in enumerate(made):
             make(storage, id=f"job {number}", name=f"name {number}", unique_key=f"key {number}")
@@ -249,7 +249,7 @@ class QueueControlsContract(StorageCase):
         enqueue(storage, id="job 1")
         assert claim_ids(storage, 10, queues=[QUEUE]) == ["job 0", "job 1"]
 
-    def test_a_queue_with_active_jobs_is_obliterated_by_force_only(self, storage: Storage) -> None:
+    def test_queue_with_active_jobs_is_obliterated_only_with_force(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         a_waiting_job(storage)
 
@@ -263,7 +263,9 @@ class QueueControlsContract(StorageCase):
         assert counts(storage) == {}
         assert QUEUE not in storage.queues.names()
 
-    def test_an_obliterated_queue_is_new_also_for_those_who_watch_it(self, storage: Storage) -> None:
+    def test_subscribers_receive_events_of_a_queue_used_again_after_obliterate(
+        self, storage: Storage
+    ) -> None:
         with recorded(storage) as recorder:
             a_waiting_job(storage)
             storage.queues.pause(QUEUE)
@@ -277,7 +279,7 @@ class QueueControlsContract(StorageCase):
             assert claim_ids(storage, 10) == ids
             recorder.until("active", ids[1])
 
-    def test_obliterating_one_queue_leaves_the_others(self, storage: Storage) -> None:
+    def test_obliterate_affects_only_its_queue(self, storage: Storage) -> None:
         enqueue(storage, queue="left", id="same", unique_key="k")
         enqueue(storage, queue="right", id="same", unique_key="k")
 
@@ -286,7 +288,7 @@ class QueueControlsContract(StorageCase):
         assert job(storage, "same", "right").state is State.WAITING
         assert storage.enqueue([batch(queue="right", unique_key="k")])[0].status == "duplicate"
 
-    def test_an_empty_queue_can_be_obliterated(self, storage: Storage) -> None:
+    def test_empty_queue_can_be_obliterated(self, storage: Storage) -> None:
         assert storage.queues.obliterate("nowhere") == 0
         assert "nowhere" not in storage.queues.names()
 
@@ -300,7 +302,7 @@ class QueueControlsContract(StorageCase):
 
     # Queues.
 
-    def test_queues_are_those_that_have_been_used(self, storage: Storage) -> None:
+    def test_used_queues_are_listed_by_name(self, storage: Storage) -> None:
         before = storage.queues.names()
         enqueue(storage, queue="zebra")
         enqueue(storage, queue="Ärger")
@@ -309,13 +311,13 @@ class QueueControlsContract(StorageCase):
         assert sorted({*storage.queues.names()} - {*before}) == ["apple", "zebra", "Ärger"]
         assert storage.queues.names() == sorted(storage.queues.names())
 
-    def test_an_empty_queue_that_was_used_is_still_listed(self, storage: Storage) -> None:
+    def test_used_empty_queue_is_still_listed(self, storage: Storage) -> None:
         job_id = a_completed_job(storage)
         storage.jobs.remove(QUEUE, [job_id])
 
         assert QUEUE in storage.queues.names()
 
-    def test_asking_for_a_queue_does_not_make_it(self, storage: Storage) -> None:
+    def test_reading_an_unknown_queue_does_not_create_it(self, storage: Storage) -> None:
         before = storage.queues.names()
 
         assert storage.reads.jobs("nowhere", ["x"]) == [None]

@@ -28,13 +28,13 @@ from .case import SOON, StorageCase
 class ReadsContract(StorageCase):
     """Cases about looking at jobs."""
 
-    def test_a_storage_describes_itself_in_one_line(self, storage: Storage) -> None:
+    def test_storage_description_is_one_line(self, storage: Storage) -> None:
         description = storage.describe()
 
         assert description.strip() == description != ""
         assert "\n" not in description
 
-    def test_records_and_states_come_in_the_order_of_the_ids(self, storage: Storage) -> None:
+    def test_records_and_states_follow_the_order_of_ids(self, storage: Storage) -> None:
         a_completed_job(storage, id="a")
         a_waiting_job(storage, id="b")
         ids = ["b", "nobody", "a", "b"]
@@ -47,7 +47,7 @@ class ReadsContract(StorageCase):
         assert storage.reads.states(QUEUE, []) == []
 
     @pytest.mark.parametrize("there", sorted(State))
-    def test_every_read_tells_the_same_state(self, storage: Storage, there: State) -> None:
+    def test_every_read_returns_the_same_state(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage)
 
         record = job(storage, job_id)
@@ -60,7 +60,7 @@ class ReadsContract(StorageCase):
         assert storage.reads.page(QUEUE, None, 10) == [record]
         assert storage.reads.waiting_names(QUEUE) == ({NAME: 1} if there is State.WAITING else {})
 
-    def test_a_record_is_a_copy_of_one_moment(self, storage: Storage) -> None:
+    def test_record_is_an_unchanging_copy(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         storage.report([report_of(claimed, 1, [(1, "one")])])
         before = job(storage, claimed.id)
@@ -71,7 +71,7 @@ class ReadsContract(StorageCase):
         assert before.logs == ((1, "one"),)
         assert before.result is None
 
-    def test_counts_follow_every_step(self, storage: Storage) -> None:
+    def test_counts_follow_every_transition(self, storage: Storage) -> None:
         enqueue_many(storage, 10)
         claimed = claim(storage, 6)
         finish(storage, *map(completing, claimed[:2]))
@@ -86,7 +86,7 @@ class ReadsContract(StorageCase):
             State.CANCELLED: 1,
         }
 
-    def test_waiting_names_tell_what_could_be_claimed(self, storage: Storage) -> None:
+    def test_waiting_names_count_claimable_jobs(self, storage: Storage) -> None:
         enqueue_many(storage, 3, name="a")
         enqueue_many(storage, 2, name="b")
         enqueue(storage, name="c", delay=SOON * 100)
@@ -94,7 +94,7 @@ class ReadsContract(StorageCase):
 
         assert storage.reads.waiting_names(QUEUE) == {"a": 2, "b": 2}
 
-    def test_pages_go_from_the_oldest_on(self, storage: Storage) -> None:
+    def test_page_lists_jobs_oldest_first(self, storage: Storage) -> None:
         ids = []
         for number in range(7):
             ids.append(enqueue(storage, id=f"{7 - number}", priority=number % 3))
@@ -111,7 +111,7 @@ class ReadsContract(StorageCase):
             [],
         ]
 
-    def test_pages_of_one_state_pass_over_the_others(self, storage: Storage) -> None:
+    def test_page_of_one_state_skips_other_states(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 20)
         storage.jobs.cancel(QUEUE, ids[::2])
 
@@ -121,7 +121,7 @@ class ReadsContract(StorageCase):
         assert [record.id for record in [*first, *rest]] == ids[::2]
         assert {record.state for record in [*first, *rest]} == {State.CANCELLED}
 
-    def test_pages_hold_each_of_many_simultaneous_jobs_once(self, storage: Storage) -> None:
+    def test_pages_contain_each_of_many_simultaneous_jobs_once(self, storage: Storage) -> None:
         ids = [f"{number:04}" for number in (*range(500, 1_000), *range(500))]
         for start in range(0, 1_000, 100):
             enqueue_many(storage, 100, ids=ids[start : start + 100])
@@ -133,13 +133,13 @@ class ReadsContract(StorageCase):
         assert len(seen) == 1_000
         assert set(seen) == set(ids)
 
-    def test_a_page_of_nothing_is_empty(self, storage: Storage) -> None:
+    def test_page_without_jobs_is_empty(self, storage: Storage) -> None:
         assert storage.reads.page(QUEUE, None, 10) == []
         enqueue(storage)
         assert storage.reads.page(QUEUE, None, 0) == []
         assert storage.reads.page(QUEUE, State.FAILED, 10) == []
 
-    def test_reading_changes_nothing(self, storage: Storage) -> None:
+    def test_reads_change_nothing(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3)
         for _ in range(3):
             storage.reads.jobs(QUEUE, ids)

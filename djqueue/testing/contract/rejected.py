@@ -1,4 +1,4 @@
-"""Jobs that are dead letters from the start: what an import could not make a job of."""
+"""Rejected rows: dead letters for rows of a bulk write that could not become jobs."""
 
 from djqueue.core.job import REJECTED, Incident, JobFailure
 from djqueue.core.states import State
@@ -28,7 +28,7 @@ ERROR = ("djqueue.core.errors.OptionError", "priority: 'high' is not a number")
 class RejectedContract(StorageCase):
     """Cases about `JobOptions.rejected`."""
 
-    def test_what_is_rejected_is_a_dead_letter_and_never_waits(self, storage: Storage) -> None:
+    def test_rejected_row_is_a_dead_letter_and_never_waits(self, storage: Storage) -> None:
         answers = storage.enqueue([batch(ids=["row 1", "row 2"], rejected=ERROR)])
 
         assert [(answer.id, answer.status) for answer in answers] == [
@@ -47,7 +47,7 @@ class RejectedContract(StorageCase):
         assert counts(storage) == {State.FAILED: 2}
         assert claim(storage, 5) == []
 
-    def test_its_death_is_told(self, storage: Storage) -> None:
+    def test_rejected_row_reports_an_incident(self, storage: Storage) -> None:
         told: list[Incident] = []
         storage.on_incidents = told.extend
 
@@ -55,13 +55,13 @@ class RejectedContract(StorageCase):
 
         assert told == [Incident(QUEUE, "row", NAME, "failed", REJECTED, JobFailure(*ERROR))]
 
-    def test_it_comes_with_jobs_of_the_same_call(self, storage: Storage) -> None:
+    def test_rejected_rows_and_jobs_can_share_one_enqueue(self, storage: Storage) -> None:
         answers = storage.enqueue([batch(2), batch(1, rejected=ERROR), batch(1)])
 
         assert [answer.status for answer in answers] == ["queued", "queued", "rejected", "queued"]
         assert counts(storage) == {State.WAITING: 3, State.FAILED: 1}
 
-    def test_it_changes_nothing_where_its_id_is_taken(self, storage: Storage) -> None:
+    def test_rejected_row_with_existing_id_changes_nothing(self, storage: Storage) -> None:
         given = [
             a_failed_job(storage, id="failed", name="dies"),
             a_completed_job(storage, id="completed", name="ends"),
@@ -75,7 +75,7 @@ class RejectedContract(StorageCase):
 
         assert {answer.status for answer in answers} == {"rejected"}
 
-    def test_it_needs_neither_room_nor_a_group(self, storage: Storage) -> None:
+    def test_rejected_row_ignores_queue_size_and_group_mode(self, storage: Storage) -> None:
         storage.enqueue([batch(MAX_SIZE, queue=SMALL)])
 
         storage.enqueue([batch(MAX_SIZE + 1, queue=SMALL, rejected=ERROR)])
@@ -84,14 +84,14 @@ class RejectedContract(StorageCase):
         assert counts(storage, SMALL) == {State.WAITING: MAX_SIZE, State.FAILED: MAX_SIZE + 1}
         assert counts(storage, KEYED_ONLY) == {State.FAILED: 1}
 
-    def test_it_is_not_retried_as_it_is(self, storage: Storage) -> None:
+    def test_rejected_row_cannot_be_retried_unchanged(self, storage: Storage) -> None:
         storage.enqueue([batch(ids=["row"], rejected=ERROR)])
 
         with nothing_changes(storage):
             assert storage.jobs.retry(QUEUE, ["row"], dry_run=True) == ["rejected"]
             assert storage.jobs.retry(QUEUE, ["row"]) == ["rejected"]
 
-    def test_it_is_a_job_like_others_with_another_payload(self, storage: Storage) -> None:
+    def test_rejected_row_with_replaced_payload_runs(self, storage: Storage) -> None:
         storage.enqueue([batch(ids=["row"], payloads=[b"bad"], rejected=ERROR)])
 
         assert storage.jobs.replace_payload(QUEUE, "row", b"good", b"bad", retry=True) == "retried"
@@ -101,14 +101,14 @@ class RejectedContract(StorageCase):
         assert finish(storage, completing(claimed)) == [True]
         assert storage.reads.dead_letters(QUEUE) == []
 
-    def test_one_that_has_run_is_retried_like_others(self, storage: Storage) -> None:
+    def test_rejected_row_that_has_run_can_be_retried(self, storage: Storage) -> None:
         storage.enqueue([batch(ids=["row"], payloads=[b"bad"], rejected=ERROR)])
         storage.jobs.replace_payload(QUEUE, "row", b"good", b"bad", retry=True)
         finish(storage, failing(claim_one(storage)))
 
         assert storage.jobs.retry(QUEUE, ["row"]) == ["retried"]
 
-    def test_it_is_not_retried_by_itself(self, storage: Storage) -> None:
+    def test_rejected_row_is_not_auto_retried(self, storage: Storage) -> None:
         storage.enqueue([batch(ids=["here"], queue=SELF_HEALING, rejected=ERROR)])
         storage.enqueue([batch(ids=["moved"], rejected=ERROR)])
         assert storage.jobs.move(QUEUE, ["moved"], SELF_HEALING) == ["moved"]

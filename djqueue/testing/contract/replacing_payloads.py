@@ -1,4 +1,4 @@
-"""Revisions: another payload in the place of a known one, for a pending job or a dead letter."""
+"""Replaced payloads: another payload in place of a known one, for a pending job or a dead letter."""
 
 import pytest
 
@@ -33,7 +33,7 @@ class ReplacingPayloadsContract(StorageCase):
     """Cases about `replace_payload`."""
 
     @pytest.mark.parametrize("there", sorted(PENDING))
-    def test_a_pending_job_is_given_another_payload_in_the_place_of_the_known_one(
+    def test_replace_payload_updates_pending_job_with_the_known_payload(
         self, storage: Storage, there: State
     ) -> None:
         job_id = JOB_IN[there](storage, id="a", priority=3)
@@ -44,7 +44,7 @@ class ReplacingPayloadsContract(StorageCase):
         assert job(storage, job_id) == before._replace(payload=b"new")
 
     @shows("retry_dead", State.FAILED, State.WAITING)
-    def test_a_dead_letter_waits_with_its_new_payload(self, storage: Storage) -> None:
+    def test_dead_letter_with_replaced_payload_is_retried(self, storage: Storage) -> None:
         a_failed_job(storage, id="a", priority=3, tags=("t",))
         before = job(storage, "a")
 
@@ -60,7 +60,7 @@ class ReplacingPayloadsContract(StorageCase):
         assert (claimed.payload, claimed.attempts) == (b"new", 2)
         assert finish(storage, completing(claimed)) == [True]
 
-    def test_one_whose_payload_is_another_by_now_is_left_alone(self, storage: Storage) -> None:
+    def test_replace_payload_is_rejected_when_the_payload_has_changed(self, storage: Storage) -> None:
         a_failed_job(storage, id="dead")
         enqueue(storage, id="pending")
 
@@ -71,14 +71,18 @@ class ReplacingPayloadsContract(StorageCase):
         assert job(storage, "pending").payload == b"mine"
 
     @pytest.mark.parametrize("there", sorted(set(State) - PENDING))
-    def test_only_what_has_not_started_is_revised(self, storage: Storage, there: State) -> None:
+    def test_replace_payload_is_rejected_for_job_that_is_not_pending(
+        self, storage: Storage, there: State
+    ) -> None:
         job_id = JOB_IN[there](storage)
 
         with nothing_changes(storage):
             assert storage.jobs.replace_payload(QUEUE, job_id, b"new", job(storage, job_id).payload) == there
 
     @pytest.mark.parametrize("there", sorted(set(State) - {State.FAILED}))
-    def test_only_what_has_failed_is_retried(self, storage: Storage, there: State) -> None:
+    def test_replace_payload_with_retry_is_rejected_for_job_that_did_not_fail(
+        self, storage: Storage, there: State
+    ) -> None:
         job_id = JOB_IN[there](storage)
 
         with nothing_changes(storage):
@@ -88,11 +92,11 @@ class ReplacingPayloadsContract(StorageCase):
             )
 
     @pytest.mark.parametrize("retry", [False, True])
-    def test_one_that_is_not_there_is_told(self, storage: Storage, retry: bool) -> None:
+    def test_replace_payload_of_unknown_job_returns_not_found(self, storage: Storage, retry: bool) -> None:
         assert storage.jobs.replace_payload(QUEUE, "nobody", b"new", b"old", retry=retry) == "not_found"
         assert storage.jobs.replace_payload("nowhere", "nobody", b"new", b"old", retry=retry) == "not_found"
 
-    def test_a_unique_key_is_not_taken_from_its_owner(self, storage: Storage) -> None:
+    def test_replace_payload_with_retry_does_not_take_a_unique_key(self, storage: Storage) -> None:
         a_failed_job(storage, id="old", unique_key="k")
         a_waiting_job(storage, id="new", unique_key="k")
 
@@ -101,7 +105,7 @@ class ReplacingPayloadsContract(StorageCase):
                 storage.jobs.replace_payload(QUEUE, "old", b"new", PAYLOAD, retry=True) == "unique_key_taken"
             )
 
-    def test_a_retried_one_has_its_unique_key_again(self, storage: Storage) -> None:
+    def test_dead_letter_retried_with_new_payload_has_its_unique_key(self, storage: Storage) -> None:
         a_failed_job(storage, id="old", unique_key="k")
 
         assert storage.jobs.replace_payload(QUEUE, "old", b"new", PAYLOAD, retry=True) == "retried"
@@ -109,7 +113,7 @@ class ReplacingPayloadsContract(StorageCase):
         [answer] = storage.enqueue([batch(ids=["other"], unique_key="k")])
         assert (answer.status, answer.id) == ("duplicate", "old")
 
-    def test_it_keeps_its_place(self, storage: Storage) -> None:
+    def test_replaced_payload_keeps_the_position_in_the_queue(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3)
 
         assert storage.jobs.replace_payload(QUEUE, ids[0], b"new", PAYLOAD) == "updated"
@@ -121,7 +125,7 @@ class ReplacingPayloadsContract(StorageCase):
         ]
 
     @pytest.mark.parametrize("payload", [b"", b"\x00\xff" * 5_000])
-    def test_any_bytes_are_a_payload(self, storage: Storage, payload: bytes) -> None:
+    def test_replace_payload_accepts_any_bytes(self, storage: Storage, payload: bytes) -> None:
         a_failed_job(storage, id="b")
         enqueue(storage, id="a")
 
@@ -131,7 +135,7 @@ class ReplacingPayloadsContract(StorageCase):
 
         assert {one.id: one.payload for one in claim(storage, 3)} == {"a": b"back", "b": payload}
 
-    def test_one_that_fails_again_is_revised_again(self, storage: Storage) -> None:
+    def test_payload_can_be_replaced_after_each_failure(self, storage: Storage) -> None:
         a_failed_job(storage, id="a")
         old = PAYLOAD
         for new in (b"one", b"two, which is longer", b"3"):
@@ -143,7 +147,7 @@ class ReplacingPayloadsContract(StorageCase):
         assert state(storage, "a") is State.FAILED
         assert len(storage.reads.dead_letters(QUEUE)) == 1
 
-    def test_a_job_of_a_group_waits_for_its_turn(self, storage: Storage) -> None:
+    def test_dead_letter_retried_with_new_payload_waits_for_its_group(self, storage: Storage) -> None:
         a_failed_job(storage, id="a", group="g")
         enqueue(storage, id="b", group="g")
         busy = claim_one(storage)
@@ -154,7 +158,7 @@ class ReplacingPayloadsContract(StorageCase):
         finish(storage, completing(busy))
         assert claim_one(storage).payload == b"new"
 
-    def test_of_two_at_once_one_is_told_and_no_run_has_the_old_payload(self, storage: Storage) -> None:
+    def test_one_of_two_racing_payload_replacements_wins(self, storage: Storage) -> None:
         for round_ in range(20):
             job_id = f"job-{round_}"
             a_failed_job(storage, id=job_id)
@@ -169,9 +173,7 @@ class ReplacingPayloadsContract(StorageCase):
             assert claimed.payload == (b"mine" if answers[0] == "retried" else b"yours")
             finish(storage, completing(claimed))
 
-    def test_a_worker_that_comes_at_the_same_time_has_one_of_the_two_as_it_is_told(
-        self, storage: Storage
-    ) -> None:
+    def test_racing_claim_and_payload_replacement_agree_on_the_payload(self, storage: Storage) -> None:
         for round_ in range(20):
             job_id = enqueue(storage, id=f"job-{round_}")
 

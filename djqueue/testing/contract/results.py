@@ -1,4 +1,4 @@
-"""Results: kept for as long as each job says, and no longer."""
+"""Results: each is kept for its TTL."""
 
 import pytest
 
@@ -26,13 +26,13 @@ class ResultsContract(StorageCase):
     """Cases about what a job returned, and how long that can be read."""
 
     @pytest.mark.parametrize("result", [b"", b"\0", bytes(range(256)), b"x" * 1_048_576, None])
-    def test_a_result_is_the_bytes_that_were_given(self, storage: Storage, result: bytes | None) -> None:
+    def test_result_bytes_are_stored_unchanged(self, storage: Storage, result: bytes | None) -> None:
         done = a_completed_job(storage, result=result)
 
         assert job(storage, done).result == result
         assert state(storage, done) is State.COMPLETED
 
-    def test_each_result_has_its_own_time(self, storage: Storage) -> None:
+    def test_each_result_has_its_own_ttl(self, storage: Storage) -> None:
         a_completed_job(storage, id="long", result=b"long", result_ttl=LATER)
         a_completed_job(storage, id="short", result=b"short", result_ttl=SOON)
         a_completed_job(storage, id="longer", result=b"longer", result_ttl=LATER)
@@ -49,7 +49,7 @@ class ResultsContract(StorageCase):
         [answer] = storage.enqueue([batch(ids=["long"])])
         assert (answer.status, answer.result) == ("completed", b"long")
 
-    def test_a_result_past_its_time_leaves_nothing_behind(self, storage: Storage) -> None:
+    def test_expired_result_leaves_nothing_behind(self, storage: Storage) -> None:
         a_completed_job(storage, id="order:1", result_ttl=SOON)
         self.advance(SOON + 1)
 
@@ -61,7 +61,7 @@ class ResultsContract(StorageCase):
         enqueue(storage, id="order:1")
         assert claim_one(storage).id == "order:1"
 
-    def test_a_results_time_begins_when_the_job_ends(self, storage: Storage) -> None:
+    def test_result_ttl_starts_when_the_job_finishes(self, storage: Storage) -> None:
         enqueue(storage, id="slow", result_ttl=SOON)
         self.pass_time(storage, SOON * 2)
         claimed = claim_one(storage)
@@ -71,7 +71,7 @@ class ResultsContract(StorageCase):
         self.pass_time(storage, SOON + 1)
         assert state(storage, "slow") is None
 
-    def test_the_first_accepted_enqueue_fixes_the_time(self, storage: Storage) -> None:
+    def test_first_accepted_enqueue_sets_result_ttl(self, storage: Storage) -> None:
         enqueue(storage, id="order:1", result_ttl=SOON)
         storage.enqueue([batch(ids=["order:1"], result_ttl=LATER)])
         finish(storage, completing(claim_one(storage)))
@@ -81,7 +81,7 @@ class ResultsContract(StorageCase):
 
         assert state(storage, "order:1") is None
 
-    def test_a_record_kept_longer_than_its_result_loses_the_result_only(self, storage: Storage) -> None:
+    def test_record_outlives_its_expired_result(self, storage: Storage) -> None:
         a_completed_job(storage, id="order:1", result_ttl=SOON, retention=LATER)
         assert job(storage, "order:1").result is not None
 
@@ -90,14 +90,14 @@ class ResultsContract(StorageCase):
         record = job(storage, "order:1")
         assert (record.state, record.result) == (State.COMPLETED, None)
 
-    def test_a_retention_shorter_than_the_result_changes_nothing(self, storage: Storage) -> None:
+    def test_retention_shorter_than_result_ttl_has_no_effect(self, storage: Storage) -> None:
         a_completed_job(storage, id="order:1", result_ttl=LATER, retention=SOON)
 
         self.pass_time(storage, SOON + 1)
 
         assert job(storage, "order:1").result is not None
 
-    def test_a_cancelled_jobs_record_has_its_time_too(self, storage: Storage) -> None:
+    def test_record_of_cancelled_job_expires(self, storage: Storage) -> None:
         a_cancelled_job(storage, id="order:1", result_ttl=SOON)
         assert state(storage, "order:1") is State.CANCELLED
 
@@ -106,7 +106,7 @@ class ResultsContract(StorageCase):
         assert state(storage, "order:1") is None
         assert counts(storage) == {}
 
-    def test_a_job_that_lives_outlasts_the_time_of_its_result(self, storage: Storage) -> None:
+    def test_live_job_does_not_expire_by_result_ttl(self, storage: Storage) -> None:
         enqueue(storage, id="again", result_ttl=SOON)
         enqueue(storage, id="waiting", result_ttl=SOON, priority=-1)
         finish(storage, retrying(claim_one(storage), delay=LATER))
@@ -116,7 +116,7 @@ class ResultsContract(StorageCase):
         assert state(storage, "again") is State.DELAYED
         assert state(storage, "waiting") is State.WAITING
 
-    def test_an_old_run_of_an_id_does_not_take_the_new_ones_record_along(self, storage: Storage) -> None:
+    def test_expiry_of_removed_job_does_not_delete_new_job_with_same_id(self, storage: Storage) -> None:
         a_completed_job(storage, id="order:1", result_ttl=SOON)
         storage.jobs.remove(QUEUE, ["order:1"])
         a_completed_job(storage, id="order:1", result=b"new", result_ttl=LATER)
@@ -126,7 +126,7 @@ class ResultsContract(StorageCase):
         assert job(storage, "order:1").result == b"new"
         assert counts(storage) == {State.COMPLETED: 1}
 
-    def test_subscribers_hear_that_a_record_is_gone(self, storage: Storage) -> None:
+    def test_expired_record_sends_removed_event(self, storage: Storage) -> None:
         with recorded(storage) as recorder:
             a_completed_job(storage, id="order:1", result_ttl=SOON)
             self.pass_time(storage, SOON + 1)

@@ -1,4 +1,4 @@
-"""Retention by age and number: the finished jobs that a queue keeps, for each outcome."""
+"""Retention by age and count: the finished jobs that a queue keeps, per outcome."""
 
 import pytest
 
@@ -27,7 +27,7 @@ from .case import BRIEF_RECORDS, FEW_RECORDS, LATER, SOON, StorageCase, swept_cl
 class RetentionContract(StorageCase):
     """Cases about queues with a `retention`."""
 
-    def test_no_more_records_are_kept_than_the_queue_says(self, storage: Storage) -> None:
+    def test_records_beyond_the_maximum_count_are_removed(self, storage: Storage) -> None:
         done = []
         for number in range(6):
             done.append(a_completed_job(storage, queue=FEW_RECORDS, id=f"done {number}"))
@@ -47,14 +47,14 @@ class RetentionContract(StorageCase):
             State.DELAYED: 1,
         }
 
-    def test_a_number_is_no_reason_to_keep_longer(self, storage: Storage) -> None:
+    def test_maximum_count_does_not_extend_the_result_ttl(self, storage: Storage) -> None:
         a_completed_job(storage, queue=FEW_RECORDS, id="brief", result_ttl=SOON)
 
         self.pass_time(storage, SOON + 1)
 
         assert counts(storage, FEW_RECORDS) == {}
 
-    def test_those_whose_time_would_be_over_first_go_first(self, storage: Storage) -> None:
+    def test_records_that_expire_first_are_removed_first(self, storage: Storage) -> None:
         for job_id, kept in (("for ever", None), ("long", 10 * LATER), ("short", SOON), ("usual", LATER)):
             a_completed_job(storage, queue=FEW_RECORDS, id=job_id, result_ttl=kept)
         storage.sweep()
@@ -70,7 +70,7 @@ class RetentionContract(StorageCase):
             State.COMPLETED,
         ]
 
-    def test_what_is_in_front_of_them_does_not_keep_others(self, storage: Storage) -> None:
+    def test_failed_jobs_do_not_prevent_removal_of_completed_records(self, storage: Storage) -> None:
         for number in range(3):
             a_failed_job(storage, queue=FEW_RECORDS, id=f"failed {number}")
         for number in range(4):
@@ -80,7 +80,7 @@ class RetentionContract(StorageCase):
 
         assert counts(storage, FEW_RECORDS) == {State.COMPLETED: 3, State.FAILED: 3}
 
-    def test_nothing_of_a_record_above_the_number_stays(self, storage: Storage) -> None:
+    def test_record_removed_by_count_leaves_nothing_behind(self, storage: Storage) -> None:
         for job_id in ("told", "b", "c", "d"):
             a_waiting_job(storage, queue=FEW_RECORDS, id=job_id)
             [claimed] = claim_jobs(storage)
@@ -98,7 +98,7 @@ class RetentionContract(StorageCase):
         record = job(storage, "told", FEW_RECORDS)
         assert (record.history, record.logs, record.progress, record.result) == ((), (), None, None)
 
-    def test_many_above_the_number_go(self, storage: Storage) -> None:
+    def test_thousand_records_beyond_the_maximum_count_are_removed(self, storage: Storage) -> None:
         enqueue_many(storage, 1_200, queue=FEW_RECORDS)
         finish(storage, *map(completing, claim_jobs(storage, 1_200)))
 
@@ -107,7 +107,7 @@ class RetentionContract(StorageCase):
         assert counts(storage, FEW_RECORDS) == {State.COMPLETED: 3}
 
     @pytest.mark.parametrize("kept", [None, LATER])
-    def test_no_record_is_kept_longer_than_the_queue_says(self, storage: Storage, kept: int | None) -> None:
+    def test_records_beyond_the_maximum_age_are_removed(self, storage: Storage, kept: int | None) -> None:
         a_waiting_job(storage, queue=BRIEF_RECORDS, id="plain")
         storage.sweep()
         [claimed] = claim_jobs(storage)
@@ -125,7 +125,7 @@ class RetentionContract(StorageCase):
         swept_clean(storage)
         assert counts(storage, BRIEF_RECORDS) == {State.FAILED: 1}
 
-    def test_an_age_is_no_reason_to_keep_longer(self, storage: Storage) -> None:
+    def test_maximum_age_does_not_extend_the_result_ttl(self, storage: Storage) -> None:
         a_waiting_job(storage, queue=BRIEF_RECORDS, id="brief", result_ttl=SOON // 2)
         storage.sweep()
         finish(storage, *map(completing, claim_jobs(storage)))

@@ -1,4 +1,4 @@
-"""Snapshots: everything that a storage holds, read and written back."""
+"""Snapshots: everything that a storage contains can be read and restored."""
 
 import threading
 from collections import Counter
@@ -36,6 +36,7 @@ from ..factories import (
     state,
     worker,
 )
+from ..waiting import PATIENCE
 from .case import LATER, StorageCase, snapshot
 
 OTHER = "other: {queue} %"
@@ -108,7 +109,7 @@ class SnapshotsContract(StorageCase):
         """Write a snapshot over everything that the storage holds."""
         self.written(storage, parts, replace=True)
 
-    def test_everything_that_was_read_comes_back_as_it_was(self, storage: Storage) -> None:
+    def test_snapshot_restores_everything(self, storage: Storage) -> None:
         fill(storage)
         before = read_all(storage)
         shown = [snapshot(storage, queue) for queue in (QUEUE, OTHER)]
@@ -127,7 +128,7 @@ class SnapshotsContract(StorageCase):
             assert {record.id: record for record in again} == {record.id: record for record in records}
         assert items_of(storage, "streamed", OTHER) == [b"one", b"two"]
 
-    def test_jobs_run_in_the_order_in_which_they_waited(self, storage: Storage) -> None:
+    def test_restored_jobs_run_in_their_previous_order(self, storage: Storage) -> None:
         enqueue_many(storage, 5, ids=list("12345"))
         enqueue(storage, id="first", priority=5)
         enqueue(storage, id="front", lifo=True)
@@ -138,7 +139,7 @@ class SnapshotsContract(StorageCase):
 
         assert claim_ids(storage, 10) == ["first", "before the front", "front", *"12345", "end"]
 
-    def test_pages_have_a_maximum_size(self, storage: Storage) -> None:
+    def test_snapshot_parts_have_a_maximum_size(self, storage: Storage) -> None:
         enqueue_many(storage, 25)
 
         parts = read_all(storage, page=10)
@@ -149,7 +150,7 @@ class SnapshotsContract(StorageCase):
 
     # Targets.
 
-    def test_a_storage_with_jobs_is_not_overwritten_unasked(self, storage: Storage) -> None:
+    def test_snapshot_does_not_overwrite_jobs_without_replace(self, storage: Storage) -> None:
         enqueue(storage, id="old")
         parts = read_all(storage)
         enqueue(storage, id="new")
@@ -159,7 +160,7 @@ class SnapshotsContract(StorageCase):
 
         assert state(storage, "old") is state(storage, "new") is State.WAITING
 
-    def test_a_snapshot_replaces_everything(self, storage: Storage) -> None:
+    def test_snapshot_with_replace_removes_everything_else(self, storage: Storage) -> None:
         parts = read_all(storage)
         for there, make in JOB_IN.items():
             make(storage, queue=f"jobs that are {there}")
@@ -174,14 +175,14 @@ class SnapshotsContract(StorageCase):
         assert storage.limiters.state("stripe").concurrency is None
 
     @pytest.mark.parametrize("there", sorted(State))
-    def test_a_storage_with_a_job_is_not_empty(self, storage: Storage, there: State) -> None:
+    def test_storage_with_a_job_is_not_empty(self, storage: Storage, there: State) -> None:
         assert storage.snapshots.is_empty()
 
         JOB_IN[there](storage)
 
         assert not storage.snapshots.is_empty()
 
-    def test_a_storage_with_a_setting_is_not_empty(self, storage: Storage) -> None:
+    def test_storage_with_a_setting_is_not_empty(self, storage: Storage) -> None:
         storage.queues.pause(QUEUE)
         assert not storage.snapshots.is_empty()
         storage.queues.resume(QUEUE)
@@ -193,7 +194,7 @@ class SnapshotsContract(StorageCase):
         storage.limiters.set("stripe", None, 3)
         assert not storage.snapshots.is_empty()
 
-    def test_a_storage_with_workers_is_not_a_target(self, storage: Storage) -> None:
+    def test_snapshot_is_not_written_while_workers_are_listed(self, storage: Storage) -> None:
         parts = read_all(storage)
         storage.workers.register(worker("busy-worker"))
 
@@ -205,7 +206,7 @@ class SnapshotsContract(StorageCase):
 
     # All or nothing.
 
-    def test_an_interrupted_source_changes_nothing(self, storage: Storage) -> None:
+    def test_interrupted_snapshot_changes_nothing(self, storage: Storage) -> None:
         enqueue(storage, id="old")
         parts = read_all(storage)
         enqueue(storage, id="new")
@@ -230,7 +231,7 @@ class SnapshotsContract(StorageCase):
             Part(JOB, "", []),
         ],
     )
-    def test_an_invalid_record_changes_nothing(self, storage: Storage, part: Part) -> None:
+    def test_snapshot_with_invalid_record_changes_nothing(self, storage: Storage, part: Part) -> None:
         enqueue(storage, id="old")
 
         with pytest.raises(OptionError, match="snapshot:"):
@@ -239,7 +240,9 @@ class SnapshotsContract(StorageCase):
         assert state(storage, "old") is State.WAITING
 
     @pytest.mark.parametrize(("key", "value"), [("payload", 4 * 10**12), ("attempts", "1"), ("options", [])])
-    def test_a_value_of_another_type_changes_nothing(self, storage: Storage, key: str, value: Any) -> None:
+    def test_snapshot_with_value_of_wrong_type_changes_nothing(
+        self, storage: Storage, key: str, value: Any
+    ) -> None:
         enqueue(storage, id="old")
         [part] = [part for part in read_all(storage) if part.kind == JOB]
 
@@ -250,7 +253,7 @@ class SnapshotsContract(StorageCase):
 
     # Active jobs.
 
-    def test_an_active_job_waits_again_before_the_others(self, storage: Storage) -> None:
+    def test_restored_active_job_is_stalled_and_waits_first(self, storage: Storage) -> None:
         an_active_job(storage, id="first")
         an_active_job(storage, id="second")
         enqueue(storage, id="third")
@@ -263,7 +266,7 @@ class SnapshotsContract(StorageCase):
         assert sorted(claim_ids(storage, 1) + claim_ids(storage, 1)) == ["first", "second"]
         assert claim_ids(storage, 10) == ["third"]
 
-    def test_an_active_job_that_may_not_stall_again_is_a_dead_letter(self, storage: Storage) -> None:
+    def test_restored_active_job_without_allowed_stalls_is_a_dead_letter(self, storage: Storage) -> None:
         an_active_job(storage, id="once", max_stalls=0)
 
         self.restored(storage, read_all(storage))
@@ -273,7 +276,7 @@ class SnapshotsContract(StorageCase):
         assert letter.reason == "worker_lost"
         assert storage.jobs.retry(QUEUE, ["once"]) == ["retried"]
 
-    def test_an_active_job_whose_cancellation_was_requested_is_cancelled(self, storage: Storage) -> None:
+    def test_restored_active_job_with_requested_cancel_is_cancelled(self, storage: Storage) -> None:
         an_active_job(storage, id="unwanted")
         storage.jobs.cancel(QUEUE, ["unwanted"])
 
@@ -281,7 +284,7 @@ class SnapshotsContract(StorageCase):
 
         assert state(storage, "unwanted") is State.CANCELLED
 
-    def test_the_outcome_of_a_claim_from_before_is_refused(self, storage: Storage) -> None:
+    def test_outcome_of_a_claim_before_the_restore_is_rejected(self, storage: Storage) -> None:
         claimed = an_active_job(storage, id="running")
 
         self.restored(storage, read_all(storage))
@@ -289,7 +292,7 @@ class SnapshotsContract(StorageCase):
         assert finish(storage, completing(claimed)) == [False]
         assert state(storage, "running") is State.WAITING
 
-    def test_of_two_jobs_with_a_key_the_later_one_is_kept(self, storage: Storage) -> None:
+    def test_restore_replaces_active_job_by_its_successor(self, storage: Storage) -> None:
         an_active_job(storage, id="running", unique_key="k", on_duplicate="keep_last_if_active")
         enqueue(storage, id="successor", unique_key="k", on_duplicate="keep_last_if_active")
         assert state(storage, "successor") is State.BLOCKED
@@ -301,7 +304,7 @@ class SnapshotsContract(StorageCase):
 
     # What jobs wait for.
 
-    def test_blocked_jobs_wait_for_what_has_not_completed(self, storage: Storage) -> None:
+    def test_restored_blocked_jobs_wait_for_unmet_dependencies(self, storage: Storage) -> None:
         done = a_completed_job(storage, queue=UPSTREAM)
         enqueue(storage, id="left", queue=UPSTREAM)
         keys = ((UPSTREAM, done), (UPSTREAM, "left"))
@@ -318,7 +321,7 @@ class SnapshotsContract(StorageCase):
         self.pass_time(storage, 1)
         assert claim_ids(storage, 5) == ["after it"]
 
-    def test_blocked_jobs_fail_with_what_they_wait_for(self, storage: Storage) -> None:
+    def test_restored_blocked_jobs_fail_with_their_dependency(self, storage: Storage) -> None:
         enqueue(storage, id="first", queue=UPSTREAM)
         enqueue(storage, id="second", depends_on=((UPSTREAM, "first"),))
 
@@ -328,7 +331,7 @@ class SnapshotsContract(StorageCase):
 
         assert state(storage, "second") is State.FAILED
 
-    def test_unique_keys_are_taken_for_the_rest_of_their_time(self, storage: Storage) -> None:
+    def test_restored_unique_keys_are_taken_for_the_rest_of_their_ttl(self, storage: Storage) -> None:
         enqueue(storage, id="forever", unique_key="a", delay=LATER)
         enqueue(storage, id="an hour", unique_key="b", unique_ttl=LATER, delay=10 * LATER)
 
@@ -338,7 +341,7 @@ class SnapshotsContract(StorageCase):
             [result] = storage.enqueue([batch(unique_key=key)])
             assert (result.status, result.id) == ("duplicate", there)
 
-    def test_jobs_of_a_group_run_one_at_a_time_and_in_order(self, storage: Storage) -> None:
+    def test_restored_jobs_of_a_group_run_one_at_a_time_in_order(self, storage: Storage) -> None:
         enqueue_many(storage, 3, ids=["g-1", "g-2", "g-3"], group="g")
 
         self.restored(storage, read_all(storage))
@@ -348,7 +351,7 @@ class SnapshotsContract(StorageCase):
             assert claimed.id == expected
             finish(storage, completing(claimed))
 
-    def test_limits_and_pauses_hold(self, storage: Storage) -> None:
+    def test_restored_limits_and_pauses_apply(self, storage: Storage) -> None:
         enqueue_many(storage, 5)
         enqueue_many(storage, 2, queue=OTHER)
         storage.queues.set_limits(QUEUE, concurrency=2)
@@ -362,7 +365,7 @@ class SnapshotsContract(StorageCase):
 
     # Ended jobs.
 
-    def test_dead_letters_keep_their_order_and_are_retried(self, storage: Storage) -> None:
+    def test_restored_dead_letters_keep_their_order_and_can_be_retried(self, storage: Storage) -> None:
         ids = [a_failed_job(storage, id=name) for name in ("c", "a", "b")]
         before = storage.reads.dead_letters(QUEUE)
 
@@ -373,7 +376,7 @@ class SnapshotsContract(StorageCase):
         assert storage.jobs.retry(QUEUE, ["a"]) == ["retried"]
         assert claim_ids(storage, 5) == ["a"]
 
-    def test_a_result_is_readable_for_the_rest_of_its_time(self, storage: Storage) -> None:
+    def test_restored_result_is_kept_for_the_rest_of_its_ttl(self, storage: Storage) -> None:
         a_completed_job(storage, id="done", result=b"result", result_ttl=LATER, retention=10 * LATER)
 
         self.restored(storage, read_all(storage))
@@ -382,7 +385,7 @@ class SnapshotsContract(StorageCase):
 
     # Reads of a storage that is in use.
 
-    def test_each_job_is_in_a_read_once_whatever_happens_to_it(self, storage: Storage) -> None:
+    def test_snapshot_of_a_busy_storage_contains_each_job_once(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 300)
         queues = (QUEUE, OTHER)
         stop = threading.Event()
@@ -408,7 +411,8 @@ class SnapshotsContract(StorageCase):
         finally:
             stop.set()
             for user in users:
-                user.join()
+                user.join(PATIENCE)
+        assert not any(user.is_alive() for user in users)
         assert failures == []
         for parts in reads:
             seen = Counter(record["id"] for part in parts if part.kind == JOB for record in part.records)

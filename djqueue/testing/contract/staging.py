@@ -1,4 +1,4 @@
-"""Jobs that are put aside, and published together."""
+"""Staging: jobs that are stored invisibly and published together."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ APP = "nightly"
 class StagingContract(StorageCase):
     """For storages that can be staged in."""
 
-    def test_what_is_put_aside_is_seen_by_nobody(self, storage: Storage) -> None:
+    def test_staged_jobs_are_not_visible(self, storage: Storage) -> None:
         manifest = staged(storage, {"a": [fresh(3)], "b": [fresh(2), fresh(1)]})
 
         assert not any(counts(storage).values())
@@ -38,7 +38,7 @@ class StagingContract(StorageCase):
         assert place(storage).begin(manifest, None).status == "new"
         assert not any(counts(storage).values())
 
-    def test_what_is_published_comes_in_the_order_of_its_parts(self, storage: Storage) -> None:
+    def test_published_jobs_follow_the_order_of_parts(self, storage: Storage) -> None:
         chunks = [fresh(3), fresh(2), fresh(1)]
         manifest = staged(storage, {"a": chunks[:2], "b": chunks[2:]})
 
@@ -48,7 +48,7 @@ class StagingContract(StorageCase):
             job_id for chunk in chunks for job_id in chunk.ids or ()
         ]
 
-    def test_a_published_job_is_the_same_as_an_enqueued_one(self, storage: Storage) -> None:
+    def test_published_job_equals_an_enqueued_job(self, storage: Storage) -> None:
         given: list[dict[str, Any]] = [
             {"payloads": [b"payload"]},
             {"payloads": [b"x"], "priority": 5, "tags": ("a", "b")},
@@ -70,7 +70,7 @@ class StagingContract(StorageCase):
                 created_at=staged_job.created_at, run_at=staged_job.run_at
             ), options
 
-    def test_the_jobs_of_a_chunk_may_have_options_and_times_of_their_own(self, storage: Storage) -> None:
+    def test_jobs_of_a_chunk_can_have_their_own_options_and_times(self, storage: Storage) -> None:
         chunk = [
             batch(ids=["later"], delay=LATER),
             batch(ids=["a", "b"]),
@@ -95,18 +95,18 @@ class StagingContract(StorageCase):
         ],
         ids=["nothing", "no ids", "two queues", "two names", "too many"],
     )
-    def test_what_is_no_chunk_is_refused(self, storage: Storage, chunk: list[Batch]) -> None:
+    def test_invalid_chunk_is_rejected(self, storage: Storage, chunk: list[Batch]) -> None:
         with pytest.raises(ValueError, match="chunk"):
             place(storage).stage(WRITE, "a", 0, chunk)
 
-    def test_a_chunk_that_is_put_aside_again_is_one_chunk(self, storage: Storage) -> None:
+    def test_chunk_staged_twice_is_stored_once(self, storage: Storage) -> None:
         chunk = fresh(3)
         manifest = staged(storage, {"a": [chunk]})
         staged(storage, {"a": [chunk]})
 
         assert publish(storage, manifest) == Counts(queued=3)
 
-    def test_chunks_of_many_queues_are_put_aside_together(self, storage: Storage) -> None:
+    def test_chunks_of_many_queues_are_staged_together(self, storage: Storage) -> None:
         queues = [f"many-{number}" for number in range(120)]
         chunks = [fresh(many, queue=queue) for many in (2, 1) for queue in queues]
         first = place(storage).stage(WRITE, "a", 0, [fresh(3, queue=queues[0])])
@@ -124,13 +124,13 @@ class StagingContract(StorageCase):
             ids = [one.id for one in claim(storage, 10, queues=(queue,))]
             assert ids[0 if at else 3 :] == [*(chunks[at].ids or ()), *(chunks[120 + at].ids or ())]
 
-    def test_nothing_is_put_aside_beside_what_is_no_chunk(self, storage: Storage) -> None:
+    def test_invalid_chunk_rejects_the_whole_call(self, storage: Storage) -> None:
         with pytest.raises(ValueError, match="chunk"):
             place(storage).stage_all(WRITE, "a", [[fresh(1)], [batch(1)]], {}, LATER)
 
         assert place(storage).forget(QUEUE, APP, WRITE) == 0
 
-    def test_a_chunk_that_is_published_again_answers_as_it_did(self, storage: Storage) -> None:
+    def test_chunk_published_twice_returns_the_same_counts(self, storage: Storage) -> None:
         enqueue(storage, id="there")
         manifest = staged(storage, {"a": [given(["there", "new"])], "b": [fresh(2)]})
         place(storage).begin(manifest, None)
@@ -141,14 +141,14 @@ class StagingContract(StorageCase):
         assert first == again == [Counts(queued=1, duplicates=1), Counts(queued=2)]
         assert counts(storage)[State.WAITING] == 4
 
-    def test_ids_that_have_completed_are_counted(self, storage: Storage) -> None:
+    def test_completed_ids_are_counted(self, storage: Storage) -> None:
         enqueue(storage, id="done")
         self.complete(storage, "done")
         manifest = staged(storage, {"a": [given(["done", "new"])]})
 
         assert publish(storage, manifest) == Counts(queued=1, completed=1)
 
-    def test_what_is_rejected_comes_with_the_publication(self, storage: Storage) -> None:
+    def test_rejected_rows_become_dead_letters_when_published(self, storage: Storage) -> None:
         error = ("djqueue.core.errors.OptionError", "priority: 'high' is not a number")
         chunk = [given(["a"]), batch(ids=["row"], rejected=error), given(["b"])]
         kind = place(storage).stage(WRITE, "a", 0, chunk)
@@ -165,7 +165,7 @@ class StagingContract(StorageCase):
             ("row", "enqueue_rejected")
         ]
 
-    def test_whoever_comes_next_goes_on_with_what_was_begun(self, storage: Storage) -> None:
+    def test_next_attempt_resumes_the_unfinished_publication(self, storage: Storage) -> None:
         chunks = [fresh(2), fresh(3)]
         manifest = staged(storage, {"a": chunks})
         place(storage).begin(manifest, None)
@@ -184,7 +184,7 @@ class StagingContract(StorageCase):
         ]
 
     @pytest.mark.parametrize("version", [6, 7])
-    def test_a_version_is_published_once(self, storage: Storage, version: int) -> None:
+    def test_same_or_older_version_is_not_published_again(self, storage: Storage, version: int) -> None:
         publish(storage, staged(storage, {"a": [fresh(2)]}, version=7))
 
         found = place(storage).begin(staged(storage, {"a": [fresh(2)]}, write="again", version=version), None)
@@ -192,7 +192,7 @@ class StagingContract(StorageCase):
         assert (found.status, found.manifest.version, found.counts) == ("done", 7, Counts(queued=2))
         assert counts(storage)[State.WAITING] == 2
 
-    def test_the_next_version_is_published(self, storage: Storage) -> None:
+    def test_next_version_is_published(self, storage: Storage) -> None:
         publish(storage, staged(storage, {"a": [fresh(2)]}, version=7))
 
         assert publish(storage, staged(storage, {"a": [fresh(3)]}, write="next", version=8)) == Counts(
@@ -201,7 +201,7 @@ class StagingContract(StorageCase):
 
         assert counts(storage)[State.WAITING] == 5
 
-    def test_versions_of_more_than_53_bits_are_compared_exactly(self, storage: Storage) -> None:
+    def test_large_manifest_versions_are_compared_exactly(self, storage: Storage) -> None:
         publish(storage, staged(storage, {"a": [fresh(2)]}, version=2**53))
         publish(storage, staged(storage, {"a": [fresh(3)]}, write="next", version=2**53 + 1))
 
@@ -209,7 +209,7 @@ class StagingContract(StorageCase):
 
         assert (found.status, found.manifest.version, found.counts) == ("done", 2**53 + 1, Counts(queued=3))
 
-    def test_what_was_begun_comes_before_the_next_version(self, storage: Storage) -> None:
+    def test_unfinished_publication_precedes_the_next_version(self, storage: Storage) -> None:
         first = staged(storage, {"a": [fresh(2)]}, version=7)
         place(storage).begin(first, None)
         second = staged(storage, {"a": [fresh(3)]}, write="next", version=8)
@@ -220,14 +220,14 @@ class StagingContract(StorageCase):
         publish(storage, first)
         assert publish(storage, second) == Counts(queued=3)
 
-    def test_applications_do_not_concern_each_other(self, storage: Storage) -> None:
+    def test_publications_of_other_applications_are_independent(self, storage: Storage) -> None:
         publish(storage, staged(storage, {"a": [fresh(2)]}, version=7))
 
         other = staged(storage, {"a": [fresh(2)]}, write="other", app="weekly", version=1)
 
         assert publish(storage, other) == Counts(queued=2)
 
-    def test_a_chunk_that_is_gone_is_an_error(self, storage: Storage) -> None:
+    def test_publishing_a_missing_chunk_raises(self, storage: Storage) -> None:
         manifest = staged(storage, {"a": [fresh(2)]})
         place(storage).begin(manifest, None)
         longer = manifest._replace(parts={"a": manifest.parts["a"] * 2})
@@ -235,7 +235,7 @@ class StagingContract(StorageCase):
         with pytest.raises(ChunkMissingError, match=r"chunk 1 of part 'a' of write 'write'"):
             place(storage).publish(longer, chunks_of(longer))
 
-    def test_a_part_that_lacks_a_chunk_is_not_begun(self, storage: Storage) -> None:
+    def test_publication_with_missing_chunks_is_not_started(self, storage: Storage) -> None:
         manifest = staged(storage, {"a": [fresh(2)], "b": [fresh(1)]})
         manifest = manifest._replace(parts={**manifest.parts, "b": manifest.parts["b"] * 2})
 
@@ -244,7 +244,7 @@ class StagingContract(StorageCase):
         with pytest.raises(ChunkMissingError):
             place(storage).publish(manifest, [("a", 0)])
 
-    def test_a_publication_ends_when_all_chunks_are_published(self, storage: Storage) -> None:
+    def test_publication_ends_only_when_all_chunks_are_published(self, storage: Storage) -> None:
         manifest = staged(storage, {"a": [fresh(2)], "b": [fresh(1)]})
         place(storage).begin(manifest, None)
         place(storage).publish(manifest, [("a", 0)])
@@ -254,7 +254,7 @@ class StagingContract(StorageCase):
         place(storage).publish(manifest, chunks_of(manifest))
         assert place(storage).end(manifest) == Counts(queued=3)
 
-    def test_the_rest_of_a_publication_can_be_given_up(self, storage: Storage) -> None:
+    def test_publication_can_be_ended_partially(self, storage: Storage) -> None:
         manifest = staged(storage, {"a": [fresh(2)], "b": [fresh(1)]})
         place(storage).begin(manifest, None)
         place(storage).publish(manifest, [("a", 0)])
@@ -262,18 +262,18 @@ class StagingContract(StorageCase):
         assert place(storage).end_all([manifest], partial=True) == [Counts(queued=2)]
         assert place(storage).end(manifest) == Counts(queued=2)
 
-    def test_a_part_that_has_lost_its_first_chunks_is_not_continued(self, storage: Storage) -> None:
+    def test_part_without_its_first_chunks_is_not_continued(self, storage: Storage) -> None:
         staged(storage, {"a": [fresh(2)]})
         place(storage).forget(QUEUE, APP, WRITE)
 
         with pytest.raises(ChunkMissingError, match=f"queue '{QUEUE}'.* part 'a'"):
             place(storage).stage_all(WRITE, "a", [[fresh(1)], [fresh(1, queue=PAIRS)]], {QUEUE: 1})
 
-    def test_a_write_that_was_never_put_aside_is_an_error(self, storage: Storage) -> None:
+    def test_publishing_an_unstaged_write_raises(self, storage: Storage) -> None:
         with pytest.raises(ChunkMissingError):
             place(storage).begin(Manifest(QUEUE, APP, 1, WRITE, {"a": "p"}), None)
 
-    def test_what_is_not_to_be_published_can_be_forgotten(self, storage: Storage) -> None:
+    def test_staged_chunks_can_be_forgotten(self, storage: Storage) -> None:
         manifest = staged(storage, {"a": [fresh(2)], "b": [fresh(1)]})
 
         assert place(storage).forget(QUEUE, APP, WRITE) == 2
@@ -281,14 +281,14 @@ class StagingContract(StorageCase):
         with pytest.raises(ChunkMissingError):
             place(storage).begin(manifest, None)
 
-    def test_what_is_being_published_is_not_forgotten(self, storage: Storage) -> None:
+    def test_chunks_of_a_started_publication_are_not_forgotten(self, storage: Storage) -> None:
         manifest = staged(storage, {"a": [fresh(2)]})
         place(storage).begin(manifest, None)
 
         assert place(storage).forget(QUEUE, APP, WRITE) == 0
         assert publish(storage, manifest) == Counts(queued=2)
 
-    def test_a_full_queue_takes_the_rest_later(self, storage: Storage) -> None:
+    def test_publication_into_a_full_queue_can_be_resumed(self, storage: Storage) -> None:
         manifest = staged(storage, {"a": [fresh(MAX_SIZE, queue=SMALL), fresh(1, queue=SMALL)]}, queue=SMALL)
         place(storage).begin(manifest, None)
 
@@ -300,7 +300,7 @@ class StagingContract(StorageCase):
         place(storage).publish(manifest, chunks_of(manifest))
         assert place(storage).end(manifest) == Counts(queued=MAX_SIZE + 1)
 
-    def test_groups_and_dependencies_hold_for_what_is_published(self, storage: Storage) -> None:
+    def test_published_jobs_respect_groups_and_dependencies(self, storage: Storage) -> None:
         enqueue(storage, id="first")
         chunks = [
             batch(3, queue=PAIRS, ids=["a", "b", "c"], group="g"),

@@ -1,4 +1,4 @@
-"""Stalls: runs that were lost with their worker."""
+"""Stalls: attempts whose lease expired."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -33,7 +33,7 @@ class StallsContract(StorageCase):
     """Cases about lost leases."""
 
     @shows("stall", State.ACTIVE, State.WAITING)
-    def test_a_job_whose_lease_is_lost_waits_again(self, storage: Storage) -> None:
+    def test_job_with_expired_lease_returns_to_waiting(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         self.advance(claimed.lease + 1)
 
@@ -45,7 +45,7 @@ class StallsContract(StorageCase):
         assert counts(storage) == {State.WAITING: 1}
         assert claim_one(storage).attempts == 2
 
-    def test_a_second_sweep_finds_nothing(self, storage: Storage) -> None:
+    def test_stalled_job_is_reclaimed_by_one_sweep_only(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         self.advance(claimed.lease + 1)
 
@@ -53,7 +53,7 @@ class StallsContract(StorageCase):
         assert job(storage, claimed.id).stalls == 1
 
     @shows("stall", State.ACTIVE, State.FAILED)
-    def test_a_job_that_takes_its_workers_with_it_ends_as_a_dead_letter(self, storage: Storage) -> None:
+    def test_job_that_stalls_too_often_becomes_dead_letter(self, storage: Storage) -> None:
         enqueue(storage, id="poison", max_stalls=2)
         for _ in range(3):
             self.lose_lease(storage, claim_one(storage).lease)
@@ -66,7 +66,7 @@ class StallsContract(StorageCase):
         assert [letter.id for letter in storage.reads.dead_letters(QUEUE)] == ["poison"]
         assert claim(storage) == []
 
-    def test_a_job_that_may_never_stall_is_dead_at_once(self, storage: Storage) -> None:
+    def test_job_without_allowed_stalls_fails_at_its_first_stall(self, storage: Storage) -> None:
         claimed = an_active_job(storage, max_stalls=0)
 
         self.lose_lease(storage, claimed.lease)
@@ -74,7 +74,9 @@ class StallsContract(StorageCase):
         assert state(storage, claimed.id) is State.FAILED
 
     @pytest.mark.parametrize("alive", [True, False])
-    def test_the_dead_letter_tells_whether_the_worker_is_gone(self, storage: Storage, alive: bool) -> None:
+    def test_dead_letter_reason_depends_on_whether_the_worker_is_alive(
+        self, storage: Storage, alive: bool
+    ) -> None:
         claimed = an_active_job(storage, max_stalls=0, worker="the worker")
         if alive:
             storage.workers.register(worker("the worker"))
@@ -85,7 +87,7 @@ class StallsContract(StorageCase):
         assert storage.reads.dead_letters(QUEUE)[0].reason == expected
         assert job(storage, claimed.id).reason == expected
 
-    def test_subscribers_hear_of_each_stall_and_of_one_end(self, storage: Storage) -> None:
+    def test_events_report_each_stall_and_one_failure(self, storage: Storage) -> None:
         with recorded(storage) as recorder:
             enqueue(storage, id="poison", max_stalls=1)
             for _ in range(2):
@@ -94,7 +96,7 @@ class StallsContract(StorageCase):
 
         assert words == ["queued", "active", "stalled", "active", "stalled", "failed"]
 
-    def test_stalls_do_not_use_up_failures(self, storage: Storage) -> None:
+    def test_stalls_do_not_count_as_failures(self, storage: Storage) -> None:
         enqueue(storage, id="order:1", max_attempts=1, max_stalls=5)
         for _ in range(4):
             self.lose_lease(storage, claim_one(storage).lease)
@@ -104,7 +106,7 @@ class StallsContract(StorageCase):
         assert (claimed.attempts, claimed.failures, claimed.stalls) == (5, 0, 4)
         assert finish(storage, completing(claimed)) == [True]
 
-    def test_thousands_of_stalls_are_all_found(self, storage: Storage) -> None:
+    def test_sweeps_reclaim_thousands_of_stalled_jobs(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 2_500)
         claimed = claim(storage, 2_500)
         renewed = claimed[::5]
@@ -118,7 +120,7 @@ class StallsContract(StorageCase):
         lost = {one.id for one in storage.reads.page(QUEUE, State.WAITING, 2_500)}
         assert lost == set(ids) - {one.id for one in renewed}
 
-    def test_a_stalled_job_is_claimed_alone(self, storage: Storage) -> None:
+    def test_stalled_job_is_claimed_alone(self, storage: Storage) -> None:
         enqueue(storage, id="stalled")
         self.lose_lease(storage, claim_one(storage).lease)
         enqueue_many(storage, 3)
@@ -132,7 +134,7 @@ class StallsContract(StorageCase):
 
         assert [len(claim(storage, 10)) for _ in range(3)] == [1, 1, 0]
 
-    def test_jobs_before_a_stalled_one_are_claimed_without_it(self, storage: Storage) -> None:
+    def test_jobs_ahead_of_a_stalled_job_are_claimed_without_it(self, storage: Storage) -> None:
         enqueue(storage, id="stalled")
         self.lose_lease(storage, claim_one(storage).lease)
         for number in range(2):
@@ -144,7 +146,7 @@ class StallsContract(StorageCase):
         assert first.wait == 0
         assert claim_ids(storage, 10) == ["stalled"]
 
-    def test_a_stalled_job_is_claimed_without_jobs_of_other_queues(self, storage: Storage) -> None:
+    def test_stalled_job_is_claimed_without_jobs_of_other_queues(self, storage: Storage) -> None:
         enqueue(storage, id="stalled")
         self.lose_lease(storage, claim_one(storage).lease)
         for queue in ("others", "more"):
@@ -156,9 +158,7 @@ class StallsContract(StorageCase):
         assert sum(map(len, claims)) == 3
 
     @pytest.mark.parametrize("given", [{"group": "g"}, {"weight": 2}, {"lifo": True}, {"priority": -3}])
-    def test_a_stalled_job_with_options_is_claimed_alone(
-        self, storage: Storage, given: dict[str, Any]
-    ) -> None:
+    def test_stalled_job_with_options_is_claimed_alone(self, storage: Storage, given: dict[str, Any]) -> None:
         storage.queues.set_limits(QUEUE, None, 10)
         enqueue(storage, id="stalled", **given)
         self.lose_lease(storage, claim_one(storage).lease)
@@ -167,7 +167,7 @@ class StallsContract(StorageCase):
         assert claim_ids(storage, 10) == ["stalled"]
         assert len(claim(storage, 10)) == 2
 
-    def test_a_stalled_job_of_a_shared_limiter_is_claimed_alone(self, storage: Storage) -> None:
+    def test_stalled_job_of_shared_limiter_is_claimed_alone(self, storage: Storage) -> None:
         queue = SHARING[0]
         storage.limiters.set(LIMITER, None, 5)
         enqueue(storage, id="stalled", queue=queue)
@@ -179,7 +179,7 @@ class StallsContract(StorageCase):
         assert storage.limiters.state(LIMITER).used == 3
 
     @pytest.mark.parametrize("given", [{}, {"priority": 5}, {"priority": -5}, {"weight": 2}, {"lifo": True}])
-    def test_a_claim_may_leave_stalled_jobs_out(self, storage: Storage, given: dict[str, Any]) -> None:
+    def test_claim_can_exclude_stalled_jobs(self, storage: Storage, given: dict[str, Any]) -> None:
         storage.queues.set_limits(QUEUE, None, 100)
         ids = enqueue_many(storage, 20, **given)
         lost = claim(storage, 10)
@@ -192,7 +192,7 @@ class StallsContract(StorageCase):
         assert counts(storage)[State.WAITING] == 10
         assert {claim_one(storage).id for _ in range(10)} == {one.id for one in lost}
 
-    def test_stalled_jobs_that_were_left_out_keep_their_order(self, storage: Storage) -> None:
+    def test_excluded_stalled_jobs_keep_their_order(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 5)
         self.lose_lease(storage, claim(storage, 5)[0].lease)
         good = enqueue_many(storage, 2)
@@ -203,7 +203,7 @@ class StallsContract(StorageCase):
         assert first[1] == good
         assert [*first[0], *first[2], *(one for one_claim in rest for one in one_claim)] == ids
 
-    def test_a_stalled_job_of_a_group_holds_its_group_back_only(self, storage: Storage) -> None:
+    def test_stalled_job_blocks_only_its_own_group(self, storage: Storage) -> None:
         enqueue(storage, id="stalled", group="a")
         self.lose_lease(storage, claim_one(storage).lease)
         enqueue(storage, id="behind", group="a")
@@ -215,7 +215,7 @@ class StallsContract(StorageCase):
         finish(storage, completing(claimed))
         assert claim_ids(storage, 10, stalled=False) == ["behind"]
 
-    def test_stalled_jobs_of_a_shared_limiter_may_be_left_out(self, storage: Storage) -> None:
+    def test_claim_can_exclude_stalled_jobs_of_a_shared_limiter(self, storage: Storage) -> None:
         queue = SHARING[0]
         storage.limiters.set(LIMITER, None, 5)
         enqueue(storage, id="stalled", queue=queue)
@@ -227,7 +227,7 @@ class StallsContract(StorageCase):
         assert claim_ids(storage, 10) == ["stalled"]
         assert storage.limiters.state(LIMITER).used == 3
 
-    def test_a_stalled_job_that_waits_is_listed_counted_and_controlled(self, storage: Storage) -> None:
+    def test_waiting_stalled_job_can_be_listed_counted_and_controlled(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3)
         self.lose_lease(storage, claim(storage, 3)[0].lease)
         good = enqueue_many(storage, 2)
@@ -246,7 +246,7 @@ class StallsContract(StorageCase):
         assert claim_ids(storage, 10) == [ids[2]]
         assert claim(storage, 10) == []
 
-    def test_of_lost_jobs_the_last_one_claimed_is_claimed_first(self, storage: Storage) -> None:
+    def test_most_recently_claimed_stalled_job_is_claimed_first(self, storage: Storage) -> None:
         enqueue(storage, id="first")
         claimed = claim_one(storage)
         enqueue(storage, id="second")
@@ -256,7 +256,7 @@ class StallsContract(StorageCase):
 
         assert [claim_ids(storage, 10) for _ in range(2)] == [["second"], ["first"]]
 
-    def test_the_dead_letter_lists_the_lost_attempts(self, storage: Storage) -> None:
+    def test_dead_letter_lists_lost_attempts(self, storage: Storage) -> None:
         enqueue(storage, id="poison", max_stalls=1)
         for worker_id in ("worker-1", "worker-2"):
             self.lose_lease(storage, claim_one(storage, worker=worker_id).lease)
@@ -273,7 +273,7 @@ class StallsContract(StorageCase):
             )
             assert f"attempt {attempt.attempt} on {attempt.worker}, started {started}, lost {lost}" in told
 
-    def test_a_stalled_job_that_was_to_be_cancelled_is_cancelled(self, storage: Storage) -> None:
+    def test_stalled_job_with_requested_cancel_is_cancelled(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
         storage.jobs.cancel(QUEUE, [claimed.id], "changed my mind")
 

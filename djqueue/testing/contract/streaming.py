@@ -1,4 +1,4 @@
-"""Items of generators: emitted by runs, read in order from the first one."""
+"""Streaming: items emitted by attempts, read in order from the first one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,7 +80,7 @@ class StreamingContract(StorageCase):
         assert (page.state, page.items, page.start, page.sent) == (State.ACTIVE, (b"one", b"two", b""), 0, 3)
         assert page.content_type == MSGPACK
 
-    def test_items_behind_a_mark_are_read(self, storage: Storage) -> None:
+    def test_items_after_a_mark_are_read(self, storage: Storage) -> None:
         run = an_active_job(storage)
         emit(storage, run, b"one", b"two", b"three")
         token = page_of(storage, run.id).run
@@ -90,7 +90,7 @@ class StreamingContract(StorageCase):
         assert (page.run, page.start, page.items, page.sent) == (token, 2, (b"three",), 3)
         assert page_of(storage, run.id, token, 3).items == ()
 
-    def test_a_mark_of_another_run_is_no_place_here(self, storage: Storage) -> None:
+    def test_mark_of_another_attempt_reads_from_the_start(self, storage: Storage) -> None:
         run = an_active_job(storage)
         emit(storage, run, b"one", b"two")
 
@@ -98,7 +98,7 @@ class StreamingContract(StorageCase):
 
         assert (page.start, page.items) == (0, (b"one", b"two"))
 
-    def test_several_jobs_are_told_of_and_read_in_one_call(self, storage: Storage) -> None:
+    def test_items_of_several_jobs_are_emitted_and_read_in_one_call(self, storage: Storage) -> None:
         one, two, three = (an_active_job(storage, id=name) for name in "abc")
         other = an_active_job(storage, queue="other")
         stale = emission_of(two, 0, b"no")._replace(token=FOREIGN)
@@ -112,7 +112,7 @@ class StreamingContract(StorageCase):
         assert [page and page.items for page in pages] == [(b"1", b"2"), (), (b"3",), None]
         assert items_of(storage, other.id, "other") == [b"4"]
 
-    def test_the_record_says_how_many_there_are(self, storage: Storage) -> None:
+    def test_job_record_has_the_number_of_items(self, storage: Storage) -> None:
         run = an_active_job(storage)
         assert job(storage, run.id).items == 0
         emit(storage, run, b"one", b"two")
@@ -122,7 +122,7 @@ class StreamingContract(StorageCase):
 
         assert job(storage, run.id).items == 2
 
-    def test_what_is_said_twice_is_kept_once(self, storage: Storage) -> None:
+    def test_items_emitted_twice_are_stored_once(self, storage: Storage) -> None:
         run = an_active_job(storage)
         emit(storage, run, b"one", b"two")
 
@@ -131,7 +131,7 @@ class StreamingContract(StorageCase):
 
         assert items_of(storage, run.id) == [b"one", b"two", b"three"]
 
-    def test_items_behind_a_gap_are_refused(self, storage: Storage) -> None:
+    def test_items_after_a_gap_are_rejected(self, storage: Storage) -> None:
         run = an_active_job(storage)
         emit(storage, run, b"one")
 
@@ -139,7 +139,7 @@ class StreamingContract(StorageCase):
 
         assert items_of(storage, run.id) == [b"one"]
 
-    def test_a_group_without_items_changes_nothing(self, storage: Storage) -> None:
+    def test_emitting_no_items_changes_nothing(self, storage: Storage) -> None:
         run = an_active_job(storage)
         emit(storage, run, b"one")
 
@@ -149,9 +149,7 @@ class StreamingContract(StorageCase):
         assert items_of(storage, run.id) == [b"one"]
 
     @pytest.mark.parametrize("how", [completing, retrying, releasing, failing, cancelling])
-    def test_a_run_that_has_ended_sends_no_more(
-        self, storage: Storage, how: Callable[[Claimed], Any]
-    ) -> None:
+    def test_ended_attempt_cannot_emit_items(self, storage: Storage, how: Callable[[Claimed], Any]) -> None:
         run = an_active_job(storage)
         emit(storage, run, b"one")
         finish(storage, how(run))
@@ -159,7 +157,7 @@ class StreamingContract(StorageCase):
         with nothing_changes(storage):
             assert not emit(storage, run, b"two", start=1)
 
-    def test_a_run_whose_lease_was_lost_sends_no_more(self, storage: Storage) -> None:
+    def test_attempt_with_lost_lease_cannot_emit_items(self, storage: Storage) -> None:
         run = an_active_job(storage)
         emit(storage, run, b"one")
         self.lose_lease(storage, run.lease)
@@ -173,7 +171,7 @@ class StreamingContract(StorageCase):
         assert items_of(storage, run.id) == [b"new"]
 
     @pytest.mark.parametrize("size", [0, 1, 1_048_576])
-    def test_items_are_the_bytes_that_were_given(self, storage: Storage, size: int) -> None:
+    def test_item_bytes_are_stored_unchanged(self, storage: Storage, size: int) -> None:
         run = an_active_job(storage, id="a{b}:ü")
         items = [bytes([number]) * size for number in range(3)]
 
@@ -181,7 +179,7 @@ class StreamingContract(StorageCase):
 
         assert items_of(storage, run.id) == items
 
-    def test_an_answer_holds_what_it_can_and_the_next_one_the_rest(self, storage: Storage) -> None:
+    def test_item_pages_are_limited_in_size(self, storage: Storage) -> None:
         run = an_active_job(storage)
         half = PAGE_BYTES // 2 + 1
         for start in range(5):
@@ -192,7 +190,7 @@ class StreamingContract(StorageCase):
         assert (len(page.items), page.sent) == (2, 5)
         assert [item[:1] for item in items_of(storage, run.id)] == [b"0", b"1", b"2", b"3", b"4"]
 
-    def test_thousands_of_items_are_kept(self, storage: Storage) -> None:
+    def test_thousands_of_items_are_stored(self, storage: Storage) -> None:
         run = an_active_job(storage)
         items = [b"%d" % number for number in range(9_000)]
 
@@ -206,7 +204,7 @@ class StreamingContract(StorageCase):
         cuts=st.lists(st.integers(0, 30), max_size=8),
         again=st.lists(st.integers(0, 8), max_size=3),
     )
-    def test_groups_may_be_cut_anywhere_and_come_again(
+    def test_items_can_be_emitted_in_any_batches_and_again(
         self, storage: Storage, items: list[bytes], cuts: list[int], again: list[int]
     ) -> None:
         storage.queues.obliterate(QUEUE, force=True)
@@ -227,7 +225,7 @@ class StreamingContract(StorageCase):
 
     # For how long.
 
-    def test_a_completed_job_keeps_them_as_long_as_its_result(self, storage: Storage) -> None:
+    def test_items_of_completed_job_expire_with_its_result(self, storage: Storage) -> None:
         run = an_active_job(storage, result_ttl=SOON, retention=LATER)
         emit(storage, run, b"one")
         finish(storage, completing(run))
@@ -242,7 +240,7 @@ class StreamingContract(StorageCase):
         assert job(storage, run.id).items == 1
 
     @pytest.mark.parametrize("kept", [{"result_ttl": None}, {"result_ttl": LATER}, {}])
-    def test_one_that_keeps_its_result_keeps_its_items(self, storage: Storage, kept: dict[str, Any]) -> None:
+    def test_items_are_kept_while_the_result_is_kept(self, storage: Storage, kept: dict[str, Any]) -> None:
         run = an_active_job(storage, **kept)
         emit(storage, run, b"one")
         finish(storage, completing(run))
@@ -251,7 +249,7 @@ class StreamingContract(StorageCase):
 
         assert items_of(storage, run.id) == [b"one"]
 
-    def test_a_cancelled_job_keeps_them_as_long_as_its_record(self, storage: Storage) -> None:
+    def test_items_of_cancelled_job_are_kept_with_its_record(self, storage: Storage) -> None:
         run = an_active_job(storage, result_ttl=SOON, retention=LATER)
         emit(storage, run, b"one")
         finish(storage, cancelling(run))
@@ -260,7 +258,7 @@ class StreamingContract(StorageCase):
 
         assert items_of(storage, run.id) == [b"one"]
 
-    def test_nothing_is_left_of_them_when_the_record_goes(self, storage: Storage) -> None:
+    def test_expired_record_leaves_no_items(self, storage: Storage) -> None:
         run = an_active_job(storage, id="a", result_ttl=SOON)
         emit(storage, run, b"one", b"two")
         finish(storage, completing(run))
@@ -272,9 +270,7 @@ class StreamingContract(StorageCase):
         self._has_no_items(storage, "a")
 
     @pytest.mark.parametrize("how", [completing, failing, cancelling])
-    def test_nothing_is_left_of_them_when_the_job_is_removed(
-        self, storage: Storage, how: Callable[[Claimed], Any]
-    ) -> None:
+    def test_removed_job_leaves_no_items(self, storage: Storage, how: Callable[[Claimed], Any]) -> None:
         run = an_active_job(storage, id="a")
         emit(storage, run, b"one", b"two")
         finish(storage, how(run))
@@ -285,7 +281,7 @@ class StreamingContract(StorageCase):
         self._has_no_items(storage, "a")
 
     @pytest.mark.parametrize("how", [failing, cancelling])
-    def test_nothing_is_left_of_them_when_the_id_is_enqueued_again(
+    def test_id_enqueued_again_has_no_old_items(
         self, storage: Storage, how: Callable[[Claimed], Any]
     ) -> None:
         run = an_active_job(storage, id="a")
@@ -294,7 +290,7 @@ class StreamingContract(StorageCase):
 
         self._has_no_items(storage, "a")
 
-    def test_nothing_is_left_of_them_when_the_queue_is_obliterated(self, storage: Storage) -> None:
+    def test_obliterated_queue_leaves_no_items(self, storage: Storage) -> None:
         run = an_active_job(storage, id="a")
         emit(storage, run, b"one", b"two")
 
@@ -313,7 +309,7 @@ class StreamingContract(StorageCase):
     # Runs.
 
     @pytest.mark.parametrize("how", [retrying, releasing])
-    def test_the_next_run_begins_anew(self, storage: Storage, how: Callable[[Claimed], Any]) -> None:
+    def test_next_attempt_starts_without_items(self, storage: Storage, how: Callable[[Claimed], Any]) -> None:
         first = an_active_job(storage)
         emit(storage, first, b"one", b"two")
         before = page_of(storage, first.id).run
@@ -332,7 +328,7 @@ class StreamingContract(StorageCase):
         finish(storage, completing(second))
         assert items_of(storage, first.id) == [b"three"]
 
-    def test_a_run_that_sends_nothing_leaves_nothing(self, storage: Storage) -> None:
+    def test_attempt_without_items_clears_items_of_the_previous_attempt(self, storage: Storage) -> None:
         first = an_active_job(storage)
         emit(storage, first, b"one", b"two")
         finish(storage, retrying(first))
@@ -342,7 +338,7 @@ class StreamingContract(StorageCase):
         page = page_of(storage, first.id)
         assert (page.state, page.run, page.items, page.sent) == (State.COMPLETED, 0, (), 0)
 
-    def test_a_stalled_runs_items_are_dropped(self, storage: Storage) -> None:
+    def test_items_of_stalled_attempt_are_dropped(self, storage: Storage) -> None:
         run = an_active_job(storage)
         emit(storage, run, b"one")
 
@@ -351,7 +347,7 @@ class StreamingContract(StorageCase):
         assert state(storage, run.id) is State.WAITING
         assert items_of(storage, run.id) == []
 
-    def test_a_dead_letter_has_the_items_of_its_last_run_until_it_is_retried(self, storage: Storage) -> None:
+    def test_dead_letter_keeps_items_until_it_is_retried(self, storage: Storage) -> None:
         run = an_active_job(storage)
         emit(storage, run, b"one")
         finish(storage, failing(run))
@@ -365,7 +361,7 @@ class StreamingContract(StorageCase):
         assert emit(storage, again, b"two")
         assert items_of(storage, run.id) == [b"two"]
 
-    def test_a_job_that_is_moved_takes_none_along(self, storage: Storage) -> None:
+    def test_moved_job_has_no_items(self, storage: Storage) -> None:
         run = an_active_job(storage, id="a")
         emit(storage, run, b"one")
         finish(storage, retrying(run, delay=LATER))
@@ -381,7 +377,7 @@ class StreamingContract(StorageCase):
 
     # Telling.
 
-    def test_items_are_told_of_with_their_number(self, storage: Storage) -> None:
+    def test_item_events_have_the_number_of_items(self, storage: Storage) -> None:
         run = an_active_job(storage)
         with recorded(storage) as recorder:
             emit(storage, run, b"one", b"two")
@@ -393,7 +389,7 @@ class StreamingContract(StorageCase):
 
     # Readers.
 
-    def test_a_late_reader_has_all_of_them_again(self, storage: Storage) -> None:
+    def test_late_reader_gets_all_items(self, storage: Storage) -> None:
         run = an_active_job(storage)
         emit(storage, run, *encoded(*VALUES))
         finish(storage, completing(run))
@@ -402,7 +398,7 @@ class StreamingContract(StorageCase):
         assert read(storage, run.id, 0) == VALUES
         assert aread(storage, run.id, 0) == VALUES
 
-    def test_a_reader_is_given_the_result_in_the_end(self, storage: Storage) -> None:
+    def test_stream_returns_the_result_of_the_job(self, storage: Storage) -> None:
         run = an_active_job(storage)
         emit(storage, run, *encoded(1))
         finish(storage, completing(run))
@@ -413,7 +409,7 @@ class StreamingContract(StorageCase):
 
         assert list(whole()) == [1, ("result", "result")]
 
-    def test_items_reach_a_reader_as_they_come(self, storage: Storage) -> None:
+    def test_reader_gets_items_as_they_are_emitted(self, storage: Storage) -> None:
         run = an_active_job(storage)
         with reading(storage, run.id) as reader:
             for number, value in enumerate(VALUES):
@@ -422,7 +418,7 @@ class StreamingContract(StorageCase):
             finish(storage, completing(run))
             assert reader.is_at_end()
 
-    def test_items_reach_a_coroutine_as_they_come(self, storage: Storage) -> None:
+    def test_async_reader_gets_items_as_they_are_emitted(self, storage: Storage) -> None:
         run = an_active_job(storage)
         asked = []
 
@@ -443,7 +439,7 @@ class StreamingContract(StorageCase):
         assert async_to_sync(read_all)() == VALUES
         assert all(asked)
 
-    def test_a_reader_that_enqueues_misses_nothing(self, storage: Storage) -> None:
+    def test_reader_that_enqueues_the_job_misses_no_items(self, storage: Storage) -> None:
         def work(claimed: Claimed) -> None:
             emit(storage, claimed, *encoded(1, 2))
             finish(storage, completing(claimed))
@@ -457,7 +453,7 @@ class StreamingContract(StorageCase):
         with worked_at_once(storage, work):
             assert async_to_sync(read_all)() == [1, 2]
 
-    def test_the_owner_of_a_unique_key_is_read(self, storage: Storage) -> None:
+    def test_reader_gets_items_of_the_owner_of_a_unique_key(self, storage: Storage) -> None:
         run = an_active_job(storage, unique_key="k")
         emit(storage, run, *encoded(1, 2))
         stream = Streaming(storage, PATIENCE, "raise").enqueue(batch(unique_key="k"))
@@ -477,7 +473,7 @@ class StreamingContract(StorageCase):
     @pytest.mark.parametrize(
         ("reason", "kind"), [("explicit_fail", JobFailedError), ("max_attempts_exceeded", MaxRetriesError)]
     )
-    def test_a_failure_is_raised_after_the_items(
+    def test_failed_job_raises_after_its_items(
         self, storage: Storage, reason: str, kind: type[JobFailedError]
     ) -> None:
         run = an_active_job(storage)
@@ -492,7 +488,7 @@ class StreamingContract(StorageCase):
         assert type(caught.value) is kind
         assert (caught.value.error_type, caught.value.error_message, caught.value.traceback) == ERROR
 
-    def test_a_cancellation_is_raised_after_the_items(self, storage: Storage) -> None:
+    def test_cancelled_job_raises_after_its_items(self, storage: Storage) -> None:
         run = an_active_job(storage)
         emit(storage, run, *encoded(1))
         finish(storage, cancelling(run))
@@ -503,7 +499,7 @@ class StreamingContract(StorageCase):
 
         assert found == [1]
 
-    def test_a_reader_out_of_time_has_what_came_and_leaves_the_job_to_go_on(self, storage: Storage) -> None:
+    def test_timeout_of_the_reader_does_not_stop_the_job(self, storage: Storage) -> None:
         run = an_active_job(storage)
         emit(storage, run, *encoded(1))
         found: list[Any] = []
@@ -516,11 +512,11 @@ class StreamingContract(StorageCase):
         assert found == [1]
         assert state(storage, run.id) is State.ACTIVE
 
-    def test_a_job_that_is_not_there_has_no_items(self, storage: Storage) -> None:
+    def test_reading_items_of_unknown_job_raises(self, storage: Storage) -> None:
         with pytest.raises(JobNotFoundError):
             read(storage, "nobody", 0)
 
-    def test_a_job_that_is_removed_is_waited_for_no_longer(self, storage: Storage) -> None:
+    def test_removed_job_raises_an_error_to_its_reader(self, storage: Storage) -> None:
         job_id = enqueue(storage, delay=LATER)
         with reading(storage, job_id) as reader:
             reader.has_begun()
@@ -528,7 +524,7 @@ class StreamingContract(StorageCase):
             with pytest.raises(JobNotFoundError):
                 reader.next()
 
-    def test_items_whose_time_is_over_are_told_apart_from_none(self, storage: Storage) -> None:
+    def test_expired_items_raise_instead_of_an_empty_stream(self, storage: Storage) -> None:
         run = an_active_job(storage, result_ttl=SOON, retention=LATER)
         emit(storage, run, *encoded(1))
         finish(storage, completing(run))
@@ -540,7 +536,7 @@ class StreamingContract(StorageCase):
         assert read(storage, without, 0) == []
 
     @pytest.mark.parametrize("how", [retrying, releasing])
-    def test_a_reader_is_told_that_the_job_has_begun_anew(
+    def test_new_attempt_raises_stream_restarted_to_the_reader(
         self, storage: Storage, how: Callable[[Claimed], Any]
     ) -> None:
         first = an_active_job(storage)
@@ -552,7 +548,7 @@ class StreamingContract(StorageCase):
             with pytest.raises(StreamRestartedError, match="2 items"):
                 reader.next()
 
-    def test_a_reader_may_go_on_with_the_new_run(self, storage: Storage) -> None:
+    def test_reader_can_continue_with_the_new_attempt(self, storage: Storage) -> None:
         first = an_active_job(storage)
         emit(storage, first, *encoded(1, 2))
         with reading(storage, first.id, on_restart="continue") as reader:
@@ -566,7 +562,7 @@ class StreamingContract(StorageCase):
             finish(storage, completing(second))
             assert reader.is_at_end()
 
-    def test_a_reader_that_was_given_nothing_does_not_notice(self, storage: Storage) -> None:
+    def test_reader_without_items_does_not_notice_a_new_attempt(self, storage: Storage) -> None:
         first = an_active_job(storage)
         with reading(storage, first.id) as reader:
             reader.has_begun()
@@ -579,9 +575,7 @@ class StreamingContract(StorageCase):
             assert reader.is_at_end()
 
     @pytest.mark.parametrize("on_restart", ["raise", "continue"])
-    def test_a_new_run_without_items_makes_the_earlier_ones_void(
-        self, storage: Storage, on_restart: str
-    ) -> None:
+    def test_new_attempt_without_items_voids_earlier_items(self, storage: Storage, on_restart: str) -> None:
         first = an_active_job(storage)
         emit(storage, first, *encoded(1))
         stream = Streaming(storage, PATIENCE, on_restart).of(QUEUE, first.id)
@@ -595,7 +589,7 @@ class StreamingContract(StorageCase):
         else:
             assert list(stream) == []
 
-    def test_a_late_reader_sees_the_last_run_only(self, storage: Storage) -> None:
+    def test_late_reader_gets_items_of_the_last_attempt_only(self, storage: Storage) -> None:
         first = an_active_job(storage)
         emit(storage, first, *encoded(1, 2, 3))
         finish(storage, retrying(first))
@@ -605,7 +599,7 @@ class StreamingContract(StorageCase):
 
         assert read(storage, first.id, 0) == [4]
 
-    def test_a_reader_that_leaves_early_is_told_no_more(self, storage: Storage) -> None:
+    def test_closed_stream_unsubscribes(self, storage: Storage) -> None:
         run = an_active_job(storage)
         emit(storage, run, *encoded(1, 2))
         unsubscribed = []
@@ -691,6 +685,7 @@ class StreamReaderThread:
         self._over = True
         self._asked.set()
         self._thread.join(2 * PATIENCE)
+        assert not self._thread.is_alive()
 
     def _run(self) -> None:
         items = self._storage.reads.items
@@ -714,7 +709,7 @@ class StreamReaderThread:
         else:
             self._answer("end", None)
         finally:
-            vars(self._storage).pop("items", None)
+            vars(self._storage.reads).pop("items", None)
 
     def _answer(self, word: str, value: Any) -> None:
         self._answers.append((word, value))

@@ -1,4 +1,4 @@
-"""Jobs about a subject: which they are, in what order, and until when."""
+"""Subjects: the jobs about an object, in order, until their records expire."""
 
 import pytest
 
@@ -36,7 +36,7 @@ class SubjectsContract(StorageCase):
     """Cases about the option `subject`, and `about`."""
 
     @pytest.mark.parametrize("there", sorted(State))
-    def test_a_job_is_found_by_its_subject_in_every_state(self, storage: Storage, there: State) -> None:
+    def test_job_is_found_by_its_subject_in_every_state(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage, subject=ORDER)
         JOB_IN[there](storage)
         JOB_IN[there](storage, subject=ANOTHER)
@@ -48,14 +48,14 @@ class SubjectsContract(StorageCase):
         times = record.created_at, record.run_at, record.started_at, record.finished_at
         assert page == JobSummaryPage([JobSummary(QUEUE, job_id, NAME, there, *times, record.reason)], None)
 
-    def test_nothing_is_about_a_subject_that_nobody_has_named(self, storage: Storage) -> None:
+    def test_unused_subject_has_no_jobs(self, storage: Storage) -> None:
         enqueue(storage)
         enqueue(storage, subject=ANOTHER)
 
         for subject in (ORDER, "", "%", "shop.order:7%", "SHOP.ORDER:77"):
             assert storage.reads.jobs_about(subject, 10) == JobSummaryPage([], None)
 
-    def test_pages_have_the_newest_of_all_queues_first(self, storage: Storage) -> None:
+    def test_subject_pages_list_the_newest_jobs_of_all_queues_first(self, storage: Storage) -> None:
         ids = []
         for number in range(9):
             ids.append(enqueue(storage, queue=f"q{number % 3}", subject=ORDER))
@@ -66,7 +66,7 @@ class SubjectsContract(StorageCase):
 
         assert [[one.id for one in page] for page in pages] == [ids[:4:-1], ids[4:0:-1], ids[:1]]
 
-    def test_jobs_of_one_moment_are_each_on_one_page(self, storage: Storage) -> None:
+    def test_subject_pages_contain_each_of_many_simultaneous_jobs_once(self, storage: Storage) -> None:
         ids = [
             *enqueue_many(storage, 5, queue="b", subject=ORDER),
             *enqueue_many(storage, 4, queue="a", subject=ORDER),
@@ -78,7 +78,7 @@ class SubjectsContract(StorageCase):
 
         assert sorted(found) == sorted(ids)
 
-    def test_only_the_queues_that_are_asked_for_are_looked_at(self, storage: Storage) -> None:
+    def test_subject_pages_can_be_limited_to_queues(self, storage: Storage) -> None:
         ids = [enqueue(storage, queue=queue, subject=ORDER) for queue in ("a", "b", "c")]
 
         found = storage.reads.jobs_about(ORDER, 10, queues=["c", "a", "nobodys"])
@@ -86,7 +86,7 @@ class SubjectsContract(StorageCase):
         assert {one.id for one in found.jobs} == {ids[0], ids[2]}
         assert storage.reads.jobs_about(ORDER, 10, queues=[]) == JobSummaryPage([], None)
 
-    def test_a_page_goes_on_behind_jobs_that_are_gone(self, storage: Storage) -> None:
+    def test_subject_page_continues_after_removed_jobs(self, storage: Storage) -> None:
         ids = []
         for _ in range(5):
             ids.append(a_waiting_job(storage, subject=ORDER))
@@ -100,14 +100,14 @@ class SubjectsContract(StorageCase):
         assert second.next is None
 
     @pytest.mark.parametrize("cursor", ["", "x", ">", "<nothing", ">1", ">x:a:b", ">1:a", "<1:a:b"])
-    def test_a_cursor_that_no_page_has_given_is_refused(self, storage: Storage, cursor: str) -> None:
+    def test_invalid_subject_cursor_is_rejected(self, storage: Storage, cursor: str) -> None:
         enqueue(storage, subject=ORDER)
 
         with pytest.raises(OptionError, match="cursor"):
             storage.reads.jobs_about(ORDER, 5, cursor)
 
     @pytest.mark.parametrize("subject", ["größer 🦆:1", "a\tb\nc", "x" * 255, "'", "a:b:c", "[(", "\x01"])
-    def test_any_text_may_be_a_subject(self, storage: Storage, subject: str) -> None:
+    def test_any_text_can_be_a_subject(self, storage: Storage, subject: str) -> None:
         ids = [*enqueue_many(storage, 2, subject=subject), enqueue(storage, id="named", subject=subject)]
         enqueue(storage, subject=subject[:-1] or "-")
 
@@ -117,7 +117,7 @@ class SubjectsContract(StorageCase):
 
     # It is kept.
 
-    def test_a_subject_is_kept_through_every_run(self, storage: Storage) -> None:
+    def test_subject_is_kept_across_attempts(self, storage: Storage) -> None:
         job_id = enqueue(storage, subject=ORDER)
         for how in (retrying, releasing):
             [claimed] = claim(storage)
@@ -130,7 +130,7 @@ class SubjectsContract(StorageCase):
         assert self._about(storage) == [(job_id, State.COMPLETED)]
         assert job(storage, job_id).options.subject == ORDER
 
-    def test_a_failed_job_keeps_its_subject_and_has_it_when_it_is_retried(self, storage: Storage) -> None:
+    def test_failed_and_retried_job_keeps_its_subject(self, storage: Storage) -> None:
         job_id = a_failed_job(storage, subject=ORDER)
         assert self._about(storage) == [(job_id, State.FAILED)]
 
@@ -139,7 +139,7 @@ class SubjectsContract(StorageCase):
         assert self._about(storage) == [(job_id, State.WAITING)]
 
     @pytest.mark.parametrize("there", [State.WAITING, State.DELAYED, State.BLOCKED, State.FAILED])
-    def test_a_moved_job_takes_its_subject_with_it(self, storage: Storage, there: State) -> None:
+    def test_moved_job_keeps_its_subject(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage, subject=ORDER)
 
         assert storage.jobs.move(QUEUE, [job_id], "elsewhere") == ["moved"]
@@ -149,14 +149,14 @@ class SubjectsContract(StorageCase):
         ]
 
     @pytest.mark.parametrize("policy", ["replace", "debounce"])
-    def test_of_two_with_one_key_the_newer_ones_subject_counts(self, storage: Storage, policy: str) -> None:
+    def test_replacing_job_has_its_own_subject(self, storage: Storage, policy: str) -> None:
         old = enqueue(storage, unique_key="k", subject=ANOTHER, delay=SOON)
         new = enqueue(storage, unique_key="k", subject=ORDER, delay=SOON, on_duplicate=policy)
 
         assert self._about(storage) == [(new, State.DELAYED)]
         assert self._about(storage, ANOTHER) == [(old, State.CANCELLED)]
 
-    def test_an_id_enqueued_anew_has_the_new_subject_alone(self, storage: Storage) -> None:
+    def test_id_enqueued_again_has_only_the_new_subject(self, storage: Storage) -> None:
         a_failed_job(storage, id="x", subject=ANOTHER)
         self.pass_time(storage, 5)
         older = enqueue(storage, subject=ORDER)
@@ -170,7 +170,7 @@ class SubjectsContract(StorageCase):
     # It goes.
 
     @pytest.mark.parametrize("there", sorted(set(State) - {State.ACTIVE}))
-    def test_a_removed_job_is_about_nothing(self, storage: Storage, there: State) -> None:
+    def test_removed_job_is_not_found_by_its_subject(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage, subject=ORDER)
         other = JOB_IN[there](storage, subject=ORDER)
 
@@ -178,7 +178,7 @@ class SubjectsContract(StorageCase):
 
         assert self._about(storage) == [(other, there)]
 
-    def test_a_job_is_about_nothing_once_its_record_is_over(self, storage: Storage) -> None:
+    def test_expired_job_is_not_found_by_its_subject(self, storage: Storage) -> None:
         plain = a_completed_job(storage, result_ttl=SOON)
         brief = [
             a_completed_job(storage, subject=ORDER, result_ttl=SOON),
@@ -195,7 +195,7 @@ class SubjectsContract(StorageCase):
         assert self._about(storage) == [(kept, State.COMPLETED)]
         assert storage.reads.jobs(QUEUE, [plain]) == [None]
 
-    def test_what_is_kept_no_longer_for_there_are_too_many_is_about_nothing(self, storage: Storage) -> None:
+    def test_evicted_job_is_not_found_by_its_subject(self, storage: Storage) -> None:
         for queue in (FEW_RECORDS, FEW_LETTERS):
             for _ in range(6):
                 {FEW_RECORDS: a_completed_job, FEW_LETTERS: a_failed_job}[queue](
@@ -209,7 +209,7 @@ class SubjectsContract(StorageCase):
             assert len(there) == sum(counts(storage, queue).values()) == 3
             assert all(storage.reads.jobs(queue, [one.id for one in there]))
 
-    def test_an_obliterated_queue_has_no_jobs_about_anything(self, storage: Storage) -> None:
+    def test_obliterated_jobs_are_not_found_by_their_subject(self, storage: Storage) -> None:
         an_active_job(storage, subject=ORDER)
         enqueue_many(storage, 3, subject=ORDER)
         other = enqueue(storage, queue="other", subject=ORDER)

@@ -1,4 +1,4 @@
-"""The table of transitions and this suite say the same."""
+"""The transition table and this suite agree."""
 
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
@@ -21,7 +21,7 @@ class TransitionTableContract(StorageCase):
 
         assert shown - table() == set()
 
-    def test_a_new_job_is_told_of_in_the_state_that_it_begins_with(self, storage: Storage) -> None:
+    def test_queued_event_has_the_initial_state_of_the_job(self, storage: Storage) -> None:
         with recorded(storage) as recorder:
             enqueue(storage, id="waiting")
             enqueue(storage, id="delayed", delay=1_000_000)

@@ -1,4 +1,4 @@
-"""Updates: another priority or payload for a job that has not started."""
+"""Updates: another priority or payload for a pending job."""
 
 from collections.abc import Callable
 
@@ -36,7 +36,7 @@ class UpdatesContract(StorageCase):
     """Cases about `update`."""
 
     @pytest.mark.parametrize("there", sorted(PENDING))
-    def test_a_pending_job_is_given_another_payload_and_priority(
+    def test_update_replaces_payload_and_priority_of_pending_job(
         self, storage: Storage, there: State
     ) -> None:
         job_id = JOB_IN[there](storage, id="a")
@@ -49,13 +49,13 @@ class UpdatesContract(StorageCase):
         assert record.created_at == before.created_at
 
     @pytest.mark.parametrize("there", SETTLED)
-    def test_another_job_is_left_alone(self, storage: Storage, there: State) -> None:
+    def test_update_is_rejected_for_job_that_is_not_pending(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage)
 
         with nothing_changes(storage):
             assert storage.jobs.update(QUEUE, [job_id], 7, b"other") == [False]
 
-    def test_what_is_not_given_stays(self, storage: Storage) -> None:
+    def test_update_keeps_values_that_are_not_given(self, storage: Storage) -> None:
         backoff = Backoff(kind="linear", base=50, factor=1.5, jitter=0.25)
         options = {"tags": ("a", "b"), "backoff": backoff, "result_ttl": None, "unique_key": "k"}
         enqueue(storage, id="a", priority=3, **options)
@@ -67,14 +67,14 @@ class UpdatesContract(StorageCase):
         storage.jobs.update(QUEUE, ["a"], priority=3)
         assert (job(storage, "a").options, job(storage, "a").payload) == (before, b"other")
 
-    def test_an_empty_payload_is_one(self, storage: Storage) -> None:
+    def test_update_accepts_an_empty_payload(self, storage: Storage) -> None:
         enqueue(storage, id="a")
 
         storage.jobs.update(QUEUE, ["a"], payload=b"")
 
         assert claim_one(storage).payload == b""
 
-    def test_the_worker_is_given_what_was_said_last(self, storage: Storage) -> None:
+    def test_claim_returns_the_latest_update(self, storage: Storage) -> None:
         enqueue(storage, id="a")
         storage.jobs.update(QUEUE, ["a"], 2, b"first")
         storage.jobs.update(QUEUE, ["a"], 5, b"second")
@@ -84,7 +84,7 @@ class UpdatesContract(StorageCase):
         assert (claimed.payload, claimed.options.priority) == (b"second", 5)
         assert finish(storage, completing(claimed)) == [True]
 
-    def test_another_payload_keeps_the_place(self, storage: Storage) -> None:
+    def test_updated_payload_keeps_the_position_in_the_queue(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3)
 
         assert storage.jobs.update(QUEUE, ids[:2], payload=b"other") == [True, True]
@@ -95,7 +95,7 @@ class UpdatesContract(StorageCase):
             (ids[2], PAYLOAD),
         ]
 
-    def test_another_priority_goes_behind_those_that_have_it(self, storage: Storage) -> None:
+    def test_updated_priority_goes_behind_jobs_of_that_priority(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 4)
         enqueue(storage, id="high", priority=1)
 
@@ -104,14 +104,14 @@ class UpdatesContract(StorageCase):
 
         assert claim_ids(storage, 9) == ["high", ids[2], ids[1], ids[3], ids[0]]
 
-    def test_the_same_priority_keeps_the_place(self, storage: Storage) -> None:
+    def test_unchanged_priority_keeps_the_position_in_the_queue(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3)
 
         assert storage.jobs.update(QUEUE, [ids[0]], priority=0) == [True]
 
         assert claim_ids(storage, 3) == ids
 
-    def test_back_and_forth_is_behind_the_others(self, storage: Storage) -> None:
+    def test_priority_changed_and_restored_goes_behind_other_jobs(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3)
 
         storage.jobs.update(QUEUE, [ids[0]], priority=5)
@@ -119,7 +119,7 @@ class UpdatesContract(StorageCase):
 
         assert claim_ids(storage, 3) == [ids[1], ids[2], ids[0]]
 
-    def test_a_lifo_job_goes_behind_those_of_its_new_priority(self, storage: Storage) -> None:
+    def test_lifo_job_with_updated_priority_goes_behind_jobs_of_that_priority(self, storage: Storage) -> None:
         enqueue(storage, id="lifo", lifo=True)
         enqueue(storage, id="high", priority=1)
 
@@ -127,7 +127,7 @@ class UpdatesContract(StorageCase):
 
         assert claim_ids(storage, 2) == ["high", "lifo"]
 
-    def test_a_delayed_job_comes_with_its_new_priority(self, storage: Storage) -> None:
+    def test_due_job_has_its_updated_priority(self, storage: Storage) -> None:
         enqueue(storage, id="delayed", delay=SOON)
         enqueue(storage, id="waiting")
 
@@ -137,7 +137,7 @@ class UpdatesContract(StorageCase):
 
         assert claim_ids(storage, 2) == ["delayed", "waiting"]
 
-    def test_a_blocked_job_comes_with_its_new_priority(self, storage: Storage) -> None:
+    def test_unblocked_job_has_its_updated_priority(self, storage: Storage) -> None:
         upstream = enqueue(storage, queue=UPSTREAM)
         enqueue(storage, id="blocked", depends_on=((UPSTREAM, upstream),))
         enqueue(storage, id="waiting")
@@ -147,7 +147,7 @@ class UpdatesContract(StorageCase):
 
         assert claim_ids(storage, 2) == ["blocked", "waiting"]
 
-    def test_a_job_that_waits_for_its_group_keeps_its_turn(self, storage: Storage) -> None:
+    def test_updated_priority_keeps_the_order_within_a_group(self, storage: Storage) -> None:
         for job_id in ("first", "second", "third"):
             enqueue(storage, id=job_id, group="g")
 
@@ -160,7 +160,7 @@ class UpdatesContract(StorageCase):
             finish(storage, completing(claimed))
         assert order == ["first", "second", "third"]
 
-    def test_a_job_that_nobody_here_handles_is_updated(self, storage: Storage) -> None:
+    def test_job_without_handler_can_be_updated(self, storage: Storage) -> None:
         enqueue(storage, id="other", name="other")
         enqueue(storage, id="mine")
         assert claim_ids(storage, 9) == ["mine"]
@@ -171,7 +171,7 @@ class UpdatesContract(StorageCase):
         assert (claimed.payload, claimed.options.priority) == (b"new", 3)
 
     @pytest.mark.parametrize("given_back", [retrying, releasing])
-    def test_a_job_that_waits_to_run_again_is_updated(
+    def test_retried_or_released_job_can_be_updated(
         self, storage: Storage, given_back: Callable[..., Outcome]
     ) -> None:
         claimed = an_active_job(storage, id="a")
@@ -183,7 +183,7 @@ class UpdatesContract(StorageCase):
         again = claim_one(storage)
         assert (again.payload, again.attempts) == (b"new", 2 if given_back is retrying else 1)
 
-    def test_an_updated_job_is_cancelled_and_removed_like_others(self, storage: Storage) -> None:
+    def test_updated_job_can_be_cancelled_and_removed(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 4)
         storage.jobs.update(QUEUE, ids, 4, b"new")
 

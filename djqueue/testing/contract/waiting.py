@@ -1,4 +1,4 @@
-"""Waiting for what a job returns: whatever it is, however the job ends, and whenever that is."""
+"""Waiting: callers get the result of a job, or the error that explains why there is none."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,7 +52,7 @@ class WaitingContract(StorageCase):
     """`enqueue_and_wait` without a worker: jobs end as soon as an event reports them."""
 
     @pytest.mark.parametrize("result", [None, False, 0, "", b"", [], {}, "x" * 10_000_000], ids=_short)
-    def test_what_a_job_returns_is_what_the_caller_gets(self, storage: Storage, result: Any) -> None:
+    def test_waiting_caller_gets_the_result_of_the_job(self, storage: Storage, result: Any) -> None:
         data = encode(result, MSGPACK)
         with ended_at_once(storage, lambda claimed: completing(claimed, data)):
             returned = waiting.enqueue_and_wait(storage, batch(), PATIENCE)
@@ -60,29 +60,29 @@ class WaitingContract(StorageCase):
         assert returned == result
         assert type(returned) is type(result)
 
-    def test_a_coroutine_gets_it_too(self, storage: Storage) -> None:
+    def test_waiting_coroutine_gets_the_result_of_the_job(self, storage: Storage) -> None:
         with ended_at_once(storage, completing):
             # On this thread: it has no connections of its own that somebody would have to close.
             returned = async_to_sync(waiting.aenqueue_and_wait)(storage, batch(), PATIENCE)
 
         assert returned == "result"
 
-    def test_a_cached_result_needs_no_run(self, storage: Storage) -> None:
+    def test_completed_job_returns_its_result_without_a_new_attempt(self, storage: Storage) -> None:
         job_id = a_completed_job(storage)
 
         assert waiting.enqueue_and_wait(storage, batch(ids=[job_id]), 0) == "result"
 
-    def test_a_job_in_flight_is_waited_for(self, storage: Storage) -> None:
+    def test_caller_waits_for_an_active_job_with_the_same_id(self, storage: Storage) -> None:
         first = an_active_job(storage, id="a")
         with when_asked_for(storage, lambda: finish(storage, completing(first))):
             assert waiting.enqueue_and_wait(storage, batch(ids=["a"]), PATIENCE) == "result"
 
-    def test_the_owner_of_a_unique_key_is_waited_for(self, storage: Storage) -> None:
+    def test_caller_waits_for_the_owner_of_a_unique_key(self, storage: Storage) -> None:
         first = an_active_job(storage, unique_key="k")
         with when_asked_for(storage, lambda: finish(storage, completing(first))):
             assert waiting.enqueue_and_wait(storage, batch(unique_key="k"), PATIENCE) == "result"
 
-    def test_a_job_that_is_retried_is_waited_for_to_its_end(self, storage: Storage) -> None:
+    def test_caller_waits_until_a_retried_job_finishes(self, storage: Storage) -> None:
         def end(claimed: Claimed) -> Outcome:
             return retrying(claimed) if claimed.failures == 0 else completing(claimed)
 
@@ -92,7 +92,7 @@ class WaitingContract(StorageCase):
     @pytest.mark.parametrize(
         ("reason", "kind"), [("explicit_fail", JobFailedError), ("max_attempts_exceeded", MaxRetriesError)]
     )
-    def test_a_failure_is_raised_with_all_that_is_known(
+    def test_failed_job_raises_its_error_to_the_caller(
         self, storage: Storage, reason: str, kind: type[JobFailedError]
     ) -> None:
         with (
@@ -106,11 +106,11 @@ class WaitingContract(StorageCase):
         assert (error.error_type, error.error_message, error.traceback) == ERROR
         assert (error.job_id, error.reason, error.payload) == ("a", reason, "payload")
 
-    def test_a_cancelled_job_is_raised(self, storage: Storage) -> None:
+    def test_cancelled_job_raises_an_error_to_the_caller(self, storage: Storage) -> None:
         with ended_at_once(storage, cancelling), pytest.raises(JobCancelledError):
             waiting.enqueue_and_wait(storage, batch(), PATIENCE)
 
-    def test_a_removed_job_is_raised(self, storage: Storage) -> None:
+    def test_removed_job_raises_an_error_to_the_caller(self, storage: Storage) -> None:
         job_id = enqueue(storage, delay=LATER)
         with (
             when_asked_for(storage, lambda: storage.jobs.remove(QUEUE, [job_id])),
@@ -118,14 +118,14 @@ class WaitingContract(StorageCase):
         ):
             waiting.enqueue_and_wait(storage, batch(ids=[job_id]), PATIENCE)
 
-    def test_a_result_whose_time_is_over_is_not_taken_for_none(self, storage: Storage) -> None:
+    def test_expired_result_raises_an_error_to_the_caller(self, storage: Storage) -> None:
         job_id = a_completed_job(storage, result_ttl=SOON, retention=LATER)
         self.pass_time(storage, SOON + 1)
 
         with pytest.raises(JobNotFoundError, match="its result has expired"):
             waiting.enqueue_and_wait(storage, batch(ids=[job_id]), 0)
 
-    def test_a_caller_out_of_time_leaves_the_job_to_go_on(self, storage: Storage) -> None:
+    def test_timeout_of_the_caller_does_not_stop_the_job(self, storage: Storage) -> None:
         with pytest.raises(JobTimeoutError, match="was not stopped"):
             waiting.enqueue_and_wait(storage, batch(ids=["a"]), 0)
 

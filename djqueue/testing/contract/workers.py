@@ -10,13 +10,14 @@ from djqueue.core.workercontrol import DUMP_TTL, MAX_DUMP
 from djqueue.storage.base import Storage
 
 from ..factories import worker
+from ..waiting import PATIENCE
 from .case import StorageCase
 
 
 class WorkersContract(StorageCase):
     """Cases about the list of workers, and about steering them."""
 
-    def test_a_worker_is_listed_as_it_describes_itself(self, storage: Storage) -> None:
+    def test_worker_is_listed_as_it_describes_itself(self, storage: Storage) -> None:
         info = worker("höst-1:2", host="höst", pid=7, queues=("a", "b"), names=("x", "y"), active=3)
 
         storage.workers.register(info)
@@ -25,7 +26,7 @@ class WorkersContract(StorageCase):
         assert listed._replace(seen_at=0) == info
         assert abs(listed.seen_at - self.now(storage)) < 60_000
 
-    def test_a_worker_is_listed_with_what_it_runs(self, storage: Storage) -> None:
+    def test_worker_is_listed_with_its_jobs_and_processes(self, storage: Storage) -> None:
         info = worker(
             kind="runworkers",
             heartbeat=5_000,
@@ -45,7 +46,7 @@ class WorkersContract(StorageCase):
         [listed] = storage.workers.all()
         assert listed._replace(seen_at=0) == info
 
-    def test_a_worker_heard_of_again_is_listed_once_as_it_is_now(self, storage: Storage) -> None:
+    def test_worker_is_listed_once_with_its_latest_heartbeat(self, storage: Storage) -> None:
         storage.workers.register(worker("w1"))
         first = storage.workers.all()[0].seen_at
         self.advance(50)
@@ -55,7 +56,7 @@ class WorkersContract(StorageCase):
         assert (listed.active, listed.state) == (2, "stopping")
         assert listed.seen_at > first
 
-    def test_a_worker_that_has_stopped_is_gone_at_once(self, storage: Storage) -> None:
+    def test_unregistered_worker_is_not_listed(self, storage: Storage) -> None:
         storage.workers.register(worker("w1"))
         storage.workers.register(worker("w2"))
 
@@ -64,7 +65,7 @@ class WorkersContract(StorageCase):
 
         assert [info.id for info in storage.workers.all()] == ["w2"]
 
-    def test_each_worker_is_gone_after_its_own_silence(self, storage: Storage) -> None:
+    def test_each_worker_expires_after_its_own_silence(self, storage: Storage) -> None:
         """One that is silent, or stops, does not take the others along."""
         for name in ("silent", "alive", "stopping"):
             storage.workers.register(worker(name))
@@ -77,14 +78,14 @@ class WorkersContract(StorageCase):
 
         assert [info.id for info in storage.workers.all()] == ["alive"]
 
-    def test_a_worker_that_is_late_once_is_not_gone(self, storage: Storage) -> None:
+    def test_worker_with_a_late_heartbeat_is_still_listed(self, storage: Storage) -> None:
         storage.workers.register(worker("w1"))
 
         self.pass_time(storage, self.worker_ttl // 2)
 
         assert [info.id for info in storage.workers.all()] == ["w1"]
 
-    def test_a_worker_thought_gone_may_come_back(self, storage: Storage) -> None:
+    def test_expired_worker_can_register_again(self, storage: Storage) -> None:
         storage.workers.register(worker("w1"))
         self.pass_time(storage, 2 * self.worker_ttl)
         assert storage.workers.all() == []
@@ -93,7 +94,7 @@ class WorkersContract(StorageCase):
 
         assert [info.id for info in storage.workers.all()] == ["w1"]
 
-    def test_many_workers_are_listed(self, storage: Storage) -> None:
+    def test_hundreds_of_workers_are_listed(self, storage: Storage) -> None:
         names = {f"worker-{number}" for number in range(200)}
         for name in names:
             storage.workers.register(worker(name))
@@ -102,7 +103,7 @@ class WorkersContract(StorageCase):
 
     # Steering.
 
-    def test_a_command_is_heard_once(self, storage: Storage) -> None:
+    def test_worker_receives_a_command_once(self, storage: Storage) -> None:
         info = worker("höst-1:2")
         assert storage.workers.register(info) == ()
 
@@ -111,7 +112,7 @@ class WorkersContract(StorageCase):
         assert storage.workers.register(info) == ("quiet",)
         assert storage.workers.register(info) == ()
 
-    def test_a_command_is_heard_by_the_worker_that_is_meant(self, storage: Storage) -> None:
+    def test_command_is_received_only_by_its_worker(self, storage: Storage) -> None:
         storage.workers.register(worker("w1"))
         storage.workers.register(worker("w2"))
 
@@ -120,7 +121,7 @@ class WorkersContract(StorageCase):
         assert storage.workers.register(worker("w1")) == ()
         assert storage.workers.register(worker("w2")) == ("stop",)
 
-    def test_a_worker_that_is_not_there_is_told_nothing(self, storage: Storage) -> None:
+    def test_command_to_unregistered_worker_is_rejected(self, storage: Storage) -> None:
         storage.workers.register(worker("w1"))
         storage.workers.unregister("w1")
 
@@ -129,13 +130,13 @@ class WorkersContract(StorageCase):
 
         assert storage.workers.register(worker("w1")) == ()
 
-    def test_a_worker_that_is_silent_for_too_long_is_told_nothing(self, storage: Storage) -> None:
+    def test_command_to_expired_worker_is_rejected(self, storage: Storage) -> None:
         storage.workers.register(worker("w1"))
         self.pass_time(storage, 2 * self.worker_ttl)
 
         assert storage.workers.control("w1", "quiet") == "not_found"
 
-    def test_until_it_is_heard_the_last_word_counts(self, storage: Storage) -> None:
+    def test_latest_commands_replace_earlier_ones_before_the_heartbeat(self, storage: Storage) -> None:
         storage.workers.register(worker("w1"))
 
         for command in ("quiet", "dump", "resume", "dump", "quiet", "quiet"):
@@ -143,7 +144,7 @@ class WorkersContract(StorageCase):
 
         assert storage.workers.register(worker("w1")) == ("dump", "quiet")
 
-    def test_a_worker_that_is_to_end_can_only_be_asked_where_it_is(self, storage: Storage) -> None:
+    def test_stopping_worker_accepts_only_the_dump_command(self, storage: Storage) -> None:
         storage.workers.register(worker("w1"))
         assert storage.workers.control("w1", "quiet") == "asked"
         assert storage.workers.control("w1", "stop") == "asked"
@@ -159,7 +160,7 @@ class WorkersContract(StorageCase):
         assert storage.workers.control("w1", "dump") == "asked"
         assert storage.workers.register(stopping) == ("dump",)
 
-    def test_what_was_not_heard_ends_with_the_worker(self, storage: Storage) -> None:
+    def test_pending_commands_end_with_their_worker(self, storage: Storage) -> None:
         """Also for the next one of that name: by its goodbye, by silence, and by another start."""
         storage.workers.register(worker("w1", started_at=1_700_000_000_000))
         storage.workers.control("w1", "stop")
@@ -177,7 +178,7 @@ class WorkersContract(StorageCase):
         assert storage.workers.control("w1", "quiet") == "asked"
         assert storage.workers.register(again) == ("quiet",)
 
-    def test_other_words_are_refused(self, storage: Storage) -> None:
+    def test_unknown_command_is_rejected(self, storage: Storage) -> None:
         storage.workers.register(worker("w1"))
 
         with pytest.raises(OptionError):
@@ -185,7 +186,7 @@ class WorkersContract(StorageCase):
 
         assert storage.workers.register(worker("w1")) == ()
 
-    def test_one_who_follows_a_worker_is_woken_when_it_is_told_something(self, storage: Storage) -> None:
+    def test_command_listener_is_woken_by_commands_to_its_worker(self, storage: Storage) -> None:
         storage.workers.register(worker("w1"))
         storage.workers.register(worker("w2"))
         woken, other = Event(), Event()
@@ -195,18 +196,18 @@ class WorkersContract(StorageCase):
         other.clear()
 
         storage.workers.control("w1", "dump")
-        assert woken.wait(10)
+        assert woken.wait(PATIENCE)
 
         unfollow()
         unfollow()
         woken.clear()
         storage.workers.control("w1", "quiet")
         storage.workers.control("w2", "quiet")
-        assert other.wait(10)
+        assert other.wait(PATIENCE)
         assert not woken.is_set()
         unfollow_other()
 
-    def test_a_dump_is_kept_for_a_while(self, storage: Storage) -> None:
+    def test_dump_expires(self, storage: Storage) -> None:
         storage.workers.register(worker("w1"))
         assert storage.workers.dump("w1") is None
 
@@ -222,7 +223,7 @@ class WorkersContract(StorageCase):
             storage.workers.register(worker("w1"))
         assert storage.workers.dump("w1") is None
 
-    def test_a_dump_is_not_longer_than_is_allowed(self, storage: Storage) -> None:
+    def test_dump_is_truncated_to_its_maximum_size(self, storage: Storage) -> None:
         storage.workers.register(worker("w1"))
 
         storage.workers.save_dump("w1", "ü" * (MAX_DUMP + 1))
@@ -231,7 +232,7 @@ class WorkersContract(StorageCase):
         assert dump is not None
         assert dump.text == "ü" * MAX_DUMP
 
-    def test_a_dump_goes_with_its_worker(self, storage: Storage) -> None:
+    def test_dump_is_removed_with_its_worker(self, storage: Storage) -> None:
         assert not storage.workers.save_dump("w1", "nobody's")
         assert storage.workers.dump("w1") is None
         storage.workers.register(worker("w1"))

@@ -68,7 +68,7 @@ def use_redis(settings, url: str) -> None:
 
 
 def visit_in_time(client, name: str, **headers: str):
-    """Return the first response that comes in time: a busy machine may delay some, no deadline all of them."""
+    """Return the first response that comes in time: a busy machine may delay some."""
 
     def in_time():
         began = time.monotonic()
@@ -149,6 +149,7 @@ def test_pages_respond_while_redis_takes_a_second_per_reply(client, settings, re
         close_storage()
 
 
+@pytest.mark.dialect
 def test_pages_show_stale_data_while_scheduler_hangs(client, settings):
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
     Queue("emails").enqueue(1, id="job-1")

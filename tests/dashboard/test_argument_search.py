@@ -1,4 +1,4 @@
-"""The search by argument: pages that tell nothing of hidden values, a budget, and one search at a time."""
+"""The search by argument: it reveals no hidden values, has a budget, and runs once per user."""
 
 import re
 from collections.abc import Iterator

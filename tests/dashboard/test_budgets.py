@@ -1,4 +1,4 @@
-"""How much a page may ask of a database: few statements, none of which looks at all jobs."""
+"""Database budgets of pages: few statements, none of which scans all jobs."""
 
 import re
 from typing import Any

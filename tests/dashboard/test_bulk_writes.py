@@ -1,4 +1,4 @@
-"""Bulk imports: what the pages say of them, and what they have done to the jobs of one."""
+"""The pages of bulk writes, and the actions on their jobs."""
 
 import re
 

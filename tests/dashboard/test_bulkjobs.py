@@ -1,4 +1,4 @@
-"""What is done to all jobs that match."""
+"""Bulk actions on all matching jobs."""
 
 import pytest
 

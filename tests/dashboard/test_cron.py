@@ -1,4 +1,4 @@
-"""Schedules: what is told of them, and what can be done."""
+"""Schedules: the list, the page of one, and its actions."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""Dead letters: groups, filters, what is done to them, and the file that they leave in."""
+"""Dead letters: groups, filters, actions and the export."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What is deleted from the dashboard is there for half a minute more, and can be undone until then."""
+"""Deletions on the dashboard: they start after 30 seconds and can be undone until then."""
 
 import html
 import re

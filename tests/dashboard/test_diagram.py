@@ -1,4 +1,4 @@
-"""A job's life as a drawing: what it says is what has happened."""
+"""The diagram of a job's life agrees with its events."""
 
 from xml.etree import ElementTree
 

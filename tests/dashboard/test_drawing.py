@@ -1,4 +1,4 @@
-"""Drawings are made of attributes alone, and stay inside of their frame."""
+"""Sparklines use attributes only, and stay in their frame."""
 
 from xml.etree import ElementTree
 

@@ -1,4 +1,4 @@
-"""Editing what a job was given: told who is late, nothing lost, nothing seen that is hidden."""
+"""Editing arguments: concurrent edits are rejected, input is kept, and secrets stay hidden."""
 
 import html
 import re

@@ -1,4 +1,4 @@
-"""Editing and deleting where the jobs are in the database."""
+"""Editing and deleting jobs of the database storage."""
 
 import html
 import re

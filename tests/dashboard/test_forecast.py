@@ -1,4 +1,4 @@
-"""When a queue is empty: from what its size does per second, and not before that is known."""
+"""Estimates of when a queue drains, from how its size changes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The drawing of a flow: nothing lies on anything else, every line goes forward, and nobody is missing."""
+"""The layout of a workflow: no boxes overlap, every line goes forward, and no job is missing."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The list of jobs: what it finds, how it asks, what can be done to those that are ticked."""
+"""The list of jobs: filters, queries, and actions on selected jobs."""
 
 from datetime import UTC, datetime, timedelta
 

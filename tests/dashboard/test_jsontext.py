@@ -1,4 +1,4 @@
-"""Values as JSON that a person edits: exactly what was there comes back, or the value is not offered."""
+"""Values as editable JSON: unchanged text restores the same value, or editing is not offered."""
 
 from datetime import UTC, date, datetime
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""Pages in another language: its words, its numbers, its dates; numbers for scripts as scripts read them."""
+"""Pages in other languages: words, numbers and dates are localized, numbers for scripts are not."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""The first page: health, what is stuck, and where to look."""
+"""The overview: health, stuck queues, errors and alerts."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Progress: a bar where its value says how much is done, and else a text."""
+"""Progress: a bar if the value is a fraction, text otherwise."""
 
 from decimal import Decimal
 

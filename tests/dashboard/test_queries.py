@@ -1,4 +1,4 @@
-"""What the pages read: as much as is new, and no more."""
+"""Reads of the board: only minutes that are new are read."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""The page of one queue: its groups, what it shares with others, and how soon its jobs should start."""
+"""The page of a queue: groups, shared limiter, limits, objective, forecast and annotations."""
 
 import pytest
 from django.db import connection

@@ -1,4 +1,4 @@
-"""The queues side by side."""
+"""The list of queues."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Secrets are hidden by the names that they have, wherever they lie."""
+"""Secrets are hidden by their names, at any depth."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Whole hours, as Spark has reckoned them, on the page of metrics."""
+"""Charts of hourly rollups that Spark computed, on the page of metrics."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The form of a schedule: what it takes, what it refuses, and what it hides."""
+"""The form of a schedule: accepted and rejected input, and hidden values."""
 
 from typing import Any
 

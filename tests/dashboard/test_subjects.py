@@ -1,4 +1,4 @@
-"""What jobs are about, on the pages of the dashboard."""
+"""Subjects of jobs on the pages of the dashboard."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Another time and another priority for a job that has not started."""
+"""Rescheduling a job that has not started, and changing its priority."""
 
 import html
 from datetime import UTC, datetime

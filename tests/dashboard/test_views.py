@@ -1,4 +1,4 @@
-"""The other pages: what they show, and what they do; and any of them while the storage is away."""
+"""Metrics, enqueueing, operations, activity and storage pages, and pages during an outage."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The pages of workers: what they show, and what can be done there."""
+"""The pages of workers and their commands."""
 
 import re
 

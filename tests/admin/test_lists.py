@@ -76,11 +76,13 @@ def test_a_list_does_not_read_the_large_columns() -> None:
         assert f'"{column}"' not in rows[0]
 
 
+@pytest.mark.dialect
 def test_the_newest_jobs_come_first() -> None:
     jobs = [make_job() for _ in range(3)]
     assert listed("job") == [job.job_id for job in reversed(jobs)]
 
 
+@pytest.mark.dialect
 def test_a_list_counts_no_further_than_it_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "MAX_LISTED", 3)
     for _ in range(3):
@@ -175,6 +177,7 @@ def test_the_name_filter_offers_the_registered_names(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("find", [partial(names.used_queues, "default"), partial(names.probed, "default")])
+@pytest.mark.dialect
 def test_queues_are_found_in_order_one_by_one(find: Any) -> None:
     assert find(Job, 9) == []
     for queue in ("b", "a", "b", "A", "ä"):
@@ -199,6 +202,7 @@ def test_a_whole_id_finds_only_its_job() -> None:
     assert listed("job", q=" user:4 ") == [wanted.job_id]
 
 
+@pytest.mark.dialect
 def test_jobs_are_found_by_the_beginning_of_an_id_or_a_name() -> None:
     first = make_job(job_id="0190-a")
     second = make_job(job_id="x", name="0190.jobs.f")
@@ -206,6 +210,7 @@ def test_jobs_are_found_by_the_beginning_of_an_id_or_a_name() -> None:
     assert sorted(listed("job", q="0190")) == sorted([first.job_id, second.job_id])
 
 
+@pytest.mark.dialect
 def test_a_search_for_a_beginning_covers_only_the_newest_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -215,6 +220,7 @@ def test_a_search_for_a_beginning_covers_only_the_newest_rows(
     assert listed("job", q="abc-old") == [old.job_id]
 
 
+@pytest.mark.dialect
 def test_wildcards_in_a_search_are_plain_characters() -> None:
     make_job(job_id="abc")
     assert listed("job", q="%") == []

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from django.contrib.admin import AdminSite
+from django.db import connection
 from django.test import Client
 from django.urls import URLPattern, reverse
 
@@ -145,6 +146,11 @@ class Scene:
         if pattern.name is None:  # the admin's old URL of a row
             return reverse(f"{site.name}:djqueue_{model._meta.model_name}_changelist") + f"{row.pk}/"
         return reverse(f"{site.name}:{pattern.name}", kwargs=values)
+
+
+def write_count() -> object:
+    """Return what every write changes: on SQLite, the rows written so far. Elsewhere it always differs."""
+    return connection.connection.total_changes if connection.vendor == "sqlite" else object()
 
 
 def state() -> dict[str, list[str]]:

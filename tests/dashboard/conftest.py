@@ -1,16 +1,18 @@
-"""What every test of the dashboard begins with."""
+"""Fixtures for every test of the dashboard."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from djqueue.client.storages import close_storage
+from djqueue.dashboard import outages, payloadscan, site
 from djqueue.dashboard.snapshot import snapshots
+from tests.support import PATIENCE
 
 
 @pytest.fixture(autouse=True)
 def _fresh_process() -> Iterator[None]:
-    """Nothing is remembered of the test before: no storage, nothing that was read."""
+    """Forget the storage and the cached reads of the test before."""
     close_storage()
     snapshots.clear()
     yield
@@ -18,15 +20,23 @@ def _fresh_process() -> Iterator[None]:
     snapshots.clear()
 
 
+@pytest.fixture(autouse=True)
+def _long_page_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pages take as long as tests may, because a page that a busy machine stops would show an outage."""
+    monkeypatch.setattr(site, "DEADLINE", PATIENCE)
+    monkeypatch.setattr(outages, "LIMIT", PATIENCE)
+    monkeypatch.setattr(payloadscan, "MILLISECONDS", PATIENCE * 1_000)
+
+
 @pytest.fixture
 def memory(settings: object) -> None:
-    """The storage is this process's memory."""
+    """Use the in-memory storage."""
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}  # type: ignore[attr-defined]
 
 
 @pytest.fixture(params=["memory", "database"])
 def anywhere(request: pytest.FixtureRequest, settings: object) -> str:
-    """Each storage that a process has by itself; which one it is."""
+    """Use each storage that needs no server; return its name."""
     backends = {
         "memory": "djqueue.storage.memory.MemoryStorage",
         "database": "djqueue.storage.database.DatabaseStorage",

@@ -1,4 +1,4 @@
-"""The search by argument: pages that tell nothing of hidden values, a budget, and one search at a time."""
+"""The search by argument: it reveals no hidden values, has a budget, and runs once per user."""
 
 import re
 from collections.abc import Iterator
@@ -16,8 +16,9 @@ from djqueue.dashboard.argumentfilter import Argument
 from djqueue.models import Job, SchedulerLease
 from tests.admin.factories import make_job
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
+from tests.support import PATIENCE
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.dialect]
 
 BY_NAME = {page.name: page for page in PAGES}
 
@@ -54,7 +55,7 @@ def shape(response: Any) -> tuple[Any, ...]:
     return listed(response), context["older"], context["newer"], context["window"]
 
 
-def test_no_page_tells_whether_a_hidden_value_is_the_one_that_was_looked_for(client: Any) -> None:
+def test_search_does_not_reveal_whether_hidden_value_matches(client: Any) -> None:
     make_jobs(payloadscan.PART_ROWS + 20, password="hunter2", order=7)
 
     right, wrong = search(client, "password:hunter2"), search(client, "password:nothunter")
@@ -70,7 +71,7 @@ def test_no_page_tells_whether_a_hidden_value_is_the_one_that_was_looked_for(cli
     assert re.sub(r"data-djq-\S+|\d+", "", html[0]) == re.sub(r"data-djq-\S+|\d+", "", html[1])
 
 
-def test_every_payload_is_opened_whatever_was_looked_for(
+def test_search_decodes_every_payload_whether_or_not_it_matches(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_jobs(30, password="hunter2")
@@ -89,7 +90,7 @@ def test_every_payload_is_opened_whatever_was_looked_for(
     assert opened == [30, 30, 30]
 
 
-def test_pages_hold_what_may_be_seen_alone(client: Any) -> None:
+def test_result_pages_contain_only_visible_matches(client: Any) -> None:
     seen = []
     for _ in range(60):
         seen += make_jobs(1, order=7)
@@ -102,7 +103,7 @@ def test_pages_hold_what_may_be_seen_alone(client: Any) -> None:
     assert not older(second)
 
 
-def test_a_page_that_is_exactly_full_has_no_older_one(client: Any) -> None:
+def test_full_last_page_has_no_link_to_older_jobs(client: Any) -> None:
     make_jobs(3, order=8)
     make_jobs(50, order=7)
     response = search(client, "order:7")
@@ -110,7 +111,7 @@ def test_a_page_that_is_exactly_full_has_no_older_one(client: Any) -> None:
     assert not older(response)
 
 
-def test_a_search_reads_no_more_bytes_than_its_budget_and_goes_on_from_there(
+def test_search_stops_at_its_byte_budget_and_continues_from_there(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(payloadscan, "BYTES", 1_000)
@@ -126,7 +127,7 @@ def test_a_search_reads_no_more_bytes_than_its_budget_and_goes_on_from_there(
     assert pages == 3
 
 
-def test_a_search_ends_when_its_time_is_over(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_stops_when_its_time_budget_is_used(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payloadscan, "MILLISECONDS", 0)
     monkeypatch.setattr(payloadscan, "PART_ROWS", 2)
     ids = make_jobs(5, order=7)
@@ -138,7 +139,7 @@ def test_a_search_ends_when_its_time_is_over(client: Any, monkeypatch: pytest.Mo
     assert listed(client.get(older(response))) == ids[2:0:-1]
 
 
-def test_one_payload_larger_than_the_budget_is_read_all_the_same(
+def test_payload_larger_than_byte_budget_is_still_searched(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(payloadscan, "BYTES", 10)
@@ -146,7 +147,7 @@ def test_one_payload_larger_than_the_budget_is_read_all_the_same(
     assert listed(search(client, "order:7")) == [one]
 
 
-def test_hidden_queues_are_not_looked_through(client: Any, settings: Any) -> None:
+def test_search_skips_hidden_queues(client: Any, settings: Any) -> None:
     make_job(queue="payroll", payload={"args": [], "kwargs": {"order": 7}})
     [mine] = make_jobs(1, order=7)
     hides = {"QUEUE_FILTER": lambda _request, name: name != "payroll"}
@@ -170,7 +171,7 @@ class Held:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_user_has_one_search_at_a_time_in_all_processes() -> None:
+def test_user_runs_one_search_at_a_time_across_processes() -> None:
     [job] = make_jobs(1, order=7)
     user, other = one_with(*ALL_RIGHTS), one_with(*ALL_RIGHTS)
 
@@ -185,7 +186,7 @@ def test_a_user_has_one_search_at_a_time_in_all_processes() -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("ends_in", [-1, 3_600_000])
-def test_a_search_whose_process_died_holds_nobody_back_for_long(ends_in: int) -> None:
+def test_search_of_killed_process_does_not_block_later_searches(ends_in: int) -> None:
     [job] = make_jobs(1, order=7)
     user = one_with(*ALL_RIGHTS)
     with Held(user):
@@ -195,7 +196,7 @@ def test_a_search_whose_process_died_holds_nobody_back_for_long(ends_in: int) ->
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_search_without_a_row_holds_for_its_process(
+def test_search_is_limited_per_process_if_its_row_cannot_be_written(
     client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def locked(*_args: Any) -> bool:
@@ -211,7 +212,7 @@ def test_a_search_without_a_row_holds_for_its_process(
 def searching_in_a_transaction() -> Iterator[Any]:
     """A user whose search another process makes in a transaction, which has not ended."""
     user = one_with(*ALL_RIGHTS)
-    entered, leave = Barrier(2, timeout=30), Barrier(2, timeout=30)
+    entered, leave = Barrier(2, timeout=PATIENCE), Barrier(2, timeout=PATIENCE)
 
     def run() -> None:
         try:
@@ -226,7 +227,8 @@ def searching_in_a_transaction() -> Iterator[Any]:
     entered.wait()
     yield user
     leave.wait()
-    thread.join(30)
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
     connection.close()  # with what the test has set
 
 
@@ -235,7 +237,7 @@ def searching_in_a_transaction() -> Iterator[Any]:
 )
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("atomic_requests", [False, True])
-def test_a_search_in_an_open_transaction_is_seen_without_waiting_for_it(
+def test_search_in_open_transaction_is_detected_without_waiting(
     atomic_requests: bool,
     searching_in_a_transaction: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -250,20 +252,20 @@ def test_a_search_in_an_open_transaction_is_seen_without_waiting_for_it(
 
 @pytest.mark.skipif("connection.vendor != 'sqlite'", reason="one writer at a time is SQLite's")
 @pytest.mark.django_db(transaction=True)
-def test_a_search_in_a_transaction_leaves_sqlite_to_other_writers(searching_in_a_transaction: Any) -> None:
+def test_search_in_transaction_does_not_lock_sqlite(searching_in_a_transaction: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA busy_timeout = 0")
     assert make_jobs(1, order=7)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_user_has_one_search_at_a_time_and_another_user_is_not_held_up(
+def test_user_runs_one_search_at_a_time_and_other_users_are_not_blocked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_jobs(1, order=7)
     users = [one_with(*ALL_RIGHTS) for _ in range(2)]
     first, again, other = logged_in(users[0]), logged_in(users[0]), logged_in(users[1])
-    entered, leave = Barrier(2, timeout=30), Barrier(2, timeout=30)
+    entered, leave = Barrier(2, timeout=PATIENCE), Barrier(2, timeout=PATIENCE)
     scan, held = payloadscan.scan, [True]
 
     def slow(*args: Any) -> Any:
@@ -297,7 +299,8 @@ def test_a_user_has_one_search_at_a_time_and_another_user_is_not_held_up(
     assert len(listed(search(other, "order:7"))) == 1
 
     leave.wait()
-    thread.join(30)
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
     assert [answer.status_code for answer in answers] == [200]
     assert len(listed(search(again, "order:7"))) == 1
     assert Job.objects.count() == 1

@@ -1,4 +1,4 @@
-"""How much a page may ask of a database: few statements, none of which looks at all jobs."""
+"""Database budgets of pages: few statements, none of which scans all jobs."""
 
 import re
 from typing import Any
@@ -83,7 +83,7 @@ def check(found: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", SHOWN)
-def test_a_page_that_shares_what_was_read_asks_little(page, backend, monkeypatch):
+def test_page_with_cached_reads_runs_few_statements(page, backend, monkeypatch):
     # On a busy machine, more than a second may pass between the two visits.
     monkeypatch.setattr(snapshots, "_clock", FakeClock())
     client = logged_in(make_superuser())
@@ -99,7 +99,8 @@ def test_a_page_that_shares_what_was_read_asks_little(page, backend, monkeypatch
 
 
 @pytest.mark.parametrize("many", [1, 40])
-def test_what_is_shared_takes_as_many_statements_however_many_queues_there_are(many, backend):
+@pytest.mark.dialect
+def test_shared_reads_run_as_many_statements_for_any_number_of_queues(many, backend):
     for number in range(many):
         Queue(f"queue-{number:02}").enqueue(1)
     snapshots.clear()
@@ -137,7 +138,8 @@ def reads(found: list[str], table: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("table", "query"), PLANNED)
-def test_a_list_finds_its_rows_by_an_index(table, query, memory):
+@pytest.mark.dialect
+def test_admin_list_finds_its_rows_by_an_index(table, query, memory):
     make_log(make_job("failed"), "hello")
     model = table.replace("djqueue_", "").replace("_", "")
     client = logged_in(make_superuser())
@@ -149,7 +151,8 @@ def test_a_list_finds_its_rows_by_an_index(table, query, memory):
 
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("at", [None, ">5:", "<5:"])
-def test_a_page_of_a_queue_is_a_part_of_an_index(state, at):
+@pytest.mark.dialect
+def test_page_of_jobs_reads_a_range_of_an_index(state, at):
     found = statements(
         lambda: DatabaseInspector("default").cursor_page("emails", state, 50, at, newest_first=True)
     )
@@ -168,7 +171,7 @@ def check_plan(table: str, sql: str) -> None:
 
 @pytest.mark.parametrize("query", [{}, {"queue": "emails"}])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_plain_list_asks_little(model, query, memory):
+def test_admin_list_runs_few_statements(model, query, memory):
     for state in ("waiting", "completed", "failed"):
         job = make_job(state)
         make_result(job, 1)
@@ -183,7 +186,7 @@ def test_a_plain_list_asks_little(model, query, memory):
 
 
 @pytest.mark.parametrize("state", ["waiting", "completed", "failed"])
-def test_a_plain_page_of_a_row_asks_little(state, memory):
+def test_admin_page_of_row_runs_few_statements(state, memory):
     job = make_job(state)
     rows = [job, make_result(job, 1)]
     make_attempt(job)

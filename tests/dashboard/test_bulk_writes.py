@@ -1,4 +1,4 @@
-"""Bulk imports: what the pages say of them, and what they have done to the jobs of one."""
+"""The pages of bulk writes, and the actions on their jobs."""
 
 import re
 
@@ -73,14 +73,14 @@ def seeded(kept):
 # The pages.
 
 
-def test_memory_has_nothing_to_list_and_says_so(client, memory):
+def test_memory_storage_has_no_bulk_writes(client, memory):
     assert "Bulk writes are not available with the in-memory storage" in text(
         client.get(address(BY_NAME["bulk_writes"]))
     )
     assert client.get(address(BY_NAME["bulk_write"])).status_code == 404
 
 
-def test_the_list_says_how_each_import_stands(client, kept):
+def test_list_shows_state_and_progress_of_each_bulk_write(client, kept):
     assert "No bulk writes in the last 30 days" in text(client.get(address(BY_NAME["bulk_writes"])))
     kept.keep(report("w1", app="nightly", shares={"emails": QueueShare(4, 1, 1_000, 7)}, rows=4_000))
     kept.keep(report("w2", app="weekly", state=DONE, shares={"images": QueueShare(2, 2, 5, 0, ended=True)}))
@@ -98,7 +98,7 @@ def test_the_list_says_how_each_import_stands(client, kept):
     assert '<progress max="1" value="0.2500"' in response.content.decode()
 
 
-def test_the_list_tells_what_had_been_published_before(client, kept):
+def test_list_marks_bulk_write_that_was_already_published(client, kept):
     kept.keep(report("w1", app="nightly", state=DONE, rows=5))
     kept.keep(report("w2", app="nightly", state=DONE, rows=5, skipped=True))
 
@@ -107,14 +107,14 @@ def test_the_list_tells_what_had_been_published_before(client, kept):
     assert (again, first) == ("version 1 already published ✔ ", "version 1 ✔ ")
 
 
-def test_the_list_is_reached_from_the_bulk_operations(client, kept):
+def test_bulk_operations_link_to_bulk_writes(client, kept):
     assert (
         f'href="{address(BY_NAME["bulk_writes"])}"'
         in client.get(address(BY_NAME["operations"])).content.decode()
     )
 
 
-def test_older_imports_are_behind_the_newer(client, kept, monkeypatch):
+def test_list_pages_from_newer_to_older_bulk_writes(client, kept, monkeypatch):
     monkeypatch.setattr(bulkwrites, "LENGTH", 2)
     for number in range(3):
         kept.keep(report(f"w{number}", app=f"app-{number}", shares={"q": QueueShare()}))
@@ -125,7 +125,7 @@ def test_older_imports_are_behind_the_newer(client, kept, monkeypatch):
     assert "app-0" in text(client.get(older))
 
 
-def test_one_whose_publisher_has_died_is_unfinished(client, kept, monkeypatch):
+def test_bulk_write_of_dead_publisher_is_unfinished(client, kept, monkeypatch):
     noted = kept.keep(report(WRITE, app="nightly", shares={"emails": QueueShare(2, 1)}))
     monkeypatch.setattr("djqueue.dashboard.bulkwrites.SYSTEM_CLOCK", At(noted.updated_at + SILENCE + 1))
 
@@ -136,7 +136,7 @@ def test_one_whose_publisher_has_died_is_unfinished(client, kept, monkeypatch):
     assert "The next write of the same application resumes this one." in shown
 
 
-def test_a_failed_one_says_whether_to_run_it_again(client, kept):
+def test_failed_bulk_write_advises_rerun_only_if_nothing_was_enqueued(client, kept):
     advice = "No jobs were enqueued: run the load again"
     kept.keep(report(WRITE, state=FAILED, shares={"emails": QueueShare(2, 0)}))
     staged = text(client.get(address(BY_NAME["bulk_write"])))
@@ -146,7 +146,7 @@ def test_a_failed_one_says_whether_to_run_it_again(client, kept):
     assert (advice in staged, advice in direct) == (True, False)
 
 
-def test_nothing_is_offered_for_the_jobs_of_others_in_the_queue_of_a_failed_one(client, kept):
+def test_failed_bulk_write_offers_no_action_for_jobs_of_other_writes(client, kept):
     seeded(kept)
     kept.keep(report("w2", state=FAILED, shares={"emails": QueueShare(2, 0)}))
 
@@ -154,7 +154,7 @@ def test_nothing_is_offered_for_the_jobs_of_others_in_the_queue_of_a_failed_one(
     assert "Cancel remaining" not in text(client.get(address(BY_NAME["bulk_write"]).replace(WRITE, "w2")))
 
 
-def test_a_page_shows_some_of_many_queues_the_unpublished_first(client, kept):
+def test_page_of_many_queues_shows_the_first_with_unpublished_ones_on_top(client, kept):
     many = {f"q{number:04}": QueueShare(2, 2, 5, 0, ended=True) for number in range(2_000)}
     kept.keep(report(WRITE, shares={**many, "q1999": QueueShare(2, 1, 1)}))
 
@@ -164,7 +164,7 @@ def test_a_page_shows_some_of_many_queues_the_unpublished_first(client, kept):
     assert "q0018 2 / 2 5 0 1,980 more queues" in shown
 
 
-def test_few_pages_are_read_to_preview_a_write_to_many_queues(client, on_redis, monkeypatch):
+def test_preview_of_write_to_many_queues_reads_few_pages(client, on_redis, monkeypatch):
     many = {f"q{number:04}": QueueShare(1, 1, 1, 0, ended=True) for number in range(2_000)}
     on_redis.keep(report(WRITE, state=DONE, shares=many))
     Queue("q1999").enqueue(1, id="last", tags=(TAG,))
@@ -193,7 +193,7 @@ class At:
         self.now = lambda: now
 
 
-def test_a_page_says_all_of_an_import(client, kept):
+def test_page_shows_every_detail_of_bulk_write(client, kept):
     said = {"state": UNFINISHED, "error": "StorageError: away <b>", "resumed": "w0", "skipped": True}
     kept.keep(
         report(
@@ -230,7 +230,7 @@ def test_a_page_says_all_of_an_import(client, kept):
         assert words in shown, words
 
 
-def test_one_that_has_changed_jobs_says_what_became_of_them(client, kept):
+def test_bulk_retry_shows_counts_by_result(client, kept):
     seeded(kept)
     kept.keep(
         report(
@@ -253,7 +253,7 @@ def test_one_that_has_changed_jobs_says_what_became_of_them(client, kept):
     assert "Operation retry" in shown
 
 
-def test_a_page_counts_the_jobs_of_the_import_alone(client, kept):
+def test_page_counts_only_jobs_of_the_bulk_write(client, kept):
     seeded(kept)
 
     response = client.get(address(BY_NAME["bulk_write"]))
@@ -264,7 +264,7 @@ def test_a_page_counts_the_jobs_of_the_import_alone(client, kept):
     assert lists is bool(jobsearch.states_with_rows(get_storage()))
 
 
-def test_jobs_are_counted_before_they_are_mirrored(client, on_redis, settings):
+def test_jobs_are_counted_before_the_mirror_has_them(client, on_redis, settings):
     storage = settings.DJQUEUE["STORAGE"]
     settings.DJQUEUE = {"STORAGE": {**storage, "OPTIONS": {**storage["OPTIONS"], "mirror": True}}}
     seeded(get_storage().capabilities.bulk_writes)
@@ -272,7 +272,7 @@ def test_jobs_are_counted_before_they_are_mirrored(client, on_redis, settings):
     assert "5 waiting 1 delayed 0 blocked" in text(client.get(address(BY_NAME["bulk_write"])))
 
 
-def test_a_page_says_how_many_of_its_jobs_have_ended(client, on_redis):
+def test_page_shows_how_many_jobs_have_finished(client, on_redis):
     seeded(on_redis)
     fail("i0")
     claim("emails")
@@ -283,7 +283,7 @@ def test_a_page_says_how_many_of_its_jobs_have_ended(client, on_redis):
     assert "3 waiting 1 delayed 0 blocked 1 active 0 completed 1 failed 0 cancelled" in shown
 
 
-def test_so_many_jobs_are_looked_at_only_and_that_is_said(client, kept, monkeypatch):
+def test_counts_cover_a_limited_sample_and_the_page_says_so(client, kept, monkeypatch):
     seeded(kept)
     monkeypatch.setattr(bulkwrites, "SAMPLE_SIZE", 4)
     monkeypatch.setattr(bulkwrites, "MIN_SAMPLE", 2)
@@ -293,7 +293,7 @@ def test_so_many_jobs_are_looked_at_only_and_that_is_said(client, kept, monkeypa
     assert "Counts cover the newest 4 jobs of these queues only." in shown
 
 
-def test_one_that_is_not_there_is_not_found(client, kept):
+def test_unknown_bulk_write_is_not_found(client, kept):
     for name in ("bulk_write", "bulk_write_cancel", "bulk_write_retry"):
         response = client.get(address(BY_NAME[name]))
         assert response.status_code == 404
@@ -306,7 +306,7 @@ def test_one_that_is_not_there_is_not_found(client, kept):
 # Queues that the user does not see.
 
 
-def test_imports_of_queues_that_the_user_does_not_see_are_hidden(client, kept, settings):
+def test_bulk_writes_to_hidden_queues_are_hidden(client, kept, settings):
     kept.keep(report(WRITE, app="secret-app", shares={"emails": QueueShare(), "images": QueueShare()}))
     kept.keep(report("w2", app="open-app", shares={"images": QueueShare()}))
     kept.keep(report("w3", app="nameless-app", state=FAILED))
@@ -321,7 +321,7 @@ def test_imports_of_queues_that_the_user_does_not_see_are_hidden(client, kept, s
         assert client.get(address(BY_NAME[name])).status_code == 404
 
 
-def test_pages_of_imports_are_pages_of_what_the_user_sees(client, kept, settings, monkeypatch):
+def test_pages_of_the_list_are_full_of_visible_bulk_writes(client, kept, settings, monkeypatch):
     monkeypatch.setattr(bulkwrites, "LENGTH", 2)
     for number in range(7):
         kept.keep(report(f"w{number}", shares={"images" if number % 2 == 0 else "emails": QueueShare()}))
@@ -343,7 +343,7 @@ def test_pages_of_imports_are_pages_of_what_the_user_sees(client, kept, settings
 
 
 @pytest.mark.parametrize("page", BEGIN)
-def test_nothing_is_done_to_an_import_that_the_user_does_not_see(client, kept, settings, page):
+def test_action_on_hidden_bulk_write_is_refused_and_logged(client, kept, settings, page):
     seeded(kept)
     hiding(settings)
 
@@ -358,7 +358,7 @@ def test_nothing_is_done_to_an_import_that_the_user_does_not_see(client, kept, s
 # What is done.
 
 
-def test_the_rest_is_cancelled_of_this_import_alone(client, kept):
+def test_cancel_selects_only_remaining_jobs_of_the_bulk_write(client, kept):
     seeded(kept)
     assert (
         address(BY_NAME["bulk_write_cancel"]) in client.get(address(BY_NAME["bulk_write"])).content.decode()
@@ -379,7 +379,7 @@ def test_the_rest_is_cancelled_of_this_import_alone(client, kept):
     assert TAG in text(client.get(response["Location"]))
 
 
-def test_what_is_begun_is_done_by_the_workers(client, on_redis):
+def test_workers_run_the_cancel_and_retry_of_bulk_write(client, on_redis):
     storage = get_storage()
     seeded(on_redis)
     for job_id in ("i0", "i1"):
@@ -400,7 +400,7 @@ def test_what_is_begun_is_done_by_the_workers(client, on_redis):
     assert {row.state for row in BulkOperation.objects.all()} == {BulkState.DONE}
 
 
-def test_nothing_is_offered_where_there_is_nothing_to_do(client, kept):
+def test_finished_bulk_write_offers_no_actions(client, kept):
     kept.keep(report(WRITE, state=DONE, shares={"emails": QueueShare(1, 1, 1, 0, ended=True)}))
 
     html = client.get(address(BY_NAME["bulk_write"])).content.decode()
@@ -413,7 +413,7 @@ def test_nothing_is_offered_where_there_is_nothing_to_do(client, kept):
 @pytest.mark.parametrize(
     ("page", "right"), [("bulk_write_cancel", rights.CANCEL), ("bulk_write_retry", rights.DEAD_LETTERS)]
 )
-def test_what_one_may_not_do_is_not_offered(kept, page, right):
+def test_action_without_permission_is_not_offered_and_refused(kept, page, right):
     seeded(kept)
     client = logged_in(one_without(right))
 
@@ -422,7 +422,7 @@ def test_what_one_may_not_do_is_not_offered(kept, page, right):
     assert client.post(address(BY_NAME[f"{page}_begin"])).status_code == 403
 
 
-def test_a_rate_that_is_none_is_asked_for_again(client, kept):
+def test_invalid_rate_is_rejected_with_the_form(client, kept):
     seeded(kept)
 
     response = client.post(address(BY_NAME["bulk_write_cancel_begin"]), {"rate": "-1"})
@@ -432,14 +432,14 @@ def test_a_rate_that_is_none_is_asked_for_again(client, kept):
     assert not BulkOperation.objects.exists()
 
 
-def test_one_that_is_still_being_published_says_that_more_comes(client, kept):
+def test_preview_warns_that_bulk_write_is_still_publishing(client, kept):
     seeded(kept)
     assert kept.get(WRITE).state == PUBLISHING
 
     assert "still publishing jobs" in text(client.get(address(BY_NAME["bulk_write_cancel"])))
 
 
-def test_an_old_and_large_queue_is_no_reason_to_look_at_all_of_it(client, on_redis):
+def test_preview_of_large_queue_counts_only_the_first_jobs(client, on_redis):
     storage = get_storage()
     on_redis.keep(report(WRITE, shares={"emails": QueueShare(1)}))
     for _ in range(11):

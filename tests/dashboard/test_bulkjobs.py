@@ -1,4 +1,4 @@
-"""What is done to all jobs that match."""
+"""Bulk actions on all matching jobs."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def jobs(**query):
     return address(BY_NAME["jobs"], **query)
 
 
-def test_the_list_offers_what_its_state_allows_to_those_who_may(client):
+def test_list_offers_actions_by_state_and_permission(client):
     Queue("emails").enqueue(1, delay=60)
     html = client.get(jobs(state="delayed", queue="emails")).content.decode()
     for words in ("Run all matching now", "Cancel all matching", "Delete all matching"):
@@ -44,7 +44,7 @@ def test_the_list_offers_what_its_state_allows_to_those_who_may(client):
         ("all_delete", BulkKind.DELETE, None),
     ],
 )
-def test_all_that_match_are_looked_at_first_and_then_done(client, page, kind, becomes):
+def test_action_on_all_matching_jobs_is_previewed_and_then_started(client, page, kind, becomes):
     queue = Queue("emails")
     ids = [queue.enqueue(1, delay=60, id=f"job-{number}").id for number in range(3)]
     Queue("images").enqueue(1, delay=60, id="other")
@@ -66,7 +66,7 @@ def test_all_that_match_are_looked_at_first_and_then_done(client, page, kind, be
     assert get_storage().reads.states("images", ["other"]) == [State.DELAYED]
 
 
-def test_a_state_in_which_it_cannot_be_done_is_refused(client):
+def test_action_is_refused_for_state_that_does_not_allow_it(client):
     Queue("emails").enqueue(1)
     html = client.get(address(BY_NAME["all_promote"], state="waiting")).content.decode()
     assert "doesn&#x27;t allow this action" in html
@@ -74,7 +74,7 @@ def test_a_state_in_which_it_cannot_be_done_is_refused(client):
     assert not BulkOperation.objects.exists()
 
 
-def test_queues_that_the_user_does_not_see_are_left_out(client, settings):
+def test_hidden_queues_are_excluded(client, settings):
     seen = {"QUEUE_FILTER": lambda _request, name: name == "images"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     Queue("emails").enqueue(1)
@@ -85,7 +85,7 @@ def test_queues_that_the_user_does_not_see_are_left_out(client, settings):
     assert BulkOperation.objects.count() == 1
 
 
-def test_who_may_begin_it_may_end_it_and_nobody_else():
+def test_bulk_operation_can_be_ended_only_with_permission_to_start_it():
     Queue("emails").enqueue(1)
     row = bulk.begin("default", BulkKind.DELETE, bulk.Selection(("emails",), state="waiting"))
     BulkOperation.objects.update(id=1)

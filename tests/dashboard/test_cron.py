@@ -1,4 +1,4 @@
-"""Schedules: what is told of them, and what can be done."""
+"""Schedules: the list, the page of one, and its actions."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -59,7 +59,7 @@ def said(response):
 # What is told.
 
 
-def test_it_is_told_in_words_when_it_runs(client, anywhere):
+def test_schedule_is_described_in_words(client, anywhere):
     schedule(schedule="30 2 * * 1-5", timezone="Europe/Berlin")
     html = page(client)
     assert "At 02:30, on Monday to Friday" in html
@@ -67,12 +67,12 @@ def test_it_is_told_in_words_when_it_runs(client, anywhere):
     assert html.count("<li><time") == 5
 
 
-def test_an_interval_is_told_too(client, memory):
+def test_interval_is_described_in_words(client, memory):
     schedule(schedule="", every=timedelta(minutes=90))
     assert "Every 90 min" in page(client)
 
 
-def test_what_cannot_be_read_says_so_and_the_others_are_shown(client, memory):
+def test_invalid_schedule_shows_its_error_beside_valid_ones(client, memory):
     schedule()
     schedule(pk=2, name="broken")
     CronJob.objects.filter(pk=2).update(schedule="0 0 1--100000000 * *")
@@ -81,7 +81,7 @@ def test_what_cannot_be_read_says_so_and_the_others_are_shown(client, memory):
     assert "Every hour" in html
 
 
-def test_one_that_is_late_is_marked_and_one_within_its_jitter_is_not(client, memory):
+def test_late_schedule_is_marked_unless_within_its_jitter(client, memory):
     schedule()
     schedule(pk=2, name="patient", jitter=timedelta(minutes=50))
     CronJob.objects.update(next_run_at=to_datetime(SYSTEM_CLOCK.now() - 100_000))
@@ -94,7 +94,7 @@ def test_one_that_is_late_is_marked_and_one_within_its_jitter_is_not(client, mem
     assert html.count("✖ overdue") == 1 + is_late
 
 
-def test_its_last_runs_are_shown_with_what_became_of_them(client, anywhere):
+def test_recent_runs_are_shown_with_the_state_of_their_jobs(client, anywhere):
     row = schedule()
     slots = has_run(row, 4)
     if anywhere == "memory":
@@ -124,9 +124,7 @@ def test_its_last_runs_are_shown_with_what_became_of_them(client, anywhere):
 @pytest.mark.parametrize(
     ("zone", "clock"), [("Europe/Berlin", "03:30:00 CEST"), ("Asia/Tokyo", "10:30:00 JST")]
 )
-def test_times_of_a_schedule_are_those_of_its_own_zone_which_is_named(
-    client, memory, monkeypatch, zone, clock
-):
+def test_times_are_shown_in_the_time_zone_of_the_schedule(client, memory, monkeypatch, zone, clock):
     half_past_one = to_milliseconds(datetime(2026, 6, 1, 1, 30, tzinfo=UTC))
     monkeypatch.setattr(schedules, "upcoming", lambda row: [half_past_one])
     monkeypatch.setattr(schedules, "_past", lambda row: (half_past_one,))
@@ -141,7 +139,7 @@ def test_times_of_a_schedule_are_those_of_its_own_zone_which_is_named(
     assert "2026-06-01T01:30:00+00:00" in listed
 
 
-def test_what_became_of_runs_is_one_read_for_each_queue(client, memory, monkeypatch):
+def test_states_of_runs_take_one_read_per_queue(client, memory, monkeypatch):
     for number in range(5):
         has_run(schedule(pk=number + 1, name=f"night-{number}"), 50)
     asked = []
@@ -167,7 +165,7 @@ def test_what_became_of_runs_is_one_read_for_each_queue(client, memory, monkeypa
     ],
     ids=str,
 )
-def test_past_slots_are_those_that_schedules_have(timing):
+def test_past_slots_follow_the_schedule(timing):
     slots, after = [], to_milliseconds(datetime(2026, 1, 1, tzinfo=UTC))
     while len(slots) < 40:
         after = timing.next_slot(after)
@@ -178,7 +176,7 @@ def test_past_slots_are_those_that_schedules_have(timing):
         assert len(found) >= 15
 
 
-def test_a_schedule_that_is_gone_says_so(client, memory):
+def test_deleted_schedule_is_not_found(client, memory):
     response = client.get(address(BY_NAME["schedule"]))
     assert response.status_code == 404
     assert "Schedule not found." in response.content.decode()
@@ -189,7 +187,7 @@ def test_a_schedule_that_is_gone_says_so(client, memory):
 # What can be done.
 
 
-def test_it_runs_now(client, anywhere):
+def test_schedule_runs_now(client, anywhere):
     schedule(args=[7])
     do(client, "cron_run")
     [job] = get_storage().reads.page("emails", None, 10)
@@ -203,7 +201,7 @@ def test_it_runs_now(client, anywhere):
     )
 
 
-def test_what_a_middleware_refuses_is_said(client, memory, settings):
+def test_refusal_by_middleware_is_shown(client, memory, settings):
     path = f"{Refuses.__module__}.Refuses"
     settings.DJQUEUE = {**settings.DJQUEUE, "MIDDLEWARE": [path]}
     schedule()
@@ -211,7 +209,7 @@ def test_what_a_middleware_refuses_is_said(client, memory, settings):
     assert not AuditEvent.objects.exists()
 
 
-def test_it_is_switched_off_and_on(client, memory):
+def test_schedule_is_disabled_and_enabled(client, memory):
     schedule()
     do(client, "cron_switch", on="0")
     assert not CronJob.objects.get().enabled
@@ -223,7 +221,7 @@ def test_it_is_switched_off_and_on(client, memory):
     assert kept == [(on, off), (off, on)]
 
 
-def test_what_code_declares_no_more_stays_off(client, memory):
+def test_schedule_no_longer_declared_in_code_stays_disabled(client, memory):
     schedule(source=ScheduleSource.WITHDRAWN, enabled=False)
     assert "Enable" not in page(client)
     assert said(do(client, "cron_switch", on="1")) == [
@@ -232,7 +230,7 @@ def test_what_code_declares_no_more_stays_off(client, memory):
     assert not CronJob.objects.get().enabled
 
 
-def test_it_is_deleted_when_its_name_is_typed(client, memory):
+def test_schedule_is_deleted_after_its_name_is_typed(client, memory):
     schedule()
     do(client, "cron_delete", confirm="day")
     assert CronJob.objects.exists()
@@ -242,7 +240,7 @@ def test_it_is_deleted_when_its_name_is_typed(client, memory):
     assert (event.action, event.detail) == ("cron_delete", {"name": "night", "job": "emails"})
 
 
-def test_what_code_declares_is_neither_deleted_nor_changed_here(client, memory):
+def test_schedule_declared_in_code_is_neither_deleted_nor_edited(client, memory):
     schedule(source=ScheduleSource.CODE)
     html = page(client, "schedule")
     assert "djq-danger" not in html
@@ -253,7 +251,7 @@ def test_what_code_declares_is_neither_deleted_nor_changed_here(client, memory):
     assert CronJob.objects.get().job_name == "emails"
 
 
-def test_a_preview_tells_its_next_runs_and_saves_nothing(client, memory):
+def test_preview_shows_next_runs_and_saves_nothing(client, memory):
     html = do(client, "cron_create", **{**GOOD, "djq_do": "preview"}).content.decode()
     assert "At 02:30, every day" in html
     assert html.count(" 02:30:00+0") == 5
@@ -261,7 +259,7 @@ def test_a_preview_tells_its_next_runs_and_saves_nothing(client, memory):
     assert not CronJob.objects.exists()
 
 
-def test_a_preview_of_what_is_no_schedule_says_why(client, memory):
+def test_preview_of_invalid_schedule_shows_the_error(client, memory):
     for wrong, why in (
         ({"schedule": "0 0 1--100000000 * *"}, "is not a valid cron expression: Bad day-of-month"),
         ({"timezone": "Atlantis/Capital"}, "is not the name of a time zone"),
@@ -273,13 +271,13 @@ def test_a_preview_of_what_is_no_schedule_says_why(client, memory):
         assert "At 02:30" not in html
 
 
-def test_an_open_form_gets_its_preview_alone(client, memory):
+def test_partial_request_of_form_gets_only_the_preview(client, memory):
     response = client.post(address(BY_NAME["cron_create"]), GOOD, headers={"HX-Request": "true"})
     assert "At 02:30, every day" in response.content.decode()
     assert "<form" not in response.content.decode()
 
 
-def test_one_is_made(client, memory):
+def test_schedule_is_created(client, memory):
     response = do(client, "cron_create", **{**GOOD, "djq_do": "save"})
     row = CronJob.objects.get()
     assert response.redirect_chain == [(f"/admin/djqueue/dashboard/cron/{row.pk}/", 302)]
@@ -291,7 +289,7 @@ def test_one_is_made(client, memory):
     assert event.detail["changed"]["args"] == "changed"
 
 
-def test_what_was_changed_is_kept_with_the_old_and_the_new(client, memory):
+def test_change_is_logged_with_old_and_new_values(client, memory):
     schedule(name="night report", job_name="shop.jobs.report", queue="", schedule="0 1 * * *", args=[1])
     html = page(client, "cron_edit")
     assert 'value="0 1 * * *"' in html
@@ -308,13 +306,13 @@ def test_what_was_changed_is_kept_with_the_old_and_the_new(client, memory):
     }
 
 
-def test_two_of_one_name_are_refused(client, memory):
+def test_duplicate_name_is_rejected(client, memory):
     schedule(name="night report")
     assert "already exists" in do(client, "cron_create", **{**GOOD, "djq_do": "save"}).content.decode()
     assert CronJob.objects.count() == 1
 
 
-def test_a_schedule_of_a_queue_that_the_user_does_not_see_is_not_there(client, memory, settings):
+def test_schedule_of_hidden_queue_is_not_found(client, memory, settings):
     seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     schedule()

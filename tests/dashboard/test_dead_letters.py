@@ -1,4 +1,4 @@
-"""Dead letters: groups, filters, what is done to them, and the file that they leave in."""
+"""Dead letters: groups, filters, actions and the export."""
 
 import json
 
@@ -44,7 +44,7 @@ def ids(client, **query):
     return sorted(letter.id for letter in shown(client, **query).context["dead_letters"])
 
 
-def test_those_of_one_error_are_one_group(client, letters):
+def test_dead_letters_are_grouped_by_error(client, letters):
     groups = shown(client).context["groups"]
     assert [(group.size, group.error_type) for group in groups] == [
         (2, "shop.NoAddressError"),
@@ -56,7 +56,7 @@ def test_those_of_one_error_are_one_group(client, letters):
     assert groups[0].days[-1] == 2
 
 
-def test_each_filter_narrows_them(client, letters):
+def test_each_filter_narrows_the_list(client, letters):
     assert ids(client) == ["a", "b", "c"]
     assert ids(client, reason="explicit_fail") == ["a", "b", "c"]
     assert ids(client, reason="timeout") == []
@@ -65,7 +65,8 @@ def test_each_filter_narrows_them(client, letters):
     assert "nonsense" in shown(client, reason="nonsense").content.decode()
 
 
-def test_in_the_database_they_are_shown_too(client, settings):
+@pytest.mark.dialect
+def test_dead_letters_of_the_database_are_shown(client, settings):
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
     make_job("failed", job_id="a", error_type="shop.NoAddressError", error_message="no address")
     html = shown(client).content.decode()
@@ -74,7 +75,7 @@ def test_in_the_database_they_are_shown_too(client, settings):
     assert "2096-06-01" in html  # kept until
 
 
-def test_a_page_leads_to_the_older_ones(client, memory, monkeypatch):
+def test_page_links_to_older_dead_letters(client, memory, monkeypatch):
     monkeypatch.setattr(deadletters, "LENGTH", 2)
     for number in range(5):
         Queue("emails").enqueue(1, id=f"job-{number}")
@@ -88,7 +89,7 @@ def test_a_page_leads_to_the_older_ones(client, memory, monkeypatch):
     assert sorted(found) == [f"job-{number}" for number in range(5)]
 
 
-def test_those_that_are_ticked_are_retried(client, letters):
+def test_selected_dead_letters_are_retried(client, letters):
     response = client.post(
         address(BY_NAME["dead_letters_retry"]), {"job": ["emails/a", "emails/gone"]}, follow=True
     )
@@ -105,14 +106,14 @@ def test_those_that_are_ticked_are_retried(client, letters):
     )
 
 
-def test_what_they_are_chosen_by_is_in_words(client, letters):
+def test_filter_is_described_in_words(client, letters):
     html = shown(
         client, "dead_letters_preview", kind="retry", reason="max_attempts_exceeded"
     ).content.decode()
     assert "<dt>Reason</dt><dd>no attempts left</dd>" in html
 
 
-def test_all_that_match_are_retried_at_a_rate_after_a_look(client, letters):
+def test_all_matching_dead_letters_are_retried_at_a_rate_after_a_preview(client, letters):
     filters = {"kind": "retry", "fingerprint": fingerprint(letters["a"])}
     html = shown(client, "dead_letters_preview", **filters).content.decode()
     assert "<strong>2</strong> <span>can be retried" in html
@@ -131,13 +132,13 @@ def test_all_that_match_are_retried_at_a_rate_after_a_look(client, letters):
     assert AuditEvent.objects.get().detail["dead_letters"] == {"fingerprint": filters["fingerprint"]}
 
 
-def test_a_rate_that_is_none_is_refused(client, letters):
+def test_invalid_rate_is_rejected(client, letters):
     response = client.post(address(BY_NAME["dead_letters_begin"]), {"kind": "retry", "rate": "0"})
     assert "greater than or equal to 1" in response.content.decode()
     assert not BulkOperation.objects.exists()
 
 
-def test_they_leave_as_lines_of_json_without_payloads(client, letters):
+def test_export_has_a_json_line_per_dead_letter_without_payloads(client, letters):
     response = client.get(address(BY_NAME["dead_letters_export"], fingerprint=fingerprint(letters["c"])))
     assert response["Content-Type"] == "application/x-ndjson"
     assert "attachment" in response["Content-Disposition"]
@@ -147,13 +148,13 @@ def test_they_leave_as_lines_of_json_without_payloads(client, letters):
     assert "hunter2" not in text
 
 
-def test_one_who_may_not_retry_is_offered_nothing(letters):
+def test_retry_is_not_offered_without_permission(letters):
     html = shown(logged_in(one_with(rights.VIEW))).content.decode()
     for words in ("Retry", "Delete", "data-djq-one"):
         assert words not in html.partition('id="djq-live"')[2].partition("djq-announce")[0], words
 
 
-def test_those_of_a_queue_that_the_user_does_not_see_are_nowhere(client, letters, settings):
+def test_dead_letters_of_hidden_queues_are_hidden(client, letters, settings):
     seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
     storage = settings.DJQUEUE["STORAGE"]
     settings.DJQUEUE = {"STORAGE": storage, "DASHBOARD": seen}

@@ -1,4 +1,4 @@
-"""What is deleted from the dashboard is there for half a minute more, and can be undone until then."""
+"""Deletions on the dashboard: they start after 30 seconds and can be undone until then."""
 
 import html
 import re
@@ -58,7 +58,7 @@ def undo(client, response):
     return client.post(action, follow=True)
 
 
-def test_a_job_is_deleted_after_half_a_minute_and_its_page_says_so_until_then(queue, client):
+def test_job_is_deleted_after_30_seconds_and_its_page_shows_the_pending_deletion(queue, client):
     queue.enqueue(1, id="job-1")
     response = post(client, "remove")
     assert "The job will be deleted in 30 seconds" in text(response)
@@ -76,7 +76,7 @@ def test_a_job_is_deleted_after_half_a_minute_and_its_page_says_so_until_then(qu
     assert "deletion pending" not in text(client.get(address(BY_NAME["queue"])))
 
 
-def test_it_is_undone_by_the_button_beside_the_message(queue, client):
+def test_deletion_is_undone_by_the_button_in_the_message(queue, client):
     queue.enqueue(1, id="job-1")
     response = undo(client, post(client, "remove"))
     assert "Undone. No jobs were deleted." in text(response)
@@ -86,7 +86,7 @@ def test_it_is_undone_by_the_button_beside_the_message(queue, client):
     assert AuditEvent.objects.filter(action="undo").count() == 1
 
 
-def test_what_has_begun_is_not_undone_and_that_is_told(queue, client):
+def test_started_deletion_cannot_be_undone_and_the_page_says_so(queue, client):
     queue.enqueue(1, id="job-1")
     response = post(client, "remove")
     in_half_a_minute()
@@ -94,7 +94,7 @@ def test_what_has_begun_is_not_undone_and_that_is_told(queue, client):
     assert row().state == BulkState.DONE
 
 
-def test_one_who_deletes_it_again_is_told_and_one_who_retried_it_keeps_it(queue, client):
+def test_second_deletion_is_reported_and_retried_job_is_kept(queue, client):
     storage = get_storage()
     a_failed_job(storage, queue="emails", id="job-1")
     post(client, "remove")
@@ -105,14 +105,14 @@ def test_one_who_deletes_it_again_is_told_and_one_who_retried_it_keeps_it(queue,
     assert row().refused == {"changed": 1}
 
 
-def test_a_running_job_is_not_deleted(queue, client):
+def test_active_job_is_not_deleted(queue, client):
     queue.enqueue(1, id="job-1")
     get_storage().claim(ClaimRequest("w1", 1, frozenset({"emails"}), ("emails",)))
     assert "the job has changed: active" in text(post(client, "remove"))
     assert not BulkOperation.objects.exists()
 
 
-def test_that_no_worker_runs_is_told(queue, client):
+def test_page_warns_that_no_worker_is_running(queue, client):
     queue.enqueue(1, id="job-1")
     assert "No worker is running" in text(post(client, "remove"))
     BulkOperation.objects.all().delete()
@@ -120,7 +120,7 @@ def test_that_no_worker_runs_is_told(queue, client):
     assert "No worker is running" not in text(post(client, "remove"))
 
 
-def test_dead_letters_that_are_ticked_are_deleted_and_what_is_retried_meanwhile_is_not(queue, client):
+def test_selected_dead_letters_are_deleted_unless_retried_meanwhile(queue, client):
     storage = get_storage()
     for name in ("job-1", "job-2", "job-3"):
         a_failed_job(storage, queue="emails", id=name)
@@ -141,7 +141,7 @@ def test_dead_letters_that_are_ticked_are_deleted_and_what_is_retried_meanwhile_
         ("obliterate", []),
     ],
 )
-def test_a_queue_is_cleaned_after_half_a_minute_and_its_page_says_so(queue, client, what, left):
+def test_queue_is_cleaned_after_30_seconds_and_its_page_shows_the_pending_deletion(queue, client, what, left):
     storage = get_storage()
     a_failed_job(storage, queue="emails", id="dead")
     queue.enqueue(1)
@@ -157,21 +157,21 @@ def test_a_queue_is_cleaned_after_half_a_minute_and_its_page_says_so(queue, clie
     assert ("emails" in storage.queues.names()) is (what != "obliterate")
 
 
-def test_what_is_to_be_forgotten_of_a_queue_is_undone_too(queue, client):
+def test_deletion_of_queue_is_undone(queue, client):
     queue.enqueue(1)
     undo(client, post(client, "clean", what="obliterate", confirm="emails"))
     in_half_a_minute()
     assert len(get_storage().reads.page("emails", None, 10)) == 1
 
 
-def test_a_queue_with_active_jobs_is_not_forgotten_and_that_is_told_at_once(queue, client):
+def test_queue_with_active_jobs_is_not_deleted_and_the_page_says_so(queue, client):
     queue.enqueue(1)
     get_storage().claim(ClaimRequest("w1", 1, frozenset({"emails"}), ("emails",)))
     assert "The queue has active jobs" in text(post(client, "clean", what="obliterate", confirm="emails"))
     assert not BulkOperation.objects.exists()
 
 
-def test_who_may_not_do_it_may_not_undo_it(queue, client):
+def test_undo_requires_permission_for_the_deletion(queue, client):
     queue.enqueue(1, id="job-1")
     post(client, "remove")
     begun = row().pk
@@ -182,7 +182,7 @@ def test_who_may_not_do_it_may_not_undo_it(queue, client):
     assert AuditEvent.objects.filter(refused=True).count() == 2
 
 
-def test_nobody_undoes_what_is_of_a_queue_that_is_hidden_from_them(queue, client, settings):
+def test_undo_is_refused_for_hidden_queue(queue, client, settings):
     queue.enqueue(1, id="job-1")
     post(client, "remove")
     hidden = {"QUEUE_FILTER": lambda request, name: name != "emails"}
@@ -196,7 +196,7 @@ def test_nobody_undoes_what_is_of_a_queue_that_is_hidden_from_them(queue, client
     assert AuditEvent.objects.latest("pk").detail["queues"] == ["emails"]
 
 
-def test_a_read_only_dashboard_undoes_nothing(queue, client, settings):
+def test_undo_is_refused_on_read_only_dashboard(queue, client, settings):
     queue.enqueue(1, id="job-1")
     post(client, "remove")
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {"READ_ONLY": True}}
@@ -205,7 +205,7 @@ def test_a_read_only_dashboard_undoes_nothing(queue, client, settings):
 
 
 @pytest.mark.parametrize("page", ["remove", "dead_letters_delete", "clean", "edit_now"])
-def test_a_viewers_forged_request_changes_nothing_and_is_kept(queue, page):
+def test_forged_request_of_viewer_changes_nothing_and_is_logged(queue, page):
     queue.enqueue(1, id="job-1")
     viewer = logged_in(one_with(rights.VIEW))
     assert post(viewer, page, job=["emails/job-1"], what="drain", confirm="emails").status_code == 403

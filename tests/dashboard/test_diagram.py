@@ -1,4 +1,4 @@
-"""A job's life as a drawing: what it says is what has happened."""
+"""The diagram of a job's life agrees with its events."""
 
 from xml.etree import ElementTree
 
@@ -16,7 +16,7 @@ def kinds(found):
     return [stage.kind for stage in found.stages]
 
 
-def test_a_job_that_ran_twice_waited_and_ran_as_long_as_both_times_together():
+def test_waiting_and_running_times_of_all_attempts_are_added():
     found = diagram.life(
         State.COMPLETED,
         [
@@ -47,13 +47,13 @@ def test_a_job_that_ran_twice_waited_and_ran_as_long_as_both_times_together():
         (State.CANCELLED, ["enqueued", "cancelled"], ["past", "past", "none", "past"]),
     ],
 )
-def test_where_it_is_and_where_it_was_is_told_apart(state, events, shown):
+def test_current_and_past_states_are_drawn_differently(state, events, shown):
     found = diagram.life(state, [(word, T + 5 * index) for index, word in enumerate(events)], T + 100)
     assert kinds(found) == shown
     assert state.value in [stage.label for stage in found.stages]
 
 
-def test_one_that_waits_again_went_back_once():
+def test_job_that_waits_again_has_one_line_back():
     events = [("enqueued", T), ("started", T + 1), ("stalled", T + 2)]
     assert diagram.life(State.WAITING, events).returns == 1
     assert diagram.life(State.WAITING, events[:1]).returns == 0
@@ -63,7 +63,7 @@ def test_one_that_waits_again_went_back_once():
     st.sampled_from(sorted(State)),
     st.lists(st.sampled_from(["started", "retried", "stalled", "failed", "<x>"]), max_size=6),
 )
-def test_it_is_drawn_inside_its_frame_with_attributes_alone(state, words):
+def test_diagram_stays_in_its_frame_and_uses_no_inline_styles(state, words):
     events = [("enqueued", T), *((word, T + 1_000 * index) for index, word in enumerate(words, 1))]
     found = diagram.life(state, events, T)
     root = ElementTree.fromstring(str(diagram.draw(found)))

@@ -1,4 +1,4 @@
-"""Drawings are made of attributes alone, and stay inside of their frame."""
+"""Sparklines use attributes only, and stay in their frame."""
 
 from xml.etree import ElementTree
 
@@ -9,14 +9,14 @@ from djqueue.dashboard import drawing
 
 
 @given(st.lists(st.floats(0, 1e12), min_size=1, max_size=100))
-def test_a_sparkline_stays_in_its_frame(values):
+def test_sparkline_stays_in_its_frame(values):
     found = drawing.points(values, 90, 24)
     assert len(found) == len(values)
     assert all(0 <= x <= 90 and 0 <= y <= 24 for x, y in found)
     assert [x for x, _ in found] == sorted(x for x, _ in found)
 
 
-def test_a_sparkline_says_what_it_shows_and_has_no_style():
+def test_sparkline_has_a_label_and_no_inline_style():
     svg = str(drawing.sparkline([1, 2, 3], '"<jobs>'))
     root = ElementTree.fromstring(svg)
     assert root.attrib["aria-label"] == '"<jobs>'

@@ -1,4 +1,4 @@
-"""Editing what a job was given: told who is late, nothing lost, nothing seen that is hidden."""
+"""Editing arguments: concurrent edits are rejected, input is kept, and secrets stay hidden."""
 
 import html
 import re
@@ -98,7 +98,7 @@ def payload(job_id="job-1"):
     return Queue("emails").get_job(job_id).payload
 
 
-def test_a_pending_job_gets_what_was_typed_and_the_old_is_kept(queue, client):
+def test_pending_job_gets_new_arguments_and_the_old_payload_is_kept(queue, client):
     enqueue(queue, "ann", text="hello")
     form = opened(client)
     assert form["how"] == "update"
@@ -113,7 +113,7 @@ def test_a_pending_job_gets_what_was_typed_and_the_old_is_kept(queue, client):
     assert "bob" not in str(event.detail)
 
 
-def test_a_failed_job_is_retried_with_what_was_typed_and_never_runs_with_the_old(queue, client):
+def test_failed_job_is_retried_only_with_the_new_arguments(queue, client):
     enqueue(queue, "ann")
     end()
     form = opened(client)
@@ -126,7 +126,7 @@ def test_a_failed_job_is_retried_with_what_was_typed_and_never_runs_with_the_old
     assert b"ann" in bytes(PayloadVersion.objects.get().payload)
 
 
-def test_what_an_import_rejected_runs_with_other_arguments_alone(queue, client):
+def test_job_rejected_by_bulk_write_runs_only_with_changed_arguments(queue, client):
     error = ("djqueue.core.errors.OptionError", "priority: 'high' is not a number")
     given = encode({"args": ["ann"], "kwargs": {}}, MSGPACK)
     options = JobOptions(rejected=error)
@@ -148,7 +148,7 @@ def test_what_an_import_rejected_runs_with_other_arguments_alone(queue, client):
 
 
 @pytest.mark.parametrize("ended", ["complete", "cancel"])
-def test_of_one_that_has_ended_a_new_job_is_made_with_a_link_both_ways(queue, client, ended):
+def test_edit_of_finished_job_enqueues_a_new_job_with_links_both_ways(queue, client, ended):
     queue.enqueue(
         {"args": ["ann"], "kwargs": {}}, id="job-1", name="tests.edit.mail", priority=3, tags=["vip"]
     )
@@ -172,7 +172,7 @@ def test_of_one_that_has_ended_a_new_job_is_made_with_a_link_both_ways(queue, cl
     assert PayloadVersion.objects.count() == 1
 
 
-def test_of_two_who_edit_one_job_the_second_is_told_and_what_was_typed_is_there(queue, client):
+def test_second_of_two_concurrent_edits_is_rejected_and_keeps_its_input(queue, client):
     enqueue(queue, "ann")
     other = logged_in(one_with(*EDITOR, rights.RETRY, rights.ENQUEUE))
     first, second = opened(client), opened(other)
@@ -189,7 +189,7 @@ def test_of_two_who_edit_one_job_the_second_is_told_and_what_was_typed_is_there(
     assert payload()["args"] == ["eve"]
 
 
-def test_a_worker_that_has_taken_it_meanwhile_is_told_of_and_what_was_typed_is_there(queue, client):
+def test_edit_of_job_claimed_meanwhile_is_rejected_and_keeps_its_input(queue, client):
     enqueue(queue, "ann")
     form = opened(client)
     [claimed] = claim()
@@ -201,7 +201,7 @@ def test_a_worker_that_has_taken_it_meanwhile_is_told_of_and_what_was_typed_is_t
     assert not PayloadVersion.objects.exists()
 
 
-def test_a_worker_that_takes_it_in_the_last_moment_is_told_of(queue, client, monkeypatch):
+def test_edit_of_job_claimed_during_the_request_is_rejected(queue, client, monkeypatch):
     enqueue(queue, "ann")
     form = opened(client)
     storage = get_storage()
@@ -215,7 +215,7 @@ def test_a_worker_that_takes_it_in_the_last_moment_is_told_of(queue, client, mon
     assert not PayloadVersion.objects.exists()
 
 
-def test_one_that_was_retried_meanwhile_is_told_of_with_who_did(queue, client):
+def test_edit_of_job_retried_meanwhile_names_the_user_who_retried_it(queue, client):
     enqueue(queue, "ann")
     end()
     form = opened(client)
@@ -225,7 +225,7 @@ def test_one_that_was_retried_meanwhile_is_told_of_with_who_did(queue, client):
     assert payload()["args"] == ["ann"]
 
 
-def test_a_job_that_is_gone_says_so(queue, client):
+def test_missing_job_is_not_found(queue, client):
     enqueue(queue, "ann")
     form = opened(client)
     queue.remove("job-1")
@@ -234,7 +234,7 @@ def test_a_job_that_is_gone_says_so(queue, client):
     assert "Job job-1 was not found" in said(response)
 
 
-def test_arguments_that_the_function_does_not_take_are_refused(queue, client):
+def test_arguments_that_the_function_does_not_accept_are_rejected(queue, client):
     enqueue(queue, "ann")
     response = send(client, **{**opened(client), "kwargs": '{"cc": 1}'})
     assert "does not accept these arguments" in said(response)
@@ -245,7 +245,7 @@ def test_arguments_that_the_function_does_not_take_are_refused(queue, client):
     assert not PayloadVersion.objects.exists()
 
 
-def test_a_hidden_value_is_not_in_the_form_and_stays_if_it_is_left(queue, client):
+def test_secret_is_not_in_the_form_and_is_kept_if_left_unchanged(queue, client):
     enqueue(queue, "ann", password="hunter2")
     assert "hunter2" not in said(client.get(address(BY_NAME["edit"])))
     send(client, **{**opened(client), "args": '["bob"]'})
@@ -260,7 +260,7 @@ def test_a_hidden_value_is_not_in_the_form_and_stays_if_it_is_left(queue, client
     assert "hunter2" in said(keeper.post(address(BY_NAME["reveal"])))
 
 
-def test_what_the_job_itself_hides_is_not_in_the_form_and_stays_if_it_is_left(queue, client):
+def test_value_hidden_by_redact_function_is_kept_if_left_unchanged(queue, client):
     given = {"number": "4111111111111111", "note": "he is ill", "amount": 5}
     queue.enqueue({"args": [], "kwargs": given}, id="job-1", name="tests.edit.pay")
     form = opened(client)
@@ -270,7 +270,7 @@ def test_what_the_job_itself_hides_is_not_in_the_form_and_stays_if_it_is_left(qu
     assert payload()["kwargs"] == {**given, "amount": 6}
 
 
-def test_what_is_hidden_because_of_another_value_cannot_be_seen_by_changing_that(queue, client):
+def test_value_hidden_because_of_another_stays_hidden_when_that_is_edited(queue, client):
     given = {"kind": "private", "note": "he is ill"}
     queue.enqueue({"args": [], "kwargs": given}, id="job-1", name="tests.edit.pay")
     form = opened(client)
@@ -293,7 +293,7 @@ def test_equal_payloads_have_different_seals(queue, client):
     assert opened(client)["seal"] != first
 
 
-def test_an_old_form_does_not_confirm_a_guess_of_a_hidden_value(queue, client):
+def test_outdated_form_does_not_confirm_a_guessed_secret(queue, client):
     """After a right guess, which changes nothing, an old form is refused as after a wrong one."""
     enqueue(queue, "ann", password="4711")
     for guess in ("4710", "4711"):
@@ -306,7 +306,7 @@ def test_an_old_form_does_not_confirm_a_guess_of_a_hidden_value(queue, client):
     assert "have changed since this form was opened" in said(send(client, **old))
 
 
-def test_the_size_of_a_payload_with_a_hidden_value_is_not_shown(queue, client):
+def test_size_of_payload_with_secret_is_not_shown(queue, client):
     size = re.compile(r"[0-9]+\s(?:bytes|KB)")
     enqueue(queue, "ann", password="4711")
     assert not size.search(said(client.get(address(BY_NAME["job"]))))
@@ -314,7 +314,7 @@ def test_the_size_of_a_payload_with_a_hidden_value_is_not_shown(queue, client):
     assert len(size.findall(said(client.get(address(BY_NAME["job"]))))) == 1, "the new payload, not the old"
 
 
-def test_a_seal_is_refused_for_another_job_and_after_its_time(queue, client, monkeypatch):
+def test_seal_is_rejected_for_another_job_and_after_it_expires(queue, client, monkeypatch):
     for job_id in ("job-1", "job-2"):
         queue.enqueue({"args": [1], "kwargs": {}}, id=job_id, name="tests.edit.mail")
     one, other = get_storage().reads.jobs("emails", ["job-1", "job-2"])
@@ -326,7 +326,7 @@ def test_a_seal_is_refused_for_another_job_and_after_its_time(queue, client, mon
     assert not editing.is_sealed(one, seal)
 
 
-def test_of_a_job_whose_own_function_fails_nothing_is_in_the_form(queue, client):
+def test_form_is_empty_if_redact_function_fails(queue, client):
     queue.enqueue({"args": ["secret"], "kwargs": {}}, id="job-1", name="tests.edit.broken")
     form = opened(client)
     assert (form["args"], form["kwargs"]) == ('"•••1"', '"•••1"')
@@ -334,7 +334,7 @@ def test_of_a_job_whose_own_function_fails_nothing_is_in_the_form(queue, client)
     assert payload() == {"args": ["secret"], "kwargs": {}}
 
 
-def test_any_payload_can_be_edited_if_json_has_words_for_it(queue, client):
+def test_any_payload_that_json_can_represent_is_editable(queue, client):
     queue.enqueue({**SECRET, "n": 2**63, "raw": b"\xff"}, id="job-1")
     form = opened(client)
     assert str(2**63) in form["payload"]
@@ -343,14 +343,14 @@ def test_any_payload_can_be_edited_if_json_has_words_for_it(queue, client):
     assert payload() == {**SECRET, "to": "bob", "n": 2**63, "raw": b"\xff"}
 
 
-def test_a_payload_that_json_has_no_words_for_says_why(queue, client):
+def test_payload_that_json_cannot_represent_shows_the_reason(queue, client):
     queue.enqueue({"rates": {1: 2}}, id="job-1")
     text = said(client.get(address(BY_NAME["edit"])))
     assert "Arguments can't be edited: rates: JSON object keys must be strings; got 1." in text
     assert "<textarea" not in text
 
 
-def test_another_right_is_needed_for_what_runs_again(queue):
+def test_edit_that_runs_job_again_requires_the_retry_permission(queue):
     enqueue(queue, "ann")
     end()
     editor = logged_in(one_with(*EDITOR))
@@ -361,9 +361,7 @@ def test_another_right_is_needed_for_what_runs_again(queue):
     assert payload()["args"] == ["ann"]
 
 
-def test_when_the_storage_does_not_answer_what_was_typed_and_the_old_payload_are_kept(
-    queue, client, monkeypatch
-):
+def test_edit_during_outage_keeps_the_input_and_the_old_payload(queue, client, monkeypatch):
     enqueue(queue, "ann")
     form = opened(client)
 
@@ -379,7 +377,7 @@ def test_when_the_storage_does_not_answer_what_was_typed_and_the_old_payload_are
     assert not AuditEvent.objects.exists()
 
 
-def test_a_unique_key_that_another_job_has_is_told(queue, client):
+def test_unique_key_of_another_job_is_rejected(queue, client):
     queue.enqueue({"args": ["ann"], "kwargs": {}}, id="job-1", name="tests.edit.mail", unique_key="k")
     end()
     queue.enqueue({"args": ["eve"], "kwargs": {}}, id="other", name="tests.edit.mail", unique_key="k")
@@ -388,7 +386,7 @@ def test_a_unique_key_that_another_job_has_is_told(queue, client):
     assert queue.get_job("job-1").state is State.FAILED
 
 
-def test_old_payloads_go_after_a_while(queue, client, monkeypatch):
+def test_old_payloads_are_deleted_after_retention(queue, client, monkeypatch):
     enqueue(queue, "ann")
     send(client, **{**opened(client), "args": '["bob"]'})
     PayloadVersion.objects.update(at=PayloadVersion.objects.get().at.replace(year=2020))

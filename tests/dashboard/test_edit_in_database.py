@@ -1,4 +1,4 @@
-"""Editing and deleting where the jobs are in the database."""
+"""Editing and deleting jobs of the database storage."""
 
 import html
 import re
@@ -13,7 +13,7 @@ from djqueue.operations.bulk import Bulk
 from djqueue.testing.factories import a_failed_job
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.dialect]
 
 BY_NAME = {page.name: page for page in PAGES}
 
@@ -47,7 +47,7 @@ def edit(client, **typed):
     return html.unescape(answer.content.decode())
 
 
-def test_a_pending_and_then_failed_job_is_edited(storage, client):
+def test_job_is_edited_while_pending_and_after_it_failed(storage, client):
     Queue("emails").enqueue({"args": ["ann"], "kwargs": {}}, id="job-1", name="tests.database.mail")
     assert "Arguments changed" in edit(client, args='["bob"]', kwargs='{"password": "x"}')
     payload = storage.reads.jobs("emails", ["job-1"])[0].payload
@@ -61,7 +61,7 @@ def test_a_pending_and_then_failed_job_is_edited(storage, client):
     assert [row.outcome for row in PayloadVersion.objects.order_by("pk")] == ["updated", "retried"]
 
 
-def test_a_job_is_deleted_when_the_time_to_undo_that_is_over(storage, client):
+def test_job_is_deleted_after_the_undo_period(storage, client):
     Queue("emails").enqueue(1, id="job-1")
     client.post(address(BY_NAME["remove"]))
     Bulk(storage, "default").work()
@@ -72,7 +72,7 @@ def test_a_job_is_deleted_when_the_time_to_undo_that_is_over(storage, client):
     assert storage.reads.states("emails", ["job-1"]) == [None]
 
 
-def test_a_queue_is_forgotten_when_the_time_to_undo_that_is_over(storage, client):
+def test_queue_is_deleted_after_the_undo_period(storage, client):
     a_failed_job(storage, queue="emails", id="job-1")
     Queue("emails").enqueue(1)
     client.post(address(BY_NAME["clean"]), {"what": "obliterate", "confirm": "emails"})

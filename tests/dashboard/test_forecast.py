@@ -1,4 +1,4 @@
-"""When a queue is empty: from what its size does per second, and not before that is known."""
+"""Estimates of when a queue drains, from how its size changes."""
 
 import pytest
 
@@ -16,26 +16,26 @@ def every(seconds, *sizes):
     return [Sample(number * seconds * SECOND, size) for number, size in enumerate(sizes)]
 
 
-def test_one_look_is_not_enough_to_estimate():
+def test_estimate_requires_two_samples():
     assert forecast.forecast(every(1, 150)).kind == ESTIMATING
     assert forecast.forecast(every(1, 150, 146)).kind == ESTIMATING
 
 
-def test_a_backlog_of_150_that_loses_four_a_second_is_empty_in_35_seconds():
+def test_backlog_of_150_that_shrinks_by_four_per_second_drains_in_35_seconds():
     found = forecast.forecast(every(1, 150, 146, 142))
     assert found.kind == DRAINING
     assert found.left == pytest.approx(35_500)
     assert forecast.forecast(every(1, *range(150, 90, -4))).left == pytest.approx(23_500)
 
 
-def test_a_burst_of_arrivals_before_it_drains_is_not_called_never():
+def test_burst_of_arrivals_is_not_reported_as_never_draining():
     sizes = [0, 150, *range(146, 100, -4)]
     kinds = {forecast.forecast(every(1, *sizes[:many])).kind for many in range(2, len(sizes) + 1)}
     assert NEVER not in kinds
     assert forecast.forecast(every(1, *sizes)).kind == DRAINING
 
 
-def test_only_a_backlog_that_has_grown_over_several_windows_never_drains():
+def test_backlog_that_grows_over_several_windows_never_drains():
     growing = every(5, *range(10, 100, 10))
     assert forecast.forecast(growing).kind == NEVER
     assert forecast.forecast(growing[:5]).kind == STEADY
@@ -43,13 +43,13 @@ def test_only_a_backlog_that_has_grown_over_several_windows_never_drains():
     assert forecast.forecast(pausing).kind == STEADY
 
 
-def test_a_page_that_looks_once_a_minute_has_an_estimate_with_its_second_look():
+def test_page_refreshed_every_minute_has_an_estimate_at_its_second_read():
     assert forecast.forecast(every(60, 600, 540)) == (DRAINING, 540_000)
     assert forecast.forecast(every(60, 10, 20, 30, 40)).kind == NEVER
     assert forecast.forecast(every(600, 600, 540)).kind == ESTIMATING
 
 
-def test_nothing_waits_is_no_estimate():
+def test_empty_queue_has_no_estimate():
     assert forecast.forecast(every(1, 5, 0)).kind == EMPTY
 
 
@@ -60,7 +60,7 @@ def clock(memory, monkeypatch):
     return clock
 
 
-def test_the_board_estimates_from_what_it_has_read_before(clock):
+def test_board_estimates_from_earlier_reads(clock):
     Queue("emails").enqueue_many(range(10), ids=[f"job-{number}" for number in range(10)])
 
     def look():

@@ -1,4 +1,4 @@
-"""The drawing of a flow: nothing lies on anything else, every line goes forward, and nobody is missing."""
+"""The layout of a workflow: no boxes overlap, every line goes forward, and no job is missing."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,7 +52,7 @@ def check(drawing, graph):
 
 
 @given(some_graphs())
-def test_every_job_has_a_place_of_its_own_and_every_line_goes_forward(graph):
+def test_every_job_has_its_own_box_and_every_line_goes_forward(graph):
     drawing = graphs.draw(graph)
     check(drawing, graph)
     assert [box.nodes for box in drawing.boxes] == [(place,) for place in range(len(graph.nodes))]
@@ -64,7 +64,7 @@ def test_every_job_has_a_place_of_its_own_and_every_line_goes_forward(graph):
 
 
 @given(some_graphs())
-def test_lines_go_around_the_boxes_of_the_layers_that_they_cross(graph):
+def test_lines_avoid_boxes_of_layers_that_they_cross(graph):
     drawing = graphs.draw(graph)
     for line in drawing.lines:
         for (left, y), (right, end) in zip(line.points, line.points[1:], strict=False):
@@ -74,7 +74,7 @@ def test_lines_go_around_the_boxes_of_the_layers_that_they_cross(graph):
 
 
 @given(some_graphs())
-def test_of_many_jobs_those_of_a_layer_and_state_are_one_box(graph):
+def test_jobs_of_large_graph_are_collapsed_by_layer_and_state(graph):
     most = 9
     drawing = graphs.draw(graph, most)
     check(drawing, graph)
@@ -84,14 +84,14 @@ def test_of_many_jobs_those_of_a_layer_and_state_are_one_box(graph):
 
 @given(some_graphs())
 @settings(max_examples=50)
-def test_a_job_is_one_layer_behind_the_last_that_it_waits_for(graph):
+def test_job_is_one_layer_after_its_last_dependency(graph):
     pairs = [(edge.before, edge.after) for edge in graph.edges]
     layers = graphs.layers_of(len(graph.nodes), pairs)
     for node, layer in enumerate(layers):
         assert layer == max((layers[before] + 1 for before, after in pairs if after == node), default=0)
 
 
-def test_a_chord_is_two_layers_with_its_end_in_the_middle():
+def test_chord_has_two_layers_with_its_callback_centered():
     drawing = graphs.draw(graph_of(4, [(0, 3), (1, 3), (2, 3)]))
     assert [box.layer for box in drawing.boxes] == [0, 0, 0, 1]
     assert drawing.boxes[3].y == drawing.boxes[1].y
@@ -104,7 +104,7 @@ def test_chains_side_by_side_do_not_cross():
         assert len({y for _, y in line.points}) == 1
 
 
-def test_a_thousand_jobs_one_behind_the_other_are_a_few_boxes():
+def test_chain_of_a_thousand_jobs_is_drawn_as_few_boxes():
     pairs = [(number, number + 1) for number in range(999)]
     states = [State.COMPLETED] * 400 + [State.FAILED] + [State.BLOCKED] * 599
     graph = graph_of(1_000, pairs, states)
@@ -114,7 +114,7 @@ def test_a_thousand_jobs_one_behind_the_other_are_a_few_boxes():
     assert any(len(box.nodes) == 1 and box.state is State.FAILED for box in drawing.boxes)
 
 
-def test_of_very_many_lines_the_shortest_are_drawn():
+def test_only_the_shortest_of_many_lines_are_drawn():
     pairs = [(before, after) for after in range(60) for before in range(after)]
     graph = graph_of(60, pairs)
     drawing = graphs.draw(graph)

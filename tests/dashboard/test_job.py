@@ -33,7 +33,7 @@ def page(client, name="job"):
     return client.get(address(BY_NAME[name])).content.decode()
 
 
-def test_it_tells_what_has_happened_and_why(queue):
+def test_page_shows_events_of_job_with_reasons(queue):
     queue.enqueue(SECRET, id="job-1")
     fail(queue)
     html = page(logged_in(one_with(rights.VIEW)))
@@ -42,7 +42,7 @@ def test_it_tells_what_has_happened_and_why(queue):
     assert "failed explicitly" in html
 
 
-def test_headers_are_shown_and_those_with_secret_names_are_hidden(queue):
+def test_headers_are_shown_except_those_with_secret_names(queue):
     headers = {"traceparent": "00-1-2-01", "authorization": "Bearer hunter2", "sent": {"api_key": "hunter3"}}
     queue.enqueue(1, id="job-1", headers=headers)
     viewer, keeper = logged_in(one_with(rights.VIEW)), logged_in(one_with(rights.VIEW, rights.VIEW_PAYLOAD))
@@ -58,13 +58,13 @@ def test_headers_are_shown_and_those_with_secret_names_are_hidden(queue):
     assert "hunter3" in html
 
 
-def test_a_job_without_headers_shows_none(queue):
+def test_job_without_headers_shows_none(queue):
     queue.enqueue(1, id="job-1")
 
     assert "Headers" not in page(logged_in(one_with(rights.VIEW)))
 
 
-def test_secrets_are_hidden_until_one_with_the_right_reveals_them_and_that_is_kept(queue):
+def test_secrets_are_revealed_only_with_permission_and_logged(queue):
     queue.enqueue(SECRET, id="job-1")
     viewer, keeper = logged_in(one_with(rights.VIEW)), logged_in(one_with(rights.VIEW, rights.VIEW_PAYLOAD))
     assert "hunter2" not in page(viewer)
@@ -80,7 +80,7 @@ def test_secrets_are_hidden_until_one_with_the_right_reveals_them_and_that_is_ke
     assert "hunter2" not in str(event.detail)
 
 
-def test_two_who_retry_one_job_retry_it_once(queue):
+def test_two_users_retry_job_once(queue):
     queue.enqueue(1, id="job-1")
     fail(queue)
     clients = [logged_in(one_with(rights.VIEW, rights.RETRY)) for _ in range(2)]
@@ -94,7 +94,7 @@ def test_two_who_retry_one_job_retry_it_once(queue):
     assert f"Already retried by {event.user} at {rendering.local(event.at)}" in late
 
 
-def test_one_who_retries_what_another_one_has_ticked_and_retried_is_told_by_whom(queue):
+def test_second_retry_names_the_user_who_retried_job_in_bulk(queue):
     queue.enqueue(1, id="job-1")
     fail(queue)
     first, second = (logged_in(one_with(rights.VIEW, rights.RETRY)) for _ in range(2))
@@ -105,7 +105,7 @@ def test_one_who_retries_what_another_one_has_ticked_and_retried_is_told_by_whom
 
 
 @pytest.mark.parametrize("action", ["retry", "promote", "cancel", "remove"])
-def test_one_who_comes_when_the_job_is_gone_is_told(action):
+def test_action_on_missing_job_is_reported(action):
     client = logged_in(one_with(*ALL_RIGHTS))
     assert visit(client, BY_NAME[action]).status_code == 302
     html = page(client)
@@ -115,7 +115,7 @@ def test_one_who_comes_when_the_job_is_gone_is_told(action):
 
 
 @pytest.mark.parametrize("action", ["retry", "promote", "cancel", "remove"])
-def test_a_viewers_forged_request_does_nothing_and_is_kept(queue, action):
+def test_forged_request_of_viewer_changes_nothing_and_is_logged(queue, action):
     queue.enqueue(1, id="job-1", delay=60)
     assert visit(logged_in(one_with(rights.VIEW)), BY_NAME[action]).status_code == 403
     assert queue.get_job("job-1").state is State.DELAYED
@@ -123,7 +123,7 @@ def test_a_viewers_forged_request_does_nothing_and_is_kept(queue, action):
     assert (event.action, event.refused, event.job_id) == (action, True, "job-1")
 
 
-def test_a_traceback_is_shown_without_the_frames_of_libraries_and_as_a_whole():
+def test_traceback_is_shown_in_full_and_without_library_frames():
     text = (
         "Traceback (most recent call last):\n"
         '  File "/srv/venv/lib/python3.11/site-packages/djqueue/runtime/handlers.py", line 1, in run\n'
@@ -148,14 +148,14 @@ def test_a_traceback_is_shown_without_the_frames_of_libraries_and_as_a_whole():
     assert tracebacks.of_the_app(only_others) is None, "nothing would be left"
 
 
-def test_what_is_illegal_now_is_shown_and_cannot_be_pressed(queue):
+def test_actions_not_allowed_in_the_state_are_disabled(queue):
     queue.enqueue(1, id="job-1")
     html = page(logged_in(one_with(*ALL_RIGHTS)))
     assert 'disabled data-djq-why title="Not available for waiting jobs">Retry' in html
     assert ">Cancel</button>" in html
 
 
-def test_what_holds_it_back_in_a_hidden_queue_is_not_named(settings, monkeypatch):
+def test_blocking_job_of_hidden_queue_is_not_named(settings, monkeypatch):
     settings.DJQUEUE = {
         **settings.DJQUEUE,
         "QUEUES": {name: {"LIMITER": "mail"} for name in ("emails", "secret")},
@@ -176,7 +176,7 @@ def test_what_holds_it_back_in_a_hidden_queue_is_not_named(settings, monkeypatch
         assert name not in html
 
 
-def test_what_it_waits_for_in_a_hidden_queue_is_not_named(monkeypatch):
+def test_dependency_in_hidden_queue_is_not_named(monkeypatch):
     first = Queue("secret").enqueue(1, id="before")
     Queue("emails").enqueue(1, id="job-1", depends_on=[first])
     viewer = logged_in(one_with(rights.VIEW))
@@ -188,7 +188,7 @@ def test_what_it_waits_for_in_a_hidden_queue_is_not_named(monkeypatch):
     assert "secret" not in html
 
 
-def test_a_deleted_job_is_gone_and_its_page_says_so(queue):
+def test_page_of_deleted_job_says_so(queue):
     queue.enqueue(1, id="job-1")
     client = logged_in(one_with(*ALL_RIGHTS))
     queue.remove("job-1")
@@ -204,14 +204,14 @@ def test_a_page_takes_few_queries(queue, django_assert_max_num_queries):
         page(client)
 
 
-def test_options_that_are_lengths_of_time_have_units(queue):
+def test_durations_of_options_have_units(queue):
     queue.enqueue(1, id="job-1", timeout=30, ttl=3600, delay=90, backoff={"kind": "fixed", "base": 5})
     html = page(logged_in(one_with(rights.VIEW)))
     for text in (">30 s<", ">1 h<", ">90 s<", "kind fixed, base 5 s"):
         assert text in html
 
 
-def test_a_list_of_delayed_jobs_says_when_each_is_due(queue):
+def test_list_of_delayed_jobs_shows_when_each_is_due(queue):
     queue.enqueue(1, id="job-1", delay=3600)
     queue.enqueue(2, id="job-2")
     client = logged_in(one_with(rights.VIEW))
@@ -221,7 +221,7 @@ def test_a_list_of_delayed_jobs_says_when_each_is_due(queue):
     assert ">due <" not in client.get(address(BY_NAME["jobs"], state="waiting")).content.decode()
 
 
-def test_options_name_no_job_of_a_hidden_queue(settings):
+def test_options_do_not_name_jobs_of_hidden_queues(settings):
     settings.DJQUEUE = {
         "STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"},
         "DASHBOARD": {"QUEUE_FILTER": lambda request, queue: queue != "payroll"},

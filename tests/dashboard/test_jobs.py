@@ -1,4 +1,4 @@
-"""The list of jobs: what it finds, how it asks, what can be done to those that are ticked."""
+"""The list of jobs: filters, queries, and actions on selected jobs."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -58,7 +58,8 @@ def do(client, name, *keys, **more):
 # On every storage.
 
 
-def test_the_newest_of_all_queues_come_first(client, anywhere):
+@pytest.mark.dialect
+def test_newest_jobs_of_all_queues_come_first(client, anywhere):
     Queue("emails").enqueue(1, id="one")
     Queue("images").enqueue(1, id="two")
     assert sorted(listed(client, state="waiting")) == ["one", "two"]
@@ -98,7 +99,7 @@ def enqueued(name, value):
         ("emails", "line\n<b>", "'line\\n&lt;b&gt;'"),
     ],
 )
-def test_each_row_says_what_its_job_is_called_with_but_no_secret(anywhere, name, value, said):
+def test_rows_show_arguments_without_secrets(anywhere, name, value, said):
     enqueued(name, value)
     for client in (logged_in(one_with(rights.VIEW)), logged_in(one_with(*ALL_RIGHTS))):
         html = page(client, state="waiting")
@@ -107,7 +108,7 @@ def test_each_row_says_what_its_job_is_called_with_but_no_secret(anywhere, name,
         assert cells(page(client, state="waiting", queue="emails")) == [said]
 
 
-def test_arguments_take_no_query_more_however_many_rows_there_are(client, database):
+def test_arguments_take_no_additional_query_per_row(client, database):
     def statements():
         with CaptureQueriesContext(connection) as captured:
             page(client, state="waiting")
@@ -121,35 +122,35 @@ def test_arguments_take_no_query_more_however_many_rows_there_are(client, databa
     assert statements() == one
 
 
-def test_buttons_for_many_jobs_are_above_the_rows(client, memory):
+def test_bulk_buttons_are_above_the_rows(client, memory):
     Queue("emails").enqueue_many([1, 2])
     html = page(client, state="waiting", queue="emails")
     assert html.index("Cancel selected") < html.index('<table class="djq-table')
     assert html.index("Cancel all matching…") < html.index('<table class="djq-table')
 
 
-def test_the_tabs_say_how_many_there_are(client, anywhere):
+def test_tabs_show_counts(client, anywhere):
     Queue("emails").enqueue_many(range(3))
     Queue("images").enqueue_many(range(2))
     assert "waiting <strong>5</strong>" in page(client)
     assert "waiting <strong>3</strong>" in page(client, queue="emails")
 
 
-def test_a_whole_id_leads_to_its_job_and_one_that_is_gone_says_so(client, anywhere):
+def test_full_id_redirects_to_its_job_and_missing_one_is_reported(client, anywhere):
     Queue("emails").enqueue(1, id="job-1")
     response = client.get(address(BY_NAME["jobs"], id="job-1"))
     assert response["Location"] == address(BY_NAME["job"])
     assert "No job with ID job-2 was found." in page(client, id="job-2")
 
 
-def test_an_id_in_two_queues_is_shown_in_both(client, anywhere):
+def test_id_used_in_two_queues_lists_both_jobs(client, anywhere):
     for name in ("emails", "images"):
         Queue(name).enqueue(1, id="job-1")
     assert "Jobs with ID job-1" in page(client, id="job-1")
     assert client.get(address(BY_NAME["jobs"], id="job-1", queue="images")).status_code == 302
 
 
-def test_jobs_of_one_error_are_found_by_it(client, memory):
+def test_failed_jobs_are_found_by_error(client, memory):
     queue = Queue("emails")
     for number, message in enumerate(("no address 1", "no address 2", "no paper")):
         queue.enqueue(1, id=f"job-{number}")
@@ -158,7 +159,7 @@ def test_jobs_of_one_error_are_found_by_it(client, memory):
     assert sorted(listed(client, error=mark)) == ["job-0", "job-1"]
 
 
-def test_what_is_ticked_is_cancelled_or_run_now(client, memory):
+def test_selected_jobs_are_cancelled_or_run_now(client, memory):
     Queue("emails").enqueue(1, id="a")
     Queue("emails").enqueue(1, id="later", delay=3600)
 
@@ -176,7 +177,7 @@ def test_what_is_ticked_is_cancelled_or_run_now(client, memory):
     assert "Cancelled by" in auditlog.last_action("emails", "a")
 
 
-def test_what_is_ticked_is_deleted_when_the_time_to_undo_that_is_over(client, memory):
+def test_selected_jobs_are_deleted_after_the_undo_period(client, memory):
     for job_id in ("a", "b"):
         Queue("emails").enqueue(1, id=job_id)
     html = do(client, "selected_remove", "a").content.decode()
@@ -192,7 +193,7 @@ def test_what_is_ticked_is_deleted_when_the_time_to_undo_that_is_over(client, me
     assert event.detail == {"operation": row.pk, "jobs": [["emails", "a"]]}
 
 
-def test_what_is_ticked_is_retried_and_leads_back(client, memory):
+def test_selected_jobs_are_retried_and_redirect_to_the_list(client, memory):
     Queue("emails").enqueue(1, id="a")
     fail("a")
     back = address(BY_NAME["jobs"], state="failed")
@@ -201,11 +202,11 @@ def test_what_is_ticked_is_retried_and_leads_back(client, memory):
     assert "1 job will be retried." in response.content.decode()
 
 
-def test_nothing_ticked_is_said(client, memory):
+def test_action_without_selection_is_reported(client, memory):
     assert "No jobs were selected." in do(client, "selected_cancel").content.decode()
 
 
-def test_what_is_ticked_in_a_queue_that_the_user_does_not_see_is_left_alone(client, memory, settings):
+def test_selected_jobs_of_hidden_queue_are_not_changed(client, memory, settings):
     Queue("emails").enqueue(1, id="a")
     settings.DJQUEUE = {
         **settings.DJQUEUE,
@@ -217,7 +218,7 @@ def test_what_is_ticked_in_a_queue_that_the_user_does_not_see_is_left_alone(clie
     assert not AuditEvent.objects.exists()
 
 
-def test_a_menu_has_what_is_legal_and_allowed_and_nothing_else(memory):
+def test_menu_offers_only_permitted_actions_of_the_state(memory):
     Queue("emails").enqueue(1, id="job-1")
     html = page(logged_in(one_with(rights.VIEW, rights.CANCEL, rights.RETRY)), state="waiting")
     assert f'formaction="{address(BY_NAME["cancel"])}"' in html
@@ -228,7 +229,7 @@ def test_a_menu_has_what_is_legal_and_allowed_and_nothing_else(memory):
     assert "<details" not in page(logged_in(one_with(rights.VIEW)), state="waiting").partition("djq-table")[2]
 
 
-def test_without_tables_the_other_filters_cannot_be_used_and_the_page_says_why(client, memory):
+def test_storage_without_tables_disables_other_filters_with_a_reason(client, memory):
     Queue("emails").enqueue(1, id="job-1")
     html = page(client, state="waiting", name="no.such.job")
     assert "can be searched by queue and full ID only" in html
@@ -239,6 +240,7 @@ def test_without_tables_the_other_filters_cannot_be_used_and_the_page_says_why(c
 # Where there are tables.
 
 
+@pytest.mark.dialect
 def test_each_filter_finds_its_jobs(client, database):
     make_job(job_id="old", created_at=NOW - timedelta(days=30))
     make_job(job_id="plain")
@@ -282,7 +284,7 @@ def test_each_filter_finds_its_jobs(client, database):
         ("order_id:18446744073709551616", []),
     ],
 )
-def test_jobs_are_found_by_their_arguments(client, database, text, ids):
+def test_jobs_are_found_by_arguments(client, database, text, ids):
     for name, kwargs in {
         "number": {"order_id": 7},
         "other": {"order_id": 8},
@@ -306,7 +308,7 @@ def add(left, right):
     return left + right
 
 
-def test_jobs_are_found_by_the_place_of_an_argument_that_their_function_names(client, database):
+def test_jobs_are_found_by_position_of_a_named_parameter(client, database):
     name = "tests.dashboard.add"
     make_job(job_id="mine", name=name, payload={"args": [7, 8], "kwargs": {}})
     make_job(job_id="theirs", name=name, payload={"args": [8, 7], "kwargs": {}})
@@ -316,7 +318,7 @@ def test_jobs_are_found_by_the_place_of_an_argument_that_their_function_names(cl
     assert listed(client, state="waiting", argument="args.2:7") == []
 
 
-def test_what_is_no_argument_is_told_and_narrows_nothing(client, database):
+def test_invalid_argument_filter_is_reported_and_ignored(client, database):
     make_job(job_id="plain")
     for text in ("7", ":7", "order..id:7"):
         html = page(client, 400, state="waiting", argument=text)
@@ -324,14 +326,15 @@ def test_what_is_no_argument_is_told_and_narrows_nothing(client, database):
         assert "plain" in html
 
 
-def test_a_filter_that_is_none_is_told_and_narrows_nothing(client, database):
+def test_invalid_filter_is_reported_and_ignored(client, database):
     make_job(job_id="plain")
     html = page(client, 400, state="waiting", priority="high")
     assert "Enter a whole number." in html
     assert "plain" in html
 
 
-def test_pages_lead_to_older_and_newer_jobs_of_all_queues(client, database):
+@pytest.mark.dialect
+def test_pages_link_to_older_and_newer_jobs_of_all_queues(client, database):
     for number in range(120):
         make_job(job_id=f"job-{number:03}", queue=("emails", "images")[number % 2])
     for query in (
@@ -352,7 +355,8 @@ def test_pages_lead_to_older_and_newer_jobs_of_all_queues(client, database):
         ]
 
 
-def test_a_window_bounds_what_is_looked_through_and_the_page_says_so(client, database, monkeypatch):
+@pytest.mark.dialect
+def test_search_covers_a_window_of_newest_jobs_and_the_page_says_so(client, database, monkeypatch):
     monkeypatch.setattr(jobsearch, "WINDOW", 3)
     for number in range(5):
         make_job(job_id=f"job-{number}", priority=number)
@@ -364,7 +368,8 @@ def test_a_window_bounds_what_is_looked_through_and_the_page_says_so(client, dat
     assert "newest 100,000" not in page(client, state="waiting")
 
 
-def test_jobs_before_a_time_are_found_however_many_came_later(client, database, monkeypatch):
+@pytest.mark.dialect
+def test_jobs_before_a_time_are_found_despite_many_newer_ones(client, database, monkeypatch):
     monkeypatch.setattr(jobsearch, "WINDOW", 30)
     for number in range(100):
         make_job(job_id=f"job-{number}", created_at=NOW + timedelta(hours=number))
@@ -388,7 +393,7 @@ def test_jobs_before_a_time_are_found_however_many_came_later(client, database, 
     ],
     ids=str,
 )
-def test_no_row_is_counted_skipped_or_told_apart(client, database, query, monkeypatch):
+def test_queries_use_no_count_distinct_or_offset(client, database, query, monkeypatch):
     for number in range(60):
         make_job(job_id=f"job-{number}", queue=f"queue-{number % 7}")
     seen = queries._board()  # which has tests of its own
@@ -403,7 +408,8 @@ def test_no_row_is_counted_skipped_or_told_apart(client, database, query, monkey
         assert "OFFSET" not in sql
 
 
-def test_however_many_queues_there_are_the_list_asks_as_often(client, database):
+@pytest.mark.dialect
+def test_list_takes_as_many_queries_for_any_number_of_queues(client, database):
     def queries(queues):
         for number in range(queues):
             make_job(queue=f"queue-{number}")
@@ -416,7 +422,7 @@ def test_however_many_queues_there_are_the_list_asks_as_often(client, database):
     assert queries(40)[0] == 2
 
 
-def test_a_queue_that_the_user_does_not_see_is_in_no_answer(client, database, settings):
+def test_jobs_of_hidden_queue_are_never_listed(client, database, settings):
     make_job(job_id="hidden")
     make_job(job_id="shown", queue="images")
     settings.DJQUEUE = {

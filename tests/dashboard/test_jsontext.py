@@ -1,4 +1,4 @@
-"""Values as JSON that a person edits: exactly what was there comes back, or the value is not offered."""
+"""Values as editable JSON: unchanged text restores the same value, or editing is not offered."""
 
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -16,7 +16,7 @@ SECRET = {"to": "ann", "password": "hunter2", "cards": [{"card": 1}, {"card": 2}
 
 
 @given(values)
-def test_what_is_not_touched_is_what_it_was_or_is_not_offered(value):
+def test_unchanged_text_restores_the_value_or_editing_is_not_offered(value):
     try:
         draft = jsontext.write(value, value)
     except NotEditableError:
@@ -36,7 +36,7 @@ def test_what_is_not_touched_is_what_it_was_or_is_not_offered(value):
         {"a": [1.5, -0.0, None, True, "\n\x00\u2028"]},
     ],
 )
-def test_what_the_codec_knows_and_json_does_not_is_there_all_the_same(value):
+def test_types_of_the_codec_that_json_lacks_are_preserved(value):
     draft = jsontext.write(value, value)
     assert repr(jsontext.read(draft.text, draft.hidden)) == repr(value)
 
@@ -53,12 +53,12 @@ def test_what_the_codec_knows_and_json_does_not_is_there_all_the_same(value):
         (["x" * 100_001], "more than 100,000 characters"),
     ],
 )
-def test_what_cannot_be_shown_without_loss_says_where_and_why(value, why):
+def test_value_that_would_lose_data_is_reported_with_its_path(value, why):
     with pytest.raises(NotEditableError, match=why):
         jsontext.write(value, value)
 
 
-def test_what_is_hidden_is_not_in_the_text_and_stays_where_it_is_left():
+def test_secret_is_not_in_the_text_and_stays_at_its_path():
     draft = jsontext.write(SECRET, redact(SECRET, ("password", "card")))
     assert "hunter2" not in draft.text
     assert repr(jsontext.read(draft.text, draft.hidden)) == repr(SECRET)
@@ -77,7 +77,7 @@ def test_what_is_hidden_is_not_in_the_text_and_stays_where_it_is_left():
         '{"password": "•••2"}',
     ],
 )
-def test_what_is_hidden_cannot_be_moved_to_where_it_would_be_seen(text):
+def test_secret_cannot_be_moved_to_a_visible_path(text):
     shown = redact(SECRET, ("password",))
     draft = jsontext.write(SECRET, shown)
     with pytest.raises(MalformedError, match="only in its original place"):
@@ -96,13 +96,13 @@ def test_what_is_hidden_cannot_be_moved_to_where_it_would_be_seen(text):
         Hidden(),
     ],
 )
-def test_what_is_shown_otherwise_than_it_is_is_hidden(shown):
+def test_value_that_is_shown_altered_counts_as_secret(shown):
     draft = jsontext.write({"card": "41111111"}, shown)
     assert "4111" not in draft.text
     assert jsontext.read(draft.text, draft.hidden) == {"card": "41111111"}
 
 
-def test_of_a_list_that_moved_no_item_gets_anothers_secret():
+def test_items_of_reordered_list_do_not_swap_secrets():
     hidden = jsontext.write([{"card": 1}, {"card": 2}], [{"card": Hidden()}, {"card": Hidden()}]).hidden
     with pytest.raises(MalformedError, match="•••2 stands for"):
         jsontext.read('[{"card": "•••2"}]', hidden)
@@ -129,6 +129,6 @@ def test_of_a_list_that_moved_no_item_gets_anothers_secret():
         (" " * 100_001, "at most 100,000"),
     ],
 )
-def test_what_is_not_a_value_is_refused_with_its_reason(text, why):
+def test_invalid_value_is_rejected_with_its_reason(text, why):
     with pytest.raises(MalformedError, match=why):
         jsontext.read(text, {})

@@ -1,6 +1,5 @@
-"""Lists of rows that are mirrored from Redis: an open page is new when the rows are."""
+"""Lists of jobs mirrored from Redis: an open page changes when the mirrored rows do."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,15 +18,14 @@ BY_NAME = {page.name: page for page in PAGES}
 
 
 @pytest.fixture(autouse=True)
-def _redis(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _redis(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_server: servers.RedisServer) -> None:
     monkeypatch.setattr(freshness, "MINUTE", 10**12)
-    with servers.RedisServer() as server:
-        options = {"URL": server.url}
-        settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}}
-        yield
+    redis_server.clean()
+    options = {"URL": redis_server.url}
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}}
 
 
-def test_a_list_of_mirrored_jobs_is_new_when_its_rows_are() -> None:
+def test_list_of_mirrored_jobs_changes_when_mirror_catches_up() -> None:
     queue = Queue("emails")
     queue.enqueue(1, id="first")
     queue.pause()

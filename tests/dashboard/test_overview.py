@@ -1,4 +1,4 @@
-"""The first page: health, what is stuck, and where to look."""
+"""The overview: health, stuck queues, errors and alerts."""
 
 import re
 
@@ -37,7 +37,7 @@ def health(client):
     return {fact.label: (fact.shown, fact.level) for fact in shown(client).context["health"]}
 
 
-def test_a_new_one_tells_the_commands_to_start_with(client, anywhere):
+def test_overview_of_new_project_shows_first_commands(client, anywhere):
     html = shown(client).content.decode()
     assert "python manage.py runworkers" in html
     Queue("emails").enqueue(1)
@@ -45,20 +45,20 @@ def test_a_new_one_tells_the_commands_to_start_with(client, anywhere):
     assert "python manage.py runworkers" not in shown(client).content.decode()
 
 
-def test_it_says_whether_the_storage_answers_and_who_looks_after_it(client, anywhere):
+def test_overview_shows_health_of_storage_and_scheduler(client, anywhere):
     found = health(client)
     assert found["Storage"] == ("reachable", "ok")
     assert found.get("Scheduler") == {"memory": None, "database": ("not running", "bad")}[anywhere]
     assert found["Workers"] == ("0", "bad")
 
 
-def test_what_only_those_who_see_the_storage_may_know_is_not_told_to_others(memory):
+def test_storage_details_require_the_storage_permission(memory):
     Queue("emails").enqueue(1)
     page = logged_in(one_with(rights.VIEW))
     assert address(BY_NAME["storage"]) not in shown(page).content.decode()
 
 
-def test_it_counts_and_finds_queues_that_nobody_serves(client, anywhere):
+def test_overview_counts_and_lists_queues_without_workers(client, anywhere):
     Queue("emails").enqueue_many(range(3))
     response = shown(client)
     numbers = {fact.label: fact.value for fact in response.context["facts"]}
@@ -66,7 +66,7 @@ def test_it_counts_and_finds_queues_that_nobody_serves(client, anywhere):
     assert health(client)["Queues without workers"] == ("1", "bad")
 
 
-def test_the_worst_queues_are_charted_and_in_a_table(client, memory, monkeypatch):
+def test_longest_queues_are_in_a_chart_and_a_table(client, memory, monkeypatch):
     for name in ("a", "b", "c", "d", "e", "f"):
         Queue(name).enqueue(1)
     board = queries._board()
@@ -89,7 +89,7 @@ def test_the_worst_queues_are_charted_and_in_a_table(client, memory, monkeypatch
     assert 'id="djq-waits"' in response.content.decode()
 
 
-def test_the_errors_of_most_dead_letters_are_named(client, memory):
+def test_top_errors_of_dead_letters_are_listed(client, memory):
     for number in range(3):
         Queue("emails").enqueue(1, id=f"job-{number}")
         fail(f"job-{number}", f"no address {number}")
@@ -99,7 +99,7 @@ def test_the_errors_of_most_dead_letters_are_named(client, memory):
     assert re.search(r'href="[^"]*dead-letters/\?fingerprint=\w+">NoAddressError', html)
 
 
-def test_schedules_that_are_late_are_named(client, memory):
+def test_late_schedules_are_listed(client, memory):
     row = CronJob(name="night", job_name="emails", schedule="0 * * * *")
     row.save()
     assert health(client)["Overdue schedules"] == ("0", "ok")
@@ -109,7 +109,7 @@ def test_schedules_that_are_late_are_named(client, memory):
     assert f'<a href="/admin/djqueue/dashboard/cron/{row.pk}/">night</a>' in shown(client).content.decode()
 
 
-def test_workers_that_have_been_silent_are_named(client, memory, monkeypatch):
+def test_silent_workers_are_listed(client, memory, monkeypatch):
     board = queries._board()
     heard = WorkerInfo("w1", "host", 7, None, ("emails",), 4, board.at, board.at, 2)
     quiet = heard._replace(id="w2", seen_at=board.at - serving.SILENT - 1, pid=8)
@@ -120,7 +120,9 @@ def test_workers_that_have_been_silent_are_named(client, memory, monkeypatch):
     assert "2 active jobs" in response.content.decode()
 
 
-def test_silent_workers_of_hidden_queues_are_neither_named_nor_counted(client, memory, monkeypatch, settings):
+def test_silent_workers_of_hidden_queues_are_neither_listed_nor_counted(
+    client, memory, monkeypatch, settings
+):
     board = queries._board()
     silent = WorkerInfo(
         "w1", "host", 7, ("secret",), ("emails",), 4, board.at, board.at - serving.SILENT - 1, 2
@@ -133,7 +135,7 @@ def test_silent_workers_of_hidden_queues_are_neither_named_nor_counted(client, m
     assert health(client)["Silent workers"] == ("0", "ok")
 
 
-def test_jobs_whose_name_no_live_worker_knows_are_an_alert(client, memory):
+def test_jobs_unknown_to_every_live_worker_raise_an_alert(client, memory):
     Queue("emails").enqueue_many([1, 2], name="shop.new.pay")
     Queue("emails").enqueue(3, name="emails")
     knowing = WorkerInfo("w1", "host", 7, ("emails",), ("emails",), 4, 1)
@@ -149,14 +151,14 @@ def test_jobs_whose_name_no_live_worker_knows_are_an_alert(client, memory):
         assert "▶ open" not in html
 
 
-def test_jobs_that_a_live_worker_knows_are_no_alert(client, memory):
+def test_jobs_known_to_a_live_worker_raise_no_alert(client, memory):
     Queue("emails").enqueue(1, name="emails")
     get_storage().workers.register(WorkerInfo("w1", "host", 7, None, ("emails",), 4, 1))
     assert health(client)["Unhandled jobs"] == ("0", "ok")
     assert "<h2>Unhandled jobs</h2>" not in shown(client).content.decode()
 
 
-def test_unknown_names_of_hidden_queues_are_no_alert(client, memory, settings):
+def test_unknown_jobs_of_hidden_queues_raise_no_alert(client, memory, settings):
     seen = {"QUEUE_FILTER": lambda _request, name: name != "secret"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     Queue("secret").enqueue(1, name="shop.hidden")
@@ -166,7 +168,7 @@ def test_unknown_names_of_hidden_queues_are_no_alert(client, memory, settings):
     assert "shop" not in shown(client).content.decode()
 
 
-def test_while_the_storage_is_away_what_was_read_last_stays(client, memory, monkeypatch):
+def test_overview_shows_last_read_during_outage_of_storage(client, memory, monkeypatch):
     Queue("emails").enqueue(1)
     shown(client)
 

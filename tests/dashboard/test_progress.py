@@ -1,4 +1,4 @@
-"""Progress: a bar where its value says how much is done, and else a text."""
+"""Progress: a bar if the value is a fraction, text otherwise."""
 
 from decimal import Decimal
 
@@ -25,7 +25,7 @@ BY_NAME = {page.name: page for page in PAGES}
         ({"done": 999, "of": 1_000}, "0.9990", "999 / 1,000", 99),
     ],
 )
-def test_a_share_is_a_bar(value, share, text, percent):
+def test_fraction_is_shown_as_a_bar(value, share, text, percent):
     assert progress.shown(value) == (text, share, percent)
 
 
@@ -49,7 +49,7 @@ def test_a_share_is_a_bar(value, share, text, percent):
         Decimal("0.5"),
     ],
 )
-def test_any_other_value_is_a_text(value):
+def test_other_progress_is_shown_as_text(value):
     found = progress.shown(value)
     assert found is not None
     assert found.share == ""
@@ -61,7 +61,7 @@ def test_no_progress_shows_nothing():
 
 
 @pytest.mark.django_db
-def test_the_page_of_a_job_has_a_bar_that_can_be_read_aloud_and_its_log_newest_first(memory):
+def test_page_of_job_has_an_accessible_progress_bar_and_its_log_newest_first(memory):
     Queue("emails").enqueue(1, id="job-1")
     [claimed] = claim()
     get_storage().report(

@@ -1,4 +1,4 @@
-"""What the pages read: as much as is new, and no more."""
+"""Reads of the board: only minutes that are new are read."""
 
 from itertools import pairwise
 
@@ -65,7 +65,7 @@ def viewer(monkeypatch):
     return viewer
 
 
-def test_minutes_that_are_over_are_read_once(viewer):
+def test_completed_minutes_are_read_once(viewer):
     viewer.look()
     assert sum(viewer.minutes) == 2 * SHOWN
     viewer.run("a")
@@ -73,7 +73,7 @@ def test_minutes_that_are_over_are_read_once(viewer):
     assert sum(viewer.minutes) == 2 * RECENT
 
 
-def test_when_a_minute_is_over_only_the_one_that_followed_is_read(viewer):
+def test_read_after_a_minute_adds_only_the_new_minute(viewer):
     viewer.look()
     for _ in range(SHOWN + 2):
         viewer.run("b")
@@ -82,14 +82,14 @@ def test_when_a_minute_is_over_only_the_one_that_followed_is_read(viewer):
         assert sum(viewer.minutes) == 2 * (RECENT + 1)
 
 
-def test_after_a_while_without_a_look_the_whole_hour_is_read(viewer):
+def test_whole_hour_is_read_after_minutes_without_a_read(viewer):
     viewer.look()
     viewer.pass_minutes(2)
     viewer.look()
     assert sum(viewer.minutes) == 2 * SHOWN
 
 
-def test_a_queue_that_comes_and_one_that_goes_are_seen_at_once(viewer):
+def test_new_and_deleted_queues_are_seen_at_once(viewer):
     viewer.look()
     Queue("new", storage=viewer.storage).enqueue(1)
     viewer.run("new")
@@ -100,7 +100,7 @@ def test_a_queue_that_comes_and_one_that_goes_are_seen_at_once(viewer):
     assert (viewer.look().lines, viewer.minutes) == ((), [])
 
 
-def test_the_present_rates_and_times_are_of_the_minutes_shown(viewer):
+def test_current_rates_and_times_cover_the_minutes_shown(viewer):
     for _ in range(4):
         viewer.pass_minutes()
         viewer.run("a")

@@ -1,4 +1,4 @@
-"""The page of one queue: its groups, what it shares with others, and how soon its jobs should start."""
+"""The page of a queue: groups, shared limiter, limits, objective, forecast and annotations."""
 
 import pytest
 from django.db import connection
@@ -71,7 +71,7 @@ def noted(action):
 # Groups.
 
 
-def test_the_busiest_groups_come_first_with_what_counts_for_them(queue, viewer):
+def test_busiest_groups_come_first_with_their_limits(queue, viewer):
     queue.enqueue_many([1, 2, 3], group="<acme>")
     queue.enqueue(1, group="other")
     queue.set_group_limit("other", concurrency=7, rate="2/m", weight=3)
@@ -86,19 +86,19 @@ def test_the_busiest_groups_come_first_with_what_counts_for_them(queue, viewer):
     assert "Pause" not in html
 
 
-def test_a_queue_without_groups_shows_none(queue, viewer):
+def test_queue_without_groups_shows_none(queue, viewer):
     queue.enqueue(1)
     assert 'id="djq-groups"' not in shown(viewer)
 
 
-def test_one_group_is_looked_up_whether_it_has_jobs_or_not(queue, viewer):
+def test_group_is_found_with_or_without_jobs(queue, viewer):
     queue.pause_group("quiet")
     html = shown(viewer, group="quiet")
     assert html.count(">quiet</a>") == 1
     assert "❚❚ paused" in html
 
 
-def test_a_group_is_paused_and_goes_on(queue, boss):
+def test_group_is_paused_and_resumed(queue, boss):
     queue.enqueue(1, group="a/b")
 
     assert post(boss, "pause_group", group="a/b").status_code == 302
@@ -115,7 +115,7 @@ def test_a_group_is_paused_and_goes_on(queue, boss):
 
 
 @pytest.mark.parametrize("page", ["pause_group", "resume_group"])
-def test_a_group_without_a_name_is_refused(queue, boss, page):
+def test_group_without_name_is_rejected(queue, boss, page):
     response = post(boss, page)
     assert response.status_code == 302
     assert queue.group_limits() == {}
@@ -123,7 +123,7 @@ def test_a_group_without_a_name_is_refused(queue, boss, page):
     assert not AuditEvent.objects.exists()
 
 
-def test_the_limits_of_a_group_are_set_and_kept_with_what_they_were(queue, boss):
+def test_limits_of_group_are_set_and_logged_with_old_values(queue, boss):
     queue.set_group_limit("vip", concurrency=2)
     form = shown(boss, group="vip")
     assert 'name="group-concurrency" value="2"' in form
@@ -138,7 +138,7 @@ def test_the_limits_of_a_group_are_set_and_kept_with_what_they_were(queue, boss)
     assert detail["new"] == {"concurrency": 5, "rate": "10/m", "weight": 3}
 
 
-def test_the_limits_of_each_group_are_set(queue, boss):
+def test_default_limits_of_groups_are_set(queue, boss):
     assert post(boss, "group_limits", **{"group-concurrency": "4"}).status_code == 302
     assert queue.group_limits() == {None: GroupLimit(4)}
     assert "Default concurrency per group: 4 jobs" in shown(boss)
@@ -150,7 +150,7 @@ def test_the_limits_of_each_group_are_set(queue, boss):
 @pytest.mark.parametrize(
     "wrong", [{"group-rate": "often"}, {"group-concurrency": "0"}, {"group-name": "g", "group-weight": "-1"}]
 )
-def test_limits_of_groups_that_are_wrong_are_told_and_change_nothing(queue, boss, wrong):
+def test_invalid_limits_of_group_are_rejected(queue, boss, wrong):
     response = post(boss, "group_limits", **wrong)
     assert response.status_code == 400
     assert "errorlist" in response.content.decode()
@@ -158,7 +158,7 @@ def test_limits_of_groups_that_are_wrong_are_told_and_change_nothing(queue, boss
     assert not AuditEvent.objects.exists()
 
 
-def test_groups_that_are_words_only_are_not_steered(queue, boss, settings):
+def test_groups_of_global_mode_have_no_controls(queue, boss, settings):
     settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"emails": {"GROUP_MODE": "global"}}}
     Queue("emails").enqueue(1, group="g")
     html = shown(boss)
@@ -169,7 +169,7 @@ def test_groups_that_are_words_only_are_not_steered(queue, boss, settings):
 # What it shares with others.
 
 
-def test_a_shared_limiter_shows_who_has_it(sharing, viewer):
+def test_shared_limiter_shows_queues_that_use_it(sharing, viewer):
     Queue("emails").enqueue_many([1, 2])
     Queue("reports").enqueue_many([1, 2])
     claim("reports", 2)
@@ -186,12 +186,12 @@ def test_a_shared_limiter_shows_who_has_it(sharing, viewer):
     assert "Limits of mail" not in html
 
 
-def test_a_queue_that_shares_nothing_says_nothing_of_it(queue, boss):
+def test_queue_without_limiter_shows_none(queue, boss):
     assert "djq-limiter" not in shown(boss)
     assert post(boss, "limiter").status_code == 404
 
 
-def test_a_shared_limiter_is_set_and_kept_with_what_it_was(sharing, boss):
+def test_shared_limiter_is_set_and_logged_with_old_values(sharing, boss):
     assert 'name="limiter-concurrency" value="3"' in shown(boss)
 
     data = {"limiter-rate": "5/m", "limiter-concurrency": ""}
@@ -205,7 +205,7 @@ def test_a_shared_limiter_is_set_and_kept_with_what_it_was(sharing, boss):
     assert detail["new"] == {"rate": "5/m", "concurrency": None}
 
 
-def test_a_limiter_that_holds_back_queues_that_the_user_is_not_to_see_is_not_set(sharing, boss, settings):
+def test_limiter_shared_with_hidden_queue_cannot_be_set(sharing, boss, settings):
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {"QUEUE_FILTER": hides_reports}}
     Queue("reports").enqueue(1)
     claim("reports")
@@ -219,20 +219,20 @@ def test_a_limiter_that_holds_back_queues_that_the_user_is_not_to_see_is_not_set
     assert AuditEvent.objects.get().refused
 
 
-def test_a_limiter_that_is_set_wrong_is_told(sharing, boss):
+def test_invalid_limit_of_limiter_is_rejected(sharing, boss):
     response = post(boss, "limiter", **{"limiter-rate": "now and then"})
     assert "must be like" in response.content.decode()
     assert Limiter("mail").state().concurrency == 3
 
 
-def test_limits_of_the_queue_are_kept_with_what_they_were(queue, boss):
+def test_limits_of_queue_are_logged_with_old_values(queue, boss):
     queue.set_limits(rate="1/h")
     assert post(boss, "limits", rate="2/m", concurrency="9").status_code == 302
     detail = noted("limits").detail
     assert (detail["old"], detail["new"]) == (SLOW, {"rate": "2/m", "concurrency": 9})
 
 
-def test_a_form_changes_only_the_limit_that_was_changed_on_it(queue, boss):
+def test_form_changes_only_the_limit_that_the_user_edited(queue, boss):
     queue.set_limits(rate="1/h", concurrency=2)
     assert 'name="initial-rate" value="1/h"' in shown(boss)
     queue.set_limits(rate="5/h")  # by somebody else, after the page was shown
@@ -245,7 +245,7 @@ def test_a_form_changes_only_the_limit_that_was_changed_on_it(queue, boss):
     assert (row.rate, row.concurrency) == (Rate(5, 3_600_000), 9)
 
 
-def test_a_form_on_which_nothing_was_changed_changes_nothing(queue, boss):
+def test_unedited_form_changes_nothing(queue, boss):
     queue.set_limits(rate="1/h")
 
     before = {"initial-rate": "1/h", "initial-concurrency": ""}
@@ -255,7 +255,7 @@ def test_a_form_on_which_nothing_was_changed_changes_nothing(queue, boss):
 
 
 @pytest.mark.parametrize(("action", "paused"), [("pause", True), ("resume", False)])
-def test_a_queue_that_is_paused_or_goes_on_is_kept_with_what_it_was(queue, boss, action, paused):
+def test_pause_and_resume_of_queue_are_logged_with_old_state(queue, boss, action, paused):
     queue.pause() if not paused else queue.resume()
     assert post(boss, action).status_code == 302
     assert queue.is_paused() is paused
@@ -267,7 +267,7 @@ def test_a_queue_that_is_paused_or_goes_on_is_kept_with_what_it_was(queue, boss,
 
 
 @pytest.mark.parametrize(("objective", "is_late"), [(60, False), (0.001, True)])
-def test_a_queue_whose_oldest_job_has_waited_too_long_is_marked(settings, viewer, objective, is_late):
+def test_queue_over_its_objective_is_marked(settings, viewer, objective, is_late):
     settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"emails": {"OBJECTIVE": objective}}}
     Queue("emails").enqueue(1)
     if is_late:
@@ -282,13 +282,13 @@ def test_a_queue_whose_oldest_job_has_waited_too_long_is_marked(settings, viewer
     assert late in shown(viewer, "changelist")
 
 
-def test_nobody_is_late_where_nobody_said_how_soon(queue, viewer):
+def test_queue_without_objective_is_never_over_it(queue, viewer):
     queue.enqueue(1)
     assert "bjective" not in shown(viewer)
     assert "over the objective" not in shown(viewer, "changelist")
 
 
-def test_when_a_queue_will_be_empty_is_told(queue, viewer):
+def test_page_estimates_when_queue_drains(queue, viewer):
     assert "No waiting jobs" in shown(viewer)
     queue.enqueue(1)
     assert "Estimating drain time" in shown(viewer)
@@ -306,7 +306,7 @@ def test_when_a_queue_will_be_empty_is_told(queue, viewer):
         (Forecast("never"), "Never drains: the backlog is growing", "never: the backlog is growing"),
     ],
 )
-def test_the_forecast_of_a_backlog_is_told(queue, viewer, monkeypatch, found, said, listed):
+def test_forecast_of_backlog_is_shown(queue, viewer, monkeypatch, found, said, listed):
     queue.enqueue_many([1, 2, 3])
     monkeypatch.setattr(queries, "forecast", lambda samples: found)
     monkeypatch.setattr(queries.QueueRow, "leaving", 2.0)
@@ -319,7 +319,7 @@ def test_the_forecast_of_a_backlog_is_told(queue, viewer, monkeypatch, found, sa
 # Marks.
 
 
-def test_a_mark_is_in_the_row_of_its_minute_in_every_chart(queue, viewer):
+def test_annotation_is_in_the_row_of_its_minute_in_every_chart(queue, viewer):
     queue.enqueue(1)
     annotate("default", "v<1>")
     annotate("default", "long ago", 1_700_000_000_000)
@@ -331,7 +331,8 @@ def test_a_mark_is_in_the_row_of_its_minute_in_every_chart(queue, viewer):
     assert 'data-djq-annotation="' in html
 
 
-def test_charts_show_no_marks_where_there_is_no_table(queue, viewer):
+@pytest.mark.dialect
+def test_charts_show_no_annotations_if_their_table_is_missing(queue, viewer):
     queue.enqueue(1)
 
     def no_such_table(execute, sql, *given):

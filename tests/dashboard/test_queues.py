@@ -1,4 +1,4 @@
-"""The queues side by side."""
+"""The list of queues."""
 
 from collections import Counter
 
@@ -33,7 +33,7 @@ def names(client, **query):
     return [line.name for line in shown(client, **query).context["lines"]]
 
 
-def test_however_many_queues_there_are_they_are_read_at_once(client, memory, monkeypatch):
+def test_any_number_of_queues_takes_one_read(client, memory, monkeypatch):
     for number in range(30):
         Queue(f"queue-{number}").enqueue(1)
     storage, asked = get_storage(), Counter()
@@ -54,14 +54,14 @@ def test_however_many_queues_there_are_they_are_read_at_once(client, memory, mon
     assert asked == {"overview": 1, "series": 2, "all": 2}
 
 
-def test_they_are_found_by_a_part_of_their_name(client, anywhere):
+def test_queues_are_found_by_part_of_their_name(client, anywhere):
     for name in ("emails", "images", "mail"):
         Queue(name).enqueue(1)
     assert names(client, q="MAIL") == ["emails", "mail"]
     assert "No matching queues." in shown(client, q="nothing").content.decode()
 
 
-def test_they_are_sorted_by_the_server(client, memory):
+def test_queues_are_sorted_by_the_server(client, memory):
     Queue("a").enqueue(1)
     Queue("b").enqueue_many(range(3))
     Queue("c").enqueue_many(range(2), ids=["c1", "c2"])
@@ -78,7 +78,7 @@ def test_they_are_sorted_by_the_server(client, memory):
         assert html.count("aria-sort") == (order not in ("in", "out"))
 
 
-def test_those_that_are_never_empty_come_first(client, memory, monkeypatch):
+def test_queues_that_never_drain_come_first(client, memory, monkeypatch):
     for name in ("empty", "never", "soon"):
         Queue(name).enqueue(1)
     board = queries._board()
@@ -95,7 +95,7 @@ def test_those_that_are_never_empty_come_first(client, memory, monkeypatch):
     assert "12 s" in html
 
 
-def test_limits_are_gauges(client, memory):
+def test_limits_are_shown_as_gauges(client, memory):
     queue = Queue("emails")
     queue.set_limits(rate="10/m", concurrency=4)
     queue.enqueue(1)
@@ -106,7 +106,7 @@ def test_limits_are_gauges(client, memory):
     assert 'max="4" value="1"' in html
 
 
-def test_the_small_charts_are_in_a_table_too(client, memory, monkeypatch):
+def test_sparkline_data_is_also_in_a_table(client, memory, monkeypatch):
     Queue("emails").enqueue(1)
     board = queries._board()
     [line] = board.lines
@@ -119,7 +119,7 @@ def test_the_small_charts_are_in_a_table_too(client, memory, monkeypatch):
     assert len(twin.starts) == 12
 
 
-def test_one_is_paused_and_goes_on(client, anywhere):
+def test_queue_is_paused_and_resumed(client, anywhere):
     Queue("emails").enqueue(1)
     assert "no workers" in shown(client).content.decode()
     client.post(address(BY_NAME["pause"]))
@@ -133,7 +133,7 @@ def test_one_is_paused_and_goes_on(client, anywhere):
     assert list(kept) == [("pause", "emails"), ("resume", "emails")]
 
 
-def test_one_that_the_user_does_not_see_is_not_there(client, memory, settings):
+def test_hidden_queue_is_not_listed(client, memory, settings):
     seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     Queue("emails").enqueue(1)
@@ -141,7 +141,7 @@ def test_one_that_the_user_does_not_see_is_not_there(client, memory, settings):
     assert names(client) == ["images"]
 
 
-def test_a_queue_of_the_settings_is_paused_before_its_first_job(memory, settings):
+def test_queue_of_settings_can_be_paused_before_its_first_job(memory, settings):
     hides = {"QUEUE_FILTER": lambda _request, name: name != "hidden"}
     settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": ["nightly", "hidden"], "DASHBOARD": hides}
     client = logged_in(one_with(*ALL_RIGHTS))

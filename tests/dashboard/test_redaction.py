@@ -1,4 +1,4 @@
-"""Secrets are hidden by the names that they have, wherever they lie."""
+"""Secrets are hidden by their names, at any depth."""
 
 import logging
 
@@ -34,20 +34,20 @@ def record(name, value):
 
 
 @given(values)
-def test_a_secret_is_hidden_at_any_depth(value):
+def test_secret_is_hidden_at_any_depth(value):
     shown = redaction.redact([{"deep": ({"Password_1": value, "api_key": value},)}], WORDS)
     assert [repr(one) for one in shown[0]["deep"][0].values()] == ["•••", "•••"]
     assert redaction.has_secrets(shown)
 
 
 @given(values)
-def test_what_has_no_secret_name_is_shown_as_it_is(value):
+def test_value_without_secret_name_is_shown_unchanged(value):
     named = {"monkeys": value, "keys": [value]}
     if not redaction.has_secrets(redaction.redact(value, WORDS)):
         assert redaction.redact(named, WORDS) == named
 
 
-def test_arguments_by_position_have_the_names_of_their_parameters():
+def test_positional_arguments_are_hidden_by_parameter_name():
     found = redaction.payload(
         record("tests.redaction.pay", {"args": [42, "tok", "more"], "kwargs": {"email": "a@b.c", "n": 1}}),
         revealed=False,
@@ -55,7 +55,7 @@ def test_arguments_by_position_have_the_names_of_their_parameters():
     assert repr(found) == "{'args': [42, •••, 'more'], 'kwargs': {'email': •••, 'n': 1}}"
 
 
-def test_arguments_by_position_of_a_function_that_nobody_knows_here_are_hidden():
+def test_positional_arguments_of_unknown_function_are_hidden():
     given_ = {"args": [42], "kwargs": {}}
     assert (
         repr(redaction.payload(record("gone.job", given_), revealed=False)) == "{'args': [•••], 'kwargs': {}}"
@@ -79,7 +79,7 @@ def refund(order, *, plate):
 REFUND = {"args": [42], "kwargs": {"plate": "TXL-9922051"}}
 
 
-def test_a_job_hides_what_its_own_function_hides_and_what_the_settings_say():
+def test_redact_function_and_settings_both_hide_values():
     made = record("tests.redaction.refund", REFUND)
 
     shown = redaction.payload(made, revealed=False)
@@ -88,7 +88,7 @@ def test_a_job_hides_what_its_own_function_hides_and_what_the_settings_say():
     assert redaction.payload(made, revealed=True) == REFUND
 
 
-def test_what_was_masked_can_be_revealed_though_nothing_was_left_out():
+def test_masked_value_can_be_revealed():
     @job(name="tests.redaction.masked", redact=lambda value, part: "masked")
     def masked():
         pass
@@ -103,7 +103,7 @@ def test_what_was_masked_can_be_revealed_though_nothing_was_left_out():
         assert redaction.hides(made, made.payload, shown) is hides
 
 
-def test_if_the_function_fails_nothing_is_shown_and_the_log_says_why_without_the_value(caplog):
+def test_failure_of_redact_function_hides_the_value_and_is_logged_without_it(caplog):
     made = record("tests.redaction.refund", 1)._replace(result=encode("hunter2", MSGPACK))
 
     with caplog.at_level(logging.ERROR, "djqueue.dashboard"):
@@ -117,7 +117,7 @@ def test_if_the_function_fails_nothing_is_shown_and_the_log_says_why_without_the
 
 
 @pytest.mark.parametrize("answer", [{"args": 5, "kwargs": {}}, {"args": None, "kwargs": None}])
-def test_an_answer_that_has_not_the_form_of_a_call_shows_nothing(answer):
+def test_value_is_hidden_if_redact_function_does_not_return_a_call(answer):
     @job(name="tests.redaction.odd", redact=lambda value, part: answer)
     def odd():
         pass
@@ -125,16 +125,16 @@ def test_an_answer_that_has_not_the_form_of_a_call_shows_nothing(answer):
     assert repr(redaction.payload(record("tests.redaction.odd", REFUND), revealed=False)) == "•••"
 
 
-def test_the_same_job_with_other_options_has_the_same_function():
+def test_job_with_other_options_keeps_its_redact_function():
     assert refund.using(priority=3).redact_function is mask
 
 
-def test_what_is_no_function_is_refused():
+def test_redact_option_must_be_a_function():
     with pytest.raises(OptionError, match=r"^redact: expected a function, got 'plate'$"):
         job(name="tests.redaction.wrong", redact="plate")(print)
 
 
-def test_who_edits_a_job_sees_no_more_than_its_own_function_shows():
+def test_edit_form_shows_no_more_than_redact_function():
     made = record("tests.redaction.refund", REFUND)
 
     drafts = editing.editable(made).drafts
@@ -150,7 +150,7 @@ FORMS = [None, "masked", {}, {"args": [], "kwargs": {}}, {"args": [43], "kwargs"
 
 
 @pytest.mark.parametrize("answer", FORMS)
-def test_whatever_the_function_answers_nothing_else_is_edited(answer):
+def test_edit_form_hides_arguments_for_any_result_of_redact_function(answer):
     @job(name="tests.redaction.any", redact=lambda value, part: answer)
     def anything():
         pass
@@ -162,7 +162,7 @@ def test_whatever_the_function_answers_nothing_else_is_edited(answer):
     assert "42" not in texts
 
 
-def test_if_the_function_fails_all_is_hidden_from_who_edits(caplog):
+def test_edit_form_hides_all_arguments_if_redact_function_fails(caplog):
     drafts = editing.editable(record("tests.redaction.refund", {"args": [42], "kwargs": {"x": 1}})).drafts
 
     assert [draft.text for draft in drafts.values()] == ['"•••1"', '"•••1"']

@@ -1,4 +1,4 @@
-"""Whole hours, as Spark has reckoned them, on the page of metrics."""
+"""Charts of hourly rollups that Spark computed, on the page of metrics."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from djqueue.core.durations import to_datetime
 from djqueue.dashboard.rollups import HOUR, within
 from tests.dashboard.visiting import PAGES, address, logged_in, make_superuser
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory"), pytest.mark.dialect]
 
 METRICS = next(page for page in PAGES if page.name == "metrics")
 
@@ -26,7 +26,7 @@ def roll(hour, queue="emails", name="send", **more):
     )
 
 
-def test_steps_add_up_hours_queues_and_jobs_and_keep_the_longest_time():
+def test_steps_add_up_counts_and_keep_the_longest_time():
     roll(0, completed=1, wait_p95=10, run_p99=7_000)
     roll(0, name="print", completed=2, failed=1, reasons={"timeout": 1})
     roll(HOUR, completed=4, failed=3, wait_p95=30, reasons={"timeout": 1, "stalled": 2})
@@ -43,7 +43,7 @@ def test_steps_add_up_hours_queues_and_jobs_and_keep_the_longest_time():
     assert within(0, 4 * HOUR, HOUR, ["others"]) is None
 
 
-def test_a_window_of_hours_shows_them_with_tables_of_the_charts():
+def test_window_of_hours_shows_charts_of_rollups_with_tables():
     Queue("emails").enqueue(1)
     get_storage().sweep()
     hour = shown(window="hour").context["report"].end // HOUR * HOUR - 2 * HOUR
@@ -61,7 +61,7 @@ def test_a_window_of_hours_shows_them_with_tables_of_the_charts():
     assert '<td data-v="1.500">1.5 s</td>' in page
 
 
-def test_without_rollups_and_within_an_hour_there_are_no_such_charts():
+def test_charts_of_rollups_are_absent_without_rollups_and_within_an_hour():
     Queue("emails").enqueue(1)
     roll(shown().context["report"].start // HOUR * HOUR, completed=1)
 

@@ -1,4 +1,4 @@
-"""The form of a schedule: what it takes, what it refuses, and what it hides."""
+"""The form of a schedule: accepted and rejected input, and hidden values."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def errors(response: Any) -> Any:
         ("kwargs", "[1]", "Enter a JSON object."),
     ],
 )
-def test_what_is_wrong_is_said_at_its_field(field: str, value: str, error: str) -> None:
+def test_error_is_shown_at_its_field(field: str, value: str, error: str) -> None:
     response = send(**{field: value})
     assert response.status_code == 400
     assert error in " ".join(errors(response)[field])
@@ -70,12 +70,12 @@ def test_empty_arguments_mean_none() -> None:
     assert (cron.args, cron.kwargs) == ([], {})
 
 
-def test_a_known_job_is_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered_job_shows_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_types", {"shop.jobs.report": None})
     assert b"No handler" not in send(djq_do="preview").content
 
 
-def test_a_change_of_the_schedule_moves_the_next_run() -> None:
+def test_change_of_schedule_moves_the_next_run() -> None:
     send()
     row = CronJob.objects.get()
     assert send("cron_save", row.pk, schedule="0 3 1 1 *").status_code == 302
@@ -84,23 +84,23 @@ def test_a_change_of_the_schedule_moves_the_next_run() -> None:
     assert (changed.next_run_at.month, changed.next_run_at.day) == (1, 1)
 
 
-def test_a_line_and_an_interval_are_refused() -> None:
+def test_cron_line_and_interval_together_are_rejected() -> None:
     found = errors(send(every="1:00:00"))
     assert found == {"schedule": ["Enter a cron expression or an interval (every), not both."]}
 
 
-def test_an_end_before_the_start_is_refused() -> None:
+def test_end_before_start_is_rejected() -> None:
     found = errors(send(start_at="2026-12-02T00:00:00", end_at="2026-12-01T00:00:00"))
     assert found["end_at"] == ["Must be later than start_at."]
 
 
-def test_a_schedule_that_is_over_already_is_refused_unless_it_is_off() -> None:
+def test_schedule_that_has_ended_is_rejected_unless_disabled() -> None:
     over = {"end_at": "2020-12-01T00:00:00"}
     assert "no further runs" in errors(send(**over))["end_at"][0]
     assert send(**over, enabled="").status_code == 302
 
 
-def test_all_that_can_be_said_of_a_schedule_is_kept() -> None:
+def test_every_option_of_schedule_is_saved() -> None:
     given = {
         "schedule": "",
         "every": "0:15:00",
@@ -134,7 +134,7 @@ def kept(**fields: Any) -> CronJob:
     return row
 
 
-def test_secret_arguments_are_marks_and_stay_what_they_were() -> None:
+def test_secret_arguments_are_shown_as_marks_and_are_kept() -> None:
     row = kept(**SECRET)
     html = form_page(row)
     assert "hunter2" not in html
@@ -151,14 +151,14 @@ def test_secret_arguments_are_marks_and_stay_what_they_were() -> None:
     assert detail["changed"]["kwargs"] == "changed"
 
 
-def test_a_hidden_value_can_be_replaced() -> None:
+def test_secret_argument_can_be_replaced() -> None:
     row = kept(**SECRET)
     assert send("cron_save", row.pk, kwargs='{"password": "new"}').status_code == 302
     row.refresh_from_db()
     assert row.kwargs == {"password": "new"}
 
 
-def test_a_mark_stands_for_its_value_only_where_that_was() -> None:
+def test_mark_stands_for_its_secret_only_at_its_path() -> None:
     row = kept(**SECRET)
     response = send("cron_save", row.pk, kwargs='{"to": "•••1"}')
     assert response.status_code == 400
@@ -166,14 +166,14 @@ def test_a_mark_stands_for_its_value_only_where_that_was() -> None:
     assert "hunter2" not in response.content.decode()
 
 
-def test_another_job_does_not_get_hidden_values() -> None:
+def test_secrets_are_not_passed_to_another_job() -> None:
     row = kept(**SECRET)
     response = send("cron_save", row.pk, job_name="shop.jobs.echo", kwargs='{"password": "•••1"}')
     assert response.status_code == 400
     assert "passed to another job" in errors(response)["job_name"][0]
 
 
-def test_a_kept_value_is_not_uncovered_by_what_is_changed_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_secret_stays_hidden_when_other_arguments_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_types", {})
 
     def hide(value: Any, part: str) -> Any:
@@ -194,7 +194,7 @@ def test_a_kept_value_is_not_uncovered_by_what_is_changed_beside_it(monkeypatch:
     assert row.kwargs["private"] is True
 
 
-def test_an_object_that_looks_like_a_date_stays_an_object() -> None:
+def test_object_that_resembles_a_date_stays_an_object() -> None:
     text = '{"on": {"$date": "2026-01-01"}}'
     assert send(kwargs=text).status_code == 302
     assert CronJob.objects.get().kwargs == {"on": {"$date": "2026-01-01"}}
@@ -213,7 +213,7 @@ def filtered(settings: Any) -> None:
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {"QUEUE_FILTER": hides_payroll}}
 
 
-def test_an_empty_queue_is_that_of_the_job_and_refused_if_it_is_hidden(
+def test_empty_queue_means_queue_of_job_and_is_rejected_if_hidden(
     filtered: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "_types", {})
@@ -227,7 +227,7 @@ def test_an_empty_queue_is_that_of_the_job_and_refused_if_it_is_hidden(
     assert send(job_name="pay", queue="emails", args="[]", kwargs="{}").status_code == 302
 
 
-def test_an_empty_queue_of_a_job_that_is_not_known_here_is_refused_to_those_who_do_not_see_all(
+def test_empty_queue_of_unknown_job_is_rejected_for_users_with_hidden_queues(
     filtered: None,
 ) -> None:
     get_storage().queues.pause("payroll")

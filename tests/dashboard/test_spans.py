@@ -1,4 +1,4 @@
-"""Lengths of time in words."""
+"""Durations in words."""
 
 import pytest
 from django.utils import translation
@@ -20,6 +20,6 @@ from djqueue.dashboard.spans import shown
         (86_400_000 * 3, "3 d"),
     ],
 )
-def test_each_length_has_its_unit(milliseconds, words):
+def test_each_duration_has_its_unit(milliseconds, words):
     with translation.override("en"):
         assert shown(milliseconds) == words

@@ -1,4 +1,4 @@
-"""What jobs are about, on the pages of the dashboard."""
+"""Subjects of jobs on the pages of the dashboard."""
 
 import re
 
@@ -32,7 +32,7 @@ def reader_of_users():
     return user
 
 
-def test_a_job_links_to_what_it_is_about_for_those_who_may_view_that(ada):
+def test_job_links_to_its_subject_for_users_who_may_view_it(ada):
     Queue("emails").enqueue(1, id="job-1", subject=ada)
     name, link = f"auth.user:{ada.pk}", f'href="{reverse("admin:auth_user_change", args=[ada.pk])}"'
 
@@ -55,7 +55,7 @@ def test_a_job_links_to_what_it_is_about_for_those_who_may_view_that(ada):
         "a:b",
     ],
 )
-def test_what_has_no_page_here_is_shown_as_text(subject):
+def test_subject_without_page_is_shown_as_text(subject):
     Queue("emails").enqueue(1, id="job-1", subject=subject)
 
     shown = html(logged_in(make_superuser()), JOB)
@@ -63,13 +63,13 @@ def test_what_has_no_page_here_is_shown_as_text(subject):
     assert re.search(rf'<span class="djq-mono">{re.escape(subject)}</span>', shown)
 
 
-def test_a_job_without_a_subject_says_nothing_of_one():
+def test_job_without_subject_shows_none():
     Queue("emails").enqueue(1, id="job-1")
 
     assert "All jobs for this object" not in html(logged_in(make_superuser()), JOB)
 
 
-def test_the_page_of_jobs_lists_those_about_a_subject(ada):
+def test_list_filters_jobs_by_subject(ada):
     about = [Queue("emails").enqueue(n, subject=ada).id for n in range(60)]
     other = Queue("emails").enqueue(1, subject="auth.user:999").id
     client = logged_in(make_superuser())
@@ -86,7 +86,7 @@ def test_the_page_of_jobs_lists_those_about_a_subject(ada):
     assert reverse("admin:auth_user_change", args=[ada.pk]) in second
 
 
-def test_a_subject_is_taken_as_it_is_and_shown_as_text():
+def test_subject_is_taken_literally_and_escaped():
     Queue("emails").enqueue(1, id="job-1", subject=" <b>&1 ")
 
     shown = html(logged_in(make_superuser()), JOBS, subject=" <b>&1 ")
@@ -96,11 +96,11 @@ def test_a_subject_is_taken_as_it_is_and_shown_as_text():
 
 
 @pytest.mark.parametrize("query", [{"subject": "a\0b"}, {"subject": "x" * 256}, {"subject": "x", "at": "y"}])
-def test_an_address_changed_by_hand_is_answered_with_400(query):
+def test_invalid_subject_in_url_is_rejected_with_400(query):
     assert logged_in(make_superuser()).get(address(JOBS, **query)).status_code == 400
 
 
-def test_jobs_of_hidden_queues_are_not_there(settings, rf):
+def test_jobs_of_hidden_queues_are_hidden(settings, rf):
     settings.DJQUEUE = {
         "STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"},
         "DASHBOARD": {"QUEUE_FILTER": lambda request, queue: queue != "secret"},
@@ -122,7 +122,7 @@ def test_jobs_of_hidden_queues_are_not_there(settings, rf):
     assert found == seen[::-1]
 
 
-def test_a_next_page_names_no_job_of_a_hidden_queue(settings, rf):
+def test_next_page_does_not_name_jobs_of_hidden_queues(settings, rf):
     settings.DJQUEUE = {
         "STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"},
         "DASHBOARD": {"QUEUE_FILTER": lambda request, queue: queue != "payroll"},

@@ -1,4 +1,4 @@
-"""Another time and another priority for a job that has not started."""
+"""Rescheduling a job that has not started, and changing its priority."""
 
 import html
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ def record():
     return get_storage().reads.jobs("emails", ["job-1"])[0]
 
 
-def test_a_job_is_given_a_time_in_the_viewers_zone(queue, client, settings):
+def test_job_is_rescheduled_in_the_time_zone_of_the_user(queue, client, settings):
     settings.TIME_ZONE = "Asia/Kathmandu"
     queue.enqueue(1, id="job-1", run_at=NOON)
     page = html.unescape(client.get(address(BY_NAME["job"])).content.decode())
@@ -58,7 +58,7 @@ def test_a_job_is_given_a_time_in_the_viewers_zone(queue, client, settings):
     )
 
 
-def test_a_job_is_given_a_delay(queue, client):
+def test_job_is_delayed(queue, client):
     queue.enqueue(1, id="job-1")
     before = SYSTEM_CLOCK.now()
     post(client, "reschedule", delay="90.5")
@@ -77,14 +77,14 @@ def test_a_job_is_given_a_delay(queue, client):
         ({"delay": "1e99"}, "less than or equal to"),
     ],
 )
-def test_what_is_no_time_is_refused(queue, client, form, why):
+def test_invalid_time_is_rejected(queue, client, form, why):
     queue.enqueue(1, id="job-1")
     assert why in post(client, "reschedule", **form)
     assert record().state is State.WAITING
     assert not AuditEvent.objects.exists()
 
 
-def test_a_job_is_given_a_priority_and_what_it_was_is_kept(queue, client):
+def test_priority_is_changed_and_logged_with_the_old_value(queue, client):
     queue.enqueue(1, id="other", priority=4)
     queue.enqueue(1, id="job-1", priority=3)
     assert "Priority changed to 5" in post(client, "reprioritise", priority="5")
@@ -94,14 +94,14 @@ def test_a_job_is_given_a_priority_and_what_it_was_is_kept(queue, client):
 
 
 @pytest.mark.parametrize("priority", ["", "high", "99999999999", "1.5"])
-def test_what_is_no_priority_is_refused(queue, client, priority):
+def test_invalid_priority_is_rejected(queue, client, priority):
     queue.enqueue(1, id="job-1")
     assert "Priority: " in post(client, "reprioritise", priority=priority)
     assert record().options.priority == 0
 
 
 @pytest.mark.parametrize("state", sorted(State))
-def test_what_is_illegal_now_cannot_be_pressed_and_is_refused(client, state):
+def test_action_not_allowed_in_the_state_is_disabled_and_refused(client, state):
     JOB_IN[state](get_storage(), queue="emails", id="job-1")
     before = record()
     page = client.get(address(BY_NAME["job"])).content.decode()
@@ -119,13 +119,13 @@ def test_what_is_illegal_now_cannot_be_pressed_and_is_refused(client, state):
 
 
 @pytest.mark.parametrize(("page", "form"), [("reschedule", {"delay": 5}), ("reprioritise", {"priority": 5})])
-def test_a_job_that_is_gone_says_so(queue, client, page, form):
+def test_missing_job_is_reported(queue, client, page, form):
     response = post(client, page, **form)
     assert "Action not applied, because the job has changed" in response
     assert "Job job-1 was not found" in response
 
 
-def test_the_time_that_is_shown_is_the_one_that_is_taken(queue, client, settings):
+def test_unchanged_time_of_the_form_is_the_time_of_the_job(queue, client, settings):
     settings.TIME_ZONE = "America/New_York"
     at = NOON.replace(second=7)
     queue.enqueue(1, id="job-1", run_at=at)

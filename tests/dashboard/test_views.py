@@ -1,4 +1,4 @@
-"""The other pages: what they show, and what they do; and any of them while the storage is away."""
+"""Metrics, enqueueing, operations, activity and storage pages, and pages during an outage."""
 
 import csv
 import io
@@ -53,7 +53,7 @@ def shown(client, name, **query):
 
 
 @pytest.mark.parametrize("name", READ)
-def test_a_page_is_there_while_the_storage_is_not(name, client, memory, monkeypatch):
+def test_page_responds_during_outage_of_storage(name, client, memory, monkeypatch):
     def away(*_args, **_kwargs):
         raise StorageUnavailableError("nobody is at home")
 
@@ -66,7 +66,7 @@ def test_a_page_is_there_while_the_storage_is_not(name, client, memory, monkeypa
     assert response["Djq-Unavailable"] == "1"
 
 
-def test_an_open_page_is_told_that_the_storage_is_away_and_keeps_what_it_shows(client, memory, monkeypatch):
+def test_partial_request_during_outage_gets_a_notice_and_keeps_the_content(client, memory, monkeypatch):
     def away(*_args, **_kwargs):
         raise StorageUnavailableError("nobody is at home")
 
@@ -75,7 +75,7 @@ def test_an_open_page_is_told_that_the_storage_is_away_and_keeps_what_it_shows(c
     assert (response.status_code, response["Djq-Unavailable"]) == (204, "1")
 
 
-def test_a_change_while_the_storage_is_away_says_that_it_was_not_done(client, memory, monkeypatch):
+def test_action_during_outage_is_reported_as_failed(client, memory, monkeypatch):
     def away(*_args, **_kwargs):
         raise StorageUnavailableError("nobody is at home")
 
@@ -90,7 +90,7 @@ def test_a_change_while_the_storage_is_away_says_that_it_was_not_done(client, me
 # Metrics.
 
 
-def test_metrics_are_of_a_window_by_queue_and_by_job(client, memory):
+def test_metrics_cover_a_window_by_queue_and_by_job(client, memory):
     Queue("emails").enqueue_many(range(2), ids=["a", "b"])
     Queue("images").enqueue(1)
     complete("a")
@@ -105,7 +105,7 @@ def test_metrics_are_of_a_window_by_queue_and_by_job(client, memory):
     assert [row.label for row in one.queues] == ["images"]
 
 
-def test_metrics_leave_as_csv_and_json(client, memory):
+def test_metrics_are_exported_as_csv_and_json(client, memory):
     Queue("emails").enqueue_many(range(2))
     get_storage().sweep()
     text = shown(client, "metrics_export", format="csv").content.decode()
@@ -117,7 +117,7 @@ def test_metrics_leave_as_csv_and_json(client, memory):
     assert found[0].keys() == rows[0].keys()
 
 
-def test_metrics_of_a_queue_that_the_user_does_not_see_are_none(client, memory, settings):
+def test_metrics_of_hidden_queue_are_empty(client, memory, settings):
     seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     Queue("emails").enqueue(1)
@@ -129,7 +129,7 @@ def test_metrics_of_a_queue_that_the_user_does_not_see_are_none(client, memory, 
 # Enqueue.
 
 
-def test_a_registered_job_is_enqueued_with_what_its_function_takes(client, memory, add):
+def test_registered_job_is_enqueued_with_its_arguments(client, memory, add):
     given = {"name": "sums.add", "args": "[1]", "kwargs": '{"second": 2}', "priority": "7"}
     response = client.post(address(BY_NAME["enqueue_now"]), given)
     [record] = get_storage().reads.page("sums", None, 10)
@@ -150,7 +150,7 @@ def test_a_registered_job_is_enqueued_with_what_its_function_takes(client, memor
         ({"args": "[1]", "delay": "-1"}, "greater than or equal to 0"),
     ],
 )
-def test_what_its_function_does_not_take_is_refused(client, memory, add, given, why):
+def test_arguments_that_the_function_does_not_accept_are_rejected(client, memory, add, given, why):
     response = client.post(address(BY_NAME["enqueue_now"]), {"name": "sums.add", "kwargs": "{}", **given})
     assert response.status_code == 400
     assert why in response.content.decode()
@@ -159,7 +159,7 @@ def test_what_its_function_does_not_take_is_refused(client, memory, add, given, 
 
 
 @pytest.mark.parametrize("queue", ["", "hidden"])
-def test_a_queue_that_the_user_does_not_see_is_enqueued_into_by_others(client, memory, add, settings, queue):
+def test_enqueue_into_hidden_queue_is_refused(client, memory, add, settings, queue):
     seen = {"QUEUE_FILTER": lambda _request, name: name == "emails"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     given = {"name": "sums.add", "args": "[1]", "kwargs": "{}", "queue": queue}
@@ -170,7 +170,7 @@ def test_a_queue_that_the_user_does_not_see_is_enqueued_into_by_others(client, m
 # Bulk operations.
 
 
-def test_an_operation_tells_how_far_it_is_and_what_could_not_be_done(client, memory):
+def test_operation_shows_its_progress_and_skipped_jobs(client, memory):
     row = bulk.begin("default", BulkKind.RETRY, bulk.Selection(("emails",)), user="ann", expected=4)
     BulkOperation.objects.update(
         id=1, state=BulkState.RUNNING, looked_at=2, done=1, refused={"unique_key_taken": 1}
@@ -184,7 +184,7 @@ def test_an_operation_tells_how_far_it_is_and_what_could_not_be_done(client, mem
     assert row.kind == BulkKind.RETRY
 
 
-def test_an_operation_is_ended_once(client, memory):
+def test_operation_is_ended_once(client, memory):
     bulk.begin("default", BulkKind.PURGE, bulk.Selection(("emails",)))
     BulkOperation.objects.update(id=1)
     assert "Undo" in shown(client, "operation").content.decode()
@@ -195,12 +195,12 @@ def test_an_operation_is_ended_once(client, memory):
     assert AuditEvent.objects.get(action="abort").detail == {"operation": 1, "queues": ["emails"]}
 
 
-def test_an_operation_that_is_not_there_says_so(client, memory):
+def test_unknown_operation_is_not_found(client, memory):
     response = client.get(address(BY_NAME["operation"]))
     assert response.status_code == 404
 
 
-def test_an_operation_of_a_queue_that_the_user_does_not_see_is_not_there(client, memory, settings):
+def test_operation_on_hidden_queue_is_not_found(client, memory, settings):
     seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     bulk.begin("default", BulkKind.PURGE, bulk.Selection(("images", "emails")), user="one of 2")
@@ -222,7 +222,7 @@ def test_an_operation_of_a_queue_that_the_user_does_not_see_is_not_there(client,
 # Activity.
 
 
-def test_who_did_what_is_told_newest_first_and_found(client, memory):
+def test_activity_is_listed_newest_first_and_filtered(client, memory):
     at = SYSTEM_CLOCK.now()
     for number, (user, action) in enumerate((("ann", "pause"), ("bob", "resume"), ("ann", "retry"))):
         AuditEvent.objects.create(
@@ -237,7 +237,7 @@ def told(response):
     return [deed.row.action for deed in response.context["entries"]]
 
 
-def test_each_action_has_a_name_to_read_and_to_choose(client, memory):
+def test_every_action_has_a_label_in_list_and_filter(client, memory):
     assert set(auditlog.NAMES) == {page.name for page in PAGES if page.method == "POST"}
     AuditEvent.objects.create(at=to_datetime(1), user="ann", action="dead_letters_begin")
     AuditEvent.objects.create(at=to_datetime(2), user="ann", action="of_a_version_to_come")
@@ -248,7 +248,7 @@ def test_each_action_has_a_name_to_read_and_to_choose(client, memory):
     assert "dead_letters_begin" not in html
 
 
-def test_activity_tells_details_in_words_and_leads_to_the_operation(client, memory):
+def test_activity_shows_details_in_words_and_links_to_the_operation(client, memory):
     AuditEvent.objects.create(
         at=to_datetime(1),
         user="ann",
@@ -262,7 +262,7 @@ def test_activity_tells_details_in_words_and_leads_to_the_operation(client, memo
     assert address(BY_NAME["operation"]) in response.content.decode()
 
 
-def test_activity_is_read_a_page_at_a_time(client, memory, django_assert_max_num_queries):
+def test_activity_is_paginated(client, memory, django_assert_max_num_queries):
     AuditEvent.objects.bulk_create(
         AuditEvent(at=to_datetime(0), user="ann", action=str(number)) for number in range(120)
     )
@@ -274,7 +274,7 @@ def test_activity_is_read_a_page_at_a_time(client, memory, django_assert_max_num
     assert told(client.get(second.context["newer"]))[0] == "119"
 
 
-def test_activity_of_a_queue_that_the_user_does_not_see_is_not_told(client, memory, settings):
+def test_activity_of_hidden_queue_is_hidden(client, memory, settings):
     seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     AuditEvent.objects.create(at=to_datetime(0), user="ann", action="pause", queue="emails")
@@ -285,7 +285,7 @@ def test_activity_of_a_queue_that_the_user_does_not_see_is_not_told(client, memo
     assert told(shown(client, "activity")) == ["x"]
 
 
-def test_pages_of_activity_are_pages_of_what_the_user_sees(client, memory, settings, monkeypatch):
+def test_pages_of_activity_are_full_of_visible_entries(client, memory, settings, monkeypatch):
     monkeypatch.setattr(keyset, "PART", 7)
     seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
@@ -305,7 +305,7 @@ def test_pages_of_activity_are_pages_of_what_the_user_sees(client, memory, setti
     assert (told(back), back.context["newer"]) == (told(first), "")
 
 
-def test_pages_of_operations_are_pages_of_what_the_user_sees(client, memory, settings):
+def test_pages_of_operations_are_full_of_visible_operations(client, memory, settings):
     seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     for number in range(110):
@@ -324,13 +324,13 @@ def test_pages_of_operations_are_pages_of_what_the_user_sees(client, memory, set
 # Storage.
 
 
-def test_the_storage_says_how_it_is(client, anywhere):
+def test_storage_page_shows_diagnostics(client, anywhere):
     html = shown(client, "storage").content.decode()
     assert get_storage().describe().partition("(")[0].strip() in html.replace("&#x27;", "'")
     assert "No worker is running" in html
 
 
-def test_the_outbox_of_redis_is_shown_with_its_backlog(client, settings, memory, monkeypatch):
+def test_redis_outbox_is_shown_with_its_backlog(client, settings, memory, monkeypatch):
     settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"emails": {"OUTBOX": True}}}
     assert "Outbox" not in shown(client, "storage").content.decode()  # memory has none
     diagnostics = get_storage().reads.diagnostics()._replace(backend="redis")
@@ -344,7 +344,7 @@ def test_the_outbox_of_redis_is_shown_with_its_backlog(client, settings, memory,
     assert re.search("Outbox.*Jobs.*>2<.*Oldest job.*3.0 min.*Jobs are not reaching Redis", html, re.DOTALL)
 
 
-def test_no_secret_of_the_storage_is_told(client, settings):
+def test_storage_page_shows_no_secrets(client, settings):
     settings.DATABASES["default"]["PASSWORD"] = "hunter2"
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
     assert "hunter2" not in shown(client, "storage").content.decode()
@@ -353,7 +353,7 @@ def test_no_secret_of_the_storage_is_told(client, settings):
 # A job that is gone.
 
 
-def test_a_job_that_went_while_it_was_listed_says_so(client, anywhere):
+def test_job_deleted_since_it_was_listed_is_reported(client, anywhere):
     Queue("emails").enqueue(1, id="job-1")
     assert "job-1" in shown(client, "jobs", state="waiting").content.decode()
     get_storage().jobs.remove("emails", ["job-1"])
@@ -363,7 +363,7 @@ def test_a_job_that_went_while_it_was_listed_says_so(client, anywhere):
     assert "Job job-1 was not found in queue emails" in response.content.decode()
 
 
-def test_one_with_the_right_alone_sees_each_page(memory):
+def test_view_permission_alone_opens_each_page(memory):
     make_job(job_id="a")
     viewer = logged_in(one_with(rights.VIEW))
     for name in ("metrics", "operations", "activity", "workers"):
@@ -383,7 +383,7 @@ def test_one_with_the_right_alone_sees_each_page(memory):
         ("reveal", {}),
     ],
 )
-def test_a_page_that_a_change_shows_is_not_asked_for_again(client, memory, page, given):
+def test_page_shown_by_an_action_is_not_refreshed(client, memory, page, given):
     Queue("emails").enqueue(1, id="job-1")
     response = client.post(address(BY_NAME[page]), given)
     html = response.content.decode()
@@ -395,13 +395,13 @@ def test_a_page_that_a_change_shows_is_not_asked_for_again(client, memory, page,
     assert '<input type="hidden" name="djq_back" value="">' in html
 
 
-def test_a_page_that_is_open_is_asked_for_again(client, memory):
+def test_open_page_is_refreshed(client, memory):
     html = shown(client, "queue").content.decode()
     assert f'hx-get="{address(BY_NAME["queue"])}"' in html
     assert "data-djq-every" in html
 
 
-def test_after_a_change_that_was_shown_by_another_one_a_page_follows_that_can_be_opened(client, memory):
+def test_action_redirects_to_a_page_that_can_be_opened(client, memory):
     Queue("emails").enqueue(1, id="job-1")
     html = client.post(address(BY_NAME["reveal"])).content.decode()
     back = re.search(r'name="djq_back" value="([^"]*)"', html)[1]

@@ -1,4 +1,4 @@
-"""The pages of workers: what they show, and what can be done there."""
+"""The pages of workers and their commands."""
 
 import re
 
@@ -57,7 +57,7 @@ def words(html):
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
-def test_it_shows_what_a_worker_tells_of_itself(storage, viewer):
+def test_page_shows_what_worker_reports(storage, viewer):
     now = storage.engine.clock.now()
     storage.workers.register(
         worker(
@@ -96,7 +96,7 @@ def test_it_shows_what_a_worker_tells_of_itself(storage, viewer):
 @pytest.mark.parametrize(
     ("silent", "level"), [(4_900, "ok"), (7_000, "warn"), (14_900, "warn"), (17_000, "bad")]
 )
-def test_silence_is_marked_by_the_workers_own_interval(storage, viewer, silent, level, monkeypatch):
+def test_silent_worker_is_marked_by_its_own_heartbeat_interval(storage, viewer, silent, level, monkeypatch):
     storage.workers.register(worker("w1", heartbeat=5_000))
     clock = storage.engine.clock
     later = clock.now() + silent
@@ -119,7 +119,7 @@ def test_mixed_versions_are_flagged(storage, viewer):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_reaches_the_worker_and_is_kept(storage, keeper, command):
+def test_command_reaches_worker_and_is_logged(storage, keeper, command):
     storage.workers.register(worker("w1"))
     response = press(keeper, command, confirm="1")
     assert (response.status_code, response["Location"]) == (302, address(BY_NAME["worker"]))
@@ -129,7 +129,7 @@ def test_a_command_reaches_the_worker_and_is_kept(storage, keeper, command):
     assert "worker w1" in words(page(keeper))
 
 
-def test_a_stop_is_asked_once_more_before(storage, keeper):
+def test_stop_requires_confirmation(storage, keeper):
     storage.workers.register(worker("w1", active=2, concurrency=2))
     response = press(keeper, "stop", djq_back=address(BY_NAME["workers"]))
     html = response.content.decode()
@@ -147,7 +147,7 @@ def test_a_stop_is_asked_once_more_before(storage, keeper):
 @pytest.mark.parametrize(
     ("state", "offered"), [("running", {"quiet", "stop"}), ("quiet", {"resume", "stop"}), ("stopping", set())]
 )
-def test_only_what_a_worker_can_do_is_offered_to_those_who_may(storage, keeper, viewer, state, offered):
+def test_commands_are_offered_by_worker_state_and_permission(storage, keeper, viewer, state, offered):
     storage.workers.register(worker("w1", state=state))
     for name, more in (("workers", set()), ("worker", {"dump"})):
         html = page(keeper, name)
@@ -156,7 +156,7 @@ def test_only_what_a_worker_can_do_is_offered_to_those_who_may(storage, keeper, 
         assert "formaction" not in page(viewer, name)
 
 
-def test_one_that_ends_already_or_is_gone_is_said_to_and_nothing_is_kept(storage, keeper):
+def test_command_to_stopping_or_missing_worker_is_reported_and_not_logged(storage, keeper):
     storage.workers.register(worker("w1", state="stopping"))
     press(keeper, "quiet")
     assert "w1 is already stopping." in words(page(keeper))
@@ -167,7 +167,7 @@ def test_one_that_ends_already_or_is_gone_is_said_to_and_nothing_is_kept(storage
     assert not AuditEvent.objects.exists()
 
 
-def test_a_dump_is_read_by_those_who_may_steer_and_only_for_a_while(storage, keeper, viewer, monkeypatch):
+def test_stack_dump_requires_permission_and_expires(storage, keeper, viewer, monkeypatch):
     storage.workers.register(worker("w1"))
     storage.workers.save_dump("w1", 'File "<jobs>.py", line 3')
     assert "File &quot;&lt;jobs&gt;.py&quot;, line 3" in page(keeper, "worker")
@@ -178,7 +178,7 @@ def test_a_dump_is_read_by_those_who_may_steer_and_only_for_a_while(storage, kee
     assert "jobs&gt;.py" not in page(keeper, "worker")
 
 
-def test_a_read_only_dashboard_offers_nothing(storage, keeper, settings):
+def test_read_only_dashboard_offers_no_commands(storage, keeper, settings):
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {"READ_ONLY": True}}
     storage = get_storage()
     storage.workers.register(worker("w1"))
@@ -188,7 +188,7 @@ def test_a_read_only_dashboard_offers_nothing(storage, keeper, settings):
     assert "frames" not in page(keeper, "worker")
 
 
-def test_a_worker_that_is_not_there_is_said_to_be_gone(storage, viewer):
+def test_missing_worker_is_not_found(storage, viewer):
     response = viewer.get(address(BY_NAME["worker"]))
     assert response.status_code == 404
     assert "Worker w1 was not found" in words(response.content.decode())
@@ -198,7 +198,7 @@ def test_a_worker_that_is_not_there_is_said_to_be_gone(storage, viewer):
 
 
 @pytest.mark.usefixtures("hidden")
-def test_jobs_and_queues_that_are_hidden_are_not_named(viewer):
+def test_hidden_queues_and_their_jobs_are_not_named(viewer):
     storage = get_storage()
     jobs = (RunningJob("secret", "job-9", "spy", 1), RunningJob("emails", "job-1", "send", 1))
     processes = (ProcessInfo(801, "spy", "isolated", 7, 45_000_000, "secret", "job-9"),)
@@ -213,7 +213,7 @@ def test_jobs_and_queues_that_are_hidden_are_not_named(viewer):
 
 
 @pytest.mark.usefixtures("hidden")
-def test_a_worker_of_hidden_queues_alone_is_not_there(keeper):
+def test_worker_of_hidden_queues_only_is_not_found(keeper):
     storage = get_storage()
     storage.workers.register(worker("w1", queues=("secret",)))
     assert "No workers are running" in page(keeper)
@@ -224,7 +224,7 @@ def test_a_worker_of_hidden_queues_alone_is_not_there(keeper):
 
 @pytest.mark.usefixtures("hidden")
 @pytest.mark.parametrize("queues", [None, ("emails", "secret")])
-def test_one_that_also_serves_hidden_queues_cannot_be_steered(keeper, queues):
+def test_worker_that_also_serves_hidden_queues_cannot_be_controlled(keeper, queues):
     storage = get_storage()
     enqueue(storage, queue="secret")
     storage.workers.register(worker("w1", queues=queues))
@@ -239,13 +239,13 @@ def test_one_that_also_serves_hidden_queues_cannot_be_steered(keeper, queues):
     assert storage.workers.register(worker("w1", queues=queues)) == ()
 
 
-def test_a_refused_command_is_kept_with_its_worker(storage, viewer):
+def test_refused_command_is_logged_with_its_worker(storage, viewer):
     storage.workers.register(worker("w1"))
     assert visit(viewer, BY_NAME["worker_stop"]).status_code == 403
     assert AuditEvent.objects.get().detail == {"worker": "w1"}
 
 
-def test_a_quiet_worker_does_not_count_as_one_of_a_queue(storage, viewer):
+def test_quiet_worker_does_not_count_as_worker_of_queue(storage, viewer):
     enqueue(storage, queue="emails")
     storage.workers.register(worker("w1", state="quiet"))
     assert "no workers" in words(page(viewer, "queues"))
@@ -254,7 +254,7 @@ def test_a_quiet_worker_does_not_count_as_one_of_a_queue(storage, viewer):
 
 
 @pytest.mark.parametrize("name", ["workers", "worker"])
-def test_a_page_takes_few_queries(storage, keeper, name, django_assert_max_num_queries):
+def test_page_takes_few_queries(storage, keeper, name, django_assert_max_num_queries):
     for number in range(20):
         storage.workers.register(worker(f"w{number}"))
     with django_assert_max_num_queries(6):

@@ -1,9 +1,8 @@
-"""Every page of the dashboard with an address, and users who visit it."""
+"""URLs of the dashboard's pages, and users who visit them."""
 
 import re
 from typing import Any
 
-import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
@@ -22,7 +21,7 @@ CAPTURED = {
     "worker": "w1",
     "write": "write-1",
 }
-"""What an address has for what its route captures."""
+"""Values for the captures of routes."""
 
 
 def address(page: DashboardPage, site: str = "admin", **query: Any) -> str:
@@ -35,21 +34,13 @@ def visit(client: Client, page: DashboardPage, method: str | None = None, **head
     return client.generic(method or page.method, address(page), headers=headers or None)
 
 
-def every_page() -> list[Any]:
-    return [pytest.param(page, id=page.name) for page in PAGES]
-
-
-def every_change() -> list[Any]:
-    return [pytest.param(page, id=page.name) for page in PAGES if page.method == "POST"]
-
-
 def one_with(*chosen: str) -> User:
-    """One of the staff with these rights."""
+    """Make a staff user with these permissions."""
     return make_user(*set(chosen))
 
 
 def one_without(right: str) -> User:
-    """One of the staff with every right but this."""
+    """Make a staff user with every permission but this one."""
     return make_user(*(one for one in ALL_RIGHTS if one != right))
 
 
@@ -57,9 +48,8 @@ ALL_RIGHTS = tuple(value for name, value in vars(rights).items() if name.isupper
 
 __all__ = [
     "ALL_RIGHTS",
+    "PAGES",
     "address",
-    "every_change",
-    "every_page",
     "logged_in",
     "make_superuser",
     "one_with",

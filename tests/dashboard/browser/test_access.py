@@ -1,4 +1,4 @@
-"""Every page for everybody: in light and dark, wide and narrow, and without scripts."""
+"""Accessibility of every page: light and dark, wide and narrow, right to left, and without scripts."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -26,9 +26,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 AXE = Path(__file__).parents[1] / "vendor" / "axe-core-4.14.1" / "axe-core-4.14.1.min.js"
 DOWNLOADS = {"dead_letters_export", "metrics_export", "stream", "queue_stream"}
-SHOWN = [
-    pytest.param(page, id=page.name) for page in PAGES if page.method == "GET" and page.name not in DOWNLOADS
-]
+SHOWN = [page for page in PAGES if page.method == "GET" and page.name not in DOWNLOADS]
 MIRRORED = """() => {
   const first = document.querySelector(".djq-tabs li").getBoundingClientRect();
   const status = document.querySelector(".djq-status")?.getBoundingClientRect();
@@ -37,20 +35,28 @@ MIRRORED = """() => {
 OURS = "() => axe.run({include: [['#djq']]}, {resultTypes: ['violations']})"
 
 
+GROUPS = [SHOWN[start : start + 4] for start in range(0, len(SHOWN), 4)]
+"""Pages that a test opens in one window, one after the other."""
+LOOKS = [("light", 1280), ("dark", 1280), ("light", 390)]
+
+
+def group_id(pages):
+    return "+".join(page.name for page in pages)
+
+
 def looks():
-    """Every page as it may look. The ordinary tests see each page in one of its looks, by turns."""
-    every = [("light", 1280), ("dark", 1280), ("light", 390)]
-    for number, page in enumerate(SHOWN):
-        for turn, (scheme, width) in enumerate(every):
-            marks = () if turn == number % len(every) else pytest.mark.thorough
-            yield pytest.param(*page.values, scheme, width, id=f"{page.id}-{scheme}-{width}", marks=marks)
+    """Yield every group of pages in every look. Ordinary tests see each group in one look, by turns."""
+    for number, pages in enumerate(GROUPS):
+        for turn, (scheme, width) in enumerate(LOOKS):
+            marks = () if turn == number % len(LOOKS) else pytest.mark.thorough
+            yield pytest.param(pages, scheme, width, id=f"{group_id(pages)}-{scheme}-{width}", marks=marks)
 
 
 def every_third(first):
-    """Every page. The ordinary tests see one page of three."""
-    for number, page in enumerate(SHOWN):
+    """Yield every group of pages. Ordinary tests see one of three."""
+    for number, pages in enumerate(GROUPS):
         marks = () if number % 3 == first else pytest.mark.thorough
-        yield pytest.param(*page.values, id=page.id, marks=marks)
+        yield pytest.param(pages, id=group_id(pages), marks=marks)
 
 
 @lru_cache
@@ -58,8 +64,8 @@ def axe() -> str:
     return AXE.read_text()
 
 
-def tell_of_a_worker(storage):
-    """One with everything that its page shows, and another of an older version."""
+def register_workers(storage):
+    """Register a worker with everything that its page shows, and another one of a newer project."""
     now = storage.engine.clock.now()
     running = (RunningJob("emails", "job-1", "shop.jobs.send_receipt", now - 90_000),)
     about = {"kind": "runworkers", "heartbeat": 5_000, "rss": 123_000_000, "version": "0.5"}
@@ -70,8 +76,8 @@ def tell_of_a_worker(storage):
     storage.workers.save_dump(CAPTURED["worker"], FRAMES)
 
 
-def tell_of_imports(monkeypatch):
-    """Two reports of bulk writes, in the tables though the jobs are in memory; and jobs of the first."""
+def keep_bulk_writes(monkeypatch):
+    """Keep two reports of bulk writes in the tables, though jobs are in memory; enqueue jobs of the first."""
     kept = DatabaseBulkWriteReports("default", SYSTEM_CLOCK)
     monkeypatch.setattr(MemoryStorage, "capabilities", Capabilities(in_process=True, bulk_writes=kept))
     write, now = CAPTURED["write"], SYSTEM_CLOCK.now()
@@ -111,12 +117,12 @@ Thread djqueue-job_0
 
 @pytest.fixture
 def jobs(memory, monkeypatch):
-    """Jobs to look at."""
-    tell_of_imports(monkeypatch)
+    """Enqueue jobs, register workers and keep what else the pages show."""
+    keep_bulk_writes(monkeypatch)
     queue = Queue("emails")
     queue.enqueue({"to": "ann@example.com"}, id="job-1")
     queue.enqueue_many(range(5))
-    tell_of_a_worker(queue.storage)
+    register_workers(queue.storage)
     schedule = CronJob(pk=CAPTURED["pk"], name="night", job_name="emails", schedule="0 * * * *")
     schedule.save(force_insert=True)
     CronJob.objects.update(next_run_at=NOON)  # it is late
@@ -127,33 +133,44 @@ def jobs(memory, monkeypatch):
     return queue
 
 
-@pytest.mark.parametrize(("page", "scheme", "width"), list(looks()))
-def test_axe_finds_nothing(page, scheme, width, open_page, jobs):
-    window = open_page(address(page), scheme=scheme, width=width)
-    window.wait_for_function("window.htmx !== undefined")
+def violations(window) -> list[Any]:
+    """Return what axe finds on an open page."""
     window.evaluate(axe())
     found: Any = window.evaluate(OURS)
-    assert [
-        (violation["id"], [node["html"] for node in violation["nodes"]]) for violation in found["violations"]
-    ] == []
-    assert window.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
+    return [(one["id"], [node["html"] for node in one["nodes"]]) for one in found["violations"]]
 
 
-@pytest.mark.parametrize("page", list(every_third(0)))
-def test_a_page_can_be_read_without_scripts(page, open_page, jobs):
-    window = open_page(address(page), scripts=False)
-    expect(window.locator("#djq-live")).to_be_visible()
-    assert window.locator("#djq-live").inner_text().strip()
+def scrolls_sideways(window) -> bool:
+    return not window.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-@pytest.mark.parametrize("page", list(every_third(1)))
-def test_a_page_from_right_to_left_is_mirrored_and_scrolls_no_more_than_others(
-    page, open_page, jobs, settings
-):
+@pytest.mark.parametrize(("pages", "scheme", "width"), list(looks()))
+def test_pages_are_accessible_and_fit_the_window(pages, scheme, width, open_page, jobs):
+    window, found = None, {}
+    for page in pages:
+        window = open_page(address(page), scheme=scheme, width=width, beside=window)
+        window.wait_for_function("window.htmx !== undefined")
+        found[page.name] = (violations(window), scrolls_sideways(window))
+    assert found == dict.fromkeys(found, ([], False))
+
+
+@pytest.mark.parametrize("pages", list(every_third(0)))
+def test_pages_are_readable_without_scripts(pages, open_page, jobs):
+    window = None
+    for page in pages:
+        window = open_page(address(page), scripts=False, beside=window)
+        expect(window.locator("#djq-live")).to_be_visible()
+        assert window.locator("#djq-live").inner_text().strip(), page.name
+
+
+@pytest.mark.parametrize("pages", list(every_third(1)))
+def test_pages_in_right_to_left_language_are_mirrored_and_fit_the_window(pages, open_page, jobs, settings):
     settings.LANGUAGE_CODE = "ar"
-    window = open_page(address(page))
-    assert window.evaluate("document.documentElement.dir") == "rtl"
-    assert window.evaluate(MIRRORED)
-    for width in (1280, 390):
-        window.set_viewport_size({"width": width, "height": 900})
-        assert window.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+    window = None
+    for page in pages:
+        window = open_page(address(page), beside=window)
+        assert window.evaluate("document.documentElement.dir") == "rtl", page.name
+        assert window.evaluate(MIRRORED), page.name
+        for width in (1280, 390):
+            window.set_viewport_size({"width": width, "height": 900})
+            assert not scrolls_sideways(window), (page.name, width)

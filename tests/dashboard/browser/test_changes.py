@@ -1,4 +1,4 @@
-"""A job is edited, retried, deleted and kept after all: with scripts and without."""
+"""Editing, retrying, deleting and rescheduling a job in the browser, with and without scripts."""
 
 import pytest
 from playwright.sync_api import expect
@@ -13,6 +13,9 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 BY_NAME = {page.name: page for page in PAGES}
 SCRIPTS = pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no scripts"])
+SCRIPTS_FIRST = pytest.mark.parametrize(
+    "scripts", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["scripts", "no scripts"]
+)
 
 
 @job(name="tests.changes.mail", queue="emails")
@@ -21,7 +24,7 @@ def mail(to, *, password=None):
 
 
 @SCRIPTS
-def test_a_failed_job_is_edited_and_retried(open_page, scripts):
+def test_failed_job_is_edited_and_retried(open_page, scripts):
     storage = get_storage()
     Queue("emails").enqueue({"args": ["ann"], "kwargs": {"password": "hunter2"}}, id="other")
     payload = storage.reads.jobs("emails", ["other"])[0].payload
@@ -48,8 +51,8 @@ def test_a_failed_job_is_edited_and_retried(open_page, scripts):
     assert info.payload == {"args": ["bob"], "kwargs": {"password": "hunter2"}}
 
 
-@SCRIPTS
-def test_a_deletion_is_undone(open_page, scripts):
+@SCRIPTS_FIRST
+def test_deletion_is_undone(open_page, scripts):
     Queue("emails").enqueue(1, id="job-1")
     page = open_page(address(BY_NAME["job"]), scripts=scripts)
     page.get_by_role("button", name="Delete").click()
@@ -60,8 +63,8 @@ def test_a_deletion_is_undone(open_page, scripts):
     expect(page.locator(".djq-deletion")).to_have_count(0)
 
 
-@SCRIPTS
-def test_dead_letters_that_are_ticked_are_deleted_and_kept_after_all(open_page, scripts):
+@SCRIPTS_FIRST
+def test_deletion_of_selected_dead_letters_is_undone(open_page, scripts):
     for number in range(2):
         a_failed_job(get_storage(), queue="emails", id=f"job-{number}")
     page = open_page(address(BY_NAME["dead_letters"]), scripts=scripts)
@@ -73,7 +76,7 @@ def test_dead_letters_that_are_ticked_are_deleted_and_kept_after_all(open_page, 
     expect(page.get_by_text("deletion pending", exact=True)).to_have_count(0)
 
 
-def test_a_job_is_put_off(open_page):
+def test_job_is_rescheduled(open_page):
     Queue("emails").enqueue(1, id="job-1")
     page = open_page(address(BY_NAME["job"]))
     page.get_by_label("Run at").fill("2035-06-01T12:00:07")

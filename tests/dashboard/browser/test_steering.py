@@ -1,4 +1,4 @@
-"""A worker is steered by hand, with scripts and without."""
+"""Controlling a worker in the browser, with and without scripts."""
 
 import pytest
 from playwright.sync_api import expect
@@ -6,7 +6,7 @@ from playwright.sync_api import expect
 from djqueue.client import get_storage
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.testing.factories import worker
-from tests.dashboard.browser.test_access import OURS, axe
+from tests.dashboard.browser.test_access import violations
 from tests.dashboard.visiting import PAGES, address
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 BY_NAME = {page.name: page for page in PAGES}
 
 
-@pytest.mark.parametrize("scripts", [True, False])
-def test_a_worker_is_made_quiet_and_stopped_after_a_question(open_page, scripts):
+@pytest.mark.parametrize("scripts", [True, pytest.param(False, marks=pytest.mark.thorough)])
+def test_worker_is_quieted_and_stopped_after_confirmation(open_page, scripts):
     storage = get_storage()
     storage.workers.register(worker("w1", host="web-1", heartbeat=5_000))
     page = open_page(address(BY_NAME["workers"]), scripts=scripts)
@@ -30,8 +30,7 @@ def test_a_worker_is_made_quiet_and_stopped_after_a_question(open_page, scripts)
     expect(page.locator("#djq")).to_contain_text("The worker has no active jobs.")
     assert storage.workers.register(worker("w1", host="web-1", state="quiet")) == ()
     if scripts:
-        page.evaluate(axe())
-        assert page.evaluate(OURS)["violations"] == []
+        assert violations(page) == []
 
     page.get_by_role("button", name="Stop worker").click()
     expect(page.locator(".messagelist")).to_contain_text("to stop.")
@@ -39,7 +38,7 @@ def test_a_worker_is_made_quiet_and_stopped_after_a_question(open_page, scripts)
     assert storage.workers.register(worker("w1", host="web-1", state="quiet")) == ("stop",)
 
 
-def test_a_dump_comes_to_the_open_page(open_page):
+def test_stack_dump_appears_on_open_page(open_page):
     storage = get_storage()
     storage.workers.register(worker("w1"))
     page = open_page(address(BY_NAME["worker"]))

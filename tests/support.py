@@ -22,7 +22,9 @@ def eventually(predicate: Callable[[], T], timeout: float = PATIENCE, message: s
     raise _never(predicate, value, timeout, message)
 
 
-async def aeventually(predicate: Callable[[], T | Awaitable[T]], timeout: float = PATIENCE, message: str = "") -> T:
+async def aeventually(
+    predicate: Callable[[], T | Awaitable[T]], timeout: float = PATIENCE, message: str = ""
+) -> T:
     """See `eventually`; leaves the event loop free, and `predicate` may be a coroutine function."""
     for pause in _pauses(timeout):
         value = predicate()

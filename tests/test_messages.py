@@ -1,4 +1,4 @@
-"""Every word is translated: the catalogues are complete, and nothing is left out of them."""
+"""Translations: catalogs are complete, and every text that users see is in them."""
 
 import ast
 import gettext
@@ -23,7 +23,7 @@ SURFACES = sorted(
 PLACEHOLDER = re.compile(r"%(?:\(\w+\))?[-#0 +]*[\d.]*[sdgif]|\{\w*\}")
 
 
-# The catalogues.
+# The catalogs.
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +32,12 @@ def extracted() -> Iterator[Path]:
         yield locale
 
 
-def test_there_is_a_language_besides_english() -> None:
+def test_german_translation_exists() -> None:
     assert "de" in LANGUAGES
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_catalogue_has_what_is_to_be_translated_and_no_more(language: str, extracted: Path) -> None:
+def test_catalog_has_exactly_the_strings_in_the_code(language: str, extracted: Path) -> None:
     def found(locale: Path) -> set[tuple[str, ...]]:
         return {
             (one.fields.get("msgctxt", ""), one.id, one.fields.get("msgid_plural", ""))
@@ -49,14 +49,14 @@ def test_a_catalogue_has_what_is_to_be_translated_and_no_more(language: str, ext
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_catalogue_is_complete_and_nothing_in_it_is_a_guess(language: str) -> None:
+def test_catalog_is_complete_and_has_no_fuzzy_entries(language: str) -> None:
     found = messages.read(messages.catalogue(language))
     assert [one.id for one in found if one.is_missing] == []
     assert len(found) > 500
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_translation_has_the_placeholders_of_what_it_translates(language: str) -> None:
+def test_translations_have_the_placeholders_of_their_originals(language: str) -> None:
     for one in messages.read(messages.catalogue(language)):
         originals = [
             sorted(PLACEHOLDER.findall(one.fields[name]))
@@ -68,7 +68,7 @@ def test_a_translation_has_the_placeholders_of_what_it_translates(language: str)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_compiled_catalogue_says_what_its_source_says(language: str) -> None:
+def test_compiled_catalog_equals_its_source(language: str) -> None:
     po = messages.catalogue(language)
     with po.with_suffix(".mo").open("rb") as file:
         compiled = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ def test_a_compiled_catalogue_says_what_its_source_says(language: str) -> None:
     assert compiled == wanted, "run `make messages`"
 
 
-# What is in no catalogue.
+# Texts in no catalog.
 
 BARE = {"CSV", "JSON", "colM", "djq-page", "djqueue", "djqueue -", "(djqueue )djqueue"}
 """In templates, and the same in every language: names of formats, classes in blocks of the admin."""
@@ -114,10 +114,13 @@ class Words(HTMLParser):
             self.found.append(data)
 
 
-@pytest.mark.parametrize(
-    "path", TEMPLATES, ids=lambda path: str(path.relative_to(ROOT / "templates" / "djqueue"))
-)
-def test_a_template_has_no_bare_text(path: Path) -> None:
+def test_templates_have_no_untranslated_text() -> None:
+    found = {str(path.relative_to(ROOT)): untranslated(path) - BARE for path in TEMPLATES}
+
+    assert {path: texts for path, texts in found.items() if texts} == {}
+
+
+def untranslated(path: Path) -> set[str]:
     text = re.sub(
         r"\{% blocktranslate.*?%\}.*?\{% endblocktranslate %\}", "", path.read_text(), flags=re.DOTALL
     )
@@ -128,7 +131,7 @@ def test_a_template_has_no_bare_text(path: Path) -> None:
         for piece in re.split(r"\s{2,}|\n", words.strip())
         if re.search(r"[A-Za-z]", piece)
     }
-    assert {piece.strip() for piece in bare} - BARE == set()
+    return {piece.strip() for piece in bare}
 
 
 GETTEXT = {
@@ -176,27 +179,37 @@ def is_hidden(call: ast.Call) -> bool:
     return any(word.arg == "editable" and ast.unparse(word.value) == "False" for word in call.keywords)
 
 
-@pytest.mark.parametrize("path", SURFACES, ids=lambda path: str(path.relative_to(ROOT / "djqueue")))
-def test_what_is_wrapped_is_found(path: Path) -> None:
-    """gettext finds literals, under names that it is told of."""
-    tree = ast.parse(path.read_text())
-    imported = {
-        name.asname or name.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "django.utils.translation"
-        for name in node.names
-        if name.name in GETTEXT
-    }
-    assert imported <= {*GETTEXT, "_", *messages.ALIASES}
-    for call in calls(path):
-        if name_of(call.func) in imported:
-            where = f"{path}:{call.lineno}"
-            assert isinstance(call.args[0], ast.Constant) or path.name in BY_TABLE, where
+def test_gettext_extracts_every_translated_string() -> None:
+    """gettext finds literals, in calls of the names that it is given."""
+    unknown, computed = [], []
+    for path in SURFACES:
+        imported = {
+            name.asname or name.name
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom) and node.module == "django.utils.translation"
+            for name in node.names
+            if name.name in GETTEXT
+        }
+        unknown += [f"{path}: {name}" for name in imported - {*GETTEXT, "_", *messages.ALIASES}]
+        computed += [
+            f"{path}:{call.lineno}"
+            for call in calls(path)
+            if name_of(call.func) in imported
+            and not isinstance(call.args[0], ast.Constant)
+            and path.name not in BY_TABLE
+        ]
+
+    assert (unknown, computed) == ([], [])
 
 
-@pytest.mark.parametrize("path", SURFACES, ids=lambda path: str(path.relative_to(ROOT / "djqueue")))
-def test_what_is_shown_is_wrapped(path: Path) -> None:
-    bare = []
+def test_every_shown_string_is_translated() -> None:
+    found = [f"{path}:{node.lineno} {ast.unparse(node)}" for path in SURFACES for node in bare_texts(path)]
+
+    assert found == []
+
+
+def bare_texts(path: Path) -> list[ast.expr]:
+    bare: list[ast.expr] = []
     for node in shown(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and not is_hidden(node):
             bare += [word.value for word in node.keywords if word.arg in SHOWN and is_text(word.value)]
@@ -211,4 +224,4 @@ def test_what_is_shown_is_wrapped(path: Path) -> None:
                 bare.append(node.args[0])
         elif isinstance(node, ast.Assign) and any(name_of(target) in SHOWN for target in node.targets):
             bare += [node.value] if is_text(node.value) else []
-    assert [f"{path}:{node.lineno} {ast.unparse(node)}" for node in bare] == []
+    return bare

@@ -1,4 +1,4 @@
-"""Types of decorated functions, checked by mypy."""
+"""Types of decorated functions, as mypy sees them."""
 
 from pathlib import Path
 
@@ -31,39 +31,26 @@ async def use() -> None:
 """
 
 
-@pytest.fixture
-def check(tmp_path, monkeypatch):
-    """The errors that mypy finds in a text, as (line behind TEXT, code)."""
-    mypy = pytest.importorskip("mypy.api")
-    monkeypatch.chdir(ROOT)
-
-    def check(more):
-        path = tmp_path / "shop.py"
-        path.write_text(TEXT + more)
-        output, problems, _ = mypy.run(["--no-error-summary", "--hide-error-context", str(path)])
-        assert not problems
-        # The options are those of pyproject.toml (strict), whose cache `make lint` has filled.
-        offset = TEXT.count("\n")
-        lines = [line for line in output.splitlines() if ": error: " in line]
-        return [(int(line.split(":")[1]) - offset, line.rpartition("[")[2][:-1]) for line in lines]
-
-    return check
+WRONG_CALLS = {
+    'add.enqueue("no number")': "arg-type",
+    "add.enqueue(1, c=2)": "call-arg",
+    "double.enqueue()": "call-arg",
+    "add(1, 2, 3)": "call-arg",
+    "add.using(priority=1).enqueue(b=2)": "call-arg",
+}
 
 
 @pytest.mark.slow
-def test_type_checker_accepts_typed_calls_and_reports_wrong_arguments(check):
-    more = [
-        'add.enqueue("no number")',
-        "add.enqueue(1, c=2)",
-        "double.enqueue()",
-        "add(1, 2, 3)",
-        "add.using(priority=1).enqueue(b=2)",
-    ]
+def test_type_checker_accepts_right_calls_and_rejects_wrong_ones(tmp_path, monkeypatch):
+    mypy = pytest.importorskip("mypy.api")
+    monkeypatch.chdir(ROOT)  # for the settings of mypy, and its cache, which `make lint` has filled
+    path = tmp_path / "shop.py"
+    path.write_text(TEXT + "\n".join(WRONG_CALLS))
 
-    assert check("\n".join(more)) == [
-        (1, "arg-type"),
-        (2, "call-arg"),
-        (3, "call-arg"),
-        (4, "call-arg"),
-        (5, "call-arg"),
-    ]
+    output, problems, _ = mypy.run(["--strict", "--no-error-summary", "--hide-error-context", str(path)])
+
+    assert not problems
+    errors = [line for line in output.splitlines() if ": error: " in line]
+    first = TEXT.count("\n") + 1
+    expected = list(enumerate(WRONG_CALLS.values(), start=first))
+    assert [(int(line.split(":")[1]), line.rpartition("[")[2][:-1]) for line in errors] == expected

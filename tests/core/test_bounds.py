@@ -1,10 +1,9 @@
-"""A great surplus is worked off in steps, while jobs go on."""
-
-import threading
+"""Sweeps of large surpluses, and records of jobs that fail often, stay bounded."""
 
 import pytest
 
 from djqueue.core.engine import Engine, sweeper
+from djqueue.core.engine.finisher import Settlement
 from djqueue.core.job import Batch, ClaimRequest, Outcome
 from djqueue.core.options import JobOptions
 from djqueue.core.queue import QueuePolicy
@@ -13,7 +12,7 @@ from djqueue.core.states import State
 from djqueue.testing.clock import FakeClock
 from tests.core.anatomy import check_engine
 
-MANY = 100_000
+JOBS = 10 * sweeper.SWEEP_LIMIT
 KEPT = 100
 
 
@@ -31,48 +30,42 @@ def complete_many(engine, count, queue="q"):
         Retention(results=KeepResults(bytes=10 * KEPT)),
     ],
 )
-def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(retention, monkeypatch):
+def test_sweep_removes_large_surplus_in_steps_between_which_other_jobs_run(retention, monkeypatch):
     engine = Engine(clock=FakeClock(), policies={"q": QueuePolicy(retention=retention)}, cores=1)
-    complete_many(engine, MANY)
-    taken = []
-    forget = sweeper._forget
+    complete_many(engine, JOBS)
+    removed, steps = [], 0
+    forget, settle = sweeper._forget, Settlement.settle
 
-    def noting(*arguments):
+    def forget_noting(*arguments):
         found = forget(*arguments)
-        taken.append(found[0])
+        removed.append(found[0])
         return found
 
-    monkeypatch.setattr(sweeper, "_forget", noting)
-    steps, over = 0, threading.Event()
-
-    def work():
+    def complete_between_steps(settlement, changes):
         nonlocal steps
-        while not over.is_set():
+        settle(settlement, changes)
+        assert not engine.context.shard("other").lock.locked()
+        with monkeypatch.context() as inner:
+            inner.setattr(Settlement, "settle", settle)
             complete_many(engine, 1, "other")
-            steps += 1
+        steps += 1
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        for _ in range(3):
-            engine.sweep(60_000)
-    finally:
-        over.set()
-        thread.join()
+    monkeypatch.setattr(sweeper, "_forget", forget_noting)
+    monkeypatch.setattr(Settlement, "settle", complete_between_steps)
+    engine.sweep(60_000)
 
     results = sum(
         job.result is not None
         for job in engine.reads.jobs("q", list(engine.context.shard("q").queues["q"].jobs))
     )
-    kept = MANY if retention.results.bytes is not None else KEPT
+    kept = JOBS if retention.results.bytes is not None else KEPT
     assert (engine.reads.counts("q")[State.COMPLETED], results) == (kept, KEPT)
-    assert max(taken) <= sweeper.SWEEP_LIMIT
-    assert len(taken) >= MANY // sweeper.SWEEP_LIMIT
-    assert steps > 10
+    assert max(removed) <= sweeper.SWEEP_LIMIT
+    assert steps >= len(removed) >= JOBS // sweeper.SWEEP_LIMIT
     check_engine(engine)
 
 
-def test_a_job_that_fails_again_and_again_leaves_nothing_that_grows():
+def test_details_of_a_job_that_fails_repeatedly_stay_bounded():
     clock = FakeClock()
     kept = Retention(attempts=KeepOfJob(age=10**9))
     engine = Engine(clock=clock, policies={"q": QueuePolicy(retention=kept)}, cores=1)

@@ -123,13 +123,19 @@ def run_case(case: type[unittest.TestCase]) -> None:
     assert [text for _, text in result.errors + result.failures] == []
 
 
-@pytest.mark.parametrize("block", FOREIGN, ids=str)
-def test_code_of_other_libraries_compiles(block):
-    assert compile(block.text, str(block), "exec")
+def test_code_for_other_libraries_compiles(subtests):
+    for block in FOREIGN:
+        with subtests.test(str(block)):
+            assert compile(block.text, str(block), "exec")
 
 
-@pytest.mark.parametrize("block", SETTINGS, ids=str)
-def test_examples_of_settings_pass_the_checks(block):
+def test_settings_in_examples_pass_the_checks(subtests):
+    for block in SETTINGS:
+        with subtests.test(str(block)):
+            check_settings_block(block)
+
+
+def check_settings_block(block: Block) -> None:
     given = {"BASE_DIR": Path()}
     exec(compile(block.text, str(block), "exec"), given)
     assert given.keys() & {"INSTALLED_APPS", "DATABASES", "DJQUEUE"}
@@ -186,13 +192,14 @@ def worker() -> Worker:
 # The commands in it.
 
 
-@pytest.mark.parametrize("block", CONSOLE, ids=str)
-def test_commands_exist(block):
-    lines = [line for line in block.text.splitlines() if line.strip()]
-    assert lines
-    for line in lines:
-        assert line.startswith("$ "), f"{block}: {line!r}"
-        check_command(shlex.split(line.removeprefix("$ "), comments=True))
+def test_documented_commands_exist(subtests):
+    for block in CONSOLE:
+        lines = [line for line in block.text.splitlines() if line.strip()]
+        assert lines, str(block)
+        for line in lines:
+            with subtests.test(f"{block}: {line}"):
+                assert line.startswith("$ ")
+                check_command(shlex.split(line.removeprefix("$ "), comments=True))
 
 
 def check_command(words: list[str]) -> None:
@@ -433,11 +440,14 @@ def test_the_table_of_the_redis_storages_options_is_complete():
     assert set(first_cells("redis.md", "redis options")) == known
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_the_columns_that_spark_reads_are_complete(name):
-    found = [(column, kind) for column, kind, _ in table("spark.md", f"spark {name}")]
+def test_tables_of_spark_columns_are_complete():
+    documented = {
+        name: [(column, kind) for column, kind, _ in table("spark.md", f"spark {name}")] for name in TABLES
+    }
 
-    assert found == [(column.name, column.type) for column in TABLES[name].columns]
+    assert documented == {
+        name: [(column.name, column.type) for column in one.columns] for name, one in TABLES.items()
+    }
 
 
 def test_the_options_of_a_read_and_of_a_stream_are_complete():
@@ -497,13 +507,11 @@ def test_the_storages_that_the_readme_names_are_there():
     assert all(issubclass(import_string(name), Storage) for name in named)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_and_folders_that_a_page_names_are_there(page):
-    named = re.findall(
-        r"`((?:tests|djqueue|demo_project|docs|scripts|templates|static)/[\w/.-]*)`", page.read_text()
-    )
+def test_files_and_folders_named_in_the_docs_exist():
+    path = re.compile(r"`((?:tests|djqueue|demo_project|docs|scripts|templates|static)/[\w/.-]*)`")
+    named = {(page.name, name) for page in PAGES for name in path.findall(page.read_text())}
 
-    assert [path for path in named if not (ROOT / path).exists()] == []
+    assert sorted((page, name) for page, name in named if not (ROOT / name).exists()) == []
 
 
 # The whole of it.

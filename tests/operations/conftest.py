@@ -11,10 +11,12 @@ from django.db import connection
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.operations.mirror import Mirror
 from djqueue.storage.redis import RedisStorage
+from djqueue.testing.clock import FakeClock
 from tests import servers
-from tests.clocks import AheadClock
+from tests.support import PATIENCE
 from tests.tables import empty_tables, every_app
 
 MakeStorage = Callable[..., RedisStorage]
@@ -51,8 +53,9 @@ def tables() -> Iterator[None]:
 
 
 @pytest.fixture
-def clock() -> AheadClock:
-    return AheadClock()
+def clock() -> FakeClock:
+    """A clock that starts now and stands still: no lease expires on a busy machine."""
+    return FakeClock(SYSTEM_CLOCK.now(), SYSTEM_CLOCK.monotonic())
 
 
 @pytest.fixture(scope="session")
@@ -70,12 +73,12 @@ def redis_url(redis_server: servers.RedisServer) -> str:
 
 
 @pytest.fixture
-def make_storage(redis_url: str, clock: AheadClock) -> Iterator[MakeStorage]:
+def make_storage(redis_url: str, clock: FakeClock) -> Iterator[MakeStorage]:
     """Makes storages on that server, and closes them."""
     with ExitStack() as stack:
 
         def make(**options: Any) -> RedisStorage:
-            storage = RedisStorage(clock=clock, **{"url": redis_url, **options})
+            storage = RedisStorage(clock=clock, **{"url": redis_url, "timeout": PATIENCE, **options})
             stack.callback(storage.close)
             return storage
 
@@ -83,7 +86,7 @@ def make_storage(redis_url: str, clock: AheadClock) -> Iterator[MakeStorage]:
 
 
 @pytest.fixture
-def make_mirror(tables: None, clock: AheadClock) -> MakeMirror:
+def make_mirror(tables: None, clock: FakeClock) -> MakeMirror:
     """Makes mirrors of storages in Django's database."""
     return lambda storage: Mirror(storage, "default", clock=clock)
 

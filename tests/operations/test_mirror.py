@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 from django.db import OperationalError, connection
@@ -20,11 +21,27 @@ from djqueue.storage.memory import MemoryStorage
 from djqueue.storage.redis.changes import CHANGES, FIRST_ENTRIES, Backlog, ChangeStream, DataLostError
 from djqueue.storage.tables import outsiders
 from djqueue.testing import factories as f
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 from .looking import assert_alike, copy_all, letters, mirrored, mirrored_state, tables
 
 DAY = 86_400_000
+
+
+@contextmanager
+def running(*mirrors: Mirror) -> Iterator[None]:
+    """Run mirrors in threads, which end with the block."""
+    stop = threading.Event()
+    threads = [threading.Thread(target=mirror.run, args=(stop,)) for mirror in mirrors]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def warnings(caplog) -> list[str]:
@@ -423,22 +440,13 @@ def test_a_process_that_was_dead_to_the_others_writes_nothing_old(
 
 
 def test_two_mirrors_and_a_resync_at_once_end_with_the_truth(storage, make_mirror):
-    stop = threading.Event()
-    mirrors = [make_mirror(storage) for _ in range(2)]
-    threads = [threading.Thread(target=mirror.run, args=(stop,)) for mirror in mirrors]
-    for thread in threads:
-        thread.start()
-    try:
+    with running(make_mirror(storage), make_mirror(storage)):
         for round_ in range(15):
             f.enqueue_many(storage, 20)
             claims = f.claim(storage, 15)
             f.finish(storage, *map(f.completing, claims[:5]), *map(f.failing, claims[5:8]))
             if round_ % 5 == 2:
                 make_mirror(storage).resync()
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
 
     assert_alike(storage)
 
@@ -721,20 +729,17 @@ def test_the_thread_outlives_what_is_away_and_says_so_once(
     monkeypatch.setattr("djqueue.operations.mirror.LAST_RETRY", 0.01)
     f.enqueue(storage)
     calls = []
-    stop = threading.Event()
+    intact = getattr(where, name)
 
     def fail(*_):
         calls.append(1)
         raise error
 
-    with monkeypatch.context() as patch:
-        patch.setattr(where, name, fail)
-        thread = threading.Thread(target=mirror.run, args=(stop,))
-        thread.start()
+    monkeypatch.setattr(where, name, fail)
+    with running(mirror):
         eventually(lambda: len(calls) > 3)
-    eventually(lambda: "Mirroring resumed." in warnings(caplog))
-    stop.set()
-    thread.join()
+        monkeypatch.setattr(where, name, intact)
+        eventually(lambda: "Mirroring resumed." in warnings(caplog))
 
     assert_alike(storage)
     said = [entry for entry in caplog.records if entry.name == "djqueue.mirror"]
@@ -907,15 +912,9 @@ def test_the_thread_waits_while_many_jobs_change_and_copies_when_they_do_not(
         return {f.QUEUE: Backlog(added[0], 0, 1.0)}
 
     monkeypatch.setattr(ChangeStream, "backlogs", backlogs)
-    stop = threading.Event()
-    thread = threading.Thread(target=mirror.run, args=(stop,))
-    thread.start()
-    try:
+    with running(mirror):
         eventually(lambda: len(looks) >= 5)
         eventually(lambda: models.Job.objects.count() == 11)
-    finally:
-        stop.set()
-        thread.join()
 
     assert looks[:5] == [1] * 5
     assert_alike(storage)
@@ -939,21 +938,17 @@ def test_the_thread_copies_before_the_rows_are_too_old_however_many_jobs_change(
         return {f.QUEUE: Backlog(len(looks) * 100_000, 0, 1.0)}
 
     monkeypatch.setattr(ChangeStream, "backlogs", backlogs)
-    stop = threading.Event()
-    thread = threading.Thread(target=mirror.run, args=(stop,))
-    thread.start()
-    try:
+    with running(mirror):
         eventually(lambda: models.Job.objects.count() == 11)
-    finally:
-        stop.set()
-        thread.join()
 
     waited = [age for age, count in looks if count == 1]
     assert len(waited) > 2
     assert max(waited) < 3_000 + 1_000
 
 
-def test_the_thread_copies_what_is_left_when_it_is_stopped_while_it_waits(storage, mirror, monkeypatch):
+def test_the_thread_copies_what_is_left_when_it_is_stopped_while_it_waits(
+    storage, mirror, monkeypatch, clock
+):
     monkeypatch.setattr("djqueue.operations.pace.SUSPECT", 0)
     f.enqueue(storage)
     copy_all(mirror)
@@ -965,15 +960,13 @@ def test_the_thread_copies_what_is_left_when_it_is_stopped_while_it_waits(storag
             f.enqueue_many(storage, 10)
         elif len(looks) == 3:
             waiting.set()
+        if len(looks) < 3:
+            clock.advance(200)  # Later, no look is due: the thread only waits.
         return {f.QUEUE: Backlog(len(looks) * 1_000_000, 0, 1.0)}
 
     monkeypatch.setattr(ChangeStream, "backlogs", backlogs)
-    stop = threading.Event()
-    thread = threading.Thread(target=mirror.run, args=(stop,))
-    thread.start()
-    assert waiting.wait(10)
-    stop.set()
-    thread.join()
+    with running(mirror):
+        assert waiting.wait(PATIENCE)
 
     assert set(looks) == {1}
     assert_alike(storage)
@@ -1096,7 +1089,7 @@ def test_changes_of_mirrored_rows_in_one_millisecond_have_different_versions(sto
     for _ in range(3):
         mine.hold(changes_jobs=True)
         seen.append(leaderlease.version("default"))
-    clock.advance(-60_000)
+    clock.jump(-60_000)
     mine.hold(changes_jobs=True)
     seen.append(leaderlease.version("default"))
     assert len(set(seen)) == len(seen)
@@ -1126,14 +1119,8 @@ def test_a_copy_that_waits_notices_that_a_resync_took_its_lease(
         return {f.QUEUE: Backlog(len(looks) * 1_000_000 if is_copying else 0, 0, 1.0)}
 
     monkeypatch.setattr(ChangeStream, "backlogs", backlogs)
-    stop = threading.Event()
-    thread = threading.Thread(target=mirror.run, args=(stop,))
-    thread.start()
-    try:
+    with running(mirror):
         eventually(lambda: numbers and mirror._number > numbers[0])
-    finally:
-        stop.set()
-        thread.join()
 
     assert_alike(storage)
     assert warnings(caplog) == []
@@ -1170,13 +1157,7 @@ def test_the_thread_prepares_its_connection_also_when_it_waits_first_after_an_er
         raise StorageUnavailableError("Redis is away")
 
     monkeypatch.setattr(ChangeStream, "backlogs", backlogs)
-    stop = threading.Event()
-    thread = threading.Thread(target=mirror.run, args=(stop,))
-    thread.start()
-    try:
+    with running(mirror):
         eventually(lambda: levels)
-    finally:
-        stop.set()
-        thread.join()
 
     assert levels == [1]

@@ -15,6 +15,7 @@ from djqueue.core.job import ProcessInfo, RunningJob
 from djqueue.management.commands import djqueue
 from djqueue.operations import workercontrol
 from djqueue.testing.factories import worker
+from tests.support import PATIENCE
 
 
 @pytest.fixture
@@ -71,11 +72,11 @@ def test_a_dump_is_printed(storage):
 
     def handler(job):
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE)
 
     with Worker(storage, ["emails"], {"handler": handler}, worker_id="w1", maintain=False):
         Queue("emails").enqueue(name="handler")
-        assert begun.wait(10)
+        assert begun.wait(PATIENCE)
         storage.workers.save_dump("w1", "an earlier one")
         assert "in handler" in run("--dump", "w1")
         go_on.set()

@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from tests.runtime.project import ROOT, Project
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 SETTINGS = """
 INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "djqueue", "shop"]
@@ -74,7 +74,7 @@ def python(project, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=5 * PATIENCE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -107,12 +107,12 @@ def test_what_workers_do_is_in_the_tables_when_they_end(project):
 def test_a_worker_goes_on_with_the_mirror_of_one_that_was_killed(project):
     with project.start("--worker-id", "first", log="first.txt") as first:
         run(project, "from shop.jobs import double; double.enqueue(1)")
-        eventually(lambda: count(project, "djqueue_job_result") == 1, timeout=30)
+        eventually(lambda: count(project, "djqueue_job_result") == 1)
         with project.start("--worker-id", "second", log="second.txt") as second:
             second.says("concurrency")
             first.process.kill()
             first.ends()
             run(project, "from shop.jobs import double; double.enqueue(2)")
-            eventually(lambda: count(project, "djqueue_job_result") == 2, timeout=30)
+            eventually(lambda: count(project, "djqueue_job_result") == 2)
             second.process.terminate()
             assert second.ends() == 0, second.output

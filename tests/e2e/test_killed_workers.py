@@ -1,11 +1,8 @@
 """`runworkers` on a project's database, killed as `kill -9` kills: what a user finds afterwards."""
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -13,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.project import ROOT, Project, WorkerProcess
+from tests.runtime.project import Project, WorkerProcess
 from tests.support import eventually
 
 SETTINGS = """
@@ -63,15 +60,14 @@ def hang(number):
 """
 
 TABLES = """
-import json
 from djqueue.models import DeadLetter, Job, JobAttempt, JobResult
 jobs = list(Job.objects.values_list("job_id", "name", "state", "attempts", "failures", "stalls"))
-print(json.dumps({
+answer = {
     "jobs": jobs,
     "results": list(JobResult.objects.values_list("job_id", flat=True)),
     "dead": list(DeadLetter.objects.values_list("job_id", "reason")),
     "attempts": list(JobAttempt.objects.values_list("job_id", flat=True)),
-}))
+}
 """
 
 SEED = int(os.environ.get("DJQUEUE_TEST_SEED", "0")) or random.SystemRandom().randrange(1 << 30)
@@ -80,38 +76,12 @@ SEED = int(os.environ.get("DJQUEUE_TEST_SEED", "0")) or random.SystemRandom().ra
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     made = Project(tmp_path, JOBS, SETTINGS)
-    python(made, "-m", "django", "migrate", "--verbosity", "0")
+    made.migrate()
     return made
 
 
-def python(project: Project, *arguments: str) -> str:
-    """Python in the project, in a process of its own: what it printed."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=project.folder,
-        env={
-            **os.environ,
-            "DJANGO_SETTINGS_MODULE": "project_settings",
-            "PYTHONPATH": os.pathsep.join([str(project.folder), str(ROOT)]),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def run(project: Project, code: str) -> str:
-    """Python in the project: its last line."""
-    path = project.folder / "said.py"
-    path.write_text(f"import django\ndjango.setup()\n{code}\n")
-    return python(project, str(path)).splitlines()[-1]
-
-
 def tables(project: Project) -> dict[str, list[list[object]]]:
-    found: dict[str, list[list[object]]] = json.loads(run(project, TABLES))
+    found: dict[str, list[list[object]]] = project.run(TABLES)
     return found
 
 
@@ -123,29 +93,29 @@ def until_empty(project: Project) -> None:
 def test_a_job_enqueued_by_one_process_is_run_by_another_and_its_result_read_by_a_third(
     project: Project,
 ) -> None:
-    job_id = run(project, "from shop.jobs import note; print(note.enqueue(7).id)")
+    job_id = project.run("from shop.jobs import note; answer = note.enqueue(7).id")
     until_empty(project)
 
-    code = f"from djqueue import Queue; print(Queue('default').get_result({job_id!r}))"
-    assert run(project, code) == "7"
+    code = f"from djqueue import Queue; answer = Queue('default').get_result({job_id!r})"
+    assert project.run(code) == 7
 
 
 def test_a_caller_in_another_process_gets_what_the_job_returns(project: Project) -> None:
     with project.start() as workers:
         workers.says("is the scheduler")
-        code = "from shop.jobs import note; print(note.enqueue_and_wait(41, wait=20))"
-        assert run(project, code) == "41"
+        code = "from shop.jobs import note; answer = note.enqueue_and_wait(41, wait=60)"
+        assert project.run(code) == 41
         workers.signal(signal.SIGTERM)
         assert workers.ends() == 0
 
 
 def test_an_interrupted_job_runs_again_and_the_stall_is_counted(project: Project) -> None:
-    job_id = run(project, "from shop.jobs import hang; print(hang.enqueue(1).id)")
+    job_id = project.run("from shop.jobs import hang; answer = hang.enqueue(1).id")
     done = project.folder / "done.txt"
     with project.start() as workers:
-        eventually(lambda: done.exists() and done.read_text() == "1\n", timeout=30, message=workers.output)
+        eventually(lambda: done.exists() and done.read_text() == "1\n", message=workers.output)
         # What the engine did is in the tables a moment later.
-        eventually(lambda: state_of(project, job_id) == "active", timeout=30)
+        eventually(lambda: state_of(project, job_id) == "active")
         workers.signal(signal.SIGKILL)
         workers.ends()
     until_empty(project)
@@ -156,8 +126,8 @@ def test_an_interrupted_job_runs_again_and_the_stall_is_counted(project: Project
 
 
 def state_of(project: Project, job_id: str) -> str:
-    code = f"from djqueue.models import Job; print(Job.objects.get(job_id={job_id!r}).state)"
-    return run(project, code)
+    code = f"from djqueue.models import Job; answer = Job.objects.get(job_id={job_id!r}).state"
+    return project.run(code)
 
 
 def test_a_worker_process_beside_the_scheduler_goes_on_with_the_next_one(project: Project) -> None:
@@ -165,16 +135,16 @@ def test_a_worker_process_beside_the_scheduler_goes_on_with_the_next_one(project
     with project.start("--standby", "work", log="worker.txt") as worker:
         with project.start("--queues", "others") as scheduler:
             scheduler.says("is the scheduler")
-            job_id = run(project, "from shop.jobs import note; print(note.enqueue(1).id)")
+            job_id = project.run("from shop.jobs import note; answer = note.enqueue(1).id")
             # In the tables: what has ended in the moment before the kill alone would run again.
-            eventually(lambda: state_of(project, job_id) == "completed", timeout=30, message=worker.output)
+            eventually(lambda: state_of(project, job_id) == "completed", message=worker.output)
             assert size(done) == full_of(1)
             scheduler.signal(signal.SIGKILL)
             scheduler.ends()
         with project.start("--queues", "others") as scheduler:
             scheduler.says("is the scheduler")
-            run(project, "from shop.jobs import note; print(note.enqueue(2).id)")
-            eventually(lambda: size(done) == full_of(1, 2), timeout=30, message=worker.output)
+            project.run("from shop.jobs import note; answer = note.enqueue(2).id")
+            eventually(lambda: size(done) == full_of(1, 2), message=worker.output)
             worker.signal(signal.SIGTERM)
             assert worker.ends() == 0, worker.output
 
@@ -190,13 +160,13 @@ def test_a_worker_process_leaves_a_frozen_scheduler_for_the_standby(project: Pro
         standby = running.enter_context(project.start("--queues", "others", log="standby.txt"))
         worker = running.enter_context(project.start("--standby", "work", log="worker.txt"))
         standby.says("Standing by")
-        run(project, "from shop.jobs import note; print(note.enqueue(1).id)")
-        eventually(lambda: size(done) == full_of(1), timeout=30, message=worker.output)
+        project.run("from shop.jobs import note; answer = note.enqueue(1).id")
+        eventually(lambda: size(done) == full_of(1), message=worker.output)
         frozen.signal(signal.SIGSTOP)
-        run(project, "from shop.jobs import note; print(note.enqueue(2).id)")
+        project.run("from shop.jobs import note; answer = note.enqueue(2).id")
         standby.says("is the scheduler")
         taken_over = time.monotonic()
-        eventually(lambda: size(done) == full_of(1, 2), timeout=60, message=worker.output)
+        eventually(lambda: size(done) == full_of(1, 2), message=worker.output)
         took = time.monotonic() - taken_over
         worker.signal(signal.SIGTERM)
         assert worker.ends() == 0, worker.output
@@ -241,16 +211,15 @@ def test_killed_at_random_instants_no_job_is_lost_and_each_ends_once(project: Pr
 
 def enqueue(project: Project, *, notes: int, fails: int, refusals: int) -> list[str]:
     code = f"""
-import json
 from django.db import transaction
 from shop.jobs import fail, note, refuse
 with transaction.atomic():
     results = note.enqueue_many([((n,), {{}}) for n in range({notes})])
     results += fail.enqueue_many([((n,), {{}}) for n in range({fails})])
 results += refuse.using(durable=True).enqueue_many([((n,), {{}}) for n in range({refusals})])
-print(json.dumps([result.id for result in results]))
+answer = [result.id for result in results]
 """
-    ids: list[str] = json.loads(run(project, code))
+    ids: list[str] = project.run(code)
     return ids
 
 
@@ -263,7 +232,6 @@ def wait_for_progress(workers: WorkerProcess, done: Path, before: int, more: int
     workers.says("is the scheduler")
     eventually(
         lambda: size(done) > before + more or size(done) >= full(1500),
-        timeout=60,
         message=workers.output,
     )
 

@@ -5,7 +5,6 @@ import signal
 
 import pytest
 
-from tests.e2e.test_killed_workers import python
 from tests.e2e.test_stuck_workers import (
     JOBS,
     SETTINGS,
@@ -47,7 +46,7 @@ def database_project(tmp_path, jobs=JOBS, **queue):
     storage = {"BACKEND": "djqueue.storage.database.DatabaseStorage", "OPTIONS": {"SCHEDULER_LEASE": 1.5}}
     settings = SETTINGS.format(storage=storage, patience=60)
     project = Project(tmp_path, jobs, settings + f'DJQUEUE["QUEUES"] = {{"default": {queue}}}\n')
-    python(project, "-m", "django", "migrate", "--verbosity", "0")
+    project.migrate()
     return project
 
 
@@ -58,7 +57,7 @@ def test_a_helper_that_is_kept_busy_keeps_its_lease(tmp_path):
         scheduler.says("This process is the scheduler")
         with project.start_single("--concurrency", "1", "--standby", "work", log="first.txt") as first:
             enqueue(project, "hold.enqueue(5)")
-            eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
+            eventually(lambda: runs(tmp_path) == ["hold"], message="the job runs")
             with project.start_single("--concurrency", "1", "--standby", "work", log="second.txt") as second:
                 first.says("Renewing its 1 leases")
                 first.says("responds again and renews its leases itself")
@@ -79,7 +78,7 @@ def test_a_worker_goes_on_and_says_so_when_its_keeper_is_killed(tmp_path, redis_
         os.kill(keeper, signal.SIGKILL)
         worker.says("The lease keeper exited (status 9).")
         enqueue(project, "note.enqueue()")
-        eventually(lambda: runs(tmp_path) == ["note"], timeout=30, message="the job runs")
+        eventually(lambda: runs(tmp_path) == ["note"], message="the job runs")
         worker.signal()
         assert worker.ends() == 0
 

@@ -1,12 +1,10 @@
 """A job that kills its worker's process each time, among jobs that do not."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests import servers
-from tests.e2e.test_killed_workers import python, run
 from tests.runtime.project import Project
 
 GOOD = 30
@@ -44,12 +42,11 @@ def poison():
 """
 
 FOUND = """
-import json
 from djqueue import Queue
 jobs = Queue("default").storage.reads.page("default", None, 100)
-print(json.dumps([
+answer = [
     [job.name, str(job.state), job.stalls, job.reason, job.error.message if job.error else ""] for job in jobs
-]))
+]
 """
 
 
@@ -75,27 +72,26 @@ def test_on_a_database_a_poison_job_ends_alone(tmp_path: Path, poisons: int, sec
 
 
 def ends_alone(project: Project, poisons: int, *, uncounted: int = 0) -> None:
-    python(project, "-m", "django", "migrate", "--verbosity", "0")
+    project.migrate()
     code = f"""
 from shop.jobs import good, poison
 for number in range({GOOD}):
     if number % 10 == 5 and number // 10 < {poisons}:
         poison.enqueue()
     good.using(durable=True).enqueue(number)
-print("enqueued")
 """
-    assert run(project, code) == "enqueued"
+    project.run(code)
     deaths = 0
     while True:
         with project.start_single("--until-empty", "--concurrency", "10") as workers:
-            code_of_end = workers.process.wait(60)
+            code_of_end = workers.ends()
         if code_of_end == 0:
             break
         assert code_of_end == 9, workers.output
         deaths += 1
         assert deaths <= 4 * poisons + uncounted, workers.output
 
-    found = json.loads(run(project, FOUND))
+    found = project.run(FOUND)
     goods = [row for row in found if row[0] == "shop.jobs.good"]
     bad = [row for row in found if row[0] == "shop.jobs.poison"]
     assert [row[1] for row in goods] == ["completed"] * GOOD

@@ -1,7 +1,6 @@
 """What a generator yields reaches a caller in another process, also if its worker is killed in the middle."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.project import ROOT, Project
-from tests.support import eventually
+from tests.runtime.project import Project
+from tests.support import PATIENCE, eventually
 
 ON_SQLITE = """
 INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "djqueue", "shop"]
@@ -100,19 +99,8 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
         server.clean()
         return Project(tmp_path, JOBS, ON_REDIS % server.url)
     made = Project(tmp_path, JOBS, ON_SQLITE)
-    subprocess.run(
-        [sys.executable, "-m", "django", "migrate", "--verbosity", "0"],
-        cwd=tmp_path,
-        env=environment(made),
-        check=True,
-        timeout=120,
-    )
+    made.migrate()
     return made
-
-
-def environment(project: Project) -> dict[str, str]:
-    path = os.pathsep.join([str(project.folder), str(ROOT)])
-    return {**os.environ, "DJANGO_SETTINGS_MODULE": "project_settings", "PYTHONPATH": path}
 
 
 class Reader:
@@ -129,7 +117,7 @@ class Reader:
 
     def ends(self) -> list[Any]:
         """All that it was given; last, the result, or the name of an error."""
-        assert self._process.wait(60) == 0, (self._folder / "read.err").read_text()
+        assert self._process.wait(PATIENCE) == 0, (self._folder / "read.err").read_text()
         return self.has()
 
 
@@ -140,7 +128,7 @@ def reading(project: Project, job: str, arguments: str, on_restart: str = "raise
         process = subprocess.Popen(
             [sys.executable, "-c", code],
             cwd=project.folder,
-            env=environment(project),
+            env=project.variables,
             stdout=out,
             stderr=err,
         )
@@ -168,7 +156,7 @@ def killed_in_the_middle(project: Project, name: str, on_restart: str) -> list[A
     with project.start(log="first.txt") as workers:
         workers.says(READY)
         with reading(project, name, "40, hang_at=7", on_restart) as reader:
-            eventually(lambda: len(reader.has()) == 7, timeout=30, message=str(reader.has()))
+            eventually(lambda: len(reader.has()) == 7, message=str(reader.has()))
             workers.signal(signal.SIGKILL)
             workers.ends()
             with project.start(log="second.txt"):

@@ -5,7 +5,6 @@ import signal
 
 import pytest
 
-from tests.e2e.test_killed_workers import python, run
 from tests.runtime.project import Project
 from tests.support import eventually
 
@@ -65,7 +64,7 @@ def runs(tmp_path) -> list[str]:
 
 
 def enqueue(project, code: str) -> None:
-    run(project, f"from shop.jobs import hold, note; {code}; print()")
+    project.run(f"from shop.jobs import hold, note; {code}")
 
 
 def test_a_handler_that_keeps_the_interpreter_to_itself_runs_once(tmp_path, redis_options):
@@ -73,7 +72,7 @@ def test_a_handler_that_keeps_the_interpreter_to_itself_runs_once(tmp_path, redi
     enqueue(project, "hold.enqueue(5)")
 
     with project.start_single("--concurrency", "1") as first:
-        eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
+        eventually(lambda: runs(tmp_path) == ["hold"], message="the job runs")
         with project.start_single("--concurrency", "1", log="second.txt") as second:
             first.says("Renewing its 1 leases")
             first.says("responds again and renews its leases itself")
@@ -90,10 +89,10 @@ def test_the_leases_of_a_stuck_worker_are_given_up_in_the_end(tmp_path, redis_op
     enqueue(project, "hold.enqueue(8)")
 
     with project.start_single("--concurrency", "1") as first:
-        eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
+        eventually(lambda: runs(tmp_path) == ["hold"], message="the job runs")
         with project.start_single("--concurrency", "1", log="second.txt"):
             first.says("its leases are no longer renewed")
-            eventually(lambda: runs(tmp_path) == ["hold", "hold"], timeout=30, message="it runs again")
+            eventually(lambda: runs(tmp_path) == ["hold", "hold"], message="it runs again")
 
 
 def test_a_worker_that_is_stopped_loses_its_leases(tmp_path, redis_options):
@@ -101,10 +100,10 @@ def test_a_worker_that_is_stopped_loses_its_leases(tmp_path, redis_options):
     enqueue(project, "hold.enqueue(0.01); hold.enqueue(3)")
 
     with project.start_single("--concurrency", "1") as first:
-        eventually(lambda: len(runs(tmp_path)) == 2, timeout=30, message="the second job runs")
+        eventually(lambda: len(runs(tmp_path)) == 2, message="the second job runs")
         os.kill(first.process.pid, signal.SIGSTOP)
         with project.start_single("--concurrency", "1", log="second.txt"):
-            eventually(lambda: len(runs(tmp_path)) == 3, timeout=30, message="it runs again")
+            eventually(lambda: len(runs(tmp_path)) == 3, message="it runs again")
 
 
 def test_a_scheduler_that_is_kept_busy_keeps_its_place(tmp_path):
@@ -113,14 +112,14 @@ def test_a_scheduler_that_is_kept_busy_keeps_its_place(tmp_path):
         "OPTIONS": {"SCHEDULER_LEASE": 1.5},
     }
     project = Project(tmp_path, JOBS, SETTINGS.format(storage=storage, patience=60))
-    python(project, "-m", "django", "migrate", "--verbosity", "0")
+    project.migrate()
     enqueue(project, "hold.enqueue(5); note.enqueue()")
 
     with project.start_single("--concurrency", "1") as first:
-        eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
+        eventually(lambda: runs(tmp_path) == ["hold"], message="the job runs")
         with project.start_single("--concurrency", "1", log="standby.txt") as standby:
             standby.says("Standing by")
-            eventually(lambda: runs(tmp_path) == ["hold", "note"], timeout=30, message="the next job runs")
+            eventually(lambda: runs(tmp_path) == ["hold", "note"], message="the next job runs")
             first.signal()
             assert first.ends() == 0
 
@@ -133,7 +132,7 @@ def test_the_keeper_ends_with_its_worker(tmp_path, redis_options):
     enqueue(project, "hold.enqueue(60)")
 
     with project.start_single("--concurrency", "1") as worker:
-        eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
+        eventually(lambda: runs(tmp_path) == ["hold"], message="the job runs")
         children = children_of(worker.process.pid)
         os.kill(worker.process.pid, signal.SIGKILL)
         worker.ends()

@@ -22,10 +22,9 @@ from djqueue.runtime.executors.sandbox.paths import contains, existing, interpre
 from djqueue.runtime.executors.sandbox.programs import interpreter_of, loader_of
 from djqueue.runtime.executors.sandbox.selftest import self_test
 from djqueue.runtime.executors.sandbox.syscalls import prctl
-from tests.runtime.executors.sandbox.attempts import needs_sandbox
+from tests.runtime.executors.sandbox.attempts import USER, needs_sandbox
 from tests.runtime.executors.sandbox.harness import (
     NOBODY,
-    USERS,
     Result,
     SupervisedChannel,
     inside,
@@ -34,7 +33,6 @@ from tests.runtime.executors.sandbox.harness import (
 )
 
 pytestmark = needs_sandbox
-USER = pytest.mark.parametrize("user", USERS)
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ import pytest
 
 from djqueue.core.permissions import NOTHING, Permissions
 from djqueue.runtime.executors.sandbox import landlock
-from tests.runtime.executors.sandbox.attempts import WITHOUT, Attempt, each, needs_sandbox
+from tests.runtime.executors.sandbox.attempts import USER, WITHOUT, Attempt, each, needs_sandbox
 from tests.runtime.executors.sandbox.harness import (
-    USERS,
     inside,
     libc,
     raw,
@@ -23,7 +22,6 @@ from tests.runtime.executors.sandbox.harness import (
 )
 
 pytestmark = needs_sandbox
-USER = pytest.mark.parametrize("user", USERS)
 FAST_OPEN = 0x20000000
 
 

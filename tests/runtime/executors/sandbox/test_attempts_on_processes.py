@@ -21,11 +21,10 @@ import pytest
 from djqueue.core.permissions import NOTHING, Permissions
 from djqueue.runtime.executors.sandbox.syscalls import prctl, syscall
 from djqueue.runtime.executors.sandbox.tables import this_machine
-from tests.runtime.executors.sandbox.attempts import WITHOUT, Attempt, each, needs_sandbox
-from tests.runtime.executors.sandbox.harness import LIBC, USERS, inside, libc, raw, run
+from tests.runtime.executors.sandbox.attempts import USER, WITHOUT, Attempt, each, needs_sandbox
+from tests.runtime.executors.sandbox.harness import LIBC, inside, libc, raw, run
 
 pytestmark = needs_sandbox
-USER = pytest.mark.parametrize("user", USERS)
 TRUE = "/bin/true"
 NOT_IMPLEMENTED = frozenset({errno.ENOSYS})
 ALL = Permissions(read=True, write=True, net=True, run=True, listen=True)

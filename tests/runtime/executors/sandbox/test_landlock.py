@@ -12,11 +12,11 @@ import pytest
 from djqueue.runtime.executors.sandbox import landlock
 from djqueue.runtime.executors.sandbox.errors import PermissionPathError, SandboxUnavailableError
 from djqueue.runtime.executors.sandbox.landlock import NetRight, Right, Ruleset, Scope, abi, rights_of
-from tests.runtime.executors.sandbox.harness import USERS, run, shared_directory
+from tests.runtime.executors.sandbox.attempts import USER
+from tests.runtime.executors.sandbox.harness import run, shared_directory
 
 pytestmark = pytest.mark.skipif(abi() == 0, reason="the kernel has no Landlock, or it is switched off")
 READ = Right.READ_FILE | Right.READ_DIR
-USER = pytest.mark.parametrize("user", USERS)
 
 
 @pytest.fixture

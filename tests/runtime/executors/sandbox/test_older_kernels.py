@@ -4,13 +4,12 @@ Only the rights of an older Landlock are used here; the rest of the kernel is th
 """
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from djqueue.core.permissions import NOTHING, Permissions
 from djqueue.runtime.executors.sandbox import landlock, layers
-from tests.runtime.executors.sandbox.attempts import Attempt, needs_sandbox
+from tests.runtime.executors.sandbox.attempts import Attempt, named, needs_sandbox, variants
 from tests.runtime.executors.sandbox.harness import USERS, inside
 from tests.runtime.executors.sandbox.test_attempts_on_files import IDENTITY, READS, WRITES
 from tests.runtime.executors.sandbox.test_attempts_on_files import place as _place
@@ -25,15 +24,13 @@ ABIS = [version for version in (1, 2, 3, 4, 5, 6) if version < KNOWN]
 place, servers = _place, _servers
 
 
-@pytest.fixture(params=[ABIS[0], ABIS[-2]] if len(ABIS) > 1 else [KNOWN], ids=lambda version: f"abi{version}")
+@pytest.fixture(
+    params=variants([ABIS[0], ABIS[-2]] if len(ABIS) > 1 else [KNOWN]), ids=lambda version: f"abi{version}"
+)
 def old_landlock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     version = int(request.param)
     monkeypatch.setattr(landlock, "abi", lambda: version)
     return version
-
-
-def named(attempts: list[Attempt[Any]]) -> Any:
-    return pytest.mark.parametrize("attempt", attempts, ids=lambda one: one.name)
 
 
 @named([*READS, *WRITES, *IDENTITY])
@@ -58,7 +55,7 @@ def test_other_processes_and_the_kernel_are_protected(
     attempt.is_refused(None, user)
 
 
-@pytest.mark.parametrize("version", ABIS)
+@pytest.mark.parametrize("version", variants(ABIS) if ABIS else [])
 def test_permissions_work_with_every_abi(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(landlock, "abi", lambda: version)
 
@@ -66,7 +63,7 @@ def test_permissions_work_with_every_abi(version: int, monkeypatch: pytest.Monke
     assert not inside(lambda: Path("/etc/passwd").read_bytes(), NOTHING).is_ok
 
 
-@named([*NETWORK])
+@named(NETWORK)
 @pytest.mark.parametrize("user", USERS[:1])
 def test_without_landlock_the_network_is_still_refused(
     attempt: Attempt[Servers], servers: Servers, user: str, monkeypatch: pytest.MonkeyPatch

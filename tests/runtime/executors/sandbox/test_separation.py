@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from djqueue.core.permissions import Permissions
-from tests.runtime.executors.sandbox.attempts import Attempt, needs_sandbox
+from tests.runtime.executors.sandbox.attempts import Attempt, named, needs_sandbox
 from tests.runtime.executors.sandbox.harness import USERS, inside
 from tests.runtime.executors.sandbox.test_attempts_on_files import READS, WRITES
 from tests.runtime.executors.sandbox.test_attempts_on_files import place as _place
@@ -18,10 +18,6 @@ from tests.runtime.executors.sandbox.test_attempts_on_processes import PROGRAMS
 pytestmark = [needs_sandbox, pytest.mark.slow]
 place, servers = _place, _servers
 USER = pytest.mark.parametrize("user", USERS[:1])
-
-
-def named(attempts: list[Attempt[Any]]) -> Any:
-    return pytest.mark.parametrize("attempt", attempts, ids=lambda one: one.name)
 
 
 def is_refused(attempt: Attempt[Any], place: Any, permissions: Permissions, user: str) -> None:

@@ -29,7 +29,7 @@ from djqueue.runtime.executors.sandbox.supervise import (
 )
 from djqueue.runtime.executors.sandbox.syscalls import set_dumpable
 from djqueue.runtime.executors.sandbox.tables import this_machine
-from tests.runtime.executors.sandbox.attempts import needs_sandbox
+from tests.runtime.executors.sandbox.attempts import USER, needs_sandbox, variants
 from tests.runtime.executors.sandbox.harness import (
     LIBC,
     USERS,
@@ -44,8 +44,7 @@ from tests.runtime.executors.sandbox.harness import (
 from tests.support import eventually
 
 pytestmark = needs_sandbox
-USER = pytest.mark.parametrize("user", USERS)
-TAKING = pytest.mark.parametrize("takes_sockets", [True, False], ids=["taken", "replaced"])
+TAKING = pytest.mark.parametrize("takes_sockets", variants([True, False]), ids=["taken", "replaced"])
 
 
 class Server:

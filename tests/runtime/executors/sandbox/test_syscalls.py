@@ -17,11 +17,10 @@ from djqueue.runtime.executors.sandbox.syscalls import (
     threads,
 )
 from djqueue.runtime.executors.sandbox.tables import this_machine
-from tests.runtime.executors.sandbox.attempts import needs_sandbox
-from tests.runtime.executors.sandbox.harness import USERS, run
+from tests.runtime.executors.sandbox.attempts import USER, needs_sandbox
+from tests.runtime.executors.sandbox.harness import run
 
 pytestmark = needs_sandbox
-USER = pytest.mark.parametrize("user", USERS)
 
 
 def test_a_call_returns_its_result() -> None:

@@ -116,7 +116,8 @@ class CheckedProject:
 @pytest.fixture
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> CheckedProject:
     storage = request.param
-    server = None if storage == SQLITE else request.getfixturevalue(f"{storage}_server")
+    names = {POSTGRESQL: "postgres_server", REDIS: "redis_server"}
+    server = request.getfixturevalue(names[storage]) if storage in names else None
     if storage == REDIS:
         server.clean()
     return CheckedProject(tmp_path, storage, server)
@@ -128,8 +129,8 @@ def on(*storages: str, thorough: tuple[str, ...]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("project", [*storages, *further], indirect=True)
 
 
-@on(SQLITE, REDIS, thorough=(POSTGRESQL,))
-def test_a_killed_worker_fails_checks_until_another_one_runs(project: CheckedProject) -> None:
+@on(SQLITE, thorough=(POSTGRESQL, REDIS))
+def test_health_checks_fail_after_worker_is_killed_until_another_worker_runs(project: CheckedProject) -> None:
     with project.worker():
         project.becomes()
         project.enqueue("hold")
@@ -143,7 +144,7 @@ def test_a_killed_worker_fails_checks_until_another_one_runs(project: CheckedPro
 
 
 @on(SQLITE, thorough=(POSTGRESQL, REDIS))
-def test_jobs_without_a_worker_fail_a_check(project: CheckedProject) -> None:
+def test_health_check_fails_for_waiting_jobs_without_worker(project: CheckedProject) -> None:
     project.becomes()
     project.enqueue("add", 1, 2)
     project.becomes("workers")
@@ -152,8 +153,8 @@ def test_jobs_without_a_worker_fail_a_check(project: CheckedProject) -> None:
         project.becomes()
 
 
-@on(SQLITE, REDIS, thorough=(POSTGRESQL,))
-def test_jobs_that_a_frozen_worker_does_not_claim_fail_a_check(project: CheckedProject) -> None:
+@on(REDIS, thorough=(SQLITE, POSTGRESQL))
+def test_health_check_fails_for_jobs_that_frozen_worker_does_not_claim(project: CheckedProject) -> None:
     with project.worker() as worker:
         worker.says("started")  # Before that, the checks find nothing, either: nothing has been enqueued.
         project.becomes()
@@ -171,7 +172,7 @@ def test_jobs_that_a_frozen_worker_does_not_claim_fail_a_check(project: CheckedP
 
 
 @on(POSTGRESQL, REDIS, thorough=())
-def test_a_frozen_server_fails_the_first_check_in_time(project: CheckedProject) -> None:
+def test_health_check_reports_frozen_storage_server_within_its_timeout(project: CheckedProject) -> None:
     project.becomes()
     frozen: AbstractContextManager[None] = project.server.frozen()
     with frozen:
@@ -192,7 +193,7 @@ def test_a_frozen_server_fails_the_first_check_in_time(project: CheckedProject) 
 
 
 @on(SQLITE, thorough=(POSTGRESQL, REDIS))
-def test_jobs_that_no_live_worker_knows_fail_a_check(project: CheckedProject) -> None:
+def test_health_check_fails_for_jobs_without_handler_in_live_workers(project: CheckedProject) -> None:
     with project.worker():
         project.becomes()
         project.failed("from djqueue import Queue; Queue('default').enqueue([1], name='shop.jobs.removed')")

@@ -1,4 +1,4 @@
-"""Jobs in processes of their own under `runworkers`: what is left when anything is killed, and who waits."""
+"""Isolated and subprocess jobs under `runworkers`: kills, shutdown, and stuck handlers."""
 
 import os
 import signal
@@ -76,7 +76,7 @@ answer = [found.state, found.attempts, found.failures]
     return shop.run(text)
 
 
-def test_isolated_jobs_use_the_database_and_enqueue(shop: Shop) -> None:
+def test_isolated_and_subprocess_jobs_query_the_database_and_enqueue_jobs(shop: Shop) -> None:
     with shop.start() as workers:
         shop.is_up()
         assert shop.call("asks_the_database.enqueue_and_wait('ann', wait=60)") == 1
@@ -87,8 +87,10 @@ def test_isolated_jobs_use_the_database_and_enqueue(shop: Shop) -> None:
         assert workers.ends() == 0
 
 
-@pytest.mark.parametrize("victim", ["supervisor", "worker 1"])
-def test_no_process_of_a_job_outlives_its_worker(shop: Shop, tmp_path: Path, victim: str) -> None:
+@pytest.mark.parametrize("victim", ["worker 1", pytest.param("supervisor", marks=pytest.mark.thorough)])
+def test_job_processes_end_when_worker_or_supervisor_is_killed(
+    shop: Shop, tmp_path: Path, victim: str
+) -> None:
     with shop.start() as workers:
         shop.is_up()
         job_id = shop.call("sleeps.enqueue('pid', 600).id")
@@ -105,7 +107,8 @@ def test_no_process_of_a_job_outlives_its_worker(shop: Shop, tmp_path: Path, vic
             assert ended(shop, job_id)[2] == 0
 
 
-def test_signals_to_all_processes_at_once_let_jobs_finish(shop: Shop, tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_running_isolated_job_completes_when_all_processes_are_signaled(shop: Shop, tmp_path: Path) -> None:
     with shop.start() as workers:
         shop.is_up()
         job_id = shop.call("sleeps.enqueue('pid', 2).id")
@@ -119,7 +122,10 @@ def test_signals_to_all_processes_at_once_let_jobs_finish(shop: Shop, tmp_path: 
     assert ended(shop, job_id) == ["completed", 1, 0]
 
 
-def test_a_shutdown_that_is_too_short_returns_jobs_without_an_attempt(shop: Shop, tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_shutdown_timeout_of_zero_releases_isolated_job_without_using_an_attempt(
+    shop: Shop, tmp_path: Path
+) -> None:
     with shop.start("--shutdown-timeout", "0") as workers:
         shop.is_up()
         job_id = shop.call("sleeps.enqueue('pid', 600).id")
@@ -130,7 +136,8 @@ def test_a_shutdown_that_is_too_short_returns_jobs_without_an_attempt(shop: Shop
     assert ended(shop, job_id) == ["waiting", 0, 0]
 
 
-def test_a_handler_that_holds_the_interpreter_delays_nobody(shop: Shop) -> None:
+@pytest.mark.thorough
+def test_isolated_handlers_that_hold_the_gil_do_not_delay_other_jobs(shop: Shop) -> None:
     with shop.start():
         shop.is_up()
         shop.call("add.enqueue_and_wait(1, 2, wait=60)")
@@ -146,7 +153,8 @@ answer = [add.enqueue_and_wait(1, 2, wait=60) for _ in range(20)]
         assert shop.run(text) == [3] * 20
 
 
-def test_a_stuck_handler_runs_again_only_after_its_process(shop: Shop, tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_stuck_job_runs_again_only_after_its_worker_process_ended(shop: Shop, tmp_path: Path) -> None:
     with shop.start() as workers:
         shop.is_up()
         first = shop.pids()["worker 1"]

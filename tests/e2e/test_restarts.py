@@ -1,4 +1,4 @@
-"""`runworkers` that are restarted, killed and frozen while others go on: what a user finds afterwards."""
+"""`runworkers` restarted, killed and frozen beside other worker processes."""
 
 import signal
 import sqlite3
@@ -22,7 +22,7 @@ DATABASES = {
     }
 }
 DJQUEUE = {
-    "QUEUES": {"limited": {"CONCURRENCY": 2}, "brief": {"LEASE": 3}, "kept": {"LEASE": 10}},
+    "QUEUES": {"limited": {"CONCURRENCY": 2}, "brief": {"LEASE": 6}, "kept": {"LEASE": 10}},
     "STORAGE": {
         "BACKEND": "djqueue.storage.database.DatabaseStorage",
         "OPTIONS": {"ADDRESS": "unix://" + __import__("os").path.abspath("socket")},
@@ -126,9 +126,12 @@ def lines_of(process: WorkerProcess) -> list[str]:
     return [line for line in process.output.splitlines() if any(word in line for word in words)]
 
 
-def test_ten_restarts_under_load_cost_no_attempt_and_repeat_nothing(project: Project) -> None:
-    restarts = 10
-    enqueue(project, "slow.enqueue_many([((n, 0.3), {}) for n in range(120)])")
+@pytest.mark.parametrize("restarts", [2, pytest.param(10, marks=pytest.mark.thorough)])
+def test_scheduler_restarts_under_load_use_no_attempt_and_repeat_no_job(
+    project: Project, restarts: int
+) -> None:
+    count = 12 * restarts
+    enqueue(project, f"slow.enqueue_many([((n, 0.3), {{}}) for n in range({count})])")
     scheduler = start_scheduler(project, 0, "other")
     with scheduler, project.start_single("--standby=work", "--concurrency", "4", log="helper.txt") as helper:
         for number in range(1, restarts + 1):
@@ -140,7 +143,7 @@ def test_ten_restarts_under_load_cost_no_attempt_and_repeat_nothing(project: Pro
             scheduler = start_scheduler(project, number, "other")
             with_end = scheduler
             with_end.says("This process is the scheduler")
-        eventually(lambda: states(project) == {"completed": 120})
+        eventually(lambda: states(project) == {"completed": count})
         helper.signal(signal.SIGTERM)
         assert helper.ends() == 0
         scheduler.signal(signal.SIGTERM)
@@ -148,7 +151,7 @@ def test_ten_restarts_under_load_cost_no_attempt_and_repeat_nothing(project: Pro
 
     assert set(begun(project).values()) == {1}
     counted = "SELECT SUM(attempts), SUM(failures), SUM(stalls) FROM djqueue_job"
-    assert query(project, counted) == [(120, 0, 0)]
+    assert query(project, counted) == [(count, 0, 0)]
     assert len(query(project, "SELECT id FROM djqueue_job_attempt")) == 0
     logged = lines_of(helper)
     assert not [line for line in logged if "Traceback" in line or "ERROR" in line], helper.output
@@ -156,7 +159,7 @@ def test_ten_restarts_under_load_cost_no_attempt_and_repeat_nothing(project: Pro
     assert 1 <= len(noticed) <= restarts, helper.output
 
 
-def test_a_killed_scheduler_runs_nothing_twice_that_another_process_runs(project: Project) -> None:
+def test_jobs_of_other_process_run_once_when_scheduler_is_killed(project: Project) -> None:
     enqueue(project, "hold.enqueue_many([((n,), {}) for n in range(4)])")
     enqueue(project, "limited.enqueue_many([((n,), {}) for n in range(10, 14)])")
     scheduler = start_scheduler(project, 0, "other")
@@ -179,7 +182,8 @@ def test_a_killed_scheduler_runs_nothing_twice_that_another_process_runs(project
                 assert process.ends() == 0, process.output
 
 
-def test_five_kills_of_a_scheduler_under_load_repeat_nothing(project: Project) -> None:
+@pytest.mark.thorough
+def test_scheduler_killed_five_times_under_load_repeats_no_job(project: Project) -> None:
     """A claim whose answer died with its scheduler costs a stall, for nobody ran it; no job begins twice."""
     enqueue(project, "slow.using(queue='kept').enqueue_many([((n, 0.05), {}) for n in range(300)])")
     scheduler = start_scheduler(project, 0, "other")
@@ -201,7 +205,7 @@ def test_five_kills_of_a_scheduler_under_load_repeat_nothing(project: Project) -
     assert "Lost the lease" not in helper.output
 
 
-def test_an_end_that_came_while_no_scheduler_ran_is_delivered_to_the_next(project: Project) -> None:
+def test_result_finished_while_no_scheduler_runs_is_delivered_to_next_scheduler(project: Project) -> None:
     enqueue(project, "hold.enqueue(1)")
     scheduler = start_scheduler(project, 0, "other")
     with scheduler, project.start_single("--standby=work", "--queues", "held", log="helper.txt") as helper:
@@ -219,7 +223,7 @@ def test_an_end_that_came_while_no_scheduler_ran_is_delivered_to_the_next(projec
                 assert process.ends() == 0, process.output
 
 
-def test_when_all_processes_are_stopped_at_once_a_job_that_ends_in_time_is_done(project: Project) -> None:
+def test_job_that_ends_during_shutdown_of_all_processes_is_completed(project: Project) -> None:
     enqueue(project, "hold.enqueue(1)")
     scheduler = start_scheduler(project, 0, "other")
     with scheduler, project.start_single("--standby=work", "--queues", "held", log="helper.txt") as helper:
@@ -235,7 +239,8 @@ def test_when_all_processes_are_stopped_at_once_a_job_that_ends_in_time_is_done(
     assert query(project, "SELECT attempts, stalls FROM djqueue_job") == [(1, 0)]
 
 
-def test_a_scheduler_that_was_frozen_stalls_nothing(project: Project) -> None:
+@pytest.mark.thorough
+def test_frozen_scheduler_does_not_stall_jobs_when_it_resumes(project: Project) -> None:
     enqueue(project, "hold.using(queue='brief').enqueue_many([((n,), {}) for n in range(3)])")
     scheduler = project.start_single("--queues", "other", log="scheduler.txt")
     arguments = ("--standby=work", "--queues", "brief")
@@ -257,7 +262,8 @@ def test_a_scheduler_that_was_frozen_stalls_nothing(project: Project) -> None:
             assert process.ends() == 0, process.output
 
 
-def test_a_job_that_kills_its_process_at_once_becomes_a_dead_letter(project: Project) -> None:
+@pytest.mark.thorough
+def test_job_that_kills_its_worker_immediately_becomes_a_dead_letter(project: Project) -> None:
     enqueue(project, "die.enqueue()")
     deaths = 0
     while states(project) != {"failed": 1}:
@@ -275,7 +281,8 @@ def test_a_job_that_kills_its_process_at_once_becomes_a_dead_letter(project: Pro
     assert query(project, "SELECT stalls FROM djqueue_job") == [(4,)]
 
 
-def test_jobs_of_a_scheduler_that_was_frozen_and_replaced_end_once(project: Project) -> None:
+@pytest.mark.thorough
+def test_jobs_of_frozen_and_replaced_scheduler_end_once(project: Project) -> None:
     """It reports their ends to the process that took its place, under the same tokens."""
     enqueue(project, "hold.using(queue='kept').enqueue_many([((n,), {}) for n in range(3)])")
     with project.start_single("--queues", "kept", log="first.txt") as first:

@@ -1,4 +1,4 @@
-"""What a generator yields reaches a caller in another process, also if its worker is killed in the middle."""
+"""Streams reach a caller in another process, even if the worker is killed in the middle."""
 
 import json
 import signal
@@ -13,6 +13,8 @@ import pytest
 
 from tests.runtime.project import Project
 from tests.support import PATIENCE, eventually
+
+pytestmark = pytest.mark.slow
 
 ON_SQLITE = """
 INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "djqueue", "shop"]
@@ -31,7 +33,7 @@ ON_REDIS = """
 DJQUEUE = {
     "STORAGE": {
         "BACKEND": "djqueue.storage.redis.RedisStorage",
-        "OPTIONS": {"URL": %r, "TIMEOUT": 1, "LEASE": 3, "MIRROR": False},
+        "OPTIONS": {"URL": %r, "TIMEOUT": 1, "LEASE": 5, "MIRROR": False},
     },
     "HEARTBEAT": 1,
 }
@@ -74,6 +76,17 @@ async def acount(many, *, hang_at=None):
         yield run, number
 """
 
+COMBINATIONS = pytest.mark.parametrize(
+    ("project", "name"),
+    [
+        ("redis", "acount"),
+        *(
+            pytest.param(storage, name, marks=pytest.mark.thorough)
+            for storage, name in (("redis", "count"), ("sqlite", "count"), ("sqlite", "acount"))
+        ),
+    ],
+    indirect=["project"],
+)
 READY = " started"
 """What a worker says when it claims jobs."""
 READER = """
@@ -92,7 +105,7 @@ except Exception as error:
 """
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
     if request.param == "redis":
         server = request.getfixturevalue("redis_server")
@@ -139,8 +152,8 @@ def reading(project: Project, job: str, arguments: str, on_restart: str = "raise
             process.wait()
 
 
-@pytest.mark.parametrize("name", ["count", "acount"])
-def test_a_caller_is_given_items_and_result(project: Project, name: str) -> None:
+@COMBINATIONS
+def test_stream_returns_all_items_and_the_result(project: Project, name: str) -> None:
     with project.start() as workers:
         workers.says(READY)
         with reading(project, name, "2500") as reader:
@@ -163,17 +176,18 @@ def killed_in_the_middle(project: Project, name: str, on_restart: str) -> list[A
                 return reader.ends()
 
 
-@pytest.mark.parametrize("name", ["count", "acount"])
-def test_a_caller_goes_on_with_the_next_run_of_a_job_whose_worker_was_killed(
-    project: Project, name: str
-) -> None:
+@COMBINATIONS
+def test_stream_continues_with_next_attempt_after_worker_was_killed(project: Project, name: str) -> None:
     found = killed_in_the_middle(project, name, "continue")
 
     assert found[:-1] == [*([0, number] for number in range(7)), *([1, number] for number in range(40))]
     assert found[-1] == ("40 in all" if name == "count" else None)
 
 
-def test_a_caller_is_told_of_the_next_run_if_it_asked_for_nothing_else(project: Project) -> None:
+@pytest.mark.parametrize(
+    "project", ["redis", pytest.param("sqlite", marks=pytest.mark.thorough)], indirect=True
+)
+def test_stream_raises_on_restart_by_default_after_worker_was_killed(project: Project) -> None:
     found = killed_in_the_middle(project, "count", "raise")
 
     assert found == [*([0, number] for number in range(7)), "StreamRestartedError"]

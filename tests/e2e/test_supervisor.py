@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.project import Project, WorkerProcess
+from tests.runtime.project import Project, WorkerProcess, close_consoles
 from tests.support import PATIENCE, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
@@ -135,7 +135,7 @@ def open_files(pid: int) -> list[str]:
     return [os.readlink(path) for path in folder.iterdir() if path.is_symlink()]
 
 
-def test_without_options_a_supervisor_runs_the_scheduler_and_a_worker(shop: Shop) -> None:
+def test_runworkers_without_options_starts_supervisor_scheduler_and_one_worker(shop: Shop) -> None:
     with shop.start() as workers:
         shop.is_up()
         pids = shop.pids()
@@ -158,7 +158,7 @@ def test_without_options_a_supervisor_runs_the_scheduler_and_a_worker(shop: Shop
     assert "1 completed" in workers.output
 
 
-def test_a_single_process_does_everything(shop: Shop) -> None:
+def test_single_process_option_runs_scheduler_and_jobs_in_one_process(shop: Shop) -> None:
     with shop.project.start_single() as workers:
         workers.says("This process is the scheduler")
         assert shop.call("where.enqueue_and_wait(wait=60)")[0] == workers.process.pid
@@ -166,7 +166,8 @@ def test_a_single_process_does_everything(shop: Shop) -> None:
         assert workers.ends() == 0
 
 
-def test_reload_is_one_process_unless_an_option_needs_the_supervisor(shop: Shop) -> None:
+@pytest.mark.thorough
+def test_reload_option_runs_one_process_unless_an_option_needs_the_supervisor(shop: Shop) -> None:
     with shop.project.start("--reload", log="first.txt") as workers:
         workers.says("This process is the scheduler")
         assert "supervisor" not in workers.output
@@ -179,43 +180,56 @@ def test_reload_is_one_process_unless_an_option_needs_the_supervisor(shop: Shop)
         assert workers.ends() == 0
 
 
-def test_the_scheduler_and_two_workers_run_the_jobs(shop: Shop) -> None:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """A project with two worker processes, for tests that end none of them."""
+    shop = Shop(tmp_path_factory.mktemp("running"), ON_SQLITE)
+    shop.run("pass")
     with shop.start("--processes", "2") as workers:
         shop.is_up()
         pids = shop.pids()
-        pid, _ = shop.call("where.enqueue_and_wait(wait=60)")
-        assert set(pids) == {"scheduler", "backup", "worker 1", "worker 2"}
-        assert pid in (pids["worker 1"], pids["worker 2"])
-        assert Path(f"/proc/{pids['scheduler']}/comm").read_text() == "dq:scheduler\n"
-
+        yield shop
+        assert shop.pids() == pids
+        assert shop.state()["restarts"] == 0
         workers.signal()
         assert workers.ends() == 0
+    close_consoles()
     assert not any(map(lives, pids.values()))
     assert not shop.health.exists()
 
 
-def test_until_empty_ends_everything(shop: Shop) -> None:
+def test_scheduler_and_two_workers_run_as_separate_processes(running: Shop) -> None:
+    pids = running.pids()
+    pid, _ = running.call("where.enqueue_and_wait(wait=60)")
+    assert set(pids) == {"scheduler", "backup", "worker 1", "worker 2"}
+    assert pid in (pids["worker 1"], pids["worker 2"])
+    assert Path(f"/proc/{pids['scheduler']}/comm").read_text() == "dq:scheduler\n"
+
+
+def test_until_empty_option_ends_all_processes_after_last_job(shop: Shop) -> None:
     shop.call("len(where.enqueue_many([((), {})] * 100))")
     with shop.start("--processes", "2", "--until-empty") as workers:
         assert workers.ends() == 0
     assert shop.run("from djqueue import Queue; answer = Queue('default').counts()")["completed"] == 100
 
 
-def test_the_number_of_jobs_ends_everything(shop: Shop) -> None:
+def test_max_jobs_option_ends_all_processes_after_that_many_jobs(shop: Shop) -> None:
     shop.call("len(where.enqueue_many([((), {})] * 5))")
     with shop.start("--max-jobs", "3", "--concurrency", "1") as workers:
         assert workers.ends() == 0
     assert shop.run("from djqueue import Queue; answer = Queue('default').counts()")["completed"] == 3
 
 
-def test_the_number_of_jobs_includes_those_of_a_process_that_crashed(shop: Shop) -> None:
+@pytest.mark.thorough
+def test_max_jobs_option_counts_jobs_of_crashed_processes(shop: Shop) -> None:
     shop.call("crash.enqueue() and len(where.enqueue_many([((), {})] * 5))")
     with shop.start("--max-jobs", "3", "--concurrency", "1") as workers:
         assert workers.ends() == 0
     assert shop.run("from djqueue import Queue; answer = Queue('default').counts()")["completed"] <= 2
 
 
-def test_problems_are_shown_once(shop: Shop) -> None:
+@pytest.mark.thorough
+def test_configuration_warning_is_shown_once_for_all_processes(shop: Shop) -> None:
     with shop.start("--queues", "crashin", "--processes", "2") as workers:
         shop.is_up()
         workers.signal()
@@ -223,7 +237,7 @@ def test_problems_are_shown_once(shop: Shop) -> None:
     assert workers.output.count("Did you mean 'crashing'?") == 1
 
 
-def test_a_crash_costs_its_own_job_only(shop: Shop) -> None:
+def test_crash_of_worker_process_fails_only_its_own_job(shop: Shop) -> None:
     with shop.start("--processes", "2") as workers:
         shop.is_up()
         scheduler = shop.pids()["scheduler"]
@@ -237,7 +251,8 @@ def test_a_crash_costs_its_own_job_only(shop: Shop) -> None:
         assert shop.state()["restarts"] >= 2
 
 
-def test_a_handler_that_holds_the_gil_delays_no_other_process(shop: Shop) -> None:
+@pytest.mark.thorough
+def test_handler_that_holds_the_gil_does_not_delay_other_processes(shop: Shop) -> None:
     with shop.start("--processes", "2", "--concurrency", "1"):
         shop.is_up()
         shop.call("block.enqueue().id")
@@ -247,7 +262,7 @@ def test_a_handler_that_holds_the_gil_delays_no_other_process(shop: Shop) -> Non
         assert shop.run(count) == 1
 
 
-def test_a_second_signal_hurries_the_workers(shop: Shop) -> None:
+def test_second_signal_cancels_running_jobs_of_all_workers(shop: Shop) -> None:
     with shop.start("--shutdown-timeout", "600") as workers:
         shop.is_up()
         shop.call("patient.enqueue().id")
@@ -264,20 +279,18 @@ GROUP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What service managers and terminals send to all processes at once."""
 
 
-def test_children_ignore_signals_that_are_sent_to_all_processes(shop: Shop) -> None:
-    with shop.start():
-        shop.is_up()
-        pids = shop.pids()
-        for number in GROUP:
-            for pid in pids.values():
-                os.kill(pid, number)
-        assert shop.call("where.enqueue_and_wait(wait=60)")[0] == pids["worker 1"]
-        assert shop.pids() == pids
-        assert shop.state()["restarts"] == 0
+def test_child_processes_ignore_signals_sent_to_the_process_group(running: Shop) -> None:
+    pids = running.pids()
+    for number in GROUP:
+        for pid in pids.values():
+            os.kill(pid, number)
+    assert running.call("where.enqueue_and_wait(wait=60)")[0] in (pids["worker 1"], pids["worker 2"])
+    assert running.pids() == pids
+    assert running.state()["restarts"] == 0
 
 
-@pytest.mark.parametrize("number", GROUP[:2])
-def test_a_signal_to_all_processes_stops_them_in_order(shop: Shop, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
+def test_signal_to_process_group_stops_all_processes_in_order(shop: Shop, number: signal.Signals) -> None:
     shop.call("patient.enqueue().id")
     with shop.start("--shutdown-timeout", "0.5") as workers:
         workers.says("patient began")
@@ -289,19 +302,16 @@ def test_a_signal_to_all_processes_stops_them_in_order(shop: Shop, number: signa
     assert shop.run("from djqueue import Queue; answer = Queue('default').counts()")["waiting"] == 1
 
 
-def test_programs_that_jobs_run_can_be_stopped(shop: Shop) -> None:
-    with shop.start():
-        shop.is_up()
-        assert shop.call("program.enqueue_and_wait(wait=60)") == "SIG_DFL ''"
+def test_programs_started_by_jobs_have_default_signal_handlers(running: Shop) -> None:
+    assert running.call("program.enqueue_and_wait(wait=60)") == "SIG_DFL ''"
 
 
-def test_processes_that_jobs_fork_can_be_stopped(shop: Shop) -> None:
-    with shop.start():
-        shop.is_up()
-        assert shop.call("terminates.enqueue_and_wait(wait=60)") == -signal.SIGTERM
+def test_processes_forked_by_jobs_can_be_terminated(running: Shop) -> None:
+    assert running.call("terminates.enqueue_and_wait(wait=60)") == -signal.SIGTERM
 
 
-def test_a_third_signal_kills_everything(shop: Shop) -> None:
+@pytest.mark.thorough
+def test_third_signal_kills_all_processes(shop: Shop) -> None:
     shop.call("block.enqueue().id")
     with shop.start("--shutdown-timeout", "600") as workers:
         count = "from djqueue import Queue; answer = Queue('blocking').counts()['active']"
@@ -315,7 +325,8 @@ def test_a_third_signal_kills_everything(shop: Shop) -> None:
         eventually(lambda: not any(map(lives, started)))
 
 
-def test_a_closed_terminal_stops_everything(shop: Shop) -> None:
+@pytest.mark.thorough
+def test_closing_the_terminal_stops_all_processes(shop: Shop) -> None:
     command = [sys.executable, "-m", "django", "runworkers", "--health-file", str(shop.health)]
     pid, terminal = pty.fork()
     if not pid:
@@ -335,7 +346,7 @@ def test_a_closed_terminal_stops_everything(shop: Shop) -> None:
     assert not shop.health.exists()
 
 
-def test_no_child_outlives_a_killed_supervisor(shop: Shop) -> None:
+def test_all_child_processes_end_when_supervisor_is_killed(shop: Shop) -> None:
     shop.call("block.enqueue().id")
     with shop.start("--processes", "2") as workers:
         shop.is_up()
@@ -347,7 +358,7 @@ def test_no_child_outlives_a_killed_supervisor(shop: Shop) -> None:
         eventually(lambda: not any(map(lives, pids)))
 
 
-def test_sighup_starts_again_with_new_code(shop: Shop) -> None:
+def test_sighup_restarts_processes_with_new_code(shop: Shop) -> None:
     with shop.start() as workers:
         shop.is_up()
         before = shop.pids()
@@ -361,7 +372,8 @@ def test_sighup_starts_again_with_new_code(shop: Shop) -> None:
         assert workers.ends() == 0
 
 
-def test_sighups_during_a_reload_end_nothing(shop: Shop) -> None:
+@pytest.mark.thorough
+def test_sighups_during_a_reload_are_harmless(shop: Shop) -> None:
     with shop.start() as workers:
         shop.is_up()
         before = shop.pids()
@@ -377,7 +389,7 @@ def test_sighups_during_a_reload_end_nothing(shop: Shop) -> None:
         assert workers.ends() == 0
 
 
-def test_a_worker_is_replaced_after_so_many_attempts(shop: Shop) -> None:
+def test_worker_process_is_replaced_after_its_maximum_number_of_jobs(shop: Shop) -> None:
     shop.call("len(where.enqueue_many([((), {})] * 12))")
     with shop.start("--max-jobs-per-process", "5", "--until-empty") as workers:
         assert workers.ends() == 0
@@ -385,7 +397,7 @@ def test_a_worker_is_replaced_after_so_many_attempts(shop: Shop) -> None:
     assert shop.run("from djqueue import Queue; answer = Queue('default').counts()")["completed"] == 12
 
 
-def test_a_worker_that_leaks_is_replaced_after_its_jobs(shop: Shop) -> None:
+def test_worker_process_above_its_memory_limit_is_replaced_after_its_jobs(shop: Shop) -> None:
     with shop.start("--max-memory-per-process", "150MB") as workers:
         shop.is_up()
         before = shop.pids()["worker 1"]
@@ -397,7 +409,7 @@ def test_a_worker_that_leaks_is_replaced_after_its_jobs(shop: Shop) -> None:
         assert shop.state()["restarts"] == 0
 
 
-def test_a_standby_runs_jobs_at_once_and_takes_over(shop: Shop) -> None:
+def test_standby_process_runs_jobs_and_takes_over_from_killed_scheduler(shop: Shop) -> None:
     health = shop.project.folder / "second.json"
     with shop.start("--queues", "nothing", log="first.txt") as first:
         shop.is_up()
@@ -420,7 +432,8 @@ def test_a_standby_runs_jobs_at_once_and_takes_over(shop: Shop) -> None:
             assert second.ends() == 0
 
 
-def test_a_standby_can_be_stopped(shop: Shop) -> None:
+@pytest.mark.thorough
+def test_standby_process_group_can_be_stopped(shop: Shop) -> None:
     with shop.start(log="first.txt"):
         shop.is_up()
         with shop.project.start(log="second.txt") as second:
@@ -430,7 +443,8 @@ def test_a_standby_can_be_stopped(shop: Shop) -> None:
             assert second.ends() == 0
 
 
-def test_what_cannot_run_is_refused_at_once(shop: Shop) -> None:
+@pytest.mark.thorough
+def test_runworkers_rejects_invalid_options_and_a_second_scheduler(shop: Shop) -> None:
     with shop.start() as first:
         shop.is_up()
         with shop.project.start("--standby", "never", log="second.txt") as second:
@@ -451,9 +465,15 @@ def test_what_cannot_run_is_refused_at_once(shop: Shop) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    ["--processes=1", "--max-jobs-per-process=1", "--max-memory-per-process=1GB", "--health-file=x"],
+    [
+        "--processes=1",
+        *(
+            pytest.param(option, marks=pytest.mark.thorough)
+            for option in ("--max-jobs-per-process=1", "--max-memory-per-process=1GB", "--health-file=x")
+        ),
+    ],
 )
-def test_memory_cannot_be_shared(tmp_path: Path, option: str) -> None:
+def test_process_options_are_rejected_for_memory_storage(tmp_path: Path, option: str) -> None:
     with Project(tmp_path, JOBS % 1).start(option) as workers:
         assert workers.ends() == 2
     assert f"{option.partition('=')[0]} requires a storage that processes can share" in workers.output
@@ -467,7 +487,7 @@ def systemd(tmp_path: Path) -> Iterator[socket.socket]:
         yield listener
 
 
-def test_systemd_is_notified(shop: Shop, systemd: socket.socket) -> None:
+def test_systemd_is_notified_of_ready_reload_and_stop(shop: Shop, systemd: socket.socket) -> None:
     with shop.start(env={"NOTIFY_SOCKET": systemd.getsockname()}) as workers:
         assert systemd.recv(4_096).startswith(b"READY=1\nMAINPID=")
         workers.signal(signal.SIGHUP)
@@ -478,7 +498,7 @@ def test_systemd_is_notified(shop: Shop, systemd: socket.socket) -> None:
         assert workers.ends() == 0
 
 
-def test_the_watchdog_of_systemd_is_answered(shop: Shop, systemd: socket.socket) -> None:
+def test_systemd_watchdog_receives_regular_notifications(shop: Shop, systemd: socket.socket) -> None:
     environment = {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "1000000"}
     with shop.start(env=environment) as workers:
         received = [systemd.recv(4_096) for _ in range(3)]
@@ -487,7 +507,7 @@ def test_the_watchdog_of_systemd_is_answered(shop: Shop, systemd: socket.socket)
         assert workers.ends() == 0
 
 
-def test_on_redis_the_mirror_is_a_process(tmp_path: Path, redis_server: Any) -> None:
+def test_mirror_runs_in_its_own_process_on_redis(tmp_path: Path, redis_server: Any) -> None:
     redis_server.clean()
     shop = Shop(tmp_path, ON_REDIS % redis_server.url)
     with shop.start("--processes", "2") as workers:

@@ -44,9 +44,14 @@ _migrated: dict[tuple[str, ...], bytes] = {}
 """Migrated SQLite databases, by the installed apps."""
 
 
-def close_consoles() -> None:
-    """End the processes of `Project.run`."""
-    while _consoles:
+def count_consoles() -> int:
+    """Return how many processes of `Project.run` exist."""
+    return len(_consoles)
+
+
+def close_consoles(keep: int = 0) -> None:
+    """End the processes of `Project.run`, except the first ones."""
+    while len(_consoles) > keep:
         console = _consoles.pop()
         console.kill()
         console.communicate()
@@ -101,7 +106,7 @@ class Project:
 
     def run(self, code: str) -> Any:
         """Run code in another process of the project, such as a web server, and return its `answer`."""
-        if self._console is None:
+        if self._console not in _consoles:
             self._console = subprocess.Popen(
                 [sys.executable, "-c", CONSOLE],
                 cwd=self.folder,
@@ -111,6 +116,7 @@ class Project:
                 text=True,
             )
             _consoles.append(self._console)
+        assert self._console is not None
         assert self._console.stdin is not None
         assert self._console.stdout is not None
         print(json.dumps(code), file=self._console.stdin, flush=True)

@@ -35,13 +35,15 @@ def old_landlock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @named([*READS, *WRITES, *IDENTITY])
 @pytest.mark.parametrize("user", USERS[:1])
-def test_files_are_protected(attempt: Attempt[Path], place: Path, user: str, old_landlock: int) -> None:
+def test_files_are_protected_with_an_older_landlock(
+    attempt: Attempt[Path], place: Path, user: str, old_landlock: int
+) -> None:
     attempt.is_refused(place, user)
 
 
 @named(NETWORK)
 @pytest.mark.parametrize("user", USERS[:1])
-def test_the_network_is_protected(
+def test_network_is_protected_with_an_older_landlock(
     attempt: Attempt[Servers], servers: Servers, user: str, old_landlock: int
 ) -> None:
     attempt.is_refused(servers, user)
@@ -49,14 +51,14 @@ def test_the_network_is_protected(
 
 @named([*PROGRAMS, *OTHERS, *RIGHTS, *KERNEL])
 @pytest.mark.parametrize("user", USERS[:1])
-def test_other_processes_and_the_kernel_are_protected(
+def test_processes_and_kernel_are_protected_with_an_older_landlock(
     attempt: Attempt[None], user: str, old_landlock: int
 ) -> None:
     attempt.is_refused(None, user)
 
 
 @pytest.mark.parametrize("version", variants(ABIS) if ABIS else [])
-def test_permissions_work_with_every_abi(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_permission_works_with_every_landlock_abi(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(landlock, "abi", lambda: version)
 
     assert inside(lambda: Path("/etc/hosts").read_bytes(), Permissions(read=["/etc/hosts"])).is_ok
@@ -65,7 +67,7 @@ def test_permissions_work_with_every_abi(version: int, monkeypatch: pytest.Monke
 
 @named(NETWORK)
 @pytest.mark.parametrize("user", USERS[:1])
-def test_without_landlock_the_network_is_still_refused(
+def test_network_is_denied_without_landlock(
     attempt: Attempt[Servers], servers: Servers, user: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(landlock, "abi", lambda: 0)

@@ -1,4 +1,4 @@
-"""A worker in a process of its own is made quiet, asked where it is, and stopped, by way of its storage."""
+"""Commands to a worker in another process: dump, quiet, resume and stop, through the storage."""
 
 import signal
 import time
@@ -34,7 +34,7 @@ HEARTBEAT = 10 * PATIENCE
 """Seconds: no test waits for a heartbeat, so that commands must arrive without one."""
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.thorough), "redis"])
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
     more = f"\nDJQUEUE.update(HEARTBEAT={HEARTBEAT}, VERSION='2026.11')\n"
     more += f"DJQUEUE['QUEUES'] = {{'default': {{'LEASE': {5 * HEARTBEAT}}}}}\n"
@@ -74,7 +74,7 @@ class Manager:
         return self._run(f"{code}; answer = dump and dump.text") or ""
 
 
-def test_a_worker_is_made_quiet_dumped_and_stopped(project: Project) -> None:
+def test_worker_obeys_dump_quiet_resume_and_stop_commands(project: Project) -> None:
     manager = Manager(project)
     with project.start_single("--worker-id", "w1", "--concurrency", "2") as worker:
         worker.says("Worker w1 started")
@@ -114,7 +114,7 @@ def test_a_worker_is_made_quiet_dumped_and_stopped(project: Project) -> None:
         assert manager.workers() == []
 
 
-def test_what_a_killed_worker_has_not_heard_is_nothing_for_the_next_of_its_name(project: Project) -> None:
+def test_command_for_killed_worker_is_not_received_by_next_worker_with_its_id(project: Project) -> None:
     manager = Manager(project)
     with project.start_single("--worker-id", "w1") as worker:
         worker.says("Worker w1 started")

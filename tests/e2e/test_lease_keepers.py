@@ -1,11 +1,10 @@
-"""The process that renews a worker's leases: what it holds on to, and what happens when it ends."""
+"""The process that renews a worker's leases: its resources and its end."""
 
 import os
 import signal
 
 import pytest
 
-from tests.e2e.test_killed_workers import python
 from tests.e2e.test_stuck_workers import (
     JOBS,
     SETTINGS,
@@ -44,21 +43,22 @@ def redis_options(redis_server):
 
 
 def database_project(tmp_path, jobs=JOBS, **queue):
-    storage = {"BACKEND": "djqueue.storage.database.DatabaseStorage", "OPTIONS": {"SCHEDULER_LEASE": 1.5}}
+    storage = {"BACKEND": "djqueue.storage.database.DatabaseStorage", "OPTIONS": {"SCHEDULER_LEASE": 5}}
     settings = SETTINGS.format(storage=storage, patience=60)
     project = Project(tmp_path, jobs, settings + f'DJQUEUE["QUEUES"] = {{"default": {queue}}}\n')
-    python(project, "-m", "django", "migrate", "--verbosity", "0")
+    project.migrate()
     return project
 
 
-def test_a_helper_that_is_kept_busy_keeps_its_lease(tmp_path):
-    project = database_project(tmp_path, LEASE=1.2)
+@pytest.mark.thorough
+def test_lease_keeper_renews_leases_of_busy_worker_on_database_storage(tmp_path):
+    project = database_project(tmp_path, LEASE=5)
 
     with project.start_single("--queues", "nothing") as scheduler:
         scheduler.says("This process is the scheduler")
         with project.start_single("--concurrency", "1", "--standby", "work", log="first.txt") as first:
-            enqueue(project, "hold.enqueue(5)")
-            eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
+            enqueue(project, "hold.enqueue(8)")
+            eventually(lambda: runs(tmp_path) == ["hold"], message="the job runs")
             with project.start_single("--concurrency", "1", "--standby", "work", log="second.txt") as second:
                 first.says("Renewing its 1 leases")
                 first.says("responds again and renews its leases itself")
@@ -70,7 +70,7 @@ def test_a_helper_that_is_kept_busy_keeps_its_lease(tmp_path):
     assert "1 completed, 0 failed" in first.output
 
 
-def test_a_worker_goes_on_and_says_so_when_its_keeper_is_killed(tmp_path, redis_options):
+def test_worker_continues_and_logs_when_its_lease_keeper_is_killed(tmp_path, redis_options):
     project = redis_project(tmp_path, redis_options)
 
     with project.start_single("--concurrency", "1") as worker:
@@ -79,12 +79,12 @@ def test_a_worker_goes_on_and_says_so_when_its_keeper_is_killed(tmp_path, redis_
         os.kill(keeper, signal.SIGKILL)
         worker.says("The lease keeper exited (status 9).")
         enqueue(project, "note.enqueue()")
-        eventually(lambda: runs(tmp_path) == ["note"], timeout=30, message="the job runs")
+        eventually(lambda: runs(tmp_path) == ["note"], message="the job runs")
         worker.signal()
         assert worker.ends() == 0
 
 
-def test_a_keeper_holds_no_connection_and_no_port_of_its_worker(tmp_path):
+def test_lease_keeper_closes_inherited_connections_and_ports_of_its_worker(tmp_path):
     project = database_project(tmp_path, OPEN + JOBS)
 
     with project.start_single() as worker:
@@ -95,7 +95,7 @@ def test_a_keeper_holds_no_connection_and_no_port_of_its_worker(tmp_path):
         assert len(sockets_of(worker.process.pid)) > 2
 
 
-def test_a_worker_runs_without_a_keeper_where_no_process_can_be_forked(tmp_path, redis_options):
+def test_worker_runs_without_lease_keeper_if_fork_fails(tmp_path, redis_options):
     project = redis_project(tmp_path, redis_options)
     project.write_jobs(NO_PROCESSES + JOBS)
     enqueue(project, "note.enqueue()")

@@ -1,13 +1,13 @@
-"""A job that kills its worker's process each time, among jobs that do not."""
+"""Poison jobs, which kill their worker at every attempt, among other jobs."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests import servers
-from tests.e2e.test_killed_workers import python, run
 from tests.runtime.project import Project
+
+pytestmark = pytest.mark.slow
 
 GOOD = 30
 
@@ -20,7 +20,7 @@ DATABASES = {
         "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
     }
 }
-DJQUEUE = {"HEARTBEAT": 0.5, "STORAGE": %s}
+DJQUEUE = {"HEARTBEAT": 1, "DEFAULTS": {"max_stalls": %d}, "STORAGE": %r}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 """
 
@@ -44,66 +44,74 @@ def poison():
 """
 
 FOUND = """
-import json
 from djqueue import Queue
 jobs = Queue("default").storage.reads.page("default", None, 100)
-print(json.dumps([
+answer = [
     [job.name, str(job.state), job.stalls, job.reason, job.error.message if job.error else ""] for job in jobs
-]))
+]
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("poisons", [1, 3])
-def test_on_redis_a_poison_job_ends_alone(
+def test_poison_job_fails_without_failing_other_jobs_on_redis(
     tmp_path: Path, redis_server: servers.RedisServer, poisons: int
 ) -> None:
     redis_server.clean()
-    options = {"URL": redis_server.url, "LEASE": 1}
+    options = {"URL": redis_server.url, "LEASE": 5}
     storage = {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}
-    ends_alone(Project(tmp_path, JOBS % 0, SETTINGS % storage), poisons)
+    ends_alone(Project(tmp_path, JOBS % 0, SETTINGS % (3, storage)), poisons, stalls=4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0, 0.5], ids=["at once", "after its claim is written"])
-@pytest.mark.parametrize("poisons", [1, 3])
-def test_on_a_database_a_poison_job_ends_alone(tmp_path: Path, poisons: int, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("poisons", "seconds", "max_stalls"),
+    [
+        (1, 0.5, 1),
+        *(
+            pytest.param(poisons, seconds, 3, marks=pytest.mark.thorough)
+            for poisons in (1, 3)
+            for seconds in (0, 0.5)
+        ),
+    ],
+)
+def test_poison_job_fails_without_failing_other_jobs_on_database(
+    tmp_path: Path, poisons: int, seconds: float, max_stalls: int
+) -> None:
     storage = {"BACKEND": "djqueue.storage.database.DatabaseStorage"}
-    # The first death may come before the claims are written.
-    project = Project(tmp_path, JOBS % seconds, SETTINGS % storage)
-    ends_alone(project, poisons, uncounted=int(seconds == 0))
+    # A job that kills its worker at once may do so before its claim is written.
+    project = Project(tmp_path, JOBS % seconds, SETTINGS % (max_stalls, storage))
+    ends_alone(project, poisons, stalls=max_stalls + 1, uncounted=int(seconds == 0))
 
 
-def ends_alone(project: Project, poisons: int, *, uncounted: int = 0) -> None:
-    python(project, "-m", "django", "migrate", "--verbosity", "0")
+def ends_alone(project: Project, poisons: int, *, stalls: int, uncounted: int = 0) -> None:
+    project.migrate()
     code = f"""
 from shop.jobs import good, poison
 for number in range({GOOD}):
     if number % 10 == 5 and number // 10 < {poisons}:
         poison.enqueue()
     good.using(durable=True).enqueue(number)
-print("enqueued")
 """
-    assert run(project, code) == "enqueued"
+    project.run(code)
     deaths = 0
     while True:
         with project.start_single("--until-empty", "--concurrency", "10") as workers:
-            code_of_end = workers.process.wait(60)
+            code_of_end = workers.ends()
         if code_of_end == 0:
             break
         assert code_of_end == 9, workers.output
         deaths += 1
-        assert deaths <= 4 * poisons + uncounted, workers.output
+        assert deaths <= stalls * poisons + uncounted, workers.output
 
-    found = json.loads(run(project, FOUND))
+    found = project.run(FOUND)
     goods = [row for row in found if row[0] == "shop.jobs.good"]
     bad = [row for row in found if row[0] == "shop.jobs.poison"]
     assert [row[1] for row in goods] == ["completed"] * GOOD
     # A job dies at most once with each of them: no stalled job starts beside another one.
     assert max(row[2] for row in goods) <= poisons
-    assert [row[1:3] for row in bad] == [["failed", 4]] * poisons
+    assert [row[1:3] for row in bad] == [["failed", stalls]] * poisons
     for row in bad:
         assert row[3] in ("stalled", "worker_lost")
-        assert row[4].startswith("stalled 4 times, last on ")
-        assert row[4].count("attempt ") == 4
-    assert deaths >= 3 * poisons
+        assert row[4].startswith(f"stalled {stalls} times, last on ")
+        assert row[4].count("attempt ") == stalls
+    assert deaths >= (stalls - 1) * poisons

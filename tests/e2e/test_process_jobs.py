@@ -1,9 +1,8 @@
-"""Jobs in processes of their own under `runworkers`: what is left when anything is killed, and who waits."""
+"""Isolated and subprocess jobs under `runworkers`: kills, shutdown, and stuck handlers."""
 
 import os
 import signal
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ def stuck(name):
     with open(name, "a") as file:
         file.write(f"{os.getpid()} {current_job().attempts}\\n")
     if current_job().attempts == 1:
-        time.sleep(120)
+        time.sleep(600)
     return "second"
 """
 
@@ -61,12 +60,11 @@ def shop(tmp_path: Path) -> Shop:
         tmp_path, ON_SQLITE + 'INSTALLED_APPS += ["django.contrib.auth", "django.contrib.contenttypes"]'
     )
     shop.project.write_jobs(JOBS)
-    shop.run("from django.core.management import call_command; call_command('migrate', verbosity=0)")
     return shop
 
 
 def written(path: Path) -> int:
-    return int(eventually(lambda: path.exists() and path.read_text(), timeout=30))
+    return int(eventually(lambda: path.exists() and path.read_text()))
 
 
 def ended(shop: Shop, job_id: str) -> Any:
@@ -78,38 +76,39 @@ answer = [found.state, found.attempts, found.failures]
     return shop.run(text)
 
 
-def test_isolated_jobs_use_the_database_and_enqueue(shop: Shop) -> None:
+def test_isolated_and_subprocess_jobs_query_the_database_and_enqueue_jobs(shop: Shop) -> None:
     with shop.start() as workers:
         shop.is_up()
-        assert shop.call("asks_the_database.enqueue_and_wait('ann', wait=30)") == 1
-        assert shop.call("asks_the_database.enqueue_and_wait('bob', wait=30)") == 2
-        job_id = shop.call("enqueues.enqueue_and_wait(wait=30)")
-        eventually(lambda: ended(shop, job_id)[0] == "completed", timeout=30)
+        assert shop.call("asks_the_database.enqueue_and_wait('ann', wait=60)") == 1
+        assert shop.call("asks_the_database.enqueue_and_wait('bob', wait=60)") == 2
+        job_id = shop.call("enqueues.enqueue_and_wait(wait=60)")
+        eventually(lambda: ended(shop, job_id)[0] == "completed")
         workers.signal()
         assert workers.ends() == 0
 
 
-@pytest.mark.parametrize("victim", ["supervisor", "worker 1"])
-def test_no_process_of_a_job_outlives_its_worker(shop: Shop, tmp_path: Path, victim: str) -> None:
+@pytest.mark.parametrize("victim", ["worker 1", pytest.param("supervisor", marks=pytest.mark.thorough)])
+def test_job_processes_end_when_worker_or_supervisor_is_killed(
+    shop: Shop, tmp_path: Path, victim: str
+) -> None:
     with shop.start() as workers:
         shop.is_up()
-        job_id = shop.call("sleeps.enqueue('pid', 120).id")
+        job_id = shop.call("sleeps.enqueue('pid', 600).id")
         pid = written(tmp_path / "pid")
         killed = workers.process.pid if victim == "supervisor" else shop.pids()[victim]
         below = descendants(killed)
         assert pid in below
 
         os.kill(killed, signal.SIGKILL)
-        since = time.monotonic()
-        eventually(lambda: not any(map(lives, below)), timeout=5)
+        eventually(lambda: not any(map(lives, below)))
 
-        assert time.monotonic() - since < 1.5
         if victim != "supervisor":
-            eventually(lambda: (tmp_path / "pid").read_text() != str(pid), timeout=60)
+            eventually(lambda: (tmp_path / "pid").read_text() != str(pid))
             assert ended(shop, job_id)[2] == 0
 
 
-def test_signals_to_all_processes_at_once_let_jobs_finish(shop: Shop, tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_running_isolated_job_completes_when_all_processes_are_signaled(shop: Shop, tmp_path: Path) -> None:
     with shop.start() as workers:
         shop.is_up()
         job_id = shop.call("sleeps.enqueue('pid', 2).id")
@@ -120,15 +119,16 @@ def test_signals_to_all_processes_at_once_let_jobs_finish(shop: Shop, tmp_path: 
                 os.kill(pid, signal.SIGTERM)
 
         assert workers.ends() == 0
-    with shop.start(log="second.txt"):
-        shop.is_up()
-        assert ended(shop, job_id) == ["completed", 1, 0]
+    assert ended(shop, job_id) == ["completed", 1, 0]
 
 
-def test_a_shutdown_that_is_too_short_returns_jobs_without_an_attempt(shop: Shop, tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_shutdown_timeout_of_zero_releases_isolated_job_without_using_an_attempt(
+    shop: Shop, tmp_path: Path
+) -> None:
     with shop.start("--shutdown-timeout", "0") as workers:
         shop.is_up()
-        job_id = shop.call("sleeps.enqueue('pid', 120).id")
+        job_id = shop.call("sleeps.enqueue('pid', 600).id")
         pid = written(tmp_path / "pid")
         workers.signal()
         assert workers.ends() == 0
@@ -136,10 +136,11 @@ def test_a_shutdown_that_is_too_short_returns_jobs_without_an_attempt(shop: Shop
     assert ended(shop, job_id) == ["waiting", 0, 0]
 
 
-def test_a_handler_that_holds_the_interpreter_delays_nobody(shop: Shop) -> None:
+@pytest.mark.thorough
+def test_isolated_handlers_that_hold_the_gil_do_not_delay_other_jobs(shop: Shop) -> None:
     with shop.start():
         shop.is_up()
-        shop.call("add.enqueue_and_wait(1, 2, wait=30)")
+        shop.call("add.enqueue_and_wait(1, 2, wait=60)")
         shop.call("[backtracks.enqueue().id for _ in range(2)]")
         text = """
 import time
@@ -147,12 +148,13 @@ from shop.jobs import add
 from djqueue import Queue
 while Queue("heavy").counts()["active"] < 2:
     time.sleep(0.01)
-answer = [add.enqueue_and_wait(1, 2, wait=20) for _ in range(20)]
+answer = [add.enqueue_and_wait(1, 2, wait=60) for _ in range(20)]
 """
         assert shop.run(text) == [3] * 20
 
 
-def test_a_stuck_handler_runs_again_only_after_its_process(shop: Shop, tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_stuck_job_runs_again_only_after_its_worker_process_ended(shop: Shop, tmp_path: Path) -> None:
     with shop.start() as workers:
         shop.is_up()
         first = shop.pids()["worker 1"]

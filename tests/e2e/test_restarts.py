@@ -1,16 +1,13 @@
-"""`runworkers` that are restarted, killed and frozen while others go on: what a user finds afterwards."""
+"""`runworkers` restarted, killed and frozen beside other worker processes."""
 
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.runtime.project import ROOT, Project, WorkerProcess
+from tests.runtime.project import Project, WorkerProcess
 from tests.support import eventually
 
 pytestmark = pytest.mark.slow
@@ -25,7 +22,7 @@ DATABASES = {
     }
 }
 DJQUEUE = {
-    "QUEUES": {"limited": {"CONCURRENCY": 2}, "brief": {"LEASE": 3}, "kept": {"LEASE": 10}},
+    "QUEUES": {"limited": {"CONCURRENCY": 2}, "brief": {"LEASE": 6}, "kept": {"LEASE": 10}},
     "STORAGE": {
         "BACKEND": "djqueue.storage.database.DatabaseStorage",
         "OPTIONS": {"ADDRESS": "unix://" + __import__("os").path.abspath("socket")},
@@ -89,28 +86,12 @@ def die():
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     made = Project(tmp_path, JOBS, SETTINGS)
-    run_python(made, "-m", "django", "migrate", "--verbosity", "0")
+    made.migrate()
     return made
 
 
-def run_python(project: Project, *arguments: str) -> str:
-    """Python in the project, in a process of its own: what it printed."""
-    path = os.pathsep.join([str(project.folder), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=project.folder,
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "project_settings", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def enqueue(project: Project, code: str) -> None:
-    run_python(project, "-c", f"import django; django.setup(); from shop.jobs import *; {code}")
+    project.run(f"from shop.jobs import *; {code}")
 
 
 def told(project: Project) -> list[list[str]]:
@@ -124,7 +105,7 @@ def begun(project: Project) -> Counter[str]:
 
 
 def query(project: Project, statement: str) -> list[tuple[object, ...]]:
-    connection = sqlite3.connect(project.folder / "jobs.sqlite3", timeout=20)
+    connection = sqlite3.connect(project.folder / "jobs.sqlite3")
     try:
         return connection.execute(statement).fetchall()
     finally:
@@ -145,21 +126,24 @@ def lines_of(process: WorkerProcess) -> list[str]:
     return [line for line in process.output.splitlines() if any(word in line for word in words)]
 
 
-def test_ten_restarts_under_load_cost_no_attempt_and_repeat_nothing(project: Project) -> None:
-    restarts = 10
-    enqueue(project, "slow.enqueue_many([((n, 0.3), {}) for n in range(120)])")
+@pytest.mark.parametrize("restarts", [2, pytest.param(10, marks=pytest.mark.thorough)])
+def test_scheduler_restarts_under_load_use_no_attempt_and_repeat_no_job(
+    project: Project, restarts: int
+) -> None:
+    count = 12 * restarts
+    enqueue(project, f"slow.enqueue_many([((n, 0.3), {{}}) for n in range({count})])")
     scheduler = start_scheduler(project, 0, "other")
     with scheduler, project.start_single("--standby=work", "--concurrency", "4", log="helper.txt") as helper:
         for number in range(1, restarts + 1):
             reached = 4 * number
-            eventually(lambda reached=reached: sum(begun(project).values()) >= reached, timeout=30)
+            eventually(lambda reached=reached: sum(begun(project).values()) >= reached)
             scheduler.signal(signal.SIGTERM)
             assert scheduler.ends() == 0, scheduler.output
             assert "Traceback" not in scheduler.output
             scheduler = start_scheduler(project, number, "other")
             with_end = scheduler
             with_end.says("This process is the scheduler")
-        eventually(lambda: states(project) == {"completed": 120}, timeout=60)
+        eventually(lambda: states(project) == {"completed": count})
         helper.signal(signal.SIGTERM)
         assert helper.ends() == 0
         scheduler.signal(signal.SIGTERM)
@@ -167,7 +151,7 @@ def test_ten_restarts_under_load_cost_no_attempt_and_repeat_nothing(project: Pro
 
     assert set(begun(project).values()) == {1}
     counted = "SELECT SUM(attempts), SUM(failures), SUM(stalls) FROM djqueue_job"
-    assert query(project, counted) == [(120, 0, 0)]
+    assert query(project, counted) == [(count, 0, 0)]
     assert len(query(project, "SELECT id FROM djqueue_job_attempt")) == 0
     logged = lines_of(helper)
     assert not [line for line in logged if "Traceback" in line or "ERROR" in line], helper.output
@@ -175,22 +159,22 @@ def test_ten_restarts_under_load_cost_no_attempt_and_repeat_nothing(project: Pro
     assert 1 <= len(noticed) <= restarts, helper.output
 
 
-def test_a_killed_scheduler_runs_nothing_twice_that_another_process_runs(project: Project) -> None:
+def test_jobs_of_other_process_run_once_when_scheduler_is_killed(project: Project) -> None:
     enqueue(project, "hold.enqueue_many([((n,), {}) for n in range(4)])")
     enqueue(project, "limited.enqueue_many([((n,), {}) for n in range(10, 14)])")
     scheduler = start_scheduler(project, 0, "other")
     helpers = ("--standby=work", "--concurrency", "6", "--queues", "held,limited")
     with scheduler, project.start_single(*helpers, log="helper.txt") as helper:
-        eventually(lambda: len(begun(project)) == 6, timeout=30)
+        eventually(lambda: len(begun(project)) == 6)
         scheduler.signal(signal.SIGKILL)
         scheduler.ends()
         with start_scheduler(project, 1, "held", "limited") as second:
             second.says("This process is the scheduler")
             enqueue(project, "note.using(queue='held').enqueue(99)")
-            eventually(lambda: ["note", "99"] in told(project), timeout=30)
+            eventually(lambda: ["note", "99"] in told(project))
             assert len(begun(project)) == 6, "the limit of two is kept, and nothing runs twice"
             (project.folder / "go").touch()
-            eventually(lambda: states(project) == {"completed": 9}, timeout=30)
+            eventually(lambda: states(project) == {"completed": 9})
             assert set(begun(project).values()) == {1}
             assert query(project, "SELECT SUM(stalls) FROM djqueue_job") == [(0,)]
             for process in (helper, second):
@@ -198,19 +182,20 @@ def test_a_killed_scheduler_runs_nothing_twice_that_another_process_runs(project
                 assert process.ends() == 0, process.output
 
 
-def test_five_kills_of_a_scheduler_under_load_repeat_nothing(project: Project) -> None:
+@pytest.mark.thorough
+def test_scheduler_killed_five_times_under_load_repeats_no_job(project: Project) -> None:
     """A claim whose answer died with its scheduler costs a stall, for nobody ran it; no job begins twice."""
     enqueue(project, "slow.using(queue='kept').enqueue_many([((n, 0.05), {}) for n in range(300)])")
     scheduler = start_scheduler(project, 0, "other")
     with scheduler, project.start_single("--standby=work", "--concurrency", "4", log="helper.txt") as helper:
         for number in range(1, 6):
             reached = 40 * number
-            eventually(lambda reached=reached: sum(begun(project).values()) >= reached, timeout=30)
+            eventually(lambda reached=reached: sum(begun(project).values()) >= reached)
             scheduler.signal(signal.SIGKILL)
             scheduler.ends()
             scheduler = start_scheduler(project, number, "other")
             scheduler.says("This process is the scheduler")
-        eventually(lambda: states(project) == {"completed": 300}, timeout=60)
+        eventually(lambda: states(project) == {"completed": 300})
         for process in (helper, scheduler):
             process.signal(signal.SIGTERM)
             assert process.ends() == 0, process.output
@@ -220,17 +205,17 @@ def test_five_kills_of_a_scheduler_under_load_repeat_nothing(project: Project) -
     assert "Lost the lease" not in helper.output
 
 
-def test_an_end_that_came_while_no_scheduler_ran_is_delivered_to_the_next(project: Project) -> None:
+def test_result_finished_while_no_scheduler_runs_is_delivered_to_next_scheduler(project: Project) -> None:
     enqueue(project, "hold.enqueue(1)")
     scheduler = start_scheduler(project, 0, "other")
     with scheduler, project.start_single("--standby=work", "--queues", "held", log="helper.txt") as helper:
-        eventually(lambda: begun(project) == {"1": 1}, timeout=30)
+        eventually(lambda: begun(project) == {"1": 1})
         scheduler.signal(signal.SIGTERM)
         assert scheduler.ends() == 0
         (project.folder / "go").touch()
         eventually(lambda: ["end", "1"] in told(project))
         with start_scheduler(project, 1, "held") as second:
-            eventually(lambda: states(project) == {"completed": 1}, timeout=30)
+            eventually(lambda: states(project) == {"completed": 1})
             assert begun(project) == {"1": 1}
             assert query(project, "SELECT attempts, stalls FROM djqueue_job") == [(1, 0)]
             for process in (helper, second):
@@ -238,11 +223,11 @@ def test_an_end_that_came_while_no_scheduler_ran_is_delivered_to_the_next(projec
                 assert process.ends() == 0, process.output
 
 
-def test_when_all_processes_are_stopped_at_once_a_job_that_ends_in_time_is_done(project: Project) -> None:
+def test_job_that_ends_during_shutdown_of_all_processes_is_completed(project: Project) -> None:
     enqueue(project, "hold.enqueue(1)")
     scheduler = start_scheduler(project, 0, "other")
     with scheduler, project.start_single("--standby=work", "--queues", "held", log="helper.txt") as helper:
-        eventually(lambda: begun(project) == {"1": 1}, timeout=30)
+        eventually(lambda: begun(project) == {"1": 1})
         for process in (helper, scheduler):
             process.signal(signal.SIGTERM)
         assert scheduler.ends() == 0, scheduler.output
@@ -254,21 +239,22 @@ def test_when_all_processes_are_stopped_at_once_a_job_that_ends_in_time_is_done(
     assert query(project, "SELECT attempts, stalls FROM djqueue_job") == [(1, 0)]
 
 
-def test_a_scheduler_that_was_frozen_stalls_nothing(project: Project) -> None:
+@pytest.mark.thorough
+def test_frozen_scheduler_does_not_stall_jobs_when_it_resumes(project: Project) -> None:
     enqueue(project, "hold.using(queue='brief').enqueue_many([((n,), {}) for n in range(3)])")
     scheduler = project.start_single("--queues", "other", log="scheduler.txt")
     arguments = ("--standby=work", "--queues", "brief")
     with scheduler, project.start_single(*arguments, log="helper.txt") as helper:
-        eventually(lambda: len(begun(project)) == 3, timeout=30)
+        eventually(lambda: len(begun(project)) == 3)
         scheduler.signal(signal.SIGSTOP)
         [(before,)] = query(project, "SELECT MAX(leased_until) FROM djqueue_job")
         assert isinstance(before, int)
         now = "SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
-        eventually(lambda: query(project, now)[0][0] > before + 2_000, timeout=30)
+        eventually(lambda: query(project, now)[0][0] > before + 2_000)
         scheduler.signal(signal.SIGCONT)
         scheduler.says("was paused for")
         (project.folder / "go").touch()
-        eventually(lambda: states(project) == {"completed": 3}, timeout=60)
+        eventually(lambda: states(project) == {"completed": 3})
         assert set(begun(project).values()) == {1}
         assert query(project, "SELECT SUM(stalls) FROM djqueue_job") == [(0,)]
         for process in (helper, scheduler):
@@ -276,7 +262,8 @@ def test_a_scheduler_that_was_frozen_stalls_nothing(project: Project) -> None:
             assert process.ends() == 0, process.output
 
 
-def test_a_job_that_kills_its_process_at_once_becomes_a_dead_letter(project: Project) -> None:
+@pytest.mark.thorough
+def test_job_that_kills_its_worker_immediately_becomes_a_dead_letter(project: Project) -> None:
     enqueue(project, "die.enqueue()")
     deaths = 0
     while states(project) != {"failed": 1}:
@@ -285,7 +272,6 @@ def test_a_job_that_kills_its_process_at_once_becomes_a_dead_letter(project: Pro
                 lambda scheduler=scheduler: (
                     scheduler.process.poll() is not None or states(project) == {"failed": 1}
                 ),
-                timeout=30,
             )
             deaths += 1
             assert deaths <= 6, "the first death may go unnoticed, the next four are counted"
@@ -295,11 +281,12 @@ def test_a_job_that_kills_its_process_at_once_becomes_a_dead_letter(project: Pro
     assert query(project, "SELECT stalls FROM djqueue_job") == [(4,)]
 
 
-def test_jobs_of_a_scheduler_that_was_frozen_and_replaced_end_once(project: Project) -> None:
+@pytest.mark.thorough
+def test_jobs_of_frozen_and_replaced_scheduler_end_once(project: Project) -> None:
     """It reports their ends to the process that took its place, under the same tokens."""
     enqueue(project, "hold.using(queue='kept').enqueue_many([((n,), {}) for n in range(3)])")
     with project.start_single("--queues", "kept", log="first.txt") as first:
-        eventually(lambda: len(begun(project)) == 3, timeout=30)
+        eventually(lambda: len(begun(project)) == 3)
         with project.start_single("--queues", "kept", log="second.txt") as second:
             second.says("Standing by")
             first.signal(signal.SIGSTOP)
@@ -307,7 +294,7 @@ def test_jobs_of_a_scheduler_that_was_frozen_and_replaced_end_once(project: Proj
             first.signal(signal.SIGCONT)
             first.says("Another process has taken over as the scheduler")
             (project.folder / "go").touch()
-            eventually(lambda: states(project) == {"completed": 3}, timeout=60)
+            eventually(lambda: states(project) == {"completed": 3})
 
             assert first.ends() == 1
             assert "will run again" not in first.output

@@ -1,7 +1,6 @@
-"""What a generator yields reaches a caller in another process, also if its worker is killed in the middle."""
+"""Streams reach a caller in another process, even if the worker is killed in the middle."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.project import ROOT, Project
-from tests.support import eventually
+from tests.runtime.project import Project
+from tests.support import PATIENCE, eventually
+
+pytestmark = pytest.mark.slow
 
 ON_SQLITE = """
 INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "djqueue", "shop"]
@@ -32,7 +33,7 @@ ON_REDIS = """
 DJQUEUE = {
     "STORAGE": {
         "BACKEND": "djqueue.storage.redis.RedisStorage",
-        "OPTIONS": {"URL": %r, "TIMEOUT": 1, "LEASE": 3, "MIRROR": False},
+        "OPTIONS": {"URL": %r, "TIMEOUT": 1, "LEASE": 5, "MIRROR": False},
     },
     "HEARTBEAT": 1,
 }
@@ -75,6 +76,17 @@ async def acount(many, *, hang_at=None):
         yield run, number
 """
 
+COMBINATIONS = pytest.mark.parametrize(
+    ("project", "name"),
+    [
+        ("redis", "acount"),
+        *(
+            pytest.param(storage, name, marks=pytest.mark.thorough)
+            for storage, name in (("redis", "count"), ("sqlite", "count"), ("sqlite", "acount"))
+        ),
+    ],
+    indirect=["project"],
+)
 READY = " started"
 """What a worker says when it claims jobs."""
 READER = """
@@ -93,26 +105,15 @@ except Exception as error:
 """
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
     if request.param == "redis":
         server = request.getfixturevalue("redis_server")
         server.clean()
         return Project(tmp_path, JOBS, ON_REDIS % server.url)
     made = Project(tmp_path, JOBS, ON_SQLITE)
-    subprocess.run(
-        [sys.executable, "-m", "django", "migrate", "--verbosity", "0"],
-        cwd=tmp_path,
-        env=environment(made),
-        check=True,
-        timeout=120,
-    )
+    made.migrate()
     return made
-
-
-def environment(project: Project) -> dict[str, str]:
-    path = os.pathsep.join([str(project.folder), str(ROOT)])
-    return {**os.environ, "DJANGO_SETTINGS_MODULE": "project_settings", "PYTHONPATH": path}
 
 
 class Reader:
@@ -129,7 +130,7 @@ class Reader:
 
     def ends(self) -> list[Any]:
         """All that it was given; last, the result, or the name of an error."""
-        assert self._process.wait(60) == 0, (self._folder / "read.err").read_text()
+        assert self._process.wait(PATIENCE) == 0, (self._folder / "read.err").read_text()
         return self.has()
 
 
@@ -140,7 +141,7 @@ def reading(project: Project, job: str, arguments: str, on_restart: str = "raise
         process = subprocess.Popen(
             [sys.executable, "-c", code],
             cwd=project.folder,
-            env=environment(project),
+            env=project.variables,
             stdout=out,
             stderr=err,
         )
@@ -151,8 +152,8 @@ def reading(project: Project, job: str, arguments: str, on_restart: str = "raise
             process.wait()
 
 
-@pytest.mark.parametrize("name", ["count", "acount"])
-def test_a_caller_is_given_items_and_result(project: Project, name: str) -> None:
+@COMBINATIONS
+def test_stream_returns_all_items_and_the_result(project: Project, name: str) -> None:
     with project.start() as workers:
         workers.says(READY)
         with reading(project, name, "2500") as reader:
@@ -168,24 +169,25 @@ def killed_in_the_middle(project: Project, name: str, on_restart: str) -> list[A
     with project.start(log="first.txt") as workers:
         workers.says(READY)
         with reading(project, name, "40, hang_at=7", on_restart) as reader:
-            eventually(lambda: len(reader.has()) == 7, timeout=30, message=str(reader.has()))
+            eventually(lambda: len(reader.has()) == 7, message=str(reader.has()))
             workers.signal(signal.SIGKILL)
             workers.ends()
             with project.start(log="second.txt"):
                 return reader.ends()
 
 
-@pytest.mark.parametrize("name", ["count", "acount"])
-def test_a_caller_goes_on_with_the_next_run_of_a_job_whose_worker_was_killed(
-    project: Project, name: str
-) -> None:
+@COMBINATIONS
+def test_stream_continues_with_next_attempt_after_worker_was_killed(project: Project, name: str) -> None:
     found = killed_in_the_middle(project, name, "continue")
 
     assert found[:-1] == [*([0, number] for number in range(7)), *([1, number] for number in range(40))]
     assert found[-1] == ("40 in all" if name == "count" else None)
 
 
-def test_a_caller_is_told_of_the_next_run_if_it_asked_for_nothing_else(project: Project) -> None:
+@pytest.mark.parametrize(
+    "project", ["redis", pytest.param("sqlite", marks=pytest.mark.thorough)], indirect=True
+)
+def test_stream_raises_on_restart_by_default_after_worker_was_killed(project: Project) -> None:
     found = killed_in_the_middle(project, "count", "raise")
 
     assert found == [*([0, number] for number in range(7)), "StreamRestartedError"]

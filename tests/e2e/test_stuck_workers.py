@@ -1,11 +1,10 @@
-"""Workers whose process one handler keeps to itself: it holds the interpreter lock longer than a lease."""
+"""Workers with a handler that holds the GIL longer than a lease."""
 
 import os
 import signal
 
 import pytest
 
-from tests.e2e.test_killed_workers import python, run
 from tests.runtime.project import Project
 from tests.support import eventually
 
@@ -20,7 +19,7 @@ DATABASES = {{
         "OPTIONS": {{"transaction_mode": "IMMEDIATE", "timeout": 20}},
     }}
 }}
-DJQUEUE = {{"HEARTBEAT": 0.4, "STUCK_TIMEOUT": {patience}, "STORAGE": {storage}}}
+DJQUEUE = {{"HEARTBEAT": 1, "STUCK_TIMEOUT": {patience}, "STORAGE": {storage}}}
 """
 
 JOBS = """
@@ -54,7 +53,7 @@ def redis_options(redis_server):
 def redis_project(tmp_path, redis_options, patience=60):
     storage = {
         "BACKEND": "djqueue.storage.redis.RedisStorage",
-        "OPTIONS": {**redis_options, "LEASE": 1.2, "MIRROR": False, "TIMEOUT": 1},
+        "OPTIONS": {**redis_options, "LEASE": 5, "MIRROR": False, "TIMEOUT": 1},
     }
     return Project(tmp_path, JOBS, SETTINGS.format(storage=storage, patience=patience))
 
@@ -65,15 +64,16 @@ def runs(tmp_path) -> list[str]:
 
 
 def enqueue(project, code: str) -> None:
-    run(project, f"from shop.jobs import hold, note; {code}; print()")
+    project.run(f"from shop.jobs import hold, note; {code}")
 
 
-def test_a_handler_that_keeps_the_interpreter_to_itself_runs_once(tmp_path, redis_options):
+@pytest.mark.thorough
+def test_handler_that_holds_the_gil_beyond_its_lease_runs_once(tmp_path, redis_options):
     project = redis_project(tmp_path, redis_options)
-    enqueue(project, "hold.enqueue(5)")
+    enqueue(project, "hold.enqueue(8)")
 
     with project.start_single("--concurrency", "1") as first:
-        eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
+        eventually(lambda: runs(tmp_path) == ["hold"], message="the job runs")
         with project.start_single("--concurrency", "1", log="second.txt") as second:
             first.says("Renewing its 1 leases")
             first.says("responds again and renews its leases itself")
@@ -85,42 +85,45 @@ def test_a_handler_that_keeps_the_interpreter_to_itself_runs_once(tmp_path, redi
     assert "1 completed, 0 failed" in first.output
 
 
-def test_the_leases_of_a_stuck_worker_are_given_up_in_the_end(tmp_path, redis_options):
+@pytest.mark.thorough
+def test_leases_of_stuck_worker_expire_after_stuck_timeout(tmp_path, redis_options):
     project = redis_project(tmp_path, redis_options, patience=2)
-    enqueue(project, "hold.enqueue(8)")
+    enqueue(project, "hold.enqueue(600)")
 
     with project.start_single("--concurrency", "1") as first:
-        eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
+        eventually(lambda: runs(tmp_path) == ["hold"], message="the job runs")
         with project.start_single("--concurrency", "1", log="second.txt"):
             first.says("its leases are no longer renewed")
-            eventually(lambda: runs(tmp_path) == ["hold", "hold"], timeout=30, message="it runs again")
+            eventually(lambda: runs(tmp_path) == ["hold", "hold"], message="it runs again")
 
 
-def test_a_worker_that_is_stopped_loses_its_leases(tmp_path, redis_options):
+@pytest.mark.thorough
+def test_worker_frozen_by_sigstop_loses_its_leases(tmp_path, redis_options):
     project = redis_project(tmp_path, redis_options)
-    enqueue(project, "hold.enqueue(0.01); hold.enqueue(3)")
+    enqueue(project, "hold.enqueue(0.01); hold.enqueue(600)")
 
     with project.start_single("--concurrency", "1") as first:
-        eventually(lambda: len(runs(tmp_path)) == 2, timeout=30, message="the second job runs")
+        eventually(lambda: len(runs(tmp_path)) == 2, message="the second job runs")
         os.kill(first.process.pid, signal.SIGSTOP)
         with project.start_single("--concurrency", "1", log="second.txt"):
-            eventually(lambda: len(runs(tmp_path)) == 3, timeout=30, message="it runs again")
+            eventually(lambda: len(runs(tmp_path)) == 3, message="it runs again")
 
 
-def test_a_scheduler_that_is_kept_busy_keeps_its_place(tmp_path):
+@pytest.mark.thorough
+def test_scheduler_whose_handler_holds_the_gil_keeps_its_role(tmp_path):
     storage = {
         "BACKEND": "djqueue.storage.database.DatabaseStorage",
-        "OPTIONS": {"SCHEDULER_LEASE": 1.5},
+        "OPTIONS": {"SCHEDULER_LEASE": 5},
     }
     project = Project(tmp_path, JOBS, SETTINGS.format(storage=storage, patience=60))
-    python(project, "-m", "django", "migrate", "--verbosity", "0")
-    enqueue(project, "hold.enqueue(5); note.enqueue()")
+    project.migrate()
+    enqueue(project, "hold.enqueue(8); note.enqueue()")
 
     with project.start_single("--concurrency", "1") as first:
-        eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
+        eventually(lambda: runs(tmp_path) == ["hold"], message="the job runs")
         with project.start_single("--concurrency", "1", log="standby.txt") as standby:
             standby.says("Standing by")
-            eventually(lambda: runs(tmp_path) == ["hold", "note"], timeout=30, message="the next job runs")
+            eventually(lambda: runs(tmp_path) == ["hold", "note"], message="the next job runs")
             first.signal()
             assert first.ends() == 0
 
@@ -128,12 +131,12 @@ def test_a_scheduler_that_is_kept_busy_keeps_its_place(tmp_path):
     assert "2 completed, 0 failed" in first.output
 
 
-def test_the_keeper_ends_with_its_worker(tmp_path, redis_options):
+def test_lease_keeper_ends_with_its_worker(tmp_path, redis_options):
     project = redis_project(tmp_path, redis_options)
-    enqueue(project, "hold.enqueue(60)")
+    enqueue(project, "hold.enqueue(600)")
 
     with project.start_single("--concurrency", "1") as worker:
-        eventually(lambda: runs(tmp_path) == ["hold"], timeout=30, message="the job runs")
+        eventually(lambda: runs(tmp_path) == ["hold"], message="the job runs")
         children = children_of(worker.process.pid)
         os.kill(worker.process.pid, signal.SIGKILL)
         worker.ends()

@@ -1,14 +1,15 @@
 """Running workers in tests."""
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from djqueue import Queue, State, Worker
 from djqueue.core.job import JobRecord
 from djqueue.storage.base import Storage
-from tests.support import aeventually
+from tests.support import PATIENCE, aeventually
 
 HANDLER = "handler"
 
@@ -17,7 +18,7 @@ HANDLER = "handler"
 async def working(storage: Storage, handler: Any, **options: Any) -> AsyncIterator[Worker]:
     """A worker with one handler (or a mapping of them), stopped at the end."""
     handlers = handler if isinstance(handler, Mapping) else {HANDLER: handler}
-    options.setdefault("shutdown_timeout", 5)
+    options.setdefault("shutdown_timeout", PATIENCE)
     async with Worker(storage, handlers=handlers, **options) as worker:
         yield worker
 
@@ -43,6 +44,12 @@ async def reached(queue: Queue, job_id: str, state: str) -> JobRecord:
         message=f"job is {state}",
     )
     return record(queue, job_id)
+
+
+def new_threads(before: Iterable[threading.Thread]) -> list[str]:
+    """Names of the package's threads that have been started since."""
+    threads = set(threading.enumerate()) - set(before)
+    return [thread.name for thread in threads if thread.name.startswith("djqueue")]
 
 
 def messages(caplog: Any, level: int = logging.WARNING) -> list[str]:

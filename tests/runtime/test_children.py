@@ -1,4 +1,4 @@
-"""What a handler reads of the jobs that its own has waited for."""
+"""Results of dependencies, as a handler reads them."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ async def ended(storage, queue, node, **handlers):
     return queue.get_result(node.id)
 
 
-async def test_the_results_of_children_reach_their_parent_in_order(storage, queue, parent):
+async def test_parent_job_reads_results_of_children_in_order(storage, queue, parent):
     other = Queue("elsewhere", storage=storage)
     children = [(queue if number % 2 else other).node(number, name=HANDLER) for number in range(10)]
     last = queue.node(name="parent")
@@ -44,7 +44,7 @@ async def test_the_results_of_children_reach_their_parent_in_order(storage, queu
     assert await ended(storage, queue, last, parent=parent) == [number * 2 for number in range(10)]
 
 
-async def test_each_child_says_what_became_of_it(storage, queue):
+async def test_parent_job_reads_the_state_of_each_child(storage, queue):
     def fails(job):
         raise ValueError("no such page")
 
@@ -75,7 +75,7 @@ async def test_each_child_says_what_became_of_it(storage, queue):
     assert "completed" in repr(seen[0])
 
 
-async def test_a_job_without_dependencies_has_no_children(storage, queue):
+async def test_job_without_dependencies_has_no_children(storage, queue):
     seen = []
     queue.enqueue(name=HANDLER)
 
@@ -84,7 +84,7 @@ async def test_a_job_without_dependencies_has_no_children(storage, queue):
     assert seen == [[]]
 
 
-async def test_a_function_under_job_asks_current_job(storage, queue):
+async def test_job_function_reads_children_from_current_job(storage, queue):
     async def parent(_):
         await asyncio.sleep(0)
         [child] = await current_job().achildren()

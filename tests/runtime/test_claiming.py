@@ -1,4 +1,4 @@
-"""The claim loop: how often it asks, for how much, and what wakes it."""
+"""The claim loop: number and size of its round trips, and its wake-ups."""
 
 import asyncio
 import sys
@@ -20,7 +20,7 @@ from tests.runtime.storages import DistantStorage, RecordingStorage
 from tests.support import aeventually
 
 
-async def test_finishing_and_claiming_share_their_round_trips(storage, queue):
+async def test_worker_finishes_and_claims_jobs_in_shared_round_trips(storage, queue):
     queue.enqueue_many(range(1_000), name=HANDLER)
 
     async def handler(job):
@@ -37,7 +37,7 @@ async def test_finishing_and_claiming_share_their_round_trips(storage, queue):
     assert len(storage.trips) <= 13
 
 
-async def test_sync_jobs_are_told_of_in_groups_too(storage, queue):
+async def test_results_of_sync_jobs_are_reported_in_groups(storage, queue):
     queue.enqueue_many(range(1_000), name=HANDLER)
 
     await work_off(storage, lambda job: None, concurrency=100, max_jobs=1_000)
@@ -46,7 +46,7 @@ async def test_sync_jobs_are_told_of_in_groups_too(storage, queue):
 
 
 @pytest.mark.parametrize(("slots", "at_once", "given"), [(100, 2, 50), (20, 1, 20)])
-async def test_two_round_trips_at_once_where_each_has_enough_to_carry(slots, at_once, given):
+async def test_worker_makes_two_round_trips_at_once_if_both_are_full_enough(slots, at_once, given):
     storage = DistantStorage()
     Queue("work", storage=storage).enqueue_many(range(1_000), name=HANDLER)
 
@@ -61,7 +61,7 @@ async def test_two_round_trips_at_once_where_each_has_enough_to_carry(slots, at_
     assert sum(told for told, _, _ in storage.trips) == 1_000
 
 
-async def test_a_worker_never_claims_more_than_it_can_start(storage, queue):
+async def test_worker_never_claims_more_jobs_than_it_has_free_slots(storage, queue):
     queue.enqueue_many(range(50), name=HANDLER)
     held = asyncio.Semaphore(0)
 
@@ -81,7 +81,7 @@ async def test_a_worker_never_claims_more_than_it_can_start(storage, queue):
     assert all(slots is None or jobs <= slots <= 3 for _, slots, jobs in storage.trips)
 
 
-async def test_a_claimed_job_is_running(storage, queue):
+async def test_claimed_job_counts_as_running(storage, queue):
     """No prefetch: with one slot taken by a long job, the next one is left to other workers."""
     done = asyncio.Event()
 
@@ -100,7 +100,7 @@ async def test_a_claimed_job_is_running(storage, queue):
     assert queue.get_result(job_id) == "second worker"
 
 
-async def test_a_full_worker_is_left_in_peace_by_new_jobs(storage, queue, monkeypatch):
+async def test_worker_without_free_slots_makes_no_round_trip_for_new_jobs(storage, queue, monkeypatch):
     done, rounds = asyncio.Event(), []
     plain = claiming.ClaimLoop._next_exchange
 
@@ -124,7 +124,7 @@ async def test_a_full_worker_is_left_in_peace_by_new_jobs(storage, queue, monkey
         await aeventually(lambda: worker.counters.completed == 101)
 
 
-async def test_a_new_job_wakes_an_idle_worker_at_once(storage, queue, monkeypatch):
+async def test_new_job_wakes_an_idle_worker_without_a_poll(storage, queue, monkeypatch):
     monkeypatch.setattr(claiming, "POLL", 600.0)
     started = threading.Event()
 
@@ -135,11 +135,11 @@ async def test_a_new_job_wakes_an_idle_worker_at_once(storage, queue, monkeypatc
             thread = threading.Thread(target=queue.enqueue, kwargs={"name": HANDLER})
             thread.start()
             await asyncio.to_thread(thread.join)
-            await aeventually(started.is_set, timeout=5)
+            await aeventually(started.is_set)
             await aeventually(lambda n=number: worker.counters.completed == n + 1)
 
 
-async def test_no_wake_up_is_lost_however_jobs_come(storage, queue, monkeypatch):
+async def test_no_wake_up_is_lost_under_continuous_enqueues(storage, queue, monkeypatch):
     """Every enqueue lands at another instant between an empty claim and going to sleep."""
     monkeypatch.setattr(claiming, "POLL", 600.0)
     total = 2_000
@@ -155,10 +155,10 @@ async def test_no_wake_up_is_lost_however_jobs_come(storage, queue, monkeypatch)
 
     async with working(storage, handler, concurrency=2) as worker:
         await asyncio.to_thread(produce)
-        await aeventually(lambda: worker.counters.completed == total, timeout=20)
+        await aeventually(lambda: worker.counters.completed == total)
 
 
-async def test_a_job_that_comes_while_the_claim_is_under_way_is_not_missed(storage, queue, monkeypatch):
+async def test_job_enqueued_during_a_claim_is_claimed_without_a_poll(storage, queue, monkeypatch):
     monkeypatch.setattr(claiming, "POLL", 600.0)
     plain, late = storage.afinish, []
 
@@ -176,7 +176,7 @@ async def test_a_job_that_comes_while_the_claim_is_under_way_is_not_missed(stora
         await reached(queue, late[0], "completed")
 
 
-async def test_without_any_wake_up_the_slow_poll_finds_the_job(storage, queue, monkeypatch):
+async def test_poll_finds_job_without_a_wake_up(storage, queue, monkeypatch):
     monkeypatch.setattr(claiming, "POLL", 0.02)
     storage.listen = lambda queues, wake: lambda: None
 
@@ -185,7 +185,7 @@ async def test_without_any_wake_up_the_slow_poll_finds_the_job(storage, queue, m
         await reached(queue, queue.enqueue(name=HANDLER).id, "completed")
 
 
-async def test_a_delayed_job_starts_when_it_is_due_without_a_poll(storage, queue, monkeypatch):
+async def test_delayed_job_starts_when_due_without_a_poll(storage, queue, monkeypatch):
     monkeypatch.setattr(claiming, "POLL", 600.0)
 
     async with working(storage, lambda job: None, maintain=False) as worker:
@@ -197,7 +197,7 @@ async def test_a_delayed_job_starts_when_it_is_due_without_a_poll(storage, queue
     assert finished.run_at <= finished.started_at < finished.run_at + 1_000
 
 
-async def test_a_rate_limit_delays_claims_but_does_not_stop_them(storage, queue, monkeypatch):
+async def test_rate_limit_delays_claims_but_does_not_stop_them(storage, queue, monkeypatch):
     monkeypatch.setattr(claiming, "POLL", 600.0)
     storage.queues.set_limits("work", Rate(2, 100), None)
     ids = [result.id for result in queue.enqueue_many(range(6), name=HANDLER)]
@@ -208,7 +208,7 @@ async def test_a_rate_limit_delays_claims_but_does_not_stop_them(storage, queue,
     assert last.started_at - record(queue, ids[0]).started_at >= 150
 
 
-async def test_a_worker_serves_its_queues_only(storage, queue):
+async def test_worker_claims_only_from_its_queues(storage, queue):
     other = Queue("other", storage=storage)
     mine, theirs = queue.enqueue(name=HANDLER).id, other.enqueue(name=HANDLER).id
 
@@ -218,7 +218,7 @@ async def test_a_worker_serves_its_queues_only(storage, queue):
     assert record(other, theirs).state == "waiting"
 
 
-async def test_priorities_are_the_claims_order(storage, queue):
+async def test_worker_claims_jobs_in_order_of_priority(storage, queue):
     order = []
     for priority in (1, 5, 3):
         queue.enqueue(priority, name=HANDLER, priority=priority)
@@ -228,7 +228,7 @@ async def test_priorities_are_the_claims_order(storage, queue):
     assert order == [5, 3, 1]
 
 
-async def test_a_paused_queue_is_not_served_until_it_is_resumed(storage, queue):
+async def test_jobs_of_paused_queue_are_claimed_only_after_resume(storage, queue):
     queue.pause()
     job_id = queue.enqueue(name=HANDLER).id
 
@@ -239,7 +239,7 @@ async def test_a_paused_queue_is_not_served_until_it_is_resumed(storage, queue):
         await reached(queue, job_id, "completed")
 
 
-async def test_a_job_that_was_not_asked_for_is_given_back(storage, queue, caplog):
+async def test_claimed_job_without_handler_is_released(storage, queue, caplog):
     """A storage of somebody's own that does not heed the names."""
     plain = storage.afinish
 
@@ -257,7 +257,7 @@ async def test_a_job_that_was_not_asked_for_is_given_back(storage, queue, caplog
 
 
 @pytest.mark.parametrize("options", [{}, {"concurrency": 3}])
-async def test_max_jobs_is_kept_to_the_run(storage, queue, options):
+async def test_worker_runs_exactly_max_jobs(storage, queue, options):
     queue.enqueue_many(range(20), name=HANDLER)
 
     worker = Worker(storage, handlers={HANDLER: lambda job: None}, max_jobs=7, **options)
@@ -268,7 +268,7 @@ async def test_max_jobs_is_kept_to_the_run(storage, queue, options):
     assert queue.counts()["active"] == 0
 
 
-async def test_failed_runs_count_for_max_jobs_and_given_back_ones_do_not(storage, queue):
+async def test_failed_attempts_count_for_max_jobs_and_released_jobs_do_not(storage, queue):
     runs = []
 
     def handler(job):
@@ -288,7 +288,7 @@ async def test_failed_runs_count_for_max_jobs_and_given_back_ones_do_not(storage
     assert queue.counts()["waiting"] == 1
 
 
-async def test_a_worker_claims_nothing_beside_a_stalled_job_until_it_ends(clocked, monkeypatch):
+async def test_worker_claims_no_other_job_until_its_stalled_job_ends(clocked, monkeypatch):
     monkeypatch.setattr(probation, "ALONE", (3_600.0,))
     storage, queue = clocked
     stalled = lost_jobs(storage, queue, 1)
@@ -311,7 +311,7 @@ async def test_a_worker_claims_nothing_beside_a_stalled_job_until_it_ends(clocke
     assert [jobs for _, _, jobs in storage.trips if jobs] == [1, 4]
 
 
-async def test_stalled_jobs_that_take_long_are_joined_one_by_one(clocked, monkeypatch):
+async def test_other_jobs_join_long_stalled_jobs_one_by_one(clocked, monkeypatch):
     clock = passing_clock(monkeypatch)
     storage, queue = clocked
     lost_jobs(storage, queue, 3)
@@ -331,7 +331,7 @@ async def test_stalled_jobs_that_take_long_are_joined_one_by_one(clocked, monkey
 @pytest.mark.parametrize(
     ("losses", "alone", "bound"), [(1, 500, 21_000), (2, 2_000, 81_000), (3, 10_000, 241_000)]
 )
-async def test_many_long_stalled_jobs_start_within_a_bound_and_the_others_at_once(
+async def test_many_long_stalled_jobs_start_within_a_bound_and_other_jobs_immediately(
     clocked, monkeypatch, losses, alone, bound
 ):
     storage, queue = clocked
@@ -356,7 +356,7 @@ async def test_many_long_stalled_jobs_start_within_a_bound_and_the_others_at_onc
     assert [jobs for _, _, jobs in storage.trips if jobs] == [1, 30] + [1] * 499
 
 
-async def test_jobs_behind_many_short_stalled_ones_have_every_second_claim(clocked):
+async def test_waiting_jobs_get_every_second_claim_beside_short_stalled_jobs(clocked):
     storage, queue = clocked
     stalled = lost_jobs(storage, queue, 500)
     good = [queue.enqueue(name=HANDLER).id for _ in range(30)]
@@ -372,7 +372,7 @@ async def test_jobs_behind_many_short_stalled_ones_have_every_second_claim(clock
     assert [jobs for _, _, jobs in storage.trips if jobs][:6] == [1, 10, 1, 10, 1, 10]
 
 
-async def test_a_stalled_job_that_ended_leaves_no_probation_to_an_older_one(clocked, monkeypatch):
+async def test_finished_stalled_job_passes_no_probation_to_an_older_job(clocked, monkeypatch):
     storage, queue = clocked
     ids = lost_jobs(storage, queue, 3)
     clock, done = passing_clock(monkeypatch), asyncio.Event()
@@ -389,7 +389,7 @@ async def test_a_stalled_job_that_ended_leaves_no_probation_to_an_older_one(cloc
         await aeventually(lambda: worker.counters.completed == 3)
 
 
-async def test_stalled_jobs_have_half_the_slots_while_others_wait(clocked, monkeypatch):
+async def test_stalled_jobs_use_half_of_the_slots_while_other_jobs_wait(clocked, monkeypatch):
     storage, queue = clocked
     stalled = set(lost_jobs(storage, queue, 50))
     good = [queue.enqueue(name=HANDLER).id for _ in range(200)]
@@ -414,7 +414,7 @@ async def test_stalled_jobs_have_half_the_slots_while_others_wait(clocked, monke
     assert good
 
 
-async def test_a_stalled_job_is_never_joined_by_another_in_its_probation(clocked, monkeypatch):
+async def test_two_stalled_jobs_never_share_a_probation(clocked, monkeypatch):
     storage, queue = clocked
     stalled = set(lost_jobs(storage, queue, 10))
     for _ in range(50):
@@ -438,7 +438,7 @@ async def test_a_stalled_job_is_never_joined_by_another_in_its_probation(clocked
     assert met == [set()] * 10
 
 
-async def test_the_first_stalled_job_after_others_has_its_whole_probation_again(clocked, monkeypatch):
+async def test_first_stalled_job_after_other_jobs_has_a_full_probation(clocked, monkeypatch):
     storage, queue = clocked
     clock = passing_clock(monkeypatch)
     started, rounds = claim_times(storage, monkeypatch, clock), [asyncio.Event(), asyncio.Event()]
@@ -465,7 +465,7 @@ async def test_the_first_stalled_job_after_others_has_its_whole_probation_again(
     assert waits == [[5_000, 3_750]] * 2
 
 
-async def test_what_another_round_trip_brings_beside_a_stalled_job_is_given_back(monkeypatch):
+async def test_jobs_claimed_by_a_parallel_round_trip_beside_a_stalled_job_are_released(monkeypatch):
     monkeypatch.setattr(probation, "ALONE", (3_600.0,))
     clock = FakeClock()
     storage = DistantStorage(clock=clock)
@@ -568,17 +568,17 @@ async def turns_of_the_loop(storage, jobs):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 has no eager tasks")
-async def test_short_jobs_do_not_wait_for_the_loop_between_them(monkeypatch):
+async def test_consecutive_short_jobs_run_without_a_turn_of_the_event_loop(monkeypatch):
     monkeypatch.setattr("djqueue.runtime.claiming.BURST", 60)
 
     assert await turns_of_the_loop(MemoryStorage(), 2_000) < 100
 
 
-async def test_short_jobs_leave_the_loop_to_others():
+async def test_many_short_jobs_let_other_tasks_of_the_event_loop_run():
     assert await turns_of_the_loop(MemoryStorage(), 2_000) > 10
 
 
-async def test_a_long_first_step_lets_the_loop_run_before_the_next_job():
+async def test_event_loop_runs_other_callbacks_after_each_long_synchronous_step():
     storage = MemoryStorage()
     queue = Queue("numbers", storage=storage)
     queue.enqueue_many(range(5), name=HANDLER)

@@ -1,4 +1,4 @@
-"""Log records that somebody sees."""
+"""Log handlers that `runworkers` installs so that its records are visible."""
 
 import logging
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def lines(capsys) -> list[str]:
     return [line.split(": ", 1)[1] for line in capsys.readouterr().err.splitlines()]
 
 
-def test_without_any_handler_there_is_one_for_a_while(capsys):
+def test_temporary_log_handler_is_installed_if_logging_has_none(capsys):
     with bare() as logger:
         with visible_logs(1):
             worker.info("seen")
@@ -39,7 +39,7 @@ def test_without_any_handler_there_is_one_for_a_while(capsys):
     assert lines(capsys) == ["seen"]
 
 
-def test_verbosity_is_a_level(capsys):
+def test_verbosity_option_sets_the_log_level(capsys):
     with bare():
         with visible_logs(0):
             worker.info("too little")
@@ -50,7 +50,7 @@ def test_verbosity_is_a_level(capsys):
     assert lines(capsys) == ["broken", "details"]
 
 
-def test_a_handler_of_the_projects_own_is_enough(capsys):
+def test_no_log_handler_is_installed_if_the_project_has_one(capsys):
     with bare() as logger:
         logger.addHandler(logging.NullHandler())
         with visible_logs(1):
@@ -59,7 +59,7 @@ def test_a_handler_of_the_projects_own_is_enough(capsys):
     assert lines(capsys) == []
 
 
-def test_a_handler_that_lets_nothing_through_is_not(capsys, settings):
+def test_log_handler_is_installed_if_the_handlers_of_the_project_drop_everything(capsys, settings):
     """Django's own console handler, with DEBUG off."""
     settings.DEBUG = False
     muted = logging.StreamHandler()
@@ -73,7 +73,7 @@ def test_a_handler_that_lets_nothing_through_is_not(capsys, settings):
     assert lines(capsys) == ["seen"]
 
 
-def test_a_level_of_the_projects_own_stays(capsys):
+def test_log_level_of_the_project_is_kept(capsys):
     with bare() as logger:
         logger.setLevel(logging.WARNING)
         try:

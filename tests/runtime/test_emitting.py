@@ -1,4 +1,4 @@
-"""Generators as handlers: what they yield is sent as it comes, and they are closed, whatever ends them."""
+"""Generators as handlers: their items are sent while they run, and they are closed in every case."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ from djqueue.runtime.handlers import read_handlers
 from djqueue.testing.factories import items_of
 from tests.runtime.running import HANDLER, reached, record, work_off, working
 from tests.runtime.storages import RecordingStorage
-from tests.support import aeventually
+from tests.support import PATIENCE, aeventually
 
 BOTH = pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
 VALUES = [None, False, 0, "", "text", [1, {"two": (2,)}]]
@@ -79,7 +79,7 @@ def values_of(queue, job_id):
 
 
 @BOTH
-async def test_items_are_kept_in_order_with_the_result_behind_them(storage, queue, is_async):
+async def test_stream_items_are_stored_in_order_before_the_result(storage, queue, is_async):
     def steps(job):
         yield from VALUES
         return "result"
@@ -93,7 +93,7 @@ async def test_items_are_kept_in_order_with_the_result_behind_them(storage, queu
 
 
 @BOTH
-async def test_one_that_yields_nothing_completes(storage, queue, is_async):
+async def test_generator_without_items_completes(storage, queue, is_async):
     job_id = queue.enqueue(name=HANDLER).id
     await work_off(storage, as_handler(is_async, lambda job: iter(())))
 
@@ -102,18 +102,18 @@ async def test_one_that_yields_nothing_completes(storage, queue, is_async):
 
 
 @BOTH
-async def test_an_item_is_there_while_the_generator_works_on_the_next(storage, queue, is_async):
+async def test_item_is_readable_while_the_generator_still_runs(storage, queue, is_async):
     go_on = threading.Event()
     job_id = queue.enqueue(name=HANDLER).id
 
     def synchronous(job):
         yield "first"
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE)
         yield "second"
 
     async def asynchronous(job):
         yield "first"
-        await asyncio.to_thread(go_on.wait, 10)
+        await asyncio.to_thread(go_on.wait, PATIENCE)
         yield "second"
 
     async with working(storage, asynchronous if is_async else synchronous):
@@ -126,7 +126,7 @@ async def test_an_item_is_there_while_the_generator_works_on_the_next(storage, q
 
 
 @BOTH
-async def test_many_items_go_in_few_groups(storage, queue, is_async):
+async def test_many_items_are_sent_in_few_groups(storage, queue, is_async):
     job_id = queue.enqueue(name=HANDLER).id
     await work_off(storage, as_handler(is_async, lambda job: iter(range(9_000))))
 
@@ -135,7 +135,7 @@ async def test_many_items_go_in_few_groups(storage, queue, is_async):
     assert len(storage.groups) < 200
 
 
-async def test_items_of_several_jobs_do_not_wait_for_one_another(storage, queue):
+async def test_items_of_several_jobs_are_sent_independently(storage, queue):
     ids = [queue.enqueue(number, name=HANDLER).id for number in range(20)]
     await work_off(
         storage, as_handler(True, lambda job: ((job.payload, n) for n in range(300))), concurrency=20
@@ -146,7 +146,7 @@ async def test_items_of_several_jobs_do_not_wait_for_one_another(storage, queue)
 
 
 @BOTH
-async def test_a_generator_is_not_asked_for_more_than_the_storage_takes(storage, queue, is_async):
+async def test_generator_pauses_while_the_storage_accepts_no_items(storage, queue, is_async):
     yielded = 0
 
     def steps(job):
@@ -169,7 +169,7 @@ async def test_a_generator_is_not_asked_for_more_than_the_storage_takes(storage,
 
 
 @BOTH
-async def test_large_items_hold_a_generator_back_by_their_bytes(storage, queue, is_async):
+async def test_generator_pauses_by_size_of_unsent_items(storage, queue, is_async):
     yielded = 0
 
     def steps(job):
@@ -192,7 +192,7 @@ async def test_large_items_hold_a_generator_back_by_their_bytes(storage, queue, 
 
 
 @BOTH
-async def test_what_the_storage_did_not_take_is_sent_again(storage, queue, is_async, monkeypatch):
+async def test_items_are_sent_again_after_a_storage_error(storage, queue, is_async, monkeypatch):
     monkeypatch.setattr("djqueue.runtime.reports.RETRY", 0.01)
     storage.failures = 2
     job_id = queue.enqueue(name=HANDLER).id
@@ -203,7 +203,7 @@ async def test_what_the_storage_did_not_take_is_sent_again(storage, queue, is_as
 
 
 @BOTH
-async def test_items_come_before_the_failure_of_their_run(storage, queue, is_async):
+async def test_items_are_stored_before_the_failure_of_their_attempt(storage, queue, is_async):
     def steps(job):
         yield 1
         raise ValueError("no such order")
@@ -216,7 +216,7 @@ async def test_items_come_before_the_failure_of_their_run(storage, queue, is_asy
 
 
 @BOTH
-async def test_a_second_attempt_begins_anew(storage, queue, is_async):
+async def test_second_attempt_starts_a_new_stream(storage, queue, is_async):
     def steps(job):
         yield "first of", job.attempts
         if job.attempts == 1:
@@ -231,7 +231,7 @@ async def test_a_second_attempt_begins_anew(storage, queue, is_async):
 
 @BOTH
 @pytest.mark.parametrize("bad", [object(), {"file": [threading.Lock()]}])
-async def test_an_item_that_is_no_payload_fails_the_job_at_once(storage, queue, is_async, bad):
+async def test_item_that_cannot_be_encoded_fails_the_job_without_retry(storage, queue, is_async, bad):
     closed = []
 
     def steps(job):
@@ -258,7 +258,9 @@ async def test_an_item_that_is_no_payload_fails_the_job_at_once(storage, queue, 
         ({"max_payload": 50}, 'DJQUEUE["MAX_PAYLOAD"]'),
     ],
 )
-async def test_a_limit_fails_the_job_and_is_named(storage, queue, is_async, limit, said, monkeypatch):
+async def test_exceeded_item_limit_fails_the_job_and_is_named(
+    storage, queue, is_async, limit, said, monkeypatch
+):
     job_id = queue.enqueue(name=HANDLER).id
     monkeypatch.setattr(worker, "get_settings", lambda: Settings(**limit))
     sizes = [1, 1, 1, 98] if "max_payload" in limit else [98] * 4
@@ -271,7 +273,7 @@ async def test_a_limit_fails_the_job_and_is_named(storage, queue, is_async, limi
 
 
 @BOTH
-async def test_as_many_items_as_the_limit_are_fine(storage, queue, is_async, monkeypatch):
+async def test_generator_may_yield_exactly_the_limit_of_items(storage, queue, is_async, monkeypatch):
     monkeypatch.setattr(worker, "get_settings", lambda: Settings(max_items=3))
     job_id = queue.enqueue(name=HANDLER).id
     await work_off(storage, as_handler(is_async, lambda job: iter(range(3))))
@@ -280,13 +282,13 @@ async def test_as_many_items_as_the_limit_are_fine(storage, queue, is_async, mon
 
 
 @BOTH
-async def test_a_cancelled_job_closes_its_generator_between_two_items(storage, queue, is_async):
+async def test_cancelled_job_closes_its_generator_between_two_items(storage, queue, is_async):
     ends = []
 
     def synchronous(job):
         try:
             yield 1
-            assert job.cancelled.wait(10)
+            assert job.cancelled.wait(PATIENCE)
             yield 2
             yield 3
         except GeneratorExit:
@@ -312,7 +314,7 @@ async def test_a_cancelled_job_closes_its_generator_between_two_items(storage, q
 
 
 @BOTH
-async def test_one_that_is_held_back_is_closed_when_its_job_is_cancelled(storage, queue, is_async):
+async def test_paused_generator_is_closed_when_its_job_is_cancelled(storage, queue, is_async):
     ends = []
 
     def steps(job):
@@ -323,7 +325,7 @@ async def test_one_that_is_held_back_is_closed_when_its_job_is_cancelled(storage
     job_id = queue.enqueue(name=HANDLER).id
     async with working(storage, as_handler(is_async, steps, lambda: ends.append(True))):
         await aeventually(lambda: storage.groups)
-        await asyncio.sleep(0.1)  # as long as a job runs before requests to cancel it are listened for
+        await aeventually(lambda: queue.name in storage.subscribed, message="requests to cancel are awaited")
         queue.cancel(job_id)
         await aeventually(lambda: ends)
         storage.gate.set()
@@ -333,13 +335,13 @@ async def test_one_that_is_held_back_is_closed_when_its_job_is_cancelled(storage
 
 
 @BOTH
-async def test_a_timeout_closes_the_generator_and_counts(storage, queue, is_async):
+async def test_timeout_closes_the_generator_and_fails_the_attempt(storage, queue, is_async):
     ends = []
 
     def synchronous(job):
         try:
             yield 1
-            assert job.cancelled.wait(10)
+            assert job.cancelled.wait(PATIENCE)
             yield 2
         finally:
             ends.append("closed")
@@ -359,7 +361,7 @@ async def test_a_timeout_closes_the_generator_and_counts(storage, queue, is_asyn
     assert ends == ["closed"]
 
 
-async def test_an_async_cleanup_is_waited_for(storage, queue):
+async def test_worker_waits_for_async_cleanup_of_a_generator(storage, queue):
     ends = []
 
     async def handler(job):
@@ -378,7 +380,7 @@ async def test_an_async_cleanup_is_waited_for(storage, queue):
 
 
 @BOTH
-async def test_a_stopping_worker_closes_generators_and_gives_their_jobs_back(storage, queue, is_async):
+async def test_stopping_worker_closes_generators_and_releases_their_jobs(storage, queue, is_async):
     ends = []
 
     def synchronous(job):
@@ -408,7 +410,7 @@ async def test_a_stopping_worker_closes_generators_and_gives_their_jobs_back(sto
 
 
 @BOTH
-async def test_one_whose_lease_was_lost_is_closed(is_async):
+async def test_generator_is_closed_when_its_lease_is_lost(is_async):
     storage = EmittingStorage(policies={"work": QueuePolicy(lease=60_000)})
     queue = Queue("work", storage=storage)
     ends = []
@@ -438,7 +440,7 @@ async def test_one_whose_lease_was_lost_is_closed(is_async):
     assert storage.reads.jobs("work", [job_id]) == [None]
 
 
-async def test_an_item_is_a_snapshot(storage, queue):
+async def test_yielded_item_is_a_snapshot(storage, queue):
     def handler(job):
         value = [1]
         yield value
@@ -452,7 +454,7 @@ async def test_an_item_is_a_snapshot(storage, queue):
 
 
 @BOTH
-async def test_a_generator_may_ask_for_its_job_and_report(storage, queue, is_async):
+async def test_generator_can_use_current_job_and_report_progress(storage, queue, is_async):
     def steps(job):
         assert current_job() == job
         job.progress("half")
@@ -467,7 +469,9 @@ async def test_a_generator_may_ask_for_its_job_and_report(storage, queue, is_asy
     assert values_of(queue, job_id) == ["payload"]
 
 
-async def test_a_sync_generators_connections_are_cleaned_after_it(storage, queue, monkeypatch):
+async def test_database_connections_of_a_sync_generator_are_cleaned_after_its_end(
+    storage, queue, monkeypatch
+):
     cleaned = []
     monkeypatch.setattr("djqueue.runtime.executors.threads.clean_connections", lambda: cleaned.append(1))
 
@@ -482,7 +486,7 @@ async def test_a_sync_generators_connections_are_cleaned_after_it(storage, queue
     assert cleaned
 
 
-async def test_an_object_whose_call_yields_is_a_generator(storage, queue):
+async def test_callable_object_that_yields_is_a_generator_handler(storage, queue):
     class Counting:
         def __call__(self, job):
             yield from range(3)
@@ -499,7 +503,7 @@ async def test_an_object_whose_call_yields_is_a_generator(storage, queue):
     assert values_of(queue, other) == ["async"]
 
 
-async def test_a_generator_that_does_not_let_itself_be_closed_has_failed(storage, queue):
+async def test_generator_that_ignores_close_fails_its_job(storage, queue):
     def handler(job):
         while True:
             try:
@@ -514,7 +518,7 @@ async def test_a_generator_that_does_not_let_itself_be_closed_has_failed(storage
     assert record(queue, job_id).state == "failed"
 
 
-def test_a_generator_in_callback_style_is_refused():
+def test_generator_with_done_callback_is_rejected():
     def handler(job, done):
         yield 1
 
@@ -523,7 +527,7 @@ def test_a_generator_in_callback_style_is_refused():
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_batch_of_generators_is_refused_where_it_is_declared(monkeypatch, is_async):
+def test_batched_generator_is_rejected_at_declaration(monkeypatch, is_async):
     monkeypatch.setattr(registry, "_types", {})
 
     with pytest.raises(OptionError, match="batch: a generator function"):

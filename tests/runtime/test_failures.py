@@ -1,4 +1,4 @@
-"""Handlers that fail, in every way that Python has, and a worker that goes on."""
+"""Handlers that fail in every way that Python has; the worker continues."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ def as_handler(function, is_async: bool):
 
 
 @BOTH
-async def test_a_failed_job_runs_again_until_it_has_failed_as_often_as_it_may(storage, queue, is_async):
+async def test_failed_job_is_retried_up_to_max_attempts(storage, queue, is_async):
     seen = []
 
     def handler(job):
@@ -41,7 +41,7 @@ async def test_a_failed_job_runs_again_until_it_has_failed_as_often_as_it_may(st
 
 
 @BOTH
-async def test_a_job_that_succeeds_in_the_end_is_completed(storage, queue, is_async):
+async def test_job_that_succeeds_after_failures_is_completed(storage, queue, is_async):
     def handler(job):
         if job.attempts < 3:
             raise ConnectionError
@@ -92,7 +92,7 @@ async def raise_stop(job):
         (await_something_cancelled, "asyncio.exceptions.CancelledError"),
     ],
 )
-async def test_nothing_that_an_async_handler_raises_ends_the_worker(storage, queue, handler, kind):
+async def test_no_exception_of_an_async_handler_ends_the_worker(storage, queue, handler, kind):
     bad = queue.enqueue(name="bad", max_attempts=1).id
     good = queue.enqueue(name="good", priority=-1).id
 
@@ -103,7 +103,7 @@ async def test_nothing_that_an_async_handler_raises_ends_the_worker(storage, que
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), StopIteration(), MemoryError()])
-async def test_nothing_that_a_sync_handler_raises_ends_the_worker(storage, queue, error):
+async def test_no_exception_of_a_sync_handler_ends_the_worker(storage, queue, error):
     def handler(job):
         raise error
 
@@ -122,7 +122,7 @@ class Hostile(Exception):
 
 
 @BOTH
-async def test_an_exception_that_defends_itself_ends_its_job_all_the_same(storage, queue, is_async):
+async def test_exception_that_cannot_be_formatted_fails_its_job(storage, queue, is_async):
     def handler(job):
         raise Hostile
 
@@ -135,7 +135,7 @@ async def test_an_exception_that_defends_itself_ends_its_job_all_the_same(storag
 
 
 @BOTH
-async def test_a_codec_that_breaks_down_fails_the_attempt(storage, queue, is_async, monkeypatch):
+async def test_error_in_a_codec_fails_the_attempt(storage, queue, is_async, monkeypatch):
     def encoder(*_):
         def encode(value):
             raise ZeroDivisionError("inside the codec")
@@ -150,7 +150,7 @@ async def test_a_codec_that_breaks_down_fails_the_attempt(storage, queue, is_asy
 
 
 @BOTH
-async def test_unrecoverable_goes_to_the_dead_letters_at_once(storage, queue, is_async):
+async def test_unrecoverable_error_creates_a_dead_letter_without_retry(storage, queue, is_async):
     def handler(job):
         raise UnrecoverableError("no such flight")
 
@@ -162,7 +162,7 @@ async def test_unrecoverable_goes_to_the_dead_letters_at_once(storage, queue, is
 
 
 @BOTH
-async def test_snooze_uses_up_nothing(storage, queue, is_async):
+async def test_snooze_uses_no_attempt(storage, queue, is_async):
     runs = []
 
     def handler(job):
@@ -180,7 +180,7 @@ async def test_snooze_uses_up_nothing(storage, queue, is_async):
 
 
 @BOTH
-async def test_discard_cancels_without_a_dead_letter(storage, queue, is_async):
+async def test_discard_cancels_the_job_without_a_dead_letter(storage, queue, is_async):
     def handler(job):
         raise Discard("not needed any more")
 
@@ -193,7 +193,7 @@ async def test_discard_cancels_without_a_dead_letter(storage, queue, is_async):
 
 
 @BOTH
-async def test_retry_says_when(storage, queue, is_async):
+async def test_retry_exception_sets_the_delay(storage, queue, is_async):
     def handler(job):
         raise Retry("busy", delay=600)
 
@@ -221,7 +221,7 @@ def exiting_backoff():
 
 
 @pytest.mark.parametrize("failing", [own_backoff, broken_backoff, exiting_backoff])
-async def test_a_backoff_of_ones_own(storage, queue, caplog, failing):
+async def test_job_type_with_backoff_function_uses_it(storage, queue, caplog, failing):
     job_id = queue.enqueue({"args": [], "kwargs": {}}, name=failing.name, max_attempts=3).id
     async with working(storage, {failing.name: failing}):
         delayed = await reached(queue, job_id, "delayed")
@@ -235,7 +235,7 @@ async def test_a_backoff_of_ones_own(storage, queue, caplog, failing):
 
 
 @pytest.mark.parametrize("given", [7, "exponential"])
-async def test_a_backoff_given_with_the_job_counts_more_than_its_types_function(storage, queue, given):
+async def test_backoff_of_a_job_overrides_backoff_function_of_its_type(storage, queue, given):
     job_id = queue.enqueue({"args": [], "kwargs": {}}, name=own_backoff.name, backoff=given).id
     async with working(storage, {own_backoff.name: own_backoff}):
         delayed = await reached(queue, job_id, "delayed")
@@ -244,12 +244,12 @@ async def test_a_backoff_given_with_the_job_counts_more_than_its_types_function(
     assert wait == pytest.approx(7_000 if given == 7 else 1_000, rel=0.2)
 
 
-def test_using_gives_a_job_a_backoff_of_its_own():
+def test_using_sets_the_backoff_of_a_job():
     assert not own_backoff.options.job.backoff_given
     assert own_backoff.using(backoff=7).options.job.backoff_given
 
 
-async def test_failures_are_logged_with_the_job_and_without_its_payload(storage, queue, caplog):
+async def test_failure_log_names_the_job_without_its_payload(storage, queue, caplog):
     def handler(job):
         raise ValueError("no such order")
 
@@ -267,7 +267,7 @@ async def test_failures_are_logged_with_the_job_and_without_its_payload(storage,
     assert "secret" not in caplog.text
 
 
-async def test_single_successes_are_logged_on_debug_only(storage, queue, caplog):
+async def test_completed_jobs_are_logged_at_debug_level_only(storage, queue, caplog):
     caplog.set_level(logging.INFO, "djqueue")
     queue.enqueue(name=HANDLER)
     await work_off(storage, lambda job: None)

@@ -12,6 +12,7 @@ from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
 from djqueue.runtime.handlers import Style, read_handlers
 from tests.runtime.running import HANDLER, reached, record, work_off, working
+from tests.support import PATIENCE
 
 
 @job(name="tests.runtime.add", max_attempts=2)
@@ -40,7 +41,7 @@ def style_of(function) -> Style:
     return read_handlers({HANDLER: function})[HANDLER].style
 
 
-def test_without_handlers_a_worker_serves_every_function_under_job():
+def test_worker_without_handlers_serves_all_job_functions():
     handlers = read_handlers(None)
 
     assert handlers["tests.runtime.add"].function is add.function
@@ -48,7 +49,7 @@ def test_without_handlers_a_worker_serves_every_function_under_job():
     assert handlers["tests.runtime.aadd"].is_async
 
 
-def test_a_function_takes_the_job_or_the_job_and_done():
+def test_handler_takes_job_or_job_and_done_callback():
     assert style_of(lambda job: None) is Style.JOB
     assert style_of(lambda job, extra=1: None) is Style.JOB
     assert style_of(lambda *args: None) is Style.JOB
@@ -56,7 +57,7 @@ def test_a_function_takes_the_job_or_the_job_and_done():
     assert style_of(len) is Style.JOB
 
 
-def test_methods_callable_objects_and_partials_are_handlers_too():
+def test_methods_callable_objects_and_partials_can_be_handlers():
     class Handler:
         async def handle(self, job): ...
 
@@ -76,23 +77,23 @@ def test_methods_callable_objects_and_partials_are_handlers_too():
     "function",
     [lambda: None, lambda a, b, c: None, lambda job, *, needed: None, "shop.jobs.send", None],
 )
-def test_what_cannot_be_called_with_a_job_is_refused_by_name(function):
+def test_handler_with_wrong_signature_is_rejected_by_name(function):
     with pytest.raises(ConfigurationError, match="'handler'"):
         read_handlers({HANDLER: function})
 
 
-def test_names_are_checked():
+def test_invalid_handler_names_are_rejected():
     with pytest.raises(OptionError, match="handler"):
         read_handlers({"": print})
 
 
-def test_handlers_are_a_mapping():
+def test_handlers_that_are_not_a_mapping_are_rejected():
     with pytest.raises(ConfigurationError, match="mapping"):
         read_handlers([print])
 
 
 @pytest.mark.parametrize("function", [add, aadd])
-async def test_a_function_under_job_gets_its_arguments(storage, queue, function):
+async def test_job_function_receives_its_arguments(storage, queue, function):
     result = queue.enqueue({"args": [1], "kwargs": {"right": 2}}, name=function.name)
 
     await work_off(storage, {function.name: function})
@@ -104,7 +105,9 @@ async def test_a_function_under_job_gets_its_arguments(storage, queue, function)
     "payload",
     [None, [1, 2], {"args": [1]}, {"args": 1, "kwargs": {}}, {"args": [], "kwargs": [], "x": 1}],
 )
-async def test_a_payload_that_holds_no_arguments_fails_at_once(storage, queue, enqueued_elsewhere, payload):
+async def test_payload_without_arguments_fails_the_job_without_retry(
+    storage, queue, enqueued_elsewhere, payload
+):
     result = enqueued_elsewhere(queue, payload)
 
     await work_off(storage, {add.name: add})
@@ -114,7 +117,7 @@ async def test_a_payload_that_holds_no_arguments_fails_at_once(storage, queue, e
     assert '{"args": [...], "kwargs": {...}}' in failed.error.message
 
 
-async def test_arguments_that_do_not_fit_are_an_ordinary_failure(storage, queue, enqueued_elsewhere):
+async def test_wrong_arguments_fail_the_attempt(storage, queue, enqueued_elsewhere):
     result = enqueued_elsewhere(queue, {"args": [1, 2, 3], "kwargs": {}}, max_attempts=2, backoff=0)
 
     await work_off(storage, {add.name: add})
@@ -126,7 +129,7 @@ async def test_arguments_that_do_not_fit_are_an_ordinary_failure(storage, queue,
 
 @pytest.mark.parametrize("value", [None, False, 0, "", [], {}, b"", 0.0, (1, 2)])
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_every_result_comes_back_as_it_was(storage, queue, value, is_async):
+async def test_results_of_all_types_are_returned_unchanged(storage, queue, value, is_async):
     async def asynchronous(job):
         return value
 
@@ -144,7 +147,7 @@ async def test_every_result_comes_back_as_it_was(storage, queue, value, is_async
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_a_result_that_cannot_be_kept_fails_the_job_and_says_where(storage, queue, is_async):
+async def test_result_that_cannot_be_stored_fails_the_job_and_names_the_value(storage, queue, is_async):
     def synchronous(job):
         return {"rows": [1, {2}]}
 
@@ -160,7 +163,7 @@ async def test_a_result_that_cannot_be_kept_fails_the_job_and_says_where(storage
     assert "result.rows[1]" in failed.error.message
 
 
-async def test_a_result_over_the_limit_fails_the_job(storage, queue, settings):
+async def test_result_above_the_size_limit_fails_the_job(storage, queue, settings):
     settings.DJQUEUE = {"MAX_PAYLOAD": 100}
     result = queue.enqueue(name=HANDLER)
 
@@ -169,7 +172,7 @@ async def test_a_result_over_the_limit_fails_the_job(storage, queue, settings):
     assert "MAX_PAYLOAD" in record(queue, result.id).error.message
 
 
-async def test_a_payload_that_cannot_be_decoded_fails_the_job_without_calling_the_handler(storage, queue):
+async def test_undecodable_payload_fails_the_job_without_calling_the_handler(storage, queue):
     called = []
     batch = Batch("work", HANDLER, JobOptions(), [b"\xc1 nonsense"])
     job_id = storage.enqueue([batch])[0].id
@@ -182,7 +185,7 @@ async def test_a_payload_that_cannot_be_decoded_fails_the_job_without_calling_th
     assert called == []
 
 
-async def test_other_codecs_are_used_for_payload_and_result(storage, queue):
+async def test_configured_codecs_are_used_for_payload_and_result(storage, queue):
     result = queue.enqueue({"n": 1}, name=HANDLER, content_type="application/json")
 
     await work_off(storage, lambda job: [job.payload["n"] + 1])
@@ -191,7 +194,7 @@ async def test_other_codecs_are_used_for_payload_and_result(storage, queue):
     assert queue.get_result(result.id) == [2]
 
 
-async def test_names_without_a_handler_stay_waiting(storage, queue):
+async def test_jobs_without_a_handler_stay_waiting(storage, queue):
     mine = queue.enqueue(name=HANDLER)
     other = queue.enqueue(name="somebody.elses")
 
@@ -202,7 +205,7 @@ async def test_names_without_a_handler_stay_waiting(storage, queue):
     assert worker.counters.claimed == 1
 
 
-async def test_a_plain_function_may_return_something_to_await(storage, queue):
+async def test_plain_function_may_return_an_awaitable(storage, queue):
     async def inner(job):
         return job.payload * 2
 
@@ -215,7 +218,7 @@ async def test_a_plain_function_may_return_something_to_await(storage, queue):
 # Callback style.
 
 
-async def test_a_callback_handler_ends_its_job_with_a_result(storage, queue):
+async def test_done_callback_completes_the_job_with_its_result(storage, queue):
     result = queue.enqueue(20, name=HANDLER)
 
     def handler(job, done):
@@ -226,7 +229,7 @@ async def test_a_callback_handler_ends_its_job_with_a_result(storage, queue):
     assert queue.get_result(result.id) == 21
 
 
-async def test_a_callback_may_come_later_and_from_another_thread(storage, queue):
+async def test_done_callback_can_be_called_later_from_another_thread(storage, queue):
     pending = []
     got_it = threading.Event()
 
@@ -237,7 +240,7 @@ async def test_a_callback_may_come_later_and_from_another_thread(storage, queue)
     result = queue.enqueue(name=HANDLER)
     async with working(storage, handler) as worker:
         await reached(queue, result.id, "active")
-        assert await asyncio.to_thread(got_it.wait, 5)
+        assert await asyncio.to_thread(got_it.wait, PATIENCE)
         assert worker.running == 1
         threading.Thread(target=pending[0], kwargs={"result": "late"}).start()
         await reached(queue, result.id, "completed")
@@ -245,7 +248,7 @@ async def test_a_callback_may_come_later_and_from_another_thread(storage, queue)
     assert queue.get_result(result.id) == "late"
 
 
-async def test_a_callback_with_an_error_fails_the_attempt(storage, queue):
+async def test_done_callback_with_an_error_fails_the_attempt(storage, queue):
     with_text = queue.enqueue("text", name=HANDLER, max_attempts=1)
     with_error = queue.enqueue("error", name=HANDLER, max_attempts=1)
 
@@ -258,7 +261,7 @@ async def test_a_callback_with_an_error_fails_the_attempt(storage, queue):
     assert record(queue, with_error.id).error.type == "builtins.ValueError"
 
 
-async def test_a_callback_handler_may_be_async_and_may_raise(storage, queue):
+async def test_callback_handler_may_be_async_and_may_raise(storage, queue):
     ends_well = queue.enqueue(1, name=HANDLER, max_attempts=1)
     raises = queue.enqueue(0, name=HANDLER, max_attempts=1)
 
@@ -271,7 +274,7 @@ async def test_a_callback_handler_may_be_async_and_may_raise(storage, queue):
     assert record(queue, raises.id).error.type == "builtins.ZeroDivisionError"
 
 
-async def test_only_the_first_call_of_done_counts(storage, queue, caplog):
+async def test_only_the_first_call_of_the_done_callback_counts(storage, queue, caplog):
     def handler(job, done):
         done(result="first")
         done(result="second")
@@ -283,7 +286,7 @@ async def test_only_the_first_call_of_done_counts(storage, queue, caplog):
     assert "more than once" in caplog.text
 
 
-async def test_a_callback_that_never_comes_runs_into_the_timeout(storage, queue):
+async def test_missing_done_callback_fails_the_attempt_at_its_timeout(storage, queue):
     result = queue.enqueue(name=HANDLER, timeout=0.05, max_attempts=1)
 
     await work_off(storage, lambda job, done: None)

@@ -1,4 +1,4 @@
-"""What a worker does when it is told something by way of its storage."""
+"""Commands that a worker receives through its storage, and the state that it reports with its heartbeat."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ from djqueue.core.workercontrol import MAX_DUMP
 from djqueue.runtime.tracebacks import stacks
 from tests.runtime.running import HANDLER, messages, reached, record, working
 from tests.runtime.storages import RecordingStorage
-from tests.support import aeventually, eventually
+from tests.support import PATIENCE, aeventually, eventually
 
 
 def nothing(job):
@@ -24,11 +24,11 @@ def state_of(storage):
     return info.state
 
 
-async def test_a_quiet_worker_finishes_what_runs_and_claims_no_more_until_it_is_told(storage, queue):
+async def test_quiet_worker_finishes_running_jobs_and_claims_no_others_until_resumed(storage, queue):
     go_on = threading.Event()
 
     def handler(job):
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE)
 
     ids = [result.id for result in queue.enqueue_many(range(3), name=HANDLER)]
     async with working(storage, handler, concurrency=1, worker_id="w") as worker:
@@ -50,17 +50,17 @@ async def test_a_quiet_worker_finishes_what_runs_and_claims_no_more_until_it_is_
     assert worker.counters.completed == 4
 
 
-async def test_a_command_is_done_at_once_and_not_with_the_next_sign_of_life(storage, queue):
+async def test_worker_obeys_a_command_before_its_next_heartbeat(storage, queue):
     async with working(storage, nothing, worker_id="w", heartbeat=3_600):
         storage.workers.control("w", "quiet")
         await aeventually(lambda: state_of(storage) == "quiet")
 
 
-async def test_a_worker_that_is_told_to_stop_drains(storage, queue):
+async def test_stop_command_drains_the_worker(storage, queue):
     go_on = threading.Event()
 
     def handler(job):
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE)
 
     ids = [result.id for result in queue.enqueue_many(range(2), name=HANDLER)]
     worker = Worker(storage, handlers={HANDLER: handler}, concurrency=1, worker_id="w")
@@ -70,22 +70,22 @@ async def test_a_worker_that_is_told_to_stop_drains(storage, queue):
     await aeventually(lambda: state_of(storage) == "stopping")
     assert storage.workers.control("w", "resume") == "stopping"
     go_on.set()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, PATIENCE)
     assert [record(queue, job_id).state for job_id in ids] == ["completed", "waiting"]
     assert storage.workers.all() == []
 
 
-async def test_a_quiet_worker_can_be_stopped(storage, queue):
+async def test_quiet_worker_can_be_stopped(storage, queue):
     worker = Worker(storage, handlers={HANDLER: nothing}, worker_id="w")
     running = asyncio.ensure_future(worker.run())
     await aeventually(lambda: storage.workers.all() != [])
     storage.workers.control("w", "quiet")
     await aeventually(lambda: state_of(storage) == "quiet")
     storage.workers.control("w", "stop")
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, PATIENCE)
 
 
-async def test_a_quiet_worker_that_runs_until_its_queues_are_empty_waits(storage, queue):
+async def test_quiet_worker_with_until_empty_waits(storage, queue):
     worker = Worker(storage, handlers={HANDLER: nothing}, worker_id="w", until_empty=True)
     worker.quiet()
     queue.enqueue(name=HANDLER)
@@ -95,18 +95,18 @@ async def test_a_quiet_worker_that_runs_until_its_queues_are_empty_waits(storage
     await asyncio.sleep(0)
     assert storage.trips == []
     worker.resume()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, PATIENCE)
     assert worker.counters.completed == 1
 
 
-async def test_a_dump_tells_where_threads_and_tasks_are_and_no_value(storage, queue):
+async def test_stack_dump_shows_positions_of_threads_and_tasks_without_values(storage, queue):
     begun, go_on = threading.Event(), threading.Event()
     entered, waiting = asyncio.Event(), asyncio.Event()
 
     def in_a_thread(job):
         password = "hunter" + "2"
         begun.set()
-        assert go_on.wait(10), password
+        assert go_on.wait(PATIENCE), password
 
     async def innermost():
         entered.set()
@@ -132,15 +132,15 @@ async def test_a_dump_tells_where_threads_and_tasks_are_and_no_value(storage, qu
     assert "hunter2" not in text
 
 
-async def test_a_worker_whose_loop_is_held_up_tells_where(storage, queue):
+async def test_stack_dump_works_while_the_event_loop_is_blocked(storage, queue):
     begun, go_on = threading.Event(), threading.Event()
 
     async def blocks_the_loop(job):
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE)
 
     def look():
-        assert begun.wait(10)
+        assert begun.wait(PATIENCE)
         storage.workers.control("w", "dump")
         eventually(lambda: storage.workers.dump("w") is not None)
         found.append(storage.workers.dump("w").text)
@@ -155,7 +155,7 @@ async def test_a_worker_whose_loop_is_held_up_tells_where(storage, queue):
     assert "in blocks_the_loop" in found[0]
 
 
-async def test_a_command_of_a_later_version_is_logged_and_the_others_are_done(queue, caplog, monkeypatch):
+async def test_unknown_command_is_logged_and_other_commands_are_obeyed(queue, caplog, monkeypatch):
     storage, words = RecordingStorage(), [("dance", "quiet"), ()]
     register = storage.workers.register
 
@@ -169,7 +169,9 @@ async def test_a_command_of_a_later_version_is_logged_and_the_others_are_done(qu
     assert any("ignored the unknown command 'dance'" in line for line in messages(caplog))
 
 
-async def test_a_dump_that_cannot_be_kept_is_logged_and_the_others_are_done(queue, caplog, monkeypatch):
+async def test_stack_dump_that_cannot_be_saved_is_logged_and_other_commands_are_obeyed(
+    queue, caplog, monkeypatch
+):
     def away(worker_id, text):
         raise StorageUnavailableError("away")
 
@@ -182,12 +184,12 @@ async def test_a_dump_that_cannot_be_kept_is_logged_and_the_others_are_done(queu
     assert any("could not save its stack dump" in line for line in messages(caplog))
 
 
-async def test_a_worker_tells_of_itself_and_of_what_it_runs(storage, queue, settings):
+async def test_worker_registration_lists_version_memory_and_running_jobs(storage, queue, settings):
     settings.DJQUEUE = {"VERSION": "2026.11"}
     go_on = threading.Event()
     queue.enqueue_many(range(30), name=HANDLER)
     before = storage.engine.clock.now()
-    async with working(storage, lambda job: go_on.wait(10), concurrency=30, heartbeat=0.05) as worker:
+    async with working(storage, lambda job: go_on.wait(PATIENCE), concurrency=30, heartbeat=0.05) as worker:
         await aeventually(lambda: worker.running == 30)
         await aeventually(lambda: storage.workers.all()[0].active == 30)
         [info] = storage.workers.all()
@@ -208,7 +210,7 @@ def deep(levels, then):
 
 
 @pytest.mark.parametrize("threads", [1, 12])
-def test_threads_at_the_same_place_are_told_of_together(threads):
+def test_stack_dump_groups_threads_with_equal_stacks(threads):
     go_on = threading.Event()
     started = [threading.Thread(target=deep, args=(100, go_on.wait), daemon=True) for _ in range(threads)]
     for thread in started:
@@ -225,7 +227,7 @@ def test_threads_at_the_same_place_are_told_of_together(threads):
     assert text.count("in deep") <= 10, "what repeats is not repeated"
 
 
-def test_a_dump_has_a_bound():
+def test_stack_dump_is_truncated_at_its_limit():
     go_on = threading.Event()
     scope = {}
     started = []

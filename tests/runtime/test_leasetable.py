@@ -1,4 +1,4 @@
-"""What a worker shows its lease keeper, and when the keeper renews."""
+"""The table that a worker shares with its lease keeper, and the times at which the keeper renews."""
 
 import threading
 
@@ -21,7 +21,7 @@ def table():
     made.close()
 
 
-def test_a_reader_sees_what_was_added_and_what_replaced_it(table):
+def test_lease_table_reader_sees_added_and_replaced_claims(table):
     table.add([Lease("a", "1", 1), Lease("b", "ü:{2}", BIG)])
     table.add([Lease("a", "3", 3)])
     added = table.read().leases
@@ -32,7 +32,7 @@ def test_a_reader_sees_what_was_added_and_what_replaced_it(table):
     assert table.read().leases == [Lease("a", "3", 3), Lease("a", "4", 4)]
 
 
-def test_claims_that_do_not_fit_are_refused_until_the_others_are_replaced(table):
+def test_full_lease_table_rejects_claims_until_others_are_replaced(table):
     many = [Lease("q" * 200, f"{number}", number) for number in range(1_000)]
     added = 0
     while table.add(many):
@@ -44,7 +44,7 @@ def test_claims_that_do_not_fit_are_refused_until_the_others_are_replaced(table)
     assert table.add(many)
 
 
-def test_a_table_shows_life_the_shortest_lease_and_the_schedulers_claim(table):
+def test_lease_table_shows_worker_activity_shortest_lease_and_scheduler_claim(table):
     table.show_life(77)
     table.expect(3_000)
     table.expect(5_000)
@@ -82,7 +82,7 @@ def seen(beat: int, leases: list[Lease] | None = None, claim: bytes = b"") -> Le
     return LeaseTableView(beat, LEASE, [Lease("a", "1", 1)] if leases is None else leases, claim)
 
 
-def test_a_worker_that_shows_life_is_left_alone():
+def test_lease_keeper_does_nothing_while_its_worker_responds():
     storage = Recorded()
     keeping = Keeping(storage, 60_000)
 
@@ -92,7 +92,7 @@ def test_a_worker_that_shows_life_is_left_alone():
     assert storage.renewed == []
 
 
-def test_the_leases_of_a_silent_worker_are_renewed_several_times_in_a_lease_until_patience_ends(caplog):
+def test_lease_keeper_renews_leases_of_silent_worker_until_stuck_timeout(caplog):
     storage = Recorded()
     keeping = Keeping(storage, 60_000)
 
@@ -103,7 +103,7 @@ def test_the_leases_of_a_silent_worker_are_renewed_several_times_in_a_lease_unti
     assert "will run again" in caplog.text
 
 
-def test_leases_that_could_not_be_renewed_are_tried_again_at_the_next_look(caplog):
+def test_lease_keeper_retries_failed_renewals_at_its_next_check(caplog):
     storage = Recorded()
     storage.fails = True
     keeping = Keeping(storage, 60_000)
@@ -116,7 +116,7 @@ def test_leases_that_could_not_be_renewed_are_tried_again_at_the_next_look(caplo
     assert storage.renewed == [[Lease("a", "1", 1)]]
 
 
-def test_a_silent_scheduler_keeps_its_place():
+def test_lease_keeper_renews_claim_of_silent_scheduler():
     storage = Recorded()
 
     Keeping(storage, 60_000).look(seen(beat=1, claim=b"holder 3"), now=10_000)
@@ -124,7 +124,7 @@ def test_a_silent_scheduler_keeps_its_place():
     assert (storage.claims, storage.renewed) == ([b"holder 3"], [])
 
 
-def test_a_reader_never_sees_half_of_a_change(table):
+def test_lease_table_reader_never_sees_a_partial_change(table):
     many = [Lease("queue", f"job-{number}", BIG + number) for number in range(200)]
     over = threading.Event()
 
@@ -145,7 +145,7 @@ def test_a_reader_never_sees_half_of_a_change(table):
     assert sizes <= {0, 3, 120, 200}
 
 
-def test_a_reader_says_that_a_change_was_not_ended(table):
+def test_lease_table_reader_reports_an_unfinished_change(table):
     table.replace([Lease("a", "1", 1)])
     table._step()
 

@@ -8,7 +8,7 @@ import pytest
 from djqueue.runtime.loops import new_loop
 
 
-def test_the_loop_is_uvloops_if_it_is_installed():
+def test_event_loop_is_uvloop_if_installed():
     uvloop = pytest.importorskip("uvloop")
 
     loop = new_loop()
@@ -17,7 +17,7 @@ def test_the_loop_is_uvloops_if_it_is_installed():
     loop.close()
 
 
-def test_without_uvloop_the_loop_is_asyncios(monkeypatch):
+def test_event_loop_is_asyncio_without_uvloop(monkeypatch):
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "path_importer_cache", {})
     monkeypatch.delitem(sys.modules, "uvloop", raising=False)

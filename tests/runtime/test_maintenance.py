@@ -29,7 +29,7 @@ def watched(clock):
     return storage, UnhandledWatch(worker)
 
 
-def test_each_name_is_logged_once_with_what_to_do(watched, clock, caplog):
+def test_unhandled_job_name_is_logged_once_with_advice(watched, clock, caplog):
     storage, watch = watched
     queue = Queue("emails", storage=storage)
     queue.enqueue_many([1, 2], name="shop.new")
@@ -49,7 +49,7 @@ def test_each_name_is_logged_once_with_what_to_do(watched, clock, caplog):
     assert len(messages(caplog)) == 2
 
 
-def test_it_looks_only_once_in_ten_seconds_and_not_while_workers_start(watched, clock, caplog):
+def test_unhandled_jobs_are_checked_every_ten_seconds_and_not_at_worker_start(watched, clock, caplog):
     storage, watch = watched
     Queue("emails", storage=storage).enqueue(1, name="shop.new")
     clock.advance(EVERY - 1)
@@ -63,7 +63,7 @@ def test_it_looks_only_once_in_ten_seconds_and_not_while_workers_start(watched, 
     assert len(messages(caplog)) == 1
 
 
-def test_a_name_that_is_still_unknown_is_logged_again_after_an_hour(watched, clock, caplog):
+def test_unhandled_job_name_is_logged_again_after_an_hour(watched, clock, caplog):
     storage, watch = watched
     Queue("emails", storage=storage).enqueue(1, name="shop.new")
     clock.advance(EVERY)
@@ -76,7 +76,7 @@ def test_a_name_that_is_still_unknown_is_logged_again_after_an_hour(watched, clo
     assert len(messages(caplog)) == 2
 
 
-async def test_a_worker_logs_jobs_that_it_does_not_know(storage, queue, caplog, monkeypatch):
+async def test_running_worker_logs_unhandled_jobs(storage, queue, caplog, monkeypatch):
     monkeypatch.setattr("djqueue.runtime.maintenance.EVERY", 0)
     queue.enqueue(1, name="shop.new")
     async with working(storage, lambda job: None):

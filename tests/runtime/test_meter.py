@@ -1,4 +1,4 @@
-"""What workers tell of how long their jobs waited and ran."""
+"""Durations of waits and attempts that workers report."""
 
 import pytest
 
@@ -48,7 +48,7 @@ async def fail(job):
 HANDLERS = {"ok": ok, "fail": fail}
 
 
-def test_a_worker_tells_of_its_runs_by_name_at_its_end():
+def test_worker_reports_durations_by_job_name_when_it_stops():
     storage = Told()
     enqueue_many(storage, 5, name="ok")
     enqueue(storage, name="fail", max_attempts=1)
@@ -63,7 +63,7 @@ def test_a_worker_tells_of_its_runs_by_name_at_its_end():
     assert (told["ok"].wait.total, told["ok"].run.total) == (5, 5)
 
 
-def test_waits_are_of_first_runs_and_of_jobs_that_depend_on_nothing():
+def test_waiting_times_count_first_attempts_of_jobs_without_dependencies():
     storage = Told()
     enqueue(storage, name="fail", max_attempts=3, backoff=Backoff(kind="linear", base=1, jitter=0.0))
     done = a_completed_job(storage, queue="before")
@@ -78,7 +78,7 @@ def test_waits_are_of_first_runs_and_of_jobs_that_depend_on_nothing():
     assert (told["ok"].wait.total, told["ok"].run.total) == (0, 1)
 
 
-def test_a_worker_tells_now_and_then_and_again_what_was_not_taken(monkeypatch: pytest.MonkeyPatch):
+def test_worker_reports_durations_periodically_and_repeats_failed_reports(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reports, "METRICS_INTERVAL", 0.01)
     storage = Told()
     storage.away = 2

@@ -1,4 +1,4 @@
-"""A storage that is away for a while: what has ended is told when it is back."""
+"""Unavailable storages: results are kept, and reported after the outage."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.runtime.outages import OutageLog
 from tests.runtime.running import HANDLER, messages, reached, working
 from tests.runtime.storages import FailingStorage
-from tests.support import aeventually
+from tests.support import PATIENCE, aeventually
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def storage() -> FailingStorage:
     return FailingStorage()
 
 
-async def test_results_are_kept_until_the_storage_is_back(storage, queue, caplog, monkeypatch):
+async def test_results_are_kept_until_the_storage_is_available_again(storage, queue, caplog, monkeypatch):
     monkeypatch.setattr("djqueue.runtime.outages.PATIENCE", 0)
     done = asyncio.Event()
 
@@ -38,7 +38,7 @@ async def test_results_are_kept_until_the_storage_is_back(storage, queue, caplog
         storage.away.clear()
         for job_id in ids:
             await reached(queue, job_id, "completed")
-        await aeventually(lambda: any("available again" in line for line in messages(caplog)), timeout=20)
+        await aeventually(lambda: any("available again" in line for line in messages(caplog)))
 
     assert [queue.get_result(job_id) for job_id in ids] == [0, 1, 2, 3, 4]
 
@@ -50,23 +50,23 @@ async def test_results_are_kept_until_the_storage_is_back(storage, queue, caplog
     assert not [record for record in caplog.records if record.exc_info], "an outage needs no traceback"
 
 
-async def test_a_short_outage_is_one_line_when_it_is_over(storage, queue, caplog):
+async def test_short_outage_is_logged_once_when_it_is_over(storage, queue, caplog):
     caplog.set_level("INFO", "djqueue")
     async with working(storage, lambda job: None, heartbeat=0.01):
         storage.away.set()
         queue.enqueue(name=HANDLER)
-        await aeventually(lambda: {"finish", "sweep"} <= set(storage.refused), timeout=10)
+        await aeventually(lambda: {"finish", "sweep"} <= set(storage.refused))
         storage.away.clear()
         await aeventually(lambda: queue.counts()["completed"] == 1)
         again = "available again after"
-        await aeventually(lambda: any(again in line for line in messages(caplog, logging.INFO)), timeout=20)
+        await aeventually(lambda: any(again in line for line in messages(caplog, logging.INFO)))
 
     told = [line for line in messages(caplog, logging.INFO) if "available" in line and "bulk" not in line]
     assert len(told) == 1
     assert "available again after" in told[0]
 
 
-def test_an_outage_is_over_when_every_operation_that_failed_works_again(caplog):
+def test_outage_ends_when_every_failed_operation_works_again(caplog):
     now = 0
     outages = OutageLog("w", lambda: now)
     away = StorageUnavailableError("away")
@@ -91,7 +91,7 @@ def test_an_outage_is_over_when_every_operation_that_failed_works_again(caplog):
     assert lines()[1:] == ["is available again after 10.0 s; reporting the jobs that finished meanwhile"]
 
 
-def test_an_operation_that_is_not_tried_again_does_not_prolong_an_outage(caplog):
+def test_operation_without_retry_does_not_prolong_an_outage(caplog):
     now = 0
     outages = OutageLog("w", lambda: now)
     outages.failed("report", StorageUnavailableError("away"))
@@ -102,7 +102,7 @@ def test_an_operation_that_is_not_tried_again_does_not_prolong_an_outage(caplog)
     assert "available again after 21.0 s" in messages(caplog)[-1]
 
 
-def test_work_that_goes_on_ends_an_outage_of_what_is_not_tried_again(caplog):
+def test_successful_work_ends_an_outage_of_operations_without_retry(caplog):
     caplog.set_level(logging.INFO)
     now = 0
     outages = OutageLog("w", lambda: now)
@@ -116,7 +116,9 @@ def test_work_that_goes_on_ends_an_outage_of_what_is_not_tried_again(caplog):
     assert "available again after 1.0 s" in messages(caplog, logging.INFO)[-1]
 
 
-async def test_a_fault_of_the_storage_is_logged_once_with_its_traceback(storage, queue, caplog, monkeypatch):
+async def test_unexpected_storage_error_is_logged_once_with_its_traceback(
+    storage, queue, caplog, monkeypatch
+):
     monkeypatch.setattr("djqueue.runtime.maintenance.INTERVAL", 0.01)
     tries = []
 
@@ -133,7 +135,7 @@ async def test_a_fault_of_the_storage_is_logged_once_with_its_traceback(storage,
     assert told[0].exc_info
 
 
-async def test_a_storage_that_is_away_is_not_asked_all_the_time(storage, queue):
+async def test_unavailable_storage_is_retried_with_backoff(storage, queue):
     async with working(storage, lambda job: None, maintain=False):
         storage.away.set()
         for number in range(200):
@@ -145,7 +147,7 @@ async def test_a_storage_that_is_away_is_not_asked_all_the_time(storage, queue):
         await aeventually(lambda: queue.counts()["completed"] == 200)
 
 
-async def test_jobs_come_again_after_an_outage_without_any_wake_up(storage, queue):
+async def test_jobs_are_claimed_after_an_outage_without_a_wake_up(storage, queue):
     async with working(storage, lambda job: None):
         storage.away.set()
         job_id = queue.enqueue(name=HANDLER).id
@@ -154,7 +156,7 @@ async def test_jobs_come_again_after_an_outage_without_any_wake_up(storage, queu
         await reached(queue, job_id, "completed")
 
 
-async def test_maintenance_goes_on_after_an_outage(storage, queue, monkeypatch):
+async def test_sweeps_continue_after_an_outage(storage, queue, monkeypatch):
     monkeypatch.setattr("djqueue.runtime.maintenance.INTERVAL", 0.01)
     swept = threading.Event()
     async with working(storage, lambda job: None):
@@ -162,10 +164,10 @@ async def test_maintenance_goes_on_after_an_outage(storage, queue, monkeypatch):
         await aeventually(lambda: storage.refused.count("sweep") >= 3)
         storage.away.clear()
         storage.sweep = swept.set
-        assert await asyncio.to_thread(swept.wait, 5)
+        assert await asyncio.to_thread(swept.wait, PATIENCE)
 
 
-async def test_a_worker_without_maintenance_does_none(storage, queue, monkeypatch):
+async def test_worker_without_maintenance_never_sweeps(storage, queue, monkeypatch):
     monkeypatch.setattr("djqueue.runtime.maintenance.INTERVAL", 0.001)
     storage.away.set()
     async with working(storage, lambda job: None, maintain=False):
@@ -175,7 +177,9 @@ async def test_a_worker_without_maintenance_does_none(storage, queue, monkeypatc
     assert "sweep" not in storage.refused
 
 
-async def test_a_worker_may_be_stopped_during_an_outage(storage, queue, monkeypatch, caplog):
+async def test_worker_can_be_stopped_during_an_outage_and_logs_unreported_results(
+    storage, queue, monkeypatch, caplog
+):
     """It tries for a while to tell of its last jobs, and says what it could not tell."""
     monkeypatch.setattr("djqueue.runtime.shutdown.GRACE", 0.01)
     monkeypatch.setattr("djqueue.runtime.shutdown.DELIVERY", 0.05)
@@ -194,7 +198,7 @@ async def test_a_worker_may_be_stopped_during_an_outage(storage, queue, monkeypa
     assert any("could not report the results" in line for line in messages(caplog))
 
 
-async def test_a_storage_that_never_answers_does_not_keep_the_worker(monkeypatch, caplog):
+async def test_worker_stops_although_the_storage_never_answers(monkeypatch, caplog):
     for name in ("GRACE", "DELIVERY", "CUT"):
         monkeypatch.setattr(f"djqueue.runtime.shutdown.{name}", 0.01)
     monkeypatch.setattr("djqueue.runtime.worker.UNREGISTER_TIMEOUT", 0.01)
@@ -222,7 +226,7 @@ async def test_a_storage_that_never_answers_does_not_keep_the_worker(monkeypatch
     assert any("could not report the results" in line for line in messages(caplog))
 
 
-async def test_an_idle_worker_stops_at_once_during_an_outage(storage, queue):
+async def test_idle_worker_can_be_stopped_during_an_outage(storage, queue):
     async with working(storage, lambda job: None):
         storage.away.set()
         queue.enqueue(name=HANDLER)
@@ -231,7 +235,7 @@ async def test_an_idle_worker_stops_at_once_during_an_outage(storage, queue):
     assert queue.counts()["waiting"] == 1
 
 
-async def test_a_storage_that_is_away_at_the_start_is_the_callers_error():
+async def test_storage_unavailable_at_start_raises_in_the_caller():
     class Nowhere(FailingStorage):
         def connect(self):
             self.away.set()
@@ -243,9 +247,7 @@ async def test_a_storage_that_is_away_at_the_start_is_the_callers_error():
         await worker.run()
 
 
-async def test_a_worker_starts_although_the_storage_goes_away_right_after_it_has_connected(
-    caplog, monkeypatch
-):
+async def test_worker_starts_if_the_storage_fails_right_after_connecting(caplog, monkeypatch):
     class LeavingStorage(FailingStorage):
         def connect(self):
             super().connect()
@@ -272,7 +274,7 @@ async def test_a_worker_starts_although_the_storage_goes_away_right_after_it_has
     assert len(told) == 1, "an outage at the start is one line, as any other"
 
 
-async def test_reports_are_kept_during_an_outage_in_their_order(storage):
+async def test_progress_and_log_lines_are_kept_in_order_during_an_outage(storage):
     queue = Queue("work", storage=storage)
     said, done = asyncio.Event(), asyncio.Event()
 

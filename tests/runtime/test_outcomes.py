@@ -1,4 +1,4 @@
-"""What becomes of a job whose handler raised: every case of the rule."""
+"""The outcome of a job whose handler raised: every case of the rule."""
 
 import asyncio
 from datetime import timedelta
@@ -24,7 +24,7 @@ def judge(error: BaseException, stop: Stop = Stop.NO, failures: int = 0, **optio
     return after_error(claimed(failures, **options), error, stop, lambda _: 1234)
 
 
-def test_an_error_with_attempts_left_is_a_retry_after_the_backoff():
+def test_error_with_attempts_left_is_retried_after_the_backoff():
     outcome = judge(ValueError("no such order"), failures=1)
 
     assert (outcome.kind, outcome.delay, outcome.reason) == ("retry", 1234, "")
@@ -33,72 +33,72 @@ def test_an_error_with_attempts_left_is_a_retry_after_the_backoff():
     assert outcome.error.message == "no such order"
 
 
-def test_the_last_allowed_failure_is_final():
+def test_error_in_the_last_attempt_fails_the_job():
     outcome = judge(ValueError(), failures=2)
 
     assert (outcome.kind, outcome.reason) == ("fail", "max_attempts_exceeded")
 
 
-def test_a_job_with_one_attempt_fails_at_once():
+def test_job_with_one_attempt_fails_at_its_first_error():
     assert judge(ValueError(), max_attempts=1).kind == "fail"
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), BaseException("odd")])
-def test_even_what_would_end_a_process_is_a_failure_of_the_job(error):
+def test_base_exceptions_fail_the_attempt(error):
     outcome = judge(error)
 
     assert outcome.kind == "retry"
     assert outcome.error.type == f"builtins.{type(error).__name__}"
 
 
-def test_unrecoverable_fails_at_once_whatever_attempts_are_left():
+def test_unrecoverable_error_fails_the_job_with_attempts_left():
     outcome = judge(UnrecoverableError("no such file"))
 
     assert (outcome.kind, outcome.reason) == ("fail", "explicit_fail")
     assert outcome.error.message == "no such file"
 
 
-def test_retry_counts_as_a_failure_and_ends_like_one():
+def test_retry_exception_counts_as_a_failure():
     assert judge(Retry(delay=5)).kind == "retry"
     last = judge(Retry(delay=5), failures=2)
     assert (last.kind, last.reason) == ("fail", "max_attempts_exceeded")
 
 
-def test_snooze_gives_the_run_back_unused_even_on_the_last_attempt():
+def test_snooze_uses_no_attempt_even_in_the_last_one():
     outcome = judge(Snooze(delay=5), failures=2)
 
     assert (outcome.kind, outcome.delay, outcome.error) == ("release", 1234, None)
 
 
-def test_discard_cancels():
+def test_discard_exception_cancels_the_job():
     outcome = judge(Discard())
 
     assert (outcome.kind, outcome.reason, outcome.error) == ("cancel", "discarded", None)
 
 
 @pytest.mark.parametrize("error", [ValueError(), asyncio.CancelledError(), Retry(), Snooze()])
-def test_whatever_a_cancelled_job_raises_it_is_cancelled(error):
+def test_cancelled_job_is_cancelled_with_any_exception(error):
     outcome = judge(error, Stop.REQUESTED)
 
     assert (outcome.kind, outcome.reason) == ("cancel", "cancelled")
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), RuntimeError("told to stop")])
-def test_what_a_stopping_worker_cuts_off_is_given_back(error):
+def test_job_interrupted_by_a_stopping_worker_is_released(error):
     outcome = judge(error, Stop.SHUTDOWN, failures=2)
 
     assert (outcome.kind, outcome.delay) == ("release", 0)
 
 
-def test_an_unrecoverable_error_is_one_even_while_the_worker_stops():
+def test_unrecoverable_error_fails_the_job_while_the_worker_stops():
     assert judge(UnrecoverableError(), Stop.SHUTDOWN).kind == "fail"
 
 
-def test_a_cancelled_error_that_nobody_asked_for_is_a_failure():
+def test_unrequested_cancelled_error_fails_the_attempt():
     assert judge(asyncio.CancelledError()).kind == "retry"
 
 
-def test_a_timeout_is_a_failed_attempt():
+def test_timeout_fails_the_attempt():
     outcome = judge(asyncio.CancelledError(), Stop.TIMEOUT, timeout=1500)
 
     assert outcome.kind == "retry"
@@ -106,13 +106,13 @@ def test_a_timeout_is_a_failed_attempt():
     assert outcome.error.message == "ran longer than its timeout of 1.5 s"
 
 
-def test_the_last_timeout_has_a_reason_of_its_own():
+def test_timeout_in_the_last_attempt_has_reason_timeout():
     outcome = judge(asyncio.CancelledError(), Stop.TIMEOUT, failures=2, timeout=1)
 
     assert (outcome.kind, outcome.reason) == ("fail", "timeout")
 
 
-def test_what_a_handler_raised_after_its_timeout_is_kept_in_the_traceback():
+def test_exception_after_a_timeout_is_kept_in_the_traceback():
     try:
         raise RuntimeError("noticed, and gave up")
     except RuntimeError as error:
@@ -135,11 +135,11 @@ def delay_of(error: BaseException, function=None, failures: int = 0):
     return delay, bad
 
 
-def test_the_delay_is_the_backoff_of_the_failures_so_far():
+def test_retry_delay_is_the_backoff_for_the_number_of_failures():
     assert delay_of(ValueError(), failures=1) == (2000, [])
 
 
-def test_jitter_comes_from_the_injected_randomness():
+def test_jitter_uses_the_injected_randomness():
     job = claimed(backoff=Backoff(kind="fixed", base=1000, jitter=0.5))
     handler = Handler("handler", print, Style.JOB)
 
@@ -154,20 +154,20 @@ def test_jitter_comes_from_the_injected_randomness():
 
 
 @pytest.mark.parametrize("error", [Retry(delay=0.5), Snooze(delay=timedelta(milliseconds=500))])
-def test_a_handler_may_say_when(error):
+def test_retry_exception_overrides_the_backoff(error):
     assert delay_of(error) == (500, [])
 
 
-def test_a_handler_that_wants_another_run_at_once_gets_it():
+def test_retry_exception_with_zero_delay_is_immediate():
     assert delay_of(Retry(delay=0)) == (0, [])
 
 
 @pytest.mark.parametrize("error", [Retry(), Snooze()])
-def test_without_a_word_about_when_it_is_the_backoff(error):
+def test_retry_exception_without_delay_uses_the_backoff(error):
     assert delay_of(error) == (1000, [])
 
 
-def test_a_backoff_function_is_given_the_failures_and_the_error():
+def test_backoff_function_receives_failures_and_error():
     seen = []
 
     def backoff(failures, error):
@@ -181,21 +181,21 @@ def test_a_backoff_function_is_given_the_failures_and_the_error():
 
 
 @pytest.mark.parametrize("answer", [-1, float("nan"), "soon", None])
-def test_a_backoff_function_that_answers_nonsense_is_told_of_and_replaced(answer):
+def test_invalid_result_of_backoff_function_is_logged_and_replaced(answer):
     delay, bad = delay_of(ValueError(), lambda failures, error: answer)
 
     assert delay == 1000
     assert len(bad) == 1
 
 
-def test_a_backoff_function_that_raises_is_told_of_and_replaced():
+def test_backoff_function_that_raises_is_logged_and_replaced():
     delay, bad = delay_of(ValueError(), lambda failures, error: 1 / 0)
 
     assert delay == 1000
     assert isinstance(bad[0], ZeroDivisionError)
 
 
-def test_a_wish_that_is_no_duration_is_told_of_and_replaced():
+def test_invalid_retry_delay_is_logged_and_replaced():
     delay, bad = delay_of(Retry(delay=-5))
 
     assert delay == 1000

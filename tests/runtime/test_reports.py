@@ -21,7 +21,7 @@ def as_handler(function, is_async):
 
 
 @BOTH
-async def test_the_last_word_is_known_when_the_job_has_ended(storage, queue, is_async):
+async def test_last_progress_is_stored_before_the_job_ends(storage, queue, is_async):
     def handler(job):
         for step in range(500):
             job.progress({"step": step})
@@ -37,7 +37,7 @@ async def test_the_last_word_is_known_when_the_job_has_ended(storage, queue, is_
 
 
 @BOTH
-async def test_what_a_failing_handler_said_is_kept(storage, queue, is_async):
+async def test_log_lines_of_a_failed_handler_are_kept(storage, queue, is_async):
     def handler(job):
         current_job().log("about to fail")
         current_job().progress(0.5)
@@ -52,7 +52,7 @@ async def test_what_a_failing_handler_said_is_kept(storage, queue, is_async):
 
 
 @BOTH
-async def test_progress_is_seen_while_the_job_runs(storage, queue, is_async):
+async def test_progress_is_readable_while_the_job_runs(storage, queue, is_async):
     job_id = queue.enqueue(name=HANDLER).id
 
     def synchronous(job):
@@ -71,7 +71,7 @@ async def test_progress_is_seen_while_the_job_runs(storage, queue, is_async):
     assert record(queue, job_id).progress == "all"
 
 
-async def test_progress_comes_at_most_ten_times_a_second(storage, queue):
+async def test_progress_is_reported_at_most_ten_times_a_second(storage, queue):
     stop = asyncio.Event()
     said = 0
 
@@ -91,7 +91,7 @@ async def test_progress_comes_at_most_ten_times_a_second(storage, queue):
     assert said > 10 * sent
 
 
-async def test_many_jobs_report_in_one_call(storage, queue):
+async def test_progress_of_many_jobs_is_reported_in_one_call(storage, queue):
     together = asyncio.Barrier(30)
 
     async def handler(job):
@@ -118,7 +118,7 @@ async def test_progress_is_a_snapshot(storage, queue):
 
 
 @BOTH
-async def test_progress_that_cannot_be_kept_is_the_handlers_error(storage, queue, is_async):
+async def test_progress_that_cannot_be_encoded_raises_in_the_handler(storage, queue, is_async):
     def handler(job):
         with pytest.raises(SerializationError, match=r"progress\.files"):
             job.progress({"files": object()})
@@ -131,7 +131,7 @@ async def test_progress_that_cannot_be_kept_is_the_handlers_error(storage, queue
     assert record(queue, job_id).progress is None
 
 
-async def test_of_very_many_lines_the_last_thousand_are_kept(storage, queue):
+async def test_last_thousand_log_lines_are_kept(storage, queue):
     def handler(job):
         for number in range(2_500):
             job.log(number)
@@ -144,14 +144,14 @@ async def test_of_very_many_lines_the_last_thousand_are_kept(storage, queue):
     assert lines[-1] == "2499"
 
 
-async def test_a_line_has_an_end(storage, queue):
+async def test_long_log_line_is_truncated(storage, queue):
     job_id = queue.enqueue(name=HANDLER).id
     await work_off(storage, lambda job: job.log("x" * 1_000_000))
 
     assert len(record(queue, job_id).logs[0][1]) == MAX_LINE
 
 
-async def test_lines_have_the_time_at_which_they_were_written(storage, queue):
+async def test_log_lines_have_the_time_of_writing(storage, queue):
     job_id = queue.enqueue(name=HANDLER).id
     await work_off(storage, lambda job: job.log("now"))
 
@@ -159,7 +159,7 @@ async def test_lines_have_the_time_at_which_they_were_written(storage, queue):
     assert done.started_at <= done.logs[0][0] <= done.finished_at
 
 
-async def test_what_is_said_after_the_job_is_nobodys(storage, queue):
+async def test_log_lines_written_after_the_end_of_the_job_are_dropped(storage, queue):
     kept = []
 
     job_id = queue.enqueue(name=HANDLER).id
@@ -193,7 +193,7 @@ class SlowReports(RecordingStorage):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_words_that_are_on_their_way_are_not_overtaken_by_later_ones(fails):
+async def test_reports_under_way_are_not_overtaken_by_later_reports(fails):
     storage = SlowReports(fails=fails)
     queue = Queue("work", storage=storage)
 

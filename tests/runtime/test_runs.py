@@ -1,4 +1,4 @@
-"""The table of runs: each ends once, and is renewed for as long as its end is not known."""
+"""The table of running attempts: each ends once, and is renewed until its outcome is stored."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from djqueue.runtime.stopping import Stop
 from djqueue.runtime.worker import Worker
 from djqueue.storage.memory import MemoryStorage
 from tests.runtime.running import HANDLER, messages, record, working
-from tests.support import aeventually
+from tests.support import PATIENCE, aeventually
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def ending(run: Run, kind: str = "complete") -> Outcome:
     return Outcome(run.claimed.queue, run.claimed.id, run.claimed.token, kind)
 
 
-def test_the_first_end_of_a_run_is_the_one_that_counts(runs):
+def test_only_the_first_outcome_of_an_attempt_counts(runs):
     run = begin(runs)
 
     assert runs.settle(run, ending(run, "release"))
@@ -45,12 +45,12 @@ def test_the_first_end_of_a_run_is_the_one_that_counts(runs):
     assert runs.collect() == []
 
 
-def test_of_two_threads_that_end_a_run_one_does(runs):
+def test_only_one_of_two_threads_can_end_an_attempt(runs):
     together = threading.Barrier(2)
     won: list[bool] = []
 
     def end(run: Run) -> None:
-        together.wait(5)
+        together.wait(PATIENCE)
         won.append(runs.settle(run, ending(run)))
 
     for token in range(200):
@@ -65,7 +65,7 @@ def test_of_two_threads_that_end_a_run_one_does(runs):
     assert len(runs.collect()) == 200
 
 
-def test_a_lease_is_wanted_until_the_storage_knows_the_end(runs):
+def test_lease_is_renewed_until_the_storage_has_the_outcome(runs):
     executing, ended, unreported, lost = (begin(runs, token) for token in range(4))
     runs.settle(unreported, ending(unreported))
     runs.unreported.update((run, run) for run in runs.collect())
@@ -75,7 +75,7 @@ def test_a_lease_is_wanted_until_the_storage_knows_the_end(runs):
     assert runs.held() == [executing, ended, unreported]
 
 
-def test_a_lower_reason_to_stop_does_not_replace_a_higher_one(runs):
+def test_stop_reason_is_not_replaced_by_a_lower_one(runs):
     run = begin(runs)
 
     assert run.ask_to_stop(Stop.TIMEOUT)
@@ -86,7 +86,7 @@ def test_a_lower_reason_to_stop_does_not_replace_a_higher_one(runs):
     assert run.cancelled.is_set()
 
 
-async def test_the_end_of_a_run_ends_its_timer(storage, queue, caplog):
+async def test_end_of_an_attempt_cancels_its_timeout_timer(storage, queue, caplog):
     """However much later the worker looks: an ended job is not asked to stop."""
     caplog.set_level(logging.INFO, "djqueue")
     job_id = queue.enqueue(name=HANDLER, timeout=0.05).id
@@ -101,7 +101,7 @@ async def test_the_end_of_a_run_ends_its_timer(storage, queue, caplog):
     assert not any("asked to stop" in line for line in messages(caplog, logging.INFO))
 
 
-def test_a_renewal_that_meets_an_end_on_its_way_stops_nobody(runs):
+def test_renewal_that_crosses_an_outcome_stops_no_attempt(runs):
     """The storage has taken the outcome, and this side does not know it yet."""
     ended, gone = begin(runs, 1), begin(runs, 2)
     runs.settle(ended, ending(ended))

@@ -1,4 +1,4 @@
-"""`runworkers` as a real process: signals, reloading, and an end in every case."""
+"""`runworkers` as a real process: signals, reloading, and a clean exit in every case."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ stuck.enqueue()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains(tmp_path, number):
+def test_first_signal_finishes_running_jobs_and_claims_no_others(tmp_path, number):
     project = Project(tmp_path, PATIENT)
 
     with project.start("--concurrency", "1") as workers:
@@ -62,7 +62,7 @@ def test_a_signal_drains(tmp_path, number):
     assert "1 completed, 0 failed" in workers.output
 
 
-def test_a_second_signal_hurries(tmp_path):
+def test_second_signal_cancels_running_jobs(tmp_path):
     project = Project(tmp_path, PATIENT)
 
     with project.start("--concurrency", "1", "--shutdown-timeout", "600") as workers:
@@ -76,7 +76,7 @@ def test_a_second_signal_hurries(tmp_path):
     assert "1 released" in workers.output
 
 
-def test_the_shutdown_timeout_ends_the_wait(tmp_path):
+def test_shutdown_timeout_cancels_running_jobs(tmp_path):
     project = Project(tmp_path, PATIENT)
 
     with project.start("--concurrency", "1", "--shutdown-timeout", "0.1") as workers:
@@ -87,7 +87,7 @@ def test_the_shutdown_timeout_ends_the_wait(tmp_path):
     assert "told to stop" in workers.output
 
 
-def test_a_handler_that_never_ends_does_not_keep_the_process(tmp_path):
+def test_process_exits_although_a_handler_never_ends(tmp_path):
     project = Project(tmp_path, STUCK)
 
     with project.start("--shutdown-timeout", "0") as workers:
@@ -99,7 +99,7 @@ def test_a_handler_that_never_ends_does_not_keep_the_process(tmp_path):
     assert "1 released" in workers.output
 
 
-def test_a_third_signal_kills(tmp_path):
+def test_third_signal_kills_the_process(tmp_path):
     project = Project(tmp_path, STUCK)
 
     with project.start("--shutdown-timeout", "600") as workers:
@@ -112,7 +112,7 @@ def test_a_third_signal_kills(tmp_path):
         assert workers.ends() == -signal.SIGTERM
 
 
-def test_a_blocked_loop_does_not_keep_signals_away(tmp_path):
+def test_signal_is_handled_while_the_event_loop_is_blocked(tmp_path):
     """The handler of the signal runs; the worker drains once its loop goes on."""
     project = Project(
         tmp_path,
@@ -140,7 +140,7 @@ def test_a_blocked_loop_does_not_keep_signals_away(tmp_path):
     assert "1 completed" in workers.output
 
 
-def test_a_standby_can_be_stopped(tmp_path):
+def test_process_on_standby_can_be_stopped(tmp_path):
     (tmp_path / "standing.py").write_text(
         "import threading\n"
         "from djqueue.storage.memory import MemoryStorage\n"
@@ -187,7 +187,7 @@ def touched(project: Project, text: str, seconds: int) -> None:
     os.utime(path, (before + seconds, before + seconds))
 
 
-def test_reload_restarts_on_a_change_and_survives_a_mistake(tmp_path):
+def test_reload_restarts_after_a_change_and_recovers_from_a_syntax_error(tmp_path):
     project = Project(tmp_path, VERSION.format(1))
 
     with project.start("--reload") as workers:
@@ -204,7 +204,7 @@ def test_reload_restarts_on_a_change_and_survives_a_mistake(tmp_path):
     assert workers.output.count("djqueue stopped") == 3
 
 
-def test_a_reloaded_worker_drains_first(tmp_path):
+def test_reload_finishes_running_jobs_first(tmp_path):
     project = Project(tmp_path, PATIENT)
 
     with project.start("--reload", "--concurrency", "1") as workers:
@@ -219,17 +219,17 @@ def test_a_reloaded_worker_drains_first(tmp_path):
     assert workers.output.index("went on") < workers.output.index("version 2")
 
 
-def test_the_child_ends_with_a_parent_that_was_killed(tmp_path):
+def test_reloaded_child_ends_when_its_parent_is_killed(tmp_path):
     project = Project(tmp_path, VERSION.format(1))
 
     with project.start("--reload") as workers:
         workers.says("version 1")
         workers.process.kill()
         workers.process.wait()
-        eventually(lambda: "djqueue stopped" in workers.output, timeout=20)
+        eventually(lambda: "djqueue stopped" in workers.output)
 
 
-def test_a_child_that_is_done_ends_the_parent(tmp_path):
+def test_parent_ends_when_its_reloaded_child_is_done(tmp_path):
     project = Project(tmp_path, VERSION.format(1))
 
     with project.start("--reload", "--until-empty") as workers:
@@ -238,7 +238,7 @@ def test_a_child_that_is_done_ends_the_parent(tmp_path):
     assert "version 1" in workers.output
 
 
-def test_a_signal_whose_exception_python_ignored_reaches_the_next_handler(monkeypatch):
+def test_signal_whose_exception_python_ignored_reaches_the_next_handler(monkeypatch):
     ignored, received = [], []
     monkeypatch.setattr("sys.unraisablehook", ignored.append)
 
@@ -255,7 +255,7 @@ def test_a_signal_whose_exception_python_ignored_reaches_the_next_handler(monkey
     assert [one.exc_type for one in ignored] == [KeyboardInterrupt]
 
 
-def test_an_interruption_that_was_caught_stops_nothing_later():
+def test_caught_interruption_stops_nothing_later():
     with pytest.raises(KeyboardInterrupt), serving.interruptible((signal.SIGUSR2,)):
         signal.raise_signal(signal.SIGUSR2)
     received = []

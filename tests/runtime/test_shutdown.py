@@ -1,4 +1,4 @@
-"""The end of a worker, in every phase: nothing is lost, and nothing runs twice when the drain fits."""
+"""The shutdown of a worker in every phase: no job is lost, and no job runs twice if the drain fits."""
 
 import asyncio
 import threading
@@ -10,8 +10,8 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.runtime import shutdown
 from djqueue.runtime.executors import overruns
 from djqueue.runtime.loops import run_loop
-from tests.runtime.running import HANDLER, messages, reached, record, work_off, working
-from tests.support import aeventually, eventually
+from tests.runtime.running import HANDLER, messages, new_threads, reached, record, work_off, working
+from tests.support import PATIENCE, aeventually, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -20,11 +20,11 @@ def short_grace(monkeypatch):
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_running_jobs_end_and_no_other_begins(storage, queue, is_async):
+async def test_stopping_worker_finishes_running_jobs_and_starts_no_others(storage, queue, is_async):
     go_on = threading.Event()
 
     def synchronous(job):
-        assert go_on.wait(5)
+        assert go_on.wait(PATIENCE)
         return job.cancelled.is_set()
 
     async def asynchronous(job):
@@ -46,7 +46,7 @@ async def test_running_jobs_end_and_no_other_begins(storage, queue, is_async):
     assert storage.workers.all() == []
 
 
-async def test_what_does_not_end_in_time_is_cancelled_and_given_back(storage, queue, caplog):
+async def test_job_running_at_the_shutdown_timeout_is_cancelled_and_released(storage, queue, caplog):
     async def handler(job):
         await asyncio.sleep(60)
 
@@ -62,7 +62,7 @@ async def test_what_does_not_end_in_time_is_cancelled_and_given_back(storage, qu
     assert any("asking" in line for line in messages(caplog))
 
 
-async def test_a_job_cut_off_runs_again_elsewhere_as_its_first_attempt(storage, queue):
+async def test_job_interrupted_by_shutdown_runs_again_as_its_first_attempt(storage, queue):
     async def slow(job):
         await asyncio.sleep(60)
 
@@ -74,15 +74,15 @@ async def test_a_job_cut_off_runs_again_elsewhere_as_its_first_attempt(storage, 
     assert queue.get_result(job_id) == [1, 0]
 
 
-async def test_a_stuck_handler_ends_a_replaceable_worker_after_its_other_jobs(storage, queue, monkeypatch):
+async def test_stuck_handler_ends_a_replaceable_worker_after_its_other_jobs(storage, queue, monkeypatch):
     monkeypatch.setattr(overruns, "PATIENCE", 0.01)
     go_on, leave = threading.Event(), threading.Event()
 
     def stuck(job):
-        leave.wait(30)
+        leave.wait(PATIENCE)
 
     def other(job):
-        go_on.wait(30)
+        go_on.wait(PATIENCE)
 
     worker = Worker(storage, handlers={"stuck": stuck, "other": other})
     worker.is_replaceable = True
@@ -105,21 +105,21 @@ async def test_a_stuck_handler_ends_a_replaceable_worker_after_its_other_jobs(st
     assert worker.abandoned == 1
 
 
-async def test_a_stuck_handler_of_another_worker_keeps_its_slot_and_is_logged(
+async def test_stuck_handler_keeps_its_slot_and_is_logged_if_worker_is_not_replaceable(
     storage, queue, monkeypatch, caplog
 ):
     monkeypatch.setattr(overruns, "PATIENCE", 0.01)
     monkeypatch.setattr(overruns, "EVERY", 0.01)
     leave = threading.Event()
     job_id = queue.enqueue(name=HANDLER, timeout=0.05).id
-    async with working(storage, lambda job: leave.wait(30)) as worker:
+    async with working(storage, lambda job: leave.wait(PATIENCE)) as worker:
         await aeventually(lambda: sum("keeps its slot" in line for line in messages(caplog)) > 1)
         assert worker.running == 1
         leave.set()
         await reached(queue, job_id, "completed")
 
 
-async def test_a_cancelled_handler_may_still_end_well(storage, queue):
+async def test_handler_cancelled_by_shutdown_may_still_complete(storage, queue):
     async def handler(job):
         try:
             await asyncio.sleep(60)
@@ -133,27 +133,27 @@ async def test_a_cancelled_handler_may_still_end_well(storage, queue):
     assert queue.get_result(job_id) == "saved what there was"
 
 
-async def test_a_sync_handler_is_told_of_the_end(storage, queue):
+async def test_sync_handler_is_notified_of_the_shutdown(storage, queue):
     started = threading.Event()
 
     def handler(job):
         started.set()
-        assert job.cancelled.wait(5)
+        assert job.cancelled.wait(PATIENCE)
         raise InterruptedError
 
     job_id = queue.enqueue(name=HANDLER).id
     async with working(storage, handler, shutdown_timeout=0):
-        assert await asyncio.to_thread(started.wait, 5)
+        assert await asyncio.to_thread(started.wait, PATIENCE)
 
     assert (record(queue, job_id).state, record(queue, job_id).attempts) == ("waiting", 0)
 
 
-async def test_a_thread_that_does_not_stop_is_given_up_and_its_result_does_not_count(storage, queue, caplog):
+async def test_thread_that_does_not_stop_is_abandoned_and_its_result_discarded(storage, queue, caplog):
     started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     def handler(job):
         started.set()
-        assert go_on.wait(5)
+        assert go_on.wait(PATIENCE)
         job.log("nobody listens")
         job.progress(1)
         ended.set()
@@ -161,18 +161,18 @@ async def test_a_thread_that_does_not_stop_is_given_up_and_its_result_does_not_c
 
     job_id = queue.enqueue(name=HANDLER).id
     async with working(storage, handler, shutdown_timeout=0) as worker:
-        assert await asyncio.to_thread(started.wait, 5)
+        assert await asyncio.to_thread(started.wait, PATIENCE)
 
     assert worker.abandoned == 1
     assert (record(queue, job_id).state, record(queue, job_id).attempts) == ("waiting", 0)
     assert any("did not stop" in line for line in messages(caplog))
     go_on.set()
-    assert await asyncio.to_thread(ended.wait, 5)
+    assert await asyncio.to_thread(ended.wait, PATIENCE)
     await work_off(storage, lambda job: "by the next worker")
     assert queue.get_result(job_id) == "by the next worker"
 
 
-async def test_a_task_that_does_not_stop_is_given_up(storage, queue):
+async def test_task_that_does_not_stop_is_abandoned(storage, queue):
     stubborn = []
 
     async def handler(job):
@@ -194,7 +194,7 @@ async def test_a_task_that_does_not_stop_is_given_up(storage, queue):
     await asyncio.gather(stubborn[0], return_exceptions=True)
 
 
-def test_a_loop_of_our_own_ends_although_a_task_does_not(storage, queue, monkeypatch):
+def test_event_loop_of_the_worker_ends_although_a_task_does_not(storage, queue, monkeypatch):
     monkeypatch.setattr("djqueue.runtime.loops.PATIENCE", 0.05)
     let_go = []
 
@@ -224,7 +224,7 @@ def test_a_loop_of_our_own_ends_although_a_task_does_not(storage, queue, monkeyp
         task._log_destroy_pending = False
 
 
-async def test_stopping_again_changes_nothing(storage, queue):
+async def test_second_stop_changes_nothing(storage, queue):
     go_on = asyncio.Event()
 
     async def handler(job):
@@ -246,7 +246,7 @@ async def test_stopping_again_changes_nothing(storage, queue):
     worker.stop()
 
 
-async def test_hurrying_skips_the_wait(storage, queue):
+async def test_hurried_stop_skips_the_shutdown_timeout(storage, queue):
     async def handler(job):
         await asyncio.sleep(60)
 
@@ -256,39 +256,39 @@ async def test_hurrying_skips_the_wait(storage, queue):
         worker.stop()
         await asyncio.sleep(0)
         assert worker.running == 1
-        await asyncio.wait_for(worker.astop(hurry=True), 5)
+        await asyncio.wait_for(worker.astop(hurry=True), PATIENCE)
 
     assert record(queue, job_id).state == "waiting"
 
 
-async def test_a_worker_stopped_before_it_ran_claims_nothing(storage, queue):
+async def test_worker_stopped_before_it_runs_claims_nothing(storage, queue):
     queue.enqueue(name=HANDLER)
     worker = Worker(storage, handlers={HANDLER: lambda job: None})
     worker.stop()
 
-    await asyncio.wait_for(worker.run(), 5)
+    await asyncio.wait_for(worker.run(), PATIENCE)
 
     assert queue.counts()["waiting"] == 1
 
 
-async def test_an_idle_worker_ends_at_once(storage, queue):
+async def test_idle_worker_stops_without_waiting_for_the_shutdown_timeout(storage, queue):
     async with working(storage, lambda job: None) as worker:
         await aeventually(lambda: storage.trips)
-        await asyncio.wait_for(worker.astop(), 2)
+        await asyncio.wait_for(worker.astop(), PATIENCE)
 
 
-async def test_a_handler_may_stop_its_worker(storage, queue):
+async def test_handler_can_stop_its_worker(storage, queue):
     async def handler(job):
         worker.stop()
 
     worker = Worker(storage, handlers={HANDLER: handler}, concurrency=1)
     queue.enqueue_many(range(3), name=HANDLER)
-    await asyncio.wait_for(worker.run(), 5)
+    await asyncio.wait_for(worker.run(), PATIENCE)
 
     assert worker.counters.completed == 1
 
 
-async def test_cancelling_the_run_is_a_hurried_stop(storage, queue):
+async def test_cancelling_the_run_task_is_a_hurried_stop(storage, queue):
     async def handler(job):
         await asyncio.sleep(60)
 
@@ -298,13 +298,13 @@ async def test_cancelling_the_run_is_a_hurried_stop(storage, queue):
     await aeventually(lambda: worker.running == 1)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, PATIENCE)
 
     assert (record(queue, job_id).state, record(queue, job_id).attempts) == ("waiting", 0)
     assert storage.workers.all() == []
 
 
-async def test_a_cancelled_job_is_not_given_back_by_a_stopping_worker(storage, queue):
+async def test_cancelled_job_is_not_released_by_a_stopping_worker(storage, queue):
     async def handler(job):
         await asyncio.sleep(60)
 
@@ -316,7 +316,7 @@ async def test_a_cancelled_job_is_not_given_back_by_a_stopping_worker(storage, q
     assert record(queue, job_id).state == "cancelled"
 
 
-async def test_the_worker_is_listed_as_stopping(storage, queue):
+async def test_stopping_worker_is_listed_as_stopping(storage, queue):
     go_on = asyncio.Event()
 
     async def handler(job):
@@ -330,17 +330,18 @@ async def test_the_worker_is_listed_as_stopping(storage, queue):
         go_on.set()
 
 
-def test_no_thread_is_left(storage, queue):
+def test_stopped_worker_leaves_no_threads(storage, queue):
+    before = threading.enumerate()
     go_on = threading.Barrier(4)
     queue.enqueue_many(range(4), name=HANDLER)
 
-    with Worker(storage, handlers={HANDLER: lambda job: go_on.wait(5)}, concurrency=4) as worker:
+    with Worker(storage, handlers={HANDLER: lambda job: go_on.wait(PATIENCE)}, concurrency=4) as worker:
         eventually(lambda: worker.counters.completed == 4)
 
-    eventually(lambda: not [t.name for t in threading.enumerate() if t.name.startswith("djqueue")])
+    eventually(lambda: not new_threads(before))
 
 
-async def test_work_goes_from_worker_to_worker_without_loss_or_repetition(storage, queue):
+async def test_jobs_run_exactly_once_across_many_worker_restarts(storage, queue):
     """A rolling deploy: workers come and go while jobs run; each job runs exactly once."""
     ran: list[int] = []
 

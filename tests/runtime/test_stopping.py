@@ -1,4 +1,4 @@
-"""Timeouts and cancellation: what a running handler is told, and what becomes of its job."""
+"""Timeouts and cancellation: notifications to a running handler, and the outcome of its job."""
 
 import asyncio
 import threading
@@ -10,10 +10,10 @@ from djqueue import JobCancelledError, Queue, current_job, job
 from djqueue.core.queue import QueuePolicy
 from tests.runtime.running import HANDLER, messages, reached, record, work_off, working
 from tests.runtime.storages import RecordingStorage
-from tests.support import aeventually
+from tests.support import PATIENCE, aeventually
 
 
-async def test_an_async_handler_is_cancelled_at_its_timeout(storage, queue):
+async def test_async_handler_is_cancelled_at_its_timeout(storage, queue):
     ends = []
 
     async def handler(job):
@@ -32,7 +32,7 @@ async def test_an_async_handler_is_cancelled_at_its_timeout(storage, queue):
     assert ends == [True]
 
 
-async def test_a_timeout_is_an_attempt_and_is_retried(storage, queue):
+async def test_timeout_uses_an_attempt_and_is_retried(storage, queue):
     async def handler(job):
         if job.attempts == 1:
             await asyncio.sleep(60)
@@ -45,9 +45,9 @@ async def test_a_timeout_is_an_attempt_and_is_retried(storage, queue):
     assert record(queue, job_id).failures == 1
 
 
-async def test_a_sync_handler_is_told_at_its_timeout_and_may_give_up(storage, queue, caplog):
+async def test_sync_handler_is_notified_of_its_timeout_and_may_raise(storage, queue, caplog):
     def handler(job):
-        assert job.cancelled.wait(5)
+        assert job.cancelled.wait(PATIENCE)
         raise RuntimeError("gave up")
 
     job_id = queue.enqueue(name=HANDLER, timeout=0.03, max_attempts=1).id
@@ -59,9 +59,9 @@ async def test_a_sync_handler_is_told_at_its_timeout_and_may_give_up(storage, qu
     assert any("runs in a thread" in line for line in messages(caplog))
 
 
-async def test_a_sync_handler_that_ends_late_has_succeeded(storage, queue, caplog):
+async def test_sync_handler_that_returns_after_its_timeout_completes(storage, queue, caplog):
     def handler(job):
-        assert job.cancelled.wait(5)
+        assert job.cancelled.wait(PATIENCE)
         return "late"
 
     job_id = queue.enqueue(name=HANDLER, timeout=0.03, max_attempts=1).id
@@ -72,7 +72,7 @@ async def test_a_sync_handler_that_ends_late_has_succeeded(storage, queue, caplo
     assert any("past its timeout" in line for line in messages(caplog))
 
 
-async def test_an_async_handler_that_will_not_be_cancelled_has_succeeded(storage, queue):
+async def test_async_handler_that_suppresses_cancellation_completes(storage, queue):
     async def handler(job):
         try:
             await asyncio.sleep(60)
@@ -85,7 +85,7 @@ async def test_an_async_handler_that_will_not_be_cancelled_has_succeeded(storage
     assert queue.get_result(job_id) == "stubborn"
 
 
-async def test_a_job_in_time_hears_nothing_of_its_timeout(storage, queue):
+async def test_job_that_ends_in_time_is_not_notified_of_its_timeout(storage, queue):
     async def handler(job):
         await asyncio.sleep(0)
         return job.cancelled.is_set()
@@ -96,7 +96,7 @@ async def test_a_job_in_time_hears_nothing_of_its_timeout(storage, queue):
     assert queue.get_result(job_id) is False
 
 
-async def test_the_deadline_is_the_timeout_from_the_start(storage, queue):
+async def test_deadline_is_the_start_plus_the_timeout(storage, queue):
     seen = []
     queue.enqueue(name=HANDLER, timeout=100)
     queue.enqueue(name=HANDLER)
@@ -104,11 +104,11 @@ async def test_the_deadline_is_the_timeout_from_the_start(storage, queue):
 
     await work_off(storage, lambda job: seen.append(job.deadline), concurrency=1)
 
-    assert abs(seen[0] - before - timedelta(seconds=100)) < timedelta(seconds=5)
+    assert before <= seen[0] - timedelta(seconds=100) <= datetime.now(UTC)
     assert seen[1] is None
 
 
-async def test_timeouts_of_the_handlers_own_are_not_the_jobs(storage, queue):
+async def test_timeout_inside_a_handler_is_not_the_timeout_of_the_job(storage, queue):
     async def handler(job):
         try:
             async with asyncio.timeout(0.01):
@@ -140,42 +140,42 @@ async def test_cancelling_a_running_async_job_cancels_its_task(storage, queue):
     assert queue.dead_letters() == []
 
 
-async def test_a_cancelled_sync_job_is_told_and_may_end(storage, queue):
+async def test_cancelled_sync_job_is_notified_and_ends_as_cancelled(storage, queue):
     started = threading.Event()
 
     def handler(job):
         started.set()
-        assert job.cancelled.wait(5)
+        assert job.cancelled.wait(PATIENCE)
         raise RuntimeError("stopped half-way")
 
     job_id = queue.enqueue(name=HANDLER).id
     async with working(storage, handler):
-        assert await asyncio.to_thread(started.wait, 5)
+        assert await asyncio.to_thread(started.wait, PATIENCE)
         queue.cancel(job_id)
         await reached(queue, job_id, "cancelled")
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_a_handler_that_obeys_a_request_to_cancel_ends_its_job_as_cancelled(storage, queue, is_async):
+async def test_raise_if_cancelled_ends_the_job_as_cancelled(storage, queue, is_async):
     started = threading.Event()
 
     def handler(job):
         started.set()
         job.raise_if_cancelled()
-        assert job.cancelled.wait(5)
+        assert job.cancelled.wait(PATIENCE)
         job.raise_if_cancelled()
 
     async def ahandler(job):
         started.set()
         job.raise_if_cancelled()
         try:
-            await job.cancelled.wait(5)
+            await job.cancelled.wait(PATIENCE)
         finally:
             job.raise_if_cancelled()
 
     job_id = queue.enqueue(name=HANDLER).id
     async with working(storage, ahandler if is_async else handler) as worker:
-        assert await asyncio.to_thread(started.wait, 5)
+        assert await asyncio.to_thread(started.wait, PATIENCE)
         queue.cancel(job_id)
         await reached(queue, job_id, "cancelled")
 
@@ -185,25 +185,25 @@ async def test_a_handler_that_obeys_a_request_to_cancel_ends_its_job_as_cancelle
     assert queue.counts()["failed"] == 0
 
 
-async def test_a_function_under_job_asks_the_current_job(storage, queue):
+async def test_job_function_sees_its_cancellation_in_current_job(storage, queue):
     started = threading.Event()
 
     @job(name="tests.stopping.steps", queue=queue.name)
     def steps():
         started.set()
-        assert current_job().cancelled.wait(5)
+        assert current_job().cancelled.wait(PATIENCE)
         current_job().raise_if_cancelled()
 
     result = queue.enqueue({"args": [], "kwargs": {}}, name="tests.stopping.steps")
     async with working(storage, {"tests.stopping.steps": steps}):
-        assert await asyncio.to_thread(started.wait, 5)
+        assert await asyncio.to_thread(started.wait, PATIENCE)
         queue.cancel(result.id)
         await reached(queue, result.id, "cancelled")
 
 
-async def test_a_handler_that_obeys_its_timeout_has_failed(storage, queue):
+async def test_raise_if_cancelled_after_a_timeout_fails_the_job(storage, queue):
     def handler(job):
-        assert job.cancelled.wait(5)
+        assert job.cancelled.wait(PATIENCE)
         job.raise_if_cancelled()
 
     job_id = queue.enqueue(name=HANDLER, timeout=0.03, max_attempts=1).id
@@ -212,7 +212,7 @@ async def test_a_handler_that_obeys_its_timeout_has_failed(storage, queue):
     assert record(queue, job_id).reason == "timeout"
 
 
-async def test_the_cancellation_of_another_job_is_an_ordinary_failure(storage, queue):
+async def test_cancelled_error_of_another_job_fails_the_attempt(storage, queue):
     def handler(job):
         raise JobCancelledError("the job that this one waited for was cancelled")
 
@@ -222,9 +222,9 @@ async def test_the_cancellation_of_another_job_is_an_ordinary_failure(storage, q
     assert record(queue, job_id).state == "failed"
 
 
-async def test_a_cancelled_job_that_completes_all_the_same_is_completed(storage, queue):
+async def test_cancelled_job_whose_handler_returns_is_completed(storage, queue):
     def handler(job):
-        assert job.cancelled.wait(5)
+        assert job.cancelled.wait(PATIENCE)
         return "already done"
 
     job_id = queue.enqueue(name=HANDLER).id
@@ -236,7 +236,7 @@ async def test_a_cancelled_job_that_completes_all_the_same_is_completed(storage,
     assert queue.get_result(job_id) == "already done"
 
 
-async def test_a_job_cancelled_before_anybody_listened_is_stopped_too():
+async def test_job_cancelled_before_the_worker_subscribes_is_stopped():
     """The request comes while the handler starts; the worker hears of it when it begins to listen."""
     storage = RecordingStorage(default_policy=QueuePolicy(lease=3_600_000))
     queue = Queue("work", storage=storage)
@@ -250,7 +250,7 @@ async def test_a_job_cancelled_before_anybody_listened_is_stopped_too():
         await reached(queue, job_id, "cancelled")
 
 
-async def test_only_the_job_that_is_meant_is_cancelled(storage, queue):
+async def test_cancellation_stops_no_other_job(storage, queue):
     release = asyncio.Event()
 
     async def handler(job):
@@ -267,7 +267,7 @@ async def test_only_the_job_that_is_meant_is_cancelled(storage, queue):
         await reached(queue, two, "completed")
 
 
-async def test_only_queues_with_long_jobs_are_listened_to(storage, queue):
+async def test_worker_subscribes_only_to_queues_with_long_jobs(storage, queue):
     done = asyncio.Event()
 
     async def handler(job):
@@ -282,7 +282,7 @@ async def test_only_queues_with_long_jobs_are_listened_to(storage, queue):
         done.set()
 
 
-async def test_a_worker_that_has_ended_listens_no_more(storage, queue):
+async def test_stopped_worker_has_no_subscriptions(storage, queue):
     async def handler(job):
         await asyncio.sleep(60)
 
@@ -299,12 +299,12 @@ async def test_a_worker_that_has_ended_listens_no_more(storage, queue):
 # The event.
 
 
-async def test_the_event_can_be_awaited(storage, queue):
+async def test_cancelled_event_can_be_awaited(storage, queue):
     async def handler(job):
         early = await job.cancelled.wait(0.01)
         queue.cancel(job.id)
         try:
-            await asyncio.shield(job.cancelled.wait(5))
+            await asyncio.shield(job.cancelled.wait(PATIENCE))
         except asyncio.CancelledError:
             return [early, job.cancelled.is_set(), await current_job().cancelled.wait()]
 
@@ -315,14 +315,14 @@ async def test_the_event_can_be_awaited(storage, queue):
     assert queue.get_result(job_id) == [False, True, True]
 
 
-async def test_the_event_can_be_waited_for_with_a_limit_in_a_thread(storage, queue):
+async def test_cancelled_event_can_be_waited_for_with_a_timeout_in_a_thread(storage, queue):
     job_id = queue.enqueue(name=HANDLER).id
     await work_off(storage, lambda job: [job.cancelled.wait(0.01), job.cancelled.is_set()])
 
     assert queue.get_result(job_id) == [False, False]
 
 
-async def test_a_job_cancelled_between_its_claim_and_its_start_never_runs(storage, queue):
+async def test_job_cancelled_between_claim_and_start_never_runs(storage, queue):
     ran = []
     done = asyncio.Event()
 

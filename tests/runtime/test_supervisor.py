@@ -1,4 +1,4 @@
-"""The supervisor with roles that end as a test says, in a process of its own."""
+"""The supervisor with child processes that end as a test wants."""
 
 import signal
 import subprocess
@@ -8,6 +8,7 @@ import textwrap
 import pytest
 
 from djqueue.runtime import exits
+from tests.support import PATIENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="forks")]
 
@@ -43,7 +44,7 @@ def supervise(tmp_path):
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE,
         )
         return done.returncode, len(starts.read_text()), done.stderr
 
@@ -59,14 +60,14 @@ def supervise(tmp_path):
         (exits.CONFIG, 78),
     ],
 )
-def test_an_exit_that_no_restart_can_help_ends_the_supervisor(supervise, child, expected):
+def test_final_exit_code_of_a_child_ends_the_supervisor(supervise, child, expected):
     code, starts, output = supervise(f"def run(ready):\n    number()\n    return {child}")
 
     assert (code, starts) == (expected, 1)
     assert output == ""
 
 
-def test_a_child_that_was_ready_is_restarted_soon(supervise):
+def test_child_that_was_ready_is_restarted_with_short_backoff(supervise):
     code, starts, output = supervise(
         """
         supervisor.BACKOFF = 0.01, 0.04
@@ -82,7 +83,7 @@ def test_a_child_that_was_ready_is_restarted_soon(supervise):
     assert waits == ["0.01 s.", "0.02 s.", "0.04 s.", "0.04 s.", "0.04 s.", "0.04 s."]
 
 
-def test_a_child_that_was_never_ready_is_given_up(supervise):
+def test_supervisor_stops_after_a_child_failed_five_times_before_it_was_ready(supervise):
     code, starts, output = supervise(
         """
         supervisor.EARLY_BACKOFF = 0.01, 0.04
@@ -98,7 +99,7 @@ def test_a_child_that_was_never_ready_is_given_up(supervise):
     assert "ended before it was ready (exit code 1), 5 times in a row; stopping." in output
 
 
-def test_a_child_that_was_ready_once_is_never_given_up(supervise):
+def test_child_that_was_ready_once_is_restarted_without_limit(supervise):
     """What it needs, such as a database, may be away for a while."""
     code, starts, output = supervise(
         """
@@ -116,7 +117,7 @@ def test_a_child_that_was_ready_once_is_never_given_up(supervise):
     assert output.count("restarting it in") == 8
 
 
-def test_a_system_without_room_for_a_process_is_asked_again(supervise):
+def test_failed_fork_is_retried(supervise):
     code, starts, output = supervise(
         """
         supervisor.EARLY_BACKOFF = 0.01, 0.04
@@ -138,13 +139,13 @@ def test_a_system_without_room_for_a_process_is_asked_again(supervise):
     assert "Process one could not be started" in output
 
 
-def test_the_first_waits_are_those_of_the_documentation():
+def test_default_restart_delays_match_the_documentation():
     from djqueue.runtime.supervisor import supervisor
 
     assert (supervisor.BACKOFF, supervisor.EARLY_BACKOFF) == ((0.1, 5), (1, 30))
 
 
-def test_a_recycled_child_is_replaced_at_once(supervise):
+def test_recycled_child_is_replaced_immediately(supervise):
     code, starts, output = supervise(
         f"""
         def run(ready):
@@ -157,7 +158,7 @@ def test_a_recycled_child_is_replaced_at_once(supervise):
     assert output.count("reached its limit and is replaced") == 2
 
 
-def test_a_signal_during_the_start_of_a_child_is_not_lost(supervise):
+def test_signal_during_the_start_of_a_child_is_not_lost(supervise):
     """The child has handlers of its own before any signal is delivered to it."""
     code, starts, _ = supervise(
         """
@@ -174,7 +175,7 @@ def test_a_signal_during_the_start_of_a_child_is_not_lost(supervise):
 
 
 @pytest.mark.parametrize("platform", [sys.platform, "darwin"])
-def test_a_child_ends_with_its_parent_on_every_system(supervise, platform):
+def test_child_ends_when_its_supervisor_is_killed(supervise, platform):
     """The call returns when no process has its standard error open any more."""
     code, starts, _ = supervise(
         f"""
@@ -211,13 +212,13 @@ context.__enter__()
 """
 
 
-def test_a_signal_during_a_collection_of_garbage_stops_the_supervisor(supervise):
+def test_signal_during_garbage_collection_stops_the_supervisor(supervise):
     code, starts, output = supervise(SWALLOWED)
 
     assert (code, starts, output) == (0, 0, "")
 
 
-def test_a_signal_that_was_ignored_before_the_start_stops_the_supervisor(supervise):
+def test_signal_ignored_before_the_start_stops_the_supervisor(supervise):
     code, starts, output = supervise(SWALLOWED + "gc.collect()")
 
     assert (code, starts) == (0, 0)

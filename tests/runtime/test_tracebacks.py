@@ -1,4 +1,4 @@
-"""What is kept of an exception."""
+"""The stored form of an exception."""
 
 from djqueue.runtime.tracebacks import MAX_MESSAGE, MAX_TRACEBACK, job_error
 from tests.runtime.running import record, work_off
@@ -16,12 +16,12 @@ def raised(error: BaseException) -> BaseException:
         return caught
 
 
-def test_the_type_is_a_dotted_name():
+def test_error_type_is_a_dotted_name():
     assert job_error(ValueError("x")).type == "builtins.ValueError"
     assert job_error(NoWordsError()).type == f"{__name__}.NoWordsError"
 
 
-def test_long_messages_and_tracebacks_lose_their_middle():
+def test_long_messages_and_tracebacks_are_truncated_in_the_middle():
     error = job_error(raised(ValueError("begin" + "x" * 50_000 + "end")))
 
     assert len(error.message) <= MAX_MESSAGE
@@ -32,21 +32,21 @@ def test_long_messages_and_tracebacks_lose_their_middle():
     assert error.traceback.startswith("Traceback")
 
 
-def test_an_exception_without_a_message_is_kept_all_the_same():
+def test_exception_without_a_message_is_stored():
     error = job_error(raised(NoWordsError()))
 
     assert "RuntimeError" in error.message
     assert "NoWordsError" in error.traceback
 
 
-def test_what_no_database_can_hold_is_written_out():
+def test_characters_that_databases_reject_are_escaped():
     error = job_error(ValueError("a\ud800b\0c"))
 
     assert error.message == "a\\ud800b\\x00c"
     assert "\0" not in error.traceback
 
 
-def test_groups_and_causes_are_in_the_traceback():
+def test_traceback_contains_exception_groups_and_causes():
     inner = raised(KeyError("inner"))
     try:
         raise ExceptionGroup("several", [inner]) from inner
@@ -58,7 +58,7 @@ def test_groups_and_causes_are_in_the_traceback():
     assert "direct cause" in text
 
 
-async def test_the_traceback_of_a_job_begins_in_its_handler(storage, queue):
+async def test_traceback_of_a_job_starts_in_its_handler(storage, queue):
     async def handler(job):
         raise ValueError("here")
 

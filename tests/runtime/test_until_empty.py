@@ -1,4 +1,4 @@
-"""`until_empty`: what holds a worker, and what does not."""
+"""`until_empty`: jobs for which a worker waits, and jobs that it ignores."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from djqueue import Queue, Worker
 from djqueue.core.job import ClaimRequest, Outcome
 from djqueue.runtime import claiming
 from tests.runtime.running import HANDLER, record, work_off
-from tests.support import aeventually
+from tests.support import PATIENCE, aeventually
 
 
 @pytest.fixture(autouse=True)
@@ -24,11 +24,11 @@ def until_empty(storage, handler=lambda job: None, **options) -> Worker:
     return Worker(storage, handlers={HANDLER: handler}, until_empty=True, **options)
 
 
-async def test_an_empty_storage_ends_it_at_once(storage):
+async def test_until_empty_ends_for_an_empty_storage(storage):
     await ends(until_empty(storage))
 
 
-async def test_it_runs_all_there_is_and_what_that_enqueues(storage, queue):
+async def test_until_empty_runs_waiting_jobs_and_jobs_that_they_enqueue(storage, queue):
     def handler(job):
         if job.payload:
             queue.enqueue(job.payload - 1, name=HANDLER)
@@ -40,7 +40,7 @@ async def test_it_runs_all_there_is_and_what_that_enqueues(storage, queue):
     assert worker.counters.completed == 21
 
 
-async def test_a_retry_to_come_is_waited_for(storage, queue):
+async def test_until_empty_waits_for_a_retry(storage, queue):
     def handler(job):
         if job.attempts == 1:
             raise ValueError
@@ -51,7 +51,7 @@ async def test_a_retry_to_come_is_waited_for(storage, queue):
     assert record(queue, job_id).state == "completed"
 
 
-async def test_a_retry_that_is_far_off_is_waited_for_all_the_same(storage, queue):
+async def test_until_empty_waits_for_a_distant_retry(storage, queue):
     def handler(job):
         raise ValueError
 
@@ -67,21 +67,21 @@ async def test_a_retry_that_is_far_off_is_waited_for_all_the_same(storage, queue
     await worker_stopped(worker, running)
 
 
-async def test_a_job_due_soon_is_waited_for(storage, queue):
+async def test_until_empty_waits_for_a_job_that_is_due_soon(storage, queue):
     job_id = queue.enqueue(name=HANDLER, delay=0.1).id
     await ends(until_empty(storage))
 
     assert record(queue, job_id).state == "completed"
 
 
-async def test_a_job_put_off_to_another_day_is_not(storage, queue):
+async def test_until_empty_ignores_a_job_delayed_to_another_day(storage, queue):
     job_id = queue.enqueue(name=HANDLER, delay=61).id
     await ends(until_empty(storage))
 
     assert record(queue, job_id).state == "delayed"
 
 
-async def test_jobs_for_others_do_not_hold_it(storage, queue):
+async def test_until_empty_ignores_jobs_of_other_queues_and_handlers(storage, queue):
     queue.enqueue(name="somebody.elses")
     Queue("another", storage=storage).enqueue(name=HANDLER)
 
@@ -90,7 +90,7 @@ async def test_jobs_for_others_do_not_hold_it(storage, queue):
     assert queue.counts()["waiting"] == 1
 
 
-async def test_a_paused_queue_does_not_hold_it(storage, queue):
+async def test_until_empty_ignores_a_paused_queue(storage, queue):
     queue.enqueue(name=HANDLER)
     queue.pause()
 
@@ -99,7 +99,7 @@ async def test_a_paused_queue_does_not_hold_it(storage, queue):
     assert queue.counts()["waiting"] == 1
 
 
-async def test_a_job_that_waits_for_another_that_failed_does_not_hold_it(storage, queue):
+async def test_until_empty_ignores_a_job_whose_dependency_failed(storage, queue):
     def handler(job):
         if job.payload == "first":
             raise ValueError
@@ -112,7 +112,7 @@ async def test_a_job_that_waits_for_another_that_failed_does_not_hold_it(storage
     assert record(queue, second.id).state == "blocked"
 
 
-async def test_dependents_that_can_run_are_run(storage, queue):
+async def test_until_empty_runs_dependents(storage, queue):
     first = queue.enqueue("first", name=HANDLER)
     second = queue.enqueue("second", name=HANDLER, depends_on=first)
 
@@ -121,7 +121,7 @@ async def test_dependents_that_can_run_are_run(storage, queue):
     assert record(queue, second.id).state == "completed"
 
 
-async def test_groups_are_run_to_their_end(storage, queue):
+async def test_until_empty_runs_all_jobs_of_a_group(storage, queue):
     for number in range(10):
         queue.enqueue(number, name=HANDLER, group="one at a time")
 
@@ -131,7 +131,7 @@ async def test_groups_are_run_to_their_end(storage, queue):
     assert worker.counters.completed == 10
 
 
-async def test_a_job_that_another_worker_runs_is_waited_for(storage, queue):
+async def test_until_empty_waits_for_a_job_of_another_worker(storage, queue):
     job_id = queue.enqueue(name=HANDLER).id
     claimed = storage.claim(ClaimRequest("another", 1, frozenset({HANDLER}))).jobs[0]
     worker = until_empty(storage)
@@ -140,13 +140,13 @@ async def test_a_job_that_another_worker_runs_is_waited_for(storage, queue):
     assert not running.done()
     # It fails over there, and comes back to be run here.
     storage.finish([Outcome("work", job_id, claimed.token, "retry")])
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, PATIENCE)
 
     assert record(queue, job_id).state == "completed"
     assert worker.counters.completed == 1
 
 
-async def test_several_workers_end_together(storage, queue):
+async def test_several_until_empty_workers_end_together(storage, queue):
     async def handler(job):
         await asyncio.sleep(0.001)
         if job.payload > 0 and job.payload % 3 == 0:
@@ -161,7 +161,7 @@ async def test_several_workers_end_together(storage, queue):
     assert sum(worker.counters.completed for worker in workers) == counts["completed"] == 133
 
 
-async def test_it_can_be_combined_with_max_jobs(storage, queue):
+async def test_until_empty_can_be_combined_with_max_jobs(storage, queue):
     queue.enqueue_many(range(5), name=HANDLER)
 
     worker = await work_off(storage, lambda job: None, max_jobs=100)
@@ -171,4 +171,4 @@ async def test_it_can_be_combined_with_max_jobs(storage, queue):
 
 async def worker_stopped(worker: Worker, running: "asyncio.Future[None]") -> None:
     worker.stop()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, PATIENCE)

@@ -1,4 +1,4 @@
-"""The bell of the claim loop: nothing that rings is lost, and nobody is woken in vain."""
+"""The wake-up event of the claim loop: no wake-up is lost, and no worker is woken without reason."""
 
 import asyncio
 import threading
@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from djqueue.runtime.wakeevent import WakeEvent, WakeOn
+from tests.support import PATIENCE
 
 
 @pytest.fixture
@@ -14,7 +15,7 @@ async def wake_event() -> WakeEvent:
 
 
 async def wakes(wake_event: WakeEvent, hearing: WakeOn) -> None:
-    await asyncio.wait_for(wake_event.sleep(None, hearing), 5)
+    await asyncio.wait_for(wake_event.sleep(None, hearing), PATIENCE)
 
 
 async def sleeps(wake_event: WakeEvent, hearing: WakeOn) -> None:
@@ -27,20 +28,20 @@ async def sleeps(wake_event: WakeEvent, hearing: WakeOn) -> None:
     await asyncio.gather(sleeping, return_exceptions=True)
 
 
-async def test_what_rang_before_the_sleep_ends_it_at_once(wake_event):
+async def test_wake_event_set_before_the_sleep_ends_it_immediately(wake_event):
     for ring in (wake_event.jobs_came, wake_event.run_ended, wake_event.run_ended_here, wake_event.stop):
         ring()
         await wakes(wake_event, WakeOn.ALL)
 
 
-async def test_every_ring_wakes_once(wake_event):
+async def test_each_wake_up_ends_one_sleep(wake_event):
     wake_event.jobs_came()
     wake_event.run_ended()
     await wakes(wake_event, WakeOn.ALL)
     await sleeps(wake_event, WakeOn.ALL)
 
 
-async def test_ended_runs_that_were_looked_at_wake_nobody(wake_event):
+async def test_finished_attempts_already_collected_do_not_wake_the_worker(wake_event):
     wake_event.run_ended()
     wake_event.clear_endings()
     await sleeps(wake_event, WakeOn.ALL)
@@ -49,16 +50,16 @@ async def test_ended_runs_that_were_looked_at_wake_nobody(wake_event):
 
 
 @pytest.mark.parametrize("ring", ["jobs_came", "run_ended", "stop"])
-async def test_a_ring_from_another_thread_wakes_the_sleeper(wake_event, ring):
+async def test_wake_up_from_another_thread_ends_the_sleep(wake_event, ring):
     sleeping = asyncio.ensure_future(wake_event.sleep(None, WakeOn.ALL))
     await asyncio.sleep(0)
     thread = threading.Thread(target=getattr(wake_event, ring))
     thread.start()
-    await asyncio.wait_for(sleeping, 5)
+    await asyncio.wait_for(sleeping, PATIENCE)
     thread.join()
 
 
-async def test_jobs_wait_while_all_slots_are_taken_and_are_not_forgotten(wake_event):
+async def test_new_jobs_do_not_wake_a_full_worker_and_are_remembered(wake_event):
     wake_event.jobs_came()
     await sleeps(wake_event, WakeOn.ENDINGS)
     wake_event.run_ended()
@@ -67,16 +68,16 @@ async def test_jobs_wait_while_all_slots_are_taken_and_are_not_forgotten(wake_ev
     await sleeps(wake_event, WakeOn.ALL)
 
 
-async def test_jobs_that_come_while_all_slots_are_taken_are_not_forgotten(wake_event):
+async def test_new_jobs_during_the_sleep_of_a_full_worker_are_remembered(wake_event):
     sleeping = asyncio.ensure_future(wake_event.sleep(None, WakeOn.ENDINGS))
     await asyncio.sleep(0)
     wake_event.jobs_came()
     wake_event.run_ended_here()
-    await asyncio.wait_for(sleeping, 5)
+    await asyncio.wait_for(sleeping, PATIENCE)
     await wakes(wake_event, WakeOn.ALL)
 
 
-async def test_while_the_storage_is_left_in_peace_only_the_end_wakes(wake_event):
+async def test_only_shutdown_ends_the_sleep_during_storage_backoff(wake_event):
     wake_event.jobs_came()
     wake_event.run_ended()
     await sleeps(wake_event, WakeOn.STOP)
@@ -86,11 +87,11 @@ async def test_while_the_storage_is_left_in_peace_only_the_end_wakes(wake_event)
     await wakes(wake_event, WakeOn.ALL)
 
 
-async def test_a_sleep_may_have_an_end(wake_event):
+async def test_sleep_ends_after_its_timeout(wake_event):
     await wake_event.sleep(0.001, WakeOn.ALL)
 
 
-async def test_a_bell_that_rings_all_the_time_lets_others_have_their_turn(wake_event):
+async def test_continuous_wake_ups_let_other_tasks_run(wake_event):
     turns = []
 
     async def other():
@@ -104,7 +105,7 @@ async def test_a_bell_that_rings_all_the_time_lets_others_have_their_turn(wake_e
     await task
 
 
-def test_ringing_after_the_loops_end_is_harmless():
+def test_wake_up_after_the_end_of_the_event_loop_is_ignored():
     async def main() -> WakeEvent:
         wake_event = WakeEvent(asyncio.get_running_loop())
         wake_event._sleeper = asyncio.get_running_loop().create_future()
@@ -116,7 +117,7 @@ def test_ringing_after_the_loops_end_is_harmless():
     wake_event.stop()
 
 
-async def test_no_ring_is_lost_between_threads(wake_event):
+async def test_no_wake_up_between_threads_is_lost(wake_event):
     """A thread rings for everything that it puts; the sleeper takes all there is, and sleeps."""
     total, taken = 20_000, 0
     put: list[int] = []
@@ -129,6 +130,6 @@ async def test_no_ring_is_lost_between_threads(wake_event):
     producer = threading.Thread(target=produce)
     producer.start()
     while taken < total:
-        await asyncio.wait_for(wake_event.sleep(None, WakeOn.ALL), 5)
+        await asyncio.wait_for(wake_event.sleep(None, WakeOn.ALL), PATIENCE)
         taken = len(put)
     producer.join()

@@ -1,4 +1,4 @@
-"""A worker inside other programs: with a loop, without one, started, joined, refused."""
+"""A worker inside other programs: with and without an event loop, started, joined and rejected."""
 
 import asyncio
 import threading
@@ -9,24 +9,24 @@ from djqueue import ConfigurationError, OptionError, UnknownQueueError, Worker
 from djqueue.client import get_storage
 from djqueue.client.storages import close_storage
 from djqueue.storage.memory import MemoryStorage
-from tests.runtime.running import HANDLER, record
-from tests.support import eventually
+from tests.runtime.running import HANDLER, new_threads, record
+from tests.support import PATIENCE, eventually
 
 
-def test_a_worker_runs_in_a_thread_of_its_own(storage, queue):
+def test_started_worker_runs_in_its_own_thread(storage, queue):
     worker = Worker(storage, handlers={HANDLER: lambda job: threading.current_thread().name})
     worker.start()
     job_id = queue.enqueue(name=HANDLER).id
     eventually(lambda: record(queue, job_id).state == "completed")
     assert not worker.join(0.001)
     worker.stop()
-    assert worker.join(5)
+    assert worker.join(PATIENCE)
     assert worker.join()
 
     assert queue.get_result(job_id).startswith("djqueue-job")
 
 
-def test_the_thread_serves_async_handlers_too(storage, queue):
+def test_worker_in_a_thread_runs_async_handlers(storage, queue):
     async def handler(job):
         await asyncio.sleep(0)
         return "async"
@@ -35,22 +35,22 @@ def test_the_thread_serves_async_handlers_too(storage, queue):
         assert queue.enqueue_and_wait(name=HANDLER, wait=5) == "async"
 
 
-def test_the_with_block_drains(storage, queue):
+def test_leaving_the_with_block_drains_the_worker(storage, queue):
     started, go_on = threading.Event(), threading.Event()
 
     def handler(job):
         started.set()
-        assert go_on.wait(5)
+        assert go_on.wait(PATIENCE)
 
     with Worker(storage, handlers={HANDLER: handler}):
         job_id = queue.enqueue(name=HANDLER).id
-        assert started.wait(5)
+        assert started.wait(PATIENCE)
         go_on.set()
 
     assert record(queue, job_id).state == "completed"
 
 
-async def test_callers_on_the_same_loop_get_their_results(storage, queue):
+async def test_callers_on_the_event_loop_of_the_worker_get_their_results(storage, queue):
     async def handler(job):
         return job.payload + 1
 
@@ -59,12 +59,12 @@ async def test_callers_on_the_same_loop_get_their_results(storage, queue):
         assert await asyncio.gather(*answers) == list(range(1, 21))
 
 
-async def test_a_null_result_ends_the_wait(storage, queue):
+async def test_result_none_ends_the_wait_of_the_caller(storage, queue):
     async with Worker(storage, handlers={HANDLER: lambda job: None}):
         assert await queue.aenqueue_and_wait(name=HANDLER, wait=5) is None
 
 
-async def test_a_worker_runs_once(storage):
+async def test_worker_cannot_run_twice(storage):
     worker = Worker(storage, handlers={HANDLER: print}, until_empty=True)
     await worker.run()
 
@@ -72,7 +72,7 @@ async def test_a_worker_runs_once(storage):
         await worker.run()
 
 
-def test_a_worker_starts_once(storage):
+def test_worker_cannot_start_twice(storage):
     with (
         Worker(storage, handlers={HANDLER: print}) as worker,
         pytest.raises(RuntimeError, match="already running"),
@@ -85,20 +85,20 @@ class Refusing(MemoryStorage):
         raise ConfigurationError("no such place")
 
 
-def test_what_forbids_the_start_is_raised_by_start():
+def test_start_raises_errors_of_the_worker_thread():
     worker = Worker(Refusing(), handlers={HANDLER: print})
 
     with pytest.raises(ConfigurationError, match="no such place"):
         worker.start()
 
 
-async def test_what_forbids_the_start_is_raised_by_the_async_block():
+async def test_async_with_block_raises_errors_of_the_start():
     with pytest.raises(ConfigurationError, match="no such place"):
         async with Worker(Refusing(), handlers={HANDLER: print}):
             pytest.fail("it did not start")
 
 
-async def test_a_connected_storage_is_not_connected_again():
+async def test_worker_does_not_connect_a_connected_storage():
     worker = Worker(Refusing(), handlers={HANDLER: print}, connect=False, until_empty=True)
 
     await worker.run()
@@ -109,29 +109,30 @@ class Broken(MemoryStorage):
         raise RuntimeError("cannot listen")
 
 
-def test_an_error_while_it_begins_is_raised_and_leaves_nothing(storage):
+def test_error_during_the_start_is_raised_and_leaves_no_threads(storage):
+    before = threading.enumerate()
     broken = Broken()
 
     with pytest.raises(RuntimeError, match="cannot listen"):
         Worker(broken, handlers={HANDLER: print}).start()
 
     assert broken.workers.all() == []
-    eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("djqueue")])
+    eventually(lambda: not new_threads(before))
 
 
-def test_connecting_does_not_hold_up_the_callers_loop(storage):
+def test_connecting_does_not_block_the_event_loop_of_the_caller(storage):
     """A hot standby may wait for a long time."""
     connecting, let = threading.Event(), threading.Event()
 
     class Slow(MemoryStorage):
         def connect(self):
             connecting.set()
-            assert let.wait(5)
+            assert let.wait(PATIENCE)
 
     async def main():
         worker = Worker(Slow(), handlers={HANDLER: print}, until_empty=True)
         running = asyncio.ensure_future(worker.run())
-        assert await asyncio.to_thread(connecting.wait, 5)
+        assert await asyncio.to_thread(connecting.wait, PATIENCE)
         worker.stop()
         let.set()
         await running
@@ -139,7 +140,7 @@ def test_connecting_does_not_hold_up_the_callers_loop(storage):
     asyncio.run(main())
 
 
-def test_without_a_storage_it_is_the_settings_one(settings):
+def test_worker_uses_the_storage_of_the_settings_by_default(settings):
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
 
     assert Worker(handlers={HANDLER: print}).storage is get_storage()
@@ -162,12 +163,12 @@ def test_without_a_storage_it_is_the_settings_one(settings):
         ({"shutdown_timeout": -1}, OptionError, "shutdown_timeout"),
     ],
 )
-def test_nonsense_is_refused_by_its_name(storage, options, error, word):
+def test_invalid_worker_option_is_rejected_by_name(storage, options, error, word):
     with pytest.raises(error, match=word):
         Worker(storage, handlers={HANDLER: print}, **options)
 
 
-def test_a_closed_list_of_queues_is_heeded(storage, settings):
+def test_closed_list_of_queues_is_enforced(storage, settings):
     settings.DJQUEUE = {"QUEUES": ["emails"], "STRICT_QUEUES": True}
 
     Worker(storage, queues=["emails"], handlers={HANDLER: print})
@@ -175,7 +176,7 @@ def test_a_closed_list_of_queues_is_heeded(storage, settings):
         Worker(storage, queues=["emials"], handlers={HANDLER: print})
 
 
-def test_what_is_not_said_comes_from_the_settings(storage, settings):
+def test_worker_options_default_to_the_settings(storage, settings):
     settings.DJQUEUE = {"CONCURRENCY": 3, "SHUTDOWN_TIMEOUT": 7, "HEARTBEAT": 2}
 
     options = Worker(storage, handlers={HANDLER: print}).options

@@ -53,7 +53,7 @@ def writes(path):
 
 @job(permissions=nothing, max_attempts=1)
 def connects(host, port):
-    socket.create_connection((host, port), timeout=5).close()
+    socket.create_connection((host, port), timeout=60).close()
 
 
 @job(permissions=nothing, max_attempts=1)
@@ -123,14 +123,14 @@ def keeps_a_file():
 
 @job(permissions=Permissions(net=["127.0.0.1:1", "localhost"]), max_attempts=1)
 def connects_to_localhost(host, port):
-    with socket.create_connection((host, port), timeout=5) as connection:
+    with socket.create_connection((host, port), timeout=60) as connection:
         return connection.recv(100)
 
 
 @job(permissions=Permissions(net=["127.0.0.1:1", "localhost"]), max_attempts=1)
 def connects_when_told(host, port):
     current_job().cancelled.wait()
-    with socket.create_connection((host, port), timeout=5) as connection:
+    with socket.create_connection((host, port), timeout=60) as connection:
         return connection.recv(100)
 
 

@@ -240,13 +240,13 @@ async def asleeps(seconds):
     return "slept"
 
 
-@job(executor="isolated", max_attempts=1, limits={"grace": 5})
+@job(executor="isolated", max_attempts=1, limits={"grace": 60})
 def waits_until_cancelled():
     current_job().cancelled.wait(60)
     return "stopped by itself"
 
 
-@job(executor="isolated", max_attempts=1, limits={"grace": 0.2})
+@job(executor="isolated", max_attempts=1, limits={"grace": 3})
 def cleans_up(path):
     try:
         time.sleep(60)
@@ -378,7 +378,7 @@ def asks_without_reading(count):
     time.sleep(60)
 
 
-@job(executor="isolated", max_attempts=1, limits={"grace": 0.2})
+@job(executor="isolated", max_attempts=1, limits={"grace": 3})
 async def cleans_up_async(path):
     try:
         await asyncio.sleep(60)
@@ -428,7 +428,7 @@ def terminates_a_fork():
     process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     process.start()
     process.terminate()
-    process.join(20)
+    process.join(60)
     return process.exitcode
 
 

@@ -1,4 +1,4 @@
-"""Batches: jobs gathered, one call for all of them, and an end for each."""
+"""Batches: several jobs in one call, and an outcome for each."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ from djqueue.client import registry
 from djqueue.runtime.executors.batching import spread
 from djqueue.storage.redis import RedisStorage
 from tests.runtime.running import messages, reached, record, work_off, working
-from tests.support import aeventually
+from tests.support import PATIENCE, aeventually
 
 BOTH = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 NAME = "many"
@@ -41,7 +41,7 @@ def numbers(jobs):
 
 
 @BOTH
-async def test_jobs_claimed_together_are_one_call_of_at_most_its_size(storage, queue, is_async):
+async def test_jobs_claimed_together_are_called_in_batches_up_to_the_size(storage, queue, is_async):
     calls = []
 
     def many(jobs):
@@ -55,7 +55,7 @@ async def test_jobs_claimed_together_are_one_call_of_at_most_its_size(storage, q
     assert [queue.get_result(job_id) for job_id in ids] == [n * 10 for n in range(7)]
 
 
-async def test_a_size_above_the_workers_slots_is_as_many_as_these(storage, queue):
+async def test_batch_size_is_limited_by_the_slots_of_the_worker(storage, queue):
     calls = []
     put(queue, 8)
     await work_off(storage, batched(lambda jobs: calls.append(len(jobs)), 100), concurrency=4)
@@ -63,7 +63,7 @@ async def test_a_size_above_the_workers_slots_is_as_many_as_these(storage, queue
     assert calls == [4, 4]
 
 
-async def test_fewer_than_the_minimum_wait_for_more(storage, queue):
+async def test_batch_below_the_minimum_waits_for_more_jobs(storage, queue):
     calls = []
 
     def many(jobs):
@@ -78,7 +78,7 @@ async def test_fewer_than_the_minimum_wait_for_more(storage, queue):
         await aeventually(lambda: calls == [[0, 1, 0]])
 
 
-async def test_after_the_wait_those_that_are_there_are_taken(storage, queue):
+async def test_batch_below_the_minimum_runs_after_the_maximum_wait(storage, queue):
     calls = []
     put(queue, 2)
     handlers = batched(lambda jobs: calls.append(len(jobs)), {"size": 5, "wait": 0.05})
@@ -87,7 +87,7 @@ async def test_after_the_wait_those_that_are_there_are_taken(storage, queue):
     assert calls == [2]
 
 
-async def test_arguments_of_each_job_are_its_own(storage, queue):
+async def test_batched_jobs_keep_their_own_arguments(storage, queue):
     @job(name=NAME, batch=5, queue=queue.name)
     def many(jobs):
         return [{"args": list(job.args), **job.kwargs, "id": job.id} for job in jobs]
@@ -103,7 +103,7 @@ async def test_arguments_of_each_job_are_its_own(storage, queue):
 
 
 @BOTH
-async def test_a_call_is_no_single_jobs_own(storage, queue, is_async):
+async def test_batched_call_has_no_single_current_job(storage, queue, is_async):
     seen = []
     put(queue, 2)
     handlers = batched(lambda jobs: seen.append(current_job()), 2, is_async=is_async)
@@ -116,7 +116,7 @@ async def test_a_call_is_no_single_jobs_own(storage, queue, is_async):
 
 
 @BOTH
-async def test_each_member_has_the_end_that_the_list_says(storage, queue, is_async):
+async def test_returned_list_sets_the_outcome_of_each_batched_job(storage, queue, is_async):
     def many(jobs):
         return ["fine", ValueError("broken"), Discard(), UnrecoverableError("never")]
 
@@ -134,7 +134,7 @@ async def test_each_member_has_the_end_that_the_list_says(storage, queue, is_asy
     assert found[1].error.message == "broken"
 
 
-async def test_a_mapping_says_it_by_id(storage, queue):
+async def test_returned_mapping_sets_outcomes_by_job_id(storage, queue):
     def many(jobs):
         return {jobs[1].id: "second", jobs[2].id: KeyError("third")}
 
@@ -146,7 +146,7 @@ async def test_a_mapping_says_it_by_id(storage, queue):
 
 
 @BOTH
-async def test_an_error_is_that_of_all_members(storage, queue, is_async):
+async def test_exception_of_a_batch_fails_all_its_jobs(storage, queue, is_async):
     calls = []
 
     def many(jobs):
@@ -164,7 +164,7 @@ async def test_an_error_is_that_of_all_members(storage, queue, is_async):
         assert found.error.traceback.count('raise KeyError("price")') == 1
 
 
-async def test_members_can_be_put_off_one_by_one(storage, queue):
+async def test_batched_jobs_can_be_retried_or_snoozed_individually(storage, queue):
     ids = put(queue, 2)
     handlers = batched(lambda jobs: [Snooze(delay=600), "done"], 2)
     async with working(storage, handlers, concurrency=2):
@@ -175,7 +175,7 @@ async def test_members_can_be_put_off_one_by_one(storage, queue):
 
 
 @pytest.mark.parametrize("value", [[1], [1, 2, 3], {"nobody": 1}, "ab", 7], ids=repr)
-async def test_an_answer_that_fits_no_batch_fails_it_for_good(storage, queue, value):
+async def test_invalid_return_value_of_a_batch_fails_its_jobs_without_retry(storage, queue, value):
     ids = put(queue, 2)
     await work_off(storage, batched(lambda jobs: value, 2), concurrency=2)
 
@@ -184,11 +184,11 @@ async def test_an_answer_that_fits_no_batch_fails_it_for_good(storage, queue, va
         assert "a batch of 2 jobs must return" in record(queue, job_id).error.message
 
 
-def test_no_answer_is_none_for_each():
+def test_batch_that_returns_none_completes_each_job_with_none():
     assert spread(None, ["a", "b"]) == [None, None]
 
 
-async def test_a_member_without_arguments_fails_alone(storage, queue):
+async def test_batched_job_without_arguments_fails_alone(storage, queue):
     ids = put(queue, 1)
     odd = queue.enqueue("no arguments", name=NAME).id
     await work_off(storage, batched(numbers, 2), concurrency=2)
@@ -197,7 +197,7 @@ async def test_a_member_without_arguments_fails_alone(storage, queue):
     assert record(queue, odd).reason == "invalid_payload"
 
 
-async def test_a_result_that_cannot_be_kept_fails_its_member_alone(storage, queue):
+async def test_result_that_cannot_be_stored_fails_only_its_batched_job(storage, queue):
     ids = put(queue, 2)
     await work_off(storage, batched(lambda jobs: [object(), 2], 2), concurrency=2)
 
@@ -209,7 +209,7 @@ async def test_a_result_that_cannot_be_kept_fails_its_member_alone(storage, queu
 WAITING = {"size": 10, "wait": 3600}
 
 
-async def test_a_gathered_member_that_is_cancelled_never_runs(storage, queue):
+async def test_batched_job_cancelled_before_the_call_never_runs(storage, queue):
     calls = []
     handlers = batched(lambda jobs: calls.append(numbers(jobs)), {"size": 3, "wait": 3600})
     async with working(storage, handlers, concurrency=10, heartbeat=0.02) as worker:
@@ -224,7 +224,7 @@ async def test_a_gathered_member_that_is_cancelled_never_runs(storage, queue):
 
 
 @pytest.mark.parametrize("hurry", [False, True])
-async def test_gathered_members_are_given_back_unused_when_the_worker_stops(storage, queue, hurry):
+async def test_waiting_batch_is_released_without_attempts_when_the_worker_stops(storage, queue, hurry):
     calls = []
     async with working(storage, batched(calls.append, WAITING), shutdown_timeout=3600) as worker:
         ids = put(queue, 3)
@@ -237,7 +237,7 @@ async def test_gathered_members_are_given_back_unused_when_the_worker_stops(stor
     assert worker.counters.released == 3
 
 
-async def test_time_to_run_counts_from_the_call(storage, queue):
+async def test_timeout_of_a_batched_job_starts_with_the_call(storage, queue):
     [job_id] = put(queue, 1, timeout=0.05)
     handlers = batched(lambda jobs: ["in time"], {"size": 3, "wait": 0.1})
     await work_off(storage, handlers)
@@ -245,7 +245,7 @@ async def test_time_to_run_counts_from_the_call(storage, queue):
     assert queue.get_result(job_id) == "in time"
 
 
-async def test_an_async_call_out_of_time_is_cancelled(storage, queue):
+async def test_async_batch_is_cancelled_at_its_timeout(storage, queue):
     cancelled = []
 
     async def many(jobs):
@@ -263,18 +263,18 @@ async def test_an_async_call_out_of_time_is_cancelled(storage, queue):
 
 
 @BOTH
-async def test_a_cancelled_member_is_told_and_ends_with_its_call(storage, queue, is_async):
+async def test_cancelled_batched_job_is_notified_and_ends_with_the_call(storage, queue, is_async):
     started, seen = threading.Event(), []
 
     async def amany(jobs):
         started.set()
-        assert await jobs[0].cancelled.wait(10)
+        assert await jobs[0].cancelled.wait(PATIENCE)
         seen.append([job.cancelled.is_set() for job in jobs])
         return [Discard(), "kept"]
 
     def many(jobs):
         started.set()
-        assert jobs[0].cancelled.wait(10)
+        assert jobs[0].cancelled.wait(PATIENCE)
         seen.append([job.cancelled.is_set() for job in jobs])
         return [Discard(), "kept"]
 
@@ -290,7 +290,7 @@ async def test_a_cancelled_member_is_told_and_ends_with_its_call(storage, queue,
     assert queue.get_result(ids[1]) == "kept"
 
 
-async def test_an_async_call_nobody_wants_any_more_is_cancelled(storage, queue):
+async def test_async_batch_is_cancelled_when_all_its_jobs_are_cancelled(storage, queue):
     started = asyncio.Event()
 
     async def many(jobs):
@@ -306,13 +306,13 @@ async def test_an_async_call_nobody_wants_any_more_is_cancelled(storage, queue):
             await reached(queue, job_id, "cancelled")
 
 
-async def test_a_sync_call_that_does_not_stop_is_given_back_at_the_end(storage, queue, monkeypatch, caplog):
+async def test_sync_batch_that_does_not_stop_is_released_at_shutdown(storage, queue, monkeypatch, caplog):
     monkeypatch.setattr("djqueue.runtime.shutdown.GRACE", 0.05)
     gate, started = threading.Event(), threading.Event()
 
     def many(jobs):
         started.set()
-        assert gate.wait(10)
+        assert gate.wait(PATIENCE)
 
     ids = put(queue, 2)
     async with working(storage, batched(many, 2), concurrency=2, shutdown_timeout=0.05) as worker:
@@ -345,20 +345,20 @@ async def test_a_sync_call_that_does_not_stop_is_given_back_at_the_end(storage, 
     ],
     ids=repr,
 )
-def test_a_wrong_rule_is_refused_by_name(rule, named):
+def test_invalid_batch_option_is_rejected_by_name(rule, named):
     with pytest.raises(OptionError, match=named):
         job(name=NAME, batch=rule)(print)
     assert registry.names() == []
 
 
-def test_a_rule_belongs_to_the_job_type(storage):
+def test_batch_options_belong_to_the_job_type(storage):
     with pytest.raises(OptionError, match="batch"):
         job(name=NAME)(print).using(batch=3)
     with pytest.raises(OptionError, match="batch"):
         Queue("work", storage=storage).enqueue(batch=3)
 
 
-def test_using_keeps_the_rule():
+def test_using_keeps_the_batch_options():
     many = job(name=NAME, batch=3)(print)
 
     assert many.using(priority=1).batch == many.batch
@@ -367,7 +367,7 @@ def test_using_keeps_the_rule():
 # Storages.
 
 
-async def test_batches_on_redis(redis_server):
+async def test_batches_run_on_redis(redis_server):
     redis_server.clean()
     storage = RedisStorage(**redis_server.options)
     queue = Queue("work", storage=storage)

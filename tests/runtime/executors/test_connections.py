@@ -14,10 +14,10 @@ from django.test.utils import override_settings
 
 from djqueue.runtime.executors import connections as module
 from djqueue.runtime.executors import threads as pool
-from tests.runtime.running import HANDLER, messages, record, work_off, working
-from tests.support import aeventually
+from tests.runtime.running import HANDLER, messages, new_threads, record, work_off, working
+from tests.support import PATIENCE, aeventually
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.dialect]
 
 
 class Census:
@@ -70,7 +70,7 @@ BOTH = pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
 
 
 @BOTH
-async def test_no_connection_is_left_open_between_jobs(storage, queue, census, is_async):
+async def test_database_connections_are_closed_between_jobs(storage, queue, census, is_async):
     queue.enqueue_many(range(10), name=HANDLER)
 
     async with working(storage, handler_of(census, is_async), concurrency=3) as worker:
@@ -81,7 +81,7 @@ async def test_no_connection_is_left_open_between_jobs(storage, queue, census, i
 
 
 @BOTH
-async def test_connections_that_may_live_on_go_from_job_to_job(storage, queue, census, keep_alive, is_async):
+async def test_persistent_connections_are_reused_by_later_jobs(storage, queue, census, keep_alive, is_async):
     ids = [result.id for result in queue.enqueue_many(range(30), name=HANDLER)]
 
     async with working(storage, handler_of(census, is_async), concurrency=1) as worker:
@@ -93,7 +93,7 @@ async def test_connections_that_may_live_on_go_from_job_to_job(storage, queue, c
 
 
 @BOTH
-async def test_an_idle_threads_connections_are_closed(
+async def test_connections_of_idle_threads_are_closed(
     storage, queue, census, keep_alive, is_async, monkeypatch
 ):
     monkeypatch.setattr(pool, "IDLE", 0.02)
@@ -105,7 +105,7 @@ async def test_an_idle_threads_connections_are_closed(
         await aeventually(lambda: census.open == 0)
 
 
-async def test_a_broken_connection_is_not_handed_on(storage, queue, census, keep_alive):
+async def test_broken_connection_is_not_reused(storage, queue, census, keep_alive):
     def handler(job):
         raw = census.note()
         if job.payload == "breaks":
@@ -121,7 +121,7 @@ async def test_a_broken_connection_is_not_handed_on(storage, queue, census, keep
 
 
 @BOTH
-async def test_a_connection_that_grew_too_old_in_an_idle_thread_is_not_used(
+async def test_connection_older_than_its_maximum_age_is_not_reused(
     storage, queue, census, keep_alive, monkeypatch, is_async
 ):
     monkeypatch.setattr(module, "RECENT", 0)
@@ -138,7 +138,7 @@ async def test_a_connection_that_grew_too_old_in_an_idle_thread_is_not_used(
     assert (queue.get_result(before), queue.get_result(after)) == (0, 1)
 
 
-async def test_the_log_of_queries_does_not_grow(storage, queue, keep_alive):
+async def test_query_log_is_reset_between_jobs(storage, queue, keep_alive):
     lengths = []
 
     def handler(job):
@@ -152,12 +152,12 @@ async def test_the_log_of_queries_does_not_grow(storage, queue, keep_alive):
     assert lengths == [1] * 5
 
 
-async def test_async_jobs_do_not_wait_for_each_others_queries(storage, queue):
+async def test_queries_of_async_jobs_run_concurrently(storage, queue):
     """Left to Django, all async jobs of a loop would share one thread for their queries."""
     together = threading.Barrier(4)
 
     async def handler(job):
-        return await sync_to_async(together.wait)(5) >= 0
+        return await sync_to_async(together.wait)(PATIENCE) >= 0
 
     ids = [result.id for result in queue.enqueue_many(range(4), name=HANDLER)]
     await work_off(storage, handler, concurrency=4)
@@ -165,7 +165,7 @@ async def test_async_jobs_do_not_wait_for_each_others_queries(storage, queue):
     assert all(queue.get_result(job_id) for job_id in ids)
 
 
-async def test_one_async_job_makes_all_its_queries_in_one_thread(storage, queue):
+async def test_queries_of_one_async_job_run_in_one_thread(storage, queue):
     async def handler(job):
         threads = [await sync_to_async(threading.get_ident)() for _ in range(3)]
         threads.append(await asyncio.create_task(sync_to_async(threading.get_ident)()))
@@ -177,10 +177,12 @@ async def test_one_async_job_makes_all_its_queries_in_one_thread(storage, queue)
     assert len(set(queue.get_result(job_id))) == 1
 
 
-async def test_async_jobs_without_queries_start_no_thread(storage, queue):
+async def test_async_jobs_without_queries_start_no_database_thread(storage, queue):
+    before = threading.enumerate()
+
     async def handler(job):
         await asyncio.sleep(0)
-        return [t.name for t in threading.enumerate() if t.name.startswith("djqueue-database")]
+        return [name for name in new_threads(before) if name.startswith("djqueue-database")]
 
     ids = [result.id for result in queue.enqueue_many(range(20), name=HANDLER)]
     await work_off(storage, handler)
@@ -188,7 +190,7 @@ async def test_async_jobs_without_queries_start_no_thread(storage, queue):
     assert all(queue.get_result(job_id) == [] for job_id in ids)
 
 
-async def test_the_async_orm_works(storage, queue):
+async def test_async_orm_works_in_handlers(storage, queue):
     async def handler(job):
         await Group.objects.acreate(name=job.payload)
         return await Group.objects.acount()
@@ -200,14 +202,14 @@ async def test_the_async_orm_works(storage, queue):
     assert await Group.objects.filter(name="crew").aexists()
 
 
-async def test_an_interrupted_jobs_thread_is_not_used_again(storage, queue, keep_alive):
+async def test_database_thread_of_an_interrupted_job_is_not_reused(storage, queue, keep_alive):
     """It may still be in the middle of a query when the next job comes."""
     go_on = threading.Event()
     threads = []
 
     def query():
         threads.append(threading.get_ident())
-        assert go_on.wait(5)
+        assert go_on.wait(PATIENCE)
 
     async def handler(job):
         if job.payload == "interrupted":
@@ -223,7 +225,7 @@ async def test_an_interrupted_jobs_thread_is_not_used_again(storage, queue, keep
     assert queue.get_result(after) not in threads
 
 
-async def test_an_open_transaction_does_not_reach_the_next_job(storage, queue, keep_alive):
+async def test_open_transaction_does_not_reach_the_next_job(storage, queue, keep_alive):
     def handler(job):
         if job.payload == "leaves it open":
             connection.set_autocommit(False)
@@ -238,7 +240,7 @@ async def test_an_open_transaction_does_not_reach_the_next_job(storage, queue, k
     assert queue.get_result(after) == [True, 0]
 
 
-async def test_a_failing_job_rolls_its_transaction_back(storage, queue):
+async def test_failed_job_rolls_back_its_transaction(storage, queue):
     @transaction.atomic
     def handler(job):
         Group.objects.create(name="half")
@@ -251,7 +253,9 @@ async def test_a_failing_job_rolls_its_transaction_back(storage, queue):
 
 
 @BOTH
-async def test_a_cleaning_that_fails_does_not_fail_the_job(storage, queue, monkeypatch, caplog, is_async):
+async def test_error_while_closing_connections_does_not_fail_the_job(
+    storage, queue, monkeypatch, caplog, is_async
+):
     def broken():
         raise OSError("the connection is in a strange state")
 

@@ -1,4 +1,4 @@
-"""Permissions of jobs, as a worker applies them: what a handler may do, and what it may not."""
+"""Permissions of jobs, as a worker applies them."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def site_of(storage):
 
     class Opened:
         def __init__(self, *job_types):
-            self.worker = Worker(storage, handlers=handlers(*job_types), maintain=False, shutdown_timeout=5)
+            self.worker = Worker(storage, handlers=handlers(*job_types), maintain=False, shutdown_timeout=0)
 
         async def __aenter__(self):
             await self.worker.__aenter__()
@@ -75,18 +75,18 @@ def exists(path):
     return os.path.exists(path)
 
 
-async def test_a_job_without_permissions_computes(site_of):
+async def test_job_without_permissions_can_compute(site_of):
     async with site_of(jobs.add, jobs.add_fresh) as site:
         assert await site.result(jobs.add, 20, 22) == 42
         assert await site.result(jobs.add_fresh, 20, 22) == 42
 
 
-async def test_the_sandbox_is_there_before_the_handler_is_imported(site_of):
+async def test_sandbox_is_applied_before_the_handler_is_imported(site_of):
     async with site_of(jobs.when_imported) as site:
         assert await site.result(jobs.when_imported) == {"list": "PermissionError"}
 
 
-async def test_a_job_without_permissions_reaches_nothing(site_of, tmp_path, server):
+async def test_job_without_permissions_reaches_no_files_network_or_programs(site_of, tmp_path, server):
     secret = tmp_path / "secret"
     secret.write_text("secret")
     attempts = [
@@ -106,7 +106,7 @@ async def test_a_job_without_permissions_reaches_nothing(site_of, tmp_path, serv
     assert not (tmp_path / "new").exists()
 
 
-async def test_the_environment_is_filtered_before_the_program_starts(site_of, monkeypatch):
+async def test_environment_is_filtered_before_the_program_starts(site_of, monkeypatch):
     monkeypatch.setenv("SHOWN_ONE", "1")
     monkeypatch.setenv("HIDDEN_KEY", "secret")
     async with site_of(jobs.environment, jobs.shown_environment) as site:
@@ -116,7 +116,7 @@ async def test_the_environment_is_filtered_before_the_program_starts(site_of, mo
         assert await site.result(jobs.shown_environment) == ["SHOWN_ONE"]
 
 
-async def test_a_closed_database_names_the_permission_that_opens_it(site_of):
+async def test_error_for_a_denied_database_names_the_required_permission(site_of):
     uses = (jobs.uses_the_database, jobs.uses_a_transaction, jobs.uses_a_cursor, jobs.awaits_the_database)
     async with site_of(*uses) as site:
         for job_type in uses:
@@ -128,12 +128,12 @@ async def test_a_closed_database_names_the_permission_that_opens_it(site_of):
             )
 
 
-async def test_the_storage_is_closed(site_of):
+async def test_storage_is_not_accessible_in_the_sandbox(site_of):
     async with site_of(jobs.uses_the_storage) as site:
         assert (await site.record_of_failure(jobs.uses_the_storage)).state is State.FAILED
 
 
-async def test_each_process_has_an_empty_temporary_directory_that_goes_with_it(site_of):
+async def test_each_process_has_an_empty_temporary_directory_that_is_removed_with_it(site_of):
     async with site_of(jobs.keeps_a_file) as site:
         first, before = await site.result(jobs.keeps_a_file)
         second, again = await site.result(jobs.keeps_a_file)
@@ -144,7 +144,7 @@ async def test_each_process_has_an_empty_temporary_directory_that_goes_with_it(s
     assert not exists(os.path.dirname(first))
 
 
-async def test_listed_hosts_can_be_reached_by_address_and_by_name_and_others_are_noted(site_of, server):
+async def test_listed_hosts_are_reachable_and_denied_hosts_are_logged(site_of, server):
     async with site_of(jobs.connects_to_localhost) as site:
         assert await site.result(jobs.connects_to_localhost, "localhost", server) == b"hello"
         denied = site.enqueue(jobs.connects_to_localhost, "127.0.0.2", server)
@@ -156,13 +156,13 @@ async def test_listed_hosts_can_be_reached_by_address_and_by_name_and_others_are
         assert "Denied access: example.org:80" in [line for _, line in record.logs]
 
 
-async def test_names_are_asked_of_the_broker_of_the_own_template(site_of, server, monkeypatch):
+async def test_host_names_are_resolved_by_the_broker_of_the_own_template(site_of, server, monkeypatch):
     """Also after another template has replaced it: only that broker makes the connection."""
     monkeypatch.setattr(templatekeeper, "SLOW_FORK", 0.2)
     async with site_of(jobs.connects_when_told, jobs.connects_to_localhost) as site:
         [group] = site.worker.executor.groups.values()
         waiting = site.enqueue(jobs.connects_when_told, "localhost", server)
-        process = await aeventually(site.busy_process, 30, "it runs")
+        process = await aeventually(site.busy_process, message="it runs")
         await site.reached(waiting, State.ACTIVE)
         old = group.templates.template
         os.kill(old.pid, signal.SIGSTOP)
@@ -172,18 +172,18 @@ async def test_names_are_asked_of_the_broker_of_the_own_template(site_of, server
         run = process.run
         os.kill(old.pid, signal.SIGCONT)
         site.worker.executor.stop(run, Stop.SHUTDOWN)
-        await aeventually(lambda: run.outcome is not None, 30, "it has ended")
+        await aeventually(lambda: run.outcome is not None, message="it has ended")
 
     assert run.outcome.kind == "complete"
     assert decoded(run.outcome.result) == b"hello"
 
 
-async def test_a_job_may_start_programs_if_permitted(site_of):
+async def test_job_with_run_permission_starts_programs(site_of):
     async with site_of(jobs.starts_a_program) as site:
         assert await site.result(jobs.starts_a_program) == "hello\n"
 
 
-async def test_job_types_share_a_template_only_if_they_are_permitted_the_same(site_of):
+async def test_only_job_types_with_equal_permissions_share_a_template(site_of):
     async with site_of(jobs.add, jobs.reads, jobs.shown_environment) as site:
         groups = site.worker.executor.groups
 
@@ -193,14 +193,14 @@ async def test_job_types_share_a_template_only_if_they_are_permitted_the_same(si
 # Systems that cannot enforce them.
 
 
-def test_a_worker_refuses_what_the_system_cannot_enforce(storage, monkeypatch):
+def test_worker_rejects_permissions_that_the_system_cannot_enforce(storage, monkeypatch):
     monkeypatch.setattr(landlock, "abi", lambda: 0)
 
     with pytest.raises(SandboxUnavailableError, match=r"job '.*add' cannot run here: .*Landlock.*lsm="):
         Worker(storage, handlers=handlers(jobs.add))
 
 
-def test_a_job_may_do_without_only_if_the_settings_and_the_job_allow_it(storage, monkeypatch, settings):
+def test_unenforced_permissions_need_consent_of_settings_and_job(storage, monkeypatch, settings):
     @job(name="relaxed", permissions=NOTHING, allow_unenforced=["read", "write", "net", "run", "listen"])
     def relaxed():
         return None
@@ -215,7 +215,7 @@ def test_a_job_may_do_without_only_if_the_settings_and_the_job_allow_it(storage,
     assert Worker(storage, handlers={"relaxed": relaxed})
 
 
-def test_a_worker_refuses_paths_that_do_not_exist(storage):
+def test_worker_rejects_permissions_for_missing_paths(storage):
     @job(name="lost", permissions=Permissions(read=["/nowhere/at/all"]))
     def lost():
         return None
@@ -224,7 +224,7 @@ def test_a_worker_refuses_paths_that_do_not_exist(storage):
         Worker(storage, handlers={"lost": lost})
 
 
-def test_a_worker_refuses_databases_that_do_not_exist(storage):
+def test_worker_rejects_permissions_for_unknown_databases(storage):
     @job(name="misspelled", permissions=Permissions(db=["defualt"]))
     def misspelled():
         return None
@@ -244,6 +244,6 @@ def test_a_worker_refuses_databases_that_do_not_exist(storage):
     ],
     ids=str,
 )
-def test_wrong_declarations_are_refused(options, words):
+def test_invalid_permissions_are_rejected(options, words):
     with pytest.raises(OptionError, match=words):
         job(name="wrong", **options)(lambda: None)

@@ -1,4 +1,4 @@
-"""Middleware around runs: sync and async handlers, results, errors, and runs that it keeps back."""
+"""Middleware around attempts: sync and async handlers, results, errors, and skipped handlers."""
 
 import asyncio
 import threading
@@ -91,7 +91,7 @@ def handler_of(function, is_async):
 
 
 @BOTH
-async def test_layers_are_around_the_handler(storage, queue, use, is_async):
+async def test_middleware_wraps_the_handler_in_order(storage, queue, use, is_async):
     use(Outer, Doubled)
     job_id = queue.enqueue("x", name=HANDLER).id
     await work_off(storage, handler_of(lambda job: 21, is_async))
@@ -101,7 +101,7 @@ async def test_layers_are_around_the_handler(storage, queue, use, is_async):
     assert queue.get_result(job_id) == 42
 
 
-async def test_a_callback_handler_is_inside_them_too(storage, queue, use):
+async def test_middleware_wraps_callback_handlers(storage, queue, use):
     use(Doubled)
     job_id = queue.enqueue("x", name=HANDLER).id
     await work_off(storage, lambda job, done: done(None, 4))
@@ -110,7 +110,7 @@ async def test_a_callback_handler_is_inside_them_too(storage, queue, use):
 
 
 @BOTH
-async def test_a_layer_may_answer_for_the_handler(storage, queue, use, is_async):
+async def test_middleware_may_return_without_calling_the_handler(storage, queue, use, is_async):
     use(Outer, Instead)
     job_id = queue.enqueue("x", name=HANDLER).id
     ran = []
@@ -121,7 +121,7 @@ async def test_a_layer_may_answer_for_the_handler(storage, queue, use, is_async)
 
 
 @BOTH
-async def test_what_a_layer_raises_is_a_failure_of_the_job(storage, queue, use, is_async):
+async def test_exception_of_middleware_fails_the_job(storage, queue, use, is_async):
     use(Outer, Broken)
     job_id = queue.enqueue(name=HANDLER, max_attempts=2, backoff=0).id
     ran = []
@@ -135,7 +135,7 @@ async def test_what_a_layer_raises_is_a_failure_of_the_job(storage, queue, use, 
 
 
 @BOTH
-async def test_a_layer_may_discard_a_job(storage, queue, use, is_async):
+async def test_middleware_can_discard_a_job(storage, queue, use, is_async):
     use(Discarding)
     job_id = queue.enqueue(name=HANDLER).id
     await work_off(storage, handler_of(lambda job: 1, is_async))
@@ -144,7 +144,7 @@ async def test_a_layer_may_discard_a_job(storage, queue, use, is_async):
 
 
 @BOTH
-async def test_layers_see_what_the_handler_raises(storage, queue, use, is_async):
+async def test_middleware_sees_exceptions_of_the_handler(storage, queue, use, is_async):
     def fail(job):
         raise KeyError("price")
 
@@ -156,7 +156,7 @@ async def test_layers_see_what_the_handler_raises(storage, queue, use, is_async)
     assert record(queue, job_id).error.type == "builtins.KeyError"
 
 
-async def test_a_timeout_cancels_an_async_handler_through_its_layers(storage, queue, use):
+async def test_timeout_cancels_an_async_handler_through_its_middleware(storage, queue, use):
     async def sleep(job):
         await asyncio.Event().wait()
 
@@ -168,7 +168,7 @@ async def test_a_timeout_cancels_an_async_handler_through_its_layers(storage, qu
     assert record(queue, job_id).reason == "timeout"
 
 
-async def test_a_worker_with_a_wrong_entry_does_not_start(storage, settings):
+async def test_worker_with_invalid_middleware_does_not_start(storage, settings):
     settings.DJQUEUE = {"MIDDLEWARE": ["tests.runtime.executors.test_middleware.Nobody"]}
     worker = Worker(storage, handlers={HANDLER: partial(print)})
 

@@ -1,4 +1,4 @@
-"""The threads of sync handlers."""
+"""The thread pool of sync handlers."""
 
 import sys
 import threading
@@ -6,10 +6,10 @@ import weakref
 
 from djqueue.runtime.executors import threads as pool_module
 from djqueue.runtime.executors.threads import ThreadPool
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 
-def test_every_call_is_made_once():
+def test_each_submitted_call_runs_once():
     pool = ThreadPool(4, "test")
     done: list[int] = []
 
@@ -21,24 +21,24 @@ def test_every_call_is_made_once():
     assert sorted(done) == list(range(5_000))
 
 
-def test_calls_that_wait_for_each_other_all_run_at_once():
+def test_calls_that_wait_for_each_other_run_concurrently():
     pool = ThreadPool(8, "test")
     together = threading.Barrier(9)
 
     for _ in range(8):
-        pool.submit(lambda _: together.wait(5), None)
-    together.wait(5)
+        pool.submit(lambda _: together.wait(PATIENCE), None)
+    together.wait(PATIENCE)
     pool.close()
 
 
-def test_there_are_never_more_threads_than_the_limit():
+def test_thread_count_never_exceeds_the_limit():
     pool = ThreadPool(3, "test")
     go_on = threading.Event()
     names: set[str] = set()
 
     def work(_):
         names.add(threading.current_thread().name)
-        go_on.wait(5)
+        go_on.wait(PATIENCE)
 
     for _ in range(20):
         pool.submit(work, None)
@@ -50,7 +50,7 @@ def test_there_are_never_more_threads_than_the_limit():
     assert names == {"test-1", "test-2", "test-3"}
 
 
-def test_short_calls_are_made_by_few_threads():
+def test_short_calls_reuse_few_threads():
     pool = ThreadPool(100, "test")
     names: set[str] = set()
     done = []
@@ -68,7 +68,7 @@ def test_short_calls_are_made_by_few_threads():
     assert len(names) < 20
 
 
-def test_an_idle_thread_ends_after_a_while_and_another_begins_when_needed(monkeypatch):
+def test_idle_thread_ends_and_a_new_thread_starts_when_needed(monkeypatch):
     monkeypatch.setattr(pool_module, "IDLE", 0.01)
     ended = []
     pool = ThreadPool(2, "test", on_exit=lambda: ended.append(threading.current_thread().name))
@@ -82,7 +82,7 @@ def test_an_idle_thread_ends_after_a_while_and_another_begins_when_needed(monkey
     assert not live("test")
 
 
-def test_a_call_that_comes_in_the_moment_of_giving_up_is_made(monkeypatch):
+def test_call_submitted_while_a_thread_times_out_runs(monkeypatch):
     done: list[str] = []
     late = ["comes just after the time was over"]
 
@@ -113,7 +113,7 @@ def test_a_call_that_comes_in_the_moment_of_giving_up_is_made(monkeypatch):
     assert done == ["first", "comes just after the time was over", "third"]
 
 
-def test_a_call_that_comes_while_the_only_thread_lies_down_is_made():
+def test_call_submitted_while_the_only_thread_becomes_idle_runs():
     pool = ThreadPool(1, "test")
     done: list[int] = []
     interval = sys.getswitchinterval()
@@ -128,12 +128,12 @@ def test_a_call_that_comes_while_the_only_thread_lies_down_is_made():
     pool.close()
 
 
-def test_a_thread_that_takes_one_of_many_calls_calls_the_next_thread():
+def test_thread_that_takes_one_of_many_calls_wakes_the_next_thread():
     pool = ThreadPool(8, "test")
     together = threading.Barrier(9)
     for _ in range(8):
-        pool.submit(lambda _: together.wait(5), None)
-    together.wait(5)
+        pool.submit(lambda _: together.wait(PATIENCE), None)
+    together.wait(PATIENCE)
     eventually(lambda: len(pool._idle) == 8)
 
     # All calls come before any thread has had its turn.
@@ -141,26 +141,26 @@ def test_a_thread_that_takes_one_of_many_calls_calls_the_next_thread():
     sys.setswitchinterval(5)
     try:
         for _ in range(8):
-            pool.submit(lambda _: together.wait(5), None)
+            pool.submit(lambda _: together.wait(PATIENCE), None)
     finally:
         sys.setswitchinterval(interval)
-    together.wait(5)
+    together.wait(PATIENCE)
     pool.close()
 
 
-def test_closing_lets_calls_that_were_made_end():
+def test_closing_the_pool_lets_running_calls_end():
     pool = ThreadPool(1, "test")
     started, go_on = threading.Event(), threading.Event()
     done = []
 
     def work(_):
         started.set()
-        go_on.wait(5)
+        go_on.wait(PATIENCE)
         done.append(True)
 
     pool.submit(work, None)
     pool.submit(done.append, "queued")
-    assert started.wait(5)
+    assert started.wait(PATIENCE)
     pool.close()
     go_on.set()
     eventually(lambda: not live("test"))
@@ -168,7 +168,7 @@ def test_closing_lets_calls_that_were_made_end():
     assert done == [True, "queued"]
 
 
-def test_arguments_are_let_go_after_their_call():
+def test_arguments_are_released_after_the_call():
     class Payload:
         pass
 

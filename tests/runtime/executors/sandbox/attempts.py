@@ -1,7 +1,7 @@
 """Attempts to leave the sandbox, each with the conditions under which the same action works."""
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -15,10 +15,20 @@ Place = TypeVar("Place")
 REFUSED = frozenset({errno.EPERM, errno.EACCES})
 MISSING = missing_layers(NOTHING)
 needs_sandbox = pytest.mark.skipif(bool(MISSING), reason="; ".join(str(layer) for layer in MISSING) or "-")
+
+
+def variants(values: Sequence[Any]) -> list[Any]:
+    """Parameters of a test: the first in every lane, the others only in that of the sandbox."""
+    first, *others = values
+    return [first, *(pytest.param(other, marks=pytest.mark.sandbox) for other in others)]
+
+
+USER = pytest.mark.parametrize("user", variants(USERS))
+"""Runs a test as root, and in the sandbox's lane as an ordinary user, too."""
 WITHOUT = None
 """In place of permissions: the action works only outside any sandbox."""
 
-__all__ = ["NOBODY", "WITHOUT", "Attempt", "each", "needs_sandbox"]
+__all__ = ["NOBODY", "USER", "WITHOUT", "Attempt", "each", "named", "needs_sandbox"]
 
 
 @dataclass(frozen=True)
@@ -57,9 +67,13 @@ class Attempt(Generic[Place]):
 
 def each(attempts: list[Attempt[Any]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Parametrize a test with attempts, as every user."""
+    return lambda test: USER(pytest.mark.parametrize("attempt", attempts, ids=name_of)(test))
 
-    def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
-        test = pytest.mark.parametrize("attempt", attempts, ids=lambda one: one.name)(test)
-        return pytest.mark.parametrize("user", USERS)(test)
 
-    return decorate
+def named(attempts: list[Attempt[Any]]) -> pytest.MarkDecorator:
+    """Parametrize a test with attempts; all but the first in the sandbox's lane only."""
+    return pytest.mark.parametrize("attempt", variants(attempts), ids=name_of)
+
+
+def name_of(attempt: Attempt[Any]) -> str:
+    return attempt.name

@@ -87,7 +87,7 @@ def allows(one: AddressBook, text: str, port: int = 443) -> bool:
         (struct.pack("=H", socket.AF_UNIX) + b"\0/run/x", "unix:@/run/x"),
     ],
 )
-def test_an_address_is_read_as_the_kernel_reads_it(raw: bytes, expected: str) -> None:
+def test_socket_address_is_parsed_as_the_kernel_does(raw: bytes, expected: str) -> None:
     assert str(parse_address(raw)) == expected
 
 
@@ -103,12 +103,12 @@ def test_an_address_is_read_as_the_kernel_reads_it(raw: bytes, expected: str) ->
         struct.pack("=H", socket.AF_NETLINK) + bytes(10),
     ],
 )
-def test_other_addresses_have_no_target(raw: bytes) -> None:
+def test_unsupported_socket_addresses_have_no_target(raw: bytes) -> None:
     assert parse_address(raw) is None
 
 
 @given(st.binary(max_size=128))
-def test_any_bytes_are_an_address_or_none(raw: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_without_errors(raw: bytes) -> None:
     found = parse_address(raw)
 
     if found is not None:
@@ -119,7 +119,7 @@ def test_any_bytes_are_an_address_or_none(raw: bytes) -> None:
 # The list.
 
 
-def test_a_listed_address_needs_no_name_server() -> None:
+def test_listed_ip_address_needs_no_name_resolution() -> None:
     one, names, _ = book("192.0.2.0/24:443", "[2001:db8::1]:443")
 
     assert allows(one, "192.0.2.7")
@@ -130,7 +130,7 @@ def test_a_listed_address_needs_no_name_server() -> None:
     assert names.asked == []
 
 
-def test_a_unix_socket_is_listed_by_its_path_and_its_directory_is_fixed(tmp_path: Path) -> None:
+def test_unix_socket_is_matched_by_path_in_a_fixed_directory(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     one, _, _ = book(f"unix:{tmp_path}/link/x")
@@ -146,7 +146,7 @@ def test_a_unix_socket_is_listed_by_its_path_and_its_directory_is_fixed(tmp_path
 # Names.
 
 
-def test_a_resolved_name_allows_its_addresses_for_the_listed_port() -> None:
+def test_resolved_name_allows_its_addresses_on_the_listed_port() -> None:
     one, _, _ = book("a.example:443", a_example=["192.0.2.1", "2001:db8::1"])
 
     assert one.resolve("A.example.", 443) == [
@@ -159,14 +159,14 @@ def test_a_resolved_name_allows_its_addresses_for_the_listed_port() -> None:
     assert not allows(one, "192.0.2.2")
 
 
-def test_a_name_without_a_port_allows_every_port() -> None:
+def test_name_without_a_port_allows_every_port() -> None:
     one, _, _ = book("a.example", a_example=["192.0.2.1"])
     one.resolve("a.example", None)
 
     assert allows(one, "192.0.2.1", 22)
 
 
-def test_names_below_a_suffix_can_be_resolved() -> None:
+def test_subdomains_of_a_listed_suffix_can_be_resolved() -> None:
     one, _, _ = book("*.example:443", a_example=["192.0.2.1"], a_other=["192.0.2.2"])
 
     assert not allows(one, "192.0.2.1")
@@ -177,7 +177,7 @@ def test_names_below_a_suffix_can_be_resolved() -> None:
 @pytest.mark.parametrize(
     ("name", "port"), [("b.example", 443), ("a.example", 80), ("a.example.evil", 443), ("", 443)]
 )
-def test_a_name_that_is_not_listed_is_not_resolved(name: str, port: int) -> None:
+def test_unlisted_name_is_not_resolved(name: str, port: int) -> None:
     one, names, _ = book("a.example:443", a_example=["192.0.2.1"], b_example=["192.0.2.2"])
 
     with pytest.raises(PermissionError, match="the permission net does not list"):
@@ -185,7 +185,7 @@ def test_a_name_that_is_not_listed_is_not_resolved(name: str, port: int) -> None
     assert names.asked == []
 
 
-def test_an_address_in_place_of_a_name_is_returned_and_allows_nothing() -> None:
+def test_resolving_an_ip_address_returns_it_and_allows_nothing() -> None:
     one, names, _ = book("a.example")
 
     assert one.resolve("198.51.100.1", 443) == [(socket.AF_INET, "198.51.100.1")]
@@ -194,7 +194,7 @@ def test_an_address_in_place_of_a_name_is_returned_and_allows_nothing() -> None:
     assert not allows(one, "198.51.100.1")
 
 
-def test_a_listed_name_is_resolved_when_its_address_is_used() -> None:
+def test_listed_name_is_resolved_when_its_address_is_used() -> None:
     """Some libraries resolve names themselves."""
     one, names, _ = book("a.example:443", "b.example:80", a_example=["192.0.2.1"], b_example=["192.0.2.2"])
 
@@ -215,7 +215,7 @@ def test_names_are_not_resolved_again_for_every_denied_connection() -> None:
     assert names.asked == ["a.example"] * 2
 
 
-def test_addresses_are_valid_for_a_while_after_the_name_has_moved() -> None:
+def test_old_addresses_stay_valid_for_a_while_after_a_name_changed() -> None:
     one, names, now = book("a.example", a_example=["192.0.2.1"])
     one.resolve("a.example", 443)
     names.answers["a.example"] = ["192.0.2.2"]
@@ -228,7 +228,7 @@ def test_addresses_are_valid_for_a_while_after_the_name_has_moved() -> None:
     assert allows(one, "192.0.2.2")
 
 
-def test_without_a_name_server_earlier_addresses_stay_valid() -> None:
+def test_resolved_addresses_stay_valid_while_name_resolution_fails() -> None:
     one, names, now = book("a.example", a_example=["192.0.2.1"])
     one.resolve("a.example", 443)
     names.answers.clear()
@@ -240,7 +240,7 @@ def test_without_a_name_server_earlier_addresses_stay_valid() -> None:
         one.resolve("a.example", 443)
 
 
-def test_a_job_cannot_make_the_worker_remember_without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_remembered_addresses_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "MAX_ADDRESSES", 3)
     one, names, _ = book("*.example:443")
     for number in range(10):

@@ -22,10 +22,9 @@ from djqueue.runtime.executors.sandbox.paths import contains, existing, interpre
 from djqueue.runtime.executors.sandbox.programs import interpreter_of, loader_of
 from djqueue.runtime.executors.sandbox.selftest import self_test
 from djqueue.runtime.executors.sandbox.syscalls import prctl
-from tests.runtime.executors.sandbox.attempts import needs_sandbox
+from tests.runtime.executors.sandbox.attempts import USER, needs_sandbox
 from tests.runtime.executors.sandbox.harness import (
     NOBODY,
-    USERS,
     Result,
     SupervisedChannel,
     inside,
@@ -34,7 +33,6 @@ from tests.runtime.executors.sandbox.harness import (
 )
 
 pytestmark = needs_sandbox
-USER = pytest.mark.parametrize("user", USERS)
 
 
 @pytest.fixture
@@ -57,7 +55,7 @@ def of_project(path: Path, permissions: Permissions = NOTHING) -> Sandbox:
 
 
 @USER
-def test_the_template_process_reads_the_project_and_its_children_do_not(project: Path, user: str) -> None:
+def test_only_the_template_process_can_read_the_project(project: Path, user: str) -> None:
     def read() -> tuple[str, Result, str]:
         before = (project / ".env").read_text()
         sandbox.stage_two()
@@ -73,7 +71,7 @@ def test_the_template_process_reads_the_project_and_its_children_do_not(project:
 
 
 @USER
-def test_the_template_process_has_the_whole_permission_set_already(project: Path, user: str) -> None:
+def test_template_process_has_all_permissions_of_its_jobs(project: Path, user: str) -> None:
     sandbox = of_project(project)
 
     def attempt(action: Callable[[], object]) -> int | None:
@@ -87,7 +85,7 @@ def test_the_template_process_has_the_whole_permission_set_already(project: Path
 
 
 @USER
-def test_the_template_process_forks_children_that_do_not(user: str) -> None:
+def test_only_the_template_process_can_fork(user: str) -> None:
     def fork() -> tuple[int, int]:
         reader, writer = os.pipe()
         pid = os.fork()
@@ -105,7 +103,7 @@ def test_the_template_process_forks_children_that_do_not(user: str) -> None:
 
 
 @USER
-def test_a_child_reaches_neither_the_template_process_nor_another_child(user: str) -> None:
+def test_job_process_cannot_signal_the_template_or_other_job_processes(user: str) -> None:
     def signal_others() -> list[int]:
         codes: list[int] = []
         waiting, release = os.pipe()
@@ -138,7 +136,7 @@ def test_a_child_reaches_neither_the_template_process_nor_another_child(user: st
 
 
 @USER
-def test_children_share_the_supervisor_of_the_template_process(user: str) -> None:
+def test_job_processes_share_the_broker_of_the_template_process(user: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
@@ -168,7 +166,7 @@ def test_children_share_the_supervisor_of_the_template_process(user: str) -> Non
 
 
 @USER
-def test_each_child_has_a_temporary_directory_of_its_own(project: Path, user: str) -> None:
+def test_each_job_process_has_its_own_temporary_directory(project: Path, user: str) -> None:
     if user == "nobody":
         os.chown(project / "tmp" / "one", NOBODY, NOBODY)
     granted = Permissions(write=["{job_tmp}"])
@@ -188,7 +186,7 @@ def test_each_child_has_a_temporary_directory_of_its_own(project: Path, user: st
 
 
 @USER
-def test_limits_are_set_before_the_second_stage_and_fixed_by_it(user: str) -> None:
+def test_resource_limits_are_fixed_by_the_second_stage(user: str) -> None:
     def limit() -> tuple[tuple[int, int], bool]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         prctl(1, signal.SIGKILL)
@@ -203,7 +201,7 @@ def test_limits_are_set_before_the_second_stage_and_fixed_by_it(user: str) -> No
     assert run(limit, user=user, prepare=sandbox.stage_one).value == ((64, 64), True)
 
 
-def test_a_process_with_threads_is_refused_by_both_stages() -> None:
+def test_both_stages_reject_a_process_with_threads() -> None:
     def with_thread(stage: Callable[[], None]) -> None:
         release = threading.Event()
         thread = threading.Thread(target=release.wait)
@@ -227,7 +225,7 @@ def test_a_process_with_threads_is_refused_by_both_stages() -> None:
 
 
 @pytest.mark.parametrize("name", ["read", "write", "run"])
-def test_a_missing_path_is_an_error(name: str) -> None:
+def test_missing_path_is_an_error(name: str) -> None:
     result = run(Sandbox(Permissions.from_mapping({name: ["/nowhere/x"]}), {}).stage_one)
 
     assert result.error == "PermissionPathError"
@@ -235,7 +233,7 @@ def test_a_missing_path_is_an_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["/", "/proc", "/proc/self", "/etc", "/dev", "/sys"])
-def test_a_link_to_a_closed_directory_is_an_error(project: Path, target: str) -> None:
+def test_link_to_a_forbidden_directory_is_an_error(project: Path, target: str) -> None:
     (project / "link").symlink_to(target)
     result = run(Sandbox(Permissions(read=[project / "link"]), {}).stage_one)
 
@@ -244,7 +242,7 @@ def test_a_link_to_a_closed_directory_is_an_error(project: Path, target: str) ->
 
 
 @pytest.mark.parametrize("name", ["read", "write"])
-def test_a_parent_of_the_project_is_an_error(project: Path, name: str) -> None:
+def test_permission_for_a_parent_of_the_project_is_an_error(project: Path, name: str) -> None:
     for path in (project, project.parent):
         granted = Permissions.from_mapping({name: [str(path)]})
         result = run(of_project(project, granted).stage_one)
@@ -252,7 +250,7 @@ def test_a_parent_of_the_project_is_an_error(project: Path, name: str) -> None:
         assert result.text == f"{name}: {path} can't be granted, because it contains {project}"
 
 
-def test_code_can_be_read_but_not_written(project: Path) -> None:
+def test_code_paths_can_be_read_but_not_written(project: Path) -> None:
     for path in (project / "app", Path(sys.prefix)):
         result = run(Sandbox(Permissions(write=[path]), {}, [str(project / "app")]).stage_one)
         assert result.error == "PermissionPathError"
@@ -260,7 +258,7 @@ def test_code_can_be_read_but_not_written(project: Path) -> None:
     assert run(of_project(project, Permissions(read=[project / "app"])).stage_one).is_ok
 
 
-def test_a_directory_beside_the_code_can_be_written(project: Path) -> None:
+def test_directory_beside_the_code_can_be_written(project: Path) -> None:
     sandbox = of_project(project, Permissions(write=[project / "media"]))
 
     def write() -> str:
@@ -271,7 +269,7 @@ def test_a_directory_beside_the_code_can_be_written(project: Path) -> None:
     assert run(write, prepare=sandbox.stage_one).value == "x"
 
 
-def test_a_template_without_a_value_is_an_error() -> None:
+def test_path_placeholder_without_a_value_is_an_error() -> None:
     with pytest.raises(OptionError, match=r"write: \{job_tmp\} has no value here"):
         Sandbox(Permissions(write=["{job_tmp}"]), {})
 
@@ -286,11 +284,11 @@ def test_a_template_without_a_value_is_an_error() -> None:
         ("/", "/a", True),
     ],
 )
-def test_a_directory_contains_what_lies_below_it(directory: str, path: str, expected: bool) -> None:
+def test_directory_contains_the_paths_below_it(directory: str, path: str, expected: bool) -> None:
     assert contains(directory, path) is expected
 
 
-def test_the_interpreter_reads_its_own_files_but_not_the_whole_prefix() -> None:
+def test_interpreter_reads_its_own_files_but_not_the_whole_prefix() -> None:
     found = interpreter_paths()
 
     assert existing(found) == found
@@ -302,7 +300,7 @@ def test_the_interpreter_reads_its_own_files_but_not_the_whole_prefix() -> None:
 # Programs.
 
 
-def test_a_script_needs_its_interpreter_in_the_list(project: Path) -> None:
+def test_script_requires_its_interpreter_in_the_run_list(project: Path) -> None:
     script = project / "media" / "script"
     script.write_text("#!/bin/sh\necho hello\n")
     script.chmod(0o755)
@@ -315,13 +313,13 @@ def test_a_script_needs_its_interpreter_in_the_list(project: Path) -> None:
     assert started.value == b"hello\n"
 
 
-def test_a_directory_is_no_program(project: Path) -> None:
+def test_directory_in_the_run_list_is_an_error(project: Path) -> None:
     result = run(Sandbox(Permissions(run=[project / "app"]), {}).stage_one)
 
     assert result.text == f"run: {project / 'app'} is a directory; list its programs"
 
 
-def test_the_loader_of_a_program_is_found(project: Path) -> None:
+def test_loader_of_a_program_is_found(project: Path) -> None:
     loader = loader_of("/bin/true")
     assert loader is None or Path(loader).exists()
     assert interpreter_of("/bin/true") is None
@@ -334,7 +332,7 @@ def test_the_loader_of_a_program_is_found(project: Path) -> None:
     "content",
     [b"", b"MZ", b"\x7fELF", b"\x7fELF\x01\x01" + bytes(100), b"\x7fELF\x02\x01" + b"\xff" * 100],
 )
-def test_another_file_is_no_program(project: Path, content: bytes) -> None:
+def test_file_that_is_not_a_program_is_an_error(project: Path, content: bytes) -> None:
     (project / "media" / "x").write_bytes(content)
 
     result = run(Sandbox(Permissions(run=[project / "media" / "x"]), {}).stage_one)
@@ -360,18 +358,18 @@ def test_another_file_is_no_program(project: Path, content: bytes) -> None:
     ids=Permissions.describe,
 )
 @USER
-def test_the_self_test_passes_with_any_permissions(permissions: Permissions, user: str) -> None:
+def test_self_test_passes_with_any_permissions(permissions: Permissions, user: str) -> None:
     assert inside(lambda: None, permissions, user=user).is_ok
 
 
-def test_the_self_test_can_be_repeated_but_needs_a_sandbox() -> None:
+def test_self_test_can_be_repeated_in_a_sandbox() -> None:
     sandbox = Sandbox(NOTHING, {})
 
     assert run(sandbox.self_test).text == "the sandbox has not been applied to this process"
     assert run(sandbox.self_test, prepare=sandbox.stage_one).is_ok
 
 
-def test_without_a_sandbox_the_self_test_names_every_action() -> None:
+def test_self_test_outside_a_sandbox_names_every_allowed_action() -> None:
     def test_here() -> None:
         self_test(NOTHING, may_fork=False)
 
@@ -388,7 +386,7 @@ def test_without_a_sandbox_the_self_test_names_every_action() -> None:
         ("filter_for", "connecting, a UDP socket, starting a program, fork"),
     ],
 )
-def test_a_layer_without_effect_is_noticed(
+def test_self_test_detects_a_layer_without_effect(
     left_out: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NoFilter:
@@ -414,7 +412,7 @@ def test_a_layer_without_effect_is_noticed(
     assert named in result.text
 
 
-def test_the_self_test_leaves_no_trace() -> None:
+def test_self_test_leaves_no_files_or_descriptors() -> None:
     before = set(os.listdir("/"))
     assert run(lambda: self_test(NOTHING, may_fork=False)).error == "SandboxSelfTestFailedError"
     assert set(os.listdir("/")) == before

@@ -362,57 +362,59 @@ KERNEL_FILES = [
 
 
 @each(KERNEL_FILES)
-def test_no_permission_writes_to_the_kernels_files(attempt: Attempt[Path], place: Path, user: str) -> None:
+def test_no_permission_allows_writing_to_kernel_files(attempt: Attempt[Path], place: Path, user: str) -> None:
     attempt.is_refused(place, user)
 
 
 @each(KERNEL_FILES)
-def test_root_writes_to_the_kernels_files_outside(attempt: Attempt[Path], place: Path, user: str) -> None:
+def test_root_can_write_to_kernel_files_outside_the_sandbox(
+    attempt: Attempt[Path], place: Path, user: str
+) -> None:
     attempt.works(place, user)
 
 
 @each(READS)
-def test_reading_needs_a_permission(attempt: Attempt[Path], place: Path, user: str) -> None:
+def test_reading_files_requires_a_permission(attempt: Attempt[Path], place: Path, user: str) -> None:
     attempt.is_refused(place, user)
 
 
 @each(READS)
-def test_reading_works_with_the_permission(attempt: Attempt[Path], place: Path, user: str) -> None:
+def test_reading_files_works_with_the_permission(attempt: Attempt[Path], place: Path, user: str) -> None:
     attempt.works(place, user)
 
 
 @each(WRITES)
-def test_writing_needs_a_permission(attempt: Attempt[Path], place: Path, user: str) -> None:
+def test_writing_files_requires_a_permission(attempt: Attempt[Path], place: Path, user: str) -> None:
     attempt.is_refused(place, user)
 
 
 @each(WRITES)
-def test_writing_works_with_the_permission(attempt: Attempt[Path], place: Path, user: str) -> None:
+def test_writing_files_works_with_the_permission(attempt: Attempt[Path], place: Path, user: str) -> None:
     attempt.works(place, user)
 
 
 @each(IDENTITY)
-def test_no_permission_changes_owners_or_makes_programs_of_other_users(
+def test_no_permission_allows_changing_owners_or_set_id_bits(
     attempt: Attempt[Path], place: Path, user: str
 ) -> None:
     attempt.is_refused(place, user)
 
 
 @each(IDENTITY)
-def test_owners_and_such_programs_can_be_changed_outside(
+def test_owners_and_set_id_bits_can_be_changed_outside_the_sandbox(
     attempt: Attempt[Path], place: Path, user: str
 ) -> None:
     attempt.works(place, user)
 
 
 @pytest.mark.parametrize("user", ["user"])
-def test_an_ordinary_mode_can_be_set_with_a_write_permission(place: Path, user: str) -> None:
+def test_file_mode_can_be_changed_with_a_write_permission(place: Path, user: str) -> None:
     assert inside(lambda: change_mode(place, 0o640), writing(place)).is_ok
     assert stat.S_IMODE((place / "out" / "old").stat().st_mode) == 0o640
 
 
 @pytest.mark.parametrize("user", ["user"])
-def test_a_template_grants_the_directory_that_it_stands_for(place: Path, user: str) -> None:
+def test_path_placeholder_grants_its_directory(place: Path, user: str) -> None:
     granted = Permissions(write=["{job_tmp}"], read=["{MEDIA_ROOT}/in"])
     values = {"job_tmp": str(place / "out"), "MEDIA_ROOT": str(place)}
 
@@ -425,7 +427,7 @@ def test_a_template_grants_the_directory_that_it_stands_for(place: Path, user: s
 
 
 @pytest.mark.parametrize("user", ["user"])
-def test_a_directory_that_is_made_anew_is_refused(place: Path, user: str) -> None:
+def test_recreated_directory_is_not_granted(place: Path, user: str) -> None:
     def make_anew() -> str:
         (place / "in" / "data").unlink()
         (place / "in" / "empty").rmdir()

@@ -13,9 +13,8 @@ import pytest
 
 from djqueue.core.permissions import NOTHING, Permissions
 from djqueue.runtime.executors.sandbox import landlock
-from tests.runtime.executors.sandbox.attempts import WITHOUT, Attempt, each, needs_sandbox
+from tests.runtime.executors.sandbox.attempts import USER, WITHOUT, Attempt, each, needs_sandbox
 from tests.runtime.executors.sandbox.harness import (
-    USERS,
     inside,
     libc,
     raw,
@@ -23,7 +22,6 @@ from tests.runtime.executors.sandbox.harness import (
 )
 
 pytestmark = needs_sandbox
-USER = pytest.mark.parametrize("user", USERS)
 FAST_OPEN = 0x20000000
 
 
@@ -195,12 +193,12 @@ ATTEMPTS = [
 
 
 @each(ATTEMPTS)
-def test_the_network_needs_a_permission(attempt: Attempt[Servers], servers: Servers, user: str) -> None:
+def test_network_access_requires_a_permission(attempt: Attempt[Servers], servers: Servers, user: str) -> None:
     attempt.is_refused(servers, user)
 
 
 @each(ATTEMPTS)
-def test_the_network_works_with_the_permission(
+def test_network_access_works_with_the_permission(
     attempt: Attempt[Servers], servers: Servers, user: str
 ) -> None:
     attempt.works(servers, user)
@@ -220,14 +218,14 @@ KINDS = {
 
 @USER
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_permission_opens_unusual_sockets(kind: str, user: str) -> None:
+def test_no_permission_allows_unusual_socket_types(kind: str, user: str) -> None:
     result = inside(lambda: make_socket(*KINDS[kind]), Permissions(net=True, listen=True), user=user)
 
     assert result.errno == errno.EPERM
 
 
 @USER
-def test_a_pair_of_sockets_needs_no_permission(user: str) -> None:
+def test_socket_pair_requires_no_permission(user: str) -> None:
     def talk() -> bytes:
         one, other = socket.socketpair()
         with one, other:
@@ -256,7 +254,7 @@ def test_only_listed_ports_can_be_bound(user: str) -> None:
 
 
 @USER
-def test_a_socket_that_was_inherited_cannot_be_connected_elsewhere(servers: Servers, user: str) -> None:
+def test_inherited_socket_cannot_be_connected_elsewhere(servers: Servers, user: str) -> None:
     with socket.socket() as client:
         client.connect(("127.0.0.1", servers.port))
 
@@ -269,7 +267,7 @@ def test_a_socket_that_was_inherited_cannot_be_connected_elsewhere(servers: Serv
         assert inside(lambda: client.recv(5), NOTHING, user=user).value == b"hello"
 
 
-def test_names_can_be_resolved_where_every_host_is_allowed() -> None:
+def test_host_names_can_be_resolved_if_every_host_is_allowed() -> None:
     granted = Permissions(net=True)
 
     found = inside(lambda: socket.getaddrinfo("localhost", 80, socket.AF_INET), granted)

@@ -21,11 +21,10 @@ import pytest
 from djqueue.core.permissions import NOTHING, Permissions
 from djqueue.runtime.executors.sandbox.syscalls import prctl, syscall
 from djqueue.runtime.executors.sandbox.tables import this_machine
-from tests.runtime.executors.sandbox.attempts import WITHOUT, Attempt, each, needs_sandbox
-from tests.runtime.executors.sandbox.harness import LIBC, USERS, inside, libc, raw, run
+from tests.runtime.executors.sandbox.attempts import USER, WITHOUT, Attempt, each, needs_sandbox
+from tests.runtime.executors.sandbox.harness import LIBC, inside, libc, raw, run
 
 pytestmark = needs_sandbox
-USER = pytest.mark.parametrize("user", USERS)
 TRUE = "/bin/true"
 NOT_IMPLEMENTED = frozenset({errno.ENOSYS})
 ALL = Permissions(read=True, write=True, net=True, run=True, listen=True)
@@ -163,7 +162,7 @@ PROGRAMS = [
 
 
 @each(PROGRAMS)
-def test_starting_programs_needs_a_permission(attempt: Attempt[None], user: str) -> None:
+def test_starting_programs_requires_a_permission(attempt: Attempt[None], user: str) -> None:
     attempt.is_refused(None, user)
 
 
@@ -173,13 +172,13 @@ def test_starting_programs_works_with_the_permission(attempt: Attempt[None], use
 
 
 @USER
-def test_exec_is_refused_without_a_fork(user: str) -> None:
+def test_exec_without_a_fork_is_denied(user: str) -> None:
     for execute in (lambda: os.execv(TRUE, [TRUE]), lambda: raw_execve(TRUE)):
         assert inside(execute, NOTHING, user=user).errno == errno.EPERM
 
 
 @USER
-def test_a_started_program_is_in_the_same_sandbox(user: str) -> None:
+def test_started_program_runs_in_the_same_sandbox(user: str) -> None:
     def read_passwords() -> str:
         return subprocess.run(["/bin/cat", "/etc/passwd"], capture_output=True, text=True).stderr
 
@@ -191,7 +190,7 @@ def test_a_started_program_is_in_the_same_sandbox(user: str) -> None:
 
 
 @USER
-def test_a_started_program_gains_no_capabilities(user: str) -> None:
+def test_started_program_gains_no_capabilities(user: str) -> None:
     def effective() -> str:
         command = ["/bin/grep", "CapEff", "/proc/self/status"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -319,12 +318,12 @@ def _open_queue(name: bytes) -> None:
 
 
 @each(OTHERS)
-def test_no_permission_reaches_other_processes(attempt: Attempt[None], user: str) -> None:
+def test_no_permission_allows_access_to_other_processes(attempt: Attempt[None], user: str) -> None:
     attempt.is_refused(None, user)
 
 
 @each(OTHERS)
-def test_other_processes_can_be_reached_outside(attempt: Attempt[None], user: str) -> None:
+def test_other_processes_are_accessible_outside_the_sandbox(attempt: Attempt[None], user: str) -> None:
     attempt.works(None, user)
 
 
@@ -376,17 +375,17 @@ RIGHTS = [
 
 
 @each(RIGHTS)
-def test_no_permission_gains_rights_or_limits(attempt: Attempt[None], user: str) -> None:
+def test_no_permission_allows_raising_rights_or_limits(attempt: Attempt[None], user: str) -> None:
     attempt.is_refused(None, user)
 
 
 @each(RIGHTS)
-def test_rights_and_limits_can_be_changed_outside(attempt: Attempt[None], user: str) -> None:
+def test_rights_and_limits_can_be_changed_outside_the_sandbox(attempt: Attempt[None], user: str) -> None:
     attempt.works(None, user)
 
 
 @USER
-def test_a_sandboxed_process_has_no_capabilities(user: str) -> None:
+def test_sandboxed_process_has_no_capabilities(user: str) -> None:
     def capabilities() -> set[int]:
         header = (ctypes.c_uint32 * 2)(0x20080522, 0)
         data = (ctypes.c_uint32 * 6)()
@@ -478,17 +477,17 @@ def raw_number(number: int) -> int:
 
 
 @each(KERNEL)
-def test_no_permission_opens_other_parts_of_the_kernel(attempt: Attempt[None], user: str) -> None:
+def test_no_permission_allows_access_to_other_kernel_features(attempt: Attempt[None], user: str) -> None:
     attempt.is_refused(None, user)
 
 
 @each([one for one in KERNEL if one.works_for])
-def test_these_parts_are_open_outside(attempt: Attempt[None], user: str) -> None:
+def test_other_kernel_features_are_accessible_outside_the_sandbox(attempt: Attempt[None], user: str) -> None:
     attempt.works(None, user)
 
 
 @USER
-def test_nothing_types_into_a_terminal_that_was_inherited(user: str) -> None:
+def test_no_input_can_be_injected_into_an_inherited_terminal(user: str) -> None:
     make_controlling, put_character = 0x540E, 0x5412
     master, slave = pty.openpty()
 
@@ -508,7 +507,7 @@ def test_nothing_types_into_a_terminal_that_was_inherited(user: str) -> None:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86_64 has these conventions")
 @USER
-def test_calls_of_foreign_conventions_end_the_process(user: str) -> None:
+def test_system_calls_with_foreign_conventions_end_the_process(user: str) -> None:
     def machine_code(code: bytes) -> Callable[[], int]:
         def execute() -> int:
             memory = mmap.mmap(-1, 4_096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
@@ -534,7 +533,7 @@ def test_calls_of_foreign_conventions_end_the_process(user: str) -> None:
 
 
 @USER
-def test_a_process_can_use_threads(user: str) -> None:
+def test_sandboxed_process_can_use_threads(user: str) -> None:
     def use_threads() -> list[int]:
         found: list[int] = []
         threads = [threading.Thread(target=found.append, args=(number,)) for number in range(3)]
@@ -548,7 +547,7 @@ def test_a_process_can_use_threads(user: str) -> None:
 
 
 @USER
-def test_a_process_can_signal_itself_and_abort(user: str) -> None:
+def test_sandboxed_process_can_signal_itself_and_abort(user: str) -> None:
     def interrupt() -> None:
         # Programs that a shell starts in the background ignore it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -562,7 +561,7 @@ def test_a_process_can_signal_itself_and_abort(user: str) -> None:
     assert inside(os.abort, NOTHING, user=user).signal == signal.SIGABRT
 
 
-def test_late_imports_of_the_standard_library_work() -> None:
+def test_sandboxed_process_can_import_the_standard_library() -> None:
     def use() -> str:
         import csv
         import decimal
@@ -576,7 +575,7 @@ def test_late_imports_of_the_standard_library_work() -> None:
     assert inside(use, NOTHING).value == "0.333 Europe/Berlin"
 
 
-def test_the_usual_devices_work() -> None:
+def test_sandboxed_process_can_use_standard_devices() -> None:
     def use() -> tuple[int, int]:
         with open("/dev/null", "w") as file:
             file.write("x")
@@ -586,6 +585,6 @@ def test_the_usual_devices_work() -> None:
     assert inside(use, NOTHING).value == (4, 4)
 
 
-def test_the_machine_of_the_tests_is_known() -> None:
+def test_machine_of_the_tests_is_supported() -> None:
     assert this_machine().name == platform.machine()
     assert run(os.getpid).is_ok

@@ -12,11 +12,11 @@ import pytest
 from djqueue.runtime.executors.sandbox import landlock
 from djqueue.runtime.executors.sandbox.errors import PermissionPathError, SandboxUnavailableError
 from djqueue.runtime.executors.sandbox.landlock import NetRight, Right, Ruleset, Scope, abi, rights_of
-from tests.runtime.executors.sandbox.harness import USERS, run, shared_directory
+from tests.runtime.executors.sandbox.attempts import USER
+from tests.runtime.executors.sandbox.harness import run, shared_directory
 
 pytestmark = pytest.mark.skipif(abi() == 0, reason="the kernel has no Landlock, or it is switched off")
 READ = Right.READ_FILE | Right.READ_DIR
-USER = pytest.mark.parametrize("user", USERS)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def folder() -> Iterator[Path]:
 # What the kernel knows.
 
 
-def test_each_abi_knows_the_rights_of_the_earlier_ones() -> None:
+def test_each_landlock_abi_includes_the_rights_of_earlier_ones() -> None:
     assert rights_of(0) == Right(0)
     assert rights_of(1) == Right(2**13 - 1)
     assert rights_of(2) == rights_of(1) | Right.REFER
@@ -52,19 +52,19 @@ def test_each_abi_knows_the_rights_of_the_earlier_ones() -> None:
         (7, Right.RESOLVE_UNIX, NetRight(0), Scope(0), "ABI 7 does not know <Right.RESOLVE_UNIX"),
     ],
 )
-def test_a_right_that_the_kernel_does_not_know_is_an_error(
+def test_right_unknown_to_the_kernel_is_an_error(
     version: int, handled: Right, net: NetRight, scopes: Scope, missing: str
 ) -> None:
     with pytest.raises(SandboxUnavailableError, match=missing):
         Ruleset(handled, net=net, scopes=scopes, version=version)
 
 
-def test_a_kernel_that_refuses_a_ruleset_is_an_error() -> None:
+def test_ruleset_rejected_by_the_kernel_is_an_error() -> None:
     with pytest.raises(SandboxUnavailableError, match="Landlock refused landlock_create_ruleset"):
         Ruleset(Right(0), version=1)
 
 
-def test_a_right_that_a_ruleset_does_not_handle_cannot_be_granted() -> None:
+def test_right_not_handled_by_a_ruleset_cannot_be_granted() -> None:
     ruleset = Ruleset(Right.READ_FILE)
     try:
         with pytest.raises(SandboxUnavailableError, match=r"does not handle <Right.READ_DIR"):
@@ -75,7 +75,7 @@ def test_a_right_that_a_ruleset_does_not_handle_cannot_be_granted() -> None:
         ruleset.close()
 
 
-def test_a_missing_path_is_an_error() -> None:
+def test_missing_path_is_an_error() -> None:
     ruleset = Ruleset(READ)
     try:
         with pytest.raises(PermissionPathError, match="/nowhere/at/all can't be granted: No such file"):
@@ -84,7 +84,7 @@ def test_a_missing_path_is_an_error() -> None:
         ruleset.close()
 
 
-def test_a_kernel_without_landlock_has_no_abi(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_without_landlock_has_abi_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: int) -> int:
         raise OSError(errno.EOPNOTSUPP, "switched off")
 
@@ -96,7 +96,7 @@ def test_a_kernel_without_landlock_has_no_abi(monkeypatch: pytest.MonkeyPatch) -
 
 
 @USER
-def test_only_what_is_allowed_can_be_read(folder: Path, user: str) -> None:
+def test_only_allowed_paths_can_be_read(folder: Path, user: str) -> None:
     def restrict() -> None:
         ruleset = Ruleset(READ)
         ruleset.allow_path(str(folder / "in"), READ)
@@ -111,7 +111,7 @@ def test_only_what_is_allowed_can_be_read(folder: Path, user: str) -> None:
 
 
 @USER
-def test_a_file_can_be_allowed_with_the_rights_of_a_directory(folder: Path, user: str) -> None:
+def test_file_can_be_allowed_with_the_rights_of_a_directory(folder: Path, user: str) -> None:
     def restrict() -> None:
         ruleset = Ruleset(READ)
         ruleset.allow_path(str(folder / "in" / "data"), READ)
@@ -122,7 +122,7 @@ def test_a_file_can_be_allowed_with_the_rights_of_a_directory(folder: Path, user
 
 
 @USER
-def test_a_second_ruleset_can_only_narrow_the_first(folder: Path, user: str) -> None:
+def test_second_ruleset_can_only_narrow_the_first(folder: Path, user: str) -> None:
     def restrict(path: Path) -> None:
         ruleset = Ruleset(READ)
         ruleset.allow_path(str(path), READ)
@@ -145,7 +145,7 @@ def test_a_second_ruleset_can_only_narrow_the_first(folder: Path, user: str) -> 
 
 
 @USER
-def test_a_process_with_threads_is_refused(user: str) -> None:
+def test_process_with_threads_is_rejected(user: str) -> None:
     def restrict() -> None:
         release = threading.Event()
         thread = threading.Thread(target=release.wait)
@@ -185,7 +185,7 @@ def test_only_allowed_ports_can_be_bound_and_connected_to(user: str) -> None:
 
 @pytest.mark.skipif(abi() < landlock.SCOPES_SINCE, reason="this Landlock does not know scopes")
 @USER
-def test_signals_and_abstract_sockets_stay_inside(user: str) -> None:
+def test_signals_and_abstract_sockets_do_not_leave_the_sandbox(user: str) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"\0djqueue-test-{os.getpid()}-{user}")
         server.listen()

@@ -46,27 +46,27 @@ EACH = pytest.mark.parametrize("permissions", [NOTHING, ALL, LISTEN, HOSTS], ids
 
 
 @EACH
-def test_a_new_kernel_enforces_everything(kernel: Kernel, permissions: Permissions) -> None:
+def test_current_kernel_enforces_all_permissions(kernel: Kernel, permissions: Permissions) -> None:
     assert missing_layers(permissions) == ()
     assert enforceable(permissions, ()) == permissions
 
 
 @EACH
-def test_an_unknown_machine_enforces_nothing(kernel: Kernel, permissions: Permissions) -> None:
+def test_unknown_machine_enforces_no_permission(kernel: Kernel, permissions: Permissions) -> None:
     kernel.machine = "riscv64"
 
     names = tuple(name for name in layers.KERNEL_PERMISSIONS if getattr(permissions, name) is not True)
     assert missing(permissions) == ({"a supported system": names} if names else {})
 
 
-def test_another_system_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_for_another_operating_system_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables.sys, "platform", "darwin")
 
     found = missing_layers(NOTHING)
     assert "this is darwin on" in str(found[0])
 
 
-def test_without_seccomp_nothing_is_enforced(kernel: Kernel) -> None:
+def test_kernel_without_seccomp_enforces_no_permission(kernel: Kernel) -> None:
     kernel.actions = set()
 
     assert missing(NOTHING) == {"seccomp filters": layers.KERNEL_PERMISSIONS}
@@ -82,7 +82,7 @@ def test_without_seccomp_nothing_is_enforced(kernel: Kernel) -> None:
         (Permissions(read=True, write=["/srv"], listen=[80]), ("write", "listen")),
     ],
 )
-def test_without_landlock_nothing_is_guaranteed_and_files_are_not_protected(
+def test_kernel_without_landlock_does_not_protect_files(
     kernel: Kernel, permissions: Permissions, ineffective: tuple[str, ...]
 ) -> None:
     kernel.version = 0
@@ -95,7 +95,7 @@ def test_without_landlock_nothing_is_guaranteed_and_files_are_not_protected(
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_an_old_landlock_knows_no_ports(kernel: Kernel, version: int) -> None:
+def test_old_landlock_cannot_enforce_ports(kernel: Kernel, version: int) -> None:
     kernel.version = version
 
     assert missing(LISTEN) == {"Landlock ABI 4": ("listen",)}
@@ -105,14 +105,16 @@ def test_an_old_landlock_knows_no_ports(kernel: Kernel, version: int) -> None:
 @pytest.mark.parametrize(
     ("release", "actions"), [("5.8.0", {ALLOW, NOTIFY}), ("4.19.0-1", {ALLOW}), ("6.1.0", {ALLOW})]
 )
-def test_a_list_of_hosts_needs_supervision(kernel: Kernel, release: str, actions: set[int]) -> None:
+def test_list_of_hosts_requires_seccomp_notifications(
+    kernel: Kernel, release: str, actions: set[int]
+) -> None:
     kernel.release, kernel.actions = release, actions
 
     assert missing(HOSTS) == {"seccomp notifications": ("net",)}
     assert missing(NOTHING) == {}
 
 
-def test_the_message_names_permission_layer_kernel_and_remedy(kernel: Kernel) -> None:
+def test_error_message_names_permission_layer_kernel_and_remedy(kernel: Kernel) -> None:
     kernel.version = 0
 
     with pytest.raises(SandboxUnavailableError) as caught:
@@ -125,7 +127,7 @@ def test_the_message_names_permission_layer_kernel_and_remedy(kernel: Kernel) ->
     assert caught.value.exit_code == 78 == os.EX_CONFIG
 
 
-def test_accepted_gaps_leave_the_rest_in_force(kernel: Kernel) -> None:
+def test_accepted_gaps_keep_the_other_permissions_enforced(kernel: Kernel) -> None:
     kernel.version = 0
 
     assert enforceable(HOSTS, layers.KERNEL_PERMISSIONS) == Permissions(
@@ -136,7 +138,7 @@ def test_accepted_gaps_leave_the_rest_in_force(kernel: Kernel) -> None:
     assert sandbox.permissions.net == ("a.example",)
 
 
-def test_on_an_unknown_system_accepted_gaps_leave_nothing(kernel: Kernel) -> None:
+def test_accepted_gaps_on_an_unknown_system_enforce_no_permission(kernel: Kernel) -> None:
     kernel.machine = "riscv64"
     kernel.actions = set()
     sandbox = Sandbox(HOSTS, {}, unenforced=layers.KERNEL_PERMISSIONS)
@@ -151,7 +153,7 @@ def test_gaps_are_accepted_only_where_they_exist(kernel: Kernel) -> None:
     assert Sandbox(HOSTS, {}, unenforced=["read", "net"]).unenforced == ()
 
 
-def test_a_sandbox_is_refused_before_any_process_is_changed(kernel: Kernel) -> None:
+def test_unenforceable_sandbox_is_rejected_before_the_process_is_changed(kernel: Kernel) -> None:
     kernel.version = 0
     given: dict[str, Any] = {"permissions": NOTHING, "values": {}}
 

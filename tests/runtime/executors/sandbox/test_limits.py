@@ -1,4 +1,4 @@
-"""What no layer can stop, as the documentation says: if one of these fails, the documentation is wrong."""
+"""Actions that no layer can prevent: if one of these tests fails, the documentation is wrong."""
 
 import ctypes
 import mmap
@@ -27,17 +27,17 @@ def place() -> Iterator[Path]:
         yield path
 
 
-def test_whether_a_file_exists_and_its_size_are_visible(place: Path) -> None:
+def test_existence_and_size_of_files_are_visible(place: Path) -> None:
     assert inside(lambda: (place / "secret").stat().st_size, NOTHING).value == 6
     assert inside(lambda: (place / "nothing").exists(), NOTHING).value is False
     assert inside(lambda: os.access(place / "secret", os.R_OK), NOTHING).value is True
 
 
-def test_the_target_of_a_symbolic_link_is_visible(place: Path) -> None:
+def test_target_of_a_symbolic_link_is_visible(place: Path) -> None:
     assert inside(lambda: os.readlink(place / "link"), NOTHING).value == "secret"
 
 
-def test_a_write_permission_changes_modes_and_times_of_every_file_of_the_user(place: Path) -> None:
+def test_write_permission_allows_changing_modes_and_times_of_all_files_of_the_user(place: Path) -> None:
     """Landlock does not know these calls, and a filter sees no paths."""
 
     def change() -> None:
@@ -48,11 +48,11 @@ def test_a_write_permission_changes_modes_and_times_of_every_file_of_the_user(pl
     assert not inside(change, Permissions(read=[place])).is_ok
 
 
-def test_the_working_directory_can_be_anywhere(place: Path) -> None:
+def test_working_directory_can_be_changed_to_any_path(place: Path) -> None:
     assert inside(lambda: os.chdir(place), NOTHING).is_ok
 
 
-def test_a_loader_that_is_granted_starts_every_program_that_can_be_read() -> None:
+def test_permitted_loader_starts_every_readable_program() -> None:
     loader = loader_of("/bin/true")
     if loader is None:
         pytest.skip("programs of this system have no loader")
@@ -64,7 +64,7 @@ def test_a_loader_that_is_granted_starts_every_program_that_can_be_read() -> Non
     assert inside(start, Permissions(run=["/bin/true"])).value != 0
 
 
-def test_a_list_of_ports_does_not_prevent_listening_on_a_random_one() -> None:
+def test_list_of_ports_does_not_prevent_listening_on_a_random_port() -> None:
     def listen() -> int:
         with socket.socket() as server:
             server.listen()
@@ -73,7 +73,7 @@ def test_a_list_of_ports_does_not_prevent_listening_on_a_random_one() -> None:
     assert inside(listen, Permissions(listen=[1])).value > 1
 
 
-def test_a_list_of_ports_is_for_tcp_if_every_host_is_allowed() -> None:
+def test_list_of_ports_applies_only_to_tcp_if_every_host_is_allowed() -> None:
     def bind() -> int:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
             server.bind(("127.0.0.1", 0))
@@ -83,7 +83,7 @@ def test_a_list_of_ports_is_for_tcp_if_every_host_is_allowed() -> None:
     assert not inside(bind, Permissions(net=True)).is_ok
 
 
-def test_reading_everything_includes_the_command_lines_of_other_processes() -> None:
+def test_read_permission_for_all_files_includes_command_lines_of_processes() -> None:
     def read() -> bytes:
         return Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
 
@@ -91,7 +91,7 @@ def test_reading_everything_includes_the_command_lines_of_other_processes() -> N
     assert not inside(read, NOTHING).is_ok
 
 
-def test_machine_code_can_run() -> None:
+def test_machine_code_can_be_executed() -> None:
     def execute() -> None:
         with mmap.mmap(-1, 4_096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as memory:
             memory.write(b"x")
@@ -100,14 +100,14 @@ def test_machine_code_can_run() -> None:
     assert inside(lambda: ctypes.CDLL(None).getpid(), NOTHING).value > 0
 
 
-def test_what_identifies_the_machine_and_the_parent_is_visible() -> None:
+def test_machine_and_parent_process_identifiers_are_visible() -> None:
     assert inside(os.uname, NOTHING).is_ok
     assert inside(os.getppid, NOTHING).value == os.getpid()
     assert inside(lambda: os.getsid(os.getppid()), NOTHING).is_ok
     assert inside(os.getloadavg, NOTHING).is_ok
 
 
-def test_an_open_file_stays_usable(place: Path) -> None:
+def test_open_file_stays_usable(place: Path) -> None:
     """A process inherits only what its parent leaves open, so parents must close everything else."""
     with open(place / "secret") as file:
         assert inside(file.read, NOTHING).value == "secret"

@@ -39,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int | Non
 Asked = list[tuple[str, int | None]]
 
 
-def test_a_name_has_the_addresses_that_the_supervisor_found(asked: Asked) -> None:
+def test_getaddrinfo_returns_the_addresses_found_by_the_broker(asked: Asked) -> None:
     assert socket.getaddrinfo("a.example", 443) == [
         (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 443)),
         (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 443, 0, 0)),
@@ -57,19 +57,21 @@ def test_a_name_has_the_addresses_that_the_supervisor_found(asked: Asked) -> Non
         ("münchen.example", 80, ("xn--mnchen-3ya.example", 80)),
     ],
 )
-def test_names_and_ports_have_several_forms(asked: Asked, host: Any, port: Any, question: Any) -> None:
+def test_getaddrinfo_accepts_all_forms_of_names_and_ports(
+    asked: Asked, host: Any, port: Any, question: Any
+) -> None:
     assert socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)
     assert asked == [question]
 
 
-def test_the_family_is_respected(asked: Asked) -> None:
+def test_getaddrinfo_respects_the_address_family(asked: Asked) -> None:
     found = socket.getaddrinfo("a.example", 80, socket.AF_INET6, socket.SOCK_STREAM)
 
     assert [entry[4][0] for entry in found] == ["2001:db8::1"]
 
 
 @pytest.mark.parametrize("host", ["192.0.2.9", "::1", None, "", b"127.0.0.1"])
-def test_an_address_and_this_machine_need_no_name_server(asked: Asked, host: Any) -> None:
+def test_ip_addresses_and_localhost_need_no_request_to_the_broker(asked: Asked, host: Any) -> None:
     assert socket.getaddrinfo(host, 80, type=socket.SOCK_STREAM)
     assert asked == []
 
@@ -85,7 +87,7 @@ def test_an_address_and_this_machine_need_no_name_server(asked: Asked, host: Any
         (lambda: socket.getaddrinfo("a.example", "no-such-service"), socket.EAI_SERVICE),
     ],
 )
-def test_an_unusable_name_is_an_error_of_name_resolution(
+def test_invalid_name_raises_an_error_of_name_resolution(
     asked: Asked, call: Callable[[], Any], code: int
 ) -> None:
     with pytest.raises(socket.gaierror) as caught:
@@ -93,18 +95,18 @@ def test_an_unusable_name_is_an_error_of_name_resolution(
     assert caught.value.errno == code
 
 
-def test_a_name_that_is_not_listed_is_denied(asked: Asked) -> None:
+def test_unlisted_name_is_denied(asked: Asked) -> None:
     with pytest.raises(PermissionError, match=r"does not list 'secret\.example'"):
         socket.create_connection(("secret.example", 443))
 
 
-def test_older_functions_ask_too(asked: Asked) -> None:
+def test_older_resolver_functions_use_the_broker(asked: Asked) -> None:
     assert socket.gethostbyname("a.example") == "192.0.2.1"
     assert socket.gethostbyname_ex("a.example") == ("a.example", [], ["192.0.2.1"])
     assert [name for name, _ in asked] == ["a.example"] * 2
 
 
-def test_a_loop_asks_too(asked: Asked) -> None:
+def test_event_loop_resolver_uses_the_broker(asked: Asked) -> None:
     async def resolve() -> list[Any]:
         return await asyncio.get_running_loop().getaddrinfo("a.example", 443, family=socket.AF_INET)
 
@@ -113,7 +115,7 @@ def test_a_loop_asks_too(asked: Asked) -> None:
 
 
 @needs_sandbox
-def test_names_work_inside_a_sandbox(asked: Asked) -> None:
+def test_names_are_resolved_inside_a_sandbox(asked: Asked) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 

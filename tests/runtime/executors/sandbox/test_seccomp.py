@@ -1,6 +1,7 @@
 """A filter answers as its rules say, on both machines, and whatever a caller puts into the registers."""
 
 import errno
+import itertools
 import os
 import threading
 from typing import Any
@@ -43,14 +44,14 @@ def asked(rules: Filter, name: str, *arguments: int) -> int:
 
 
 @MACHINES
-def test_a_call_of_another_architecture_kills(machine: Machine) -> None:
+def test_system_call_of_another_architecture_kills_the_process(machine: Machine) -> None:
     code = Filter(machine).instructions()
 
     assert answer(code, 0x40000003, 20) == KILL
     assert answer(code, machine.audit_arch, 20) == ALLOW
 
 
-def test_an_x32_call_kills_but_a_skipped_call_does_not() -> None:
+def test_x32_call_kills_the_process_but_a_skipped_call_does_not() -> None:
     code = Filter(X86_64).instructions()
 
     assert answer(code, X86_64.audit_arch, 0x40000000) == KILL
@@ -59,7 +60,7 @@ def test_an_x32_call_kills_but_a_skipped_call_does_not() -> None:
 
 
 @MACHINES
-def test_an_unknown_number_is_not_implemented(machine: Machine) -> None:
+def test_unknown_system_call_is_not_implemented(machine: Machine) -> None:
     code = Filter(machine).instructions()
 
     for first, last in machine.gaps:
@@ -70,7 +71,7 @@ def test_an_unknown_number_is_not_implemented(machine: Machine) -> None:
 
 
 @MACHINES
-def test_a_rule_counts_for_its_call_only(machine: Machine) -> None:
+def test_rule_applies_only_to_its_system_call(machine: Machine) -> None:
     rules = Filter(machine)
     rules.refuse("bpf", "ptrace")
     rules.refuse("openat2", error=errno.ENOSYS)
@@ -83,14 +84,14 @@ def test_a_rule_counts_for_its_call_only(machine: Machine) -> None:
     assert {asked(rules, name) for name in machine.numbers if name not in special} == {ALLOW}
 
 
-def test_hundreds_of_calls_can_be_refused() -> None:
+def test_hundreds_of_system_calls_can_be_denied() -> None:
     rules = Filter(X86_64)
     rules.refuse(*X86_64.numbers)
 
     assert {asked(rules, name) for name in X86_64.numbers} == {PERM}
 
 
-def test_refused_cases_come_before_allowed_ones_and_those_before_the_rest() -> None:
+def test_denied_cases_precede_allowed_cases_and_the_default() -> None:
     rules = Filter(X86_64)
     rules.allow_only_if("clone", (any_bits(0, 0x10000),))
     rules.refuse_if("clone", (any_bits(0, 0x20000),), error=errno.EACCES)
@@ -100,7 +101,7 @@ def test_refused_cases_come_before_allowed_ones_and_those_before_the_rest() -> N
     assert asked(rules, "clone", 17) == PERM
 
 
-def test_a_call_that_is_refused_as_a_whole_stays_refused() -> None:
+def test_fully_denied_system_call_stays_denied() -> None:
     rules = Filter(X86_64)
     rules.refuse("chmod")
     rules.refuse_if("chmod", (any_bits(1, 0o6000),))
@@ -108,7 +109,7 @@ def test_a_call_that_is_refused_as_a_whole_stays_refused() -> None:
     assert asked(rules, "chmod", 0, 0o644) == PERM
 
 
-def test_an_int_is_compared_without_what_lies_above_it() -> None:
+def test_int_argument_is_compared_without_its_upper_bits() -> None:
     rules = Filter(X86_64)
     rules.refuse_if("ioctl", (equals(1, 0x5412),))
 
@@ -117,7 +118,7 @@ def test_an_int_is_compared_without_what_lies_above_it() -> None:
     assert asked(rules, "ioctl", 0, 0x5413) == ALLOW
 
 
-def test_a_pointer_is_compared_as_a_whole() -> None:
+def test_pointer_argument_is_compared_with_all_bits() -> None:
     rules = Filter(X86_64)
     rules.allow_only_if("prlimit64", (equals(0, 0), is_null(2)))
 
@@ -141,7 +142,7 @@ CHECKS = st.builds(
     st.lists(st.lists(CHECKS, min_size=1, max_size=3).map(tuple), max_size=4),
     st.tuples(*[st.one_of(REGISTERS, st.integers(0, 3))] * 6),
 )
-def test_the_assembled_filter_computes_what_its_conditions_say(
+def test_assembled_filter_computes_its_conditions(
     refused: list[tuple[Check, ...]], allowed: list[tuple[Check, ...]], arguments: tuple[int, ...]
 ) -> None:
     rules = Filter(X86_64)
@@ -157,12 +158,12 @@ def test_the_assembled_filter_computes_what_its_conditions_say(
     assert asked(rules, "ioctl", *arguments) == expected
 
 
-def test_a_condition_that_no_argument_can_meet_is_an_error() -> None:
+def test_impossible_condition_is_an_error() -> None:
     with pytest.raises(ValueError, match="no masked argument has the value 0x4"):
         Check(0, 3, 4)
 
 
-def test_a_filter_that_is_too_long_is_an_error() -> None:
+def test_too_long_filter_is_an_error() -> None:
     rules = Filter(X86_64)
     rules.refuse_if("ioctl", *((equals(1, value),) for value in range(2_000)))
 
@@ -184,17 +185,14 @@ SETS = [
 
 @MACHINES
 @pytest.mark.parametrize("permissions", SETS, ids=Permissions.describe)
-@pytest.mark.parametrize("may_fork", [True, False])
-@pytest.mark.parametrize("abi", [0, 1, 4, 7])
-def test_no_permission_allows_a_call_that_is_always_refused(
-    machine: Machine, permissions: Permissions, may_fork: bool, abi: int
-) -> None:
-    rules = filter_for(permissions, machine, may_fork=may_fork, abi=abi)
+def test_no_permission_allows_a_forbidden_system_call(machine: Machine, permissions: Permissions) -> None:
     refused = [name for names in calls.REFUSED.values() for name in names.split()]
-
-    assert {asked(rules, name) for name in refused if name in machine.numbers} == {PERM}
     unavailable = calls.UNAVAILABLE.split()
-    assert {asked(rules, name) for name in unavailable if name in machine.numbers} == {NOSYS}
+    for may_fork, abi in itertools.product((True, False), (0, 1, 4, 7)):
+        rules = filter_for(permissions, machine, may_fork=may_fork, abi=abi)
+
+        assert {asked(rules, name) for name in refused if name in machine.numbers} == {PERM}
+        assert {asked(rules, name) for name in unavailable if name in machine.numbers} == {NOSYS}
 
 
 INET, INET6, UNIX, NETLINK, PACKET, ALG, VSOCK = 2, 10, 1, 16, 17, 38, 40
@@ -212,7 +210,7 @@ def sockets(permissions: Permissions) -> set[tuple[int, int, int]]:
     }
 
 
-def test_the_kinds_of_sockets_follow_the_network_permissions() -> None:
+def test_allowed_socket_types_follow_the_network_permissions() -> None:
     tcp = {(family, 1, protocol) for family in (INET, INET6) for protocol in (0, 6)}
     udp = {(family, 2, protocol) for family in (INET, INET6) for protocol in (0, 17)}
 
@@ -234,18 +232,20 @@ def test_the_kinds_of_sockets_follow_the_network_permissions() -> None:
         (Permissions(listen=[1]), PERM),
     ],
 )
-def test_connect_is_refused_supervised_or_allowed(permissions: Permissions, expected: int) -> None:
+def test_connect_is_denied_supervised_or_allowed_by_permission(
+    permissions: Permissions, expected: int
+) -> None:
     assert asked(filter_for(permissions, X86_64, may_fork=False), "connect") == expected
 
 
-def test_the_second_filter_leaves_connect_to_the_listener_of_the_first() -> None:
+def test_second_filter_leaves_connect_to_the_listener_of_the_first() -> None:
     rules = filter_for(Permissions(net=["a.example"]), X86_64, may_fork=False, is_supervised=True)
 
     assert asked(rules, "connect") == ALLOW
 
 
 @MACHINES
-def test_only_the_template_process_may_fork(machine: Machine) -> None:
+def test_filter_allows_forks_only_in_the_template_process(machine: Machine) -> None:
     def result(permissions: Permissions, may_fork: bool, flags: int) -> int:
         return asked(filter_for(permissions, machine, may_fork=may_fork), "clone", flags)
 
@@ -271,7 +271,7 @@ def test_only_the_template_process_may_fork(machine: Machine) -> None:
         (5, False, ALL, PERM, ALLOW),
     ],
 )
-def test_signals_are_left_to_landlock_only_where_it_knows_them(
+def test_filter_leaves_signals_to_landlock_only_if_landlock_supports_them(
     abi: int, may_fork: bool, permissions: Permissions, others: int, own: int
 ) -> None:
     rules = filter_for(permissions, X86_64, may_fork=may_fork, abi=abi, pid=77)
@@ -285,7 +285,7 @@ def test_signals_are_left_to_landlock_only_where_it_knows_them(
 
 
 @pytest.mark.parametrize("abi", [0, 1, 2])
-def test_truncation_is_refused_by_the_filter_where_landlock_does_not_know_it(abi: int) -> None:
+def test_filter_denies_truncation_if_landlock_does_not_support_it(abi: int) -> None:
     old = filter_for(NOTHING, X86_64, may_fork=False, abi=abi)
     new = filter_for(NOTHING, X86_64, may_fork=False, abi=3)
 
@@ -324,14 +324,14 @@ def test_no_permission_allows_set_id_bits(machine: Machine, name: str, arguments
     assert asked(rules, name, *start, mode & ~0o6000) == ALLOW
 
 
-def test_the_mode_of_open_counts_only_if_it_creates_a_file() -> None:
+def test_open_mode_is_checked_only_if_a_file_is_created() -> None:
     rules = filter_for(ALL, X86_64, may_fork=False)
 
     assert asked(rules, "openat", 0, 0, 0, 0o6755) == ALLOW
 
 
 @pytest.mark.parametrize("may_fork", [True, False])
-def test_limits_of_other_processes_are_out_of_reach(may_fork: bool) -> None:
+def test_limits_of_other_processes_cannot_be_changed(may_fork: bool) -> None:
     rules = filter_for(ALL, X86_64, may_fork=may_fork)
 
     assert asked(rules, "prlimit64", 1, 7, 0x1000) == PERM
@@ -344,7 +344,7 @@ def test_limits_of_other_processes_are_out_of_reach(may_fork: bool) -> None:
     assert (asked(rules, "setpriority", 2, 0), asked(rules, "ioprio_set", 1, 0)) == (PERM, ALLOW)
 
 
-def test_the_template_process_can_add_a_filter_but_not_a_listener() -> None:
+def test_template_process_can_add_a_filter_but_not_a_listener() -> None:
     template = filter_for(NOTHING, X86_64, may_fork=True)
     child = filter_for(NOTHING, X86_64, may_fork=False)
 
@@ -356,7 +356,7 @@ def test_the_template_process_can_add_a_filter_but_not_a_listener() -> None:
     assert asked(child, "seccomp", 1, 0) == PERM
 
 
-def test_options_of_the_process_that_weaken_it_are_refused() -> None:
+def test_prctl_options_that_weaken_the_sandbox_are_denied() -> None:
     template = filter_for(ALL, X86_64, may_fork=True)
     child = filter_for(ALL, X86_64, may_fork=False)
     set_dumpable, set_seccomp, set_ptracer, set_mm, keep_caps, set_name = 4, 22, 0x59616D61, 35, 8, 15
@@ -371,7 +371,7 @@ def test_options_of_the_process_that_weaken_it_are_refused() -> None:
 
 
 @given(st.sampled_from(sorted(X86_64.numbers)), st.tuples(*[REGISTERS] * 6), st.sampled_from(SETS))
-def test_the_second_stage_allows_nothing_that_the_first_refuses(
+def test_second_stage_allows_no_call_that_the_first_denies(
     name: str, arguments: Any, permissions: Permissions
 ) -> None:
     first = asked(filter_for(permissions, X86_64, may_fork=True, abi=7), name, *arguments)
@@ -384,7 +384,7 @@ def test_the_second_stage_allows_nothing_that_the_first_refuses(
 
 
 @pytest.mark.skipif(not has_action(ALLOW), reason="the kernel has no seccomp filters")
-def test_an_installed_filter_is_in_force_in_every_thread() -> None:
+def test_installed_filter_applies_to_every_thread() -> None:
     def use() -> list[int | None]:
         found: list[int | None] = []
         ready, go = threading.Event(), threading.Event()
@@ -411,7 +411,7 @@ def test_an_installed_filter_is_in_force_in_every_thread() -> None:
 
 
 @pytest.mark.skipif(not has_action(NOTIFY), reason="the kernel has no seccomp notifications")
-def test_a_process_has_one_listener() -> None:
+def test_process_has_at_most_one_listener() -> None:
     def install() -> None:
         for _ in range(2):
             rules = Filter(this_machine())

@@ -1,4 +1,4 @@
-"""One permission does not open what another is for, and no combination opens what a missing one is for."""
+"""Each permission opens only its own resources, alone and combined with the others."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from djqueue.core.permissions import Permissions
-from tests.runtime.executors.sandbox.attempts import Attempt, needs_sandbox
+from tests.runtime.executors.sandbox.attempts import Attempt, named, needs_sandbox
 from tests.runtime.executors.sandbox.harness import USERS, inside
 from tests.runtime.executors.sandbox.test_attempts_on_files import READS, WRITES
 from tests.runtime.executors.sandbox.test_attempts_on_files import place as _place
@@ -20,10 +20,6 @@ place, servers = _place, _servers
 USER = pytest.mark.parametrize("user", USERS[:1])
 
 
-def named(attempts: list[Attempt[Any]]) -> Any:
-    return pytest.mark.parametrize("attempt", attempts, ids=lambda one: one.name)
-
-
 def is_refused(attempt: Attempt[Any], place: Any, permissions: Permissions, user: str) -> None:
     result = inside(lambda: attempt.action(place), permissions, user=user)
     assert not result.is_ok, f"{permissions.describe()} allowed it: {result}"
@@ -33,35 +29,37 @@ def is_refused(attempt: Attempt[Any], place: Any, permissions: Permissions, user
 
 @named(READS)
 @USER
-def test_reading_needs_read_or_write(attempt: Attempt[Path], place: Path, user: str) -> None:
+def test_reading_requires_read_or_write_permission(attempt: Attempt[Path], place: Path, user: str) -> None:
     is_refused(attempt, place, Permissions(net=True, run=True, listen=True, env=True, db=True), user)
 
 
 @named(WRITES)
 @USER
-def test_writing_needs_write(attempt: Attempt[Path], place: Path, user: str) -> None:
+def test_writing_requires_write_permission(attempt: Attempt[Path], place: Path, user: str) -> None:
     is_refused(attempt, place, Permissions(read=True, net=True, run=True, listen=True), user)
 
 
 @named(NETWORK)
 @USER
-def test_the_network_needs_net_or_listen(attempt: Attempt[Servers], servers: Servers, user: str) -> None:
+def test_network_access_requires_net_or_listen_permission(
+    attempt: Attempt[Servers], servers: Servers, user: str
+) -> None:
     is_refused(attempt, servers, Permissions(read=True, write=True, run=True), user)
 
 
 @named([one for one in NETWORK if "listen" not in one.name and one.name != "bind"])
 @USER
-def test_connecting_needs_net(attempt: Attempt[Servers], servers: Servers, user: str) -> None:
+def test_connecting_requires_net_permission(attempt: Attempt[Servers], servers: Servers, user: str) -> None:
     is_refused(attempt, servers, Permissions(read=True, write=True, run=True, listen=True), user)
 
 
 @named([one for one in NETWORK if "listen" in one.name or one.name == "bind"])
 @USER
-def test_listening_needs_listen(attempt: Attempt[Servers], servers: Servers, user: str) -> None:
+def test_listening_requires_listen_permission(attempt: Attempt[Servers], servers: Servers, user: str) -> None:
     is_refused(attempt, servers, Permissions(read=True, write=True, run=True, net=True), user)
 
 
 @named(PROGRAMS)
 @USER
-def test_starting_programs_needs_run(attempt: Attempt[None], user: str) -> None:
+def test_starting_programs_requires_run_permission(attempt: Attempt[None], user: str) -> None:
     is_refused(attempt, None, Permissions(read=True, write=True, net=True, listen=True), user)

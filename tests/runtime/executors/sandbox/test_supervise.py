@@ -29,7 +29,7 @@ from djqueue.runtime.executors.sandbox.supervise import (
 )
 from djqueue.runtime.executors.sandbox.syscalls import set_dumpable
 from djqueue.runtime.executors.sandbox.tables import this_machine
-from tests.runtime.executors.sandbox.attempts import needs_sandbox
+from tests.runtime.executors.sandbox.attempts import USER, needs_sandbox, variants
 from tests.runtime.executors.sandbox.harness import (
     LIBC,
     USERS,
@@ -44,8 +44,7 @@ from tests.runtime.executors.sandbox.harness import (
 from tests.support import eventually
 
 pytestmark = needs_sandbox
-USER = pytest.mark.parametrize("user", USERS)
-TAKING = pytest.mark.parametrize("takes_sockets", [True, False], ids=["taken", "replaced"])
+TAKING = pytest.mark.parametrize("takes_sockets", variants([True, False]), ids=["taken", "replaced"])
 
 
 class Server:
@@ -142,7 +141,7 @@ def address(port: int) -> bytes:
 
 @USER
 @TAKING
-def test_a_listed_port_is_connected_and_another_is_not(
+def test_only_a_listed_port_can_be_connected(
     server: Server, other: Server, user: str, takes_sockets: bool
 ) -> None:
     net = f"127.0.0.1:{server.port}"
@@ -155,7 +154,7 @@ def test_a_listed_port_is_connected_and_another_is_not(
 
 
 @TAKING
-def test_a_non_blocking_socket_stays_so(server: Server, takes_sockets: bool) -> None:
+def test_non_blocking_socket_stays_non_blocking(server: Server, takes_sockets: bool) -> None:
     def connect() -> tuple[int, bool, bytes]:
         with socket.socket() as client:
             client.setblocking(False)
@@ -173,7 +172,7 @@ def test_a_non_blocking_socket_stays_so(server: Server, takes_sockets: bool) -> 
     assert result.value[1:] == (True, b"hello")
 
 
-def test_a_loop_can_open_connections(server: Server) -> None:
+def test_event_loop_can_open_supervised_connections(server: Server) -> None:
     async def connect() -> list[bytes]:
         async def one() -> bytes:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -188,7 +187,7 @@ def test_a_loop_can_open_connections(server: Server) -> None:
     assert result.value == [b"hello"] * 20
 
 
-def test_threads_connect_at_once(server: Server) -> None:
+def test_threads_connect_concurrently(server: Server) -> None:
     def connect() -> list[bytes]:
         found: list[bytes] = []
         threads = [threading.Thread(target=lambda: found.append(hello(server.port))) for _ in range(40)]
@@ -213,7 +212,7 @@ def test_options_of_a_taken_socket_are_kept(server: Server) -> None:
     assert connected(connect, "127.0.0.1").value == (1, False)
 
 
-def test_a_replaced_socket_keeps_its_number_and_whether_programs_inherit_it(server: Server) -> None:
+def test_replaced_socket_keeps_its_number_and_inheritance(server: Server) -> None:
     def connect(inheritable: bool) -> tuple[bool, bytes]:
         with socket.socket() as client:
             client.set_inheritable(inheritable)
@@ -227,7 +226,7 @@ def test_a_replaced_socket_keeps_its_number_and_whether_programs_inherit_it(serv
 
 @USER
 @TAKING
-def test_a_listed_unix_socket_is_connected(user: str, takes_sockets: bool) -> None:
+def test_listed_unix_socket_can_be_connected(user: str, takes_sockets: bool) -> None:
     with shared_directory() as directory, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(directory / "x"))
         (directory / "x").chmod(0o777)
@@ -250,7 +249,7 @@ def test_a_listed_unix_socket_is_connected(user: str, takes_sockets: bool) -> No
             one.close()
 
 
-def test_a_link_in_the_place_of_a_unix_socket_is_not_followed() -> None:
+def test_link_in_place_of_a_unix_socket_is_not_followed() -> None:
     with shared_directory() as directory, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(directory / "secret"))
         listener.listen()
@@ -268,7 +267,7 @@ def test_a_link_in_the_place_of_a_unix_socket_is_not_followed() -> None:
         assert connected(connect, f"unix:{directory}/x").errno == errno.ENOENT
 
 
-def test_a_directory_that_became_a_link_is_not_followed() -> None:
+def test_directory_replaced_by_a_link_is_not_followed() -> None:
     with shared_directory() as directory, socket.socket(socket.AF_UNIX) as listener:
         (directory / "secret").mkdir()
         (directory / "out").mkdir()
@@ -291,7 +290,7 @@ def test_a_directory_that_became_a_link_is_not_followed() -> None:
 
 @TAKING
 @pytest.mark.parametrize("allowed_first", [True, False])
-def test_an_address_that_another_thread_changes_after_the_copy_has_no_effect(
+def test_address_changed_by_another_thread_after_the_copy_has_no_effect(
     server: Server, other: Server, allowed_first: bool, takes_sockets: bool
 ) -> None:
     """The name server holds the check up until the thread has changed the address."""
@@ -331,7 +330,7 @@ def test_an_address_that_another_thread_changes_after_the_copy_has_no_effect(
         os.close(end)
 
 
-def test_an_address_that_flickers_reaches_only_what_is_listed(server: Server, other: Server) -> None:
+def test_address_changed_continuously_reaches_only_listed_servers(server: Server, other: Server) -> None:
     def connect() -> int:
         buffer = ctypes.create_string_buffer(address(server.port), 16)
         ends = threading.Event()
@@ -358,7 +357,7 @@ def test_an_address_that_flickers_reaches_only_what_is_listed(server: Server, ot
 # Names.
 
 
-def test_the_address_of_a_listed_name_is_allowed(server: Server, other: Server) -> None:
+def test_address_of_a_listed_name_can_be_connected(server: Server, other: Server) -> None:
     denied: list[DeniedAccess] = []
     net = f"localhost:{server.port}"
 
@@ -367,7 +366,7 @@ def test_the_address_of_a_listed_name_is_allowed(server: Server, other: Server) 
     assert [one.target for one in denied] == [f"127.0.0.1:{other.port}"]
 
 
-def test_the_broker_resolves_listed_names_for_the_process(server: Server) -> None:
+def test_broker_resolves_listed_names_for_the_process(server: Server) -> None:
     denied: list[DeniedAccess] = []
     found: list[object] = []
 
@@ -391,7 +390,7 @@ def test_the_broker_resolves_listed_names_for_the_process(server: Server) -> Non
 # Denials and errors.
 
 
-def test_a_denial_names_the_process_and_the_target(other: Server) -> None:
+def test_denial_names_the_process_and_the_target(other: Server) -> None:
     denied: list[DeniedAccess] = []
 
     def connect() -> int:
@@ -403,7 +402,7 @@ def test_a_denial_names_the_process_and_the_target(other: Server) -> None:
     assert denied == [DeniedAccess(pid=result.value, target=f"127.0.0.1:{other.port}")]
 
 
-def test_a_denial_in_a_thread_names_the_process(other: Server) -> None:
+def test_denial_in_a_thread_names_the_process(other: Server) -> None:
     denied: list[DeniedAccess] = []
 
     def connect() -> int:
@@ -420,7 +419,7 @@ def test_a_denial_in_a_thread_names_the_process(other: Server) -> None:
     assert [one.pid for one in denied] == [result.value]
 
 
-def test_a_denial_is_printable_whatever_the_job_asked_for() -> None:
+def test_denial_is_always_printable() -> None:
     denied: list[DeniedAccess] = []
 
     def connect() -> None:
@@ -437,7 +436,7 @@ def test_a_denial_is_printable_whatever_the_job_asked_for() -> None:
     assert [one.target for one in denied] == ["x?" * 150, "unix:/a?b?", "unix:@a?b"]
 
 
-def test_the_self_test_is_no_denial(server: Server) -> None:
+def test_self_test_is_not_reported_as_a_denial(server: Server) -> None:
     denied: list[DeniedAccess] = []
 
     assert connected(lambda: hello(server.port), "127.0.0.1", denied=denied).is_ok
@@ -465,7 +464,7 @@ def connect_twice(port: int) -> None:
         (lambda port: libc("connect", socket.socket().detach(), bytes(16), 0), {errno.EAFNOSUPPORT}),
     ],
 )
-def test_errors_are_those_of_the_kernel(
+def test_connection_errors_equal_those_of_the_kernel(
     server: Server, action: Callable[[int], object], expected: set[int], takes_sockets: bool
 ) -> None:
     result = connected(lambda: action(server.port), "127.0.0.1", takes_sockets=takes_sockets)
@@ -476,11 +475,11 @@ def test_errors_are_those_of_the_kernel(
     assert result.errno in expected, result
 
 
-def test_a_connected_socket_cannot_be_connected_again(server: Server) -> None:
+def test_connected_socket_cannot_be_connected_again(server: Server) -> None:
     assert connected(lambda: connect_twice(server.port), "127.0.0.1").errno == errno.EISCONN
 
 
-def test_without_a_supervisor_connections_fail(server: Server) -> None:
+def test_connections_fail_without_a_broker(server: Server) -> None:
     def stop(channel: SupervisedChannel) -> None:
         assert channel.broker is not None
         channel.broker.close()
@@ -490,7 +489,7 @@ def test_without_a_supervisor_connections_fail(server: Server) -> None:
 
 
 @pytest.mark.skipif(len(USERS) < 2, reason="needs root, to have two users")
-def test_a_supervisor_that_cannot_read_addresses_is_noticed() -> None:
+def test_broker_that_cannot_read_addresses_is_detected() -> None:
     permissions = Permissions(net=["127.0.0.1"])
 
     def supervise() -> Result:
@@ -507,7 +506,7 @@ def test_a_supervisor_that_cannot_read_addresses_is_noticed() -> None:
     assert "can't read the memory" in result.value.text
 
 
-def test_a_supervisor_that_may_not_take_sockets_replaces_them(server: Server) -> None:
+def test_broker_that_cannot_take_sockets_replaces_them(server: Server) -> None:
     """Container runtimes refuse `pidfd_getfd` without CAP_SYS_PTRACE."""
     permissions = Permissions(net=["127.0.0.1"])
 
@@ -525,7 +524,7 @@ def test_a_supervisor_that_may_not_take_sockets_replaces_them(server: Server) ->
     assert run(supervise, prepare=refuse).value == Result(value=b"hello")
 
 
-def test_a_supervised_process_cannot_be_supervised_again(server: Server) -> None:
+def test_supervised_process_cannot_be_supervised_again(server: Server) -> None:
     ours, theirs = socket.socketpair()
     permissions = Permissions(net=["127.0.0.1"])
 
@@ -554,7 +553,7 @@ def full_server() -> Iterator[int]:
         yield int(full.getsockname()[1])
 
 
-def test_the_time_limit_of_a_socket_counts(server: Server) -> None:
+def test_supervised_connection_respects_the_timeout_of_the_socket(server: Server) -> None:
     def connect(port: int) -> None:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, 50_000))
@@ -564,7 +563,7 @@ def test_the_time_limit_of_a_socket_counts(server: Server) -> None:
         assert connected(lambda: connect(port), "127.0.0.1").errno in (errno.EINPROGRESS, errno.EAGAIN)
 
 
-def test_a_waiting_connection_holds_up_no_other(server: Server) -> None:
+def test_waiting_connection_does_not_delay_others(server: Server) -> None:
     def connect(full: int) -> bytes:
         threading.Thread(target=lambda: hello(full), daemon=True).start()
         return hello(server.port)
@@ -573,7 +572,7 @@ def test_a_waiting_connection_holds_up_no_other(server: Server) -> None:
         assert connected(lambda: connect(port), "127.0.0.1").value == b"hello"
 
 
-def test_a_connection_of_a_process_that_was_killed_is_given_up() -> None:
+def test_connection_of_a_killed_process_is_abandoned() -> None:
     permissions = Permissions(net=["127.0.0.1"])
     with full_server() as port, SupervisedChannel(permissions) as channel:
         pid = start(lambda: Sandbox(permissions, {}).stage_one(channel.theirs), lambda: hello(port))
@@ -586,7 +585,7 @@ def test_a_connection_of_a_process_that_was_killed_is_given_up() -> None:
         eventually(lambda: not broker._connecting)
 
 
-def test_a_broker_ends_with_its_last_process() -> None:
+def test_broker_ends_with_its_last_process() -> None:
     permissions = Permissions(net=["127.0.0.1"])
     with SupervisedChannel(permissions) as channel:
         pid = start(lambda: Sandbox(permissions, {}).stage_one(channel.theirs), lambda: None)
@@ -613,7 +612,7 @@ def start(prepare: Action, action: Action) -> int:
 
 
 @TAKING
-def test_a_broker_leaves_no_descriptors_behind(server: Server, takes_sockets: bool) -> None:
+def test_broker_leaves_no_descriptors_open(server: Server, takes_sockets: bool) -> None:
     def connect() -> None:
         for _ in range(20):
             hello(server.port)
@@ -630,7 +629,7 @@ def test_a_broker_leaves_no_descriptors_behind(server: Server, takes_sockets: bo
 # The channel.
 
 
-def test_a_listener_is_sent_over_a_socket() -> None:
+def test_listener_is_sent_over_a_socket() -> None:
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()
     with ours, theirs:
@@ -645,7 +644,7 @@ def test_a_listener_is_sent_over_a_socket() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_another_number_of_descriptors_is_refused_and_closed(count: int) -> None:
+def test_wrong_number_of_descriptors_is_rejected_and_closed(count: int) -> None:
     ours, theirs = socket.socketpair()
     before = set(os.listdir("/proc/self/fd"))
     with ours, theirs:
@@ -656,14 +655,14 @@ def test_another_number_of_descriptors_is_refused_and_closed(count: int) -> None
         assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_process_that_ended_sends_no_listener() -> None:
+def test_ended_process_sends_no_listener() -> None:
     ours, theirs = socket.socketpair()
     theirs.close()
     with ours, pytest.raises(SandboxError, match="did not send the listener"):
         receive_listener(ours)
 
 
-def test_a_process_without_a_channel_gets_no_list_of_hosts() -> None:
+def test_list_of_hosts_without_a_channel_is_an_error() -> None:
     result = run(lambda: Sandbox(Permissions(net=["127.0.0.1"]), {}).stage_one())
 
     assert result.error == "SandboxError"

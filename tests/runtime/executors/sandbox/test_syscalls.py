@@ -17,25 +17,24 @@ from djqueue.runtime.executors.sandbox.syscalls import (
     threads,
 )
 from djqueue.runtime.executors.sandbox.tables import this_machine
-from tests.runtime.executors.sandbox.attempts import needs_sandbox
-from tests.runtime.executors.sandbox.harness import USERS, run
+from tests.runtime.executors.sandbox.attempts import USER, needs_sandbox
+from tests.runtime.executors.sandbox.harness import run
 
 pytestmark = needs_sandbox
-USER = pytest.mark.parametrize("user", USERS)
 
 
-def test_a_call_returns_its_result() -> None:
+def test_system_call_returns_its_result() -> None:
     assert syscall(this_machine().numbers["getpid"]) == os.getpid()
 
 
 @pytest.mark.parametrize("argument", [-1, 2**64 - 1, 2**32 - 1])
-def test_an_error_is_raised_with_its_number(argument: int) -> None:
+def test_system_call_error_is_raised_with_its_number(argument: int) -> None:
     with pytest.raises(OSError, match="Bad file descriptor") as caught:
         syscall(this_machine().numbers["close"], argument)
     assert caught.value.errno == errno.EBADF
 
 
-def test_six_arguments_arrive_as_64_bits() -> None:
+def test_six_arguments_are_passed_as_64_bits() -> None:
     """`mmap` takes six arguments, and an offset that does not fit into 32 bits."""
     anonymous_private, nothing, offset = 0x22, 0, 2**40
     address = syscall(this_machine().numbers["mmap"], 0, 4_096, nothing, anonymous_private, -1, offset)
@@ -44,19 +43,19 @@ def test_six_arguments_arrive_as_64_bits() -> None:
     assert syscall(this_machine().numbers["munmap"], address, 4_096) == 0
 
 
-def test_an_unknown_option_of_the_process_is_an_error() -> None:
+def test_unknown_prctl_option_is_an_error() -> None:
     with pytest.raises(OSError, match="Invalid argument"):
         prctl(12_345)
 
 
 @USER
-def test_privileges_cannot_be_gained_again(user: str) -> None:
+def test_privileges_cannot_be_regained(user: str) -> None:
     assert run(lambda: prctl(39), user=user).value == 0
     assert run(lambda: prctl(39), user=user, prepare=set_no_new_privileges).value == 1
 
 
 @USER
-def test_capabilities_are_dropped_for_good(user: str) -> None:
+def test_dropped_capabilities_cannot_be_regained(user: str) -> None:
     def capabilities() -> tuple[list[int], int]:
         header = (ctypes.c_uint32 * 2)(0x20080522, 0)
         data = (ctypes.c_uint32 * 6)()
@@ -74,7 +73,7 @@ def test_capabilities_are_dropped_for_good(user: str) -> None:
 
 
 @USER
-def test_a_process_can_be_hidden_from_others_of_its_user(user: str) -> None:
+def test_process_can_be_hidden_from_others_of_its_user(user: str) -> None:
     def hide() -> int:
         set_dumpable(dumpable=False)
         return prctl(3)

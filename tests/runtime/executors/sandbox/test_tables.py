@@ -24,7 +24,7 @@ def defined(path: Path) -> dict[str, int]:
     return {found[1]: int(found[2]) for line in lines if (found := LINE.fullmatch(line))}
 
 
-def test_the_numbers_of_x86_64_are_the_kernels() -> None:
+def test_x86_64_numbers_match_the_kernel_headers() -> None:
     path = next((path for path in X86_HEADERS if path.exists()), None)
     if path is None:
         pytest.skip("the kernel's headers for x86_64 are not installed")
@@ -33,7 +33,7 @@ def test_the_numbers_of_x86_64_are_the_kernels() -> None:
     assert {name: X86_64.numbers.get(name) for name in headers} == headers
 
 
-def test_the_numbers_of_aarch64_are_the_generic_ones() -> None:
+def test_aarch64_numbers_match_the_generic_headers() -> None:
     if not GENERIC_HEADER.exists():
         pytest.skip("the kernel's generic headers are not installed")
     headers = {
@@ -46,11 +46,11 @@ def test_the_numbers_of_aarch64_are_the_generic_ones() -> None:
 
 
 @pytest.mark.parametrize("machine", [X86_64, AARCH64], ids=lambda machine: machine.name)
-def test_each_number_has_one_name(machine: Machine) -> None:
+def test_each_system_call_number_has_one_name(machine: Machine) -> None:
     assert len(set(machine.numbers.values())) == len(machine.numbers)
 
 
-def test_both_machines_share_the_numbers_of_new_calls() -> None:
+def test_both_machines_share_the_numbers_of_new_system_calls() -> None:
     new = {name: number for name, number in X86_64.numbers.items() if number >= 424}
 
     assert {name: AARCH64.numbers.get(name) for name in new} == new
@@ -60,7 +60,7 @@ def test_both_machines_share_the_numbers_of_new_calls() -> None:
 
 
 @pytest.mark.parametrize("machine", [X86_64, AARCH64], ids=lambda machine: machine.name)
-def test_a_number_is_known_or_in_a_gap(machine: Machine) -> None:
+def test_each_number_is_known_or_in_a_documented_gap(machine: Machine) -> None:
     in_gaps = {number for first, last in machine.gaps for number in range(first, min(last, 1_000) + 1)}
 
     assert in_gaps | set(machine.numbers.values()) == set(range(1_001))
@@ -68,14 +68,14 @@ def test_a_number_is_known_or_in_a_gap(machine: Machine) -> None:
     assert machine.gaps[-1][1] == 2**32 - 1
 
 
-def test_a_misspelled_call_is_an_error_and_a_missing_one_is_left_out() -> None:
+def test_misspelled_call_is_an_error_and_missing_call_is_skipped() -> None:
     assert AARCH64.numbers_of("open", "openat", "openat") == (56,)
     with pytest.raises(KeyError, match="opennat"):
         X86_64.numbers_of("opennat")
 
 
 @pytest.mark.parametrize("name", ["riscv64", "i686", "armv7l", ""])
-def test_an_unknown_machine_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_machine_is_rejected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Uname:
         machine = name
 
@@ -84,7 +84,7 @@ def test_an_unknown_machine_is_refused(name: str, monkeypatch: pytest.MonkeyPatc
         this_machine()
 
 
-def test_machines_are_known_by_the_names_that_systems_use() -> None:
+def test_machines_are_known_by_their_system_names() -> None:
     assert {name: machine.name for name, machine in MACHINES.items()} == {
         "x86_64": "x86_64",
         "amd64": "x86_64",

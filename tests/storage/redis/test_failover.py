@@ -162,7 +162,7 @@ def test_a_durable_enqueue_returns_when_a_replica_has_the_job(sentinel_options, 
 
 
 async def test_a_durable_enqueue_without_a_replica_is_refused(sentinel_options, redis_sentinel):
-    with closing(RedisStorage(**sentinel_options, TIMEOUT=1)) as storage, redis_sentinel.replica.frozen():
+    with closing(RedisStorage(**{**sentinel_options, "TIMEOUT": 1})) as storage, redis_sentinel.replica.frozen():
         with pytest.raises(StorageUnavailableError, match="0 of 1 replicas confirmed"):
             storage.enqueue([batch("one", durable=True)])
         with pytest.raises(StorageUnavailableError, match="0 of 1 replicas confirmed"):
@@ -173,7 +173,7 @@ async def test_a_durable_enqueue_without_a_replica_is_refused(sentinel_options, 
 
 
 def test_an_unconfirmed_durable_enqueue_names_the_generated_ids(sentinel_options, redis_sentinel):
-    with closing(RedisStorage(**sentinel_options, TIMEOUT=3)) as storage, redis_sentinel.replica.frozen():
+    with closing(RedisStorage(**{**sentinel_options, "TIMEOUT": 3})) as storage, redis_sentinel.replica.frozen():
         with pytest.raises(StorageUnavailableError, match="0 of 1 replicas confirmed") as refused:
             storage.enqueue([batch("", durable=True)._replace(ids=None)])
         [record] = storage.reads.page("default", State.WAITING, 5)
@@ -194,7 +194,7 @@ def test_each_attempt_of_a_durable_enqueue_waits_for_what_is_left_of_its_time(
         return ask(self, words, key, replicas, patience)
 
     monkeypatch.setattr(Exchange, "ask_replicated", failing_once)
-    with closing(RedisStorage(**sentinel_options, TIMEOUT=5)) as storage:
+    with closing(RedisStorage(**{**sentinel_options, "TIMEOUT": 5})) as storage:
         [result] = storage.enqueue([batch("one", durable=True)])
 
     assert result.status == "queued"
@@ -202,10 +202,10 @@ def test_each_attempt_of_a_durable_enqueue_waits_for_what_is_left_of_its_time(
 
 
 def test_a_durable_enqueue_to_a_cluster_is_confirmed_by_as_many_replicas_as_asked_for(cluster_options):
-    with closing(RedisStorage(**cluster_options, TIMEOUT=1)) as storage:
+    with closing(RedisStorage(**{**cluster_options, "TIMEOUT": 1})) as storage:
         [result] = storage.enqueue([batch("one", durable=True)])
     with (
-        closing(RedisStorage(**cluster_options, REPLICAS=1, TIMEOUT=1)) as storage,
+        closing(RedisStorage(**{**cluster_options, "REPLICAS": 1, "TIMEOUT": 1})) as storage,
         pytest.raises(StorageUnavailableError, match="0 of 1 replicas confirmed"),
     ):
         storage.enqueue([batch("two", durable=True)])

@@ -13,16 +13,18 @@ from djqueue.storage.redis import RedisStorage, namecache
 from djqueue.storage.redis.looks import LOOK_SOON
 from djqueue.testing.factories import NAME, completing, enqueue, enqueue_many
 
+from .conftest import BUSY
+
 
 @pytest.fixture
 def worker(redis_url):
-    with closing(RedisStorage(url=redis_url)) as storage:
+    with closing(RedisStorage(url=redis_url, **BUSY)) as storage:
         yield storage
 
 
 @pytest.fixture
 def producer(redis_url):
-    with closing(RedisStorage(url=redis_url)) as storage:
+    with closing(RedisStorage(url=redis_url, **BUSY)) as storage:
         yield storage
 
 
@@ -30,7 +32,7 @@ def limited_storage(url, queues, concurrency=5):
     """Return a storage in which queues share a limiter."""
     policies = {queue: QueuePolicy(limiter="shared") for queue in queues}
     limiters = {"shared": LimiterPolicy(concurrency=concurrency)}
-    return RedisStorage(url=url, policies=policies, limiters=limiters)
+    return RedisStorage(url=url, **BUSY, policies=policies, limiters=limiters)
 
 
 def claim(storage, slots=1):

@@ -167,7 +167,6 @@ def used(monkeypatch):
 def outcome_of(redis_server, policy, mix, seed, steps):
     redis_server.clean()
     options = {"policies": {QUEUE: policy}, **BUSY, **redis_server.options}
-    options = {"policies": {QUEUE: policy}, **BUSY, **redis_server.options}
     clock = FakeClock()
     found = []
     with (

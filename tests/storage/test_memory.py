@@ -71,6 +71,7 @@ class TestOnFourShards(MemoryContract):
     cores = 1
 
 
+@pytest.mark.thorough
 class TestOnSixtyFourShards(MemoryContract):
     cores = 64
     sequences = 20

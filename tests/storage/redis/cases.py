@@ -15,8 +15,7 @@ class OnRedis:
     @pytest.fixture
     def storage(self, options):
         self.clock = FakeClock()
-        # Time limits are real time: a busy machine may need seconds to connect to a Cluster.
-        options = {"policies": contract.POLICIES, "clock": self.clock, "TIMEOUT": 30, **options}
+        options = {"policies": contract.POLICIES, "clock": self.clock, **options}
         with closing(RedisStorage(**options)) as storage:
             yield storage
 

@@ -10,6 +10,9 @@ from djqueue.storage.redis.connections import Connections
 from djqueue.storage.redis.listener import Listener
 from tests import servers
 
+BUSY = {"TIMEOUT": 25}
+"""Options for a busy machine, where connecting may take longer than the default timeout."""
+
 MakeConnections = Callable[[Mapping[str, Any]], Connections]
 MakeListener = Callable[[Connections], Listener]
 
@@ -39,21 +42,21 @@ def redis_cluster() -> Iterator[servers.RedisCluster]:
 def redis_options(redis_server: servers.RedisServer) -> dict[str, Any]:
     """The OPTIONS for the single server, which runs and is empty."""
     redis_server.clean()
-    return redis_server.options
+    return {**redis_server.options, **BUSY}
 
 
 @pytest.fixture
 def sentinel_options(redis_sentinel: servers.RedisSentinel) -> dict[str, Any]:
     """The OPTIONS for the sentinels, whose master runs and is empty."""
     redis_sentinel.clean()
-    return redis_sentinel.options
+    return {**redis_sentinel.options, **BUSY}
 
 
 @pytest.fixture
 def cluster_options(redis_cluster: servers.RedisCluster) -> dict[str, Any]:
     """The OPTIONS for the cluster, whose nodes run and are empty."""
     redis_cluster.clean()
-    return redis_cluster.options
+    return {**redis_cluster.options, **BUSY}
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from itertools import count
 
 from djqueue.storage.redis import RedisStorage
 
+from .conftest import BUSY
+
 
 class Death(BaseException):
     """The process is gone."""
@@ -38,7 +40,7 @@ class Place:
         self._made = []
 
     def storage(self, *, commands=None, clock=None):
-        made = RedisStorage(clock=clock or self.clock, **self._given, **self.servers.options)
+        made = RedisStorage(clock=clock or self.clock, **BUSY, **self._given, **self.servers.options)
         self._made.append(made)
         if commands is not None:
             exchange = made._roundtrips._exchange

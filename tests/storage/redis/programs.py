@@ -15,12 +15,14 @@ from random import Random
 from threading import Thread
 from typing import Self
 
-PATIENCE = 30.0
-"""Seconds after which a child that has not spoken never will."""
+from tests.support import PATIENCE
+
+BUSY = {"timeout": 25}
+"""Options for a busy machine, where connecting may take longer than the default timeout."""
 NEAR, FAR = "near", "far"
 """Queues that a cluster has on two servers."""
 LEASE = 0.4
-"""Seconds: that of the children's claims."""
+"""Seconds: that of the children's claims, unless a test gives another one."""
 
 
 class Child:
@@ -111,7 +113,7 @@ def nursery(url: str) -> None:
     from djqueue.storage.redis import RedisStorage
 
     workers: list[int] = []
-    with closing(RedisStorage(url=url)) as storage:
+    with closing(RedisStorage(url=url, **BUSY)) as storage:
         storage.enqueue([])  # what it needs is imported
     say("ready")
     for command in commands():
@@ -142,7 +144,7 @@ def work(url: str, seed: int) -> None:
     from djqueue.testing.factories import request
 
     random = Random(seed)
-    storage = RedisStorage(url=url, lease=LEASE)
+    storage = RedisStorage(url=url, lease=LEASE, **BUSY)
     claimed = []
     made = 0
     while True:
@@ -205,7 +207,7 @@ def new_jobs(random: Random, name: str):
     return [[plain, more], [after]] if random.random() < 0.3 else [[plain, more]]
 
 
-def holder(url: str, offset: str = "0") -> None:
+def holder(url: str, lease: str = str(LEASE), offset: str = "0") -> None:
     """Does what it is told; its own clock differs by so many seconds from that of others."""
     shift = int(offset) * 10**9
     now = time.time_ns
@@ -216,7 +218,7 @@ def holder(url: str, offset: str = "0") -> None:
     from djqueue.testing.factories import claim, completing, enqueue, finish, lease_of, report_of, worker
 
     held = []
-    with closing(RedisStorage(url=url, lease=LEASE)) as storage:
+    with closing(RedisStorage(url=url, lease=float(lease), **BUSY)) as storage:
         say("ready")
         for command in commands():
             match command:

@@ -18,8 +18,10 @@ from djqueue.models import Job
 from djqueue.runtime import Worker
 from djqueue.testing import contract
 from tests import servers
+from tests.support import PATIENCE
 
 from .cases import OnRedis
+from .conftest import BUSY
 
 DOCS = Path(__file__).parents[3] / "docs" / "redis.md"
 PASSWORD = "open-sesame"
@@ -63,7 +65,7 @@ class TestContract(OnRedis, contract.StorageContract):
 
     @pytest.fixture
     def options(self, guarded: servers.RedisServer, denied: list[Any]) -> dict[str, Any]:
-        return {"URL": url(guarded)}
+        return {"URL": url(guarded), **BUSY}
 
 
 @pytest.mark.django_db(transaction=True)
@@ -71,7 +73,10 @@ def test_a_producer_a_worker_and_the_dashboard_need_no_more(
     guarded: servers.RedisServer, denied: list[Any], settings: Any, admin_client: Any
 ) -> None:
     settings.DJQUEUE = {
-        "STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": {"URL": url(guarded)}},
+        "STORAGE": {
+            "BACKEND": "djqueue.storage.redis.RedisStorage",
+            "OPTIONS": {"URL": url(guarded), **BUSY},
+        },
         "QUEUES": {"orders": {"RATE": "1000/s", "LIMITER": "shared"}, "others": {"RETENTION": {}}},
         "LIMITERS": {"shared": {"CONCURRENCY": 5}},
     }
@@ -88,7 +93,7 @@ def test_a_producer_a_worker_and_the_dashboard_need_no_more(
             storage, handlers={"orders": lambda job: job.log("done"), "others": fail}, until_empty=True
         )
         with worker:
-            worker.join(timeout=60)
+            worker.join(timeout=PATIENCE)
         assert orders.counts()["completed"] == 2
         assert others.counts()["failed"] + others.counts()["delayed"] == 20
         for page in PAGES:

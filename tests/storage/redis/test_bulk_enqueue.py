@@ -196,7 +196,7 @@ def test_calls_whose_connection_ends_are_made_once(redis_server, open_storage, d
 
 
 def test_a_killed_server_stops_an_enqueue_which_says_what_was_enqueued(redis_server, open_storage):
-    storage = open_storage(TIMEOUT=0.5)
+    storage = open_storage(TIMEOUT=4)
     queue = Queue(QUEUE, storage=storage)
     queue.enqueue(0)
 
@@ -219,7 +219,7 @@ def test_a_killed_server_stops_an_enqueue_which_says_what_was_enqueued(redis_ser
 
 
 def test_connections_that_are_killed_meanwhile_cost_no_call(redis_server, open_storage):
-    queue = Queue(QUEUE, storage=open_storage(TIMEOUT=10))
+    queue = Queue(QUEUE, storage=open_storage())
     queue.enqueue(0)
 
     def payloads():

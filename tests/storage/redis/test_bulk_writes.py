@@ -2,6 +2,8 @@
 
 from contextlib import closing
 
+import pytest
+
 from djqueue.storage.bulkwrites import MAX_REPORT_AGE
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing import contract
@@ -14,6 +16,7 @@ class TestSingle(OnSingle, contract.BulkWritesContract):
     pass
 
 
+@pytest.mark.thorough
 class TestCluster(OnCluster, contract.BulkWritesContract):
     pass
 

@@ -24,21 +24,11 @@ class TestCluster(OnCluster, contract.StorageContract):
     pass
 
 
-class TestClusterWhereKeysMeet(
+class TestClusterAcrossMasters(
     OnCluster,
-    contract.EnqueueContract,
-    contract.ClaimsContract,
-    contract.ConcurrencyContract,
-    contract.DependenciesContract,
     contract.FlowsContract,
-    contract.FlowGraphsContract,
     contract.LimitersContract,
-    contract.MaintenanceContract,
     contract.MovingContract,
-    contract.ReadsContract,
-    contract.SequencesContract,
-    contract.SnapshotsContract,
-    contract.SubjectsContract,
     contract.WorkersContract,
 ):
     """Operations on several queues, whose keys are on different masters."""

@@ -18,7 +18,7 @@ import redis
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.testing.waiting import together
 from tests import servers
-from tests.support import aeventually, eventually
+from tests.support import PATIENCE, aeventually, eventually
 
 # Counts, and then keeps the server busy for a while: its answer comes too late.
 SLOW_COUNT = """
@@ -55,7 +55,9 @@ def in_a_process(script: str) -> subprocess.CompletedProcess[str]:
     """Run a script that complains of everything that is left open."""
     command = [sys.executable, "-X", "dev", "-c", script]
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE, env=environment
+    )
 
 
 def connected(nodes: list[servers.RedisServer]) -> int:
@@ -109,26 +111,24 @@ def test_closing_closes_and_the_next_use_opens_again(options, nodes, make_connec
     assert connections.sync().get("key") == b"value"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_end_of_the_process_closes_without_a_word(kind, request):
+def test_the_end_of_the_process_closes_without_a_word(request):
     script = """
 import asyncio
 from djqueue.storage.redis.connections import Connections
 
-connections = Connections(%r)
-connections.sync().set("key", "value")
+every = [Connections(options) for options in %r]
+for connections in every:
+    connections.sync().set("key", "value")
 
 async def main():
     asyncio.get_running_loop().slow_callback_duration = 60  # a busy machine is no news
-    return await connections.for_loop().get("key")
+    return [await connections.for_loop().get("key") for connections in every]
 
 print(asyncio.run(main()))
 """
-    options = request.getfixturevalue(kind)
+    done = in_a_process(script % ([request.getfixturevalue(kind) for kind in KINDS],))
 
-    done = in_a_process(script % (options,))
-
-    assert (done.stdout, done.stderr) == ("b'value'\n", "")
+    assert (done.stdout, done.stderr) == (f"{[b'value'] * len(KINDS)}\n", "")
 
 
 # Clients of event loops.
@@ -201,9 +201,17 @@ def test_a_command_whose_answer_is_lost_is_not_sent_again(options, nodes, make_c
     connections = make_connections({**options, "TIMEOUT": 0.1})
     client = eventually(lambda: reached(connections), message="the server of the key is connected to")
 
-    with pytest.raises(redis.TimeoutError):
-        client.eval(SLOW_COUNT, 1, "count")
+    def is_lost() -> bool:
+        """Return False on a busy machine that receives the answer before it sees that it is late."""
+        forget_count(nodes)
+        with suppress(redis.ConnectionError):
+            try:
+                client.eval(SLOW_COUNT, 1, "count")
+            except redis.TimeoutError:
+                return bool(counted(nodes))
+        return False
 
+    eventually(is_lost, message="an answer is lost")
     assert eventually(lambda: counted(nodes)) == ["1"]
 
 
@@ -211,9 +219,16 @@ async def test_nor_is_it_by_a_loops_client(options, nodes, make_connections):
     client = make_connections({**options, "TIMEOUT": 0.1}).for_loop()
     await aeventually(lambda: areached(client), message="the server of the key is connected to")
 
-    with pytest.raises(redis.TimeoutError):
-        await client.eval(SLOW_COUNT, 1, "count")
+    async def is_lost() -> bool:
+        forget_count(nodes)
+        with suppress(redis.ConnectionError):
+            try:
+                await client.eval(SLOW_COUNT, 1, "count")
+            except redis.TimeoutError:
+                return bool(counted(nodes))
+        return False
 
+    await aeventually(is_lost, message="an answer is lost")
     assert await aeventually(lambda: counted(nodes)) == ["1"]
 
 
@@ -234,6 +249,13 @@ async def areached(client: Any) -> bool:
         await client.get("count")
         return True
     return False
+
+
+def forget_count(nodes: list[servers.RedisServer]) -> None:
+    """Delete what the script has counted, after it has ended."""
+    for node in nodes:
+        with suppress(redis.ResponseError), node.client() as client:
+            client.delete("count")
 
 
 def counted(nodes: list[servers.RedisServer]) -> list[str]:
@@ -257,11 +279,14 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(options, make
     def interrupt(*_: object) -> None:
         raise Interruption
 
+    def evaluate_interrupted() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        client.eval(SLOW_COUNT, 1, "count")
+
     former = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
     try:
         with pytest.raises(Interruption):
-            client.eval(SLOW_COUNT, 1, "count")
+            evaluate_interrupted()
     finally:
         signal.signal(signal.SIGALRM, former)
 
@@ -269,17 +294,17 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(options, make
 
 
 def test_a_server_that_does_not_answer_is_given_up_in_time(options, nodes, make_connections):
-    client = make_connections({**options, "TIMEOUT": 0.2}).sync()
-    client.execute_command("GET", "key")
+    connections = make_connections({**options, "TIMEOUT": 0.2})
+    client = eventually(lambda: reached(connections), message="the server of the key is connected to")
 
     with ExitStack() as frozen:
         for node in nodes:
             frozen.enter_context(node.frozen())
         start = time.monotonic()
         with pytest.raises((redis.TimeoutError, redis.ConnectionError)):
-            client.execute_command("GET", "key")
+            client.execute_command("GET", "count")
 
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < PATIENCE / 2
 
 
 def test_a_server_that_is_away_is_found_again(redis_options, redis_server, make_connections):
@@ -310,7 +335,7 @@ def test_threads_follow_a_failover(sentinel_options, redis_sentinel, make_connec
 
 
 async def test_loops_follow_the_death_of_a_master(sentinel_options, redis_sentinel, make_connections):
-    client = make_connections({**sentinel_options, "TIMEOUT": 1}).for_loop()
+    client = make_connections({**sentinel_options, "TIMEOUT": 10}).for_loop()
     await client.set("before", "1")
     master, replica = redis_sentinel.master, redis_sentinel.replica
 
@@ -324,7 +349,7 @@ async def test_loops_follow_the_death_of_a_master(sentinel_options, redis_sentin
         except redis.ConnectionError:
             return False
 
-    assert await aeventually(write, timeout=20, message="the new master takes a write")
+    assert await aeventually(write, message="the new master takes a write")
     assert replica.run("EXISTS", "after") == 1
 
 
@@ -411,43 +436,41 @@ FORK = """
 import os, threading, warnings
 from djqueue.storage.redis.connections import Connections
 
-connections = Connections(%r)
-client = connections.sync()
-client.set("key", "0")
-owners = [connections, client, getattr(client, "nodes_manager", None)]
-for one in [client, client.get_node_from_key("key").redis_connection if connections.is_cluster else client]:
-    owners.append(getattr(one, "connection_pool", None))
-held = threading.Event()
+warnings.simplefilter("ignore")  # threads and fork: that is what this is about
 
-def hold():
+def hold(owners, held):
     for owner in owners:
         if hasattr(owner, "_lock"):
             owner._lock.acquire()
     held.set()
     threading.Event().wait()
 
-threading.Thread(target=hold, daemon=True).start()
-held.wait()
-warnings.simplefilter("ignore")  # threads and fork: that is what this is about
-child = os.fork()
-if child == 0:
-    assert connections.sync() is not client
-    connections.sync().incr("key")
-    del client, owners, one
-    connections.close()
-    os._exit(0)
-print(os.waitpid(child, 0)[1], flush=True)
+for options in %r:
+    connections = Connections(options)
+    client = connections.sync()
+    client.set("key", "0")
+    owners = [connections, client, getattr(client, "nodes_manager", None)]
+    node = client.get_node_from_key("key").redis_connection if connections.is_cluster else client
+    owners += [getattr(one, "connection_pool", None) for one in (client, node)]
+    held = threading.Event()
+    threading.Thread(target=hold, args=(owners, held), daemon=True).start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        assert connections.sync() is not client
+        connections.sync().incr("key")
+        del client, owners, node
+        connections.close()
+        os._exit(0)
+    print(os.waitpid(child, 0)[1], flush=True)
 os._exit(0)
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_forked_child_has_connections_of_its_own_whatever_locks_were_held(kind, request, nodes):
-    options = request.getfixturevalue(kind)
+def test_a_forked_child_has_connections_of_its_own_whatever_locks_were_held(request):
+    done = in_a_process(FORK % ([request.getfixturevalue(kind) for kind in KINDS],))
 
-    done = in_a_process(FORK % (options,))
-
-    assert (done.stdout, done.stderr) == ("0\n", "")
+    assert (done.stdout, done.stderr) == ("0\n" * len(KINDS), "")
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -466,4 +489,4 @@ def test_a_fork_leaves_the_parents_connections_alone(options, nodes, make_connec
     os.waitpid(child, 0)
 
     assert connections.sync().incr("key") == 2
-    assert connected(nodes) == before
+    eventually(lambda: connected(nodes) == before, message="the child's connections are closed")

@@ -1,6 +1,5 @@
 """Ten defects that were measured in another queue on Redis, one by one: this one has none of them."""
 
-import time
 from threading import Event
 
 import pytest
@@ -31,11 +30,13 @@ from djqueue.testing.factories import (
 )
 from djqueue.testing.waiting import Recorder
 from tests.clocks import AheadClock
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 from .mortal import Death, Mortal
 
 LEASE = 0.4
+HALF_LEASE = 150_000
+"""Milliseconds: half of a lease that no busy machine lets expire."""
 HOUR = 3_600_000
 
 
@@ -72,10 +73,13 @@ def gate():
     opened.set()
 
 
-def for_some_leases(storage):
-    """Maintain again and again, for longer than claims hold."""
-    until = time.monotonic() + 4 * LEASE
-    eventually(lambda: storage.sweep() and time.monotonic() > until)
+def pass_leases(storage, clock, last_sign):
+    """Let several leases pass and sweep, while a worker gives a sign of life in each half of one."""
+    for _ in range(8):
+        clock.advance(HALF_LEASE)
+        since = clock.now()
+        eventually(lambda since=since: last_sign() >= since, message="the worker has sent a heartbeat")
+        storage.sweep()
 
 
 def test_p1_a_result_lives_as_long_as_its_own_job_says(storage, clock):
@@ -94,7 +98,7 @@ def test_p1_a_result_lives_as_long_as_its_own_job_says(storage, clock):
 def test_p2_a_handler_that_returns_none_has_returned(make_storage):
     storage = make_storage()
     with Worker(storage, handlers={"orders": lambda job: None}, concurrency=1):
-        assert Queue("orders", storage=storage).enqueue_and_wait(1, wait=10) is None
+        assert Queue("orders", storage=storage).enqueue_and_wait(1, wait=PATIENCE) is None
 
 
 @pytest.mark.parametrize("payload", [b"\xff\x00\x80", "text", {"n": [1, 2.5, None]}, b""])
@@ -102,7 +106,7 @@ def test_p3_bytes_arrive_as_they_were_sent(make_storage, payload):
     storage = make_storage()
     queue = Queue("orders", storage=storage)
     with Worker(storage, handlers={"orders": lambda job: job.payload}, concurrency=1):
-        assert queue.enqueue_and_wait(payload, wait=10) == payload
+        assert queue.enqueue_and_wait(payload, wait=PATIENCE) == payload
 
     assert counts(storage, "orders") == {State.COMPLETED: 1}
 
@@ -112,13 +116,13 @@ def test_p4_a_worker_that_is_stopped_while_a_job_runs_on_loses_nothing(make_stor
 
     def handle(job):
         begun.set()
-        gate.wait(10)
+        gate.wait(PATIENCE)
 
     other = make_storage(lease=LEASE)
     job_id = enqueue(other, name="slow")
     stopped = Worker(storage, handlers={"slow": handle}, concurrency=1, shutdown_timeout=0)
     stopped.start()
-    assert begun.wait(10)
+    assert begun.wait(PATIENCE)
     stopped.stop()
 
     eventually(lambda: other.sweep() and state(other, job_id) is State.WAITING)
@@ -141,18 +145,27 @@ def test_p5_a_cancelled_job_does_not_run_beside_the_next_of_its_id(storage):
     assert counts(storage) == {State.COMPLETED: 1}
 
 
-def test_p6_a_job_that_takes_many_leases_runs_once_in_a_worker_that_lives(make_storage, storage, gate):
-    starts = []
+def test_p6_a_job_that_takes_many_leases_runs_once_in_a_worker_that_lives(make_storage, clock, gate):
+    starts, renewals = [], []
 
     def handle(job):
         starts.append(job.id)
-        gate.wait(10)
+        gate.wait(PATIENCE)
 
-    other = make_storage(lease=LEASE)
+    storage, other = make_storage(lease=HALF_LEASE / 500), make_storage()
+    renew = storage.renew
+
+    def renewing(leases):
+        began = clock.now()
+        found = renew(leases)
+        renewals.append(began)
+        return found
+
+    storage.renew = renewing
     job_id = enqueue(other, name="slow", max_attempts=2)
-    with Worker(storage, handlers={"slow": handle}, concurrency=2):
+    with Worker(storage, handlers={"slow": handle}, concurrency=2, heartbeat=0.1):
         eventually(lambda: starts)
-        for_some_leases(other)
+        pass_leases(other, clock, lambda: renewals[-1] if renewals else 0)
         gate.set()
         eventually(lambda: state(other, job_id) is State.COMPLETED)
 
@@ -252,13 +265,11 @@ def test_p10_a_worker_that_is_heard_of_does_not_vanish_with_others(storage, cloc
     assert sorted(info.id for info in storage.workers.all()) == ["new", "steady"]
 
 
-def test_p10_a_worker_that_idles_stays_registered(make_storage, storage):
-    other = make_storage(lease=LEASE)
+def test_p10_a_worker_that_idles_stays_registered(make_storage, storage, clock):
+    other = make_storage()
     with Worker(storage, handlers={"orders": print}, concurrency=1, worker_id="idle", heartbeat=0.1):
         eventually(other.workers.all)
-        first = other.workers.all()[0].seen_at
-        eventually(lambda: other.workers.all()[0].seen_at > first)
-        for_some_leases(other)
+        pass_leases(other, clock, lambda: max((info.seen_at for info in other.workers.all()), default=0))
         assert [info.id for info in other.workers.all()] == ["idle"]
 
     assert other.workers.all() == []

@@ -17,7 +17,7 @@ from djqueue.storage.redis import RedisStorage
 from djqueue.storage.redis.connections import Connections
 from djqueue.storage.redis.exchange import Exchange
 from djqueue.storage.redis.failover import PROMOTED, PROMOTING, SWITCHED, FailoverWatch
-from tests.support import aeventually, eventually
+from tests.support import PATIENCE, aeventually, eventually
 
 
 class Producer:
@@ -37,7 +37,7 @@ class Producer:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 
     def _produce(self) -> None:
@@ -162,18 +162,28 @@ def test_a_durable_enqueue_returns_when_a_replica_has_the_job(sentinel_options, 
 
 
 async def test_a_durable_enqueue_without_a_replica_is_refused(sentinel_options, redis_sentinel):
-    with closing(RedisStorage(**sentinel_options, TIMEOUT=1)) as storage, redis_sentinel.replica.frozen():
-        with pytest.raises(StorageUnavailableError, match="0 of 1 replicas confirmed"):
-            storage.enqueue([batch("one", durable=True)])
-        with pytest.raises(StorageUnavailableError, match="0 of 1 replicas confirmed"):
-            await storage.aenqueue([batch("two", durable=True)])
+    with (
+        closing(RedisStorage(**{**sentinel_options, "TIMEOUT": 4})) as storage,
+        redis_sentinel.replica.frozen(),
+    ):
+        errors = await asyncio.gather(
+            asyncio.to_thread(storage.enqueue, [batch("one", durable=True)]),
+            storage.aenqueue([batch("two", durable=True)]),
+            return_exceptions=True,
+        )
         [plain] = storage.enqueue([batch("three")])
 
+    for error in errors:
+        assert isinstance(error, StorageUnavailableError)
+        assert "0 of 1 replicas confirmed" in str(error)
     assert plain.status == "queued"
 
 
 def test_an_unconfirmed_durable_enqueue_names_the_generated_ids(sentinel_options, redis_sentinel):
-    with closing(RedisStorage(**sentinel_options, TIMEOUT=3)) as storage, redis_sentinel.replica.frozen():
+    with (
+        closing(RedisStorage(**{**sentinel_options, "TIMEOUT": 3})) as storage,
+        redis_sentinel.replica.frozen(),
+    ):
         with pytest.raises(StorageUnavailableError, match="0 of 1 replicas confirmed") as refused:
             storage.enqueue([batch("", durable=True)._replace(ids=None)])
         [record] = storage.reads.page("default", State.WAITING, 5)
@@ -194,7 +204,7 @@ def test_each_attempt_of_a_durable_enqueue_waits_for_what_is_left_of_its_time(
         return ask(self, words, key, replicas, patience)
 
     monkeypatch.setattr(Exchange, "ask_replicated", failing_once)
-    with closing(RedisStorage(**sentinel_options, TIMEOUT=5)) as storage:
+    with closing(RedisStorage(**sentinel_options)) as storage:
         [result] = storage.enqueue([batch("one", durable=True)])
 
     assert result.status == "queued"
@@ -202,10 +212,10 @@ def test_each_attempt_of_a_durable_enqueue_waits_for_what_is_left_of_its_time(
 
 
 def test_a_durable_enqueue_to_a_cluster_is_confirmed_by_as_many_replicas_as_asked_for(cluster_options):
-    with closing(RedisStorage(**cluster_options, TIMEOUT=1)) as storage:
+    with closing(RedisStorage(**cluster_options)) as storage:
         [result] = storage.enqueue([batch("one", durable=True)])
     with (
-        closing(RedisStorage(**cluster_options, REPLICAS=1, TIMEOUT=1)) as storage,
+        closing(RedisStorage(**{**cluster_options, "REPLICAS": 1, "TIMEOUT": 4})) as storage,
         pytest.raises(StorageUnavailableError, match="0 of 1 replicas confirmed"),
     ):
         storage.enqueue([batch("two", durable=True)])
@@ -224,9 +234,7 @@ def test_a_sentinel_that_does_not_answer_holds_up_no_news_of_the_others(sentinel
             eventually(lambda: watch._known is not None, message="the sentinel is followed")
             followed.start()
 
-            eventually(
-                lambda: is_paused(watch) or watch.announced is not None, timeout=5, message="it is heard"
-            )
+            eventually(lambda: is_paused(watch) or watch.announced is not None, message="it is heard")
             followed.join()
         finally:
             watch.close()

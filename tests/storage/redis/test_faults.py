@@ -44,11 +44,12 @@ from djqueue.testing.factories import (
 from djqueue.testing.waiting import Recorder, Wakes
 from tests import servers
 from tests.clocks import AheadClock
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
+from .conftest import BUSY
 from .programs import FAR, LEASE, NEAR, Child
 
-KILLS = int(os.environ.get("DJQUEUE_TEST_KILLS", "20"))
+KILLS = int(os.environ.get("DJQUEUE_TEST_KILLS", "10"))
 """Of workers, in each test of those."""
 BOTH = (NEAR, FAR)
 DAYS = 24 * 3_600_000
@@ -68,7 +69,7 @@ def open_storage():
     made = []
 
     def make(server, **given):
-        made.append(RedisStorage(**{**server.options, "LEASE": LEASE, **given}))
+        made.append(RedisStorage(**{**server.options, **BUSY, "LEASE": LEASE, **given}))
         return made[-1]
 
     yield make
@@ -107,7 +108,7 @@ def work_off(storage, queues=BOTH):
             assert all(finish(storage, *map(completing, claimed)))
         return all(set(counts(storage, queue)) <= ENDED for queue in queues)
 
-    eventually(is_done, timeout=60, message="all jobs have ended")
+    eventually(is_done, message="all jobs have ended")
 
 
 def assert_exact(storage, queue):
@@ -203,7 +204,7 @@ def workers(server, moments, many=2):
 # Processes.
 
 
-@pytest.mark.parametrize("kind", ["redis_server", "redis_cluster"])
+@pytest.mark.parametrize("kind", ["redis_server", pytest.param("redis_cluster", marks=pytest.mark.thorough)])
 def test_kills_of_workers_lose_no_job_and_block_no_id(request, kind, open_storage, moments):
     server = request.getfixturevalue(kind)
     server.clean()
@@ -252,8 +253,9 @@ def test_a_stopped_worker_that_goes_on_after_its_lease_is_refused(redis_options,
 
 @pytest.mark.parametrize("offset", [600, -600])
 def test_the_clocks_of_clients_mean_nothing(redis_options, redis_server, open_storage, offset):
-    storage = open_storage(redis_server)
-    with Child("holder", redis_server.url, offset) as other:
+    lease = 5 * PATIENCE
+    storage = open_storage(redis_server, LEASE=lease)
+    with Child("holder", redis_server.url, lease, offset) as other:
         other.hears()
         claimed = an_active_job(storage, id="mine")
         assert other.asked("maintain") == ["0"] * 5, "its clock says that the lease is over"
@@ -262,13 +264,13 @@ def test_the_clocks_of_clients_mean_nothing(redis_options, redis_server, open_st
         assert other.asked("enqueue", "id=theirs", "delay=60000") == ["theirs"]
         delayed = job(storage, "theirs")
         assert delayed.run_at - delayed.created_at == 60_000
-        assert delayed.created_at - job(storage, "mine").created_at < 30_000
+        assert delayed.created_at - job(storage, "mine").created_at < 300_000
         assert claim_ids(storage, 5) == []
         assert other.asked("claim") == []
 
         other.asked("enqueue", "id=now", "ttl=60000")
         assert other.asked("claim") == ["now"]
-        assert job(storage, "now").started_at - claimed.created_at < 30_000
+        assert job(storage, "now").started_at - claimed.created_at < 300_000
         storage.workers.register(worker("mine"))
         assert sorted(other.asked("register")) == sorted(["mine", f"holder{offset}"])
         assert len(storage.workers.all()) == 2
@@ -385,15 +387,16 @@ def test_a_server_that_misses_its_replicas_is_waited_for(redis_options, redis_se
 
 
 def test_a_server_that_misses_its_replicas_for_too_long_is_away(redis_options, redis_server, open_storage):
-    storage = open_storage(redis_server, TIMEOUT=1)
-    enqueue(storage, id="a")
+    storage, patient = open_storage(redis_server, TIMEOUT=1), open_storage(redis_server)
+    enqueue(patient, id="a")
+    eventually(lambda: not isinstance(attempt(storage, id="b"), StorageUnavailableError))
     with replicas_missing(redis_server):
         begun = time.monotonic()
         with pytest.raises(StorageUnavailableError, match=r"accepts no writes: .*min-replicas-to-write"):
-            enqueue(storage, id="b")
-        assert 0.5 < time.monotonic() - begun < 5
+            enqueue(storage, id="c")
+        assert 0.5 < time.monotonic() - begun < PATIENCE / 2
 
-    assert claim_ids(storage, 5) == ["a"]
+    assert claim_ids(patient, 5) == ["a", "b"]
 
 
 async def test_a_loop_waits_for_a_server_that_misses_its_replicas(redis_options, redis_server, open_storage):
@@ -515,13 +518,13 @@ def test_a_token_that_was_lost_with_its_server_is_not_given_again(redis_options,
 @pytest.mark.parametrize("away", ["stopped", "frozen"])
 def test_an_enqueue_fails_in_time_while_the_server_is_away(redis_options, redis_server, open_storage, away):
     storage = open_storage(redis_server, TIMEOUT=0.5)
-    enqueue(storage)
+    eventually(lambda: not isinstance(attempt(storage), StorageUnavailableError))
 
     with absent(redis_server, away):
         begun = time.monotonic()
         with pytest.raises(StorageUnavailableError, match="Is it running") as refused:
             enqueue(storage)
-        assert time.monotonic() - begun < 1.5
+        assert time.monotonic() - begun < PATIENCE / 2
         assert f"127.0.0.1:{redis_server.port}" in str(refused.value)
 
     eventually(lambda: not isinstance(attempt(storage), StorageUnavailableError))
@@ -540,9 +543,9 @@ def absent(server, how):
             server.start()
 
 
-def attempt(storage):
+def attempt(storage, **given):
     try:
-        return enqueue(storage)
+        return enqueue(storage, **given)
     except StorageUnavailableError as error:
         return error
 
@@ -672,7 +675,7 @@ def test_what_has_ended_stays_ended(redis_options, redis_server, open_storage):
 
 def test_connections_that_died_while_nobody_used_them_cost_no_call(open_storage):
     with servers.RedisServer() as server:
-        storage = open_storage(server, TIMEOUT=1)
+        storage = open_storage(server)
         with ExitStack() as at_once:
             for _ in range(8):
                 at_once.enter_context(storage._roundtrips._exchange.connection())

@@ -12,7 +12,7 @@ from djqueue.testing.factories import batch, claim, completing, failing, finish,
 QUEUE = "default"
 
 
-@pytest.fixture(params=["redis_options", "cluster_options"])
+@pytest.fixture(params=["redis_options", pytest.param("cluster_options", marks=pytest.mark.thorough)])
 def storage(request):
     with closing(RedisStorage(**request.getfixturevalue(request.param))) as storage:
         yield storage

@@ -20,7 +20,7 @@ from .mortal import Death, Place
 EXAMPLES = 20
 
 
-@pytest.fixture(params=["redis_server", "redis_cluster"])
+@pytest.fixture(params=["redis_server", pytest.param("redis_cluster", marks=pytest.mark.thorough)])
 def place(request):
     servers = request.getfixturevalue(request.param)
     servers.clean()

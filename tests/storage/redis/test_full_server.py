@@ -8,7 +8,7 @@ from djqueue import Queue, StorageUnavailableError, Worker
 from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing.factories import QUEUE, items_of
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 
 @pytest.fixture
@@ -31,13 +31,13 @@ def test_jobs_that_report_progress_end_on_a_full_server(storage, fill):
 
     def handler(job):
         started.set()
-        assert is_full.wait(30)
+        assert is_full.wait(PATIENCE)
         job.progress(0.5)
         job.log("halfway")
 
     ids = [queue.enqueue(name="report").id for _ in range(3)]
     with Worker(storage, handlers={"report": handler}, concurrency=1, maintain=False):
-        assert started.wait(30)
+        assert started.wait(PATIENCE)
         fill()
         with pytest.raises(StorageUnavailableError, match="is out of memory"):
             queue.enqueue(name="report")
@@ -55,7 +55,7 @@ def test_items_that_a_full_server_refuses_hold_up_no_other_job(storage, fill, re
 
     def generator(job):
         yield "first"
-        assert is_full.wait(30)
+        assert is_full.wait(PATIENCE)
         yield "second"
 
     handlers = {"stream": generator, "other": lambda job: None}

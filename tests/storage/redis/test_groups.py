@@ -12,13 +12,15 @@ from djqueue.storage.redis import RedisStorage
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import QUEUE, claim, claim_one, enqueue, enqueue_many
 
+from .conftest import BUSY
+
 
 @pytest.fixture
 def make(redis_url):
     opened = []
 
     def make(mode="optional"):
-        opened.append(RedisStorage(url=redis_url, policies={QUEUE: QueuePolicy(group_mode=mode)}))
+        opened.append(RedisStorage(url=redis_url, **BUSY, policies={QUEUE: QueuePolicy(group_mode=mode)}))
         return opened[-1]
 
     yield make
@@ -124,7 +126,7 @@ def test_buckets_and_rests_leave_nothing_behind(redis_url):
     clock = FakeClock()
     policies = {QUEUE: QueuePolicy(group_concurrency=5, group_rate=Rate(3, 1_000))}
     with (
-        closing(RedisStorage(url=redis_url, policies=policies, clock=clock)) as storage,
+        closing(RedisStorage(url=redis_url, **BUSY, policies=policies, clock=clock)) as storage,
         closing(redis.Redis.from_url(redis_url)) as server,
     ):
         ids = [job_id for group in "ab" for job_id in enqueue_many(storage, 5, group=group)]
@@ -143,7 +145,7 @@ def test_buckets_and_rests_leave_nothing_behind(redis_url):
 def test_a_clock_that_is_set_back_keeps_no_key_waiting(redis_url):
     clock = FakeClock()
     policies = {QUEUE: QueuePolicy(group_concurrency=5, group_rate=Rate(1, 1_000))}
-    with closing(RedisStorage(url=redis_url, policies=policies, clock=clock)) as storage:
+    with closing(RedisStorage(url=redis_url, **BUSY, policies=policies, clock=clock)) as storage:
         ids = enqueue_many(storage, 2, group="g")
         claim(storage, 10)
         clock.jump(-3_600_000)

@@ -29,17 +29,18 @@ from djqueue.testing.factories import (
     worker,
 )
 
+from .conftest import BUSY
 from .mortal import Death, Place
 
 LIMITER, MOST, LEASE = "stripe", 3, 1_000
 QUEUES = ("charges", "refunds")
 POLICIES = {queue: QueuePolicy(limiter=LIMITER, lease=LEASE) for queue in QUEUES}
 LIMITERS = {LIMITER: LimiterPolicy(concurrency=MOST)}
-LASTS = LEASE + 2 * 5_000 + GRACE
+LASTS = LEASE + 2 * 1_000 * BUSY["TIMEOUT"] + GRACE
 """Milliseconds after which every permit of a process that is no more is free."""
 
 
-@pytest.fixture(params=["single", "cluster"])
+@pytest.fixture(params=["single", pytest.param("cluster", marks=pytest.mark.thorough)])
 def servers(request):
     """The servers, which are empty."""
     if request.param == "single":
@@ -113,7 +114,9 @@ def test_a_death_between_any_two_commands_costs_no_permit_for_ever(place):
         assert_all_is_freed(place, storage)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 8))]
+)
 def test_processes_that_die_never_have_more_active_than_allowed(place, seed):
     random = Random(seed)
     storage, processes = place.storage(), [place.mortal() for _ in range(3)]

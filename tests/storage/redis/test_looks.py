@@ -12,17 +12,26 @@ from djqueue.core.sharing import LimiterPolicy
 from djqueue.storage.redis import RedisStorage, namecache
 from djqueue.storage.redis.looks import LOOK_SOON
 from djqueue.testing.factories import NAME, completing, enqueue, enqueue_many
+from tests.support import PATIENCE
+
+from .conftest import BUSY
+
+
+@pytest.fixture(autouse=True)
+def fresh_names(monkeypatch):
+    """Keep the names of the queues for longer than a test takes on a busy machine."""
+    monkeypatch.setattr(namecache, "FRESH", 600)
 
 
 @pytest.fixture
 def worker(redis_url):
-    with closing(RedisStorage(url=redis_url)) as storage:
+    with closing(RedisStorage(url=redis_url, **BUSY)) as storage:
         yield storage
 
 
 @pytest.fixture
 def producer(redis_url):
-    with closing(RedisStorage(url=redis_url)) as storage:
+    with closing(RedisStorage(url=redis_url, **BUSY)) as storage:
         yield storage
 
 
@@ -30,7 +39,7 @@ def limited_storage(url, queues, concurrency=5):
     """Return a storage in which queues share a limiter."""
     policies = {queue: QueuePolicy(limiter="shared") for queue in queues}
     limiters = {"shared": LimiterPolicy(concurrency=concurrency)}
-    return RedisStorage(url=url, policies=policies, limiters=limiters)
+    return RedisStorage(url=url, **BUSY, policies=policies, limiters=limiters)
 
 
 def claim(storage, slots=1):
@@ -92,7 +101,7 @@ def test_a_job_of_a_new_queue_is_found_at_its_message(worker, producer):
 
     enqueue(producer, queue="two")
 
-    assert woken.wait(10)
+    assert woken.wait(PATIENCE)
     assert claim(worker) == {"two": 1}
     unsubscribe()
 
@@ -139,7 +148,7 @@ def test_an_idle_worker_claims_from_the_queue_of_a_wake_up_without_a_look(worker
     assert claim(worker, 3).total() == 0
     woken.clear()
     enqueue(producer, queue="two")
-    assert woken.wait(10)
+    assert woken.wait(PATIENCE)
     before = commands(redis_server, "evalsha")
 
     finished = worker.finish([], ClaimRequest("w", 3, frozenset({NAME})))
@@ -163,7 +172,7 @@ def test_a_job_whose_wake_up_names_another_queue_is_found_by_the_next_claim(work
     woken.clear()
     enqueue(producer, queue="one")
     enqueue(producer, queue="two")
-    assert woken.wait(10)
+    assert woken.wait(PATIENCE)
 
     assert claim(worker, 3) == {"two": 1}
     assert claim(worker, 3) == {"one": 1}
@@ -180,7 +189,7 @@ def test_wake_ups_do_not_prefer_new_jobs_to_those_of_another_queue(worker, produ
     for _ in range(10):
         woken.clear()
         enqueue(producer, queue="two")
-        assert woken.wait(10)
+        assert woken.wait(PATIENCE)
         found += claim(worker)
 
     assert found["one"] >= 4

@@ -103,7 +103,7 @@ def alike(first, second):
 LAST = "keep_last_if_active"
 
 
-@pytest.fixture(params=["single", "cluster"])
+@pytest.fixture(params=["single", pytest.param("cluster", marks=pytest.mark.thorough)])
 def nodes(request):
     """The servers, which are empty."""
     if request.param == "single":
@@ -111,6 +111,9 @@ def nodes(request):
         return [request.getfixturevalue("redis_server")]
     request.getfixturevalue("cluster_options")
     return request.getfixturevalue("redis_cluster").nodes
+
+
+across_masters = pytest.mark.parametrize("nodes", ["single", "cluster"], indirect=True)
 
 
 @pytest.fixture
@@ -208,6 +211,7 @@ def test_enqueue_of_delayed_jobs_with_priority_in_groups(storage, twice):
     assert len(claim(storage, 9)) == 1
 
 
+@across_masters
 @pytest.mark.parametrize("queue", [QUEUE, UPSTREAM])
 def test_enqueue_of_dependents(storage, twice, queue):
     upstream = enqueue(storage, queue=UPSTREAM)
@@ -260,6 +264,7 @@ def test_a_claim_of_a_limited_queue_takes_what_it_may_once(storage, twice):
     assert len(ended.claims.jobs) == 2
 
 
+@across_masters
 def test_a_claim_under_a_shared_limiter_takes_what_it_may_once(storage, twice):
     enqueue_many(storage, 9, queue="shared")
 
@@ -280,6 +285,7 @@ def test_a_claim_under_a_shared_limiter_takes_what_it_may_once(storage, twice):
     assert (state.used, state.concurrency, state.tokens) == (1, 4, 8)
 
 
+@across_masters
 def test_an_end_sets_dependents_elsewhere_free_at_once(storage, twice):
     upstream = enqueue(storage, queue=UPSTREAM)
     dependent = enqueue(storage, depends_on=((UPSTREAM, upstream),))
@@ -453,6 +459,7 @@ def test_obliterate(storage, twice):
     assert counts(storage) == {}
 
 
+@across_masters
 def test_move(storage, twice):
     enqueue_many(storage, 2)
     a_delayed_job(storage, id="delayed")

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from djqueue.core.options import DEFAULT_OPTIONS
 from djqueue.core.states import TRANSITIONS, State
 from djqueue.storage.redis import constants, scripts
@@ -54,31 +52,36 @@ def test_every_row_of_the_table_is_made_by_a_script():
         assert any((row.name, row.source, target) in found for target in row.targets), row
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_every_place_that_writes_a_state_says_which_change_it_is(name):
-    for line in scripts.source(name).splitlines():
-        code = line.split("--")[0]
-        if SAVED.search(code) and "local function" not in code and "code .." not in code:
-            assert CHANGE.search(line) or NO_CHANGE.search(line), line
+def test_every_line_that_writes_a_state_names_its_transition():
+    unnamed = [
+        (name, line)
+        for name in FILES
+        for line in scripts.source(name).splitlines()
+        if SAVED.search(code := line.split("--")[0])
+        and not ("local function" in code or "code .." in code)
+        and not (CHANGE.search(line) or NO_CHANGE.search(line))
+    ]
+
+    assert unnamed == []
 
 
-@pytest.mark.parametrize("name", scripts.NAMES)
-def test_every_key_is_declared(name):
-    text = scripts.script(name).text.decode()
+def test_scripts_declare_every_key_that_they_use():
+    undeclared = []
+    for name in scripts.NAMES:
+        text = scripts.script(name).text.decode()
+        declared = set(re.findall(r"^local ([A-Z_]+) = KEYS\[\d+\]$", text, re.MULTILINE))
+        used = {key.strip() for key in re.findall(r"call\('[A-Z]+', ([^,)]+)", text)}
+        undeclared += [(name, key) for key in used - declared - LOCALS if not key.startswith("KEYS[")]
 
-    declared = set(re.findall(r"^local ([A-Z_]+) = KEYS\[\d+\]$", text, re.MULTILINE))
-    for key in re.findall(r"call\('[A-Z]+', ([^,)]+)", text):
-        used = key.strip()
-        assert used in declared or used.startswith("KEYS[") or used in LOCALS, used
+    assert undeclared == []
 
 
-@pytest.mark.parametrize("path", LUA, ids=lambda path: path.stem)
-def test_a_file_begins_with_its_purpose_and_repeats_no_constant(path):
-    text = path.read_text()
+def test_lua_files_begin_with_their_purpose_and_repeat_no_constants():
+    texts = {path.stem: path.read_text() for path in LUA}
 
-    assert text.startswith("-- ")
-    for value in ("3600000", "86400000", "2147483648", "djqueue.core."):
-        assert value not in text
+    assert [name for name, text in texts.items() if not text.startswith("-- ")] == []
+    repeated = ("3600000", "86400000", "2147483648", "djqueue.core.")
+    assert [(name, value) for name, text in texts.items() for value in repeated if value in text] == []
 
 
 def test_constants_come_from_the_options_and_states():
@@ -111,11 +114,13 @@ def test_scripts_are_the_same_in_every_process():
     assert found == {" ".join(scripts.script(name).sha.decode() for name in scripts.NAMES)}
 
 
-@pytest.mark.parametrize("name", scripts.NAMES)
-def test_a_script_takes_the_time_that_it_is_given_or_rediss_own(name):
-    text = scripts.script(name).text.decode()
+def test_scripts_use_the_given_time_or_that_of_redis():
+    texts = {name: scripts.script(name).text.decode() for name in scripts.NAMES}
 
-    assert text.count("ARGV[1]") == text.count("tonumber(ARGV[1]) or ")
+    others = [
+        name for name, text in texts.items() if text.count("ARGV[1]") != text.count("tonumber(ARGV[1]) or ")
+    ]
+    assert others == []
 
 
 LOCALS = {
@@ -133,11 +138,10 @@ LOCALS = {
 """Names that hold a declared key, in functions that are given it."""
 
 
-@pytest.mark.parametrize("name", scripts.NAMES)
-def test_one_with_a_request_sequence_has_it_as_its_first_key(name):
-    script = scripts.script(name)
+def test_a_request_sequence_is_the_first_key_of_its_script():
+    keys = {name: scripts.script(name).keys for name in scripts.NAMES}
 
-    assert ("sequence" in script.keys) == (script.keys[:1] == ("sequence",))
+    assert [name for name, given in keys.items() if "sequence" in given[1:]] == []
 
 
 def test_a_server_compiles_every_script(redis_options, redis_server):

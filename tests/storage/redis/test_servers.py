@@ -32,7 +32,7 @@ def test_a_server_that_logs_nothing_has_forgotten(redis_options, redis_server):
 
 def test_a_frozen_server_does_not_answer(redis_options, redis_server):
     with (
-        redis.Redis(port=redis_server.port, socket_timeout=0.1, retry=None) as client,
+        redis.Redis(port=redis_server.port, socket_timeout=1, retry=None) as client,
         redis_server.frozen(),
         pytest.raises(redis.TimeoutError),
     ):

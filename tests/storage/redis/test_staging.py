@@ -2,6 +2,8 @@
 
 from contextlib import closing
 
+import pytest
+
 from djqueue.storage.redis import RedisStorage
 from djqueue.storage.redis.staging import PLAIN
 from djqueue.storage.staging import RESUMABLE, Counts, Manifest, chunks_of
@@ -16,6 +18,7 @@ class TestSingle(OnSingle, StagingOnAClock):
     pass
 
 
+@pytest.mark.thorough
 class TestCluster(OnCluster, StagingOnAClock):
     pass
 

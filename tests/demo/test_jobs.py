@@ -1,4 +1,4 @@
-"""The demo's handlers, called directly: what they write, and that writing it twice is harmless."""
+"""The demo's handlers, called directly: they write their results once, even when run twice."""
 
 from .project import DemoProject
 
@@ -9,7 +9,7 @@ from demo_project.flights.models import Airline, Compensation, Digest, Flight
 """
 
 
-def test_a_claim_assessed_twice_is_one_compensation(project: DemoProject) -> None:
+def test_claim_assessed_twice_creates_one_compensation(project: DemoProject) -> None:
     answer = project.evaluate(
         f"""{SETUP}
 Flight.objects.filter(pk=1).update(arrival_delay=200)
@@ -23,7 +23,7 @@ answer = [totals, list(Compensation.objects.values("flight_id", "band", "seats",
     ]
 
 
-def test_a_claim_whose_data_are_missing_cannot_be_retried(project: DemoProject) -> None:
+def test_claim_with_missing_data_fails_without_retries(project: DemoProject) -> None:
     reasons = project.evaluate(
         f"""{SETUP}
 def refusal(**changes):
@@ -41,7 +41,7 @@ answer = [refusal(departure_delay=200, arrival_delay=None), refusal(arrival_dela
     ]
 
 
-def test_a_digest_sent_twice_is_one_mail(project: DemoProject) -> None:
+def test_digest_sent_twice_is_one_email(project: DemoProject) -> None:
     answer = project.evaluate(
         f"""{SETUP}
 from pathlib import Path
@@ -54,7 +54,7 @@ answer = [sent, Digest.objects.count(), sum(1 for _ in on_disk(Path(settings.EMA
     assert answer == [[True, False], 1, 1]
 
 
-def test_a_mail_that_cannot_be_sent_leaves_the_digest_to_be_sent_again(
+def test_digest_is_not_recorded_when_its_email_cannot_be_sent(
     project: DemoProject,
 ) -> None:
     (project.var / "mail").write_text("a file where the directory should be")

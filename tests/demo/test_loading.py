@@ -3,7 +3,7 @@
 from .project import DemoProject
 
 
-def test_a_slice_of_the_flights_comes_with_everything_they_refer_to(
+def test_slice_of_flights_is_loaded_with_every_object_they_refer_to(
     loaded_project: DemoProject,
 ) -> None:
     counts = loaded_project.evaluate(
@@ -23,7 +23,7 @@ answer = {model.__name__: model.objects.count()
     }
 
 
-def test_a_flight_is_loaded_field_by_field(loaded_project: DemoProject) -> None:
+def test_every_field_of_a_flight_is_loaded(loaded_project: DemoProject) -> None:
     first = loaded_project.evaluate(
         """
 from demo_project.flights.models import Flight
@@ -46,7 +46,7 @@ answer["scheduled_departure"] = answer["scheduled_departure"].isoformat()
     }
 
 
-def test_a_flight_of_an_unknown_aircraft_keeps_its_tail_number(loaded_project: DemoProject) -> None:
+def test_flight_of_an_unknown_aircraft_keeps_its_tail_number(loaded_project: DemoProject) -> None:
     flights, without_tail_number = loaded_project.evaluate(
         """
 from demo_project.flights.models import Flight
@@ -58,11 +58,11 @@ answer = [unknown.exclude(tail_number="").count(), unknown.filter(tail_number=""
     assert without_tail_number > 0
 
 
-def test_loading_again_leaves_everything_as_it_is(project: DemoProject) -> None:
+def test_loading_again_changes_nothing(project: DemoProject) -> None:
     assert "5,000 flights are loaded already." in project.manage("load_flights")
 
 
-def test_badly_delayed_are_late_arrivals_and_late_departures_without_arrival(
+def test_badly_delayed_selects_late_arrivals_and_late_departures_without_an_arrival(
     project: DemoProject,
 ) -> None:
     numbers = project.evaluate(

@@ -1,9 +1,9 @@
-"""Enqueueing a season's work, without workers."""
+"""Enqueueing the jobs of a season, without workers."""
 
 from .project import DemoProject
 
 
-def test_a_season_is_a_claim_a_flight_and_a_chart_an_airport(project: DemoProject) -> None:
+def test_season_has_a_claim_per_delayed_flight_and_a_chart_per_airport(project: DemoProject) -> None:
     answer = project.evaluate(
         """
 from demo_project.flights import season
@@ -30,12 +30,12 @@ answer = {
     assert answer["names"] == ["demo_project.flights.jobs.close_claims"]
 
 
-def test_a_season_is_enqueued_once(project: DemoProject) -> None:
+def test_season_is_enqueued_only_once(project: DemoProject) -> None:
     assert "claims to assess" in project.manage("enqueue_claims")
     assert "The season's work is enqueued already." in project.manage("enqueue_claims")
 
 
-def test_a_season_that_is_rolled_back_leaves_no_job(project: DemoProject) -> None:
+def test_rolled_back_season_enqueues_no_jobs(project: DemoProject) -> None:
     jobs = project.evaluate(
         """
 from django.db import transaction

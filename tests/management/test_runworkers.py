@@ -1,4 +1,4 @@
-"""`manage.py runworkers`: what it says, what it refuses, and how it ends."""
+"""`manage.py runworkers`: its output, its options, and how it stops."""
 
 import logging
 import signal
@@ -17,7 +17,7 @@ from djqueue.management.commands import runworkers
 from djqueue.storage.capabilities import Capabilities
 from djqueue.storage.memory import MemoryStorage
 from tests.runtime.running import messages
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 
 class Role:
@@ -59,7 +59,7 @@ def run(*arguments: str, **options) -> str:
     return output.getvalue()
 
 
-def test_it_runs_the_jobs_and_says_what_came_of_them():
+def test_runworkers_runs_jobs_and_prints_the_number_of_outcomes():
     results = [double.enqueue(number) for number in range(5)]
     fail.enqueue()
 
@@ -69,7 +69,7 @@ def test_it_runs_the_jobs_and_says_what_came_of_them():
     assert "djqueue stopped: 5 completed, 1 failed" in output
 
 
-def test_the_banner_says_what_is_served_and_how_to_stop(monkeypatch):
+def test_banner_shows_storage_queues_handlers_options_and_how_to_stop(monkeypatch):
     # Other modules of tests have jobs, too.
     monkeypatch.setattr("djqueue.runtime.console.SHOWN", 10_000)
     output = run(
@@ -92,7 +92,7 @@ def test_the_banner_says_what_is_served_and_how_to_stop(monkeypatch):
         assert text in output
 
 
-def test_all_queues_are_served_unless_some_are_named():
+def test_worker_serves_all_queues_by_default():
     double.using(queue="other").enqueue(1)
 
     output = run()
@@ -101,11 +101,11 @@ def test_all_queues_are_served_unless_some_are_named():
     assert Queue("other").counts()["completed"] == 1
 
 
-def test_quiet_means_quiet():
+def test_verbosity_0_prints_nothing():
     assert run(verbosity=0) == ""
 
 
-def test_without_any_job_it_says_where_they_should_be(monkeypatch):
+def test_banner_names_jobs_py_when_no_job_is_registered(monkeypatch):
     monkeypatch.setattr(registry, "_types", {})
 
     output = run()
@@ -114,7 +114,7 @@ def test_without_any_job_it_says_where_they_should_be(monkeypatch):
     assert "none" in output
 
 
-def test_many_handlers_are_counted_and_not_all_listed(monkeypatch):
+def test_banner_counts_handlers_and_lists_only_the_first(monkeypatch):
     many = {f"shop.jobs.number_{number:03}": double for number in range(50)}
     monkeypatch.setattr(registry, "_types", many)
 
@@ -138,14 +138,14 @@ def test_many_handlers_are_counted_and_not_all_listed(monkeypatch):
         ["--standby", "maybe"],
     ],
 )
-def test_wrong_usage_is_refused(arguments):
+def test_invalid_option_value_is_rejected_with_the_name_of_the_option(arguments):
     with pytest.raises(CommandError) as refused:
         run(*arguments)
 
     assert arguments[0] in str(refused.value)
 
 
-def test_a_queue_that_the_settings_do_not_list_is_wrong_usage(settings):
+def test_queue_missing_from_strict_settings_exits_with_2(settings):
     settings.DJQUEUE = {**LOCAL, "QUEUES": ["sums"], "STRICT_QUEUES": True}
 
     with pytest.raises(CommandError, match="smus") as refused:
@@ -154,7 +154,7 @@ def test_a_queue_that_the_settings_do_not_list_is_wrong_usage(settings):
     assert refused.value.returncode == 2
 
 
-def test_a_storage_that_is_away_is_one_clear_line(monkeypatch):
+def test_unavailable_storage_exits_with_1_and_its_error_message(monkeypatch):
     def connect(self):
         raise StorageUnavailableError("the database 'default' cannot be used: is it running?")
 
@@ -166,7 +166,7 @@ def test_a_storage_that_is_away_is_one_clear_line(monkeypatch):
     assert refused.value.returncode == 1
 
 
-def test_a_setting_that_is_wrong_is_one_clear_line(settings):
+def test_wrong_setting_is_reported_as_a_command_error(settings):
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.nowhere.Storage"}}
 
     with pytest.raises(CommandError, match="nowhere"):
@@ -188,7 +188,7 @@ def test_a_setting_that_is_wrong_is_one_clear_line(settings):
     ],
     ids=str,
 )
-def test_flags_of_other_workers_name_the_flag_here(arguments, flag):
+def test_option_of_another_job_queue_gets_a_hint_to_the_matching_option(arguments, flag):
     with pytest.raises(CommandError, match="unrecognized arguments") as refused:
         run(*arguments)
 
@@ -196,23 +196,23 @@ def test_flags_of_other_workers_name_the_flag_here(arguments, flag):
     assert flag in hint if flag else not hint
 
 
-def test_the_storage_is_told_what_a_standby_does(monkeypatch):
-    told = []
+def test_standby_option_is_set_before_the_storage_connects(monkeypatch):
+    standbys = []
 
     class WithScheduler(MemoryStorage):
         capabilities = Capabilities(in_process=True, scheduler=Role())
 
         def connect(self):
-            told.append(self.capabilities.scheduler.standby)
+            standbys.append(self.capabilities.scheduler.standby)
 
     monkeypatch.setattr(runworkers, "get_storage", WithScheduler)
     run("--standby", "never")
     run()
 
-    assert told == ["never", "wait"]
+    assert standbys == ["never", "wait"]
 
 
-def test_the_storage_is_closed_in_the_end_and_whatever_happens(monkeypatch):
+def test_storage_is_closed_after_success_and_after_an_error(monkeypatch):
     closed = []
     monkeypatch.setattr(MemoryStorage, "close", lambda self: closed.append(True))
     run()
@@ -227,7 +227,7 @@ def test_the_storage_is_closed_in_the_end_and_whatever_happens(monkeypatch):
     assert closed == [True, True]
 
 
-def test_a_scheduler_that_was_replaced_ends_with_an_error(monkeypatch):
+def test_replaced_scheduler_exits_with_an_error(monkeypatch):
     started = threading.Event()
 
     class WithScheduler(MemoryStorage):
@@ -241,34 +241,35 @@ def test_a_scheduler_that_was_replaced_ends_with_an_error(monkeypatch):
     monkeypatch.setattr(runworkers, "get_storage", lambda: storage)
 
     def replace():
-        assert started.wait(5)
+        assert started.wait(PATIENCE)
         storage.capabilities.scheduler.on_lost()
 
     thread = threading.Thread(target=replace)
     thread.start()
     with pytest.raises(CommandError, match="another process"):
         call_command("runworkers", stdout=StringIO())
-    thread.join()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
 
 
-def test_signals_are_handled_as_before_afterwards():
+def test_signal_handlers_are_restored_afterwards():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     run()
 
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_it_may_be_called_in_another_thread():
+def test_runworkers_can_be_called_in_another_thread():
     result = double.enqueue(4)
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(10)
+    thread.join(PATIENCE)
 
     assert not thread.is_alive()
     assert get_storage().reads.states("sums", [result.id]) == ["completed"]
 
 
-def test_verbosity_decides_what_is_logged(caplog):
+def test_verbosity_2_logs_every_completed_job(caplog):
     double.enqueue(1)
     run(verbosity=1)
     quiet = messages(caplog, logging.DEBUG)
@@ -282,7 +283,7 @@ def test_verbosity_decides_what_is_logged(caplog):
     assert any("completed in" in line for line in loud)
 
 
-def test_a_summary_of_what_was_done_comes_now_and_then(monkeypatch, caplog):
+def test_heartbeat_logs_a_summary_of_processed_jobs_once(monkeypatch, caplog):
     monkeypatch.setattr("djqueue.runtime.heartbeat.SUMMARY", 0)
     caplog.set_level(logging.INFO, "djqueue")
     with Worker(get_storage(), heartbeat=0.01) as worker:
@@ -294,13 +295,13 @@ def test_a_summary_of_what_was_done_comes_now_and_then(monkeypatch, caplog):
     assert len(summaries) == 1
 
 
-def test_a_queue_that_resembles_a_declared_one_is_asked_about():
+def test_undeclared_empty_queue_gets_a_suggestion():
     output = run("--queues", "smus")
 
     assert "Queue 'smus' is not declared and has no jobs. Did you mean 'sums'?" in output
 
 
-def test_a_queue_with_jobs_is_not_asked_about():
+def test_undeclared_queue_with_jobs_gets_no_suggestion():
     Queue("smus").enqueue(1, name="tests.runworkers.unknown")
     Queue("smus").pause()
 
@@ -313,7 +314,7 @@ SUPERVISOR = ["--processes=1", "--max-jobs-per-process=9", "--max-memory-per-pro
 
 
 @pytest.mark.parametrize("option", SUPERVISOR)
-def test_a_call_from_a_program_has_no_supervisor(option):
+def test_supervisor_option_is_rejected_when_called_from_a_program(option):
     flag = option.partition("=")[0]
 
     with pytest.raises(CommandError, match=f"^{flag} requires a process of its own") as refused:
@@ -323,7 +324,7 @@ def test_a_call_from_a_program_has_no_supervisor(option):
 
 
 @pytest.mark.parametrize("option", SUPERVISOR)
-def test_a_system_without_forks_has_no_supervisor(monkeypatch, option):
+def test_supervisor_option_is_rejected_on_a_system_without_fork(monkeypatch, option):
     monkeypatch.setattr(runworkers, "os", SimpleNamespace(name="nt"))
     command = runworkers.Command()
     command.own_process = True
@@ -344,7 +345,7 @@ def test_a_system_without_forks_has_no_supervisor(monkeypatch, option):
         (["--max-jobs=9", "--max-memory-per-process=1GB"], "with --max-memory-per-process"),
     ],
 )
-def test_options_that_exclude_each_other_are_refused(arguments, expected):
+def test_conflicting_options_are_rejected(arguments, expected):
     flag = arguments[0].partition("=")[0]
 
     with pytest.raises(CommandError, match=f"^{flag} can't be combined {expected}$") as refused:
@@ -353,7 +354,7 @@ def test_options_that_exclude_each_other_are_refused(arguments, expected):
     assert refused.value.returncode == 2
 
 
-def test_a_single_process_can_be_asked_for():
+def test_single_process_option_runs_jobs():
     result = double.enqueue(4)
 
     assert "1 completed" in run("--single-process")
@@ -369,7 +370,7 @@ def test_a_single_process_can_be_asked_for():
         (["--processes=auto"], []),
     ],
 )
-def test_reloading_is_one_process_unless_an_option_needs_the_supervisor(monkeypatch, arguments, added):
+def test_reload_runs_a_single_process_unless_an_option_needs_the_supervisor(monkeypatch, arguments, added):
     started = []
 
     class Parent:

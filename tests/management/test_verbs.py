@@ -1,4 +1,4 @@
-"""`manage.py djqueue VERB` on every storage."""
+"""`manage.py djqueue`: every verb, on every storage."""
 
 import json
 import re
@@ -24,17 +24,21 @@ from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
 from djqueue.testing import factories as f
 from djqueue.testing.draining import drain
+from tests.operations.conftest import tables  # noqa: F401 - the fixture
 from tests.support import eventually
 
 BACKENDS = ("memory.MemoryStorage", "database.DatabaseStorage", "redis.RedisStorage")
 EMAILS = "emails"
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True, available_apps=[]), pytest.mark.database]
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda name: name.partition(".")[0])
 def storage(
-    request: pytest.FixtureRequest, settings: Any, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    tables: None,  # noqa: F811
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Storage]:
     chosen: dict[str, Any] = {"BACKEND": f"djqueue.storage.{request.param}"}
     if request.param.startswith("redis"):
@@ -50,7 +54,7 @@ def storage(
     close_storage()
 
 
-def run(*arguments: str, stdin: str | None = None) -> str:
+def run(*arguments: str) -> str:
     output = StringIO()
     call_command(djqueue.Command(stderr=StringIO()), *arguments, stdout=output)
     return output.getvalue()
@@ -64,7 +68,7 @@ def add(a: int, b: int = 0) -> int:
     return a + b
 
 
-def test_stats_count_the_jobs_of_each_queue(storage: Storage) -> None:
+def test_stats_counts_the_jobs_of_each_queue(storage: Storage) -> None:
     f.enqueue_many(storage, 3, queue=EMAILS)
     f.a_delayed_job(storage, queue=EMAILS)
 
@@ -79,14 +83,14 @@ def test_stats_count_the_jobs_of_each_queue(storage: Storage) -> None:
     assert EMAILS in run("stats")
 
 
-def test_a_misspelled_queue_gets_a_suggestion(storage: Storage) -> None:
+def test_misspelled_queue_gets_a_suggestion(storage: Storage) -> None:
     f.enqueue(storage, queue=EMAILS)
 
     with pytest.raises(CommandError, match=r"emials.*did you mean 'emails'"):
         run("stats", "--queue", "emials")
 
 
-def test_jobs_are_listed_newest_first_by_state_and_name(storage: Storage) -> None:
+def test_jobs_can_be_filtered_by_state_name_and_limit(storage: Storage) -> None:
     first = f.enqueue(storage, queue=EMAILS, name="one")
     second = f.enqueue(storage, queue=EMAILS, name="two")
 
@@ -97,7 +101,7 @@ def test_jobs_are_listed_newest_first_by_state_and_name(storage: Storage) -> Non
     assert second in run("jobs")
 
 
-def test_a_job_is_shown_with_its_reason_and_without_its_secrets(storage: Storage) -> None:
+def test_job_shows_why_the_job_is_not_running_and_hides_its_payload(storage: Storage) -> None:
     login = job(name="login", queue=EMAILS)(lambda user, password: None)
     enqueued = login.using(delay=60, headers={"tenant": 7, "token": "hunter3"}).enqueue(
         "ann", password="hunter2"
@@ -115,7 +119,7 @@ def test_a_job_is_shown_with_its_reason_and_without_its_secrets(storage: Storage
     assert AuditEvent.objects.filter(action="reveal", job_id=enqueued.id).count() == 1
 
 
-def test_an_unknown_job_is_an_error(storage: Storage) -> None:
+def test_unknown_job_is_an_error(storage: Storage) -> None:
     with pytest.raises(CommandError, match="no queue has a job 'nothing'"):
         run("job", "nothing")
 
@@ -143,7 +147,7 @@ def test_enqueue_by_name_needs_a_queue(storage: Storage) -> None:
     )
 
 
-def test_arguments_that_are_no_json_are_refused(storage: Storage) -> None:
+def test_arguments_that_are_not_a_json_array_are_rejected(storage: Storage) -> None:
     with pytest.raises(CommandError, match="JSON array"):
         run("enqueue", "add", "--args", '{"a": 1}')
 
@@ -158,7 +162,7 @@ def test_wait_fails_for_a_failed_job_and_after_its_timeout(storage: Storage) -> 
         run("wait", waiting, "--timeout", "0.05")
 
 
-def test_cancel_by_id_and_by_filter(storage: Storage) -> None:
+def test_jobs_can_be_cancelled_by_id_and_by_filter(storage: Storage) -> None:
     one = f.enqueue(storage, queue=EMAILS)
     others = f.enqueue_many(storage, 3, queue=EMAILS)
     kept = f.enqueue(storage, queue=EMAILS, name="kept")
@@ -173,7 +177,7 @@ def test_cancel_by_id_and_by_filter(storage: Storage) -> None:
     assert AuditEvent.objects.filter(action="all_cancel_begin", count=3).exists()
 
 
-def test_a_change_of_many_jobs_is_refused_without_a_terminal(
+def test_bulk_change_without_a_terminal_requires_no_input(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", StringIO())
@@ -186,7 +190,7 @@ def test_a_change_of_many_jobs_is_refused_without_a_terminal(
     assert f.counts(storage, EMAILS)[State.WAITING] == 1
 
 
-def test_filters_without_all_are_refused(storage: Storage) -> None:
+def test_filters_are_rejected_without_all(storage: Storage) -> None:
     with pytest.raises(CommandError, match="together with --all"):
         run("cancel", f.enqueue(storage), "--name", "x")
     with pytest.raises(CommandError, match="pass --all"):
@@ -201,7 +205,7 @@ def test_retry_reports_jobs_that_are_not_failed(storage: Storage) -> None:
         run("retry", failed)
 
 
-def test_promote_and_move(storage: Storage) -> None:
+def test_delayed_job_can_be_promoted_and_moved(storage: Storage) -> None:
     delayed = f.a_delayed_job(storage, queue=EMAILS)
     document("promote", "--all", "--queue", EMAILS, "--no-input")
     assert f.state(storage, delayed, EMAILS) is State.WAITING
@@ -210,7 +214,7 @@ def test_promote_and_move(storage: Storage) -> None:
     assert f.state(storage, delayed, "slow") is State.WAITING
 
 
-def test_pause_resume_and_limit(storage: Storage) -> None:
+def test_queue_can_be_paused_resumed_and_limited(storage: Storage) -> None:
     f.enqueue(storage, queue=EMAILS)
 
     run("pause", EMAILS)
@@ -229,28 +233,23 @@ def test_pause_resume_and_limit(storage: Storage) -> None:
         run("limit", EMAILS, "--rate", "fast")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_wrong_values_exit_with_2(storage: Storage) -> None:
+    job(name="add", queue=EMAILS)(add)
+    f.enqueue(storage, queue=EMAILS)
+
+    for arguments in (
         ("enqueue", "add", "--args", "[1, 2, 3]"),
         ("enqueue", "add", "--priority", "999999999999"),
         ("enqueue", "add", "--payload", "{}"),
         ("clean", EMAILS, "--state", "active", "--dry-run"),
         ("dead", "list", "--reason", "nope"),
-    ],
-    ids=" ".join,
-)
-def test_wrong_values_exit_with_2(arguments: tuple[str, ...], storage: Storage) -> None:
-    job(name="add", queue=EMAILS)(add)
-    f.enqueue(storage, queue=EMAILS)
-
-    with pytest.raises(CommandError) as refused:
-        run(*arguments)
-
-    assert refused.value.returncode == MISUSED
+    ):
+        with pytest.raises(CommandError) as refused:
+            run(*arguments)
+        assert refused.value.returncode == MISUSED, arguments
 
 
-def test_a_clean_counts_the_jobs_of_the_age(storage: Storage) -> None:
+def test_clean_counts_jobs_of_the_given_state_and_age(storage: Storage) -> None:
     f.a_completed_job(storage, queue=EMAILS, retention=60_000)
     f.enqueue_many(storage, 2, queue=EMAILS)
 
@@ -262,7 +261,7 @@ def test_a_clean_counts_the_jobs_of_the_age(storage: Storage) -> None:
     eventually(lambda: document(*waiting, "--older-than", "1s")["matching"] == 2)
 
 
-def test_drain_clean_and_obliterate(storage: Storage) -> None:
+def test_queue_can_be_drained_cleaned_and_obliterated(storage: Storage) -> None:
     f.a_completed_job(storage, queue=EMAILS, retention=60_000)
     f.enqueue_many(storage, 2, queue=EMAILS)
 
@@ -287,14 +286,14 @@ def test_dead_letters_are_listed_counted_retried_and_purged(storage: Storage) ->
     assert storage.reads.dead_letters(EMAILS) == []
 
 
-def test_an_unknown_reason_gets_a_suggestion(storage: Storage) -> None:
+def test_unknown_failure_reason_gets_a_suggestion(storage: Storage) -> None:
     f.a_failed_job(storage, queue=EMAILS)
 
     with pytest.raises(CommandError, match=r"did you mean 'timeout'\? Choose from .*max_attempts_exceeded"):
         run("dead", "list", "--reason", "timeot")
 
 
-def test_schedules_are_added_run_paused_and_removed(storage: Storage) -> None:
+def test_schedule_can_be_added_run_paused_and_removed(storage: Storage) -> None:
     job(name="add", queue=EMAILS)(add)
 
     document("cron", "add", "poll", "add", "--every", "5m", "--args", "[1]")
@@ -313,14 +312,14 @@ def test_schedules_are_added_run_paused_and_removed(storage: Storage) -> None:
     assert not CronJob.objects.exists()
 
 
-def test_a_wrong_schedule_is_refused(storage: Storage) -> None:
+def test_invalid_or_unknown_schedule_is_rejected(storage: Storage) -> None:
     with pytest.raises(CommandError, match="schedule:"):
         run("cron", "add", "bad", "add", "--cron", "61 * * * *")
     with pytest.raises(CommandError, match="unknown schedule 'nightly'"):
         run("cron", "run", "nightly")
 
 
-def test_a_schedule_of_an_unknown_job_is_added_with_a_warning(storage: Storage) -> None:
+def test_schedule_of_an_unknown_job_is_added_with_a_warning(storage: Storage) -> None:
     job(name="add", queue=EMAILS)(add)
     warning = StringIO()
 
@@ -340,7 +339,7 @@ def test_workers_are_listed_and_controlled_as_json(storage: Storage) -> None:
     assert document("workers", "--quiet", "w1")["command"] == "quiet"
 
 
-def test_every_verb_writes_json(storage: Storage) -> None:
+def test_every_verb_accepts_the_json_option(storage: Storage) -> None:
     parser = djqueue.Command().create_parser("manage.py", "djqueue")
     [actions] = [one for one in parser._actions if one.dest == "action"]
     flags = {name: verb._option_string_actions for name, verb in actions.choices.items()}
@@ -349,7 +348,8 @@ def test_every_verb_writes_json(storage: Storage) -> None:
     assert document("mark", "v1.2")["label"] == "v1.2"
 
 
-def test_a_database_that_cannot_be_opened_is_an_error_in_one_sentence(
+def test_unusable_database_is_reported_in_one_sentence(
+    tables: None,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def check(*_: Any, **__: Any) -> None:
@@ -365,7 +365,7 @@ def test_a_database_that_cannot_be_opened_is_an_error_in_one_sentence(
     assert "status" in json.loads(report.getvalue())
 
 
-def test_memory_is_refused_in_a_process_of_its_own(storage: Storage) -> None:
+def test_memory_storage_is_rejected_in_a_separate_process(storage: Storage) -> None:
     command = djqueue.Command(stderr=StringIO(), stdout=StringIO())
     command._called_from_command_line = True
 
@@ -375,7 +375,7 @@ def test_memory_is_refused_in_a_process_of_its_own(storage: Storage) -> None:
     call_command(command, "cron", "list")
 
 
-def test_the_docs_list_every_verb_with_its_summary() -> None:
+def test_docs_list_every_verb_with_its_summary() -> None:
     page = Path(__file__).parents[2].joinpath("docs", "command-line.md").read_text()
     table = re.search(r"<!-- table: verbs -->\n(?:\|.*\n){2}((?:\|.*\n)+)", page)
     assert table is not None

@@ -1,4 +1,4 @@
-"""Runs inside the new project of test_wheel.py: opens the admin's pages as a superuser."""
+"""Runs in the new project of test_wheel.py: migrates, checks, and opens the admin's pages as a superuser."""
 
 import os
 
@@ -10,10 +10,15 @@ django.setup()
 from django.contrib import admin  # noqa: E402
 from django.contrib.auth import get_user_model  # noqa: E402
 from django.contrib.staticfiles import finders  # noqa: E402
+from django.core.management import call_command  # noqa: E402
 from django.template.loader import render_to_string  # noqa: E402
 from django.test import Client  # noqa: E402
 from django.urls import reverse  # noqa: E402
 from django.utils import translation  # noqa: E402
+
+call_command("migrate", verbosity=0)
+call_command("check")
+call_command("makemigrations", check_changes=True)
 
 assert finders.find("djqueue/djqueue.css")
 assert "djq-state-failed" in render_to_string("djqueue/state_badge.html", {"state": "failed"})

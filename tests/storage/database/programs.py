@@ -136,7 +136,8 @@ class _RollBackError(Exception):
 
 
 def worker() -> None:
-    """The scheduler, which works at jobs until it dies: some fail, some are put back, new ones come."""
+    """The scheduler, which works at jobs until it dies, and says each turn: some fail, some are put back, new
+    ones come."""
     from djqueue.testing.factories import batch, completing, failing, request, retrying
 
     with storage(connect=True) as made:
@@ -156,6 +157,7 @@ def worker() -> None:
             claims = made.finish(outcomes, request(7)).claims
             if turn % 3 == 0:
                 made.enqueue([batch(2, durable=turn % 2 == 0)])
+            say(turn)
 
 
 def contender() -> None:

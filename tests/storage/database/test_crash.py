@@ -169,17 +169,16 @@ def test_forked_child_of_scheduler_enqueues_as_client(start_child):
     assert sorted(claimed) == ["child", "durable", "parent"]
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(15, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("kills", [3, pytest.param(15, marks=pytest.mark.thorough)])
 def test_kills_of_a_worker_leave_exactly_one_end_of_each_job(
     start_child, next_scheduler, client, moments, kills
 ):
-    initial = enqueue_many(client, 250)
-    initial += [result.id for result in client.enqueue([batch(50, payloads=[b"fails"] * 50)])]
+    initial = [result.id for result in client.enqueue([batch(50, payloads=[b"fails"] * 50)])]
+    initial += enqueue_many(client, 250)
     for _ in range(kills):
         child = start_child("worker")
         child.hears_until("ready")
-        threading.Event().wait(moments.uniform(0.005, 0.12))
-        child.kill()
+        until_killed(child, moments, at_least=8, within=0.05)
 
     storage = next_scheduler()
     storage.reads.counts(QUEUE)  # What it has changed of the interrupted jobs is written.

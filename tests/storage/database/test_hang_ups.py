@@ -224,7 +224,8 @@ def test_zombie_process_counts_as_dead():
         eventually(lambda: has_died()(f"{host_name()}/{process.pid}"))
 
 
-def test_closing_does_not_wait_for_a_database_that_does_not_answer() -> None:
+def test_closing_does_not_wait_for_a_database_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("djqueue.storage.database.remote.READ_TIMEOUT", 0.1)
     asked, released, refused = threading.Event(), threading.Event(), threading.Event()
 
     def address() -> None:

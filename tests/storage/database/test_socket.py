@@ -288,10 +288,10 @@ def test_connection_without_token_is_closed(
 
 
 def test_silent_connection_is_closed(make_storage: MakeStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "FIRST_FRAME", 0.05)
     scheduler = connected(make_storage, address=ANY_PORT, token=TOKEN)
     client = make_storage(token=TOKEN)
     client.workers.register(worker())
+    monkeypatch.setattr(session, "FIRST_FRAME", 0.05)
 
     with Stranger(scheduler) as stranger:
         assert stranger.is_hung_up_on()

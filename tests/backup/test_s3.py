@@ -65,7 +65,9 @@ def keys(bucket: Any) -> list[str]:
     return sorted(one.key for one in bucket.objects.all())
 
 
-def test_s3_keeps_backups(s3: BackupStore, bucket: Any, storage: MemoryStorage, clock: AheadClock) -> None:
+def test_backup_is_stored_and_restored_through_s3(
+    s3: BackupStore, bucket: Any, storage: MemoryStorage, clock: AheadClock
+) -> None:
     taken = taking.take(storage, s3, clock)
     assert keys(bucket) == [
         f"djqueue/test/{taken.name}{ending}" for ending in (".metadata.json", ".msgpack.gz", ".sha256")
@@ -90,7 +92,7 @@ def _noise(size: int) -> bytes:
     return b"".join(uuid4().bytes for _ in range(size // 16))
 
 
-def test_the_oldest_backups_and_leftovers_are_deleted(
+def test_oldest_backups_and_leftover_files_are_deleted_from_s3(
     s3: BackupStore, bucket: Any, storage: MemoryStorage, clock: AheadClock
 ) -> None:
     names = []
@@ -104,7 +106,7 @@ def test_the_oldest_backups_and_leftovers_are_deleted(
     assert len(keys(bucket)) == 4
 
 
-def test_a_flipped_bit_in_s3_is_found(
+def test_flipped_bit_in_s3_object_is_detected(
     s3: BackupStore, bucket: Any, storage: MemoryStorage, clock: AheadClock
 ) -> None:
     taken = taking.take(storage, s3, clock)
@@ -116,7 +118,7 @@ def test_a_flipped_bit_in_s3_is_found(
         restoring.verify(s3, taken.name)
 
 
-def test_an_error_of_s3_names_the_storage_and_the_reason(
+def test_s3_error_names_storage_and_reason(
     s3: BackupStore, bucket: Any, storage: MemoryStorage, clock: AheadClock
 ) -> None:
     bucket.delete()

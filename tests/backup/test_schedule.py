@@ -21,7 +21,7 @@ from djqueue.models import BackupState, SchedulerLease
 from djqueue.operations.leaderlease import LeaderLease
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.memory import MemoryStorage
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -47,7 +47,7 @@ def stop() -> threading.Event:
     return threading.Event()
 
 
-def test_the_first_look_takes_a_backup_and_the_next_one_does_not(
+def test_first_check_creates_backup_and_next_check_does_not(
     schedule: BackupSchedule, store: BackupStore
 ) -> None:
     schedule.look(stop())
@@ -76,7 +76,9 @@ def test_a_restart_neither_skips_a_backup_nor_takes_one_more(
     assert len(store.names()) == 2
 
 
-def test_the_setting_keep_counts(schedule: BackupSchedule, store: BackupStore, clock: Any) -> None:
+def test_keep_setting_limits_number_of_backups(
+    schedule: BackupSchedule, store: BackupStore, clock: Any
+) -> None:
     for _ in range(4):
         schedule.look(stop())
         clock.advance(6 * HOUR)
@@ -93,7 +95,9 @@ def test_a_backup_from_the_future_does_not_delay_the_next_one(
     assert len(store.names()) == 2
 
 
-def test_two_processes_take_one_backup(storage: MemoryStorage, store: BackupStore, monkeypatch: Any) -> None:
+def test_two_processes_create_one_backup(
+    storage: MemoryStorage, store: BackupStore, monkeypatch: Any
+) -> None:
     both = threading.Barrier(2)
     due_in = BackupSchedule._due_in
     looked = threading.local()
@@ -102,7 +106,7 @@ def test_two_processes_take_one_backup(storage: MemoryStorage, store: BackupStor
         wait = due_in(self, found)
         if not getattr(looked, "once", False):
             looked.once = True
-            both.wait(10)
+            both.wait(PATIENCE)
         return wait
 
     monkeypatch.setattr(BackupSchedule, "_due_in", together)
@@ -117,7 +121,7 @@ def test_two_processes_take_one_backup(storage: MemoryStorage, store: BackupStor
     assert len(store.names()) == 1
 
 
-def test_while_another_process_takes_a_backup_none_is_taken(
+def test_no_backup_starts_while_another_process_creates_one(
     schedule: BackupSchedule, store: BackupStore
 ) -> None:
     other = LeaderLease("default", SYSTEM_CLOCK, "backup")
@@ -131,7 +135,7 @@ def test_while_another_process_takes_a_backup_none_is_taken(
         raise AssertionError("unreachable")
 
 
-def test_what_a_killed_process_left_is_deleted(
+def test_files_of_killed_process_are_deleted(
     schedule: BackupSchedule, store: BackupStore, folder: Path
 ) -> None:
     folder.mkdir()
@@ -155,7 +159,7 @@ def failing(monkeypatch: Any) -> list[Exception]:
     return errors
 
 
-def test_an_error_is_logged_once_and_kept_for_the_status(
+def test_error_is_logged_once_and_shown_in_status(
     schedule: BackupSchedule, store: BackupStore, failing: list[Exception], caplog: Any
 ) -> None:
     failing += [OSError(errno.ENOSPC, "No space left on device")] * 2
@@ -171,7 +175,7 @@ def test_an_error_is_logged_once_and_kept_for_the_status(
     assert BackupState.objects.get().error == ""
 
 
-def test_an_unexpected_error_has_its_traceback(
+def test_unexpected_error_is_logged_with_traceback(
     schedule: BackupSchedule, failing: list[Exception], caplog: Any
 ) -> None:
     failing.append(RuntimeError("a defect"))
@@ -180,7 +184,7 @@ def test_an_unexpected_error_has_its_traceback(
     assert record.exc_info[1].args == ("a defect",)
 
 
-def test_a_place_that_cannot_be_written_is_an_error_with_its_reason(
+def test_unwritable_backup_folder_is_reported_with_reason(
     schedule: BackupSchedule, folder: Path, caplog: Any
 ) -> None:
     folder.write_text("not a folder")
@@ -188,7 +192,7 @@ def test_a_place_that_cannot_be_written_is_an_error_with_its_reason(
     assert "The backup failed, and is tried again: the folder" in caplog.text
 
 
-def test_a_stop_ends_a_backup_and_is_no_error(
+def test_stop_request_aborts_backup_without_error(
     schedule: BackupSchedule, store: BackupStore, caplog: Any, monkeypatch: Any
 ) -> None:
     stopping = stop()
@@ -206,7 +210,7 @@ def test_a_stop_ends_a_backup_and_is_no_error(
     assert BackupTurns(MemoryStorage()).holder() == ""
 
 
-def test_a_backup_that_takes_too_long_is_given_up(
+def test_backup_is_aborted_after_timeout(
     schedule: BackupSchedule, store: BackupStore, caplog: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("djqueue.backup.turns.RENEW_EVERY", 10)
@@ -223,7 +227,7 @@ def test_a_backup_that_takes_too_long_is_given_up(
     assert store.names() == []
 
 
-def test_a_process_that_lost_its_lease_announces_nothing(
+def test_process_that_lost_its_lease_publishes_no_backup(
     schedule: BackupSchedule, store: BackupStore, caplog: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("djqueue.backup.turns.RENEW_EVERY", 10)
@@ -241,7 +245,7 @@ def test_a_process_that_lost_its_lease_announces_nothing(
     assert SchedulerLease.objects.get(name="backup").holder == "another"
 
 
-def test_a_thread_that_never_ends_is_noticed(schedule: BackupSchedule, clock: Any) -> None:
+def test_hanging_backup_thread_is_reported(schedule: BackupSchedule, clock: Any) -> None:
     assert not schedule.is_stuck
     schedule._begun = clock.monotonic()
     clock.advance(schedule._settings.timeout)
@@ -270,12 +274,12 @@ def test_by_default_the_database_is_backed_up_and_memory_is_not(
 
 
 @pytest.mark.parametrize("backup", [None, {"EVERY": None}])
-def test_none_turns_backups_off(settings: Any, database: DatabaseStorage, backup: Any) -> None:
+def test_backup_settings_disable_backups(settings: Any, database: DatabaseStorage, backup: Any) -> None:
     settings.DJQUEUE = {"BACKUP": backup}
     assert not is_scheduled(database, get_settings().backup)
 
 
-def test_every_turns_backups_of_memory_on(storage: MemoryStorage) -> None:
+def test_every_enables_backups_of_memory_storage(storage: MemoryStorage) -> None:
     assert is_scheduled(storage, get_settings().backup)
 
 
@@ -288,7 +292,7 @@ def test_a_worker_takes_backups_on_a_thread(
         eventually(lambda: len(store.names()) == 2)
 
 
-def test_without_tables_the_error_says_what_to_do(
+def test_error_for_missing_tables_names_migrate_command(
     schedule: BackupSchedule, caplog: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(BackupTurns, "are_shared", lambda _: False)

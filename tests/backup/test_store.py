@@ -56,12 +56,12 @@ def test_sha256sum_can_check_a_backup(taken: Metadata, folder: Path) -> None:
     subprocess.run(["sha256sum", "--check", "--quiet", f"{taken.name}.sha256"], cwd=folder, check=True)
 
 
-def test_nobody_else_can_read_a_backup(taken: Metadata, folder: Path) -> None:
+def test_backup_files_are_readable_only_by_their_owner(taken: Metadata, folder: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o077 for path in folder.glob("djqueue-*")} == {0}
 
 
-def test_git_ignores_the_folder(taken: Metadata, folder: Path) -> None:
+def test_git_ignores_backup_folder(taken: Metadata, folder: Path) -> None:
     assert (folder / ".gitignore").read_text() == "*\n"
 
 
@@ -76,12 +76,12 @@ def test_a_backup_restores_what_the_storage_held(taken: Metadata, store: BackupS
     }
 
 
-def test_a_backup_is_verified(taken: Metadata, store: BackupStore) -> None:
+def test_verify_returns_metadata_of_valid_backup(taken: Metadata, store: BackupStore) -> None:
     assert restoring.verify(store, taken.name) == taken
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_flipped_bit_is_found_in_every_file(
+def test_flipped_bit_is_detected_in_every_file(
     taken: Metadata, store: BackupStore, folder: Path, ending: str
 ) -> None:
     path = folder / (taken.name + ending)
@@ -97,7 +97,7 @@ def test_a_flipped_bit_is_found_in_every_file(
 
 
 @pytest.mark.parametrize("left", [0, 1, 0.5, 0.99])
-def test_truncated_data_is_found(taken: Metadata, store: BackupStore, folder: Path, left: float) -> None:
+def test_truncated_backup_is_detected(taken: Metadata, store: BackupStore, folder: Path, left: float) -> None:
     path = folder / f"{taken.name}.msgpack.gz"
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * left) if isinstance(left, float) else left])
@@ -119,12 +119,12 @@ def test_a_later_format_is_refused_with_the_version_that_reads_it(
     "name",
     ["", "../secret", "/etc/passwd", "djqueue-20261125T180000123Z-3f9a2c41/..", "a\0b", "djqueue-x"],
 )
-def test_only_names_of_backups_are_accepted(store: BackupStore, name: str) -> None:
+def test_store_rejects_invalid_backup_names(store: BackupStore, name: str) -> None:
     with pytest.raises(BackupNotFoundError, match="is not the name of a backup"):
         store.check(name)
 
 
-def test_an_unknown_name_is_refused(store: BackupStore, folder: Path) -> None:
+def test_store_rejects_unknown_backup_name(store: BackupStore, folder: Path) -> None:
     with pytest.raises(BackupNotFoundError, match=f"no complete backup .* the folder {folder}"):
         store.check("djqueue-20261125T180000123Z-3f9a2c41")
     with pytest.raises(BackupNotFoundError, match="there is no backup in the folder"):
@@ -194,7 +194,7 @@ def test_a_storage_without_paths_keeps_backups(storage: MemoryStorage, clock: Ah
     assert restoring.verify(store, taken.name) == taken
 
 
-def test_an_upload_stops_when_it_must(storage: MemoryStorage, clock: AheadClock) -> None:
+def test_upload_stops_on_request(storage: MemoryStorage, clock: AheadClock) -> None:
     store = BackupStore(Remote())
     parts = 0
 
@@ -242,7 +242,7 @@ def test_the_newest_backups_are_kept(storage: MemoryStorage, store: BackupStore,
     assert sorted(deleted) == names[:3]
 
 
-def test_the_backup_that_was_just_taken_is_kept_though_the_clock_was_set_back(
+def test_newest_backup_is_kept_after_clock_was_set_back(
     storage: MemoryStorage, store: BackupStore, clock: AheadClock
 ) -> None:
     clock.advance(86_400_000)
@@ -292,7 +292,7 @@ def test_a_storage_that_is_not_empty_is_refused(
     assert storage.queues.names() == ["emails", "invoices"]
 
 
-def test_nothing_is_written_if_the_caller_decides_so(taken: Metadata, store: BackupStore) -> None:
+def test_restore_writes_nothing_if_caller_declines(taken: Metadata, store: BackupStore) -> None:
     target = MemoryStorage()
     found = restoring.restore(store, taken.name, target, before=lambda _: False)
     assert found.written is None
@@ -302,19 +302,19 @@ def test_nothing_is_written_if_the_caller_decides_so(taken: Metadata, store: Bac
 # Where they are.
 
 
-def test_the_default_folder_is_in_the_project(settings: Any) -> None:
+def test_default_backup_folder_is_in_project(settings: Any) -> None:
     settings.BASE_DIR = Path("/srv/shop")
     assert default_folder(BackupSettings()) == Path("/srv/shop/djqueue_backups")
     assert default_folder(BackupSettings(folder="/backups")) == Path("/backups")
 
 
-def test_without_a_place_the_error_says_what_to_set(settings: Any) -> None:
+def test_error_for_missing_backup_folder_names_setting(settings: Any) -> None:
     del settings.BASE_DIR
     with pytest.raises(ConfigurationError, match=r"STORAGES\['djqueue_backups'\], or DJQUEUE\['BACKUP'\]"):
         BackupStore.configured(BackupSettings())
 
 
-def test_the_project_chooses_a_storage(settings: Any, tmp_path: Path) -> None:
+def test_backups_use_storage_configured_by_project(settings: Any, tmp_path: Path) -> None:
     settings.STORAGES = {
         "djqueue_backups": {
             "BACKEND": "django.core.files.storage.FileSystemStorage",
@@ -324,7 +324,7 @@ def test_the_project_chooses_a_storage(settings: Any, tmp_path: Path) -> None:
     assert BackupStore.configured(BackupSettings()).describe() == f"the folder {tmp_path / 'chosen'}"
 
 
-def test_a_wrong_storage_is_named(settings: Any) -> None:
+def test_error_names_misconfigured_storage(settings: Any) -> None:
     settings.STORAGES = {"djqueue_backups": {"BACKEND": "shop.Missing"}}
     with pytest.raises(ConfigurationError, match=r"STORAGES\['djqueue_backups'\].*shop\.Missing"):
         BackupStore.configured(BackupSettings())
@@ -333,7 +333,7 @@ def test_a_wrong_storage_is_named(settings: Any) -> None:
 @pytest.mark.parametrize(
     "document", ["[" * 200_000, '{"format": 1, "name": ' + "9" * 10_000 + "}", "[]", "{}"]
 )
-def test_metadata_of_another_form_are_damaged(
+def test_malformed_metadata_marks_backup_as_damaged(
     taken: Metadata, store: BackupStore, folder: Path, document: str
 ) -> None:
     (folder / f"{taken.name}.metadata.json").write_text(document)

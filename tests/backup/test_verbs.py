@@ -125,7 +125,7 @@ def test_a_target_that_is_not_empty_is_refused_and_named(filled: Storage) -> Non
     assert not AuditEvent.objects.exists()
 
 
-def test_force_replaces_what_the_storage_holds(filled: Storage) -> None:
+def test_force_replaces_contents_of_storage(filled: Storage) -> None:
     run("now")
     get_storage().connect()
     f.enqueue(get_storage(), queue="later")
@@ -188,19 +188,19 @@ def test_schedules_are_in_a_backup(database: Storage) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "nightly"])
-def test_only_names_are_accepted(database: Storage, name: str) -> None:
+def test_backup_commands_reject_paths_as_names(database: Storage, name: str) -> None:
     with pytest.raises(CommandError, match="is not the name of a backup"):
         run("restore", name, "--no-input")
 
 
-def test_a_name_is_required(database: Storage) -> None:
+def test_backup_commands_require_name(database: Storage) -> None:
     with pytest.raises(CommandError, match="required"):
         run("restore")
     with pytest.raises(CommandError, match="there is no backup in the folder"):
         run("verify", "--latest")
 
 
-def test_one_backup_at_a_time(database: Storage) -> None:
+def test_second_concurrent_backup_is_rejected(database: Storage) -> None:
     other = LeaderLease("default", DatabaseClock("default"), "backup")
     assert other.take()
     with pytest.raises(CommandError, match="a backup is being taken by process"):
@@ -210,7 +210,7 @@ def test_one_backup_at_a_time(database: Storage) -> None:
     run("now")
 
 
-def test_a_failed_backup_is_a_failed_command_and_shown(database: Storage, folder: Path) -> None:
+def test_failed_backup_fails_command_and_is_shown_in_status(database: Storage, folder: Path) -> None:
     folder.write_text("not a folder")
     with pytest.raises(CommandError, match=r"the backup failed: .*(Not a directory|File exists)"):
         run("now")
@@ -250,14 +250,14 @@ def test_an_overdue_backup_fails_the_status(database: Storage, use: Any, monkeyp
 
 
 @pytest.mark.parametrize("verb", [["now"], ["restore", "--latest"]])
-def test_jobs_in_memory_are_refused(use: Any, verb: list[str]) -> None:
+def test_backup_of_memory_storage_is_rejected(use: Any, verb: list[str]) -> None:
     use("memory")
     with pytest.raises(CommandError, match="only in the process that runs them") as caught:
         run(*verb)
     assert caught.value.returncode == MISUSED
 
 
-def test_a_backup_that_is_restored_runs(database: Storage) -> None:
+def test_restored_jobs_run(database: Storage) -> None:
     run("now")
     run("restore", "--latest", "--no-input", "--force")
     storage = get_storage()

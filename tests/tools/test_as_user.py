@@ -13,11 +13,11 @@ from tools.benchmarks.projects import ROOT
 from tools.benchmarks.reporting import Ratio, Value, rows, shown, write_docs
 
 
-def test_the_table_of_metrics_is_complete():
+def test_metrics_table_is_complete():
     assert first_cells("benchmarks.md", "as-user metrics") == list(MEASURES)
 
 
-def test_what_a_ratio_needs_is_measured_with_it():
+def test_metrics_needed_by_ratio_are_measured():
     assert chosen("redis", ["beside"]) == ["yardstick", "drain_c10", "drain_c100", "beside"]
     assert chosen("memory", ["drain_c1"]) == ["drain_c1"]
     assert chosen("redis", None) == list(MEASURES)
@@ -38,7 +38,7 @@ def test_rows_show_medians_and_ratios_of_the_same_run():
     assert shown(found[2]).endswith("(goal >= 0.7)")
 
 
-def test_the_tables_of_the_docs_are_rewritten(tmp_path):
+def test_benchmark_rewrites_tables_of_docs(tmp_path):
     page = tmp_path / "benchmarks.md"
     page.write_text("before\n<!-- table: as-user -->\nold\n<!-- end of table: as-user -->\nafter\n")
     runs = [{"fast": Value(1234.5, "jobs/s", {"worker 0.0": 7.0}), "bare": Value(1000.0, "jobs/s")}]
@@ -63,7 +63,7 @@ def test_a_ratio_is_of_values_that_are_measured():
             )
 
 
-def test_recorded_requests_are_taken_apart():
+def test_recorded_requests_are_parsed():
     ping = b"*1\r\n$4\r\nPING\r\n"
     script = b"*3\r\n$7\r\nevalsha\r\n$0\r\n\r\n$4\r\na\r\nb\r\n"
 
@@ -71,7 +71,7 @@ def test_recorded_requests_are_taken_apart():
 
 
 @pytest.mark.slow
-def test_it_measures_runworkers_on_redis():
+def test_benchmark_measures_runworkers_on_redis():
     done = run("--storage", "redis", "--metric", "drain_c10", "--metric", "enqueue")
 
     found = {row["metric"]: row for row in done}
@@ -82,7 +82,7 @@ def test_it_measures_runworkers_on_redis():
 
 
 @pytest.mark.slow
-def test_it_measures_a_worker_in_the_process_of_its_producer():
+def test_benchmark_measures_worker_in_process_of_producer():
     [row] = run("--storage", "memory", "--metric", "drain_c100")
 
     assert row["value"] > 0

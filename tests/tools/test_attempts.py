@@ -12,7 +12,7 @@ def attempt(pid: int, begun: int, ended: int | None = None, seen: int | None = N
     return Attempt("1", (pid, SUPERVISOR), begun, ended or seen or begun, ended)
 
 
-def test_the_notes_of_handlers_become_attempts_in_the_order_of_their_begin(tmp_path: Path) -> None:
+def test_handler_notes_become_attempts_in_order_of_start(tmp_path: Path) -> None:
     notes = tmp_path / "done.txt"
     notes.write_text(
         "begin 1 11,1 100\nbegin 1 22,1 200\nstep 1 22,1 250\nend 1 22,1 300\n"
@@ -31,7 +31,7 @@ def test_the_notes_of_handlers_become_attempts_in_the_order_of_their_begin(tmp_p
     ids=["in between", "after the second began", "before the first began"],
 )
 @pytest.mark.parametrize("killed", [FIRST, SUPERVISOR])
-def test_an_attempt_beside_one_that_has_not_ended_needs_the_death_of_its_process(
+def test_concurrent_attempt_requires_death_of_other_process(
     killed: int, killed_at: int, is_wrong: bool
 ) -> None:
     attempts = [attempt(FIRST, 100), attempt(SECOND, 200, 300)]
@@ -43,17 +43,17 @@ def test_the_death_of_another_process_does_not_excuse_two_attempts_at_once() -> 
     assert overlapping(attempts, [Death(SECOND, 150, 151)])
 
 
-def test_no_death_excuses_an_attempt_that_is_seen_after_the_next_one_began() -> None:
+def test_no_death_excuses_attempt_seen_after_next_attempt_started() -> None:
     killed = [Death(FIRST, 150, 250)]
     assert overlapping([attempt(FIRST, 100, seen=199), attempt(SECOND, 200)], killed) == []
     assert overlapping([attempt(FIRST, 100, seen=201), attempt(SECOND, 200)], killed)
 
 
-def test_attempts_one_after_the_other_do_not_overlap() -> None:
+def test_consecutive_attempts_do_not_overlap() -> None:
     assert overlapping([attempt(FIRST, 100, 150), attempt(SECOND, 200, 300)], []) == []
 
 
-def test_another_attempt_is_explained_by_the_death_of_a_process_that_ran_the_last_one() -> None:
+def test_death_of_process_that_ran_last_attempt_explains_another_attempt() -> None:
     attempts = [attempt(FIRST, 100, 150), attempt(SECOND, 200, 300)]
     assert unexplained(attempts, [Death(SECOND, 400, 401), Death(FIRST, 160, 161)], []) == []
     assert unexplained(attempts, [Death(SUPERVISOR, 160, 161)], []) == []
@@ -61,13 +61,13 @@ def test_another_attempt_is_explained_by_the_death_of_a_process_that_ran_the_las
     assert unexplained(attempts, [Death(SECOND, 160, 161)], [])
 
 
-def test_another_attempt_is_explained_by_the_death_of_a_scheduler_since_the_last_one_began() -> None:
+def test_death_of_scheduler_since_last_attempt_explains_another_attempt() -> None:
     attempts = [attempt(FIRST, 100, 150), attempt(SECOND, 200, 300)]
     assert unexplained(attempts, [], [Death(SECOND, at, at + 1) for at in (400, 160, 90)]) == []
     assert unexplained(attempts, [], [Death(SECOND, at, at + 1) for at in (400, 90)])
 
 
-def test_a_process_may_begin_an_attempt_between_the_decision_to_kill_it_and_its_end() -> None:
+def test_process_may_start_attempt_between_kill_decision_and_death() -> None:
     attempts = [attempt(FIRST, 100), attempt(SECOND, 200, 300)]
     killed = [Death(FIRST, 99, 101)]
     assert overlapping(attempts, killed) == []
@@ -75,7 +75,7 @@ def test_a_process_may_begin_an_attempt_between_the_decision_to_kill_it_and_its_
     assert unexplained(attempts, [], killed) == []
 
 
-def test_a_stop_repeats_no_attempt_that_ran_to_its_end() -> None:
+def test_stop_does_not_repeat_finished_attempt() -> None:
     assert repeated([attempt(FIRST, 100, 150), attempt(SECOND, 200, 300)])
     assert repeated([attempt(FIRST, 100), attempt(SECOND, 200, 300)]) == []
 
@@ -90,7 +90,7 @@ def test_a_stop_repeats_no_attempt_that_ran_to_its_end() -> None:
     ],
     ids=["after its time", "too early", "another process was stopped", "the stop was over"],
 )
-def test_a_stop_interrupts_attempts_after_their_time_only(seen: float, stop: Death, is_wrong: bool) -> None:
+def test_stop_interrupts_attempts_only_after_timeout(seen: float, stop: Death, is_wrong: bool) -> None:
     begun, last = int((seen - 1) * SECOND_NS), int(seen * SECOND_NS)
     interrupted = attempt(FIRST, begun, seen=last)
     assert bool(interrupted_early([interrupted], [stop], timeout=2)) is is_wrong

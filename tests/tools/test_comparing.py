@@ -20,7 +20,7 @@ def system(name, *rates, storage="Redis"):
     return System(name, storage, f"{name} 1.0", "`work`", drains)
 
 
-def test_a_ratio_is_that_of_the_same_run():
+def test_ratio_compares_values_of_same_run():
     ours, peer = system("djqueue", 100, 400, 90), system("other", 50, 100, 90)
 
     assert comparing.ratio(ours, peer, 1) == 2.0
@@ -38,7 +38,7 @@ def test_the_table_has_djqueue_first_and_then_the_fastest():
     ]
 
 
-def test_the_docs_are_rewritten_and_keep_what_is_around(tmp_path):
+def test_rewriting_docs_keeps_surrounding_text(tmp_path):
     page = tmp_path / "benchmarks.md"
     page.write_text("before\n<!-- table: peers -->\nold\n<!-- end of table: peers -->\nafter\n")
     systems = [system("djqueue", 2), system("other", 1)]
@@ -57,7 +57,7 @@ def test_the_docs_are_rewritten_and_keep_what_is_around(tmp_path):
     assert "load average was 0.5" in text
 
 
-def test_a_page_without_the_marks_is_left_alone():
+def test_page_without_markers_is_unchanged():
     with pytest.raises(ValueError, match="no part between"):
         section("text", "peers", "table")
 
@@ -72,7 +72,7 @@ def test_a_row_has_the_cpu_time_and_the_goal_beside_the_rate():
     assert "djqueue 2.50× (goal 1.3×)" in comparing.shown(row)
 
 
-def test_a_chart_is_well_formed_and_needs_nothing_else():
+def test_chart_is_well_formed_and_self_contained():
     text = chart("Rates & more", [Panel("Redis <7>", (Bar("djqueue", 1234.5, True), Bar("x" * 8, 10.0)))])
 
     root = ElementTree.fromstring(text)
@@ -110,7 +110,7 @@ def test_each_peer_has_its_program_a_backlog_and_djqueue_on_its_storage():
         assert set(DJQUEUE[peer.storage]) == set(SLOTS)
 
 
-def test_what_cannot_be_installed_is_skipped_with_its_reason(monkeypatch, tmp_path, capsys):
+def test_peer_that_cannot_be_installed_is_skipped_with_reason(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     bullmq = [peer for peer in PEERS if peer.name == "BullMQ"]

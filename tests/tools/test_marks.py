@@ -1,51 +1,44 @@
 """Counting what handlers have done, from outside."""
 
 import struct
-from threading import Thread, Timer
+from pathlib import Path
 
 import pytest
 
 from tools.benchmarks.marks import Marks, StuckError
 
 
-def handlers(marks: Marks, count: int) -> Thread:
-    """Leave marks, one by one, from another thread."""
+class Counted(Marks):
+    """Marks whose numbers, look by look, are given; the last one stays."""
 
-    def work() -> None:
-        with marks.path.open("ab", buffering=0) as file:
-            for _ in range(count):
-                file.write(b"x")
+    def __init__(self, path: Path, *counts: int) -> None:
+        super().__init__(path)
+        self._counts = list(counts)
 
-    return Thread(target=work)
+    def count(self) -> int:
+        return self._counts.pop(0) if len(self._counts) > 1 else self._counts[0]
 
 
-def test_the_rate_and_the_cpu_time_are_those_after_the_warm_up(tmp_path):
-    marks, used = Marks(tmp_path / "marks"), iter([{"worker": 1.0}, {"worker": 3.0, "redis": 1.0}])
-    marks.path.write_bytes(b"x" * 10)
-    later = Timer(0.05, handlers(marks, 90).run)
-    later.start()
+def test_rate_and_cpu_time_are_measured_after_warm_up(tmp_path):
+    marks, used = (
+        Counted(tmp_path / "marks", 5, 10, 10, 40, 100),
+        iter([{"w": 1.0}, {"w": 3.0, "redis": 1.0}]),
+    )
 
     drained = marks.drain(100, lambda: next(used), lambda: None)
-    later.join()
 
-    took = 2 / drained.cores["worker"]
+    took = 2 / drained.cores["w"]
     assert drained.rate * took == pytest.approx(90)
-    assert drained.cpu == pytest.approx({"worker": 2e6 / 90, "redis": 1e6 / 90})
+    assert drained.cpu == pytest.approx({"w": 2e6 / 90, "redis": 1e6 / 90})
 
 
-def test_a_measurement_ends_at_its_limit(tmp_path):
-    marks = Marks(tmp_path / "marks")
-    marks.path.write_bytes(b"x" * 10)
-    later = Timer(0.05, handlers(marks, 20).run)
-    later.start()
+def test_measurement_ends_at_its_limit(tmp_path):
+    drained = Counted(tmp_path / "marks", 10, 10, 30).drain(100, dict, lambda: None, limit=0.05)
 
-    drained = marks.drain(100, dict, lambda: None, limit=0.5)
-    later.join()
-
-    assert 0 < drained.rate <= 20 / 0.5
+    assert 0 < drained.rate <= 20 / 0.05
 
 
-def test_a_worker_that_has_ended_is_not_waited_for(tmp_path):
+def test_wait_raises_error_if_worker_has_ended(tmp_path):
     marks = Marks(tmp_path / "marks")
 
     def alive():
@@ -55,7 +48,7 @@ def test_a_worker_that_has_ended_is_not_waited_for(tmp_path):
         marks.wait_for(1, alive)
 
 
-def test_a_backlog_that_was_gone_at_once_is_no_measurement(tmp_path):
+def test_backlog_without_warm_up_is_too_small_to_measure(tmp_path):
     marks = Marks(tmp_path / "marks")
     marks.path.write_bytes(b"x" * 10)
 
@@ -63,7 +56,7 @@ def test_a_backlog_that_was_gone_at_once_is_no_measurement(tmp_path):
         marks.drain(10, dict, lambda: None)
 
 
-def test_times_are_read_as_handlers_left_them(tmp_path):
+def test_times_written_by_handlers_are_read(tmp_path):
     marks = Marks(tmp_path / "marks")
     marks.path.write_bytes(struct.pack("2d", 0.5, 0.25))
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.runtime.project import ROOT
 
+pytestmark = pytest.mark.slow
 STEPS = 5_000
 
 
@@ -23,14 +24,13 @@ def simulate(*arguments: str) -> "subprocess.CompletedProcess[str]":
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
     )
 
 
-THOROUGH = [pytest.param(seed, marks=pytest.mark.thorough) for seed in range(5, 21, 2)]
+THOROUGH = [pytest.param(seed, marks=pytest.mark.thorough) for seed in range(3, 21, 2)]
 
 
-@pytest.mark.parametrize("seed", [1, 3, *THOROUGH])
+@pytest.mark.parametrize("seed", [1, *THOROUGH])
 def test_every_invariant_holds_through_random_faults(seed: int) -> None:
     done = simulate("--seed", str(seed), "--seeds", "2", "--steps", str(STEPS))
 

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from tests.support import eventually
 from tools.chaos import tree
 from tools.chaos.tree import Member, by_role, lineage, lives, members, parse_status, role_of
 
@@ -12,7 +13,7 @@ STATUS = "42 (dq:a (b) c) S 7 42 42 0 -1 4194560 1 0 0 0 3 4 0 0 20 0 1 0 9876 1
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-def test_a_status_is_read_whatever_the_name_contains() -> None:
+def test_process_status_is_parsed_for_any_process_name() -> None:
     found = parse_status(STATUS)
     assert found == tree.Status("dq:a (b) c", "S", 7, 9876)
     assert not found.has_ended
@@ -45,12 +46,10 @@ def test_programs_of_jobs_are_not_killed() -> None:
 
 
 @linux
-def test_members_are_a_process_and_those_below_it() -> None:
+def test_members_are_process_and_its_descendants() -> None:
     with subprocess.Popen(["sh", "-c", "sleep 60 & wait"], start_new_session=True) as process:
         try:
-            while len(found := members(process.pid)) < 2:
-                pass
-            shell, sleep = found
+            shell, sleep = eventually(lambda: len(found := members(process.pid)) == 2 and found)
             assert [shell.pid, shell.role] == [process.pid, tree.SUPERVISOR]
             assert lineage(sleep.pid, os.getpid()) == [sleep.pid, process.pid, os.getpid()]
             assert lives(sleep)

@@ -18,7 +18,7 @@ def test_growth_after_the_warm_up_is_found() -> None:
     assert 0.15 < found.growth < 0.25
 
 
-def test_growth_during_the_warm_up_is_none() -> None:
+def test_growth_during_warm_up_is_ignored() -> None:
     found = trend("worker", samples(*[50] * 100, *[100] * 300), HOUR)
 
     assert found is not None

@@ -49,7 +49,7 @@ def test_errors_in_logs_are_reported(tmp_path: Path) -> None:
     assert "did not stop in time" in found
 
 
-def test_files_and_temporary_directories_are_left_behind(tmp_path: Path) -> None:
+def test_leftover_files_and_temporary_directories_are_reported(tmp_path: Path) -> None:
     (tmp_path / "tmp" / "djqueue-0").mkdir(parents=True)
     assert check_leftovers(tmp_path) == []
     (tmp_path / "tmp" / "djqueue-0" / "a.sock").touch()

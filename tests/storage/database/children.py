@@ -8,8 +8,7 @@ import sys
 from threading import Thread
 from typing import Self
 
-PATIENCE = 30.0
-"""Seconds after which a child that has not spoken never will."""
+from tests.support import PATIENCE
 
 
 class Child:

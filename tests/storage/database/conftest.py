@@ -12,6 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from djqueue.storage.database import DatabaseStorage, lease
+from tests.storage.database import programs
 from tests.tables import empty_tables, every_app
 
 from .children import Child
@@ -33,6 +34,37 @@ IN_MEMORY = {
     "waiting",
 }
 """Parts of the contract that the scheduler decides in memory, by the engine of the memory storage."""
+IN_SQL = {
+    "belongings",
+    "bulk_writes",
+    "concurrency",
+    "dead_letter_pages",
+    "dead_letters",
+    "dependencies",
+    "duplicates",
+    "enqueue",
+    "exporting",
+    "flows",
+    "ids_and_bytes",
+    "insight",
+    "keeping",
+    "kept_bytes",
+    "moving",
+    "pinned_bounds",
+    "plans",
+    "reads",
+    "rejected",
+    "replacing_payloads",
+    "results",
+    "retention",
+    "snapshots",
+    "staging",
+    "streaming",
+    "subjects",
+    "unique_keys",
+    "updates",
+}
+"""Parts of the contract that depend on statements: constraints, order, locks, sums, bytes and JSON."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,16 +72,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "tables" in getattr(item, "fixturenames", ()):
             # Real transactions, and nothing that is emptied by pytest-django: see `tables`.
             item.add_marker(pytest.mark.django_db(transaction=True, available_apps=[]))
-            if isinstance(item, pytest.Function) and is_in_memory(item.function):
-                item.add_marker(pytest.mark.thorough)
-            else:
-                item.add_marker(pytest.mark.database)
+            part = contract_part(item)
+            item.add_marker(pytest.mark.thorough if part in IN_MEMORY else pytest.mark.database)
+            if part in IN_SQL:
+                item.add_marker(pytest.mark.dialect)
 
 
-def is_in_memory(function: Callable[..., object]) -> bool:
-    """Return whether a test is one of the contract's about what is decided in memory."""
-    package, _, name = function.__module__.rpartition(".")
-    return package == "djqueue.testing.contract" and name in IN_MEMORY
+def contract_part(item: pytest.Item) -> str:
+    """Return the module of the contract that a test comes from; "" for any other test."""
+    module = item.function.__module__ if isinstance(item, pytest.Function) else ""
+    package, _, name = module.rpartition(".")
+    return name if package == "djqueue.testing.contract" else ""
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait long for a scheduler that a busy machine stops for seconds; tests of deadlines override this."""
+    programs.be_patient(monkeypatch.setattr)
 
 
 @pytest.fixture

@@ -5,10 +5,12 @@ They say what they have done on standard output, a line each, and are told what 
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import django
+
+from tests.support import PATIENCE
 
 QUEUE = "default"
 
@@ -27,7 +29,7 @@ def commands() -> Iterator[list[str]]:
 def storage(*, connect: bool = False, standby: str = "wait"):
     from djqueue.storage.database import DatabaseStorage
 
-    with closing(DatabaseStorage()) as made:
+    with closing(DatabaseStorage(scheduler_lease=float(os.environ.get("LEASE", 10)))) as made:
         made.role.standby = standby
         if connect:
             made.connect()
@@ -134,7 +136,8 @@ class _RollBackError(Exception):
 
 
 def worker() -> None:
-    """The scheduler, which works at jobs until it dies: some fail, some are put back, new ones come."""
+    """The scheduler, which works at jobs until it dies, and says each turn: some fail, some are put back, new
+    ones come."""
     from djqueue.testing.factories import batch, completing, failing, request, retrying
 
     with storage(connect=True) as made:
@@ -154,6 +157,7 @@ def worker() -> None:
             claims = made.finish(outcomes, request(7)).claims
             if turn % 3 == 0:
                 made.enqueue([batch(2, durable=turn % 2 == 0)])
+            say(turn)
 
 
 def contender() -> None:
@@ -213,15 +217,25 @@ def waiter() -> None:
             say(Queue(QUEUE, storage=made).enqueue_and_wait("question", name="handler", wait=float(wait)))
 
 
-def shorten_leases(milliseconds: int) -> None:
-    from djqueue.storage.database import journal, lease
+def be_patient(patch: Callable[[object, str, object], None]) -> None:
+    """Lengthen the deadlines after which a client gives up a scheduler that does not answer."""
+    from djqueue.storage.database import DatabaseStorage, connecting, probing, remote, session
 
-    lease.TTL = milliseconds
-    journal.RENEW_EVERY = milliseconds / 4_000
+    for module, name in (
+        (connecting, "CONNECT_TIMEOUT"),
+        (probing, "PROBE_TIMEOUT"),
+        (remote, "PING_TIMEOUT"),
+        (remote, "PROBE_TIMEOUT"),
+        (remote, "READ_TIMEOUT"),
+        (remote, "SEND_TIMEOUT"),
+        (session, "FIRST_FRAME"),
+    ):
+        patch(module, name, PATIENCE)
+    for function in (DatabaseStorage.__init__, remote.Remote.read):
+        patch(function, "__kwdefaults__", {**function.__kwdefaults__, "timeout": PATIENCE})
 
 
 if __name__ == "__main__":
     django.setup()
-    if "LEASE" in os.environ:
-        shorten_leases(int(os.environ["LEASE"]))
+    be_patient(setattr)
     globals()[sys.argv[1]](*sys.argv[2:])

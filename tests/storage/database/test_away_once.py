@@ -67,15 +67,16 @@ def storage(server: Refusing, django_db_blocker: Any) -> Iterator[DatabaseStorag
 
 
 @pytest.mark.parametrize("call", ["cancel", "pause"])
-def test_a_change_tries_to_connect_once(storage, server, call):
+def test_change_tries_to_connect_to_database_once(storage, server, call):
     queue = Queue("emails", storage=storage)
     with pytest.raises(StorageUnavailableError):
         queue.cancel("job-1") if call == "cancel" else queue.pause()
     assert server.attempts == 1
 
 
+@pytest.mark.dialect
 @pytest.mark.skipif("connection.vendor != 'postgresql'")
-def test_a_change_connects_anew_after_a_restart_of_the_server(make_storage):
+def test_change_reconnects_after_database_server_restart(make_storage):
     producer = make_storage()
     job_id = enqueue(producer)
     backend = connection.connection.info.backend_pid

@@ -5,10 +5,11 @@ import pytest
 from djqueue import Queue, Worker, job
 from djqueue.client import registry
 from djqueue.models import Job
+from tests.support import PATIENCE
 
 
 @pytest.mark.parametrize("place", ["scheduler", "client"])
-def test_a_batch_is_one_call_with_an_end_for_each_member(request, scheduler, place, monkeypatch):
+def test_batch_is_one_call_with_an_outcome_for_each_job(request, scheduler, place, monkeypatch):
     monkeypatch.setattr(registry, "_types", {})
     calls = []
 
@@ -24,7 +25,7 @@ def test_a_batch_is_one_call_with_an_end_for_each_member(request, scheduler, pla
     ids = [result.id for result in queue.enqueue_many(payloads, name="many", max_attempts=1)]
     handlers = {"many": job(name="many", batch={"size": 3, "wait": 20})(many)}
     with Worker(storage, handlers=handlers, concurrency=3, until_empty=True, connect=False) as worker:
-        assert worker.join(30)
+        assert worker.join(PATIENCE)
 
     assert calls == [3]
     records = storage.reads.jobs("work", ids)

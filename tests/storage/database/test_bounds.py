@@ -19,6 +19,8 @@ from djqueue.testing.contract import POLICIES
 from djqueue.testing.contract.case import MEASURED
 from tests.storage.measured import sums, walk
 
+pytestmark = pytest.mark.dialect
+
 QUEUE = "bounded"
 COUNTED = ("completed", "cancelled", "results")
 
@@ -59,7 +61,7 @@ def expected(storage):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_sums_are_right_whatever_happens(tables, seed):
+def test_retained_totals_match_tables_after_random_steps(tables, seed):
     clock, random = FakeClock(), Random(seed)
     for begun in range(2):
         with closing(DatabaseStorage(clock=clock, policies=POLICIES)) as storage:
@@ -107,7 +109,7 @@ def test_a_commit_whose_answer_was_lost_counts_nothing_twice(make, monkeypatch):
     assert totals(storage, QUEUE) == {"completed": (1, 100), "cancelled": (0, 0), "results": (1, 50)}
 
 
-def test_what_ended_before_the_queue_was_bounded_counts(make, monkeypatch):
+def test_jobs_that_ended_before_queue_was_bounded_count(make, monkeypatch):
     monkeypatch.setattr("djqueue.storage.database.retentionindex.PAGE", 3)
     with closing(make(Retention())) as storage:
         for number in range(8):
@@ -149,7 +151,7 @@ def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(make, monkeypat
     assert totals(storage, QUEUE)["results"] == (10, 100)
 
 
-def test_what_is_above_a_bound_is_found_by_an_index(make):
+def test_surplus_jobs_are_found_by_index(make):
     storage = make(Retention(completed=Keep(bytes=1)))
     book = the_scheduler(storage).journal.book
     if connection.vendor == "postgresql":

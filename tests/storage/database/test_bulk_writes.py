@@ -11,8 +11,10 @@ from djqueue.testing import contract
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract.bulk_writes import kept, report
 
+pytestmark = pytest.mark.dialect
 
-class TestOfAProcessThatIsNotTheScheduler(contract.BulkWritesContract):
+
+class TestClientBulkWrites(contract.BulkWritesContract):
     @pytest.fixture
     def storage(self, tables):
         self.clock = FakeClock()
@@ -23,7 +25,7 @@ class TestOfAProcessThatIsNotTheScheduler(contract.BulkWritesContract):
         self.clock.advance(milliseconds)
 
 
-def test_a_transaction_of_the_caller_survives_a_report_that_is_there_already(make_storage):
+def test_caller_transaction_survives_duplicate_report(make_storage):
     storage = make_storage()
     kept(storage).keep(report())
 
@@ -34,6 +36,6 @@ def test_a_transaction_of_the_caller_survives_a_report_that_is_there_already(mak
     assert kept(storage).get(report().write).rows == 8
 
 
-def test_memory_keeps_none():
+def test_memory_storage_keeps_no_bulk_write_reports():
     with closing(MemoryStorage()) as storage:
         assert storage.capabilities.bulk_writes is None

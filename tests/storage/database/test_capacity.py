@@ -12,7 +12,9 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.tables.dialects import dialect_for
 from djqueue.testing.factories import batch, claim, claim_ids, counts, enqueue, enqueue_many, state
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
+
+pytestmark = pytest.mark.dialect
 
 SMALL, PATIENT, OLDEST_GO = "small", "patient", "oldest-go"
 POLICIES = {
@@ -41,7 +43,7 @@ def undone():
         transaction.set_rollback(True)
 
 
-def test_a_transaction_is_refused_more_than_there_is_room_for(producer, bounded):
+def test_transaction_is_rejected_when_queue_is_full(producer, bounded):
     with transaction.atomic():
         enqueue_many(producer, 2, queue=SMALL)
         with pytest.raises(QueueFullError, match="queue 'small' is full: its MAX_SIZE allows 3"):
@@ -52,7 +54,7 @@ def test_a_transaction_is_refused_more_than_there_is_room_for(producer, bounded)
     assert state(bounded, "last", SMALL) is State.WAITING
 
 
-def test_a_rollback_gives_the_room_back(producer):
+def test_rollback_frees_capacity(producer):
     with undone():
         enqueue_many(producer, 3, queue=SMALL)
 
@@ -60,7 +62,7 @@ def test_a_rollback_gives_the_room_back(producer):
 
 
 @pytest.mark.parametrize("durable", [None, True, False])
-def test_another_process_is_refused_what_there_is_no_room_for(bounded, make_storage, durable):
+def test_client_is_rejected_when_queue_is_full(bounded, make_storage, durable):
     enqueue_many(bounded, 3, queue=SMALL)
     bounded.reads.counts(SMALL)  # written
     client = make_storage(policies=POLICIES)
@@ -76,7 +78,7 @@ def test_another_process_is_refused_what_there_is_no_room_for(bounded, make_stor
     assert enqueue(client, queue=SMALL, durable=durable)
 
 
-def test_nobody_waits_in_a_transaction(producer, bounded):
+def test_enqueue_in_transaction_does_not_wait_for_capacity(producer, bounded):
     enqueue_many(bounded, 3, queue=PATIENT)
     bounded.reads.counts(PATIENT)
 
@@ -85,7 +87,7 @@ def test_nobody_waits_in_a_transaction(producer, bounded):
 
 
 @pytest.mark.parametrize("durable", [None, False])
-def test_another_process_waits_until_there_is_room(bounded, make_storage, durable):
+def test_client_waits_until_queue_has_capacity(bounded, make_storage, durable):
     enqueue_many(bounded, 3, queue=PATIENT)
     bounded.reads.counts(PATIENT)
     client = make_storage(policies=POLICIES)
@@ -99,7 +101,7 @@ def test_another_process_waits_until_there_is_room(bounded, make_storage, durabl
     thread = threading.Thread(target=produce, daemon=True)
     thread.start()
     claim(bounded, queues=[PATIENT])
-    thread.join(30)
+    thread.join(PATIENCE)
 
     assert eventually(lambda: state(bounded, "late", PATIENT)) is State.WAITING
 
@@ -203,7 +205,7 @@ def test_jobs_are_dropped_when_those_of_another_process_are_taken_in(producer, b
     assert (record.state, record.reason) == (State.CANCELLED, "dropped")
 
 
-def test_a_new_scheduler_drops_the_oldest_of_those_that_it_found(make_storage):
+def test_new_scheduler_drops_oldest_jobs_of_overfull_queue(make_storage):
     first = make_storage(policies=POLICIES)
     first.connect()
     ids = enqueue_many(first, 3, queue=OLDEST_GO)

@@ -177,7 +177,7 @@ def test_a_job_of_another_process_goes_on_over_a_step_and_a_restart(site, step):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_what_is_asked_while_no_scheduler_runs_follows_the_step_once(make_storage, step):
+def test_changes_without_scheduler_apply_clock_step_once(make_storage, step):
     site = Site(make_storage, "while no scheduler runs")
     expiring, delayed = enqueue(site.scheduler, ttl=60_000), enqueue(site.scheduler, delay=60_000)
     site.scheduler.close()
@@ -213,7 +213,7 @@ def test_time_passes_while_the_machine_is_suspended(site):
     assert site.after(0, delayed) is State.WAITING
 
 
-def test_the_clock_of_another_boot_says_nothing(make_storage):
+def test_clock_of_another_boot_is_ignored(make_storage):
     site = Site(make_storage, "while no scheduler runs")
     delayed = enqueue(site.scheduler, delay=60_000)
     site.scheduler.close()

@@ -1,4 +1,9 @@
-"""The database storage keeps the contract: with its own statements, with the ORM's alone, and for clients."""
+"""The database storage keeps the contract.
+
+`make test` runs it as most processes of a project use the storage: as a client that reads and writes the
+tables and asks the scheduler through its socket. The other classes repeat it inside the scheduler's process,
+with statements of the ORM alone, and through the socket alone.
+"""
 
 from contextlib import closing
 
@@ -44,12 +49,12 @@ class SnapshotsCase(contract.SnapshotsContract):
             scheduler.connect()
 
 
-# TestForAClient runs the same contract with the same statements, through the scheduler's socket.
 @pytest.mark.thorough
 class TestWithItsOwnStatements(SchedulerCase, SnapshotsCase, contract.StorageContract):
     sql = "auto"
 
 
+@pytest.mark.thorough
 class TestWithTheOrmAlone(
     SchedulerCase,
     contract.EnqueueContract,
@@ -97,6 +102,7 @@ class Distant(DatabaseStorage):
         return super().ask(method, *args, **kwargs)
 
 
+@pytest.mark.thorough
 class TestThroughTheSocket(SchedulerCase, contract.StreamingContract):
     """What workers and readers of other processes send and read."""
 
@@ -190,17 +196,15 @@ class StagingCase(SchedulerCase, StagingOnAClock):
             yield storage
 
 
+@pytest.mark.thorough
 class TestStaging(StagingCase):
     sql = "auto"
 
 
+@pytest.mark.thorough
 class TestStagingWithTheOrmAlone(StagingCase):
     sql = "orm"
 
 
 class TestStagingForAClient(ClientCase, StagingOnAClock):
     """Jobs that another process puts aside."""
-
-
-class TestWorkersOfOtherProcesses(ClientCase, contract.WorkersContract):
-    """What they say and hear through the socket; who they are is read from the tables."""

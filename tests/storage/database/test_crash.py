@@ -12,15 +12,16 @@ from djqueue import models
 from djqueue.core.states import State
 from djqueue.storage.database.journal import BACKLOG, WINDOW_JOBS
 from djqueue.testing.factories import QUEUE, batch, claim, completing, enqueue, enqueue_many, finish
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 BELONGINGS = (models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog)
+ROUNDS = [0, *(pytest.param(number, marks=pytest.mark.thorough) for number in (1, 2))]
 
 
 @pytest.fixture
 def moments(request):
-    """Random moments, the same ones for the same seed of the test run."""
-    return Random(request.config.getoption("randomly_seed", 0))
+    """Random moments, the same ones for the same test and seed of the test run."""
+    return Random(f"{request.config.getoption('randomly_seed', 0)} {request.node.name}")
 
 
 @pytest.fixture
@@ -49,7 +50,8 @@ def numbers_there():
     return [int(payload) for payload in models.Job.objects.order_by("id").values_list("payload", flat=True)]
 
 
-@pytest.mark.parametrize("round_number", range(3))
+@pytest.mark.dialect
+@pytest.mark.parametrize("round_number", ROUNDS)
 def test_no_durable_enqueue_is_lost_with_its_process(start_child, next_scheduler, moments, round_number):
     child = start_child("enqueuer", "True")
     child.hears_until("ready")
@@ -64,8 +66,8 @@ def test_no_durable_enqueue_is_lost_with_its_process(start_child, next_scheduler
     assert [int(one.payload) for one in claimed] == there
 
 
-@pytest.mark.parametrize("round_number", range(3))
-def test_a_buffered_enqueue_is_lost_with_the_window_at_most(
+@pytest.mark.parametrize("round_number", ROUNDS)
+def test_kill_loses_at_most_one_window_of_buffered_enqueues(
     start_child, next_scheduler, moments, round_number
 ):
     child = start_child("enqueuer", "None")
@@ -80,9 +82,13 @@ def test_a_buffered_enqueue_is_lost_with_the_window_at_most(
     assert [int(one.payload) for one in claim(storage, len(there) + 1)] == there
 
 
-def test_no_committed_job_is_lost_whoever_is_killed(start_child, next_scheduler, moments):
+@pytest.mark.dialect
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.thorough)])
+def test_no_committed_job_is_lost_when_producer_or_scheduler_is_killed(
+    start_child, next_scheduler, moments, kills
+):
     committed = []
-    for _ in range(3):
+    for _ in range(kills):
         scheduler = start_child("scheduler")
         scheduler.hears_until("ready")
         producer = start_child("transactional_enqueuer")
@@ -100,12 +106,13 @@ def test_no_committed_job_is_lost_whoever_is_killed(start_child, next_scheduler,
     counted, expected = Counter(there), Counter(number for said in committed for number in said)
     # Of each producer one may be there that it could not tell of any more.
     assert expected - counted == Counter()
-    assert (counted - expected).total() <= 3
+    assert (counted - expected).total() <= kills
     eventually(lambda: not models.Job.objects.filter(inbox=True).exists())
     assert len(claim(storage, 100_000)) == len(there)
 
 
-def test_an_enqueue_whose_answer_was_lost_is_one_job(start_child, client, next_scheduler, moments):
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.thorough)])
+def test_an_enqueue_whose_answer_was_lost_is_one_job(start_child, client, next_scheduler, moments, kills):
     """The producer says it again to the tables: the scheduler may have written it before it died."""
     told, over = [], threading.Event()
 
@@ -124,7 +131,7 @@ def test_an_enqueue_whose_answer_was_lost_is_one_job(start_child, client, next_s
     child.hears_until("ready")
     producer.start()
     try:
-        for _ in range(3):
+        for _ in range(kills):
             reached = len(told) + 50
             eventually(lambda reached=reached: len(told) > reached)
             threading.Event().wait(moments.uniform(0, 0.2))
@@ -134,7 +141,8 @@ def test_an_enqueue_whose_answer_was_lost_is_one_job(start_child, client, next_s
             child.hears_until("ready")
     finally:
         over.set()
-        producer.join()
+        producer.join(PATIENCE)
+    assert not producer.is_alive()
     child.tell("sync")
     assert child.hears() == "done"
     child.kill()
@@ -148,7 +156,7 @@ def test_an_enqueue_whose_answer_was_lost_is_one_job(start_child, client, next_s
     assert len(claim(storage, 100_000)) == len(there)
 
 
-def test_a_forked_child_is_a_producer_like_others(start_child):
+def test_forked_child_of_scheduler_enqueues_as_client(start_child):
     child = start_child("forker", environment={"PYTHONWARNINGS": "ignore"})
     assert [child.hears(), child.hears()] == ["child durable False", "0 True"]
 
@@ -161,16 +169,16 @@ def test_a_forked_child_is_a_producer_like_others(start_child):
     assert sorted(claimed) == ["child", "durable", "parent"]
 
 
-def test_fifteen_kills_of_a_worker_leave_exactly_one_end_of_each_job(
-    start_child, next_scheduler, client, moments
+@pytest.mark.parametrize("kills", [3, pytest.param(15, marks=pytest.mark.thorough)])
+def test_kills_of_a_worker_leave_exactly_one_end_of_each_job(
+    start_child, next_scheduler, client, moments, kills
 ):
-    initial = enqueue_many(client, 250)
-    initial += [result.id for result in client.enqueue([batch(50, payloads=[b"fails"] * 50)])]
-    for _ in range(15):
+    initial = [result.id for result in client.enqueue([batch(50, payloads=[b"fails"] * 50)])]
+    initial += enqueue_many(client, 250)
+    for _ in range(kills):
         child = start_child("worker")
         child.hears_until("ready")
-        threading.Event().wait(moments.uniform(0.005, 0.12))
-        child.kill()
+        until_killed(child, moments, at_least=8, within=0.05)
 
     storage = next_scheduler()
     storage.reads.counts(QUEUE)  # What it has changed of the interrupted jobs is written.

@@ -9,6 +9,8 @@ from djqueue import models
 from djqueue.storage.tables import dialects, rows
 from djqueue.storage.tables.dialects import dialect_for
 
+pytestmark = pytest.mark.dialect
+
 ODD_TEXTS = [
     "",
     "plain",
@@ -52,7 +54,7 @@ def results():
     return [as_plain(row) for row in table(models.JobResult, RESULT)]
 
 
-def test_texts_bytes_numbers_and_nothing_come_back_as_they_were(dialect):
+def test_texts_bytes_numbers_and_null_round_trip(dialect):
     logged = [("q", f"id {at}", at, text) for at, text in enumerate(ODD_TEXTS)]
     kept = [
         result("q", f"id {at}", data, number, None if at % 2 else number)
@@ -66,7 +68,7 @@ def test_texts_bytes_numbers_and_nothing_come_back_as_they_were(dialect):
     assert results() == sorted(kept, key=repr)
 
 
-def test_odd_texts_name_rows(dialect):
+def test_unusual_texts_identify_rows(dialect):
     named = [result(text, other) for text in ODD_TEXTS[1:-1] for other in ODD_TEXTS[1:-1]]
     dialect.insert(models.JobResult, RESULT, named)
 
@@ -95,7 +97,7 @@ def test_a_row_whose_key_is_taken_is_overwritten_constants_included(dialect):
     ]
 
 
-def test_new_rows_are_told_from_those_whose_key_is_taken(dialect):
+def test_insert_distinguishes_new_rows_from_taken_keys(dialect):
     taken = [result("q", "b", b"old")]
     dialect.insert(models.JobResult, RESULT, taken)
 
@@ -108,7 +110,7 @@ def test_new_rows_are_told_from_those_whose_key_is_taken(dialect):
     assert results() == [result("q", "a"), *taken, result("q", "c")]
 
 
-def test_an_update_of_what_is_not_there_changes_nothing(dialect):
+def test_update_of_missing_row_changes_nothing(dialect):
     there = result("q", "a", completed_at=5)
     dialect.insert(models.JobResult, RESULT, [there])
 
@@ -157,7 +159,7 @@ def test_a_transaction_that_fails_leaves_nothing(dialect):
     assert results() == []
 
 
-def test_a_durable_transaction_is_synced_whatever_is_usual(dialect):
+def test_durable_transaction_is_synced_despite_database_settings(dialect):
     usual, during, synced = {
         "sqlite": ("PRAGMA synchronous=OFF", "PRAGMA synchronous", 2),
         "postgresql": ("SET synchronous_commit TO off", "SHOW synchronous_commit", "on"),

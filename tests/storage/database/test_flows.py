@@ -13,6 +13,8 @@ from djqueue.testing.contract.flows import FLOW, a_flow, worked_off
 from djqueue.testing.factories import QUEUE, UPSTREAM, batch, enqueue, state
 from tests.support import eventually
 
+pytestmark = pytest.mark.dialect
+
 DONE = [{"a", "b"}, {"c"}, {"d"}]
 
 
@@ -56,7 +58,7 @@ def test_a_rollback_takes_the_whole_flow_with_it(producer, scheduler):
     assert [state(scheduler, job_id, queue) for queue, job_id in FLOW] == [None] * 4
 
 
-def test_a_flow_of_another_process_is_there_at_once(client):
+def test_flow_of_client_is_written_to_tables_at_once(client):
     client.enqueue(a_flow())
 
     assert in_tables() == {
@@ -77,13 +79,13 @@ def test_a_flow_reaches_the_scheduler_over_its_socket(client, scheduler):
     assert worked_off(scheduler) == DONE
 
 
-def test_a_flow_that_no_scheduler_takes_is_written(client):
+def test_non_durable_flow_is_written_to_tables_without_scheduler(client):
     client.enqueue(outside_of_transactions())
 
     assert len(in_tables()) == 4
 
 
-def test_of_a_flow_with_an_unknown_dependency_nothing_is_written(producer):
+def test_flow_with_unknown_dependency_writes_nothing(producer):
     last = batch(ids=["d"], depends_on=((QUEUE, "nobody"),))
 
     with pytest.raises(OptionError, match="nobody"):
@@ -152,7 +154,7 @@ def test_a_flow_goes_on_with_the_next_scheduler(make_storage, scheduler):
     assert worked_off(with_the_next) == DONE
 
 
-def test_who_waits_for_the_journal_while_it_notes_a_flow_is_not_waited_for(scheduler, monkeypatch):
+def test_enqueue_of_flow_does_not_deadlock_with_durable_enqueue_of_subscriber(scheduler, monkeypatch):
     """As a subscriber that enqueues durably would: it is told while the flow is being noted."""
     monkeypatch.setattr(journal, "PATIENCE", 600.0)
     scheduler.events.subscribe(UPSTREAM, lambda event: enqueue(scheduler, queue="other", durable=True))
@@ -163,7 +165,7 @@ def test_who_waits_for_the_journal_while_it_notes_a_flow_is_not_waited_for(sched
 
 
 @pytest.mark.parametrize("policy", ["fail", "cancel", "ignore"])
-def test_a_removed_job_goes_with_what_becomes_of_its_dependents(scheduler, monkeypatch, policy):
+def test_removal_of_job_and_outcome_of_its_dependents_are_written_together(scheduler, monkeypatch, policy):
     """Else the next scheduler would take it for one that has completed."""
     ids = [str(number) for number in range(20)]
     scheduler.enqueue([batch(ids=ids, queue=UPSTREAM)])

@@ -16,7 +16,7 @@ from djqueue.storage.database.framing import connect
 from djqueue.storage.scan import has_more_values
 from djqueue.storage.wire import LENGTH, MAX_VALUES, pack, unpack_frame
 from djqueue.testing.factories import QUEUE, batch, enqueue
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 scalars = (
     st.none()
@@ -79,7 +79,7 @@ def test_bytes_that_are_no_frame_are_counted_too(body: bytes, limit: int) -> Non
 
 
 @pytest.mark.parametrize("code", [wire.STATE, wire.VALUE, wire.TUPLE, 99])
-def test_a_malformed_extension_hides_nothing(code: int) -> None:
+def test_values_after_malformed_extension_are_counted(code: int) -> None:
     """Its body claims four gigabytes of text: what follows is decoded, and so it is counted."""
     hiding = msgpack.packb(msgpack.ExtType(code, b"\xdb\xff\xff\xff\xff" + b"x" * 11))
     body = b"\xdd" + (5_001).to_bytes(4, "big") + hiding + b"\x90" * 5_000
@@ -98,7 +98,7 @@ def test_a_frame_with_too_many_values_is_refused(value: bytes, wrap: bool) -> No
         unpack_frame(body)
 
 
-def test_whoever_sends_too_many_values_is_told_so(
+def test_sender_of_too_many_values_receives_error(
     client: DatabaseStorage, scheduler: DatabaseStorage
 ) -> None:
     with pytest.raises(SerializationError, match="more than 2,000,000 values"):
@@ -123,7 +123,7 @@ def test_a_frame_of_empty_lists_ends_its_connection_alone(
         stranger.sendall(LENGTH.pack(size + 5) + b"\xdd" + size.to_bytes(4, "big"))
         for _ in range(20):
             stranger.sendall(b"\x90" * 1_000_000)
-        stranger.settimeout(60)
+        stranger.settimeout(PATIENCE)
         assert stranger.recv(1_000) == b""
 
     eventually(lambda: client._client._remote.call("reads.states", QUEUE, [job_id])[0] is not None)
@@ -147,7 +147,7 @@ except SerializationError:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads kilobytes of Linux's getrusage")
 def test_refusing_a_frame_of_empty_lists_takes_no_memory() -> None:
     said = subprocess.run(
-        [sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=PATIENCE, check=True
     )
 
     assert int(said.stdout) < 10_000

@@ -11,6 +11,8 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.testing.factories import QUEUE, claim, enqueue, enqueue_many
 from tests.support import eventually
 
+pytestmark = pytest.mark.dialect
+
 
 @pytest.fixture
 def make(make_storage):
@@ -20,7 +22,7 @@ def make(make_storage):
     return make
 
 
-def test_what_was_said_to_groups_outlives_a_restart(make):
+def test_group_settings_survive_restart(make):
     first = make()
     first.connect()
     first.queues.set_group_limit(QUEUE, "g", concurrency=2)
@@ -48,7 +50,7 @@ def test_what_was_said_to_groups_outlives_a_restart(make):
     assert not models.GroupState.objects.exists()
 
 
-def test_a_client_says_something_to_a_group(make):
+def test_client_changes_group_settings(make):
     client, scheduler = make(), make()
     client.queues.set_group_limit(QUEUE, "g", concurrency=2)
     assert client.queues.group_limits(QUEUE) == {"g": GroupLimit(2)}
@@ -63,7 +65,7 @@ def test_a_client_says_something_to_a_group(make):
     assert len(claim(scheduler, 10)) == 2
 
 
-def test_a_producer_is_refused_a_job_without_a_key(make):
+def test_job_without_group_is_rejected_in_required_group_mode(make):
     for storage in (make("keyed"), scheduler := make("keyed")):
         if storage is scheduler:
             storage.connect()
@@ -117,7 +119,7 @@ def test_an_obliterated_queue_may_have_another_mode(make):
 
 
 @pytest.mark.parametrize("is_scheduler", [True, False])
-def test_a_queue_that_is_there_without_a_mode_has_that_of_its_next_use(make, is_scheduler):
+def test_existing_queue_without_group_mode_takes_mode_of_next_use(make, is_scheduler):
     first = make()
     first.queues.set_group_limit(QUEUE, "g", concurrency=2)
     enqueue(first, group="g")
@@ -133,7 +135,7 @@ def test_a_queue_that_is_there_without_a_mode_has_that_of_its_next_use(make, is_
         enqueue(make(), group="g")
 
 
-def test_a_scheduler_says_that_a_producer_uses_a_queue_in_another_mode(make, caplog):
+def test_scheduler_logs_producer_with_different_group_mode(make, caplog):
     scheduler, producer = make("keyed"), make("optional")
     scheduler.connect()
     enqueue(producer)

@@ -27,7 +27,7 @@ from djqueue.testing.factories import (
     job,
     request,
 )
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 from .test_socket import Stranger, sessions
 
@@ -41,7 +41,7 @@ def slow_answers(scheduler, monkeypatch):
     async def slowly(*args):
         finished = await finish_written(*args)
         recorded.set()
-        await asyncio.to_thread(answer.wait, 30)
+        await asyncio.to_thread(answer.wait, PATIENCE)
         return finished
 
     with monkeypatch.context() as patch:
@@ -52,12 +52,12 @@ def slow_answers(scheduler, monkeypatch):
             answer.set()
 
 
-def test_an_end_that_is_answered_after_its_worker_hung_up_is_accepted_again(scheduler, client, monkeypatch):
+def test_outcome_answered_after_worker_disconnected_is_accepted_again(scheduler, client, monkeypatch):
     enqueue(scheduler)
     held = completing(claim_one(client), b"done")
     with slow_answers(scheduler, monkeypatch) as (recorded, answer), Stranger(scheduler) as stranger:
         stranger.says(pack([1, "finish", [[held]], {}]))
-        assert recorded.wait(30)
+        assert recorded.wait(PATIENCE)
         stranger.socket.close()
         answer.set()
         eventually(lambda: sessions(scheduler) == 1)
@@ -68,7 +68,7 @@ def test_an_end_that_is_answered_after_its_worker_hung_up_is_accepted_again(sche
     assert (there.state, there.result, there.attempts) == (State.COMPLETED, b"done", 1)
 
 
-def test_an_end_whose_answer_was_not_read_is_accepted_again(scheduler, client):
+def test_outcome_whose_answer_was_not_read_is_accepted_again(scheduler, client):
     enqueue(scheduler)
     held = completing(claim_one(client), b"done")
     with Stranger(scheduler) as stranger:
@@ -79,7 +79,7 @@ def test_an_end_whose_answer_was_not_read_is_accepted_again(scheduler, client):
     assert finish(client, held) == [True]
 
 
-def test_answered_ends_keep_neither_payloads_nor_results_in_memory(scheduler, client):
+def test_answered_outcomes_keep_no_payloads_or_results_in_memory(scheduler, client):
     large = 1_000_000
     tracemalloc.start()
     try:
@@ -94,7 +94,7 @@ def test_answered_ends_keep_neither_payloads_nor_results_in_memory(scheduler, cl
         tracemalloc.stop()
 
 
-def test_claims_that_are_answered_after_their_worker_hung_up_are_given_back(scheduler, monkeypatch):
+def test_claims_answered_after_worker_disconnected_are_released(scheduler, monkeypatch):
     job_id = enqueue(scheduler)
     finish_written, was_asked = scheduler.active.finish_written, threading.Event()
 
@@ -109,16 +109,16 @@ def test_claims_that_are_answered_after_their_worker_hung_up_are_given_back(sche
 
         monkeypatch.setattr(scheduler.active, "finish_written", hung_up_on)
         stranger.says(pack([1, "finish", [[], request(5)], {}]))
-        assert was_asked.wait(20)
+        assert was_asked.wait(PATIENCE)
         eventually(lambda: sessions(scheduler) == 0)
 
     there = job(scheduler, job_id)
     assert (there.state, there.attempts, there.stalls) == (State.WAITING, 0, 0)
 
 
-def test_claims_that_are_answered_too_late_are_given_back(scheduler, client, monkeypatch):
+def test_claims_answered_after_deadline_are_released(scheduler, client, monkeypatch):
     job_id = enqueue(scheduler)
-    monkeypatch.setitem(OPERATIONS, "finish", OPERATIONS["finish"]._replace(deadline=1.0))
+    monkeypatch.setitem(OPERATIONS, "finish", OPERATIONS["finish"]._replace(deadline=3.0))
 
     with slow_answers(scheduler, monkeypatch) as (recorded, answer):
         with pytest.raises(StorageUnavailableError, match="did not answer 'finish'"):
@@ -182,7 +182,7 @@ def test_jobs_of_a_killed_worker_wait_again_once_it_has_hung_up(scheduler, helpe
     assert [(one.state, one.stalls) for one in there] == [(State.WAITING, 1)] * 2
 
 
-def test_an_end_that_a_dead_worker_has_sent_counts_before_its_death(scheduler, helper, monkeypatch):
+def test_outcome_sent_by_dead_worker_counts(scheduler, helper, monkeypatch):
     job_id = enqueue(scheduler)
     helper.tell("claim 1")
     assert helper.hears_until("done") == [job_id]
@@ -193,12 +193,12 @@ def test_an_end_that_a_dead_worker_has_sent_counts_before_its_death(scheduler, h
 
     async def later(*args):
         asked.set()
-        await asyncio.to_thread(go_on.wait, 30)
+        await asyncio.to_thread(go_on.wait, PATIENCE)
         return await finish_written(*args)
 
     monkeypatch.setattr(scheduler.active, "finish_written", later)
     helper.tell(f"finish {job_id} {token}")
-    assert asked.wait(30)
+    assert asked.wait(PATIENCE)
     helper.kill()
     scheduler.sweep()
     assert (there.state, job(scheduler, job_id).state) == (State.ACTIVE, State.ACTIVE)
@@ -219,17 +219,18 @@ def test_a_process_id_that_was_used_again_is_not_the_process_that_had_it():
     assert not has_died()("remote/another")
 
 
-def test_a_process_that_only_its_parent_has_to_take_notice_of_has_died():
+def test_zombie_process_counts_as_dead():
     with subprocess.Popen(["true"]) as process:
         eventually(lambda: has_died()(f"{host_name()}/{process.pid}"))
 
 
-def test_closing_does_not_wait_for_a_database_that_does_not_answer() -> None:
+def test_closing_does_not_wait_for_a_database_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("djqueue.storage.database.remote.READ_TIMEOUT", 0.1)
     asked, released, refused = threading.Event(), threading.Event(), threading.Event()
 
     def address() -> None:
         asked.set()
-        released.wait(60)
+        released.wait(PATIENCE)
 
     remote = Remote(address, None, leave=lambda: None)
 
@@ -240,13 +241,13 @@ def test_closing_does_not_wait_for_a_database_that_does_not_answer() -> None:
 
     thread = threading.Thread(target=call)
     thread.start()
-    assert asked.wait(10)
+    assert asked.wait(PATIENCE)
     closing = threading.Thread(target=remote.close)
     closing.start()
-    closing.join(20)
+    closing.join(PATIENCE)
     is_closed = not closing.is_alive()
     released.set()
-    thread.join(10)
+    thread.join(PATIENCE)
 
     assert is_closed
     assert refused.is_set()

@@ -6,6 +6,8 @@ from django.db import IntegrityError
 from djqueue import models
 from djqueue.testing.factories import batch
 
+pytestmark = pytest.mark.dialect
+
 
 @pytest.fixture
 def inserted(client, monkeypatch):
@@ -38,7 +40,7 @@ def test_new_jobs_of_many_queues_are_inserted_together_in_order(client, inserted
     assert inserted == [100]
 
 
-def test_what_is_inserted_together_is_limited_in_jobs_and_bytes(client, inserted):
+def test_insert_statement_is_limited_in_jobs_and_bytes(client, inserted):
     client.enqueue([fresh(map(str, range(400)), queue=f"q{number}") for number in range(4)])
     client.enqueue([batch(payloads=[b"x" * 700_000], queue=f"r{number}") for number in range(3)])
 

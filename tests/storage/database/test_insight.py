@@ -36,6 +36,8 @@ from djqueue.testing.factories import (
 
 from .conftest import MakeStorage
 
+pytestmark = pytest.mark.dialect
+
 
 def some_of_each(storage: DatabaseStorage) -> None:
     an_active_job(storage)
@@ -87,7 +89,7 @@ def test_without_a_scheduler_the_tables_are_read(scheduler: DatabaseStorage, cli
     assert found.queues == [before._replace(totals=Totals(), tokens=10, oldest_at=oldest.created_at, used=1)]
 
 
-def test_without_a_scheduler_no_more_than_so_many_are_counted(
+def test_counts_without_scheduler_are_capped(
     client: DatabaseStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capped, "CAP", 10)
@@ -168,7 +170,7 @@ def test_without_a_scheduler_there_is_no_worker(scheduler: DatabaseStorage, clie
     assert verdict(waiting) == "paused"
 
 
-def test_every_process_reads_the_buckets(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
+def test_every_process_reads_metrics_buckets(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     enqueue_many(scheduler, 3)
     client.workers.record_runs([RunStats(QUEUE, "a", 1, 0, 0, 0, NO_TIMES, NO_TIMES)])
     scheduler.sweep()
@@ -195,7 +197,7 @@ def test_a_new_scheduler_goes_on_with_the_buckets(make_storage: MakeStorage) -> 
     assert bucket.enqueued == ever.enqueued == 6
 
 
-def test_what_cannot_be_noted_is_noted_later(
+def test_metrics_that_cannot_be_written_are_written_later(
     scheduler: DatabaseStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -255,7 +257,7 @@ def test_a_page_is_read_by_an_index(
         assert "Sort" not in plan
 
 
-def test_the_scheduler_tells_of_itself_and_of_its_journal(
+def test_diagnostics_describe_scheduler_and_its_journal(
     scheduler: DatabaseStorage, client: DatabaseStorage
 ) -> None:
     enqueue(scheduler)
@@ -269,7 +271,7 @@ def test_the_scheduler_tells_of_itself_and_of_its_journal(
         assert lines["server.version"].value
 
 
-def test_without_a_scheduler_that_is_what_is_told(client: DatabaseStorage) -> None:
+def test_diagnostics_state_that_no_scheduler_is_running(client: DatabaseStorage) -> None:
     with CaptureQueriesContext(connection) as captured:
         lines = {line.key: line for line in client.reads.diagnostics().lines}
 
@@ -297,7 +299,7 @@ def test_without_a_scheduler_a_flow_is_read_from_the_tables(
     assert {node.id for node in found.nodes} == {first, second, third, fourth}
 
 
-def test_without_a_scheduler_so_many_blocked_jobs_are_looked_at(
+def test_flow_without_scheduler_shows_limited_number_of_blocked_jobs(
     client: DatabaseStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capped, "BLOCKED", 3)

@@ -41,7 +41,9 @@ from djqueue.testing.factories import (
     state,
 )
 from djqueue.testing.waiting import together
-from tests.support import aeventually, eventually
+from tests.support import PATIENCE, aeventually, eventually
+
+pytestmark = pytest.mark.dialect
 
 # How notes are merged: a buffer against tables that are made of dictionaries.
 
@@ -143,7 +145,7 @@ class Notes:
 
 
 @given(steps=st.lists(st.tuples(NOTES, st.booleans()), max_size=40))
-def test_notes_that_are_merged_leave_the_tables_as_notes_one_by_one_do(steps):
+def test_merged_changes_leave_same_rows_as_separate_changes(steps):
     notes, one_by_one, merged = Notes(), Tables(), Tables()
     buffer = Buffer()
     for (operation, key), flushed in steps:
@@ -187,7 +189,7 @@ def test_buffers_that_are_put_back_in_front_change_nothing(steps):
     assert vars(merged) == vars(one_by_one)
 
 
-def test_a_row_that_took_a_removed_jobs_place_is_not_removed_with_it():
+def test_row_with_id_of_removed_job_is_not_removed():
     buffer, later = Buffer(), Buffer()
     buffer.remove(("q", "a", 1))
     later.inserts["q", "a"] = "new"
@@ -220,7 +222,7 @@ class FailingDialect:
     def transaction(self, **options):
         self.tries += 1
         self.begun.set()
-        assert self.let.wait(30)
+        assert self.let.wait(PATIENCE)
         with self._dialect.transaction(**options):
             yield
             if self.failures:
@@ -297,7 +299,7 @@ def test_a_full_buffer_does_not_wait_for_the_window(written, monkeypatch):
     assert len(eventually(seen_by_another_connection)) == journal.WINDOW_JOBS
 
 
-def test_what_has_been_synced_is_committed(written, monkeypatch):
+def test_synced_changes_are_committed(written, monkeypatch):
     monkeypatch.setattr(journal, "WINDOW", 60.0)
     written.added([a_job()])
 
@@ -313,7 +315,7 @@ def test_a_failed_flush_goes_back_in_front_in_order(written, dialect, monkeypatc
     first = a_job("first", state=State.COMPLETED)
     written.added([a_job("first"), a_job("gone")])
     written.completed(first)
-    assert dialect.begun.wait(10)
+    assert dialect.begun.wait(PATIENCE)
     # While that is being written, and will fail:
     written.added([a_job("second")])
     written.removed([a_job("gone")])
@@ -327,7 +329,7 @@ def test_a_failed_flush_goes_back_in_front_in_order(written, dialect, monkeypatc
     assert models.Job.objects.get(job_id="first").state == "completed"
 
 
-def test_a_failed_flush_is_tried_again_ever_less_often(written, dialect, monkeypatch, caplog):
+def test_failed_flush_is_retried_with_growing_delays(written, dialect, monkeypatch, caplog):
     monkeypatch.setattr(journal, "LAST_RETRY", 0.2)
     monkeypatch.setattr(journal, "FIRST_RETRY", 0.05)
     dialect.failures = 4
@@ -356,7 +358,7 @@ def test_no_error_ends_the_journal(written, dialect, monkeypatch, error):
     assert seen_by_another_connection() == ["a"]
 
 
-def test_one_who_waits_and_cannot_be_told_holds_nobody_up(written, caplog):
+def test_failing_callback_does_not_block_journal(written, caplog):
     def told(error):
         raise RuntimeError("the loop is closed")
 
@@ -368,7 +370,7 @@ def test_one_who_waits_and_cannot_be_told_holds_nobody_up(written, caplog):
     assert seen_by_another_connection() == ["a"]
 
 
-def test_those_who_wait_hear_of_a_failure_and_what_they_noted_is_written_later(written, dialect, monkeypatch):
+def test_failed_flush_raises_for_waiting_callers_and_is_retried(written, dialect, monkeypatch):
     monkeypatch.setattr(journal, "FIRST_RETRY", 0.01)
     dialect.failures = 1
     written.added([a_job()])
@@ -405,7 +407,7 @@ def test_attempts_are_written_once_although_the_answer_of_the_commit_was_lost(wr
     assert seen_by_another_connection(models.JobLog) == ["a", "a"]
 
 
-def test_closing_writes_what_is_left(dialect, monkeypatch):
+def test_closing_writes_remaining_changes(dialect, monkeypatch):
     monkeypatch.setattr(journal, "WINDOW", 60.0)
     made = DatabaseJournal(dialect, lambda: None, lambda ended: None, lambda: None)
     made.start()
@@ -418,7 +420,7 @@ def test_closing_writes_what_is_left(dialect, monkeypatch):
         made.sync()
 
 
-def test_closing_says_so_when_the_database_does_not_come_back(dialect, monkeypatch):
+def test_closing_raises_error_when_database_stays_unavailable(dialect, monkeypatch):
     monkeypatch.setattr(journal, "FIRST_RETRY", 0.01)
     monkeypatch.setattr(journal, "LAST_RETRY", 0.05)
     dialect.failures = 1_000
@@ -438,7 +440,7 @@ def test_without_a_lease_nothing_is_written_any_more(dialect, lost):
     made.start()
     made.added([a_job()])
 
-    assert lost.wait(10)
+    assert lost.wait(PATIENCE)
     with pytest.raises(LeaseLost):
         made.sync()
     with pytest.raises(LeaseLost):
@@ -459,10 +461,10 @@ def test_the_lease_is_renewed_although_there_is_nothing_to_write(dialect, monkey
     assert seen_by_another_connection() == []
 
 
-def test_a_full_journal_holds_up_those_who_bring_more(written, dialect):
+def test_full_journal_blocks_further_changes(written, dialect):
     dialect.let.clear()
     written.added([a_job(f"{at:05}") for at in range(BACKLOG + 1)])
-    assert dialect.begun.wait(10)
+    assert dialect.begun.wait(PATIENCE)
     assert written.is_full()
     through = threading.Event()
     waiting = threading.Thread(target=lambda: (written.wait_for_room(), through.set()))
@@ -471,12 +473,12 @@ def test_a_full_journal_holds_up_those_who_bring_more(written, dialect):
 
     dialect.let.set()
 
-    assert through.wait(10)
+    assert through.wait(PATIENCE)
     waiting.join()
     assert not written.is_full()
 
 
-def test_a_full_journal_that_cannot_be_written_refuses_more(written, dialect, monkeypatch):
+def test_full_journal_that_cannot_be_written_rejects_further_changes(written, dialect, monkeypatch):
     monkeypatch.setattr(journal, "FIRST_RETRY", 60.0)
     dialect.failures = 1
     written.added([a_job(f"{at:05}") for at in range(BACKLOG)])
@@ -490,7 +492,7 @@ def test_a_full_journal_that_cannot_be_written_refuses_more(written, dialect, mo
         written.wait_for_room()
 
 
-def test_the_longest_texts_and_the_oddest_are_written(written):
+def test_longest_and_unusual_texts_are_written(written):
     odd = "half \udc80 of a pair, NUL \0 and " + "long " * 100
     failed = a_job(state=State.FAILED)
     failed.worker = failed.reason = odd
@@ -552,7 +554,7 @@ def test_durable_enqueues_of_many_threads_share_transactions(failing):
     failing.let.clear()
     failing.begun.clear()
     enqueue(failing.storage)
-    assert failing.begun.wait(10)
+    assert failing.begun.wait(PATIENCE)
     tries = failing.tries
 
     def all_wait():
@@ -566,7 +568,7 @@ def test_durable_enqueues_of_many_threads_share_transactions(failing):
     assert len(seen_by_another_connection()) == 21
 
 
-def test_a_durable_enqueue_that_cannot_be_written_did_not_happen(failing):
+def test_durable_enqueue_that_cannot_be_written_enqueues_nothing(failing):
     failing.failures = 1
 
     with pytest.raises(StorageUnavailableError, match=r"'default'.*the disk is full; nothing was enqueued"):
@@ -579,7 +581,7 @@ def test_a_durable_enqueue_that_cannot_be_written_did_not_happen(failing):
     assert enqueue(failing.storage, id="a", durable=True) == "a"
 
 
-async def test_a_durable_enqueue_by_a_coroutine_that_cannot_be_written_did_not_happen(failing):
+async def test_durable_aenqueue_that_cannot_be_written_enqueues_nothing(failing):
     failing.failures = 1
 
     with pytest.raises(StorageUnavailableError, match="nothing was enqueued"):
@@ -603,7 +605,7 @@ def test_a_failed_durable_enqueue_names_the_jobs_that_had_begun(failing):
 
     thread = threading.Thread(target=enqueue_durably)
     thread.start()
-    assert failing.begun.wait(10)
+    assert failing.begun.wait(PATIENCE)
     claimed = eventually(lambda: claim(failing.storage))[0]
     failing.let.set()
     thread.join()
@@ -612,7 +614,7 @@ def test_a_failed_durable_enqueue_names_the_jobs_that_had_begun(failing):
     assert finish(failing.storage, completing(claimed)) == [True]
 
 
-def test_a_bulk_that_the_database_does_not_take_did_not_happen(failing, monkeypatch):
+def test_large_enqueue_that_cannot_be_written_enqueues_nothing(failing, monkeypatch):
     monkeypatch.setattr(journal, "FIRST_RETRY", 60.0)
     failing.failures = 1
 
@@ -624,7 +626,7 @@ def test_a_bulk_that_the_database_does_not_take_did_not_happen(failing, monkeypa
         claim(failing.storage)
 
 
-async def test_a_coroutine_waits_for_room_without_holding_up_its_loop(failing):
+async def test_coroutine_waits_for_full_journal_without_blocking_event_loop(failing):
     failing.let.clear()
     enqueueing = asyncio.create_task(failing.storage.aenqueue([batch(2 * BACKLOG)]))
     await aeventually(lambda: failing.storage.active.journal.is_full())
@@ -653,7 +655,7 @@ def few_letters(make_storage):
     return storage
 
 
-def test_a_job_that_is_gone_is_not_found_in_the_tables_until_it_is_deleted_there(few_letters, monkeypatch):
+def test_removed_job_is_not_read_from_tables_before_its_row_is_deleted(few_letters, monkeypatch):
     """As when another dead letter has taken its place, and the journal has not been written since."""
     first = a_failed_job(few_letters)
     few_letters.reads.counts(QUEUE)  # written
@@ -789,7 +791,7 @@ def test_a_flush_is_one_transaction(scheduler, client):
     assert sorted(seen_by_another_connection(models.JobResult)) == sorted(one.id for one in claimed)
 
 
-def test_rows_hold_what_they_are_asked_for():
+def test_texts_are_cleaned_for_database_columns():
     assert rows.clean("") == ""
     assert rows.clean("x" * 300, 255) == "x" * 255
     assert rows.clean("\udcff") == "\\udcff"
@@ -840,7 +842,7 @@ def test_a_renewal_outlives_an_earlier_change_whose_flush_failed(unstarted):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_job_that_ended_after_its_renewal_is_leased_to_nobody(unstarted, fails):
+def test_job_that_ended_after_renewal_has_no_lease(unstarted, fails):
     running = an_active_job_of(unstarted)
     unstarted.renewed(running)
     failed = unstarted._buffer

@@ -31,9 +31,9 @@ from djqueue.testing.factories import (
     state,
 )
 from djqueue.testing.waiting import together
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
-pytestmark = pytest.mark.usefixtures("tables")
+pytestmark = [pytest.mark.dialect, pytest.mark.usefixtures("tables")]
 
 
 @pytest.fixture
@@ -57,16 +57,20 @@ def lose_connection():
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Leases of half a second, and eyes that are as quick."""
-    monkeypatch.setattr("djqueue.storage.database.lease.TTL", 500)
-    monkeypatch.setattr(journal, "RENEW_EVERY", 0.1)
+    """Standbys that look at the lease often."""
     monkeypatch.setattr(storage_module, "STANDBY_POLL", 0.05)
+
+
+def end(thread):
+    """Wait for the end of a thread."""
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
 
 
 # The row.
 
 
-def test_the_first_to_ask_has_it_and_the_others_have_not(clock):
+def test_first_process_acquires_lease_and_others_do_not(clock):
     first, second = a_lease(clock), a_lease(clock)
 
     assert first.acquire()
@@ -76,7 +80,7 @@ def test_the_first_to_ask_has_it_and_the_others_have_not(clock):
 
 
 @pytest.mark.parametrize("host", [host_name(), "elsewhere"])
-def test_the_holders_silence_while_the_database_was_away_does_not_count(clock, monkeypatch, host):
+def test_silence_of_holder_during_database_outage_does_not_count(clock, monkeypatch, host):
     first, second = a_lease(clock), a_lease(clock)
     first.acquire()
     models.SchedulerLease.objects.update(host=host)
@@ -94,7 +98,7 @@ def test_the_holders_silence_while_the_database_was_away_does_not_count(clock, m
     assert second.acquire()
 
 
-def test_it_runs_out_unless_it_is_renewed(clock):
+def test_lease_expires_unless_renewed(clock):
     first, second = a_lease(clock), a_lease(clock)
     first.acquire()
     clock.advance(TTL - 1)
@@ -120,7 +124,7 @@ def test_each_holder_has_a_higher_generation(clock):
     assert generations == [1, 2, 3]
 
 
-def test_one_that_lost_it_can_neither_hold_nor_release_it(clock):
+def test_former_holder_can_neither_renew_nor_release_lease(clock):
     first, second = a_lease(clock), a_lease(clock)
     first.acquire()
     clock.advance(TTL)
@@ -136,7 +140,7 @@ def test_one_that_lost_it_can_neither_hold_nor_release_it(clock):
     second.hold()
 
 
-def test_a_released_one_is_free_at_once(clock):
+def test_released_lease_is_free_at_once(clock):
     first = a_lease(clock)
     first.acquire()
     first.release()
@@ -153,7 +157,7 @@ def test_a_holder_that_died_on_this_machine_is_not_waited_for(clock):
     assert a_lease(clock).acquire()
 
 
-def test_a_process_that_has_the_id_of_a_dead_holder_is_not_taken_for_it(clock):
+def test_process_with_reused_id_is_not_mistaken_for_dead_holder(clock):
     """As after a restart of a container, where each run has the same id."""
     first = a_lease(clock)
     first.acquire()
@@ -186,7 +190,7 @@ def test_a_machine_is_known_by_its_boot_and_its_processes_namespace():
     assert host_name().startswith(os.uname().nodename)
 
 
-def test_a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_that(clock):
+def test_clock_set_back_does_not_extend_lease(clock):
     first, second = a_lease(clock), a_lease(clock)
     first.acquire()
     clock.jump(-3_600_000)
@@ -198,7 +202,7 @@ def test_a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_that(clock):
     assert second.acquire()
 
 
-def test_one_of_many_that_ask_at_once_has_it(clock):
+def test_one_of_many_concurrent_processes_acquires_lease(clock):
     leases = [a_lease(clock) for _ in range(6)]
 
     def ask(lease):
@@ -212,7 +216,7 @@ def test_one_of_many_that_ask_at_once_has_it(clock):
         clock.advance(TTL)
 
 
-def test_what_was_read_too_late_does_not_begin_the_wait_anew(clock, monkeypatch):
+def test_outdated_observation_does_not_restart_wait_for_lease(clock, monkeypatch):
     first, second, third = a_lease(clock), a_lease(clock), a_lease(clock)
     first.acquire()
     out_of_date = third.present()
@@ -233,7 +237,7 @@ def test_what_was_read_too_late_does_not_begin_the_wait_anew(clock, monkeypatch)
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite has no clock of its own")
-def test_the_servers_clock_is_asked_and_not_this_machines(monkeypatch):
+def test_lease_uses_clock_of_database_server(monkeypatch):
     ahead = FakeClock(now=DatabaseClock("default").now() + 3_600_000)
     monkeypatch.setattr("djqueue.storage.tables.clock.SYSTEM_CLOCK", ahead)
     clock = DatabaseClock("default")
@@ -241,8 +245,8 @@ def test_the_servers_clock_is_asked_and_not_this_machines(monkeypatch):
 
     assert lease.acquire()
 
-    assert 3_590_000 < ahead.now() - clock.now() < 3_610_000
-    assert row().expires_at.timestamp() * 1_000 < ahead.now() - 3_500_000
+    assert 3_000_000 < ahead.now() - clock.now() < 4_200_000
+    assert row().expires_at.timestamp() * 1_000 < ahead.now() - 3_000_000
 
 
 def test_every_minute_the_clock_is_compared_again(monkeypatch):
@@ -260,13 +264,13 @@ def test_every_minute_the_clock_is_compared_again(monkeypatch):
 
     # An embedded database has no other clock than this machine's.
     expected = 0 if connection.vendor == "sqlite" else offset - 5_000 - 60_000
-    assert abs(clock.now() - here.now() - expected) < 5_000
+    assert abs(clock.now() - here.now() - expected) < 30_000
 
 
 # Schedulers.
 
 
-def test_a_second_scheduler_is_refused_where_it_is_not_to_wait(scheduler, make_storage):
+def test_second_scheduler_is_rejected_with_standby_never(scheduler, make_storage):
     second = make_storage()
     second.role.standby = "never"
 
@@ -287,7 +291,7 @@ def test_a_second_process_is_refused_with_the_name_of_the_first(scheduler, start
     assert child.hears().startswith(f"refused process {os.getpid()} on ")
 
 
-def test_a_closed_schedulers_place_is_free(make_storage):
+def test_closed_scheduler_releases_lease(make_storage):
     for expected in (1, 2, 3):
         storage = make_storage()
         storage.role.standby = "never"
@@ -297,7 +301,7 @@ def test_a_closed_schedulers_place_is_free(make_storage):
         storage.close()
 
 
-def test_a_scheduler_that_cannot_open_its_socket_gives_its_place_back(make_storage, tmp_path):
+def test_scheduler_that_cannot_open_socket_releases_lease(make_storage, tmp_path):
     (tmp_path / "file").touch()
     broken = make_storage(address=f"unix://{tmp_path}/{'long/' * 20}socket")
     with pytest.raises(StorageError):
@@ -311,7 +315,7 @@ def test_a_scheduler_that_cannot_open_its_socket_gives_its_place_back(make_stora
     assert following.is_scheduler
 
 
-def test_a_scheduler_whose_connection_was_lost_gives_its_place_back_when_it_closes(make_storage):
+def test_scheduler_releases_lease_on_close_after_lost_connection(make_storage):
     storage = make_storage()
     storage.connect()
     lose_connection()
@@ -330,28 +334,26 @@ def test_a_standby_takes_over_when_the_scheduler_closes(scheduler, make_storage,
 
     scheduler.close()
 
-    waiting.join(10)
+    end(waiting)
     assert standby.is_scheduler
     assert claim_ids(standby, 5) == [job_id]
 
 
-def test_a_standby_says_who_is_the_scheduler_and_how_to_work_meanwhile(
-    scheduler, make_storage, quick, caplog
-):
+def test_standby_logs_scheduler_and_standby_work_option(scheduler, make_storage, quick, caplog):
     caplog.set_level("INFO", "djqueue")
     standby = make_storage()
     waiting = threading.Thread(target=lambda: (standby.connect(), connection.close()))
     waiting.start()
     assert eventually(lambda: "Standing by" in caplog.text)
     scheduler.close()
-    waiting.join(10)
+    end(waiting)
 
     assert f"Standing by: process {os.getpid()} on " in caplog.text
     assert "runs no jobs until that scheduler stops" in caplog.text
     assert "start this process with --standby work" in caplog.text
 
 
-def test_a_worker_process_without_a_scheduler_says_what_it_waits_for(scheduler, make_storage, quick, caplog):
+def test_worker_process_logs_that_it_waits_for_scheduler(scheduler, make_storage, quick, caplog):
     caplog.set_level("INFO", "djqueue")
     scheduler.close()
     beside = make_storage()
@@ -366,12 +368,12 @@ def test_a_worker_process_without_a_scheduler_says_what_it_waits_for(scheduler, 
     waiting.start()
     assert eventually(lambda: "Waiting for a scheduler" in caplog.text)
     beside.close()
-    waiting.join(10)
+    end(waiting)
 
     assert "start one with `manage.py runworkers`" in caplog.text
 
 
-def test_a_worker_process_waits_for_a_scheduler_to_come(scheduler, make_storage, quick):
+def test_worker_process_waits_for_scheduler(scheduler, make_storage, quick):
     scheduler.close()
     beside = make_storage()
     beside.role.standby = "work"
@@ -380,8 +382,7 @@ def test_a_worker_process_waits_for_a_scheduler_to_come(scheduler, make_storage,
     coming = make_storage()
     coming.connect()
 
-    waiting.join(10)
-    assert not waiting.is_alive()
+    end(waiting)
     assert not beside.is_scheduler
     job_id = enqueue(coming)
     assert claim_ids(beside, 5) == [job_id]
@@ -405,7 +406,7 @@ def test_a_standby_that_is_closed_stops_waiting(scheduler, make_storage, quick):
     waiting = threading.Thread(target=wait)
     waiting.start()
     standby.close()
-    waiting.join(10)
+    end(waiting)
 
     assert errors == ["the storage was closed while standing by"]
 
@@ -421,13 +422,13 @@ def test_a_standby_takes_over_when_the_scheduler_is_killed(start_child, make_sto
 
     child.kill()
 
-    waiting.join(10)
+    end(waiting)
     assert standby.is_scheduler
     assert claim_ids(standby, 5) == [job_id]
 
 
-def test_a_scheduler_that_slept_past_its_lease_writes_nothing_more(start_child, make_storage, quick):
-    child = start_child("scheduler", environment={"LEASE": "500"})
+def test_scheduler_frozen_beyond_its_lease_writes_nothing_more(start_child, make_storage, quick):
+    child = start_child("scheduler", environment={"LEASE": "1"})
     child.hears_until("ready")
     child.tell("enqueue 3 durable=True")
     ids = [line.split()[1] for line in child.hears_until("done")]
@@ -436,7 +437,7 @@ def test_a_scheduler_that_slept_past_its_lease_writes_nothing_more(start_child, 
     eventually(lambda: models.Job.objects.filter(state="active").exists())
 
     child.freeze()
-    following = make_storage()
+    following = make_storage(scheduler_lease=1)
     following.connect()
     claimed = claim(following, 1)
     following.reads.counts(QUEUE)
@@ -457,7 +458,7 @@ def test_a_scheduler_that_slept_past_its_lease_writes_nothing_more(start_child, 
     assert [state(following, job_id) for job_id in ids[:2]] == [State.ACTIVE, State.COMPLETED]
 
 
-def test_a_scheduler_that_lost_its_place_says_so_to_everybody(scheduler, make_storage, monkeypatch):
+def test_scheduler_that_lost_its_lease_rejects_all_changes(scheduler, make_storage, monkeypatch):
     lost = threading.Event()
     scheduler.role.on_lost = lost.set
     claimed = an_active_job(scheduler)
@@ -468,7 +469,7 @@ def test_a_scheduler_that_lost_its_place_says_so_to_everybody(scheduler, make_st
 
     enqueue(scheduler)
 
-    assert lost.wait(10)
+    assert lost.wait(PATIENCE)
     deposed = scheduler._deposed
     for action in (
         lambda: enqueue(deposed),
@@ -483,7 +484,7 @@ def test_a_scheduler_that_lost_its_place_says_so_to_everybody(scheduler, make_st
         with pytest.raises(journal.LeaseLost, match="Another process has become the scheduler"):
             action()
     with pytest.raises(StorageUnavailableError):
-        eventually(lambda: client.claim(request_of_nothing()) and None, timeout=5)
+        eventually(lambda: client.claim(request_of_nothing()) and None)
     scheduler.close()
     assert enqueue(scheduler)  # as any producer, for whoever is the scheduler
 
@@ -492,8 +493,8 @@ def request_of_nothing():
     return request(names=["nobody's"])
 
 
-def test_what_a_lost_scheduler_leaves_behind_is_not_its_successors_socket(make_storage):
-    first = make_storage()
+def test_closing_former_scheduler_keeps_socket_of_successor(make_storage):
+    first = make_storage(scheduler_lease=1)
     first.connect()
     models.SchedulerLease.objects.update(expires_at=0)
     second = make_storage()
@@ -508,46 +509,33 @@ def test_what_a_lost_scheduler_leaves_behind_is_not_its_successors_socket(make_s
 
 
 def test_one_of_many_processes_is_the_scheduler_at_any_time(start_child):
-    children = [start_child("contender") for _ in range(5)]
+    """Each one in turn is closed, or killed and followed at once by another."""
+    children = [start_child("contender") for _ in range(3)]
     for child in children:
         child.hears_until("ready")
     generations = []
-    for _ in range(4):
-        for child in children:
-            child.tell("try")
-        said = {child: child.hears() for child in children}
-        holders = [child for child, line in said.items() if line.startswith("scheduler")]
-        assert len(holders) == 1, list(said.values())
-        assert sum(line.startswith("refused") for line in said.values()) == 4
-        generations.append(int(said[holders[0]].split()[1]))
-        holders[0].tell("close")
-        assert holders[0].hears() == "closed"
-
-    assert generations == sorted(set(generations))
-
-
-def test_a_killed_scheduler_is_followed_at_once_by_one_of_many(start_child):
-    children = [start_child("contender") for _ in range(4)]
-    for child in children:
-        child.hears_until("ready")
-    generations = []
-    while children:
+    for is_killed in (False, True, False, True, True):
         for child in children:
             child.tell("try")
         said = {child: child.hears() for child in children}
         [holder] = [child for child, line in said.items() if line.startswith("scheduler")]
+        assert sum(line.startswith("refused") for line in said.values()) == len(children) - 1
         generations.append(int(said[holder].split()[1]))
-        holder.kill()
-        children.remove(holder)
+        if is_killed:
+            holder.kill()
+            children.remove(holder)
+        else:
+            holder.tell("close")
+            assert holder.hears() == "closed"
 
-    assert generations == [1, 2, 3, 4]
+    assert generations == [1, 2, 3, 4, 5]
 
 
 # Clocks that are set.
 
 
 @pytest.mark.parametrize("step", [-3_600_000, 3_600_000])
-def test_a_clock_that_is_set_costs_a_living_scheduler_nothing(clock, step):
+def test_live_scheduler_keeps_lease_when_clock_is_set(clock, step):
     first, second = a_lease(clock), a_lease(clock)
     first.acquire()
     assert not second.acquire()
@@ -562,7 +550,7 @@ def test_a_clock_that_is_set_costs_a_living_scheduler_nothing(clock, step):
 
 
 @pytest.mark.parametrize("step", [-3_600_000, 3_600_000])
-def test_a_scheduler_that_is_silent_for_its_lease_is_replaced_whatever_the_clock_says(clock, step):
+def test_silent_scheduler_is_replaced_after_its_lease_when_clock_is_set(clock, step):
     first, second = a_lease(clock), a_lease(clock)
     first.acquire()
     assert not second.acquire()

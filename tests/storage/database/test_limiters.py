@@ -19,13 +19,13 @@ POLICIES = {queue: QueuePolicy(limiter="stripe") for queue in QUEUES}
 def make(make_storage):
     def make(**limits):
         # A client on a busy machine may wait longer for the scheduler than the default allows.
-        return make_storage(policies=POLICIES, limiters={"stripe": LimiterPolicy(**limits)}, timeout=60)
+        return make_storage(policies=POLICIES, limiters={"stripe": LimiterPolicy(**limits)})
 
     return make
 
 
 @pytest.mark.parametrize("said", [(Rate(2, 60_000), None), (None, 5), (None, None)])
-def test_what_was_said_to_a_limiter_outlives_a_restart(make, said):
+def test_limiter_override_survives_restart(make, said):
     first = make(concurrency=3)
     first.connect()
     first.limiters.set("stripe", *said)
@@ -42,7 +42,7 @@ def test_what_was_said_to_a_limiter_outlives_a_restart(make, said):
     assert len(claim(second, 20)) == (2 if said[0] else said[1] or 10)
 
 
-def test_what_the_settings_say_counts_again_once_it_has_been_said(make):
+def test_limiter_override_equal_to_settings_is_removed(make):
     first = make(concurrency=3)
     first.connect()
     first.limiters.set("stripe", None, 5)
@@ -53,7 +53,7 @@ def test_what_the_settings_say_counts_again_once_it_has_been_said(make):
     assert make(concurrency=4).limiters.state("stripe") == (None, 4, 0, None, ())
 
 
-def test_a_client_limits_with_a_scheduler_and_without(make):
+def test_client_sets_limits_with_and_without_scheduler(make):
     client, scheduler = make(concurrency=3), make(concurrency=3)
     client.limiters.set("stripe", Rate(9, DAY), 2)
     assert client.limiters.state("stripe") == (Rate(9, DAY), 2, 0, 9, ())
@@ -61,7 +61,7 @@ def test_a_client_limits_with_a_scheduler_and_without(make):
     enqueue_many(scheduler, 5, queue=QUEUES[0])
     assert len(claim(scheduler, 10)) == 2
     # A read falls back to the tables, which count no permits, if the scheduler needs longer than a second.
-    state = eventually(lambda: (found := client.limiters.state("stripe")).used and found, timeout=30)
+    state = eventually(lambda: (found := client.limiters.state("stripe")).used and found)
     assert (state.used, state.free, state.tokens, state.waiting) == (2, 0, 7, QUEUES[:1])
 
     client.limiters.set("stripe", None, 4)

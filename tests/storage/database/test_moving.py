@@ -24,6 +24,8 @@ from djqueue.testing.factories import (
 
 from .conftest import MakeStorage
 
+pytestmark = pytest.mark.dialect
+
 TO = "elsewhere"
 
 
@@ -34,7 +36,7 @@ def restarted(make_storage: MakeStorage, scheduler: DatabaseStorage) -> Database
     return storage
 
 
-def test_a_moved_job_and_those_that_wait_outlive_the_scheduler(
+def test_moved_job_and_its_dependents_survive_restart(
     make_storage: MakeStorage, scheduler: DatabaseStorage
 ) -> None:
     enqueue(scheduler, id="first", unique_key="k", priority=2, group="g")
@@ -71,7 +73,7 @@ def test_a_client_moves_jobs(scheduler: DatabaseStorage, client: DatabaseStorage
     assert claim_ids(scheduler, 9, queues=[TO]) == ["owner", "written by the client"]
 
 
-def test_jobs_are_moved_where_no_scheduler_runs(
+def test_jobs_are_moved_without_scheduler(
     make_storage: MakeStorage, scheduler: DatabaseStorage, client: DatabaseStorage
 ) -> None:
     a_failed_job(scheduler, queue=TO, id="dead")

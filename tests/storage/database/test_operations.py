@@ -81,7 +81,7 @@ BY_TABLES = [
 
 
 @pytest.mark.parametrize("method", BY_TABLES, ids=lambda method: method.__qualname__)
-def test_the_tables_can_answer_an_operation_that_is_left_to_them(method) -> None:
+def test_tables_answer_every_operation_assigned_to_tables(method) -> None:
     tables = TableAnswers("default", SYSTEM_CLOCK, lambda _queue: QueuePolicy(), None)
 
     answers = operation_of(method).of(tables)

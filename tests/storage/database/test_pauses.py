@@ -25,7 +25,7 @@ def test_a_pause_is_reported_once_with_its_length():
     assert pauses == [5 * PAUSE]
 
 
-def test_a_pause_is_noticed_without_being_asked_for():
+def test_pause_is_reported_without_explicit_check():
     clock = FakeClock()
     watch, pauses = watching(clock)
     watch.start()
@@ -36,7 +36,7 @@ def test_a_pause_is_noticed_without_being_asked_for():
         watch.stop()
 
 
-def test_a_moment_is_no_pause():
+def test_short_delay_is_not_reported_as_pause():
     clock = FakeClock()
     watch, pauses = watching(clock)
     watch.start()

@@ -27,6 +27,8 @@ from djqueue.testing.factories import (
 
 from .conftest import MakeStorage
 
+pytestmark = pytest.mark.dialect
+
 COUNT = 2 * PREFETCH + 100
 
 Restart = Callable[[], DatabaseStorage]

@@ -27,6 +27,8 @@ from djqueue.testing.factories import (
 
 from .conftest import MakeStorage
 
+pytestmark = pytest.mark.dialect
+
 BRIEF = 1_000
 SLOW = "slow"
 
@@ -65,7 +67,7 @@ def ends() -> set[int | None]:
     return {row.expires_at and round(row.expires_at.timestamp() * 1_000) for found in rows for row in found}
 
 
-def test_an_end_that_is_put_off_is_met_by_no_other_sweep(make_storage: MakeStorage, clock: FakeClock) -> None:
+def test_postponed_expiry_hides_job_from_other_sweeps(make_storage: MakeStorage, clock: FakeClock) -> None:
     storage = started(make_storage, clock)
     done = clock.now()
     a_family(storage, clock)
@@ -77,7 +79,7 @@ def test_an_end_that_is_put_off_is_met_by_no_other_sweep(make_storage: MakeStora
     assert state(storage, "child", UPSTREAM) is None
 
 
-def test_it_is_put_back_where_time_is_left(make_storage: MakeStorage, clock: FakeClock) -> None:
+def test_postponed_expiry_is_restored_if_time_is_left(make_storage: MakeStorage, clock: FakeClock) -> None:
     storage = started(make_storage, clock)
     done = clock.now()
     a_family(storage, clock, retention=10 * BRIEF)
@@ -91,7 +93,7 @@ def test_it_is_put_back_where_time_is_left(make_storage: MakeStorage, clock: Fak
 
 
 @pytest.mark.parametrize("runs", [False, True], ids=["blocked", "active"])
-def test_a_scheduler_that_starts_keeps_what_live_jobs_need(
+def test_new_scheduler_pins_records_that_live_jobs_need(
     make_storage: MakeStorage, clock: FakeClock, runs: bool
 ) -> None:
     storage = started(make_storage, clock)
@@ -112,9 +114,7 @@ def test_a_scheduler_that_starts_keeps_what_live_jobs_need(
     assert [counts(again, queue) for queue in (QUEUE, UPSTREAM, SLOW)] == [{}, {}, {}]
 
 
-def test_a_scheduler_that_starts_keeps_nothing_that_nobody_needs(
-    make_storage: MakeStorage, clock: FakeClock
-) -> None:
+def test_new_scheduler_pins_no_unneeded_records(make_storage: MakeStorage, clock: FakeClock) -> None:
     storage = started(make_storage, clock)
     a_family(storage, clock)
     storage.close()
@@ -128,7 +128,7 @@ def test_a_scheduler_that_starts_keeps_nothing_that_nobody_needs(
     assert state(again, "child", UPSTREAM) is None
 
 
-def test_records_that_are_kept_count_for_nothing(make_storage: MakeStorage, clock: FakeClock) -> None:
+def test_pinned_records_do_not_count_toward_limits(make_storage: MakeStorage, clock: FakeClock) -> None:
     policies = {UPSTREAM: QueuePolicy(retention=Retention(completed=Keep(count=1)))}
     storage = started(make_storage, clock, policies=policies)
     a_family(storage, clock, result_ttl=None)
@@ -152,7 +152,7 @@ def test_records_that_are_kept_count_for_nothing(make_storage: MakeStorage, cloc
     assert models.Job.objects.filter(queue=UPSTREAM).aggregate(Max("expires_at")) == {"expires_at__max": None}
 
 
-def test_more_of_them_than_a_sweep_takes_hold_up_no_other(
+def test_many_pinned_records_do_not_delay_deletion_of_others(
     make_storage: MakeStorage, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("djqueue.storage.database.purging.LIMIT", 3)

@@ -9,6 +9,7 @@ from django.db.migrations.state import ProjectState
 
 from djqueue import Queue, StorageUnavailableError
 from djqueue.storage.tables.dberrors import latest_migration, unavailable
+from tests.servers import free_port
 
 
 def refused_by(server, user, **arguments):
@@ -35,7 +36,7 @@ def guarded(postgres_server):
 
 
 @pytest.mark.parametrize("user", ["guarded:wrong", "guarded", "nobody"])
-def test_a_refused_user_or_password_is_to_be_checked(guarded, user):
+def test_error_for_rejected_login_suggests_checking_user_and_password(guarded, user):
     error = OperationalError(str(refused_by(guarded, user)))
 
     text = str(unavailable("other", error))
@@ -45,22 +46,22 @@ def test_a_refused_user_or_password_is_to_be_checked(guarded, user):
 
 
 @pytest.mark.parametrize("arguments", [{"options": "-c nowhere=1"}, {"sslmode": "nowhere"}])
-def test_an_invalid_parameter_is_to_be_checked(postgres_server, arguments):
+def test_error_for_invalid_parameter_suggests_checking_options(postgres_server, arguments):
     error = OperationalError(str(refused_by(postgres_server, postgres_server.user, **arguments)))
 
     assert "Check OPTIONS of DATABASES['default']" in str(unavailable("default", error))
     assert "Check the parameters after the ? in the URL" in str(unavailable("postgresql://h/shop", error))
 
 
-def test_a_database_that_is_not_there_is_to_be_made(postgres_server):
+def test_error_for_missing_database_suggests_checking_name(postgres_server):
     error = OperationalError(str(refused_by(postgres_server, postgres_server.user, dbname="nowhere")))
 
     assert "Check NAME of DATABASES['default']" in str(unavailable("default", error))
 
 
-def test_a_server_that_is_away_is_asked_about():
+def test_error_for_refused_connection_asks_whether_server_is_running():
     with pytest.raises(psycopg.OperationalError) as away:
-        psycopg.connect("postgresql://djqueue@127.0.0.1:1/postgres", connect_timeout=2)
+        psycopg.connect(f"postgresql://djqueue@127.0.0.1:{free_port()}/postgres")
 
     text = str(unavailable("default", OperationalError(str(away.value))))
 
@@ -100,33 +101,29 @@ def test_a_locked_database_names_the_write_lock_of_sqlite(message):
         ),
     ],
 )
-def test_a_full_or_read_only_disk_is_named(message, remedy, alias):
+def test_error_names_full_or_read_only_disk(message, remedy, alias):
     assert str(unavailable(alias, OperationalError(message))).endswith(f"{message}. {remedy}")
 
 
-@pytest.mark.parametrize("alias", ["jobs", "postgresql://db.example/shop"])
-@pytest.mark.parametrize(
-    ("setting", "statement", "name"),
-    [
-        ("statement_timeout", "SELECT pg_sleep(5)", "statement timeout"),
-        ("lock_timeout", "LOCK TABLE held", "lock timeout"),
-    ],
-)
-def test_a_timeout_of_postgresql_is_named(postgres_server, setting, statement, name, alias):
+def test_error_names_postgresql_timeout(postgres_server):
     url = postgres_server.create_database()
     with psycopg.connect(url) as holder, psycopg.connect(url, autocommit=True) as client:
         client.execute("CREATE TABLE held ()")
         holder.execute("LOCK TABLE held")
-        client.execute(f"SET {setting} = 10")
-        with pytest.raises(psycopg.Error) as cancelled, client.transaction():
-            client.execute(statement)
+        for setting, statement, name in (
+            ("statement_timeout", "SELECT pg_sleep(60)", "statement timeout"),
+            ("lock_timeout", "LOCK TABLE held", "lock timeout"),
+        ):
+            client.execute(f"SET {setting} = 10")
+            with pytest.raises(psycopg.Error) as cancelled, client.transaction():
+                client.execute(statement)
+            client.execute(f"RESET {setting}")
+            for alias in ("jobs", "postgresql://db.example/shop"):
+                text = str(unavailable(alias, OperationalError(str(cancelled.value))))
+                assert text.endswith(f"Raise the {name} of this connection, or end what keeps it waiting.")
 
-    text = str(unavailable(alias, OperationalError(str(cancelled.value))))
 
-    assert text.endswith(f"Raise the {name} of this connection, or end what keeps it waiting.")
-
-
-def test_an_idle_transaction_that_postgresql_ends_is_named():
+def test_error_names_idle_transaction_timeout():
     error = OperationalError("terminating connection due to idle-in-transaction timeout")
 
     assert "Raise the idle-in-transaction timeout of this connection" in str(unavailable("jobs", error))
@@ -153,12 +150,14 @@ def _without_tables(settings, transactional_db):
         cursor.execute(f"ALTER TABLE {table}_kept RENAME TO {table}")
 
 
+@pytest.mark.dialect
 @pytest.mark.usefixtures("_without_tables")
 def test_an_enqueue_without_tables_names_the_command():
     with pytest.raises(StorageUnavailableError, match=r"run manage\.py migrate --database default\."):
         Queue("orders").enqueue(1)
 
 
+@pytest.mark.dialect
 @pytest.mark.usefixtures("_without_tables")
 def test_an_enqueue_in_a_migration_names_the_dependency_to_add(monkeypatch):
     def enqueue(apps, schema_editor):

@@ -73,7 +73,7 @@ def restarts(make_storage):
     return Restarts(make_storage)
 
 
-def test_a_job_of_another_process_goes_on_over_a_restart(restarts):
+def test_job_of_client_stays_active_over_restart(restarts):
     enqueue(restarts.scheduler)
     claimed = claim_one(restarts.worker)
 
@@ -92,7 +92,7 @@ def test_a_job_of_another_process_goes_on_over_a_restart(restarts):
     ("ending", "expected"),
     [(failing, State.FAILED), (retrying, State.WAITING), (releasing, State.WAITING)],
 )
-def test_whatever_ends_a_job_is_accepted_under_its_token_after_a_restart(restarts, ending, expected):
+def test_every_outcome_is_accepted_with_its_token_after_restart(restarts, ending, expected):
     enqueue(restarts.scheduler)
     claimed = claim_one(restarts.worker)
 
@@ -145,7 +145,7 @@ def test_a_lease_that_ended_while_its_scheduler_ran_is_a_stall(restarts):
     assert [job(restarted, one.id).state for one in (silent, renewed)] == [State.WAITING, State.ACTIVE]
 
 
-def test_what_is_asked_while_no_scheduler_runs_leaves_running_jobs_alone(restarts):
+def test_changes_without_scheduler_keep_active_jobs(restarts):
     enqueue_many(restarts.scheduler, 2)
     cancelled, other = claim(restarts.worker, 2)
     restarts.scheduler.close()
@@ -185,7 +185,7 @@ def test_new_tokens_are_higher_than_those_of_jobs_that_still_run(restarts):
 # While no scheduler runs.
 
 
-def test_an_end_that_nobody_is_there_to_hear_is_written_by_its_worker(restarts):
+def test_worker_writes_outcome_without_scheduler(restarts):
     enqueue(restarts.scheduler)
     running = claim_one(restarts.worker)
     dependent = enqueue(restarts.scheduler, depends_on=[(QUEUE, running.id)])
@@ -202,7 +202,7 @@ def test_an_end_that_nobody_is_there_to_hear_is_written_by_its_worker(restarts):
     assert claim_ids(restarted, 5) == [dependent]
 
 
-def test_ends_of_jobs_in_several_queues_are_written_by_their_worker(restarts):
+def test_worker_writes_outcomes_of_several_queues_without_scheduler(restarts):
     queues = ("a", "b")
     for queue in queues:
         restarts.scheduler.enqueue([batch(queue=queue)])
@@ -217,7 +217,7 @@ def test_ends_of_jobs_in_several_queues_are_written_by_their_worker(restarts):
     assert (there.state, there.failures, len(there.history)) == (State.WAITING, 1, 1)
 
 
-def test_an_end_of_a_claim_that_does_not_hold_is_refused_where_no_scheduler_runs(restarts):
+def test_outcome_with_stale_token_is_rejected_without_scheduler(restarts):
     enqueue(restarts.scheduler)
     running = claim_one(restarts.worker)
     restarts.scheduler.close()
@@ -226,7 +226,7 @@ def test_an_end_of_a_claim_that_does_not_hold_is_refused_where_no_scheduler_runs
     assert state(restarts.again(), running.id) is State.ACTIVE
 
 
-def test_an_end_is_left_to_a_scheduler_that_cannot_be_reached(restarts, monkeypatch):
+def test_outcome_raises_error_if_scheduler_is_unreachable(restarts, monkeypatch):
     enqueue(restarts.scheduler)
     running = claim_one(restarts.worker)
     restarts.scheduler._server.close()
@@ -351,9 +351,7 @@ def start_scheduler(start_child):
     return start
 
 
-def test_what_a_killed_scheduler_has_handed_out_is_not_handed_out_again(
-    start_scheduler, client, make_storage
-):
+def test_jobs_claimed_from_killed_scheduler_are_not_claimed_again(start_scheduler, client, make_storage):
     ids = enqueue_many(client, 20)
     first = start_scheduler()
     claimed = []
@@ -370,7 +368,7 @@ def test_what_a_killed_scheduler_has_handed_out_is_not_handed_out_again(
     assert {job(storage, job_id).stalls for job_id in ids} == {0}
 
 
-def test_an_end_that_a_killed_scheduler_has_accepted_is_not_forgotten(start_scheduler, client, make_storage):
+def test_outcome_accepted_by_killed_scheduler_is_kept(start_scheduler, client, make_storage):
     ids = enqueue_many(client, 20)
     first = start_scheduler()
     claimed = []
@@ -389,7 +387,7 @@ def test_an_end_that_a_killed_scheduler_has_accepted_is_not_forgotten(start_sche
     )
 
 
-def test_an_end_that_comes_after_a_stall_does_not_count(restarts):
+def test_outcome_after_stall_is_rejected(restarts):
     enqueue(restarts.scheduler)
     claimed = claim_one(restarts.worker)
     restarts.clock.advance(LEASE + 1)
@@ -439,7 +437,7 @@ def test_a_job_of_a_scheduler_that_was_only_frozen_keeps_its_lease(restarts, mak
         frozen.close()
 
 
-def test_a_successor_that_is_changed_while_no_scheduler_runs_still_waits_for_the_owner_of_its_key(restarts):
+def test_successor_changed_without_scheduler_still_waits_for_owner_of_its_key(restarts):
     enqueue(restarts.scheduler, unique_key="k", on_duplicate="keep_last_if_active")
     claimed = claim_one(restarts.worker)
     later = enqueue(restarts.scheduler, unique_key="k", on_duplicate="keep_last_if_active")
@@ -573,7 +571,7 @@ def test_a_renewed_lease_is_written(restarts):
     assert to_milliseconds(row_of(claimed.id).leased_until) == restarts.clock.now() + LEASE
 
 
-def test_after_a_kill_claims_of_the_schedulers_own_process_are_written_for_a_minute(restarts, monkeypatch):
+def test_own_claims_are_written_first_for_a_minute_after_kill(restarts, monkeypatch):
     monkeypatch.setattr("djqueue.storage.database.journal.WINDOW", 60)
     enqueue_many(restarts.scheduler, 3)
     restarts.scheduler.close()
@@ -586,9 +584,7 @@ def test_after_a_kill_claims_of_the_schedulers_own_process_are_written_for_a_min
     assert row_of(claim_one(restarted).id).state == "waiting"
 
 
-def test_after_a_clean_end_claims_of_the_schedulers_own_process_need_not_be_written_first(
-    restarts, monkeypatch
-):
+def test_own_claims_are_not_written_first_after_clean_shutdown(restarts, monkeypatch):
     monkeypatch.setattr("djqueue.storage.database.journal.WINDOW", 60)
     enqueue(restarts.scheduler)
 
@@ -597,9 +593,7 @@ def test_after_a_clean_end_claims_of_the_schedulers_own_process_need_not_be_writ
     assert row_of(claim_one(restarted).id).state == "waiting"
 
 
-def test_what_is_asked_while_no_scheduler_runs_does_not_hide_that_the_last_one_was_killed(
-    restarts, monkeypatch
-):
+def test_changes_without_scheduler_do_not_hide_kill_of_last_scheduler(restarts, monkeypatch):
     monkeypatch.setattr("djqueue.storage.database.journal.WINDOW", 60)
     enqueue(restarts.scheduler)
     restarts.scheduler.close()
@@ -626,7 +620,7 @@ def full_disk(scheduler, monkeypatch):
         yield
 
 
-def test_claims_that_cannot_be_written_are_given_back_unused(restarts, monkeypatch):
+def test_claims_that_cannot_be_written_are_released_without_attempt(restarts, monkeypatch):
     enqueue_many(restarts.scheduler, 2)
     held = claim_one(restarts.worker)
 
@@ -643,9 +637,7 @@ def test_claims_that_cannot_be_written_are_given_back_unused(restarts, monkeypat
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_an_accepted_end_is_answered_although_the_next_claim_cannot_be_written(
-    restarts, monkeypatch, is_async
-):
+def test_outcome_is_accepted_although_next_claim_cannot_be_written(restarts, monkeypatch, is_async):
     enqueue_many(restarts.scheduler, 2)
     held = claim_one(restarts.scheduler)
     active = restarts.scheduler.active
@@ -662,7 +654,7 @@ def test_an_accepted_end_is_answered_although_the_next_claim_cannot_be_written(
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_claim_alone_that_cannot_be_written_is_an_error(restarts, monkeypatch, is_async):
+def test_claim_that_cannot_be_written_raises_error(restarts, monkeypatch, is_async):
     enqueue(restarts.scheduler)
     active = restarts.scheduler.active
     active._careful_until = active._clock.monotonic() + 60_000
@@ -685,7 +677,7 @@ def unanswered_ends(restarts, monkeypatch, count):
     return held
 
 
-def test_ends_that_are_looked_up_in_vain_keep_the_rest_of_their_request(restarts, monkeypatch):
+def test_failed_lookup_of_outcomes_keeps_rest_of_request(restarts, monkeypatch):
     enqueue_many(restarts.scheduler, 2)
     held = claim_one(restarts.worker)
     # As told by a worker that was frozen while this scheduler took over.
@@ -705,7 +697,7 @@ def test_ends_that_are_looked_up_in_vain_keep_the_rest_of_their_request(restarts
     assert (again.id != held.id, again.attempts, again.stalls) == (True, 1, 0)
 
 
-def test_unanswered_ends_are_bounded_by_number(restarts, monkeypatch):
+def test_unanswered_outcomes_are_bounded_by_number(restarts, monkeypatch):
     monkeypatch.setattr(unanswered, "LIMIT", 2)
 
     held = unanswered_ends(restarts, monkeypatch, 3)
@@ -713,7 +705,7 @@ def test_unanswered_ends_are_bounded_by_number(restarts, monkeypatch):
     assert list(restarts.scheduler.active.unanswered.claims) == [lease_of(one) for one in held[1:]]
 
 
-def test_unanswered_ends_are_forgotten_after_a_while(restarts, monkeypatch):
+def test_unanswered_outcomes_are_forgotten_after_their_ttl(restarts, monkeypatch):
     unanswered_ends(restarts, monkeypatch, 1)
     restarts.clock.advance(unanswered.TTL)
 

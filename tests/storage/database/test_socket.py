@@ -58,9 +58,8 @@ from djqueue.testing.factories import (
     worker,
 )
 from djqueue.testing.waiting import Recorder, Wakes
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
-from .children import PATIENCE
 from .conftest import MakeStorage, StartChild
 
 ANY_PORT = "tcp://127.0.0.1:0"
@@ -112,7 +111,7 @@ class Stranger:
     def __init__(self, scheduler: DatabaseStorage) -> None:
         assert scheduler._server is not None
         self.socket = connect(scheduler._server.address)
-        self.socket.settimeout(10)
+        self.socket.settimeout(PATIENCE)
 
     def says(self, data: bytes) -> None:
         self.socket.sendall(data)
@@ -175,7 +174,7 @@ def test_a_folder_that_is_open_to_others_is_refused(
     connected(make_storage)  # the place has been given back
 
 
-def test_an_address_that_cannot_be_had_is_named(make_storage: MakeStorage, folder: Path) -> None:
+def test_error_names_unusable_address(make_storage: MakeStorage, folder: Path) -> None:
     path = folder / ("long" * 50)
 
     with pytest.raises(StorageError, match=f"cannot listen on unix://{path}"):
@@ -250,7 +249,7 @@ def test_a_client_with_the_token_works_over_tcp(make_storage: MakeStorage) -> No
 
 @pytest.mark.parametrize("token", [None, "", "open barley", TOKEN + " "])
 @pytest.mark.parametrize("address", [ANY_PORT, None], ids=["tcp", "unix"])
-def test_a_client_without_the_right_token_is_told_so(
+def test_client_with_wrong_token_receives_error(
     make_storage: MakeStorage, address: str | None, token: str | None
 ) -> None:
     scheduler = connected(make_storage, address=address, token=TOKEN)
@@ -276,7 +275,7 @@ def test_a_client_without_the_right_token_is_told_so(
     ],
     ids=["request", "bytes", "surrogate", "long", "http"],
 )
-def test_who_shows_no_token_is_hung_up_on(
+def test_connection_without_token_is_closed(
     make_storage: MakeStorage, caplog: pytest.LogCaptureFixture, first: bytes
 ) -> None:
     scheduler = connected(make_storage, address=ANY_PORT, token=TOKEN)
@@ -288,11 +287,11 @@ def test_who_shows_no_token_is_hung_up_on(
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_who_says_nothing_is_hung_up_on(make_storage: MakeStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "FIRST_FRAME", 0.05)
+def test_silent_connection_is_closed(make_storage: MakeStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = connected(make_storage, address=ANY_PORT, token=TOKEN)
     client = make_storage(token=TOKEN)
     client.workers.register(worker())
+    monkeypatch.setattr(session, "FIRST_FRAME", 0.05)
 
     with Stranger(scheduler) as stranger:
         assert stranger.is_hung_up_on()
@@ -320,7 +319,7 @@ def test_who_says_nothing_is_hung_up_on(make_storage: MakeStorage, monkeypatch: 
     ],
     ids=lambda data: repr(data[:12]),
 )
-def test_who_talks_nonsense_is_hung_up_on_and_nobody_else(
+def test_connection_that_sends_invalid_data_is_closed_and_others_stay(
     scheduler: DatabaseStorage, client: DatabaseStorage, data: bytes
 ) -> None:
     client.workers.register(worker())
@@ -336,7 +335,7 @@ def test_who_talks_nonsense_is_hung_up_on_and_nobody_else(
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", LENGTH.pack(100), LENGTH.pack(MAX_FRAME) + bytes(100_000)])
-def test_half_a_frame_holds_nobody_up(
+def test_incomplete_frame_does_not_delay_other_clients(
     scheduler: DatabaseStorage, client: DatabaseStorage, data: bytes
 ) -> None:
     client.workers.register(worker())
@@ -350,7 +349,7 @@ def test_half_a_frame_holds_nobody_up(
     eventually(lambda: sessions(scheduler) == 1)
 
 
-def test_a_client_that_reads_no_answers_holds_nobody_up(
+def test_client_that_reads_no_answers_does_not_delay_others(
     scheduler: DatabaseStorage, client: DatabaseStorage
 ) -> None:
     job_id = enqueue(client, payload=bytes(1_000_000), durable=False)
@@ -364,7 +363,7 @@ def test_a_client_that_reads_no_answers_holds_nobody_up(
     eventually(lambda: sessions(scheduler) == 1)
 
 
-def test_a_subscriber_that_does_not_read_is_hung_up_on(
+def test_subscriber_that_stops_reading_is_disconnected(
     scheduler: DatabaseStorage,
     client: DatabaseStorage,
     monkeypatch: pytest.MonkeyPatch,
@@ -388,7 +387,7 @@ def test_a_subscriber_that_does_not_read_is_hung_up_on(
     assert "stopped reading its subscription" in caplog.text
 
 
-def test_a_scheduler_ends_whatever_its_clients_do(make_storage: MakeStorage) -> None:
+def test_scheduler_closes_despite_hanging_clients(make_storage: MakeStorage) -> None:
     scheduler = connected(make_storage)
     with Stranger(scheduler) as silent, Stranger(scheduler) as half:
         half.says(LENGTH.pack(100))
@@ -422,7 +421,7 @@ def test_a_scheduler_ends_without_an_error_when_a_client_reads_its_last_answers_
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_a_client_whose_answer_takes_too_long_is_hung_up_on(
+def test_client_whose_answer_takes_too_long_is_disconnected_on_close(
     make_storage: MakeStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "GRACE", 0.01)
@@ -454,7 +453,7 @@ def test_a_client_whose_answer_takes_too_long_is_hung_up_on(
 @pytest.mark.parametrize(
     "operation", ["nonsense", "close", "connect", "_flush", "__class__", "engine", "claim", ""]
 )
-def test_only_verbs_of_the_contract_are_obeyed(
+def test_socket_rejects_operations_outside_contract(
     scheduler: DatabaseStorage, client: DatabaseStorage, operation: str
 ) -> None:
     with pytest.raises(StorageError, match=f"{operation!r} is not an operation of the storage"):
@@ -474,7 +473,7 @@ def test_only_verbs_of_the_contract_are_obeyed(
         ("listen", []),
     ],
 )
-def test_a_verb_with_wrong_arguments_is_an_error(
+def test_operation_with_wrong_arguments_raises_error(
     scheduler: DatabaseStorage, client: DatabaseStorage, operation: str, args: list[Any]
 ) -> None:
     with pytest.raises(StorageError, match="Error"):
@@ -544,7 +543,7 @@ def test_an_unexpected_error_is_a_storage_error_that_the_scheduler_logs(
     assert record.exc_info is not None
 
 
-def test_a_client_works_at_jobs(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
+def test_client_claims_and_finishes_jobs(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     job_id = enqueue(client, durable=False)
     [claimed] = claim(client)
 
@@ -579,7 +578,7 @@ def test_a_client_pages_through_dead_letters_and_retries_them(
     assert [letter.id for letter in scheduler.reads.dead_letters(QUEUE)] == ["0", "2", "4"]
 
 
-def test_dead_letters_are_retried_where_no_scheduler_runs(
+def test_dead_letters_are_retried_without_scheduler(
     make_storage: MakeStorage, scheduler: DatabaseStorage, client: DatabaseStorage
 ) -> None:
     a_failed_job(scheduler, id="a")
@@ -611,7 +610,9 @@ def test_a_stale_token_is_refused_over_the_socket(
     assert job(scheduler, held.id).result == b"held"
 
 
-def test_another_process_works_at_jobs(scheduler: DatabaseStorage, start_child: StartChild) -> None:
+def test_another_process_claims_and_finishes_jobs(
+    scheduler: DatabaseStorage, start_child: StartChild
+) -> None:
     ids = [enqueue(scheduler) for _ in range(3)]
     child = start_child("client")
     child.hears_until("ready")
@@ -703,7 +704,7 @@ def test_a_subscription_made_before_any_scheduler_is_heard_by_the_first(
     told.until("active", an_active_job(scheduler).id)
 
 
-def test_what_was_unsubscribed_is_not_renewed(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
+def test_ended_subscription_is_not_renewed(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     told, kept = Recorder(), Recorder()
     unsubscribe = client.events.subscribe(QUEUE, told)
     client.events.subscribe(QUEUE, kept)
@@ -793,14 +794,14 @@ def test_enqueue_and_wait_survives_a_change_of_schedulers(
     ],
     ids=["claim", "finish", "renew", "report", "register_worker"],
 )
-def test_without_a_scheduler_what_workers_do_says_what_to_start(
+def test_worker_operations_without_scheduler_name_command_to_start(
     client: DatabaseStorage, operation: Callable[[DatabaseStorage], Any]
 ) -> None:
     with pytest.raises(StorageUnavailableError, match=r"no scheduler is running.*manage\.py runworkers"):
         operation(client)
 
 
-def test_a_scheduler_that_is_out_of_reach_is_named_with_its_address(
+def test_error_names_address_of_unreachable_scheduler(
     make_storage: MakeStorage, client: DatabaseStorage, folder: Path
 ) -> None:
     path = folder / "djqueue.sock"
@@ -818,7 +819,7 @@ def later(storage: DatabaseStorage) -> int:
 
 
 @pytest.mark.parametrize("reached", [False, True], ids=["no scheduler", "over the socket"])
-def test_clients_steer_and_the_next_scheduler_knows(
+def test_changes_by_client_are_known_to_next_scheduler(
     make_storage: MakeStorage, client: DatabaseStorage, reached: bool
 ) -> None:
     first = connected(make_storage)
@@ -863,6 +864,6 @@ def test_clients_steer_and_the_next_scheduler_knows(
     assert sorted(claimed) == sorted([promoted, failed, kept[1], kept[4]])  # one of the two limited ones
 
 
-def test_an_address_read_back_is_the_one_that_was_written() -> None:
+def test_address_round_trips_through_its_text() -> None:
     for text in ("unix:///run/djqueue.sock", "tcp://127.0.0.1:7000", "tcp://host.example:0"):
         assert str(parse_address(text)) == text

@@ -22,6 +22,8 @@ from djqueue.testing.contract.staging import APP, WRITE, fresh, place, plan, pub
 from djqueue.testing.factories import QUEUE, batch
 from tests.support import eventually
 
+pytestmark = pytest.mark.dialect
+
 PARTS, CHUNKS, JOBS = 2, 20, 5
 MANIFEST = Manifest(QUEUE, APP, 1, WRITE, {str(part): staging.KIND * CHUNKS for part in range(PARTS)})
 WEEK = staging.RESUMABLE
@@ -54,8 +56,10 @@ def rows() -> int:
 ALL = [job_id for part, number in chunks_of(MANIFEST) for job_id in chunk(part, number).ids or ()]
 
 
-@pytest.mark.parametrize("round_number", range(3))
-def test_what_a_killed_publisher_began_is_finished_once(start_child, client, request, round_number):
+@pytest.mark.parametrize(
+    "round_number", [0, *(pytest.param(number, marks=pytest.mark.thorough) for number in (1, 2))]
+)
+def test_publication_of_killed_publisher_is_finished_once(start_child, client, request, round_number):
     moments = Random(f"{request.config.getoption('randomly_seed', 0)} {round_number}")
     for part in MANIFEST.parts:
         stage(client, part)
@@ -80,7 +84,7 @@ def test_what_a_killed_publisher_began_is_finished_once(start_child, client, req
     assert rows() == 0
 
 
-def test_who_dies_within_a_step_has_not_done_it(client, monkeypatch):
+def test_interrupted_publication_step_changes_nothing(client, monkeypatch):
     manifest = staged(client, {"a": [fresh(3), fresh(2)]})
     place(client).begin(manifest, None)
 
@@ -97,8 +101,8 @@ def test_who_dies_within_a_step_has_not_done_it(client, monkeypatch):
     assert place(client).publish(manifest, chunks_of(manifest)) == [Counts(queued=3), Counts(queued=2)]
 
 
-@pytest.mark.parametrize("turn", range(6))
-def test_two_publishers_at_once_bring_each_job_once(make_storage, turn):
+@pytest.mark.parametrize("turn", [0, *(pytest.param(at, marks=pytest.mark.thorough) for at in range(1, 6))])
+def test_concurrent_publishers_enqueue_each_job_once(make_storage, turn):
     first = make_storage()
     for part in MANIFEST.parts:
         stage(first, part)
@@ -118,7 +122,7 @@ def test_two_publishers_at_once_bring_each_job_once(make_storage, turn):
     assert {place(first).end(MANIFEST) for _ in range(2)} == {Counts(queued=len(ALL))}
 
 
-def test_tasks_put_their_parts_aside_at_once(make_storage):
+def test_tasks_stage_their_parts_concurrently(make_storage):
     def run(part):
         try:
             stage(make_storage(), part)
@@ -143,7 +147,7 @@ def test_a_scheduler_in_another_process_takes_the_jobs_up(start_child, client):
     assert child.hears_until("done") == ["1", "2", "3"]
 
 
-def test_what_a_caller_rolls_back_is_to_be_published_again(client):
+def test_rolled_back_publication_is_published_again(client):
     manifest = staged(client, {"a": [fresh(3)]})
     place(client).begin(manifest, None)
 
@@ -155,7 +159,7 @@ def test_what_a_caller_rolls_back_is_to_be_published_again(client):
     assert place(client).publish(manifest, chunks_of(manifest)) == [Counts(queued=3)]
 
 
-def test_jobs_that_need_not_be_on_the_disk_come_in_the_step_all_the_same(scheduler):
+def test_non_durable_jobs_are_enqueued_in_publication_step(scheduler):
     chunk = batch(2, ids=["a", "b"], durable=False)
 
     assert publish(scheduler, staged(scheduler, {"a": [chunk]})) == Counts(queued=2)
@@ -180,7 +184,7 @@ def steps_of(client, manifests):
     return ended, len(ran)
 
 
-def test_more_queues_take_hardly_more_statements(client):
+def test_number_of_statements_hardly_grows_with_queues(client):
     few = staged_in(client, [f"few-{number}" for number in range(5)])
     many = staged_in(client, [f"many-{number}" for number in range(45)])
     steps_of(client, staged_in(client, ["first"]))
@@ -340,7 +344,7 @@ def owner(tables, clock):
         yield storage
 
 
-def test_what_was_never_published_goes_with_its_first_chunk(owner, clock):
+def test_unpublished_part_expires_with_its_first_chunk(owner, clock):
     staged(owner, {"a": [fresh(1)], "b": [fresh(1)]}, lifetime=50_000)
     clock.advance(30_000)
     staged(owner, {"a": [fresh(1), fresh(1)]}, lifetime=50_000)
@@ -356,7 +360,7 @@ def test_what_was_never_published_goes_with_its_first_chunk(owner, clock):
     assert spark_models.StagedChunk.objects.count() == 1
 
 
-def test_much_that_has_expired_goes_in_small_steps(owner, clock, monkeypatch):
+def test_many_expired_parts_are_deleted_in_small_steps(owner, clock, monkeypatch):
     monkeypatch.setattr(staging, "AT_ONCE", 3)
     staged(owner, {"a": [fresh(1)] * 8, "b": [fresh(1)]}, lifetime=1)
     clock.advance(1)
@@ -367,7 +371,7 @@ def test_much_that_has_expired_goes_in_small_steps(owner, clock, monkeypatch):
     assert rows() == 0
 
 
-def test_what_was_begun_is_kept_for_a_week(owner, clock):
+def test_started_publication_is_kept_for_a_week(owner, clock):
     manifest = staged(owner, {"a": [fresh(2)]}, lifetime=50_000)
     place(owner).begin(manifest, None)
     clock.advance(WEEK - 1)
@@ -398,7 +402,7 @@ def test_a_write_without_a_name_is_known_for_its_lifetime(owner, clock):
         place(owner).begin(manifest, 1_000)
 
 
-def test_a_part_that_goes_while_it_is_published_is_missed(owner, clock):
+def test_part_deleted_during_publication_raises_error(owner, clock):
     manifest = staged(owner, {"a": [fresh(2)]}, lifetime=STAGE_TTL)
     place(owner).begin(manifest, None)
     clock.advance(WEEK)
@@ -410,7 +414,7 @@ def test_a_part_that_goes_while_it_is_published_is_missed(owner, clock):
     assert ids() == []
 
 
-def test_begun_again_it_is_kept_for_another_week(owner, clock):
+def test_resumed_publication_is_kept_for_another_week(owner, clock):
     manifest = staged(owner, {"a": [fresh(2)]}, lifetime=50_000)
     mine = plan({QUEUE: manifest.parts}, lifetime=1_000)
     place(owner).commit(mine)

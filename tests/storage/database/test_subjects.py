@@ -11,6 +11,8 @@ from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.tables.inspector import DatabaseInspector
 from djqueue.testing.factories import QUEUE, a_completed_job, a_delayed_job, enqueue
 
+pytestmark = pytest.mark.dialect
+
 ORDER = "shop.order:7"
 
 
@@ -52,7 +54,7 @@ def test_jobs_without_a_subject_are_not_in_the_index(client: DatabaseStorage) ->
     assert str(index.condition) == "(AND: ('subject__isnull', False))"
 
 
-def test_every_process_reads_what_the_tables_have(
+def test_every_process_reads_subjects_from_tables(
     scheduler: DatabaseStorage, client: DatabaseStorage
 ) -> None:
     ids = [a_completed_job(scheduler, subject=ORDER), a_delayed_job(scheduler, subject=ORDER)]

@@ -49,7 +49,9 @@ from djqueue.testing.factories import (
 )
 from djqueue.testing.waiting import together
 from tests import servers
-from tests.support import aeventually, eventually
+from tests.support import PATIENCE, aeventually, eventually
+
+pytestmark = pytest.mark.dialect
 
 
 @contextmanager
@@ -115,18 +117,18 @@ def test_a_commit_wakes_the_scheduler(producer, scheduler, no_poll):
         job_id = enqueue(producer)
         assert not woken.is_set()
 
-    assert woken.wait(10)
+    assert woken.wait(PATIENCE)
     assert claim_ids(scheduler, 5) == [job_id]
 
 
-def test_a_lost_wake_up_is_made_up_for(scheduler, client):
+def test_scheduler_finds_jobs_after_lost_wake_up(scheduler, client):
     client.close()  # it tells nobody
     job_id = enqueue(client)
 
     assert eventually(lambda: claim_ids(scheduler, 5)) == [job_id]
 
 
-def test_a_wake_up_that_fails_is_no_failure_of_the_enqueue(scheduler, client, monkeypatch):
+def test_failed_wake_up_does_not_fail_enqueue(scheduler, client, monkeypatch):
     def fails(*_):
         raise RuntimeError("no wake-up today")
 
@@ -137,7 +139,7 @@ def test_a_wake_up_that_fails_is_no_failure_of_the_enqueue(scheduler, client, mo
     assert eventually(lambda: claim_ids(scheduler, 5)) == [job_id]
 
 
-def test_an_enqueue_is_told_to_its_signal_when_it_is_committed(producer, scheduler):
+def test_job_enqueued_signal_is_sent_on_commit(producer, scheduler):
     told = []
 
     def receiver(**said):
@@ -174,7 +176,7 @@ def test_savepoints_take_their_own_jobs_only(producer, scheduler):
     assert state(scheduler, gone) is None
 
 
-def test_waiting_for_a_job_of_ones_own_transaction_is_refused_at_once(producer, scheduler):
+def test_enqueue_and_wait_in_transaction_is_rejected_at_once(producer, scheduler):
     queue = Queue(QUEUE, storage=producer)
     with transaction.atomic():
         with pytest.raises(WaitInTransactionError, match=r"on_commit.*durable=False"):
@@ -185,7 +187,7 @@ def test_waiting_for_a_job_of_ones_own_transaction_is_refused_at_once(producer, 
     assert state(producer, "a") is None
 
 
-def test_waiting_for_a_result_of_the_open_transaction_is_refused_at_once(producer, scheduler):
+def test_waiting_for_result_of_open_transaction_is_rejected_at_once(producer, scheduler):
     queue = Queue(QUEUE, storage=producer)
     with transaction.atomic():
         result = queue.enqueue()
@@ -204,7 +206,7 @@ def test_waiting_for_a_result_of_the_open_transaction_is_refused_at_once(produce
         result.wait(0)
 
 
-def test_a_result_of_a_committed_or_undone_enqueue_is_waited_for_in_a_later_transaction(producer, scheduler):
+def test_result_of_committed_or_rolled_back_enqueue_can_be_awaited_in_later_transaction(producer, scheduler):
     queue = Queue(QUEUE, storage=producer)
     before = queue.enqueue()
     with transaction.atomic():
@@ -227,7 +229,7 @@ def test_a_job_outside_of_the_transaction_can_be_waited_for_in_it(producer, sche
     assert state(scheduler, "a") is State.WAITING
 
 
-def test_a_durable_false_enqueue_does_not_ask_the_transaction(producer, scheduler):
+def test_durable_false_enqueue_ignores_transaction(producer, scheduler):
     with undone():
         job_id = enqueue(producer, durable=False)
 
@@ -266,7 +268,7 @@ def other(tmp_path, monkeypatch):
     del connections["other"]
 
 
-def test_a_job_waits_for_the_commit_of_the_database_that_it_names(producer, scheduler, other):
+def test_enqueue_on_commit_waits_for_commit_of_named_database(producer, scheduler, other):
     queue = Queue(QUEUE, storage=producer, enqueue_on_commit=other)
     with transaction.atomic(using=other):
         result = queue.enqueue(1, name=NAME)
@@ -280,7 +282,7 @@ def test_a_job_waits_for_the_commit_of_the_database_that_it_names(producer, sche
     assert len(claimed_until(scheduler, 2)) == 2
 
 
-def test_a_rollback_of_the_database_that_it_names_drops_the_job(producer, scheduler, other):
+def test_enqueue_on_commit_drops_job_on_rollback_of_named_database(producer, scheduler, other):
     queue = Queue(QUEUE, storage=producer, enqueue_on_commit=other)
     with transaction.atomic(using=other):
         result = queue.enqueue(1)
@@ -329,7 +331,7 @@ def test_a_job_may_depend_on_one_that_the_journal_has_not_written(producer, sche
     assert eventually(lambda: state(scheduler, second)) is State.BLOCKED
 
 
-def test_a_job_cannot_depend_on_nothing(producer):
+def test_job_cannot_depend_on_unknown_job(producer):
     with pytest.raises(OptionError, match="queue 'default' has no job 'nowhere'"), transaction.atomic():
         enqueue(producer, depends_on=((QUEUE, "nowhere"),))
 
@@ -349,7 +351,7 @@ def test_an_unwritten_job_keeps_its_id_and_its_key(scheduler, monkeypatch):
     assert (same_key.status, same_key.id) == ("duplicate", owner)
 
 
-def test_a_broken_transaction_says_so_and_enqueues_nothing(producer):
+def test_enqueue_in_broken_transaction_raises_error(producer):
     with undone():
         with pytest.raises(DatabaseError), transaction.atomic(savepoint=False):
             models.Job.objects.raw("SELECT nothing FROM nowhere")[0]
@@ -370,7 +372,7 @@ def test_counts_in_a_transaction_have_its_own_jobs(scheduler, client):
 # What tests of projects do.
 
 
-def test_in_a_test_case_jobs_are_there_until_its_end(client):
+def test_jobs_exist_until_end_of_test_case(client):
     with undone():
         job_id = enqueue(client)
         assert state(client, job_id) is State.WAITING
@@ -382,7 +384,7 @@ def test_in_a_test_case_jobs_are_there_until_its_end(client):
     assert models.SchedulerLease.objects.count() == 0
 
 
-def test_a_wake_up_that_fails_after_a_commit_is_logged_and_no_failure_of_the_enqueue(tables, caplog):
+def test_failed_wake_up_after_commit_is_logged(tables, caplog):
     def fail():
         raise OSError("no scheduler")
 
@@ -518,7 +520,7 @@ def test_a_row_is_taken_in_once_however_fast_its_job_ends(scheduler, client, mon
     assert state(scheduler, "a") is State.FAILED
 
 
-def test_an_arrived_job_can_be_steered_before_it_was_taken_in(scheduler, monkeypatch, client):
+def test_job_in_inbox_can_be_changed_before_it_is_taken_in(scheduler, monkeypatch, client):
     monkeypatch.setattr(inbox_module.Inbox, "take_in", lambda _: 0)
     ids = [enqueue(client, delay=delay) for delay in (None, 60_000, 60_000, None, None)]
     later = scheduler.active._clock.now() + 60_000
@@ -553,7 +555,7 @@ def test_a_job_is_not_taken_in_before_the_one_that_it_waits_for(scheduler, monke
 
 
 @pytest.mark.parametrize("word", ["queued", "cancelled"])
-def test_a_subscriber_may_ask_anything_while_it_is_told(scheduler, client, word):
+def test_subscriber_may_call_storage_from_event_handler(scheduler, client, word):
     asked = []
 
     def ask(event):
@@ -572,7 +574,7 @@ def test_a_subscriber_may_ask_anything_while_it_is_told(scheduler, client, word)
     assert claim_ids(scheduler, 5, queues=["other"]) == [job_id]
 
 
-def test_obliterating_takes_what_has_just_arrived(scheduler, client, monkeypatch):
+def test_obliterate_removes_jobs_in_inbox(scheduler, client, monkeypatch):
     monkeypatch.setattr(inbox_module, "POLL", 60.0)
     client.close()  # it tells nobody
     enqueue_many(client, 3)
@@ -673,7 +675,7 @@ def test_one_unique_key_from_many_threads_is_one_job(make_storage, scheduler):
     assert len(one_job_each(answers, scheduler)) == 10
 
 
-def test_a_key_that_two_processes_took_unseen_is_the_first_ones(scheduler, client, monkeypatch):
+def test_unique_key_taken_by_two_processes_belongs_to_first(scheduler, client, monkeypatch):
     monkeypatch.setattr(journal, "WINDOW", 60.0)
     owner = enqueue(scheduler, unique_key="k")
     late = enqueue(client, unique_key="k")  # cannot know it: nothing is written yet
@@ -700,7 +702,7 @@ def test_another_process_replaces_a_job_when_it_commits(scheduler, client, polic
     assert claim_ids(scheduler, 5) == ["new"]
 
 
-def test_another_process_has_its_job_follow_the_one_that_runs(scheduler, client):
+def test_job_of_client_follows_active_job_with_same_key(scheduler, client):
     claimed = an_active_job(scheduler, unique_key="k")
     scheduler.reads.counts(QUEUE)
     answers = [
@@ -719,7 +721,7 @@ def test_another_process_has_its_job_follow_the_one_that_runs(scheduler, client)
     assert claim_ids(scheduler, 5) == ["b"]
 
 
-def test_of_several_processes_that_replace_one_job_is_left(scheduler, start_child):
+def test_concurrent_replacements_leave_one_job(scheduler, start_child):
     children = [start_child("client") for _ in range(3)]
     for child in children:
         child.hears_until("ready")
@@ -789,7 +791,7 @@ def test_ids_and_keys_from_several_processes_are_one_job_each(scheduler, start_c
 
 
 @pytest.mark.parametrize("operation", ["enqueue", "aenqueue", "claim", "counts", "cancel", "connect"])
-def test_a_database_without_tables_is_named_with_the_remedy(
+def test_error_for_missing_tables_names_database_and_migrate(
     operation, other_database, make_any_storage, tmp_path
 ):
     storage = make_any_storage(database=other_database(f"sqlite://{tmp_path}/empty.sqlite3"))
@@ -817,9 +819,7 @@ def own_server():
         yield server
 
 
-def test_a_server_that_goes_and_comes_back_loses_nothing(
-    own_server, other_database, make_any_storage, monkeypatch
-):
+def test_restart_of_database_server_loses_no_job(own_server, other_database, make_any_storage, monkeypatch):
     monkeypatch.setattr(journal, "LAST_RETRY", 0.5)
     alias = other_database(own_server.create_database())
     call_command("migrate", database=alias, verbosity=0)
@@ -854,13 +854,13 @@ def test_a_waiting_caller_in_another_process_gets_its_result(scheduler, start_ch
     child = start_child("waiter")
     child.hears_until("ready")
     child.tell("20")
-    [claimed] = eventually(lambda: claim(scheduler, 5), timeout=30)
+    [claimed] = eventually(lambda: claim(scheduler, 5))
     finish(scheduler, completing(claimed, encode("answer", MSGPACK)))
 
     assert child.hears() == "answer"
 
 
-def test_the_low_level_face_works_on_a_client(scheduler, client):
+def test_queue_api_works_on_client(scheduler, client):
     queue = Queue(QUEUE, storage=client)
     job_id = queue.enqueue({"n": 1}, id="a").id
 

@@ -8,8 +8,6 @@ from tests import texts
 from tests.docs.pages import FENCE, PAGES
 from tools import messages
 
-NOT_PUBLISHED = {"checklist.md"}
-PROSE = [page for page in PAGES if page.name not in NOT_PUBLISHED]
 SOURCES = (messages.ROOT / "djqueue", messages.ROOT / "templates")
 
 HOUSE_WORDS = re.compile(

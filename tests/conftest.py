@@ -11,8 +11,10 @@ from django.db import connection
 from tests import servers, settings
 from tests.support import eventually
 
-# Without a deadline: a busy machine is no defect.
-hypothesis.settings.register_profile("djqueue", deadline=None)
+# No limits of time: a busy machine is no defect.
+hypothesis.settings.register_profile(
+    "djqueue", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("djqueue")
 
 

@@ -49,7 +49,7 @@ class WorkerThreads:
         stop = self._storage.listen(None, wake_event.set)
         try:
             while True:
-                # In this order: what is queued behind an empty claim rings the bell again.
+                # Clear the event first: a job queued after an empty claim sets it again.
                 wake_event.clear()
                 last = self._over.is_set()
                 jobs = self._storage.claim(asked).jobs
@@ -63,8 +63,8 @@ class WorkerThreads:
         finally:
             stop()
 
-    def go_home(self) -> None:
-        """No more will come."""
+    def finish_up(self) -> None:
+        """Let the workers end when no job is left."""
         self._over.set()
         for wake_event in list(self._wake_events):
             wake_event.set()
@@ -85,7 +85,7 @@ class ConcurrencyContract(StorageCase):
                 runs[claimed.id] += 1
             assert finish(storage, completing(claimed)) == [True]
 
-        crew = WorkerThreads(storage, handle)
+        threads = WorkerThreads(storage, handle)
         left = [4]
 
         def produce() -> list[str]:
@@ -93,13 +93,13 @@ class ConcurrencyContract(StorageCase):
             with lock:
                 left[0] -= 1
                 if not left[0]:
-                    crew.go_home()
+                    threads.finish_up()
             return made
 
         made = together(
             [
                 *([produce] * 4),
-                *(partial(crew.work, request(10, worker=f"w{n}")) for n in range(4)),
+                *(partial(threads.work, request(10, worker=f"w{n}")) for n in range(4)),
             ]
         )
 
@@ -131,7 +131,7 @@ class ConcurrencyContract(StorageCase):
                     kind = random.choice(sorted(ENDINGS))
                     kinds.append(kind)
                     outcomes.append(ENDINGS[kind](claimed))
-                # Said twice: the second word must never be heard.
+                # Sent twice: the second outcome must be rejected.
                 accepted = finish(storage, *outcomes, *outcomes)
                 assert accepted == [True] * len(jobs) + [False] * len(jobs)
                 for claimed, kind in zip(jobs, kinds, strict=True):
@@ -296,7 +296,7 @@ class ConcurrencyContract(StorageCase):
                 running[group] -= 1
             finish(storage, completing(claimed))
 
-        crew = WorkerThreads(storage, handle)
+        threads = WorkerThreads(storage, handle)
         ids = {f"g{n}": enqueue_many(storage, 20, group=f"g{n}") for n in range(15)}
 
         def watch() -> None:
@@ -307,9 +307,9 @@ class ConcurrencyContract(StorageCase):
                 assert wake_event.wait(PATIENCE), counts(storage)
                 wake_event.clear()
             stop()
-            crew.go_home()
+            threads.finish_up()
 
-        workers = [partial(crew.work, request(3, worker=f"w{n}")) for n in range(5)]
+        workers = [partial(threads.work, request(3, worker=f"w{n}")) for n in range(5)]
         together([watch, *workers])
 
         assert clashes == []
@@ -483,7 +483,7 @@ class ConcurrencyContract(StorageCase):
         assert counts(storage) == {State.WAITING: 100}
 
     def test_completed_answer_always_has_the_result(self, storage: Storage) -> None:
-        """Whoever hears `completed` hears the result with it."""
+        """A `completed` answer always has the result."""
         ids = [f"{number}" for number in range(60)]
         enqueue_many(storage, 60, ids=ids)
         claimed = claim(storage, 60)

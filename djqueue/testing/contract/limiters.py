@@ -461,7 +461,7 @@ class LimitersContract(StorageCase):
         many, queues = 100, SHARING[:2]
         storage.limiters.set(LIMITER, None, 1)
         lock, running, limit, left = Lock(), [0], [0], [2 * many]
-        over, bells = ThreadEvent(), [ThreadEvent() for _ in range(4)]
+        over, wake_events = ThreadEvent(), [ThreadEvent() for _ in range(4)]
 
         def produce(queue: str) -> None:
             for _ in range(many // 10):
@@ -477,7 +477,7 @@ class LimitersContract(StorageCase):
                         running[0] -= len(done)
                         left[0] -= len(done)
                         if not left[0]:
-                            for event in (over, *bells):
+                            for event in (over, *wake_events):
                                 event.set()
                 answer = storage.finish([completing(one) for one in done], request(3, queues=[queue]))
                 assert all(answer.accepted)
@@ -492,7 +492,7 @@ class LimitersContract(StorageCase):
         together(
             [
                 *(partial(produce, queue) for queue in queues),
-                *map(partial, [work] * 4, 2 * queues, bells),
+                *map(partial, [work] * 4, 2 * queues, wake_events),
             ]
         )
 

@@ -78,7 +78,7 @@ def test_backup_is_stored_and_restored_through_s3(
     assert target.queues.names() == ["emails", "invoices"]
 
 
-def test_a_large_backup_is_uploaded_in_parts(s3: BackupStore, clock: AheadClock) -> None:
+def test_large_backup_is_uploaded_in_parts(s3: BackupStore, clock: AheadClock) -> None:
     storage = MemoryStorage()
     for number in range(12):
         # Bytes that cannot be compressed, so that the file exceeds the 8 MiB of a single upload.

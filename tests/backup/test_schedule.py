@@ -59,7 +59,7 @@ def test_first_check_creates_backup_and_next_check_does_not(
     assert state.ended_at is not None
 
 
-def test_a_restart_neither_skips_a_backup_nor_takes_one_more(
+def test_restart_neither_skips_backup_nor_takes_one_more(
     storage: MemoryStorage, store: BackupStore, clock: Any
 ) -> None:
     def restarted() -> int:
@@ -85,7 +85,7 @@ def test_keep_setting_limits_number_of_backups(
     assert len(store.names()) == 2
 
 
-def test_a_backup_from_the_future_does_not_delay_the_next_one(
+def test_backup_from_future_does_not_delay_next_one(
     schedule: BackupSchedule, store: BackupStore, clock: Any
 ) -> None:
     clock.advance(1_000 * HOUR)
@@ -264,7 +264,7 @@ def database() -> Iterator[DatabaseStorage]:
     found.close()
 
 
-def test_by_default_the_database_is_backed_up_and_memory_is_not(
+def test_by_default_database_is_backed_up_and_memory_is_not(
     settings: Any, storage: MemoryStorage, database: DatabaseStorage
 ) -> None:
     settings.DJQUEUE = {}
@@ -283,9 +283,7 @@ def test_every_enables_backups_of_memory_storage(storage: MemoryStorage) -> None
     assert is_scheduled(storage, get_settings().backup)
 
 
-def test_a_worker_takes_backups_on_a_thread(
-    settings: Any, storage: MemoryStorage, store: BackupStore
-) -> None:
+def test_worker_takes_backups_on_thread(settings: Any, storage: MemoryStorage, store: BackupStore) -> None:
     settings.DJQUEUE["BACKUP"]["EVERY"] = 0.01
     settings.DJQUEUE = dict(settings.DJQUEUE)
     with backing_up(storage):

@@ -40,7 +40,7 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != ".gitignore")
 
 
-def test_a_backup_has_data_checksums_and_metadata(taken: Metadata, store: BackupStore, folder: Path) -> None:
+def test_backup_has_data_checksums_and_metadata(taken: Metadata, store: BackupStore, folder: Path) -> None:
     assert names_in(folder) == [taken.name + ending for ending in ENDINGS]
     assert store.names() == [taken.name]
     assert store.metadata(taken.name) == taken
@@ -52,7 +52,7 @@ def test_a_backup_has_data_checksums_and_metadata(taken: Metadata, store: Backup
     assert document["size"] == len(data)
 
 
-def test_sha256sum_can_check_a_backup(taken: Metadata, folder: Path) -> None:
+def test_sha256sum_can_check_backup(taken: Metadata, folder: Path) -> None:
     subprocess.run(["sha256sum", "--check", "--quiet", f"{taken.name}.sha256"], cwd=folder, check=True)
 
 
@@ -65,7 +65,7 @@ def test_git_ignores_backup_folder(taken: Metadata, folder: Path) -> None:
     assert (folder / ".gitignore").read_text() == "*\n"
 
 
-def test_a_backup_restores_what_the_storage_held(taken: Metadata, store: BackupStore) -> None:
+def test_backup_restores_contents_of_storage(taken: Metadata, store: BackupStore) -> None:
     target = MemoryStorage()
     found = restoring.restore(store, taken.name, target)
     assert found.written is not None
@@ -105,7 +105,7 @@ def test_truncated_backup_is_detected(taken: Metadata, store: BackupStore, folde
         restoring.verify(store, taken.name)
 
 
-def test_a_later_format_is_refused_with_the_version_that_reads_it(
+def test_later_format_is_rejected_with_version_that_reads_it(
     taken: Metadata, store: BackupStore, folder: Path
 ) -> None:
     path = folder / f"{taken.name}.metadata.json"
@@ -132,7 +132,7 @@ def test_store_rejects_unknown_backup_name(store: BackupStore, folder: Path) -> 
 
 
 @pytest.mark.parametrize("missing", ENDINGS)
-def test_a_backup_without_one_of_its_files_is_not_listed(
+def test_backup_without_one_of_its_files_is_not_listed(
     taken: Metadata, store: BackupStore, folder: Path, missing: str
 ) -> None:
     (folder / (taken.name + missing)).unlink()
@@ -141,7 +141,7 @@ def test_a_backup_without_one_of_its_files_is_not_listed(
     assert {name: sorted(files) for name, files in store.leftovers().items()} == {taken.name: rest}
 
 
-def test_a_full_disk_leaves_no_file(
+def test_full_disk_leaves_no_file(
     storage: MemoryStorage, store: BackupStore, folder: Path, clock: AheadClock, monkeypatch: Any
 ) -> None:
     def full(*_: Any) -> None:
@@ -167,7 +167,7 @@ class Failing(FileSystemStorage):
 
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3])
-def test_a_failed_save_leaves_no_file(
+def test_failed_save_leaves_no_file(
     storage: MemoryStorage, folder: Path, clock: AheadClock, fails_at: int
 ) -> None:
     files = Failing(folder)
@@ -187,7 +187,7 @@ class Remote(InMemoryStorage):
         return str(super()._save(name, content))  # type: ignore[misc]
 
 
-def test_a_storage_without_paths_keeps_backups(storage: MemoryStorage, clock: AheadClock) -> None:
+def test_storage_without_paths_keeps_backups(storage: MemoryStorage, clock: AheadClock) -> None:
     store = BackupStore(Remote())
     taken = taking.take(storage, store, clock)
     assert store.names() == [taken.name]
@@ -222,7 +222,7 @@ class Renaming(InMemoryStorage):
         return f"renamed-{name}"
 
 
-def test_a_storage_that_renames_files_is_refused(storage: MemoryStorage, clock: AheadClock) -> None:
+def test_storage_that_renames_files_is_rejected(storage: MemoryStorage, clock: AheadClock) -> None:
     files = Renaming()
     with pytest.raises(BackupError, match="keeps the names of new files"):
         taking.take(storage, BackupStore(files), clock)
@@ -232,7 +232,7 @@ def test_a_storage_that_renames_files_is_refused(storage: MemoryStorage, clock: 
 # Keeping.
 
 
-def test_the_newest_backups_are_kept(storage: MemoryStorage, store: BackupStore, clock: AheadClock) -> None:
+def test_newest_backups_are_kept(storage: MemoryStorage, store: BackupStore, clock: AheadClock) -> None:
     names = []
     for _ in range(5):
         clock.advance(1_000)
@@ -265,7 +265,7 @@ def test_leftovers_are_deleted_and_other_files_are_not(
     assert names_in(folder) == sorted([*kept, f"{killed}x", "notes.txt"])
 
 
-def test_recent_files_may_belong_to_another_process_without_the_lease(
+def test_recent_files_may_belong_to_another_process_without_lease(
     storage: MemoryStorage, store: BackupStore, folder: Path, clock: AheadClock
 ) -> None:
     other = taking.take(storage, store, clock).name
@@ -282,7 +282,7 @@ def test_recent_files_may_belong_to_another_process_without_the_lease(
 # Restoring.
 
 
-def test_a_storage_that_is_not_empty_is_refused(
+def test_storage_that_is_not_empty_is_rejected(
     taken: Metadata, storage: MemoryStorage, store: BackupStore
 ) -> None:
     with pytest.raises(SnapshotTargetError, match="not empty"):

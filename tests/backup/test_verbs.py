@@ -87,7 +87,7 @@ def held() -> dict[str, dict[str, int]]:
 HELD = {"emails": {"waiting": 3, "delayed": 1}, "invoices": {"failed": 1, "completed": 1}}
 
 
-def test_a_backup_is_taken_listed_and_verified(filled: Storage, folder: Path) -> None:
+def test_backup_is_taken_listed_and_verified(filled: Storage, folder: Path) -> None:
     taken = document("now")
     assert taken["counts"]["jobs"] == {"completed": 1, "delayed": 1, "failed": 1, "waiting": 3}
     assert [one["name"] for one in document("list")["backups"]] == [taken["name"]]
@@ -101,7 +101,7 @@ def test_a_backup_is_taken_listed_and_verified(filled: Storage, folder: Path) ->
 
 
 @pytest.mark.parametrize("target", KINDS)
-def test_a_backup_of_one_storage_is_restored_to_another(
+def test_backup_of_one_storage_is_restored_to_another(
     filled: Storage, use: Any, target: str, request: pytest.FixtureRequest
 ) -> None:
     run("now")
@@ -117,7 +117,7 @@ def test_a_backup_of_one_storage_is_restored_to_another(
     assert (event.count, event.detail["backup"]) == (6, restored["name"])
 
 
-def test_a_target_that_is_not_empty_is_refused_and_named(filled: Storage) -> None:
+def test_target_that_is_not_empty_is_rejected_and_named(filled: Storage) -> None:
     run("now")
     with pytest.raises(CommandError, match=r"is not empty: 6 jobs \(emails 4, invoices 2\).*--force"):
         run("restore", "--latest", "--no-input")
@@ -135,7 +135,7 @@ def test_force_replaces_contents_of_storage(filled: Storage) -> None:
     assert held() == HELD
 
 
-def test_a_dry_run_changes_nothing(filled: Storage) -> None:
+def test_dry_run_changes_nothing(filled: Storage) -> None:
     run("now")
     planned = document("restore", "--latest", "--dry-run")
     assert (planned["written"], planned["target_holds"]) == (None, "6 jobs (emails 4, invoices 2)")
@@ -143,7 +143,7 @@ def test_a_dry_run_changes_nothing(filled: Storage) -> None:
     assert "this needs --force" in run("restore", "--latest", "--dry-run")
 
 
-def test_without_a_terminal_a_restore_needs_no_input(filled: Storage) -> None:
+def test_without_terminal_restore_needs_no_input(filled: Storage) -> None:
     run("now")
     with pytest.raises(CommandError, match="--no-input") as caught:
         run("restore", "--latest", "--force")
@@ -151,7 +151,7 @@ def test_without_a_terminal_a_restore_needs_no_input(filled: Storage) -> None:
     assert held() == HELD
 
 
-def test_a_damaged_backup_is_refused_before_anything_is_deleted(filled: Storage, folder: Path) -> None:
+def test_damaged_backup_is_rejected_before_anything_is_deleted(filled: Storage, folder: Path) -> None:
     taken = document("now")["name"]
     path = folder / f"{taken}.msgpack.gz"
     data = bytearray(path.read_bytes())
@@ -174,12 +174,12 @@ def database(use: Any) -> Storage:
     return storage
 
 
-def test_the_oldest_backups_are_deleted(database: Storage) -> None:
+def test_oldest_backups_are_deleted(database: Storage) -> None:
     names = [document("now")["name"] for _ in range(3)]
     assert [one["name"] for one in document("list")["backups"]] == [names[2], names[1]]
 
 
-def test_schedules_are_in_a_backup(database: Storage) -> None:
+def test_schedules_are_in_backup(database: Storage) -> None:
     CronJob.objects.create(name="nightly", job_name="shop.jobs.report", schedule="0 3 * * *", queue="emails")
     run("now")
     CronJob.objects.all().delete()
@@ -218,13 +218,13 @@ def test_failed_backup_fails_command_and_is_shown_in_status(database: Storage, f
         run("status")
 
 
-def test_the_status_of_a_project_without_backups_is_shown(database: Storage) -> None:
+def test_status_of_project_without_backups_is_shown(database: Storage) -> None:
     shown = run("status")
     assert "Schedule:       every 6 h" in shown
     assert "Last backup:    none" in shown
 
 
-def test_an_error_of_the_last_attempt_fails_the_status(database: Storage, monkeypatch: Any) -> None:
+def test_error_of_last_attempt_fails_status(database: Storage, monkeypatch: Any) -> None:
     def failing(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -239,7 +239,7 @@ def test_an_error_of_the_last_attempt_fails_the_status(database: Storage, monkey
     assert document("status")["problem"] is None
 
 
-def test_an_overdue_backup_fails_the_status(database: Storage, use: Any, monkeypatch: Any) -> None:
+def test_overdue_backup_fails_status(database: Storage, use: Any, monkeypatch: Any) -> None:
     run("now")
     now = DatabaseClock.now
     monkeypatch.setattr(DatabaseClock, "now", lambda self: now(self) + 13 * 3_600_000)

@@ -23,7 +23,7 @@ def test_metrics_needed_by_ratio_are_measured():
     assert chosen("redis", None) == list(MEASURES)
 
 
-def test_rows_show_medians_and_ratios_of_the_same_run():
+def test_rows_show_medians_and_ratios_of_same_run():
     cpu = {"worker 0.0": 1.0, "worker 0.1": 4.0, "redis": 2.0}
     runs = [{"fast": Value(rate, "jobs/s", cpu), "bare": Value(10, "jobs/s")} for rate in (5.0, 20.0, 10.0)]
 
@@ -54,7 +54,7 @@ def test_benchmark_rewrites_tables_of_docs(tmp_path):
     assert "old" not in text
 
 
-def test_a_ratio_is_of_values_that_are_measured():
+def test_ratio_is_of_values_that_are_measured():
     names = {"enqueue_bulk", "bare_bulk", "pickup_p50", "ping_p50", "enqueue_and_wait_p50"}
     for ratio in RATIOS:
         for name in (ratio.of, ratio.to):

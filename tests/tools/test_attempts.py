@@ -38,7 +38,7 @@ def test_concurrent_attempt_requires_death_of_other_process(
     assert bool(overlapping(attempts, [Death(killed, killed_at, killed_at + 1)])) is is_wrong
 
 
-def test_the_death_of_another_process_does_not_excuse_two_attempts_at_once() -> None:
+def test_death_of_another_process_does_not_excuse_two_attempts_at_once() -> None:
     attempts = [attempt(FIRST, 100, 250), attempt(SECOND, 200, 300)]
     assert overlapping(attempts, [Death(SECOND, 150, 151)])
 

@@ -27,7 +27,7 @@ def test_ratio_compares_values_of_same_run():
     assert comparing.ratio(ours, peer, 10) is None
 
 
-def test_the_table_has_djqueue_first_and_then_the_fastest():
+def test_table_has_djqueue_first_and_then_fastest():
     systems = [system("slow", 3), system("djqueue", 6.6), system("fast", 12_345.6)]
 
     rows = table(systems).splitlines()[2:]
@@ -62,7 +62,7 @@ def test_page_without_markers_is_unchanged():
         section("text", "peers", "table")
 
 
-def test_a_row_has_the_cpu_time_and_the_goal_beside_the_rate():
+def test_row_has_cpu_time_and_goal_beside_rate():
     systems = [system("djqueue", 4, 6), system("BullMQ", 2, 2)]
 
     [row] = comparing.rows(systems[1], systems)
@@ -87,7 +87,7 @@ def test_chart_is_well_formed_and_self_contained():
     assert not [one for one in ("<script", "@import", "url(", "href", "<image") if one in text]
 
 
-def test_the_charts_of_the_docs_show_the_systems_of_its_table():
+def test_charts_of_docs_show_systems_of_its_table():
     page = (DOCS / "benchmarks.md").read_text()
     part = page.split("<!-- table: peers -->\n")[1].split("<!-- end of table: peers -->")[0]
     rows = [line.split(" | ") for line in part.splitlines() if line.startswith("| ")][1:]
@@ -100,7 +100,7 @@ def test_the_charts_of_the_docs_show_the_systems_of_its_table():
         assert systems <= {(text or "").lower() for text in texts}
 
 
-def test_each_peer_has_its_program_a_backlog_and_djqueue_on_its_storage():
+def test_each_peer_has_its_program_backlog_and_djqueue_on_its_storage():
     keys = [peer.key for peer in PEERS]
 
     assert len(set(keys)) == len(keys)
@@ -121,7 +121,7 @@ def test_peer_that_cannot_be_installed_is_skipped_with_reason(monkeypatch, tmp_p
         node_environment("any", ("bullmq",), None)
 
 
-def test_a_peer_that_fails_is_left_out_and_the_others_are_measured(monkeypatch):
+def test_peer_that_fails_is_left_out_and_others_are_measured(monkeypatch):
     calls = []
 
     def drain_peer(machine, peer, environment, count, slots):

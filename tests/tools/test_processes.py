@@ -31,7 +31,7 @@ os.write(os.open("producer.txt", os.O_WRONLY | os.O_CREAT), f"{os.getpid()} {os.
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_program_is_a_process_with_a_session_of_its_own(tmp_path: Path, whole: bool) -> None:
+def test_program_is_process_with_session_of_its_own(tmp_path: Path, whole: bool) -> None:
     Project(tmp_path, JOBS)
     (tmp_path / "producer.py").write_text(PRODUCER)
     said = tmp_path / "producer.txt"
@@ -41,7 +41,7 @@ def test_a_program_is_a_process_with_a_session_of_its_own(tmp_path: Path, whole:
     assert said.read_text() == f"{pid} {pid}"
 
 
-def test_a_forked_worker_serves_until_it_is_killed(tmp_path: Path) -> None:
+def test_forked_worker_serves_until_killed(tmp_path: Path) -> None:
     Project(tmp_path, JOBS)
     log = tmp_path / "log"
     with Zygote(tmp_path) as zygote:
@@ -73,7 +73,7 @@ def test_processes_that_outlive_their_parent_are_found(tmp_path: Path) -> None:
         eventually(lambda: not zygote.orphans())
 
 
-def test_a_zygote_ends_its_children_with_itself(tmp_path: Path) -> None:
+def test_zygote_ends_its_children_with_itself(tmp_path: Path) -> None:
     Project(tmp_path, JOBS)
     log = tmp_path / "log"
     with Zygote(tmp_path) as zygote:
@@ -82,7 +82,7 @@ def test_a_zygote_ends_its_children_with_itself(tmp_path: Path) -> None:
     eventually(lambda: not Path(f"/proc/{worker}").exists() or _is_zombie(worker))
 
 
-def test_a_project_that_connects_when_it_is_imported_cannot_be_forked(tmp_path: Path) -> None:
+def test_project_that_connects_on_import_cannot_be_forked(tmp_path: Path) -> None:
     Project(tmp_path, "import socket\n\nkept = socket.socket()\n")
     with pytest.raises(RuntimeError, match="a fork would inherit"):
         Zygote(tmp_path)

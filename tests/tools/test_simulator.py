@@ -38,7 +38,7 @@ def test_every_invariant_holds_through_random_faults(seed: int) -> None:
     assert len(re.findall(r"^seed \d+: [1-9]\d* faults", done.stdout, re.MULTILINE)) == 2, done.stdout
 
 
-def test_a_seed_gives_the_same_trace_every_time() -> None:
+def test_seed_gives_same_trace_every_time() -> None:
     traces = [simulate("--seed", "3", "--steps", "1500", "--trace").stdout for _ in range(2)]
 
     first, second = ([line for line in trace.splitlines() if " trace " not in line] for trace in traces)
@@ -47,7 +47,7 @@ def test_a_seed_gives_the_same_trace_every_time() -> None:
 
 
 @pytest.mark.parametrize("fix", ["restart", "lease"])
-def test_the_simulator_finds_the_defect_that_a_fix_has_removed_and_replays_it(fix: str) -> None:
+def test_simulator_finds_and_replays_defect_that_fix_removes(fix: str) -> None:
     found = simulate("--seeds", "10", "--steps", str(STEPS), "--disable", fix)
 
     assert found.returncode == 1, found.stdout + found.stderr

@@ -10,7 +10,7 @@ def samples(*sizes: float) -> list[tuple[float, float]]:
     return [(HOUR * place / len(sizes), size) for place, size in enumerate(sizes)]
 
 
-def test_growth_after_the_warm_up_is_found() -> None:
+def test_growth_after_warm_up_is_found() -> None:
     found = trend("worker", samples(*(100 + place / 10 for place in range(400))), HOUR)
 
     assert found is not None
@@ -35,5 +35,5 @@ def test_single_spikes_are_no_growth() -> None:
     assert found.is_flat
 
 
-def test_a_process_that_was_killed_has_no_trend() -> None:
+def test_process_that_was_killed_has_no_trend() -> None:
     assert trend("worker", samples(*[100] * 400)[:250], HOUR) is None

@@ -32,7 +32,7 @@ def test_duplicates_are_reported() -> None:
     ]
 
 
-def test_an_interrupted_job_must_not_have_used_an_attempt_or_stalled() -> None:
+def test_interrupted_job_must_not_have_used_attempt_or_stalled() -> None:
     assert len(wrong_counts(LINES, report(a=["completed", 2, 0, 0]))) == 1
     assert len(wrong_counts(LINES, report(a=["completed", 1, 0, 1]))) == 1
     assert len(wrong_counts(LINES, report(b=["failed", 2, 2, 0]))) == 1

@@ -54,7 +54,7 @@ def storage(server: Refusing, django_db_blocker: Any) -> Iterator[DatabaseStorag
                 "NAME": "shop",
                 "HOST": "127.0.0.1",
                 "PORT": server.port,
-                "OPTIONS": {"connect_timeout": 2, "sslmode": "disable", "gssencmode": "disable"},
+                "OPTIONS": {"connect_timeout": 60, "sslmode": "disable", "gssencmode": "disable"},
             }
         }
     )["default"]

@@ -9,7 +9,7 @@ from tests.support import PATIENCE
 
 
 @pytest.mark.parametrize("place", ["scheduler", "client"])
-def test_batch_is_one_call_with_an_outcome_for_each_job(request, scheduler, place, monkeypatch):
+def test_batch_is_one_call_with_outcome_for_each_job(request, scheduler, place, monkeypatch):
     monkeypatch.setattr(registry, "_types", {})
     calls = []
 

@@ -106,7 +106,7 @@ def test_client_waits_until_queue_has_capacity(bounded, make_storage, durable):
     assert eventually(lambda: state(bounded, "late", PATIENT)) is State.WAITING
 
 
-def test_many_processes_do_not_fill_a_queue_above_its_size(bounded, make_storage):
+def test_many_processes_do_not_fill_queue_above_its_size(bounded, make_storage):
     full = []
 
     def produce():
@@ -153,7 +153,7 @@ def producing(storages):
         thread.join()
 
 
-def test_the_scheduler_and_other_processes_together_do_not_overfill_a_queue(bounded, make_storage):
+def test_scheduler_and_other_processes_together_do_not_overfill_queue(bounded, make_storage):
     for _ in range(10):
         with producing([bounded, bounded, *(make_storage(policies=POLICIES) for _ in range(2))]):
             pass
@@ -161,7 +161,7 @@ def test_the_scheduler_and_other_processes_together_do_not_overfill_a_queue(boun
         bounded.queues.obliterate(SMALL)
 
 
-def test_producers_in_transactions_overfill_a_queue_by_its_size_at_most(bounded):
+def test_producers_in_transactions_overfill_queue_by_its_size_at_most(bounded):
     """They see the tables, the scheduler what it has taken in: each by itself keeps to the bound."""
     # One that reads before it writes would fail on SQLite, and not wait.
     begin = dialect_for("default").transaction
@@ -177,7 +177,7 @@ def test_producers_in_transactions_overfill_a_queue_by_its_size_at_most(bounded)
     assert 3 <= most <= 2 * 3
 
 
-def test_without_a_scheduler_the_tables_are_counted(make_storage):
+def test_without_scheduler_tables_are_counted(make_storage):
     clients = [make_storage(policies=POLICIES) for _ in range(3)]
     with producing(clients):
         pass
@@ -185,7 +185,7 @@ def test_without_a_scheduler_the_tables_are_counted(make_storage):
     assert models.Job.objects.filter(queue=SMALL).count() == 3
 
 
-def test_what_another_process_enqueues_is_committed_when_the_call_returns(bounded, make_storage, monkeypatch):
+def test_enqueue_of_another_process_is_committed_when_call_returns(bounded, make_storage, monkeypatch):
     monkeypatch.setattr("djqueue.storage.database.journal.WINDOW", 30)
     job_id = enqueue(make_storage(policies=POLICIES), queue=SMALL)
 

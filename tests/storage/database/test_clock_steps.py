@@ -71,7 +71,7 @@ def site(request, make_storage):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_delay_keeps_its_length_over_a_restart(site, step):
+def test_delay_keeps_its_length_over_restart(site, step):
     delayed = enqueue(site.scheduler, delay=60_000)
     site.clock.advance(10_000)
 
@@ -82,7 +82,7 @@ def test_a_delay_keeps_its_length_over_a_restart(site, step):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_delay_keeps_its_length_over_several_steps_and_restarts(site, step):
+def test_delay_keeps_its_length_over_several_steps_and_restarts(site, step):
     delayed = enqueue(site.scheduler, delay=60_000)
     for direction in (1, -2, 1, 1):
         site.clock.advance(10_000)
@@ -93,7 +93,7 @@ def test_a_delay_keeps_its_length_over_several_steps_and_restarts(site, step):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_backoff_keeps_its_length_over_a_restart(site, step):
+def test_backoff_keeps_its_length_over_restart(site, step):
     retried = enqueue(site.scheduler)
     finish(site.scheduler, retrying(claim_one(site.scheduler), delay=60_000))
 
@@ -104,7 +104,7 @@ def test_a_backoff_keeps_its_length_over_a_restart(site, step):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_ttl_keeps_its_length_over_a_restart(site, step):
+def test_ttl_keeps_its_length_over_restart(site, step):
     expiring = enqueue(site.scheduler, ttl=60_000)
     site.clock.advance(10_000)
 
@@ -115,7 +115,7 @@ def test_a_ttl_keeps_its_length_over_a_restart(site, step):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_unique_key_is_free_after_its_time_over_a_restart(site, step):
+def test_unique_key_is_free_after_its_time_over_restart(site, step):
     enqueue(site.scheduler, unique_key="k", unique_ttl=60_000)
 
     site.step(step)
@@ -128,7 +128,7 @@ def test_a_unique_key_is_free_after_its_time_over_a_restart(site, step):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_dead_letter_is_retried_after_its_delay_over_a_restart(site, step):
+def test_dead_letter_is_retried_after_its_delay_over_restart(site, step):
     dead = enqueue(site.scheduler)
     finish(site.scheduler, failing(claim_one(site.scheduler)))
 
@@ -139,7 +139,7 @@ def test_a_dead_letter_is_retried_after_its_delay_over_a_restart(site, step):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_job_that_is_due_at_a_time_of_day_is_due_then_over_a_restart(site, step):
+def test_job_that_is_due_at_time_of_day_is_due_then_over_restart(site, step):
     due = enqueue(site.scheduler, run_at=site.clock.now() + 2 * HOUR)
 
     site.step(step)
@@ -148,7 +148,7 @@ def test_a_job_that_is_due_at_a_time_of_day_is_due_then_over_a_restart(site, ste
     assert site.after(1_000, due) is State.WAITING
 
 
-def test_a_step_back_and_a_restart_keep_no_waiting_job_back(site):
+def test_step_back_and_restart_keep_no_waiting_job_back(site):
     first = enqueue(site.scheduler)
     dependent = enqueue(site.scheduler, depends_on=((QUEUE, first),))
 
@@ -160,7 +160,7 @@ def test_a_step_back_and_a_restart_keep_no_waiting_job_back(site):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_job_of_another_process_goes_on_over_a_step_and_a_restart(site, step):
+def test_job_of_another_process_continues_over_step_and_restart(site, step):
     running = enqueue(site.scheduler, ttl=60_000)
     silent = enqueue(site.scheduler)
     claimed, lost = claim(site.worker, 2)
@@ -194,7 +194,7 @@ def test_changes_without_scheduler_apply_clock_step_once(make_storage, step):
     assert state(site.scheduler, expiring) is State.FAILED
 
 
-def test_a_delay_that_was_given_while_no_scheduler_ran_is_no_longer_after_a_step_back(make_storage):
+def test_delay_that_was_given_while_no_scheduler_ran_is_no_longer_after_step_back(make_storage):
     site = Site(make_storage, "while no scheduler runs")
     site.scheduler.close()
     delayed = enqueue(site.worker, delay=60_000)
@@ -204,7 +204,7 @@ def test_a_delay_that_was_given_while_no_scheduler_ran_is_no_longer_after_a_step
     assert site.after(60_000, delayed) is State.WAITING
 
 
-def test_time_passes_while_the_machine_is_suspended(site):
+def test_time_passes_while_machine_is_suspended(site):
     delayed = enqueue(site.scheduler, delay=60_000)
     site.clock.suspend(HOUR)
 
@@ -225,7 +225,7 @@ def test_clock_of_another_boot_is_ignored(make_storage):
     assert state(site.scheduler, delayed) is State.WAITING
 
 
-def test_tokens_rise_over_a_step_back_and_a_restart(site):
+def test_tokens_rise_over_step_back_and_restart(site):
     enqueue(site.scheduler)
     first = claim_one(site.worker)
     assert finish(site.worker, completing(first)) == [True]
@@ -239,7 +239,7 @@ def test_tokens_rise_over_a_step_back_and_a_restart(site):
     assert finish(site.worker, completing(first)) == [True]
 
 
-def test_a_job_of_a_frozen_scheduler_is_not_run_again_after_a_step_back(make_storage):
+def test_job_of_frozen_scheduler_is_not_run_again_after_step_back(make_storage):
     site = Site(make_storage, "while no scheduler runs")
     site.step(-HOUR)
     enqueue(site.scheduler)

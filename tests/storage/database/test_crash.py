@@ -112,7 +112,7 @@ def test_no_committed_job_is_lost_when_producer_or_scheduler_is_killed(
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.thorough)])
-def test_an_enqueue_whose_answer_was_lost_is_one_job(start_child, client, next_scheduler, moments, kills):
+def test_enqueue_whose_answer_was_lost_is_one_job(start_child, client, next_scheduler, moments, kills):
     """The producer says it again to the tables: the scheduler may have written it before it died."""
     told, over = [], threading.Event()
 
@@ -170,7 +170,7 @@ def test_forked_child_of_scheduler_enqueues_as_client(start_child):
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(15, marks=pytest.mark.thorough)])
-def test_kills_of_a_worker_leave_exactly_one_end_of_each_job(
+def test_kills_of_worker_leave_exactly_one_end_of_each_job(
     start_child, next_scheduler, client, moments, kills
 ):
     initial = [result.id for result in client.enqueue([batch(50, payloads=[b"fails"] * 50)])]

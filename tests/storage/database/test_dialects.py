@@ -81,7 +81,7 @@ def test_unusual_texts_identify_rows(dialect):
     assert results() == sorted(expected, key=repr)
 
 
-def test_a_row_whose_key_is_taken_is_overwritten_constants_included(dialect):
+def test_row_whose_key_is_taken_is_overwritten_constants_included(dialect):
     fields, constants = RESULT[:-1], {"expires_at": None}
     dialect.insert(
         models.JobResult, RESULT, [result("q", "a", b"old", 1, 99), result("q", "b", b"old", 1, 99)]
@@ -147,7 +147,7 @@ def test_many_rows_go_in_several_batches(dialect, monkeypatch, count):
     assert results() == [result("q", f"{count - 1:05}", completed_at=count - 1, expires_at=count - 1)]
 
 
-def test_a_transaction_that_fails_leaves_nothing(dialect):
+def test_transaction_that_fails_leaves_nothing(dialect):
     def fails():
         with dialect.transaction(durable=True):
             dialect.insert(models.JobResult, RESULT, [result("q", "a")])
@@ -199,7 +199,7 @@ STEPS = st.lists(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
-def test_any_sequence_leaves_the_rows_that_a_dictionary_would_hold(dialect, steps):
+def test_any_sequence_leaves_rows_that_dictionary_would_hold(dialect, steps):
     models.JobResult.objects.all().delete()
     expected = {}
     for operation, changes in steps:

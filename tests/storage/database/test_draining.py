@@ -4,7 +4,7 @@ from djqueue.client import Queue
 from djqueue.testing.draining import drain
 
 
-def test_a_drain_runs_the_waiting_jobs(make_storage):
+def test_drain_runs_waiting_jobs(make_storage):
     storage = make_storage()
     Queue("default", storage=storage).enqueue_many(range(3))
 

@@ -40,7 +40,7 @@ def done(scheduler):
     return rounds
 
 
-def test_a_flow_is_part_of_the_callers_transaction(producer, scheduler):
+def test_flow_is_part_of_callers_transaction(producer, scheduler):
     with transaction.atomic():
         producer.enqueue(a_flow())
         assert worked_off(scheduler) == []
@@ -48,7 +48,7 @@ def test_a_flow_is_part_of_the_callers_transaction(producer, scheduler):
     assert done(scheduler) == DONE
 
 
-def test_a_rollback_takes_the_whole_flow_with_it(producer, scheduler):
+def test_rollback_removes_whole_flow(producer, scheduler):
     with transaction.atomic():
         producer.enqueue(a_flow())
         transaction.set_rollback(True)
@@ -69,7 +69,7 @@ def test_flow_of_client_is_written_to_tables_at_once(client):
     }
 
 
-def test_a_flow_reaches_the_scheduler_over_its_socket(client, scheduler):
+def test_flow_reaches_scheduler_over_its_socket(client, scheduler):
     with transaction.atomic():
         answers = client.enqueue(outside_of_transactions())
         assert [(answer.queue, answer.id) for answer in answers] == FLOW
@@ -94,7 +94,7 @@ def test_flow_with_unknown_dependency_writes_nothing(producer):
     assert in_tables() == {}
 
 
-def test_a_part_of_a_flow_is_completed_by_another_process(client, scheduler):
+def test_part_of_flow_is_completed_by_another_process(client, scheduler):
     scheduler.enqueue(a_flow()[:2])
     scheduler.sweep()  # what is written, the others know
 
@@ -104,7 +104,7 @@ def test_a_part_of_a_flow_is_completed_by_another_process(client, scheduler):
     assert done(scheduler) == DONE
 
 
-def test_a_flow_is_written_in_one_transaction(scheduler, monkeypatch):
+def test_flow_is_written_in_one_transaction(scheduler, monkeypatch):
     """However full the buffer is, and however long the flow takes."""
     monkeypatch.setattr(journal, "WINDOW_JOBS", 1)
     monkeypatch.setattr(journal, "WINDOW", 0.0)
@@ -126,7 +126,7 @@ def test_a_flow_is_written_in_one_transaction(scheduler, monkeypatch):
     assert all(len(inserts) % 10 == 0 for inserts in written)
 
 
-def test_a_flow_that_cannot_be_written_is_taken_back(scheduler, monkeypatch):
+def test_flow_that_cannot_be_written_is_taken_back(scheduler, monkeypatch):
     def fails(self, buffer):
         raise OSError("no space left")
 
@@ -143,7 +143,7 @@ def test_a_flow_that_cannot_be_written_is_taken_back(scheduler, monkeypatch):
     assert in_tables() == {(QUEUE, "before"): "waiting"}
 
 
-def test_a_flow_goes_on_with_the_next_scheduler(make_storage, scheduler):
+def test_flow_continues_with_next_scheduler(make_storage, scheduler):
     scheduler.enqueue(a_flow())
     scheduler.close()
     assert set(in_tables().values()) == {"waiting", "blocked"}

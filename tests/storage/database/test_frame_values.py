@@ -89,7 +89,7 @@ def test_values_after_malformed_extension_are_counted(code: int) -> None:
 
 @pytest.mark.parametrize("value", [b"\x90", b"\x80", b"\xc0", b"\xa0", b"\xc4\x00"], ids=repr)
 @pytest.mark.parametrize("wrap", [False, True], ids=["plain", "in an extension"])
-def test_a_frame_with_too_many_values_is_refused(value: bytes, wrap: bool) -> None:
+def test_frame_with_too_many_values_is_rejected(value: bytes, wrap: bool) -> None:
     body = b"\xdd" + (MAX_VALUES + 10).to_bytes(4, "big") + value * (MAX_VALUES + 10)
     if wrap:
         body = msgpack.packb(msgpack.ExtType(wire.TUPLE, body))
@@ -107,13 +107,13 @@ def test_sender_of_too_many_values_receives_error(
     assert client._client._remote.call("reads.states", QUEUE, ["id"]) == [None]
 
 
-def test_ids_fill_a_frame_before_their_number_counts() -> None:
+def test_ids_fill_frame_before_their_number_counts() -> None:
     ids = ["01932f5e-7c00-7000-8000-000000000000"] * (wire.MAX_FRAME // 38 - 10)
 
     assert len(unpack_frame(pack(ids)[LENGTH.size :])) == len(ids)
 
 
-def test_a_frame_of_empty_lists_ends_its_connection_alone(
+def test_frame_of_empty_lists_ends_its_connection_alone(
     scheduler: DatabaseStorage, client: DatabaseStorage
 ) -> None:
     assert scheduler._server is not None
@@ -145,7 +145,7 @@ except SerializationError:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads kilobytes of Linux's getrusage")
-def test_refusing_a_frame_of_empty_lists_takes_no_memory() -> None:
+def test_refusing_frame_of_empty_lists_takes_no_memory() -> None:
     said = subprocess.run(
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=PATIENCE, check=True
     )

@@ -87,7 +87,7 @@ def test_job_without_group_is_rejected_in_required_group_mode(make):
     ],
 )
 @pytest.mark.parametrize("is_scheduler", [True, False])
-def test_a_process_configured_for_another_mode_is_refused(make, first, second, is_scheduler):
+def test_process_configured_for_another_mode_is_rejected(make, first, second, is_scheduler):
     one = make(first)
     if is_scheduler:
         one.connect()
@@ -104,7 +104,7 @@ def test_a_process_configured_for_another_mode_is_refused(make, first, second, i
     assert len(claim(same, 10)) == 1
 
 
-def test_an_obliterated_queue_may_have_another_mode(make):
+def test_obliterated_queue_may_have_another_mode(make):
     first = make("keyed")
     first.connect()
     enqueue(first, group="g")
@@ -146,7 +146,7 @@ def test_scheduler_logs_producer_with_different_group_mode(make, caplog):
     assert len(claim(scheduler, 10)) == 1
 
 
-def test_a_mode_is_not_recorded_by_a_transaction_that_is_rolled_back(make):
+def test_mode_is_not_recorded_by_transaction_that_is_rolled_back(make):
     with transaction.atomic():
         enqueue(make("optional"), group="g")
         transaction.set_rollback(True)

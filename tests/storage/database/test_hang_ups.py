@@ -149,7 +149,7 @@ def first(start_child):
     return child
 
 
-def test_jobs_of_a_worker_that_dies_before_it_reconnects_wait_again_at_once(first, helper, make_storage):
+def test_jobs_of_worker_that_dies_before_reconnecting_wait_again_at_once(first, helper, make_storage):
     first.tell("enqueue 3")
     first.hears_until("done")
     helper.tell("claim 3")
@@ -167,7 +167,7 @@ def test_jobs_of_a_worker_that_dies_before_it_reconnects_wait_again_at_once(firs
     assert [(one.state, one.stalls) for one in there] == [(State.WAITING, 1)] * 3
 
 
-def test_jobs_of_a_killed_worker_wait_again_once_it_has_hung_up(scheduler, helper):
+def test_jobs_of_killed_worker_wait_again_after_disconnect(scheduler, helper):
     enqueue_many(scheduler, 2)
     helper.tell("claim 2")
     held = helper.hears_until("done")
@@ -210,7 +210,7 @@ def test_outcome_sent_by_dead_worker_counts(scheduler, helper, monkeypatch):
     assert job(scheduler, job_id).stalls == 0
 
 
-def test_a_process_id_that_was_used_again_is_not_the_process_that_had_it():
+def test_reused_process_id_does_not_identify_earlier_process():
     own = os.getpid()
 
     assert has_died()(f"{host_name()}@1/{own}")
@@ -224,7 +224,7 @@ def test_zombie_process_counts_as_dead():
         eventually(lambda: has_died()(f"{host_name()}/{process.pid}"))
 
 
-def test_closing_does_not_wait_for_a_database_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_does_not_wait_for_database_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("djqueue.storage.database.remote.READ_TIMEOUT", 0.1)
     asked, released, refused = threading.Event(), threading.Event(), threading.Event()
 

@@ -47,7 +47,7 @@ def test_insert_statement_is_limited_in_jobs_and_bytes(client, inserted):
     assert inserted == [1_200, 400, 2, 1]
 
 
-def test_a_batch_that_looks_for_jobs_finds_those_before_it_in_the_same_call(client):
+def test_batch_that_looks_for_jobs_finds_those_before_it_in_same_call(client):
     first, later = fresh(["a"]), batch(ids=["a", "b"])
 
     answers = client.enqueue([first, later, fresh(["c"]), batch(ids=["c"])])
@@ -62,7 +62,7 @@ def test_a_batch_that_looks_for_jobs_finds_those_before_it_in_the_same_call(clie
     assert [job_id for _, job_id in stored()] == ["a", "b", "c"]
 
 
-def test_an_id_that_is_called_fresh_twice_is_an_error_and_adds_nothing(client):
+def test_id_that_is_called_fresh_twice_is_error_and_adds_nothing(client):
     with pytest.raises(IntegrityError):
         client.enqueue([fresh(["a"]), fresh(["a"])])
 

@@ -48,7 +48,7 @@ def some_of_each(storage: DatabaseStorage) -> None:
     enqueue_many(storage, 3, name="other")
 
 
-def test_a_client_has_the_schedulers_numbers(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
+def test_client_has_schedulers_numbers(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     some_of_each(scheduler)
     scheduler.queues.set_limits(QUEUE, Rate(10, 60_000), 5)
 
@@ -59,7 +59,7 @@ def test_a_client_has_the_schedulers_numbers(scheduler: DatabaseStorage, client:
     assert found.queues[0].totals.enqueued == 8
 
 
-def test_a_cancelled_job_that_was_enqueued_again_is_counted_once_after_a_restart(
+def test_cancelled_job_that_was_enqueued_again_is_counted_once_after_restart(
     scheduler: DatabaseStorage, client: DatabaseStorage, make_storage: MakeStorage
 ) -> None:
     again, _ = a_cancelled_job(scheduler), a_cancelled_job(scheduler)
@@ -75,7 +75,7 @@ def test_a_cancelled_job_that_was_enqueued_again_is_counted_once_after_a_restart
     assert job(restarted, again).state is State.WAITING
 
 
-def test_without_a_scheduler_the_tables_are_read(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
+def test_without_scheduler_tables_are_read(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     some_of_each(scheduler)
     scheduler.queues.pause(QUEUE)
     scheduler.queues.set_limits(QUEUE, Rate(10, 60_000), 5)
@@ -107,7 +107,7 @@ def test_counts_without_scheduler_are_capped(
     assert counting[0].count("COUNT(") == counting[0].count("LIMIT 11")
 
 
-def test_a_new_scheduler_knows_how_many_have_ended(make_storage: MakeStorage) -> None:
+def test_new_scheduler_knows_how_many_have_ended(make_storage: MakeStorage) -> None:
     first = make_storage()
     first.connect()
     some_of_each(first)
@@ -124,7 +124,7 @@ def test_a_new_scheduler_knows_how_many_have_ended(make_storage: MakeStorage) ->
         assert found.counts == second.reads.counts(found.name)
 
 
-def test_the_overview_of_the_scheduler_asks_no_table(scheduler: DatabaseStorage) -> None:
+def test_overview_of_scheduler_asks_no_table(scheduler: DatabaseStorage) -> None:
     a_waiting_job(scheduler)
 
     with CaptureQueriesContext(connection) as captured:
@@ -133,7 +133,7 @@ def test_the_overview_of_the_scheduler_asks_no_table(scheduler: DatabaseStorage)
     assert list(captured) == []
 
 
-def test_a_client_has_the_schedulers_explanation(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
+def test_client_has_schedulers_explanation(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     waiting = a_waiting_job(client)
     scheduler.workers.register(worker())
 
@@ -144,7 +144,7 @@ def test_a_client_has_the_schedulers_explanation(scheduler: DatabaseStorage, cli
     assert client.reads.explain(QUEUE, "nobody") is None
 
 
-def test_without_a_scheduler_there_is_no_worker(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
+def test_no_workers_are_shown_without_scheduler(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     scheduler.workers.register(worker())
     waiting, active = a_waiting_job(scheduler, priority=-1), an_active_job(scheduler).id
     blocked = enqueue(scheduler, depends_on=((QUEUE, waiting), (QUEUE, a_completed_job(scheduler))))
@@ -183,7 +183,7 @@ def test_every_process_reads_metrics_buckets(scheduler: DatabaseStorage, client:
             assert sum(one.enqueued + one.completed for one in expected) == (1 if by_name else 3)
 
 
-def test_a_new_scheduler_goes_on_with_the_buckets(make_storage: MakeStorage) -> None:
+def test_new_scheduler_continues_with_buckets(make_storage: MakeStorage) -> None:
     for _ in range(2):
         storage = make_storage()
         storage.connect()
@@ -227,7 +227,7 @@ def test_old_buckets_are_removed_in_parts(make_storage: MakeStorage) -> None:
 
 
 @pytest.mark.parametrize("cursor", [None, ">50:", "<50:"])
-def test_a_page_is_read_by_an_index(
+def test_page_is_read_by_index(
     client: DatabaseStorage, analyze: Callable[[], None], cursor: str | None
 ) -> None:
     place = position_of(cursor, newest_first=True)
@@ -282,7 +282,7 @@ def test_diagnostics_state_that_no_scheduler_is_running(client: DatabaseStorage)
         assert re.match(r"about \d+ rows", lines["tables.djqueue_job"].value.replace(",", ""))
 
 
-def test_without_a_scheduler_a_flow_is_read_from_the_tables(
+def test_without_scheduler_flow_is_read_from_tables(
     scheduler: DatabaseStorage, client: DatabaseStorage
 ) -> None:
     first = a_completed_job(scheduler)

@@ -280,7 +280,7 @@ def seen_by_another_connection(model=models.Job):
 
 
 @pytest.mark.parametrize("count", [1, 2, 50])
-def test_jobs_are_written_within_the_window(written, monkeypatch, count):
+def test_jobs_are_written_within_window(written, monkeypatch, count):
     monkeypatch.setattr(journal, "RENEW_EVERY", 60.0)
     written.sync()
 
@@ -289,7 +289,7 @@ def test_jobs_are_written_within_the_window(written, monkeypatch, count):
     assert len(eventually(seen_by_another_connection)) == count
 
 
-def test_a_full_buffer_does_not_wait_for_the_window(written, monkeypatch):
+def test_full_buffer_does_not_wait_for_window(written, monkeypatch):
     monkeypatch.setattr(journal, "WINDOW", 60.0)
     written.added([a_job(f"{at:03}") for at in range(journal.WINDOW_JOBS - 1)])
     assert seen_by_another_connection() == []
@@ -308,7 +308,7 @@ def test_synced_changes_are_committed(written, monkeypatch):
     assert seen_by_another_connection() == ["a"]
 
 
-def test_a_failed_flush_goes_back_in_front_in_order(written, dialect, monkeypatch):
+def test_failed_flush_is_requeued_in_order(written, dialect, monkeypatch):
     monkeypatch.setattr(journal, "FIRST_RETRY", 0.01)
     dialect.failures = 3
     dialect.let.clear()
@@ -347,7 +347,7 @@ def test_failed_flush_is_retried_with_growing_delays(written, dialect, monkeypat
 @pytest.mark.parametrize(
     "error", [OperationalError("gone"), OSError("gone"), ValueError("a bug"), RecursionError()]
 )
-def test_no_error_ends_the_journal(written, dialect, monkeypatch, error):
+def test_no_error_ends_journal(written, dialect, monkeypatch, error):
     monkeypatch.setattr(journal, "FIRST_RETRY", 0.01)
     dialect.error, dialect.failures = error, 1
     written.added([a_job()])
@@ -382,7 +382,7 @@ def test_failed_flush_raises_for_waiting_callers_and_is_retried(written, dialect
     assert seen_by_another_connection() == ["a"]
 
 
-def test_attempts_are_written_once_although_the_answer_of_the_commit_was_lost(written, dialect, monkeypatch):
+def test_attempts_are_written_once_although_answer_of_commit_was_lost(written, dialect, monkeypatch):
     monkeypatch.setattr(journal, "FIRST_RETRY", 0.01)
     original = dialect._dialect.transaction
     answers = iter(["lost"])
@@ -432,7 +432,7 @@ def test_closing_raises_error_when_database_stays_unavailable(dialect, monkeypat
         made.close()
 
 
-def test_without_a_lease_nothing_is_written_any_more(dialect, lost):
+def test_without_lease_nothing_is_written_any_more(dialect, lost):
     def fence():
         raise LeaseLost
 
@@ -450,7 +450,7 @@ def test_without_a_lease_nothing_is_written_any_more(dialect, lost):
     assert seen_by_another_connection() == []
 
 
-def test_the_lease_is_renewed_although_there_is_nothing_to_write(dialect, monkeypatch):
+def test_lease_is_renewed_without_changes_to_write(dialect, monkeypatch):
     monkeypatch.setattr(journal, "RENEW_EVERY", 0.01)
     renewals = []
     made = DatabaseJournal(dialect, lambda: renewals.append(1), lambda ended: None, lambda: None)
@@ -529,13 +529,13 @@ def failing(tables, make_storage, monkeypatch):
     failing.let.set()
 
 
-def test_a_durable_enqueue_returns_after_the_commit(scheduler):
+def test_durable_enqueue_returns_after_commit(scheduler):
     job_id = enqueue(scheduler, durable=True)
 
     assert seen_by_another_connection() == [job_id]
 
 
-def test_a_durable_enqueue_is_synced_to_the_disk(failing):
+def test_durable_enqueue_is_synced_to_disk(failing):
     asked = []
     original = failing._dialect.transaction
 
@@ -591,7 +591,7 @@ async def test_durable_aenqueue_that_cannot_be_written_enqueues_nothing(failing)
     assert seen_by_another_connection() == [result.id]
 
 
-def test_a_failed_durable_enqueue_names_the_jobs_that_had_begun(failing):
+def test_failed_durable_enqueue_names_jobs_that_had_started(failing):
     failing.let.clear()
     failing.begun.clear()
     failing.failures = 1
@@ -637,7 +637,7 @@ async def test_coroutine_waits_for_full_journal_without_blocking_event_loop(fail
     assert len(await enqueueing) == 2 * BACKLOG
 
 
-def test_removing_and_enqueueing_again_within_one_flush_leaves_the_new_job(scheduler, monkeypatch):
+def test_removing_and_enqueueing_again_within_one_flush_leaves_new_job(scheduler, monkeypatch):
     enqueue(scheduler, id="a", payload=b"old", durable=True)
     scheduler.jobs.cancel(QUEUE, ["a"])
     enqueue(scheduler, id="a", payload=b"new")
@@ -670,7 +670,7 @@ def test_removed_job_is_not_read_from_tables_before_its_row_is_deleted(few_lette
     assert not models.Job.objects.filter(job_id=first).exists()
 
 
-def test_nothing_of_a_removed_job_is_left_in_any_table(scheduler):
+def test_nothing_of_removed_job_is_left_in_any_table(scheduler):
     claimed = an_active_job(scheduler, max_attempts=5)
     scheduler.report([report_of(claimed, {"done": 1}, [(1, "begun")])])
     finish(scheduler, retrying(claimed))
@@ -687,7 +687,7 @@ def test_nothing_of_a_removed_job_is_left_in_any_table(scheduler):
         assert seen_by_another_connection(model) == [], model
 
 
-def test_late_reports_of_a_removed_job_leave_nothing(scheduler):
+def test_late_reports_of_removed_job_leave_nothing(scheduler):
     claimed = an_active_job(scheduler)
     scheduler.report([report_of(claimed, 0.5, [(1, "line")])])
     scheduler.queues.obliterate(QUEUE, force=True)
@@ -699,7 +699,7 @@ def test_late_reports_of_a_removed_job_leave_nothing(scheduler):
         assert seen_by_another_connection(model) == [], model
 
 
-def test_progress_and_log_lines_are_in_the_tables(scheduler):
+def test_progress_and_log_lines_are_in_tables(scheduler):
     claimed = an_active_job(scheduler)
     scheduler.report([report_of(claimed, {"share": 0.25}, [(1, "first"), (2, "second")])])
     scheduler.report([report_of(claimed, {"share": 0.5}, [(3, "third")])])
@@ -712,7 +712,7 @@ def test_progress_and_log_lines_are_in_the_tables(scheduler):
     assert [log.line for log in models.JobLog.objects.order_by("id")] == ["first", "second", "third"]
 
 
-def test_the_oldest_runs_and_lines_of_a_job_are_forgotten(make_storage):
+def test_oldest_runs_and_lines_of_job_are_forgotten(make_storage):
     kept = Retention(attempts=KeepOfJob(count=5), logs=KeepOfJob(count=3))
     scheduler = make_storage(policies={QUEUE: QueuePolicy(retention=kept)})
     scheduler.connect()
@@ -735,7 +735,7 @@ def test_the_oldest_runs_and_lines_of_a_job_are_forgotten(make_storage):
 
 
 @pytest.mark.skipif("connection.vendor != 'sqlite'", reason="the pragmas are SQLite's")
-def test_the_journals_connection_has_the_pragmas_of_the_documents(scheduler, monkeypatch):
+def test_journals_connection_has_pragmas_of_documents(scheduler, monkeypatch):
     found = {}
     original = SqliteDialect.transaction
 
@@ -762,7 +762,7 @@ def test_the_journals_connection_has_the_pragmas_of_the_documents(scheduler, mon
     }
 
 
-def test_a_flush_is_one_transaction(scheduler, client):
+def test_flush_is_one_transaction(scheduler, client):
     """A reader sees a job's end and its result together, or neither."""
     claimed = [an_active_job(scheduler) for _ in range(20)]
     over = threading.Event()
@@ -819,7 +819,7 @@ def leased_until(made):
     return None if end is None else to_milliseconds(end) - made._lag
 
 
-def test_a_renewal_outlives_an_earlier_change_in_the_same_flush(unstarted):
+def test_renewal_outlives_earlier_change_in_same_flush(unstarted):
     running = an_active_job_of(unstarted)
     unstarted.changed(running)
     running.lease_until = 9_000
@@ -829,7 +829,7 @@ def test_a_renewal_outlives_an_earlier_change_in_the_same_flush(unstarted):
     assert leased_until(unstarted) == 9_000
 
 
-def test_a_renewal_outlives_an_earlier_change_whose_flush_failed(unstarted):
+def test_renewal_outlives_earlier_change_whose_flush_failed(unstarted):
     running = an_active_job_of(unstarted)
     unstarted.changed(running)
     failed, unstarted._buffer = unstarted._buffer, Buffer()

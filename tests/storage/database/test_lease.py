@@ -113,7 +113,7 @@ def test_lease_expires_unless_renewed(clock):
     assert second.acquire()
 
 
-def test_each_holder_has_a_higher_generation(clock):
+def test_each_holder_has_higher_generation(clock):
     leases = [a_lease(clock) for _ in range(3)]
     generations = []
     for lease in leases:
@@ -148,7 +148,7 @@ def test_released_lease_is_free_at_once(clock):
     assert a_lease(clock).acquire()
 
 
-def test_a_holder_that_died_on_this_machine_is_not_waited_for(clock):
+def test_holder_that_died_on_this_machine_is_not_waited_for(clock):
     first = a_lease(clock)
     first.acquire()
     models.SchedulerLease.objects.update(pid=2**22 + 1)  # more than there can be
@@ -168,7 +168,7 @@ def test_process_with_reused_id_is_not_mistaken_for_dead_holder(clock):
     assert a_lease(clock).acquire()
 
 
-def test_a_claim_of_an_earlier_process_with_this_process_id_is_over():
+def test_claim_of_earlier_process_with_this_process_id_is_over():
     own = own_process().removeprefix(SCHEDULER)
     earlier = f"{host_name()}@1/{os.getpid()}"
 
@@ -176,7 +176,7 @@ def test_a_claim_of_an_earlier_process_with_this_process_id_is_over():
 
 
 @pytest.mark.parametrize("host", ["elsewhere/0/pid:[1]", "elsewhere"])
-def test_a_holder_on_another_machine_is_waited_for(clock, host):
+def test_holder_on_another_machine_is_waited_for(clock, host):
     first = a_lease(clock)
     first.acquire()
     models.SchedulerLease.objects.update(pid=2**22 + 1, host=host)
@@ -185,7 +185,7 @@ def test_a_holder_on_another_machine_is_waited_for(clock, host):
     assert not a_lease(clock).acquire()
 
 
-def test_a_machine_is_known_by_its_boot_and_its_processes_namespace():
+def test_machine_is_known_by_its_boot_and_its_processes_namespace():
     assert host_name() == host_name()
     assert host_name().startswith(os.uname().nodename)
 
@@ -249,7 +249,7 @@ def test_lease_uses_clock_of_database_server(monkeypatch):
     assert row().expires_at.timestamp() * 1_000 < ahead.now() - 3_000_000
 
 
-def test_every_minute_the_clock_is_compared_again(monkeypatch):
+def test_every_minute_clock_is_compared_again(monkeypatch):
     here = FakeClock()
     monkeypatch.setattr("djqueue.storage.tables.clock.SYSTEM_CLOCK", here)
     clock = DatabaseClock("default")
@@ -283,7 +283,7 @@ def test_second_scheduler_is_rejected_with_standby_never(scheduler, make_storage
     assert enqueue(second) in eventually(lambda: claim_ids(scheduler, 5))
 
 
-def test_a_second_process_is_refused_with_the_name_of_the_first(scheduler, start_child):
+def test_second_process_is_rejected_with_name_of_first(scheduler, start_child):
     child = start_child("contender")
     child.hears_until("ready")
     child.tell("try")
@@ -325,7 +325,7 @@ def test_scheduler_releases_lease_on_close_after_lost_connection(make_storage):
     assert row().expires_at == to_datetime(RELEASED)
 
 
-def test_a_standby_takes_over_when_the_scheduler_closes(scheduler, make_storage, quick):
+def test_standby_takes_over_when_scheduler_closes(scheduler, make_storage, quick):
     standby = make_storage()
     job_id = enqueue(scheduler)
     waiting = threading.Thread(target=lambda: (standby.connect(), connection.close()))
@@ -391,7 +391,7 @@ def test_worker_process_waits_for_scheduler(scheduler, make_storage, quick):
     beside.workers.unregister("it is forgotten by itself")
 
 
-def test_a_standby_that_is_closed_stops_waiting(scheduler, make_storage, quick):
+def test_standby_that_is_closed_stops_waiting(scheduler, make_storage, quick):
     standby = make_storage()
     errors = []
 
@@ -411,7 +411,7 @@ def test_a_standby_that_is_closed_stops_waiting(scheduler, make_storage, quick):
     assert errors == ["the storage was closed while standing by"]
 
 
-def test_a_standby_takes_over_when_the_scheduler_is_killed(start_child, make_storage, quick):
+def test_standby_takes_over_when_scheduler_is_killed(start_child, make_storage, quick):
     child = start_child("scheduler")
     child.hears_until("ready")
     child.tell("enqueue 1 durable=True")
@@ -508,7 +508,7 @@ def test_closing_former_scheduler_keeps_socket_of_successor(make_storage):
     assert claim_ids(client, 5)
 
 
-def test_one_of_many_processes_is_the_scheduler_at_any_time(start_child):
+def test_one_of_many_processes_is_scheduler_at_any_time(start_child):
     """Each one in turn is closed, or killed and followed at once by another."""
     children = [start_child("contender") for _ in range(3)]
     for child in children:

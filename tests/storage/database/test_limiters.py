@@ -69,7 +69,7 @@ def test_client_sets_limits_with_and_without_scheduler(make):
     assert len(claim(scheduler, 10)) == 2
 
 
-def test_a_scheduler_that_died_leaves_no_permit_taken(make):
+def test_scheduler_that_died_leaves_no_permit_taken(make):
     first = make(concurrency=2)
     first.connect()
     enqueue_many(first, 5, queue=QUEUES[0])

@@ -60,7 +60,7 @@ def test_moved_job_and_its_dependents_survive_restart(
     assert claim_ids(again) == ["next"]
 
 
-def test_a_client_moves_jobs(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
+def test_client_moves_jobs(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     enqueue(client, id="written by the client")
     enqueue(scheduler, id="kept", unique_key="k")
     enqueue(scheduler, queue=TO, id="owner", unique_key="k")
@@ -108,16 +108,14 @@ def claim_first(storage: DatabaseStorage):
 
 
 @pytest.mark.parametrize("is_client", [False, True])
-def test_a_queue_is_not_moved_to_itself(
+def test_queue_is_not_moved_to_itself(
     scheduler: DatabaseStorage, client: DatabaseStorage, is_client: bool
 ) -> None:
     with pytest.raises(ValueError, match=QUEUE):
         (client if is_client else scheduler).jobs.move(QUEUE, ["a"], QUEUE)
 
 
-def test_a_moved_dead_letter_outlives_the_scheduler(
-    make_storage: MakeStorage, scheduler: DatabaseStorage
-) -> None:
+def test_moved_dead_letter_outlives_scheduler(make_storage: MakeStorage, scheduler: DatabaseStorage) -> None:
     enqueue(scheduler, id="order:1", unique_key="k", priority=2)
     claimed = claim_one(scheduler)
     scheduler.report([report_of(claimed, {"done": 1}, [(1, "line")])])
@@ -145,7 +143,7 @@ def test_a_moved_dead_letter_outlives_the_scheduler(
     assert claim_ids(again) == ["next"]
 
 
-def test_a_client_moves_dead_letters_with_and_without_a_scheduler(
+def test_client_moves_dead_letters_with_and_without_scheduler(
     make_storage: MakeStorage, scheduler: DatabaseStorage, client: DatabaseStorage
 ) -> None:
     for job_id in "ab":

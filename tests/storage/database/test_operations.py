@@ -50,7 +50,7 @@ CONTRACT = [method for facet in FACETS for method in methods(facet)]
 
 
 @pytest.mark.parametrize("method", CONTRACT, ids=lambda method: method.__qualname__)
-def test_an_operation_of_a_facet_is_in_the_table_or_needs_no_request(method) -> None:
+def test_operation_of_facet_is_in_table_or_needs_no_request(method) -> None:
     name = method.__qualname__
 
     if name in WITHOUT_REQUEST:
@@ -63,7 +63,7 @@ def test_an_operation_of_a_facet_is_in_the_table_or_needs_no_request(method) -> 
         assert operation.deadline > 0
 
 
-def test_the_names_on_the_socket_are_unique_and_the_scheduler_has_them() -> None:
+def test_names_on_socket_are_unique_and_scheduler_has_them() -> None:
     names = [operation_of(method).name for method in CONTRACT if method.__qualname__ not in WITHOUT_REQUEST]
 
     assert len(names) == len(set(names))
@@ -92,7 +92,7 @@ def test_tables_answer_every_operation_assigned_to_tables(method) -> None:
     assert [one.default for one in given] == [one.default for one in wanted]
 
 
-def test_the_storage_itself_has_the_hot_path_only() -> None:
+def test_storage_itself_has_hot_path_only() -> None:
     public = {name for name, value in vars(Storage).items() if inspect.isfunction(value) and name[0] != "_"}
 
     assert {name for name in public if not (name[0] == "a" and name[1:] in public)} == HOT_PATH

@@ -11,7 +11,7 @@ def watching(clock):
     return PauseWatch(pauses.append, clock), pauses
 
 
-def test_a_pause_is_reported_once_with_its_length():
+def test_pause_is_reported_once_with_its_length():
     clock = FakeClock()
     watch, pauses = watching(clock)
     watch.start()
@@ -50,7 +50,7 @@ def test_short_delay_is_not_reported_as_pause():
     assert pauses == []
 
 
-def test_a_watch_that_was_not_started_reports_nothing():
+def test_watch_that_was_not_started_reports_nothing():
     clock = FakeClock()
     watch, pauses = watching(clock)
     clock.advance(5 * PAUSE)

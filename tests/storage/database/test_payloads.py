@@ -67,7 +67,7 @@ def loaded(storage: DatabaseStorage) -> int:
     return sum(job.unloaded is None for job in engine_jobs(storage))
 
 
-def test_claims_read_the_payloads_of_the_next_jobs_too(scheduler: DatabaseStorage, restart: Restart) -> None:
+def test_claims_read_payloads_of_next_jobs_too(scheduler: DatabaseStorage, restart: Restart) -> None:
     payloads = fill(scheduler)
     storage = restart()
     assert loaded(storage) == 0
@@ -99,7 +99,7 @@ def test_jobs_without_their_payloads_can_be_read_and_changed(
     assert here == [b"old 2", b"old 0", b"new 1", b"old 5"]
 
 
-def test_a_step_of_the_clock_reads_no_payloads(make_storage: MakeStorage) -> None:
+def test_step_of_clock_reads_no_payloads(make_storage: MakeStorage) -> None:
     clock = FakeClock()
     storage = make_storage(clock=clock)
     storage.connect()
@@ -116,7 +116,7 @@ def test_a_step_of_the_clock_reads_no_payloads(make_storage: MakeStorage) -> Non
     assert [one.payload for one in claim(storage, 1)] == [b"later"]
 
 
-def test_nothing_is_claimed_while_the_payloads_cannot_be_read(
+def test_nothing_is_claimed_while_payloads_cannot_be_read(
     scheduler: DatabaseStorage, restart: Restart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     payloads = fill(scheduler, 20)
@@ -134,7 +134,7 @@ def test_nothing_is_claimed_while_the_payloads_cannot_be_read(
     assert [one.payload for one in claim(storage, 20)] == payloads
 
 
-def test_a_job_whose_row_was_deleted_does_not_hold_up_the_others(
+def test_job_whose_row_was_deleted_does_not_hold_up_others(
     scheduler: DatabaseStorage, restart: Restart, caplog: pytest.LogCaptureFixture
 ) -> None:
     payloads = fill(scheduler, 3)
@@ -148,7 +148,7 @@ def test_a_job_whose_row_was_deleted_does_not_hold_up_the_others(
     assert "its payload is lost" in caplog.text
 
 
-def test_the_payloads_of_a_long_inbox_stay_in_the_table(
+def test_payloads_of_long_inbox_stay_in_table(
     make_storage: MakeStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox, "PAGE", 10)

@@ -60,7 +60,7 @@ def test_repeated_enqueue_and_wait_with_failed_id_returns_own_error(scheduler, c
     assert messages == [f"number {number}" for number in range(ROUNDS)]
 
 
-def test_an_id_is_free_as_soon_as_its_job_is_cancelled(scheduler, client):
+def test_id_is_free_as_soon_as_its_job_is_cancelled(scheduler, client):
     for _ in range(ROUNDS):
         assert client.enqueue([batch(ids=["a"], delay=60_000)])[0].status == "queued"
         assert client.jobs.cancel(QUEUE, ["a"])[0].status == "cancelled"
@@ -74,7 +74,7 @@ def test_duplicate_id_in_one_call_is_one_job_after_job_has_ended(scheduler, clie
     assert [answer.status for answer in answers] == ["queued", "duplicate"]
 
 
-def test_an_id_is_taken_as_soon_as_its_job_is_retried(scheduler, client):
+def test_id_is_taken_as_soon_as_its_job_is_retried(scheduler, client):
     enqueue(scheduler, id="a")
     finish(client, failing(*claim(client)))
 
@@ -109,7 +109,7 @@ def test_new_job_with_failed_id_is_cancelled_before_scheduler_reads_inbox(schedu
 
 
 @pytest.mark.usefixtures("unheard")
-def test_a_job_that_was_retried_while_its_id_was_enqueued_keeps_its_row(scheduler, client):
+def test_job_that_was_retried_while_its_id_was_enqueued_keeps_its_row(scheduler, client):
     enqueue(scheduler, id="a", payload=b"first")
     finish(scheduler, failing(*claim(scheduler)))
     assert counts(scheduler) == {State.FAILED: 1}

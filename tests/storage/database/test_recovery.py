@@ -90,7 +90,7 @@ def schedulers(make_storage):
 # What waits.
 
 
-def test_jobs_wait_in_the_same_order(schedulers):
+def test_jobs_wait_in_same_order(schedulers):
     def fill(storage, clock):
         for at, options in enumerate(
             [{}, {"priority": 5}, {"lifo": True}, {}, {"priority": -1}, {"lifo": True, "priority": 5}, {}]
@@ -209,7 +209,7 @@ def test_unique_keys_are_kept_for_requested_time(schedulers):
     assert (again.status, again.id, again.existing_state) == ("duplicate", active, State.WAITING)
 
 
-def test_a_job_that_was_interrupted_gives_way_to_its_successor(schedulers):
+def test_job_that_was_interrupted_gives_way_to_its_successor(schedulers):
     storage = schedulers.storage
     claimed = an_active_job(storage, unique_key="k")
     schedulers.clock.advance(1)
@@ -252,7 +252,7 @@ def test_groups_go_on_one_by_one_in_order(schedulers):
     assert claim_ids(restarted, 9) == [ids[2]]
 
 
-def test_a_job_whose_ttl_is_over_is_a_dead_letter(schedulers):
+def test_job_whose_ttl_is_over_is_dead_letter(schedulers):
     brief = enqueue(schedulers.storage, ttl=MINUTE)
     lasting = enqueue(schedulers.storage, ttl=3 * MINUTE)
     schedulers.clock.advance(2 * MINUTE)
@@ -285,7 +285,7 @@ def test_queue_settings_survive_restart(schedulers):
 # What was running.
 
 
-def test_an_interrupted_job_waits_again_with_a_stall_counted(schedulers):
+def test_interrupted_job_waits_again_with_stall_counted(schedulers):
     claimed = an_active_job(schedulers.storage, max_attempts=1)
     schedulers.storage.report([report_of(claimed, {"done": 3}, [(5, "begun")])])
     schedulers.clock.advance(1_000)
@@ -302,7 +302,7 @@ def test_an_interrupted_job_waits_again_with_a_stall_counted(schedulers):
     assert again.token > claimed.token
 
 
-def test_an_interrupted_runs_items_are_dropped(schedulers):
+def test_interrupted_runs_items_are_dropped(schedulers):
     claimed = an_active_job(schedulers.storage)
     assert emit(schedulers.storage, claimed, b"one", b"two")
 
@@ -348,7 +348,7 @@ def test_dead_letter_retried_after_restart_starts_over(schedulers):
     assert [bytes(row.item) for row in models.JobItem.objects.all()] == [b"new"]
 
 
-def test_items_whose_results_time_is_over_leave_the_tables(schedulers):
+def test_items_whose_results_time_is_over_leave_tables(schedulers):
     claimed = an_active_job(schedulers.storage, result_ttl=MINUTE, retention=10 * MINUTE)
     emit(schedulers.storage, claimed, b"one")
     finish(schedulers.storage, completing(claimed))
@@ -362,7 +362,7 @@ def test_items_whose_results_time_is_over_leave_the_tables(schedulers):
     assert job(schedulers.storage, claimed.id).items == 1
 
 
-def test_without_a_scheduler_items_are_read_in_the_tables(schedulers, make_storage):
+def test_without_scheduler_items_are_read_in_tables(schedulers, make_storage):
     claimed = an_active_job(schedulers.storage)
     emit(schedulers.storage, claimed, b"one", b"two")
     finish(schedulers.storage, completing(claimed))
@@ -385,7 +385,7 @@ def test_interrupted_jobs_are_claimed_before_new_jobs(schedulers):
     assert [one for _ in range(3) for one in claim_ids(restarted, 9)] == ids
 
 
-def test_a_job_that_was_interrupted_too_often_is_a_dead_letter(schedulers):
+def test_job_that_was_interrupted_too_often_is_dead_letter(schedulers):
     claimed = an_active_job(schedulers.storage, max_stalls=2)
     for _ in range(2):
         assert claim_ids(schedulers.again()) == [claimed.id]
@@ -532,7 +532,7 @@ def test_blocked_job_continues_if_dependency_ended_before_scheduler_was_killed(
         assert claim_ids(restarted, 5) == [dependent]
 
 
-def test_a_dependency_whose_record_is_gone_has_completed(schedulers):
+def test_dependency_whose_record_is_gone_has_completed(schedulers):
     first = a_completed_job(schedulers.storage, queue=UPSTREAM)
     dependent = enqueue(schedulers.storage, depends_on=((UPSTREAM, first),))
     schedulers.storage.jobs.remove(UPSTREAM, [first])
@@ -542,7 +542,7 @@ def test_a_dependency_whose_record_is_gone_has_completed(schedulers):
     assert claim_ids(schedulers.again(), 5) == [dependent]
 
 
-def test_a_chain_of_blocked_jobs_comes_back_whatever_the_order_of_its_rows(schedulers, client, monkeypatch):
+def test_chain_of_blocked_jobs_is_restored_for_any_order_of_its_rows(schedulers, client, monkeypatch):
     monkeypatch.setattr(recovery, "PAGE", 2)
     storage = schedulers.storage
     for at in range(8):
@@ -655,7 +655,7 @@ def test_changes_written_by_killed_scheduler_are_kept(start_child, make_storage)
     assert {attempt.worker for one in claimed[:2] for attempt in job(restarted, one.id).history} == {WORKER}
 
 
-def test_a_pause_does_not_keep_the_limits_of_the_settings(make_storage):
+def test_pause_does_not_keep_limits_of_settings(make_storage):
     first = make_storage(policies={QUEUE: QueuePolicy(concurrency=2)})
     first.connect()
     first.queues.pause(QUEUE)

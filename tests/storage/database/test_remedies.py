@@ -69,7 +69,7 @@ def test_error_for_refused_connection_asks_whether_server_is_running():
 
 
 @pytest.mark.parametrize("message", ["database is locked", "database table is locked: djqueue_job"])
-def test_a_locked_database_names_the_write_lock_of_sqlite(message):
+def test_locked_database_names_write_lock_of_sqlite(message):
     text = str(unavailable("jobs", OperationalError(message)))
 
     assert "Another connection holds SQLite's write lock" in text
@@ -129,7 +129,7 @@ def test_error_names_idle_transaction_timeout():
     assert "Raise the idle-in-transaction timeout of this connection" in str(unavailable("jobs", error))
 
 
-def test_a_missing_table_of_postgresql_names_the_command(postgres_server):
+def test_missing_table_of_postgresql_names_command(postgres_server):
     with psycopg.connect(postgres_server.url) as client, pytest.raises(psycopg.Error) as missing:
         client.execute("SELECT * FROM djqueue_job")
 
@@ -152,14 +152,14 @@ def _without_tables(settings, transactional_db):
 
 @pytest.mark.dialect
 @pytest.mark.usefixtures("_without_tables")
-def test_an_enqueue_without_tables_names_the_command():
+def test_enqueue_without_tables_names_command():
     with pytest.raises(StorageUnavailableError, match=r"run manage\.py migrate --database default\."):
         Queue("orders").enqueue(1)
 
 
 @pytest.mark.dialect
 @pytest.mark.usefixtures("_without_tables")
-def test_an_enqueue_in_a_migration_names_the_dependency_to_add(monkeypatch):
+def test_enqueue_in_migration_names_dependency_to_add(monkeypatch):
     def enqueue(apps, schema_editor):
         Queue("orders").enqueue(1)
 

@@ -103,7 +103,7 @@ def test_every_outcome_is_accepted_with_its_token_after_restart(restarts, ending
     assert (there.state, there.stalls) == (expected, 0)
 
 
-def test_a_job_of_the_schedulers_own_process_is_stalled_at_once(restarts):
+def test_job_of_schedulers_own_process_is_stalled_at_once(restarts):
     enqueue_many(restarts.scheduler, 2)
     [own], [other] = claim(restarts.scheduler), claim(restarts.worker)
 
@@ -114,7 +114,7 @@ def test_a_job_of_the_schedulers_own_process_is_stalled_at_once(restarts):
     assert finish(restarted, completing(own)) == [False]
 
 
-def test_a_worker_has_a_whole_lease_to_report_however_long_no_scheduler_ran(restarts):
+def test_worker_has_whole_lease_to_report_however_long_no_scheduler_ran(restarts):
     enqueue(restarts.scheduler)
     claimed = claim_one(restarts.worker)
     restarts.scheduler.close()
@@ -131,7 +131,7 @@ def test_a_worker_has_a_whole_lease_to_report_however_long_no_scheduler_ran(rest
     assert (there.state, there.stalls) == (State.WAITING, 1)
 
 
-def test_a_lease_that_ended_while_its_scheduler_ran_is_a_stall(restarts):
+def test_lease_that_ended_while_its_scheduler_ran_is_stall(restarts):
     enqueue_many(restarts.scheduler, 2)
     silent, renewed = claim(restarts.worker, 2)
     restarts.clock.advance(LEASE - 1)
@@ -160,7 +160,7 @@ def test_changes_without_scheduler_keep_active_jobs(restarts):
     assert [(renewal.held, renewal.cancel_requested) for renewal in renewals] == [(True, True), (True, False)]
 
 
-def test_a_row_of_a_version_without_tokens_is_a_stall(restarts):
+def test_row_of_version_without_tokens_is_stall(restarts):
     enqueue(restarts.scheduler)
     claimed = claim_one(restarts.worker)
     restarts.scheduler.close()
@@ -240,7 +240,7 @@ def test_outcome_raises_error_if_scheduler_is_unreachable(restarts, monkeypatch)
 # Limits count what still runs.
 
 
-def test_concurrency_counts_jobs_that_run_over_a_restart(make_storage):
+def test_concurrency_counts_jobs_that_run_over_restart(make_storage):
     restarts = Restarts(make_storage, policies={QUEUE: QueuePolicy(concurrency=2)})
     enqueue_many(restarts.scheduler, 5)
     running = claim(restarts.worker, 5)
@@ -253,7 +253,7 @@ def test_concurrency_counts_jobs_that_run_over_a_restart(make_storage):
     assert len(claim_ids(restarted, 5)) == 1
 
 
-def test_a_shared_limiter_counts_jobs_that_run_over_a_restart(make_storage):
+def test_shared_limiter_counts_jobs_that_run_over_restart(make_storage):
     policies = {"a": QueuePolicy(limiter="api"), "b": QueuePolicy(limiter="api")}
     restarts = Restarts(make_storage, policies=policies, limiters={"api": LimiterPolicy(concurrency=3)})
     for queue in policies:
@@ -269,7 +269,7 @@ def test_a_shared_limiter_counts_jobs_that_run_over_a_restart(make_storage):
     assert len(claim_ids(restarted, 9, queues=["a", "b"])) == 1
 
 
-def test_a_group_counts_jobs_that_run_over_a_restart(restarts):
+def test_group_counts_jobs_that_run_over_restart(restarts):
     ids = [enqueue(restarts.scheduler, group=group) for group in ("a", "a", "b")]
     first = claim_one(restarts.worker)
 
@@ -280,7 +280,7 @@ def test_a_group_counts_jobs_that_run_over_a_restart(restarts):
     assert claim_ids(restarted, 9) == [ids[1]]
 
 
-def test_a_unique_key_is_held_by_a_job_that_runs_over_a_restart(restarts):
+def test_unique_key_is_held_by_job_that_runs_over_restart(restarts):
     enqueue(restarts.scheduler, unique_key="k")
     running = claim_one(restarts.worker)
     follower = enqueue(restarts.scheduler, unique_key="k", on_duplicate="keep_last_if_active")
@@ -295,7 +295,7 @@ def test_a_unique_key_is_held_by_a_job_that_runs_over_a_restart(restarts):
     assert claim_ids(restarted, 5) == [follower]
 
 
-def test_a_dependent_waits_for_a_job_that_runs_over_a_restart(restarts):
+def test_dependent_waits_for_job_that_runs_over_restart(restarts):
     enqueue(restarts.scheduler)
     running = claim_one(restarts.worker)
     dependent = enqueue(restarts.scheduler, depends_on=[(QUEUE, running.id)])
@@ -307,7 +307,7 @@ def test_a_dependent_waits_for_a_job_that_runs_over_a_restart(restarts):
     assert claim_ids(restarted, 5) == [dependent]
 
 
-def test_the_items_of_a_job_that_runs_over_a_restart_go_on(restarts):
+def test_items_of_job_that_runs_over_restart_go_on(restarts):
     enqueue(restarts.scheduler)
     running = claim_one(restarts.worker)
     emit(restarts.worker, running, b"1", b"2")
@@ -320,7 +320,7 @@ def test_the_items_of_a_job_that_runs_over_a_restart_go_on(restarts):
     assert items_of(restarts.again(), running.id) == [b"1", b"2", b"3"]
 
 
-def test_progress_of_a_job_that_runs_over_a_restart_goes_on(restarts):
+def test_progress_of_job_that_runs_over_restart_continues(restarts):
     enqueue(restarts.scheduler)
     running = claim_one(restarts.worker)
     restarts.worker.report([report_of(running, 1, [(1, "first")])])
@@ -397,7 +397,7 @@ def test_outcome_after_stall_is_rejected(restarts):
     assert finish(restarts.worker, retrying(claimed)) == [False]
 
 
-def test_jobs_of_a_killed_worker_wait_again_at_once_with_a_stall(start_scheduler, start_child, make_storage):
+def test_jobs_of_killed_worker_wait_again_at_once_with_stall(start_scheduler, start_child, make_storage):
     first = start_scheduler()
     first.tell("enqueue 3")
     first.hears_until("done")
@@ -418,7 +418,7 @@ def test_jobs_of_a_killed_worker_wait_again_at_once_with_a_stall(start_scheduler
     assert sorted(claimed) == sorted([job_id] for job_id in held)
 
 
-def test_a_job_of_a_scheduler_that_was_only_frozen_keeps_its_lease(restarts, make_storage):
+def test_job_of_scheduler_that_was_only_frozen_keeps_its_lease(restarts, make_storage):
     enqueue(restarts.scheduler)
     claimed = claim_one(restarts.scheduler)
     frozen = restarts.scheduler
@@ -460,9 +460,7 @@ def test_successor_changed_without_scheduler_still_waits_for_owner_of_its_key(re
     ],
     ids=["update", "promote"],
 )
-def test_a_job_that_is_changed_while_no_scheduler_runs_replaces_the_rival_with_its_unique_key(
-    restarts, steer
-):
+def test_job_that_is_changed_without_scheduler_replaces_rival_with_its_unique_key(restarts, steer):
     earlier = enqueue(restarts.scheduler, unique_key="k", delay=60_000)
     restarts.scheduler.close()
     restarts.scheduler = None
@@ -479,7 +477,7 @@ def test_a_job_that_is_changed_while_no_scheduler_runs_replaces_the_rival_with_i
     assert claim_ids(restarted, 5) == [later]
 
 
-def test_a_job_that_is_cancelled_while_no_scheduler_runs_has_replaced_its_rivals_before(restarts):
+def test_job_that_is_cancelled_without_scheduler_has_replaced_its_rivals_before(restarts):
     earlier = enqueue(restarts.scheduler, unique_key="k")
     waiting = enqueue(restarts.scheduler, depends_on=((QUEUE, earlier),))
     restarts.scheduler.close()
@@ -496,7 +494,7 @@ def test_a_job_that_is_cancelled_while_no_scheduler_runs_has_replaced_its_rivals
     assert claim_ids(restarted, 5) == []
 
 
-def test_a_successor_in_the_inbox_that_is_changed_while_no_scheduler_runs_waits_for_its_key(restarts):
+def test_successor_in_inbox_that_is_changed_without_scheduler_waits_for_its_key(restarts):
     enqueue(restarts.scheduler, unique_key="k")
     claimed = claim_one(restarts.worker)
     restarts.scheduler.close()
@@ -511,7 +509,7 @@ def test_a_successor_in_the_inbox_that_is_changed_while_no_scheduler_runs_waits_
     assert claim_ids(restarted, 5) == [later]
 
 
-def test_a_change_of_a_job_replaces_the_rivals_of_what_it_waits_for_while_no_scheduler_runs(restarts):
+def test_change_of_job_replaces_rivals_of_its_dependency_without_scheduler(restarts):
     earlier = enqueue(restarts.scheduler, unique_key="k")
     restarts.scheduler.close()
     restarts.scheduler = None
@@ -526,7 +524,7 @@ def test_a_change_of_a_job_replaces_the_rivals_of_what_it_waits_for_while_no_sch
     assert claim_ids(restarted, 5) == [later]
 
 
-def test_a_dead_letter_is_not_retried_while_no_scheduler_runs_if_its_unique_key_is_taken(restarts):
+def test_dead_letter_is_not_retried_without_scheduler_if_its_unique_key_is_taken(restarts):
     dead = enqueue(restarts.scheduler, unique_key="k", max_attempts=1)
     finish(restarts.worker, failing(claim_one(restarts.worker)))
     other = enqueue(restarts.scheduler, unique_key="k")
@@ -547,7 +545,7 @@ def row_of(job_id):
     return models.Job.objects.get(job_id=job_id)
 
 
-def test_a_claim_of_another_process_is_written_when_it_is_answered(restarts, monkeypatch):
+def test_claim_of_another_process_is_written_when_answered(restarts, monkeypatch):
     monkeypatch.setattr("djqueue.storage.database.journal.WINDOW", 60)
     enqueue(restarts.scheduler)
 
@@ -561,7 +559,7 @@ def test_a_claim_of_another_process_is_written_when_it_is_answered(restarts, mon
     assert (row_of(claimed.id).state, row_of(claimed.id).leased_until) == ("completed", None)
 
 
-def test_a_renewed_lease_is_written(restarts):
+def test_renewed_lease_is_written(restarts):
     enqueue(restarts.scheduler)
     claimed = claim_one(restarts.worker)
     restarts.clock.advance(1_000)
@@ -571,7 +569,7 @@ def test_a_renewed_lease_is_written(restarts):
     assert to_milliseconds(row_of(claimed.id).leased_until) == restarts.clock.now() + LEASE
 
 
-def test_own_claims_are_written_first_for_a_minute_after_kill(restarts, monkeypatch):
+def test_own_claims_are_written_first_for_minute_after_kill(restarts, monkeypatch):
     monkeypatch.setattr("djqueue.storage.database.journal.WINDOW", 60)
     enqueue_many(restarts.scheduler, 3)
     restarts.scheduler.close()
@@ -714,7 +712,7 @@ def test_unanswered_outcomes_are_forgotten_after_their_ttl(restarts, monkeypatch
     assert list(restarts.scheduler.active.unanswered.claims) == [lease_of(late)]
 
 
-def test_a_scheduler_that_dies_while_it_takes_over_costs_no_lease(restarts, make_storage, monkeypatch):
+def test_scheduler_that_dies_during_takeover_costs_no_lease(restarts, make_storage, monkeypatch):
     enqueue(restarts.scheduler)
     claimed = claim_one(restarts.worker)
     restarts.scheduler.close()
@@ -740,7 +738,7 @@ def test_a_scheduler_that_dies_while_it_takes_over_costs_no_lease(restarts, make
     assert finish(restarts.worker, completing(claimed)) == [True]
 
 
-def test_a_scheduler_that_fails_to_start_costs_no_lease(restarts, make_storage, monkeypatch):
+def test_scheduler_that_fails_to_start_costs_no_lease(restarts, make_storage, monkeypatch):
     enqueue(restarts.scheduler)
     claimed = claim_one(restarts.worker)
     restarts.scheduler.close()
@@ -756,7 +754,7 @@ def test_a_scheduler_that_fails_to_start_costs_no_lease(restarts, make_storage, 
     assert (job(restarted, claimed.id).state, job(restarted, claimed.id).stalls) == (State.ACTIVE, 0)
 
 
-def test_a_scheduler_that_fails_to_start_leaves_jobs_of_a_silent_one_to_its_successor(
+def test_scheduler_that_fails_to_start_leaves_jobs_of_silent_one_to_its_successor(
     restarts, make_storage, monkeypatch
 ):
     enqueue(restarts.scheduler)

@@ -140,7 +140,7 @@ class Stranger:
 # Who may enter: Unix domain sockets.
 
 
-def test_only_this_user_opens_the_socket(make_storage: MakeStorage, folder: Path) -> None:
+def test_only_this_user_opens_socket(make_storage: MakeStorage, folder: Path) -> None:
     path = folder / "inner" / "djqueue.sock"
     scheduler = connected(make_storage, address=f"unix://{path}")
 
@@ -152,7 +152,7 @@ def test_only_this_user_opens_the_socket(make_storage: MakeStorage, folder: Path
     assert not path.exists()
 
 
-def test_the_default_address_is_in_a_folder_of_this_user(scheduler: DatabaseStorage) -> None:
+def test_default_address_is_in_folder_of_this_user(scheduler: DatabaseStorage) -> None:
     assert scheduler._server is not None
     path = Path(scheduler._server.address.path)
 
@@ -162,7 +162,7 @@ def test_the_default_address_is_in_a_folder_of_this_user(scheduler: DatabaseStor
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702, 0o1777, 0o755, 0o711, 0o740], ids=oct)
-def test_a_folder_that_is_open_to_others_is_refused(
+def test_folder_that_is_open_to_others_is_rejected(
     make_storage: MakeStorage, folder: Path, mode: int
 ) -> None:
     folder.chmod(mode)
@@ -183,9 +183,7 @@ def test_error_names_unusable_address(make_storage: MakeStorage, folder: Path) -
     connected(make_storage)
 
 
-def test_a_stale_socket_does_not_keep_a_scheduler_from_starting(
-    make_storage: MakeStorage, folder: Path
-) -> None:
+def test_stale_socket_does_not_keep_scheduler_from_starting(make_storage: MakeStorage, folder: Path) -> None:
     path = folder / "djqueue.sock"
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
@@ -197,9 +195,7 @@ def test_a_stale_socket_does_not_keep_a_scheduler_from_starting(
     assert eventually(lambda: claim_ids(client)) == [job_id]
 
 
-def test_the_socket_of_a_killed_scheduler_is_taken_over(
-    make_storage: MakeStorage, start_child: StartChild
-) -> None:
+def test_socket_of_killed_scheduler_is_taken_over(make_storage: MakeStorage, start_child: StartChild) -> None:
     child = start_child("scheduler")
     child.hears_until("ready")
     client = make_storage()
@@ -211,7 +207,7 @@ def test_the_socket_of_a_killed_scheduler_is_taken_over(
     assert eventually(lambda: claim_ids(client)) == [job_id]
 
 
-def test_a_scheduler_leaves_the_socket_of_its_successor(make_storage: MakeStorage, folder: Path) -> None:
+def test_scheduler_leaves_socket_of_its_successor(make_storage: MakeStorage, folder: Path) -> None:
     path = folder / "djqueue.sock"
     scheduler = connected(make_storage, address=f"unix://{path}")
     with socket.socket(socket.AF_UNIX) as successor:
@@ -226,14 +222,14 @@ def test_a_scheduler_leaves_the_socket_of_its_successor(make_storage: MakeStorag
 # Who may enter: TCP.
 
 
-def test_a_tcp_address_needs_a_token(make_storage: MakeStorage) -> None:
+def test_tcp_address_needs_token(make_storage: MakeStorage) -> None:
     with pytest.raises(ConfigurationError, match="ADDRESS: a TCP address requires a TOKEN"):
         connected(make_storage, address=ANY_PORT)
 
     connected(make_storage)
 
 
-def test_a_client_with_the_token_works_over_tcp(make_storage: MakeStorage) -> None:
+def test_client_with_token_works_over_tcp(make_storage: MakeStorage) -> None:
     scheduler = connected(make_storage, address=ANY_PORT, token=TOKEN)
     client = make_storage(token=TOKEN)
 
@@ -400,7 +396,7 @@ def test_scheduler_closes_despite_hanging_clients(make_storage: MakeStorage) -> 
     connected(make_storage)
 
 
-def test_a_scheduler_ends_without_an_error_when_a_client_reads_its_last_answers_late(
+def test_scheduler_ends_without_error_when_client_reads_its_last_answers_late(
     make_storage: MakeStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     scheduler = connected(make_storage)
@@ -508,9 +504,7 @@ def test_errors_come_over_with_their_class_and_message(
     assert str(caught.value) == "not on a “Sunday”"
 
 
-def test_an_error_of_the_engine_is_the_same_on_both_sides(
-    scheduler: DatabaseStorage, client: DatabaseStorage
-) -> None:
+def test_error_of_engine_is_same_on_both_sides(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     an_active_job(scheduler)
     with pytest.raises(StorageError) as here:
         scheduler.queues.obliterate(QUEUE)
@@ -524,7 +518,7 @@ def test_an_error_of_the_engine_is_the_same_on_both_sides(
     assert str(there.value) == str(here.value)
 
 
-def test_an_unexpected_error_is_a_storage_error_that_the_scheduler_logs(
+def test_unexpected_error_is_storage_error_that_scheduler_logs(
     scheduler: DatabaseStorage,
     client: DatabaseStorage,
     monkeypatch: pytest.MonkeyPatch,
@@ -559,7 +553,7 @@ def test_client_claims_and_finishes_jobs(scheduler: DatabaseStorage, client: Dat
     assert job(client, job_id).state is State.COMPLETED
 
 
-def test_a_client_pages_through_dead_letters_and_retries_them(
+def test_client_pages_through_dead_letters_and_retries_them(
     scheduler: DatabaseStorage, client: DatabaseStorage
 ) -> None:
     for number in range(5):
@@ -592,9 +586,7 @@ def test_dead_letters_are_retried_without_scheduler(
     assert [letter.id for letter in queue.dead_letters()] == ["b"]
 
 
-def test_a_stale_token_is_refused_over_the_socket(
-    scheduler: DatabaseStorage, client: DatabaseStorage
-) -> None:
+def test_stale_token_is_rejected_over_socket(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     stale = an_active_job(client, durable=False)
     assert finish(client, releasing(stale)) == [True]
     held = claim_one(client)
@@ -624,7 +616,7 @@ def test_another_process_claims_and_finishes_jobs(
     assert child.ends() == 0
 
 
-def test_a_durable_false_enqueue_goes_over_the_socket(
+def test_durable_false_enqueue_is_sent_over_socket(
     scheduler: DatabaseStorage, client: DatabaseStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "WINDOW", 60.0)
@@ -636,7 +628,7 @@ def test_a_durable_false_enqueue_goes_over_the_socket(
     assert claim_ids(client, queues=[QUEUE]) == [job_id]
 
 
-def test_a_durable_false_enqueue_is_written_where_no_scheduler_runs(
+def test_durable_false_enqueue_is_written_without_scheduler(
     client: DatabaseStorage, make_storage: MakeStorage
 ) -> None:
     job_id = enqueue(client, durable=False)
@@ -645,7 +637,7 @@ def test_a_durable_false_enqueue_is_written_where_no_scheduler_runs(
     assert claim_ids(connected(make_storage)) == [job_id]
 
 
-def test_an_enqueue_whose_answer_was_lost_is_one_job(
+def test_enqueue_whose_answer_was_lost_is_one_job(
     scheduler: DatabaseStorage, client: DatabaseStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accept = scheduler.active.enqueue_at_once  # type: ignore[attr-defined]
@@ -668,7 +660,7 @@ def test_an_enqueue_whose_answer_was_lost_is_one_job(
 # Connections that end.
 
 
-def test_subscriptions_are_renewed_with_the_next_scheduler(
+def test_subscriptions_are_renewed_with_next_scheduler(
     scheduler: DatabaseStorage, client: DatabaseStorage, make_storage: MakeStorage
 ) -> None:
     told, of_one, woken = Recorder(), Recorder(), Wakes()
@@ -690,7 +682,7 @@ def test_subscriptions_are_renewed_with_the_next_scheduler(
     assert told.words(mine.id).count("active") == 1
 
 
-def test_a_subscription_made_before_any_scheduler_is_heard_by_the_first(
+def test_subscription_made_before_any_scheduler_is_renewed_with_first(
     client: DatabaseStorage, make_storage: MakeStorage
 ) -> None:
     told, woken = Recorder(), Wakes()
@@ -717,9 +709,7 @@ def test_ended_subscription_is_not_renewed(scheduler: DatabaseStorage, client: D
     assert told.events() == []
 
 
-def test_a_call_after_a_cut_finds_the_scheduler_again(
-    scheduler: DatabaseStorage, client: DatabaseStorage
-) -> None:
+def test_call_after_cut_finds_scheduler_again(scheduler: DatabaseStorage, client: DatabaseStorage) -> None:
     claimed = an_active_job(client, durable=False)
     cut(scheduler)
     eventually(lambda: not client._client._remote.connected)
@@ -753,7 +743,7 @@ class Asking:
 
 
 @pytest.mark.parametrize("missed", [False, True], ids=["heard", "missed"])
-def test_enqueue_and_wait_survives_a_dropped_connection(
+def test_enqueue_and_wait_survives_dropped_connection(
     scheduler: DatabaseStorage, client: DatabaseStorage, monkeypatch: pytest.MonkeyPatch, missed: bool
 ) -> None:
     asking = Asking(client)
@@ -767,7 +757,7 @@ def test_enqueue_and_wait_survives_a_dropped_connection(
     assert asking.answer() == "answer"
 
 
-def test_enqueue_and_wait_survives_a_change_of_schedulers(
+def test_enqueue_and_wait_survives_change_of_schedulers(
     scheduler: DatabaseStorage, client: DatabaseStorage, make_storage: MakeStorage
 ) -> None:
     asking = Asking(client)

@@ -73,7 +73,7 @@ def claim_that_a_scheduler_listens(path: Path) -> None:
 # The folder.
 
 
-def test_the_folder_is_created_for_this_user_alone(make_storage: MakeStorage, shared: Path) -> None:
+def test_folder_is_created_for_this_user_alone(make_storage: MakeStorage, shared: Path) -> None:
     start(make_storage, shared / "new" / "inner" / "s.sock")
 
     found = (shared / "new" / "inner").lstat()
@@ -82,7 +82,7 @@ def test_the_folder_is_created_for_this_user_alone(make_storage: MakeStorage, sh
 
 
 @needs_root
-def test_a_symbolic_link_that_another_user_planted_is_refused_by_the_scheduler(
+def test_symbolic_link_that_another_user_planted_is_rejected_by_scheduler(
     make_storage: MakeStorage, shared: Path
 ) -> None:
     as_nobody(
@@ -99,7 +99,7 @@ def test_a_symbolic_link_that_another_user_planted_is_refused_by_the_scheduler(
 
 
 @needs_root
-def test_no_payload_reaches_the_listener_of_another_user_behind_a_symbolic_link(
+def test_no_payload_reaches_listener_of_another_user_behind_symbolic_link(
     make_storage: MakeStorage, shared: Path
 ) -> None:
     path = shared / "runtime" / "s.sock"
@@ -158,7 +158,7 @@ def test_link_of_another_user_in_path_to_folder_is_rejected(make_storage: MakeSt
 
 
 @needs_root
-def test_a_folder_inside_a_folder_of_another_user_is_refused(make_storage: MakeStorage, shared: Path) -> None:
+def test_folder_inside_folder_of_another_user_is_rejected(make_storage: MakeStorage, shared: Path) -> None:
     as_nobody("os.mkdir(sys.argv[1], 0o755)", shared / "theirs")
     (shared / "theirs" / "mine").mkdir(mode=0o700)
 
@@ -167,9 +167,7 @@ def test_a_folder_inside_a_folder_of_another_user_is_refused(make_storage: MakeS
 
 
 @needs_root
-def test_a_folder_of_another_user_names_both_users_and_the_remedy(
-    make_storage: MakeStorage, shared: Path
-) -> None:
+def test_folder_of_another_user_names_both_users_and_remedy(make_storage: MakeStorage, shared: Path) -> None:
     """As when a service user runs the scheduler and root runs a command, or the reverse."""
     as_nobody("os.mkdir(sys.argv[1], 0o700)", shared / "theirs")
     expected = r"belongs to the user nobody \(\d+\), and this process runs as the user root \(0\); run the"
@@ -181,7 +179,7 @@ def test_a_folder_of_another_user_names_both_users_and_the_remedy(
         make_storage().queues.pause(QUEUE)
 
 
-def test_a_client_logs_once_why_it_does_not_use_the_socket(
+def test_client_logs_once_why_it_does_not_use_socket(
     make_storage: MakeStorage, shared: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connecting, "unsafe", ThrottledLog(connecting.logger, 60.0))
@@ -200,7 +198,7 @@ def test_a_client_logs_once_why_it_does_not_use_the_socket(
     assert scheduler.queues.is_paused(QUEUE)
 
 
-def test_a_link_of_this_user_is_refused_as_the_folder_but_may_be_on_the_way(
+def test_link_of_this_user_is_rejected_as_folder_but_may_be_on_way(
     make_storage: MakeStorage, shared: Path
 ) -> None:
     (shared / "real" / "inner").mkdir(mode=0o700, parents=True)
@@ -214,7 +212,7 @@ def test_a_link_of_this_user_is_refused_as_the_folder_but_may_be_on_the_way(
     assert (shared / "real" / "inner" / "s.sock").is_socket()
 
 
-def test_a_loop_of_links_is_refused(shared: Path) -> None:
+def test_loop_of_links_is_rejected(shared: Path) -> None:
     (shared / "a").symlink_to("b")
     (shared / "b").symlink_to("a")
 
@@ -223,7 +221,7 @@ def test_a_loop_of_links_is_refused(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o757], ids=oct)
-def test_a_parent_in_which_others_can_replace_the_folder_is_refused(
+def test_parent_in_which_others_can_replace_folder_is_rejected(
     make_storage: MakeStorage, shared: Path, mode: int
 ) -> None:
     (shared / "open").mkdir()
@@ -233,14 +231,14 @@ def test_a_parent_in_which_others_can_replace_the_folder_is_refused(
         start(make_storage, shared / "open" / "mine" / "s.sock")
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(make_storage: MakeStorage, shared: Path) -> None:
+def test_file_in_place_of_folder_is_rejected(make_storage: MakeStorage, shared: Path) -> None:
     (shared / "file").touch()
 
     with pytest.raises(ConfigurationError, match="file is not a directory"):
         start(make_storage, shared / "file" / "s.sock")
 
 
-def test_a_file_in_the_place_of_the_socket_is_kept(make_storage: MakeStorage, shared: Path) -> None:
+def test_file_in_place_of_socket_is_kept(make_storage: MakeStorage, shared: Path) -> None:
     (shared / "mine").mkdir(mode=0o700)
     (shared / "mine" / "data").write_text("precious")
 
@@ -250,7 +248,7 @@ def test_a_file_in_the_place_of_the_socket_is_kept(make_storage: MakeStorage, sh
     assert (shared / "mine" / "data").read_text() == "precious"
 
 
-def test_a_folder_that_is_replaced_between_check_and_use_is_noticed(shared: Path) -> None:
+def test_folder_that_is_replaced_between_check_and_use_is_noticed(shared: Path) -> None:
     (shared / "mine").mkdir(mode=0o700)
 
     def replace() -> None:
@@ -266,9 +264,7 @@ def test_a_folder_that_is_replaced_between_check_and_use_is_noticed(shared: Path
 
 
 @needs_root
-def test_a_client_sends_nothing_to_a_listener_of_another_user(
-    make_storage: MakeStorage, shared: Path
-) -> None:
+def test_client_sends_nothing_to_listener_of_another_user(make_storage: MakeStorage, shared: Path) -> None:
     """The folder and the socket are this user's, and yet another user's process listens."""
     (shared / "mine").mkdir(mode=0o700)
     path = shared / "mine" / "s.sock"
@@ -289,7 +285,7 @@ def test_a_client_sends_nothing_to_a_listener_of_another_user(
 
 
 @needs_root
-def test_a_scheduler_refuses_a_client_of_another_user(make_storage: MakeStorage, shared: Path) -> None:
+def test_scheduler_refuses_client_of_another_user(make_storage: MakeStorage, shared: Path) -> None:
     path = shared / "mine" / "s.sock"
     scheduler = start(make_storage, path)
     path.parent.chmod(0o711)
@@ -396,7 +392,7 @@ def test_clients_beyond_half_of_descriptors_receive_error(
     ("soft", "expected"),
     [(256, (32, 128)), (1_024, (64, 512)), (8, (1, 4)), (resource.RLIM_INFINITY, (64, 32_768))],
 )
-def test_the_limits_leave_descriptors_for_databases_and_jobs(
+def test_limits_leave_descriptors_for_databases_and_jobs(
     monkeypatch: pytest.MonkeyPatch, soft: int, expected: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
@@ -404,7 +400,7 @@ def test_the_limits_leave_descriptors_for_databases_and_jobs(
     assert accepting.Limits.of_process() == expected
 
 
-def test_a_process_without_free_descriptors_logs_one_line_and_accepts_later(
+def test_process_without_free_descriptors_logs_one_line_and_accepts_later(
     lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, shared: Path
 ) -> None:
     monkeypatch.setattr(accepting, "RETRY", 0.01)
@@ -476,7 +472,7 @@ def test_peer_user_of_socket_is_known() -> None:
         assert folder.refusal_of(left) is None
 
 
-def test_the_row_of_the_lease_names_the_socket(make_storage: MakeStorage, shared: Path) -> None:
+def test_row_of_lease_names_socket(make_storage: MakeStorage, shared: Path) -> None:
     start(make_storage, shared / "mine" / "s.sock")
 
     assert models.SchedulerLease.objects.get().address == f"unix://{shared}/mine/s.sock"

@@ -136,7 +136,7 @@ def test_tasks_stage_their_parts_concurrently(make_storage):
     assert publish(make_storage(), MANIFEST) == Counts(queued=len(ALL))
 
 
-def test_a_scheduler_in_another_process_takes_the_jobs_up(start_child, client):
+def test_scheduler_in_another_process_takes_jobs_up(start_child, client):
     child = start_child("scheduler")
     child.hears_until("ready")
 
@@ -209,7 +209,7 @@ def test_chunks_of_more_queues_are_staged_by_as_few_statements(client):
     assert spark_models.StagedChunk.objects.filter(part__write="many").count() == 50
 
 
-def test_the_rest_of_more_published_queues_is_deleted_by_as_few_statements(client):
+def test_rest_of_more_published_queues_is_deleted_by_as_few_statements(client):
     def forget(many):
         names = [f"{many}-{number}" for number in range(many)]
         steps_of(client, staged_in(client, names, write=f"to {many}"))
@@ -223,7 +223,7 @@ def test_the_rest_of_more_published_queues_is_deleted_by_as_few_statements(clien
     assert rows() == 0
 
 
-def test_a_later_write_to_many_queues_takes_the_place_of_the_earlier_one(client):
+def test_later_write_to_many_queues_takes_place_of_earlier_one(client):
     names = [f"q{number}" for number in range(5)]
     steps_of(client, staged_in(client, names, write="one", version=1))
     done = place(client).begin_all(staged_in(client, names, write="two", version=1), None)
@@ -269,7 +269,7 @@ def committed(client, names=("a", "b"), **given):
     return mine, manifests
 
 
-def test_a_publisher_that_begins_while_its_plan_is_dropped_leaves_nothing(client, monkeypatch):
+def test_publisher_that_begins_while_its_plan_is_dropped_leaves_nothing(client, monkeypatch):
     mine, manifests = committed(client)
     forget = place(client).forget_all
     late = []
@@ -290,7 +290,7 @@ def test_a_publisher_that_begins_while_its_plan_is_dropped_leaves_nothing(client
     assert rows() == 0
 
 
-def test_a_later_version_that_is_published_meanwhile_stays(client, monkeypatch):
+def test_later_version_that_is_published_meanwhile_stays(client, monkeypatch):
     theirs = {"app": APP, "target": "", "version": 9, "write": "theirs"}
     mine = plan({QUEUE: {"a": staging.KIND}})
     found = place(client)._plan
@@ -309,7 +309,7 @@ def test_a_later_version_that_is_published_meanwhile_stays(client, monkeypatch):
     assert spark_models.StagedWrite.objects.get().version == 9
 
 
-def test_a_publication_that_is_dropped_while_another_begins_is_begun_again(client, monkeypatch):
+def test_publication_that_is_dropped_while_another_begins_is_started_again(client, monkeypatch):
     publish(client, staged(client, {"a": [fresh(2)]}))
     manifest = staged(client, {"a": [fresh(3)]}, write="next", version=2)
     opens = place(client)._open
@@ -371,7 +371,7 @@ def test_many_expired_parts_are_deleted_in_small_steps(owner, clock, monkeypatch
     assert rows() == 0
 
 
-def test_started_publication_is_kept_for_a_week(owner, clock):
+def test_started_publication_is_kept_for_week(owner, clock):
     manifest = staged(owner, {"a": [fresh(2)]}, lifetime=50_000)
     place(owner).begin(manifest, None)
     clock.advance(WEEK - 1)
@@ -385,7 +385,7 @@ def test_started_publication_is_kept_for_a_week(owner, clock):
     assert place(owner).begin(manifest, None).status == "resumed", "what was begun is known until it is done"
 
 
-def test_a_write_without_a_name_is_known_for_its_lifetime(owner, clock):
+def test_write_without_name_is_known_for_its_lifetime(owner, clock):
     manifest = staged(owner, {"a": [fresh(2)]})
     place(owner).begin(manifest, 1_000)
     place(owner).publish(manifest, chunks_of(manifest))

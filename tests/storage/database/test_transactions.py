@@ -88,7 +88,7 @@ def claimed_until(scheduler, many):
 # Commit and rollback.
 
 
-def test_a_rollback_takes_the_job_with_it(producer, scheduler):
+def test_rollback_removes_job(producer, scheduler):
     with undone():
         enqueue(producer, id="undone")
 
@@ -97,7 +97,7 @@ def test_a_rollback_takes_the_job_with_it(producer, scheduler):
     assert state(scheduler, "undone") is None
 
 
-def test_a_job_does_not_start_before_its_transaction_commits(producer, scheduler):
+def test_job_does_not_start_before_its_transaction_commits(producer, scheduler):
     with transaction.atomic():
         job_id = enqueue(producer)
         scheduler_sees = threading.Thread(
@@ -110,7 +110,7 @@ def test_a_job_does_not_start_before_its_transaction_commits(producer, scheduler
     assert eventually(lambda: claim_ids(scheduler, 5)) == [job_id]
 
 
-def test_a_commit_wakes_the_scheduler(producer, scheduler, no_poll):
+def test_commit_wakes_scheduler(producer, scheduler, no_poll):
     woken = threading.Event()
     scheduler.listen(None, woken.set)
     with transaction.atomic():
@@ -221,7 +221,7 @@ def test_result_of_committed_or_rolled_back_enqueue_can_be_awaited_in_later_tran
             apart.wait(0)
 
 
-def test_a_job_outside_of_the_transaction_can_be_waited_for_in_it(producer, scheduler):
+def test_job_outside_of_transaction_can_be_awaited_inside(producer, scheduler):
     queue = Queue(QUEUE, storage=producer)
     with transaction.atomic(), pytest.raises(JobTimeoutError):
         queue.enqueue_and_wait(id="a", durable=False, wait=0)
@@ -236,7 +236,7 @@ def test_durable_false_enqueue_ignores_transaction(producer, scheduler):
     assert eventually(lambda: claim_ids(scheduler, 5)) == [job_id]
 
 
-def test_a_job_that_joins_the_transaction_needs_no_callback_to_be_enqueued_on_commit(producer, scheduler):
+def test_job_that_joins_transaction_needs_no_callback_to_be_enqueued_on_commit(producer, scheduler):
     queue = Queue(QUEUE, storage=producer, enqueue_on_commit=True)
     with undone():
         assert queue.enqueue(1).status == "queued"
@@ -292,9 +292,7 @@ def test_enqueue_on_commit_drops_job_on_rollback_of_named_database(producer, sch
     assert waiting_ids(scheduler) == []
 
 
-def test_a_commit_of_another_database_enqueues_into_the_open_transaction_of_the_storage(
-    producer, scheduler, other
-):
+def test_commit_of_another_database_enqueues_into_open_transaction_of_storage(producer, scheduler, other):
     queue = Queue(QUEUE, storage=producer, enqueue_on_commit=other)
     with transaction.atomic():
         with transaction.atomic(using=other):
@@ -305,7 +303,7 @@ def test_a_commit_of_another_database_enqueues_into_the_open_transaction_of_the_
     assert waiting_ids(scheduler) == []
 
 
-def test_a_job_may_depend_on_one_of_the_same_transaction(producer, scheduler):
+def test_job_may_depend_on_one_of_same_transaction(producer, scheduler):
     with transaction.atomic():
         first = enqueue(producer)
         second = enqueue(producer, depends_on=((QUEUE, first),))
@@ -320,7 +318,7 @@ def test_a_job_may_depend_on_one_of_the_same_transaction(producer, scheduler):
 
 
 @pytest.mark.parametrize("durable", [None, False])
-def test_a_job_may_depend_on_one_that_the_journal_has_not_written(producer, scheduler, monkeypatch, durable):
+def test_job_may_depend_on_one_that_journal_has_not_written(producer, scheduler, monkeypatch, durable):
     monkeypatch.setattr(journal, "WINDOW", 60.0)
     first = enqueue(scheduler)
 
@@ -338,7 +336,7 @@ def test_job_cannot_depend_on_unknown_job(producer):
     assert models.Job.objects.count() == 0
 
 
-def test_an_unwritten_job_keeps_its_id_and_its_key(scheduler, monkeypatch):
+def test_unwritten_job_keeps_its_id_and_its_key(scheduler, monkeypatch):
     monkeypatch.setattr(journal, "WINDOW", 60.0)
     enqueue(scheduler, id="a")
     owner = enqueue(scheduler, unique_key="k")
@@ -361,7 +359,7 @@ def test_enqueue_in_broken_transaction_raises_error(producer):
     assert models.Job.objects.count() == 0
 
 
-def test_counts_in_a_transaction_have_its_own_jobs(scheduler, client):
+def test_counts_in_transaction_have_its_own_jobs(scheduler, client):
     with transaction.atomic():
         enqueue(client)
 
@@ -394,7 +392,7 @@ def test_failed_wake_up_after_commit_is_logged(tables, caplog):
     assert "Error calling AfterCommit in on_commit()" in caplog.text
 
 
-def test_captured_on_commit_callbacks_wake_the_scheduler(scheduler, client, no_poll):
+def test_captured_on_commit_callbacks_wake_scheduler(scheduler, client, no_poll):
     told = []
     original = client._client._remote.tell
     client._client._remote.tell = lambda operation: told.append(original(operation))
@@ -413,7 +411,7 @@ def aclient(scheduler, client):
     return client
 
 
-async def test_a_coroutine_enqueues(scheduler, aclient):
+async def test_coroutine_enqueues(scheduler, aclient):
     [mine] = await aclient.aenqueue([batch(durable=True)])
     [its] = await scheduler.aenqueue([batch()])
 
@@ -421,7 +419,7 @@ async def test_a_coroutine_enqueues(scheduler, aclient):
     assert {mine.status, its.status} == {"queued"}
 
 
-async def test_a_hundred_coroutines_enqueue_durably_at_once(scheduler):
+async def test_hundred_coroutines_enqueue_durably_at_once(scheduler):
     answers = await asyncio.gather(*(scheduler.aenqueue([batch(durable=True)]) for _ in range(100)))
 
     written = await sync_to_async(models.Job.objects.count)()
@@ -429,7 +427,7 @@ async def test_a_hundred_coroutines_enqueue_durably_at_once(scheduler):
     assert len({result.id for [result] in answers}) == 100
 
 
-def test_a_coroutine_called_in_a_transaction_is_part_of_it(producer, scheduler):
+def test_coroutine_called_in_transaction_is_part_of_it(producer, scheduler):
     with undone():
         async_to_sync(producer.aenqueue)([batch(ids=["undone"])])
         [fresh] = async_to_sync(producer.aenqueue)([batch()])
@@ -442,7 +440,7 @@ def test_a_coroutine_called_in_a_transaction_is_part_of_it(producer, scheduler):
 # Ids.
 
 
-def test_the_id_of_a_completed_job_answers_with_its_result(producer, scheduler):
+def test_id_of_completed_job_answers_with_its_result(producer, scheduler):
     a_completed_job(scheduler, id="a", result=b"42")
     scheduler.reads.counts(QUEUE)
 
@@ -454,7 +452,7 @@ def test_the_id_of_a_completed_job_answers_with_its_result(producer, scheduler):
 
 
 @pytest.mark.parametrize("ended", [a_failed_job, a_cancelled_job])
-def test_the_id_of_a_job_that_failed_or_was_cancelled_is_enqueued_again(producer, scheduler, ended):
+def test_id_of_job_that_failed_or_was_cancelled_is_enqueued_again(producer, scheduler, ended):
     ended(scheduler, id="a", payload=b"old")
     scheduler.reads.counts(QUEUE)
 
@@ -470,7 +468,7 @@ def test_the_id_of_a_job_that_failed_or_was_cancelled_is_enqueued_again(producer
     assert models.DeadLetter.objects.count() == models.JobAttempt.objects.count() == 0
 
 
-def test_a_rollback_leaves_the_failed_job_as_it_was(producer, scheduler):
+def test_rollback_leaves_failed_job_as_it_was(producer, scheduler):
     a_failed_job(scheduler, id="a")
     scheduler.reads.counts(QUEUE)
 
@@ -482,16 +480,14 @@ def test_a_rollback_leaves_the_failed_job_as_it_was(producer, scheduler):
     assert models.Job.objects.count() == 1
 
 
-def test_the_same_id_twice_in_one_call_is_one_job(producer, scheduler):
+def test_same_id_twice_in_one_call_is_one_job(producer, scheduler):
     answers = producer.enqueue([batch(ids=["a", "b", "a"]), batch(ids=["b"])])
 
     assert [answer.status for answer in answers] == ["queued", "queued", "duplicate", "duplicate"]
     assert claimed_until(scheduler, 2) == ["a", "b"]
 
 
-def test_a_failed_job_that_was_enqueued_again_survives_the_end_of_its_dead_letter(
-    scheduler, client, monkeypatch
-):
+def test_failed_job_that_was_enqueued_again_survives_end_of_its_dead_letter(scheduler, client, monkeypatch):
     """Its row took the place of the old one's, which the scheduler is just about to delete."""
     a_failed_job(scheduler, id="a", payload=b"old")
     scheduler.reads.counts(QUEUE)
@@ -508,7 +504,7 @@ def test_a_failed_job_that_was_enqueued_again_survives_the_end_of_its_dead_lette
     assert claimed.payload == b"new"
 
 
-def test_a_row_is_taken_in_once_however_fast_its_job_ends(scheduler, client, monkeypatch):
+def test_row_is_taken_in_once_however_fast_its_job_ends(scheduler, client, monkeypatch):
     monkeypatch.setattr(journal, "WINDOW", 60.0)  # the row looks new for as long
     enqueue(client, id="a", max_attempts=1)
     [claimed] = eventually(lambda: claim(scheduler, 5))
@@ -539,7 +535,7 @@ def test_job_in_inbox_can_be_changed_before_it_is_taken_in(scheduler, monkeypatc
     assert found == [State.CANCELLED, State.ACTIVE, State.DELAYED, None, State.ACTIVE]
 
 
-def test_a_job_is_not_taken_in_before_the_one_that_it_waits_for(scheduler, monkeypatch, client):
+def test_job_is_not_taken_in_before_its_dependency(scheduler, monkeypatch, client):
     monkeypatch.setattr(inbox_module.Inbox, "take_in", lambda _: 0)
     first = enqueue(client)
     second = enqueue(client, depends_on=((QUEUE, first),))
@@ -583,7 +579,7 @@ def test_obliterate_removes_jobs_in_inbox(scheduler, client, monkeypatch):
     assert models.Job.objects.count() == 0
 
 
-def test_an_inbox_of_several_pages_is_taken_in_in_order(scheduler, client, monkeypatch):
+def test_inbox_of_several_pages_is_taken_in_in_order(scheduler, client, monkeypatch):
     monkeypatch.setattr(inbox_module, "PAGE", 10)
     ids = enqueue_many(client, 35)
 
@@ -626,7 +622,7 @@ def test_one_id_from_many_threads_is_one_job(make_storage, scheduler):
     assert sorted(one_job_each(answers, scheduler)) == sorted(ids)
 
 
-def test_one_id_from_the_scheduler_and_from_others_is_one_job(client, scheduler):
+def test_one_id_from_scheduler_and_from_others_is_one_job(client, scheduler):
     ids = [f"id {at}" for at in range(30)]
 
     def enqueue_all(storage):
@@ -686,7 +682,7 @@ def test_unique_key_taken_by_two_processes_belongs_to_first(scheduler, client, m
 
 
 @pytest.mark.parametrize("policy", ["replace", "debounce", "keep_last_if_active"])
-def test_another_process_replaces_a_job_when_it_commits(scheduler, client, policy):
+def test_another_process_replaces_job_on_commit(scheduler, client, policy):
     old = enqueue(scheduler, unique_key="k")
     scheduler.reads.counts(QUEUE)  # written
     with undone():
@@ -735,7 +731,7 @@ def test_concurrent_replacements_leave_one_job(scheduler, start_child):
     assert counts(scheduler) == {State.CANCELLED: 14, State.WAITING: 1}
 
 
-def test_a_job_that_is_taken_in_late_does_not_replace_a_newer_one(scheduler, client):
+def test_job_that_is_taken_in_late_does_not_replace_newer_one(scheduler, client):
     client._client._inserter._clock = FakeClock(scheduler.active._clock.now() - 60_000)
     newer = enqueue(scheduler, unique_key="k")
     scheduler.reads.counts(QUEUE)
@@ -747,7 +743,7 @@ def test_a_job_that_is_taken_in_late_does_not_replace_a_newer_one(scheduler, cli
     assert claim_ids(scheduler, 5) == [newer]
 
 
-def test_a_producer_whose_clock_is_ahead_has_its_jobs_run_now(scheduler, client):
+def test_producer_whose_clock_is_ahead_has_its_jobs_run_now(scheduler, client):
     client._client._inserter._clock = FakeClock(scheduler.active._clock.now() + 60_000)
     waiting, delayed = enqueue(client), enqueue(client, delay=60_000)
 
@@ -756,7 +752,7 @@ def test_a_producer_whose_clock_is_ahead_has_its_jobs_run_now(scheduler, client)
     assert state(scheduler, delayed) is State.DELAYED
 
 
-def test_a_producer_whose_clock_is_ahead_gives_delays_of_their_lengths(scheduler, client):
+def test_producer_whose_clock_is_ahead_gives_delays_of_their_lengths(scheduler, client):
     client._client._inserter._clock = FakeClock(scheduler.active._clock.now() + 60_000)
     due_at = scheduler.active._clock.now() + 60_000
     delayed = enqueue(client, delay=30_000)
@@ -850,7 +846,7 @@ def test_restart_of_database_server_loses_no_job(own_server, other_database, mak
     assert sorted(written) == sorted([*there, buffered, late])
 
 
-def test_a_waiting_caller_in_another_process_gets_its_result(scheduler, start_child):
+def test_waiting_caller_in_another_process_gets_its_result(scheduler, start_child):
     child = start_child("waiter")
     child.hears_until("ready")
     child.tell("20")

@@ -167,18 +167,18 @@ def unpacks_or_refuses(body: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_raise_nothing_but_a_serialization_error(body: bytes) -> None:
+def test_random_bytes_raise_nothing_but_serialization_error(body: bytes) -> None:
     unpacks_or_refuses(body)
 
 
 @given(st.integers(-128, 127), st.binary(max_size=50) | PROGRESS.map(lambda value: pack(value)[4:]))
-def test_random_extensions_raise_nothing_but_a_serialization_error(code: int, data: bytes) -> None:
+def test_random_extensions_raise_nothing_but_serialization_error(code: int, data: bytes) -> None:
     unpacks_or_refuses(extension(code, data))
 
 
 @settings(max_examples=25)
 @given(values_of(Batch), st.data())
-def test_a_damaged_frame_raises_nothing_but_a_serialization_error(value: Any, data: st.DataObject) -> None:
+def test_damaged_frame_raises_nothing_but_serialization_error(value: Any, data: st.DataObject) -> None:
     body = bytearray(pack(value)[LENGTH.size :])
     body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     unpacks_or_refuses(bytes(body))
@@ -186,7 +186,7 @@ def test_a_damaged_frame_raises_nothing_but_a_serialization_error(value: Any, da
 
 @settings(max_examples=25)
 @given(values_of(Batch), st.data())
-def test_a_truncated_frame_is_refused(value: Any, data: st.DataObject) -> None:
+def test_truncated_frame_is_rejected(value: Any, data: st.DataObject) -> None:
     body = pack(value)[LENGTH.size :]
     with pytest.raises(SerializationError, match="not a djqueue frame"):
         unpack(body[: data.draw(st.integers(0, len(body) - 1))])
@@ -198,7 +198,7 @@ def extension(code: int, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("code", [0, 8, 15, wire.FIRST_RECORD + len(RECORDS), 127, -2, -128])
-def test_an_unknown_extension_is_refused(code: int) -> None:
+def test_unknown_extension_is_rejected(code: int) -> None:
     with pytest.raises(SerializationError, match=f"unknown value {code} in a frame"):
         unpack(extension(code, msgpack.packb([1, 2])))
 
@@ -225,7 +225,7 @@ def test_messagepack_timestamp_is_read_as_datetime() -> None:
     ],
     ids=["record", "frozenset", "state", "options", "rate", "value", "huge list", "two values", "nothing"],
 )
-def test_a_malformed_value_is_refused(body: bytes) -> None:
+def test_malformed_value_is_rejected(body: bytes) -> None:
     with pytest.raises(SerializationError):
         unpack(body)
 
@@ -233,7 +233,7 @@ def test_a_malformed_value_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize(
     "deepen", [lambda body: b"\x91" + body, lambda body: extension(wire.TUPLE, b"\x91" + body)]
 )
-def test_a_frame_of_endless_depth_is_refused(deepen: Callable[[bytes], bytes]) -> None:
+def test_frame_of_endless_depth_is_rejected(deepen: Callable[[bytes], bytes]) -> None:
     body = b"\xc0"
     for _ in range(5_000):
         body = deepen(body)
@@ -245,7 +245,7 @@ def test_a_frame_of_endless_depth_is_refused(deepen: Callable[[bytes], bytes]) -
 # What is refused at the sender's.
 
 
-def test_an_oversized_value_is_refused() -> None:
+def test_oversized_value_is_rejected() -> None:
     with pytest.raises(SerializationError, match=f"a frame of {MAX_FRAME + 5} bytes exceeds the limit"):
         pack(bytes(MAX_FRAME))
 
@@ -288,7 +288,7 @@ def test_value_outside_contract_is_rejected(value: Any, why: str) -> None:
         pack(value)
 
 
-def test_a_value_that_holds_itself_is_refused() -> None:
+def test_value_that_contains_itself_is_rejected() -> None:
     value: list[Any] = []
     value.append(value)
 

@@ -15,6 +15,7 @@ from djqueue.core.errors import OptionError
 from djqueue.core.states import State
 from djqueue.models import CronJob, Job, JobLog, JobState, SchedulerLease
 
+pytestmark = pytest.mark.dialect
 NOON = datetime(2026, 6, 1, 12, 0, 0, 123_000, tzinfo=UTC)
 MILLISECONDS = 1_780_315_200_123
 KATHMANDU = timezone(timedelta(hours=5, minutes=45))

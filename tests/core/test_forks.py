@@ -37,7 +37,7 @@ print(alive.resets)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_resets_the_objects_that_are_alive():
+def test_forked_child_resets_live_objects():
     said = subprocess.run(
         [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60, check=True
     )
@@ -46,7 +46,7 @@ def test_a_forked_child_resets_the_objects_that_are_alive():
     assert said.stderr == ""
 
 
-def test_the_registry_keeps_no_object_alive():
+def test_fork_registry_keeps_no_object_alive():
     gc.collect()
     before = forks.registered()
     made = [Counted() for _ in range(100)] + [IdSource() for _ in range(100)]

@@ -518,6 +518,7 @@ def test_files_and_folders_named_in_the_docs_exist():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # `make docs` does the same
 def test_the_documentation_builds_without_a_warning(tmp_path):
     for package in ("sphinx", "furo", "myst_parser"):
         pytest.importorskip(package, reason="the docs extra is not installed")

@@ -56,6 +56,7 @@ def test_what_is_marked_by_hand_does_not_count_as_the_last_version(settings: Any
     assert labels() == ["v1", "v2"]
 
 
+@pytest.mark.dialect
 def test_of_two_that_start_at_once_one_marks(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second has looked before the first has written."""
     from djqueue.operations import annotations

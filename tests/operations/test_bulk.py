@@ -166,6 +166,7 @@ def test_many_are_done_in_parts_and_an_abort_counts_between_two(storage, clock, 
     assert storage.reads.counts("emails")[State.FAILED] == 15
 
 
+@pytest.mark.dialect
 def test_of_two_processes_one_does_it(storage, clock, worker):
     fail(storage)
     begin(BulkKind.RETRY, clock, rate=1)

@@ -728,6 +728,7 @@ def test_what_somebody_has_begun_with_is_not_missed_when_it_is_taken_over(
     assert times(row) == (1, FIRST, FIRST + EVERY)
 
 
+@pytest.mark.dialect
 @pytest.mark.parametrize("storage", ["memory", "database", "redis", "cluster"], indirect=True)
 def test_many_who_look_at_once_enqueue_each_slot_once(storage: Storage, clock: FakeClock) -> None:
     queues = [f"queue {number}" for number in range(5)]
@@ -755,6 +756,7 @@ def test_many_who_look_at_once_enqueue_each_slot_once(storage: Storage, clock: F
     assert [times(row) for row in rows] == [(1, FIRST, FIRST + EVERY)] * 5
 
 
+@pytest.mark.dialect
 @pytest.mark.parametrize("storage", ["memory", "redis"], indirect=True)
 def test_of_many_who_look_and_die_none_costs_or_doubles_a_slot(
     storage: Storage, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
@@ -1131,6 +1133,7 @@ def test_a_changed_schedule_takes_effect_without_being_saved_one_by_one(
     assert times(row) == (0, None, FIRST)
 
 
+@pytest.mark.dialect
 @on_memory
 def test_what_the_scheduler_keeps_is_not_written_over_by_who_edits_the_row(
     storage: Storage, firing: Firing, clock: FakeClock
@@ -1169,6 +1172,7 @@ def test_a_schedule_changed_while_its_slot_is_fired_keeps_the_new_time(
     assert times(row) == (len(old) + 1, changed, changed + 60 * MINUTE)
 
 
+@pytest.mark.dialect
 @on_memory
 def test_a_row_disabled_while_its_slot_is_enqueued_stays_disabled(
     storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,7 @@ from djqueue.operations.leaderlease import TTL, LeaderLease, LeaderLeaseLostErro
 from djqueue.storage.tables.holders import host_name, start_mark
 from djqueue.testing.clock import FakeClock
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.dialect]
 
 HOUR = 3_600_000
 

@@ -25,6 +25,7 @@ from tests.support import PATIENCE, eventually
 
 from .looking import assert_alike, copy_all, letters, mirrored, mirrored_state, tables
 
+pytestmark = pytest.mark.dialect
 DAY = 86_400_000
 
 

@@ -11,6 +11,7 @@ from djqueue.operations import tables
 from djqueue.testing import factories as f
 from tests.operations.looking import copy_all
 
+pytestmark = pytest.mark.dialect
 HOUR = 3_600_000
 
 

@@ -27,6 +27,7 @@ from djqueue.storage.redis import RedisStorage, outbox_table
 from djqueue.testing.draining import drain
 from tests.support import PATIENCE, aeventually, eventually
 
+pytestmark = pytest.mark.dialect
 QUEUES = {"emails": {"OUTBOX": True}, "others": {}}
 
 

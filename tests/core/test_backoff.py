@@ -1,4 +1,4 @@
-"""How long a failed job waits."""
+"""Delays between attempts of a failed job."""
 
 from datetime import timedelta
 from random import Random

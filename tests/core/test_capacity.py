@@ -1,4 +1,4 @@
-"""Which job goes when a queue is full."""
+"""Eviction of jobs from full queues."""
 
 from djqueue.core.capacity import COMPACT_FROM, DropOrder
 from djqueue.core.queue import QueuePolicy

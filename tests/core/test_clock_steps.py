@@ -1,4 +1,4 @@
-"""What was promised as a length of time keeps its length when the wall clock is set."""
+"""Durations keep their length when the wall clock is set."""
 
 import pytest
 

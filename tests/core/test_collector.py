@@ -1,4 +1,4 @@
-"""The garbage collector rests while much is made that stays, and only then."""
+"""The garbage collector is paused while many long-lived objects are made."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""Dead letters of one queue: order, eviction, expiry, retries by themselves."""
+"""Dead letters of one queue: order, eviction, expiry and automatic retries."""
 
 from random import Random
 

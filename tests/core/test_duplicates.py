@@ -1,4 +1,4 @@
-"""Which of several jobs with one unique key wins."""
+"""The winner among several jobs with one unique key."""
 
 import pytest
 

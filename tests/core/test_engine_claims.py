@@ -1,4 +1,4 @@
-"""Claims: what is taken, in which order, when to look again; and what finishing does."""
+"""Claims: selection, order and hints; and the effects of finishing jobs."""
 
 import pytest
 

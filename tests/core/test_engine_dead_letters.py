@@ -1,4 +1,4 @@
-"""Dead letters in the engine: eviction, expiry, retries, and the results beside them."""
+"""Dead letters in the engine: eviction, expiry, retries and results."""
 
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.engine import sweeper

@@ -1,4 +1,4 @@
-"""Jobs that wait for others, in any queue, whatever becomes of those."""
+"""Jobs that depend on others in any queue, for every outcome."""
 
 import pytest
 

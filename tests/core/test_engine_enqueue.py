@@ -1,4 +1,4 @@
-"""Enqueue: answers, ids, unique keys, and what becomes of an id that has ended."""
+"""Enqueue: results, ids, unique keys, and reuse of ids of ended jobs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Groups: one after the other, no scanning past the blocked, nothing lost whatever happens to one."""
+"""Groups: order, concurrency, and no scans of waiting jobs."""
 
 from collections import deque
 

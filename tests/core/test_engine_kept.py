@@ -1,4 +1,4 @@
-"""Jobs that are kept elsewhere, too: taken in at a start, from producers, and let go."""
+"""The journal of a persistent engine, and jobs restored, accepted and evicted."""
 
 from threading import Thread
 

@@ -1,4 +1,4 @@
-"""Leases and fencing: what a worker may still say, and what happens when it says nothing."""
+"""Leases and fencing: stale, stalled and silent workers."""
 
 import pytest
 

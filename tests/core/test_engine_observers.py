@@ -1,4 +1,4 @@
-"""Who is told of what: listeners, subscribers, and that none of them can break the engine."""
+"""Listeners and subscribers: their events, and isolation of their failures."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Verbs on whole queues: clean, obliterate, limits; and nothing of a queue outlives it."""
+"""Operations on whole queues: clean, obliterate and counts."""
 
 import pytest
 

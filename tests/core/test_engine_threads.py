@@ -1,4 +1,4 @@
-"""Many threads at once: nothing is lost, nothing runs twice, the counters are exact."""
+"""The engine under many threads: no job is lost or runs twice, and counters are exact."""
 
 import sys
 from collections import Counter

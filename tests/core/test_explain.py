@@ -1,4 +1,4 @@
-"""Why a job is not running: the first verdict that is true, in the table's order, with its evidence."""
+"""Explanations of pending jobs: the first true verdict, with its evidence."""
 
 from itertools import combinations
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Ended jobs are kept for as long as each says, and no record's time touches another's (P1)."""
+"""Retention of ended jobs, each independent of the others."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Graphs: their order, their circles, and what of a call has to be there before."""
+"""Flow graphs: order, cycles, and dependencies that must exist."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""What objects do in a forked child, and that nothing keeps them alive for it."""
+"""Objects are reset in forked children, without being kept alive for it."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""The walk through a graph: who is found, in how many steps, and where it ends."""
+"""Reading a flow graph: its jobs, their distance, and limits."""
 
 from hypothesis import given
 from hypothesis import strategies as st

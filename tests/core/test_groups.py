@@ -1,4 +1,4 @@
-"""Groups against a model: by its weight of each ready, so many out at once, so often, the others in order."""
+"""Groups compared with a model: weights, limits, rates and order."""
 
 from fractions import Fraction
 from math import ceil

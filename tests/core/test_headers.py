@@ -1,4 +1,4 @@
-"""Headers: what they may be, and what a refusal says."""
+"""Headers: valid values, immutability and rejections."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""The priority queue against a sorted list, with removals in its midst."""
+"""The priority queue compared with a sorted list, with removals."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""UUIDv7 ids ascend, over threads and whatever the clock does."""
+"""UUIDv7 ids ascend across threads and clock changes."""
 
 import os
 import subprocess

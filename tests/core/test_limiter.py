@@ -1,4 +1,4 @@
-"""Rates against exact fractions; concurrency; a refusal changes nothing."""
+"""Rate limits compared with exact fractions, and concurrency limits."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""Histograms of fixed parts, and buckets put together from them."""
+"""Histograms with fixed bins, and buckets merged from shorter ones."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Every option is checked in one place, and a refusal names it."""
+"""Validation of job options."""
 
 import math
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""Permissions are checked where they are written, and compared as the values that they stand for."""
+"""Permissions: validation, normal forms and matching."""
 
 import pickle
 import re

@@ -1,4 +1,4 @@
-"""Amounts of bytes, as users write them."""
+"""Sizes in bytes, as users write them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The one table of transitions."""
+"""The transition table."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Log lines about events that may come by the thousand."""
+"""Throttling of frequent log lines."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Which waiting jobs no live worker can run."""
+"""Waiting jobs that no live worker can run."""
 
 from djqueue.contrib.celery import names
 from djqueue.core.engine import Engine

@@ -1,4 +1,4 @@
-"""A unique key belongs to one job, and is free exactly when its owner is gone or its time is over."""
+"""A unique key belongs to one job until its owner ends or the key expires."""
 
 from djqueue.core.unique import UniqueKeys
 from tests.core.making import make_job

@@ -1,4 +1,4 @@
-"""`manage.py djqueue schedules`, and what `runworkers` declares at its start."""
+"""`manage.py djqueue schedules`, and the schedules that `runworkers` declares at its start."""
 
 from datetime import UTC, datetime, timedelta
 from io import StringIO

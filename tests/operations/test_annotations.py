@@ -1,4 +1,4 @@
-"""Marks: of versions that begin to run, and by hand."""
+"""Annotations: of versions that start to run, and manual ones."""
 
 from io import StringIO
 from typing import Any

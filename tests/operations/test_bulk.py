@@ -1,4 +1,4 @@
-"""Bulk operations: each job once, whoever does them and whenever one of them dies."""
+"""Bulk operations handle each job once, even if their processes die."""
 
 import pytest
 from django.db import InterfaceError, OperationalError

@@ -1,4 +1,4 @@
-"""`manage.py djqueue`: what it says and what it refuses."""
+"""`manage.py djqueue`: output and errors."""
 
 import json
 from io import StringIO

@@ -1,4 +1,4 @@
-"""Schedules that code declares, as rows."""
+"""Schedules declared in code become rows."""
 
 from datetime import timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""Schedules fire on every storage: each slot is enqueued once, whoever looks and whenever."""
+"""Schedules fire on every storage, and each slot is enqueued once."""
 
 import logging
 import os

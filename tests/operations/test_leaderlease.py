@@ -1,4 +1,4 @@
-"""Of the processes that could write the mirror one does, and another takes over when that one is gone."""
+"""The leader lease of the mirror: one holder at a time, and takeover from dead ones."""
 
 import os
 

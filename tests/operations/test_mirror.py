@@ -1,4 +1,4 @@
-"""The mirror: the tables have what Redis has."""
+"""The mirror keeps the tables equal to Redis."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""How long, and how many of them, rows of ended jobs are kept in the mirror."""
+"""Retention of rows of ended jobs in the mirror."""
 
 import pytest
 from django.db import connection

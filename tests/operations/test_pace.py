@@ -1,4 +1,4 @@
-"""While many jobs change, the mirror waits, but only for a while."""
+"""The mirror waits while many jobs change, up to a limit."""
 
 from itertools import pairwise
 

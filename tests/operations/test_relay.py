@@ -1,4 +1,4 @@
-"""Queues with OUTBOX: jobs that wait in a table for a transaction to commit, or for Redis to be back."""
+"""Queues with OUTBOX: jobs wait in a table until their transaction commits or Redis is available again."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""Redis has lost its data: what the tables know as unfinished runs all the same."""
+"""Restoring unfinished jobs from the tables after Redis lost its data."""
 
 from collections import Counter
 

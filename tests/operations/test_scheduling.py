@@ -1,4 +1,4 @@
-"""Schedules beside a worker's upkeep."""
+"""Schedules fired by the sweep of a worker."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`manage.py djqueue workers`: who is there, and telling them something."""
+"""`manage.py djqueue workers`: listing workers and sending them commands."""
 
 import re
 import threading

@@ -1,4 +1,4 @@
-"""`runworkers` with a mirror beside it: real processes."""
+"""`runworkers` and its mirror, in real processes."""
 
 import json
 import os

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[1]
 
 SETTINGS = """
@@ -48,7 +50,7 @@ def manage(tmp_path):
             },
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=5 * PATIENCE,
             check=False,
         )
         assert finished.returncode == 0, finished.stdout + finished.stderr

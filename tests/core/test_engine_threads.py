@@ -16,6 +16,7 @@ from djqueue.core.shard import Shard
 from djqueue.core.sharing import LimiterPolicy
 from djqueue.core.states import LIVE, TERMINAL, State
 from tests.core.anatomy import check_empty, check_engine
+from tests.support import PATIENCE
 
 QUEUES = ["a", "b", "c"]
 NAMES = frozenset({"send"})
@@ -167,7 +168,7 @@ def test_dependency_that_completes_while_a_dependent_is_added_is_not_missed():
 
     def work():
         for number in range(rounds):
-            bound[number].wait(60)
+            assert bound[number].wait(PATIENCE)
             for claimed in engine.claim(ClaimRequest("w", 1, NAMES, ("a",))).jobs:
                 outcome = Outcome("a", claimed.id, claimed.token, "complete")
                 assert engine.finish([outcome]).accepted == [True]
@@ -207,7 +208,7 @@ def test_dependent_enqueued_during_a_completion_waits_for_its_end(monkeypatch):
     def complete_meanwhile(*arguments):
         lock.wanted.clear()
         late.start()
-        assert lock.wanted.wait(30)
+        assert lock.wanted.wait(PATIENCE)
         complete(*arguments)
 
     monkeypatch.setattr(Shard, "complete", complete_meanwhile)
@@ -399,7 +400,7 @@ def test_concurrency_limit_of_one_holds_while_jobs_are_enqueued_and_end(queues):
             with lock:
                 running.difference_update(job.id for job in claimed)
                 done.update(job.id for job in claimed)
-            if not claimed and len(done) < jobs and not bells[number].wait(30):
+            if not claimed and len(done) < jobs and not bells[number].wait(PATIENCE):
                 lost.append(number)
                 return
         engine.finish(outcomes)

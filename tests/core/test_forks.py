@@ -10,6 +10,7 @@ import pytest
 
 from djqueue.core import forks
 from djqueue.core.ids import IdSource
+from tests.support import PATIENCE
 
 
 class Counted:
@@ -39,7 +40,7 @@ print(alive.resets)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forked_child_resets_live_objects():
     said = subprocess.run(
-        [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=PATIENCE, check=True
     )
 
     assert said.stdout.split() == ["1", "0"]

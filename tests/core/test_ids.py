@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djqueue.core.ids import IdSource
+from tests.support import PATIENCE
 
 NOW = 1_700_000_000_000
 
@@ -41,7 +42,7 @@ def test_ids_beyond_the_capacity_of_a_millisecond_use_the_next():
 
 
 def test_threads_share_an_id_source():
-    source, start = IdSource(), Barrier(4)
+    source, start = IdSource(), Barrier(4, timeout=PATIENCE)
     found = [[] for _ in range(4)]
 
     def work(mine):
@@ -85,7 +86,7 @@ print(source.new(int(sys.argv[1])))
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forked_child_makes_ids_although_the_parent_held_the_lock():
     command = [sys.executable, "-c", FORK, str(NOW)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
 
     of_child, of_parent = said.split()
     assert UUID(of_child).version == UUID(of_parent).version == 7

@@ -44,6 +44,7 @@ from djqueue.testing.factories import (
     finish,
     retrying,
 )
+from tests.support import PATIENCE
 
 NAME = "digest"
 MINUTE = 60_000
@@ -70,7 +71,7 @@ def storage(request: pytest.FixtureRequest, tables: None, clock: FakeClock) -> I
     else:
         server = request.getfixturevalue("redis_server" if request.param == "redis" else "redis_cluster")
         server.clean()
-        made = RedisStorage(url=server.url)
+        made = RedisStorage(url=server.url, timeout=PATIENCE)
     made.connect()
     yield made
     made.close()
@@ -732,7 +733,7 @@ def test_concurrent_schedulers_enqueue_each_slot_once(storage: Storage, clock: F
     queues = [f"queue {number}" for number in range(5)]
     rows = [a_cron_job(f"mine {queue}", queue=queue, next_run_at=to_datetime(FIRST)) for queue in queues]
     clock.advance(FIRST - clock.now())
-    together = Barrier(4)
+    together = Barrier(4, timeout=PATIENCE)
 
     def look() -> int:
         try:

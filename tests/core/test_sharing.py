@@ -201,7 +201,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @rule()
     def something_runs_when_everybody_asks(self):
-        """Whatever was kept for those who do not come."""
+        """After a turn has expired, its capacity is free for other queues."""
         self.clock.advance(TURN)
         if (rate := self.limits[0]) is not None:
             self.tokens = min(rate.capacity, self.tokens + rate.capacity * TURN / rate.per)
@@ -214,15 +214,19 @@ class SharingMachine(RuleBasedStateMachine):
         assert not (waits and idle) or len(self.claims) == before + 1
 
     @invariant()
-    def what_is_used_is_what_is_active(self):
+    def used_capacity_equals_active_weights(self):
         active = [record for queue in QUEUES for record in self.engine.reads.page(queue, State.ACTIVE, 1_000)]
         assert self.engine.limiters.state("l").used == sum(record.options.weight for record in active)
 
 
-def test_queues_share_the_capacity_of_a_limiter():
+@pytest.mark.parametrize("examples", [40, pytest.param(150, marks=pytest.mark.thorough)])
+def test_queues_share_the_capacity_of_a_limiter(examples):
     run_state_machine_as_test(
         SharingMachine,
         settings=settings(
-            max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
         ),
     )

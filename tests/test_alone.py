@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[1]
 
 SETTINGS = """
@@ -48,7 +50,7 @@ def manage(tmp_path):
             },
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=5 * PATIENCE,
             check=False,
         )
         assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -58,7 +60,7 @@ def manage(tmp_path):
 
 
 @pytest.mark.slow
-def test_djqueue_is_the_only_app_that_a_project_needs(manage):
+def test_project_with_djqueue_as_its_only_app_runs_jobs(manage):
     apps = ["djqueue"]
 
     assert "no issues" in manage(apps, "check", "--fail-level", "WARNING")
@@ -75,7 +77,7 @@ def test_djqueue_is_the_only_app_that_a_project_needs(manage):
 
 
 @pytest.mark.slow
-def test_bulk_writes_need_the_app_of_spark_and_say_so(manage):
+def test_bulk_writes_require_the_spark_app(manage):
     apps = [*(f"django.contrib.{name}" for name in ADMIN), "djqueue"]
     manage(apps, "migrate", "--skip-checks", "--verbosity", "0")
 

@@ -88,11 +88,11 @@ def of_database(settings: Any, alias: str) -> list[CheckMessage]:
     return found(settings, {"STORAGE": {**DATABASE, "OPTIONS": {"DATABASE": alias}}})
 
 
-def test_a_good_setting_is_silent(settings: Any) -> None:
+def test_valid_settings_report_nothing(settings: Any) -> None:
     assert found(settings, {"STORAGE": MEMORY, "CONCURRENCY": 3}) == []
 
 
-def test_each_bad_key_is_an_error_of_its_own_with_a_hint(settings: Any) -> None:
+def test_each_invalid_key_is_an_error_with_a_hint(settings: Any) -> None:
     messages = found(
         settings, {"STORAGE": MEMORY, "CONCURENCY": 3, "HEARTBEAT": 0, "QUEUES": {"a": {"RATE": "x"}}}
     )
@@ -111,38 +111,38 @@ def test_every_setting_has_a_hint() -> None:
     assert set(checks.HINTS) == set(READERS)
 
 
-def test_a_setting_that_is_no_dict_is_one_error(settings: Any) -> None:
+def test_setting_that_is_not_a_dict_is_one_error(settings: Any) -> None:
     assert ids(found(settings, ["emails"]))[0] == "djqueue.E001"
 
 
-def test_a_bad_setting_stops_a_command_with_its_errors(settings: Any) -> None:
+def test_invalid_setting_stops_a_command_with_its_errors(settings: Any) -> None:
     settings.DJQUEUE = {"STORAGE": MEMORY, "X": 1}
     with pytest.raises(SystemCheckError, match=r"djqueue\.E001.*DJQUEUE\['X'\] is not a setting"):
         call_command("check", tags=["djqueue"])
 
 
 @pytest.mark.parametrize("path", ["no.such.Storage", "djqueue.storage.memory.Memory"])
-def test_a_storage_that_cannot_be_imported_is_an_error(settings: Any, path: str) -> None:
+def test_storage_that_cannot_be_imported_is_an_error(settings: Any, path: str) -> None:
     (message,) = found(settings, {"STORAGE": {"BACKEND": path}})
     assert message.id == "djqueue.E002"
     assert path in message.msg
 
 
 @pytest.mark.parametrize("path", ["djqueue.conf.Settings", "djqueue.conf.READERS"])
-def test_a_class_that_is_no_storage_is_an_error(settings: Any, path: str) -> None:
+def test_backend_that_is_not_a_storage_is_an_error(settings: Any, path: str) -> None:
     (message,) = found(settings, {"STORAGE": {"BACKEND": path}})
     assert message.id == "djqueue.E003"
     assert path in message.msg
 
 
-def test_an_option_that_the_storage_does_not_have_is_an_error(settings: Any) -> None:
+def test_unknown_storage_option_is_an_error(settings: Any) -> None:
     (message,) = found(settings, {"STORAGE": {**MEMORY, "OPTIONS": {"URL": "x", "CORES": 2}}})
     assert message.id == "djqueue.E004"
     assert "MemoryStorage has no option 'URL'" in message.msg
     assert "CORES" in str(message.hint)
 
 
-def test_an_option_that_the_storage_needs_is_asked_for(settings: Any) -> None:
+def test_missing_required_storage_option_is_an_error(settings: Any) -> None:
     backend = f"{__name__}.Strict"
     (message,) = found(settings, {"STORAGE": {"BACKEND": backend, "OPTIONS": {"TIMEOUT": 3}}})
     assert message.id == "djqueue.E004"
@@ -150,31 +150,31 @@ def test_an_option_that_the_storage_needs_is_asked_for(settings: Any) -> None:
     assert found(settings, {"STORAGE": {"BACKEND": backend, "OPTIONS": {"URL": "x"}}}) == []
 
 
-def test_a_storage_that_takes_any_option_is_given_any(settings: Any) -> None:
+def test_storage_with_arbitrary_options_accepts_any(settings: Any) -> None:
     storage = {"BACKEND": f"{__name__}.Open", "OPTIONS": {"WHATEVER": 1}}
     assert found(settings, {"STORAGE": storage}) == []
 
 
-def test_a_content_type_that_is_written_but_not_accepted_is_an_error(settings: Any) -> None:
+def test_codec_outside_the_accepted_content_types_is_an_error(settings: Any) -> None:
     (message,) = found(settings, {"STORAGE": MEMORY, "CODEC": "application/x-yaml"})
     assert message.id == "djqueue.E005"
     assert "application/x-yaml" in message.msg
 
 
-def test_a_bad_list_of_content_types_is_one_error_not_two(settings: Any) -> None:
+def test_invalid_content_types_are_one_error(settings: Any) -> None:
     given = {"STORAGE": MEMORY, "ACCEPT_CONTENT": [], "CODEC": "application/x-yaml"}
     assert ids(found(settings, given)) == ["djqueue.E001"]
 
 
 @pytest.mark.parametrize("name", ["application/x-python-serialize", "pickle"])
-def test_pickle_is_a_warning(settings: Any, name: str) -> None:
+def test_accepting_pickle_is_a_warning(settings: Any, name: str) -> None:
     accepted = ["application/x-djqueue-msgpack", name]
     (message,) = found(settings, {"STORAGE": MEMORY, "ACCEPT_CONTENT": accepted})
     assert message.id == "djqueue.W001"
     assert name in message.msg
 
 
-def test_a_lease_that_ends_between_heartbeats_is_a_warning(settings: Any) -> None:
+def test_lease_shorter_than_two_heartbeats_is_a_warning(settings: Any) -> None:
     given = {"STORAGE": MEMORY, "HEARTBEAT": 5, "QUEUES": {"a": {"LEASE": 9}, "b": {"LEASE": 10}}}
     (message,) = found(settings, given)
     assert message.id == "djqueue.W005"
@@ -187,7 +187,7 @@ def test_a_lease_that_ends_between_heartbeats_is_a_warning(settings: Any) -> Non
 # Databases.
 
 
-def test_sqlite_without_immediate_transactions_is_a_warning_with_what_to_set(
+def test_sqlite_without_immediate_transactions_is_a_warning_with_a_hint(
     settings: Any, databases: dict[str, Any], tmp_path: Path
 ) -> None:
     alias = add_database(databases, ENGINE="django.db.backends.sqlite3", NAME=tmp_path / "db")
@@ -197,7 +197,7 @@ def test_sqlite_without_immediate_transactions_is_a_warning_with_what_to_set(
 
 
 @pytest.mark.parametrize("mode", ["IMMEDIATE", "immediate"])
-def test_sqlite_with_immediate_transactions_is_fine(
+def test_sqlite_with_immediate_transactions_is_accepted(
     settings: Any, databases: dict[str, Any], tmp_path: Path, mode: str
 ) -> None:
     alias = add_database(
@@ -210,21 +210,21 @@ def test_sqlite_with_immediate_transactions_is_fine(
 
 
 @pytest.mark.parametrize("name", [":memory:", "file:jobs?mode=memory&cache=shared"])
-def test_a_database_in_memory_is_a_warning(settings: Any, databases: dict[str, Any], name: str) -> None:
+def test_in_memory_database_is_a_warning(settings: Any, databases: dict[str, Any], name: str) -> None:
     alias = add_database(databases, ENGINE="django.db.backends.sqlite3", NAME=name)
     (message,) = of_database(settings, alias)
     assert message.id == "djqueue.W003"
     assert "runworkers" in message.msg
 
 
-def test_the_database_in_memory_of_djangos_tests_is_none(settings: Any, databases: dict[str, Any]) -> None:
+def test_in_memory_test_database_of_django_is_accepted(settings: Any, databases: dict[str, Any]) -> None:
     name = "file:memorydb_default?mode=memory&cache=shared"
     alias = add_database(databases, ENGINE="django.db.backends.sqlite3", NAME=name)
     assert of_database(settings, alias) == []
 
 
 @pytest.mark.parametrize(("vendor", "expected"), [("mysql", ["djqueue.W004"]), ("postgresql", [])])
-def test_a_database_that_is_not_tested_is_a_warning(
+def test_untested_database_vendor_is_a_warning(
     settings: Any,
     databases: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -237,15 +237,13 @@ def test_a_database_that_is_not_tested_is_a_warning(
     assert ids(of_database(settings, alias)) == expected
 
 
-def test_a_database_that_is_not_configured_is_an_error(settings: Any) -> None:
+def test_unconfigured_database_is_an_error(settings: Any) -> None:
     (message,) = of_database(settings, "jobs")
     assert message.id == "djqueue.E004"
     assert "'jobs' is not in DATABASES" in message.msg
 
 
-def test_the_database_of_another_storage_is_nobodys_business(
-    settings: Any, databases: dict[str, Any]
-) -> None:
+def test_database_is_not_checked_for_other_storages(settings: Any, databases: dict[str, Any]) -> None:
     add_database(databases, ENGINE="django.db.backends.sqlite3", NAME=":memory:")
     assert found(settings, {"STORAGE": MEMORY}) == []
 
@@ -260,7 +258,7 @@ def of_redis(settings: Any, given: Any = None, **options: Any) -> list[CheckMess
     return found(settings, {"STORAGE": storage, **(given or {})})
 
 
-def test_a_good_redis_storage_is_silent_and_not_asked(settings: Any) -> None:
+def test_valid_redis_storage_is_accepted_without_a_connection(settings: Any) -> None:
     assert of_redis(settings, LEASE=60, PREFIX="shop:", TIMEOUT=3) == []
 
 
@@ -276,24 +274,24 @@ def test_a_good_redis_storage_is_silent_and_not_asked(settings: Any) -> None:
         ({"MIRROR": {"STATES": ["faild"]}}, "'faild' is not a state"),
     ],
 )
-def test_a_wrong_option_of_redis_is_an_error(settings: Any, options: dict[str, Any], words: str) -> None:
+def test_invalid_redis_option_is_an_error(settings: Any, options: dict[str, Any], words: str) -> None:
     (message,) = of_redis(settings, **options)
     assert message.id == "djqueue.E004"
     assert message.msg.startswith("DJQUEUE['STORAGE']: OPTIONS: ")
     assert words in message.msg
 
 
-def test_a_client_of_the_projects_own_is_not_made_to_look_at_it(settings: Any) -> None:
+def test_custom_redis_client_is_not_created_by_checks(settings: Any) -> None:
     assert of_redis(settings, URL=None, CLIENT=pytest.fail) == []
 
 
-def test_the_lease_of_the_redis_options_is_that_of_all_other_queues(settings: Any) -> None:
+def test_redis_lease_option_applies_to_every_other_queue(settings: Any) -> None:
     (message,) = of_redis(settings, LEASE=9)
     assert message.id == "djqueue.W005"
     assert "every other queue (9 s)" in message.msg
 
 
-def test_a_lease_that_a_call_can_outlast_is_a_warning(settings: Any) -> None:
+def test_lease_shorter_than_the_call_timeout_is_a_warning(settings: Any) -> None:
     (message,) = of_redis(settings, {"HEARTBEAT": 1, "QUEUES": {"a": {"LEASE": 2}}})
     assert message.id == "djqueue.W006"
     assert "the lease of a (2 s)" in message.msg
@@ -309,7 +307,7 @@ def test_a_lease_that_a_call_can_outlast_is_a_warning(settings: Any) -> None:
     ],
     ids=["databases", "deploy", "both"],
 )
-def test_redis_is_asked_once_when_databases_are_or_at_a_deployment(settings: Any, how: Any) -> None:
+def test_redis_is_checked_once_with_databases_or_for_deployment(settings: Any, how: Any) -> None:
     settings.DJQUEUE = {"STORAGE": {**REDIS, "OPTIONS": {"URL": NOBODY}}}
     (message,) = run_checks(tags=["djqueue"], **how)
     assert message.id == "djqueue.W007"
@@ -334,7 +332,7 @@ def test_deployment_checks_report_redis_exactly_once(settings: Any, run: dict[st
         assert found.count("djqueue.W007") == 1
 
 
-def test_deployment_checks_ask_redis_after_a_run_with_databases(settings: Any) -> None:
+def test_deployment_checks_connect_to_redis_after_a_run_with_databases(settings: Any) -> None:
     settings.DJQUEUE = {"STORAGE": {**REDIS, "OPTIONS": {"URL": NOBODY}}}
     assert "djqueue.W007" in ids(run_checks(tags=["djqueue"], databases=["other"]))
     for databases in ([], ["other"]):
@@ -351,7 +349,7 @@ def on_the_way(many: int) -> None:
 
 
 @pytest.mark.django_db
-def test_jobs_that_are_left_in_the_outbox_of_no_queue_are_a_warning(settings: Any) -> None:
+def test_jobs_left_in_an_unused_outbox_are_a_warning(settings: Any) -> None:
     on_the_way(3)
     settings.DJQUEUE = {"STORAGE": MEMORY, "QUEUES": {"emails": {}}}
     (message,) = run_checks(tags=["djqueue"], databases=["default"])
@@ -363,39 +361,41 @@ def test_jobs_that_are_left_in_the_outbox_of_no_queue_are_a_warning(settings: An
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(("many", "outbox"), [(0, False), (3, True)], ids=["empty", "relayed"])
-def test_an_outbox_that_is_empty_or_relayed_is_fine(settings: Any, many: int, outbox: bool) -> None:
+def test_empty_or_relayed_outbox_is_accepted(settings: Any, many: int, outbox: bool) -> None:
     on_the_way(many)
     settings.DJQUEUE = {"STORAGE": MEMORY, "QUEUES": {"others": {"OUTBOX": outbox}}}
     assert run_checks(tags=["djqueue"], databases=["default"]) == []
 
 
 @pytest.mark.django_db
-def test_an_outbox_that_is_in_another_database_is_not_looked_for(settings: Any) -> None:
+def test_outbox_is_checked_only_in_its_database(settings: Any) -> None:
     on_the_way(3)
     settings.DJQUEUE = {"STORAGE": MEMORY}
     assert run_checks(tags=["djqueue"], databases=["other"]) == []
 
 
 @pytest.mark.django_db
-def test_a_database_without_the_table_is_fine(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_without_the_outbox_table_is_accepted(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings.DJQUEUE = {"STORAGE": MEMORY}
     monkeypatch.setattr(OutboxJob._meta, "db_table", "not_migrated")
     assert run_checks(tags=["djqueue"], databases=["default"]) == []
 
 
-def test_what_cannot_be_read_is_not_asked(settings: Any) -> None:
+def test_redis_is_not_contacted_with_invalid_options(settings: Any) -> None:
     settings.DJQUEUE = {"STORAGE": {**REDIS, "OPTIONS": {"UR": NOBODY}}}
     assert ids(run_checks(tags=["djqueue"], databases=[], include_deployment_checks=True)) == ["djqueue.E004"]
 
 
-def test_a_client_that_cannot_be_made_is_told_when_redis_is_asked(settings: Any) -> None:
+def test_failing_redis_client_factory_is_an_error_of_deployment_checks(settings: Any) -> None:
     settings.DJQUEUE = {"STORAGE": {**REDIS, "OPTIONS": {"CLIENT": dict}}}
     (message,) = run_checks(tags=["djqueue"], databases=[], include_deployment_checks=True)
     assert message.id == "djqueue.E004"
     assert "CLIENT must return" in message.msg
 
 
-def test_a_missing_package_is_named(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_path: str) -> None:
         raise ConfigurationError("the Redis storage requires more packages: pip install djqueue[redis]")
 
@@ -406,7 +406,7 @@ def test_a_missing_package_is_named(settings: Any, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("package", ["redis", "hiredis"])
-def test_the_redis_storage_names_its_extra_if_a_package_is_missing(
+def test_redis_storage_names_its_extra_if_a_package_is_missing(
     monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else name)
@@ -415,7 +415,7 @@ def test_the_redis_storage_names_its_extra_if_a_package_is_missing(
         importlib.reload(requirements)
 
 
-def test_no_check_asks_a_database(settings: Any) -> None:
+def test_checks_do_not_query_databases_by_default(settings: Any) -> None:
     # pytest-django fails this test, which asks for no database, if one is used.
     assert {*ids(found(settings, {}))} <= {"djqueue.W002"}
     assert call_command("check", tags=["djqueue"], databases=[]) is None
@@ -430,7 +430,7 @@ def test_no_check_asks_a_database(settings: Any) -> None:
         ("djqueue.middleware.LoggingMiddleware", None),
     ],
 )
-def test_an_entry_of_middleware_that_is_wrong_is_named(settings: Any, path: str, wrong: str | None) -> None:
+def test_invalid_middleware_entry_is_named(settings: Any, path: str, wrong: str | None) -> None:
     messages = found(settings, {"STORAGE": MEMORY, "MIDDLEWARE": [path]})
 
     if wrong is None:
@@ -443,7 +443,7 @@ def test_an_entry_of_middleware_that_is_wrong_is_named(settings: Any, path: str,
 
 
 @pytest.mark.parametrize("given", ["djqueue.middleware.LoggingMiddleware", [print], {}])
-def test_middleware_that_is_no_list_of_paths_is_refused(settings: Any, given: Any) -> None:
+def test_middleware_must_be_a_list_of_paths(settings: Any, given: Any) -> None:
     assert ids(found(settings, {"STORAGE": MEMORY, "MIDDLEWARE": given})) == ["djqueue.E001"]
 
 
@@ -462,25 +462,23 @@ LIMITED = {"charges": {"LIMITER": "stripe"}}
         ({"LIMITERS": ["stripe"]}, "djqueue.E001", "dict of limiters"),
     ],
 )
-def test_limiters_that_do_not_fit_their_queues_are_named(
-    settings: Any, given: Any, id: str, words: str
-) -> None:
+def test_limiters_that_do_not_match_queues_are_named(settings: Any, given: Any, id: str, words: str) -> None:
     [message] = found(settings, {"STORAGE": MEMORY, **given})
 
     assert message.id == id
     assert re.search(words, message.msg)
 
 
-def test_limiters_that_queues_use_are_right(settings: Any) -> None:
+def test_limiters_used_by_queues_are_accepted(settings: Any) -> None:
     assert found(settings, {"STORAGE": MEMORY, "QUEUES": LIMITED, "LIMITERS": {"stripe": {}}}) == []
 
 
 @pytest.mark.parametrize("given", ["tasks", None, [1], ["no-module"], [""], ["shop."], {"tasks": 1}])
-def test_modules_are_names_of_modules(settings, given):
+def test_modules_must_be_names_of_modules(settings, given):
     assert ids(found(settings, {"STORAGE": MEMORY, "MODULES": given})) == ["djqueue.E001"]
 
 
-def test_a_module_name_that_no_app_has_is_warned_of(settings):
+def test_module_found_in_no_app_is_a_warning(settings):
     [message] = found(settings, {"STORAGE": MEMORY, "MODULES": ["taks"]})
 
     assert message.id == "djqueue.W015"
@@ -488,7 +486,7 @@ def test_a_module_name_that_no_app_has_is_warned_of(settings):
     assert "Did you mean" not in message.hint
 
 
-def test_the_module_that_is_meant_is_suggested(settings):
+def test_similar_module_of_an_app_is_suggested(settings):
     apps = [*settings.INSTALLED_APPS, "tests.client.depot"]
     with override_settings(INSTALLED_APPS=apps, DJQUEUE={"STORAGE": MEMORY, "MODULES": ["taks"]}):
         [message] = run_checks(tags=["djqueue"], databases=[])
@@ -496,7 +494,7 @@ def test_the_module_that_is_meant_is_suggested(settings):
     assert "Did you mean 'tasks' (in tests.client.depot)?" in message.hint
 
 
-def test_a_module_that_an_app_has_is_right(settings):
+def test_module_of_an_installed_app_is_accepted(settings):
     apps = [*settings.INSTALLED_APPS, "tests.client.depot"]
     with override_settings(INSTALLED_APPS=apps, DJQUEUE={"STORAGE": MEMORY, "MODULES": ["tasks"]}):
         assert run_checks(tags=["djqueue"], databases=[]) == []
@@ -511,7 +509,7 @@ def test_a_module_that_an_app_has_is_right(settings):
         ({"DEFAULTS": {"MAX_ATTEMPTS": 3}}, "did you mean 'max_attempts'"),
     ],
 )
-def test_a_key_in_the_wrong_case_suggests_the_right_one(settings, given, words):
+def test_key_in_the_wrong_case_suggests_the_right_one(settings, given, words):
     [message] = found(settings, given if "STORAGE" in given else {"STORAGE": MEMORY, **given})
 
     assert message.id == "djqueue.E001"
@@ -537,7 +535,7 @@ DATABASE_STORAGE = "djqueue.storage.database.DatabaseStorage"
     ],
     ids=str,
 )
-def test_wrong_options_of_the_database_storage_are_errors(settings, options, words):
+def test_invalid_options_of_the_database_storage_are_errors(settings, options, words):
     given = {"STORAGE": {"BACKEND": DATABASE_STORAGE, "OPTIONS": options}}
     errors = [message for message in found(settings, given) if message.id == "djqueue.E004"]
 
@@ -547,7 +545,7 @@ def test_wrong_options_of_the_database_storage_are_errors(settings, options, wor
 
 
 @pytest.mark.parametrize("path", ["shop.nope", "tests.test_checks.nope"])
-def test_a_queue_filter_that_cannot_be_imported_is_warned_of(settings, path):
+def test_queue_filter_that_cannot_be_imported_is_a_warning(settings, path):
     [message] = found(settings, {"STORAGE": MEMORY, "DASHBOARD": {"QUEUE_FILTER": path}})
 
     assert message.id == "djqueue.W016"

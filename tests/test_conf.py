@@ -16,7 +16,7 @@ from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
 from djqueue.core.sharing import LimiterPolicy
 
 
-def test_without_a_setting_everything_has_its_default() -> None:
+def test_empty_settings_use_defaults() -> None:
     settings = read_settings({})
     assert asdict(settings) == asdict(Settings())
     assert settings.backend == "djqueue.storage.database.DatabaseStorage"
@@ -28,7 +28,7 @@ def test_without_a_setting_everything_has_its_default() -> None:
     assert settings.policy("any").lease == 30_000
 
 
-def test_a_full_setting_is_read() -> None:
+def test_every_setting_is_read() -> None:
     settings = read_settings(
         {
             "STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage", "OPTIONS": {"CORES": 2}},
@@ -84,7 +84,7 @@ def test_a_full_setting_is_read() -> None:
     assert (policy.objective, settings.version) == (90_000, "1.2")
 
 
-def test_what_is_kept_for_months_is_kept_for_months() -> None:
+def test_retention_of_months_is_not_capped() -> None:
     year = 365 * 86_400
     settings = read_settings(
         {
@@ -100,7 +100,7 @@ def test_what_is_kept_for_months_is_kept_for_months() -> None:
     assert settings.metrics.day == 3 * year * 1_000
 
 
-def test_queues_may_be_a_list_of_names() -> None:
+def test_queues_can_be_a_list_of_names() -> None:
     assert set(read_settings({"QUEUES": ["a", "b"]}).queues) == {"a", "b"}
 
 
@@ -176,7 +176,7 @@ BAD: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "words"), BAD)
-def test_a_bad_key_is_named_with_what_is_wrong(key: str, value: Any, words: str) -> None:
+def test_invalid_value_is_reported_with_its_key(key: str, value: Any, words: str) -> None:
     found = problems({key: value})
     assert len(found) == 1
     assert found[0].startswith(f"DJQUEUE[{key!r}]: ")
@@ -184,22 +184,22 @@ def test_a_bad_key_is_named_with_what_is_wrong(key: str, value: Any, words: str)
 
 
 @pytest.mark.parametrize("key", ["CONCURENCY", "concurrency", "X", 3, None])
-def test_an_unknown_key_is_named_with_the_nearest_one(key: Any) -> None:
+def test_unknown_key_is_reported_with_the_nearest_one(key: Any) -> None:
     (problem,) = problems({key: 1})
     assert problem.startswith(f"DJQUEUE[{key!r}] is not a setting")
     assert ("did you mean 'CONCURRENCY'?" in problem) is (key in ("CONCURENCY", "concurrency"))
 
 
-def test_every_bad_key_is_told_of() -> None:
+def test_every_invalid_key_is_reported() -> None:
     assert len(problems({"HEARTBEAT": 0, "X": 1, "CONCURRENCY": 5, "CODEC": None})) == 3
 
 
 @pytest.mark.parametrize("value", [None, [], "x", 3])
-def test_a_setting_that_is_no_dict_is_said_to_be_none(value: Any) -> None:
+def test_setting_must_be_a_dict(value: Any) -> None:
     assert problems(value) == [f"DJQUEUE must be a dict; got {'a list' if value == [] else repr(value)}"]
 
 
-def test_reading_a_bad_setting_raises_the_first_of_its_problems() -> None:
+def test_reading_invalid_settings_raises_the_first_problem() -> None:
     with pytest.raises(ConfigurationError, match=r"^DJQUEUE\['HEARTBEAT'\]: HEARTBEAT: must be positive"):
         read_settings({"HEARTBEAT": 0, "X": 1})
 
@@ -212,7 +212,7 @@ ANYTHING = st.recursive(
 
 
 @given(st.sampled_from(sorted(READERS)), ANYTHING)
-def test_no_value_is_answered_by_a_traceback(key: str, value: Any) -> None:
+def test_no_value_causes_an_unexpected_exception(key: str, value: Any) -> None:
     assert len(problems({key: value})) <= 1
 
 
@@ -227,17 +227,17 @@ def test_no_value_is_answered_by_a_traceback(key: str, value: Any) -> None:
         ([3, timedelta(seconds=2)], Rate(3, 2_000)),
     ],
 )
-def test_rates_are_read_as_users_write_them(written: Any, rate: Rate) -> None:
+def test_rates_are_read_in_every_notation(written: Any, rate: Rate) -> None:
     assert parse_rate(written) == rate
 
 
 @pytest.mark.parametrize("written", ["", "/s", "1/", "1/y", "-1/s", "1.5/s", "²/s", 5, None, (1,), (0, 1)])
-def test_other_rates_are_refused(written: Any) -> None:
+def test_invalid_rates_are_rejected(written: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^rate: "):
         parse_rate(written)
 
 
-def test_the_settings_follow_a_test_that_changes_them(settings: Any) -> None:
+def test_changed_django_settings_take_effect(settings: Any) -> None:
     settings.DJQUEUE = {"CONCURRENCY": 3}
     assert get_settings().concurrency == 3
     settings.DJQUEUE = {"CONCURRENCY": 4}
@@ -246,7 +246,7 @@ def test_the_settings_follow_a_test_that_changes_them(settings: Any) -> None:
     assert get_settings().concurrency == 10
 
 
-def test_dead_letters_may_be_retried_under_a_backoff():
+def test_automatic_retries_of_dead_letters_can_use_a_backoff():
     def delay(value):
         settings = read_settings({"QUEUES": {"a": {"DEAD_LETTERS": {"AUTO_RETRY_DELAY": value}}}})
         return settings.queues["a"].dead_letters.auto_retry_delay
@@ -266,7 +266,7 @@ def test_retention_is_read_for_each_outcome():
     assert found == Retention(completed=Keep(age=3_600_000, count=0), cancelled=Keep(count=5))
 
 
-def test_retention_is_read_for_what_goes_before_the_records():
+def test_retention_is_read_for_results_attempts_and_logs():
     given = {
         "COMPLETED": {"BYTES": "500 MB"},
         "RESULTS": {"AGE": 60, "BYTES": "1.5 MiB"},
@@ -306,12 +306,12 @@ def test_retention_is_read_for_what_goes_before_the_records():
         (7, "RETENTION"),
     ],
 )
-def test_a_wrong_retention_is_refused_by_name(given, word):
+def test_invalid_retention_is_rejected_with_its_key(given, word):
     with pytest.raises(ConfigurationError, match=word):
         read_settings({"QUEUES": {"a": {"RETENTION": given}}})
 
 
-def test_limiters_are_read_as_queues_limits_are():
+def test_limiters_are_read_like_limits_of_queues():
     given = {
         "LIMITERS": {"stripe": {"RATE": "20/m", "CONCURRENCY": 3}, "free": {}},
         "QUEUES": {"charges": {"LIMITER": "stripe"}, "other": {"LIMITER": None}},
@@ -323,6 +323,6 @@ def test_limiters_are_read_as_queues_limits_are():
     assert (found.policy("charges").limiter, found.policy("other").limiter) == ("stripe", None)
 
 
-def test_a_limiter_that_is_not_there_is_refused():
+def test_unknown_limiter_of_a_queue_is_rejected():
     with pytest.raises(ConfigurationError, match=r"LIMITER 'strip' is not one of .*'stripe'"):
         read_settings({"LIMITERS": {"stripe": {}}, "QUEUES": {"charges": {"LIMITER": "strip"}}})

@@ -33,7 +33,7 @@ def found(settings: Any, given: Any, *, deploy: bool = False) -> dict[str | None
 
 
 @pytest.mark.parametrize("given", [{}, {"QUEUES": {"heavy": {"EXECUTOR": "isolated"}}}])
-def test_limits_of_a_job_that_runs_inline_are_a_warning(settings: Any, given: Any) -> None:
+def test_limits_of_an_inline_job_are_a_warning(settings: Any, given: Any) -> None:
     job(name="render", limits={"memory": "256 MiB", "cpu": 5})(plain)
 
     message = found(settings, given)["djqueue.W017"]
@@ -56,20 +56,20 @@ def test_limits_of_a_job_that_runs_inline_are_a_warning(settings: Any, given: An
     ],
     ids=str,
 )
-def test_limits_of_a_job_in_a_process_are_right(settings: Any, options: Any, given: Any) -> None:
+def test_limits_of_a_job_in_a_process_are_accepted(settings: Any, options: Any, given: Any) -> None:
     job(name="render", limits={"cpu": 5}, **options)(plain)
 
     assert found(settings, given) == {}
 
 
 @pytest.mark.parametrize("options", [{"executor": "inline"}, {"batch": 5}], ids=str)
-def test_limits_of_a_job_that_can_only_run_inline_are_refused(options: Any) -> None:
+def test_limits_of_an_inline_only_job_are_rejected(options: Any) -> None:
     with pytest.raises(OptionError, match=r"^limits: .* in the worker, which has no limits"):
         job(name="render", limits={"cpu": 5}, **options)(plain)
 
 
 @pytest.mark.django_db
-def test_a_command_that_checks_shows_the_warning_at_its_start(settings: Any) -> None:
+def test_command_with_checks_shows_the_warning_at_start(settings: Any) -> None:
     job(name="render", limits={"cpu": 5})(plain)
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
     output = StringIO()
@@ -82,7 +82,7 @@ def test_a_command_that_checks_shows_the_warning_at_its_start(settings: Any) -> 
 # Timeouts.
 
 
-def test_timeouts_that_cannot_interrupt_are_reported_once_and_at_a_deployment_only(settings: Any) -> None:
+def test_non_interrupting_timeouts_are_reported_once_for_deployment(settings: Any) -> None:
     for number in range(7):
         job(name=f"slow-{number}", timeout=30)(plain)
 
@@ -96,7 +96,7 @@ def test_timeouts_that_cannot_interrupt_are_reported_once_and_at_a_deployment_on
     [(awaited, {"timeout": 5}), (plain, {}), (plain, {"timeout": 5, "executor": "isolated"})],
     ids=["async", "without a timeout", "isolated"],
 )
-def test_a_timeout_that_interrupts_is_not_reported(settings: Any, function: Any, options: Any) -> None:
+def test_interrupting_timeout_is_not_reported(settings: Any, function: Any, options: Any) -> None:
     job(name="quick", **options)(function)
 
     assert found(settings, {}, deploy=True) == {}
@@ -105,7 +105,7 @@ def test_a_timeout_that_interrupts_is_not_reported(settings: Any, function: Any,
 # Permissions.
 
 
-def test_a_database_that_does_not_exist_is_an_error_with_the_nearest_alias(settings: Any) -> None:
+def test_unknown_database_is_an_error_with_the_nearest_alias(settings: Any) -> None:
     job(name="reads", permissions=Permissions(db=["defualt"]))(plain)
 
     message = found(settings, {})["djqueue.E011"]
@@ -116,7 +116,7 @@ def test_a_database_that_does_not_exist_is_an_error_with_the_nearest_alias(setti
 
 
 @pytest.mark.parametrize(("user", "expected"), [(0, {"djqueue.W018"}), (1_000, set())])
-def test_permissions_under_root_are_a_warning_at_a_deployment(
+def test_permissions_under_root_are_a_deployment_warning(
     settings: Any, monkeypatch: pytest.MonkeyPatch, user: int, expected: set[str]
 ) -> None:
     job(name="reads", permissions=Permissions(db=["default"]))(plain)
@@ -126,7 +126,7 @@ def test_permissions_under_root_are_a_warning_at_a_deployment(
     assert set(found(settings, {}, deploy=True)) == expected
 
 
-def test_root_is_fine_without_permissions(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_without_permissions_is_accepted(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job(name="plain")(plain)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 

@@ -1,4 +1,4 @@
-"""The tables, and the field that keeps their times."""
+"""Models, and the field that stores their times."""
 
 from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
@@ -15,6 +15,7 @@ from djqueue.core.errors import OptionError
 from djqueue.core.states import State
 from djqueue.models import CronJob, Job, JobLog, JobState, SchedulerLease
 
+pytestmark = pytest.mark.dialect
 NOON = datetime(2026, 6, 1, 12, 0, 0, 123_000, tzinfo=UTC)
 MILLISECONDS = 1_780_315_200_123
 KATHMANDU = timezone(timedelta(hours=5, minutes=45))
@@ -47,17 +48,17 @@ def test_the_scheduler_needs_no_row_of_a_migration() -> None:
     assert not SchedulerLease.objects.exists()
 
 
-def test_the_states_of_the_table_are_those_of_the_engine() -> None:
+def test_model_states_match_engine_states() -> None:
     assert JobState.values == [state.value for state in State]
 
 
-def test_tables_have_names_that_do_not_depend_on_the_models() -> None:
+def test_table_names_are_explicit() -> None:
     assert Job._meta.db_table == "djqueue_job"
     assert CronJob._meta.db_table == "djqueue_cron_job"
 
 
 @pytest.mark.django_db
-def test_an_id_is_one_job_in_its_queue() -> None:
+def test_job_id_is_unique_in_its_queue() -> None:
     make_job()
     make_job(queue="other")
     with pytest.raises(IntegrityError), transaction.atomic():
@@ -80,7 +81,7 @@ def test_an_id_is_one_job_in_its_queue() -> None:
         ("2026-06-01T12:00:00.123Z", NOON),
     ],
 )
-def test_a_time_comes_back_as_an_aware_datetime_to_the_millisecond(given: Any, kept: datetime) -> None:
+def test_time_is_read_as_an_aware_datetime_with_milliseconds(given: Any, kept: datetime) -> None:
     row = make_log(given)
     at = JobLog.objects.get(pk=row.pk).at
     assert at == kept
@@ -88,14 +89,14 @@ def test_a_time_comes_back_as_an_aware_datetime_to_the_millisecond(given: Any, k
 
 
 @pytest.mark.django_db
-def test_no_time_stays_no_time() -> None:
+def test_null_time_stays_null() -> None:
     job = make_job(started_at=None)
     assert Job.objects.get(pk=job.pk).started_at is None
     assert Job.objects.filter(started_at__isnull=True).exists()
 
 
 @pytest.mark.django_db
-def test_a_time_is_a_whole_number_in_its_column() -> None:
+def test_time_is_stored_as_an_integer() -> None:
     make_log(NOON)
     with connection.cursor() as cursor:
         cursor.execute("SELECT at FROM djqueue_job_log")
@@ -119,7 +120,7 @@ def test_times_filter_and_order_as_datetimes_and_as_numbers() -> None:
 
 
 @pytest.mark.django_db
-def test_a_time_can_be_written_by_every_way_of_the_orm() -> None:
+def test_time_can_be_written_by_every_orm_method() -> None:
     row = make_log(NOON)
     JobLog.objects.bulk_create([JobLog(queue="q", job_id="2", at=NOON, line="")])
     JobLog.objects.update(at=NOON + timedelta(seconds=1))
@@ -136,13 +137,13 @@ def test_a_time_can_be_written_by_every_way_of_the_orm() -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("lookup", ["at__year", "at__date", "at__hour", "at__month__gt"])
-def test_parts_of_a_date_are_refused_instead_of_taken_of_a_number(lookup: str) -> None:
+def test_lookups_of_date_parts_are_rejected(lookup: str) -> None:
     with pytest.raises(FieldError, match=lookup.split("__")[1]):
         JobLog.objects.filter(**{lookup: 2026}).exists()
 
 
 @pytest.mark.django_db
-def test_a_project_without_time_zones_may_filter_by_naive_times(settings: Any) -> None:
+def test_naive_datetimes_can_be_filtered_without_time_zone_support(settings: Any) -> None:
     settings.USE_TZ = False
     settings.TIME_ZONE = "Europe/Berlin"
     make_log(datetime(2026, 6, 1, 14, 0, 0, 123_000))
@@ -151,7 +152,7 @@ def test_a_project_without_time_zones_may_filter_by_naive_times(settings: Any) -
     assert JobLog.objects.filter(at__gt=date(2026, 6, 1)).count() == 1
 
 
-def test_a_field_is_described_by_its_class_for_migrations() -> None:
+def test_milliseconds_field_deconstructs_to_its_class() -> None:
     _name, path, arguments, options = JobLog._meta.get_field("at").deconstruct()
     assert (path, arguments) == ("djqueue.fields.MillisecondsField", [])
     assert set(options) == {"verbose_name"}
@@ -162,7 +163,7 @@ def test_a_field_is_described_by_its_class_for_migrations() -> None:
 
 
 @pytest.mark.django_db
-def test_a_saved_cron_job_knows_its_next_run() -> None:
+def test_saved_cron_job_has_its_next_run() -> None:
     cron = make_cron(schedule="0 0 1 1 *", timezone="Asia/Kathmandu")
     cron.save()
     at = CronJob.objects.get().next_run_at
@@ -173,7 +174,7 @@ def test_a_saved_cron_job_knows_its_next_run() -> None:
 
 
 @pytest.mark.django_db
-def test_a_cron_job_that_is_switched_off_has_no_next_run() -> None:
+def test_disabled_cron_job_has_no_next_run() -> None:
     cron = make_cron()
     cron.save()
     cron.enabled = False
@@ -185,7 +186,7 @@ def test_a_cron_job_that_is_switched_off_has_no_next_run() -> None:
 
 
 @pytest.mark.django_db
-def test_a_run_that_is_overdue_stays_due_when_the_cron_job_is_edited() -> None:
+def test_overdue_run_stays_due_when_the_cron_job_is_edited() -> None:
     cron = make_cron(schedule="0 3 * * *")
     cron.save()
     overdue = datetime(2026, 1, 5, 3, tzinfo=UTC)
@@ -197,7 +198,7 @@ def test_a_run_that_is_overdue_stays_due_when_the_cron_job_is_edited() -> None:
 
 
 @pytest.mark.django_db
-def test_saving_some_fields_leaves_the_next_run_alone() -> None:
+def test_saving_selected_fields_keeps_the_next_run() -> None:
     cron = make_cron()
     cron.save()
     far = to_datetime(MILLISECONDS)
@@ -208,7 +209,7 @@ def test_saving_some_fields_leaves_the_next_run_alone() -> None:
 
 
 @pytest.mark.django_db
-def test_a_cron_job_with_a_bad_schedule_is_not_saved() -> None:
+def test_cron_job_with_an_invalid_schedule_is_not_saved() -> None:
     with pytest.raises(OptionError, match="61"):
         make_cron(schedule="61 * * * *").save()
     assert not CronJob.objects.exists()
@@ -226,19 +227,19 @@ def test_a_cron_job_with_a_bad_schedule_is_not_saved() -> None:
         ({"kwargs": []}, {"kwargs"}),
     ],
 )
-def test_a_cron_job_is_checked_field_by_field(fields: dict[str, Any], wrong: set[str]) -> None:
+def test_cron_job_is_validated_field_by_field(fields: dict[str, Any], wrong: set[str]) -> None:
     with pytest.raises(ValidationError) as refused:
         make_cron(**fields).clean()
     assert set(refused.value.message_dict) == wrong
 
 
-def test_a_good_cron_job_passes() -> None:
+def test_valid_cron_job_passes_validation() -> None:
     cron = make_cron(queue="anything", args=None, kwargs=None)
     cron.clean()
     assert (cron.args, cron.kwargs) == ([], {})
 
 
-def test_where_the_settings_close_the_list_of_queues_a_cron_job_keeps_to_it(settings: Any) -> None:
+def test_cron_job_must_use_a_configured_queue_with_strict_queues(settings: Any) -> None:
     settings.DJQUEUE = {"QUEUES": ["emails"], "STRICT_QUEUES": True}
     make_cron(queue="emails").clean()
     make_cron(queue="").clean()

@@ -1,4 +1,4 @@
-"""A password in the settings is in no representation, message, log line, check or page."""
+"""Passwords in the settings appear in no representation, message, log line, check or page."""
 
 import io
 import logging
@@ -161,7 +161,7 @@ def id_of(given: object) -> str:
 
 
 @pytest.mark.parametrize("given", RIGHT, ids=id_of)
-def test_nothing_of_a_configured_storage_shows_its_password(
+def test_configured_storage_never_shows_its_password(
     given: dict[str, Any], settings: Any, logged: io.StringIO
 ) -> None:
     options = {"TIMEOUT": 0.5, **given["STORAGE"]["OPTIONS"]}
@@ -185,7 +185,7 @@ def test_nothing_of_a_configured_storage_shows_its_password(
 
 
 @pytest.mark.parametrize("given", WRONG, ids=id_of)
-def test_no_message_about_a_wrong_setting_shows_the_password(
+def test_errors_of_invalid_settings_never_show_the_password(
     given: Any, settings: Any, logged: io.StringIO
 ) -> None:
     settings.DJQUEUE = given
@@ -218,7 +218,7 @@ def guarded_server() -> Iterator[servers.RedisServer]:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("password", [PASSWORD, USER_PASSWORD], ids=["right", "wrong"])
-def test_a_real_run_shows_no_password(
+def test_worker_and_dashboard_never_show_the_password(
     guarded_server: servers.RedisServer,
     password: str,
     settings: Any,
@@ -254,7 +254,7 @@ def test_a_real_run_shows_no_password(
     assert_hidden([*text, out.getvalue(), printed.out, printed.err], logged)
 
 
-def test_options_show_their_names_alone() -> None:
+def test_hidden_options_show_only_names() -> None:
     options = HiddenOptions({"url": URL, URL: 5})
 
     assert repr(options) == str(options) == f"{options}" == "{'url': …, a str: …}"
@@ -270,7 +270,7 @@ def test_options_show_their_names_alone() -> None:
         ("write to me@example.org", "write to me@example.org"),
     ],
 )
-def test_credentials_are_taken_out_of_a_text(text: str, expected: str) -> None:
+def test_credentials_are_removed_from_texts(text: str, expected: str) -> None:
     assert without_credentials(text) == expected
     assert str(ConfigurationError(text)) == expected
 
@@ -284,6 +284,6 @@ def test_credentials_are_taken_out_of_a_text(text: str, expected: str) -> None:
         ([URL], "a list", "a list"),
     ],
 )
-def test_names_and_numbers_are_shown_and_urls_are_not(value: object, name: str, kind: str) -> None:
+def test_names_and_numbers_are_shown_but_urls_are_hidden(value: object, name: str, kind: str) -> None:
     assert shown_name(value) == name
     assert kind_of(value) == kind

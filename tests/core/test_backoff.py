@@ -1,4 +1,4 @@
-"""How long a failed job waits."""
+"""Delays between attempts of a failed job."""
 
 from datetime import timedelta
 from random import Random
@@ -15,7 +15,7 @@ def delays(backoff, count=6):
     return [backoff.delay(failures, Random(0)) for failures in range(1, count + 1)]
 
 
-def test_each_kind_has_its_row():
+def test_each_backoff_kind_grows_as_documented():
     base = {"base": 100, "jitter": 0.0, "cap": 10_000}
 
     assert delays(Backoff(kind="fixed", **base)) == [100] * 6
@@ -36,7 +36,7 @@ def test_each_kind_has_its_row():
     st.integers(1, 10**9),
     st.integers(),
 )
-def test_no_wait_is_negative_or_past_its_cap(backoff, failures, seed):
+def test_delays_are_never_negative_or_above_the_cap(backoff, failures, seed):
     wait = backoff.delay(failures, Random(seed))
 
     assert isinstance(wait, int)
@@ -44,20 +44,20 @@ def test_no_wait_is_negative_or_past_its_cap(backoff, failures, seed):
 
 
 @given(st.integers(1, 20), st.floats(0, 1), st.integers())
-def test_jitter_adds_or_takes_away_its_share_at_most(failures, jitter, seed):
+def test_jitter_changes_a_delay_by_at_most_its_share(failures, jitter, seed):
     whole = Backoff(kind="linear", base=1_000, jitter=0.0).delay(failures, Random(0))
     wait = Backoff(kind="linear", base=1_000, jitter=jitter).delay(failures, Random(seed))
 
     assert abs(wait - whole) <= whole * jitter + 1
 
 
-def test_jobs_that_failed_together_do_not_come_back_together():
+def test_jitter_spreads_retries_of_jobs_that_failed_together():
     random = Random(0)
 
     assert len({DEFAULT_BACKOFF.delay(5, random) for _ in range(100)}) > 50
 
 
-def test_the_same_randomness_gives_the_same_wait():
+def test_same_randomness_gives_the_same_delay():
     assert DEFAULT_BACKOFF.delay(3, Random(7)) == DEFAULT_BACKOFF.delay(3, Random(7))
 
 
@@ -73,7 +73,7 @@ def test_the_same_randomness_gives_the_same_wait():
         (Backoff(base=5), Backoff(base=5)),
     ],
 )
-def test_users_write_a_backoff_in_many_ways(given, backoff):
+def test_backoff_accepts_every_documented_notation(given, backoff):
     assert parse_backoff(given) == backoff
 
 
@@ -106,6 +106,6 @@ def test_users_write_a_backoff_in_many_ways(given, backoff):
     ],
     ids=repr,
 )
-def test_anything_else_is_refused_by_name(given):
+def test_invalid_backoff_is_rejected_with_the_option_name(given):
     with pytest.raises(OptionError, match=r"^backoff"):
         parse_backoff(given)

@@ -1,4 +1,4 @@
-"""Which job goes when a queue is full."""
+"""Eviction of jobs from full queues."""
 
 from djqueue.core.capacity import COMPACT_FROM, DropOrder
 from djqueue.core.queue import QueuePolicy
@@ -10,7 +10,7 @@ def an_order(**given):
     return DropOrder(lambda job: True, **given)
 
 
-def test_the_oldest_goes_first():
+def test_oldest_job_is_evicted_first():
     order = an_order(by_priority=False)
     jobs = [make_job(created_at=at, priority=at) for at in (3, 1, 2)]
     for job in jobs:
@@ -19,7 +19,7 @@ def test_the_oldest_goes_first():
     assert order.first(-9) is jobs[1]
 
 
-def test_of_the_lowest_priority_the_oldest_goes_first():
+def test_oldest_job_of_the_lowest_priority_is_evicted_first():
     order = an_order(by_priority=True)
     jobs = [make_job(priority=priority) for priority in (1, 0, 0)]
     order.extend(jobs)
@@ -28,7 +28,7 @@ def test_of_the_lowest_priority_the_oldest_goes_first():
     assert order.first(-1) is None
 
 
-def test_a_job_that_has_started_or_is_gone_is_passed_over():
+def test_started_and_removed_jobs_are_not_evicted():
     there = set()
     order = DropOrder(there.__contains__, by_priority=False)
     started, active, gone, kept = (make_job() for _ in range(4))
@@ -41,7 +41,7 @@ def test_a_job_that_has_started_or_is_gone_is_passed_over():
     assert len(order) == 1
 
 
-def test_what_has_gone_leaves_no_entries_behind_for_long():
+def test_entries_of_removed_jobs_are_cleaned_up():
     order = an_order(by_priority=False)
     for _ in range(20 * COMPACT_FROM):
         job = make_job()
@@ -51,7 +51,7 @@ def test_what_has_gone_leaves_no_entries_behind_for_long():
     assert len(order) <= COMPACT_FROM + 4
 
 
-def test_a_policy_given_later_knows_the_jobs_that_are_there():
+def test_new_size_limit_includes_existing_jobs():
     bench = Bench()
     for job_id in ("a", "b", "c"):
         bench.enqueue(job_id)

@@ -8,7 +8,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.testing.clock import FakeClock
 
 
-def test_the_system_clock_has_whole_milliseconds_since_1970():
+def test_system_clock_counts_whole_milliseconds_since_1970():
     before = time.time()
     now = SYSTEM_CLOCK.now()
 
@@ -16,13 +16,13 @@ def test_the_system_clock_has_whole_milliseconds_since_1970():
     assert before * 1_000 - 1 <= now <= time.time() * 1_000
 
 
-def test_the_monotonic_clock_never_goes_back():
+def test_monotonic_clock_never_goes_back():
     ticks = [SYSTEM_CLOCK.monotonic() for _ in range(1_000)]
 
     assert ticks == sorted(ticks)
 
 
-def test_a_fake_clock_stands_until_it_is_moved():
+def test_fake_clock_advances_only_when_moved():
     clock = FakeClock(now=5_000, monotonic=10)
     assert (clock.now(), clock.monotonic()) == (5_000, 10)
 
@@ -33,6 +33,6 @@ def test_a_fake_clock_stands_until_it_is_moved():
     assert (clock.now(), clock.monotonic()) == (1_007, 17)
 
 
-def test_time_does_not_pass_backwards():
+def test_fake_clock_rejects_negative_advance():
     with pytest.raises(ValueError, match="does not accept a negative time"):
         FakeClock().advance(-1)

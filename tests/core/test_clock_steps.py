@@ -1,4 +1,4 @@
-"""What was promised as a length of time keeps its length when the wall clock is set."""
+"""Durations keep their length when the wall clock is set."""
 
 import pytest
 
@@ -77,7 +77,7 @@ def test_a_job_enqueued_right_after_a_step_waits_for_its_delay_and_no_longer(sit
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_it_does_so_when_the_clock_is_set_several_times(site, step):
+def test_delayed_job_keeps_its_delay_when_the_clock_is_set_several_times(site, step):
     result = site.enqueue(delay=60_000)
     for _ in range(3):
         site.clock.jump(step)
@@ -100,7 +100,7 @@ def test_a_job_that_is_due_at_a_time_of_day_is_due_then(site):
     assert site.state(result) is State.WAITING
 
 
-def test_a_job_that_was_rescheduled_is_due_at_the_time_that_was_given(site):
+def test_rescheduled_job_is_due_at_the_given_time(site):
     result = site.enqueue(delay=60_000)
     site.engine.jobs.reschedule("q", [result.id], site.clock.now() + 2 * HOUR)
     site.clock.jump(HOUR)
@@ -143,7 +143,7 @@ def test_a_claim_after_a_step_forward_finds_jobs_with_a_ttl(site):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_unique_key_is_free_when_its_time_is_over(site, step):
+def test_unique_key_is_released_when_its_ttl_ends(site, step):
     site.enqueue(unique_key="k", unique_ttl=60_000)
     site.clock.jump(step)
     site.engine.sweep(60_000)
@@ -164,7 +164,7 @@ def test_a_step_is_logged_once(site, caplog):
     assert caplog.text.count("set back by 3600.0 s") == 1
 
 
-def test_a_clock_that_drifts_is_not_set(site, caplog):
+def test_clock_drift_is_not_treated_as_a_step(site, caplog):
     result = site.enqueue(delay=60_000)
     for _ in range(100):
         site.clock.jump(500)
@@ -175,7 +175,7 @@ def test_a_clock_that_drifts_is_not_set(site, caplog):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_delay_that_is_given_right_after_a_step_has_its_length(site, step):
+def test_delay_given_right_after_a_step_keeps_its_length(site, step):
     site.clock.jump(step)
     result = site.enqueue(delay=60_000)
     site.clock.advance(59_000)
@@ -187,7 +187,7 @@ def test_a_delay_that_is_given_right_after_a_step_has_its_length(site, step):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_backoff_that_begins_right_after_a_step_has_its_length(site, step):
+def test_backoff_that_begins_right_after_a_step_keeps_its_length(site, step):
     result = site.enqueue()
     [claimed] = site.claim()
     site.clock.jump(step)
@@ -229,7 +229,7 @@ def test_a_dead_letter_is_retried_after_its_delay(step):
     assert site.state(result) is State.WAITING
 
 
-def test_a_suspended_machine_has_let_time_pass(site, caplog):
+def test_time_passes_while_the_machine_is_suspended(site, caplog):
     result = site.enqueue(delay=60_000)
     site.clock.suspend(HOUR)
 

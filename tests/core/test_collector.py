@@ -1,4 +1,4 @@
-"""The garbage collector rests while much is made that stays, and only then."""
+"""The garbage collector is paused while many long-lived objects are made."""
 
 import gc
 
@@ -14,7 +14,7 @@ def _enabled():
     gc.enable()
 
 
-def test_it_rests_until_the_last_who_asked_is_done():
+def test_garbage_collector_is_paused_until_the_last_pause_ends():
     with gc_paused(MANY):
         with gc_paused(MANY):
             assert not gc.isenabled()
@@ -23,19 +23,19 @@ def test_it_rests_until_the_last_who_asked_is_done():
     assert gc.isenabled()
 
 
-def test_a_few_objects_are_not_worth_it():
+def test_small_batches_do_not_pause_the_garbage_collector():
     with gc_paused(MANY - 1):
         assert gc.isenabled()
 
 
-def test_an_error_does_not_leave_it_resting():
+def test_garbage_collector_resumes_after_an_error():
     with pytest.raises(ValueError, match="no"), gc_paused(MANY):
         raise ValueError("no")
 
     assert gc.isenabled()
 
 
-def test_one_that_was_off_stays_off():
+def test_disabled_garbage_collector_stays_disabled():
     gc.disable()
 
     with gc_paused(MANY):

@@ -1,4 +1,4 @@
-"""Dead letters of one queue: order, eviction, expiry, retries by themselves."""
+"""Dead letters of one queue: order, eviction, expiry and automatic retries."""
 
 from random import Random
 
@@ -21,7 +21,7 @@ def ids(letters):
     return [letter.id for letter in letters]
 
 
-def test_a_letter_is_kept_for_a_week_and_not_retried_unless_told():
+def test_dead_letters_are_kept_for_a_week_and_not_retried_by_default():
     letter, evicted = add(DeadLetters(DeadLetterPolicy(), Random(1)), "a", "timeout", 1_000)
 
     assert letter[:7] == ("q", "a", "timeout", 1_000, 1_000 + 7 * DAY, 0, 0)
@@ -29,11 +29,11 @@ def test_a_letter_is_kept_for_a_week_and_not_retried_unless_told():
     assert evicted == []
 
 
-def test_a_queue_keeps_ten_thousand_unless_told():
+def test_queue_keeps_ten_thousand_dead_letters_by_default():
     assert DeadLetterPolicy().max_entries == 10_000
 
 
-def test_the_oldest_give_way():
+def test_oldest_dead_letters_are_evicted_first():
     dead = DeadLetters(DeadLetterPolicy(max_entries=2), Random(1))
     add(dead, "a", "unknown", 1)
     add(dead, "b", "unknown", 2)
@@ -43,7 +43,7 @@ def test_the_oldest_give_way():
     assert ids(dead.letters()) == ["b", "c"]
 
 
-def test_one_that_died_again_is_the_youngest():
+def test_job_that_fails_again_becomes_the_youngest_dead_letter():
     dead = DeadLetters(DeadLetterPolicy(max_entries=2), Random(1))
     for number, job_id in enumerate("abac"):
         _, evicted = add(dead, job_id, "unknown", number)
@@ -53,7 +53,7 @@ def test_one_that_died_again_is_the_youngest():
     assert len(dead) == 2
 
 
-def test_dead_letters_expire_when_their_time_is_over():
+def test_dead_letters_expire_after_their_ttl():
     dead = DeadLetters(DeadLetterPolicy(ttl=100), Random(1))
     add(dead, "a", "unknown", 0)
     add(dead, "b", "unknown", 50)
@@ -63,7 +63,7 @@ def test_dead_letters_expire_when_their_time_is_over():
     assert ids(dead.expired(150)) == ["a", "b"]
 
 
-def test_retries_by_themselves_are_counted_until_they_are_used_up():
+def test_automatic_retries_are_counted_until_none_are_left():
     dead = DeadLetters(DeadLetterPolicy(auto_retries=2, auto_retry_delay=10), Random(1))
     for expected in (0, 1, 2):
         letter, _ = add(dead, "a", "unknown", 100)
@@ -76,7 +76,7 @@ def test_retries_by_themselves_are_counted_until_they_are_used_up():
         dead.remove("a", by_itself=True)
 
 
-def test_a_retry_by_hand_starts_the_count_anew():
+def test_manual_retry_resets_the_count_of_automatic_retries():
     dead = DeadLetters(DeadLetterPolicy(auto_retries=1, auto_retry_delay=10), Random(1))
     add(dead, "a", "unknown", 0)
     dead.remove("a", by_itself=True)
@@ -87,7 +87,7 @@ def test_a_retry_by_hand_starts_the_count_anew():
     assert (letter.retries, letter.next_retry_at) == (0, 10)
 
 
-def test_nothing_is_remembered_of_a_job_that_is_gone_for_good():
+def test_removed_job_leaves_no_retry_count_behind():
     dead = DeadLetters(DeadLetterPolicy(auto_retries=1), Random(1))
     add(dead, "a", "unknown", 0)
     dead.remove("a", by_itself=True)
@@ -98,7 +98,7 @@ def test_nothing_is_remembered_of_a_job_that_is_gone_for_good():
     assert dead.remove("a") is None
 
 
-def test_waits_before_retries_by_themselves_follow_the_backoff():
+def test_delays_before_automatic_retries_follow_the_backoff():
     policy = DeadLetterPolicy(auto_retries=3, auto_retry_delay=Backoff(kind="linear", base=10, jitter=0.0))
     dead = DeadLetters(policy, Random(1))
 
@@ -111,7 +111,7 @@ def test_waits_before_retries_by_themselves_follow_the_backoff():
     assert found == [110, 120, 130, 0]
 
 
-def test_dead_letters_that_are_gone_are_forgotten():
+def test_removed_dead_letters_leave_nothing_behind():
     dead = DeadLetters(DeadLetterPolicy(), Random(1))
     for number in range(1_000):
         add(dead, str(number), "unknown", number)

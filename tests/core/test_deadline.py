@@ -10,25 +10,25 @@ from djqueue.core.deadline import remaining, within
 from djqueue.testing.clock import FakeClock
 
 
-def test_without_a_deadline_the_limit_counts():
+def test_time_limit_applies_without_a_deadline():
     assert remaining(3.0) == 3.0
 
 
-def test_a_deadline_cuts_what_is_asked_for():
+def test_deadline_shortens_a_time_limit():
     with within(1.0):
         assert 0.5 < remaining(3.0) <= 1.0
         assert remaining(0.2) == 0.2
     assert remaining(3.0) == 3.0
 
 
-def test_the_shorter_of_two_deadlines_counts():
+def test_shorter_of_two_deadlines_applies():
     with within(1.0), within(5.0):
         assert remaining(3.0) <= 1.0
     with within(5.0), within(0):
         assert remaining(3.0) == 0
 
 
-def test_a_thread_that_takes_the_context_along_has_the_deadline():
+def test_thread_with_a_copied_context_has_the_deadline():
     found = []
     with within(1.0):
         context = copy_context()
@@ -48,20 +48,20 @@ def breaker(clock):
     return CircuitBreaker(clock, jitter=lambda: 1.0)
 
 
-def test_while_a_server_answers_everybody_asks_it(breaker):
+def test_closed_breaker_lets_every_call_through(breaker):
     assert breaker.enter()
     assert breaker.enter()
     assert breaker.outage is None
 
 
-def test_after_a_missed_deadline_nobody_asks_until_a_pause_is_over(breaker, clock):
+def test_breaker_blocks_calls_after_a_missed_deadline_until_the_pause_ends(breaker, clock):
     breaker.failed("no answer within 2 s")
     assert not breaker.enter()
     clock.advance(FIRST_PAUSE)
     assert breaker.enter()
 
 
-def test_one_caller_probes_and_the_others_go_around(breaker, clock):
+def test_only_one_caller_probes_a_failed_server(breaker, clock):
     breaker.failed("no answer within 2 s")
     clock.advance(FIRST_PAUSE)
     assert [breaker.enter() for _ in range(3)] == [True, False, False]
@@ -86,20 +86,20 @@ def test_pauses_grow_while_probes_fail_and_the_outage_began_with_the_first(break
     assert breaker.outage == (began, "first")
 
 
-def test_failures_of_others_do_not_put_the_probe_off(breaker, clock):
+def test_failures_of_other_calls_do_not_delay_the_probe(breaker, clock):
     for _ in range(10):
         breaker.failed("no answer within 2 s")
     clock.advance(FIRST_PAUSE)
     assert breaker.enter()
 
 
-def test_who_cannot_do_without_the_server_probes_before_the_pause_is_over(breaker):
+def test_required_calls_probe_before_the_pause_ends(breaker):
     breaker.failed("no answer within 2 s")
     assert breaker.enter(at_once=True)
     assert not breaker.enter(at_once=True)
 
 
-def test_a_probe_that_gives_up_leaves_the_next_caller_to_probe(breaker, clock):
+def test_next_caller_probes_after_an_abandoned_probe(breaker, clock):
     breaker.failed("no answer within 2 s")
     clock.advance(FIRST_PAUSE)
     assert breaker.enter()

@@ -18,7 +18,7 @@ steps = st.lists(
 
 @given(steps)
 @settings(max_examples=150, deadline=None)
-def test_the_soonest_come_first_and_equal_ones_in_order(steps):
+def test_delayed_jobs_come_by_time_then_by_arrival(steps):
     delayed, model = DelayedJobs(), []
     for verb, argument, limit in steps:
         if verb == "push":
@@ -35,7 +35,7 @@ def test_the_soonest_come_first_and_equal_ones_in_order(steps):
         assert delayed.next_due() == min((job.run_at for job in model), default=None)
 
 
-def test_stale_entries_are_swept_out_above_a_fifth():
+def test_stale_entries_are_removed_above_a_fifth():
     delayed = DelayedJobs()
     jobs = [make_job(run_at=number) for number in range(1_000)]
     for job in jobs:
@@ -49,7 +49,7 @@ def test_stale_entries_are_swept_out_above_a_fifth():
     assert not delayed._heap
 
 
-def test_an_entry_that_was_left_behind_is_not_taken_for_one_among_the_ready_jobs():
+def test_stale_delayed_entry_does_not_count_as_a_ready_job():
     delayed, ready = DelayedJobs(), ReadyJobs()
     job = make_job(run_at=5)
     delayed.push(job)
@@ -61,7 +61,7 @@ def test_an_entry_that_was_left_behind_is_not_taken_for_one_among_the_ready_jobs
     assert ready.pop(1, frozenset({"send"})) == [job]
 
 
-def test_an_entry_of_a_job_that_was_moved_to_another_queue_stays_stale():
+def test_entry_of_a_job_moved_to_another_queue_stays_stale():
     for first, second in ((DelayedJobs(), DelayedJobs()), (ReadyJobs(), ReadyJobs())):
         job, other = make_job(run_at=5), make_job(run_at=6)
         for one in (job, other):

@@ -6,7 +6,7 @@ from tests.core.making import make_job
 A, B = ("q", "a"), ("q", "b")
 
 
-def test_dependents_come_in_the_order_in_which_they_were_added():
+def test_dependents_keep_the_order_in_which_they_were_added():
     tracker = DependencyTracker()
     jobs = [make_job() for _ in range(20)]
     for job in jobs:
@@ -19,7 +19,7 @@ def test_dependents_come_in_the_order_in_which_they_were_added():
     assert tracker.of(B) == jobs[:1]
 
 
-def test_the_last_dependent_that_goes_takes_the_entry_with_it():
+def test_removing_the_last_dependent_removes_the_entry():
     tracker = DependencyTracker()
     one, two = make_job(), make_job()
     tracker.add(A, one)
@@ -34,7 +34,7 @@ def test_the_last_dependent_that_goes_takes_the_entry_with_it():
     assert len(tracker) == 0
 
 
-def test_a_job_enqueued_again_under_its_id_is_another_dependent():
+def test_job_enqueued_again_with_its_id_is_a_new_dependent():
     tracker = DependencyTracker()
     old, new = make_job("same"), make_job("same")
     tracker.add(A, old)
@@ -45,7 +45,7 @@ def test_a_job_enqueued_again_under_its_id_is_another_dependent():
     assert tracker.of(A) == [new]
 
 
-def test_the_last_that_lets_go_of_a_record_says_so():
+def test_releasing_the_last_hold_on_a_record_is_reported():
     tracker = DependencyTracker()
     one, two, late = make_job(), make_job(), make_job()
     tracker.add(A, one)
@@ -62,7 +62,7 @@ def test_the_last_that_lets_go_of_a_record_says_so():
     assert len(tracker) == 0
 
 
-def test_nobody_holds_a_record_that_is_gone():
+def test_removed_record_has_no_holds():
     tracker = DependencyTracker()
     tracker.hold(A, make_job())
 

@@ -1,4 +1,4 @@
-"""Which of several jobs with one unique key wins."""
+"""The winner among several jobs with one unique key."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from djqueue.core.unique import Succession, succession
 
 
 @pytest.mark.parametrize("on_duplicate", ON_DUPLICATE)
-def test_a_free_key_goes_to_the_new_job(on_duplicate):
+def test_new_job_takes_a_free_unique_key(on_duplicate):
     assert succession(on_duplicate, None, None) == Succession()
 
 

@@ -13,13 +13,13 @@ from djqueue.core.errors import OptionError
 
 
 @given(st.integers(0, LONGEST))
-def test_whole_milliseconds_stay_what_they_are(whole):
+def test_whole_milliseconds_are_kept(whole):
     assert milliseconds("delay", timedelta(milliseconds=whole)) == whole
     assert milliseconds("delay", whole / 1_000) == whole
 
 
 @given(st.floats(0, LONGEST / 1_000))
-def test_a_part_of_a_millisecond_is_rounded_up(seconds):
+def test_fractions_of_a_millisecond_are_rounded_up(seconds):
     found = milliseconds("delay", seconds)
     exact = Fraction(seconds) * 1_000
 
@@ -43,12 +43,12 @@ def test_a_timedelta_is_never_cut_short(value):
     ],
     ids=repr,
 )
-def test_what_is_no_duration_is_refused_by_name(value):
+def test_invalid_duration_is_rejected_with_the_option_name(value):
     with pytest.raises(OptionError, match=r"^ttl: "):
         milliseconds("ttl", value)
 
 
-def test_the_longest_is_a_hundred_years():
+def test_longest_duration_is_a_hundred_years():
     assert milliseconds("ttl", LONGEST // 1_000) == LONGEST
     assert milliseconds("ttl", timedelta(milliseconds=LONGEST)) == LONGEST
     with pytest.raises(OptionError, match="at most 100 years"):
@@ -56,14 +56,14 @@ def test_the_longest_is_a_hundred_years():
 
 
 @given(st.datetimes(datetime(1970, 1, 2), datetime(9999, 12, 30), timezones=st.timezones()))
-def test_an_instant_comes_back(value):
+def test_datetime_survives_conversion_to_milliseconds(value):
     found = instant("run_at", value)
 
     assert to_datetime(found) <= value < to_datetime(found + 1)
     assert to_milliseconds(to_datetime(found)) == found
 
 
-def test_the_distant_past_is_the_beginning():
+def test_times_before_1970_become_1970():
     east = timezone(timedelta(hours=14))
 
     assert instant("run_at", datetime(1, 1, 1, tzinfo=east)) == 0
@@ -71,6 +71,6 @@ def test_the_distant_past_is_the_beginning():
 
 
 @pytest.mark.parametrize("value", [datetime(2024, 1, 1), 5, None, "2024-01-01", math.nan], ids=repr)
-def test_what_is_no_instant_is_refused_by_name(value):
+def test_invalid_time_is_rejected_with_the_option_name(value):
     with pytest.raises(OptionError, match=r"^run_at: "):
         instant("run_at", value)

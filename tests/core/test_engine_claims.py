@@ -1,4 +1,4 @@
-"""Claims: what is taken, in which order, when to look again; and what finishing does."""
+"""Claims: selection, order and hints; and the effects of finishing jobs."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.core.anatomy import check_empty, check_engine
 from tests.core.making import ERROR, Bench
 
 
-def test_no_more_than_the_free_slots_and_only_names_that_are_handled():
+def test_claim_returns_only_handled_names_up_to_the_free_slots():
     bench = Bench()
     for number in range(5):
         bench.enqueue(f"s{number}")
@@ -24,7 +24,7 @@ def test_no_more_than_the_free_slots_and_only_names_that_are_handled():
     assert bench.engine.reads.waiting_names("q") == {"send": 3, "draw": 2}
 
 
-def test_priority_then_arrival_and_lifo_before_both_in_its_priority():
+def test_claims_follow_priority_then_lifo_then_arrival():
     bench = Bench()
     for job_id, options in {
         "low": {"priority": -1},
@@ -40,7 +40,7 @@ def test_priority_then_arrival_and_lifo_before_both_in_its_priority():
     assert bench.ids(10, "send", "draw") == order
 
 
-def test_priority_holds_after_a_retry_and_after_a_delay():
+def test_priority_is_kept_after_a_retry_and_a_delay():
     bench = Bench()
     bench.enqueue("urgent", priority=5)
     bench.enqueue("late", priority=9, delay=100)
@@ -61,7 +61,7 @@ def test_queues_take_turns():
         assert sorted(first[:2]) == sorted(first[2:]) == ["a", "b"]
 
 
-def test_a_claim_over_queues_fills_all_slots():
+def test_claim_across_queues_fills_all_slots():
     bench = Bench()
     for queue in ("a", "b", "c"):
         bench.engine.enqueue([Batch(queue, "send", DEFAULT_OPTIONS, [b""] * 2)])
@@ -71,7 +71,7 @@ def test_a_claim_over_queues_fills_all_slots():
     assert len({claimed.token for claimed in claims.jobs}) == 5
 
 
-def test_the_hint_is_the_time_of_the_next_delayed_job():
+def test_claim_hint_is_the_time_of_the_next_delayed_job():
     bench = Bench()
     bench.enqueue("later", delay=700)
     bench.enqueue("sooner", delay=300)
@@ -84,7 +84,7 @@ def test_the_hint_is_the_time_of_the_next_delayed_job():
     assert bench.engine.claim(request) == ([], None)
 
 
-def test_the_hint_is_the_time_of_the_next_token():
+def test_claim_hint_is_the_time_of_the_next_rate_limit_token():
     bench = Bench(rate=Rate(2, 1_000))
     for number in range(5):
         bench.enqueue(str(number))
@@ -99,7 +99,7 @@ def test_the_hint_is_the_time_of_the_next_token():
     assert [claimed.id for claimed in bench.engine.claim(request).jobs] == ["2"]
 
 
-def test_a_queue_that_only_others_can_serve_gives_no_hint():
+def test_queue_without_handled_jobs_gives_no_hint():
     bench = Bench(rate=Rate(1, 1_000))
     bench.enqueue("a")
     bench.enqueue("b")
@@ -108,7 +108,7 @@ def test_a_queue_that_only_others_can_serve_gives_no_hint():
     assert bench.engine.claim(ClaimRequest("w", 1, frozenset({"draw"}))) == ([], None)
 
 
-def test_concurrency_counts_active_jobs_over_all_workers():
+def test_concurrency_limit_counts_active_jobs_of_all_workers():
     bench = Bench(concurrency=2)
     for number in range(4):
         bench.enqueue(str(number))
@@ -124,7 +124,7 @@ def test_concurrency_counts_active_jobs_over_all_workers():
 
 
 @pytest.mark.parametrize("kind", ["complete", "fail", "retry", "release", "cancel"])
-def test_every_end_of_a_run_frees_its_slot(kind):
+def test_every_outcome_frees_a_concurrency_slot(kind):
     bench = Bench(concurrency=1)
     bench.enqueue("a")
     claimed = bench.claim_one()
@@ -137,7 +137,7 @@ def test_every_end_of_a_run_frees_its_slot(kind):
     assert bench.engine.context.active_in("q") == 1
 
 
-def test_a_paused_queue_gives_nothing_and_takes_everything():
+def test_paused_queue_accepts_jobs_and_hands_out_none():
     bench = Bench()
     bench.enqueue("running")
     claimed = bench.claim_one()
@@ -151,7 +151,7 @@ def test_a_paused_queue_gives_nothing_and_takes_everything():
     assert bench.ids() == ["waiting"]
 
 
-def test_an_expired_job_is_never_handed_out_and_another_takes_its_place():
+def test_expired_job_is_replaced_by_another_in_the_claim():
     bench = Bench()
     bench.enqueue("late 1", ttl=100)
     bench.enqueue("late 2", ttl=100)
@@ -164,7 +164,7 @@ def test_an_expired_job_is_never_handed_out_and_another_takes_its_place():
     check_engine(bench.engine)
 
 
-def test_an_expired_job_of_a_group_lets_the_next_of_the_group_run_in_the_same_claim():
+def test_expired_job_lets_the_next_of_its_group_run_in_the_same_claim():
     bench = Bench()
     bench.enqueue("late", ttl=100, group="g")
     bench.enqueue("next", group="g")
@@ -194,7 +194,7 @@ def test_a_cancelled_job_does_not_expire_afterwards():
     check_engine(bench.engine)
 
 
-def test_an_expired_job_that_is_retried_runs():
+def test_retried_expired_job_runs():
     bench = Bench()
     bench.enqueue("a", ttl=100)
     bench.sweep(100)
@@ -204,7 +204,7 @@ def test_an_expired_job_that_is_retried_runs():
     assert bench.ids() == ["a"]
 
 
-def test_deadlines_of_jobs_that_have_ended_do_not_stay_in_memory():
+def test_ttl_entries_of_ended_jobs_are_removed():
     bench = Bench()
     for number in range(500):
         bench.enqueue(str(number), ttl=10**9, result_ttl=1)
@@ -238,7 +238,7 @@ def test_each_outcome_has_its_state_and_its_counter(kind, delay, state, counters
     assert (record.attempts, record.failures, record.stalls) == counters
 
 
-def test_an_unknown_outcome_is_refused_before_anything_happens():
+def test_unknown_outcome_is_rejected_before_any_change():
     bench = Bench()
     bench.enqueue("a")
     bench.enqueue("b")
@@ -256,7 +256,7 @@ def test_an_unknown_outcome_is_refused_before_anything_happens():
     assert bench.finish(two)
 
 
-def test_runs_that_are_given_back_keep_their_places():
+def test_released_jobs_keep_their_places():
     bench = Bench()
     for number in range(4):
         bench.enqueue(str(number))
@@ -267,7 +267,7 @@ def test_runs_that_are_given_back_keep_their_places():
     assert bench.ids() == ["0", "1", "2", "3"]
 
 
-def test_the_history_tells_each_run():
+def test_history_has_an_entry_for_each_attempt():
     bench = Bench()
     bench.enqueue("a")
     bench.finish(bench.claim_one(worker="w1"), "release")
@@ -286,7 +286,7 @@ def test_the_history_tells_each_run():
     assert record.attempts == 2
 
 
-def test_the_history_of_a_job_that_is_put_off_for_ever_is_bounded():
+def test_history_of_a_job_that_snoozes_forever_is_bounded():
     bench = Bench()
     bench.enqueue("a")
     for _ in range(1_100):
@@ -322,7 +322,7 @@ def test_finish_and_claim_are_one_call():
     assert [claimed.id for claimed in finished.claims.jobs] == ["2"]
 
 
-def test_pages_are_in_order_of_time_and_go_on_behind_an_id():
+def test_pages_are_ordered_by_time_and_continue_after_an_id():
     bench = Bench()
     for number in range(5):
         bench.enqueue(str(number), delay=None if number % 2 else 10)

@@ -1,4 +1,4 @@
-"""Dead letters in the engine: eviction, expiry, retries, and the results beside them."""
+"""Dead letters in the engine: eviction, expiry, retries and results."""
 
 from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.engine import sweeper
@@ -12,7 +12,7 @@ def letters(bench):
     return [letter.id for letter in bench.engine.reads.dead_letters("q")]
 
 
-def test_the_oldest_give_way_with_their_jobs():
+def test_oldest_dead_letters_are_evicted_with_their_jobs():
     bench = Bench(dead_letters=DeadLetterPolicy(max_entries=2))
     events = bench.events()
     for job_id in "abc":
@@ -25,7 +25,7 @@ def test_the_oldest_give_way_with_their_jobs():
     check_engine(bench.engine)
 
 
-def test_a_letter_and_its_job_are_gone_after_a_week():
+def test_dead_letter_and_its_job_are_removed_after_a_week():
     bench = Bench()
     bench.fail("a", result_ttl=1)
 
@@ -36,7 +36,7 @@ def test_a_letter_and_its_job_are_gone_after_a_week():
     check_empty(bench.engine)
 
 
-def test_a_queue_may_retry_by_itself_so_often():
+def test_dead_letters_are_retried_automatically_up_to_the_limit():
     policy = DeadLetterPolicy(auto_retries=2, auto_retry_delay=500)
     bench = Bench(dead_letters=policy)
     bench.fail("a")
@@ -50,7 +50,7 @@ def test_a_queue_may_retry_by_itself_so_often():
     assert bench.sweep(DAY).retried == 0
 
 
-def test_dead_letters_whose_key_is_taken_do_not_hold_up_the_others(monkeypatch):
+def test_dead_letters_with_a_taken_unique_key_do_not_block_other_retries(monkeypatch):
     monkeypatch.setattr(sweeper, "SWEEP_LIMIT", 2)
     bench = Bench(dead_letters=DeadLetterPolicy(auto_retries=1, auto_retry_delay=500))
     for job_id in ("a", "b", "c"):
@@ -67,7 +67,7 @@ def test_dead_letters_whose_key_is_taken_do_not_hold_up_the_others(monkeypatch):
     check_engine(bench.engine)
 
 
-def test_two_sweepers_retry_a_letter_once():
+def test_two_sweepers_retry_a_dead_letter_once():
     bench = Bench(dead_letters=DeadLetterPolicy(auto_retries=9, auto_retry_delay=500))
     bench.fail("a")
     bench.sweep(500)
@@ -78,7 +78,7 @@ def test_two_sweepers_retry_a_letter_once():
     assert bench.state("a") is State.FAILED
 
 
-def test_a_letter_whose_unique_key_is_taken_is_retried_once_it_is_free():
+def test_dead_letter_is_retried_once_its_unique_key_is_free():
     bench = Bench(dead_letters=DeadLetterPolicy(auto_retries=1, auto_retry_delay=500))
     bench.fail("a", unique_key="k")
     bench.enqueue("b", unique_key="k")
@@ -104,7 +104,7 @@ def test_a_retry_renews_the_budget_and_keeps_the_history():
     assert letters(bench) == []
 
 
-def test_what_did_not_fail_is_not_retried():
+def test_only_failed_jobs_can_be_retried():
     bench = Bench()
     bench.enqueue("a")
 
@@ -113,7 +113,7 @@ def test_what_did_not_fail_is_not_retried():
     assert bench.engine.jobs.retry("q", ["a"]) == ["not_failed"]
 
 
-def test_the_time_of_one_result_does_not_touch_another():
+def test_results_expire_independently_of_each_other():
     bench = Bench()
     bench.enqueue("long", result_ttl=3_600_000)
     bench.enqueue("short", result_ttl=300)
@@ -127,7 +127,7 @@ def test_the_time_of_one_result_does_not_touch_another():
     assert bench.enqueue("short").status == "queued"
 
 
-def test_a_record_may_outlive_its_result():
+def test_record_can_outlive_its_result():
     bench = Bench()
     bench.enqueue("a", result_ttl=100, retention=1_000)
     bench.finish(bench.claim_one(), result=b"done")
@@ -140,7 +140,7 @@ def test_a_record_may_outlive_its_result():
     check_empty(bench.engine)
 
 
-def test_a_result_without_an_end_is_kept():
+def test_result_without_a_ttl_is_kept():
     bench = Bench()
     bench.enqueue("a", result_ttl=None)
     bench.finish(bench.claim_one(), result=b"done")
@@ -151,7 +151,7 @@ def test_a_result_without_an_end_is_kept():
     check_empty(bench.engine)
 
 
-def test_nothing_is_left_of_ids_that_are_used_again_and_again():
+def test_reused_ids_leave_nothing_behind():
     bench = Bench()
     for _ in range(500):
         bench.enqueue("a", delay=10**9, result_ttl=10**9, unique_key="k", ttl=10**9, group="g")

@@ -1,4 +1,4 @@
-"""Jobs that wait for others, in any queue, whatever becomes of those."""
+"""Jobs that depend on others in any queue, for every outcome."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def end(bench, how):
     "how", ["completed", "failed", "cancelled", "expired", "removed", "cleaned", "obliterated"]
 )
 @pytest.mark.parametrize("first", [True, False], ids=["enqueued before", "enqueued after"])
-def test_what_becomes_of_a_dependent(policy, how, first):
+def test_dependent_follows_the_outcome_of_its_dependency(policy, how, first):
     bench = Bench(cores=33)
     gone = how in ("removed", "cleaned", "obliterated")
     bench.enqueue("a", ttl=1_000)
@@ -63,7 +63,7 @@ def test_what_becomes_of_a_dependent(policy, how, first):
     check_engine(bench.engine)
 
 
-def test_fan_out_and_fan_in():
+def test_fan_out_and_fan_in_run_in_order():
     bench = Bench(cores=33)
     bench.enqueue("a")
     bench.enqueue("b", queue="x", depends_on=A)
@@ -80,7 +80,7 @@ def test_fan_out_and_fan_in():
     check_engine(bench.engine)
 
 
-def test_the_dependents_of_one_job_start_in_the_order_of_their_enqueues():
+def test_dependents_start_in_the_order_of_their_enqueues():
     bench = Bench()
     bench.enqueue("a")
     names = [f"{number:02}" for number in range(30)]
@@ -91,7 +91,7 @@ def test_the_dependents_of_one_job_start_in_the_order_of_their_enqueues():
     assert bench.ids() == names
 
 
-def test_a_failure_runs_down_a_long_chain():
+def test_failure_spreads_down_a_long_chain():
     bench = Bench()
     bench.enqueue("0")
     for number in range(1, 3_000):
@@ -102,7 +102,7 @@ def test_a_failure_runs_down_a_long_chain():
     check_engine(bench.engine)
 
 
-def test_a_delayed_dependent_waits_for_both():
+def test_delayed_dependent_waits_for_its_delay_and_its_dependency():
     bench = Bench()
     bench.enqueue("a")
     bench.enqueue("b", depends_on=A, delay=500)
@@ -113,7 +113,7 @@ def test_a_delayed_dependent_waits_for_both():
     assert bench.ids() == ["b"]
 
 
-def test_a_dependent_expires_while_it_waits():
+def test_dependent_expires_while_blocked():
     bench = Bench()
     bench.enqueue("a")
     bench.enqueue("b", depends_on=A, ttl=100)
@@ -125,7 +125,7 @@ def test_a_dependent_expires_while_it_waits():
     check_engine(bench.engine)
 
 
-def test_one_that_waits_runs_once_the_failed_one_is_retried():
+def test_dependent_runs_once_its_failed_dependency_is_retried():
     bench = Bench()
     bench.enqueue("a")
     bench.enqueue("b", depends_on=A, on_dependency_failure="wait")
@@ -140,7 +140,7 @@ def test_one_that_waits_runs_once_the_failed_one_is_retried():
     check_engine(bench.engine)
 
 
-def test_one_that_waits_runs_once_the_failed_one_is_enqueued_again():
+def test_dependent_runs_once_its_failed_dependency_is_enqueued_again():
     bench = Bench()
     bench.enqueue("a")
     bench.enqueue("b", depends_on=A, on_dependency_failure="wait")
@@ -154,7 +154,7 @@ def test_one_that_waits_runs_once_the_failed_one_is_enqueued_again():
 
 
 @pytest.mark.parametrize("how", ["removed", "evicted", "expired"])
-def test_one_that_waits_is_told_when_the_failed_one_is_gone_for_good(how):
+def test_dependent_fails_when_its_failed_dependency_is_removed(how):
     policy = DeadLetterPolicy(max_entries=1, ttl=1_000)
     bench = Bench(dead_letters=policy)
     bench.enqueue("a")
@@ -171,7 +171,7 @@ def test_one_that_waits_is_told_when_the_failed_one_is_gone_for_good(how):
     check_engine(bench.engine)
 
 
-def test_a_dependent_whose_dependency_failed_is_retried_behind_it():
+def test_failed_dependent_is_retried_after_its_dependency():
     bench = Bench()
     bench.enqueue("a")
     bench.enqueue("b", depends_on=A)
@@ -186,7 +186,7 @@ def test_a_dependent_whose_dependency_failed_is_retried_behind_it():
     check_engine(bench.engine)
 
 
-def test_a_dependent_taken_back_leaves_nothing_with_those_it_waited_for():
+def test_removed_dependent_leaves_nothing_with_its_dependencies():
     bench = Bench(cores=33)
     bench.enqueue("a", delay=10**9)
     for number in range(50):
@@ -198,7 +198,7 @@ def test_a_dependent_taken_back_leaves_nothing_with_those_it_waited_for():
     check_engine(bench.engine)
 
 
-def test_a_dependent_enqueued_again_under_its_id_waits_for_what_it_says_now():
+def test_dependent_enqueued_again_waits_for_its_new_dependencies():
     bench = Bench()
     bench.enqueue("a")
     bench.enqueue("c", delay=1_000)
@@ -211,7 +211,7 @@ def test_a_dependent_enqueued_again_under_its_id_waits_for_what_it_says_now():
     check_engine(bench.engine)
 
 
-def test_a_dependent_with_a_group_and_a_key_takes_its_place_when_it_is_free():
+def test_dependent_joins_its_group_when_unblocked():
     bench = Bench()
     bench.enqueue("a", group="g")
     bench.enqueue("b", group="g", unique_key="k", depends_on=A)
@@ -234,7 +234,7 @@ def test_workers_are_woken_for_dependents():
     assert woken
 
 
-def test_an_engine_forgets_dependencies_with_their_jobs():
+def test_dependencies_are_removed_with_their_jobs():
     bench = Bench(cores=8)
     bench.enqueue("a")
     bench.enqueue("b", depends_on=A, on_dependency_failure="wait")
@@ -244,7 +244,7 @@ def test_an_engine_forgets_dependencies_with_their_jobs():
     check_empty(bench.engine)
 
 
-def test_a_letter_that_gives_way_to_a_dependents_is_told_of_after_its_jobs_failure():
+def test_evicted_dead_letter_is_reported_after_the_failure_of_its_job():
     bench = Bench(dead_letters=DeadLetterPolicy(max_entries=2))
     for job_id in "abc":
         bench.enqueue(job_id, ttl=50)
@@ -260,7 +260,7 @@ def test_a_letter_that_gives_way_to_a_dependents_is_told_of_after_its_jobs_failu
     ]
 
 
-def test_a_job_that_moves_while_another_one_begins_to_wait_for_it_is_followed(monkeypatch):
+def test_dependency_moved_while_a_dependent_is_added_is_followed(monkeypatch):
     bench = Bench(cores=33)
     bench.enqueue("a")
     follow = bench.engine.settlement.follow

@@ -1,4 +1,4 @@
-"""Enqueue: answers, ids, unique keys, and what becomes of an id that has ended."""
+"""Enqueue: results, ids, unique keys, and reuse of ids of ended jobs."""
 
 import pytest
 
@@ -13,7 +13,7 @@ ODD_IDS = ["user:42", "a{b}:ü", "{}", ":", "𝄞 x", "{q:q}:job", "0", " "]
 
 
 @pytest.mark.parametrize("job_id", ODD_IDS)
-def test_an_odd_id_lives_like_any_other(job_id):
+def test_unusual_ids_work_like_any_other(job_id):
     bench = Bench()
     events = bench.events(queue=job_id)
     watched = []
@@ -33,7 +33,7 @@ def test_an_odd_id_lives_like_any_other(job_id):
     assert watched == events
 
 
-def test_a_live_id_is_a_duplicate_with_the_state_that_is_there():
+def test_enqueue_with_a_live_id_returns_a_duplicate_with_its_state():
     bench = Bench()
     bench.enqueue("a", payload=b"first")
     assert bench.enqueue("a", payload=b"second") == ("a", "duplicate", "q", State.WAITING, None, None)
@@ -48,7 +48,7 @@ def test_a_live_id_is_a_duplicate_with_the_state_that_is_there():
     assert bench.ids() == []
 
 
-def test_the_first_accepted_enqueue_fixes_the_time_of_the_result():
+def test_first_accepted_enqueue_sets_the_result_ttl():
     bench = Bench()
     bench.enqueue("a", result_ttl=10_000)
     bench.enqueue("a", result_ttl=1)
@@ -61,7 +61,7 @@ def test_the_first_accepted_enqueue_fixes_the_time_of_the_result():
     assert bench.enqueue("a").status == "queued"
 
 
-def test_an_id_that_failed_may_be_enqueued_again():
+def test_id_of_a_failed_job_can_be_enqueued_again():
     bench = Bench()
     bench.fail("a")
 
@@ -74,7 +74,7 @@ def test_an_id_that_failed_may_be_enqueued_again():
     check_engine(bench.engine)
 
 
-def test_of_a_cancelled_job_and_a_new_one_with_its_id_only_the_new_one_runs():
+def test_new_job_with_the_id_of_a_cancelled_job_runs_alone():
     bench = Bench()
     bench.enqueue("a", payload=b"old")
     bench.engine.jobs.cancel("q", ["a"])
@@ -85,7 +85,7 @@ def test_of_a_cancelled_job_and_a_new_one_with_its_id_only_the_new_one_runs():
     check_engine(bench.engine)
 
 
-def test_a_cancelled_delayed_job_does_not_come_back_when_it_is_due():
+def test_cancelled_delayed_job_does_not_run_when_due():
     bench = Bench()
     bench.enqueue("a", payload=b"old", delay=100)
     bench.engine.jobs.cancel("q", ["a"])
@@ -97,7 +97,7 @@ def test_a_cancelled_delayed_job_does_not_come_back_when_it_is_due():
     assert [claimed.payload for claimed in bench.claim()] == [b"new"]
 
 
-def test_a_batch_is_answered_in_order():
+def test_batch_results_are_in_order():
     bench = Bench()
     bench.enqueue("b")
 
@@ -109,7 +109,7 @@ def test_a_batch_is_answered_in_order():
     assert (results[4].queue, results[4].status) == ("r", "queued")
 
 
-def test_ids_and_payloads_of_different_number_are_refused_before_anything_happens():
+def test_different_counts_of_ids_and_payloads_are_rejected_before_any_change():
     bench = Bench()
     good = Batch("q", "send", DEFAULT_OPTIONS, [b""], ["good"])
     bad = Batch("q", "send", DEFAULT_OPTIONS, [b"", b""], ["a"])
@@ -119,7 +119,7 @@ def test_ids_and_payloads_of_different_number_are_refused_before_anything_happen
     assert bench.counts() == {}
 
 
-def test_a_unique_key_is_free_exactly_when_its_owner_is_gone():
+def test_unique_key_is_released_when_its_owner_ends():
     bench = Bench()
 
     def is_free():
@@ -156,7 +156,7 @@ def test_a_unique_key_is_free_exactly_when_its_owner_is_gone():
     check_engine(bench.engine)
 
 
-def test_a_retry_is_refused_while_another_job_has_the_unique_key():
+def test_retry_is_rejected_while_another_job_holds_the_unique_key():
     bench = Bench()
     bench.fail("old", unique_key="k")
     bench.enqueue("new", unique_key="k")
@@ -167,7 +167,7 @@ def test_a_retry_is_refused_while_another_job_has_the_unique_key():
     assert bench.enqueue("third", unique_key="k").id == "new"
 
 
-def test_the_same_key_in_another_queue_is_another_key():
+def test_unique_keys_are_separate_for_each_queue():
     bench = Bench()
 
     assert bench.enqueue("a", unique_key="k").status == "queued"
@@ -185,7 +185,7 @@ def test_a_job_cannot_wait_for_itself():
     assert bench.state("c") is None
 
 
-def test_an_empty_batch_leaves_no_trace():
+def test_empty_batch_changes_nothing():
     bench = Bench()
 
     assert bench.engine.enqueue([Batch("q", "send", DEFAULT_OPTIONS, [])]) == []
@@ -193,7 +193,7 @@ def test_an_empty_batch_leaves_no_trace():
     assert bench.engine.reads.waiting_names("q") == {}
 
 
-def test_looking_for_what_is_not_there_makes_no_queue():
+def test_reading_an_unknown_queue_does_not_create_it():
     engine = Bench().engine
 
     assert engine.reads.jobs("x", ["a"]) == [None]
@@ -209,7 +209,7 @@ def test_looking_for_what_is_not_there_makes_no_queue():
     assert engine.queues.names() == []
 
 
-def test_an_error_of_the_job_is_there_while_it_waits_again():
+def test_error_of_the_last_attempt_is_kept_while_a_retry_waits():
     bench = Bench()
     bench.enqueue("a")
     bench.finish(bench.claim_one(), "retry", error=ERROR)

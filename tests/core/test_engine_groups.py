@@ -1,4 +1,4 @@
-"""Groups: one after the other, no scanning past the blocked, nothing lost whatever happens to one."""
+"""Groups: order, concurrency, and no scans of waiting jobs."""
 
 from collections import deque
 
@@ -13,7 +13,7 @@ from tests.core.anatomy import check_empty, check_engine
 from tests.core.making import Bench
 
 
-def test_one_of_a_group_runs_at_a_time_and_others_are_passed_to():
+def test_one_job_of_a_group_runs_at_a_time_while_other_groups_go_on():
     bench = Bench()
     for job_id, group in (("g1", "g"), ("g2", "g"), ("h1", "h"), ("free", None), ("g3", "g")):
         bench.enqueue(job_id, group=group)
@@ -30,7 +30,7 @@ def test_one_of_a_group_runs_at_a_time_and_others_are_passed_to():
 
 
 @pytest.mark.parametrize("how", ["released", "stalled"])
-def test_a_run_that_was_not_used_goes_before_the_rest_of_its_group(how):
+def test_released_job_goes_before_the_rest_of_its_group(how):
     bench = Bench(lease=100)
     for number in range(3):
         bench.enqueue(f"g{number}", group="g")
@@ -49,7 +49,7 @@ def test_a_run_that_was_not_used_goes_before_the_rest_of_its_group(how):
     assert order == ["g0", "g1", "g2"]
 
 
-def test_a_retry_with_a_wait_does_not_hold_up_its_group():
+def test_delayed_retry_does_not_block_its_group():
     bench = Bench()
     bench.enqueue("g1", group="g")
     bench.enqueue("g2", group="g")
@@ -76,7 +76,7 @@ def take_back(bench, how, job_id):
 
 @pytest.mark.parametrize("how", ["cancel", "remove", "reschedule", "expire"])
 @pytest.mark.parametrize("which", ["g0", "g1", "g2"])
-def test_whichever_goes_the_rest_go_on(how, which):
+def test_group_continues_after_any_of_its_jobs_is_removed(how, which):
     bench = Bench()
     for number in range(3):
         ttl = 500 if how == "expire" and which == f"g{number}" else None
@@ -92,7 +92,7 @@ def test_whichever_goes_the_rest_go_on(how, which):
     assert order == [job_id for job_id in ("g0", "g1", "g2") if job_id != which]
 
 
-def test_workers_are_woken_when_a_group_is_free_again():
+def test_workers_are_woken_when_a_group_has_a_free_slot():
     bench = Bench()
     bench.enqueue("g1", group="g")
     bench.enqueue("g2", group="g")
@@ -108,7 +108,7 @@ def test_workers_are_woken_when_a_group_is_free_again():
     assert bench.ids() == ["g3"]
 
 
-def test_a_group_may_have_more_than_one():
+def test_group_concurrency_above_one_is_used():
     bench = Bench(group_concurrency=2)
     for number in range(5):
         bench.enqueue(str(number), group="g")
@@ -119,7 +119,7 @@ def test_a_group_may_have_more_than_one():
     check_engine(bench.engine)
 
 
-def test_a_lower_limit_holds_once_the_runs_over_it_have_ended():
+def test_lower_group_limit_applies_once_active_jobs_above_it_end():
     bench = Bench(group_concurrency=3)
     for number in range(5):
         bench.enqueue(str(number), group="g")
@@ -135,7 +135,7 @@ def test_a_lower_limit_holds_once_the_runs_over_it_have_ended():
     check_engine(bench.engine)
 
 
-def test_blocked_jobs_are_not_looked_at():
+def test_waiting_jobs_of_a_full_group_are_not_scanned():
     bench = Bench()
     for number in range(2_000):
         bench.enqueue(f"g{number}", group="g", priority=9)
@@ -146,7 +146,7 @@ def test_blocked_jobs_are_not_looked_at():
     assert bench.counts()["waiting"] == 1_999
 
 
-def test_groups_without_jobs_are_forgotten():
+def test_groups_without_jobs_are_removed():
     bench = Bench()
     for number in range(100):
         bench.enqueue(str(number), group=str(number), result_ttl=1)
@@ -158,7 +158,7 @@ def test_groups_without_jobs_are_forgotten():
     check_empty(bench.engine)
 
 
-def test_a_lifo_job_goes_before_those_of_its_group():
+def test_lifo_job_goes_first_in_its_group():
     bench = Bench()
     bench.enqueue("g1", group="g")
     bench.enqueue("g2", group="g")
@@ -178,7 +178,7 @@ class Untouchable(deque):
     __getitem__ = __contains__ = __reversed__ = __iter__
 
 
-def test_fifty_thousand_blocked_jobs_of_a_key_are_not_looked_at():
+def test_fifty_thousand_blocked_jobs_of_a_group_are_not_scanned():
     bench = Bench()
     bench.engine.enqueue([Batch("q", "send", JobOptions(group="big"), [b""] * 50_000)])
     [first] = bench.claim(1)

@@ -1,4 +1,4 @@
-"""Jobs that are kept elsewhere, too: taken in at a start, from producers, and let go."""
+"""The journal of a persistent engine, and jobs restored, accepted and evicted."""
 
 from threading import Thread
 
@@ -50,7 +50,7 @@ def kept(bench, id, state=State.WAITING, *, delay=0, error=None, **options):
     return job
 
 
-def test_the_journal_hears_of_every_change_in_order():
+def test_journal_receives_every_change_in_order():
     journal = Journal()
     bench = Bench(journal=journal, lease=100)
     bench.enqueue("a", delay=10)
@@ -80,7 +80,7 @@ def test_the_journal_hears_of_every_change_in_order():
 
 
 @pytest.mark.parametrize("word", ["cancel", "accept"])
-def test_nothing_old_is_noted_of_a_job_after_its_end(word):
+def test_journal_receives_no_old_change_after_the_end_of_a_job(word):
     """A plain job completes without its queue's lock: what else is noted of it must not come in between."""
 
     class Finishing(Journal):
@@ -112,7 +112,7 @@ def test_nothing_old_is_noted_of_a_job_after_its_end(word):
 
 
 @pytest.mark.parametrize("word", ["remove", "clean", "obliterate", "sweep"])
-def test_a_job_is_known_until_the_journal_has_heard_of_its_removal(word):
+def test_job_is_known_until_the_journal_has_its_removal(word):
     """One who does not find it here reads its record elsewhere, unless the journal knows better."""
 
     class Asking(Journal):
@@ -135,7 +135,7 @@ def test_a_job_is_known_until_the_journal_has_heard_of_its_removal(word):
     assert known == [State.CANCELLED]
 
 
-def test_the_journal_hears_of_the_old_job_before_the_new_one_with_its_id():
+def test_journal_receives_the_old_job_before_a_new_one_with_its_id():
     journal = Journal()
     bench = Bench(journal=journal)
     bench.enqueue("a")
@@ -145,7 +145,7 @@ def test_the_journal_hears_of_the_old_job_before_the_new_one_with_its_id():
     assert [verb for verb, _, _ in journal.told] == ["added", "changed", "removed", "added"]
 
 
-def test_restored_jobs_take_their_old_places():
+def test_restored_jobs_keep_their_places():
     bench = Bench()
     jobs = [
         kept(bench, "1", group="g"),
@@ -168,7 +168,7 @@ def test_restored_jobs_take_their_old_places():
     check_engine(bench.engine)
 
 
-def test_a_job_that_is_here_already_is_not_restored():
+def test_known_job_is_not_restored():
     bench = Bench()
     bench.enqueue("a", payload=b"here")
 
@@ -176,7 +176,7 @@ def test_a_job_that_is_here_already_is_not_restored():
     assert [claimed.payload for claimed in bench.claim()] == [b"here", b"kept"]
 
 
-def test_dead_letters_are_restored_in_their_order_with_their_jobs():
+def test_dead_letters_are_restored_in_order_with_their_jobs():
     bench = Bench()
     now = bench.clock.now()
     jobs = [kept(bench, job_id, State.FAILED, error=ERROR) for job_id in "abc"]
@@ -192,7 +192,7 @@ def test_dead_letters_are_restored_in_their_order_with_their_jobs():
     check_engine(bench.engine)
 
 
-def test_ended_jobs_are_restored_for_as_long_as_they_were_to_be_kept():
+def test_ended_jobs_are_restored_with_their_remaining_retention():
     bench = Bench()
     done = kept(bench, "done", State.COMPLETED, result_ttl=1_000)
     done.finished_at, done.result = bench.clock.now() - 400, b"1"
@@ -205,7 +205,7 @@ def test_ended_jobs_are_restored_for_as_long_as_they_were_to_be_kept():
     assert bench.state("done") is None
 
 
-def test_a_blocked_job_waits_again_for_those_that_live():
+def test_restored_blocked_job_waits_for_its_live_dependencies():
     bench = Bench()
     jobs = [
         kept(bench, "b", State.BLOCKED, depends_on=(("q", "a"), ("q", "long done"))),
@@ -222,7 +222,7 @@ def test_a_blocked_job_waits_again_for_those_that_live():
     check_engine(bench.engine)
 
 
-def test_a_retried_dependent_is_restored_as_it_was():
+def test_retried_dependent_is_restored_unchanged():
     bench = Bench()
     bench.engine.persistence.restore([kept(bench, "b", depends_on=(("q", "a"),), ttl=1, error=ERROR)])
     bench.sweep(1_000)
@@ -230,7 +230,7 @@ def test_a_retried_dependent_is_restored_as_it_was():
     assert bench.ids() == ["b"]
 
 
-def test_what_a_producer_wrote_is_accepted_once():
+def test_job_written_by_a_producer_is_accepted_once():
     bench = Bench()
 
     assert bench.engine.persistence.accept([kept(bench, "a"), kept(bench, "b", delay=100)]) == 2
@@ -241,7 +241,7 @@ def test_what_a_producer_wrote_is_accepted_once():
     check_engine(bench.engine)
 
 
-def test_an_accepted_job_whose_key_is_taken_is_cancelled():
+def test_accepted_job_with_a_taken_unique_key_is_cancelled():
     bench = Bench()
     events = bench.events()
     bench.enqueue("a", unique_key="k")
@@ -254,7 +254,7 @@ def test_an_accepted_job_whose_key_is_taken_is_cancelled():
     check_engine(bench.engine)
 
 
-def test_an_accepted_job_takes_the_place_of_one_that_failed():
+def test_accepted_job_replaces_a_failed_one_with_its_id():
     bench = Bench()
     bench.fail("a")
     bench.enqueue("b", depends_on=(("q", "a"),), on_dependency_failure="wait")
@@ -267,7 +267,7 @@ def test_an_accepted_job_takes_the_place_of_one_that_failed():
     check_engine(bench.engine)
 
 
-def test_those_that_wait_are_told_if_the_accepted_job_is_a_duplicate():
+def test_waiters_are_notified_if_the_accepted_job_is_a_duplicate():
     bench = Bench()
     bench.fail("a")
     bench.enqueue("b", depends_on=(("q", "a"),), on_dependency_failure="wait")
@@ -280,7 +280,7 @@ def test_those_that_wait_are_told_if_the_accepted_job_is_a_duplicate():
     check_engine(bench.engine)
 
 
-def test_evicting_lets_go_of_completed_and_cancelled_jobs_only():
+def test_only_completed_and_cancelled_jobs_are_evicted():
     bench = Bench(keep_finished=False)
     bench.fail("failed")
     bench.enqueue("completed")

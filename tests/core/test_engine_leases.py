@@ -1,4 +1,4 @@
-"""Leases and fencing: what a worker may still say, and what happens when it says nothing."""
+"""Leases and fencing: stale, stalled and silent workers."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_a_stale_worker_can_neither_renew_nor_report():
     assert bench.engine.renew([Lease("q", "a", fresh.token)]) == [(True, False)]
 
 
-def test_nothing_is_accepted_about_a_job_that_has_ended():
+def test_reports_about_an_ended_job_are_rejected():
     bench = Bench()
     bench.enqueue("a")
     claimed = bench.claim_one()
@@ -60,7 +60,7 @@ def test_nothing_is_accepted_about_a_job_that_has_ended():
     assert bench.record("a").result == b"1"
 
 
-def test_a_report_about_a_queue_that_is_gone_does_not_bring_it_back():
+def test_report_about_a_removed_queue_does_not_recreate_it():
     bench = Bench()
     bench.enqueue("a")
     claimed = bench.claim_one()
@@ -71,7 +71,7 @@ def test_a_report_about_a_queue_that_is_gone_does_not_bring_it_back():
     assert bench.engine.queues.names() == []
 
 
-def test_tokens_ascend_also_over_a_restart():
+def test_tokens_ascend_across_restarts():
     bench = Bench()
     tokens = []
     for _ in range(3):
@@ -85,7 +85,7 @@ def test_tokens_ascend_also_over_a_restart():
     assert restarted.claim_one().token > max(tokens)
 
 
-def test_a_lease_that_is_renewed_is_not_lost():
+def test_renewed_lease_does_not_expire():
     bench = Bench(lease=LEASE)
     bench.enqueue("a")
     claimed = bench.claim_one()
@@ -110,7 +110,7 @@ def test_a_jump_of_the_wall_clock_expires_no_lease(jump):
     assert not bench.finish(claimed)
 
 
-def test_stalls_are_counted_apart_and_used_up():
+def test_stalls_are_counted_apart_from_failures_up_to_their_limit():
     bench = Bench(lease=LEASE)
     bench.enqueue("a", max_stalls=2, max_attempts=1)
     for stalls in (1, 2):
@@ -127,7 +127,7 @@ def test_stalls_are_counted_apart_and_used_up():
 
 
 @pytest.mark.parametrize(("alive", "reason"), [(True, "stalled"), (False, "worker_lost")])
-def test_the_reason_tells_whether_the_worker_lives(alive, reason):
+def test_dead_letter_reason_depends_on_whether_the_worker_is_alive(alive, reason):
     bench = Bench(lease=LEASE)
     info = WorkerInfo("w", "host", 1, None, ("send",), 10, 0)
     bench.engine.workers.register(info)
@@ -143,7 +143,7 @@ def test_the_reason_tells_whether_the_worker_lives(alive, reason):
     assert "w" in bench.record("a").error.message
 
 
-def test_the_last_stall_is_told_as_a_stall_and_as_a_failure():
+def test_last_stall_is_reported_as_a_stall_and_a_failure():
     bench = Bench(lease=LEASE)
     bench.enqueue("a", max_stalls=0)
     bench.claim_one()
@@ -154,7 +154,7 @@ def test_the_last_stall_is_told_as_a_stall_and_as_a_failure():
     assert told == [("stalled", State.FAILED), ("failed", State.FAILED)]
 
 
-def test_a_second_sweep_finds_nothing():
+def test_second_sweep_finds_nothing():
     bench = Bench(lease=LEASE)
     bench.enqueue("a")
     bench.claim_one()
@@ -164,7 +164,7 @@ def test_a_second_sweep_finds_nothing():
     assert bench.record("a").stalls == 1
 
 
-def test_stalled_jobs_go_before_those_that_wait_in_their_old_order():
+def test_stalled_jobs_return_before_waiting_jobs_in_their_old_order():
     bench = Bench(cores=64, lease=LEASE)
     for number in range(20):
         bench.enqueue(f"{number:02}")
@@ -175,7 +175,7 @@ def test_stalled_jobs_go_before_those_that_wait_in_their_old_order():
     assert claimed == [f"{number:02}" for number in range(20)]
 
 
-def test_a_run_that_was_asked_to_stop_and_is_lost_is_cancelled():
+def test_stalled_job_with_a_cancel_request_is_cancelled():
     bench = Bench(lease=LEASE)
     bench.enqueue("a")
     claimed = bench.claim_one()
@@ -187,7 +187,7 @@ def test_a_run_that_was_asked_to_stop_and_is_lost_is_cancelled():
 
 
 @pytest.mark.parametrize("kind", ["retry", "release", "cancel"])
-def test_a_run_that_was_asked_to_stop_does_not_run_again(kind):
+def test_job_with_a_cancel_request_is_not_retried(kind):
     bench = Bench()
     bench.enqueue("a")
     claimed = bench.claim_one()
@@ -197,7 +197,7 @@ def test_a_run_that_was_asked_to_stop_does_not_run_again(kind):
     assert bench.state("a") is State.CANCELLED
 
 
-def test_a_run_that_was_asked_to_stop_may_still_complete():
+def test_job_with_a_cancel_request_can_still_complete():
     bench = Bench()
     bench.enqueue("a")
     claimed = bench.claim_one()
@@ -207,7 +207,7 @@ def test_a_run_that_was_asked_to_stop_may_still_complete():
     assert bench.state("a") is State.COMPLETED
 
 
-def test_the_next_run_is_not_asked_to_stop():
+def test_cancel_request_does_not_carry_over_to_the_next_attempt():
     bench = Bench()
     bench.enqueue("a")
     claimed = bench.claim_one()
@@ -221,7 +221,7 @@ def test_the_next_run_is_not_asked_to_stop():
     assert bench.state("a") is State.WAITING
 
 
-def test_a_token_holds_for_its_own_job_only():
+def test_token_is_valid_for_its_own_job_only():
     bench = Bench()
     bench.enqueue("a")
     claimed = bench.claim_one()
@@ -237,7 +237,7 @@ def test_a_token_holds_for_its_own_job_only():
     assert bench.engine.queues.names() == ["q"]
 
 
-def test_a_worker_that_is_silent_is_forgotten():
+def test_silent_worker_is_removed():
     bench = Bench()
     info = WorkerInfo("w", "host", 1, None, ("send",), 10, 0)
     bench.engine.workers.register(info)
@@ -249,7 +249,7 @@ def test_a_worker_that_is_silent_is_forgotten():
 
 
 @pytest.mark.parametrize("reason", DEAD_LETTER_REASONS)
-def test_a_known_reason_is_the_dead_letters(reason):
+def test_known_failure_reason_is_kept_in_the_dead_letter(reason):
     bench = Bench()
     bench.fail("a", reason=reason)
 
@@ -257,14 +257,14 @@ def test_a_known_reason_is_the_dead_letters(reason):
 
 
 @pytest.mark.parametrize("reason", ["", "because", "TIMEOUT"])
-def test_an_unheard_of_reason_is_unknown(reason):
+def test_undefined_failure_reason_becomes_unknown(reason):
     bench = Bench()
     bench.fail("a", reason=reason)
 
     assert bench.engine.reads.dead_letters("q")[0].reason == "unknown"
 
 
-def test_the_reasons_are_these():
+def test_dead_letter_reasons_are_complete():
     named = "explicit_fail max_attempts_exceeded timeout stalled ttl_expired worker_lost unknown"
 
     assert set(DEAD_LETTER_REASONS) == {
@@ -278,7 +278,7 @@ def test_the_reasons_are_these():
     }
 
 
-def test_a_lease_that_changed_since_the_sweep_looked_is_left_alone(monkeypatch):
+def test_lease_changed_during_a_sweep_is_left_alone(monkeypatch):
     bench = Bench(lease=LEASE)
     bench.enqueue("renewed")
     bench.enqueue("finished")

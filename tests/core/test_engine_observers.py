@@ -1,4 +1,4 @@
-"""Who is told of what: listeners, subscribers, and that none of them can break the engine."""
+"""Listeners and subscribers: their events, and isolation of their failures."""
 
 import logging
 
@@ -12,7 +12,7 @@ def told(events):
     return [(event.id, event.event, event.state) for event in events]
 
 
-def test_a_subscriber_hears_each_transition_with_its_state():
+def test_subscriber_receives_each_transition_with_its_state():
     bench = Bench(lease=100)
     events = bench.events()
     bench.enqueue("a", delay=50)
@@ -38,7 +38,7 @@ def test_a_subscriber_hears_each_transition_with_its_state():
     assert events[-1].at == bench.clock.now()
 
 
-def test_a_subscriber_of_one_job_hears_of_no_other():
+def test_subscriber_of_one_job_receives_no_other():
     bench = Bench()
     heard = []
     unsubscribe = bench.engine.events.subscribe("q", heard.append, "a")
@@ -54,7 +54,7 @@ def test_a_subscriber_of_one_job_hears_of_no_other():
     assert not bench.engine.context.existing("q").watchers
 
 
-def test_one_of_two_subscribers_may_go():
+def test_unsubscribing_leaves_other_subscribers():
     bench = Bench()
     one, two = [], []
     leave = bench.engine.events.subscribe("q", one.append)
@@ -65,7 +65,7 @@ def test_one_of_two_subscribers_may_go():
     assert (len(one), len(two)) == (0, 1)
 
 
-def test_a_handler_may_use_the_engine():
+def test_event_handler_can_call_the_engine():
     bench = Bench()
     seen = []
 
@@ -86,7 +86,7 @@ def test_a_handler_may_use_the_engine():
     ]
 
 
-def test_a_handler_that_fails_breaks_neither_the_operation_nor_the_others(caplog):
+def test_failing_handler_affects_neither_the_operation_nor_other_handlers(caplog):
     bench = Bench()
     heard = []
 
@@ -104,7 +104,7 @@ def test_a_handler_that_fails_breaks_neither_the_operation_nor_the_others(caplog
     assert "of the handler" in caplog.text
 
 
-def test_a_listener_that_fails_breaks_neither_the_operation_nor_the_others(caplog):
+def test_failing_listener_affects_neither_the_operation_nor_other_listeners(caplog):
     bench = Bench()
     woken = []
 
@@ -120,7 +120,7 @@ def test_a_listener_that_fails_breaks_neither_the_operation_nor_the_others(caplo
     assert "the loop is closed" in caplog.text
 
 
-def test_a_listener_hears_of_its_queues_only_and_may_leave():
+def test_listener_is_woken_for_its_queues_only_until_removed():
     bench = Bench()
     mine, every = [], []
     leave = bench.engine.listen(["q"], lambda: mine.append(1))
@@ -151,7 +151,7 @@ WAKING = {
 
 
 @pytest.mark.parametrize("act", WAKING.values(), ids=WAKING.keys())
-def test_workers_are_woken_by_whatever_may_bring_them_work(act):
+def test_every_operation_that_makes_jobs_ready_wakes_workers(act):
     bench = Bench()
     bench.fail("dead")
     bench.enqueue("running")

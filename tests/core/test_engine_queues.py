@@ -1,4 +1,4 @@
-"""Verbs on whole queues: clean, obliterate, limits; and nothing of a queue outlives it."""
+"""Operations on whole queues: clean, obliterate and counts."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_counts_and_states_of_one_job_in_each_state():
 
 
 @pytest.mark.parametrize("state", sorted(set(State) - {State.ACTIVE}))
-def test_clean_forgets_jobs_of_the_states_that_it_is_given(state):
+def test_clean_removes_jobs_in_the_given_states(state):
     bench = Bench()
     fill(bench)
     before = bench.clock.now() + 1
@@ -58,7 +58,7 @@ def test_clean_leaves_active_jobs_and_younger_ones():
     check_engine(bench.engine)
 
 
-def test_clean_counts_from_the_end_of_a_job():
+def test_clean_measures_age_from_the_end_of_a_job():
     bench = Bench()
     bench.enqueue("a")
     bench.clock.advance(1_000)
@@ -82,7 +82,7 @@ def test_a_queue_with_active_jobs_is_obliterated_only_by_force():
     check_empty(bench.engine)
 
 
-def test_a_queue_that_was_obliterated_begins_anew():
+def test_obliterated_queue_starts_empty():
     bench = Bench()
     bench.engine.queues.pause("q")
     bench.engine.queues.set_limits("q", Rate(1, 10**6), 1)
@@ -97,7 +97,7 @@ def test_a_queue_that_was_obliterated_begins_anew():
     assert bench.ids() == ["0", "1", "2", "a"]
 
 
-def test_subscribers_hear_of_an_obliteration_and_of_what_comes_after():
+def test_subscribers_receive_an_obliteration_and_later_events():
     bench = Bench()
     events = bench.events()
     watched = []
@@ -122,7 +122,7 @@ def test_subscribers_hear_of_an_obliteration_and_of_what_comes_after():
     check_engine(bench.engine)
 
 
-def test_dependents_elsewhere_are_told_of_an_obliteration():
+def test_obliteration_fails_dependents_in_other_queues():
     bench = Bench(cores=33)
     bench.enqueue("a")
     bench.enqueue("b", queue="other", depends_on=(("q", "a"),))
@@ -131,7 +131,7 @@ def test_dependents_elsewhere_are_told_of_an_obliteration():
     assert bench.record("b", "other").reason == "dependency_failed"
 
 
-def test_a_queue_under_way_to_its_first_use_is_not_lost():
+def test_queue_obliterated_repeatedly_accepts_new_jobs():
     """Obliterate and enqueue, one after the other, many times."""
     bench = Bench()
     for number in range(50):
@@ -141,7 +141,7 @@ def test_a_queue_under_way_to_its_first_use_is_not_lost():
     check_empty(bench.engine)
 
 
-def test_everything_that_ends_and_expires_leaves_nothing_behind():
+def test_ended_and_expired_jobs_leave_nothing_behind():
     bench = Bench(lease=100)
     claimed = fill(bench)
     bench.finish(claimed)

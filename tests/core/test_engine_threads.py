@@ -1,4 +1,4 @@
-"""Many threads at once: nothing is lost, nothing runs twice, the counters are exact."""
+"""The engine under many threads: no job is lost or runs twice, and counters are exact."""
 
 import sys
 from collections import Counter
@@ -16,6 +16,7 @@ from djqueue.core.shard import Shard
 from djqueue.core.sharing import LimiterPolicy
 from djqueue.core.states import LIVE, TERMINAL, State
 from tests.core.anatomy import check_empty, check_engine
+from tests.support import PATIENCE
 
 QUEUES = ["a", "b", "c"]
 NAMES = frozenset({"send"})
@@ -61,7 +62,7 @@ def options_of(random):
 
 
 @pytest.mark.parametrize("cores", [1, 33])
-def test_every_job_runs_once_whatever_the_threads_do(cores):
+def test_every_job_runs_once_with_many_threads(cores):
     engine = Engine(cores=cores)
     accepted, completed = [], []
     produced = Event()
@@ -122,7 +123,7 @@ def test_every_job_runs_once_whatever_the_threads_do(cores):
     check_engine(engine)
 
 
-def test_one_id_enqueued_by_many_is_one_job():
+def test_id_enqueued_by_several_threads_is_one_job():
     engine = Engine(cores=1)
     answers = []
 
@@ -137,7 +138,7 @@ def test_one_id_enqueued_by_many_is_one_job():
     assert engine.reads.counts("q")[State.WAITING] == 100
 
 
-def test_one_unique_key_wanted_by_many_has_one_owner():
+def test_unique_key_enqueued_by_several_threads_has_one_owner():
     engine = Engine(cores=1)
     answers = []
 
@@ -152,7 +153,7 @@ def test_one_unique_key_wanted_by_many_has_one_owner():
     check_engine(engine)
 
 
-def test_a_dependency_that_ends_while_it_is_bound_is_not_missed():
+def test_dependency_that_completes_while_a_dependent_is_added_is_not_missed():
     engine = Engine(cores=33)
     rounds = 600
     bound = [Event() for _ in range(rounds)]
@@ -167,7 +168,7 @@ def test_a_dependency_that_ends_while_it_is_bound_is_not_missed():
 
     def work():
         for number in range(rounds):
-            bound[number].wait(60)
+            assert bound[number].wait(PATIENCE)
             for claimed in engine.claim(ClaimRequest("w", 1, NAMES, ("a",))).jobs:
                 outcome = Outcome("a", claimed.id, claimed.token, "complete")
                 assert engine.finish([outcome]).accepted == [True]
@@ -195,7 +196,7 @@ class TellingLock:
         self._lock.release()
 
 
-def test_a_dependent_that_comes_in_the_midst_of_a_completion_waits_for_its_end(monkeypatch):
+def test_dependent_enqueued_during_a_completion_waits_for_its_end(monkeypatch):
     engine = Engine(cores=1)
     engine.enqueue([Batch("q", "send", JobOptions(), [b""], ["a"])])
     [claimed] = engine.claim(ClaimRequest("w", 1, NAMES)).jobs
@@ -207,7 +208,7 @@ def test_a_dependent_that_comes_in_the_midst_of_a_completion_waits_for_its_end(m
     def complete_meanwhile(*arguments):
         lock.wanted.clear()
         late.start()
-        assert lock.wanted.wait(30)
+        assert lock.wanted.wait(PATIENCE)
         complete(*arguments)
 
     monkeypatch.setattr(Shard, "complete", complete_meanwhile)
@@ -218,7 +219,7 @@ def test_a_dependent_that_comes_in_the_midst_of_a_completion_waits_for_its_end(m
     check_engine(engine)
 
 
-def test_an_enqueue_during_an_obliteration_is_not_lost():
+def test_job_enqueued_during_an_obliteration_is_not_lost():
     engine = Engine(cores=1)
     taken, removed = [], []
     produced = Event()
@@ -239,7 +240,7 @@ def test_an_enqueue_during_an_obliteration_is_not_lost():
     check_engine(engine)
 
 
-def test_leases_are_lost_and_renewed_by_many_at_once():
+def test_concurrent_claims_are_finished_or_lost_never_both():
     """A claim is finished, or lost; never both."""
     engine = Engine(cores=1, default_policy=QueuePolicy(lease=1))
     jobs = 1_000
@@ -275,7 +276,7 @@ def test_leases_are_lost_and_renewed_by_many_at_once():
     check_engine(engine)
 
 
-def test_cancel_remove_and_clean_while_jobs_run():
+def test_cancel_remove_and_clean_work_while_jobs_run():
     engine = Engine(cores=8)
     produced = Event()
     ids = [str(number) for number in range(3_000)]
@@ -315,7 +316,7 @@ def test_cancel_remove_and_clean_while_jobs_run():
 
 
 @pytest.mark.parametrize("cores", [1, 64])
-def test_jobs_that_are_moved_about_run_once_each_after_what_they_wait_for(cores):
+def test_moved_jobs_run_once_each_after_their_dependencies(cores):
     engine = Engine(cores=cores)
     done, ran, early, lock = Event(), Counter(), [], Lock()
     movers = [2, 3]
@@ -373,7 +374,7 @@ def test_jobs_that_are_moved_about_run_once_each_after_what_they_wait_for(cores)
 
 
 @pytest.mark.parametrize("queues", [("a",), ("b", "c")], ids=["a queue's own", "shared by two"])
-def test_races_of_enqueues_and_ends_at_a_limit_of_one_never_run_two(queues):
+def test_concurrency_limit_of_one_holds_while_jobs_are_enqueued_and_end(queues):
     shared = QueuePolicy(limiter="one")
     limiters = {"one": LimiterPolicy(concurrency=1)}
     engine = Engine(cores=1, policies={"b": shared, "c": shared}, limiters=limiters)
@@ -399,7 +400,7 @@ def test_races_of_enqueues_and_ends_at_a_limit_of_one_never_run_two(queues):
             with lock:
                 running.difference_update(job.id for job in claimed)
                 done.update(job.id for job in claimed)
-            if not claimed and len(done) < jobs and not bells[number].wait(30):
+            if not claimed and len(done) < jobs and not bells[number].wait(PATIENCE):
                 lost.append(number)
                 return
         engine.finish(outcomes)

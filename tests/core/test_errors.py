@@ -23,36 +23,36 @@ PUBLIC = [
 
 
 @pytest.mark.parametrize("error", PUBLIC, ids=lambda error: error.__name__)
-def test_an_error_says_its_docstring_unless_told_otherwise(error):
+def test_error_message_defaults_to_the_docstring(error):
     assert str(error()) == cleandoc(error.__doc__).splitlines()[0]
     assert str(error("other words")) == "other words"
 
 
 @pytest.mark.parametrize("error", PUBLIC, ids=lambda error: error.__name__)
-def test_a_code_brings_back_the_class(error):
+def test_code_identifies_the_error_class(error):
     found = by_code(error.code, "far away")
 
     assert type(found) is error
     assert str(found) == "far away"
 
 
-def test_codes_are_different():
+def test_error_codes_are_unique():
     codes = [error.code for error in PUBLIC]
 
     assert len(codes) == len(set(codes))
 
 
-def test_an_unknown_code_is_an_error_all_the_same():
+def test_unknown_code_becomes_a_generic_error():
     assert type(by_code("of a later version", "words")) is DjqueueError
 
 
-def test_the_tree_that_is_drawn_is_the_tree():
+def test_documented_error_tree_matches_the_classes():
     drawn = re.findall(r"[├└]── (\w+)", errors.__doc__)
 
     assert sorted(drawn) == sorted(error.__name__ for error in PUBLIC if error is not DjqueueError)
 
 
-def test_errors_are_also_what_pythons_users_expect():
+def test_errors_inherit_from_matching_builtin_exceptions():
     assert issubclass(OptionError, ValueError)
     assert issubclass(JobTimeoutError, TimeoutError)
     assert MaxRetriesError("m", payload={"n": 1}, job_id="a").payload == {"n": 1}

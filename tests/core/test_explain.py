@@ -1,4 +1,4 @@
-"""Why a job is not running: the first verdict that is true, in the table's order, with its evidence."""
+"""Explanations of pending jobs: the first true verdict, with its evidence."""
 
 from itertools import combinations
 from pathlib import Path
@@ -61,23 +61,23 @@ def explanation(facts: Facts, verdict: str, **evidence: object) -> Explanation:
 
 
 @pytest.mark.parametrize("word", OBSTACLES)
-def test_an_obstacle_is_told_with_its_evidence(word: str) -> None:
+def test_obstacle_is_explained_with_its_evidence(word: str) -> None:
     facts = WAITING._replace(**OBSTACLES[word])
 
     assert decide(facts, [IDLE]) == explanation(facts, word, **EVIDENCE.get(word, {}))
 
 
 @pytest.mark.parametrize("word", STAFF)
-def test_a_lack_of_workers_is_told_with_its_evidence(word: str) -> None:
+def test_lack_of_workers_is_explained_with_its_evidence(word: str) -> None:
     assert decide(WAITING, STAFF[word]) == explanation(WAITING, word, **EVIDENCE.get(word, {}))
 
 
-def test_a_job_that_nothing_holds_up_waits_for_its_turn() -> None:
+def test_job_without_obstacles_waits_for_its_turn() -> None:
     assert decide(WAITING, [IDLE]) == explanation(WAITING, "waiting_turn", before=3)
 
 
 @pytest.mark.parametrize(("one", "other"), list(combinations(OBSTACLES, 2)))
-def test_of_two_obstacles_the_first_in_the_table_is_told(one: str, other: str) -> None:
+def test_first_obstacle_in_the_table_is_explained(one: str, other: str) -> None:
     merged = {**OBSTACLES[one], **OBSTACLES[other]}
     if {one, other} == {"delayed", "blocked"} or {one, other} == {"concurrency_full", "too_heavy"}:
         return  # a job has one state, and a queue one number of free slots
@@ -96,7 +96,7 @@ def test_a_lack_of_workers_has_its_place_among_the_obstacles(word: str, staff: s
 
 
 @pytest.mark.parametrize("state", sorted(set(State) - PENDING - {State.ACTIVE}))
-def test_a_job_that_has_ended_is_not_pending_whatever_else_is(state: State) -> None:
+def test_ended_job_is_not_pending_despite_obstacles(state: State) -> None:
     facts = WAITING._replace(state=state, paused=True)
 
     assert decide(facts, []) == explanation(facts, "not_pending")
@@ -110,14 +110,14 @@ def test_an_active_job_is_not_pending_while_its_worker_lives(state: str) -> None
     assert decide(facts, [IDLE]) == explanation(facts, "lease_of_dead_worker", worker="w", until=AT + 3)
 
 
-def test_a_delayed_job_that_is_due_is_on_its_way() -> None:
+def test_due_delayed_job_waits_for_its_turn() -> None:
     facts = WAITING._replace(state=State.DELAYED, run_at=AT)
 
     assert decide(facts, [IDLE]).verdict == "waiting_turn"
     assert decide(facts, []).verdict == "no_worker"
 
 
-def test_one_heavier_than_the_limit_runs_alone() -> None:
+def test_job_heavier_than_the_limit_runs_alone() -> None:
     facts = WAITING._replace(concurrency=2, weight=7)
 
     assert decide(facts._replace(used=0), [IDLE]).verdict == "waiting_turn"
@@ -136,7 +136,7 @@ def test_every_verdict_has_an_explanation_with_its_fields() -> None:
     assert {*OBSTACLES, *STAFF, "waiting_turn", "not_pending", "lease_of_dead_worker"} == set(ORDER)
 
 
-def test_the_table_in_the_documentation_is_this_one() -> None:
+def test_documented_table_of_verdicts_matches_the_code() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "insight.md").read_text(encoding="utf-8")
 
     lines = [line for line in page.splitlines() if line.startswith("| `")]

@@ -1,4 +1,4 @@
-"""Ended jobs are kept for as long as each says, and no record's time touches another's (P1)."""
+"""Retention of ended jobs, each independent of the others."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ def take(finished, now, limit=1_000):
     return jobs
 
 
-def test_a_short_time_does_not_end_a_long_one():
+def test_short_retention_does_not_shorten_a_longer_one():
     finished = FinishedJobs(keeps=True)
     long, short = ended(0, result_ttl=3_600_000), ended(0, result_ttl=300)
     finished.add(long)
@@ -38,7 +38,7 @@ def test_a_short_time_does_not_end_a_long_one():
     st.lists(st.tuples(st.integers(0, 20), st.sampled_from([5, 50, 200, None]), st.booleans()), max_size=80)
 )
 @settings(max_examples=80, deadline=None)
-def test_every_job_goes_exactly_when_its_time_is_over(steps):
+def test_ended_jobs_expire_exactly_on_time(steps):
     finished, there, now = FinishedJobs(keeps=True), [], 1_000
     for elapsed, kept, removed in steps:
         now += elapsed
@@ -57,7 +57,7 @@ def gone_at(job):
     return job.finished_at + job.options.result_ttl
 
 
-def test_what_is_taken_away_before_its_time_does_not_stay_in_memory():
+def test_early_removed_jobs_leave_nothing_behind():
     finished = FinishedJobs(keeps=True)
     jobs = [ended(0, result_ttl=10, retention=1_000) for _ in range(1_000)]
     for job in jobs:
@@ -71,7 +71,7 @@ def test_what_is_taken_away_before_its_time_does_not_stay_in_memory():
     assert finished._stale == finished._size == 0
 
 
-def test_one_that_was_taken_away_holds_up_nobody_when_the_clock_is_set_back():
+def test_removed_job_does_not_delay_others_when_the_clock_is_set_back():
     finished = FinishedJobs(keeps=True)
     early, late, other = (
         ended(10_000, result_ttl=100),
@@ -85,7 +85,7 @@ def test_one_that_was_taken_away_holds_up_nobody_when_the_clock_is_set_back():
     assert take(finished, 5_100) == [late]
 
 
-def test_a_result_is_forgotten_while_its_jobs_record_is_kept_on():
+def test_result_is_dropped_while_its_record_is_kept():
     finished = FinishedJobs(keeps=True)
     job = ended(0, result_ttl=100, retention=1_000)
     finished.add(job)
@@ -98,7 +98,7 @@ def test_a_result_is_forgotten_while_its_jobs_record_is_kept_on():
     assert take(finished, 1_000) == [job]
 
 
-def test_a_record_is_kept_no_shorter_than_its_result():
+def test_record_is_kept_at_least_as_long_as_its_result():
     finished = FinishedJobs(keeps=True)
     job = ended(0, result_ttl=1_000, retention=10)
     finished.add(job)
@@ -107,7 +107,7 @@ def test_a_record_is_kept_no_shorter_than_its_result():
     assert take(finished, 1_000) == [job]
 
 
-def test_a_sweep_takes_no_more_than_its_limit():
+def test_sweep_removes_no_more_than_its_limit():
     finished = FinishedJobs(keeps=True)
     for _ in range(5):
         finished.add(ended(0, result_ttl=1))
@@ -115,7 +115,7 @@ def test_a_sweep_takes_no_more_than_its_limit():
     assert [len(take(finished, 10, 2)) for _ in range(4)] == [2, 2, 1, 0]
 
 
-def test_records_that_are_kept_elsewhere_are_only_counted():
+def test_pinned_records_are_only_counted():
     finished = FinishedJobs(keeps=False)
     job = ended(0, result_ttl=1)
     finished.add(job)
@@ -126,7 +126,7 @@ def test_records_that_are_kept_elsewhere_are_only_counted():
     assert finished.completed == 0
 
 
-def test_above_a_number_go_those_whose_time_would_be_over_first():
+def test_surplus_records_are_removed_by_earliest_expiry():
     finished = FinishedJobs(keeps=True, retention=Retention(completed=Keep(count=2)))
     jobs = {kept: ended(0, result_ttl=kept) for kept in (None, 50, 500, 5_000)}
     for job in jobs.values():
@@ -144,7 +144,7 @@ def test_above_a_number_go_those_whose_time_would_be_over_first():
     assert (finished._size, finished._stale, finished.completed) == (1, 0, 1)
 
 
-def test_an_age_shortens_and_never_lengthens():
+def test_maximum_age_only_shortens_retention():
     finished = FinishedJobs(keeps=True, retention=Retention(completed=Keep(age=100)))
     jobs = [ended(0, result_ttl=kept) for kept in (None, 50, 500)]
     for job in jobs:

@@ -1,4 +1,4 @@
-"""Graphs: their order, their circles, and what of a call has to be there before."""
+"""Flow graphs: order, cycles, and dependencies that must exist."""
 
 from itertools import pairwise
 
@@ -18,11 +18,11 @@ def ordered(**needs):
     return levels(needs, lambda node: needs[node], str)
 
 
-def test_each_node_is_behind_all_that_it_needs():
+def test_nodes_come_after_their_dependencies():
     assert ordered(d="bc", c="a", b="a", a="") == [["a"], ["c", "b"], ["d"]]
 
 
-def test_nodes_of_one_level_keep_their_order():
+def test_nodes_of_one_level_keep_order():
     assert ordered(c="", a="", b="") == [["c", "a", "b"]]
     assert ordered() == []
 
@@ -36,13 +36,13 @@ def test_nodes_of_one_level_keep_their_order():
         ({"z": "a", "a": "b", "b": "a"}, "a -> b -> a"),
     ],
 )
-def test_a_circle_is_named(needs, circle):
+def test_cycle_is_named(needs, circle):
     with pytest.raises(OptionError, match=f"depend on each other in a cycle: {circle}$"):
         ordered(**needs)
 
 
 @given(st.lists(st.sets(st.integers(0, 20)), max_size=20))
-def test_any_graph_is_ordered_or_has_a_circle(drawn):
+def test_every_graph_is_ordered_or_has_a_cycle(drawn):
     needs = {node: {other for other in others if other < len(drawn)} for node, others in enumerate(drawn)}
     try:
         found = levels(needs, lambda node: needs[node], str)
@@ -56,14 +56,14 @@ def test_any_graph_is_ordered_or_has_a_circle(drawn):
     assert all(place[node] == max((place[other] + 1 for other in needs[node]), default=0) for node in needs)
 
 
-def test_what_comes_in_the_same_call_needs_not_be_there_before():
+def test_dependency_in_the_same_call_need_not_exist():
     batches = [batch(ids=["a", "b"], queue="q", depends_on=(D,)), batch(queue="q", depends_on=(A, C, D))]
 
     assert outside(batches) == [D, C]
     assert outside([batch(ids=["a"])]) == []
 
 
-def test_a_job_that_comes_later_has_to_be_there_before():
+def test_dependency_that_comes_later_in_the_call_must_exist():
     assert outside([batch(depends_on=(A,)), batch(ids=["a"], queue="q")]) == [A]
 
 
@@ -72,7 +72,7 @@ def test_a_job_cannot_wait_for_its_own_batch():
         outside([batch(ids=["a", "b"], queue="q", depends_on=(B,))])
 
 
-def test_batches_go_in_waves():
+def test_batches_are_split_by_dependencies():
     first, second = batch(ids=["a"], queue="q"), batch(ids=["b"], queue="q", depends_on=(A,))
     other, third = batch(queue="q", depends_on=(D,)), batch(queue="q", depends_on=(A, B))
 
@@ -80,7 +80,7 @@ def test_batches_go_in_waves():
     assert waves([first, first, first]) == [[0, 1, 2]]
 
 
-def test_the_owner_of_a_key_stands_in_for_a_job():
+def test_owner_of_a_unique_key_replaces_a_duplicate_dependency():
     substitutes = Substitutes()
     kept = batch(ids=["a", "b"], queue="q", unique_key="k")
     substitutes.note(kept, [EnqueueResult("a", "queued", "q"), EnqueueResult("a", "duplicate", "q")])

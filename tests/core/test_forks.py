@@ -1,4 +1,4 @@
-"""What objects do in a forked child, and that nothing keeps them alive for it."""
+"""Objects are reset in forked children, without being kept alive for it."""
 
 import gc
 import os
@@ -10,6 +10,7 @@ import pytest
 
 from djqueue.core import forks
 from djqueue.core.ids import IdSource
+from tests.support import PATIENCE
 
 
 class Counted:
@@ -37,16 +38,16 @@ print(alive.resets)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_resets_the_objects_that_are_alive():
+def test_forked_child_resets_live_objects():
     said = subprocess.run(
-        [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=PATIENCE, check=True
     )
 
     assert said.stdout.split() == ["1", "0"]
     assert said.stderr == ""
 
 
-def test_the_registry_keeps_no_object_alive():
+def test_fork_registry_keeps_no_object_alive():
     gc.collect()
     before = forks.registered()
     made = [Counted() for _ in range(100)] + [IdSource() for _ in range(100)]

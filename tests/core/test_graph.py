@@ -1,4 +1,4 @@
-"""The walk through a graph: who is found, in how many steps, and where it ends."""
+"""Reading a flow graph: its jobs, their distance, and limits."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +38,7 @@ def ids(graph):
     return {node.id for node in graph.nodes}
 
 
-def test_each_step_is_one_further_away_and_asks_for_nobody_twice():
+def test_each_step_reads_the_next_neighbors_once():
     found, steps = walk(links_of({"a": "", "b": "a", "c": "a", "d": "bc", "e": "d"}), "a")
 
     assert steps == [["a"], ["b", "c"], ["d"], ["e"]]
@@ -46,14 +46,14 @@ def test_each_step_is_one_further_away_and_asks_for_nobody_twice():
     assert found.nodes[found.root].id == "a"
 
 
-def test_one_who_is_named_and_depends_on_nobody_here_is_left_out():
+def test_unrelated_named_job_is_left_out_of_the_graph():
     found, _ = walk(links_of({"a": "", "b": "", "c": "b"}, {"a": "b"}), "a")
 
     assert ids(found) == {"a"}
     assert found.edges == []
 
 
-def test_one_who_is_gone_is_there_for_those_that_depend_on_it():
+def test_removed_dependency_is_shown_for_its_dependents():
     found, _ = walk(links_of({"b": "a"}), "b")
 
     assert [(node.id, node.state) for node in found.nodes] == [("a", None), ("b", State.WAITING)]
@@ -63,7 +63,7 @@ def test_an_unknown_job_has_no_graph():
     assert walk({}, "a") == (None, [["a"]])
 
 
-def test_the_nearest_are_looked_at_and_that_there_are_more_is_said():
+def test_large_graph_shows_the_nearest_jobs_and_reports_more():
     found, _ = walk(links_of({str(number): "" for number in range(9)} | {"z": "012345678"}), "z", limit=4)
 
     assert ids(found) == {"z", "0", "1", "2"}
@@ -84,7 +84,7 @@ def graphs(draw):
 
 
 @given(graphs(), st.data())
-def test_the_graph_is_the_same_from_each_of_its_jobs(needs, data):
+def test_graph_is_the_same_from_each_of_its_jobs(needs, data):
     links = links_of(needs)
     root = data.draw(st.sampled_from(sorted(needs)))
     found, _ = walk(links, root)

@@ -1,4 +1,4 @@
-"""Groups against a model: by its weight of each ready, so many out at once, so often, the others in order."""
+"""Groups compared with a model: weights, limits, rates and order."""
 
 from fractions import Fraction
 from math import ceil
@@ -53,7 +53,7 @@ def regroup(groups, name, model):
 
 @given(steps)
 @settings(max_examples=300, deadline=None)
-def test_as_many_as_it_weighs_are_ready_no_more_than_the_limit_are_out_and_the_rest_wait_in_order(steps):
+def test_groups_respect_weight_and_limit_and_keep_order(steps):
     groups = Groups(FakeClock().monotonic, 2)
     models = {"g": Model(), "h": Model()}
     for verb, name, pick in steps:
@@ -110,7 +110,7 @@ rates = st.builds(Rate, st.integers(1, 5), st.sampled_from([1, 7, 300, 1_000]))
 
 @given(rates, st.lists(st.tuples(st.integers(0, 400), st.booleans()), max_size=40))
 @settings(max_examples=200, deadline=None)
-def test_a_bucket_gives_so_many_at_once_and_refills_evenly(rate, steps):
+def test_token_bucket_allows_a_burst_and_refills_evenly(rate, steps):
     buckets, tick = GroupBuckets(), 1_000
     tokens, capacity = Fraction(rate.capacity), Fraction(rate.capacity)
     for elapsed, wants in steps:
@@ -127,7 +127,7 @@ def test_a_bucket_gives_so_many_at_once_and_refills_evenly(rate, steps):
         assert len(buckets) == (tokens < capacity)
 
 
-def test_the_bucket_of_another_group_or_another_rate_is_another_one():
+def test_each_group_and_rate_has_its_own_token_bucket():
     buckets, rate = GroupBuckets(), Rate(1, 1_000)
     buckets.consume("g", rate, 0)
 
@@ -137,7 +137,7 @@ def test_the_bucket_of_another_group_or_another_rate_is_another_one():
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.integers(0, 50)), max_size=200))
-def test_times_are_given_in_order_and_leave_nothing_behind(steps):
+def test_group_wait_times_are_ordered_and_leave_nothing_behind(steps):
     times, model = Times(), {}
     for name, at in steps:
         if at is None:

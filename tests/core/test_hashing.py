@@ -19,12 +19,12 @@ from djqueue.core.ids import fnv1a32, shard_count
         ("chongo was here!\n", 0xD49930D5),
     ],
 )
-def test_the_published_values(text, value):
+def test_hash_matches_published_values(text, value):
     assert fnv1a32(text) == value
 
 
 @given(st.text())
-def test_values_have_32_bits(text):
+def test_hashes_have_32_bits(text):
     assert 0 <= fnv1a32(text) < 2**32
 
 
@@ -45,13 +45,13 @@ def test_values_have_32_bits(text):
         (500, 64),
     ],
 )
-def test_shards_are_a_power_of_two_from_the_cores(cores, shards):
+def test_shard_count_is_a_power_of_two_derived_from_cores(cores, shards):
     assert shard_count(cores) == shards
 
 
 @pytest.mark.parametrize("cores", [1, 8, 64])
 @pytest.mark.parametrize("name", ["q", "emails", "a{b}:ü"])
-def test_a_queue_lies_in_the_shard_that_its_name_says(cores, name):
+def test_queue_name_determines_its_shard(cores, name):
     engine = Engine(cores=cores)
     engine.queues.pause(name)
 

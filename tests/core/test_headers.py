@@ -1,4 +1,4 @@
-"""Headers: what they may be, and what a refusal says."""
+"""Headers: valid values, immutability and rejections."""
 
 import pickle
 
@@ -12,7 +12,7 @@ def parse(value):
     return parse_headers("headers", value)
 
 
-def test_values_keep_their_types():
+def test_header_values_keep_their_types():
     given = {"s": "ü", "i": 2**63 - 1, "f": 1.0, "b": True, "n": None, "l": [1, [], {}], "d": {"a": {}}}
 
     headers = parse(given)
@@ -22,11 +22,11 @@ def test_values_keep_their_types():
     assert dict(pickle.loads(pickle.dumps(headers))) == given
 
 
-def test_a_tuple_becomes_a_list():
+def test_tuple_header_becomes_a_list():
     assert parse({"timelimit": (None, 300)})["timelimit"] == [None, 300]
 
 
-def test_no_headers_are_one_object():
+def test_empty_headers_are_one_shared_object():
     assert parse({}) is NO_HEADERS
     assert not NO_HEADERS
     assert len(NO_HEADERS) == 0
@@ -34,11 +34,11 @@ def test_no_headers_are_one_object():
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), (0, False), ([1], [True])])
-def test_values_that_python_considers_equal_are_different_headers(one, other):
+def test_equal_values_of_different_types_are_different_headers(one, other):
     assert parse({"n": one}) != parse({"n": other})
 
 
-def test_a_list_that_a_handler_changes_is_its_own():
+def test_lists_in_headers_are_copies():
     headers = parse({"stamps": ["a"], "options": {"x": [1]}})
 
     headers["stamps"].append("b")
@@ -47,12 +47,12 @@ def test_a_list_that_a_handler_changes_is_its_own():
     assert dict(headers) == {"stamps": ["a"], "options": {"x": [1]}}
 
 
-def test_they_cannot_be_assigned():
+def test_headers_are_immutable():
     with pytest.raises(TypeError):
         parse({"a": 1})["a"] = 2
 
 
-def test_the_repr_has_names_only():
+def test_repr_of_headers_shows_names_only():
     headers = parse({"authorization": "Bearer hush", "tenant": 7})
 
     assert repr(headers) == "<Headers: 'authorization', 'tenant'>"
@@ -96,13 +96,13 @@ def itself():
         ([("a", 1)], "expected a dict of names and values, got a list"),
     ],
 )
-def test_a_refusal_names_the_header_and_is_short(value, message):
+def test_rejection_names_the_header_and_is_short(value, message):
     with pytest.raises(OptionError, match=f"^headers: .*{message}") as refusal:
         parse(value)
     assert len(str(refusal.value)) < 500
 
 
-def test_a_refusal_does_not_show_a_value():
+def test_rejection_does_not_show_header_values():
     with pytest.raises(OptionError) as refusal:
         parse({"authorization": ["Bearer hunter2", b"hunter2"]})
     assert "hunter2" not in str(refusal.value)

@@ -1,4 +1,4 @@
-"""The priority queue against a sorted list, with removals in its midst."""
+"""The priority queue compared with a sorted list, with removals."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ steps = st.lists(
 
 @given(steps)
 @settings(max_examples=150, deadline=None)
-def test_jobs_come_by_priority_and_then_in_order_of_arrival(steps):
+def test_jobs_come_by_priority_then_arrival(steps):
     queue, model, number = PriorityQueue(), [], 0
     for verb, argument in steps:
         if verb in ("push", "front"):
@@ -56,7 +56,7 @@ def test_jobs_come_by_priority_and_then_in_order_of_arrival(steps):
 
 @given(st.lists(st.integers(0, 10_000), max_size=400), st.integers(1, 5))
 @settings(max_examples=30, deadline=None)
-def test_stale_entries_are_swept_out_above_a_fifth(picks, priorities):
+def test_stale_entries_are_removed_above_a_fifth(picks, priorities):
     queue = PriorityQueue()
     jobs = []
     for number in range(1, 401):
@@ -76,7 +76,7 @@ def number_of(job):
     return int(job.id.removeprefix("job-"))
 
 
-def test_a_priority_that_nobody_has_any_more_is_forgotten():
+def test_unused_priority_is_removed():
     queue = PriorityQueue()
     for number in range(1, 2_001):
         job = make_job(priority=number)

@@ -1,4 +1,4 @@
-"""UUIDv7 ids ascend, over threads and whatever the clock does."""
+"""UUIDv7 ids ascend across threads and clock changes."""
 
 import os
 import subprocess
@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djqueue.core.ids import IdSource
+from tests.support import PATIENCE
 
 NOW = 1_700_000_000_000
 
 
 @given(st.integers(0, 2**48 - 10), st.integers(1, 5))
-def test_ids_are_uuids_of_version_7_with_their_time(now, count):
+def test_ids_are_uuid7_with_their_time(now, count):
     for job_id in IdSource().many(count, now):
         uuid = UUID(job_id)
         assert (uuid.version, uuid.variant) == (7, RFC_4122)
@@ -33,15 +34,15 @@ def test_ids_ascend_although_the_clock_goes_back(calls):
     assert ids == sorted(set(ids))
 
 
-def test_more_ids_than_a_millisecond_has_borrow_from_the_next():
+def test_ids_beyond_the_capacity_of_a_millisecond_use_the_next():
     ids = IdSource().many(10_000, NOW)
 
     assert ids == sorted(set(ids))
     assert UUID(ids[-1]).int >> 80 == NOW + 10_000 // 4_096
 
 
-def test_threads_share_a_source():
-    source, start = IdSource(), Barrier(4)
+def test_threads_share_an_id_source():
+    source, start = IdSource(), Barrier(4, timeout=PATIENCE)
     found = [[] for _ in range(4)]
 
     def work(mine):
@@ -60,7 +61,7 @@ def test_threads_share_a_source():
     assert len({job_id for mine in found for job_id in mine}) == 4 * 500 * 4
 
 
-def test_the_source_of_randomness_is_the_callers():
+def test_randomness_of_ids_can_be_injected():
     ids = IdSource(random_bytes=lambda count: b"\xab" * count).many(2, NOW)
 
     assert ids[0][14:] == "7000-8aba-babababababa"
@@ -83,9 +84,9 @@ print(source.new(int(sys.argv[1])))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_process_makes_ids_although_the_parent_held_the_lock():
+def test_forked_child_makes_ids_although_the_parent_held_the_lock():
     command = [sys.executable, "-c", FORK, str(NOW)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
 
     of_child, of_parent = said.split()
     assert UUID(of_child).version == UUID(of_parent).version == 7

@@ -1,4 +1,4 @@
-"""Rates against exact fractions; concurrency; a refusal changes nothing."""
+"""Rate limits compared with exact fractions, and concurrency limits."""
 
 from fractions import Fraction
 
@@ -12,7 +12,7 @@ rates = st.builds(Rate, st.integers(1, 10**9), st.integers(1, 86_400_000))
 
 @given(rates, st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 5)), max_size=50))
 @settings(max_examples=150, deadline=None)
-def test_a_bucket_holds_exactly_what_has_flowed_in(rate, steps):
+def test_bucket_holds_exactly_the_accrued_tokens(rate, steps):
     tick, tokens = 77, Fraction(rate.capacity)
     bucket = TokenBucket(rate, tick)
     for elapsed, wanted in steps:
@@ -29,7 +29,7 @@ def test_a_bucket_holds_exactly_what_has_flowed_in(rate, steps):
 
 @given(rates, st.integers(0, 10**6))
 @settings(max_examples=100, deadline=None)
-def test_after_the_wait_there_is_a_token_and_a_millisecond_before_there_is_none(rate, tick):
+def test_token_is_available_exactly_after_the_wait(rate, tick):
     bucket = TokenBucket(rate, tick)
     bucket.consume(rate.capacity)
     wait = bucket.wait(tick)
@@ -54,11 +54,11 @@ def test_a_clock_that_goes_back_neither_gives_nor_takes_tokens():
     assert bucket.available(10_500) == 1
 
 
-def test_without_limits_all_may_start():
+def test_unlimited_jobs_all_start():
     assert QueueLimiter().allowance(10, 1_000_000, 0) == 10
 
 
-def test_the_tighter_of_rate_and_concurrency_decides():
+def test_tighter_of_rate_and_concurrency_applies():
     limiter = QueueLimiter()
     limiter.set(Rate(3, 1_000), 5, 0)
 
@@ -68,7 +68,7 @@ def test_the_tighter_of_rate_and_concurrency_decides():
     assert limiter.allowance(10, 9, 0) == 0
 
 
-def test_a_refusal_takes_no_token():
+def test_rejected_start_takes_no_token():
     limiter = QueueLimiter()
     limiter.set(Rate(3, 1_000), 1, 0)
     for _ in range(10):
@@ -80,7 +80,7 @@ def test_a_refusal_takes_no_token():
     assert limiter.allowance(5, 0, 0) == 2
 
 
-def test_an_unchanged_rate_keeps_its_tokens_and_a_new_one_starts_full():
+def test_unchanged_rate_keeps_its_tokens_and_new_rate_starts_full():
     limiter = QueueLimiter()
     limiter.set(Rate(3, 1_000), None, 0)
     limiter.started(3)

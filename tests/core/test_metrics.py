@@ -1,4 +1,4 @@
-"""Histograms of fixed parts, and buckets put together from them."""
+"""Histograms with fixed bins, and buckets merged from shorter ones."""
 
 import pytest
 from hypothesis import given
@@ -33,20 +33,20 @@ def of(times: list[int]) -> Histogram:
     return Histogram(tuple(counts))
 
 
-def test_there_are_26_parts_from_20_ms_to_335_s_and_slower() -> None:
+def test_histogram_has_26_bins_from_20_ms_to_335_s_and_slower() -> None:
     assert (PARTS, BOUNDS[0], BOUNDS[-1]) == (26, 20, 335_000)
     assert list(BOUNDS) == sorted(set(BOUNDS))
     assert [part_of(time) for time in (0, 19, 20, 334_999, 335_000, 10**9)] == [0, 0, 1, 24, 25, 25]
 
 
 @given(TIMES, TIMES)
-def test_merging_two_is_counting_both(one: list[int], other: list[int]) -> None:
+def test_merged_histogram_equals_counting_both(one: list[int], other: list[int]) -> None:
     assert of(one).merge(of(other)) == of(one + other)
     assert of(one).total == len(one)
 
 
 @given(TIMES, st.floats(0, 1))
-def test_a_percentile_is_in_the_part_of_the_time_that_it_stands_for(times: list[int], share: float) -> None:
+def test_percentile_lies_in_the_bin_of_its_duration(times: list[int], share: float) -> None:
     found = of(times).percentile(share)
 
     if not times:
@@ -66,14 +66,14 @@ def test_percentiles_rise(times: list[int]) -> None:
         assert found == sorted(found)
 
 
-def test_a_percentile_lies_evenly_within_its_part() -> None:
+def test_percentile_is_interpolated_within_its_bin() -> None:
     four = of([25, 25, 25, 25])
 
     assert [four.percentile(share) for share in (0, 0.25, 0.5, 1)] == [20, 22.5, 25, 30]
     assert of([10**9]).percentile(0.5) == 335_000
 
 
-def test_a_span_has_the_longest_buckets_that_fit_it() -> None:
+def test_time_span_uses_the_longest_buckets_that_fit() -> None:
     assert span_of(MINUTE + 1, 3 * MINUTE - 1, MINUTE)[:3] == (MINUTE, 3 * MINUTE, MINUTE)
     steps = (MINUTE, 90 * MINUTE, HOUR, 6 * HOUR, DAY, 7 * DAY)
     assert [span_of(0, 1, step).tier for step in steps] == [MINUTE, MINUTE, HOUR, HOUR, DAY, DAY]
@@ -81,7 +81,7 @@ def test_a_span_has_the_longest_buckets_that_fit_it() -> None:
         span_of(0, 1, 1_000)
 
 
-def test_longer_steps_are_made_of_shorter_buckets() -> None:
+def test_longer_steps_merge_shorter_buckets() -> None:
     one = new_values()
     one[0], one[-3], one[-1] = 2, 1, 9
     rows = [("q", "", start, one) for start in (0, MINUTE, 4 * MINUTE)]
@@ -94,7 +94,7 @@ def test_longer_steps_are_made_of_shorter_buckets() -> None:
     ]
 
 
-def test_a_store_forgets_each_length_in_its_time() -> None:
+def test_store_drops_each_bucket_length_after_its_retention() -> None:
     store = MetricStore(Tiers(minute=5 * MINUTE, hour=3 * HOUR, day=2 * DAY))
     for at in (0, 10 * MINUTE, 5 * HOUR, 4 * DAY):
         store.count("q", [1], at)
@@ -108,7 +108,7 @@ def test_a_store_forgets_each_length_in_its_time() -> None:
     assert [row[3][0] for row in store.rows(None, span_of(0, 10 * DAY, DAY), by_name=False)] == [2]
 
 
-def test_a_store_is_bounded_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("djqueue.core.metricstore.MAX_BUCKETS", 10)
     store = MetricStore()
     for number in range(30):
@@ -119,7 +119,7 @@ def test_a_store_is_bounded_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> N
     assert MAX_BUCKETS == 50_000
 
 
-def test_names_above_the_most_share_a_bucket() -> None:
+def test_names_above_the_limit_share_a_bucket() -> None:
     store = MetricStore()
     store.record([RunStats("q", f"{n}", 1, 0, 0, 0, NO_TIMES, NO_TIMES) for n in range(300)], 0)
 

@@ -1,4 +1,4 @@
-"""Every option is checked in one place, and a refusal names it."""
+"""Validation of job options."""
 
 import math
 from datetime import UTC, datetime, timedelta
@@ -64,7 +64,7 @@ REFUSED = {
 }
 
 
-def test_the_table_of_refusals_has_every_option():
+def test_table_of_invalid_values_has_every_option():
     assert REFUSED.keys() == PARSERS.keys()
 
 
@@ -73,7 +73,7 @@ def test_the_table_of_refusals_has_every_option():
     [(name, value) for name, values in REFUSED.items() for value in values],
     ids=[f"{name}-{number}" for name, values in REFUSED.items() for number, _ in enumerate(values)],
 )
-def test_a_wrong_value_is_refused_by_name(name, value):
+def test_invalid_value_is_rejected_with_the_option_name(name, value):
     with pytest.raises(OptionError, match=f"^{name}"):
         parse(unique_key="k", **{name: value}) if name == "unique_ttl" else parse(**{name: value})
 
@@ -82,12 +82,12 @@ def test_a_wrong_value_is_refused_by_name(name, value):
     ("name", "hint"),
     [("prioritty", "priority"), ("max_attempt", "max_attempts"), ("uniquekey", "unique_key")],
 )
-def test_an_unknown_option_is_answered_with_the_one_that_was_meant(name, hint):
+def test_unknown_option_is_rejected_with_the_nearest_name(name, hint):
     with pytest.raises(OptionError, match=rf"^unknown option '{name}'; did you mean '{hint}'\?$"):
         parse(**{name: 1})
 
 
-def test_an_unknown_option_that_is_like_none_gets_no_hint():
+def test_unknown_option_unlike_any_other_gets_no_hint():
     with pytest.raises(OptionError, match=r"^unknown option 'zzz'$"):
         parse(zzz=1)
 
@@ -124,7 +124,7 @@ ACCEPTED = {
     [(name, value, parsed) for name, pairs in ACCEPTED.items() for value, parsed in pairs],
     ids=[f"{name}-{number}" for name, pairs in ACCEPTED.items() for number, _ in enumerate(pairs)],
 )
-def test_a_right_value_is_kept_in_djqueues_units(name, value, parsed):
+def test_valid_values_are_converted_to_internal_units(name, value, parsed):
     options = parse(**{name: value})
 
     found = getattr(options if name in OF_ENQUEUE else options.job, name)
@@ -132,7 +132,7 @@ def test_a_right_value_is_kept_in_djqueues_units(name, value, parsed):
     assert type(found) is type(parsed)
 
 
-def test_a_dependency_may_be_given_as_what_enqueue_answered():
+def test_dependency_can_be_given_as_an_enqueue_result():
     result = EnqueueResult("a", "queued", "q")
 
     assert parse(depends_on=result).job.depends_on == (("q", "a"),)
@@ -144,7 +144,7 @@ def test_delay_and_run_at_exclude_each_other():
         parse(delay=5, run_at=datetime(2024, 1, 1, tzinfo=UTC))
 
 
-def test_a_later_word_about_the_start_replaces_an_earlier_one():
+def test_later_delay_or_run_at_replaces_an_earlier_one():
     delayed = parse(delay=5)
     dated = parse_options({"run_at": datetime(2024, 1, 1, tzinfo=UTC)}, delayed)
 
@@ -152,13 +152,13 @@ def test_a_later_word_about_the_start_replaces_an_earlier_one():
     assert parse_options({"delay": 1}, dated) == parse(delay=1)
 
 
-def test_a_time_for_a_unique_key_needs_a_key():
+def test_unique_ttl_requires_a_unique_key():
     with pytest.raises(OptionError, match=r"^unique_ttl: requires a unique_key$"):
         parse(unique_ttl=5)
     assert parse(unique_key="k", unique_ttl=5).job.unique_ttl == 5_000
 
 
-def test_options_build_on_those_of_the_job_type():
+def test_enqueue_options_extend_options_of_the_job_type():
     base = parse(queue="emails", priority=5, tags=["a"])
 
     options = parse_options({"priority": 1}, base)
@@ -176,7 +176,7 @@ def test_nothing_given_changes_nothing():
     assert DEFAULT_OPTIONS.content_type == MSGPACK
 
 
-def test_stored_options_come_back():
+def test_stored_options_survive_a_round_trip():
     options = parse(
         priority=3,
         backoff={"kind": "linear", "base": 2, "cap": 60},
@@ -195,14 +195,14 @@ def test_stored_options_come_back():
     assert DEFAULT_OPTIONS.as_dict() == {}
 
 
-def test_a_job_is_plain_if_its_end_concerns_no_key_and_no_group():
+def test_job_without_unique_key_and_group_is_plain():
     assert parse().job.plain
     assert not parse(unique_key="k").job.plain
     assert not parse(group="g").job.plain
 
 
 @pytest.mark.parametrize("text", ["user:42", "a{b}:ü", "𝄞", " ", "x" * 255])
-def test_odd_texts_are_texts(text):
+def test_unusual_strings_are_accepted(text):
     assert check_text("id", text) == text
 
 
@@ -221,7 +221,7 @@ def test_odd_texts_are_texts(text):
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 20 else type(value).__name__,
 )
-def test_a_refusal_of_a_large_value_names_the_option_and_is_short(name, value):
+def test_rejection_of_a_large_value_names_the_option_and_is_short(name, value):
     with pytest.raises(OptionError, match=f"^{name}") as refusal:
         parse(**{name: value})
     assert len(str(refusal.value)) < 500

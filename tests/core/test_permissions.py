@@ -1,4 +1,4 @@
-"""Permissions are checked where they are written, and compared as the values that they stand for."""
+"""Permissions: validation, normal forms and matching."""
 
 import pickle
 import re
@@ -35,7 +35,7 @@ def test_nothing_is_granted_by_default() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_permission_is_nothing_everything_or_a_list(name: str) -> None:
+def test_permission_grants_nothing_everything_or_a_list(name: str) -> None:
     assert getattr(Permissions.from_mapping({name: False}), name) is False
     assert getattr(Permissions.from_mapping({name: True}), name) is True
     assert getattr(Permissions.from_mapping({name: [VALID[name]]}), name) == (VALID[name],)
@@ -418,14 +418,12 @@ def test_an_address_that_may_end_in_a_port_is_refused_with_brackets_suggested(te
         ("unix:/run/x.sock", "/run/x.sock", 80, False),
     ],
 )
-def test_a_rule_matches_what_it_lists_and_nothing_else(
-    rule: str, host: str, port: int, expected: bool
-) -> None:
+def test_net_rule_matches_only_its_entries(rule: str, host: str, port: int, expected: bool) -> None:
     assert parse_net(rule).matches(host, port) is expected
     assert Permissions(net=[rule]).allows_net(host, port) is expected
 
 
-def test_everything_and_nothing_need_no_rule() -> None:
+def test_net_permission_can_grant_everything_or_nothing() -> None:
     assert Permissions(net=True).allows_net("example.com", 443)
     assert Permissions(net=True).allows_socket("/run/x.sock")
     assert not NOTHING.allows_net("example.com", 443)
@@ -461,7 +459,7 @@ def test_an_address_matches_its_own_entry_and_only_its_port(address: object, por
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_parsed_or_refused_as_a_wrong_option(text: str) -> None:
+def test_any_string_is_parsed_or_rejected_as_an_invalid_option(text: str) -> None:
     try:
         rule = parse_net(text)
     except OptionError:

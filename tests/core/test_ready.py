@@ -20,7 +20,7 @@ steps = st.lists(
 
 @given(steps)
 @settings(max_examples=150, deadline=None)
-def test_of_the_names_that_are_asked_for_the_best_come_first(steps):
+def test_best_jobs_of_the_requested_names_come_first(steps):
     ready, model, number = ReadyJobs(), [], 0
     for verb, names, argument, front in steps:
         if verb == "push":
@@ -47,7 +47,7 @@ def test_of_the_names_that_are_asked_for_the_best_come_first(steps):
             assert ready.has(frozenset({name})) == (name in present)
 
 
-def test_the_last_put_first_is_the_first_whatever_its_name():
+def test_last_job_put_first_is_first_across_names():
     ready = ReadyJobs()
     for job_id, name in (("1", "a"), ("2", "b"), ("3", "a")):
         ready.push(make_job(job_id, name=name), front=True)
@@ -55,14 +55,14 @@ def test_the_last_put_first_is_the_first_whatever_its_name():
     assert [job.id for job in ready.pop(3, frozenset({"a", "b"}))] == ["3", "2", "1"]
 
 
-def test_no_jobs_leave_no_trace():
+def test_removed_ready_jobs_leave_nothing_behind():
     ready = ReadyJobs()
     ready.extend([], "a", 0)
 
     assert ready.counts() == {}
 
 
-def test_jobs_that_nobody_handles_are_not_looked_at():
+def test_jobs_with_unhandled_names_are_not_scanned():
     ready = ReadyJobs()
     ready.extend([make_job(name="unheard of") for _ in range(10_000)], "unheard of", 9)
     ready.push(make_job("mine", name="a"))

@@ -32,14 +32,14 @@ def ask(shared, clock, queue, wanted=1, weight=1, woken=None):
     return shared.reserve(queue, wanted, weight, clock.monotonic(), set() if woken is None else woken)
 
 
-def test_what_is_taken_is_counted(shared, clock):
+def test_taken_slots_are_counted(shared, clock):
     assert ask(shared, clock, "one", 2) == 2
     assert ask(shared, clock, "two", 2) == 1
     state = shared.state()
     assert (state.used, state.free, state.waiting) == (3, 0, ("two",))
 
 
-def test_one_that_was_refused_is_told_when_there_is_something(shared, clock):
+def test_rejected_queue_is_notified_when_capacity_is_free(shared, clock):
     ask(shared, clock, "one", 3)
     ask(shared, clock, "two")
     woken = set()
@@ -50,7 +50,7 @@ def test_one_that_was_refused_is_told_when_there_is_something(shared, clock):
     assert ask(shared, clock, "two") == 1
 
 
-def test_a_turn_lasts_for_a_while(shared, clock):
+def test_turn_of_a_queue_lasts_for_a_limited_time(shared, clock):
     ask(shared, clock, "one", 3)
     ask(shared, clock, "two")
     shared.release(1, set())
@@ -63,7 +63,7 @@ def test_a_turn_lasts_for_a_while(shared, clock):
     assert shared.state().waiting == ()
 
 
-def test_all_are_told_of_as_much_as_there_is(shared, clock):
+def test_waiting_queues_are_notified_of_all_free_capacity(shared, clock):
     ask(shared, clock, "one", 3)
     ask(shared, clock, "two")
     ask(shared, clock, "three")
@@ -75,7 +75,7 @@ def test_all_are_told_of_as_much_as_there_is(shared, clock):
     assert [ask(shared, clock, queue) for queue in ("one", "three", "two")] == [0, 1, 1]
 
 
-def test_one_that_got_something_is_told_but_nothing_is_kept_for_it(shared, clock):
+def test_served_queue_is_notified_without_a_reservation(shared, clock):
     ask(shared, clock, "one", 5)
     woken = set()
     shared.release(1, woken)
@@ -84,7 +84,7 @@ def test_one_that_got_something_is_told_but_nothing_is_kept_for_it(shared, clock
     assert ask(shared, clock, "two") == 1
 
 
-def test_what_is_given_back_goes_to_those_who_wait(shared, clock):
+def test_returned_capacity_goes_to_waiting_queues(shared, clock):
     ask(shared, clock, "one", 3)
     ask(shared, clock, "two")
     woken = set()
@@ -94,7 +94,7 @@ def test_what_is_given_back_goes_to_those_who_wait(shared, clock):
     assert shared.state().used == 1
 
 
-def test_tokens_that_are_given_back_are_there_again(clock):
+def test_returned_tokens_are_available_again(clock):
     shared = SharedLimiter(LimiterPolicy(rate=Rate(2, 60_000)), clock)
     assert ask(shared, clock, "one", 5) == 2
     shared.give_back("one", 1, 1, set())
@@ -103,7 +103,7 @@ def test_tokens_that_are_given_back_are_there_again(clock):
     assert ask(shared, clock, "two", 5) == 1
 
 
-def test_a_queue_that_is_gone_keeps_nobody_waiting(shared, clock):
+def test_removed_queue_does_not_block_other_queues(shared, clock):
     ask(shared, clock, "one", 3)
     ask(shared, clock, "two")
     shared.forget("two", set())
@@ -112,7 +112,7 @@ def test_a_queue_that_is_gone_keeps_nobody_waiting(shared, clock):
     assert ask(shared, clock, "one") == 1
 
 
-def test_a_queue_that_gets_another_limiter_takes_what_runs_along():
+def test_queue_with_a_new_limiter_keeps_its_active_jobs():
     limiters = {"a": LimiterPolicy(concurrency=2), "b": LimiterPolicy(concurrency=5)}
     engine = Engine(clock=FakeClock(), policies={"one": QueuePolicy(limiter="a")}, limiters=limiters)
     engine.enqueue([Batch("one", "send", JobOptions(), [b""] * 9)])
@@ -133,7 +133,7 @@ def test_a_queue_that_gets_another_limiter_takes_what_runs_along():
     assert len(engine.claim(claim).jobs) == 4
 
 
-def test_a_limiter_that_is_not_configured_limits_nothing_until_it_is_told_to():
+def test_unconfigured_limiter_has_no_limits_until_set():
     engine = Engine(clock=FakeClock(), default_policy=QueuePolicy(limiter="new"))
     engine.limiters.set("new", None, 1)
     engine.enqueue([Batch(queue, "send", JobOptions(), [b""]) for queue in QUEUES])
@@ -201,7 +201,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @rule()
     def something_runs_when_everybody_asks(self):
-        """Whatever was kept for those who do not come."""
+        """After a turn has expired, its capacity is free for other queues."""
         self.clock.advance(TURN)
         if (rate := self.limits[0]) is not None:
             self.tokens = min(rate.capacity, self.tokens + rate.capacity * TURN / rate.per)
@@ -214,15 +214,19 @@ class SharingMachine(RuleBasedStateMachine):
         assert not (waits and idle) or len(self.claims) == before + 1
 
     @invariant()
-    def what_is_used_is_what_is_active(self):
+    def used_capacity_equals_active_weights(self):
         active = [record for queue in QUEUES for record in self.engine.reads.page(queue, State.ACTIVE, 1_000)]
         assert self.engine.limiters.state("l").used == sum(record.options.weight for record in active)
 
 
-def test_queues_that_share_a_limiter():
+@pytest.mark.parametrize("examples", [40, pytest.param(150, marks=pytest.mark.thorough)])
+def test_queues_share_the_capacity_of_a_limiter(examples):
     run_state_machine_as_test(
         SharingMachine,
         settings=settings(
-            max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
         ),
     )

@@ -1,4 +1,4 @@
-"""Amounts of bytes, as users write them."""
+"""Sizes in bytes, as users write them."""
 
 import pytest
 
@@ -23,7 +23,7 @@ from tests.core.making import make_job
         (LARGEST, LARGEST),
     ],
 )
-def test_numbers_and_texts_with_units_are_read(given, size):
+def test_sizes_are_read_as_numbers_or_with_units(given, size):
     assert parse_size("BYTES", given) == size
 
 
@@ -42,12 +42,12 @@ def test_numbers_and_texts_with_units_are_read(given, size):
         ("10_000 TB", "must be from 0"),
     ],
 )
-def test_anything_else_is_refused_by_name(given, problem):
+def test_invalid_size_is_rejected_with_the_option_name(given, problem):
     with pytest.raises(OptionError, match=rf"BYTES: .*({problem})"):
         parse_size("BYTES", given)
 
 
-def test_a_job_weighs_its_payload_and_the_texts_of_its_error():
+def test_size_of_a_job_includes_its_payload_and_error():
     job = make_job()
     job.payload = bytes(10)
     assert size_of(job) == 10

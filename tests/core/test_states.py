@@ -1,4 +1,4 @@
-"""The one table of transitions."""
+"""The transition table."""
 
 import pytest
 
@@ -25,27 +25,27 @@ LEGAL = {
 
 
 @pytest.mark.parametrize("source", State)
-def test_the_table_leads_where_the_design_says(source):
+def test_transition_table_matches_the_design(source):
     targets = {target for row in TRANSITIONS if row.source is source for target in row.targets}
 
     assert targets == LEGAL[source]
 
 
-def test_every_state_is_in_one_kind():
+def test_every_state_has_one_kind():
     assert PENDING | {State.ACTIVE} == LIVE
     assert not LIVE & TERMINAL
     assert set(State) == LIVE | TERMINAL
     assert TERMINAL > REUSABLE
 
 
-def test_no_change_has_two_rows():
+def test_each_transition_has_one_row():
     changes = [(row.name, row.source, target) for row in TRANSITIONS for target in row.targets]
 
     assert len(changes) == len(set(changes))
 
 
 @pytest.mark.parametrize("row", TRANSITIONS, ids=lambda row: f"{row.name}-{row.source}")
-def test_what_the_table_has_is_allowed_and_nothing_else(row):
+def test_only_transitions_in_the_table_are_allowed(row):
     assert allows(row.name, row.source)
     assert row.name in actions(row.source)
     same = [other for other in TRANSITIONS if other.name == row.name]
@@ -55,7 +55,7 @@ def test_what_the_table_has_is_allowed_and_nothing_else(row):
         assert allows(row.name, state) == (state in {other.source for other in same})
 
 
-def test_a_completed_job_can_do_nothing():
+def test_completed_jobs_have_no_transitions():
     assert actions(State.COMPLETED) == ()
     assert not allows("retry_dead", State.COMPLETED)
     assert not allows("no such thing", State.ACTIVE)

@@ -1,4 +1,4 @@
-"""Log lines about events that may come by the thousand."""
+"""Throttling of frequent log lines."""
 
 import logging
 
@@ -7,7 +7,7 @@ import pytest
 from djqueue.core.throttle import ThrottledLog
 
 
-def test_each_kind_is_logged_once_in_an_interval_with_the_number_left_out(
+def test_each_kind_is_logged_once_per_interval_with_a_suppressed_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 100.0

@@ -1,4 +1,4 @@
-"""Which waiting jobs no live worker can run."""
+"""Waiting jobs that no live worker can run."""
 
 from djqueue.contrib.celery import names
 from djqueue.core.engine import Engine
@@ -15,7 +15,7 @@ def worker(*names, queues=None, state="running") -> WorkerInfo:
     return WorkerInfo("w1", "host", 7, queues, names, 4, 1, state=state)
 
 
-def test_names_that_no_worker_of_the_queue_knows_are_found_most_jobs_first():
+def test_unhandled_names_are_listed_by_number_of_jobs():
     rows = [queue("emails", known=5, new=1), queue("reports", known=2, old=3)]
     found = unhandled(
         rows, [worker("known", queues=("emails",)), worker("known", "new", queues=("reports",))]
@@ -23,16 +23,16 @@ def test_names_that_no_worker_of_the_queue_knows_are_found_most_jobs_first():
     assert found == [("reports", "old", 3), ("emails", "new", 1)]
 
 
-def test_a_worker_of_all_queues_counts_for_each():
+def test_worker_of_all_queues_counts_for_each_queue():
     assert unhandled([queue("emails", new=1)], [worker("other", queues=("emails",)), worker("new")]) == []
 
 
-def test_a_queue_without_any_worker_is_another_problem():
+def test_queue_without_workers_has_no_unhandled_names():
     assert unhandled([queue("emails", new=1)], []) == []
     assert unhandled([queue("emails", new=1)], [worker("other", queues=("reports",))]) == []
 
 
-def test_a_quiet_worker_knows_its_names_and_one_that_is_stopping_does_not():
+def test_quiet_worker_handles_its_names_and_stopping_worker_does_not():
     rows, other = [queue("emails", new=1)], worker("other")
     assert unhandled(rows, [worker("new", state="quiet"), other]) == []
     assert unhandled(rows, [worker("new", state="stopping"), other]) == [("emails", "new", 1)]

@@ -1,10 +1,10 @@
-"""A unique key belongs to one job, and is free exactly when its owner is gone or its time is over."""
+"""A unique key belongs to one job until its owner ends or the key expires."""
 
 from djqueue.core.unique import UniqueKeys
 from tests.core.making import make_job
 
 
-def test_the_first_owns_the_key_until_it_is_released():
+def test_first_job_owns_the_key_until_released():
     keys = UniqueKeys()
     first = make_job(unique_key="k")
     keys.take(first)
@@ -15,7 +15,7 @@ def test_the_first_owns_the_key_until_it_is_released():
     assert len(keys) == 0
 
 
-def test_a_job_without_a_key_takes_and_frees_nothing():
+def test_job_without_a_key_takes_and_releases_nothing():
     keys = UniqueKeys()
     job = make_job()
     keys.take(job)
@@ -24,7 +24,7 @@ def test_a_job_without_a_key_takes_and_frees_nothing():
     assert len(keys) == 0
 
 
-def test_a_key_past_its_time_is_free_although_its_owner_lives():
+def test_expired_key_is_free_although_its_owner_is_live():
     keys = UniqueKeys()
     job = make_job(unique_key="k", unique_ttl=100, created_at=1_000)
     keys.take(job)
@@ -34,7 +34,7 @@ def test_a_key_past_its_time_is_free_although_its_owner_lives():
     assert len(keys) == 0
 
 
-def test_an_earlier_owner_does_not_free_the_key_of_a_later_one():
+def test_earlier_owner_does_not_release_the_key_of_a_later_one():
     keys = UniqueKeys()
     first, second = make_job(unique_key="k", unique_ttl=1), make_job(unique_key="k")
     keys.take(first)
@@ -46,7 +46,7 @@ def test_an_earlier_owner_does_not_free_the_key_of_a_later_one():
     assert keys.owner("k", 2_000) is second
 
 
-def test_a_sweep_forgets_the_keys_whose_time_is_over():
+def test_sweep_removes_expired_keys():
     keys = UniqueKeys()
     brief = make_job(unique_key="brief", unique_ttl=5, created_at=0)
     lasting = make_job(unique_key="lasting")
@@ -59,7 +59,7 @@ def test_a_sweep_forgets_the_keys_whose_time_is_over():
     assert keys.owner("lasting", 5) is lasting
 
 
-def test_a_successor_has_the_key_once_its_owner_is_gone():
+def test_successor_gets_the_key_when_its_owner_is_removed():
     keys = UniqueKeys()
     first, second = make_job(unique_key="k"), make_job(unique_key="k")
     keys.take(first)
@@ -72,7 +72,7 @@ def test_a_successor_has_the_key_once_its_owner_is_gone():
     assert keys.waiting("k") is None
 
 
-def test_a_successor_that_is_gone_frees_nothing():
+def test_removed_successor_releases_nothing():
     keys = UniqueKeys()
     first, second = make_job(unique_key="k"), make_job(unique_key="k")
     keys.take(first)
@@ -85,7 +85,7 @@ def test_a_successor_that_is_gone_frees_nothing():
     assert len(keys) == 0
 
 
-def test_a_successor_does_not_take_a_key_that_another_has_meanwhile():
+def test_successor_does_not_take_a_key_held_by_another_job():
     keys = UniqueKeys()
     first, second = make_job(unique_key="k", unique_ttl=5, created_at=0), make_job(unique_key="k")
     keys.take(first)
@@ -98,7 +98,7 @@ def test_a_successor_does_not_take_a_key_that_another_has_meanwhile():
     assert keys.owner("k", 6) is third
 
 
-def test_times_of_keys_that_are_free_already_are_forgotten():
+def test_expiry_entries_of_released_keys_are_removed():
     keys = UniqueKeys()
     for number in range(1_000):
         job = make_job(unique_key=f"k{number}", unique_ttl=10**9, created_at=number)

@@ -1,4 +1,4 @@
-"""What the documentation says is what the package does: its code runs, its tables are complete."""
+"""The documentation matches the package: its examples run, and its tables are complete."""
 
 import ast
 import inspect
@@ -70,12 +70,12 @@ CONSOLE = [block for page in PAGES for block in blocks(page, "console")]
 RUNNING = [page for page in PAGES if blocks(page, "python")]
 
 
-# The code in it.
+# Examples.
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("page", RUNNING, ids=lambda page: page.name)
-def test_the_examples_of_a_page_run(page, monkeypatch, tmp_path):
+def test_examples_of_a_page_run(page, monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "_types", {})
     monkeypatch.setattr(declared, "_entries", {})
     monkeypatch.chdir(tmp_path)
@@ -189,7 +189,7 @@ def worker() -> Worker:
     return Worker(concurrency=2)
 
 
-# The commands in it.
+# Commands.
 
 
 def test_documented_commands_exist(subtests):
@@ -227,7 +227,7 @@ def check_management_command(words: list[str]) -> None:
     load_command_class(get_commands()[name], name).create_parser("manage.py", name).parse_args(arguments)
 
 
-def test_the_units_start_the_workers_with_flags_that_exist():
+def test_systemd_unit_and_dockerfile_use_existing_flags():
     [unit] = blocks(ROOT / "docs" / "workers.md", "ini")
     [image] = blocks(ROOT / "docs" / "workers.md", "dockerfile")
     started = re.search(r"^ExecStart=\S+ manage\.py (.*)$", unit.text, re.MULTILINE)
@@ -239,27 +239,27 @@ def test_the_units_start_the_workers_with_flags_that_exist():
     check_management_command(ast.literal_eval(command[1])[2:])
 
 
-# The tables in it.
+# Tables.
 
 
-def test_the_table_of_prometheus_metrics_is_complete():
+def test_table_of_prometheus_metrics_is_complete():
     kinds = {CounterMetricFamily: "counter", GaugeMetricFamily: "gauge", HistogramMetricFamily: "histogram"}
     rows = {row[0].removesuffix("_total"): (row[1], row[2]) for row in table("metrics.md", "metrics")}
 
     assert rows == {name: (kinds[one.kind], "`, `".join(one.labels)) for name, one in DEFINITIONS.items()}
 
 
-def test_the_table_of_monitoring_is_complete():
+def test_table_of_monitoring_settings_is_complete():
     keys = {field.name.upper() for field in fields(conf.MonitoringSettings)}
 
     assert {*first_cells("metrics.md", "monitoring")} == keys
 
 
-def test_the_table_of_signals_is_complete():
+def test_table_of_signals_is_complete():
     assert first_cells("signals.md", "signals") == list(signals.ALL)
 
 
-def test_the_table_of_options_is_complete():
+def test_table_of_job_options_is_complete():
     rows = table("jobs.md", "options")
 
     assert [row[0] for row in rows] == list(PARSERS)
@@ -269,7 +269,7 @@ def test_the_table_of_options_is_complete():
             assert parse_options(given, EnqueueOptions()) == EnqueueOptions(), name
 
 
-def test_the_table_of_settings_is_complete():
+def test_table_of_settings_is_complete():
     rows = table("settings.md", "settings")
 
     assert [row[0] for row in rows] == list(conf.READERS)
@@ -277,7 +277,7 @@ def test_the_table_of_settings_is_complete():
         assert vars(conf.read_settings({key: eval(default)})) == vars(conf.Settings()), key
 
 
-def test_the_tables_of_health_checks_are_complete():
+def test_tables_of_health_checks_are_complete():
     rows = table("health.md", "health")
 
     assert first_cells("health.md", "checks") == [STORAGE, *CHECKS]
@@ -286,7 +286,7 @@ def test_the_tables_of_health_checks_are_complete():
     assert conf.read_settings({"HEALTH": given}).health == conf.HealthSettings()
 
 
-def test_the_tables_of_policies_are_complete():
+def test_tables_of_queue_policies_are_complete():
     policies, letters = table("settings.md", "policies"), table("settings.md", "dead letters")
 
     assert {row[0] for row in policies} == known_keys("QUEUES", {"q": {"?": 1}})
@@ -304,7 +304,7 @@ def test_the_tables_of_policies_are_complete():
     assert {key.lower() for key in given["DEAD_LETTERS"]} == DeadLetterPolicy.__dataclass_fields__.keys()
 
 
-def test_the_table_of_backups_is_complete():
+def test_table_of_backup_settings_is_complete():
     rows = table("backups.md", "backup")
 
     assert {row[0] for row in rows} == known_keys("BACKUP", {"?": 1})
@@ -333,14 +333,14 @@ def renamed(setting: str, value: object, word: str) -> dict[str, object]:
     return {setting: ast.literal_eval(text)}
 
 
-def test_the_table_of_checks_is_complete():
+def test_table_of_system_checks_is_complete():
     source = "".join(map(inspect.getsource, (checks, health, jobchecks, task_backend)))
     defined = set(re.findall(r'"(djqueue\.[EIW]\d+)"', source))
 
     assert first_cells("settings.md", "checks") == sorted(defined)
 
 
-def test_the_page_of_errors_has_the_whole_tree():
+def test_errors_page_has_the_whole_tree():
     page = (ROOT / "docs" / "errors.md").read_text()
     drawn = page.split("```text\n", 1)[1].split("```", 1)[0]
 
@@ -378,7 +378,7 @@ def tree(error: type, lead: str = "", below: str = "") -> list[str]:
     return lines
 
 
-def test_the_table_of_flags_is_the_parser_of_runworkers():
+def test_table_of_runworkers_flags_matches_the_parser():
     command = load_command_class("djqueue", "runworkers")
     parser = command.create_parser("manage.py", "runworkers", formatter_class=DjangoHelpFormatter)
     common = BaseCommand().create_parser("manage.py", "any")
@@ -389,13 +389,13 @@ def test_the_table_of_flags_is_the_parser_of_runworkers():
     assert set(re.findall(r"--[a-z-]+", " ".join(cells))) == flags
 
 
-def test_the_table_of_a_worker_has_its_arguments():
+def test_table_of_worker_arguments_is_complete():
     arguments = inspect.signature(Worker).parameters.keys() - {"clock", "random"}
 
     assert set(first_cells("workers.md", "worker")) == arguments
 
 
-def test_the_table_of_queues_has_their_methods():
+def test_table_of_queue_methods_is_complete():
     documented = {row[0].partition("(")[0] for row in table("queues.md", "queue methods")}
     methods = {name for name in dir(Queue) if not name.startswith("_")}
     methods = {name for name in methods if callable(getattr(Queue, name))}
@@ -410,20 +410,20 @@ def test_the_table_of_queues_has_their_methods():
         assert re.findall(r"\b([a-z_]+)\b(?=[,=)])(?!\")", f"{written}") == parameters, name
 
 
-def test_the_tables_of_words_are_complete():
+def test_tables_of_events_and_reasons_are_complete():
     from djqueue.client.queuecontrols import EVENTS
 
     assert first_cells("queues.md", "events") == list(EVENTS)
     assert first_cells("queues.md", "reasons") == list(DEAD_LETTER_REASONS)
 
 
-def test_the_tables_of_executors_and_limits_are_complete():
+def test_tables_of_executors_limits_and_permissions_are_complete():
     assert first_cells("executors.md", "executors") == list(EXECUTORS)
     assert first_cells("executors.md", "limits") == [field.name for field in fields(JobLimits)]
     assert first_cells("executors.md", "permissions") == [field.name for field in fields(Permissions)]
 
 
-def test_the_table_of_the_database_storages_options_is_complete():
+def test_table_of_database_storage_options_is_complete():
     known = inspect.signature(DatabaseStorage).parameters.keys() - {
         "policies",
         "limiters",
@@ -434,7 +434,7 @@ def test_the_table_of_the_database_storages_options_is_complete():
     assert {row[0].lower() for row in table("storages.md", "database options")} == known
 
 
-def test_the_table_of_the_redis_storages_options_is_complete():
+def test_table_of_redis_storage_options_is_complete():
     known = {*READ_HERE, *(name.upper() for name in RedisOptions.__dataclass_fields__)}
 
     assert set(first_cells("redis.md", "redis options")) == known
@@ -450,7 +450,7 @@ def test_tables_of_spark_columns_are_complete():
     }
 
 
-def test_the_options_of_a_read_and_of_a_stream_are_complete():
+def test_tables_of_spark_read_and_stream_options_are_complete():
     said = {
         kind: {name for cell in first_cells("spark.md", f"spark {kind} options") for name in words(cell)}
         for kind in ("read", "stream")
@@ -464,7 +464,7 @@ def words(cell):
     return set(re.findall(r"\w+", cell)) - {"or"}
 
 
-def test_the_table_of_the_keys_in_redis_has_those_of_every_script():
+def test_table_of_redis_keys_has_the_keys_of_every_script():
     cells = [*first_cells("redis.md", "redis keys"), *first_cells("redis.md", "limiter keys")]
     named = {cell.partition(":")[0] for cell in cells}
     declared = {key for name in scripts.NAMES for key in scripts.script(name).keys}
@@ -474,11 +474,11 @@ def test_the_table_of_the_keys_in_redis_has_those_of_every_script():
     assert named <= declared | {RESULT, LOG_LINES, ITEMS, GONE}
 
 
-def test_the_table_of_metrics_is_complete():
+def test_table_of_benchmark_metrics_is_complete():
     assert first_cells("benchmarks.md", "metrics") == list(MEASURES)
 
 
-def test_the_page_of_states_is_the_table_of_transitions(monkeypatch):
+def test_states_page_matches_the_transition_table(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs" / "_ext")
     import drawing
 
@@ -500,7 +500,7 @@ def test_the_page_of_states_is_the_table_of_transitions(monkeypatch):
     assert sum(len(names) for names in drawing.edges().values()) == drawing.diagram().count('class="name"')
 
 
-def test_the_storages_that_the_readme_names_are_there():
+def test_storages_in_the_readme_exist():
     named = set(re.findall(r"djqueue\.storage\.[a-z.]+\.\w+Storage", (ROOT / "README.md").read_text()))
 
     assert len(named) == 3
@@ -514,11 +514,12 @@ def test_files_and_folders_named_in_the_docs_exist():
     assert sorted((page, name) for page, name in named if not (ROOT / name).exists()) == []
 
 
-# The whole of it.
+# The build.
 
 
 @pytest.mark.slow
-def test_the_documentation_builds_without_a_warning(tmp_path):
+@pytest.mark.thorough  # `make docs` does the same
+def test_documentation_builds_without_warnings(tmp_path):
     for package in ("sphinx", "furo", "myst_parser"):
         pytest.importorskip(package, reason="the docs extra is not installed")
     options = ["-W", "--keep-going", "-q", "-b", "html", "-d", tmp_path / "trees"]
@@ -533,7 +534,7 @@ def test_the_documentation_builds_without_a_warning(tmp_path):
     assert (tmp_path / "html" / "index.html").exists()
 
 
-def test_the_table_of_schedules_is_complete():
+def test_table_of_schedules_is_complete():
     rows = table("schedules.md", "schedules")
 
     assert [row[0] for row in rows] == list(SCHEDULE_WORDS)

@@ -1,4 +1,4 @@
-"""Pictures of the dashboard in the docs: all pages of the navigation, light and dark, small, described."""
+"""Screenshots in the docs: every page of the navigation, in light and dark, small and described."""
 
 import re
 
@@ -32,7 +32,7 @@ def test_every_page_of_the_navigation_is_shown_in_the_docs():
     assert not missing, HOW.format(min(missing))
 
 
-def test_what_the_docs_show_is_there_in_light_and_dark_and_described():
+def test_shown_screenshots_exist_in_light_and_dark_with_descriptions():
     assert len(SHOWN) == TEXT.count("<picture>") > 0
     for alt, name, phone in SHOWN:
         assert len(alt) > 20, name
@@ -42,14 +42,14 @@ def test_what_the_docs_show_is_there_in_light_and_dark_and_described():
         assert (FOLDER / f"{name}-light{phone}.webp").is_file()
 
 
-def test_pictures_are_small_and_none_is_left_over():
+def test_screenshots_are_small_and_all_are_used():
     sizes = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
     assert [name for name, size in sizes.items() if size > LARGEST] == []
     assert sum(sizes.values()) < ALL
     assert [name for name in sizes if f"_static/screenshots/{name}" not in TEXT] == []
 
 
-# When one takes another's place.
+# Replacement.
 
 
 def png(tmp_path, colour, spot=0):
@@ -60,7 +60,7 @@ def png(tmp_path, colour, spot=0):
     return path.read_bytes()
 
 
-def test_a_picture_that_differs_by_a_time_stays_and_another_page_takes_its_place(tmp_path):
+def test_screenshot_is_replaced_only_by_a_visible_change(tmp_path):
     path = tmp_path / "folder" / "page.webp"
     assert save(png(tmp_path, "white"), path)
     before = path.read_bytes()
@@ -70,5 +70,5 @@ def test_a_picture_that_differs_by_a_time_stays_and_another_page_takes_its_place
     assert path.read_bytes() != before
 
 
-def test_pictures_of_other_sizes_differ():
+def test_images_of_different_sizes_differ():
     assert difference(Image.new("RGB", (3, 3)), Image.new("RGB", (3, 4))) == 1.0

@@ -1,4 +1,4 @@
-"""`manage.py djqueue schedules`, and what `runworkers` declares at its start."""
+"""`manage.py djqueue schedules`, and the schedules that `runworkers` declares at its start."""
 
 from datetime import UTC, datetime, timedelta
 from io import StringIO
@@ -58,13 +58,13 @@ def test_schedules_are_listed_with_their_next_five_runs() -> None:
     ]
 
 
-def test_one_that_ends_has_fewer() -> None:
+def test_ending_schedule_lists_fewer_runs() -> None:
     a_row(max_executions=3, executions=1)
 
     assert len(run("night")) == 2 + 2
 
 
-def test_those_that_are_named_are_listed_and_as_many_runs_as_are_asked_for() -> None:
+def test_named_schedules_are_listed_with_the_requested_number_of_runs() -> None:
     a_row()
     a_row("hourly", schedule="", every=timedelta(hours=1), timezone="UTC")
 
@@ -76,7 +76,7 @@ def test_those_that_are_named_are_listed_and_as_many_runs_as_are_asked_for() -> 
     ]
 
 
-def test_what_is_off_left_out_or_not_readable_says_so() -> None:
+def test_disabled_skipped_and_invalid_schedules_show_their_reason() -> None:
     a_row("off", enabled=False)
     a_row("left out", skipped_at=NOON, skip_reason="PermissionError: not now")
     a_row("wrong", schedule="61 * * * *", timezone="Atlantis/Capital", last_run_at=NOON)
@@ -88,18 +88,18 @@ def test_what_is_off_left_out_or_not_readable_says_so() -> None:
     assert any(line.startswith("    invalid: ") for line in output)
 
 
-def test_a_name_that_there_is_not_is_refused_with_the_nearest() -> None:
+def test_unknown_schedule_name_is_rejected_with_the_nearest_name() -> None:
     a_row()
 
     with pytest.raises(CommandError, match=r"unknown schedule 'nigt'; did you mean 'night'\?"):
         run("nigt")
 
 
-def test_where_there_is_none_it_says_so() -> None:
+def test_empty_list_of_schedules_is_reported() -> None:
     assert run() == ["There are no schedules."]
 
 
-def test_what_runworkers_has_still_to_declare_is_listed_too() -> None:
+def test_undeclared_schedules_are_listed() -> None:
     job(name="report", cron="@daily")(report)
 
     assert run() == [f"report: {agenda.UNSEEN}"]

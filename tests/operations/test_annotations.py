@@ -1,4 +1,4 @@
-"""Marks: of versions that begin to run, and by hand."""
+"""Annotations: of versions that start to run, and manual ones."""
 
 from io import StringIO
 from typing import Any
@@ -35,7 +35,7 @@ def labels() -> list[str]:
     return list(Annotation.objects.order_by("id").values_list("label", flat=True))
 
 
-def test_another_version_is_marked_once_and_one_that_comes_back_again(settings: Any) -> None:
+def test_each_change_of_version_is_annotated_once(settings: Any) -> None:
     storage = MemoryStorage()
     for version in ("v1", "v1", "v2", "v2", "v1"):
         says(settings, version)
@@ -43,12 +43,12 @@ def test_another_version_is_marked_once_and_one_that_comes_back_again(settings: 
     assert labels() == ["v1", "v2", "v1"]
 
 
-def test_without_the_setting_nothing_is_marked() -> None:
+def test_no_annotation_is_made_without_a_version() -> None:
     annotate_version(MemoryStorage())
     assert labels() == []
 
 
-def test_what_is_marked_by_hand_does_not_count_as_the_last_version(settings: Any) -> None:
+def test_manual_annotation_does_not_count_as_the_last_version(settings: Any) -> None:
     says(settings, "v1")
     annotate_version(MemoryStorage(), NOW)
     annotate("default", "v2", NOW + 1)
@@ -56,7 +56,10 @@ def test_what_is_marked_by_hand_does_not_count_as_the_last_version(settings: Any
     assert labels() == ["v1", "v2"]
 
 
-def test_of_two_that_start_at_once_one_marks(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.dialect
+def test_two_workers_starting_together_make_one_annotation(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second has looked before the first has written."""
     from djqueue.operations import annotations
 
@@ -75,7 +78,7 @@ def test_of_two_that_start_at_once_one_marks(settings: Any, monkeypatch: pytest.
     assert labels() == ["v1", "v2", "v3"]
 
 
-def test_old_marks_go_but_not_the_version_that_runs(settings: Any) -> None:
+def test_old_annotations_are_removed_except_the_running_version(settings: Any) -> None:
     says(settings, "v1", METRICS={"DAY": 10 * 86_400})
     annotate_version(MemoryStorage(), NOW)
     annotate("default", "old", NOW)
@@ -84,20 +87,20 @@ def test_old_marks_go_but_not_the_version_that_runs(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "   ", "a\nb", "x" * 256])
-def test_a_label_that_cannot_be_shown_is_refused(wrong: str) -> None:
+def test_invalid_annotation_label_is_rejected(wrong: str) -> None:
     with pytest.raises(OptionError):
         annotate("default", wrong)
     assert labels() == []
 
 
-def test_without_tables_workers_start_without_marks(settings: Any) -> None:
+def test_workers_start_without_annotation_tables(settings: Any) -> None:
     says(settings, "v1")
     with connection.execute_wrapper(_no_such_table):
         annotate_version(MemoryStorage())
     assert labels() == []
 
 
-def test_the_command_marks_this_moment() -> None:
+def test_annotate_command_annotates_the_current_time() -> None:
     output = StringIO()
     call_command(djqueue.Command(), "mark", " v1.2 ", stdout=output)
     assert output.getvalue() == "Added annotation: v1.2\n"
@@ -106,7 +109,7 @@ def test_the_command_marks_this_moment() -> None:
         call_command(djqueue.Command(), "mark", "")
 
 
-def test_workers_mark_the_version_that_they_start_with(settings: Any) -> None:
+def test_workers_annotate_their_version_at_start(settings: Any) -> None:
     says(settings, "2026.11")
     call_command(runworkers.Command(), "--until-empty", verbosity=0, stderr=StringIO())
     assert labels() == ["2026.11"]

@@ -1,4 +1,4 @@
-"""Bulk operations: each job once, whoever does them and whenever one of them dies."""
+"""Bulk operations handle each job once, even if their processes die."""
 
 import pytest
 from django.db import InterfaceError, OperationalError
@@ -71,7 +71,7 @@ def test_dead_letters_of_all_queues_are_retried(storage, clock, worker):
     assert worker.work() == 0
 
 
-def test_dead_letters_that_come_later_are_not_touched(storage, clock, worker):
+def test_later_dead_letters_are_not_changed(storage, clock, worker):
     fail(storage, count=2)
     begin(BulkKind.RETRY, clock)
     clock.advance(1)
@@ -94,7 +94,7 @@ def test_a_preview_counts_and_changes_nothing(storage, clock):
     assert storage.reads.counts("emails")[State.FAILED] == 3
 
 
-def test_what_could_not_be_done_is_counted_by_its_reason(storage, clock, worker):
+def test_skipped_jobs_are_counted_by_reason(storage, clock, worker):
     a_failed_job(storage, queue="emails", id="taken", unique_key="k")
     enqueue(storage, queue="emails", id="owner", unique_key="k")
     begin(BulkKind.RETRY, clock)
@@ -104,7 +104,7 @@ def test_what_could_not_be_done_is_counted_by_its_reason(storage, clock, worker)
     assert (row().done, row().refused) == (0, {"unique_key_taken": 1})
 
 
-def test_a_deletion_can_be_undone_before_it_begins(storage, clock, worker):
+def test_deletion_can_be_undone_before_it_begins(storage, clock, worker):
     fail(storage)
     begin(BulkKind.PURGE, clock)
     clock.advance(bulk.UNDO - 1)
@@ -118,7 +118,7 @@ def test_a_deletion_can_be_undone_before_it_begins(storage, clock, worker):
     assert not bulk.abort(ALIAS, row().pk, clock)
 
 
-def test_a_deletion_that_nobody_undoes_is_done(storage, clock, worker):
+def test_deletion_that_is_not_undone_is_carried_out(storage, clock, worker):
     fail(storage)
     begin(BulkKind.PURGE, clock)
     clock.advance(bulk.UNDO)
@@ -129,7 +129,7 @@ def test_a_deletion_that_nobody_undoes_is_done(storage, clock, worker):
     assert states(storage) == []
 
 
-def test_a_rate_is_kept(storage, clock, worker):
+def test_bulk_operation_keeps_to_its_rate(storage, clock, worker):
     fail(storage, count=30)
     begin(BulkKind.RETRY, clock, rate=10)
     for _ in range(3):
@@ -145,7 +145,7 @@ def test_a_rate_is_kept(storage, clock, worker):
     assert (row().looked_at, row().state) == (30, BulkState.DONE)
 
 
-def test_many_are_done_in_parts_and_an_abort_counts_between_two(storage, clock, worker, monkeypatch):
+def test_large_operation_runs_in_parts_and_aborts_between_them(storage, clock, worker, monkeypatch):
     monkeypatch.setattr(bulk, "PART", 10)
     fail(storage, count=35)
     begin(BulkKind.RETRY, clock)
@@ -166,7 +166,8 @@ def test_many_are_done_in_parts_and_an_abort_counts_between_two(storage, clock, 
     assert storage.reads.counts("emails")[State.FAILED] == 15
 
 
-def test_of_two_processes_one_does_it(storage, clock, worker):
+@pytest.mark.dialect
+def test_bulk_operation_is_run_by_one_of_two_processes(storage, clock, worker):
     fail(storage)
     begin(BulkKind.RETRY, clock, rate=1)
     other = Bulk(storage, ALIAS, clock)
@@ -176,7 +177,7 @@ def test_of_two_processes_one_does_it(storage, clock, worker):
     assert row().looked_at == 1
 
 
-def test_what_a_dead_process_began_another_one_ends(storage, clock, worker, monkeypatch):
+def test_operation_of_a_dead_process_is_finished_by_another(storage, clock, worker, monkeypatch):
     monkeypatch.setattr(bulk, "PART", 2)
     fail(storage, count=5)
     begin(BulkKind.RETRY, clock)
@@ -194,7 +195,7 @@ def test_what_a_dead_process_began_another_one_ends(storage, clock, worker, monk
     assert (done.state, done.done, done.refused) == (BulkState.DONE, 3, {})
 
 
-def test_a_process_that_was_stopped_and_taken_over_notes_nothing(storage, clock, worker):
+def test_replaced_process_records_nothing(storage, clock, worker):
     fail(storage)
     begin(BulkKind.RETRY, clock, rate=1)
     worker.work()
@@ -205,9 +206,7 @@ def test_a_process_that_was_stopped_and_taken_over_notes_nothing(storage, clock,
     assert not worker._take(held)
 
 
-def test_while_the_storage_is_away_nothing_is_counted_and_it_goes_on_later(
-    storage, clock, worker, monkeypatch
-):
+def test_operation_pauses_while_the_storage_is_unavailable_and_continues(storage, clock, worker, monkeypatch):
     fail(storage)
     begin(BulkKind.RETRY, clock)
 
@@ -235,7 +234,7 @@ def test_jobs_of_a_state_are_cancelled_and_deleted(storage, clock, worker):
     assert storage.reads.states("emails", ids) == [None] * 3
 
 
-def test_delayed_jobs_are_promoted_and_ids_that_were_given_alone(storage, clock, worker):
+def test_delayed_jobs_are_promoted_all_or_by_id(storage, clock, worker):
     ids = [enqueue(storage, queue="emails", delay=60_000) for _ in range(3)]
     begin(BulkKind.PROMOTE, clock, state="delayed", ids=tuple(ids[:2]))
 
@@ -252,7 +251,7 @@ def test_delayed_jobs_are_promoted_and_ids_that_were_given_alone(storage, clock,
         (Selection(("emails",)), 0, "rate"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_nothing_is_stored(selection, rate, word, clock):
+def test_invalid_operations_are_rejected_and_not_stored(selection, rate, word, clock):
     with pytest.raises(OptionError, match=word):
         bulk.begin(ALIAS, BulkKind.RETRY, selection, rate=rate, clock=clock)
     assert not BulkOperation.objects.exists()
@@ -262,7 +261,7 @@ def delete(clock, *ids, state=""):
     return begin(BulkKind.DELETE, clock, ids=ids, state=state)
 
 
-def test_jobs_of_some_ids_are_deleted_after_a_time_in_which_that_can_be_undone(storage, clock, worker):
+def test_deletion_by_id_waits_until_it_can_no_longer_be_undone(storage, clock, worker):
     ids = [enqueue(storage, queue="emails", id=name) for name in ("a", "b", "c")]
     delete(clock, "a", "b")
     clock.advance(bulk.UNDO - 1)
@@ -275,7 +274,7 @@ def test_jobs_of_some_ids_are_deleted_after_a_time_in_which_that_can_be_undone(s
     assert (row().state, row().done) == (BulkState.DONE, 2)
 
 
-def test_what_is_undone_is_not_done_and_what_has_begun_cannot_be_undone(storage, clock, worker):
+def test_undone_operation_does_not_run_and_begun_one_cannot_be_undone(storage, clock, worker):
     enqueue(storage, queue="emails", id="a")
     begun = delete(clock, "a")
     assert bulk.undo(ALIAS, begun.pk, clock)
@@ -291,7 +290,7 @@ def test_what_is_undone_is_not_done_and_what_has_begun_cannot_be_undone(storage,
     assert storage.reads.states("emails", ["a"]) == [None]
 
 
-def test_a_job_that_has_its_id_by_now_is_not_the_one_that_was_meant(storage, clock, worker):
+def test_newer_job_with_the_same_id_is_not_changed(storage, clock, worker):
     enqueue(storage, queue="emails", id="a")
     delete(clock, "a", "gone")
     storage.jobs.remove("emails", ["a"])
@@ -305,7 +304,7 @@ def test_a_job_that_has_its_id_by_now_is_not_the_one_that_was_meant(storage, clo
     assert row().refused == {"changed": 1, "not_found": 1}
 
 
-def test_a_dead_letter_that_was_retried_meanwhile_is_not_deleted(storage, clock, worker):
+def test_dead_letter_retried_in_the_meantime_is_not_deleted(storage, clock, worker):
     ids = fail(storage, count=2)
     delete(clock, *ids, state="failed")
     storage.jobs.retry("emails", ids[:1])
@@ -317,7 +316,7 @@ def test_a_dead_letter_that_was_retried_meanwhile_is_not_deleted(storage, clock,
     assert (row().done, row().refused) == (1, {"changed": 1})
 
 
-def test_a_job_that_runs_when_it_is_time_is_not_deleted(storage, clock, worker):
+def test_active_job_is_not_deleted(storage, clock, worker):
     running = an_active_job(storage, queue="emails")
     delete(clock, running.id)
     clock.advance(bulk.UNDO)
@@ -329,7 +328,7 @@ def test_a_job_that_runs_when_it_is_time_is_not_deleted(storage, clock, worker):
     assert row().refused == {"not_removed": 1}
 
 
-def test_a_queue_is_cleaned_of_what_was_there_in_parts(storage, clock, worker, monkeypatch):
+def test_queue_is_cleaned_of_existing_jobs_in_parts(storage, clock, worker, monkeypatch):
     monkeypatch.setattr(bulk, "PART", 4)
     fail(storage, count=3)
     for _ in range(10):
@@ -346,7 +345,7 @@ def test_a_queue_is_cleaned_of_what_was_there_in_parts(storage, clock, worker, m
     assert (row().state, row().done) == (BulkState.DONE, 10)
 
 
-def test_a_queue_is_forgotten_with_what_came_until_it_began(storage, clock, worker):
+def test_queue_is_obliterated_with_jobs_enqueued_before_the_start(storage, clock, worker):
     fail(storage, count=2)
     storage.queues.pause("emails")
     begin(BulkKind.OBLITERATE, clock)
@@ -359,7 +358,7 @@ def test_a_queue_is_forgotten_with_what_came_until_it_began(storage, clock, work
     assert not storage.queues.is_paused("emails")
 
 
-def test_a_queue_with_active_jobs_is_not_forgotten(storage, clock, worker):
+def test_queue_with_active_jobs_is_not_obliterated(storage, clock, worker):
     running = an_active_job(storage, queue="emails")
     enqueue(storage, queue="emails")
     begin(BulkKind.OBLITERATE, clock)
@@ -372,9 +371,7 @@ def test_a_queue_with_active_jobs_is_not_forgotten(storage, clock, worker):
     assert (row().state, row().refused) == (BulkState.DONE, {"active": 1})
 
 
-def test_one_that_died_after_forgetting_a_queue_does_not_have_its_new_jobs_forgotten(
-    storage, clock, worker, monkeypatch
-):
+def test_new_jobs_survive_a_crash_after_an_obliteration(storage, clock, worker, monkeypatch):
     fail(storage, count=2)
     begin(BulkKind.OBLITERATE, clock)
     clock.advance(bulk.UNDO)
@@ -397,7 +394,7 @@ def test_one_that_died_after_forgetting_a_queue_does_not_have_its_new_jobs_forgo
     assert (row().state, row().refused) == (BulkState.DONE, {"arrived": 1})
 
 
-def test_jobs_of_one_name_are_cancelled_and_others_left(storage, clock, worker):
+def test_jobs_of_one_name_are_cancelled_and_others_kept(storage, clock, worker):
     for number in range(3):
         enqueue(storage, queue="emails", id=f"mine-{number}", name="mine")
         enqueue(storage, queue="emails", id=f"other-{number}", name="other")
@@ -409,7 +406,7 @@ def test_jobs_of_one_name_are_cancelled_and_others_left(storage, clock, worker):
     assert storage.reads.states("emails", ["mine-0", "other-0"]) == [State.CANCELLED, State.WAITING]
 
 
-def test_an_operation_that_was_begun_before_there_were_names_goes_on(storage, clock, worker):
+def test_operation_of_an_older_version_without_a_name_continues(storage, clock, worker):
     enqueue(storage, queue="emails", id="a")
     begun = begin(BulkKind.CANCEL, clock, state="waiting")
     del begun.filter["name"]
@@ -454,7 +451,7 @@ def test_dead_letters_of_a_tag_are_retried(storage, clock, worker):
 
 
 @pytest.mark.parametrize("kind", [BulkKind.CANCEL, BulkKind.RETRY])
-def test_a_preview_of_a_tag_looks_at_so_many_jobs_only(storage, clock, monkeypatch, kind):
+def test_preview_of_a_tag_reads_a_limited_number_of_jobs(storage, clock, monkeypatch, kind):
     monkeypatch.setattr(bulk, "COUNTED", 4)
     monkeypatch.setattr(bulk._part, "__defaults__", (2,))
     if kind == BulkKind.RETRY:
@@ -468,7 +465,7 @@ def test_a_preview_of_a_tag_looks_at_so_many_jobs_only(storage, clock, monkeypat
     assert found == (0, 0, {}, True, 4)
 
 
-def test_a_preview_ends_halfway_to_the_deadline_of_a_page(storage, clock, monkeypatch):
+def test_preview_stops_halfway_to_the_page_deadline(storage, clock, monkeypatch):
     monkeypatch.setattr(bulk._part, "__defaults__", (2,))
     for number in range(6):
         enqueue(storage, queue="emails", id=f"w{number}")
@@ -481,13 +478,13 @@ def test_a_preview_ends_halfway_to_the_deadline_of_a_page(storage, clock, monkey
     assert found == (4, 4, {}, True, 4)
 
 
-def test_a_row_that_an_older_version_wrote_has_no_tag():
+def test_row_of_an_older_version_has_no_tag():
     stored = {"queues": ["emails"], "dead_letters": {}, "state": "waiting", "ids": []}
     assert Selection.from_json(stored) == Selection(("emails",), state="waiting")
 
 
 @pytest.mark.parametrize("kind", [OperationalError, InterfaceError])
-def test_a_database_that_is_away_is_an_outage_and_no_fault(
+def test_unavailable_database_is_an_outage_not_a_failure(
     tables: None, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     look = bulking(MemoryStorage())

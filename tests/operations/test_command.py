@@ -1,4 +1,4 @@
-"""`manage.py djqueue`: what it says and what it refuses."""
+"""`manage.py djqueue`: output and errors."""
 
 import json
 from io import StringIO
@@ -68,14 +68,14 @@ def test_a_dry_run_of_resync_counts_and_changes_nothing(configured, mirror, redi
     assert [row.queue for row in models.Job.objects.order_by("queue")] == ["default"] * 3 + ["lost"]
 
 
-def test_resync_of_a_queue_names_no_other(configured, tables):
+def test_resync_of_one_queue_reports_only_that_queue(configured, tables):
     f.enqueue(configured)
     f.enqueue(configured, queue="other")
 
     assert "default" not in run("resync", "--queue", "other")
 
 
-def test_the_counts_of_resync_and_restore_are_json(configured, tables):
+def test_counts_of_resync_and_restore_can_be_json(configured, tables):
     f.enqueue_many(configured, 3)
 
     resynced = json.loads(run("resync", "--json"))
@@ -85,7 +85,7 @@ def test_the_counts_of_resync_and_restore_are_json(configured, tables):
     assert restored == [{"name": "default", "restored": {}, "unchanged": 3, "refused": {}}]
 
 
-def test_resync_tells_how_far_it_is_on_standard_error(configured, tables, monkeypatch):
+def test_resync_reports_progress_on_standard_error(configured, tables, monkeypatch):
     monkeypatch.setattr("djqueue.management.verbs.mirrored.PROGRESS_EVERY", 1_000)
     for _ in range(3):
         f.enqueue_many(configured, 1_000)
@@ -96,7 +96,7 @@ def test_resync_tells_how_far_it_is_on_standard_error(configured, tables, monkey
     assert "jobs so far" in progress.getvalue()
 
 
-def test_resync_of_nothing_says_so(configured, tables):
+def test_resync_of_empty_storage_is_reported(configured, tables):
     assert "No queues exist" in run("resync")
 
 
@@ -118,26 +118,26 @@ def test_restore_counts_by_queue_and_outcome(configured, mirror, redis_server):
     assert "Nothing to restore" in run("restore-from-mirror")
 
 
-def test_restore_says_what_is_restored_and_what_is_not(capsys):
+def test_restore_reports_restored_and_rejected_jobs(capsys):
     said = " ".join(help_of("restore-from-mirror", capsys).split())
 
     for text in ("--dry-run", "--queue NAME", "can run more than once", "Not restored: failed jobs"):
         assert text in said
 
 
-def test_resync_says_what_it_is_for(capsys):
+def test_help_of_resync_explains_its_purpose(capsys):
     assert "If Redis has lost its data, run restore-from-mirror first" in help_of("resync", capsys)
 
 
 @pytest.mark.parametrize("action", ["resync", "restore-from-mirror"])
-def test_a_storage_that_is_not_in_redis_is_refused(settings, action):
+def test_storage_other_than_redis_is_rejected(settings, action):
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
 
     with pytest.raises(CommandError, match="this command requires the Redis storage"):
         run(action)
 
 
-def test_a_mirror_that_is_switched_off_is_one_clear_line(settings, redis_url):
+def test_disabled_mirror_is_one_error_line(settings, redis_url):
     options = {"URL": redis_url, "MIRROR": False}
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}}
 
@@ -145,7 +145,7 @@ def test_a_mirror_that_is_switched_off_is_one_clear_line(settings, redis_url):
         run("resync")
 
 
-def test_a_redis_that_is_away_is_one_clear_line(settings, tables):
+def test_unavailable_redis_is_one_error_line(settings, tables):
     options = {"URL": "redis://127.0.0.1:1/0", "TIMEOUT": 0.1}
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}}
 

@@ -1,4 +1,4 @@
-"""Schedules that code declares, as rows."""
+"""Schedules declared in code become rows."""
 
 from datetime import timedelta
 from typing import Any
@@ -43,7 +43,7 @@ def rows() -> list[tuple[str, str, bool]]:
     return list(CronJob.objects.order_by("name").values_list("name", "source", "enabled"))
 
 
-def test_a_declared_schedule_is_a_row() -> None:
+def test_declared_schedule_becomes_a_row() -> None:
     code_says(
         cron="*/5 * * * *",
         timezone="Europe/Berlin",
@@ -63,7 +63,7 @@ def test_a_declared_schedule_is_a_row() -> None:
     assert row.timing() == declared.of(["report"])["report"].schedule
 
 
-def test_an_interval_is_a_row_too_and_fires_with_the_options_of_its_job() -> None:
+def test_interval_becomes_a_row_and_fires_with_the_options_of_its_job() -> None:
     clock, storage = FakeClock(now=NOW), MemoryStorage()
     code_says(every=60, queue="reports", priority=3)
     firing = Firing(storage, "default", clock=clock)
@@ -77,7 +77,7 @@ def test_an_interval_is_a_row_too_and_fires_with_the_options_of_its_job() -> Non
     assert (row.executions, row.last_run_at) == (1, to_datetime(NOW + 40_000))
 
 
-def test_a_job_may_have_several_schedules_with_arguments() -> None:
+def test_job_can_have_several_schedules_with_arguments() -> None:
     report_job = job(name="report", check_arguments=False)(report)
     report_job.schedule("report of Europe", cron="@daily", args=["eu"], kwargs={"deep": True})
     report_job.schedule("report of Asia", cron="@daily", timezone="Asia/Tokyo", args=("asia",))
@@ -89,7 +89,7 @@ def test_a_job_may_have_several_schedules_with_arguments() -> None:
     }
 
 
-def test_to_say_the_same_again_changes_nothing() -> None:
+def test_declaring_an_unchanged_schedule_changes_nothing() -> None:
     code_says(cron="@daily")
     CronJob.objects.update(next_run_at=to_datetime(NOW), executions=5, enabled=False)
     before = CronJob.objects.values().get()
@@ -97,7 +97,7 @@ def test_to_say_the_same_again_changes_nothing() -> None:
     assert CronJob.objects.values().get() == before
 
 
-def test_what_the_code_says_anew_takes_effect_and_keeps_the_count() -> None:
+def test_changed_declaration_takes_effect_and_keeps_the_count() -> None:
     code_says(cron="@daily")
     CronJob.objects.update(next_run_at=to_datetime(NOW), executions=5)
     code_says(cron="@hourly")
@@ -105,21 +105,21 @@ def test_what_the_code_says_anew_takes_effect_and_keeps_the_count() -> None:
     assert (row.schedule, row.next_run_at, row.executions, row.enabled) == ("@hourly", None, 5, True)
 
 
-def test_what_somebody_has_switched_off_stays_off_when_the_code_changes() -> None:
+def test_manually_disabled_schedule_stays_disabled_when_the_code_changes() -> None:
     code_says(cron="@daily")
     CronJob.objects.update(enabled=False)
     code_says(cron="@hourly")
     assert rows() == [("report", "code", False)]
 
 
-def test_what_was_over_goes_on_when_the_code_allows_more() -> None:
+def test_ended_schedule_continues_when_the_code_allows_more_runs() -> None:
     code_says(cron="@daily", max_executions=2)
     CronJob.objects.update(enabled=False, executions=2)
     code_says(cron="@daily", max_executions=3)
     assert rows() == [("report", "code", True)]
 
 
-def test_what_is_declared_no_more_is_switched_off_and_comes_back() -> None:
+def test_removed_declaration_disables_its_schedule_until_declared_again() -> None:
     code_says(cron="@daily")
     CronJob.objects.update(executions=4)
     code_says()
@@ -129,7 +129,7 @@ def test_what_is_declared_no_more_is_switched_off_and_comes_back() -> None:
     assert CronJob.objects.get().executions == 4
 
 
-def test_rows_made_by_hand_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_manually_created_rows_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     CronJob.objects.create(name="report", job_name="other", schedule="@yearly")
     CronJob.objects.create(name="second", job_name="other", schedule="@yearly")
     before = list(CronJob.objects.order_by("name").values())
@@ -142,7 +142,7 @@ def test_rows_made_by_hand_are_left_alone(caplog: pytest.LogCaptureFixture) -> N
     )
 
 
-def test_schedules_of_functions_that_are_no_jobs_any_more_do_not_count() -> None:
+def test_schedules_of_former_jobs_are_ignored() -> None:
     job(name="report", cron="@daily")(report)
     registry._types.clear()
     declare("default", NOW)

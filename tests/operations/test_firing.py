@@ -1,4 +1,4 @@
-"""Schedules fire on every storage: each slot is enqueued once, whoever looks and whenever."""
+"""Schedules fire on every storage, and each slot is enqueued once."""
 
 import logging
 import os
@@ -44,6 +44,7 @@ from djqueue.testing.factories import (
     finish,
     retrying,
 )
+from tests.support import PATIENCE
 
 NAME = "digest"
 MINUTE = 60_000
@@ -70,7 +71,7 @@ def storage(request: pytest.FixtureRequest, tables: None, clock: FakeClock) -> I
     else:
         server = request.getfixturevalue("redis_server" if request.param == "redis" else "redis_cluster")
         server.clean()
-        made = RedisStorage(url=server.url)
+        made = RedisStorage(url=server.url, timeout=PATIENCE)
     made.connect()
     yield made
     made.close()
@@ -146,7 +147,7 @@ def test_a_cron_job_is_enqueued_once_for_each_slot(
 
 
 @on_memory
-def test_a_slot_that_fires_is_told_once(storage: Storage, firing: Firing, clock: FakeClock) -> None:
+def test_fired_slot_is_signaled_once(storage: Storage, firing: Firing, clock: FakeClock) -> None:
     told: list[Incident] = []
     storage.on_incidents = told.extend
     a_cron_job()
@@ -174,7 +175,7 @@ def test_a_job_has_the_name_the_queue_and_the_arguments_of_its_row(
     assert finish(storage, completing(claimed)) == [True]
 
 
-def test_a_row_without_a_queue_goes_to_the_default_one_with_the_default_options(
+def test_row_without_a_queue_uses_the_default_queue_and_options(
     storage: Storage, firing: Firing, clock: FakeClock, settings: Any
 ) -> None:
     settings.DJQUEUE = {"DEFAULTS": {"queue": "bulk", "priority": 7, "max_attempts": 1}}
@@ -188,7 +189,7 @@ def test_a_row_without_a_queue_goes_to_the_default_one_with_the_default_options(
 
 
 @on_memory
-def test_each_row_has_times_of_its_own(storage: Storage, firing: Firing, clock: FakeClock) -> None:
+def test_each_row_has_its_own_times(storage: Storage, firing: Firing, clock: FakeClock) -> None:
     a_cron_job("often", schedule="* * * * *")
     a_cron_job("seldom", schedule="@hourly")
     a_cron_job("far away", schedule="0 0 * * *", timezone="Asia/Kolkata")  # at 18:30 UTC
@@ -211,7 +212,7 @@ def test_each_row_has_times_of_its_own(storage: Storage, firing: Firing, clock: 
 
 
 @on_memory
-def test_a_name_of_the_greatest_length_is_enqueued(
+def test_schedule_with_the_longest_name_is_enqueued(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
     a_cron_job("n" * 200)
@@ -221,7 +222,7 @@ def test_a_name_of_the_greatest_length_is_enqueued(
     assert ids(storage) == [f"cron:{'n' * 200}:{FIRST}"]
 
 
-def test_the_executions_and_the_times_are_kept(storage: Storage, firing: Firing, clock: FakeClock) -> None:
+def test_executions_and_times_are_recorded(storage: Storage, firing: Firing, clock: FakeClock) -> None:
     row = a_cron_job()
     assert times(row) == (0, None, None)
 
@@ -238,7 +239,7 @@ def test_the_executions_and_the_times_are_kept(storage: Storage, firing: Firing,
     assert times(row) == (2, FIRST + EVERY, FIRST + 2 * EVERY)
 
 
-def test_a_slot_is_enqueued_although_the_job_of_the_one_before_still_waits(
+def test_slot_is_enqueued_while_the_previous_job_waits(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
     a_cron_job()
@@ -287,7 +288,7 @@ def test_the_next_scheduler_does_not_enqueue_a_slot_again(
 
 
 @pytest.mark.parametrize("end", [None, completing, failing], ids=["waiting", "completed", "failed"])
-def test_a_slot_whose_scheduler_died_before_it_noted_it_is_enqueued_once(
+def test_slot_is_enqueued_once_if_the_scheduler_dies_before_recording(
     storage: Storage,
     firing: Firing,
     clock: FakeClock,
@@ -311,7 +312,7 @@ def test_a_slot_whose_scheduler_died_before_it_noted_it_is_enqueued_once(
     assert times(row) == (1, FIRST, FIRST + EVERY)
 
 
-def test_a_slot_whose_scheduler_died_before_it_enqueued_it_is_enqueued_by_the_next(
+def test_slot_is_enqueued_by_the_next_scheduler_if_one_dies_before_enqueue(
     storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = a_cron_job()
@@ -325,7 +326,7 @@ def test_a_slot_whose_scheduler_died_before_it_enqueued_it_is_enqueued_by_the_ne
     assert times(row) == (1, FIRST, FIRST + EVERY)
 
 
-def test_a_slot_of_which_nobody_can_know_any_more_is_not_enqueued_again(
+def test_slot_with_an_unknown_outcome_is_not_enqueued_again(
     storage: Storage,
     firing: Firing,
     clock: FakeClock,
@@ -347,7 +348,7 @@ def test_a_slot_of_which_nobody_can_know_any_more_is_not_enqueued_again(
 
 
 @on_memory
-def test_slots_later_than_that_are_enqueued(
+def test_slots_after_one_with_an_unknown_outcome_are_enqueued(
     storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = a_cron_job(missed="all", next_run_at=to_datetime(FIRST))
@@ -360,7 +361,7 @@ def test_slots_later_than_that_are_enqueued(
     assert times(row) == (6, FIRST + 6 * EVERY, FIRST + 7 * EVERY)
 
 
-def test_a_storage_that_was_away_gets_its_jobs_when_it_is_back(
+def test_slots_are_enqueued_when_the_storage_is_available_again(
     storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def is_away(*_: object) -> None:
@@ -383,7 +384,7 @@ def test_a_storage_that_was_away_gets_its_jobs_when_it_is_back(
 
 
 @on_memory
-def test_one_that_the_storage_refuses_keeps_up_no_other_and_is_tried_again(
+def test_rejected_slot_is_retried_and_delays_no_other(
     storage: Storage,
     firing: Firing,
     clock: FakeClock,
@@ -483,7 +484,7 @@ def test_the_jobs_of_schedules_go_through_the_middleware(
 
 
 @on_memory
-def test_what_the_middleware_refuses_is_left_out_with_the_reason_and_keeps_up_no_other(
+def test_slot_rejected_by_middleware_is_skipped_with_its_reason(
     storage: Storage,
     firing: Firing,
     clock: FakeClock,
@@ -513,7 +514,7 @@ def test_what_the_middleware_refuses_is_left_out_with_the_reason_and_keeps_up_no
 
 
 @on_memory
-def test_a_storage_that_is_away_is_not_a_refusal_of_the_middleware(
+def test_unavailable_storage_is_not_a_rejection_by_middleware(
     storage: Storage, firing: Firing, clock: FakeClock, gate: type[Gate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def is_away(*_: object) -> None:
@@ -531,7 +532,7 @@ def test_a_storage_that_is_away_is_not_a_refusal_of_the_middleware(
 
 
 @on_memory
-def test_what_a_middleware_does_not_pass_on_is_left_out(
+def test_slot_dropped_by_middleware_is_skipped(
     storage: Storage, firing: Firing, clock: FakeClock, gate: type[Gate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "swallows", True)
@@ -544,7 +545,7 @@ def test_what_a_middleware_does_not_pass_on_is_left_out(
 
 
 @on_memory
-def test_what_a_middleware_raises_behind_the_enqueue_costs_no_slot(
+def test_middleware_error_after_the_enqueue_loses_no_slot(
     storage: Storage,
     firing: Firing,
     clock: FakeClock,
@@ -569,7 +570,7 @@ class FailsAfterwards(Gate):
 
 
 @on_memory
-def test_a_middleware_that_takes_too_long_enqueues_nothing_that_another_has(
+def test_slow_middleware_does_not_enqueue_a_slot_twice(
     storage: Storage, firing: Firing, clock: FakeClock, gate: type[Gate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = a_cron_job(next_run_at=to_datetime(FIRST))
@@ -588,7 +589,7 @@ def test_a_middleware_that_takes_too_long_enqueues_nothing_that_another_has(
 
 
 @pytest.mark.parametrize("died", [False, True], ids=["lives", "died in between"])
-def test_each_slot_is_told_as_an_enqueue_once(
+def test_each_slot_is_signaled_as_one_enqueue(
     storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, died: bool
 ) -> None:
     a_cron_job(next_run_at=to_datetime(FIRST))
@@ -610,7 +611,7 @@ def test_each_slot_is_told_as_an_enqueue_once(
         ({"kwargs": {}}, "duplicate of job the-one"),
     ],
 )
-def test_a_row_says_why_a_slot_was_left_out(
+def test_row_records_why_a_slot_was_skipped(
     storage: Storage,
     firing: Firing,
     clock: FakeClock,
@@ -646,7 +647,7 @@ def gone() -> int:
 
 
 @pytest.mark.parametrize("storage", ["memory", "redis"], indirect=True)
-def test_a_slot_whose_process_is_known_to_be_gone_is_soon_taken_over(
+def test_slot_of_a_dead_process_is_taken_over_soon(
     storage: Storage, firing: Firing, clock: FakeClock, gone: int
 ) -> None:
     row = a_cron_job(next_run_at=to_datetime(FIRST))
@@ -661,7 +662,7 @@ def test_a_slot_whose_process_is_known_to_be_gone_is_soon_taken_over(
 
 
 @on_memory
-def test_a_process_that_has_the_id_of_a_dead_one_is_not_taken_for_it(
+def test_process_with_a_reused_id_is_not_mistaken_for_a_dead_one(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
     row = a_cron_job(next_run_at=to_datetime(FIRST))
@@ -674,7 +675,7 @@ def test_a_process_that_has_the_id_of_a_dead_one_is_not_taken_for_it(
 
 @on_memory
 @pytest.mark.parametrize("where", ["elsewhere", "rebooted", "", "nobody"])
-def test_of_a_process_elsewhere_nothing_is_known(
+def test_process_on_another_machine_is_not_assumed_dead(
     storage: Storage, firing: Firing, clock: FakeClock, gone: int, where: str
 ) -> None:
     host = {"elsewhere": "elsewhere/12345678/pid:[1]", "rebooted": f"{host_name()}0"}.get(where)
@@ -688,9 +689,7 @@ def test_of_a_process_elsewhere_nothing_is_known(
 
 
 @pytest.mark.parametrize("storage", ["redis"], indirect=True)
-def test_a_process_that_is_only_stopped_keeps_its_slot(
-    storage: Storage, firing: Firing, clock: FakeClock
-) -> None:
+def test_suspended_process_keeps_its_slot(storage: Storage, firing: Firing, clock: FakeClock) -> None:
     row = a_cron_job(next_run_at=to_datetime(FIRST))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         process.send_signal(signal.SIGSTOP)
@@ -703,7 +702,7 @@ def test_a_process_that_is_only_stopped_keeps_its_slot(
     assert times(row) == (1, FIRST, FIRST + EVERY)
 
 
-def test_a_row_says_who_is_at_it(
+def test_row_records_the_process_that_fires_it(
     storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = a_cron_job(next_run_at=to_datetime(FIRST))
@@ -716,7 +715,7 @@ def test_a_row_says_who_is_at_it(
     assert (row.firing_at, row.firing_by) == (None, "")
 
 
-def test_what_somebody_has_begun_with_is_not_missed_when_it_is_taken_over(
+def test_slot_taken_over_is_not_counted_as_missed(
     storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = a_cron_job(missed="skip", next_run_at=to_datetime(FIRST))
@@ -728,12 +727,13 @@ def test_what_somebody_has_begun_with_is_not_missed_when_it_is_taken_over(
     assert times(row) == (1, FIRST, FIRST + EVERY)
 
 
+@pytest.mark.dialect
 @pytest.mark.parametrize("storage", ["memory", "database", "redis", "cluster"], indirect=True)
-def test_many_who_look_at_once_enqueue_each_slot_once(storage: Storage, clock: FakeClock) -> None:
+def test_concurrent_schedulers_enqueue_each_slot_once(storage: Storage, clock: FakeClock) -> None:
     queues = [f"queue {number}" for number in range(5)]
     rows = [a_cron_job(f"mine {queue}", queue=queue, next_run_at=to_datetime(FIRST)) for queue in queues]
     clock.advance(FIRST - clock.now())
-    together = Barrier(4)
+    together = Barrier(4, timeout=PATIENCE)
 
     def look() -> int:
         try:
@@ -755,8 +755,9 @@ def test_many_who_look_at_once_enqueue_each_slot_once(storage: Storage, clock: F
     assert [times(row) for row in rows] == [(1, FIRST, FIRST + EVERY)] * 5
 
 
+@pytest.mark.dialect
 @pytest.mark.parametrize("storage", ["memory", "redis"], indirect=True)
-def test_of_many_who_look_and_die_none_costs_or_doubles_a_slot(
+def test_crashing_schedulers_neither_lose_nor_duplicate_slots(
     storage: Storage, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = Random(5)
@@ -798,9 +799,7 @@ def test_of_many_who_look_and_die_none_costs_or_doubles_a_slot(
         ]
 
 
-def test_a_clock_that_is_set_back_enqueues_no_slot_again(
-    storage: Storage, firing: Firing, clock: FakeClock
-) -> None:
+def test_clock_set_back_enqueues_no_slot_again(storage: Storage, firing: Firing, clock: FakeClock) -> None:
     row = a_cron_job()
     firing.fire()
     goes_to(firing, clock, FIRST)
@@ -814,7 +813,7 @@ def test_a_clock_that_is_set_back_enqueues_no_slot_again(
 
 
 @on_memory
-def test_a_clock_that_was_ahead_for_a_while_does_not_stop_schedules_for_years(
+def test_schedules_continue_after_the_clock_was_temporarily_ahead(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
     row = a_cron_job(next_run_at=to_datetime(FIRST))
@@ -839,7 +838,7 @@ def test_a_clock_that_was_ahead_for_a_while_does_not_stop_schedules_for_years(
     ("missed", "numbers"),
     [("one", [0]), ("skip", []), ("all", [5, 6, 7, 8, 9, 10])],
 )
-def test_missed_slots_are_dealt_with_as_the_row_says(
+def test_missed_slots_follow_the_policy_of_the_row(
     storage: Storage, firing: Firing, clock: FakeClock, missed: str, numbers: list[int]
 ) -> None:
     row = a_cron_job(missed=missed, missed_window=timedelta(minutes=27))
@@ -856,7 +855,7 @@ def test_missed_slots_are_dealt_with_as_the_row_says(
 
 
 @on_memory
-def test_slots_that_are_late_by_less_than_a_minute_are_not_missed(
+def test_slots_less_than_a_minute_late_are_not_missed(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
     row = a_cron_job(schedule="", every=timedelta(seconds=1), missed="skip", next_run_at=to_datetime(FIRST))
@@ -866,7 +865,7 @@ def test_slots_that_are_late_by_less_than_a_minute_are_not_missed(
     assert times(row) == (5, FIRST + 4_000, FIRST + 5_000)
 
 
-def test_more_missed_slots_than_fit_into_one_call_come_one_call_after_the_other(
+def test_many_missed_slots_are_enqueued_over_several_calls(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
     row = a_cron_job(schedule="", every=timedelta(seconds=1), missed="all", next_run_at=to_datetime(FIRST))
@@ -876,7 +875,7 @@ def test_more_missed_slots_than_fit_into_one_call_come_one_call_after_the_other(
     assert counts(storage) == {State.WAITING: 251}
 
 
-def test_a_slot_is_left_out_while_the_job_before_it_is_not_done(
+def test_slot_is_skipped_while_the_previous_job_is_unfinished(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
     row = a_cron_job(overlap="skip", next_run_at=to_datetime(FIRST))
@@ -893,7 +892,7 @@ def test_a_slot_is_left_out_while_the_job_before_it_is_not_done(
     assert [job.id for job in claimed_jobs(storage)] == [f"cron:mine:{FIRST + 3 * EVERY}"]
 
 
-def test_one_job_may_wait_while_another_is_active(storage: Storage, firing: Firing, clock: FakeClock) -> None:
+def test_one_job_can_wait_while_another_is_active(storage: Storage, firing: Firing, clock: FakeClock) -> None:
     row = a_cron_job(overlap="one_pending", next_run_at=to_datetime(FIRST))
     goes_to(firing, clock, FIRST)
     [first] = claimed_jobs(storage)
@@ -912,7 +911,7 @@ def test_one_job_may_wait_while_another_is_active(storage: Storage, firing: Firi
 
 
 @on_memory
-def test_a_policy_given_later_knows_the_last_job(storage: Storage, firing: Firing, clock: FakeClock) -> None:
+def test_new_overlap_policy_includes_the_last_job(storage: Storage, firing: Firing, clock: FakeClock) -> None:
     row = a_cron_job(next_run_at=to_datetime(FIRST))
     goes_to(firing, clock, FIRST)
     models.CronJob.objects.update(overlap="skip")
@@ -922,7 +921,9 @@ def test_a_policy_given_later_knows_the_last_job(storage: Storage, firing: Firin
 
 
 @on_memory
-def test_a_schedule_is_over_after_so_many_jobs(storage: Storage, firing: Firing, clock: FakeClock) -> None:
+def test_schedule_ends_after_its_maximum_number_of_jobs(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
     row = a_cron_job(max_executions=3, missed="all", next_run_at=to_datetime(FIRST))
     goes_to(firing, clock, FIRST)
     goes_to(firing, clock, FIRST + 9 * EVERY)
@@ -948,9 +949,7 @@ def test_a_schedule_keeps_to_its_start_and_its_end(
 
 
 @on_memory
-def test_a_job_comes_later_by_a_part_of_the_jitter_that_is_always_the_same(
-    storage: Storage, firing: Firing, clock: FakeClock
-) -> None:
+def test_jitter_delays_each_slot_by_a_fixed_part(storage: Storage, firing: Firing, clock: FakeClock) -> None:
     row = a_cron_job(jitter=timedelta(minutes=4), next_run_at=to_datetime(FIRST))
     at = row.timing().fires_at(FIRST, "mine")
     assert FIRST < at <= FIRST + 4 * MINUTE
@@ -962,7 +961,7 @@ def test_a_job_comes_later_by_a_part_of_the_jitter_that_is_always_the_same(
     assert times(row) == (1, FIRST, FIRST + EVERY)
 
 
-def test_a_job_that_another_ones_unique_key_keeps_out_is_not_counted(
+def test_slot_rejected_by_a_unique_key_is_not_counted(
     storage: Storage, firing: Firing, clock: FakeClock, settings: Any
 ) -> None:
     settings.DJQUEUE = {"DEFAULTS": {"unique_key": "one"}}
@@ -974,7 +973,9 @@ def test_a_job_that_another_ones_unique_key_keeps_out_is_not_counted(
     assert ids(storage) == [f"cron:mine:{FIRST}"]
 
 
-def test_the_options_are_those_of_the_job(storage: Storage, firing: Firing, clock: FakeClock) -> None:
+def test_scheduled_job_has_the_options_of_its_job_type(
+    storage: Storage, firing: Firing, clock: FakeClock
+) -> None:
     def send(to: str) -> None: ...
 
     job(name=NAME, queue="mail", priority=7, max_attempts=1, timeout=9, result_ttl=1)(send)
@@ -1022,7 +1023,7 @@ def test_a_disabled_row_does_not_fire_until_it_is_enabled(
     ],
 )
 @pytest.mark.parametrize("at", [None, FIRST], ids=["new", "due"])
-def test_a_row_that_cannot_be_read_is_switched_off_and_no_other(
+def test_invalid_row_is_disabled_without_affecting_others(
     storage: Storage,
     firing: Firing,
     clock: FakeClock,
@@ -1048,7 +1049,7 @@ def test_a_row_that_cannot_be_read_is_switched_off_and_no_other(
 
 
 @on_memory
-def test_arguments_that_no_payload_can_hold_switch_a_row_off(
+def test_row_with_unserializable_arguments_is_disabled(
     storage: Storage, firing: Firing, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     row = a_cron_job(args=[2**70], next_run_at=to_datetime(FIRST))
@@ -1071,7 +1072,7 @@ def before(step: str, action: Callable[[], object], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Firing, step, wrapped)
 
 
-def test_a_row_deleted_since_it_was_read_fires_nothing(
+def test_row_deleted_after_it_was_read_fires_nothing(
     storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_cron_job(next_run_at=to_datetime(FIRST))
@@ -1082,7 +1083,7 @@ def test_a_row_deleted_since_it_was_read_fires_nothing(
 
 
 @on_memory
-def test_a_row_deleted_since_its_job_was_enqueued_stays_deleted(
+def test_row_deleted_after_its_enqueue_stays_deleted(
     storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_cron_job(next_run_at=to_datetime(FIRST))
@@ -1119,7 +1120,7 @@ def test_a_changed_schedule_takes_effect(
 
 
 @on_memory
-def test_a_changed_schedule_takes_effect_without_being_saved_one_by_one(
+def test_schedule_changed_by_bulk_update_takes_effect(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
     row = a_cron_job(schedule="@yearly")
@@ -1131,8 +1132,9 @@ def test_a_changed_schedule_takes_effect_without_being_saved_one_by_one(
     assert times(row) == (0, None, FIRST)
 
 
+@pytest.mark.dialect
 @on_memory
-def test_what_the_scheduler_keeps_is_not_written_over_by_who_edits_the_row(
+def test_editing_a_row_keeps_the_values_of_the_scheduler(
     storage: Storage, firing: Firing, clock: FakeClock
 ) -> None:
     a_cron_job(next_run_at=to_datetime(FIRST))
@@ -1169,6 +1171,7 @@ def test_a_schedule_changed_while_its_slot_is_fired_keeps_the_new_time(
     assert times(row) == (len(old) + 1, changed, changed + 60 * MINUTE)
 
 
+@pytest.mark.dialect
 @on_memory
 def test_a_row_disabled_while_its_slot_is_enqueued_stays_disabled(
     storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
@@ -1184,9 +1187,7 @@ def test_a_row_disabled_while_its_slot_is_enqueued_stays_disabled(
 
 
 @on_memory
-def test_a_schedule_that_has_no_further_time_ends_after_its_last(
-    storage: Storage, firing: Firing, clock: FakeClock
-) -> None:
+def test_schedule_without_further_times_ends(storage: Storage, firing: Firing, clock: FakeClock) -> None:
     row = a_cron_job(next_run_at=to_datetime(FIRST), end_at=to_datetime(FIRST))
     goes_to(firing, clock, FIRST)
     firing.fire()
@@ -1240,7 +1241,7 @@ STEPS = st.sampled_from([0, MINUTE, EVERY, EVERY + 2 * MINUTE, 3 * EVERY, 7 * EV
     missed=st.sampled_from(["one", "skip", "all"]),
     steps=st.lists(STEPS | st.sampled_from(["claim", "complete"]), max_size=12),
 )
-def test_jobs_are_those_of_a_model_that_looks_at_every_slot(
+def test_enqueued_jobs_match_a_model_of_every_slot(
     tables: None, overlap: str, missed: str, steps: list[int | str]
 ) -> None:
     models.CronJob.objects.all().delete()

@@ -1,4 +1,4 @@
-"""Of the processes that could write the mirror one does, and another takes over when that one is gone."""
+"""The leader lease of the mirror: one holder at a time, and takeover from dead ones."""
 
 import os
 
@@ -9,7 +9,7 @@ from djqueue.operations.leaderlease import TTL, LeaderLease, LeaderLeaseLostErro
 from djqueue.storage.tables.holders import host_name, start_mark
 from djqueue.testing.clock import FakeClock
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.dialect]
 
 HOUR = 3_600_000
 
@@ -25,14 +25,14 @@ def held(clock: FakeClock) -> LeaderLease:
     return turn
 
 
-def test_the_row_names_the_process_and_its_start(clock: FakeClock) -> None:
+def test_lease_row_names_the_process_and_its_start(clock: FakeClock) -> None:
     held(clock)
 
     row = models.SchedulerLease.objects.get(name="mirror")
     assert (row.pid, row.host) == (os.getpid(), host_name() + start_mark(os.getpid()))
 
 
-def test_a_process_that_has_the_id_of_a_dead_one_is_not_taken_for_it(clock: FakeClock) -> None:
+def test_process_with_a_reused_id_is_not_mistaken_for_a_dead_one(clock: FakeClock) -> None:
     held(clock)
     assert not LeaderLease("default", clock).take()
     models.SchedulerLease.objects.filter(name="mirror").update(host=f"{host_name()}@1")
@@ -40,7 +40,7 @@ def test_a_process_that_has_the_id_of_a_dead_one_is_not_taken_for_it(clock: Fake
     assert LeaderLease("default", clock).take()
 
 
-def test_a_clock_that_is_set_back_keeps_nobody_out_for_longer(clock: FakeClock) -> None:
+def test_clock_set_back_does_not_extend_the_lease(clock: FakeClock) -> None:
     first = held(clock)
     clock.jump(-HOUR)
 
@@ -49,7 +49,7 @@ def test_a_clock_that_is_set_back_keeps_nobody_out_for_longer(clock: FakeClock) 
         first.hold()
 
 
-def test_a_holder_that_renews_keeps_its_turn(clock: FakeClock) -> None:
+def test_renewing_holder_keeps_the_lease(clock: FakeClock) -> None:
     first = held(clock)
     for _ in range(3):
         clock.advance(TTL - 1)

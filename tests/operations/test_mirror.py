@@ -1,4 +1,4 @@
-"""The mirror: the tables have what Redis has."""
+"""The mirror keeps the tables equal to Redis."""
 
 import logging
 import threading
@@ -25,6 +25,7 @@ from tests.support import PATIENCE, eventually
 
 from .looking import assert_alike, copy_all, letters, mirrored, mirrored_state, tables
 
+pytestmark = pytest.mark.dialect
 DAY = 86_400_000
 
 
@@ -52,7 +53,7 @@ def warnings(caplog) -> list[str]:
 
 
 @pytest.mark.parametrize("state", State)
-def test_a_job_in_any_state_is_in_the_tables_as_it_is_in_redis(storage, mirror, state):
+def test_job_in_any_state_is_mirrored(storage, mirror, state):
     job_id = f.JOB_IN[state](storage)
 
     copy_all(mirror)
@@ -62,7 +63,7 @@ def test_a_job_in_any_state_is_in_the_tables_as_it_is_in_redis(storage, mirror, 
     assert_alike(storage, f.UPSTREAM)
 
 
-def test_a_job_is_followed_from_state_to_state(storage, mirror):
+def test_every_change_of_state_is_mirrored(storage, mirror):
     job_id = f.enqueue(storage, delay=60_000)
     for change in (
         lambda: storage.jobs.promote(f.QUEUE, [job_id]),
@@ -80,7 +81,7 @@ def test_a_job_is_followed_from_state_to_state(storage, mirror):
     assert_alike(storage)
 
 
-def test_all_that_is_known_of_a_job_is_copied(storage, mirror):
+def test_all_fields_of_a_job_are_mirrored(storage, mirror):
     given = {
         "priority": 7,
         "max_attempts": 9,
@@ -112,7 +113,7 @@ def test_all_that_is_known_of_a_job_is_copied(storage, mirror):
     assert row.subject == "shop.order:7"
 
 
-def test_an_updated_job_is_copied_anew(storage, mirror):
+def test_updated_job_is_copied_again(storage, mirror):
     f.enqueue(storage, id="a")
     copy_all(mirror)
 
@@ -133,7 +134,7 @@ def test_a_result_is_copied_and_kept_with_its_job(storage, mirror):
     assert row.expires_at == models.Job.objects.get().expires_at
 
 
-def test_log_lines_and_runs_are_added_and_not_written_again(storage, mirror):
+def test_log_lines_and_attempts_are_appended_not_rewritten(storage, mirror):
     claimed = f.an_active_job(storage)
     storage.report([f.report_of(claimed, lines=[(1, "first"), (2, "second")])])
     f.finish(storage, f.retrying(claimed))
@@ -150,7 +151,7 @@ def test_log_lines_and_runs_are_added_and_not_written_again(storage, mirror):
     assert list(models.JobAttempt.objects.order_by("id").values_list("id", flat=True))[:1] == runs
 
 
-def test_log_lines_that_redis_has_forgotten_go(storage, mirror):
+def test_log_lines_removed_from_redis_leave_the_tables(storage, mirror):
     claimed = f.an_active_job(storage)
     storage.report([f.report_of(claimed, lines=[(at, f"line {at}") for at in range(1_000)])])
     copy_all(mirror)
@@ -160,7 +161,7 @@ def test_log_lines_that_redis_has_forgotten_go(storage, mirror):
     assert_alike(storage)
 
 
-def test_a_job_that_is_enqueued_again_under_its_id_has_nothing_of_the_one_before(storage, mirror, clock):
+def test_job_enqueued_again_with_its_id_keeps_no_old_rows(storage, mirror, clock):
     claimed = f.an_active_job(storage, id="one")
     storage.report([f.report_of(claimed, {"done": 1}, [(1, "line")])])
     f.finish(storage, f.retrying(claimed))
@@ -184,7 +185,7 @@ def test_many_jobs_are_copied_in_parts(storage, mirror):
     assert_alike(storage, "other")
 
 
-def test_what_has_not_changed_is_not_copied_again(storage, mirror):
+def test_unchanged_jobs_are_not_copied_again(storage, mirror):
     f.enqueue_many(storage, 3)
     copy_all(mirror)
     f.claim_one(storage)
@@ -192,7 +193,7 @@ def test_what_has_not_changed_is_not_copied_again(storage, mirror):
     assert copy_all(mirror) == 1
 
 
-def test_a_job_that_no_table_takes_holds_up_no_other(storage, mirror, caplog):
+def test_job_rejected_by_the_tables_does_not_block_others(storage, mirror, caplog):
     ids = f.enqueue_many(storage, 5)
     bad = f.enqueue(storage, name="half of a pair: \ud83d")
     ids += f.enqueue_many(storage, 5)
@@ -218,7 +219,7 @@ def groups_of(queue):
     return list(rows.values_list("group", "concurrency", "paused", "rate_capacity", "rate_per", "weight"))
 
 
-def test_what_is_said_to_groups_is_in_the_tables(storage, mirror):
+def test_group_controls_are_mirrored(storage, mirror):
     f.enqueue(storage, group="g")
     mirror.catch_up()
     storage.queues.set_group_limit(f.QUEUE, "g", concurrency=2, rate=Rate(5, 1_000))
@@ -240,7 +241,7 @@ def test_what_is_said_to_groups_is_in_the_tables(storage, mirror):
     assert groups_of(f.QUEUE) == []
 
 
-def test_what_queues_were_told_is_copied(storage, mirror):
+def test_queue_controls_are_mirrored(storage, mirror):
     storage.queues.pause("emails")
     storage.queues.set_limits("images", Rate(5, 1_000), 3)
     f.enqueue(storage, queue="plain")
@@ -258,7 +259,7 @@ def test_what_queues_were_told_is_copied(storage, mirror):
     assert list(models.QueueState.objects.values_list("name", "paused")) == [("emails", False)]
 
 
-def test_workers_are_copied_and_forgotten(storage, mirror, clock):
+def test_workers_are_mirrored_and_removed(storage, mirror, clock):
     storage.workers.register(f.worker("one", queues=("a", "b"), names=("x",)))
     storage.workers.register(f.worker("two"))
     mirror.copy_once()
@@ -284,7 +285,7 @@ def test_an_unfinished_job_that_is_removed_leaves_the_tables(storage, mirror, st
 
 
 @pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED, State.CANCELLED])
-def test_an_ended_job_that_is_removed_stays_until_its_time_is_over(make_storage, make_mirror, clock, state):
+def test_removed_ended_job_stays_until_its_retention_ends(make_storage, make_mirror, clock, state):
     storage = make_storage(mirror={"RETENTION": 60})
     mirror = make_mirror(storage)
     job_id = f.JOB_IN[state](storage)
@@ -319,7 +320,7 @@ def test_an_ended_job_outlives_its_record_in_redis(make_storage, make_mirror, cl
     assert mirrored(job_id) is None
 
 
-def test_states_are_those_that_are_wanted(make_storage, make_mirror):
+def test_only_configured_states_are_mirrored(make_storage, make_mirror):
     storage = make_storage(mirror={"STATES": ["failed", "active"]})
     mirror = make_mirror(storage)
     waiting, failed = f.enqueue(storage), f.a_failed_job(storage, priority=1)
@@ -336,7 +337,7 @@ def test_states_are_those_that_are_wanted(make_storage, make_mirror):
     assert not models.JobResult.objects.exists()
 
 
-def test_the_jobs_of_an_obliterated_queue_leave(storage, mirror):
+def test_jobs_of_an_obliterated_queue_leave_the_tables(storage, mirror):
     f.enqueue_many(storage, 3)
     done = f.a_completed_job(storage, priority=1)
     copy_all(mirror)
@@ -348,7 +349,7 @@ def test_the_jobs_of_an_obliterated_queue_leave(storage, mirror):
     assert mirror.has_lost(f.QUEUE)  # there is no such queue
 
 
-def test_the_jobs_of_an_obliterated_queue_leave_also_if_it_is_used_again_at_once(storage, mirror):
+def test_jobs_of_an_obliterated_queue_leave_when_it_is_reused_at_once(storage, mirror):
     f.enqueue_many(storage, 3)
     copy_all(mirror)
     storage.queues.obliterate(f.QUEUE)
@@ -361,7 +362,7 @@ def test_the_jobs_of_an_obliterated_queue_leave_also_if_it_is_used_again_at_once
 # Cut off, and more than one.
 
 
-def test_a_copy_that_was_not_acknowledged_is_made_again_harmlessly(storage, mirror, make_mirror, monkeypatch):
+def test_unacknowledged_copy_is_repeated_without_effect(storage, mirror, make_mirror, monkeypatch):
     claimed = f.an_active_job(storage)
     storage.report([f.report_of(claimed, lines=[(1, "line")])])
     mirror.copy_once()
@@ -378,7 +379,7 @@ def test_a_copy_that_was_not_acknowledged_is_made_again_harmlessly(storage, mirr
     assert_alike(storage)
 
 
-def test_a_copy_whose_commit_failed_is_made_again(storage, mirror, monkeypatch):
+def test_copy_with_a_failed_commit_is_repeated(storage, mirror, monkeypatch):
     mirror.copy_once()
     f.enqueue_many(storage, 3)
     copy_all(mirror)
@@ -399,7 +400,7 @@ def fail_with(error):
     return fail
 
 
-def test_one_process_copies_at_a_time_and_the_next_one_goes_on(storage, mirror, make_mirror, clock):
+def test_one_process_copies_at_a_time_and_the_next_takes_over(storage, mirror, make_mirror, clock):
     other = make_mirror(storage)
     f.enqueue(storage)
     assert mirror.copy_once() == 1
@@ -415,9 +416,7 @@ def test_one_process_copies_at_a_time_and_the_next_one_goes_on(storage, mirror, 
     assert_alike(storage)
 
 
-def test_a_process_that_was_dead_to_the_others_writes_nothing_old(
-    storage, mirror, make_mirror, monkeypatch, clock
-):
+def test_process_that_lost_its_lease_writes_no_old_state(storage, mirror, make_mirror, monkeypatch, clock):
     claimed = f.an_active_job(storage)
     copy_all(mirror)
     storage.report([f.report_of(claimed, 1)])
@@ -439,7 +438,7 @@ def test_a_process_that_was_dead_to_the_others_writes_nothing_old(
     assert_alike(storage)
 
 
-def test_two_mirrors_and_a_resync_at_once_end_with_the_truth(storage, make_mirror):
+def test_tables_match_redis_after_two_mirrors_and_a_resync_run_together(storage, make_mirror):
     with running(make_mirror(storage), make_mirror(storage)):
         for round_ in range(15):
             f.enqueue_many(storage, 20)
@@ -465,7 +464,7 @@ def change_much(storage, count: int = 250) -> list[str]:
     return [f.enqueue(storage) for _ in range(count)]
 
 
-def test_changes_that_were_forgotten_unread_are_made_good(short, make_mirror, caplog):
+def test_unread_trimmed_changes_are_repaired(short, make_mirror, caplog):
     mirror = make_mirror(short)
     ids = f.enqueue_many(short, 10)
     copy_all(mirror)
@@ -480,7 +479,7 @@ def test_changes_that_were_forgotten_unread_are_made_good(short, make_mirror, ca
     assert copy_all(mirror) == 1
 
 
-def test_changes_that_were_forgotten_while_they_were_copied_are_made_good(short, make_mirror, monkeypatch):
+def test_changes_trimmed_during_a_copy_are_repaired(short, make_mirror, monkeypatch):
     mirror = make_mirror(short)
     copy_all(mirror)
     f.enqueue(short)
@@ -497,7 +496,7 @@ def test_changes_that_were_forgotten_while_they_were_copied_are_made_good(short,
     assert_alike(short)
 
 
-def test_a_repair_that_was_cut_off_is_made_again(short, make_mirror, monkeypatch):
+def test_interrupted_repair_is_repeated(short, make_mirror, monkeypatch):
     mirror = make_mirror(short)
     f.enqueue(short)
     copy_all(mirror)
@@ -513,7 +512,7 @@ def test_a_repair_that_was_cut_off_is_made_again(short, make_mirror, monkeypatch
     assert_alike(short)
 
 
-def test_a_stream_within_its_length_is_never_a_gap(make_storage, make_mirror, caplog):
+def test_stream_within_its_length_has_no_gap(make_storage, make_mirror, caplog):
     storage = make_storage(stream=1_000)
     mirror = make_mirror(storage)
     copy_all(mirror)
@@ -525,7 +524,7 @@ def test_a_stream_within_its_length_is_never_a_gap(make_storage, make_mirror, ca
     assert warnings(caplog) == []
 
 
-def test_a_stream_that_was_deleted_is_made_good(storage, mirror, redis_server):
+def test_deleted_stream_is_repaired(storage, mirror, redis_server):
     f.enqueue_many(storage, 5)
     copy_all(mirror)
     f.finish(storage, *map(f.completing, f.claim(storage, 3)))
@@ -538,7 +537,7 @@ def test_a_stream_that_was_deleted_is_made_good(storage, mirror, redis_server):
 # Redis loses its data.
 
 
-def test_jobs_that_redis_has_lost_stay_in_the_tables(storage, mirror, redis_server, caplog, clock):
+def test_jobs_lost_by_redis_stay_in_the_tables(storage, mirror, redis_server, caplog, clock):
     ids = f.enqueue_many(storage, 3, queue="lost")
     f.enqueue(storage)
     copy_all(mirror)
@@ -554,7 +553,7 @@ def test_jobs_that_redis_has_lost_stay_in_the_tables(storage, mirror, redis_serv
 
 
 @pytest.mark.parametrize("moment", ["queues", "next", "pages", "dead_letters"])
-def test_redis_may_lose_its_data_at_any_moment_of_a_copy(
+def test_data_loss_at_any_moment_of_a_copy_is_handled(
     storage, mirror, redis_server, monkeypatch, clock, moment
 ):
     ids = f.enqueue_many(storage, 5)
@@ -569,7 +568,7 @@ def test_redis_may_lose_its_data_at_any_moment_of_a_copy(
 
 
 @pytest.mark.parametrize("moment", ["queues", "next", "follow", "pages", "records", "trust", "go_on"])
-def test_redis_may_lose_its_data_at_any_moment_of_a_repair(
+def test_data_loss_at_any_moment_of_a_repair_is_handled(
     short, make_mirror, redis_server, monkeypatch, moment
 ):
     mirror = make_mirror(short)
@@ -605,7 +604,7 @@ def copy_through_losses(mirror) -> None:
             copy_all(mirror)
 
 
-def test_jobs_that_redis_has_lost_stay_also_over_a_gap(short, make_mirror, redis_server, clock):
+def test_jobs_lost_by_redis_stay_across_a_gap(short, make_mirror, redis_server, clock):
     mirror = make_mirror(short)
     lost = f.enqueue(short)
     copy_all(mirror)
@@ -621,9 +620,7 @@ def test_jobs_that_redis_has_lost_stay_also_over_a_gap(short, make_mirror, redis
     assert mirrored_state(removed) is None
 
 
-def test_jobs_that_are_not_in_the_older_data_of_a_restarted_redis_stay_in_the_tables(
-    storage, mirror, redis_server, caplog
-):
+def test_jobs_missing_from_restored_redis_data_stay_in_the_tables(storage, mirror, redis_server, caplog):
     again = f.enqueue(storage)
     copy_all(mirror)
     redis_server.run("SAVE")
@@ -674,7 +671,7 @@ def test_resync_of_one_queue_leaves_the_others_alone(storage, mirror):
     assert [row.queue for row in models.Job.objects.all()] == ["other"]
 
 
-def test_resync_forgets_jobs_that_redis_has_lost(storage, mirror, redis_server):
+def test_resync_removes_jobs_lost_by_redis(storage, mirror, redis_server):
     f.enqueue_many(storage, 3)
     f.enqueue_many(storage, 3, queue="other")
     copy_all(mirror)
@@ -687,7 +684,7 @@ def test_resync_forgets_jobs_that_redis_has_lost(storage, mirror, redis_server):
     assert not mirror.has_lost(f.QUEUE)
 
 
-def test_resync_takes_the_turn_and_gives_it_back(storage, mirror, make_mirror):
+def test_resync_takes_and_releases_the_lease(storage, mirror, make_mirror):
     f.enqueue(storage)
     copy_all(mirror)
     other = make_mirror(storage)
@@ -704,7 +701,7 @@ def test_resync_takes_the_turn_and_gives_it_back(storage, mirror, make_mirror):
     assert_alike(storage)
 
 
-def test_a_resync_that_is_overtaken_by_another_says_so(storage, mirror, make_mirror):
+def test_resync_overtaken_by_another_raises_an_error(storage, mirror, make_mirror):
     f.enqueue_many(storage, 3)
 
     with pytest.raises(LeaderLeaseLostError):
@@ -722,7 +719,7 @@ def test_a_resync_that_is_overtaken_by_another_says_so(storage, mirror, make_mir
         (ChangeStream, "queues", RuntimeError("a defect")),
     ],
 )
-def test_the_thread_outlives_what_is_away_and_says_so_once(
+def test_mirror_thread_survives_outages_and_logs_them_once(
     storage, mirror, monkeypatch, caplog, where, name, error
 ):
     monkeypatch.setattr("djqueue.operations.mirror.FIRST_RETRY", 0.01)
@@ -748,7 +745,7 @@ def test_the_thread_outlives_what_is_away_and_says_so_once(
     assert bool(said[0].exc_info) is isinstance(error, RuntimeError)
 
 
-def test_the_thread_copies_what_is_left_and_gives_the_turn_back(storage, mirror, make_mirror):
+def test_stopped_mirror_thread_copies_the_rest_and_releases_the_lease(storage, mirror, make_mirror):
     f.enqueue_many(storage, 2_500)
     stop = threading.Event()
     stop.set()
@@ -759,7 +756,7 @@ def test_the_thread_copies_what_is_left_and_gives_the_turn_back(storage, mirror,
     assert make_mirror(storage).copy_once() == 1
 
 
-def test_the_thread_waits_between_rounds_and_longer_while_nothing_changes(storage, mirror, monkeypatch):
+def test_mirror_thread_waits_longer_while_nothing_changes(storage, mirror, monkeypatch):
     stop, waits = threading.Event(), []
 
     def wait(_: CopyThrottle, seconds: float) -> None:
@@ -778,7 +775,7 @@ def test_the_thread_waits_between_rounds_and_longer_while_nothing_changes(storag
     assert INTERVAL < idle <= IDLE
 
 
-def test_the_thread_does_not_wait_while_changes_are_left(storage, mirror, monkeypatch):
+def test_mirror_thread_does_not_wait_while_changes_are_left(storage, mirror, monkeypatch):
     stop, waits = threading.Event(), []
 
     def wait(_: CopyThrottle, seconds: float) -> None:
@@ -856,7 +853,7 @@ def test_changes_that_were_read_but_not_acknowledged_come_before_new_ones(storag
     assert_alike(storage)
 
 
-def test_a_loss_of_data_while_changes_are_read_is_noticed(storage, mirror, monkeypatch, redis_server):
+def test_data_loss_while_changes_are_read_is_detected(storage, mirror, monkeypatch, redis_server):
     monkeypatch.setattr("djqueue.storage.redis.changes.FIRST_ENTRIES", 20)
     ids = f.enqueue_many(storage, 3)
     copy_all(mirror)
@@ -894,9 +891,7 @@ def test_a_backlog_counts_entries_until_they_are_acknowledged(storage, mirror):
     assert changes.backlogs()[f.QUEUE] == (4, 0, 40)
 
 
-def test_the_thread_waits_while_many_jobs_change_and_copies_when_they_do_not(
-    storage, mirror, monkeypatch, clock
-):
+def test_mirror_thread_waits_while_many_jobs_change(storage, mirror, monkeypatch, clock):
     monkeypatch.setattr("djqueue.operations.pace.BUSY", 100)
     monkeypatch.setattr("djqueue.operations.pace.SUSPECT", 0)
     f.enqueue(storage)
@@ -920,7 +915,7 @@ def test_the_thread_waits_while_many_jobs_change_and_copies_when_they_do_not(
     assert_alike(storage)
 
 
-def test_the_thread_copies_before_the_rows_are_too_old_however_many_jobs_change(
+def test_mirror_thread_copies_before_its_maximum_lag_while_many_jobs_change(
     make_storage, make_mirror, monkeypatch, clock
 ):
     monkeypatch.setattr("djqueue.operations.pace.SUSPECT", 0)
@@ -946,9 +941,7 @@ def test_the_thread_copies_before_the_rows_are_too_old_however_many_jobs_change(
     assert max(waited) < 3_000 + 1_000
 
 
-def test_the_thread_copies_what_is_left_when_it_is_stopped_while_it_waits(
-    storage, mirror, monkeypatch, clock
-):
+def test_mirror_thread_stopped_while_waiting_copies_the_rest(storage, mirror, monkeypatch, clock):
     monkeypatch.setattr("djqueue.operations.pace.SUSPECT", 0)
     f.enqueue(storage)
     copy_all(mirror)
@@ -972,7 +965,7 @@ def test_the_thread_copies_what_is_left_when_it_is_stopped_while_it_waits(
     assert_alike(storage)
 
 
-def test_the_ids_of_a_large_batch_are_read_as_they_were_written(storage, mirror):
+def test_ids_of_a_large_batch_survive_the_stream(storage, mirror):
     letters = "abcdefghijklmnop"
     alike = [f"1{one}{other}" for one in letters for other in letters]
     batches = [
@@ -991,7 +984,7 @@ def test_the_ids_of_a_large_batch_are_read_as_they_were_written(storage, mirror)
         assert reading.ids == ids
 
 
-def test_a_storage_without_a_mirror_is_refused(make_storage):
+def test_storage_without_a_change_stream_is_rejected(make_storage):
     for storage in (MemoryStorage(), make_storage(mirror=False), make_storage(stream=0)):
         with pytest.raises(ConfigurationError, match="has no change stream to mirror"):
             Mirror(storage, "default")
@@ -1019,9 +1012,7 @@ def test_the_queues_of_a_cluster_are_mirrored(make_storage, make_mirror, redis_c
 
 
 @pytest.mark.slow
-def test_the_jobs_of_a_node_that_has_come_back_empty_stay_in_the_tables(
-    make_storage, make_mirror, redis_cluster
-):
+def test_jobs_of_a_node_that_returned_empty_stay_in_the_tables(make_storage, make_mirror, redis_cluster):
     redis_cluster.clean()
     storage = make_storage(url=redis_cluster.url)
     mirror = make_mirror(storage)
@@ -1042,7 +1033,7 @@ def test_the_jobs_of_a_node_that_has_come_back_empty_stay_in_the_tables(
 # The version of the rows.
 
 
-def test_each_change_of_mirrored_rows_gives_them_another_version(storage, mirror):
+def test_each_change_of_mirrored_rows_changes_their_version(storage, mirror):
     assert leaderlease.version("default") is None
     seen = []
     f.enqueue(storage, id="a")
@@ -1068,7 +1059,7 @@ def test_the_version_of_mirrored_rows_stays_while_nothing_is_copied(storage, mir
     assert leaderlease.version("default") == known
 
 
-def test_rows_that_others_write_have_another_version(storage, mirror):
+def test_rows_written_by_others_change_the_version(storage, mirror):
     seen = [leaderlease.version("default")]
     outsiders.mark("default")
     seen.append(leaderlease.version("default"))
@@ -1095,7 +1086,7 @@ def test_changes_of_mirrored_rows_in_one_millisecond_have_different_versions(sto
     assert len(set(seen)) == len(seen)
 
 
-def test_a_copy_that_waits_notices_that_a_resync_took_its_lease(
+def test_waiting_copy_detects_that_a_resync_took_its_lease(
     make_storage, make_mirror, monkeypatch, clock, caplog
 ):
     monkeypatch.setattr("djqueue.operations.pace.SUSPECT", 0)
@@ -1127,7 +1118,7 @@ def test_a_copy_that_waits_notices_that_a_resync_took_its_lease(
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="only SQLite has settings of a connection")
-def test_the_thread_prepares_its_connection_also_when_it_waits_first_after_an_error(
+def test_mirror_thread_prepares_its_connection_when_it_waits_after_an_error(
     storage, mirror, monkeypatch, clock
 ):
     monkeypatch.setattr("djqueue.operations.mirror.FIRST_RETRY", 0.01)

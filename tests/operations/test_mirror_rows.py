@@ -1,4 +1,4 @@
-"""How long, and how many of them, rows of ended jobs are kept in the mirror."""
+"""Retention of rows of ended jobs in the mirror."""
 
 import pytest
 from django.db import connection
@@ -11,6 +11,7 @@ from djqueue.operations import tables
 from djqueue.testing import factories as f
 from tests.operations.looking import copy_all
 
+pytestmark = pytest.mark.dialect
 HOUR = 3_600_000
 
 
@@ -26,7 +27,7 @@ def there(state):
 
 
 @pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED, State.CANCELLED])
-def test_of_each_outcome_the_newest_rows_stay(bounded, make_mirror, clock, state):
+def test_newest_rows_of_each_outcome_are_kept(bounded, make_mirror, clock, state):
     for number in range(5):
         f.JOB_IN[state](bounded, id=str(number))
         clock.advance(1)
@@ -61,7 +62,7 @@ def test_no_row_is_kept_longer_than_its_age(bounded, make_mirror, clock):
     assert there(State.COMPLETED) == ["completed"]
 
 
-def test_a_mirror_that_begins_forgets_what_another_left(make_storage, make_mirror, clock):
+def test_starting_mirror_removes_surplus_rows_of_another(make_storage, make_mirror, clock):
     unbounded = make_storage()
     for number in range(5):
         f.a_completed_job(unbounded, id=str(number))
@@ -76,7 +77,7 @@ def test_a_mirror_that_begins_forgets_what_another_left(make_storage, make_mirro
     assert there(State.COMPLETED) == ["3", "4"]
 
 
-def test_a_great_surplus_is_worked_off_in_steps(bounded, make_mirror, clock, monkeypatch):
+def test_large_surplus_of_rows_is_removed_in_steps(bounded, make_mirror, clock, monkeypatch):
     monkeypatch.setattr(tables, "PAGE", 10)
     monkeypatch.setattr(mirroring, "STEPS", 3)
     f.enqueue_many(bounded, 100)
@@ -103,7 +104,7 @@ def plan(rows: QuerySet) -> str:
 
 
 @pytest.mark.parametrize("what", ["expired", "behind", "before"])
-def test_no_look_reads_the_whole_table(bounded, make_mirror, what):
+def test_purge_does_not_scan_the_whole_table(bounded, make_mirror, what):
     made = make_mirror(bounded).tables
     looks = {
         "expired": (made.expired(10**12)[:1_000], "djqueue_job_expires"),

@@ -16,7 +16,7 @@ def test_by_default_all_states_are_mirrored_and_kept_for_a_week():
     assert RedisOptions.read({}).mirror == MirrorOptions(states=frozenset(State), retention=7 * DAY)
 
 
-def test_states_and_retention_may_be_chosen():
+def test_mirrored_states_and_retention_can_be_chosen():
     mirror = {"STATES": ["failed", State.ACTIVE], "RETENTION": timedelta(days=1)}
 
     options = RedisOptions.read({"MIRROR": mirror})
@@ -25,13 +25,13 @@ def test_states_and_retention_may_be_chosen():
     assert RedisOptions.read({"MIRROR": {"RETENTION": 1.5}}).mirror.retention == 1_500
 
 
-def test_the_age_of_the_tables_may_be_chosen():
+def test_maximum_lag_of_the_tables_can_be_chosen():
     assert RedisOptions.read({}).mirror.max_lag == 10_000
     assert RedisOptions.read({"MIRROR": {"MAX_LAG": timedelta(seconds=2)}}).mirror.max_lag == 2_000
     assert RedisOptions.read({"MIRROR": {"MAX_LAG": 0}}).mirror.max_lag == 0
 
 
-def test_rows_of_ended_jobs_may_be_bounded():
+def test_rows_of_ended_jobs_can_be_limited():
     keep = {"COMPLETED": {"COUNT": 10, "AGE": timedelta(hours=1)}, "FAILED": {"COUNT": 0, "AGE": None}}
 
     found = RedisOptions.read({"MIRROR": {"KEEP": keep}}).mirror.keep
@@ -40,7 +40,7 @@ def test_rows_of_ended_jobs_may_be_bounded():
 
 
 @pytest.mark.parametrize("given", [{"MIRROR": False}, {"STREAM": 0}, {"STREAM": 0, "MIRROR": {}}])
-def test_without_a_mirror_there_is_no_stream_and_the_other_way_round(given):
+def test_disabling_the_mirror_disables_the_stream_and_vice_versa(given):
     options = RedisOptions.read(given)
 
     assert (options.mirror, options.stream) == (None, 0)
@@ -68,7 +68,7 @@ def test_without_a_mirror_there_is_no_stream_and_the_other_way_round(given):
         ({"KEEP": {"FAILED": {"AGE": "1d"}}}, "FAILED: AGE"),
     ],
 )
-def test_what_is_wrong_is_named(given, words):
+def test_invalid_mirror_option_is_named(given, words):
     with pytest.raises(ConfigurationError, match=words) as refused:
         RedisOptions.read({"MIRROR": given})
 

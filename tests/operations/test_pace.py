@@ -1,4 +1,4 @@
-"""While many jobs change, the mirror waits, but only for a while."""
+"""The mirror waits while many jobs change, up to a limit."""
 
 from itertools import pairwise
 
@@ -84,7 +84,7 @@ def test_copies_wait_while_many_jobs_change_but_no_longer_than_the_bound(pause, 
     assert time.at - start == MAX_LAG
 
 
-def test_after_the_bound_nothing_waits_until_all_is_copied(pause, time):
+def test_copies_do_not_wait_after_the_bound_until_all_is_copied(pause, time):
     begin(pause, time)
     pause.wait()
     for _ in range(5):  # transactions of the copy
@@ -97,7 +97,7 @@ def test_after_the_bound_nothing_waits_until_all_is_copied(pause, time):
     assert time.at - began == MAX_LAG
 
 
-def test_copies_go_on_when_fewer_jobs_change(pause, time, streams):
+def test_copies_continue_when_fewer_jobs_change(pause, time, streams):
     begin(pause, time)
 
     def calm_down() -> None:
@@ -127,7 +127,7 @@ def test_copies_do_not_wait_when_a_stream_might_overflow(pause, time, streams):
     assert not pause.wait()
 
 
-def test_the_lease_is_kept_while_copies_wait(make_pause, time):
+def test_lease_is_renewed_while_copies_wait(make_pause, time):
     kept = []
     pause = make_pause(keep_lease=lambda: kept.append(time.at))
     begin(pause, time)
@@ -171,7 +171,7 @@ def test_a_bound_of_zero_never_waits(make_pause, time, streams):
     assert streams.looks == 0
 
 
-def test_rounds_that_copy_little_do_not_even_look(pause, time, streams):
+def test_rounds_that_copy_few_jobs_do_not_read_the_backlog(pause, time, streams):
     streams.per_second = CALM
     begin(pause, time)
     pause.before_round(0)
@@ -185,7 +185,7 @@ def test_rounds_that_copy_little_do_not_even_look(pause, time, streams):
     assert streams.looks == looks + 1
 
 
-def test_a_queue_that_is_new_or_was_obliterated_is_not_taken_for_a_busy_one(pause, time, streams):
+def test_new_or_obliterated_queue_does_not_count_as_busy(pause, time, streams):
     begin(pause, time)
     for backlogs in ({}, {"new": Backlog(100_000, 0, 1_000.0)}, {"new": Backlog(5, 0, 1_000.0)}):
         streams.backlogs = lambda found=backlogs: found

@@ -1,4 +1,4 @@
-"""Queues with OUTBOX: jobs that wait in a table for a transaction to commit, or for Redis to be back."""
+"""Queues with OUTBOX: jobs wait in a table until their transaction commits or Redis is available again."""
 
 import logging
 import threading
@@ -27,6 +27,7 @@ from djqueue.storage.redis import RedisStorage, outbox_table
 from djqueue.testing.draining import drain
 from tests.support import PATIENCE, aeventually, eventually
 
+pytestmark = pytest.mark.dialect
 QUEUES = {"emails": {"OUTBOX": True}, "others": {}}
 
 
@@ -82,13 +83,13 @@ class CrashError(Exception):
 # The setting.
 
 
-def test_the_setting_is_a_flag_of_a_queue():
+def test_outbox_setting_is_a_flag_of_a_queue():
     assert [read_settings({"QUEUES": QUEUES}).policy(name).outbox for name in QUEUES] == [True, False]
     with pytest.raises(ConfigurationError, match="queue 'a': OUTBOX: must be True or False; got 1"):
         read_settings({"QUEUES": {"a": {"OUTBOX": 1}}})
 
 
-def test_a_storage_without_such_a_queue_has_no_outbox(make_storage):
+def test_storage_without_outbox_queues_has_no_outbox(make_storage):
     plain = make_storage(policies=read_settings({"QUEUES": ["a"]}).queues)
     before = set(threading.enumerate())
 
@@ -101,7 +102,7 @@ def test_a_storage_without_such_a_queue_has_no_outbox(make_storage):
 # Transactions.
 
 
-def test_outside_a_transaction_a_job_goes_straight_to_redis(storage, emails):
+def test_job_outside_a_transaction_goes_directly_to_redis(storage, emails):
     result = emails.enqueue(1)
 
     assert (result.status, rows()) == ("queued", [])
@@ -109,7 +110,7 @@ def test_outside_a_transaction_a_job_goes_straight_to_redis(storage, emails):
     assert emails.enqueue(1, id=result.id).status == "duplicate"
 
 
-def test_a_job_is_seen_after_the_commit_and_not_before(storage, emails, relay):
+def test_job_is_visible_only_after_the_commit(storage, emails, relay):
     with transaction.atomic():
         result = emails.enqueue("hello")
         assert emails.get_job(result.id) is None
@@ -123,7 +124,7 @@ def test_a_job_is_seen_after_the_commit_and_not_before(storage, emails, relay):
     assert run_all(storage) == ["hello"]
 
 
-def test_a_rollback_leaves_nothing(storage, emails, relay):
+def test_rollback_discards_outbox_jobs(storage, emails, relay):
     with transaction.atomic():
         emails.enqueue_many(range(3))
         transaction.set_rollback(True)
@@ -132,7 +133,7 @@ def test_a_rollback_leaves_nothing(storage, emails, relay):
     assert (rows(), run_all(storage)) == ([], [])
 
 
-def test_jobs_come_in_the_order_in_which_they_were_enqueued(storage, emails, relay):
+def test_relayed_jobs_keep_the_order_of_their_enqueues(storage, emails, relay):
     with transaction.atomic():
         emails.enqueue_many(range(3))
         emails.enqueue(3, tags=["other"])
@@ -143,7 +144,7 @@ def test_jobs_come_in_the_order_in_which_they_were_enqueued(storage, emails, rel
     assert run_all(storage) == list(range(6))
 
 
-def test_many_jobs_come_a_thousand_at_a_time(storage, emails, relay):
+def test_jobs_are_relayed_a_thousand_at_a_time(storage, emails, relay):
     with transaction.atomic():
         results = emails.enqueue_many(range(1_500))
 
@@ -152,13 +153,13 @@ def test_many_jobs_come_a_thousand_at_a_time(storage, emails, relay):
     assert emails.counts()["waiting"] == 1_500
 
 
-def test_other_queues_take_no_notice_of_transactions(storage, others):
+def test_queues_without_outbox_ignore_transactions(storage, others):
     with transaction.atomic():
         result = others.enqueue(1)
         assert others.get_status(result.id).state is State.WAITING
 
 
-def test_one_call_may_be_for_both_kinds_of_queues(storage, relay):
+def test_one_call_can_enqueue_with_and_without_outbox(storage, relay):
     batches = [Batch(name, "n", JobOptions(), [b"\x01"]) for name in ("others", "emails")]
     with transaction.atomic():
         answers = storage.enqueue(batches)
@@ -171,7 +172,7 @@ def test_one_call_may_be_for_both_kinds_of_queues(storage, relay):
     assert [row.queue for row in rows()] == ["emails"]
 
 
-def test_options_and_names_are_kept(storage, emails, relay):
+def test_relayed_job_keeps_its_options_and_name(storage, emails, relay):
     options = {"priority": 3, "max_attempts": 7, "timeout": 9, "result_ttl": None, "tags": ["a"]}
     with transaction.atomic():
         given = emails.enqueue({"to": "you"}, id="mine", name="shop.send", **options)
@@ -214,7 +215,7 @@ def test_a_ttl_counts_from_the_enqueue(storage, emails, relay, clock):
     assert 30_000 < waiting.options.ttl <= 40_000
 
 
-def test_a_given_id_that_is_taken_is_dropped(storage, emails, relay):
+def test_relayed_job_with_a_taken_id_is_dropped(storage, emails, relay):
     emails.enqueue("first", id="mine")
     with transaction.atomic():
         assert emails.enqueue("second", id="mine").status == "queued"
@@ -224,7 +225,7 @@ def test_a_given_id_that_is_taken_is_dropped(storage, emails, relay):
     assert run_all(storage) == ["first"]
 
 
-def test_waiting_for_a_job_of_ones_own_transaction_is_refused_at_once(storage, emails):
+def test_enqueue_and_wait_is_rejected_in_a_transaction(storage, emails):
     with transaction.atomic(), pytest.raises(WaitInTransactionError, match="on_commit"):
         emails.enqueue_and_wait(wait=600)
 
@@ -244,7 +245,7 @@ def test_the_outbox_takes_jobs_that_are_to_be_enqueued_on_commit(storage, emails
     assert run_all(storage) == ["one"]
 
 
-def test_jobs_with_dependencies_pass_the_outbox_by_on_commit(storage, emails):
+def test_jobs_with_dependencies_bypass_the_outbox_on_commit(storage, emails):
     with transaction.atomic():
         result = chain(emails.node(1), emails.node(2, enqueue_on_commit=True)).enqueue()
         third = emails.enqueue(3, depends_on=[("emails", result.ids[1])], enqueue_on_commit=True)
@@ -254,7 +255,7 @@ def test_jobs_with_dependencies_pass_the_outbox_by_on_commit(storage, emails):
     assert storage.reads.states("emails", ids) == [State.WAITING, State.BLOCKED, State.BLOCKED]
 
 
-def test_waiting_for_a_result_of_the_open_transaction_is_refused_at_once(emails):
+def test_waiting_for_a_result_in_the_open_transaction_is_rejected(emails):
     with transaction.atomic():
         result = emails.enqueue(1)
         with pytest.raises(WaitInTransactionError, match=r"still open.*on_commit"):
@@ -264,7 +265,7 @@ def test_waiting_for_a_result_of_the_open_transaction_is_refused_at_once(emails)
         assert result.refresh() == result
 
 
-def test_dependencies_are_refused_in_a_transaction_and_nowhere_else(storage, emails, relay):
+def test_dependencies_are_rejected_only_in_a_transaction(storage, emails, relay):
     first = emails.enqueue(1)
 
     with pytest.raises(OptionError, match=r"depends_on: .* OUTBOX"), transaction.atomic():
@@ -282,12 +283,12 @@ def test_ids_and_payloads_that_do_not_match_are_refused(storage):
 # Redis is away.
 
 
-def test_a_queue_without_outbox_fails_in_time(storage, others, away):
+def test_enqueue_without_outbox_fails_while_redis_is_down(storage, others, away):
     with pytest.raises(StorageUnavailableError, match="Is it running"):
         others.enqueue(1)
 
 
-def test_a_job_runs_after_redis_is_back(storage, emails, relay, away, caplog, monkeypatch):
+def test_outbox_job_runs_after_redis_returns(storage, emails, relay, away, caplog, monkeypatch):
     monkeypatch.setattr(outbox_table, "REST", 600_000)
     first = emails.enqueue("first")
     with monkeypatch.context() as patch:
@@ -306,7 +307,7 @@ def test_a_job_runs_after_redis_is_back(storage, emails, relay, away, caplog, mo
     assert (rows(), run_all(storage)) == ([], ["first", "second"])
 
 
-def test_redis_is_asked_again_after_a_rest(storage, emails, monkeypatch, away):
+def test_redis_is_tried_again_after_a_pause(storage, emails, monkeypatch, away):
     monkeypatch.setattr(outbox_table, "REST", 50)
     emails.enqueue(1)
     away()
@@ -314,7 +315,9 @@ def test_redis_is_asked_again_after_a_rest(storage, emails, monkeypatch, away):
     eventually(lambda: emails.enqueue(2) and storage.reads.counts("emails")[State.WAITING])
 
 
-def test_a_frozen_redis_takes_each_job_once(make_storage, storage, emails, relay, redis_server, monkeypatch):
+def test_job_sent_to_a_frozen_redis_is_enqueued_once(
+    make_storage, storage, emails, relay, redis_server, monkeypatch
+):
     monkeypatch.setattr(outbox_table, "PATIENCE", 1.0)
     impatient = Queue("emails", storage=make_storage(policies=read_settings({"QUEUES": QUEUES}).queues))
     # It is connected when Redis, not the table, has seen the job twice.
@@ -336,7 +339,7 @@ def test_dependencies_need_redis(storage, emails, away):
     assert rows() == []
 
 
-def test_the_error_says_so_when_the_table_is_away_too(storage, emails, away):
+def test_unavailable_outbox_table_is_named_in_the_error(storage, emails, away):
     with connection.schema_editor() as editor:
         editor.alter_db_table(OutboxJob, "djqueue_outbox_job", "djqueue_elsewhere")
     try:
@@ -350,7 +353,7 @@ def test_the_error_says_so_when_the_table_is_away_too(storage, emails, away):
 # Coroutines.
 
 
-async def test_a_coroutine_has_its_job_kept_as_well(storage, emails, relay, away):
+async def test_coroutine_writes_to_the_outbox_while_redis_is_down(storage, emails, relay, away):
     result = await emails.aenqueue("hello")
     assert result.status == "queued"
 
@@ -360,7 +363,7 @@ async def test_a_coroutine_has_its_job_kept_as_well(storage, emails, relay, away
     assert (await emails.aget_job(result.id)).payload == "hello"
 
 
-async def test_a_coroutine_goes_straight_to_redis(storage, emails, others):
+async def test_coroutine_enqueues_directly_to_redis(storage, emails, others):
     first, second = await emails.aenqueue(1), await others.aenqueue(2)
 
     assert await emails.aget_job(first.id)
@@ -389,7 +392,7 @@ def _relayed(relay):
 # The relay.
 
 
-def test_a_crash_before_the_rows_are_deleted_gives_each_job_once(storage, emails, relay, monkeypatch):
+def test_relay_crash_before_rows_are_deleted_enqueues_each_job_once(storage, emails, relay, monkeypatch):
     with transaction.atomic():
         emails.enqueue_many(range(3))
         emails.enqueue(3, id="mine")
@@ -409,7 +412,7 @@ def test_a_crash_before_the_rows_are_deleted_gives_each_job_once(storage, emails
     assert (rows(), run_all(storage)) == ([], [0, 1, 2, 3])
 
 
-def test_a_job_that_has_failed_before_its_row_was_deleted_stays_failed(storage, emails, relay):
+def test_job_that_ended_before_its_row_was_deleted_stays_ended(storage, emails, relay):
     with transaction.atomic():
         result = emails.enqueue(1)
     [row] = rows()
@@ -422,7 +425,7 @@ def test_a_job_that_has_failed_before_its_row_was_deleted_stays_failed(storage, 
     assert (rows(), emails.get_status(result.id).state) == ([], State.CANCELLED)
 
 
-def test_several_relays_give_each_job_once(storage, emails, clock):
+def test_concurrent_relays_enqueue_each_job_once(storage, emails, clock):
     with transaction.atomic():
         emails.enqueue_many(range(300))
     begin = threading.Barrier(3, timeout=PATIENCE)
@@ -444,7 +447,7 @@ def test_several_relays_give_each_job_once(storage, emails, clock):
     assert (rows(), sorted(run_all(storage))) == ([], list(range(300)))
 
 
-def test_the_thread_outlives_redis_and_says_so_once(storage, emails, redis_server, caplog):
+def test_relay_thread_survives_an_outage_and_logs_it_once(storage, emails, redis_server, caplog):
     caplog.set_level(logging.INFO, "djqueue.relay")
     with relaying(storage):
         redis_server.stop()
@@ -459,7 +462,7 @@ def test_the_thread_outlives_redis_and_says_so_once(storage, emails, redis_serve
     assert len([record for record in caplog.records if record.name == "djqueue.relay"]) == 2
 
 
-def test_the_thread_takes_what_comes_and_what_is_there_comes_first(storage, emails):
+def test_relay_thread_sends_existing_jobs_first_then_new_ones(storage, emails):
     with transaction.atomic():
         emails.enqueue(1)
     with relaying(storage):
@@ -472,7 +475,7 @@ def test_the_thread_takes_what_comes_and_what_is_there_comes_first(storage, emai
 # Around it.
 
 
-def test_the_workers_command_relays(tables, redis_url, settings, monkeypatch):
+def test_runworkers_relays_the_outbox(tables, redis_url, settings, monkeypatch):
     settings.DJQUEUE = {
         "STORAGE": {
             "BACKEND": "djqueue.storage.redis.RedisStorage",
@@ -493,11 +496,11 @@ def test_the_workers_command_relays(tables, redis_url, settings, monkeypatch):
     assert found
 
 
-def test_the_relay_is_that_of_the_routers(storage):
+def test_relay_uses_the_database_of_the_routers(storage):
     assert relay_of(storage)._alias == "default"
 
 
-def test_the_storage_needs_no_django_for_other_queues(redis_url):
+def test_storage_without_outbox_queues_needs_no_django(redis_url):
     storage = RedisStorage(url=redis_url)
     try:
         assert storage.outbox is None

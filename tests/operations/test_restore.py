@@ -1,4 +1,4 @@
-"""Redis has lost its data: what the tables know as unfinished runs all the same."""
+"""Restoring unfinished jobs from the tables after Redis lost its data."""
 
 from collections import Counter
 
@@ -61,7 +61,7 @@ def test_every_unfinished_job_runs_once(storage, mirror, lose):
     assert ran[21:] == [delayed]
 
 
-def test_a_job_keeps_what_it_is(storage, mirror, lose, clock):
+def test_restored_job_keeps_its_fields(storage, mirror, lose, clock):
     given = {"priority": 3, "tags": ("a",), "group": "g", "timeout": 5, "unique_key": "k", "lifo": True}
     given["subject"] = "shop.order:7"
     run_at = clock.now() + HOUR
@@ -78,7 +78,7 @@ def test_a_job_keeps_what_it_is(storage, mirror, lose, clock):
     assert [one.id for one in storage.reads.jobs_about("shop.order:7", 9).jobs] == ["an id"]
 
 
-def test_jobs_are_restored_in_the_order_in_which_they_came(storage, mirror, lose, clock):
+def test_jobs_are_restored_in_order(storage, mirror, lose, clock):
     for name in ("c", "a", "b"):
         f.enqueue(storage, id=name)
         clock.advance(1)
@@ -89,7 +89,7 @@ def test_jobs_are_restored_in_the_order_in_which_they_came(storage, mirror, lose
     assert f.claim_ids(storage, 4) == ["first", "c", "a", "b"]
 
 
-def test_more_jobs_than_one_page(storage, mirror, lose):
+def test_more_jobs_than_one_page_are_restored(storage, mirror, lose):
     for _ in range(3):
         f.enqueue_many(storage, 900)
     lose()
@@ -98,7 +98,7 @@ def test_more_jobs_than_one_page(storage, mirror, lose):
     assert f.counts(storage) == {State.WAITING: 2_700}
 
 
-def test_it_may_be_done_twice(storage, mirror, lose):
+def test_restoring_twice_changes_nothing(storage, mirror, lose):
     f.enqueue_many(storage, 3)
     f.a_blocked_job(storage)
     lose()
@@ -110,7 +110,7 @@ def test_it_may_be_done_twice(storage, mirror, lose):
     assert not mirror.has_lost(f.QUEUE)
 
 
-def test_jobs_that_redis_knows_are_left_alone(storage, mirror):
+def test_jobs_known_to_redis_are_left_alone(storage, mirror):
     _, cancelled, _ = f.enqueue_many(storage, 3)
     copy_all(mirror)
     f.finish(storage, f.failing(f.claim_one(storage)))
@@ -121,7 +121,7 @@ def test_jobs_that_redis_knows_are_left_alone(storage, mirror):
     assert f.counts(storage) == {State.FAILED: 1, State.CANCELLED: 1, State.COMPLETED: 1}
 
 
-def test_one_queue_may_be_restored_alone(storage, mirror, lose):
+def test_one_queue_can_be_restored_alone(storage, mirror, lose):
     f.enqueue(storage, queue="one")
     f.enqueue(storage, queue="two")
     lose()
@@ -157,7 +157,7 @@ def test_a_paused_queue_stays_paused_and_a_limited_one_limited(storage, mirror, 
     assert len(f.claim(storage, 5)) == 1
 
 
-def test_what_was_said_to_groups_is_said_again(storage, mirror, lose):
+def test_group_controls_are_restored(storage, mirror, lose):
     said = {
         "g": GroupLimit(2, rate=Rate(1, HOUR)),
         "heavy": GroupLimit(weight=3),
@@ -182,7 +182,7 @@ def test_what_was_said_to_groups_is_said_again(storage, mirror, lose):
     assert served == {"g": 1, "heavy": 4, "other": 4}
 
 
-def test_a_pause_that_was_ended_is_not_begun_again(storage, mirror):
+def test_ended_pause_is_not_restored(storage, mirror):
     f.enqueue(storage)
     storage.queues.pause(f.QUEUE)
     copy_all(mirror)
@@ -192,9 +192,7 @@ def test_a_pause_that_was_ended_is_not_begun_again(storage, mirror):
     assert not storage.queues.is_paused(f.QUEUE)
 
 
-def test_a_queue_that_is_used_again_before_the_restoration_loses_neither_jobs_nor_pause(
-    storage, mirror, lose
-):
+def test_queue_used_before_its_restoration_keeps_jobs_and_pause(storage, mirror, lose):
     f.enqueue_many(storage, 3)
     storage.queues.pause(f.QUEUE)
     lose()
@@ -211,7 +209,7 @@ def test_a_queue_that_is_used_again_before_the_restoration_loses_neither_jobs_no
 # Dependencies.
 
 
-def test_blocked_jobs_wait_for_what_they_waited_for(storage, mirror, lose):
+def test_blocked_jobs_are_restored_with_their_dependencies(storage, mirror, lose):
     first = f.enqueue(storage, queue="b")
     second = f.enqueue(storage, queue="a", depends_on=(("b", first),))
     third = f.enqueue(storage, queue="c", depends_on=(("a", second), ("b", first)))
@@ -223,7 +221,7 @@ def test_blocked_jobs_wait_for_what_they_waited_for(storage, mirror, lose):
     assert ran == [first, second, third]
 
 
-def test_a_dependency_that_had_completed_is_waited_for_no_more(storage, mirror, lose):
+def test_completed_dependency_does_not_block_a_restored_job(storage, mirror, lose):
     done, open_ = f.enqueue_many(storage, 2, queue="b")
     blocked = f.enqueue(storage, depends_on=(("b", done), ("b", open_)))
     f.finish(storage, f.completing(f.claim_one(storage, queues=["b"])))
@@ -236,7 +234,7 @@ def test_a_dependency_that_had_completed_is_waited_for_no_more(storage, mirror, 
 
 
 @pytest.mark.parametrize("rule", ["fail", "wait"])
-def test_a_job_whose_dependency_has_failed_is_refused(storage, mirror, lose, rule):
+def test_job_with_a_failed_dependency_is_rejected(storage, mirror, lose, rule):
     upstream = f.enqueue(storage, queue="b")
     other = f.enqueue(storage, queue="b")
     f.enqueue(storage, depends_on=(("b", upstream), ("b", other)), on_dependency_failure=rule)
@@ -248,7 +246,7 @@ def test_a_job_whose_dependency_has_failed_is_refused(storage, mirror, lose, rul
     assert report == RestoreCounts(refused=Counter({"depends on a job that is failed": 1}))
 
 
-def test_a_failed_dependency_may_be_ignored(storage, mirror, lose):
+def test_failed_dependency_can_be_ignored(storage, mirror, lose):
     upstream = f.enqueue(storage, queue="b")
     blocked = f.enqueue(storage, depends_on=(("b", upstream),), on_dependency_failure="ignore")
     lose()
@@ -258,7 +256,7 @@ def test_a_failed_dependency_may_be_ignored(storage, mirror, lose):
     assert f.state(storage, blocked) == State.WAITING
 
 
-def test_a_job_whose_dependency_nobody_knows_is_refused(storage, mirror, lose):
+def test_job_with_an_unknown_dependency_is_rejected(storage, mirror, lose):
     upstream = f.enqueue(storage, queue="b")
     f.enqueue(storage, depends_on=(("b", upstream),))
     lose()
@@ -274,7 +272,7 @@ def test_a_job_whose_dependency_nobody_knows_is_refused(storage, mirror, lose):
 # Times and keys.
 
 
-def test_a_job_whose_ttl_is_over_is_refused_and_another_one_has_the_rest(storage, mirror, lose, clock):
+def test_expired_job_is_rejected_and_others_keep_their_remaining_ttl(storage, mirror, lose, clock):
     f.enqueue(storage, ttl=1_000)
     f.enqueue(storage, ttl=HOUR, id="long")
     started = f.an_active_job(storage, ttl=1_000, priority=1)
@@ -289,7 +287,7 @@ def test_a_job_whose_ttl_is_over_is_refused_and_another_one_has_the_rest(storage
     assert f.job(storage, started.id).options.ttl is None
 
 
-def test_a_unique_key_that_is_taken_meanwhile_keeps_its_job(storage, mirror, lose):
+def test_taken_unique_key_keeps_its_new_owner(storage, mirror, lose):
     f.enqueue(storage, unique_key="k")
     lose()
     new = f.enqueue(storage, unique_key="k")
@@ -301,7 +299,7 @@ def test_a_unique_key_that_is_taken_meanwhile_keeps_its_job(storage, mirror, los
     assert storage.enqueue([f.batch(unique_key="k")])[0].id == new
 
 
-def test_a_unique_key_whose_time_was_over_is_not_taken_again(storage, mirror, lose, clock):
+def test_expired_unique_key_is_not_taken_again(storage, mirror, lose, clock):
     first = f.enqueue(storage, unique_key="k", unique_ttl=1_000)
     clock.advance(1_001)
     second = f.enqueue(storage, unique_key="k", unique_ttl=HOUR)

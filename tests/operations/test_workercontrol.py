@@ -1,4 +1,4 @@
-"""`manage.py djqueue workers`: who is there, and telling them something."""
+"""`manage.py djqueue workers`: listing workers and sending them commands."""
 
 import re
 import threading
@@ -61,7 +61,7 @@ def test_workers_are_listed_with_what_they_run(storage):
 
 
 @pytest.mark.parametrize("command", ["quiet", "resume", "stop"])
-def test_a_worker_is_told_something(storage, command):
+def test_worker_receives_commands(storage, command):
     storage.workers.register(worker("w1"))
     assert run(f"--{command}", "w1") == f"Sent {command} to w1\n"
     assert storage.workers.register(worker("w1")) == (command,)
@@ -82,7 +82,7 @@ def test_a_dump_is_printed(storage):
         go_on.set()
 
 
-def test_one_that_is_not_there_ends_already_or_does_not_answer_is_an_error(storage, monkeypatch):
+def test_unknown_stopping_or_silent_worker_is_an_error(storage, monkeypatch):
     with pytest.raises(CommandError, match="unknown worker 'w1'"):
         run("--quiet", "w1")
     storage.workers.register(worker("w1", state="stopping"))
@@ -93,6 +93,6 @@ def test_one_that_is_not_there_ends_already_or_does_not_answer_is_an_error(stora
         run("--dump", "w1")
 
 
-def test_one_thing_is_told_at_a_time(storage):
+def test_only_one_worker_command_is_accepted_at_a_time(storage):
     with pytest.raises(CommandError, match="not allowed with"):
         run("--quiet", "w1", "--stop", "w2")

@@ -1,4 +1,4 @@
-"""`runworkers` with a mirror beside it: real processes."""
+"""`runworkers` and its mirror, in real processes."""
 
 import json
 import os
@@ -92,7 +92,7 @@ def count(project, table: str) -> int:
 
 
 @pytest.mark.slow
-def test_what_workers_do_is_in_the_tables_when_they_end(project):
+def test_ended_workers_leave_their_jobs_in_the_tables(project):
     code = "from shop.jobs import double, fail; [double.enqueue(n) for n in range(50)]; fail.enqueue()"
     run(project, code)
     with project.start("--until-empty", "--concurrency", "4") as workers:
@@ -104,7 +104,7 @@ def test_what_workers_do_is_in_the_tables_when_they_end(project):
 
 
 @pytest.mark.slow
-def test_a_worker_goes_on_with_the_mirror_of_one_that_was_killed(project):
+def test_worker_continues_the_mirror_of_a_killed_one(project):
     with project.start("--worker-id", "first", log="first.txt") as first:
         run(project, "from shop.jobs import double; double.enqueue(1)")
         eventually(lambda: count(project, "djqueue_job_result") == 1)

@@ -16,6 +16,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -115,22 +116,26 @@ def _run_lane(name: str, arguments: list[str]) -> Result:
     command += ["-o", f"cache_dir={REPORTS / name}", *arguments]
     started = time.monotonic()
     paths = [] if any((ROOT / argument.split("::")[0]).exists() for argument in arguments) else lane.paths
-    status = subprocess.run([*command, f"--junit-xml={report}", *paths], cwd=ROOT, check=False).returncode
+    status = _call([*command, f"--junit-xml={report}", *paths]).returncode
     if status == 1 and RERUN:
         status = _run_failed_again([*command, *paths])
     return Result(name, time.monotonic() - started, status, _items(report))
 
 
+def _call(command: list[str], **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Run a command whose processes keep what they compile: tests start Python and Django hundreds of times."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False, text=True, **options)
+
+
 def _run_failed_again(command: list[str]) -> int:
     """Run the failed tests once more, one after the other, unless there are more than `RERUN`."""
     command = [*command, "-n", "0", "--last-failed", "--last-failed-no-failures", "none"]
-    listed = subprocess.run(
-        [*command, "--collect-only", "-q"], cwd=ROOT, check=False, capture_output=True, text=True
-    )
-    failed = [line for line in listed.stdout.splitlines() if "::" in line]
+    listed = _call([*command, "--collect-only", "-q"], capture_output=True).stdout
+    failed = [line for line in listed.splitlines() if "::" in line]
     if not 0 < len(failed) <= RERUN:
         return 1
-    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    status = _call(command).returncode
     if status == 0:
         print(f"=== {len(failed)} tests failed once and passed alone. Each of them is a defect:")
         print(*failed, sep="\n")

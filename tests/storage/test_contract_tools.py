@@ -1,4 +1,4 @@
-"""The conformance suite itself: what it notices, and what it bears."""
+"""Tests of the conformance suite itself and its tools."""
 
 import logging
 from contextlib import closing

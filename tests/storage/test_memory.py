@@ -1,4 +1,4 @@
-"""The memory storage keeps the contract, with few shards and with many."""
+"""The memory storage passes the conformance suite, with few shards and with many."""
 
 from contextlib import closing
 

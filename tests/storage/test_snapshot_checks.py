@@ -1,4 +1,4 @@
-"""The records of a snapshot are checked: a storage gets no value that it would not write itself."""
+"""Snapshot records are validated: a storage gets no value that it would not write itself."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A storage that is unavailable ends its reason with exactly one punctuation mark."""
+"""Errors of an unavailable storage have exactly one punctuation mark before their hint."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The smallest access list of the docs: a producer, a worker and the dashboard do all they do with it."""
+"""The documented access list suffices for producers, workers and the dashboard, and for the whole contract."""
 
 import re
 from collections.abc import Iterator

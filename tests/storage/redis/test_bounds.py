@@ -1,4 +1,4 @@
-"""What a queue keeps: the counters in Redis, and what its scripts take at a time."""
+"""Retention bounds on Redis: byte counters, and removal of surplus records in steps."""
 
 from contextlib import closing
 

@@ -1,4 +1,4 @@
-"""Bulk enqueues: each call is sent while the one before is in flight."""
+"""Bulk enqueues on Redis: each call is sent while the previous one is in flight."""
 
 import itertools
 from threading import Thread

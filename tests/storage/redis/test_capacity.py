@@ -1,4 +1,4 @@
-"""Full queues on Redis: what is kept of them, and what is taken in all the same."""
+"""Full queues on Redis: the drop order, and jobs that are accepted regardless."""
 
 from contextlib import closing
 

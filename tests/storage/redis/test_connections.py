@@ -1,4 +1,4 @@
-"""The clients: whose they are, when they are closed, and how they behave when something goes wrong."""
+"""Redis clients: sharing, closing, lost replies, failovers, moving slots and forks."""
 
 import asyncio
 import gc

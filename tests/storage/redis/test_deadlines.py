@@ -1,4 +1,4 @@
-"""No caller waits longer than TIMEOUT for a Redis that is away, and most callers do not wait at all."""
+"""Calls to an unavailable Redis fail within TIMEOUT, and most of them at once."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Ten defects that were measured in another queue on Redis, one by one: this one has none of them."""
+"""Regression tests for ten defects that were found in another Redis-based queue."""
 
 from threading import Event
 

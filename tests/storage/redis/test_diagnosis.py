@@ -1,4 +1,4 @@
-"""How servers are, as lines for people."""
+"""Diagnostics of Redis servers, as shown to people."""
 
 from contextlib import closing
 

@@ -1,4 +1,4 @@
-"""The Redis storage can be read as a whole: on one node, and on a Cluster of three masters."""
+"""Exports of the Redis storage: on a single node, and on a cluster of three masters."""
 
 from contextlib import closing
 

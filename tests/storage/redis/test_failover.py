@@ -1,4 +1,4 @@
-"""Failovers under load, with real sentinels, and durable enqueues, which replicas confirm."""
+"""Failovers under load with real sentinels, and durable enqueues, which replicas confirm."""
 
 import asyncio
 import socket

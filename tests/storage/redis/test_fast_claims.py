@@ -1,4 +1,4 @@
-"""The fast script of finishes and claims does what the full one does, whatever state the queue is in."""
+"""The fast finish-and-claim script does the same as the full script in every state of a queue."""
 
 import random
 from collections import Counter

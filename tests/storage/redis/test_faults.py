@@ -1,4 +1,4 @@
-"""Processes, connections and servers that die or stand still: no job is lost, none runs on in two places.
+"""Faults of processes, connections and servers: no job is lost, and none runs twice at the same time.
 
 `DJQUEUE_TEST_KILLS=10000` makes a soak of the first tests.
 """

@@ -1,4 +1,4 @@
-"""What happens to jobs in Redis can be followed: on one node, and on a Cluster of three masters."""
+"""The event feed of the Redis storage: on a single node, and on a cluster of three masters."""
 
 from contextlib import closing
 

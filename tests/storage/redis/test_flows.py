@@ -1,4 +1,4 @@
-"""Flows over several queues: whoever dies between any two of its commands, no job waits for ever."""
+"""Flows over several queues: no job waits forever, whichever process dies between two commands."""
 
 import asyncio
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""A Redis without memory left refuses what brings more, and is worked off."""
+"""A Redis without free memory rejects new data, and its jobs can still be finished."""
 
 from threading import Event
 

@@ -1,4 +1,4 @@
-"""Groups on Redis: what is recorded with a queue, and what a claim beside many blocked jobs does."""
+"""Groups on Redis: the stored group mode, and the cost of claims beside many waiting jobs."""
 
 from contextlib import closing
 

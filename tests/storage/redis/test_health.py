@@ -1,4 +1,4 @@
-"""What is told of servers and leases, and which servers are refused."""
+"""Health findings about Redis servers and leases, and server versions that are rejected."""
 
 from contextlib import closing
 from io import StringIO

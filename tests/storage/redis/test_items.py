@@ -1,4 +1,4 @@
-"""What is left in Redis of the items of generators: nothing that outlives its job, or its result."""
+"""Stream items on Redis: no item outlives its job or its result."""
 
 from contextlib import closing
 

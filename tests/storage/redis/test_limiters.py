@@ -1,4 +1,4 @@
-"""Limiters on Redis: processes that die between any two commands, and what is left of permits."""
+"""Limiters on Redis: permits of processes that die between any two commands."""
 
 from contextlib import closing
 from random import Random

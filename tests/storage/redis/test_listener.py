@@ -1,4 +1,4 @@
-"""Being told what the server publishes, whatever becomes of the connection meanwhile."""
+"""The pub/sub listener: subscriptions survive lost connections, failovers and forks."""
 
 import logging
 import os

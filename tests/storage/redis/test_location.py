@@ -1,4 +1,4 @@
-"""Where OPTIONS says that Redis is."""
+"""OPTIONS that name the Redis server: URLs, caches and clients."""
 
 import asyncio
 import subprocess

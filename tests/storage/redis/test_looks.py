@@ -1,4 +1,4 @@
-"""What claims remember of the queues, and that it hides no job."""
+"""Queue names and queue states that claims cache, which hide no job."""
 
 from collections import Counter
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""What the OPTIONS of the settings say for all queues."""
+"""OPTIONS of the settings that apply to all queues."""
 
 from contextlib import closing
 

@@ -1,4 +1,4 @@
-"""What crosses queues arrives once, whichever process dies between any two of its commands."""
+"""Messages between queues arrive once, whichever process dies between any two of its commands."""
 
 from contextlib import closing
 from itertools import count

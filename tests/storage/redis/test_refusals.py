@@ -1,4 +1,4 @@
-"""A server that refuses the user or the password is running, and errors say what to check."""
+"""Errors for a wrong user or password say what to check."""
 
 import re
 import time

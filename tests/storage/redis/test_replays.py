@@ -1,4 +1,4 @@
-"""A call whose answer is lost is sent again: it changes nothing more, and is answered as the first time."""
+"""A call with a lost reply is sent again: it changes nothing more and returns the same reply."""
 
 from contextlib import closing, contextmanager
 

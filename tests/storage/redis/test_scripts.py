@@ -1,4 +1,4 @@
-"""The scripts: what they include, what they declare, and that they change states as the one table says."""
+"""Lua scripts: their includes, their keys, and the state changes of the transition table."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The servers of these tests do what the tests rely on."""
+"""Test servers behave as the tests expect."""
 
 import pytest
 import redis

@@ -1,4 +1,4 @@
-"""Jobs that are put aside in Redis, and published together."""
+"""Staged jobs in Redis, which are published together."""
 
 from contextlib import closing
 

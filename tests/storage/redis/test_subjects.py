@@ -1,4 +1,4 @@
-"""Jobs about a subject on Redis: what they cost, and what is left of them."""
+"""Jobs about a subject on Redis: their cost, and their removal."""
 
 from collections import Counter
 from contextlib import closing

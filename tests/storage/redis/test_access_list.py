@@ -1,4 +1,4 @@
-"""The documented access list suffices for producers, workers and the dashboard, and for the whole contract."""
+"""The documented access list suffices for producers, workers, the dashboard and the whole contract."""
 
 import re
 from collections.abc import Iterator

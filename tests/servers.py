@@ -86,7 +86,6 @@ class Server:
         try:
             eventually(
                 lambda: keeper.poll() is not None or self.is_ready(),
-                timeout=60,
                 message=f"{self.command()[0]} is ready",
             )
         except BaseException:
@@ -245,7 +244,7 @@ class RedisServer(Server):
 
     def client(self) -> redis.Redis:
         """A client for the test itself, to be closed by `with`."""
-        return redis.Redis(port=self.port, socket_timeout=5, retry=None, protocol=2, decode_responses=True)
+        return redis.Redis(port=self.port, socket_timeout=30, retry=None, protocol=2, decode_responses=True)
 
     def run(self, *command: object) -> Any:
         """The answer to one command."""
@@ -301,7 +300,8 @@ class SentinelServer(RedisServer):
             name = self.master_name
             file.write_text(
                 f"sentinel monitor {name} {host} {port} {self.quorum}\n"
-                f"sentinel down-after-milliseconds {name} 500\n"
+                # Longer than a busy machine keeps a master waiting, which would be replaced otherwise.
+                f"sentinel down-after-milliseconds {name} 4000\n"
                 f"sentinel failover-timeout {name} 2000\n"
             )
         place = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder))
@@ -396,7 +396,7 @@ class RedisSentinel(ServerGroup):
         """Make all servers run, and wait until each knows its place and the replica is up to date."""
         for node in self.nodes:
             node.ensure_running()
-        eventually(self._is_settled, timeout=30, message="the sentinels agree")
+        eventually(self._is_settled, message="the sentinels agree")
 
     def fail_over(self) -> RedisServer:
         """Have the sentinels make the replica the master, and the master its replica; the new master."""
@@ -409,7 +409,7 @@ class RedisSentinel(ServerGroup):
                     leader.run("SENTINEL", "FAILOVER", self.master_name)
             return self.master is not former
 
-        eventually(is_done, timeout=30, message="the replica is the master")
+        eventually(is_done, message="the replica is the master")
         self.settle()
         return self.master
 
@@ -496,7 +496,7 @@ class RedisCluster(ServerGroup):
         """Make all servers run, and wait until each knows all slots to be served."""
         for node in self.nodes:
             node.ensure_running()
-        eventually(lambda: all(map(self._is_settled, self.nodes)), timeout=30, message="the cluster is ok")
+        eventually(lambda: all(map(self._is_settled, self.nodes)), message="the cluster is ok")
 
     def clean(self) -> None:
         """Make it run, and empty."""

@@ -7,7 +7,7 @@ from djqueue.testing.factories import QUEUE
 
 
 class StagingOnAClock(contract.StagingContract, contract.PlansContract):
-    def test_a_clock_that_was_set_back_keeps_no_plan_from_sweeps(self, storage):
+    def test_clock_set_back_does_not_hide_a_plan_from_the_sweep(self, storage):
         first, left = plan({QUEUE: {"a": "p"}}), plan({PAIRS: {"b": "p"}}, target=PAIRS)
         place(storage).commit(first)
         place(storage).commit(left)

@@ -1,4 +1,4 @@
-"""What the storages' tests share."""
+"""Shared setup of the storage tests."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Random walks of one queue whose bounds are all in use, to compare counters with the sums."""
+"""Random operations on a queue with all bounds in use, to compare byte counters with the sums."""
 
 from collections.abc import Callable, Collection, Iterator
 from random import Random

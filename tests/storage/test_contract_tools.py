@@ -1,4 +1,4 @@
-"""The conformance suite itself: what it notices, and what it bears."""
+"""Tests of the conformance suite itself and its tools."""
 
 import logging
 from contextlib import closing
@@ -109,7 +109,7 @@ class TestWithEventsFromAnotherThread(
 # The table.
 
 
-def test_a_suite_without_a_part_misses_rows_of_the_table():
+def test_suite_without_a_part_fails_for_missing_transitions():
     class Partial(TransitionTableContract, ClaimsContract):
         pass
 
@@ -117,7 +117,7 @@ def test_a_suite_without_a_part_misses_rows_of_the_table():
         Partial().test_every_transition_of_the_table_has_a_case()
 
 
-def test_a_case_that_shows_something_else_is_noticed():
+def test_case_with_an_unknown_transition_fails():
     class Odd(StorageContract):
         @shows("complete", State.WAITING, State.COMPLETED)
         def test_something_that_must_not_be(self):
@@ -127,7 +127,7 @@ def test_a_case_that_shows_something_else_is_noticed():
         Odd().test_every_case_shows_a_transition_of_the_table()
 
 
-def test_marks_add_up():
+def test_transition_marks_of_a_case_are_combined():
     @shows("cancel", [State.WAITING, State.DELAYED], State.CANCELLED)
     @shows("claim", State.WAITING, State.ACTIVE)
     def case():
@@ -163,7 +163,7 @@ def told(*words: str) -> TransitionLog:
         ["queued:waiting", "active:active", "teleported:waiting"],
     ],
 )
-def test_an_event_outside_the_table_is_noticed(words):
+def test_event_outside_the_transition_table_is_recorded(words):
     assert len(told(*words).outside) == 1
 
 
@@ -177,11 +177,11 @@ def test_an_event_outside_the_table_is_noticed(words):
         ["queued:waiting", "active:active", "failed:failed", "queued:waiting"],
     ],
 )
-def test_events_of_the_table_are_fine(words):
+def test_events_of_the_transition_table_are_accepted(words):
     assert told(*words).outside == []
 
 
-def test_transitions_are_named_by_the_table():
+def test_transition_log_uses_the_names_of_the_transition_table():
     log = told("queued:waiting", "active:active", "failing:delayed", "promoted:waiting")
 
     assert log.seen == {
@@ -195,13 +195,13 @@ def test_transitions_are_named_by_the_table():
 
 
 @pytest.mark.parametrize("there", sorted(State))
-def test_a_job_can_be_made_in_every_state(there):
+def test_factories_make_a_job_in_every_state(there):
     storage = MemoryStorage()
 
     assert state(storage, JOB_IN[there](storage)) is there
 
 
-def test_a_recorder_waits_for_what_another_thread_tells():
+def test_recorder_waits_for_events_of_another_thread():
     storage, recorder = MemoryStorage(), Recorder()
     storage.events.subscribe("default", recorder)
     thread = Thread(target=lambda: enqueue(storage, id="a"))
@@ -211,7 +211,7 @@ def test_a_recorder_waits_for_what_another_thread_tells():
     thread.join()
 
 
-def test_a_recorder_that_waits_in_vain_says_for_what(monkeypatch):
+def test_recorder_timeout_names_the_missing_event(monkeypatch):
     monkeypatch.setattr(waiting, "PATIENCE", 0.01)
     storage, recorder = MemoryStorage(), Recorder()
     storage.events.subscribe("default", recorder)
@@ -222,11 +222,11 @@ def test_a_recorder_that_waits_in_vain_says_for_what(monkeypatch):
     assert not Wakes().arrived()
 
 
-def test_racing_actions_answer_in_order():
+def test_concurrent_actions_return_results_in_order():
     assert together([lambda n=n: n for n in range(8)]) == list(range(8))
 
 
-def test_an_error_of_a_racing_action_is_raised():
+def test_error_of_a_concurrent_action_is_raised():
     def fail():
         raise KeyError("gone")
 
@@ -234,7 +234,7 @@ def test_an_error_of_a_racing_action_is_raised():
         together([fail, lambda: 1])
 
 
-def test_a_deadlock_of_racing_actions_is_an_error():
+def test_deadlock_of_concurrent_actions_is_an_error():
     never = ThreadEvent()
 
     with pytest.raises(AssertionError, match="deadlock"):
@@ -242,7 +242,7 @@ def test_a_deadlock_of_racing_actions_is_an_error():
     never.set()
 
 
-def test_without_a_clock_of_its_own_a_case_waits_for_real():
+def test_case_without_a_fake_clock_waits_in_real_time():
     storage = MemoryStorage()
     job_id = enqueue(storage, delay=20)
 

@@ -1,4 +1,4 @@
-"""What is left of storages, workers and queues that have been closed: nothing."""
+"""Closed storages, workers and queues leave no objects, threads or descriptors."""
 
 import asyncio
 import gc

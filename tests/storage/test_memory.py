@@ -1,4 +1,4 @@
-"""The memory storage keeps the contract, with few shards and with many."""
+"""The memory storage passes the conformance suite, with few shards and with many."""
 
 from contextlib import closing
 
@@ -41,7 +41,7 @@ class MemoryContract(StorageContract):
     # What people and NTP do to the wall clock.
 
     @pytest.mark.parametrize("jump", [-DAY, DAY])
-    def test_a_wall_clock_that_is_set_loses_no_lease(self, storage, jump):
+    def test_wall_clock_change_loses_no_lease(self, storage, jump):
         claimed = an_active_job(storage)
         self.clock.jump(jump)
 
@@ -51,7 +51,7 @@ class MemoryContract(StorageContract):
         assert storage.sweep().stalled == 1
 
     @pytest.mark.parametrize("jump", [-DAY, DAY])
-    def test_a_wall_clock_that_is_set_holds_up_no_waiting_job(self, storage, jump):
+    def test_wall_clock_change_delays_no_waiting_job(self, storage, jump):
         ids = [*enqueue_many(storage, 2), enqueue(storage, id="named")]
         self.clock.jump(jump)
         ids.append(enqueue(storage))
@@ -59,7 +59,7 @@ class MemoryContract(StorageContract):
         assert claim_ids(storage, 9) == ids
         assert len(set(ids)) == 4
 
-    def test_a_wall_clock_that_is_set_back_keeps_results(self, storage):
+    def test_wall_clock_set_back_keeps_results(self, storage):
         done = a_completed_job(storage, result_ttl=1_000)
         self.clock.jump(-DAY)
         storage.sweep()
@@ -77,11 +77,11 @@ class TestOnSixtyFourShards(MemoryContract):
     sequences = 20
 
 
-def test_it_says_that_nothing_survives():
+def test_description_says_that_memory_is_not_persistent():
     assert MemoryStorage().describe() == "memory (this process only, not persistent)"
 
 
-def test_two_storages_share_nothing():
+def test_two_memory_storages_share_no_jobs():
     one, other = MemoryStorage(), MemoryStorage()
     enqueue(one, id="a")
 
@@ -90,7 +90,7 @@ def test_two_storages_share_nothing():
     assert state(other, "a", QUEUE) is None
 
 
-def test_without_a_clock_it_goes_by_the_machines():
+def test_memory_storage_uses_the_system_clock_by_default():
     storage = MemoryStorage()
     enqueue(storage, delay=1)
     enqueue(storage, delay=DAY)

@@ -1,4 +1,4 @@
-"""The records of a snapshot are checked: a storage gets no value that it would not write itself."""
+"""Snapshot records are validated: a storage gets no value that it would not write itself."""
 
 from typing import Any
 
@@ -31,13 +31,13 @@ def is_refused(part: Part) -> bool:
     return False
 
 
-def test_what_a_storage_writes_is_accepted(parts: list[Part]) -> None:
+def test_snapshot_parts_of_a_storage_are_accepted(parts: list[Part]) -> None:
     assert {part.kind for part in parts} == {*CHECKS} - {SCHEDULE}
     assert not [part for part in parts if is_refused(part)]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CHECKS if kind != SCHEDULE])
-def test_a_key_accepts_values_of_one_type(parts: list[Part], kind: str) -> None:
+def test_snapshot_keys_reject_values_of_another_type(parts: list[Part], kind: str) -> None:
     part = next(part for part in parts if part.kind == kind)
     [record, *_] = part.records
     for key in CHECKS[kind].keys() - {"progress"}:
@@ -49,7 +49,7 @@ def test_a_key_accepts_values_of_one_type(parts: list[Part], kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_accepts_values_of_one_type(parts: list[Part], name: str) -> None:
+def test_snapshot_options_reject_values_of_another_type(parts: list[Part], name: str) -> None:
     part = next(part for part in parts if part.kind == JOB)
     accepted = set()
     for value in ODD:
@@ -71,18 +71,18 @@ def test_an_option_accepts_values_of_one_type(parts: list[Part], name: str) -> N
         Part(JOB, "q", [None]),  # type: ignore[list-item]
     ],
 )
-def test_a_part_of_another_form_is_refused(part: Part) -> None:
+def test_malformed_snapshot_part_is_rejected(part: Part) -> None:
     assert is_refused(part)
 
 
 @pytest.mark.parametrize("key", ["id", "name"])
 @pytest.mark.parametrize("value", ["x" * 256, "a\0b", "\udcff"])
-def test_names_are_those_of_an_enqueue(parts: list[Part], key: str, value: str) -> None:
+def test_snapshot_rejects_names_that_enqueue_rejects(parts: list[Part], key: str, value: str) -> None:
     part = next(part for part in parts if part.kind == JOB)
     assert is_refused(part._replace(records=[{**part.records[0], key: value}]))
 
 
 @pytest.mark.parametrize("headers", ["[1]", "{", "[" * 100_000])
-def test_headers_are_a_json_object(parts: list[Part], headers: Any) -> None:
+def test_snapshot_headers_must_be_a_json_object(parts: list[Part], headers: Any) -> None:
     part = next(part for part in parts if part.kind == JOB)
     assert is_refused(part._replace(records=[{**part.records[0], "options": {"headers": headers}}]))

@@ -1,4 +1,4 @@
-"""A storage that is unavailable ends its reason with exactly one punctuation mark."""
+"""Errors of an unavailable storage have exactly one punctuation mark before their hint."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -17,20 +17,20 @@ REASONS = {
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_redis_is_asked_about_after_one_full_stop(reason: str) -> None:
+def test_redis_error_has_one_period_before_its_hint(reason: str) -> None:
     server: Any = SimpleNamespace(describe=lambda: "redis localhost:6379/0")
 
     assert str(away(redis.ConnectionError(reason), server)).endswith(f"answer: {REASONS[reason]}")
 
 
 @pytest.mark.parametrize("reason", [*REASONS, "accepting connections?"])
-def test_the_database_is_asked_about_after_one_mark(reason: str) -> None:
+def test_database_error_has_one_punctuation_mark_before_its_hint(reason: str) -> None:
     expected = REASONS.get(reason, "accepting connections? Is it running?")
 
     assert str(unavailable("default", OperationalError(reason))).endswith(f"used: {expected}")
 
 
-def test_a_deadlock_is_not_taken_for_a_server_that_is_down() -> None:
+def test_deadlock_is_not_reported_as_an_unavailable_database() -> None:
     error = OperationalError("deadlock detected\nDETAIL:  Process 1 waits for ShareLock on transaction 2")
 
     for alias in ("default", "postgresql://localhost/shop"):

@@ -1,4 +1,4 @@
-"""The smallest access list of the docs: a producer, a worker and the dashboard do all they do with it."""
+"""The documented access list suffices for producers, workers, the dashboard and the whole contract."""
 
 import re
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ class TestContract(OnRedis, contract.StorageContract):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_producer_a_worker_and_the_dashboard_need_no_more(
+def test_documented_access_list_suffices_for_producer_worker_and_dashboard(
     guarded: servers.RedisServer, denied: list[Any], settings: Any, admin_client: Any
 ) -> None:
     settings.DJQUEUE = {

@@ -1,4 +1,4 @@
-"""What a queue keeps: the counters in Redis, and what its scripts take at a time."""
+"""Retention bounds on Redis: byte counters, and removal of surplus records in steps."""
 
 from contextlib import closing
 
@@ -60,7 +60,7 @@ def held(storage):
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=12, deadline=None)
-def test_the_counters_are_the_sums_whatever_happens(redis_server, seed):
+def test_byte_counters_equal_the_sums_after_random_operations(redis_server, seed):
     redis_server.clean()
     clock = FakeClock()
     with closing(RedisStorage(policies=POLICIES, clock=clock, **BUSY, **redis_server.options)) as storage:
@@ -74,7 +74,7 @@ def test_the_counters_are_the_sums_whatever_happens(redis_server, seed):
         assert left == [0, 0, 0, 0]
 
 
-def test_a_queue_without_bounds_keeps_no_sizes(make):
+def test_queue_without_bounds_stores_no_sizes(make):
     storage = make(Retention())
     bounded(storage, QUEUE)
     f.a_completed_job(storage, queue=QUEUE)
@@ -85,7 +85,7 @@ def test_a_queue_without_bounds_keeps_no_sizes(make):
     assert set(counters(storage, QUEUE).values()) == {0}
 
 
-def test_bounds_that_are_taken_back_leave_nothing(make):
+def test_removed_bounds_leave_no_sizes_or_counters(make):
     first = make(Retention(completed=Keep(bytes=1_000), logs=KeepOfJob(age=1_000)))
     bounded(first, QUEUE)
     f.a_completed_job(first, queue=QUEUE, id="a")
@@ -102,7 +102,7 @@ def test_bounds_that_are_taken_back_leave_nothing(make):
 
 @pytest.mark.parametrize("thousands", [10, pytest.param(100, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("bound", [Keep(count=KEPT), Keep(bytes=KEPT * 20)])
-def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(make, monkeypatch, bound, thousands):
+def test_sweep_removes_a_large_surplus_in_steps_while_other_jobs_run(make, monkeypatch, bound, thousands):
     monkeypatch.setattr(removing, "EXPIRED", 500 * thousands)
     storage = make(Retention(completed=bound))
     bounded(storage, QUEUE)
@@ -135,7 +135,7 @@ def test_a_great_surplus_is_worked_off_in_steps_while_jobs_go_on(make, monkeypat
     assert (calls >= enough, ran >= enough // 10, rounds) == (True, True, 2)
 
 
-def test_many_results_attempts_and_lines_go_in_one_round(make, clock):
+def test_one_sweep_removes_many_expired_results_attempts_and_log_lines(make, clock):
     storage = make(Retention(results=KeepResults(age=50, bytes=10**9), logs=KeepOfJob(age=50)))
     bounded(storage, QUEUE)
     f.enqueue_many(storage, 1_500, queue=QUEUE)

@@ -1,4 +1,4 @@
-"""Bulk enqueues: each call is sent while the one before is in flight."""
+"""Bulk enqueues on Redis: each call is sent while the previous one is in flight."""
 
 import itertools
 from threading import Thread
@@ -74,7 +74,7 @@ def test_batches_are_enqueued_in_order(storage, redis_server):
     assert waiting_ids(redis_server) == ids
 
 
-def test_a_batch_is_taken_while_earlier_ones_are_in_flight(storage):
+def test_next_batch_is_read_while_earlier_batches_are_in_flight(storage):
     enqueue(storage)
 
     seen = sent_before(storage, 8)
@@ -83,7 +83,7 @@ def test_a_batch_is_taken_while_earlier_ones_are_in_flight(storage):
     assert [index - before for index, before in enumerate(seen)] == [0, 1, 2, 2, 2, 2, 2, 2]
 
 
-def test_other_batches_keep_their_place(storage, redis_server):
+def test_batches_with_other_options_keep_their_order(storage, redis_server):
     enqueue(storage, id="a")
     given = [*batches(2), batch(ids=["b", "a"]), *batches(2), batch(1_500), batch(depends_on=((QUEUE, "a"),))]
 
@@ -96,7 +96,7 @@ def test_other_batches_keep_their_place(storage, redis_server):
     assert state(storage, pairs[-1][1][0].id) == "blocked"
 
 
-def test_a_bounded_queue_takes_batches_one_at_a_time(open_storage):
+def test_bounded_queue_accepts_batches_one_at_a_time(open_storage):
     storage = open_storage(policies={QUEUE: QueuePolicy(max_size=25)})
     done = []
 
@@ -123,7 +123,7 @@ def test_batches_before_an_error_of_the_iterable_are_enqueued_and_yielded(storag
     assert enqueue(storage, id="next") == "next"
 
 
-def test_a_caller_who_stops_leaves_a_storage_that_works(storage, redis_server):
+def test_storage_works_after_a_caller_abandons_a_bulk_enqueue(storage, redis_server):
     enqueue(storage)
     pairs = storage.enqueue_each(batches(9))
     next(pairs)
@@ -133,7 +133,7 @@ def test_a_caller_who_stops_leaves_a_storage_that_works(storage, redis_server):
     assert claim_ids(storage, 500)[-1] == "next"
 
 
-def test_an_interrupted_wait_leaves_no_reply_for_the_next_call(storage, monkeypatch):
+def test_interrupted_wait_leaves_no_reply_for_the_next_call(storage, monkeypatch):
     enqueue(storage)
     connection = storage._roundtrips._exchange._spare[-1][1]
     read, reads = connection.read_response, itertools.count()
@@ -153,7 +153,7 @@ def test_an_interrupted_wait_leaves_no_reply_for_the_next_call(storage, monkeypa
     assert [len(ids_of([pair])) for pair in storage.enqueue_each(batches(3))] == [10, 10, 10]
 
 
-def test_a_queue_that_was_obliterated_is_listed_again(open_storage, storage, redis_server):
+def test_bulk_enqueue_lists_an_obliterated_queue_again(open_storage, storage, redis_server):
     enqueue(storage)
     open_storage(clock=AheadClock(0)).queues.obliterate(QUEUE)
 
@@ -163,7 +163,7 @@ def test_a_queue_that_was_obliterated_is_listed_again(open_storage, storage, red
     assert storage.queues.names() == [QUEUE]
 
 
-def test_forgotten_scripts_are_sent_again(storage, redis_server):
+def test_bulk_enqueue_loads_flushed_scripts_again(storage, redis_server):
     enqueue(storage)
 
     def source():
@@ -176,7 +176,7 @@ def test_forgotten_scripts_are_sent_again(storage, redis_server):
 
 @pytest.mark.parametrize("direction", [ANSWERS, REQUESTS])
 @pytest.mark.parametrize("place", [0.1, 0.35, 0.5, 0.65, 0.8, 0.95])
-def test_calls_whose_connection_ends_are_made_once(redis_server, open_storage, direction, place):
+def test_calls_on_a_lost_connection_take_effect_once(redis_server, open_storage, direction, place):
     with LossyProxy(redis_server.port) as proxy:
         storage = open_storage(URL=proxy.url)
         enqueue(storage)
@@ -195,7 +195,7 @@ def test_calls_whose_connection_ends_are_made_once(redis_server, open_storage, d
     assert waiting_ids(redis_server) == [first, *ids]
 
 
-def test_a_killed_server_stops_an_enqueue_which_says_what_was_enqueued(redis_server, open_storage):
+def test_bulk_enqueue_reports_the_enqueued_jobs_when_the_server_is_killed(redis_server, open_storage):
     storage = open_storage(TIMEOUT=4)
     queue = Queue(QUEUE, storage=storage)
     queue.enqueue(0)
@@ -218,7 +218,7 @@ def test_a_killed_server_stops_an_enqueue_which_says_what_was_enqueued(redis_ser
     assert queue.enqueue(1).status == "queued"
 
 
-def test_connections_that_are_killed_meanwhile_cost_no_call(redis_server, open_storage):
+def test_bulk_enqueue_survives_killed_connections(redis_server, open_storage):
     queue = Queue(QUEUE, storage=open_storage())
     queue.enqueue(0)
 
@@ -234,7 +234,7 @@ def test_connections_that_are_killed_meanwhile_cost_no_call(redis_server, open_s
     assert waiting_ids(redis_server)[1:] == [result.id for result in results]
 
 
-def test_threads_enqueue_at_once(storage, redis_server):
+def test_threads_make_bulk_enqueues_concurrently(storage, redis_server):
     enqueue(storage, id="first")
     found = []
     threads = [
@@ -248,7 +248,7 @@ def test_threads_enqueue_at_once(storage, redis_server):
     assert sorted(waiting_ids(redis_server)) == sorted(["first", *found])
 
 
-def test_a_subscription_begins_with_the_enqueue_of_its_job(storage, redis_server):
+def test_subscription_begins_with_the_enqueue_of_its_job(storage, redis_server):
     enqueue(storage)
     heard = []
     unsubscribe = storage.subscribe_new(QUEUE, heard.append, "a")
@@ -263,7 +263,7 @@ def test_a_subscription_begins_with_the_enqueue_of_its_job(storage, redis_server
 
 
 @pytest.mark.parametrize("given", [{"ids": ["a"], "delay": 60_000}, {"ids": ["a", "c"]}, {"ids": ["a"]}])
-def test_a_subscription_begins_with_any_enqueue(open_storage, given):
+def test_subscription_begins_with_any_kind_of_enqueue(open_storage, given):
     storage = open_storage(policies={QUEUE: QueuePolicy(max_size=25)} if len(given["ids"]) > 1 else {})
     heard = []
     unsubscribe = storage.subscribe_new(QUEUE, heard.append, "a")
@@ -289,7 +289,7 @@ def contents(server):
 
 @pytest.mark.parametrize("options", [{}, {"subject": "shop.order:1"}, {"max_attempts": 9, "tags": ("a",)}])
 @pytest.mark.parametrize("count", [1, 3, 1_000])
-def test_the_short_script_leaves_what_the_full_one_does(open_storage, redis_server, count, options):
+def test_short_enqueue_script_stores_the_same_as_the_full_script(open_storage, redis_server, count, options):
     left = []
     given = batch(ids=[f"job-{number}" for number in range(count)], **options)
     for fresh in (True, False):

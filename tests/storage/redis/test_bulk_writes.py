@@ -21,7 +21,7 @@ class TestCluster(OnCluster, contract.BulkWritesContract):
     pass
 
 
-def test_all_of_it_expires(redis_options, redis_server):
+def test_bulk_write_reports_expire(redis_options, redis_server):
     with closing(RedisStorage(**redis_options)) as storage:
         kept(storage).keep(report())
         with redis_server.client() as redis:

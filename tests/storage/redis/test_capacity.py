@@ -1,4 +1,4 @@
-"""Full queues on Redis: what is kept of them, and what is taken in all the same."""
+"""Full queues on Redis: the drop order, and jobs that are accepted regardless."""
 
 from contextlib import closing
 
@@ -30,7 +30,7 @@ def entries(storage, redis_server, queue):
 
 
 @pytest.mark.parametrize("queue", [OLDEST_GO, LOWEST_GO])
-def test_jobs_that_have_gone_leave_few_entries_behind(storage, redis_server, queue):
+def test_ended_jobs_leave_few_entries_in_the_drop_order(storage, redis_server, queue):
     for number in range(60):
         storage.enqueue([batch(4, queue=queue, priority=number % 3)])
         finish(storage, *map(completing, claim(storage, 4, queues=[queue])))
@@ -42,7 +42,7 @@ def test_jobs_that_have_gone_leave_few_entries_behind(storage, redis_server, que
     assert entries(storage, redis_server, queue) == 0
 
 
-def test_what_the_relay_brings_is_taken_in(storage):
+def test_full_queue_accepts_jobs_from_the_relay(storage):
     enqueue_many(storage, 5, queue=SMALL)
 
     assert storage.capabilities.enqueue_directly([batch(queue=SMALL, ids=["late"])])[0].status == "queued"
@@ -52,7 +52,7 @@ def test_what_the_relay_brings_is_taken_in(storage):
         storage.enqueue([batch(queue=SMALL)])
 
 
-def test_of_batches_for_several_queues_those_with_room_are_stored(storage):
+def test_batches_for_queues_with_room_are_stored_when_another_queue_is_full(storage):
     enqueue_many(storage, 5, queue=SMALL)
 
     with pytest.raises(QueueFullError, match="queue 'small'"):
@@ -61,7 +61,7 @@ def test_of_batches_for_several_queues_those_with_room_are_stored(storage):
     assert counts(storage, "other") == {State.WAITING: 2}
 
 
-def test_an_obliterated_queue_keeps_no_order(storage, redis_server):
+def test_obliterated_queue_has_no_drop_order(storage, redis_server):
     enqueue_many(storage, 5, queue=OLDEST_GO)
 
     storage.queues.obliterate(OLDEST_GO)

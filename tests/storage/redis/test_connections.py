@@ -1,4 +1,4 @@
-"""The clients: whose they are, when they are closed, and how they behave when something goes wrong."""
+"""Redis clients: sharing, closing, lost replies, failovers, moving slots and forks."""
 
 import asyncio
 import gc
@@ -72,7 +72,7 @@ def connected(nodes: list[servers.RedisServer]) -> int:
 # Clients of threads.
 
 
-def test_the_threads_of_a_process_share_one_client(options, make_connections):
+def test_threads_of_a_process_share_one_client(options, make_connections):
     connections = make_connections(options)
 
     clients = together([connections.sync] * 10)
@@ -80,7 +80,7 @@ def test_the_threads_of_a_process_share_one_client(options, make_connections):
     assert all(client is clients[0] for client in clients)
 
 
-def test_a_hundred_threads_are_served_at_once(options, make_connections):
+def test_hundred_threads_use_one_client_concurrently(options, make_connections):
     connections = make_connections(options)
 
     answers = together([lambda: connections.sync().incr("count")] * 100)
@@ -88,7 +88,7 @@ def test_a_hundred_threads_are_served_at_once(options, make_connections):
     assert sorted(answers) == list(range(1, 101))
 
 
-def test_who_finds_all_connections_in_use_waits_for_one(redis_options, nodes, make_connections):
+def test_threads_wait_for_a_free_connection_of_the_pool(redis_options, nodes, make_connections):
     connections = make_connections({**redis_options, "CONNECTION": {"max_connections": 2}})
 
     answers = together([lambda: connections.sync().incr("count")] * 50)
@@ -97,7 +97,7 @@ def test_who_finds_all_connections_in_use_waits_for_one(redis_options, nodes, ma
     assert connected(nodes) <= 2
 
 
-def test_closing_closes_and_the_next_use_opens_again(options, nodes, make_connections):
+def test_closed_connections_reopen_at_the_next_use(options, nodes, make_connections):
     connections = make_connections(options)
     first = connections.sync()
     first.set("key", "value")
@@ -111,7 +111,8 @@ def test_closing_closes_and_the_next_use_opens_again(options, nodes, make_connec
     assert connections.sync().get("key") == b"value"
 
 
-def test_the_end_of_the_process_closes_without_a_word(request):
+@pytest.mark.slow
+def test_process_end_closes_connections_without_warnings(request):
     script = """
 import asyncio
 from djqueue.storage.redis.connections import Connections
@@ -134,7 +135,7 @@ print(asyncio.run(main()))
 # Clients of event loops.
 
 
-async def test_a_loop_has_a_client_of_its_own(options, make_connections):
+async def test_each_event_loop_has_its_own_client(options, make_connections):
     connections = make_connections(options)
     client = connections.for_loop()
 
@@ -148,7 +149,7 @@ async def test_a_loop_has_a_client_of_its_own(options, make_connections):
     assert await client.execute_command("GET", "key") == b"value"
 
 
-def test_a_loop_that_ends_closes_its_client(options, nodes, make_connections):
+def test_ended_event_loop_closes_its_client(options, nodes, make_connections):
     connections = make_connections(options)
 
     async def use() -> Any:
@@ -163,7 +164,7 @@ def test_a_loop_that_ends_closes_its_client(options, nodes, make_connections):
     assert loop() is None, "the connections keep the loop"
 
 
-async def test_closing_closes_what_a_running_loop_has(options, nodes, make_connections):
+async def test_close_closes_the_client_of_a_running_event_loop(options, nodes, make_connections):
     connections = make_connections(options)
     client = connections.for_loop()
     await client.set("key", "value")
@@ -175,7 +176,7 @@ async def test_closing_closes_what_a_running_loop_has(options, nodes, make_conne
     assert await connections.for_loop().get("key") == b"value"
 
 
-async def test_a_hundred_coroutines_are_served_at_once(options, make_connections):
+async def test_hundred_coroutines_use_one_client_concurrently(options, make_connections):
     client = make_connections(options).for_loop()
 
     answers = await asyncio.gather(*(client.incr("count") for _ in range(100)))
@@ -183,7 +184,7 @@ async def test_a_hundred_coroutines_are_served_at_once(options, make_connections
     assert sorted(answers) == list(range(1, 101))
 
 
-async def test_a_cancelled_call_leaves_its_answer_to_nobody(options, make_connections):
+async def test_reply_of_a_cancelled_call_is_not_read_by_the_next_call(options, make_connections):
     client = make_connections(options).for_loop()
     call = asyncio.create_task(client.eval(SLOW_COUNT, 1, "count"))
     await aeventually(lambda: client.get("count"), message="the script has run")
@@ -197,7 +198,7 @@ async def test_a_cancelled_call_leaves_its_answer_to_nobody(options, make_connec
 # What is lost, and what is late.
 
 
-def test_a_command_whose_answer_is_lost_is_not_sent_again(options, nodes, make_connections):
+def test_command_with_a_lost_reply_is_not_sent_again(options, nodes, make_connections):
     connections = make_connections({**options, "TIMEOUT": 0.1})
     client = eventually(lambda: reached(connections), message="the server of the key is connected to")
 
@@ -215,7 +216,9 @@ def test_a_command_whose_answer_is_lost_is_not_sent_again(options, nodes, make_c
     assert eventually(lambda: counted(nodes)) == ["1"]
 
 
-async def test_nor_is_it_by_a_loops_client(options, nodes, make_connections):
+async def test_event_loop_client_does_not_resend_a_command_with_a_lost_reply(
+    options, nodes, make_connections
+):
     client = make_connections({**options, "TIMEOUT": 0.1}).for_loop()
     await aeventually(lambda: areached(client), message="the server of the key is connected to")
 
@@ -272,7 +275,7 @@ class Interruption(BaseException):
     """What a signal's handler, or another thread, may raise anywhere."""
 
 
-def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(options, make_connections):
+def test_reply_of_an_interrupted_call_is_not_read_by_the_next_call(options, make_connections):
     client = make_connections(options).sync()
     client.ping()
 
@@ -293,7 +296,7 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(options, make
     assert client.get("{count}other") is None
 
 
-def test_a_server_that_does_not_answer_is_given_up_in_time(options, nodes, make_connections):
+def test_call_to_a_frozen_server_fails_at_the_timeout(options, nodes, make_connections):
     connections = make_connections({**options, "TIMEOUT": 0.2})
     client = eventually(lambda: reached(connections), message="the server of the key is connected to")
 
@@ -307,7 +310,7 @@ def test_a_server_that_does_not_answer_is_given_up_in_time(options, nodes, make_
     assert time.monotonic() - start < PATIENCE / 2
 
 
-def test_a_server_that_is_away_is_found_again(redis_options, redis_server, make_connections):
+def test_client_reconnects_to_a_restarted_server(redis_options, redis_server, make_connections):
     client = make_connections(redis_options).sync()
     client.ping()
 
@@ -334,7 +337,7 @@ def test_threads_follow_a_failover(sentinel_options, redis_sentinel, make_connec
     assert master.run("EXISTS", "before", "after") == 2
 
 
-async def test_loops_follow_the_death_of_a_master(sentinel_options, redis_sentinel, make_connections):
+async def test_event_loops_follow_the_death_of_a_master(sentinel_options, redis_sentinel, make_connections):
     client = make_connections({**sentinel_options, "TIMEOUT": 10}).for_loop()
     await client.set("before", "1")
     master, replica = redis_sentinel.master, redis_sentinel.replica
@@ -364,7 +367,7 @@ def attempt(call: Callable[..., Any], *args: Any) -> Any:
 # Clusters.
 
 
-def test_threads_follow_a_slot(cluster_options, redis_cluster, make_connections):
+def test_threads_follow_a_moving_slot(cluster_options, redis_cluster, make_connections):
     client = make_connections(cluster_options).sync()
     client.set("key", "1")
 
@@ -374,7 +377,7 @@ def test_threads_follow_a_slot(cluster_options, redis_cluster, make_connections)
 
 
 @pytest.mark.parametrize("connections", [1, 2, 3, 4])
-async def test_loops_follow_a_slot_with_any_number_of_connections(
+async def test_event_loops_follow_a_moving_slot_with_any_number_of_connections(
     cluster_options, redis_cluster, make_connections, connections
 ):
     client = make_connections(cluster_options).for_loop()
@@ -393,7 +396,7 @@ async def test_loops_follow_a_slot_with_any_number_of_connections(
     assert after == 13
 
 
-def test_a_script_whose_keys_are_apart_may_be_sent_again_later(
+def test_script_fails_with_tryagain_while_its_keys_are_on_two_nodes(
     cluster_options, redis_cluster, make_connections
 ):
     client = make_connections(cluster_options).sync()
@@ -407,7 +410,7 @@ def test_a_script_whose_keys_are_apart_may_be_sent_again_later(
     assert client.eval("return redis.call('MSET', KEYS[1], 1, KEYS[2], 1)", 2, "{a}1", "{a}2") == b"OK"
 
 
-async def test_a_cluster_that_is_away_fails_as_any_server_does(
+async def test_unavailable_cluster_fails_like_a_single_server(
     cluster_options, redis_cluster, make_connections
 ):
     connections = make_connections(cluster_options)
@@ -467,14 +470,15 @@ os._exit(0)
 """
 
 
-def test_a_forked_child_has_connections_of_its_own_whatever_locks_were_held(request):
+@pytest.mark.slow
+def test_forked_child_opens_its_own_connections_whatever_locks_were_held(request):
     done = in_a_process(FORK % ([request.getfixturevalue(kind) for kind in KINDS],))
 
     assert (done.stdout, done.stderr) == ("0\n" * len(KINDS), "")
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_fork_leaves_the_parents_connections_alone(options, nodes, make_connections):
+def test_fork_leaves_the_connections_of_the_parent_open(options, nodes, make_connections):
     connections = make_connections(options)
     connections.sync().set("key", "0")
     before = connected(nodes)

@@ -1,4 +1,4 @@
-"""No caller waits longer than TIMEOUT for a Redis that is away, and most callers do not wait at all."""
+"""Calls to an unavailable Redis fail within TIMEOUT, and most of them at once."""
 
 import time
 from collections.abc import Iterator
@@ -70,11 +70,11 @@ async def areach(storage) -> None:
     await aeventually(is_reached)
 
 
-def test_an_enqueue_may_take_two_seconds_unless_set():
+def test_default_timeout_is_at_most_two_seconds():
     assert RedisOptions().timeout <= 2
 
 
-def test_a_refused_connection_fails_at_once_and_each_time(redis_options, redis_server, open_storage):
+def test_refused_connection_fails_every_enqueue_at_once(redis_options, redis_server, open_storage):
     storage = open_storage(redis_server.url)
     reach(storage)
     redis_server.stop()
@@ -87,9 +87,7 @@ def test_a_refused_connection_fails_at_once_and_each_time(redis_options, redis_s
     reach(storage)
 
 
-def test_who_waits_for_a_job_is_told_of_a_refused_connection_at_once(
-    redis_options, redis_server, open_storage
-):
+def test_refused_connection_fails_enqueue_and_wait_at_once(redis_options, redis_server, open_storage):
     storage = open_storage(redis_server.url)
     reach(storage)
     redis_server.stop()
@@ -101,7 +99,9 @@ def test_who_waits_for_a_job_is_told_of_a_refused_connection_at_once(
         redis_server.start()
 
 
-async def test_a_refused_connection_fails_a_coroutine_at_once(redis_options, redis_server, open_storage):
+async def test_refused_connection_fails_every_async_enqueue_at_once(
+    redis_options, redis_server, open_storage
+):
     storage = open_storage(redis_server.url)
     await areach(storage)
     redis_server.stop()
@@ -114,7 +114,7 @@ async def test_a_refused_connection_fails_a_coroutine_at_once(redis_options, red
     await areach(storage)
 
 
-def test_one_caller_waits_for_a_frozen_server_and_the_others_fail_at_once(
+def test_frozen_server_delays_one_caller_and_fails_the_others_at_once(
     redis_options, redis_server, open_storage
 ):
     storage = open_storage(redis_server.url)
@@ -134,7 +134,7 @@ def test_one_caller_waits_for_a_frozen_server_and_the_others_fail_at_once(
     assert storage.outage is None
 
 
-async def test_one_coroutine_waits_for_a_frozen_server_and_the_others_fail_at_once(
+async def test_frozen_server_delays_one_coroutine_and_fails_the_others_at_once(
     redis_options, redis_server, open_storage
 ):
     storage = open_storage(redis_server.url)
@@ -149,7 +149,7 @@ async def test_one_coroutine_waits_for_a_frozen_server_and_the_others_fail_at_on
         assert time.monotonic() - began < 2 + SLACK
 
 
-def test_callers_of_many_threads_wait_for_one_deadline_together(redis_options, redis_server, open_storage):
+def test_many_threads_share_one_deadline_of_a_frozen_server(redis_options, redis_server, open_storage):
     storage = open_storage(redis_server.url)
     reach(storage)
     failed = []
@@ -174,7 +174,9 @@ def test_enqueue_and_wait_ends_at_its_own_deadline(redis_options, redis_server, 
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_a_black_hole_ends_an_enqueue_in_time(redis_options, redis_server, open_storage, is_known):
+def test_calls_fail_at_the_timeout_when_the_network_drops_packets(
+    redis_options, redis_server, open_storage, is_known
+):
     with SlowProxy(redis_server.port) as proxy:
         storage = open_storage(proxy.url)
         if is_known:
@@ -187,9 +189,7 @@ def test_a_black_hole_ends_an_enqueue_in_time(redis_options, redis_server, open_
         storage.close()
 
 
-def test_an_enqueue_takes_no_longer_than_timeout_however_many_round_trips_it_makes(
-    redis_options, redis_server, open_storage
-):
+def test_enqueue_of_many_slow_round_trips_fails_at_the_timeout(redis_options, redis_server, open_storage):
     with SlowProxy(redis_server.port, delay=0.8) as proxy:
         storage = open_storage(proxy.url, TIMEOUT=1)
         with at_most(1), pytest.raises(StorageUnavailableError):
@@ -197,9 +197,7 @@ def test_an_enqueue_takes_no_longer_than_timeout_however_many_round_trips_it_mak
         storage.close()
 
 
-def test_a_new_connection_to_a_slow_server_may_take_a_timeout_for_each_step(
-    redis_options, redis_server, open_storage
-):
+def test_each_step_of_a_new_connection_may_take_the_whole_timeout(redis_options, redis_server, open_storage):
     with SlowProxy(redis_server.port, delay=1.5) as proxy:
         storage = open_storage(proxy.url, TIMEOUT=5)
         began = time.monotonic()
@@ -208,7 +206,9 @@ def test_a_new_connection_to_a_slow_server_may_take_a_timeout_for_each_step(
         storage.close()
 
 
-def test_a_server_that_answers_slowly_is_used(redis_options, redis_server, open_storage):
+def test_enqueue_and_read_make_one_round_trip_each_to_a_slow_server(
+    redis_options, redis_server, open_storage
+):
     with SlowProxy(redis_server.port) as proxy:
         storage = open_storage(proxy.url, TIMEOUT=25)
         reach(storage)
@@ -220,9 +220,7 @@ def test_a_server_that_answers_slowly_is_used(redis_options, redis_server, open_
         storage.close()
 
 
-def test_a_queue_of_a_slow_server_is_paused_and_resumed_within_timeout(
-    redis_options, redis_server, open_storage
-):
+def test_pause_makes_one_round_trip_to_a_slow_server(redis_options, redis_server, open_storage):
     with SlowProxy(redis_server.port) as proxy:
         storage = open_storage(proxy.url, TIMEOUT=25)
         reach(storage)
@@ -236,7 +234,7 @@ def test_a_queue_of_a_slow_server_is_paused_and_resumed_within_timeout(
         storage.close()
 
 
-def test_a_pause_ends_within_timeout_however_slow_the_server(redis_options, redis_server, open_storage):
+def test_pause_fails_at_the_timeout_of_a_slow_server(redis_options, redis_server, open_storage):
     with SlowProxy(redis_server.port) as proxy:
         storage = open_storage(proxy.url, TIMEOUT=1)
         reach(storage)
@@ -247,7 +245,7 @@ def test_a_pause_ends_within_timeout_however_slow_the_server(redis_options, redi
         storage.close()
 
 
-def test_who_waits_for_a_job_of_a_slow_server_gets_its_result(redis_options, redis_server, open_storage):
+def test_enqueue_and_wait_returns_the_result_from_a_slow_server(redis_options, redis_server, open_storage):
     direct = open_storage(redis_server.url, TIMEOUT=25)
     with SlowProxy(redis_server.port) as proxy:
         storage = open_storage(proxy.url, TIMEOUT=25)
@@ -263,7 +261,7 @@ def test_who_waits_for_a_job_of_a_slow_server_gets_its_result(redis_options, red
         storage.close()
 
 
-async def test_a_coroutine_that_waits_for_a_job_of_a_slow_server_gets_its_result(
+async def test_async_enqueue_and_wait_returns_the_result_from_a_slow_server(
     redis_options, redis_server, open_storage
 ):
     direct = open_storage(redis_server.url, TIMEOUT=25)
@@ -288,7 +286,7 @@ def run_both(storage, queue):
     finish(storage, *map(completing, claim(storage, 2, queues=(queue,), names=names)))
 
 
-def test_a_reply_that_came_too_late_counts_once(redis_options, redis_server, open_storage):
+def test_enqueue_with_a_late_reply_takes_effect_once(redis_options, redis_server, open_storage):
     storage = open_storage(redis_server.url, TIMEOUT=5)
     given = batch(count=1)._replace(ids=["the-one"])
     reach(storage)
@@ -300,7 +298,7 @@ def test_a_reply_that_came_too_late_counts_once(redis_options, redis_server, ope
     assert storage.reads.states(QUEUE, ["the-one"]) == [State.WAITING]
 
 
-def test_a_node_of_a_cluster_that_hangs_is_not_waited_for_twice(cluster_options, redis_cluster):
+def test_second_call_to_a_frozen_cluster_node_fails_at_once(cluster_options, redis_cluster):
     storage = RedisStorage(**{**cluster_options, "TIMEOUT": 2})
     try:
         reach(storage)

@@ -1,4 +1,4 @@
-"""Ten defects that were measured in another queue on Redis, one by one: this one has none of them."""
+"""Regression tests for ten defects that were found in another Redis-based queue."""
 
 from threading import Event
 
@@ -82,7 +82,7 @@ def pass_leases(storage, clock, last_sign):
         storage.sweep()
 
 
-def test_p1_a_result_lives_as_long_as_its_own_job_says(storage, clock):
+def test_p1_result_lives_for_the_result_ttl_of_its_job(storage, clock):
     a_completed_job(storage, id="long", result_ttl=HOUR, result=b"\x01")
     a_completed_job(storage, id="short", result_ttl=300, result=b"\x02")
 
@@ -95,14 +95,14 @@ def test_p1_a_result_lives_as_long_as_its_own_job_says(storage, clock):
     assert [(result.status, result.result) for result in again] == [("completed", b"\x01"), ("queued", None)]
 
 
-def test_p2_a_handler_that_returns_none_has_returned(make_storage):
+def test_p2_job_whose_handler_returns_none_completes(make_storage):
     storage = make_storage()
     with Worker(storage, handlers={"orders": lambda job: None}, concurrency=1):
         assert Queue("orders", storage=storage).enqueue_and_wait(1, wait=PATIENCE) is None
 
 
 @pytest.mark.parametrize("payload", [b"\xff\x00\x80", "text", {"n": [1, 2.5, None]}, b""])
-def test_p3_bytes_arrive_as_they_were_sent(make_storage, payload):
+def test_p3_payloads_arrive_unchanged(make_storage, payload):
     storage = make_storage()
     queue = Queue("orders", storage=storage)
     with Worker(storage, handlers={"orders": lambda job: job.payload}, concurrency=1):
@@ -111,7 +111,7 @@ def test_p3_bytes_arrive_as_they_were_sent(make_storage, payload):
     assert counts(storage, "orders") == {State.COMPLETED: 1}
 
 
-def test_p4_a_worker_that_is_stopped_while_a_job_runs_on_loses_nothing(make_storage, storage, gate):
+def test_p4_job_that_outlives_its_stopped_worker_returns_to_the_queue(make_storage, storage, gate):
     begun = Event()
 
     def handle(job):
@@ -132,7 +132,7 @@ def test_p4_a_worker_that_is_stopped_while_a_job_runs_on_loses_nothing(make_stor
     assert other.enqueue([batch(ids=[job_id])])[0].status == "completed"
 
 
-def test_p5_a_cancelled_job_does_not_run_beside_the_next_of_its_id(storage):
+def test_p5_cancelled_job_does_not_run_beside_the_next_job_of_its_id(storage):
     enqueue(storage, id="a", payload=b"\x01")
     storage.jobs.cancel(QUEUE, ["a"])
     enqueue(storage, id="a", payload=b"\x02")
@@ -145,7 +145,7 @@ def test_p5_a_cancelled_job_does_not_run_beside_the_next_of_its_id(storage):
     assert counts(storage) == {State.COMPLETED: 1}
 
 
-def test_p6_a_job_that_takes_many_leases_runs_once_in_a_worker_that_lives(make_storage, clock, gate):
+def test_p6_live_worker_runs_a_job_of_many_leases_once(make_storage, clock, gate):
     starts, renewals = [], []
 
     def handle(job):
@@ -174,7 +174,7 @@ def test_p6_a_job_that_takes_many_leases_runs_once_in_a_worker_that_lives(make_s
     assert (record.attempts, record.stalls) == (1, 0)
 
 
-def test_p7_a_worker_that_dies_at_any_command_of_its_claim_leaves_the_job_to_others(make_storage, clock):
+def test_p7_job_is_claimed_again_after_its_worker_dies_at_any_command_of_the_claim(make_storage, clock):
     for commands in range(1, 10):
         other = make_storage()
         job_id = enqueue(other, id=f"job-{commands}")
@@ -197,7 +197,7 @@ def test_p7_a_worker_that_dies_at_any_command_of_its_claim_leaves_the_job_to_oth
     assert claimed, "the last one has lived"
 
 
-def test_p8_an_id_that_failed_may_be_used_again(storage):
+def test_p8_id_of_a_failed_job_can_be_used_again(storage):
     a_failed_job(storage, id="a")
 
     [result] = storage.enqueue([batch(ids=["a"])])
@@ -207,7 +207,9 @@ def test_p8_an_id_that_failed_may_be_used_again(storage):
     assert claim_ids(storage, 5) == ["a"]
 
 
-def test_dead_letters_whose_unique_keys_are_taken_hold_up_no_others(make_storage, clock, monkeypatch):
+def test_dead_letters_with_taken_unique_keys_do_not_block_other_automatic_retries(
+    make_storage, clock, monkeypatch
+):
     monkeypatch.setattr("djqueue.storage.redis.sweeping.SWEEP", 5)
     healing = DeadLetterPolicy(auto_retries=1, auto_retry_delay=HOUR)
     storage = make_storage(policies={QUEUE: QueuePolicy(dead_letters=healing)})
@@ -229,7 +231,7 @@ def test_dead_letters_whose_unique_keys_are_taken_hold_up_no_others(make_storage
 
 
 @pytest.mark.parametrize("queue", ["user:42", "a::b:", "{q:other}:jobs", "=a", "*", "ключ 🗝"])
-def test_p9_odd_ids_and_names_of_queues_are_nothing_special(storage, queue):
+def test_p9_ids_and_queue_names_may_contain_any_characters(storage, queue):
     recorder = Recorder()
     storage.events.subscribe(queue, recorder)
     enqueue(storage, id="user:42", queue=queue)
@@ -244,7 +246,7 @@ def test_p9_odd_ids_and_names_of_queues_are_nothing_special(storage, queue):
     assert counts(storage, "other") == {}
 
 
-def test_p9_a_job_with_an_odd_id_is_recovered(storage, clock):
+def test_p9_stalled_job_with_a_colon_in_its_id_is_recovered(storage, clock):
     an_active_job(storage, id="user:42")
 
     clock.advance(HOUR)
@@ -253,7 +255,7 @@ def test_p9_a_job_with_an_odd_id_is_recovered(storage, clock):
     assert claim_ids(storage) == ["user:42"]
 
 
-def test_p10_a_worker_that_is_heard_of_does_not_vanish_with_others(storage, clock):
+def test_p10_worker_with_heartbeats_stays_registered_when_another_expires(storage, clock):
     storage.workers.register(worker("silent"))
     for _ in range(5):
         clock.advance(20_000)
@@ -265,7 +267,7 @@ def test_p10_a_worker_that_is_heard_of_does_not_vanish_with_others(storage, cloc
     assert sorted(info.id for info in storage.workers.all()) == ["new", "steady"]
 
 
-def test_p10_a_worker_that_idles_stays_registered(make_storage, storage, clock):
+def test_p10_idle_worker_stays_registered(make_storage, storage, clock):
     other = make_storage()
     with Worker(storage, handlers={"orders": print}, concurrency=1, worker_id="idle", heartbeat=0.1):
         eventually(other.workers.all)

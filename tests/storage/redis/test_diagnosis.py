@@ -1,4 +1,4 @@
-"""How servers are, as lines for people."""
+"""Diagnostics of Redis servers, as shown to people."""
 
 from contextlib import closing
 
@@ -12,7 +12,7 @@ def lines_of(storage: RedisStorage) -> dict:
     return {line.key: line for line in storage.reads.diagnostics().lines}
 
 
-def test_a_server_that_may_lose_jobs_is_bad(redis_options, redis_server):
+def test_diagnostics_rate_an_evicting_server_as_bad(redis_options, redis_server):
     redis_server.run("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     with closing(RedisStorage(**redis_options)) as storage:
         enqueue(storage)
@@ -25,7 +25,7 @@ def test_a_server_that_may_lose_jobs_is_bad(redis_options, redis_server):
         assert lines[key].value
 
 
-def test_what_may_not_be_asked_is_unknown(redis_options, redis_server):
+def test_diagnostics_show_forbidden_values_as_unknown(redis_options, redis_server):
     rules = ["on", ">secret", "~*", "&*", "+@all", "-info", "-config", "-memory"]
     redis_server.run("ACL", "SETUSER", "narrow", *rules)
     with closing(RedisStorage(url=f"redis://narrow:secret@127.0.0.1:{redis_server.port}/0")) as storage:
@@ -40,7 +40,7 @@ def test_what_may_not_be_asked_is_unknown(redis_options, redis_server):
 
 
 @pytest.mark.usefixtures("cluster_options")
-def test_each_master_of_a_cluster_is_told_of(cluster_options):
+def test_diagnostics_describe_each_master_of_a_cluster(cluster_options):
     with closing(RedisStorage(**cluster_options)) as storage:
         enqueue(storage)
         lines = lines_of(storage)

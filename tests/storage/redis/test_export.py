@@ -1,4 +1,4 @@
-"""The Redis storage can be read as a whole: on one node, and on a Cluster of three masters."""
+"""Exports of the Redis storage: on a single node, and on a cluster of three masters."""
 
 from contextlib import closing
 
@@ -53,7 +53,7 @@ def test_export_parts_contain_every_job_once(storage, divisor, size, jobs):
     assert sorted(job_id for some in found for job_id in some) == sorted(given)
 
 
-def test_a_queue_that_has_become_short_is_read_by_its_first_part_alone(storage):
+def test_first_export_part_alone_reads_a_queue_that_has_become_short(storage):
     given = [answer.id for answer in storage.enqueue([batch(300)])]
 
     found = [ids(storage, ExportPart("default", rest, 16, 0)) for rest in range(16)]
@@ -62,7 +62,7 @@ def test_a_queue_that_has_become_short_is_read_by_its_first_part_alone(storage):
     assert found[1:] == [[]] * 15
 
 
-def test_jobs_that_stay_are_told_once_while_the_queue_grows_and_shrinks(storage):
+def test_export_contains_remaining_jobs_once_while_the_queue_grows_and_shrinks(storage):
     stays = [answer.id for answer in storage.enqueue([batch(1_000)])]
     goes = [answer.id for answer in storage.enqueue([batch(3_000)])]
     found = []

@@ -1,4 +1,4 @@
-"""Failovers under load, with real sentinels, and durable enqueues, which replicas confirm."""
+"""Failovers under load with real sentinels, and durable enqueues, which replicas confirm."""
 
 import asyncio
 import socket
@@ -63,7 +63,7 @@ def lost(storage: RedisStorage, ids: list[str]) -> list[str]:
     return [job_id for job_id, state in zip(ids, states, strict=True) if state is None]
 
 
-def test_a_planned_failover_loses_no_acknowledged_job(sentinel_options, redis_sentinel):
+def test_planned_failover_loses_no_acknowledged_job(sentinel_options, redis_sentinel):
     with closing(RedisStorage(**sentinel_options)) as storage:
         with Producer(storage) as producer:
             eventually(lambda: len(producer.acknowledged) > 100, message="jobs come in")
@@ -75,7 +75,7 @@ def test_a_planned_failover_loses_no_acknowledged_job(sentinel_options, redis_se
         assert producer.refused == 0
 
 
-def test_a_coroutine_that_enqueues_during_a_planned_failover_loses_nothing(sentinel_options, redis_sentinel):
+def test_planned_failover_loses_no_job_of_an_enqueuing_coroutine(sentinel_options, redis_sentinel):
     acknowledged: list[str] = []
 
     async def produce(storage: RedisStorage, over: asyncio.Event) -> None:
@@ -120,7 +120,7 @@ def test_calls_wait_from_before_the_promotion_until_the_new_master_is_known():
     assert watch.epoch == epoch + 1
 
 
-def test_an_aborted_failover_lets_calls_go_on():
+def test_calls_continue_after_an_aborted_failover():
     watch = FailoverWatch("jobs", (("127.0.0.1", 1),), {})
 
     watch.hear(PROMOTING, "slave 10.0.0.2:6379 10.0.0.2 6379 @ jobs 10.0.0.1 6379")
@@ -130,7 +130,7 @@ def test_an_aborted_failover_lets_calls_go_on():
     assert watch.announced is None
 
 
-def test_a_failover_that_was_missed_is_noticed_when_a_sentinel_answers_again():
+def test_missed_failover_is_noticed_when_a_sentinel_answers_again():
     watch = FailoverWatch("jobs", (("127.0.0.1", 1),), {})
     watch.compare(("10.0.0.1", 6379))
     epoch = watch.epoch
@@ -141,7 +141,7 @@ def test_a_failover_that_was_missed_is_noticed_when_a_sentinel_answers_again():
     assert watch.announced == ("10.0.0.2", 6379)
 
 
-def test_a_server_that_is_not_the_master_is_not_connected_to(sentinel_options, redis_sentinel):
+def test_connection_to_a_replica_is_refused(sentinel_options, redis_sentinel):
     with closing(Connections(sentinel_options)) as connections:
         pool: Any = connections.sync().connection_pool
         connection = pool.connection_class(**pool.connection_kwargs)
@@ -152,7 +152,7 @@ def test_a_server_that_is_not_the_master_is_not_connected_to(sentinel_options, r
         assert not connection.is_connected
 
 
-def test_a_durable_enqueue_returns_when_a_replica_has_the_job(sentinel_options, redis_sentinel):
+def test_durable_enqueue_returns_when_a_replica_has_the_job(sentinel_options, redis_sentinel):
     with closing(RedisStorage(**sentinel_options)) as storage:
         [result] = storage.enqueue([batch("one", durable=True)])
         [again] = storage.enqueue([batch("one", durable=True)])
@@ -161,7 +161,7 @@ def test_a_durable_enqueue_returns_when_a_replica_has_the_job(sentinel_options, 
     assert redis_sentinel.replica.run("HEXISTS", "{q:default}:jobs", "one") == 1
 
 
-async def test_a_durable_enqueue_without_a_replica_is_refused(sentinel_options, redis_sentinel):
+async def test_durable_enqueue_fails_without_a_responding_replica(sentinel_options, redis_sentinel):
     with (
         closing(RedisStorage(**{**sentinel_options, "TIMEOUT": 4})) as storage,
         redis_sentinel.replica.frozen(),
@@ -179,7 +179,7 @@ async def test_a_durable_enqueue_without_a_replica_is_refused(sentinel_options, 
     assert plain.status == "queued"
 
 
-def test_an_unconfirmed_durable_enqueue_names_the_generated_ids(sentinel_options, redis_sentinel):
+def test_error_of_an_unconfirmed_durable_enqueue_contains_the_generated_ids(sentinel_options, redis_sentinel):
     with (
         closing(RedisStorage(**{**sentinel_options, "TIMEOUT": 3})) as storage,
         redis_sentinel.replica.frozen(),
@@ -191,7 +191,7 @@ def test_an_unconfirmed_durable_enqueue_names_the_generated_ids(sentinel_options
     assert record.id in str(refused.value)
 
 
-def test_each_attempt_of_a_durable_enqueue_waits_for_what_is_left_of_its_time(
+def test_repeated_durable_enqueue_waits_only_for_the_remaining_time(
     sentinel_options, redis_sentinel, monkeypatch
 ):
     patiences = []
@@ -211,7 +211,7 @@ def test_each_attempt_of_a_durable_enqueue_waits_for_what_is_left_of_its_time(
     assert patiences[1] < patiences[0]
 
 
-def test_a_durable_enqueue_to_a_cluster_is_confirmed_by_as_many_replicas_as_asked_for(cluster_options):
+def test_durable_enqueue_to_a_cluster_requires_the_configured_number_of_replicas(cluster_options):
     with closing(RedisStorage(**cluster_options)) as storage:
         [result] = storage.enqueue([batch("one", durable=True)])
     with (
@@ -223,7 +223,7 @@ def test_a_durable_enqueue_to_a_cluster_is_confirmed_by_as_many_replicas_as_aske
     assert result.status == "queued"
 
 
-def test_a_sentinel_that_does_not_answer_holds_up_no_news_of_the_others(sentinel_options, redis_sentinel):
+def test_silent_sentinel_does_not_delay_messages_of_the_other_sentinels(sentinel_options, redis_sentinel):
     sentinel = redis_sentinel.sentinels[0]
     with socket.create_server(("127.0.0.1", 0)) as silent:
         addresses = (silent.getsockname(), sentinel.address)
@@ -248,9 +248,7 @@ def is_paused(watch: FailoverWatch) -> bool:
     return False
 
 
-def test_a_failover_between_a_sentinels_answer_and_the_connection_is_noticed(
-    sentinel_options, redis_sentinel
-):
+def test_failover_between_a_sentinel_reply_and_the_connection_is_noticed(sentinel_options, redis_sentinel):
     with closing(Connections(sentinel_options)) as connections:
         pool: Any = connections.sync().connection_pool
         watch = connections.watch
@@ -272,7 +270,7 @@ def test_a_failover_between_a_sentinels_answer_and_the_connection_is_noticed(
         connection.disconnect()
 
 
-def test_the_threads_of_a_watch_start_again_after_they_have_ended(sentinel_options, redis_sentinel):
+def test_failover_watch_can_be_started_again_after_close(sentinel_options, redis_sentinel):
     watch = FailoverWatch(redis_sentinel.master_name, (redis_sentinel.sentinels[0].address,), {"protocol": 2})
     watch.start()
     eventually(lambda: len(watch._threads) == 3, message="the other sentinels are followed, too")

@@ -1,4 +1,4 @@
-"""The fast script of finishes and claims does what the full one does, whatever state the queue is in."""
+"""The fast finish-and-claim script does the same as the full script in every state of a queue."""
 
 import random
 from collections import Counter
@@ -188,7 +188,7 @@ def outcome_of(redis_server, policy, mix, seed, steps):
 )
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_it_leaves_the_same_as_the_full_script(
+def test_fast_script_stores_the_same_as_the_full_script(
     redis_options, redis_server, monkeypatch, used, policy, mix, seed
 ):
     steps = 100
@@ -208,7 +208,7 @@ def test_it_leaves_the_same_as_the_full_script(
 @pytest.mark.parametrize(
     "options", [{}, {"priority": 5}, {"priority": -5}, {"lifo": True}], ids=["plain", "high", "low", "lifo"]
 )
-def test_it_suffices_for_several_names_and_places(redis_options, redis_server, used, options):
+def test_fast_script_handles_several_names_and_priorities(redis_options, redis_server, used, options):
     with closing(RedisStorage(**redis_options)) as storage:
         storage.enqueue([Batch(QUEUE, name, JobOptions(), [b""] * 2) for name in NAMES])
         storage.enqueue([Batch(QUEUE, "a", JobOptions(**options), [b""] * 3)])
@@ -223,9 +223,7 @@ def test_it_suffices_for_several_names_and_places(redis_options, redis_server, u
     assert used["finish_and_claim"] == 0
 
 
-def test_it_suffices_while_other_jobs_wait_for_other_workers_and_dependencies(
-    redis_options, redis_server, used
-):
+def test_fast_script_handles_a_queue_with_unhandled_and_blocked_jobs(redis_options, redis_server, used):
     with closing(RedisStorage(**redis_options)) as storage:
         request = ClaimRequest("w", 1, frozenset("a"), (QUEUE,))
         [first] = storage.enqueue([Batch(QUEUE, "other", JobOptions(), [b""])])
@@ -241,7 +239,7 @@ def test_it_suffices_while_other_jobs_wait_for_other_workers_and_dependencies(
     assert used["finish_and_claim"] == 0
 
 
-def test_jobs_that_it_cannot_claim_keep_their_places(redis_options, redis_server):
+def test_jobs_that_the_fast_script_cannot_claim_keep_their_order(redis_options, redis_server):
     with closing(RedisStorage(**redis_options)) as storage:
         plain, other = JobOptions(), JobOptions(ttl=60_000)
         for position in range(6):
@@ -251,7 +249,9 @@ def test_jobs_that_it_cannot_claim_keep_their_places(redis_options, redis_server
         assert [job.id for job in storage.claim(request).jobs] == list("012345")
 
 
-def test_a_removed_job_gives_its_turn_to_none_of_a_lower_priority(redis_options, redis_server, monkeypatch):
+def test_cancelled_job_does_not_give_its_turn_to_a_job_of_lower_priority(
+    redis_options, redis_server, monkeypatch
+):
     monkeypatch.setattr(claiming.Claiming, "_may_use_fast_script", lambda *_: False)
     with closing(RedisStorage(**redis_options)) as storage:
         storage.enqueue([Batch(QUEUE, "a", JobOptions(), [b""] * 4, ["1", "2", "3", "4"])])
@@ -262,7 +262,7 @@ def test_a_removed_job_gives_its_turn_to_none_of_a_lower_priority(redis_options,
         assert [job.id for job in storage.claim(request).jobs] == ["1", "3", "4"]
 
 
-def test_outcomes_of_one_job_are_left_to_the_full_script(redis_options, redis_server, used):
+def test_two_outcomes_of_one_job_use_the_full_script(redis_options, redis_server, used):
     with closing(RedisStorage(**redis_options)) as storage:
         storage.enqueue([Batch(QUEUE, "a", JobOptions(), [b""])])
         [job] = storage.claim(ClaimRequest("w", 1, frozenset("a"), (QUEUE,))).jobs
@@ -273,7 +273,7 @@ def test_outcomes_of_one_job_are_left_to_the_full_script(redis_options, redis_se
         assert used == {"finish_and_claim": 1}
 
 
-def test_leases_of_many_jobs_are_only_those_of_the_jobs(redis_options, redis_server, used):
+def test_lease_index_contains_only_active_jobs(redis_options, redis_server, used):
     with closing(RedisStorage(**redis_options)) as storage:
         storage.enqueue([Batch(QUEUE, "a", JobOptions(), [b""] * 60)])
         request = ClaimRequest("w", 20, frozenset("a"), (QUEUE,))
@@ -287,7 +287,7 @@ def test_leases_of_many_jobs_are_only_those_of_the_jobs(redis_options, redis_ser
         assert used["finish_and_claim"] == 0
 
 
-def test_pages_see_plain_enqueues_claims_and_ends(redis_options, redis_server, used):
+def test_change_version_increases_with_each_enqueue_claim_and_finish(redis_options, redis_server, used):
     with closing(RedisStorage(**redis_options)) as storage:
         request = ClaimRequest("w", 1, frozenset("a"), (QUEUE,))
         versions = []
@@ -313,7 +313,7 @@ def test_pages_see_plain_enqueues_claims_and_ends(redis_options, redis_server, u
         assert used["finish_and_claim"] == 0
 
 
-def test_a_job_of_any_id_keeps_its_lease(redis_options, redis_server, used):
+def test_job_with_a_long_id_keeps_its_lease(redis_options, redis_server, used):
     dashes = "-" * 65
     with closing(RedisStorage(**redis_options)) as storage, redis_server.client() as client:
         storage.enqueue([Batch(QUEUE, "a", JobOptions(), [b""] * 2, [dashes, "first"])])

@@ -1,4 +1,4 @@
-"""Processes, connections and servers that die or stand still: no job is lost, none runs on in two places.
+"""Faults of processes, connections and servers: no job is lost, and none runs twice at the same time.
 
 `DJQUEUE_TEST_KILLS=10000` makes a soak of the first tests.
 """
@@ -205,7 +205,8 @@ def workers(server, moments, many=2):
 
 
 @pytest.mark.parametrize("kind", ["redis_server", pytest.param("redis_cluster", marks=pytest.mark.thorough)])
-def test_kills_of_workers_lose_no_job_and_block_no_id(request, kind, open_storage, moments):
+@pytest.mark.slow
+def test_killed_workers_lose_no_job_and_block_no_id(request, kind, open_storage, moments):
     server = request.getfixturevalue(kind)
     server.clean()
     storage = open_storage(server)
@@ -225,7 +226,8 @@ def test_kills_of_workers_lose_no_job_and_block_no_id(request, kind, open_storag
     assert_nothing_is_left(server, open_storage)
 
 
-def test_a_stopped_worker_that_goes_on_after_its_lease_is_refused(redis_options, redis_server, open_storage):
+@pytest.mark.slow
+def test_worker_that_resumes_after_its_lease_is_rejected(redis_options, redis_server, open_storage):
     storage = open_storage(redis_server)
     enqueue(storage, id="a")
     with Child("holder", redis_server.url) as worker:
@@ -252,7 +254,8 @@ def test_a_stopped_worker_that_goes_on_after_its_lease_is_refused(redis_options,
 
 
 @pytest.mark.parametrize("offset", [600, -600])
-def test_the_clocks_of_clients_mean_nothing(redis_options, redis_server, open_storage, offset):
+@pytest.mark.slow
+def test_wrong_clocks_of_clients_have_no_effect(redis_options, redis_server, open_storage, offset):
     lease = 5 * PATIENCE
     storage = open_storage(redis_server, LEASE=lease)
     with Child("holder", redis_server.url, lease, offset) as other:
@@ -285,7 +288,9 @@ def kill_clients(server, kind):
         return client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
 
 
-def test_killed_connections_cost_no_job_and_no_message(redis_options, redis_server, open_storage, moments):
+def test_killed_connections_lose_no_job_and_no_subscription(
+    redis_options, redis_server, open_storage, moments
+):
     storage, wakes, recorder = open_storage(redis_server), Wakes(), Recorder()
     storage.events.subscribe(NEAR, recorder)
     storage.listen(None, wakes)
@@ -324,7 +329,7 @@ def test_killed_connections_cost_no_job_and_no_message(redis_options, redis_serv
     assert wakes.arrived()
 
 
-async def test_killed_connections_of_a_loop_cost_no_job(redis_options, redis_server, open_storage):
+async def test_killed_connections_of_an_event_loop_lose_no_job(redis_options, redis_server, open_storage):
     storage = open_storage(redis_server)
     for number in range(10):
         [result] = await storage.aenqueue([batch(ids=[f"{number}"])])
@@ -338,9 +343,7 @@ async def test_killed_connections_of_a_loop_cost_no_job(redis_options, redis_ser
 
 
 @pytest.mark.parametrize("many", [1, 5])
-def test_a_server_that_has_forgotten_the_scripts_is_given_them_again(
-    redis_options, redis_server, open_storage, many
-):
+def test_flushed_scripts_are_loaded_again(redis_options, redis_server, open_storage, many):
     storage = open_storage(redis_server)
     for _ in range(3):
         redis_server.run("SCRIPT", "FLUSH")
@@ -353,7 +356,7 @@ def test_a_server_that_has_forgotten_the_scripts_is_given_them_again(
     assert counts(storage) == {State.COMPLETED: 6 * many}
 
 
-def test_a_busy_server_is_waited_for(redis_options, redis_server, open_storage):
+def test_enqueue_waits_for_a_busy_server(redis_options, redis_server, open_storage):
     storage = open_storage(redis_server)
     redis_server.run("CONFIG", "SET", "busy-reply-threshold", 10)
 
@@ -374,7 +377,7 @@ def test_a_busy_server_is_waited_for(redis_options, redis_server, open_storage):
     redis_server.run("CONFIG", "SET", "busy-reply-threshold", 5_000)
 
 
-def test_a_server_that_misses_its_replicas_is_waited_for(redis_options, redis_server, open_storage):
+def test_enqueue_waits_for_a_server_with_too_few_replicas(redis_options, redis_server, open_storage):
     storage = open_storage(redis_server)
     with replicas_missing(redis_server):
         waiting = Thread(target=enqueue, args=(storage,), kwargs={"id": "a"})
@@ -386,7 +389,9 @@ def test_a_server_that_misses_its_replicas_is_waited_for(redis_options, redis_se
     assert claim_ids(storage) == ["a"]
 
 
-def test_a_server_that_misses_its_replicas_for_too_long_is_away(redis_options, redis_server, open_storage):
+def test_enqueue_fails_at_the_timeout_of_a_server_with_too_few_replicas(
+    redis_options, redis_server, open_storage
+):
     storage, patient = open_storage(redis_server, TIMEOUT=1), open_storage(redis_server)
     enqueue(patient, id="a")
     eventually(lambda: not isinstance(attempt(storage, id="b"), StorageUnavailableError))
@@ -399,7 +404,9 @@ def test_a_server_that_misses_its_replicas_for_too_long_is_away(redis_options, r
     assert claim_ids(patient, 5) == ["a", "b"]
 
 
-async def test_a_loop_waits_for_a_server_that_misses_its_replicas(redis_options, redis_server, open_storage):
+async def test_async_enqueue_waits_for_a_server_with_too_few_replicas(
+    redis_options, redis_server, open_storage
+):
     storage = open_storage(redis_server)
     with replicas_missing(redis_server):
         waiting = asyncio.create_task(storage.aenqueue([batch(ids=["a"])]))
@@ -441,7 +448,8 @@ def kill_script(server):
 # Servers.
 
 
-def test_kills_of_a_server_that_logs_every_change_lose_no_job(open_storage, moments):
+@pytest.mark.slow
+def test_killed_server_with_an_append_only_file_loses_no_job(open_storage, moments):
     with servers.RedisServer(appendonly=True) as server:
         server.stop_signal = "KILL"
         storage = open_storage(server)
@@ -461,9 +469,8 @@ def test_kills_of_a_server_that_logs_every_change_lose_no_job(open_storage, mome
         storage.close()
 
 
-def test_a_failover_loses_no_job_that_the_replica_had(
-    sentinel_options, redis_sentinel, open_storage, moments
-):
+@pytest.mark.slow
+def test_failover_loses_no_replicated_job(sentinel_options, redis_sentinel, open_storage, moments):
     storage = open_storage(redis_sentinel)
     queued = [(NEAR, job_id) for job_id in enqueue_many(storage, 200, queue=NEAR)]
     redis_sentinel.master.run("WAIT", 1, 5_000)
@@ -479,7 +486,8 @@ def test_a_failover_loses_no_job_that_the_replica_had(
     assert_nothing_is_left(redis_sentinel, open_storage)
 
 
-def test_slots_on_the_move_lose_no_job(cluster_options, redis_cluster, open_storage, moments):
+@pytest.mark.slow
+def test_moving_slots_lose_no_job(cluster_options, redis_cluster, open_storage, moments):
     storage = open_storage(redis_cluster)
     queued = [(NEAR, job_id) for job_id in enqueue_many(storage, 100, queue=NEAR)]
     with workers(redis_cluster, moments) as (die, told):
@@ -496,7 +504,7 @@ def test_slots_on_the_move_lose_no_job(cluster_options, redis_cluster, open_stor
     assert_nothing_is_left(redis_cluster, open_storage)
 
 
-def test_a_token_that_was_lost_with_its_server_is_not_given_again(redis_options, redis_server, open_storage):
+def test_token_lost_in_a_failover_is_not_issued_again(redis_options, redis_server, open_storage):
     """As a failover to a replica does that has not heard of the last claim."""
     storage = open_storage(redis_server, LEASE=30)
     enqueue_many(storage, 2)
@@ -516,7 +524,9 @@ def test_a_token_that_was_lost_with_its_server_is_not_given_again(redis_options,
 
 
 @pytest.mark.parametrize("away", ["stopped", "frozen"])
-def test_an_enqueue_fails_in_time_while_the_server_is_away(redis_options, redis_server, open_storage, away):
+def test_enqueue_fails_in_time_while_the_server_is_unavailable(
+    redis_options, redis_server, open_storage, away
+):
     storage = open_storage(redis_server, TIMEOUT=0.5)
     eventually(lambda: not isinstance(attempt(storage), StorageUnavailableError))
 
@@ -553,7 +563,7 @@ def attempt(storage, **given):
 # Lost keys.
 
 
-def test_active_jobs_whose_leases_are_gone_run_again(redis_options, redis_server, open_storage):
+def test_active_jobs_with_deleted_leases_run_again(redis_options, redis_server, open_storage):
     storage = open_storage(redis_server)
     held = [an_active_job(storage) for _ in range(3)]
     redis_server.run("DEL", "{q:default}:lease")
@@ -567,7 +577,7 @@ def test_active_jobs_whose_leases_are_gone_run_again(redis_options, redis_server
     assert {record.stalls for record in storage.reads.page(QUEUE, State.ACTIVE, 5)} == {1}
 
 
-def test_a_result_that_is_gone_blocks_nothing(redis_options, redis_server, open_storage):
+def test_job_with_a_deleted_result_can_be_read_and_replaced(redis_options, redis_server, open_storage):
     storage = open_storage(redis_server)
     a_completed_job(storage, id="a")
     redis_server.run("DEL", "{q:default}:r:a")
@@ -580,7 +590,7 @@ def test_a_result_that_is_gone_blocks_nothing(redis_options, redis_server, open_
 
 
 @pytest.mark.parametrize("key", ["jobs", "dead_letters", "uniq", "meta", "dead", "hist"])
-def test_a_key_that_is_gone_refuses_no_call(redis_options, redis_server, open_storage, key):
+def test_deleted_key_fails_no_call(redis_options, redis_server, open_storage, key):
     storage = open_storage(redis_server)
     a_failed_job(storage, id="dead")
     held = an_active_job(storage, id="held", unique_key="key")
@@ -598,9 +608,7 @@ def test_a_key_that_is_gone_refuses_no_call(redis_options, redis_server, open_st
     assert claim_ids(storage, 9)
 
 
-async def test_a_call_that_is_given_up_leaves_no_answer_for_the_next(
-    redis_options, redis_server, open_storage
-):
+async def test_abandoned_call_leaves_no_reply_for_the_next_call(redis_options, redis_server, open_storage):
     storage = open_storage(redis_server)
     await storage.aenqueue([batch(ids=["first"])])
     with redis_server.frozen(), pytest.raises(TimeoutError):
@@ -613,7 +621,7 @@ async def test_a_call_that_is_given_up_leaves_no_answer_for_the_next(
     assert counts(storage) == {State.WAITING: 5}
 
 
-def test_memory_comes_back_to_where_it_was(redis_options, redis_server, open_storage):
+def test_memory_returns_to_its_former_size_after_many_jobs(redis_options, redis_server, open_storage):
     clock = AheadClock()
     storage = open_storage(redis_server, clock=clock, MIRROR=False)
 
@@ -654,7 +662,9 @@ def used(server):
         return client.info("memory")["used_memory"]
 
 
-def test_holes_before_a_waiting_job_do_not_hide_it(redis_options, redis_server, open_storage):
+def test_cancelled_jobs_before_a_waiting_job_do_not_hide_the_waiting_job(
+    redis_options, redis_server, open_storage
+):
     storage = open_storage(redis_server)
     ids = enqueue_many(storage, 50)
     storage.jobs.cancel(QUEUE, ids[:49])
@@ -662,7 +672,7 @@ def test_holes_before_a_waiting_job_do_not_hide_it(redis_options, redis_server, 
     assert claim_ids(storage, 1) == ids[49:]
 
 
-def test_what_has_ended_stays_ended(redis_options, redis_server, open_storage):
+def test_ended_job_cannot_be_finished_or_renewed(redis_options, redis_server, open_storage):
     storage = open_storage(redis_server)
     a_cancelled_job(storage, id="x")
     held = an_active_job(storage, id="a")
@@ -673,7 +683,7 @@ def test_what_has_ended_stays_ended(redis_options, redis_server, open_storage):
     assert counts(storage) == {State.CANCELLED: 1, State.FAILED: 1}
 
 
-def test_connections_that_died_while_nobody_used_them_cost_no_call(open_storage):
+def test_stale_idle_connections_fail_no_call(open_storage):
     with servers.RedisServer() as server:
         storage = open_storage(server)
         with ExitStack() as at_once:
@@ -686,7 +696,7 @@ def test_connections_that_died_while_nobody_used_them_cost_no_call(open_storage)
         storage.close()
 
 
-def test_a_full_server_is_worked_off(redis_options, redis_server, open_storage):
+def test_jobs_of_a_full_server_can_be_finished_and_claimed(redis_options, redis_server, open_storage):
     storage = open_storage(redis_server)
     enqueue_many(storage, 3)
     claimed = claim_one(storage)
@@ -705,7 +715,7 @@ def test_a_full_server_is_worked_off(redis_options, redis_server, open_storage):
     assert counts(storage) == {State.COMPLETED: 1, State.ACTIVE: 2}
 
 
-def test_a_queue_is_listed_before_it_has_a_job(redis_options, redis_server, open_storage):
+def test_queue_is_listed_before_its_first_job_is_stored(redis_options, redis_server, open_storage):
     """Also if another process has obliterated it, and this one dies right after the enqueue."""
     storage, other = open_storage(redis_server), open_storage(redis_server)
     enqueue(storage)

@@ -1,4 +1,4 @@
-"""What happens to jobs in Redis can be followed: on one node, and on a Cluster of three masters."""
+"""The event feed of the Redis storage: on a single node, and on a cluster of three masters."""
 
 from contextlib import closing
 
@@ -38,7 +38,7 @@ def told(rows):
     return [(row["id"], row["event"]) for row in rows]
 
 
-def test_every_change_is_an_event(storage):
+def test_event_stream_contains_every_change_of_a_job(storage):
     start = storage.capabilities.feed.last(None)
     [first, second] = [answer.id for answer in storage.enqueue([batch(2)])]
     [one, other] = claim(storage, 2)
@@ -67,7 +67,7 @@ def test_every_change_is_an_event(storage):
     assert len({row["offset"] for row in rows}) == len(rows)
 
 
-def test_between_two_places_there_are_the_same_rows(storage):
+def test_reading_a_range_again_returns_the_same_rows(storage):
     storage.enqueue([batch(5)])
     start = storage.capabilities.feed.first(None)
     end = storage.capabilities.feed.last(None)
@@ -80,7 +80,7 @@ def test_between_two_places_there_are_the_same_rows(storage):
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 100])
-def test_a_few_rows_at_a_time_are_all_rows_in_order(storage, most):
+def test_small_pages_contain_all_rows_in_order(storage, most):
     for many in (5, 1, 4):
         storage.enqueue([batch(many), batch(many, queue="other")])
     place, end = storage.capabilities.feed.first(None), storage.capabilities.feed.last(None)
@@ -99,7 +99,7 @@ def test_a_few_rows_at_a_time_are_all_rows_in_order(storage, most):
         ]
 
 
-def test_a_limit_is_shared_and_what_one_leaves_is_for_the_others(storage):
+def test_queues_share_a_row_limit_and_use_the_unused_rows_of_others(storage):
     storage.enqueue([batch(20), batch(3, queue="short"), batch(20, queue="third")])
     start, end = storage.capabilities.feed.first(None), storage.capabilities.feed.last(None)
 
@@ -108,7 +108,7 @@ def test_a_limit_is_shared_and_what_one_leaves_is_for_the_others(storage):
     assert [sum(row["queue"] == queue for row in found) for queue in ("short", QUEUE, "third")] == [3, 9, 9]
 
 
-def test_a_queue_that_comes_later_is_read_from_its_beginning(storage):
+def test_new_queue_is_read_from_its_first_event(storage):
     start = storage.capabilities.feed.last(None)
     [answer] = storage.enqueue([batch(queue="new")])
 
@@ -117,7 +117,7 @@ def test_a_queue_that_comes_later_is_read_from_its_beginning(storage):
     ) == [(answer.id, "waiting")]
 
 
-def test_what_was_forgotten_unread_is_an_error_or_left_out(small):
+def test_trimmed_unread_events_are_an_error_or_skipped(small):
     small.enqueue([batch()])
     start = small.capabilities.feed.first(None)
     for _ in range(400):
@@ -131,7 +131,7 @@ def test_what_was_forgotten_unread_is_an_error_or_left_out(small):
     assert read(small, small.capabilities.feed.first(None), end) == left
 
 
-def test_what_was_read_before_it_was_forgotten_is_no_loss(small):
+def test_trimmed_events_that_were_read_are_no_error(small):
     small.enqueue([batch()])
     start = small.capabilities.feed.last(None)
     small.enqueue([batch()])
@@ -143,7 +143,7 @@ def test_what_was_read_before_it_was_forgotten_is_no_loss(small):
     assert read(small, end, end) == []
 
 
-def test_an_obliterated_queue_has_lost_its_events(storage):
+def test_obliterated_queue_has_lost_its_events(storage):
     lost = {answer.id for answer in storage.enqueue([batch(3)])}
     start, end = storage.capabilities.feed.first(None), storage.capabilities.feed.last(None)
     storage.queues.obliterate(QUEUE)
@@ -155,7 +155,7 @@ def test_an_obliterated_queue_has_lost_its_events(storage):
     assert lost.isdisjoint(row["id"] for row in read(storage, start, end, complete=False))
 
 
-def test_without_a_stream_nothing_can_be_followed(redis_options):
+def test_event_feed_requires_the_stream_option(redis_options):
     with closing(RedisStorage(**redis_options, mirror=False)) as silent:
         silent.enqueue([batch()])
         assert silent.capabilities.feed is None
@@ -176,7 +176,7 @@ def test_without_a_stream_nothing_can_be_followed(redis_options):
     ],
     ids=["own", "one length", "special characters", "several lengths"],
 )
-def test_the_ids_of_a_large_batch_are_those_of_its_jobs(storage, ids):
+def test_events_of_a_large_batch_contain_the_ids_of_its_jobs(storage, ids):
     storage.enqueue([batch()])
     changes = storage.capabilities.changes
     changes.go_on(QUEUE, changes.follow(QUEUE))
@@ -191,7 +191,7 @@ def test_the_ids_of_a_large_batch_are_those_of_its_jobs(storage, ids):
 
 
 @pytest.mark.parametrize("count", [3, 300])
-def test_ids_of_equal_length_are_read_by_their_bytes(storage, count):
+def test_ids_of_equal_byte_length_are_read_correctly(storage, count):
     ids = [f"\N{LATIN SMALL LETTER E WITH ACUTE}{number:03}\N{EURO SIGN}" for number in range(count)]
     start = storage.capabilities.feed.last(None)
     storage.enqueue([batch(ids=ids, count=count)])

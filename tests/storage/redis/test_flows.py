@@ -1,4 +1,4 @@
-"""Flows over several queues: whoever dies between any two of its commands, no job waits for ever."""
+"""Flows over several queues: no job waits forever, whichever process dies between two commands."""
 
 import asyncio
 from contextlib import closing
@@ -35,7 +35,7 @@ def states(storage):
 # Deaths of producers.
 
 
-def test_no_job_is_there_without_those_that_it_waits_for(place):
+def test_flow_of_a_dead_producer_contains_no_job_without_its_dependencies(place):
     found = []
     for storage, _, died in place.deaths(lambda _: None, lambda storage, _: storage.enqueue(a_flow())):
         storage.sweep()
@@ -48,7 +48,7 @@ def test_no_job_is_there_without_those_that_it_waits_for(place):
     assert set(found) == {0, 2, 3, 4}
 
 
-def test_what_is_there_of_a_flow_is_worked_off(place):
+def test_partial_flow_of_a_dead_producer_completes(place):
     for storage, _, _ in place.deaths(lambda _: None, lambda storage, _: storage.enqueue(a_flow())):
         storage.sweep()
         there = sum(one is not None for one in states(storage))
@@ -59,7 +59,7 @@ def test_what_is_there_of_a_flow_is_worked_off(place):
 
 
 @pytest.mark.parametrize("meanwhile", [worked_off, lambda _: []], ids=["worked off", "left alone"])
-def test_the_same_call_again_completes_a_flow(place, meanwhile):
+def test_repeated_enqueue_completes_a_partial_flow(place, meanwhile):
     for storage, _, _ in place.deaths(lambda _: None, lambda storage, _: storage.enqueue(a_flow())):
         done = meanwhile(storage)
 
@@ -68,7 +68,7 @@ def test_the_same_call_again_completes_a_flow(place, meanwhile):
         assert done + worked_off(storage) == [{"a", "b"}, {"c"}, {"d"}]
 
 
-def test_a_coroutine_enqueues_a_flow_in_its_order(place):
+def test_async_enqueue_keeps_the_order_of_a_flow(place):
     storage = place.storage()
 
     answers = asyncio.run(storage.aenqueue(a_flow()))
@@ -77,7 +77,7 @@ def test_a_coroutine_enqueues_a_flow_in_its_order(place):
     assert worked_off(storage) == [{"a", "b"}, {"c"}, {"d"}]
 
 
-def test_many_dependencies_are_noted_whenever_the_producer_dies(place):
+def test_job_with_many_dependencies_waits_for_all_whenever_its_producer_dies(place):
     def prepare(storage):
         return enqueue_many(storage, 150, queue=UPSTREAM)
 
@@ -135,7 +135,7 @@ class Case(StorageCase):
         self.clock.advance(milliseconds)
 
 
-def test_in_a_random_graph_no_job_waits_for_ever_whoever_dies(place):
+def test_no_job_of_a_random_graph_waits_forever_when_processes_die(place):
     storage, mortal = place.storage(), place.mortal()
     examples = EXAMPLES // len(getattr(place.servers, "nodes", [place.servers]))
 

@@ -1,4 +1,4 @@
-"""A Redis without memory left refuses what brings more, and is worked off."""
+"""A Redis without free memory rejects new data, and its jobs can still be finished."""
 
 from threading import Event
 
@@ -25,7 +25,7 @@ def fill(redis_server):
     redis_server.run("CONFIG", "SET", "maxmemory", "0")
 
 
-def test_jobs_that_report_progress_end_on_a_full_server(storage, fill):
+def test_jobs_that_report_progress_complete_on_a_full_server(storage, fill):
     queue = Queue(QUEUE, storage=storage)
     started, is_full = Event(), Event()
 
@@ -49,7 +49,7 @@ def test_jobs_that_report_progress_end_on_a_full_server(storage, fill):
     assert (there.progress, [line for _, line in there.logs]) == (0.5, ["halfway"])
 
 
-def test_items_that_a_full_server_refuses_hold_up_no_other_job(storage, fill, redis_server):
+def test_refused_stream_items_of_a_full_server_do_not_delay_other_jobs(storage, fill, redis_server):
     queue = Queue(QUEUE, storage=storage)
     is_full = Event()
 

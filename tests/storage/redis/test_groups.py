@@ -1,4 +1,4 @@
-"""Groups on Redis: what is recorded with a queue, and what a claim beside many blocked jobs does."""
+"""Groups on Redis: the stored group mode, and the cost of claims beside many waiting jobs."""
 
 from contextlib import closing
 
@@ -38,7 +38,7 @@ def make(redis_url):
         ("optional", "global"),
     ],
 )
-def test_a_process_configured_for_another_mode_is_refused(make, first, second):
+def test_process_configured_for_another_group_mode_is_rejected(make, first, second):
     enqueue(make(first), group="g")
     message = f"'{QUEUE}'.*'{first}'.*'{second}'"
 
@@ -51,7 +51,7 @@ def test_a_process_configured_for_another_mode_is_refused(make, first, second):
     assert len(claim(make(first), 10)) == 1
 
 
-def test_a_worker_may_come_before_the_first_job_of_a_queue(make):
+def test_worker_may_start_before_the_first_job_of_a_queue(make):
     worker = make("keyed")
     worker.connect()
     assert claim(worker) == []
@@ -63,7 +63,7 @@ def test_a_worker_may_come_before_the_first_job_of_a_queue(make):
     assert len(claim(worker)) == 1
 
 
-def test_an_obliterated_queue_may_have_another_mode(make):
+def test_obliterated_queue_may_have_another_group_mode(make):
     first, second = make("keyed"), make("global")
     enqueue(first, group="g")
     first.queues.obliterate(QUEUE)
@@ -73,7 +73,7 @@ def test_an_obliterated_queue_may_have_another_mode(make):
         enqueue(make("keyed"), group="g")
 
 
-def test_a_claim_does_the_same_however_many_jobs_of_another_key_are_blocked(make, redis_url):
+def test_claim_costs_the_same_however_many_jobs_of_another_group_wait(make, redis_url):
     storage = make()
     with closing(redis.Redis.from_url(redis_url)) as server:
 
@@ -95,7 +95,7 @@ def test_a_claim_does_the_same_however_many_jobs_of_another_key_are_blocked(make
     assert before == after
 
 
-def test_a_queue_that_is_there_without_a_mode_has_that_of_its_next_use(make, redis_url):
+def test_queue_without_a_group_mode_gets_the_mode_of_its_next_use(make, redis_url):
     enqueue(make(), group="g")
     with closing(redis.Redis.from_url(redis_url)) as server:
         server.hdel(f"{{q:{QUEUE}}}:meta", "mode")
@@ -105,7 +105,7 @@ def test_a_queue_that_is_there_without_a_mode_has_that_of_its_next_use(make, red
         enqueue(make(), group="g")
 
 
-def test_a_worker_that_looks_for_jobs_leaves_nothing_behind(make, redis_url):
+def test_claim_from_an_empty_queue_stores_nothing(make, redis_url):
     assert claim(make("keyed"), queues=[QUEUE]) == []
 
     with closing(redis.Redis.from_url(redis_url)) as server:
@@ -113,7 +113,7 @@ def test_a_worker_that_looks_for_jobs_leaves_nothing_behind(make, redis_url):
     assert len(enqueue_many(make("optional"), 2)) == 2
 
 
-def test_a_job_is_not_moved_by_a_process_configured_for_another_mode(make):
+def test_process_configured_for_another_group_mode_cannot_move_a_job(make):
     enqueue(make("keyed"), group="g")
     other = make("global")
     enqueue(other, queue="another", group="g", id="moving")
@@ -122,7 +122,7 @@ def test_a_job_is_not_moved_by_a_process_configured_for_another_mode(make):
         other.jobs.move("another", ["moving"], QUEUE)
 
 
-def test_buckets_and_rests_leave_nothing_behind(redis_url):
+def test_group_rate_buckets_are_removed_when_the_rate_has_refilled(redis_url):
     clock = FakeClock()
     policies = {QUEUE: QueuePolicy(group_concurrency=5, group_rate=Rate(3, 1_000))}
     with (
@@ -142,7 +142,7 @@ def test_buckets_and_rests_leave_nothing_behind(redis_url):
         assert server.hget(prefix + "count", "r") is None
 
 
-def test_a_clock_that_is_set_back_keeps_no_key_waiting(redis_url):
+def test_clock_set_back_does_not_delay_a_group(redis_url):
     clock = FakeClock()
     policies = {QUEUE: QueuePolicy(group_concurrency=5, group_rate=Rate(1, 1_000))}
     with closing(RedisStorage(url=redis_url, **BUSY, policies=policies, clock=clock)) as storage:

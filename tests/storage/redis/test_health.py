@@ -1,4 +1,4 @@
-"""What is told of servers and leases, and which servers are refused."""
+"""Health findings about Redis servers and leases, and server versions that are rejected."""
 
 from contextlib import closing
 from io import StringIO
@@ -56,12 +56,12 @@ def ids(findings) -> list[str]:
 # Settings of servers.
 
 
-def test_a_server_that_is_as_it_should_be_is_not_mentioned(make_connections):
+def test_well_configured_server_has_no_findings(make_connections):
     with servers.RedisServer(config=GOOD) as server:
         assert health.findings(make_connections(server.options)) == []
 
 
-def test_a_server_with_save_points_keeps_something(make_connections):
+def test_server_with_save_points_has_no_findings(make_connections):
     with servers.RedisServer(config={**GOOD, "appendonly": "no", "save": "3600 1"}) as server:
         assert health.findings(make_connections(server.options)) == []
 
@@ -75,9 +75,7 @@ def test_a_server_with_save_points_keeps_something(make_connections):
         ({"busy_reply_threshold": 49}, "djqueue.W011", "49"),
     ],
 )
-def test_a_setting_that_costs_jobs_or_calls_is_told_with_its_remedy(
-    configured, found, settings, wanted, words
-):
+def test_harmful_server_setting_is_a_finding_with_a_hint(configured, found, settings, wanted, words):
     told = found(configured(**settings))
 
     assert sorted(ids(told)) == sorted([wanted, "djqueue.W009"])
@@ -88,25 +86,25 @@ def test_a_setting_that_costs_jobs_or_calls_is_told_with_its_remedy(
 
 
 @pytest.mark.parametrize("settings", [{"timeout": 31}, {"busy_reply_threshold": 50}, {"timeout": 0}])
-def test_a_setting_that_is_enough_is_not_mentioned(configured, found, settings):
+def test_sufficient_server_setting_is_no_finding(configured, found, settings):
     assert ids(found(configured(**settings))) == ["djqueue.W009"]
 
 
-def test_a_server_that_keeps_nothing_is_told(redis_options, redis_server, found):
+def test_server_without_persistence_is_a_finding(redis_options, redis_server, found):
     [finding] = found(redis_options)
 
     assert finding.id == "djqueue.W009"
     assert finding.text.startswith(f"redis 127.0.0.1:{redis_server.port}/0: nothing is written to disk")
 
 
-def test_a_log_that_the_system_writes_when_it_likes_is_told(make_connections):
+def test_append_only_file_without_fsync_is_a_finding(make_connections):
     with servers.RedisServer(config={**GOOD, "appendfsync": "no"}) as server:
         [finding] = health.findings(make_connections(server.options))
 
     assert (finding.id, finding.level) == ("djqueue.I002", "info")
 
 
-def test_every_master_of_a_cluster_is_looked_at(cluster_options, redis_cluster, found):
+def test_findings_cover_every_master_of_a_cluster(cluster_options, redis_cluster, found):
     second = redis_cluster.nodes[1]
     second.run("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     try:
@@ -120,7 +118,7 @@ def test_every_master_of_a_cluster_is_looked_at(cluster_options, redis_cluster, 
         assert f"redis 127.0.0.1:{node.port}" in told["djqueue.W009"]
 
 
-def test_the_master_behind_sentinels_is_looked_at(sentinel_options, redis_sentinel, found):
+def test_findings_cover_the_master_behind_sentinels(sentinel_options, redis_sentinel, found):
     master = redis_sentinel.master
     master.run("CONFIG", "SET", "timeout", 5)
     try:
@@ -129,7 +127,7 @@ def test_the_master_behind_sentinels_is_looked_at(sentinel_options, redis_sentin
         master.run("CONFIG", "SET", "timeout", 0)
 
 
-def test_a_master_that_writes_without_its_replicas_is_reported(sentinel_options, redis_sentinel, found):
+def test_master_that_accepts_writes_without_replicas_is_a_finding(sentinel_options, redis_sentinel, found):
     master = redis_sentinel.master
     master.run("CONFIG", "SET", "min-replicas-to-write", 1)
     try:
@@ -155,7 +153,7 @@ def restricted(redis_options, redis_server):
     redis_server.run("ACL", "DELUSER", "clerk")
 
 
-def test_what_may_not_be_looked_at_is_said_and_no_error(restricted, found):
+def test_forbidden_info_and_config_commands_are_findings(restricted, found):
     told = found(restricted("info", "config"))
 
     assert [(finding.id, finding.level) for finding in told] == [("djqueue.I001", "info")] * 2
@@ -164,7 +162,7 @@ def test_what_may_not_be_looked_at_is_said_and_no_error(restricted, found):
     assert "save" in told[1].text
 
 
-def test_without_config_info_tells_a_part(restricted, configured, found):
+def test_info_command_gives_findings_without_the_config_command(restricted, configured, found):
     configured(maxmemory_policy="allkeys-lru")
 
     told = found(restricted("config"))
@@ -174,27 +172,27 @@ def test_without_config_info_tells_a_part(restricted, configured, found):
     assert "busy-reply-threshold" in told[0].text
 
 
-def test_a_worker_connects_to_a_server_that_does_not_tell_its_version(restricted):
+def test_worker_connects_to_a_server_that_hides_its_version(restricted):
     with closing(RedisStorage(**restricted("info", "config"))) as storage:
         storage.connect()
         assert storage.queues.names() == []
 
 
-def test_a_server_that_is_away_is_a_finding(found):
+def test_unavailable_server_is_a_finding(found):
     [finding] = found({"URL": f"redis://127.0.0.1:{servers.free_port()}/0"})
 
     assert (finding.id, finding.level) == ("djqueue.W007", "warning")
     assert "could not be read" in finding.text
 
 
-def test_a_cluster_that_is_away_is_a_finding(found):
+def test_unavailable_cluster_is_a_finding(found):
     [finding] = found({"URL": f"redis+cluster://127.0.0.1:{servers.free_port()}"})
 
     assert finding.id == "djqueue.W007"
     assert finding.text.startswith("redis cluster at 127.0.0.1:")
 
 
-def test_a_wrong_password_is_a_finding_without_it(restricted, found):
+def test_finding_of_a_wrong_password_does_not_contain_the_password(restricted, found):
     url = restricted()["URL"].replace("secret", "wrong-word")
 
     [finding] = found({"URL": url})
@@ -212,7 +210,7 @@ def all_too_old(monkeypatch):
 
 
 @pytest.mark.usefixtures("all_too_old")
-def test_a_worker_does_not_connect_to_a_server_that_is_too_old(redis_options, redis_server):
+def test_connect_to_a_server_that_is_too_old_fails(redis_options, redis_server):
     told = redis_server.run("INFO", "server")
     version = told.get("valkey_version", told["redis_version"])
     with (
@@ -223,14 +221,14 @@ def test_a_worker_does_not_connect_to_a_server_that_is_too_old(redis_options, re
 
 
 @pytest.mark.usefixtures("all_too_old")
-def test_nothing_more_is_said_of_a_server_that_is_too_old(redis_options, found):
+def test_server_that_is_too_old_has_a_single_finding(redis_options, found):
     [finding] = found(redis_options)
 
     assert (finding.id, finding.level) == ("djqueue.E006", "error")
 
 
 @pytest.mark.usefixtures("all_too_old")
-def test_no_master_of_a_cluster_may_be_too_old(cluster_options):
+def test_connect_to_a_cluster_that_is_too_old_fails(cluster_options):
     with closing(RedisStorage(**cluster_options)) as storage, pytest.raises(StorageError, match="Upgrade"):
         storage.connect()
 
@@ -258,7 +256,7 @@ def test_versions_are_compared_as_numbers(info, is_old):
 
 
 @pytest.mark.parametrize(("lease", "timeout", "named"), [(5, 5, True), (6, 5, False), (30, 60, True)])
-def test_a_lease_is_longer_than_a_call_may_take(lease, timeout, named):
+def test_lease_that_is_not_longer_than_the_timeout_is_a_finding(lease, timeout, named):
     options = RedisOptions.read({"LEASE": lease, "TIMEOUT": timeout})
 
     told = health.lease_findings(options, {})
@@ -267,7 +265,7 @@ def test_a_lease_is_longer_than_a_call_may_take(lease, timeout, named):
     assert all("every other queue" in finding.text for finding in told)
 
 
-def test_the_lease_of_each_queue_is_looked_at():
+def test_findings_cover_the_lease_of_each_queue():
     policies = {"slow": QueuePolicy(lease=60_000), "quick": QueuePolicy(lease=2_000)}
 
     [finding] = health.lease_findings(RedisOptions(), policies)
@@ -278,12 +276,12 @@ def test_the_lease_of_each_queue_is_looked_at():
 # Where it is told.
 
 
-def test_a_storage_tells_of_its_servers(redis_options):
+def test_storage_reports_findings_of_its_servers(redis_options):
     with closing(RedisStorage(**redis_options)) as storage:
         assert ids(storage.reads.findings()) == ["djqueue.W009"]
 
 
-def test_workers_tell_it_when_they_start(redis_options, redis_server, settings):
+def test_runworkers_prints_findings_at_startup(redis_options, redis_server, settings):
     settings.DJQUEUE = {
         "STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": redis_options}
     }
@@ -296,7 +294,7 @@ def test_workers_tell_it_when_they_start(redis_options, redis_server, settings):
 
 
 @pytest.mark.usefixtures("all_too_old")
-def test_workers_do_not_start_on_a_server_that_is_too_old(redis_options, settings):
+def test_runworkers_fails_on_a_server_that_is_too_old(redis_options, settings):
     settings.DJQUEUE = {
         "STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": redis_options}
     }
@@ -305,7 +303,7 @@ def test_workers_do_not_start_on_a_server_that_is_too_old(redis_options, setting
         call_command("runworkers", "--until-empty")
 
 
-def test_a_user_without_dangerous_commands_can_work(restricted):
+def test_user_without_dangerous_commands_can_run_jobs(restricted):
     with closing(RedisStorage(**restricted("@dangerous"))) as storage:
         storage.connect()
         [queued] = storage.enqueue([Batch("sums", "add", JobOptions(), [b"1"])])

@@ -1,4 +1,4 @@
-"""What is left in Redis of the items of generators: nothing that outlives its job, or its result."""
+"""Stream items on Redis: no item outlives its job or its result."""
 
 from contextlib import closing
 
@@ -55,7 +55,7 @@ def a_run(storage, **options):
     return run
 
 
-def test_a_plain_job_with_items_is_completed_with_its_letter(storage, key_of):
+def test_plain_job_with_items_is_completed_with_a_marker(storage, key_of):
     run = a_run(storage)
     assert key_of() == (b"list", 2, -1)
 
@@ -67,19 +67,19 @@ def test_a_plain_job_with_items_is_completed_with_its_letter(storage, key_of):
     assert 3_500 < ttl <= 3_600
 
 
-def test_the_key_lasts_as_long_as_the_result(storage, key_of):
+def test_items_expire_with_the_result(storage, key_of):
     finish(storage, completing(a_run(storage, result_ttl=60_000, retention=DAY)))
 
     assert 50 < key_of()[2] <= 60
 
 
-def test_it_stays_with_a_result_that_does(storage, key_of):
+def test_items_of_a_permanent_result_do_not_expire(storage, key_of):
     finish(storage, completing(a_run(storage, result_ttl=None)))
 
     assert key_of() == (b"list", 2, -1)
 
 
-def test_an_earlier_runs_items_go_when_the_job_completes_without_any(storage, key_of):
+def test_completion_without_items_deletes_the_items_of_earlier_attempts(storage, key_of):
     finish(storage, retrying(a_run(storage)))
     finish(storage, completing(claim_one(storage)))
 
@@ -87,7 +87,7 @@ def test_an_earlier_runs_items_go_when_the_job_completes_without_any(storage, ke
     assert job(storage, "a").items == 0
 
 
-def test_another_runs_first_item_takes_their_place(storage, key_of):
+def test_first_item_of_an_attempt_replaces_the_items_of_earlier_attempts(storage, key_of):
     finish(storage, retrying(a_run(storage)))
 
     emit(storage, claim_one(storage), b"three")
@@ -96,7 +96,7 @@ def test_another_runs_first_item_takes_their_place(storage, key_of):
 
 
 @pytest.mark.parametrize("how", [completing, failing, cancelling])
-def test_they_go_with_the_record(storage, key_of, how, clock):
+def test_items_are_deleted_with_the_job(storage, key_of, how, clock):
     finish(storage, how(a_run(storage)))
 
     clock.advance(365 * DAY)
@@ -106,7 +106,7 @@ def test_they_go_with_the_record(storage, key_of, how, clock):
     assert key_of() is None
 
 
-def test_many_plain_records_beside_one_with_items_are_forgotten_together(storage, key_of, clock):
+def test_jobs_with_and_without_items_are_deleted_together(storage, key_of, clock):
     for number in range(20):
         finish(storage, completing(an_active_job(storage, id=str(number))))
     finish(storage, completing(a_run(storage)))
@@ -119,7 +119,7 @@ def test_many_plain_records_beside_one_with_items_are_forgotten_together(storage
 
 
 @pytest.mark.parametrize("how", [completing, failing, cancelling, retrying, None])
-def test_they_go_with_the_queue(storage, key_of, how):
+def test_items_are_deleted_with_the_queue(storage, key_of, how):
     run = a_run(storage)
     if how is not None:
         finish(storage, how(run))
@@ -133,7 +133,7 @@ def test_they_go_with_the_queue(storage, key_of, how):
     assert client.pttl(version) != -1  # it expires, if it is there
 
 
-def test_a_job_that_is_moved_leaves_none_behind(storage, key_of):
+def test_moved_job_leaves_no_items_behind(storage, key_of):
     finish(storage, retrying(a_run(storage)))
 
     storage.jobs.move(QUEUE, ["a"], "other")
@@ -141,7 +141,7 @@ def test_a_job_that_is_moved_leaves_none_behind(storage, key_of):
     assert key_of() is None
 
 
-def test_what_an_obliterated_queue_left_is_no_item_of_its_next_job(storage, key_of):
+def test_new_job_has_no_items_of_an_obliterated_queue(storage, key_of):
     client = storage._connections.sync()
     client.rpush(storage.keys(QUEUE).items("a"), b"left behind")
 

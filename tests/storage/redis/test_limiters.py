@@ -1,4 +1,4 @@
-"""Limiters on Redis: processes that die between any two commands, and what is left of permits."""
+"""Limiters on Redis: permits of processes that die between any two commands."""
 
 from contextlib import closing
 from random import Random
@@ -105,7 +105,7 @@ def act(storage, _):
     claim(storage, 5)
 
 
-def test_a_death_between_any_two_commands_costs_no_permit_for_ever(place):
+def test_process_death_between_any_two_commands_loses_no_permit_forever(place):
     for storage, _, _ in place.deaths(prepare, act):
         assert active(storage) <= storage.limiters.state(LIMITER).used <= MOST
         claim(storage, 10)
@@ -117,7 +117,7 @@ def test_a_death_between_any_two_commands_costs_no_permit_for_ever(place):
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 8))]
 )
-def test_processes_that_die_never_have_more_active_than_allowed(place, seed):
+def test_limiter_allows_no_more_active_jobs_than_permits_when_processes_die(place, seed):
     random = Random(seed)
     storage, processes = place.storage(), [place.mortal() for _ in range(3)]
     held = [[] for _ in processes]
@@ -151,7 +151,7 @@ def test_processes_that_die_never_have_more_active_than_allowed(place, seed):
     assert_all_is_freed(place, storage)
 
 
-def test_an_idle_limiter_leaves_nothing_behind(servers, storage):
+def test_idle_limiter_leaves_only_overrides_without_expiry(servers, storage):
     storage.limiters.set(LIMITER, Rate(100), MOST)
     for queue in QUEUES:
         enqueue_many(storage, 9, queue=queue)
@@ -165,7 +165,7 @@ def test_an_idle_limiter_leaves_nothing_behind(servers, storage):
     assert keys_of(servers) == {"sequence": False, "bucket": False}
 
 
-def test_permits_of_a_limiter_that_nobody_asks_any_more_are_not_kept_for_ever(servers, storage):
+def test_permits_of_an_unused_limiter_expire(servers, storage):
     enqueue(storage, queue=QUEUES[0], weight=2)
     claim_one(storage)
     storage.limiters.state(LIMITER)
@@ -173,7 +173,7 @@ def test_permits_of_a_limiter_that_nobody_asks_any_more_are_not_kept_for_ever(se
     assert keys_of(servers) == {"sequence": False, "permits": False, "weights": False}
 
 
-def test_an_end_that_overtakes_what_its_claim_had_to_tell_keeps_no_permit(storage):
+def test_finish_that_overtakes_its_claim_releases_the_permit(storage):
     claimed = an_active_job(storage, queue=QUEUES[0])
     late = list(storage._limits._collected(LIMITER))
     finish(storage, completing(claimed))
@@ -184,7 +184,7 @@ def test_an_end_that_overtakes_what_its_claim_had_to_tell_keeps_no_permit(storag
     assert storage.limiters.state(LIMITER).used == 0
 
 
-def test_a_queue_without_a_limiter_costs_no_more_commands(redis_options, redis_server):
+def test_finish_and_claim_without_a_limiter_is_one_command(redis_options, redis_server):
     with closing(RedisStorage(policies=POLICIES, limiters=LIMITERS, **redis_options)) as storage:
         enqueue_many(storage, 9)
         claimed = claim(storage, 2, queues=[QUEUE])
@@ -196,7 +196,7 @@ def test_a_queue_without_a_limiter_costs_no_more_commands(redis_options, redis_s
         assert len(asked) == 1
 
 
-def test_a_steady_worker_needs_two_round_trips(storage):
+def test_finish_and_claim_with_a_limiter_makes_two_round_trips(storage):
     enqueue_many(storage, 30, queue=QUEUES[0])
     claimed = claim(storage, MOST, queues=QUEUES[:1])
     asked = []
@@ -207,7 +207,7 @@ def test_a_steady_worker_needs_two_round_trips(storage):
         assert (len(claimed), len(asked)) == (MOST, 2 * number)
 
 
-def test_limits_of_the_settings_count_until_others_are_said(place):
+def test_limiter_overrides_replace_the_limits_of_the_settings(place):
     one, other = place.storage(), place.storage()
     assert other.limiters.state(LIMITER).concurrency == MOST
 
@@ -217,7 +217,7 @@ def test_limits_of_the_settings_count_until_others_are_said(place):
     assert other.limiters.state(LIMITER)[:2] == (None, None)
 
 
-def test_a_limiter_that_cannot_be_asked_raises_and_loses_no_end(place, servers, monkeypatch):
+def test_unavailable_limiter_loses_no_outcome(place, servers, monkeypatch):
     storage = place.storage()
     claimed = an_active_job(storage, queue=QUEUES[0])
     storage.limiters.state(LIMITER)
@@ -235,7 +235,7 @@ def test_a_limiter_that_cannot_be_asked_raises_and_loses_no_end(place, servers, 
     assert storage.limiters.state(LIMITER).used == 0
 
 
-def test_another_process_sees_who_has_the_places_of_a_claim_that_was_just_made(place, storage):
+def test_another_process_sees_the_permit_holders_of_the_latest_claim(place, storage):
     storage.workers.register(worker())
     enqueue_many(storage, MOST, queue="charges")
     waiting = enqueue(storage, queue="refunds")

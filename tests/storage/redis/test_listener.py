@@ -1,4 +1,4 @@
-"""Being told what the server publishes, whatever becomes of the connection meanwhile."""
+"""The pub/sub listener: subscriptions survive lost connections, failovers and forks."""
 
 import logging
 import os
@@ -104,7 +104,7 @@ def threads():
 # Subscribing.
 
 
-def test_every_subscriber_of_a_channel_is_told_every_message(place, listen):
+def test_every_subscriber_receives_every_message_of_its_channel(place, listen):
     listener = listen(place)
     first, second, other = Heard(), Heard(), Heard()
     listener.add("{a}:x", first)
@@ -121,7 +121,7 @@ def test_every_subscriber_of_a_channel_is_told_every_message(place, listen):
     assert first.messages.empty()
 
 
-def test_a_message_published_right_after_subscribing_arrives(place, listen):
+def test_message_published_right_after_subscribing_arrives(place, listen):
     listener = listen(place)
     heard = Heard()
 
@@ -132,7 +132,7 @@ def test_a_message_published_right_after_subscribing_arrives(place, listen):
         remove()
 
 
-def test_many_channels_take_one_connection_for_each_node(place, listen):
+def test_many_channels_use_one_connection_per_node(place, listen):
     listener = listen(place)
     heard = Heard()
     channels = [f"channel {number}" for number in range(60)]
@@ -144,7 +144,7 @@ def test_many_channels_take_one_connection_for_each_node(place, listen):
     assert sorted(heard.next() for _ in channels) == sorted(map(str.encode, channels))
 
 
-def test_who_is_removed_is_told_no_more_and_others_are(place, listen):
+def test_removed_subscriber_receives_no_more_messages(place, listen):
     listener = listen(place)
     first, second = Heard(), Heard()
     remove = listener.add("channel", first)
@@ -158,7 +158,7 @@ def test_who_is_removed_is_told_no_more_and_others_are(place, listen):
     assert first.messages.empty()
 
 
-def test_thread_and_connections_end_with_the_last_subscription_and_begin_again(place, listen, threads):
+def test_listener_thread_and_connections_end_with_the_last_subscription(place, listen, threads):
     listener = listen(place)
     removals = [listener.add(channel, Heard()) for channel in ("{a}", "{b}", "{c}", "{c}")]
     assert threads() == [THREAD]
@@ -173,7 +173,7 @@ def test_thread_and_connections_end_with_the_last_subscription_and_begin_again(p
     assert heard.next() == b"message"
 
 
-def test_a_connection_that_no_channel_needs_is_closed(cluster, redis_cluster, listen):
+def test_connection_without_channels_is_closed(cluster, redis_cluster, listen):
     listener = listen(cluster)
     here = "{a}"
     there = next(
@@ -188,7 +188,7 @@ def test_a_connection_that_no_channel_needs_is_closed(cluster, redis_cluster, li
     eventually(lambda: cluster.subscribers() == 1, message="one connection is closed")
 
 
-def test_closing_ends_everything_and_can_be_followed_by_more(place, listen, threads):
+def test_closed_listener_accepts_new_subscriptions(place, listen, threads):
     listener = listen(place)
     first, second = Heard(), Heard()
     listener.add("channel", first)
@@ -206,7 +206,7 @@ def test_closing_ends_everything_and_can_be_followed_by_more(place, listen, thre
 # Callbacks.
 
 
-def test_a_callback_that_fails_is_logged_and_ends_nothing(place, listen, caplog):
+def test_failing_callback_is_logged_and_the_listener_continues(place, listen, caplog):
     listener = listen(place)
     heard = Heard()
 
@@ -226,7 +226,7 @@ def test_a_callback_that_fails_is_logged_and_ends_nothing(place, listen, caplog)
     assert "of no use" in caplog.text
 
 
-def test_a_callback_may_subscribe_and_unsubscribe(place, listen):
+def test_callback_may_subscribe_and_unsubscribe(place, listen):
     listener = listen(place)
     heard, inner = Heard(), Heard()
     removals: list[Callable[[], None]] = []
@@ -246,7 +246,7 @@ def test_a_callback_may_subscribe_and_unsubscribe(place, listen):
         assert inner.next() == b"inner"
 
 
-def test_messages_that_come_while_a_callback_subscribes_come_after_it(place, listen):
+def test_messages_during_a_subscribing_callback_are_delivered_after_the_callback(place, listen):
     listener = listen(place)
     heard = Heard()
     started, go_on = threading.Event(), threading.Event()
@@ -267,7 +267,7 @@ def test_messages_that_come_while_a_callback_subscribes_come_after_it(place, lis
     assert [heard.next(), heard.next()] == [b"first", b"second"]
 
 
-def test_a_callback_may_close_the_listener(place, listen, threads):
+def test_callback_may_close_the_listener(place, listen, threads):
     listener = listen(place)
     listener.add("channel", lambda _: listener.close())
 
@@ -276,7 +276,7 @@ def test_a_callback_may_close_the_listener(place, listen, threads):
     eventually(lambda: not threads(), message="the thread has ended")
 
 
-def test_threads_that_subscribe_and_unsubscribe_do_not_disturb_each_other(place, listen, threads):
+def test_threads_subscribe_and_unsubscribe_concurrently(place, listen, threads):
     listener = listen(place)
 
     def come_and_go(name: str) -> int:
@@ -297,7 +297,7 @@ def test_threads_that_subscribe_and_unsubscribe_do_not_disturb_each_other(place,
 # Lost connections.
 
 
-def test_a_killed_connection_is_replaced_and_every_subscriber_told(place, listen):
+def test_killed_connection_is_replaced_and_every_subscriber_notified(place, listen):
     listener = listen(place)
     subscribers = {channel: Heard() for channel in ("{a}", "{b}", "{c}", "{d}")}
     for channel, heard in subscribers.items():
@@ -313,7 +313,7 @@ def test_a_killed_connection_is_replaced_and_every_subscriber_told(place, listen
     assert all(heard.reconnected.empty() for heard in subscribers.values())
 
 
-def test_what_fails_on_reconnecting_is_logged_and_ends_nothing(single, listen, caplog):
+def test_failing_reconnect_callback_is_logged_and_the_listener_continues(single, listen, caplog):
     listener = listen(single)
     heard = Heard()
 
@@ -329,7 +329,7 @@ def test_what_fails_on_reconnecting_is_logged_and_ends_nothing(single, listen, c
     assert "of no use" in caplog.text
 
 
-def test_a_mistake_of_our_own_does_not_make_the_listener_deaf(single, listen, monkeypatch, caplog):
+def test_listener_survives_an_internal_error(single, listen, monkeypatch, caplog):
     listener = listen(single)
     heard = Heard()
     listener.add("channel", heard, heard.missed)
@@ -347,7 +347,7 @@ def test_a_mistake_of_our_own_does_not_make_the_listener_deaf(single, listen, mo
     assert heard.next() in (b"message", b"another")
 
 
-def test_a_server_that_starts_again_is_listened_to_again(single, redis_server, listen, caplog, threads):
+def test_listener_resubscribes_to_a_restarted_server(single, redis_server, listen, caplog, threads):
     listener = listen(single)
     heard = Heard()
     listener.add("channel", heard, heard.missed)
@@ -362,7 +362,7 @@ def test_a_server_that_starts_again_is_listened_to_again(single, redis_server, l
     assert threads() == [THREAD]
 
 
-def test_a_server_that_falls_silent_is_noticed(place, listen, monkeypatch, caplog):
+def test_listener_reconnects_after_a_silent_server(place, listen, monkeypatch, caplog):
     monkeypatch.setattr(links, "QUIET", 1)
     listener = listen(place)
     heard = Heard()
@@ -378,7 +378,7 @@ def test_a_server_that_falls_silent_is_noticed(place, listen, monkeypatch, caplo
     assert heard.next() == b"message"
 
 
-def test_a_server_that_is_only_quiet_is_kept(place, listen, monkeypatch):
+def test_listener_pings_a_quiet_server_and_stays_connected(place, listen, monkeypatch):
     monkeypatch.setattr(links, "QUIET", 2)
     listener = listen(place)
     heard = Heard()
@@ -399,7 +399,7 @@ def test_a_server_that_is_only_quiet_is_kept(place, listen, monkeypatch):
     assert heard.next() == b"message"
 
 
-def test_a_failover_is_followed(sentinel, redis_sentinel, listen):
+def test_listener_follows_a_failover(sentinel, redis_sentinel, listen):
     listener = listen(sentinel)
     heard = Heard()
     listener.add("channel", heard, heard.missed)
@@ -411,7 +411,7 @@ def test_a_failover_is_followed(sentinel, redis_sentinel, listen):
     assert heard.next() == b"message"
 
 
-def test_a_slot_is_followed_to_its_new_node(cluster, redis_cluster, listen):
+def test_listener_follows_a_slot_to_its_new_node(cluster, redis_cluster, listen):
     listener = listen(cluster)
     moved, stays = Heard(), Heard()
     listener.add("{moves}:x", moved, moved.missed)
@@ -427,7 +427,7 @@ def test_a_slot_is_followed_to_its_new_node(cluster, redis_cluster, listen):
     assert cluster.publish("{a}:x", "message") == 1
 
 
-def test_a_slot_that_has_moved_before_is_found(cluster, redis_cluster, make_connections, make_listener):
+def test_listener_finds_a_slot_that_has_moved(cluster, redis_cluster, make_connections, make_listener):
     connections = make_connections(cluster.options)
     connections.sync()  # knows where slots are now
     redis_cluster.move_slot("{moved}", redis_cluster.other_than(redis_cluster.node_of("{moved}")))
@@ -439,7 +439,7 @@ def test_a_slot_that_has_moved_before_is_found(cluster, redis_cluster, make_conn
     assert heard.next() == b"message"
 
 
-def test_a_node_that_is_away_does_not_disturb_the_others(cluster, redis_cluster, listen):
+def test_unavailable_node_does_not_affect_subscriptions_of_other_nodes(cluster, redis_cluster, listen):
     listener = listen(cluster)
     here, away = Heard(), Heard()
     listener.add("{a}", here, here.missed)
@@ -462,7 +462,7 @@ def test_a_node_that_is_away_does_not_disturb_the_others(cluster, redis_cluster,
 # What is refused, or never comes.
 
 
-def test_a_server_that_is_away_is_said_to_be_in_time(single, redis_server, listen, threads):
+def test_subscription_to_an_unavailable_server_fails_in_time(single, redis_server, listen, threads):
     listener = listen(single, TIMEOUT=0.3)
     redis_server.stop()
     start = time.monotonic()
@@ -476,7 +476,7 @@ def test_a_server_that_is_away_is_said_to_be_in_time(single, redis_server, liste
     eventually(lambda: not threads(), message="the thread has ended")
 
 
-def test_a_server_that_goes_on_in_time_is_waited_for(single, redis_server, listen):
+def test_subscription_waits_for_a_frozen_server_to_resume(single, redis_server, listen):
     listener = listen(single)
     heard = Heard()
     adding = threading.Thread(target=lambda: listener.add("channel", heard))
@@ -491,7 +491,7 @@ def test_a_server_that_goes_on_in_time_is_waited_for(single, redis_server, liste
     assert heard.next() == b"message"
 
 
-def test_a_channel_that_is_forbidden_is_refused_at_once(
+def test_subscription_to_a_forbidden_channel_fails_at_once(
     single, redis_server, make_connections, make_listener
 ):
     redis_server.run("ACL", "SETUSER", "worker", "on", "nopass", "~*", "resetchannels", "&allowed", "+@all")
@@ -509,7 +509,7 @@ def test_a_channel_that_is_forbidden_is_refused_at_once(
     redis_server.run("ACL", "DELUSER", "worker")
 
 
-def test_who_waits_for_a_subscription_is_told_that_the_listener_closes(single, redis_server, listen):
+def test_closing_the_listener_fails_a_pending_subscription(single, redis_server, listen):
     listener = listen(single, TIMEOUT=2)
     errors: queue.SimpleQueue[StorageUnavailableError] = queue.SimpleQueue()
 
@@ -533,7 +533,7 @@ def test_who_waits_for_a_subscription_is_told_that_the_listener_closes(single, r
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_forked_child_listens_for_itself_and_the_parent_goes_on(place, listen, threads):
+def test_forked_child_uses_its_own_listener_and_the_parent_continues(place, listen, threads):
     listener = listen(place)
     heard = Heard()
     listener.add("{a}", heard, heard.missed)

@@ -1,4 +1,4 @@
-"""Where OPTIONS says that Redis is."""
+"""OPTIONS that name the Redis server: URLs, caches and clients."""
 
 import asyncio
 import subprocess
@@ -56,7 +56,7 @@ SENTINEL_FACTORY = "django_redis.pool.SentinelConnectionFactory"
         ({"URL": "redis://h", "CACHE": None, "CONNECTION": {"password": "secret"}}, "redis h:6379/0"),
     ],
 )
-def test_the_description_says_where_and_nothing_secret(options, description):
+def test_description_contains_the_address_and_no_secrets(options, description):
     connections = Connections(options)
 
     assert connections.describe() == description
@@ -120,14 +120,14 @@ def unix_client() -> redis.Redis:
         ({"CACHE": "default"}, "'default' is a django.core.cache.backends.locmem.LocMemCache, .* URL"),
     ],
 )
-def test_an_error_names_the_option_and_no_secret(options, words):
+def test_option_error_contains_the_option_and_no_secrets(options, words):
     with pytest.raises(ConfigurationError, match=words) as caught:
         Connections(options)
 
     assert "secret" not in str(caught.value).replace("'secrets'", "")
 
 
-def test_a_missing_package_is_named_with_what_to_install():
+def test_error_for_a_missing_package_says_how_to_install_the_package():
     script = """
 import importlib.util, sys
 sys.modules["redis"] = None
@@ -171,7 +171,7 @@ def whoami(connections: Connections) -> bytes:
     return answer
 
 
-def test_a_cache_of_django_redis_lends_its_server_and_password(cache, user, redis_server, make_connections):
+def test_django_redis_cache_provides_server_and_password(cache, user, redis_server, make_connections):
     address = f"redis://{user}@127.0.0.1:{redis_server.port}/2"
 
     connections = make_connections(cache(DJANGO_REDIS, [address, "redis://replica"], PASSWORD="secret"))
@@ -180,7 +180,7 @@ def test_a_cache_of_django_redis_lends_its_server_and_password(cache, user, redi
     assert whoami(connections) == b"worker"
 
 
-def test_a_cache_lends_what_its_pool_is_given_but_not_how_it_reads(
+def test_cache_provides_pool_options_except_decoding_and_timeouts(
     cache, user, redis_server, make_connections
 ):
     pool = {"username": user, "password": "secret", "decode_responses": True, "retry_on_timeout": True}
@@ -195,7 +195,7 @@ def test_a_cache_lends_what_its_pool_is_given_but_not_how_it_reads(
     caches["jobs"].close()
 
 
-def test_a_cache_of_django_lends_its_server_and_password(cache, user, redis_server, make_connections):
+def test_django_cache_provides_server_and_password(cache, user, redis_server, make_connections):
     address = f"redis://127.0.0.1:{redis_server.port}"
 
     connections = make_connections(
@@ -206,7 +206,9 @@ def test_a_cache_of_django_lends_its_server_and_password(cache, user, redis_serv
     assert whoami(connections) == b"worker"
 
 
-def test_a_cache_behind_sentinels_lends_them(cache, sentinel_options, redis_sentinel, make_connections):
+def test_cache_behind_sentinels_provides_the_sentinels(
+    cache, sentinel_options, redis_sentinel, make_connections
+):
     addresses = sentinel_options["SENTINELS"]
     location = [f"redis://djqueue/1?is_master={role}" for role in (0, 1)]
 
@@ -235,7 +237,7 @@ def test_a_cache_behind_sentinels_lends_them(cache, sentinel_options, redis_sent
         ("no_such_package.Cache", "redis://h", {}, "CACHE: 'jobs': .*; pip install"),
     ],
 )
-def test_a_cache_that_cannot_serve_is_refused(cache, backend, location, options, words):
+def test_unsuitable_cache_is_rejected(cache, backend, location, options, words):
     with pytest.raises(ConfigurationError, match=words.replace("[", r"\[")):
         Connections(cache(backend, location, **options))
 
@@ -243,14 +245,14 @@ def test_a_cache_that_cannot_serve_is_refused(cache, backend, location, options,
 # Clients.
 
 
-def test_a_client_of_somebody_else_lends_its_server_and_password(user, redis_server, make_connections):
+def test_given_client_provides_server_and_password(user, redis_server, make_connections):
     def theirs() -> redis.Redis:
         return redis.Redis(port=redis_server.port, username=user, password="secret", decode_responses=True)
 
     assert whoami(make_connections({"CLIENT": theirs})) == b"worker"
 
 
-def test_a_cluster_client_of_somebody_else_lends_its_nodes(cluster_url, redis_cluster, make_connections):
+def test_given_cluster_client_provides_its_nodes(cluster_url, redis_cluster, make_connections):
     port = redis_cluster.nodes[0].port
 
     with redis.RedisCluster(host="127.0.0.1", port=port) as theirs:
@@ -261,7 +263,7 @@ def test_a_cluster_client_of_somebody_else_lends_its_nodes(cluster_url, redis_cl
     assert connections.sync().execute_command("SET", "key", "value")
 
 
-def test_a_client_that_cannot_be_made_for_want_of_a_server_is_no_mistake_of_the_settings():
+def test_unavailable_server_of_a_given_client_is_no_configuration_error():
     def theirs() -> redis.RedisCluster:
         return redis.RedisCluster(host="127.0.0.1", port=1)
 
@@ -270,16 +272,14 @@ def test_a_client_that_cannot_be_made_for_want_of_a_server_is_no_mistake_of_the_
 
 
 @pytest.mark.parametrize("kind", ["redis_url", "sentinel_url", "cluster_url"])
-def test_a_url_reaches_its_server(kind, request, make_connections):
+def test_url_connects_to_its_server(kind, request, make_connections):
     connections = make_connections({"URL": request.getfixturevalue(kind)})
 
     assert connections.sync().execute_command(b"SET", b"key", b"value")
     assert connections.sync().execute_command("GET", "key") == b"value"
 
 
-def test_a_socket_of_the_file_system_reaches_its_server(
-    redis_options, redis_server, make_connections, tmp_path
-):
+def test_unix_socket_connects_to_its_server(redis_options, redis_server, make_connections, tmp_path):
     with servers.RedisServer(config={"unixsocket": "redis.sock"}) as server:
         connections = make_connections({"URL": f"unix://{server.folder}/redis.sock?db=1"})
 

@@ -1,4 +1,4 @@
-"""What claims remember of the queues, and that it hides no job."""
+"""Queue names and queue states that claims cache, which hide no job."""
 
 from collections import Counter
 from contextlib import closing
@@ -63,7 +63,7 @@ def looks(server):
     return server.run("INFO", "commandstats").get("cmdstat_llen", {"calls": 0})["calls"]
 
 
-def test_a_worker_that_hears_of_new_queues_lists_them_once(worker, producer, redis_server):
+def test_worker_with_a_subscription_lists_queue_names_once(worker, producer, redis_server):
     enqueue_many(producer, 20, queue="one")
     unsubscribe = worker.listen(None, lambda: None)
     assert claim(worker) == {"one": 1}
@@ -78,7 +78,7 @@ def test_a_worker_that_hears_of_new_queues_lists_them_once(worker, producer, red
     assert listings(redis_server) == before + 1
 
 
-def test_names_are_listed_again_after_a_while(worker, producer, redis_server, monkeypatch):
+def test_queue_names_are_listed_again_after_a_while(worker, producer, redis_server, monkeypatch):
     monkeypatch.setattr(namecache, "FRESH", 0)
     enqueue_many(producer, 3, queue="one")
     unsubscribe = worker.listen(None, lambda: None)
@@ -91,7 +91,7 @@ def test_names_are_listed_again_after_a_while(worker, producer, redis_server, mo
     unsubscribe()
 
 
-def test_a_job_of_a_new_queue_is_found_at_its_message(worker, producer):
+def test_job_of_a_new_queue_is_claimed_after_its_wake_up(worker, producer):
     woken = Event()
     enqueue(producer, queue="one")
     unsubscribe = worker.listen(None, woken.set)
@@ -106,7 +106,7 @@ def test_a_job_of_a_new_queue_is_found_at_its_message(worker, producer):
     unsubscribe()
 
 
-def test_a_queue_that_this_process_fills_first_is_found_at_once(worker):
+def test_new_queue_of_the_same_process_is_claimed_from_at_once(worker):
     unsubscribe = worker.listen(None, lambda: None)
     enqueue(worker, queue="one")
     assert claim(worker) == {"one": 1}
@@ -117,7 +117,7 @@ def test_a_queue_that_this_process_fills_first_is_found_at_once(worker):
     unsubscribe()
 
 
-def test_a_claim_that_finds_too_few_jobs_looks_elsewhere(worker, producer):
+def test_claim_with_free_slots_looks_at_other_queues(worker, producer):
     enqueue_many(producer, 3, queue="one")
     enqueue(producer, queue="two")
     assert sum(claim(worker, 4).values()) == 4  # The look is remembered from here on: both had jobs.
@@ -139,7 +139,7 @@ def test_queues_take_turns_between_two_looks(worker, producer, redis_server):
     assert found.total() == 20
 
 
-def test_an_idle_worker_claims_from_the_queue_of_a_wake_up_without_a_look(worker, producer, redis_server):
+def test_idle_worker_claims_from_the_queue_of_a_wake_up_without_a_look(worker, producer, redis_server):
     woken = Event()
     enqueue_many(producer, 1, queue="one")
     enqueue_many(producer, 1, queue="two")
@@ -162,7 +162,7 @@ def test_an_idle_worker_claims_from_the_queue_of_a_wake_up_without_a_look(worker
     unsubscribe()
 
 
-def test_a_job_whose_wake_up_names_another_queue_is_found_by_the_next_claim(worker, producer):
+def test_next_claim_finds_the_job_of_a_queue_without_a_wake_up(worker, producer):
     woken = Event()
     enqueue_many(producer, 1, queue="one")
     enqueue_many(producer, 1, queue="two")
@@ -179,7 +179,7 @@ def test_a_job_whose_wake_up_names_another_queue_is_found_by_the_next_claim(work
     unsubscribe()
 
 
-def test_wake_ups_do_not_prefer_new_jobs_to_those_of_another_queue(worker, producer):
+def test_wake_ups_do_not_starve_other_queues(worker, producer):
     woken = Event()
     enqueue_many(producer, 20, queue="one")
     enqueue(producer, queue="two")
@@ -196,7 +196,7 @@ def test_wake_ups_do_not_prefer_new_jobs_to_those_of_another_queue(worker, produ
     unsubscribe()
 
 
-def test_an_idle_worker_reports_an_outcome_before_it_looks(worker, producer, redis_server):
+def test_worker_finishes_jobs_before_looking_at_other_queues(worker, producer, redis_server):
     enqueue_many(producer, 2, queue="one")
     enqueue_many(producer, 1, queue="two")
     request = ClaimRequest("w", 9, frozenset({NAME}))
@@ -213,9 +213,7 @@ def test_an_idle_worker_reports_an_outcome_before_it_looks(worker, producer, red
     assert commands(redis_server, "evalsha") == before + 3
 
 
-def test_an_idle_worker_leaves_the_line_at_a_limiter_when_the_jobs_of_the_queue_are_gone(
-    redis_url, monkeypatch
-):
+def test_idle_worker_stops_waiting_for_a_limiter_when_its_queue_is_empty(redis_url, monkeypatch):
     monkeypatch.setattr("djqueue.storage.redis.looks.LOOK_FRESH", 0)
     queues = ["one", "two"]
     request = ClaimRequest("w", 3, frozenset({NAME}))
@@ -232,9 +230,7 @@ def test_an_idle_worker_leaves_the_line_at_a_limiter_when_the_jobs_of_the_queue_
 
 
 @pytest.mark.parametrize("limited", [(), ("one",), ("one", "two")], ids=len)
-def test_a_worker_with_one_slot_does_not_stay_in_the_queue_of_its_last_job(
-    redis_url, producer, monkeypatch, limited
-):
+def test_worker_with_one_slot_takes_turns_between_queues(redis_url, producer, monkeypatch, limited):
     monkeypatch.setattr("djqueue.storage.redis.looks.LOOK_FRESH", 0)
     enqueue_many(producer, 20, queue="one")
     enqueue_many(producer, 20, queue="two")
@@ -252,7 +248,7 @@ def test_a_worker_with_one_slot_does_not_stay_in_the_queue_of_its_last_job(
     assert found["two"] > 5
 
 
-def test_a_look_serves_several_claims(worker, producer, redis_server, monkeypatch):
+def test_one_look_serves_several_claims(worker, producer, redis_server, monkeypatch):
     monkeypatch.setattr("djqueue.storage.redis.looks.LOOK_FRESH", 60)
     enqueue_many(producer, 20, queue="one")
     enqueue_many(producer, 20, queue="two")

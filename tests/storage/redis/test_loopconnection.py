@@ -17,7 +17,7 @@ def exchange_at(url: str, timeout: float = 25.0) -> Exchange:
     return Exchange(Connections({"URL": url, "TIMEOUT": timeout}), timeout)
 
 
-def test_many_requests_are_one_round_trip_with_their_replies_in_order(redis_server):
+def test_many_requests_are_one_round_trip_with_replies_in_order(redis_server):
     async def main() -> None:
         exchange = exchange_at(redis_server.url)
 
@@ -28,7 +28,7 @@ def test_many_requests_are_one_round_trip_with_their_replies_in_order(redis_serv
     asyncio.run(main())
 
 
-def test_errors_have_the_classes_of_redis_py(redis_server):
+def test_error_replies_have_the_classes_of_redis_py(redis_server):
     async def main() -> None:
         exchange = exchange_at(redis_server.url)
 
@@ -41,7 +41,7 @@ def test_errors_have_the_classes_of_redis_py(redis_server):
     asyncio.run(main())
 
 
-def test_a_large_reply_arrives_in_parts(redis_server):
+def test_large_reply_is_read_in_parts(redis_server):
     async def main() -> None:
         exchange = exchange_at(redis_server.url)
         large = b"x" * 5_000_000
@@ -51,7 +51,7 @@ def test_a_large_reply_arrives_in_parts(redis_server):
     asyncio.run(main())
 
 
-def test_the_late_reply_of_a_cancelled_request_is_not_read_as_another_one(redis_server):
+def test_late_reply_of_a_cancelled_request_is_discarded(redis_server):
     async def main() -> None:
         exchange = exchange_at(redis_server.url)
         await exchange.aask((b"PING",))
@@ -66,7 +66,7 @@ def test_the_late_reply_of_a_cancelled_request_is_not_read_as_another_one(redis_
     asyncio.run(main())
 
 
-def test_a_silent_server_fails_the_request_in_time_and_the_next_one_connects_anew(redis_server):
+def test_request_after_a_timeout_uses_a_new_connection(redis_server):
     async def main() -> None:
         with SlowProxy(redis_server.port) as proxy:
             exchange = exchange_at(proxy.url, TIMEOUT)
@@ -93,7 +93,7 @@ def test_each_request_has_its_own_time_limit(redis_server):
     asyncio.run(main())
 
 
-def test_connections_that_the_server_has_closed_are_replaced_without_an_error(redis_server):
+def test_closed_idle_connections_are_replaced_without_an_error(redis_server):
     async def main() -> None:
         exchange = exchange_at(redis_server.url)
         await asyncio.gather(*(exchange.aask((b"PING",)) for _ in range(5)))
@@ -107,7 +107,7 @@ def test_connections_that_the_server_has_closed_are_replaced_without_an_error(re
     asyncio.run(main())
 
 
-def test_a_server_that_stops_fails_the_request_in_progress(redis_server):
+def test_closed_connection_fails_the_request_in_progress(redis_server):
     async def main() -> None:
         exchange = exchange_at(redis_server.url)
         await exchange.aask((b"PING",))
@@ -123,7 +123,7 @@ def test_a_server_that_stops_fails_the_request_in_progress(redis_server):
     asyncio.run(main())
 
 
-def test_idle_connections_beyond_those_at_hand_return_to_the_pool(redis_server):
+def test_surplus_idle_connections_return_to_the_pool(redis_server):
     async def main() -> None:
         exchange = exchange_at(redis_server.url)
         for _ in range(2):

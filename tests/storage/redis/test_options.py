@@ -1,4 +1,4 @@
-"""What the OPTIONS of the settings say for all queues."""
+"""OPTIONS of the settings that apply to all queues."""
 
 from contextlib import closing
 
@@ -18,7 +18,7 @@ def leases(settings, *queues):
 
 
 @pytest.mark.parametrize("name", ["LEASE", "lease"])
-def test_the_lease_of_the_options_is_that_of_every_queue_without_its_own(name):
+def test_lease_option_applies_to_queues_without_their_own_lease(name):
     settings = {
         "QUEUES": {"named": {"RATE": "5/s"}, "own": {"LEASE": 90}},
         "STORAGE": {"BACKEND": BACKEND, "OPTIONS": {"URL": "redis://nowhere", name: 60}},
@@ -27,20 +27,20 @@ def test_the_lease_of_the_options_is_that_of_every_queue_without_its_own(name):
     assert leases(settings, "named", "own", "other") == [60, 90, 60]
 
 
-def test_without_one_it_is_half_a_minute():
+def test_default_lease_is_half_a_minute():
     storage = {"BACKEND": BACKEND, "OPTIONS": {"URL": "redis://nowhere"}}
 
     assert leases({"STORAGE": storage, "QUEUES": ["named"]}, "named", "other") == [30, 30]
 
 
-def test_it_counts_also_where_queues_are_only_named():
+def test_lease_option_applies_to_queues_without_settings():
     storage = {"BACKEND": BACKEND, "OPTIONS": {"URL": "redis://nowhere", "LEASE": 60}}
 
     assert leases({"STORAGE": storage, "QUEUES": ["named"]}, "named") == [60]
 
 
 @pytest.mark.parametrize("lease", ["long", 0])
-def test_a_wrong_one_is_refused_by_the_storage(lease):
+def test_invalid_lease_option_is_rejected(lease):
     storage = {"BACKEND": BACKEND, "OPTIONS": {"URL": "redis://nowhere", "LEASE": lease}}
 
     with pytest.raises(ConfigurationError, match="LEASE"):

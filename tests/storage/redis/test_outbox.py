@@ -1,4 +1,4 @@
-"""What crosses queues arrives once, whichever process dies between any two of its commands."""
+"""Messages between queues arrive once, whichever process dies between any two of its commands."""
 
 from contextlib import closing
 from itertools import count
@@ -88,7 +88,7 @@ def worked_off(storage):
     return done
 
 
-def test_the_queues_are_on_different_servers(redis_cluster):
+def test_queues_of_these_tests_are_on_different_masters(redis_cluster):
     nodes = {redis_cluster.node_of(f"{{q:{queue}}}:jobs").port for queue in (NEAR, FAR, THIRD)}
 
     assert len(nodes) == 3
@@ -106,7 +106,7 @@ def pending_jobs(storage):
 
 
 @across_masters
-def test_a_moved_job_is_in_one_queue_whenever_the_mover_dies(place):
+def test_moved_job_is_in_one_queue_whenever_the_mover_dies(place):
     deaths = place.deaths(pending_jobs, lambda storage, ids: storage.jobs.move(NEAR, ids, FAR))
     outcomes = []
     for storage, ids, died in deaths:
@@ -137,7 +137,7 @@ def enqueue_again(storage, queue):
     return storage.enqueue([batch(ids=["other"], queue=queue, unique_key="key")])[0]
 
 
-def test_a_job_whose_id_is_taken_comes_back_whenever_the_mover_dies(place):
+def test_job_with_a_taken_id_returns_whenever_the_mover_dies(place):
     def prepare(storage):
         enqueue(storage, queue=NEAR, id="a", payload=b"\x01")
         enqueue(storage, queue=FAR, id="a", payload=b"\x02")
@@ -156,7 +156,7 @@ def give_in_vain(storage, _=None):
     storage._keyspace.run(storage._keyspace.on_jobs("give", NEAR, ["a"], heading, outbox.keys_of_given))
 
 
-def test_a_job_whose_unique_key_is_taken_comes_back_whenever_the_mover_dies(place):
+def test_job_with_a_taken_unique_key_returns_whenever_the_mover_dies(place):
     def prepare(storage):
         enqueue(storage, queue=THIRD, id="up")
         enqueue(storage, queue=NEAR, id="a", unique_key="key", depends_on=((THIRD, "up"),))
@@ -174,7 +174,7 @@ def test_a_job_whose_unique_key_is_taken_comes_back_whenever_the_mover_dies(plac
 
 
 @pytest.mark.parametrize("maker", [a_failed_job, a_cancelled_job])
-def test_a_moved_job_takes_the_place_of_one_that_failed_or_was_cancelled(place, maker):
+def test_moved_job_replaces_a_failed_or_cancelled_job_of_its_id(place, maker):
     storage = place.storage()
     maker(storage, queue=FAR, id="a")
     enqueue(storage, queue=NEAR, id="a")
@@ -187,7 +187,7 @@ def test_a_moved_job_takes_the_place_of_one_that_failed_or_was_cancelled(place, 
     assert worked_off(storage) == ["a"]
 
 
-def test_a_moved_job_has_nothing_of_its_forerunner(place):
+def test_moved_job_has_no_result_of_its_predecessor(place):
     clock = AheadClock()
     storage = place.storage(clock=clock)
     forerunner = an_active_job(storage, queue=FAR, id="a", result_ttl=1)
@@ -202,7 +202,7 @@ def test_a_moved_job_has_nothing_of_its_forerunner(place):
     assert job(storage, "a", FAR).result is None
 
 
-def test_a_moved_job_takes_its_past_along_also_there_and_back(place):
+def test_moved_job_keeps_its_history_and_logs(place):
     storage = place.storage()
     held = an_active_job(storage, queue=NEAR, id="a")
     storage.report([report_of(held, 50, [(1, "begun"), (2, "half way")])])
@@ -224,7 +224,7 @@ def a_chain(storage):
     enqueue(storage, queue=THIRD, id="down", depends_on=((NEAR, "between"),))
 
 
-def test_those_that_wait_follow_whenever_the_mover_dies(place):
+def test_dependents_follow_a_moved_job_whenever_the_mover_dies(place):
     for storage, _, died in place.deaths(a_chain, move_chain):
         move_chain(storage)
         storage.sweep()
@@ -247,7 +247,7 @@ def a_dependent_that_nobody_knows_of_yet(place, **options):
         enqueue(place.storage(commands=STORED), queue=FAR, id="down", depends_on=((NEAR, "up"),), **options)
 
 
-def test_a_job_that_was_moved_before_it_heard_of_a_dependent_is_waited_for(place):
+def test_dependent_waits_for_a_job_moved_before_the_dependency_arrived(place):
     storage = place.storage()
     a_dependent_that_nobody_knows_of_yet(place)
 
@@ -261,7 +261,7 @@ def test_a_job_that_was_moved_before_it_heard_of_a_dependent_is_waited_for(place
     assert_nothing_is_under_way(storage, NEAR, FAR, THIRD)
 
 
-def test_a_job_is_followed_from_queue_to_queue(place):
+def test_dependent_follows_a_job_through_several_queues(place):
     storage = place.storage()
     a_dependent_that_nobody_knows_of_yet(place)
 
@@ -273,7 +273,7 @@ def test_a_job_is_followed_from_queue_to_queue(place):
     assert worked_off(storage) == ["up", "down"]
 
 
-def test_a_job_that_was_moved_to_its_dependents_queue_is_waited_for_there(place):
+def test_dependent_waits_for_a_job_moved_to_its_own_queue(place):
     storage = place.storage()
     a_dependent_that_nobody_knows_of_yet(place)
 
@@ -283,7 +283,7 @@ def test_a_job_that_was_moved_to_its_dependents_queue_is_waited_for_there(place)
     assert worked_off(storage) == ["up", "down"]
 
 
-def test_a_moved_job_is_followed_whenever_who_does_so_dies(place):
+def test_dependent_follows_a_moved_job_whenever_the_maintainer_dies(place):
     def prepare(storage):
         a_dependent_that_nobody_knows_of_yet(place)
 
@@ -301,7 +301,7 @@ def follow(storage, _=None):
 
 
 @pytest.mark.parametrize("forget", ["cancel", "remove"])
-def test_a_moved_job_that_is_gone_is_not_waited_for(place, forget):
+def test_dependent_of_a_moved_and_deleted_job_fails(place, forget):
     storage = place.storage()
     a_dependent_that_nobody_knows_of_yet(place)
 
@@ -313,7 +313,7 @@ def test_a_moved_job_that_is_gone_is_not_waited_for(place, forget):
     assert "a dependency in another queue" in job(storage, "down", FAR).error.message
 
 
-def test_a_dependent_that_is_taken_back_does_not_keep_a_moved_job_where_it_is(place):
+def test_cancelled_dependent_does_not_prevent_another_move(place):
     storage = place.storage()
     a_dependent_that_nobody_knows_of_yet(place)
 
@@ -324,7 +324,7 @@ def test_a_dependent_that_is_taken_back_does_not_keep_a_moved_job_where_it_is(pl
     assert storage.jobs.move(THIRD, ["up"], NEAR) == ["moved"]
 
 
-def test_who_follows_a_job_never_comes_before_it():
+def test_outbox_delivers_a_job_before_the_updates_of_its_dependents():
     """Though what is for one queue is brought together, and something for the dependent's is older."""
     ended, given, moved, later = ["ended", "x"], ["job", "up"], ["moved", "up"], ["ended", "y"]
     told = enumerate([(FAR, ended), (THIRD, given), (FAR, ended), (FAR, moved), (THIRD, given), (FAR, later)])
@@ -335,7 +335,7 @@ def test_who_follows_a_job_never_comes_before_it():
     assert found == [(FAR, [0, 2]), (THIRD, [1]), (FAR, [3, 5]), (THIRD, [4])]
 
 
-def test_a_job_never_comes_before_what_it_has_said_to_others():
+def test_outbox_delivers_earlier_messages_before_a_moved_job():
     """Else what it says from where it is then would be overtaken by that."""
     ended, waits, given = ["ended", "x"], ["await", "up"], ["job", "down"]
     told = enumerate([(FAR, ended), (THIRD, waits), (FAR, given), (FAR, given), (THIRD, waits)])
@@ -347,7 +347,7 @@ def test_a_job_never_comes_before_what_it_has_said_to_others():
 
 
 @across_masters
-def test_maintainers_that_die_one_after_another_bring_a_job_over(place):
+def test_move_completes_when_maintainers_die_one_after_another(place):
     storage = place.storage()
     ids = enqueue_many(storage, 3, queue=NEAR)
     with pytest.raises(Death):
@@ -365,7 +365,7 @@ def test_maintainers_that_die_one_after_another_bring_a_job_over(place):
     assert worked_off(storage) == ids
 
 
-def test_maintainers_that_meet_bring_each_job_over_once(place):
+def test_concurrent_maintainers_move_each_job_once(place):
     storage = place.storage()
     ids = enqueue_many(storage, 150, queue=NEAR)
     with pytest.raises(Death):
@@ -377,7 +377,7 @@ def test_maintainers_that_meet_bring_each_job_over_once(place):
     assert worked_off(storage) == ids
 
 
-def test_a_message_is_not_taken_for_an_old_one_when_its_sender_has_lost_the_last_numbers(place):
+def test_message_is_accepted_after_its_sender_lost_the_last_numbers(place):
     """As a failover does to one server of a cluster, whose replica had not heard of all of them yet."""
     storage = place.storage()
     [first, second] = enqueue_many(storage, 2, queue=NEAR)
@@ -417,7 +417,7 @@ def dependents(storage):
         (cancelling, State.FAILED),
     ],
 )
-def test_dependents_hear_of_an_end_whenever_the_worker_dies(place, ending, becomes):
+def test_dependents_learn_of_a_finish_whenever_the_worker_dies(place, ending, becomes):
     for storage, held, died in place.deaths(
         held_upstream, lambda storage, held: finish(storage, ending(held))
     ):
@@ -434,7 +434,7 @@ def test_dependents_hear_of_an_end_whenever_the_worker_dies(place, ending, becom
             assert counts(storage, FAR) == {State.FAILED: 1}
 
 
-def test_a_dependent_waits_whenever_its_producer_dies(place):
+def test_dependent_waits_for_its_dependencies_whenever_its_producer_dies(place):
     def prepare(storage):
         return [an_active_job(storage, queue=queue, id="up") for queue in (NEAR, THIRD)]
 
@@ -461,7 +461,7 @@ def test_a_dependent_waits_whenever_its_producer_dies(place):
     ],
     ids=["cancel", "remove", "obliterate"],
 )
-def test_a_dependent_does_not_wait_for_what_is_gone_whenever_the_caller_dies(place, forget, left):
+def test_dependent_of_a_deleted_job_fails_whenever_the_caller_dies(place, forget, left):
     def prepare(storage):
         enqueue(storage, queue=NEAR, id="up")
         enqueue(storage, queue=FAR, id="down", depends_on=((NEAR, "up"),))
@@ -477,7 +477,7 @@ def test_a_dependent_does_not_wait_for_what_is_gone_whenever_the_caller_dies(pla
         assert_nothing_is_under_way(storage, NEAR, FAR)
 
 
-def test_a_dependent_that_is_taken_back_is_not_told(place):
+def test_cancelled_dependent_leaves_no_dependency_behind(place):
     def prepare(storage):
         held = an_active_job(storage, queue=NEAR, id="up")
         enqueue(storage, queue=FAR, id="down", depends_on=((NEAR, "up"),))
@@ -496,7 +496,7 @@ def test_a_dependent_that_is_taken_back_is_not_told(place):
 
 
 @across_masters
-def test_a_released_job_sets_nobody_free(place):
+def test_released_job_unblocks_no_dependents(place):
     storage = place.storage()
     held = held_upstream(storage)
 
@@ -507,7 +507,7 @@ def test_a_released_job_sets_nobody_free(place):
 
 
 @across_masters
-def test_more_dependents_than_one_message_tells(place):
+def test_finish_unblocks_more_dependents_than_fit_into_one_message(place):
     storage = place.storage()
     held = an_active_job(storage, queue=NEAR, id="up")
     enqueue_many(storage, 1_200, queue=FAR, depends_on=((NEAR, "up"),))
@@ -522,7 +522,7 @@ def test_more_dependents_than_one_message_tells(place):
 # What an obliterated queue leaves.
 
 
-def test_new_jobs_keep_their_results_when_what_is_left_of_their_forerunners_is_deleted(place):
+def test_deleting_obliterated_jobs_keeps_results_of_new_jobs_with_their_ids(place):
     def prepare(storage):
         a_completed_job(storage, queue=NEAR, id="a", result=b"\x01")
         finish(storage, failing(an_active_job(storage, queue=NEAR, id="b")))
@@ -539,7 +539,7 @@ def test_new_jobs_keep_their_results_when_what_is_left_of_their_forerunners_is_d
         assert job(storage, "b", NEAR).logs == ()
 
 
-def test_what_two_queues_knew_of_each_other_lapses_with_them(place):
+def test_obliterated_queues_leave_no_keys_without_expiry(place):
     storage = place.storage()
     held_upstream(storage)
     storage.jobs.move(FAR, [enqueue(storage, queue=FAR)], THIRD)
@@ -557,7 +557,7 @@ def test_what_two_queues_knew_of_each_other_lapses_with_them(place):
     assert {key.split(b":")[2] for key in left} <= {b"sequence", b"inbox", b"m", b"version"}
 
 
-def test_what_a_queue_has_heard_does_not_lapse_once_it_is_used_again(place):
+def test_inbox_of_a_queue_in_use_does_not_expire(place):
     storage = place.storage()
     for _ in range(2):
         storage.jobs.move(NEAR, [enqueue(storage, queue=NEAR)], FAR)
@@ -579,7 +579,7 @@ def dead_jobs(storage):
     return storage.reads.dead_letters(NEAR)
 
 
-def test_a_moved_dead_letter_is_in_one_queue_whenever_the_mover_dies(place):
+def test_moved_dead_letter_is_in_one_queue_whenever_the_mover_dies(place):
     outcomes = []
     ids = ["plain", "special"]
     for storage, letters, died in place.deaths(
@@ -603,7 +603,7 @@ def test_a_moved_dead_letter_is_in_one_queue_whenever_the_mover_dies(place):
     assert {NEAR, FAR} == set(outcomes)
 
 
-def test_a_dead_letter_whose_id_is_taken_comes_back_whenever_the_mover_dies(place):
+def test_dead_letter_with_a_taken_id_returns_whenever_the_mover_dies(place):
     def prepare(storage):
         a_failed_job(storage, queue=NEAR, id="a")
         a_completed_job(storage, queue=FAR, id="a")
@@ -668,7 +668,7 @@ def timed(place):
     return place
 
 
-def test_what_is_kept_is_kept_whenever_who_ends_the_children_dies(timed):
+def test_children_stay_pinned_whenever_their_worker_dies(timed):
     def act(storage, claimed):
         finish(storage, *map(completing, claimed))
 
@@ -685,7 +685,7 @@ def test_what_is_kept_is_kept_whenever_who_ends_the_children_dies(timed):
 
 
 @pytest.mark.parametrize("end", ["complete", "cancel", "remove", "obliterate", "clean"])
-def test_what_was_kept_goes_whenever_who_ends_the_parent_dies(timed, end):
+def test_pinned_children_are_released_whenever_the_process_that_ends_the_parent_dies(timed, end):
     def prepare(storage):
         finish(storage, *map(completing, children_of_one(storage)))
         return claim(storage, 1) if end == "complete" else []
@@ -708,7 +708,7 @@ def test_what_was_kept_goes_whenever_who_ends_the_parent_dies(timed, end):
         assert_nothing_is_kept(storage, NEAR, FAR, THIRD)
 
 
-def test_what_is_kept_for_a_late_parent_is_kept_whenever_its_producer_dies(timed):
+def test_child_of_a_late_parent_is_pinned_whenever_the_producer_dies(timed):
     def prepare(storage):
         a_completed_job(storage, queue=NEAR, id="child", result_ttl=BRIEF)
 
@@ -728,7 +728,7 @@ def test_what_is_kept_for_a_late_parent_is_kept_whenever_its_producer_dies(timed
 
 
 @pytest.mark.parametrize("unmet", [True, False], ids=["blocked", "waiting"])
-def test_what_is_kept_for_a_moved_parent_is_kept_whenever_its_mover_dies(timed, unmet):
+def test_children_of_a_moved_parent_stay_pinned_whenever_the_mover_dies(timed, unmet):
     def prepare(storage):
         near, far = sorted(children_of_one(storage), key=lambda one: one.queue == FAR)
         finish(storage, completing(near))
@@ -755,7 +755,7 @@ def give_parent_in_vain(storage, _=None):
     storage._keyspace.run(storage._keyspace.on_jobs("give", THIRD, ["parent"], heading, outbox.keys_of_given))
 
 
-def test_what_is_kept_for_a_parent_that_comes_back_is_kept_whenever_its_mover_dies(timed):
+def test_children_of_a_returned_parent_stay_pinned_whenever_the_mover_dies(timed):
     def prepare(storage):
         finish(storage, *map(completing, children_of_one(storage)))
         enqueue(storage, queue=FAR, id="parent", delay=DELAY)
@@ -771,7 +771,7 @@ def test_what_is_kept_for_a_parent_that_comes_back_is_kept_whenever_its_mover_di
         assert_nothing_is_kept(storage, NEAR, FAR, THIRD)
 
 
-def test_a_record_is_not_kept_for_ever_for_a_parent_whose_last_word_was_lost(timed):
+def test_child_is_unpinned_after_the_last_message_of_its_parent_was_lost(timed):
     storage = timed.storage()
     finish(storage, *map(completing, children_of_one(storage)))
     with pytest.raises(Death):
@@ -786,7 +786,7 @@ def test_a_record_is_not_kept_for_ever_for_a_parent_whose_last_word_was_lost(tim
     assert_nothing_is_kept(storage, NEAR, FAR, THIRD)
 
 
-def test_a_record_of_which_nobody_knows_who_holds_it_is_not_kept_for_ever(timed):
+def test_pinned_child_without_a_known_parent_is_unpinned(timed):
     storage = timed.storage()
     finish(storage, *map(completing, children_of_one(storage)))
     storage._connections.sync().delete(storage.keys(NEAR).key("holds"))
@@ -800,7 +800,7 @@ def test_a_record_of_which_nobody_knows_who_holds_it_is_not_kept_for_ever(timed)
     assert kept(storage, FAR) == (1, 1, 1)
 
 
-def test_a_parent_that_lives_for_days_is_asked_and_keeps_what_it_needs(timed):
+def test_children_stay_pinned_while_their_parent_waits_for_days(timed):
     storage = timed.storage()
     finish(storage, *map(completing, children_of_one(storage)))
 
@@ -814,7 +814,7 @@ def test_a_parent_that_lives_for_days_is_asked_and_keeps_what_it_needs(timed):
     assert_nothing_is_kept(storage, NEAR, FAR, THIRD)
 
 
-def test_redis_itself_forgets_no_result_that_is_kept(place):
+def test_result_of_a_pinned_job_does_not_expire_in_redis(place):
     storage = place.storage()
     client = storage._connections.sync()
     key = storage.keys(NEAR).result("child")

@@ -1,4 +1,4 @@
-"""A server that refuses the user or the password is running, and errors say what to check."""
+"""Errors for a wrong user or password say what to check."""
 
 import re
 import time
@@ -22,7 +22,7 @@ def guarded_server():
 
 
 @pytest.mark.parametrize("user", ["clerk:wrong@", "nobody:right@", ":wrong@", "clerk:right@"])
-def test_a_refused_user_or_password_is_named_at_once(guarded_server, user):
+def test_wrong_user_or_password_fails_at_once_with_a_clear_error(guarded_server, user):
     url = guarded_server.url.replace("redis://", f"redis://{user}")
     storage = RedisStorage(url=url, timeout=PATIENCE)
     begun = time.monotonic()
@@ -40,7 +40,7 @@ def test_a_refused_user_or_password_is_named_at_once(guarded_server, user):
     assert "wrong" not in text.replace("wrong number", "")
 
 
-def test_a_cluster_that_refuses_the_password_says_so():
+def test_wrong_password_of_a_cluster_fails_with_a_clear_error():
     with servers.RedisCluster() as cluster:
         for node in cluster.nodes:
             node.run("ACL", "SETUSER", "default", "resetpass", ">right")
@@ -62,7 +62,7 @@ def guarded_by(*ports, **kwargs):
     )
 
 
-def test_an_error_of_sentinels_has_their_addresses_only():
+def test_sentinel_error_contains_addresses_and_no_secrets():
     port = servers.free_port()
     storage = guarded_by(port)
     try:
@@ -78,7 +78,7 @@ def test_an_error_of_sentinels_has_their_addresses_only():
     assert "hunter2" not in text
 
 
-async def test_an_error_of_sentinels_in_a_loop_has_their_addresses_only():
+async def test_async_sentinel_error_contains_addresses_and_no_secrets():
     port = servers.free_port()
     storage = guarded_by(port)
     try:
@@ -94,7 +94,7 @@ async def test_an_error_of_sentinels_in_a_loop_has_their_addresses_only():
     assert "hunter2" not in text
 
 
-def test_sentinels_that_refuse_the_password_say_so(guarded_server):
+def test_wrong_password_of_sentinels_fails_with_a_clear_error(guarded_server):
     storage = guarded_by(guarded_server.port, username="clerk")
     try:
         with pytest.raises(StorageUnavailableError, match="refuses access") as refused:

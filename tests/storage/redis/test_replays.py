@@ -1,4 +1,4 @@
-"""A call whose answer is lost is sent again: it changes nothing more, and is answered as the first time."""
+"""A call with a lost reply is sent again: it changes nothing more and returns the same reply."""
 
 from contextlib import closing, contextmanager
 
@@ -163,7 +163,7 @@ def twice(storage, snapshot, monkeypatch):
     return losing
 
 
-def test_enqueue_of_new_jobs(storage, twice):
+def test_repeated_enqueue_of_new_jobs_changes_nothing(storage, twice):
     with twice():
         results = storage.enqueue([batch(3)])
 
@@ -171,7 +171,7 @@ def test_enqueue_of_new_jobs(storage, twice):
     assert claim_ids(storage, 9) == [result.id for result in results]
 
 
-def test_enqueue_with_given_ids(storage, twice):
+def test_repeated_enqueue_with_ids_changes_nothing(storage, twice):
     a_completed_job(storage, id="done")
     a_failed_job(storage, id="dead")
 
@@ -182,7 +182,7 @@ def test_enqueue_with_given_ids(storage, twice):
     assert claim_ids(storage, 9) == ["dead", "new"]
 
 
-def test_enqueue_with_unique_keys(storage, twice):
+def test_repeated_enqueue_with_unique_keys_changes_nothing(storage, twice):
     with twice():
         first = storage.enqueue([batch(ids=["a"], unique_key="key")])
         second = storage.enqueue([batch(ids=["b"], unique_key="key", unique_ttl=DELAY)])
@@ -191,7 +191,7 @@ def test_enqueue_with_unique_keys(storage, twice):
     assert counts(storage) == {State.WAITING: 1}
 
 
-def test_enqueue_of_jobs_that_replace_and_follow_others(storage, twice):
+def test_repeated_enqueue_of_replacing_jobs_changes_nothing(storage, twice):
     with twice():
         first = storage.enqueue([batch(ids=["a", "b"], unique_key="key", on_duplicate="replace")])
         claimed = claim_one(storage)
@@ -203,7 +203,7 @@ def test_enqueue_of_jobs_that_replace_and_follow_others(storage, twice):
     assert claim_ids(storage, 5) == ["d"]
 
 
-def test_enqueue_of_delayed_jobs_with_priority_in_groups(storage, twice):
+def test_repeated_enqueue_of_delayed_and_grouped_jobs_changes_nothing(storage, twice):
     with twice():
         storage.enqueue([batch(2, delay=DELAY, priority=3), batch(3, group="g", ttl=DELAY)])
 
@@ -213,7 +213,7 @@ def test_enqueue_of_delayed_jobs_with_priority_in_groups(storage, twice):
 
 @across_masters
 @pytest.mark.parametrize("queue", [QUEUE, UPSTREAM])
-def test_enqueue_of_dependents(storage, twice, queue):
+def test_repeated_enqueue_of_dependents_changes_nothing(storage, twice, queue):
     upstream = enqueue(storage, queue=UPSTREAM)
 
     with twice():
@@ -225,7 +225,7 @@ def test_enqueue_of_dependents(storage, twice, queue):
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_an_end_and_the_next_claim(storage, twice, ending):
+def test_repeated_finish_and_claim_changes_nothing(storage, twice, ending):
     held = an_active_job(storage, id="held")
     enqueue_many(storage, 5)
 
@@ -239,7 +239,7 @@ def test_an_end_and_the_next_claim(storage, twice, ending):
     assert finish(storage, completing(held)) == [False]
 
 
-def test_a_claim_knows_records_and_counters_again(storage, twice):
+def test_repeated_claim_returns_the_same_payloads_and_counters(storage, twice):
     finish(storage, ENDINGS["retry"](an_active_job(storage, id="tried", payload=b"\x01")))
     enqueue(storage, id="new", payload=b"\x02")
 
@@ -252,7 +252,7 @@ def test_a_claim_knows_records_and_counters_again(storage, twice):
     ]
 
 
-def test_a_claim_of_a_limited_queue_takes_what_it_may_once(storage, twice):
+def test_repeated_claim_of_a_limited_queue_uses_the_limit_once(storage, twice):
     enqueue_many(storage, 9, queue="limited")
 
     with twice():
@@ -265,7 +265,7 @@ def test_a_claim_of_a_limited_queue_takes_what_it_may_once(storage, twice):
 
 
 @across_masters
-def test_a_claim_under_a_shared_limiter_takes_what_it_may_once(storage, twice):
+def test_repeated_claim_under_a_shared_limiter_uses_the_limit_once(storage, twice):
     enqueue_many(storage, 9, queue="shared")
 
     with twice():
@@ -286,7 +286,7 @@ def test_a_claim_under_a_shared_limiter_takes_what_it_may_once(storage, twice):
 
 
 @across_masters
-def test_an_end_sets_dependents_elsewhere_free_at_once(storage, twice):
+def test_repeated_finish_unblocks_dependents_in_another_queue(storage, twice):
     upstream = enqueue(storage, queue=UPSTREAM)
     dependent = enqueue(storage, depends_on=((UPSTREAM, upstream),))
     claimed = claim_one(storage, queues=[UPSTREAM])
@@ -298,7 +298,7 @@ def test_an_end_sets_dependents_elsewhere_free_at_once(storage, twice):
     assert state(storage, dependent) is State.WAITING
 
 
-def test_renewal(storage, twice):
+def test_repeated_renew_changes_nothing(storage, twice):
     held, asked = an_active_job(storage, id="held"), an_active_job(storage, id="asked")
     storage.jobs.cancel(QUEUE, ["asked"])
 
@@ -308,7 +308,7 @@ def test_renewal(storage, twice):
     assert [tuple(renewal) for renewal in renewals] == [(True, False), (True, True), (False, False)]
 
 
-def test_report(storage, twice):
+def test_repeated_report_changes_nothing(storage, twice):
     held = an_active_job(storage)
 
     with twice():
@@ -319,7 +319,7 @@ def test_report(storage, twice):
     assert (record.progress, record.logs) == (50, ((1, "begun"), (2, "half way")))
 
 
-def test_emit(storage, twice):
+def test_repeated_emit_changes_nothing(storage, twice):
     held = an_active_job(storage)
 
     with twice():
@@ -332,7 +332,7 @@ def test_emit(storage, twice):
     assert items_of(storage, held.id) == [b"one", b"two", b"three", b"four"]
 
 
-def test_the_end_of_a_job_with_items(storage, twice):
+def test_repeated_finish_of_a_job_with_items_changes_nothing(storage, twice):
     first = an_active_job(storage, result_ttl=DELAY)
     other = an_active_job(storage)
     storage.emit([emission_of(first, 0, b"one"), emission_of(other, 0, b"two")])
@@ -345,7 +345,7 @@ def test_the_end_of_a_job_with_items(storage, twice):
     assert items_of(storage, other.id) == []
 
 
-def test_cancel(storage, twice):
+def test_repeated_cancel_changes_nothing(storage, twice):
     an_active_job(storage, id="active")
     a_waiting_job(storage, id="waiting")
     told = []
@@ -359,7 +359,7 @@ def test_cancel(storage, twice):
     assert [(incident.id, incident.event) for incident in told] == [("waiting", "cancelled")]
 
 
-def test_promote_reschedule_and_update(storage, twice):
+def test_repeated_promote_reschedule_and_update_change_nothing(storage, twice):
     a_delayed_job(storage, id="sooner")
     a_waiting_job(storage, id="later")
 
@@ -374,7 +374,7 @@ def test_promote_reschedule_and_update(storage, twice):
     assert claim_ids(storage, 5) == ["sooner"]
 
 
-def test_retry(storage, twice):
+def test_repeated_retry_changes_nothing(storage, twice):
     a_failed_job(storage, id="dead")
 
     with twice():
@@ -385,7 +385,7 @@ def test_retry(storage, twice):
     assert claim_ids(storage, 5) == ["dead"]
 
 
-def test_revise(storage, twice):
+def test_repeated_replace_payload_changes_nothing(storage, twice):
     a_failed_job(storage, id="dead")
     a_waiting_job(storage, id="waiting")
 
@@ -400,7 +400,7 @@ def test_revise(storage, twice):
     assert [one.payload for one in claim(storage, 5)] == [b"new", b"new"]
 
 
-def test_remove_and_clean(storage, twice):
+def test_repeated_remove_and_clean_change_nothing(storage, twice):
     a_completed_job(storage, id="done")
     a_cancelled_job(storage, id="cancelled")
     a_waiting_job(storage, id="waiting")
@@ -413,7 +413,7 @@ def test_remove_and_clean(storage, twice):
     assert counts(storage) == {}
 
 
-def test_queue_controls(storage, twice):
+def test_repeated_pause_resume_and_set_limits_change_nothing(storage, twice):
     a_waiting_job(storage)
 
     with twice():
@@ -424,7 +424,7 @@ def test_queue_controls(storage, twice):
         assert len(claim(storage)) == 1
 
 
-def test_what_is_said_to_groups_at_its_rate(storage, twice):
+def test_repeated_group_limit_calls_change_nothing(storage, twice):
     with twice():
         storage.queues.set_group_limit(QUEUE, None, concurrency=3)
         storage.queues.set_group_limit(QUEUE, "g", rate=Rate(2, DELAY), weight=2)
@@ -447,7 +447,7 @@ def test_what_is_said_to_groups_at_its_rate(storage, twice):
     assert claim_ids(storage, 9) == ids[3:4]
 
 
-def test_obliterate(storage, twice):
+def test_repeated_obliterate_changes_nothing(storage, twice):
     a_completed_job(storage)
     a_waiting_job(storage)
 
@@ -460,7 +460,7 @@ def test_obliterate(storage, twice):
 
 
 @across_masters
-def test_move(storage, twice):
+def test_repeated_move_changes_nothing(storage, twice):
     enqueue_many(storage, 2)
     a_delayed_job(storage, id="delayed")
 
@@ -471,7 +471,7 @@ def test_move(storage, twice):
     assert (counts(storage), counts(storage, "elsewhere")) == ({State.WAITING: 2}, {State.DELAYED: 1})
 
 
-def test_maintain(storage, twice):
+def test_repeated_sweep_changes_nothing(storage, twice):
     an_active_job(storage, id="lost")
     a_waiting_job(storage, id="expired", ttl=5)
     a_delayed_job(storage, id="due")
@@ -484,7 +484,7 @@ def test_maintain(storage, twice):
     assert counts(storage) == {State.WAITING: 2, State.FAILED: 1}
 
 
-async def test_enqueue_on_a_loop(storage, snapshot, monkeypatch):
+async def test_repeated_async_enqueue_changes_nothing(storage, snapshot, monkeypatch):
     enqueue(storage)
     exchange = storage._roundtrips._exchange
     monkeypatch.setattr(exchange, "aask", AsyncTwice(exchange.aask, snapshot))
@@ -497,7 +497,7 @@ async def test_enqueue_on_a_loop(storage, snapshot, monkeypatch):
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-async def test_an_end_and_the_next_claim_on_a_loop(storage, snapshot, monkeypatch, ending):
+async def test_repeated_async_finish_and_claim_changes_nothing(storage, snapshot, monkeypatch, ending):
     held = an_active_job(storage, id="held")
     enqueue_many(storage, 5)
     exchange = storage._roundtrips._exchange
@@ -529,7 +529,7 @@ class Choking:
 
 
 @pytest.mark.parametrize("answered", range(4))
-def test_many_batches_at_once(redis_options, monkeypatch, answered):
+def test_many_batches_take_effect_once_when_the_connection_breaks(redis_options, monkeypatch, answered):
     with closing(RedisStorage(**redis_options)) as storage:
         batches = [batch(ids=[f"{number}-{at}" for at in range(3)]) for number in range(5)]
         enqueue(storage, id="0-1")
@@ -550,7 +550,7 @@ def test_many_batches_at_once(redis_options, monkeypatch, answered):
         assert len(claim_ids(storage, 20)) == 15
 
 
-def test_a_request_that_arrives_after_the_next_of_its_sequence_changes_nothing(redis_options, monkeypatch):
+def test_request_arriving_after_the_next_of_its_sequence_is_rejected(redis_options, monkeypatch):
     """Its first sending was held up somewhere; the second was answered, and the caller went on."""
     with closing(RedisStorage(**redis_options)) as storage:
         sent = []
@@ -572,7 +572,7 @@ def test_a_request_that_arrives_after_the_next_of_its_sequence_changes_nothing(r
         assert counts(storage) == {State.WAITING: 3}
 
 
-def test_a_letter_is_written_once_whatever_is_lost(storage, twice):
+def test_repeated_finish_writes_one_dead_letter(storage, twice):
     held = an_active_job(storage, id="held")
 
     with twice():

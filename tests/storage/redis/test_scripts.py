@@ -1,4 +1,4 @@
-"""The scripts: what they include, what they declare, and that they change states as the one table says."""
+"""Lua scripts: their includes, their keys, and the state changes of the transition table."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def changes():
                     yield transition, State(source), State(target), name
 
 
-def test_every_change_of_state_is_in_the_table():
+def test_every_state_change_of_scripts_is_in_the_transition_table():
     allowed = {(row.name, row.source, target) for row in TRANSITIONS for target in row.targets}
 
     found = {change[:3] for change in changes()}
@@ -45,7 +45,7 @@ def test_every_change_of_state_is_in_the_table():
     assert found - allowed == set()
 
 
-def test_every_row_of_the_table_is_made_by_a_script():
+def test_every_row_of_the_transition_table_has_a_script():
     found = {change[:3] for change in changes()}
 
     for row in TRANSITIONS:
@@ -84,7 +84,7 @@ def test_lua_files_begin_with_their_purpose_and_repeat_no_constants():
     assert [(name, value) for name, text in texts.items() for value in repeated if value in text] == []
 
 
-def test_constants_come_from_the_options_and_states():
+def test_lua_constants_come_from_the_options_and_states():
     [names] = constants.header("RESULT_TTL NAMES -- ENDED")
 
     assert {*re.findall(r"'(\w+)'", names)} == set(State)
@@ -95,7 +95,7 @@ def test_constants_come_from_the_options_and_states():
     assert inlined == f"x({ttl}, {stalls}, 'RESULT_TTL', keep.RESULT_TTL, NAMES['a'])"
 
 
-def test_scripts_are_the_same_in_every_process():
+def test_scripts_are_identical_in_every_process():
     program = (
         "from djqueue.storage.redis.scripts import NAMES, script\n"
         "print(*(script(name).sha.decode() for name in NAMES))"
@@ -144,7 +144,7 @@ def test_a_request_sequence_is_the_first_key_of_its_script():
     assert [name for name, given in keys.items() if "sequence" in given[1:]] == []
 
 
-def test_a_server_compiles_every_script(redis_options, redis_server):
+def test_redis_compiles_every_script(redis_options, redis_server):
     """Lua allows two hundred local names at a time, which files that are included use up."""
     loaded = {name: redis_server.run("SCRIPT", "LOAD", scripts.script(name).text) for name in scripts.NAMES}
 

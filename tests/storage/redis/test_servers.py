@@ -1,4 +1,4 @@
-"""The servers of these tests do what the tests rely on."""
+"""Test servers behave as the tests expect."""
 
 import pytest
 import redis
@@ -6,7 +6,7 @@ import redis
 from tests import servers
 
 
-def test_a_server_that_logs_every_change_has_them_after_being_killed():
+def test_killed_server_with_an_append_only_file_keeps_its_data():
     with servers.RedisServer(appendonly=True, config={"databases": 2}) as server:
         server.stop_signal = "KILL"
         server.run("SET", "key", "value")
@@ -21,7 +21,7 @@ def test_a_server_that_logs_every_change_has_them_after_being_killed():
         assert server.run("CONFIG", "GET", "databases") == ["databases", "2"]
 
 
-def test_a_server_that_logs_nothing_has_forgotten(redis_options, redis_server):
+def test_restarted_server_without_persistence_is_empty(redis_options, redis_server):
     redis_server.run("SET", "key", "value")
 
     redis_server.stop()
@@ -30,7 +30,7 @@ def test_a_server_that_logs_nothing_has_forgotten(redis_options, redis_server):
     assert redis_server.run("GET", "key") is None
 
 
-def test_a_frozen_server_does_not_answer(redis_options, redis_server):
+def test_frozen_server_does_not_answer(redis_options, redis_server):
     with (
         redis.Redis(port=redis_server.port, socket_timeout=1, retry=None) as client,
         redis_server.frozen(),
@@ -42,7 +42,7 @@ def test_a_frozen_server_does_not_answer(redis_options, redis_server):
 
 
 @pytest.mark.usefixtures("cluster_options")
-def test_a_slot_moves_with_its_keys(redis_cluster):
+def test_slot_moves_with_its_keys(redis_cluster):
     source = redis_cluster.node_of("key")
     target = redis_cluster.other_than(source)
     source.run("SET", "key", "value")
@@ -56,7 +56,7 @@ def test_a_slot_moves_with_its_keys(redis_cluster):
 
 
 @pytest.mark.usefixtures("cluster_options")
-def test_a_slot_on_the_move_has_its_keys_at_the_target(redis_cluster):
+def test_moving_slot_has_its_keys_at_the_target(redis_cluster):
     source = redis_cluster.node_of("key")
     target = redis_cluster.other_than(source)
     source.run("SET", "key", "value")

@@ -65,7 +65,7 @@ def interrupted(storage):
         restore.end_interrupted()
 
 
-def test_a_killed_restore_leaves_the_old_or_the_new_and_can_be_repeated(place):
+def test_killed_restore_leaves_old_or_new_data_and_can_be_repeated(place):
     parts = new(place.storage())
     wanted = contents(parts)
     ends = set()
@@ -87,7 +87,7 @@ def test_a_killed_restore_leaves_the_old_or_the_new_and_can_be_repeated(place):
     assert ends == {"old", "new"}
 
 
-def test_parts_may_take_longer_than_the_lock_of_a_restore(place):
+def test_restore_may_take_longer_than_its_lock(place):
     storage = place.storage()
     parts = new(place.storage())
     storage.snapshots.write([], replace=True)
@@ -102,7 +102,7 @@ def test_parts_may_take_longer_than_the_lock_of_a_restore(place):
     assert contents(read_all(storage)) == contents(parts)
 
 
-def test_producers_and_workers_are_refused_while_a_restore_is_interrupted(place):
+def test_producers_and_workers_are_rejected_after_an_interrupted_restore(place):
     storage, other = place.storage(), place.storage()
     parts = new(storage)
     running = an_active_job(storage, queue="mine")
@@ -131,7 +131,7 @@ def test_producers_and_workers_are_refused_while_a_restore_is_interrupted(place)
     assert enqueue(other, queue="unheard of")
 
 
-def test_a_killed_restore_fails_a_health_check(place, monkeypatch):
+def test_killed_restore_fails_the_health_check(place, monkeypatch):
     storage, other = place.storage(), place.storage()
     restore = storage.snapshots._restore()
     with closing(storage.snapshots._spool()) as spool:
@@ -152,7 +152,7 @@ def test_a_killed_restore_fails_a_health_check(place, monkeypatch):
     assert not other.snapshots.was_interrupted()
 
 
-def test_nothing_is_read_between_the_old_and_the_new(place):
+def test_snapshot_read_sees_old_or_new_data_during_a_restore(place):
     storage, other = place.storage(), place.storage()
     parts = new(storage)
     restore = storage.snapshots._restore()
@@ -167,7 +167,7 @@ def test_nothing_is_read_between_the_old_and_the_new(place):
     assert contents(read_all(other)) == contents(parts)
 
 
-def test_a_read_ends_with_an_error_if_everything_was_replaced_meanwhile(place):
+def test_snapshot_read_fails_if_a_restore_replaced_the_data(place):
     storage, other = place.storage(), place.storage()
     parts = new(storage)
     with other.snapshots.read() as begun:
@@ -181,7 +181,7 @@ def test_a_read_ends_with_an_error_if_everything_was_replaced_meanwhile(place):
 @pytest.mark.parametrize(
     "values", [{"enabled": "what"}, {"every": "x"}, {"next_run_at": 2**62}, {"name": "twice"}]
 )
-def test_schedules_that_no_table_holds_change_nothing(place, values):
+def test_invalid_schedules_of_a_snapshot_change_nothing(place, values):
     storage = place.storage()
     before = old(storage)
     storage.snapshots.schedules = TableSchedules()
@@ -196,7 +196,7 @@ def test_schedules_that_no_table_holds_change_nothing(place, values):
     assert [*contents(read_all(storage))] == [(SCHEDULE, "", "twice")]
 
 
-def test_chunks_are_bounded_in_bytes(place, monkeypatch):
+def test_restore_chunks_are_bounded_in_bytes(place, monkeypatch):
     storage = place.storage()
     for number in range(12):
         enqueue(storage, id=f"{number}", payload=b"x" * 1_000)

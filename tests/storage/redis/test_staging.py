@@ -1,4 +1,4 @@
-"""Jobs that are put aside in Redis, and published together."""
+"""Staged jobs in Redis, which are published together."""
 
 from contextlib import closing
 
@@ -23,7 +23,7 @@ class TestCluster(OnCluster, StagingOnAClock):
     pass
 
 
-def test_all_of_a_part_expires_with_its_first_chunk(redis_options, redis_server):
+def test_staged_part_expires_with_its_first_chunk(redis_options, redis_server):
     with closing(RedisStorage(**redis_options)) as storage:
         staged(storage, {"a": [fresh(1)]}, lifetime=50_000)
         staged(storage, {"a": [fresh(1), fresh(1)]}, lifetime=90_000)
@@ -34,7 +34,7 @@ def test_all_of_a_part_expires_with_its_first_chunk(redis_options, redis_server)
     assert all(0 < lifetime <= 50_000 for lifetime in lifetimes)
 
 
-def test_a_manifest_keeps_what_it_names_for_a_week(redis_options, redis_server):
+def test_manifest_keeps_its_staged_parts_for_a_week(redis_options, redis_server):
     with closing(RedisStorage(**redis_options)) as storage:
         manifest = staged(storage, {"a": [fresh(1)]}, lifetime=50_000)
         place(storage).begin(manifest, None)
@@ -44,7 +44,7 @@ def test_a_manifest_keeps_what_it_names_for_a_week(redis_options, redis_server):
             assert redis.pttl(keys.published(manifest.app)) == -1, "what was begun is known until it is done"
 
 
-def test_the_publication_of_a_write_without_a_name_expires_as_a_whole(redis_options, redis_server):
+def test_publication_of_an_unnamed_write_expires_as_a_whole(redis_options, redis_server):
     with closing(RedisStorage(**redis_options)) as storage:
         manifest = staged(storage, {"a": [fresh(1), fresh(1), fresh(1)]}, lifetime=50_000)
         mine = plan({QUEUE: manifest.parts}, lifetime=1_000)
@@ -69,9 +69,7 @@ def test_the_publication_of_a_write_without_a_name_expires_as_a_whole(redis_opti
         assert publish_rest(storage, manifest) == Counts(queued=3)
 
 
-def test_results_of_a_publication_that_was_evicted_are_not_taken_for_those_of_the_next(
-    redis_options, redis_server
-):
+def test_results_of_an_evicted_publication_do_not_count_for_the_next(redis_options, redis_server):
     with closing(RedisStorage(**redis_options)) as storage:
         first = staged(storage, {"0.0": [fresh(2), fresh(2)]})
         place(storage).begin(first, None)
@@ -84,7 +82,7 @@ def test_results_of_a_publication_that_was_evicted_are_not_taken_for_those_of_th
         assert publish(storage, second) == Counts(queued=6)
 
 
-def test_a_publisher_that_begins_while_its_plan_is_dropped_leaves_nothing(
+def test_publisher_starting_while_its_plan_is_dropped_leaves_no_keys(
     redis_options, redis_server, monkeypatch
 ):
     with closing(RedisStorage(**redis_options)) as storage:
@@ -108,7 +106,7 @@ def test_a_publisher_that_begins_while_its_plan_is_dropped_leaves_nothing(
             assert [*redis.keys("*stage:*"), *redis.keys("*published:*")] == []
 
 
-def test_tags_leave_a_chunk_plain(redis_options):
+def test_chunk_with_tags_stays_plain(redis_options):
     with closing(RedisStorage(**redis_options)) as storage:
         tagged = batch(2, ids=["a", "b"], tags=("import:1",))._replace(fresh=True)
         grouped = batch(1, ids=["c"], group="g")._replace(fresh=True)
@@ -117,7 +115,7 @@ def test_tags_leave_a_chunk_plain(redis_options):
         assert place(storage).stage(WRITE, "b", 0, [grouped]) != PLAIN
 
 
-def test_no_script_publishes_more_than_a_few_milliseconds_of_work(redis_options, redis_server):
+def test_each_publishing_script_handles_a_bounded_number_of_jobs(redis_options, redis_server):
     cases = {
         "large": (fresh(1)._replace(payloads=[b"x" * 100_000] * 30, ids=[*map(str, range(30))]), 12),
         "with options": (batch(1_000, ids=[f"o{at}" for at in range(1_000)], priority=5), 120),
@@ -135,7 +133,7 @@ def test_no_script_publishes_more_than_a_few_milliseconds_of_work(redis_options,
             assert place(storage).end(manifest) == Counts(queued=len(jobs.payloads))
 
 
-def test_chunks_that_an_earlier_version_published_are_counted(redis_options, redis_server):
+def test_chunks_published_by_an_earlier_version_are_counted(redis_options, redis_server):
     with closing(RedisStorage(**redis_options)) as storage:
         manifest = staged(storage, {"a": [fresh(3), fresh(2)]})
         place(storage).begin(manifest, None)
@@ -147,7 +145,7 @@ def test_chunks_that_an_earlier_version_published_are_counted(redis_options, red
         assert place(storage).end(manifest) == Counts(queued=5)
 
 
-def test_a_chunk_that_is_stored_in_pieces_and_staged_again_is_published_once(redis_options):
+def test_split_chunk_that_is_staged_twice_is_published_once(redis_options):
     jobs = batch(500, ids=[*map(str, range(500))], priority=5)
     with closing(RedisStorage(**redis_options)) as storage:
         first = place(storage).stage(WRITE, "a", 0, [jobs])

@@ -1,4 +1,4 @@
-"""Jobs about a subject on Redis: what they cost, and what is left of them."""
+"""Jobs about a subject on Redis: their cost, and their removal."""
 
 from collections import Counter
 from contextlib import closing
@@ -61,7 +61,7 @@ def live(storage, **options):
     finish(storage, *map(completing, claim(storage, 100)))
 
 
-def test_a_subject_costs_one_command_for_all_jobs_of_a_batch_and_others_none(storage, commands):
+def test_subject_costs_one_command_per_batch(storage, commands):
     live(storage)
     plain = commands(lambda: live(storage))
     about = commands(lambda: live(storage, subject="shop.order:7"))
@@ -71,7 +71,7 @@ def test_a_subject_costs_one_command_for_all_jobs_of_a_batch_and_others_none(sto
     assert {name: number for name, number in extra.items() if number} == {"zadd": 1}
 
 
-def test_the_sweep_forgets_what_jobs_were_about_with_them(storage, clock, redis_server, commands):
+def test_sweep_deletes_subjects_with_their_jobs(storage, clock, redis_server, commands):
     def sweep(**options):
         live(storage, **options)
         clock.advance(HOUR + 1)
@@ -85,7 +85,7 @@ def test_the_sweep_forgets_what_jobs_were_about_with_them(storage, clock, redis_
 
 
 @pytest.mark.parametrize("end", [completing, failing])
-def test_nothing_is_left_of_jobs_that_are_forgotten(storage, redis_server, end):
+def test_deleted_jobs_leave_no_subjects(storage, redis_server, end):
     live(storage, subject="shop.order:7")
     ended = [finish(storage, end(an_active_job(storage, subject=f"shop.order:{n}"))) for n in range(5)]
     ids = [enqueue(storage, subject="x", id=f"x{n}") for n in range(5)]
@@ -104,7 +104,7 @@ def test_nothing_is_left_of_jobs_that_are_forgotten(storage, redis_server, end):
     assert entries(storage, redis_server) == 0
 
 
-def test_a_read_does_not_bring_what_jobs_were_given(storage, redis_server):
+def test_jobs_about_a_subject_are_read_without_payloads(storage, redis_server):
     enqueue_many(storage, 100, subject="x", payloads=[b"\xc5\xff\xff" + b"p" * 65_535] * 100)
     before = redis_server.run("INFO", "stats")["total_net_output_bytes"]
 

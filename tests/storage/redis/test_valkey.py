@@ -43,7 +43,7 @@ def test_valkey_compiles_every_script(valkey_server):
     assert loaded == {name: scripts.script(name).sha.decode() for name in scripts.NAMES}
 
 
-def test_it_is_what_it_says_and_new_enough(valkey_options, valkey_server):
+def test_valkey_is_recognized_and_new_enough(valkey_options, valkey_server):
     with valkey_server.client() as client:
         assert "valkey_version" in client.info("server")
     with closing(RedisStorage(**valkey_options)) as storage:

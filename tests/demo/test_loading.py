@@ -3,7 +3,7 @@
 from .project import DemoProject
 
 
-def test_slice_of_flights_is_loaded_with_every_object_they_refer_to(
+def test_slice_of_flights_is_loaded_with_all_related_objects(
     loaded_project: DemoProject,
 ) -> None:
     counts = loaded_project.evaluate(

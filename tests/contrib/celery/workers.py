@@ -11,6 +11,8 @@ from pathlib import Path
 from tests.support import PATIENCE, eventually
 
 READY = " ready."
+START_TIMEOUT = 5 * PATIENCE
+"""Seconds for a start, which needs seconds of CPU time: a minute if ten processes share each core."""
 
 
 @contextmanager
@@ -28,7 +30,9 @@ def celery_worker(
         )
     try:
         eventually(
-            lambda: READY in log.read_text() or process.poll() is not None, message="the worker is ready"
+            lambda: READY in log.read_text() or process.poll() is not None,
+            START_TIMEOUT,
+            "the worker is ready",
         )
         assert process.poll() is None, log.read_text()
         yield process

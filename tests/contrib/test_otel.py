@@ -32,7 +32,7 @@ def ended(exporter, kind):
     return [span for span in exporter.get_finished_spans() if span.kind is kind]
 
 
-def test_the_first_attempt_is_a_child_of_the_enqueue(spans):
+def test_span_of_the_first_attempt_is_a_child_of_the_enqueue_span(spans):
     seen = []
 
     @job(queue="emails", name="send")
@@ -71,7 +71,7 @@ def test_the_first_attempt_is_a_child_of_the_enqueue(spans):
     assert processed.status.status_code is StatusCode.UNSET
 
 
-def test_a_retry_has_a_trace_of_its_own_and_a_link(spans):
+def test_retry_has_a_separate_trace_linked_to_the_enqueue_span(spans):
     @job(queue="emails", name="send", max_attempts=2, backoff=0)
     def send():
         raise ValueError("no route")
@@ -110,7 +110,7 @@ async def test_coroutines_are_traced(spans):
     assert seen == [processed.context.span_id]
 
 
-def test_a_job_that_enqueues_another_continues_its_trace(spans):
+def test_job_enqueued_by_another_job_continues_its_trace(spans):
     @job(queue="emails", name="second")
     def second(): ...
 
@@ -125,7 +125,7 @@ def test_a_job_that_enqueues_another_continues_its_trace(spans):
     assert len(spans.get_finished_spans()) == 4
 
 
-def test_a_batch_is_one_span(spans):
+def test_batch_of_jobs_has_one_enqueue_span(spans):
     @job(queue="emails", name="send")
     def send(number): ...
 
@@ -148,7 +148,7 @@ def test_a_batch_is_one_span(spans):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_control_flow_is_no_error_unless_the_attempt_failed(spans, error, outcome, is_error):
+def test_control_flow_sets_the_error_status_only_if_the_attempt_failed(spans, error, outcome, is_error):
     @job(queue="emails", name="send")
     def send():
         raise error
@@ -161,7 +161,7 @@ def test_control_flow_is_no_error_unless_the_attempt_failed(spans, error, outcom
     assert (processed.status.status_code is StatusCode.ERROR) is is_error
 
 
-def test_a_timeout_is_an_error(spans):
+def test_timeout_sets_the_error_status(spans):
     @job(queue="emails", name="send", timeout=0.01, max_attempts=1)
     async def send():
         import asyncio
@@ -176,7 +176,7 @@ def test_a_timeout_is_an_error(spans):
     assert processed.status.status_code is StatusCode.ERROR
 
 
-def test_a_refused_enqueue_is_an_error(spans, settings):
+def test_rejected_enqueue_sets_the_error_status(spans, settings):
     settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"emails": {"MAX_SIZE": 1}}}
     get_storage().connect()
     queue = Queue("emails")
@@ -189,7 +189,7 @@ def test_a_refused_enqueue_is_an_error(spans, settings):
     assert (first.status.status_code, second.status.status_code) == (StatusCode.UNSET, StatusCode.ERROR)
 
 
-def test_headers_of_the_caller_stay(spans):
+def test_headers_of_the_caller_are_kept(spans):
     Queue("emails").enqueue({}, id="one", headers={"tenant": "acme", "depth": 3})
 
     headers = Queue("emails").get_job("one").options.headers
@@ -211,7 +211,7 @@ def test_large_baggage_does_not_fail_the_enqueue(spans, caplog):
     assert "without a trace context" in caplog.text
 
 
-def test_without_an_sdk_jobs_have_no_headers(storage, settings):  # noqa: F811
+def test_jobs_have_no_trace_headers_without_an_sdk(storage, settings):  # noqa: F811
     settings.DJQUEUE = {**settings.DJQUEUE, "MIDDLEWARE": ["djqueue.contrib.otel.TracingMiddleware"]}
     get_storage().connect()
 

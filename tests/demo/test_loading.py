@@ -1,20 +1,35 @@
 """Loading the data set into the database."""
 
+from typing import Any
+
+import pytest
+
 from .project import DemoProject
 
 
-def test_slice_of_flights_is_loaded_with_every_object_they_refer_to(
-    loaded_project: DemoProject,
-) -> None:
-    counts = loaded_project.evaluate(
+@pytest.fixture(scope="module")
+def loaded(loaded_project: DemoProject) -> dict[str, Any]:
+    """Counts and values of the loaded database."""
+    answer: dict[str, Any] = loaded_project.evaluate(
         """
 from demo_project.flights.models import *
-answer = {model.__name__: model.objects.count()
-          for model in (Airline, Airport, Plane, Weather, Flight)}
+first = Flight.objects.values().first()
+first["scheduled_departure"] = first["scheduled_departure"].isoformat()
+unknown = Flight.objects.filter(plane=None)
+answer = {
+    "counts": {model.__name__: model.objects.count() for model in (Airline, Airport, Plane, Weather, Flight)},
+    "first": first,
+    "with_tail_number": unknown.exclude(tail_number="").count(),
+    "without_tail_number": unknown.filter(tail_number="").count(),
+}
 """
     )
+    return answer
+
+
+def test_slice_of_flights_is_loaded_with_all_related_objects(loaded: dict[str, Any]) -> None:
     # Four airports of this slice are not in airports.csv: BQN, PSE, SJU and STT.
-    assert counts == {
+    assert loaded["counts"] == {
         "Airline": 16,
         "Airport": 1458 + 4,
         "Plane": 3322,
@@ -23,15 +38,8 @@ answer = {model.__name__: model.objects.count()
     }
 
 
-def test_every_field_of_a_flight_is_loaded(loaded_project: DemoProject) -> None:
-    first = loaded_project.evaluate(
-        """
-from demo_project.flights.models import Flight
-answer = Flight.objects.values().first()
-answer["scheduled_departure"] = answer["scheduled_departure"].isoformat()
-"""
-    )
-    assert first == {
+def test_every_field_of_a_flight_is_loaded(loaded: dict[str, Any]) -> None:
+    assert loaded["first"] == {
         "id": 1,
         "airline_id": "UA",
         "number": 1545,
@@ -46,16 +54,9 @@ answer["scheduled_departure"] = answer["scheduled_departure"].isoformat()
     }
 
 
-def test_flight_of_an_unknown_aircraft_keeps_its_tail_number(loaded_project: DemoProject) -> None:
-    flights, without_tail_number = loaded_project.evaluate(
-        """
-from demo_project.flights.models import Flight
-unknown = Flight.objects.filter(plane=None)
-answer = [unknown.exclude(tail_number="").count(), unknown.filter(tail_number="").count()]
-"""
-    )
-    assert flights > 0
-    assert without_tail_number > 0
+def test_flight_of_an_unknown_aircraft_keeps_its_tail_number(loaded: dict[str, Any]) -> None:
+    assert loaded["with_tail_number"] > 0
+    assert loaded["without_tail_number"] > 0
 
 
 def test_loading_again_changes_nothing(project: DemoProject) -> None:

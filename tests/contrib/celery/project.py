@@ -6,9 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import Any, Self
 
 from tests.runtime.project import ROOT, Project
+from tests.support import PATIENCE
 
 CELERY = """
     import os
@@ -105,35 +106,66 @@ TASKS = """
 """
 
 
+PRODUCER = """
+import json, sys, traceback
+import django
+django.setup()
+setup = '''
+import time
+from celery import chain, chord, group
+from proj import app
+from shop.tasks import *
+from tests.support import eventually
+'''
+for line in sys.stdin:
+    names = {}
+    try:
+        exec(setup, names)
+        exec(json.loads(line), names)
+        answer = {"result": names["result"]}
+    except Exception:
+        answer = {"error": traceback.format_exc()}
+    print(f"ANSWER {json.dumps(answer)}", flush=True)
+"""
+
+
 class CeleryProject(Project):
-    """A project whose Celery app is `proj:app`. `run` executes Python code as one of its producers."""
+    """A project whose Celery app is `proj:app`. `run` executes Python code in one of its producers.
+
+    `with` ends the producer process.
+    """
 
     def __init__(self, folder: Path, settings: str) -> None:
         super().__init__(folder, "", settings)
         (folder / "proj.py").write_text(dedent(CELERY))
         (folder / "shop" / "tasks.py").write_text(dedent(TASKS))
-
-    def environment(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            "DJANGO_SETTINGS_MODULE": "project_settings",
-            "PYTHONPATH": os.pathsep.join([str(self.folder), str(ROOT)]),
-        }
+        self._producer = subprocess.Popen(
+            [sys.executable, "-c", PRODUCER],
+            cwd=folder,
+            env={
+                **os.environ,
+                "DJANGO_SETTINGS_MODULE": "project_settings",
+                "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def run(self, code: str) -> Any:
-        """Run code that assigns JSON to `result`; return it."""
-        program = (
-            "import json, django; django.setup()\nfrom proj import app\nfrom shop.tasks import *\n"
-            "from celery import chain, chord, group\nimport time\n"
-            f"{dedent(code)}\nprint('RESULT', json.dumps(result))"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=self.folder,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            timeout=90,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.rpartition("RESULT ")[2])
+        """Run code that assigns a JSON value to `result`, and return it."""
+        assert self._producer.stdin is not None
+        assert self._producer.stdout is not None
+        print(json.dumps(dedent(code)), file=self._producer.stdin, flush=True)
+        for line in self._producer.stdout:
+            if line.startswith("ANSWER "):
+                answer = json.loads(line.removeprefix("ANSWER "))
+                assert "error" not in answer, answer["error"]
+                return answer["result"]
+        raise AssertionError("the producer has ended")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._producer.communicate(timeout=PATIENCE)

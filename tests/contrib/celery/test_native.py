@@ -12,6 +12,8 @@ from tests.support import eventually
 
 from .project import CeleryProject
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = """
     DJQUEUE = {{"STORAGE": {{"BACKEND": "{backend}", "OPTIONS": {options}}}}}
     DATABASES = {{
@@ -33,23 +35,28 @@ SETTINGS = """
 """
 
 
-@pytest.fixture(scope="module", params=["database", "redis"])
+@pytest.fixture(scope="module", params=["redis", pytest.param("database", marks=pytest.mark.thorough)])
 def storage_settings(request: pytest.FixtureRequest) -> dict[str, Any]:
     if request.param == "database":
         return {"backend": "djqueue.storage.database.DatabaseStorage", "options": {}}
     server = request.getfixturevalue("redis_server")
     server.run("FLUSHALL")
-    return {"backend": "djqueue.storage.redis.RedisStorage", "options": {"URL": server.url, "LEASE": 2}}
+    return {"backend": "djqueue.storage.redis.RedisStorage", "options": {"URL": server.url, "LEASE": 5}}
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory, storage_settings: dict[str, Any]) -> CeleryProject:
+def project(
+    tmp_path_factory: pytest.TempPathFactory, storage_settings: dict[str, Any]
+) -> Iterator[CeleryProject]:
     folder = tmp_path_factory.mktemp("project")
-    made = CeleryProject(folder, SETTINGS.format(folder=folder, **storage_settings))
-    made.run(
-        "from django.core.management import call_command\ncall_command('migrate', verbosity=0)\nresult=1"
-    )
-    return made
+    with CeleryProject(folder, SETTINGS.format(folder=folder, **storage_settings)) as made:
+        made.run(
+            """
+            from django.core.management import call_command
+            result = call_command("migrate", verbosity=0)
+            """
+        )
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -59,42 +66,43 @@ def worker(project: CeleryProject) -> Iterator[WorkerProcess]:
         yield running
 
 
-def test_a_task_returns_its_result(project: CeleryProject, worker: WorkerProcess) -> None:
-    assert project.run("result = add.delay(1, 2).get(timeout=20)") == 3
-
-
-def test_no_handler_of_a_signal_fails(project: CeleryProject, worker: WorkerProcess) -> None:
-    project.run("result = add.delay(1, 2).get(timeout=20)")
-
+def test_task_returns_its_result_and_no_signal_handler_fails(
+    project: CeleryProject, worker: WorkerProcess
+) -> None:
+    assert project.run("result = add.delay(1, 2).get(timeout=60)") == 3
     assert "Signal handler" not in worker.output
 
 
-def test_a_task_sees_its_message(project: CeleryProject, worker: WorkerProcess) -> None:
-    sent, (seen, key, origin, eager) = project.run("r = about.delay(); result = [r.id, r.get(timeout=20)]")
+def test_task_request_has_the_properties_of_its_message(
+    project: CeleryProject, worker: WorkerProcess
+) -> None:
+    sent, (seen, key, origin, eager) = project.run("r = about.delay(); result = [r.id, r.get(timeout=60)]")
 
     assert (seen, key, eager) == (sent, "celery", False)
     assert "@" in origin
 
 
-def test_canvas(project: CeleryProject, worker: WorkerProcess) -> None:
+def test_chain_group_chord_and_link_return_their_results(
+    project: CeleryProject, worker: WorkerProcess
+) -> None:
     assert project.run(
         """
         result = [
-            chain(add.s(1, 2), add.s(10)).delay().get(timeout=20),
-            group(add.s(i, i) for i in range(4)).delay().get(timeout=20),
-            chord([add.s(i, 1) for i in range(4)], total.s()).delay().get(timeout=20),
-            add.apply_async((1, 1), link=touch.si("linked")).get(timeout=20),
+            chain(add.s(1, 2), add.s(10)).delay().get(timeout=60),
+            group(add.s(i, i) for i in range(4)).delay().get(timeout=60),
+            chord([add.s(i, 1) for i in range(4)], total.s()).delay().get(timeout=60),
+            add.apply_async((1, 1), link=touch.si("linked")).get(timeout=60),
         ]
         """
     ) == [13, [0, 2, 4, 6], 10, 2]
     eventually((project.folder / "linked").exists)
 
 
-def test_a_retry_runs_again_after_its_countdown(project: CeleryProject, worker: WorkerProcess) -> None:
-    assert project.run("result = third_time.delay().get(timeout=20)") == 2
+def test_retried_task_runs_again_after_its_countdown(project: CeleryProject, worker: WorkerProcess) -> None:
+    assert project.run("result = third_time.delay().get(timeout=60)") == 2
 
 
-def test_a_failure_reaches_the_caller_its_errback_and_the_dead_letters(
+def test_failure_reaches_the_caller_the_errback_and_the_dead_letters(
     project: CeleryProject, worker: WorkerProcess
 ) -> None:
     failed, state, letters = project.run(
@@ -102,32 +110,34 @@ def test_a_failure_reaches_the_caller_its_errback_and_the_dead_letters(
         from djqueue import Queue
         sent = broken.apply_async(("boom",), link_error=on_error.s())
         try:
-            sent.get(timeout=20)
+            sent.get(timeout=60)
         except ValueError as error:
             failed = str(error)
-        deadline = time.time() + 10
-        letters = []
-        while time.time() < deadline and "ValueError: boom" not in letters:
-            letters = [one.error_message for one in Queue("celery").dead_letters(name="kombu.message")]
-            time.sleep(0.05)
+        def dead_letters():
+            return [one.error_message for one in Queue("celery").dead_letters(name="kombu.message")]
+
+        letters = eventually(lambda: "ValueError: boom" in (found := dead_letters()) and found)
         result = [failed, sent.state, letters]
         """
     )
 
     assert (failed, state) == ("boom", "FAILURE")
     assert "ValueError: boom" in letters
-    assert "boom" in eventually(lambda: (project.folder / "on_error.txt").read_text())
+    written = project.folder / "on_error.txt"
+    assert "boom" in eventually(lambda: written.exists() and written.read_text())
 
 
-def test_an_eta_delays_and_an_expiry_revokes(project: CeleryProject, worker: WorkerProcess) -> None:
+def test_countdown_delays_a_task_and_an_expired_task_is_revoked(
+    project: CeleryProject, worker: WorkerProcess
+) -> None:
     took, state = project.run(
         """
         began = time.time()
-        add.apply_async((1, 1), countdown=0.5).get(timeout=20)
+        add.apply_async((1, 1), countdown=0.5).get(timeout=60)
         took = time.time() - began
         late = add.apply_async((1, 1), countdown=0.4, expires=0.1)
         try:
-            late.get(timeout=20)
+            late.get(timeout=60)
         except Exception as error:
             name = type(error).__name__
         result = [took, name]
@@ -141,9 +151,9 @@ def test_an_eta_delays_and_an_expiry_revokes(project: CeleryProject, worker: Wor
 def test_time_limits_interrupt_tasks_in_python_code(project: CeleryProject, worker: WorkerProcess) -> None:
     soft, hard = project.run(
         """
-        soft = slow.delay().get(timeout=20)
+        soft = slow.delay().get(timeout=60)
         try:
-            stubborn.delay().get(timeout=20)
+            stubborn.delay().get(timeout=60)
         except Exception as error:
             hard = type(error).__name__
         result = [soft, hard]
@@ -153,14 +163,14 @@ def test_time_limits_interrupt_tasks_in_python_code(project: CeleryProject, work
     assert (soft, hard) == ("soft", "TimeLimitExceeded")
 
 
-def test_a_revoked_task_never_starts(project: CeleryProject, worker: WorkerProcess) -> None:
+def test_revoked_task_never_starts(project: CeleryProject, worker: WorkerProcess) -> None:
     state, answers = project.run(
         """
-        answers = app.control.ping(timeout=2)
-        sent = touch.apply_async(("revoked",), countdown=1)
-        sent.revoke()
+        answers = app.control.ping(timeout=60, limit=1)
+        app.control.revoke("revoked", reply=True, timeout=60, limit=1)
+        sent = touch.apply_async(("revoked",), task_id="revoked")
         try:
-            sent.get(timeout=20)
+            sent.get(timeout=60)
         except Exception as error:
             name = type(error).__name__
         result = [name, answers]
@@ -177,14 +187,15 @@ def test_unknown_tasks_and_rejected_messages_fail(project: CeleryProject, worker
         """
         from djqueue import Queue
         try:
-            app.send_task("shop.tasks.nothing").get(timeout=20)
+            app.send_task("shop.tasks.nothing").get(timeout=60)
         except Exception as error:
             unknown = type(error).__name__
         rejecting.delay()
-        deadline, letters = time.time() + 20, []
-        while time.time() < deadline and not any("rejected its message" in one for one in letters):
-            time.sleep(0.05)
-            letters = [one.error_message for one in Queue("celery").dead_letters(name="kombu.message")]
+
+        def dead_letters():
+            return [one.error_message for one in Queue("celery").dead_letters(name="kombu.message")]
+
+        letters = eventually(lambda: "rejected its message" in str(found := dead_letters()) and found)
         result = [unknown, letters]
         """
     )
@@ -195,9 +206,8 @@ def test_unknown_tasks_and_rejected_messages_fail(project: CeleryProject, worker
 
 
 def test_malformed_messages_fail_without_retries(project: CeleryProject, worker: WorkerProcess) -> None:
-    assert (
-        project.run(
-            """
+    assert project.run(
+        """
         from djqueue import Queue
         bodies = {"[1, 2, 3]": None, "null": None, "[[1, 2], {}]": None, "[[1, 2], {}, {}]": "x"}
         with app.connection_for_write() as connection:
@@ -207,21 +217,27 @@ def test_malformed_messages_fail_without_retries(project: CeleryProject, worker:
                     body, routing_key="celery", headers=headers, content_type="application/json",
                     content_encoding="utf-8",
                 )
-        deadline = time.time() + 10
-        result = 0
-        while time.time() < deadline and result < 4:
+
+        def malformed():
             letters = Queue("celery").dead_letters(name="kombu.message")
-            result = sum("the message is not a task" in one.error_message for one in letters)
-            time.sleep(0.05)
+            return sum("the message is not a task" in one.error_message for one in letters)
+
+        result = eventually(lambda: malformed() == 4)
         """
-        )
-        == 4
     )
 
 
-def test_jobs_run_beside_tasks(project: CeleryProject, worker: WorkerProcess) -> None:
+def test_worker_serves_the_queues_of_celery_and_keeps_running(
+    project: CeleryProject, worker: WorkerProcess
+) -> None:
     assert worker.process.poll() is None
     assert "celery" in worker.output
+
+
+def pid_of(project: CeleryProject, name: str) -> int:
+    """Return the process that runs the task `hold` with this name, or 0."""
+    path = project.folder / f"{name}.pid"
+    return int(path.read_text() or 0) if path.exists() else 0
 
 
 def test_only_late_acknowledged_tasks_run_again_after_a_crash(
@@ -230,16 +246,18 @@ def test_only_late_acknowledged_tasks_run_again_after_a_crash(
     held = project.folder / "held"
     held.touch()
     early = project.run("hold.delay('late'); result = hold_early.delay('early').id")
-    eventually(lambda: (project.folder / "late").exists() and (project.folder / "early").exists())
-    [pid] = {int(line) for line in (project.folder / "late.pid").read_text().split()}
+    pids = eventually(
+        lambda: (one := pid_of(project, "late")) and (two := pid_of(project, "early")) and {one, two}
+    )
+    [pid] = pids
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: (project.folder / "late").read_text() == "xx", 60, "the task runs again")
+    eventually(lambda: (project.folder / "late").read_text() == "xx", message="the task runs again")
     held.unlink()
 
     lost = project.run(
         f"""
         try:
-            app.AsyncResult({early!r}).get(timeout=30)
+            app.AsyncResult({early!r}).get(timeout=60)
         except Exception as error:
             result = type(error).__name__
         """
@@ -249,7 +267,7 @@ def test_only_late_acknowledged_tasks_run_again_after_a_crash(
     assert (project.folder / "early").read_text() == "x"
 
 
-def test_a_success_whose_report_was_lost_is_no_failure(project: CeleryProject) -> None:
+def test_redelivered_task_that_has_succeeded_does_not_fail(project: CeleryProject) -> None:
     stalled = project.run(
         """
         from types import SimpleNamespace
@@ -276,7 +294,7 @@ def test_a_success_whose_report_was_lost_is_no_failure(project: CeleryProject) -
     assert stalled == [None, "SUCCESS"]
 
 
-def test_wrong_apps_are_refused(project: CeleryProject) -> None:
+def test_missing_celery_app_exits_with_2(project: CeleryProject) -> None:
     for app in ("nowhere:app", "proj:nothing"):
         with project.start("--celery", app, log="refused.txt") as refused:
             assert refused.ends() == 2

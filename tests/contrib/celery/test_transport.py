@@ -17,7 +17,7 @@ from djqueue.core.states import State
 from djqueue.storage.base import Storage
 from djqueue.storage.memory import MemoryStorage
 from tests.servers import RedisServer
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -58,17 +58,17 @@ def take(connection: kombu.Connection, queue: kombu.Queue, count: int, **kwargs:
 
     with connection.Consumer([queue], callbacks=[received], **kwargs):
         while len(bodies) < count:
-            connection.drain_events(timeout=10)
+            connection.drain_events(timeout=PATIENCE)
     return bodies
 
 
-def test_message_is_a_job_that_is_active_until_it_is_acknowledged(
+def test_message_is_an_active_job_until_it_is_acknowledged(
     connection: kombu.Connection, storage: Storage
 ) -> None:
     with connection.SimpleQueue("letters") as queue:
         queue.put({"to": "Ada"}, headers={"task": "shop.send"})
         (job,) = storage.reads.page("letters", State.WAITING, 10)
-        message = queue.get(timeout=10)
+        message = queue.get(timeout=PATIENCE)
         states = storage.reads.counts("letters")
         message.ack()
 
@@ -84,9 +84,11 @@ def test_message_is_a_job_that_is_active_until_it_is_acknowledged(
     assert storage.reads.counts("letters")[State.ACTIVE] == 0
 
 
-def test_an_open_connection_without_consumers_leaves_the_storage_alone(
-    connection: kombu.Connection, storage: Storage
+def test_maintenance_ends_without_consumers_and_held_messages(
+    connection: kombu.Connection, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("djqueue.contrib.celery.broker.ROUND", 0.2)
+
     def is_maintained() -> bool:
         broker = connection.transport.broker
         return broker._maintenance is not None
@@ -111,7 +113,9 @@ def test_an_open_connection_without_consumers_leaves_the_storage_alone(
 @pytest.mark.parametrize(
     ("direction", "expected"), [("lowest_first", [0, 3, 9]), ("highest_first", [9, 3, 0])]
 )
-def test_priorities_decide_the_order(url: str, direction: str, expected: list[int]) -> None:
+def test_priority_direction_decides_the_order_of_messages(
+    url: str, direction: str, expected: list[int]
+) -> None:
     options = {"priority_direction": direction}
     with kombu.Connection(url, transport_options=options) as connection:
         queue = kombu.Queue("urgent", routing_key="urgent")
@@ -122,7 +126,7 @@ def test_priorities_decide_the_order(url: str, direction: str, expected: list[in
         assert take(connection, queue, 3) == expected
 
 
-def test_unknown_direction_is_refused(url: str) -> None:
+def test_unknown_priority_direction_is_rejected(url: str) -> None:
     with (
         pytest.raises(ConfigurationError, match="'lowest_first' or 'highest_first'; got 'up'"),
         kombu.Connection(url, transport_options={"priority_direction": "up"}) as connection,
@@ -130,7 +134,7 @@ def test_unknown_direction_is_refused(url: str) -> None:
         connection.connect()
 
 
-def test_exchanges_route_between_connections(url: str, connection: kombu.Connection) -> None:
+def test_exchanges_route_messages_between_connections(url: str, connection: kombu.Connection) -> None:
     direct = kombu.Exchange("direct", "direct")
     topic = kombu.Exchange("topic", "topic")
     fanout = kombu.Exchange("fanout", "fanout")
@@ -176,11 +180,11 @@ def test_prefetch_count_limits_unacknowledged_messages(connection: kombu.Connect
         [queue], callbacks=[lambda _, message: messages.append(message)], prefetch_count=2
     ):
         while len(messages) < 2:
-            connection.drain_events(timeout=10)
+            connection.drain_events(timeout=PATIENCE)
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.2)
         messages[0].ack()
-        connection.drain_events(timeout=10)
+        connection.drain_events(timeout=PATIENCE)
 
     assert [message.payload for message in messages] == [0, 1, 2]
 
@@ -190,9 +194,9 @@ def test_requeued_message_is_redelivered_and_rejected_one_is_a_dead_letter(
 ) -> None:
     with connection.SimpleQueue("orders") as queue:
         queue.put("order")
-        first = queue.get(timeout=10)
+        first = queue.get(timeout=PATIENCE)
         first.requeue()
-        second = queue.get(timeout=10)
+        second = queue.get(timeout=PATIENCE)
         second.reject()
 
     assert "redelivered" not in first.delivery_info
@@ -204,28 +208,28 @@ def test_closed_connection_returns_its_messages(url: str) -> None:
     with kombu.Connection(url) as first:
         queue = first.SimpleQueue("returned")
         queue.put("again")
-        queue.get(timeout=10)
+        queue.get(timeout=PATIENCE)
         queue.consumer.channel.close()
 
     with kombu.Connection(url) as second, second.SimpleQueue("returned") as queue:
-        message = queue.get(timeout=10)
+        message = queue.get(timeout=PATIENCE)
         message.ack()
         assert message.payload == "again"
 
 
-def test_message_without_acknowledgement_is_gone_once_it_is_delivered(
+def test_message_without_acknowledgement_is_removed_at_delivery(
     connection: kombu.Connection, storage: Storage
 ) -> None:
     with connection.SimpleQueue("events", no_ack=True) as queue:
         queue.put("event")
-        message = queue.get(timeout=10)
+        message = queue.get(timeout=PATIENCE)
         message.channel.basic_ack(message.delivery_tag)
 
     assert message.payload == "event"
     assert storage.reads.counts("events")[State.ACTIVE] == 0
 
 
-def test_queue_operations(connection: kombu.Connection) -> None:
+def test_queue_can_be_declared_read_purged_and_deleted(connection: kombu.Connection) -> None:
     channel = connection.default_channel
     queue = kombu.Queue("parcels", kombu.Exchange("post", "direct"), "parcel")(channel)
     with pytest.raises(connection.channel_errors):
@@ -277,7 +281,7 @@ def test_queue_of_a_live_consumer_is_renewed(connection: kombu.Connection, stora
         assert [row.queue for row in broker.routing.table("news")] == ["reader"]
 
 
-def test_tables_of_exchanges_are_jobs_that_never_run(connection: kombu.Connection, storage: Storage) -> None:
+def test_table_of_an_exchange_is_a_delayed_job(connection: kombu.Connection, storage: Storage) -> None:
     kombu.Queue("a", kombu.Exchange("x", "direct"), "k")(connection.default_channel).declare()
 
     (job,) = storage.reads.page(EXCHANGES, State.DELAYED, 10)
@@ -289,7 +293,7 @@ def test_unavailable_storage_is_a_connection_error() -> None:
         connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
 
 
-def test_urls_name_storages() -> None:
+def test_url_determines_the_storage_and_its_options() -> None:
     where = location("redis.example.com", 6380, "app", "se/cret", "/2", {"ssl": True, "lease": 5})
 
     assert where.url == "rediss://app:se%2Fcret@redis.example.com:6380/2"

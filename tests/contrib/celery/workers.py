@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 READY = " ready."
+START_TIMEOUT = 5 * PATIENCE
+"""Seconds for a start, which needs seconds of CPU time: a minute if ten processes share each core."""
 
 
 @contextmanager
@@ -27,14 +29,18 @@ def celery_worker(
             env={**os.environ, **environment},
         )
     try:
-        eventually(lambda: READY in log.read_text() or process.poll() is not None, 60, "the worker is ready")
+        eventually(
+            lambda: READY in log.read_text() or process.poll() is not None,
+            START_TIMEOUT,
+            "the worker is ready",
+        )
         assert process.poll() is None, log.read_text()
         yield process
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         try:
-            process.wait(20)
+            process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

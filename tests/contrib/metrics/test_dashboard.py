@@ -38,7 +38,7 @@ def expressions(dashboard):
     )
 
 
-def test_every_query_has_metrics_and_labels_that_exist(dashboard):
+def test_every_query_uses_existing_metrics_and_labels(dashboard):
     metrics = known()
     for expression in expressions(dashboard):
         named = re.findall(r"\bdjqueue_\w+", expression)

@@ -34,7 +34,7 @@ def status(authorization=None, method="get", **extra):
     return found
 
 
-def test_without_a_token_every_request_is_refused():
+def test_every_request_is_rejected_when_no_token_is_configured():
     response = Client().get(URLS[0], headers={"authorization": "Bearer "})
 
     assert response.status_code == 403
@@ -42,7 +42,7 @@ def test_without_a_token_every_request_is_refused():
     assert status() == status("Bearer None") == 403
 
 
-def test_the_token_of_the_settings_opens_the_urls(settings):
+def test_token_of_the_settings_grants_access(settings):
     monitoring(settings, TOKEN=TOKEN)
 
     assert status(f"Bearer {TOKEN}") == status(f"bearer  {TOKEN}") == 200
@@ -62,7 +62,7 @@ def test_the_token_of_the_settings_opens_the_urls(settings):
     assert response["Cache-Control"] == "no-store"
 
 
-def test_the_token_of_the_environment_opens_the_urls(settings, monkeypatch):
+def test_token_of_the_environment_grants_access_unless_the_settings_have_one(settings, monkeypatch):
     monkeypatch.setenv(gate.TOKEN_VARIABLE, TOKEN)
     assert status(f"Bearer {TOKEN}") == 200
     assert status() == 401
@@ -72,7 +72,7 @@ def test_the_token_of_the_environment_opens_the_urls(settings, monkeypatch):
     assert status(f"Bearer {TOKEN}") == 401
 
 
-def test_a_new_token_in_the_file_counts_at_once(settings, tmp_path):
+def test_new_token_in_the_token_file_takes_effect_immediately(settings, tmp_path):
     path = tmp_path / "token"
     monitoring(settings, TOKEN_FILE=path)
     path.write_text(f"{TOKEN}\n")
@@ -85,7 +85,7 @@ def test_a_new_token_in_the_file_counts_at_once(settings, tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, "", "short", "with spaces in between", "ünïcödé-but-long-enough"])
-def test_a_bad_token_file_opens_nothing(settings, tmp_path, content):
+def test_invalid_token_file_raises_an_error_without_its_content(settings, tmp_path, content):
     path = tmp_path / "token"
     if content is not None:
         path.write_text(content)
@@ -104,7 +104,7 @@ def test_public_urls_need_no_token(settings):
     assert status() == 200
 
 
-def test_only_reading_is_allowed(settings):
+def test_only_get_and_head_are_allowed(settings):
     monitoring(settings, TOKEN=TOKEN)
 
     assert status(f"Bearer {TOKEN}", "head") == 200
@@ -113,7 +113,7 @@ def test_only_reading_is_allowed(settings):
     assert Client().post(URLS[0])["Allow"] == "GET, HEAD"
 
 
-def test_a_project_that_requires_logins_keeps_the_urls_open_for_the_token(settings):
+def test_token_grants_access_in_a_project_that_requires_logins(settings):
     pytest.importorskip("django.contrib.auth.middleware")
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.contrib.auth.middleware.LoginRequiredMiddleware"]
     monitoring(settings, TOKEN=TOKEN)
@@ -121,7 +121,7 @@ def test_a_project_that_requires_logins_keeps_the_urls_open_for_the_token(settin
     assert status(f"Bearer {TOKEN}") == 200
 
 
-def test_the_token_is_compared_in_constant_time(settings, monkeypatch):
+def test_token_is_compared_in_constant_time(settings, monkeypatch):
     compared = []
     monkeypatch.setattr(gate, "constant_time_compare", lambda *given: compared.append(given))
     monitoring(settings, TOKEN=TOKEN)
@@ -148,7 +148,7 @@ print(problem("djqueue.contrib.otel.TracingMiddleware"))
 """
 
 
-def test_missing_extras_are_named():
+def test_missing_extras_are_reported_with_their_install_command():
     finished = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
 
     assert finished.returncode == 0, finished.stderr
@@ -176,5 +176,5 @@ def test_invalid_settings_are_explained_without_the_token(given, message):
     assert "too-short" not in problem
 
 
-def test_the_repr_of_the_settings_hides_the_token():
+def test_repr_of_the_settings_hides_the_token():
     assert TOKEN not in repr(read_settings({"MONITORING": {"TOKEN": TOKEN}}))

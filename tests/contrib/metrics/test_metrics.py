@@ -40,7 +40,7 @@ def test_jobs_are_counted_by_queue_and_state(monitored):
     assert found.value("djqueue_counts_capped") == 0
 
 
-def test_outcomes_are_counted(monitored):
+def test_processed_jobs_are_counted_by_outcome(monitored):
     factories.a_completed_job(monitored)
     factories.finish(monitored, factories.retrying(factories.an_active_job(monitored), delay=60_000))
     factories.a_failed_job(monitored)
@@ -58,7 +58,7 @@ def test_outcomes_are_counted(monitored):
     assert found.value("djqueue_dead_letters", queue=QUEUE) == 1
 
 
-def test_histograms_have_the_times_of_workers(monitored):
+def test_histograms_contain_the_times_recorded_by_workers(monitored):
     factories.enqueue(monitored)
     monitored.workers.record_runs(
         [stats("a", wait=[25], run=[20, 400, 900_000]), stats("b", run=[3], failed=1)]
@@ -80,7 +80,7 @@ def test_histograms_have_the_times_of_workers(monitored):
     assert len(LIMITS) == len(BOUNDS) // 2 + 2
 
 
-def test_a_real_worker_is_measured(monitored):
+def test_jobs_of_a_real_worker_are_measured(monitored):
     @job(queue="emails", name="send")
     def send(): ...
 
@@ -96,7 +96,7 @@ def test_a_real_worker_is_measured(monitored):
     assert found.value("djqueue_job_wait_seconds_sum", queue="emails") >= 0
 
 
-def test_the_oldest_waiting_job_gives_the_latency(monitored):
+def test_latency_is_the_age_of_the_oldest_waiting_job(monitored):
     factories.enqueue(monitored)
     at = monitored.reads.overview([QUEUE]).queues[0].oldest_at
 
@@ -122,7 +122,7 @@ def test_workers_are_counted_by_state(monitored):
     assert found.value("djqueue_worker_active_jobs") == 3
 
 
-def test_counters_only_rise(monitored):
+def test_counters_never_decrease_across_restarts(monitored):
     seen = []
     for _ in range(3):
         factories.a_completed_job(monitored)
@@ -150,7 +150,7 @@ def test_counters_only_rise(monitored):
     ]
 
 
-def test_queues_of_the_settings_have_metrics_before_their_first_job(monitored, settings):
+def test_declared_queue_has_metrics_before_its_first_job(monitored, settings):
     with_queues(settings, "emails")
 
     found = scrape()
@@ -167,7 +167,7 @@ def with_queues(settings, *queues):
     return storage
 
 
-def test_labels_are_limited(monitored, settings, monkeypatch):
+def test_queues_and_jobs_beyond_the_label_limits_are_combined_as_other(monitored, settings, monkeypatch):
     monkeypatch.setattr(labels, "MAX_QUEUES", 2)
     monkeypatch.setattr(labels, "MAX_JOBS", 2)
     monitored = with_queues(settings, "z")
@@ -189,7 +189,7 @@ def test_labels_are_limited(monitored, settings, monkeypatch):
     assert found.value(count, queue="a", job="other") == found.value(count, queue="other", job="other") == 3
 
 
-def test_any_name_can_be_a_label(monitored):
+def test_names_with_special_characters_are_valid_labels(monitored):
     names = ['with "quotes"\\ and\nlines', "ümläut {}"]
     for name in names:
         factories.enqueue(monitored, queue="q", name=name)
@@ -202,25 +202,21 @@ def test_any_name_can_be_a_label(monitored):
     assert labels.printable("from a file\udcff") == "from a file?"
 
 
-@pytest.mark.parametrize(
-    ("accept", "expected"),
-    [
+def test_accept_header_determines_the_format(monitored):
+    factories.a_completed_job(monitored)
+
+    for accept, expected in (
         ("", "text/plain; version=0.0.4"),
         ("text/plain", "text/plain; version=0.0.4"),
         (f"{OPENMETRICS},text/plain;q=0.5", "application/openmetrics-text; version=1.0.0"),
-    ],
-)
-def test_the_client_chooses_the_format(monitored, accept, expected):
-    factories.a_completed_job(monitored)
-
-    found = scrape(accept)
-
-    assert found.content_type.startswith(expected)
-    # Its parser names counters without their suffix, but the one of the older format does not.
-    assert {name.removesuffix("_total") for name in found.families} == {*DEFINITIONS}
+    ):
+        found = scrape(accept)
+        assert found.content_type.startswith(expected)
+        # Its parser names counters without their suffix, but the one of the older format does not.
+        assert {name.removesuffix("_total") for name in found.families} == {*DEFINITIONS}
 
 
-def test_an_unavailable_storage_fails_the_scrape(monitored, client, caplog):
+def test_scrape_fails_with_503_when_the_storage_is_unavailable(monitored, client, caplog):
     def unavailable(*_):
         raise StorageUnavailableError("no server at secret.example")
 
@@ -233,7 +229,7 @@ def test_an_unavailable_storage_fails_the_scrape(monitored, client, caplog):
     assert caplog.text.count("storage is unavailable") == 2
 
 
-def test_a_collector_of_another_registry_reads_at_each_scrape_only(storage, monkeypatch):
+def test_collector_of_another_registry_reads_the_storage_only_at_scrapes(storage, monkeypatch):
     registry = CollectorRegistry(auto_describe=True)
     with monkeypatch.context() as patched:
         patched.setattr("djqueue.contrib.metrics.collector.get_storage", lambda: pytest.fail("was read"))
@@ -244,7 +240,7 @@ def test_a_collector_of_another_registry_reads_at_each_scrape_only(storage, monk
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_finds_nothing_wrong(monitored, client):
+def test_promtool_accepts_the_metrics(monitored, client):
     factories.a_completed_job(monitored)
     monitored.workers.record_runs([stats("a", wait=[1], run=[1])])
     text = client.get("/djqueue/metrics", headers={"authorization": "Bearer a-token-of-the-tests"}).content

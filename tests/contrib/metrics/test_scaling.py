@@ -67,17 +67,17 @@ def slots(*rows, **given):
     return wanted(*rows, **given).slots
 
 
-def test_without_jobs_no_worker_is_wanted():
+def test_no_worker_is_wanted_without_jobs():
     assert wanted(row()).workers == wanted().workers == 0
 
 
-def test_a_waiting_job_wants_a_worker_although_nothing_is_known_of_it():
+def test_waiting_job_of_unknown_duration_wants_one_worker():
     found = wanted(row(waiting=1, age=0))
 
     assert (found.workers, found.slots, found.slots_per_worker) == (1, 1, 4)
 
 
-def test_the_backlog_starts_within_the_objective():
+def test_slots_suffice_to_start_the_backlog_within_the_objective():
     """60 jobs of 2 s, 20 s left: 6 slots; later, with 10 s left, 12."""
     lately = [bucket(runs=10, duration=2_000)]
 
@@ -86,21 +86,21 @@ def test_the_backlog_starts_within_the_objective():
     assert wanted(row(waiting=60, age=20_000), lately=lately).workers == 3
 
 
-def test_a_late_backlog_drains_in_a_quarter_of_the_objective():
+def test_late_backlog_drains_in_a_quarter_of_the_objective():
     lately = [bucket(runs=10, duration=2_000)]
 
     assert slots(row(waiting=60, age=30_000), lately=lately) == 16
     assert slots(row(waiting=60, age=3_000_000), lately=lately) == 16
 
 
-def test_arriving_jobs_count():
+def test_arriving_jobs_add_slots():
     """300 jobs of 3 s in 5 minutes keep 3 slots busy, whatever waits."""
     lately = [bucket(enqueued=300, runs=300, duration=3_000)]
 
     assert slots(row(waiting=10, age=0), lately=lately) == 4
 
 
-def test_a_tighter_objective_wants_more():
+def test_shorter_objective_wants_more_slots():
     lately = [bucket(runs=1, duration=1_000)]
 
     found = [slots(row(waiting=600, age=0), lately=lately, objective=one) for one in (600, 60, 6)]
@@ -108,7 +108,7 @@ def test_a_tighter_objective_wants_more():
     assert found == [1, 10, 100]
 
 
-def test_queues_without_an_objective_have_a_minute():
+def test_default_objective_is_one_minute():
     found = wanted(row(waiting=600, age=0, name="b"), lately=[bucket("b", runs=1, duration=1_000)])
 
     assert (found.slots, found.queues[0].objective) == (10, 60_000)
@@ -122,27 +122,27 @@ def test_active_jobs_keep_their_workers():
     assert slots(row(active=7, paused=True, waiting=900, age=90_000), lately=lately) == 7
 
 
-def test_there_are_never_more_slots_than_jobs():
+def test_slots_never_exceed_the_number_of_jobs():
     assert slots(row(waiting=3, active=1, age=90_000), lately=[bucket(runs=1, duration=900_000)]) == 4
 
 
-def test_limits_of_the_queue_bound_the_slots():
+def test_slots_never_exceed_the_limits_of_the_queue():
     lately = [bucket(runs=1, duration=60_000)]
 
     assert slots(row(waiting=100, age=90_000, concurrency=5), lately=lately) == 5
     assert slots(row(waiting=100, age=90_000, rate=Rate(10, 60_000)), lately=lately) == 10
 
 
-def test_jobs_of_unknown_duration_scale_step_by_step():
+def test_slots_for_jobs_of_unknown_duration_increase_step_by_step():
     assert slots(row(waiting=100, active=4, age=10_000)) == 4
     assert slots(row(waiting=100, active=4, age=40_000)) == 8
 
 
-def test_older_durations_count_if_nothing_ended_lately():
+def test_older_durations_are_used_when_no_job_has_ended_recently():
     assert slots(row(waiting=60, age=10_000), ever=[bucket(runs=9, duration=2_000)]) == 6
 
 
-def test_jobs_that_no_live_worker_handles_want_none():
+def test_jobs_without_a_handler_in_any_live_worker_want_no_slots():
     workers = [factories.worker(names=("known",), queues=None, concurrency=8)]
 
     assert slots(row(waiting=9, age=0, job="unknown"), workers=workers) == 0
@@ -150,7 +150,7 @@ def test_jobs_that_no_live_worker_handles_want_none():
     assert (found.slots, found.slots_per_worker, found.running) == (1, 8, 1)
 
 
-def test_workers_of_other_queues_do_not_count():
+def test_only_running_workers_of_the_selected_queues_are_counted():
     workers = [
         factories.worker("a", queues=("other",), concurrency=50),
         factories.worker("b", queues=(QUEUE,), concurrency=2, names=("job",)),
@@ -164,7 +164,7 @@ def test_workers_of_other_queues_do_not_count():
 
 @pytest.mark.django_db(transaction=True, available_apps=[])
 @pytest.mark.database
-def test_the_url_answers_with_numbers_at_paths(monitored):
+def test_scaling_url_returns_the_numbers_of_all_queues_or_one_queue(monitored):
     factories.enqueue_many(monitored, 100)
     factories.enqueue(monitored, queue="emails")
     monitored.workers.record_runs([stats("a", run=[6_000] * 5)])

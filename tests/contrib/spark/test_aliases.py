@@ -38,7 +38,7 @@ from djqueue.core.errors import OptionError, StorageUnavailableError
         ),
     ],
 )
-def test_a_url_says_what_databases_would(url, expected, place):
+def test_database_url_is_parsed_into_settings_of_django(url, expected, place):
     said = parse(url)
 
     assert said == {**said, **expected}
@@ -46,7 +46,7 @@ def test_a_url_says_what_databases_would(url, expected, place):
 
 
 @pytest.mark.parametrize("slashes", ["/", "//"])
-def test_a_file_is_named_by_its_whole_path(tmp_path, slashes):
+def test_sqlite_url_contains_the_absolute_path_of_its_file(tmp_path, slashes):
     path = tmp_path / "a b?.db"
     path.touch()
 
@@ -75,7 +75,7 @@ def test_a_file_is_named_by_its_whole_path(tmp_path, slashes):
         (f"sqlite://{__file__}?mode=ro", "only the parameter timeout, in whole seconds; got 'mode'"),
     ],
 )
-def test_what_is_wrong_is_said_without_the_password(url, message):
+def test_error_for_an_invalid_url_does_not_contain_its_password(url, message):
     with pytest.raises(OptionError, match=message) as raised:
         storage_at(url)
 
@@ -83,12 +83,13 @@ def test_what_is_wrong_is_said_without_the_password(url, message):
     assert "hunter2" not in str(raised.value)
 
 
-def test_the_tables_have_no_prefix(sqlite_url):
+def test_key_prefix_is_rejected_for_a_database(sqlite_url):
     with pytest.raises(OptionError, match="keyPrefix: only Redis has a key prefix"):
         storage_at(sqlite_url, "shop:")
 
 
-def test_a_projects_own_alias_is_used(db):
+@pytest.mark.dialect
+def test_url_of_the_projects_database_uses_its_alias(db):
     said = connections["default"].settings_dict
     if connections["default"].vendor == "sqlite":
         url = f"sqlite://{said['NAME']}"
@@ -102,7 +103,7 @@ def test_a_projects_own_alias_is_used(db):
     assert connections["default"].connection is not None, "the project's connection is its own"
 
 
-def test_other_databases_get_aliases_of_their_own(sqlite_url):
+def test_other_databases_get_separate_aliases(sqlite_url):
     first = "postgresql://ann:hunter2@127.0.0.1:1/shop"
     second = "postgresql://ann:hunter3@127.0.0.1:1/shop"
     place = "postgresql://127.0.0.1:1/shop"
@@ -118,7 +119,7 @@ def test_other_databases_get_aliases_of_their_own(sqlite_url):
     ]
 
 
-def test_a_database_that_does_not_answer_is_named_without_its_password(sqlite_url):
+def test_error_for_an_unreachable_database_does_not_contain_its_password(sqlite_url):
     with closing(storage_at("postgresql://ann:hunter2@127.0.0.1:1/shop")) as storage:
         with pytest.raises(
             StorageUnavailableError, match=r"postgresql://127\.0\.0\.1:1/shop' cannot be used"
@@ -132,7 +133,7 @@ def test_a_database_that_does_not_answer_is_named_without_its_password(sqlite_ur
     assert "ann" not in storage.describe()
 
 
-def test_a_storage_leaves_no_connection_open(sqlite_url):
+def test_closed_storage_has_no_open_connection(sqlite_url):
     with closing(storage_at(sqlite_url)) as storage:
         storage.connect()
         assert storage.queues.names() == []
@@ -174,13 +175,13 @@ def run(program, *arguments, **environment):
 
 
 @pytest.mark.parametrize("environment", [{}, {"DJANGO_SETTINGS_MODULE": "shop.settings"}], ids=str)
-def test_where_there_is_no_project_django_is_set_up_for_the_process(sqlite_url, postgresql_url, environment):
+def test_django_is_set_up_for_a_process_without_a_project(sqlite_url, postgresql_url, environment):
     said = run(WITHOUT_A_PROJECT, sqlite_url, postgresql_url, TZ="Asia/Kathmandu", **environment)
 
     assert said == "1 2 True UTC True"
 
 
-def test_where_psycopg_is_missing_it_is_named():
+def test_error_names_missing_psycopg():
     program = """
 import sys
 sys.modules["psycopg"] = sys.modules["psycopg2"] = None
@@ -196,7 +197,7 @@ except Exception as error:
     assert "hunter2" not in said
 
 
-def test_a_project_without_djqueue_is_noticed(tmp_path):
+def test_project_that_does_not_install_djqueue_is_rejected(tmp_path):
     (tmp_path / "shop_settings.py").write_text("INSTALLED_APPS = []\nSECRET_KEY = 'x'\n")
     program = """
 from djqueue.contrib.spark.locations import storage_at

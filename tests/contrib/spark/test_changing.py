@@ -1,4 +1,4 @@
-"""Changing existing jobs by the rows of a DataFrame, on real storages without Spark."""
+"""Operations on existing jobs, one per row of a DataFrame, on real storages without Spark."""
 
 from copy import deepcopy
 from datetime import UTC, datetime
@@ -57,7 +57,7 @@ def test_dead_letters_are_retried(storage, change):
     assert storage.reads.dead_letters(QUEUE) == []
 
 
-def test_a_task_that_is_run_again_changes_nothing_more(storage, change):
+def test_repeated_task_changes_no_further_jobs(storage, change):
     a_failed_job(storage, queue=QUEUE, id="a")
 
     report = change("retry", {"id": ["a"]}, again=True)
@@ -66,7 +66,7 @@ def test_a_task_that_is_run_again_changes_nothing_more(storage, change):
     assert [one.id for one in claim(storage, 5)] == ["a"]
 
 
-def test_each_row_may_name_its_queue(storage, change):
+def test_queue_column_determines_the_queue_of_each_row(storage, change):
     a_waiting_job(storage, queue="one", id="a")
     a_waiting_job(storage, queue="two", id="a")
 
@@ -86,7 +86,7 @@ def test_jobs_are_cancelled(storage, change):
     assert storage.reads.states(QUEUE, ["waits", "runs"]) == [State.CANCELLED, State.ACTIVE]
 
 
-def test_pending_jobs_get_what_their_rows_say(storage, change):
+def test_update_sets_the_values_of_each_row_on_pending_jobs(storage, change):
     for name in ("a", "b", "c"):
         a_waiting_job(storage, queue=QUEUE, id=name)
     at = datetime(2096, 6, 1, 12, tzinfo=UTC)
@@ -111,7 +111,7 @@ def test_pending_jobs_get_what_their_rows_say(storage, change):
     assert decode(third.payload, MSGPACK)["args"] == [3]
 
 
-def test_a_value_may_be_one_for_all(storage, change):
+def test_constant_value_applies_to_all_rows(storage, change):
     a_waiting_job(storage, queue=QUEUE, id="a")
     a_waiting_job(storage, queue=QUEUE, id="b")
 
@@ -123,14 +123,14 @@ def test_a_value_may_be_one_for_all(storage, change):
     assert job(storage, "a", QUEUE).payload == PAYLOAD
 
 
-def test_a_row_that_says_nothing_is_counted_as_that(storage, change):
+def test_row_without_values_is_counted_as_unchanged(storage, change):
     a_waiting_job(storage, queue=QUEUE, id="a")
     columns = {"id": ["a"], "p": pyarrow.array([None], pyarrow.int64())}
 
     assert change("update", columns, priorityColumn="p").answers == {"unchanged": 1}
 
 
-def test_a_dead_letter_is_retried_with_another_payload(storage, change):
+def test_dead_letter_can_be_retried_with_a_new_payload(storage, change):
     storage.enqueue([batch(ids=["row"], queue=QUEUE, payloads=[b"bad"], rejected=ERROR)])
     a_failed_job(storage, queue=QUEUE, id="failed")
     a_waiting_job(storage, queue=QUEUE, id="waits", name="other")
@@ -146,7 +146,7 @@ def test_a_dead_letter_is_retried_with_another_payload(storage, change):
     ]
 
 
-def test_a_retry_may_be_tried_before(storage, change):
+def test_dry_run_of_a_retry_changes_no_job(storage, change):
     a_failed_job(storage, queue=QUEUE, id="a")
 
     report = change("retry", {"id": ["a", "nobody"]}, dryRun="true")
@@ -155,7 +155,7 @@ def test_a_retry_may_be_tried_before(storage, change):
     assert job(storage, "a", QUEUE).state is State.FAILED
 
 
-def test_rows_without_an_id_may_be_left_out(storage, change):
+def test_rows_without_an_id_can_be_skipped(storage, change):
     a_waiting_job(storage, queue=QUEUE, id="a")
 
     report = change("delete", {"id": ["a", None]}, onError="skip")
@@ -171,7 +171,7 @@ def test_rows_without_an_id_may_be_left_out(storage, change):
         ("retry", ["id", "payload"], {"dryRun": "true"}, "dryRun can't be combined with a payload"),
     ],
 )
-def test_what_cannot_be_is_said_before_a_task(url, operation, columns, options, message):
+def test_invalid_change_is_rejected_before_tasks_start(url, operation, columns, options, message):
     given = WriteOptions.read({"url": url, "operation": operation, "queue": QUEUE, **options})
 
     with pytest.raises(OptionError) as raised:
@@ -180,7 +180,7 @@ def test_what_cannot_be_is_said_before_a_task(url, operation, columns, options, 
     assert message in str(raised.value)
 
 
-def test_a_report_says_what_became_of_the_jobs(storage, change):
+def test_report_counts_the_outcomes_of_the_jobs(storage, change):
     a_waiting_job(storage, queue=QUEUE, id="a")
 
     report = change("cancel", {"id": ["a", None]}, onError="skip", writeId="tonight")

@@ -18,7 +18,7 @@ def url(redis_url):
     return redis_url
 
 
-def test_a_write_answers_its_report(spark, storage, redis_server):
+def test_enqueue_returns_the_report_of_the_write(spark, storage, redis_server):
     rows = spark.range(0, 1_000, 1, 3).selectExpr("id", "cast(id as string) as key")
     told = [
         enqueue(rows.limit(many), QUEUE, "shop.send", url=redis_server.url, id_column="key", priority=2)
@@ -31,7 +31,7 @@ def test_a_write_answers_its_report(spark, storage, redis_server):
     assert storage.reads.page(QUEUE, State.WAITING, 1)[0].options.priority == 2
 
 
-def test_rows_that_are_no_jobs_are_dead_letters_of_a_write_that_succeeded(spark, storage, redis_server):
+def test_invalid_rows_become_dead_letters_of_a_successful_write(spark, storage, redis_server):
     rows = spark.range(0, 100, 1, 2).selectExpr("id as n", "if(id % 10 = 0, null, cast(id as string)) as key")
     options = {"url": redis_server.url, "idColumn": "key", "onError": "dead"}
 
@@ -45,7 +45,7 @@ def test_rows_that_are_no_jobs_are_dead_letters_of_a_write_that_succeeded(spark,
     assert leftovers(storage) == []
 
 
-def test_dead_letters_are_retried_by_a_dataframe(spark, storage, redis_server):
+def test_dead_letters_are_retried_by_the_ids_of_a_dataframe(spark, storage, redis_server):
     ids = [a_failed_job(storage, queue=QUEUE, id=f"job:{number}") for number in range(20)]
     rows = spark.createDataFrame([(name,) for name in [*ids[:15], "nobody"]], "id string").repartition(2)
 
@@ -59,7 +59,7 @@ def test_dead_letters_are_retried_by_a_dataframe(spark, storage, redis_server):
     assert {one.id for one in claim(storage, 30)} == {*ids[:15]}
 
 
-def test_a_stream_may_cancel_jobs(spark, storage, redis_server, tmp_path):
+def test_stream_can_cancel_jobs(spark, storage, redis_server, tmp_path):
     enqueue(
         spark.range(10).selectExpr("cast(id as string) as id"),
         QUEUE,
@@ -84,7 +84,7 @@ def test_a_stream_may_cancel_jobs(spark, storage, redis_server, tmp_path):
     assert (counts[State.CANCELLED], counts[State.WAITING]) == (4, 6)
 
 
-def test_queues_and_jobs_may_come_from_columns_alone(spark, storage, redis_server):
+def test_queues_and_jobs_can_come_only_from_columns(spark, storage, redis_server):
     rows = spark.range(4).selectExpr("id as n", "'mail-' || id % 2 as q", "'shop.' || id % 2 as j")
 
     report = enqueue(rows, url=redis_server.url, queueColumn="q", job_column="j")
@@ -97,7 +97,7 @@ def test_queues_and_jobs_may_come_from_columns_alone(spark, storage, redis_serve
         enqueue(rows, job="shop.send", url=redis_server.url)
 
 
-def test_a_dry_run_answers_what_would_be(spark, storage, redis_server):
+def test_dry_run_returns_the_expected_report(spark, storage, redis_server):
     rows = spark.range(0, 10, 1, 2).selectExpr("if(id = 3, null, cast(id as string)) as key")
 
     report = enqueue(
@@ -108,14 +108,14 @@ def test_a_dry_run_answers_what_would_be(spark, storage, redis_server):
     assert storage.queues.names() == []
 
 
-def test_a_dry_run_names_the_partition_of_an_invalid_row(spark, redis_server):
+def test_dry_run_names_the_partition_of_an_invalid_row(spark, redis_server):
     rows = spark.range(0, 10, 1, 2).selectExpr("if(id = 8, null, cast(id as string)) as key")
 
     with pytest.raises(Exception, match="row 4 of partition 1: id:"):
         enqueue(rows, QUEUE, "shop.send", url=redis_server.url, idColumn="key", dryRun=True)
 
 
-def test_a_password_is_in_no_plan(spark, storage, redis_server, tmp_path):
+def test_query_plan_does_not_contain_the_password(spark, storage, redis_server, tmp_path):
     said = []
     with pytest.raises(OptionError) as raised:
         enqueue(spark.range(1), QUEUE, "shop.send", url="redis://:hunter7@127.0.0.1/0", priority="high")

@@ -36,7 +36,7 @@ def check(option, kind, **options):
         ("uniqueKeyColumn", ["StringType", "NullType"]),
     ],
 )
-def test_what_an_option_takes_is_taken(option, kinds):
+def test_column_types_that_an_option_supports_are_accepted(option, kinds):
     for kind in kinds:
         assert check(option, getattr(types, kind)()) is None, kind
 
@@ -45,7 +45,7 @@ def test_what_an_option_takes_is_taken(option, kinds):
     ("option", "kind"),
     [("tagsColumn", TEXTS), ("dependsOnColumn", TEXTS), ("dependsOnColumn", types.ArrayType(PAIR))],
 )
-def test_lists_are_taken_by_what_is_in_them(option, kind):
+def test_list_columns_are_checked_by_their_element_type(option, kind):
     assert check(option, kind) is None
 
 
@@ -84,7 +84,7 @@ def test_lists_are_taken_by_what_is_in_them(option, kind):
         ),
     ],
 )
-def test_what_can_be_nothing_that_an_option_takes_is_refused(option, kind, message):
+def test_column_types_that_an_option_does_not_support_are_rejected(option, kind, message):
     with pytest.raises(OptionError) as raised:
         check(option, kind)
 
@@ -96,14 +96,14 @@ def test_what_can_be_nothing_that_an_option_takes_is_refused(option, kind, messa
     ("form", "taken", "refused"),
     [("json", "StringType", "LongType"), ("msgpack", "BinaryType", "StringType")],
 )
-def test_a_payload_that_is_encoded_has_the_type_of_its_format(form, taken, refused):
+def test_encoded_payload_column_must_have_the_type_of_its_format(form, taken, refused):
     check("payloadColumn", getattr(types, taken)(), payloadFormat=form)
 
     with pytest.raises(OptionError, match="payloadColumn: column 'n' has type"):
         check("payloadColumn", getattr(types, refused)(), payloadFormat=form)
 
 
-def test_queue_and_job_are_texts():
+def test_queue_and_job_columns_must_be_strings():
     schema = types.StructType([types.StructField(name, types.LongType()) for name in ("q", "j")])
     given = {"url": GIVEN["url"], "queueColumn": "q", "jobColumn": "j"}
 
@@ -111,7 +111,7 @@ def test_queue_and_job_are_texts():
         check_kinds(JobColumns(WriteOptions.read(given), schema.names), schema)
 
 
-def test_operations_are_checked_in_the_same_way():
+def test_column_types_of_operations_are_checked():
     schema = types.StructType([types.StructField(name, types.LongType()) for name in ("id", "n")])
     given = {"url": GIVEN["url"], "queue": "emails", "operation": "cancel"}
 
@@ -132,7 +132,7 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize(("kind", "shown", "remedy"), IMPOSSIBLE)
-def test_a_payload_column_without_an_equivalent_in_python_is_refused(kind, shown, remedy):
+def test_payload_column_without_a_python_equivalent_is_rejected(kind, shown, remedy):
     schema = types.StructType([types.StructField("n", types.LongType()), types.StructField("odd", kind)])
     options = WriteOptions.read(GIVEN)
 
@@ -156,14 +156,14 @@ def test_a_payload_column_without_an_equivalent_in_python_is_refused(kind, shown
         types.MapType(types.DateType(), STRUCT),
     ],
 )
-def test_other_types_may_be_part_of_a_payload(kind):
+def test_payload_columns_can_have_any_other_type(kind):
     schema = types.StructType([types.StructField("n", kind)])
 
     assert check_kinds(JobColumns(WriteOptions.read(GIVEN), schema.names), schema) is None
 
 
 @pytest.mark.parametrize("more", [{}, {"excludeColumns": "odd"}])
-def test_an_interval_of_months_is_refused_wherever_it_is(more):
+def test_month_interval_is_rejected_at_any_depth(more):
     schema = types.StructType([types.StructField("n", types.LongType()), types.StructField("odd", MONTHS)])
 
     with pytest.raises(OptionError) as raised:
@@ -176,7 +176,7 @@ def test_an_interval_of_months_is_refused_wherever_it_is(more):
 
 
 @pytest.mark.parametrize("key", [types.IntegerType(), types.DateType()])
-def test_names_of_arguments_are_strings(key):
+def test_argument_names_must_be_strings(key):
     kind = types.MapType(key, types.StringType())
 
     with pytest.raises(OptionError, match=r"kwargsColumn: .* expected a map with keys of type string"):
@@ -184,6 +184,6 @@ def test_names_of_arguments_are_strings(key):
     assert check("kwargsColumn", types.MapType(types.StringType(), types.LongType())) is None
 
 
-def test_the_keys_of_a_map_are_no_tags():
+def test_map_column_is_rejected_for_tags():
     with pytest.raises(OptionError, match=r"tagsColumn: .* expected a list of strings"):
         check("tagsColumn", types.MapType(types.StringType(), types.StringType()))

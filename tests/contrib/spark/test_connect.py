@@ -45,7 +45,7 @@ print("FOUND", json.dumps(found))
 """
 
 
-def test_a_client_of_spark_connect_writes_changes_and_reads(redis_url, tmp_path):
+def test_spark_connect_client_writes_changes_and_reads(redis_url, tmp_path):
     config = {name: value for name, value in settings(tmp_path).items() if name.startswith("spark.sql.")}
 
     finished = subprocess.run(

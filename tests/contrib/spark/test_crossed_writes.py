@@ -1,4 +1,4 @@
-"""Writes that meet others: of the same name, of another version, or under another target."""
+"""Concurrent and repeated writes: of the same name, of another version, or to other queues."""
 
 from contextlib import closing
 from functools import partial
@@ -71,7 +71,7 @@ def dies(storage, monkeypatch, step, commit, done=0):
             commit()
 
 
-def test_a_rerun_of_an_earlier_version_keeps_a_later_one_that_is_committed(storage, write, monkeypatch):
+def test_rerun_of_an_earlier_version_keeps_a_committed_later_version(storage, write, monkeypatch):
     later = write(**NAMED)
     tasks = staged(later)
     dies(storage, monkeypatch, "begin_all", lambda: later.commit(tasks))
@@ -85,7 +85,7 @@ def test_a_rerun_of_an_earlier_version_keeps_a_later_one_that_is_committed(stora
     assert numbers(storage) == [*range(ROWS)]
 
 
-def test_a_part_that_expired_while_its_task_was_running_is_not_published(storage, write, monkeypatch):
+def test_part_that_expired_while_its_task_ran_is_not_published(storage, write, monkeypatch):
     made = write(**NAMED)
     staging = type(storage.capabilities.staging)
     plain, calls = staging.stage_all, []
@@ -108,7 +108,7 @@ def test_a_part_that_expired_while_its_task_was_running_is_not_published(storage
     assert numbers(storage) == [*range(ROWS)]
 
 
-def test_a_rerun_under_the_same_write_id_publishes_the_rows_of_one_run(storage, write, monkeypatch):
+def test_rerun_with_the_same_write_id_publishes_the_rows_of_one_run(storage, write, monkeypatch):
     first = write(writeId="tonight", **NAMED)
     tasks = staged(first)
     dies(storage, monkeypatch, "publish_all", lambda: first.commit(tasks), done=2)
@@ -119,7 +119,7 @@ def test_a_rerun_under_the_same_write_id_publishes_the_rows_of_one_run(storage, 
     assert numbers(storage) == [*range(ROWS)]
 
 
-def test_rows_that_a_dead_run_staged_under_the_same_write_id_are_not_published(storage, write):
+def test_rows_staged_by_a_dead_run_with_the_same_write_id_are_not_published(storage, write):
     first = write(writeId="tonight", **NAMED)
     staged(first)
 
@@ -129,7 +129,7 @@ def test_rows_that_a_dead_run_staged_under_the_same_write_id_are_not_published(s
     assert numbers(storage) == [*range(1_000, 1_000 + ROWS)]
 
 
-def test_a_write_id_that_another_write_has_is_refused(storage, write):
+def test_write_id_of_another_write_is_rejected(storage, write):
     first = write(writeId="tonight", **NAMED)
     first.commit(staged(first))
     alone = write(writeId="alone")
@@ -147,7 +147,7 @@ def test_a_write_id_that_another_write_has_is_refused(storage, write):
     assert numbers(storage) == [*range(2 * ROWS)]
 
 
-def test_a_failed_write_may_be_run_again_under_its_write_id(storage, write):
+def test_failed_write_can_be_repeated_with_its_write_id(storage, write):
     first = write(writeId="tonight")
     first.abort(staged(first))
 
@@ -158,7 +158,7 @@ def test_a_failed_write_may_be_run_again_under_its_write_id(storage, write):
     assert storage.capabilities.bulk_writes.get("tonight").state == "done"
 
 
-def test_a_sweep_finds_the_report_of_a_write_with_a_write_id(storage, write, monkeypatch):
+def test_sweep_completes_the_report_of_a_write_with_a_write_id(storage, write, monkeypatch):
     made = write(writeId="to:night")
     tasks = staged(made)
     dies(storage, monkeypatch, "publish_all", lambda: made.commit(tasks), done=2)
@@ -171,7 +171,7 @@ def test_a_sweep_finds_the_report_of_a_write_with_a_write_id(storage, write, mon
     assert (report.app, report.state, report.inserted) == ("to:night", "done", ROWS)
 
 
-def test_loads_to_one_queue_and_to_many_are_independent_even_under_one_name(storage, write, monkeypatch):
+def test_writes_to_one_and_to_many_queues_are_independent_under_one_name(storage, write, monkeypatch):
     first = write(**NAMED)
     first.commit(staged(first))
 
@@ -186,7 +186,7 @@ def test_loads_to_one_queue_and_to_many_are_independent_even_under_one_name(stor
     assert leftovers(storage) == []
 
 
-def test_an_open_write_to_one_queue_is_not_finished_by_one_to_many(storage, write, monkeypatch):
+def test_write_to_many_queues_does_not_finish_an_open_write_to_one_queue(storage, write, monkeypatch):
     first = write(**NAMED)
     tasks = staged(first)
     dies(storage, monkeypatch, "publish_all", lambda: first.commit(tasks), done=2)
@@ -201,14 +201,14 @@ def test_an_open_write_to_one_queue_is_not_finished_by_one_to_many(storage, writ
     assert leftovers(storage) == []
 
 
-def test_a_sweep_keeps_to_the_depth_of_the_queue(storage, write, monkeypatch):
+def test_sweep_respects_the_maximum_queue_depth(storage, write, monkeypatch):
     made = write(maxQueueDepth="20", **NAMED)
-    tasks = staged(made, many=200)
+    tasks = staged(made, many=100)
     dies(storage, monkeypatch, "publish_all", lambda: made.commit(tasks))
     monkeypatch.setattr(publishing, "SILENCE", -1)
 
     depths = []
-    while storage.reads.counts(QUEUE)[State.ACTIVE] < 200:
+    while storage.reads.counts(QUEUE)[State.ACTIVE] < 100:
         storage.sweep()
         take_in(storage)
         depths.append(storage.reads.counts(QUEUE)[State.WAITING])
@@ -219,7 +219,7 @@ def test_a_sweep_keeps_to_the_depth_of_the_queue(storage, write, monkeypatch):
     assert storage.capabilities.bulk_writes.get(made.id).state == "done"
 
 
-def test_a_sweep_that_waits_for_room_keeps_the_rest_from_expiring(storage, write, monkeypatch):
+def test_sweep_that_waits_for_queue_depth_renews_the_staged_rows(storage, write, monkeypatch):
     full = write(writeId="full")
     full.commit(staged(full, many=20))
     take_in(storage)
@@ -245,7 +245,8 @@ def test_a_sweep_that_waits_for_room_keeps_the_rest_from_expiring(storage, write
     assert storage.reads.counts(QUEUE)[State.WAITING] == 20
 
 
-def test_full_queues_do_not_keep_a_sweep_from_other_writes(storage, write, monkeypatch):
+def test_sweep_publishes_other_writes_while_some_queues_are_full(storage, write, monkeypatch):
+    monkeypatch.setattr(publishing, "PLANS_PER_SWEEP", 3)
     full = write(writeId="full")
     full.commit(staged(full, many=20))
     take_in(storage)
@@ -263,7 +264,7 @@ def test_full_queues_do_not_keep_a_sweep_from_other_writes(storage, write, monke
     assert numbers(storage) == [*range(20)]
 
 
-def test_duplicates_in_many_queues_are_found_by_few_transactions(storage, url, monkeypatch):
+def test_duplicates_in_many_queues_are_found_in_few_transactions(storage, url, monkeypatch):
     queues = [f"queue-{number}" for number in range(2 * TOGETHER)]
     table = pyarrow.table({"q": queues, "id": ["same"] * len(queues)})
     if isinstance(storage, DatabaseStorage):
@@ -287,7 +288,7 @@ def test_duplicates_in_many_queues_are_found_by_few_transactions(storage, url, m
         assert calls == [TOGETHER] * 6
 
 
-def test_two_loads_with_the_same_unique_keys_do_not_wait_for_each_other(postgresql_url):
+def test_concurrent_writes_with_the_same_unique_keys_do_not_deadlock(postgresql_url):
     keys = [f"key-{number}" for number in range(100)]
     given = {"url": postgresql_url, "queue": QUEUE, "job": "shop.send", "uniqueKeyColumn": "key"}
     loads = []
@@ -302,9 +303,9 @@ def test_two_loads_with_the_same_unique_keys_do_not_wait_for_each_other(postgres
     assert sorted(report.duplicates for report in reports) == [0, len(keys)]
 
 
-def test_two_loads_with_the_same_ids_in_opposite_order_bring_each_once(postgresql_url):
+def test_concurrent_writes_with_ids_in_opposite_order_enqueue_each_job_once(postgresql_url):
     # PostgreSQL ends one of two transactions that wait for each other. It is tried again.
-    ids = [f"id-{number}" for number in range(5_000)]
+    ids = [f"id-{number}" for number in range(2_000)]
     given = {"url": postgresql_url, "queue": QUEUE, "job": "shop.send", "idColumn": "id"}
     loads = []
     for app, some in (("up", ids), ("down", ids[::-1])):
@@ -318,7 +319,7 @@ def test_two_loads_with_the_same_ids_in_opposite_order_bring_each_once(postgresq
 
 
 @pytest.mark.parametrize("when_full", ["reject", "block"])
-def test_a_sweep_publishes_chunks_larger_than_the_queue(url, storage, write, monkeypatch, when_full):
+def test_sweep_publishes_chunks_larger_than_the_queue(url, storage, write, monkeypatch, when_full):
     made = write(**NAMED)
     dies(storage, monkeypatch, "publish_all", partial(made.commit, staged(made)))
     monkeypatch.setattr(publishing, "SILENCE", -1)

@@ -25,7 +25,7 @@ def storage(url):
         yield storage
 
 
-def test_a_dataframe_becomes_jobs_though_a_task_fails(spark, storage, url, tmp_path):
+def test_dataframe_is_enqueued_once_although_a_task_fails(spark, storage, url, tmp_path):
     marker = str(tmp_path / "failed")
     # Four tasks, two at a time; all of them write.
     rows = spark.range(0, 6_000, 1, 4).toDF("n").mapInArrow(failing_once(marker), "n long")
@@ -36,7 +36,7 @@ def test_a_dataframe_becomes_jobs_though_a_task_fails(spark, storage, url, tmp_p
     assert leftovers(storage) == []
 
 
-def test_one_python_process_writes_to_several_databases(spark, sqlite_url, postgresql_url):
+def test_python_process_writes_to_several_databases(spark, sqlite_url, postgresql_url):
     for url, first in ((sqlite_url, 0), (postgresql_url, 10), (sqlite_url, 20)):
         rows = spark.range(first, first + 10, 1, 2).toDF("n")
         enqueue(rows, "emails", "shop.send", {"url": url, "deliveryMode": "direct"})
@@ -53,7 +53,7 @@ def unblocked(django_db_blocker):
         forget_aliases()
 
 
-def test_what_is_wrong_with_a_database_is_said_before_a_task(spark, unblocked, tmp_path):
+def test_unusable_database_is_rejected_before_tasks_start(spark, unblocked, tmp_path):
     rows = spark.range(0, 10).toDF("n")
     empty = tmp_path / "empty.db"
     empty.touch()

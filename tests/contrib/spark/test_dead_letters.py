@@ -46,7 +46,7 @@ def values(storage):
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_rows_that_are_no_jobs_are_dead_letters_with_their_values(storage, write, delivery):
+def test_invalid_rows_become_dead_letters_with_their_values(storage, write, delivery):
     made = write(deliveryMode=delivery)
     told = run(made)
     if delivery == "staged":
@@ -73,7 +73,7 @@ def test_rows_that_are_no_jobs_are_dead_letters_with_their_values(storage, write
     )
 
 
-def test_nothing_is_seen_of_a_write_that_failed(storage, write):
+def test_failed_write_leaves_no_dead_letters(storage, write):
     made = write()
     told = run(made)
 
@@ -84,7 +84,7 @@ def test_nothing_is_seen_of_a_write_that_failed(storage, write):
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_the_same_write_again_brings_no_second_letter(storage, write, delivery):
+def test_repeated_write_adds_no_second_dead_letter(storage, write, delivery):
     named = {"txnAppId": "nightly", "txnVersion": "7", "deliveryMode": delivery}
     reports = []
     for _ in range(2):
@@ -98,7 +98,7 @@ def test_the_same_write_again_brings_no_second_letter(storage, write, delivery):
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_a_task_that_is_run_again_brings_its_letters_once(storage, write, delivery):
+def test_repeated_task_adds_its_dead_letters_once(storage, write, delivery):
     made = write(deliveryMode=delivery)
     run(made, part="0.0")
 
@@ -109,7 +109,7 @@ def test_a_task_that_is_run_again_brings_its_letters_once(storage, write, delive
     assert (report.dead_letters, sum(report.rejected.values())) == (2, 2)
 
 
-def test_a_row_without_a_queue_is_counted_and_no_letter(storage, url):
+def test_row_without_a_queue_is_counted_without_a_dead_letter(storage, url):
     columns = {"q": [QUEUE, None, QUEUE], "j": ["send", "send", None]}
     given = {"url": url, "queueColumn": "q", "jobColumn": "j", "onError": "dead"}
     made = Write(WriteOptions.read(given), list(columns))
@@ -121,7 +121,7 @@ def test_a_row_without_a_queue_is_counted_and_no_letter(storage, url):
     assert [letter.name for letter in storage.reads.dead_letters(QUEUE)] == ["rejected"]
 
 
-def test_a_letter_has_the_options_of_the_write_and_no_key(storage, write):
+def test_dead_letter_has_the_options_of_the_write_and_no_unique_key(storage, write):
     made = write(maxAttempts="9", uniqueKey="one", priorityColumn=None, idColumn="key")
     made.commit([run(made, {**COLUMNS, "key": [None, None, None, None]})])
     take_in(storage)
@@ -131,7 +131,7 @@ def test_a_letter_has_the_options_of_the_write_and_no_key(storage, write):
     assert (first.options.max_attempts, first.options.unique_key) == (9, None)
 
 
-def test_dead_letters_are_kept_for_as_long_as_others(storage, write):
+def test_dead_letters_of_a_write_expire_like_others(storage, write):
     made = write()
     made.commit([run(made)])
     take_in(storage)
@@ -144,7 +144,7 @@ def test_dead_letters_are_kept_for_as_long_as_others(storage, write):
     ("delivery", "target"),
     [("staged", {"queue": QUEUE}), ("direct", {"queue": QUEUE}), ("staged", {"queueColumn": "q"})],
 )
-def test_a_queue_that_wants_groups_rejects_what_has_none(url, delivery, target):
+def test_queue_with_required_groups_rejects_rows_without_a_group(url, delivery, target):
     with closing(open_storage(url, policies={QUEUE: QueuePolicy(group_mode=KEYED)})) as owner:
         owner.enqueue([batch(1, queue=QUEUE, group="g", name="other")])
         columns = {"q": [QUEUE, QUEUE], "owner": ["ann", None]}
@@ -164,7 +164,7 @@ def test_a_queue_that_wants_groups_rejects_what_has_none(url, delivery, target):
         assert len(owner.reads.dead_letters(QUEUE)) == 1
 
 
-def test_a_new_queue_of_redis_is_used_in_the_mode_that_is_said(redis_url):
+def test_new_redis_queue_gets_the_configured_group_mode(redis_url):
     columns = {"owner": ["ann"]}
     given = {"url": redis_url, "queue": QUEUE, "job": "send", "groupColumn": "owner", "groupMode": "keyed"}
     made = Write(WriteOptions.read(given), list(columns))
@@ -175,7 +175,7 @@ def test_a_new_queue_of_redis_is_used_in_the_mode_that_is_said(redis_url):
         assert storage.reads.groups(QUEUE, 0, ()).mode == "keyed"
 
 
-def test_what_cannot_be_packed_is_kept_as_a_text():
+def test_values_that_cannot_be_encoded_are_kept_as_text():
     row = {"n": 1, "odd": {1.5: object}, "huge": "x" * (MIN_SALVAGED + 1), "small": "y"}
 
     kept = decode(salvage_payload(row, 100), MSGPACK)["kwargs"]

@@ -23,7 +23,7 @@ def there(storage, queue, job_id):
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_a_job_waits_for_those_that_its_row_names(storage, url, delivery):
+def test_job_waits_for_the_dependencies_of_its_row(storage, url, delivery):
     there(storage, QUEUE, "first")
     columns = {"key": ["a", "b", "c", "d", "e"], "after": AFTER}
     given = {"url": url, "queue": QUEUE, "job": "j", "idColumn": "key", "dependsOnColumn": "after"}
@@ -37,7 +37,7 @@ def test_a_job_waits_for_those_that_its_row_names(storage, url, delivery):
     assert states == [State.BLOCKED, State.WAITING, None, State.WAITING, None]
 
 
-def test_each_row_depends_on_jobs_of_its_own_queue(storage, url):
+def test_dependencies_refer_to_the_queue_of_the_row(storage, url):
     there(storage, "one", "first")
     columns = {"q": ["one", "two", None], "key": ["a", "b", "c"]}
     given = {"url": url, "queueColumn": "q", "job": "j", "idColumn": "key", "dependsOn": "first"}
@@ -48,14 +48,14 @@ def test_each_row_depends_on_jobs_of_its_own_queue(storage, url):
     assert (report.inserted, report.rejected) == (1, {"dependsOn": 1, "queue": 1})
 
 
-def test_what_all_jobs_depend_on_is_looked_for_before_a_task(storage, url):
+def test_missing_common_dependency_is_rejected_before_tasks_start(storage, url):
     given = {"url": url, "queue": QUEUE, "job": "j", "dependsOn": "nobody"}
 
     with pytest.raises(OptionError, match="dependsOn: queue 'emails' has no job 'nobody'"):
         Write(WriteOptions.read(given), ["n"])
 
 
-def test_a_job_whose_dependency_goes_before_it_comes_is_a_dead_letter(storage, url):
+def test_job_becomes_a_dead_letter_if_its_dependency_is_removed_before_publication(storage, url):
     there(storage, QUEUE, "first")
     there(storage, QUEUE, "second")
     columns = {"key": ["a", "b", "c"], "after": [["first"], None, ["second"]]}

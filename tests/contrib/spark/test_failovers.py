@@ -1,4 +1,4 @@
-"""Writes during failovers of Redis behind sentinels: what a write reports is there afterwards."""
+"""Writes during failovers of Redis with Sentinel: reported jobs exist afterwards."""
 
 import os
 import signal
@@ -16,6 +16,7 @@ from tests.contrib.spark.cluster.checks import QUEUE, are_once
 from tests.contrib.spark.conftest import leftovers
 from tests.servers import RedisSentinel
 
+pytestmark = pytest.mark.slow
 NAMED = {"txnAppId": "nightly", "txnVersion": "7"}
 ROWS = 200
 
@@ -59,9 +60,16 @@ def lose_what_follows(group, monkeypatch, first):
     monkeypatch.setattr(RedisStaging, "close", die)
 
 
-@pytest.mark.parametrize("named", [NAMED, {}])
-@pytest.mark.parametrize("first", ["commit", "publish_all"])
-def test_a_write_that_a_failover_loses_before_its_report_is_published_again(
+@pytest.mark.parametrize(
+    ("first", "named"),
+    [
+        pytest.param("commit", NAMED, marks=pytest.mark.thorough, id="commit-named"),
+        pytest.param("commit", {}, marks=pytest.mark.thorough, id="commit-unnamed"),
+        pytest.param("publish_all", NAMED, id="publish_all-named"),
+        pytest.param("publish_all", {}, marks=pytest.mark.thorough, id="publish_all-unnamed"),
+    ],
+)
+def test_write_lost_in_a_failover_before_its_report_is_published_again(
     storage, sentinels, monkeypatch, first, named
 ):
     write, tasks = staged(sentinels.url, **named)
@@ -77,7 +85,7 @@ def test_a_write_that_a_failover_loses_before_its_report_is_published_again(
     assert leftovers(storage) == []
 
 
-def test_a_write_whose_rows_a_failover_loses_before_its_report_fails(storage, sentinels, monkeypatch):
+def test_write_fails_if_a_failover_loses_its_staged_rows(storage, sentinels, monkeypatch):
     lose_what_follows(sentinels, monkeypatch, "stage_all")
     write, tasks = staged(sentinels.url, **NAMED)
 
@@ -93,7 +101,7 @@ def test_a_write_whose_rows_a_failover_loses_before_its_report_fails(storage, se
     are_once(storage, range(ROWS))
 
 
-def test_a_write_succeeds_while_there_is_no_replica(storage, sentinels, caplog):
+def test_write_succeeds_without_a_replica_and_logs_a_warning(storage, sentinels, caplog):
     sentinels.replica.stop()
     write, tasks = staged(sentinels.url)
 

@@ -1,6 +1,7 @@
-"""Writes whose staged rows, publications or names are lost, rolled back or used again, without Spark."""
+"""Writes whose staged rows, publications or names are lost, rolled back or reused, without Spark."""
 
 from contextlib import closing
+from itertools import product
 
 import psycopg
 import pyarrow
@@ -44,7 +45,7 @@ def redis_storage(redis_url):
         yield storage
 
 
-def test_a_task_whose_first_rows_are_lost_fails_and_can_be_repeated(redis_storage, redis_server):
+def test_task_whose_first_rows_are_lost_fails_and_can_be_repeated(redis_storage, redis_server):
     write = write_to(redis_server.url)
     with redis_server.client() as client, pytest.raises(ChunkMissingError, match=r"part '0\.0.*are missing"):
         task(write, 0, range(3 * ROWS), (200, client.flushall))
@@ -55,7 +56,7 @@ def test_a_task_whose_first_rows_are_lost_fails_and_can_be_repeated(redis_storag
     are_once(redis_storage, range(3 * ROWS))
 
 
-def test_a_task_whose_first_rows_have_expired_fails(storage, url):
+def test_task_whose_first_rows_have_expired_fails(storage, url):
     staging, write = storage.capabilities.staging, write_to(url)
 
     def expire():
@@ -65,7 +66,7 @@ def test_a_task_whose_first_rows_have_expired_fails(storage, url):
         task(write, 0, range(3 * ROWS), (200, expire))
 
 
-def test_nothing_is_published_if_a_finished_task_has_lost_some_rows(redis_storage, redis_server):
+def test_write_publishes_nothing_if_rows_of_a_finished_task_are_lost(redis_storage, redis_server):
     write = write_to(redis_server.url)
     tasks = [task(write, number, range(number * ROWS, (number + 1) * ROWS)) for number in range(2)]
     with redis_server.client() as client:
@@ -92,7 +93,7 @@ def rolled_back(client, call):
 @pytest.mark.parametrize(
     ("step", "call"), [("publish_all", 2), ("publish_all", 1), ("begin_all", 1), ("commit", 1)]
 )
-def test_a_step_that_a_failover_loses_is_repeated(redis_storage, redis_server, monkeypatch, step, call):
+def test_step_lost_in_a_failover_is_repeated(redis_storage, redis_server, monkeypatch, step, call):
     write = write_to(redis_server.url)
     tasks = [task(write, 0, range(2 * ROWS))]
     plain, calls = getattr(RedisStaging, step), []
@@ -140,10 +141,18 @@ def lose_steps(monkeypatch, redis_server, before, after):
     return lost
 
 
-@pytest.mark.parametrize("before", ["begin_all", "publish_all", "end_all"])
-@pytest.mark.parametrize("after", ["end_all", "mark", "forget_all"])
-@pytest.mark.parametrize("queues", [1, 3])
-def test_steps_that_a_failover_loses_before_the_plan_is_closed_are_repeated(
+TYPICAL = {(("begin_all", "end_all"), 3), (("publish_all", "mark"), 3), (("end_all", "forget_all"), 3)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "queues"),
+    [
+        pytest.param(*steps, queues, marks=() if (steps, queues) in TYPICAL else pytest.mark.thorough)
+        for steps in product(("begin_all", "publish_all", "end_all"), ("end_all", "mark", "forget_all"))
+        for queues in (1, 3)
+    ],
+)
+def test_steps_lost_in_a_failover_before_the_plan_is_closed_are_repeated(
     redis_storage, redis_server, monkeypatch, before, after, queues
 ):
     given = {"url": redis_server.url, "queueColumn": "q", "job": "shop.send", "batchSize": "10"}
@@ -162,7 +171,7 @@ def test_steps_that_a_failover_loses_before_the_plan_is_closed_are_repeated(
     assert leftovers(redis_storage) == []
 
 
-def test_steps_that_a_failover_loses_in_a_sweep_are_repeated_by_the_next(
+def test_steps_of_a_sweep_lost_in_a_failover_are_repeated_by_the_next_sweep(
     redis_storage, redis_server, monkeypatch
 ):
     monkeypatch.setattr(publishing, "SILENCE", -1)
@@ -181,7 +190,7 @@ def test_steps_that_a_failover_loses_in_a_sweep_are_repeated_by_the_next(
     assert leftovers(redis_storage) == []
 
 
-def test_a_sweep_does_not_wait_for_a_driver_that_is_frozen_in_a_transaction(postgresql_url, monkeypatch):
+def test_sweep_does_not_wait_for_a_driver_frozen_in_a_transaction(postgresql_url, monkeypatch):
     monkeypatch.setattr(publishing, "SILENCE", -1)
     write = write_to(postgresql_url)
     plan = write._plan([task(write, 0, range(50))], 0, is_batch=False)
@@ -200,9 +209,7 @@ def test_a_sweep_does_not_wait_for_a_driver_that_is_frozen_in_a_transaction(post
 
 
 @pytest.mark.parametrize("named", [NAMED, {}])
-def test_a_write_that_stops_in_a_step_in_which_rows_were_published_is_unfinished(
-    redis_storage, redis_server, monkeypatch, named
-):
+def test_write_that_stops_during_publication_is_unfinished(redis_storage, redis_server, monkeypatch, named):
     write = write_to(redis_server.url, **named)
     tasks = [task(write, 0, range(ROWS // 5))]
     plain = RedisStaging.publish_all
@@ -223,7 +230,7 @@ def test_a_write_that_stops_in_a_step_in_which_rows_were_published_is_unfinished
     assert redis_storage.capabilities.bulk_writes.get(write.id).state == "unfinished"
 
 
-def test_a_frozen_driver_whose_version_a_later_one_has_replaced_is_skipped(storage, url, monkeypatch):
+def test_frozen_driver_is_skipped_after_a_later_version_was_published(storage, url, monkeypatch):
     monkeypatch.setattr(publishing, "SILENCE", -1)
     write = write_to(url, **NAMED)
     tasks = [task(write, 0, range(ROWS))]
@@ -250,8 +257,17 @@ def test_a_frozen_driver_whose_version_a_later_one_has_replaced_is_skipped(stora
     assert leftovers(storage) == []
 
 
-@pytest.mark.parametrize("step", ["begin_all", "publish_all", "end_all", "forget_all", "close"])
-def test_a_frozen_driver_whose_write_a_sweep_has_published_reports_its_jobs(storage, url, monkeypatch, step):
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param("begin_all", marks=pytest.mark.thorough),
+        "publish_all",
+        "end_all",
+        pytest.param("forget_all", marks=pytest.mark.thorough),
+        pytest.param("close", marks=pytest.mark.thorough),
+    ],
+)
+def test_frozen_driver_reports_its_jobs_after_a_sweep_published_them(storage, url, monkeypatch, step):
     monkeypatch.setattr(publishing, "SILENCE", -1)
     write = write_to(url, **NAMED)
     tasks = [task(write, 0, range(ROWS))]
@@ -276,7 +292,7 @@ def test_a_frozen_driver_whose_write_a_sweep_has_published_reports_its_jobs(stor
     assert leftovers(storage) == []
 
 
-def test_a_named_write_may_be_repeated_with_its_write_id(storage, url):
+def test_named_write_can_be_repeated_with_its_write_id(storage, url):
     for skipped in (False, True):
         write = write_to(url, writeId="tonight", **NAMED)
         report = write.commit([task(write, 0, range(50))])
@@ -286,7 +302,7 @@ def test_a_named_write_may_be_repeated_with_its_write_id(storage, url):
     assert leftovers(storage) == []
 
 
-def test_a_write_id_of_a_failed_write_may_be_used_again(storage, url):
+def test_write_id_of_a_failed_write_can_be_reused(storage, url):
     failed = write_to(url, writeId="tonight")
     failed.abort([task(failed, 0, range(50))])
     write = write_to(url, writeId="tonight")

@@ -1,4 +1,4 @@
-"""Odd types and values in a Spark session."""
+"""Unsupported types and values in a Spark session."""
 
 from contextlib import closing
 
@@ -43,7 +43,9 @@ def arguments(storage):
     ],
 )
 @pytest.mark.parametrize("dry", [False, True])
-def test_impossible_types_are_refused_before_a_task(spark, redis_url, column, options, message, dry):
+def test_unsupported_column_types_are_rejected_before_tasks_start(
+    spark, redis_url, column, options, message, dry
+):
     rows = spark.range(3).selectExpr("id as n", f"{column} as odd")
 
     with pytest.raises(Exception, match="odd") as raised:
@@ -52,7 +54,7 @@ def test_impossible_types_are_refused_before_a_task(spark, redis_url, column, op
     assert message in str(raised.value)
 
 
-def test_a_column_of_an_impossible_type_may_be_left_out(spark, storage, redis_url):
+def test_column_of_an_unsupported_type_can_be_excluded(spark, storage, redis_url):
     rows = spark.range(3).selectExpr("id as n", f"array({MONTHS}) as odd")
     options = {"url": redis_url, "excludeColumns": "odd"}
 
@@ -63,7 +65,7 @@ def test_a_column_of_an_impossible_type_may_be_left_out(spark, storage, redis_ur
     assert sorted(found["n"] for found in arguments(storage)) == [0, 0, 1, 1, 2, 2]
 
 
-def test_odd_values_make_only_their_rows_invalid(spark, storage, redis_url):
+def test_unsupported_values_invalidate_only_their_rows(spark, storage, redis_url):
     rows = spark.range(10).selectExpr("id as n", f"if(id % 5 = 0, {LATE}, timestamp'2026-01-01') as at")
 
     report = enqueue(rows, "emails", "shop.send", {"url": redis_url, "onError": "dead"})
@@ -74,7 +76,7 @@ def test_odd_values_make_only_their_rows_invalid(spark, storage, redis_url):
         enqueue(rows, "emails", "shop.send", {"url": redis_url})
 
 
-def test_variants_and_other_new_types_arrive_as_values(spark, storage, redis_url):
+def test_variants_and_other_new_types_become_python_values(spark, storage, redis_url):
     rows = spark.sql(
         """SELECT parse_json('{"a": [1, 2.5, null, "x"]}') AS v, array(parse_json('1')) AS list,
         timestamp_ntz'2026-01-01 12:00:00' AS local, interval '1 02:00:00' day to second AS lasts"""

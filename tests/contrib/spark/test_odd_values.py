@@ -1,4 +1,4 @@
-"""Values without an equivalent in Python make only their own row invalid."""
+"""Values without an equivalent in Python invalidate only their own row."""
 
 import json
 from datetime import UTC, date, datetime
@@ -64,7 +64,7 @@ def payloads(batches):
 
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("more", [{}, {"priorityColumn": "p"}], ids=["alike", "with options"])
-def test_a_row_with_an_odd_value_is_skipped(odd, more):
+def test_row_with_an_unsupported_value_is_skipped(odd, more):
     column, plain = ODD[odd]
 
     reader, batches = read({"p": [1, 2], "odd": column}, onError="skip", **more)
@@ -74,7 +74,7 @@ def test_a_row_with_an_odd_value_is_skipped(odd, more):
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_a_row_with_an_odd_value_is_named(odd):
+def test_error_names_the_row_with_an_unsupported_value(odd):
     column, _ = ODD[odd]
 
     with pytest.raises(RowError, match=r"row 2 of partition 3 \(id 'b'\): odd: the value of type .* has no"):
@@ -82,7 +82,7 @@ def test_a_row_with_an_odd_value_is_named(odd):
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_a_row_with_an_odd_value_becomes_a_dead_letter(odd):
+def test_row_with_an_unsupported_value_becomes_a_dead_letter(odd):
     column, plain = ODD[odd]
 
     _, batches = read({"n": [1, 2], "odd": column}, onError="dead")
@@ -95,7 +95,7 @@ def test_a_row_with_an_odd_value_becomes_a_dead_letter(odd):
     assert values["odd"].startswith("(a value of the Arrow type ")
 
 
-def test_an_odd_value_in_a_column_that_is_left_out_does_no_harm():
+def test_unsupported_value_in_an_excluded_column_is_ignored():
     columns = {"n": [1, 2], "odd": timestamps(0, AFTER_9999)}
 
     _, batches = read(columns, excludeColumns="odd")
@@ -118,14 +118,14 @@ def test_an_odd_value_in_a_column_that_is_left_out_does_no_harm():
         ("backoffColumn", pyarrow.array([1.0, 1e300])),
     ],
 )
-def test_an_odd_option_makes_its_row_invalid(option, column):
+def test_unsupported_option_value_invalidates_its_row(option, column):
     reader, batches = read({"n": [1, 2], "odd": column}, onError="skip", **{option: "odd"})
 
     assert [len(batch.payloads) for batch in batches] == [1]
     assert sum(reader.rejected.values()) == 1
 
 
-def test_a_payload_in_messagepack_is_checked():
+def test_messagepack_payload_is_validated():
     good = encode({"args": [], "kwargs": {"n": 1}}, MSGPACK)
     bad = [b"", good[:-1], good + b"\x01", b"\xc1", msgpack.packb(msgpack.ExtType(99, b"x"))]
 
@@ -137,7 +137,7 @@ def test_a_payload_in_messagepack_is_checked():
         read({"payload": [b"\xc1"]}, payloadFormat="msgpack")
 
 
-def test_a_payload_that_is_too_large_is_named_with_its_column():
+def test_error_for_a_payload_that_is_too_large_names_its_column():
     columns = {"id": ["a", "b"], "small": ["x", "x"], "large": ["x", "y" * 200]}
 
     with pytest.raises(RowError) as raised:
@@ -150,14 +150,14 @@ def test_a_payload_that_is_too_large_is_named_with_its_column():
 
 
 @pytest.mark.parametrize("form", ["msgpack", "json"])
-def test_an_encoded_payload_that_is_too_large_is_refused(form):
+def test_encoded_payload_that_is_too_large_is_rejected(form):
     payload = b'"' + b"y" * 200 + b'"' if form == "json" else encode("y" * 200, MSGPACK)
 
     with pytest.raises(RowError, match="payload: column 'payload' has 202 of 202 bytes"):
         read({"payload": [payload]}, payloadFormat=form, maxPayloadBytes="150")
 
 
-def test_a_variant_is_decoded():
+def test_variant_is_decoded():
     types = pytest.importorskip(
         "pyspark.sql.types", reason="Spark is not installed here: see make test-spark"
     )
@@ -185,7 +185,7 @@ def test_a_variant_is_decoded():
     assert second == dict.fromkeys(columns)
 
 
-def test_slices_have_at_most_so_many_rows_and_bytes():
+def test_slices_are_limited_in_rows_and_bytes():
     sizes = [10, 5_000, 10, 10, 10, 9_000]
     batch = pyarrow.record_batch({"s": ["x" * size for size in sizes]})
 
@@ -196,14 +196,14 @@ def test_slices_have_at_most_so_many_rows_and_bytes():
     assert max(part.num_rows for part in slices) <= 4
 
 
-def test_rows_of_needed_columns_only():
+def test_only_required_columns_are_converted():
     batch = pyarrow.record_batch({"a": [1], "b": [2], "c": [3]})
 
     assert list(rows_of(batch, {"a", "c"}).values) == [{"a": 1, "c": 3}]
     assert list(rows_of(batch, {"a"}, keep_all=True).values) == [{"a": 1, "b": 2, "c": 3}]
 
 
-def test_a_variant_s_decimal_keeps_all_its_digits():
+def test_decimal_in_a_variant_keeps_all_digits():
     types = pytest.importorskip(
         "pyspark.sql.types", reason="Spark is not installed here: see make test-spark"
     )
@@ -221,7 +221,7 @@ def test_a_variant_s_decimal_keeps_all_its_digits():
     assert found == {"v": [Decimal(digits), Decimal(f"0.{digits}"), Decimal("1.5")]}
 
 
-def test_a_variant_that_is_nested_too_deeply_is_refused():
+def test_variant_that_is_nested_too_deeply_is_rejected():
     types = pytest.importorskip(
         "pyspark.sql.types", reason="Spark is not installed here: see make test-spark"
     )
@@ -252,7 +252,7 @@ def test_a_variant_that_is_nested_too_deeply_is_refused():
         assert sum(len(batch.payloads) for batch in batches) == 1 + dead
 
 
-def test_json_that_is_nested_too_deeply_is_refused():
+def test_json_that_is_nested_too_deeply_is_rejected():
     deep = "[" * 200_000 + "]" * 200_000
 
     reader, batches = read({"payload": ["1", deep]}, payloadFormat="json", onError="skip")
@@ -261,7 +261,7 @@ def test_json_that_is_nested_too_deeply_is_refused():
     assert dict(reader.rejected) == {"payload": 1}
 
 
-def test_equal_headers_of_different_types_are_kept_apart():
+def test_equal_headers_of_different_types_are_distinguished():
     plan = JobColumns(WriteOptions.read({**GIVEN, "headersColumn": "h"}), ["h"])
     reader = job_reader(plan, 1_000)
     given = [{"t": 1}, {"t": True}, {"t": 1.0}, {"t": 1}]
@@ -272,7 +272,7 @@ def test_equal_headers_of_different_types_are_kept_apart():
     assert found[1] == '{"t":true}'
 
 
-def test_a_backoff_may_be_json_text():
+def test_backoff_can_be_json_text():
     texts = ['{"kind": "linear", "base": 2}', "fixed", "{", "7"]
 
     reader, batches = read({"b": texts}, backoffColumn="b", onError="skip")
@@ -282,7 +282,7 @@ def test_a_backoff_may_be_json_text():
     assert dict(reader.rejected) == {"backoff": 1}
 
 
-def test_reasons_do_not_depend_on_keys_in_values():
+def test_rejection_reasons_do_not_depend_on_keys_in_values():
     texts = [json.dumps({"n": 1}), *(json.dumps({f"k{n}": {"a": [1] * n + [2**80]}}) for n in range(20))]
 
     reader, _ = read({"payload": texts}, payloadFormat="json", onError="skip")
@@ -290,7 +290,7 @@ def test_reasons_do_not_depend_on_keys_in_values():
     assert dict(reader.rejected) == {"payload": 20}
 
 
-def test_the_error_of_text_that_is_not_utf_8_says_so():
+def test_error_for_text_that_is_not_utf_8_mentions_utf_8():
     with pytest.raises(RowError) as raised:
         read({"n": invalid_text(b"a", b"ab\xff")})
 
@@ -301,7 +301,7 @@ def test_the_error_of_text_that_is_not_utf_8_says_so():
 
 
 @pytest.mark.parametrize("zone", ["GMT+8", "PST"])
-def test_times_in_a_zone_unknown_to_python_are_in_utc(zone):
+def test_times_in_an_unknown_time_zone_are_converted_to_utc(zone):
     kind = pyarrow.timestamp("us", tz=zone)
     columns = {
         "at": pyarrow.array([1_000_000, None], kind),
@@ -317,7 +317,7 @@ def test_times_in_a_zone_unknown_to_python_are_in_utc(zone):
     assert second == dict.fromkeys(columns)
 
 
-def test_a_time_that_python_has_only_in_utc_is_in_utc():
+def test_time_that_python_supports_only_in_utc_is_converted_to_utc():
     kind = pyarrow.timestamp("us", tz="Asia/Tokyo")
     last = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
     column = pyarrow.array([last, datetime(2026, 1, 1, tzinfo=UTC)], pyarrow.timestamp("us", tz="UTC"))
@@ -329,7 +329,7 @@ def test_a_time_that_python_has_only_in_utc_is_in_utc():
 
 
 @pytest.mark.parametrize(("value", "options"), [("x" * 7_000, {}), ('{"a": "%s"}', {"headersColumn": "n"})])
-def test_a_call_stages_about_a_mebibyte_of_payloads_and_options(value, options):
+def test_call_stages_about_one_mebibyte_of_payloads_and_options(value, options):
     plan = JobColumns(WriteOptions.read({**GIVEN, **options}), ["n"])
     rows = pyarrow.table({"n": [value.replace("%s", "h" * 7_000)] * 1_000})
     chunks = job_reader(plan, 1_000).chunks(rows.to_batches())

@@ -22,7 +22,7 @@ from djqueue.core.options import PARSERS
 GIVEN = {"url": "redis://127.0.0.1/0", "queue": "emails", "job": "shop.jobs.send"}
 
 
-def test_names_are_not_case_sensitive():
+def test_option_names_are_not_case_sensitive():
     read = WriteOptions.read(
         {"URL": "redis://x", "QUEUE": "q", "Job": "j", "maxattempts": "5", "UNIQUEKEYCOLUMN": "k"}
     )
@@ -32,7 +32,7 @@ def test_names_are_not_case_sensitive():
     assert read.columns == {"unique_key": "k"}
 
 
-def test_values_are_what_their_texts_mean():
+def test_option_values_are_parsed_from_text():
     read = WriteOptions.read(
         {
             **GIVEN,
@@ -61,7 +61,7 @@ def test_values_are_what_their_texts_mean():
 
 
 @pytest.mark.parametrize("option", PER_JOB)
-def test_every_option_of_a_job_may_come_from_a_column(option):
+def test_every_job_option_can_come_from_a_column(option):
     head, *rest = option.split("_")
     name = head + "".join(word.title() for word in rest)
 
@@ -139,14 +139,14 @@ WRONG = [
 @pytest.mark.parametrize(
     ("more", "message"), WRONG, ids=[next(iter(more)) + str(at) for at, (more, _) in enumerate(WRONG)]
 )
-def test_what_is_wrong_is_named(more, message):
+def test_invalid_option_is_rejected_with_its_name(more, message):
     with pytest.raises(OptionError) as raised:
         WriteOptions.read({**GIVEN, **more})
 
     assert message in str(raised.value)
 
 
-def test_names_may_be_written_as_python_has_them():
+def test_option_names_can_be_in_snake_case():
     read = WriteOptions.read(
         {"url": "redis://x", "queue": "q", "job": "j", "id_column": "key", "max_attempts": "5"}
     )
@@ -154,7 +154,7 @@ def test_names_may_be_written_as_python_has_them():
     assert (read.columns, read.constants) == ({"id": "key"}, {"max_attempts": 5})
 
 
-def test_a_backoff_is_seconds_a_kind_or_an_object():
+def test_backoff_is_seconds_a_kind_or_an_object():
     def backoff(text):
         return parse("backoff", WriteOptions.read({**GIVEN, "backoff": text}).constants["backoff"])
 
@@ -165,11 +165,11 @@ def test_a_backoff_is_seconds_a_kind_or_an_object():
     )
 
 
-def test_a_letter_s_other_name_is_known():
+def test_dlq_is_an_alias_of_dead_in_on_error():
     assert WriteOptions.read({**GIVEN, "onError": "dlq"}).on_error == "dead"
 
 
-def test_an_operation_needs_no_job_and_has_columns_by_default():
+def test_operation_needs_no_job_and_has_default_columns():
     read = WriteOptions.read({"url": "redis://x", "operation": "Retry"})
 
     assert (read.operation, read.queue_column, read.columns) == ("retry", "queue", {"id": "id"})
@@ -191,14 +191,14 @@ def test_an_operation_needs_no_job_and_has_columns_by_default():
         ("retry", {"onError": "dead"}, "onError: dead is supported only by the operation enqueue"),
     ],
 )
-def test_what_says_nothing_to_an_operation_is_refused(operation, more, message):
+def test_option_without_effect_on_the_operation_is_rejected(operation, more, message):
     with pytest.raises(OptionError) as raised:
         WriteOptions.read({"url": "redis://x", "operation": operation, **more})
 
     assert message in str(raised.value)
 
 
-def test_a_group_mode_without_a_queue_is_refused():
+def test_group_mode_without_a_queue_is_rejected():
     given = {"url": "redis://x", "queueColumn": "q", "job": "j", "groupMode": "keyed"}
 
     with pytest.raises(
@@ -224,7 +224,7 @@ OF_A_PAYLOAD = [
 
 
 @pytest.mark.parametrize(("columns", "more", "message"), OF_A_PAYLOAD)
-def test_an_option_without_effect_on_the_payload_is_refused(columns, more, message):
+def test_option_without_effect_on_the_payload_is_rejected(columns, more, message):
     with pytest.raises(OptionError, match=message):
         JobColumns(WriteOptions.read({**GIVEN, **more}), columns)
 
@@ -237,13 +237,13 @@ def test_an_option_without_effect_on_the_payload_is_refused(columns, more, messa
     ],
 )
 @pytest.mark.parametrize("kind", [JobColumns, ChangeColumns])
-def test_columns_that_spark_does_not_pass_on_are_refused(kind, columns, message):
+def test_columns_that_spark_does_not_pass_on_are_rejected(kind, columns, message):
     with pytest.raises(OptionError, match=message):
         kind(WriteOptions.read(GIVEN), columns)
 
 
 @pytest.mark.parametrize("role", ["payload", "args", "kwargs"])
-def test_columns_are_not_dropped_because_of_the_name_of_another(role):
+def test_columns_are_not_dropped_because_of_the_name_of_another_column(role):
     given = {**GIVEN, "priorityColumn": "p"}
 
     with pytest.raises(OptionError) as raised:
@@ -260,12 +260,12 @@ def test_columns_are_not_dropped_because_of_the_name_of_another(role):
 
 
 @pytest.mark.parametrize("text", ["", " , ", "[]"])
-def test_included_columns_are_named(text):
+def test_included_columns_must_name_at_least_one_column(text):
     with pytest.raises(OptionError, match="includeColumns: names no column: name at least one, or remove"):
         WriteOptions.read({**GIVEN, "includeColumns": text})
 
 
-def test_strings_with_commas_are_a_json_array():
+def test_strings_with_commas_can_be_given_as_a_json_array():
     given = {**GIVEN, "tags": '["a,b", " c "]', "includeColumns": '["x,y"]', "dependsOn": "[1], a"}
 
     found = WriteOptions.read(given)
@@ -275,12 +275,12 @@ def test_strings_with_commas_are_a_json_array():
 
 
 @pytest.mark.parametrize("strings", [[], ["a", "b"], ["a,b"], [" a"], [""], ['["a"]'], ["[a", "b]"]])
-def test_strings_are_the_same_after_they_were_text(strings):
+def test_string_lists_survive_conversion_to_text_and_back(strings):
     assert list_of_text(text_of_list(strings)) == strings
 
 
 @pytest.mark.parametrize("operation", ["retry", "update"])
-def test_columns_excluded_from_no_payload_are_refused(operation):
+def test_excluded_columns_are_rejected_for_an_operation_without_a_payload(operation):
     given = {"url": "redis://x", "operation": operation, "excludeColumns": "n"}
     if operation == "update":
         given["priority"] = "3"
@@ -289,21 +289,21 @@ def test_columns_excluded_from_no_payload_are_refused(operation):
         ChangeColumns(WriteOptions.read(given), ["id", "queue", "n"])
 
 
-def test_every_option_of_a_job_is_offered_or_left_out_for_a_reason():
+def test_every_job_option_is_supported_or_explicitly_excluded():
     assert {*PER_JOB} | NOT_PER_JOB == {*PARSERS}
 
 
-def test_a_url_is_in_no_text_of_the_options():
+def test_repr_of_the_options_does_not_contain_the_url():
     assert "hunter2" not in repr(WriteOptions.read({**GIVEN, "url": "redis://:hunter2@127.0.0.1/0"}))
 
 
 @pytest.mark.parametrize("missing", ["url", "queue", "job"])
-def test_what_is_missing_is_named(missing):
+def test_missing_required_option_is_rejected_with_its_name(missing):
     with pytest.raises(OptionError, match=f"{missing}: set"):
         WriteOptions.read({name: value for name, value in GIVEN.items() if name != missing})
 
 
-def test_values_of_python_code_are_converted():
+def test_python_values_are_converted_to_option_texts():
     given = {
         "tags": ["a", "b"],
         "headers": {"tenant": 7},
@@ -328,6 +328,6 @@ def test_values_of_python_code_are_converted():
 
 
 @pytest.mark.parametrize("value", [[1], {"at": object()}])
-def test_values_of_python_code_that_have_no_text_are_refused(value):
+def test_python_values_without_a_text_form_are_rejected(value):
     with pytest.raises(OptionError, match="tags: "):
         texts({"tags": value}, {})

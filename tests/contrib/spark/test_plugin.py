@@ -20,19 +20,17 @@ print("DefaultSource" in found, sorted({{{{"redis", "django", "djqueue", "pyarro
 
 def answer(without):
     command = [sys.executable, "-c", LOADS.format(without=without)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.split(
-        "\n"
-    )[0]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[0]
 
 
-def test_it_does_not_fail_where_there_is_no_spark():
+def test_plugin_can_be_imported_without_spark():
     assert answer(["pyspark"]) == "False []"
 
 
 @pytest.mark.spark
-def test_where_there_is_spark_it_has_the_source():
+def test_plugin_provides_the_data_source_with_spark():
     assert answer(["redis", "django", "msgpack"]).startswith("True ")
 
 
-def test_it_imports_neither_redis_nor_django():
+def test_plugin_imports_neither_redis_nor_django():
     assert answer(["redis", "django", "msgpack"]).endswith(" []")

@@ -50,19 +50,19 @@ def read(**given):
     return WriteOptions.read(with_defaults({**GIVEN, **given}))
 
 
-def test_the_storage_is_the_project_s():
+def test_write_uses_the_storage_of_the_project():
     found = read()
 
     assert (found.url, found.prefix) == (URL, "shop:")
 
 
-def test_another_url_is_another_storage():
+def test_url_option_overrides_the_storage_of_the_project():
     found = read(url="redis://other/0")
 
     assert (found.url, found.prefix) == ("redis://other/0", "")
 
 
-def test_a_queue_is_used_as_it_is_configured(project):
+def test_write_uses_the_configured_limits_of_its_queue(project):
     project(QUEUES={"emails": {"MAX_SIZE": 5_000, "GROUP_MODE": "keyed"}}, MAX_PAYLOAD=1_000)
 
     found = read()
@@ -72,7 +72,7 @@ def test_a_queue_is_used_as_it_is_configured(project):
     assert (other.max_queue_depth, other.group_mode) == (9, None)
 
 
-def test_a_registered_job_has_its_options(send):
+def test_write_uses_the_options_of_a_registered_job(send):
     send(
         max_attempts=7,
         timeout=30,
@@ -93,13 +93,13 @@ def test_a_registered_job_has_its_options(send):
     assert options.backoff == Backoff(kind="linear", base=2_000)
 
 
-def test_a_tag_of_a_registered_job_may_have_a_comma(send):
+def test_tag_of_a_registered_job_can_contain_a_comma(send):
     send(tags=["a,b", "c"])
 
     assert JobColumns(read(), ["n"]).base.job.tags == ("a,b", "c")
 
 
-def test_what_is_said_counts_more_than_the_job(send):
+def test_options_of_the_write_override_those_of_the_registered_job(send):
     send(max_attempts=7, priority=3, delay=5)
 
     found = read(max_attempts="2", priorityColumn="p", runAtColumn="at")
@@ -108,19 +108,19 @@ def test_what_is_said_counts_more_than_the_job(send):
     assert found.columns == {"priority": "p", "run_at": "at"}
 
 
-def test_a_backoff_that_is_a_function_is_left_to_the_workers(send):
+def test_backoff_function_is_left_to_the_workers(send):
     send(backoff=lambda failures, error: 1.0)
 
     assert read().constants == {}
 
 
-def test_defaults_of_the_settings_count_for_jobs_that_are_not_registered(project):
+def test_defaults_of_the_settings_apply_to_unregistered_jobs(project):
     project(DEFAULTS={"max_attempts": 9})
 
     assert read().constants == {"max_attempts": 9}
 
 
-def test_operations_take_the_storage_alone(send):
+def test_operations_use_only_the_storage_of_the_project(send):
     send(priority=3)
 
     found = with_defaults({"operation": "retry", "queue": "emails"})
@@ -135,13 +135,13 @@ def test_operations_take_the_storage_alone(send):
         {"URL": "redis+sentinel://h:1/djqueue/0", "SENTINEL_KWARGS": {"password": "hunter2"}},
     ],
 )
-def test_what_a_url_does_not_say_is_not_guessed(project, options):
+def test_storage_options_without_a_url_equivalent_give_no_default_url(project, options):
     project(STORAGE={"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options})
 
     assert "url" not in with_defaults(GIVEN)
 
 
-def test_a_database_has_a_url_too(project, settings, monkeypatch):
+def test_database_storage_gives_a_default_url(project, settings, monkeypatch):
     project(STORAGE={"BACKEND": "djqueue.storage.database.DatabaseStorage", "OPTIONS": {"DATABASE": "jobs"}})
     database = {
         "ENGINE": "django.db.backends.postgresql",
@@ -159,7 +159,7 @@ def test_a_database_has_a_url_too(project, settings, monkeypatch):
     assert url == "postgresql://me:p%40ss%2Fword@db.example:5433/shop?sslmode=require"
 
 
-def test_a_database_url_has_no_options_of_django_itself(project, settings, monkeypatch):
+def test_database_url_omits_options_that_only_django_uses(project, settings, monkeypatch):
     project(STORAGE={"BACKEND": "djqueue.storage.database.DatabaseStorage", "OPTIONS": {"DATABASE": "jobs"}})
     options = {
         "pool": True,
@@ -179,7 +179,7 @@ def test_a_database_url_has_no_options_of_django_itself(project, settings, monke
 @pytest.mark.parametrize(
     "more", [{"NAME": "", "OPTIONS": {"service": "shop"}}, {"OPTIONS": {"password": "hunter2"}}]
 )
-def test_a_database_that_other_processes_cannot_find_by_a_url_has_none(project, settings, monkeypatch, more):
+def test_database_that_a_url_cannot_describe_gives_no_default_url(project, settings, monkeypatch, more):
     project(STORAGE={"BACKEND": "djqueue.storage.database.DatabaseStorage", "OPTIONS": {"DATABASE": "jobs"}})
     database = {"ENGINE": "django.db.backends.postgresql", "NAME": "shop", **more}
     monkeypatch.setitem(settings.DATABASES, "jobs", database)
@@ -188,7 +188,7 @@ def test_a_database_that_other_processes_cannot_find_by_a_url_has_none(project, 
 
 
 @pytest.mark.parametrize("module", [None, "no_such_project.settings"])
-def test_without_a_project_nothing_changes(monkeypatch, module):
+def test_options_stay_unchanged_without_a_project(monkeypatch, module):
     if module is None:
         monkeypatch.delenv("DJANGO_SETTINGS_MODULE")
     else:
@@ -197,7 +197,7 @@ def test_without_a_project_nothing_changes(monkeypatch, module):
     assert with_defaults(GIVEN) == GIVEN
 
 
-def test_a_project_without_djqueue_says_nothing(settings):
+def test_options_stay_unchanged_without_djqueue_settings(settings):
     del settings.DJQUEUE
 
     assert with_defaults(GIVEN) == GIVEN

@@ -14,7 +14,7 @@ def read(**given):
     return ReadOptions.read({"url": URL, **{name: str(value) for name, value in given.items()}})
 
 
-def test_without_a_word_it_is_a_read_of_all_jobs():
+def test_default_read_covers_all_jobs():
     options = read()
 
     assert options.table is JOBS
@@ -22,7 +22,7 @@ def test_without_a_word_it_is_a_read_of_all_jobs():
     assert [column.name for column in options.schema()] == JOBS.names()
 
 
-def test_everything_can_be_said_and_in_any_case():
+def test_every_read_option_is_parsed_regardless_of_case():
     options = read(
         TABLE="Jobs",
         queues="a, b",
@@ -43,7 +43,7 @@ def test_everything_can_be_said_and_in_any_case():
     assert (options.partitions, options.batch_size) == (4, 500)
 
 
-def test_a_stream_has_options_of_its_own():
+def test_stream_has_additional_options():
     options = read(table="events", startingOffsets="Earliest", maxRowsPerTrigger=20, failOnDataLoss="false")
 
     assert options.table is EVENTS
@@ -81,13 +81,13 @@ def test_a_stream_has_options_of_its_own():
         ({"table": "events", "startingOffsets": "now"}, "startingOffsets: must be earliest"),
     ],
 )
-def test_what_is_wrong_is_refused_by_its_name(given, message):
+def test_invalid_read_option_is_rejected_with_its_name(given, message):
     with pytest.raises(OptionError, match=message) as raised:
         read(**given)
 
     assert "hunter2" not in str(raised.value)
 
 
-def test_a_url_is_needed():
+def test_url_is_required():
     with pytest.raises(OptionError, match="url: set the storage to read from"):
         ReadOptions.read({})

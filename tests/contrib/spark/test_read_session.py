@@ -28,7 +28,7 @@ def load(spark, redis_server):
     return load
 
 
-def test_jobs_are_a_dataframe(load, storage):
+def test_jobs_are_read_as_a_dataframe(load, storage):
     ids = [answer.id for answer in storage.enqueue([batch(12_000), batch(3, queue="other", priority=5)])]
 
     jobs = load(numPartitions="4")
@@ -42,7 +42,7 @@ def test_jobs_are_a_dataframe(load, storage):
     ]
 
 
-def test_a_filter_concerns_only_the_read_that_has_it(load, storage):
+def test_filter_applies_only_to_its_own_read(load, storage):
     storage.enqueue([batch(10)])
     jobs = load()
 
@@ -51,7 +51,7 @@ def test_a_filter_concerns_only_the_read_that_has_it(load, storage):
     assert jobs.filter("state = 'failed'").unionAll(jobs).count() == 10
 
 
-def test_tables_are_chosen_by_option_and_readable_in_sql(spark, load, storage, redis_server):
+def test_table_can_be_selected_by_option_and_read_in_sql(spark, load, storage, redis_server):
     a_completed_job(storage)
     failed = a_failed_job(storage)
     options = f"OPTIONS(url '{redis_server.url}', table 'dead')"
@@ -62,7 +62,7 @@ def test_tables_are_chosen_by_option_and_readable_in_sql(spark, load, storage, r
     assert load(table="results", columns="state,result", state="completed").columns == ["state", "result"]
 
 
-def test_what_is_wrong_is_said_before_a_task(load, spark, redis_server):
+def test_invalid_options_are_rejected_before_tasks_start(load, spark, redis_server):
     for options, message in (
         ({"tabel": "jobs"}, "unknown option 'tabel'; did you mean 'table'"),
         ({"table": "cron"}, "table: cron is stored in the project's database"),
@@ -75,7 +75,7 @@ def test_what_is_wrong_is_said_before_a_task(load, spark, redis_server):
         spark.read.format("djqueue").schema("id string").options(url=redis_server.url).load().count()
 
 
-def test_a_stream_of_events_is_restarted_where_it_was(spark, storage, redis_server, tmp_path):
+def test_stream_of_events_resumes_at_its_offset(spark, storage, redis_server, tmp_path):
     sink, checkpoint = str(tmp_path / "events"), str(tmp_path / "checkpoint")
     options = {"table": "events", "startingOffsets": "earliest"}
     is_limited = not spark.version.startswith("4.1.")
@@ -104,7 +104,7 @@ def test_a_stream_of_events_is_restarted_where_it_was(spark, storage, redis_serv
     assert events.select("queue", "offset").distinct().count() == 60
 
 
-def test_a_database_is_read_where_there_is_no_project(spark, sqlite_url):
+def test_database_can_be_read_without_a_project(spark, sqlite_url):
     with closing(open_storage(sqlite_url)) as storage:
         a_failed_job(storage)
         ids = [answer.id for answer in storage.enqueue([batch(50)])]

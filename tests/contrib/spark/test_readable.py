@@ -17,10 +17,10 @@ from djqueue.contrib.spark.readable import as_json
         ([Decimal("1.50"), b"ab", (1, 2)], '["1.50", "YWI=", [1, 2]]'),
     ],
 )
-def test_a_payload_is_json(value, expected):
+def test_payload_is_decoded_as_json(value, expected):
     assert as_json(get_encoder(MSGPACK)(value), MSGPACK) == expected
 
 
 @pytest.mark.parametrize(("payload", "kind"), [(None, MSGPACK), (b"\xc1", MSGPACK), (b"x", "unknown")])
-def test_what_cannot_be_decoded_is_null(payload, kind):
+def test_payload_that_cannot_be_decoded_is_null(payload, kind):
     assert as_json(payload, kind) is None

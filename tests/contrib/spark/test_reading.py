@@ -36,7 +36,7 @@ def read(url, storage):
     return rows
 
 
-def test_a_job_becomes_a_row(storage, read):
+def test_job_is_read_as_a_row(storage, read):
     job_id = a_waiting_job(storage, priority=3, tags=("a", "b"), group="g")
     record = job(storage, job_id)
 
@@ -48,14 +48,14 @@ def test_a_job_becomes_a_row(storage, read):
     assert row["finished_at"] is None
 
 
-def test_a_payload_comes_only_if_it_is_asked_for(storage, read):
+def test_payload_is_read_only_if_requested(storage, read):
     storage.enqueue([batch(payloads=[b"\xa1x"])])
 
     assert "payload" not in read()[0]
     assert read(includePayload="true", columns="payload,id")[0]["payload"] == b"\xa1x"
 
 
-def test_rows_are_divided_among_as_many_tasks_as_there_may_be(url, storage):
+def test_rows_are_divided_among_the_requested_number_of_partitions(url, storage):
     storage.enqueue([batch(12_000), *(batch(10, queue=f"small {at}") for at in range(20))])
     write_down(storage)
 
@@ -68,13 +68,13 @@ def test_rows_are_divided_among_as_many_tasks_as_there_may_be(url, storage):
     assert max(counted) < 7_000
 
 
-def test_where_there_is_nothing_one_task_has_no_row(read, url):
+def test_read_of_an_empty_storage_has_one_empty_partition(read, url):
     assert Read(ReadOptions.read({"url": url})).partitions() == [[]]
     assert read() == []
 
 
 @pytest.mark.parametrize("table", ["results", "attempts", "dead"])
-def test_the_other_tables_have_their_columns(storage, read, table):
+def test_other_tables_have_their_columns(storage, read, table):
     a_completed_job(storage)
     a_failed_job(storage)
 
@@ -84,7 +84,7 @@ def test_the_other_tables_have_their_columns(storage, read, table):
     assert all(list(row) == TABLES[table].names() for row in found)
 
 
-def test_the_reports_of_writes_are_a_table(url, storage, read):
+def test_reports_of_writes_are_read_as_a_table(url, storage, read):
     write = Write(
         WriteOptions.read({"url": url, "queue": "mail", "job": "shop.send", "idColumn": "n"}), ["n"]
     )
@@ -99,7 +99,7 @@ def test_the_reports_of_writes_are_a_table(url, storage, read):
     assert row["skipped"] is False
 
 
-def test_the_table_of_a_write_that_was_repeated_says_whose_numbers_they_are(url, storage, read):
+def test_report_of_a_repeated_write_is_marked_as_skipped(url, storage, read):
     named = {"txnAppId": "nightly", "txnVersion": "7"}
     for _ in range(2):
         write = Write(WriteOptions.read({"url": url, "queue": "mail", "job": "shop.send", **named}), ["n"])
@@ -110,7 +110,7 @@ def test_the_table_of_a_write_that_was_repeated_says_whose_numbers_they_are(url,
     assert sorted((row["skipped"], row["inserted"]) for row in found) == [(False, 2), (True, 2)]
 
 
-def test_a_table_that_is_not_there_is_refused_with_the_remedy(redis_url):
+def test_unsupported_table_is_rejected_with_the_supported_ones(redis_url):
     with pytest.raises(
         OptionError,
         match=r"cron is stored in the project's database.*attempts, dead, events, imports, jobs, results$",
@@ -121,7 +121,7 @@ def test_a_table_that_is_not_there_is_refused_with_the_remedy(redis_url):
 @pytest.mark.parametrize(
     "url", ["redis://:hunter2@127.0.0.1:1/0", "postgresql://someone:hunter2@127.0.0.1:1/shop"]
 )
-def test_nobody_at_the_url_is_said_without_the_password(url, django_db_blocker):
+def test_error_for_an_unreachable_storage_does_not_contain_the_password(url, django_db_blocker):
     made = Read(ReadOptions.read({"url": url}))
 
     with (
@@ -133,14 +133,14 @@ def test_nobody_at_the_url_is_said_without_the_password(url, django_db_blocker):
     assert "hunter2" not in str(raised.value)
 
 
-def test_a_text_that_is_not_unicode_is_a_text_all_the_same():
+def test_text_that_is_not_unicode_is_escaped():
     [row] = batch_of(JOBS.chosen(["id", "worker"]), {"id": ["a\udc80"]}).to_pylist()
 
     assert row == {"id": "a\\udc80", "worker": None}
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_every_type_of_a_column_is_one_of_arrows(table):
+def test_every_column_type_has_an_arrow_type(table):
     found = batch_of(table.columns, {column.name: [None] for column in table.columns})
 
     assert found.num_rows == 1

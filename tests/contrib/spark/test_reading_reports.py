@@ -1,4 +1,4 @@
-"""Reports that the caller's process cannot read: nothing is written, or the write is over anyway."""
+"""Reports that the caller's process cannot read, before and after a write."""
 
 import pytest
 
@@ -39,7 +39,7 @@ class Frame:
 @pytest.mark.parametrize(
     ("url", "error"), [(UNREACHABLE, StorageUnavailableError), ("env:DJQUEUE_NONE", OptionError)]
 )
-def test_nothing_is_written_without_access_to_the_report(url, error):
+def test_write_without_access_to_its_report_is_not_started(url, error):
     frame = Frame()
 
     with pytest.raises(error):
@@ -48,7 +48,7 @@ def test_nothing_is_written_without_access_to_the_report(url, error):
     assert frame.saved == 0
 
 
-def test_a_write_whose_report_cannot_be_read_afterwards_is_no_error(redis_url, monkeypatch, caplog):
+def test_write_succeeds_if_its_report_cannot_be_read_afterwards(redis_url, monkeypatch, caplog):
     monkeypatch.setenv("DJQUEUE_URL", redis_url)
     frame = Frame(during=lambda: monkeypatch.setenv("DJQUEUE_URL", UNREACHABLE))
 
@@ -65,7 +65,7 @@ class RemoteFrame(Frame):
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_a_client_of_spark_connect_sends_no_password(dry_run):
+def test_spark_connect_client_rejects_a_url_with_a_password(dry_run):
     frame = RemoteFrame()
 
     with pytest.raises(OptionError, match="url: the server of Spark Connect shows") as raised:
@@ -75,7 +75,7 @@ def test_a_client_of_spark_connect_sends_no_password(dry_run):
     assert "hunter2" not in str(raised.value)
 
 
-def test_a_client_of_spark_connect_sends_a_reference(redis_url, monkeypatch):
+def test_spark_connect_client_accepts_a_url_reference(redis_url, monkeypatch):
     monkeypatch.setenv("DJQUEUE_URL", redis_url)
     frame = RemoteFrame()
 

@@ -1,4 +1,4 @@
-"""Servers that reject the password of a URL: they are running, and the message names what to check."""
+"""Servers that reject the password of a URL: the error names what to check."""
 
 import psycopg
 import pyarrow
@@ -51,7 +51,7 @@ def check(raised):
     assert "hunter2" not in text
 
 
-def test_the_driver_says_what_to_check(guarded_url):
+def test_driver_error_for_a_rejected_password_asks_to_check_the_credentials(guarded_url):
     url = guarded_url.format("hunter2")
 
     with pytest.raises(StorageUnavailableError) as raised:
@@ -62,7 +62,7 @@ def test_the_driver_says_what_to_check(guarded_url):
     check(raised)
 
 
-def test_a_task_says_what_to_check(guarded_url):
+def test_task_error_for_a_rejected_password_asks_to_check_the_credentials(guarded_url):
     write = Write(WriteOptions.read({**GIVEN, "url": guarded_url.format("right")}), ["n"])
     other = WriteOptions.read({**GIVEN, "url": guarded_url.format("hunter2")})
     write.options = other

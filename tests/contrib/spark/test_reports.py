@@ -28,7 +28,7 @@ def reports(storage):
     return storage.capabilities.bulk_writes.page(100).imports
 
 
-def test_a_write_leaves_a_report(storage, write):
+def test_write_saves_a_report(storage, write):
     made = write(**NAMED)
     told = [made.run_task(f"{at}.{at}", rows(at * ROWS), spark="app-1") for at in range(2)]
     assert reports(storage) == []
@@ -46,7 +46,7 @@ def test_a_write_leaves_a_report(storage, write):
 
 
 @pytest.mark.parametrize("mode", ["staged", "direct"])
-def test_rows_are_jobs_duplicates_and_what_was_rejected(storage, url, mode):
+def test_report_counts_inserted_duplicate_and_rejected_rows(storage, url, mode):
     storage.enqueue([batch(2, queue="b", ids=["a", "b"])])
     storage.reads.counts("b")  # Flush it, as a scheduler would.
     given = {"url": url, "queueColumn": "q", "job": "j", "idColumn": "key", "onError": "skip"}
@@ -62,7 +62,7 @@ def test_rows_are_jobs_duplicates_and_what_was_rejected(storage, url, mode):
 
 
 @pytest.mark.parametrize("mode", ["staged", "direct"])
-def test_the_jobs_of_a_write_have_its_tag_beside_their_own(storage, url, mode):
+def test_jobs_have_the_tag_of_their_write_in_addition_to_their_own(storage, url, mode):
     given = {"url": url, "queue": QUEUE, "job": "j", "tagsColumn": "t", "deliveryMode": mode}
     made = Write(WriteOptions.read(given), ["t", "n"])
     table = pyarrow.table({"t": [["x", "y"], ["z"]], "n": [1, 2]})
@@ -75,7 +75,7 @@ def test_the_jobs_of_a_write_have_its_tag_beside_their_own(storage, url, mode):
     assert found.tag == f"import:{made.id}"
 
 
-def test_a_direct_write_with_a_name_makes_the_same_jobs_again_under_another_tag(storage, write):
+def test_repeated_named_direct_write_reports_duplicates(storage, write):
     named = {**NAMED, "deliveryMode": "direct"}
     for duplicates in (0, ROWS):
         made = write(**named)
@@ -85,7 +85,7 @@ def test_a_direct_write_with_a_name_makes_the_same_jobs_again_under_another_tag(
     assert numbers(storage) == [*range(ROWS)]
 
 
-def test_a_report_is_there_before_the_jobs_and_says_how_far_it_is(storage, write, monkeypatch):
+def test_report_exists_before_the_jobs_and_shows_progress(storage, write, monkeypatch):
     made = write(batchSize="1")
     told = [made.run_task("0.0", rows(many=CHUNKS_PER_STEP + 6))]
     staging, seen = type(storage.capabilities.staging), []
@@ -108,7 +108,7 @@ def test_a_report_is_there_before_the_jobs_and_says_how_far_it_is(storage, write
 
 
 @pytest.mark.parametrize("step", ["begin_all", "publish_all", "end_all"])
-def test_what_a_driver_left_unfinished_is_done_when_the_next_one_has_finished_it(
+def test_unfinished_report_is_done_after_the_next_driver_finishes_the_write(
     storage, write, monkeypatch, step
 ):
     first = write(**NAMED)
@@ -135,7 +135,7 @@ def test_what_a_driver_left_unfinished_is_done_when_the_next_one_has_finished_it
     assert {job.options.tags for job in storage.reads.page(QUEUE, State.WAITING, 1_000)} == {(theirs.tag,)}
 
 
-def test_an_earlier_version_is_finished_before_the_next(storage, write, monkeypatch):
+def test_earlier_version_is_finished_before_the_next_version(storage, write, monkeypatch):
     first = write(**NAMED)
     told = tasks(first)
     with monkeypatch.context() as patch:
@@ -159,7 +159,7 @@ def test_an_earlier_version_is_finished_before_the_next(storage, write, monkeypa
 @pytest.mark.parametrize(
     "step", ["commit", "keep 1", "begin_all", "publish_all", "end_all", "keep 2", "forget_all", "close"]
 )
-def test_a_sweep_ends_the_report_of_a_driver_that_was_killed(storage, write, monkeypatch, step, moment):
+def test_sweep_completes_the_report_of_a_killed_driver(storage, write, monkeypatch, step, moment):
     made = write(**NAMED)
     told = tasks(made)
     made.run_task("0.9", rows())  # An attempt that failed after it had staged its rows.
@@ -181,7 +181,7 @@ def test_a_sweep_ends_the_report_of_a_driver_that_was_killed(storage, write, mon
     assert leftovers(storage) == []
 
 
-def test_a_driver_that_was_killed_leaves_a_report_that_the_next_one_ends(storage, write, monkeypatch):
+def test_report_of_a_killed_driver_is_completed_by_the_next_driver(storage, write, monkeypatch):
     first = write(**NAMED)
     told = tasks(first)
     with monkeypatch.context() as patch:
@@ -199,7 +199,7 @@ def test_a_driver_that_was_killed_leaves_a_report_that_the_next_one_ends(storage
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_write_whose_driver_was_killed_before_it_saved_a_report_is_reported_by_the_next_one(
+def test_write_killed_before_its_first_report_is_reported_by_the_next_driver(
     storage, write, monkeypatch, shared
 ):
     named = {**NAMED, **({"writeId": "tonight"} if shared else {})}
@@ -219,7 +219,7 @@ def test_a_write_whose_driver_was_killed_before_it_saved_a_report_is_reported_by
     assert (found.names, found.parts) == (("shop.send",), 3)
 
 
-def test_a_version_that_was_published_is_reported_as_skipped(storage, write):
+def test_published_version_is_reported_as_skipped(storage, write):
     for _ in range(2):
         made = write(**NAMED)
         made.commit(tasks(made))
@@ -228,7 +228,7 @@ def test_a_version_that_was_published_is_reported_as_skipped(storage, write):
     assert (found.state, found.skipped, found.queues) == (DONE, True, (QUEUE,))
 
 
-def test_a_write_under_the_name_of_another_has_failed(storage, write):
+def test_write_with_the_name_of_another_write_is_reported_as_failed(storage, write):
     first, second = write(**NAMED), write(**NAMED)
     first.commit([first.run_task("0.0", rows(), "app-1", "run-1")])
 
@@ -242,7 +242,7 @@ def test_a_write_under_the_name_of_another_has_failed(storage, write):
     assert storage.capabilities.bulk_writes.get(first.id).state == DONE
 
 
-def test_a_write_whose_tasks_failed_is_reported(storage, write):
+def test_write_with_failed_tasks_is_reported_as_failed(storage, write):
     made = write()
     told = tasks(made)
 
@@ -253,7 +253,7 @@ def test_a_write_whose_tasks_failed_is_reported(storage, write):
     assert found.started_at <= found.finished_at == found.updated_at
 
 
-def test_a_write_whose_chunks_are_gone_has_failed(storage, write):
+def test_write_with_missing_chunks_is_reported_as_failed(storage, write):
     made = write()
     told = tasks(made)
     storage.capabilities.staging.forget(QUEUE, made.app, made.id)
@@ -266,7 +266,7 @@ def test_a_write_whose_chunks_are_gone_has_failed(storage, write):
     assert "are missing: they expired" in found.error
 
 
-def test_a_write_that_is_withdrawn_has_failed(storage, write, monkeypatch):
+def test_withdrawn_write_is_reported_as_failed(storage, write, monkeypatch):
     made = write(maxRetries="0")
     told = tasks(made)
     with monkeypatch.context() as patch:
@@ -283,7 +283,7 @@ def test_a_write_that_is_withdrawn_has_failed(storage, write, monkeypatch):
     assert storage.capabilities.staging.adopt(-1, 10) == []
 
 
-def test_a_dry_run_leaves_no_report(storage, write):
+def test_dry_run_saves_no_report(storage, write):
     made = write(dryRun="true")
     made.commit(tasks(made))
     made.abort([])
@@ -291,7 +291,7 @@ def test_a_dry_run_leaves_no_report(storage, write):
     assert reports(storage) == []
 
 
-def test_the_batches_of_a_stream_are_one_report(storage, url):
+def test_batches_of_a_stream_share_one_report(storage, url):
     for version in (0, 1, 1, 0):
         commit_batch(url, version)
 
@@ -302,7 +302,7 @@ def test_the_batches_of_a_stream_are_one_report(storage, url):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_batch_of_a_stream_that_was_broken_off_counts_once(storage, url, monkeypatch, first):
+def test_interrupted_batch_of_a_stream_is_counted_once(storage, url, monkeypatch, first):
     if not first:
         commit_batch(url, 0)
     with monkeypatch.context() as patch:
@@ -321,9 +321,7 @@ def test_a_batch_of_a_stream_that_was_broken_off_counts_once(storage, url, monke
 
 
 @pytest.mark.parametrize(("first", "state"), [(True, FAILED), (False, UNFINISHED)])
-def test_a_batch_whose_rows_were_lost_leaves_the_earlier_ones_in_the_report(
-    storage, url, monkeypatch, first, state
-):
+def test_report_of_a_stream_keeps_earlier_batches_if_a_batch_is_lost(storage, url, monkeypatch, first, state):
     if not first:
         commit_batch(url, 0)
 
@@ -339,7 +337,7 @@ def test_a_batch_whose_rows_were_lost_leaves_the_earlier_ones_in_the_report(
     assert "they expired" in found.error
 
 
-def test_a_write_does_not_fail_for_its_report(storage, write, monkeypatch, caplog):
+def test_write_succeeds_if_its_report_cannot_be_saved(storage, write, monkeypatch, caplog):
     def refuses(self, report):
         raise StorageError("no room")
 

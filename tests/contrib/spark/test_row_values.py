@@ -30,7 +30,7 @@ VALUES = {
 
 @pytest.mark.parametrize("missing", [False, True], ids=["whole", "with nulls"])
 @pytest.mark.parametrize("kind", VALUES)
-def test_values_are_those_of_python(kind, missing):
+def test_row_values_equal_those_of_the_arrow_conversion(kind, missing):
     arrow, values = VALUES[kind]
     values = [*values, None, *values] if missing else values
     batch = pyarrow.record_batch({"n": pyarrow.array(range(len(values) + 2)), "value": wide(values, arrow)})
@@ -46,7 +46,7 @@ def wide(values, arrow):
     return pyarrow.array([values[0], *values, values[0]], arrow)
 
 
-def test_rows_without_columns_are_rows():
+def test_rows_without_columns_are_counted():
     batch = pyarrow.RecordBatch.from_struct_array(pyarrow.array([{}, {}], pyarrow.struct([])))
 
     assert list(rows_of(batch).values) == [{}, {}]

@@ -36,34 +36,34 @@ def values(chunks):
     return [decode(data, MSGPACK) for chunk in chunks for batch in chunk.batches for data in batch.payloads]
 
 
-def test_all_columns_are_arguments_by_name():
+def test_all_columns_become_keyword_arguments():
     assert values(chunks_of({"order": [1, 2], "name": ["ann", None]})) == [
         {"args": [], "kwargs": {"order": 1, "name": "ann"}},
         {"args": [], "kwargs": {"order": 2, "name": None}},
     ]
 
 
-def test_a_unique_ttl_of_all_jobs_applies_to_those_with_a_key():
+def test_common_unique_ttl_applies_only_to_jobs_with_a_unique_key():
     [chunk] = chunks_of({"n": [1, 2], "key": ["a", None]}, uniqueKeyColumn="key", uniqueTtl="60")
 
     found = [(batch.options.unique_key, batch.options.unique_ttl) for batch in chunk.batches]
     assert found == [("a", 60_000), (None, None)]
 
 
-def test_an_error_has_names_in_the_spelling_of_spark():
+def test_error_has_option_names_in_the_spelling_of_spark():
     with pytest.raises(RowError, match="uniqueTtl: requires a uniqueKey"):
         chunks_of({"n": [1], "key": [None], "ttl": [60]}, uniqueKeyColumn="key", uniqueTtlColumn="ttl")
     with pytest.raises(OptionError, match="delay and runAt can't be combined"):
         chunks_of({"n": [1]}, delay="5", runAt="2026-06-01T12:00:00Z")
 
 
-def test_columns_that_say_something_else_are_no_arguments():
+def test_columns_used_by_options_are_not_arguments():
     found = chunks_of({"order": [1], "p": [5], "at": [None]}, priorityColumn="p", runAtColumn="at")
 
     assert values(found) == [{"args": [], "kwargs": {"order": 1}}]
 
 
-def test_columns_may_be_chosen():
+def test_columns_of_the_payload_can_be_selected():
     columns = {"a": [1], "b": [2], "c": [3]}
 
     assert values(chunks_of(columns, includeColumns="c,a"))[0]["kwargs"] == {"c": 3, "a": 1}
@@ -74,21 +74,21 @@ def test_columns_may_be_chosen():
     }
 
 
-def test_arguments_may_be_columns():
+def test_arguments_can_come_from_columns():
     kwargs = pyarrow.array([[("x", 1)], []], pyarrow.map_(pyarrow.string(), pyarrow.int64()))
     found = chunks_of({"args": [[1, 2], None], "kwargs": kwargs, "more": [0, 0]}, argsColumn="args")
 
     assert values(found) == [{"args": [1, 2], "kwargs": {"x": 1}}, {"args": [], "kwargs": {}}]
 
 
-def test_a_payload_may_be_a_column():
+def test_payload_can_come_from_a_column():
     assert values(chunks_of({"payload": [7], "more": [0]}, payloadColumn="payload")) == [7]
     assert values(chunks_of({"payload": [{"a": 1}]})) == [{"a": 1}]
     assert values(chunks_of({"p": ['{"a": [1]}']}, payloadColumn="p", payloadFormat="json")) == [{"a": [1]}]
     assert values(chunks_of({"payload": [b"\x07"]}, payloadFormat="msgpack")) == [7]
 
 
-def test_values_keep_their_types():
+def test_payload_values_keep_their_types():
     row = {
         "time": datetime(2026, 6, 1, 12, 30, tzinfo=UTC),
         "day": date(2026, 6, 1),
@@ -103,7 +103,7 @@ def test_values_keep_their_types():
     assert values(chunks_of({name: [value] for name, value in row.items()}))[0]["kwargs"] == row
 
 
-def test_options_come_from_columns():
+def test_job_options_come_from_columns():
     [chunk] = chunks_of(
         {
             "n": [1, 2, 3],
@@ -133,18 +133,18 @@ def test_options_come_from_columns():
 @pytest.mark.parametrize(
     "column", [[{"tenant": 7, "none": None}, {"tenant": 8, "none": None}], ['{"tenant": 7}', '{"tenant": 8}']]
 )
-def test_headers_are_a_struct_or_json(column):
+def test_headers_can_be_a_struct_or_json(column):
     [chunk] = chunks_of({"n": [1, 2], "h": column}, headersColumn="h")
 
     assert [batch.headers for batch in chunk.batches] == [{"tenant": 7}, {"tenant": 8}]
 
 
-def test_headers_that_are_not_json_are_refused():
+def test_headers_that_are_not_json_are_rejected():
     with pytest.raises(RowError, match="headers: not JSON"):
         chunks_of({"n": [1], "h": ["{"]}, headersColumn="h")
 
 
-def test_options_of_all_jobs_mean_what_they_mean_elsewhere():
+def test_common_job_options_have_the_same_meaning_as_in_enqueue():
     given = {"delay": "60", "timeout": "1.5", "retention": "31536000", "tags": "a, b", "priority": "-3"}
 
     [[batch]] = [chunk.batches for chunk in chunks_of({"n": [1]}, **given)]
@@ -154,13 +154,13 @@ def test_options_of_all_jobs_mean_what_they_mean_elsewhere():
     assert (options.tags, options.priority) == (("a", "b"), -3)
 
 
-def test_all_jobs_may_start_at_a_time():
+def test_common_start_time_applies_to_all_jobs():
     [[batch]] = [chunk.batches for chunk in chunks_of({"n": [1]}, runAt="2026-01-31T12:00:00+01:00")]
 
     assert batch.run_at == 1_769_857_200_000
 
 
-def test_ids_come_from_a_column_or_are_new():
+def test_job_ids_come_from_a_column_or_are_generated():
     [chunk] = chunks_of({"n": [1, 2]})
     [named] = chunks_of({"key": ["a", "b"]}, idColumn="key")
 
@@ -170,7 +170,7 @@ def test_ids_come_from_a_column_or_are_new():
     assert not named.batches[0].fresh
 
 
-def test_each_queue_and_job_has_chunks_of_its_own_in_the_order_of_their_rows():
+def test_rows_are_chunked_by_queue_and_job_in_their_order():
     table = pyarrow.table({"q": ["a", "b", "a", "a", "b"], "j": ["x"] * 5, "n": range(5)})
     options = WriteOptions.read({"url": GIVEN["url"], "queueColumn": "q", "jobColumn": "j"})
 
@@ -183,7 +183,7 @@ def test_each_queue_and_job_has_chunks_of_its_own_in_the_order_of_their_rows():
     ]
 
 
-def test_a_backoff_may_come_from_a_column():
+def test_backoff_can_come_from_a_column():
     rule = pyarrow.struct(
         [("kind", pyarrow.string()), ("base", pyarrow.float64()), ("cap", pyarrow.float64())]
     )
@@ -197,7 +197,7 @@ def test_a_backoff_may_come_from_a_column():
     assert seconds.batches[0].options.backoff == Backoff(kind="fixed", base=1_500, jitter=0.0)
 
 
-def test_jobs_may_depend_on_others_of_their_queue_or_of_another():
+def test_jobs_can_depend_on_jobs_of_their_own_or_another_queue():
     others = [[{"queue": "orders", "id": "order:1"}], None]
     table = pyarrow.table({"q": ["a", "b"], "n": [1, 2], "after": [["x", "y"], None], "others": others})
 
@@ -227,14 +227,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("columns", "options", "message"), WRONG)
-def test_a_row_that_is_no_job_is_named(columns, options, message):
+def test_error_names_the_invalid_row(columns, options, message):
     with pytest.raises(RowError) as raised:
         chunks_of(columns, **options)
 
     assert message in str(raised.value)
 
 
-def test_rows_that_are_no_jobs_may_be_left_out_and_are_counted():
+def test_invalid_rows_can_be_skipped_and_are_counted():
     seen = []
     found = chunks_of({"key": ["a", None, "c", ""]}, idColumn="key", onError="skip", rows_of=seen)
 
@@ -250,7 +250,7 @@ def test_rows_that_are_no_jobs_may_be_left_out_and_are_counted():
         ({"payloadColumn": "key", "argsColumn": "n"}, "payloadColumn can't be combined"),
     ],
 )
-def test_columns_that_are_not_there_are_refused_before_a_row_is_read(options, message):
+def test_missing_columns_are_rejected_before_rows_are_read(options, message):
     with pytest.raises(OptionError) as raised:
         JobColumns(WriteOptions.read({**GIVEN, **options}), ["key", "n"])
 
@@ -258,7 +258,7 @@ def test_columns_that_are_not_there_are_refused_before_a_row_is_read(options, me
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 1_000])
-def test_rows_that_are_alike_are_read_as_all_others_are(size):
+def test_rows_with_equal_options_give_the_same_jobs_as_other_rows(size):
     table = pyarrow.table({"payload": [b"\x01", None, b"\x02", b"\x03", b"\x04", None, b"\x05"]})
     options = WriteOptions.read({**GIVEN, "payloadFormat": "msgpack", "onError": "skip"})
     plan = JobColumns(options, table.column_names)
@@ -274,7 +274,7 @@ def test_rows_that_are_alike_are_read_as_all_others_are(size):
     assert found[0][0] == [1, 2, 3, 4, 5] * 2
 
 
-def test_rows_that_differ_in_more_than_their_payloads_are_read_one_by_one():
+def test_rows_with_different_options_are_converted_one_by_one():
     def kind(mode="optional", **options):
         keyed = KeyedQueues(lambda queues: dict.fromkeys(queues, mode))
         return type(job_reader(JobColumns(WriteOptions.read({**GIVEN, **options}), ["n"]), 10, keyed))
@@ -287,7 +287,7 @@ def test_rows_that_differ_in_more_than_their_payloads_are_read_one_by_one():
     assert kind(priorityColumn="n") is JobReader
 
 
-def test_the_modes_of_many_queues_are_looked_up_together():
+def test_group_modes_of_many_queues_are_looked_up_together():
     asked = []
 
     def modes(queues):
@@ -309,6 +309,6 @@ def test_the_modes_of_many_queues_are_looked_up_together():
     assert (jobs, sum(rows.rejected.values())) == (500 + 499 + 1, 2)
 
 
-def test_a_row_that_is_no_job_is_named_among_many():
+def test_error_names_the_invalid_row_among_many():
     with pytest.raises(RowError, match="row 1502 of partition 0: payload: expected binary"):
         chunks_of({"payload": [b"\x01"] * 1_501 + [None]}, payloadFormat="msgpack")

@@ -12,7 +12,7 @@ from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError
 
 
-def test_a_variable_or_a_file_has_the_url(url, tmp_path, monkeypatch):
+def test_url_can_come_from_a_variable_or_a_file(url, tmp_path, monkeypatch):
     monkeypatch.setenv("DJQUEUE_URL", f"{url}\n")
     path = tmp_path / "url"
     path.write_text(f"{url}\n")
@@ -23,7 +23,7 @@ def test_a_variable_or_a_file_has_the_url(url, tmp_path, monkeypatch):
             assert storage.reads.counts("emails")
 
 
-def test_a_write_carries_the_reference_and_not_the_url(redis_url, monkeypatch):
+def test_pickled_write_contains_the_reference_and_not_the_url(redis_url, monkeypatch):
     monkeypatch.setenv("DJQUEUE_URL", redis_url)
     given = {"url": "env:DJQUEUE_URL", "queue": "emails", "job": "j"}
 
@@ -40,14 +40,14 @@ def test_a_write_carries_the_reference_and_not_the_url(redis_url, monkeypatch):
         ("env:DJQUEUE_OTHER", "another reference"),
     ],
 )
-def test_what_is_missing_is_named(monkeypatch, url, message):
+def test_missing_variable_or_file_is_rejected_with_its_name(monkeypatch, url, message):
     monkeypatch.setenv("DJQUEUE_OTHER", "env:DJQUEUE_OTHER")
 
     with pytest.raises(OptionError, match=message):
         resolved(url)
 
 
-def test_an_empty_file_is_refused(tmp_path):
+def test_empty_url_file_is_rejected(tmp_path):
     (tmp_path / "url").write_text("\n")
 
     with pytest.raises(OptionError, match="the file is empty"):
@@ -68,11 +68,11 @@ def test_an_empty_file_is_refused(tmp_path):
         ("file:/run/secrets/url", False),
     ],
 )
-def test_passwords_are_recognized(url, expected):
+def test_passwords_in_urls_are_detected(url, expected):
     assert has_password(url) is expected
 
 
-def test_the_command_line_takes_a_reference():
+def test_command_line_accepts_a_url_reference():
     arguments = ["enqueue", "--url", "env:DJQUEUE_NONE", "--sql", "select 1", "--queue", "q", "--job", "j"]
 
     assert main.parser().parse_args(arguments).url == "env:DJQUEUE_NONE"
@@ -87,7 +87,7 @@ def test_the_command_line_takes_a_reference():
         ("file:", "url: file: is incomplete; expected the path of a file"),
     ],
 )
-def test_a_url_in_place_of_a_reference_is_not_shown(url, message):
+def test_url_in_place_of_a_reference_is_hidden_in_the_error(url, message):
     with pytest.raises(OptionError, match=message) as raised:
         resolved(url)
 
@@ -95,7 +95,7 @@ def test_a_url_in_place_of_a_reference_is_not_shown(url, message):
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redis+sentinel", "redis+cluster", "postgresql", "sqlite"])
-def test_no_error_has_a_part_of_the_password_as_its_context(scheme):
+def test_error_context_does_not_contain_a_part_of_the_password(scheme):
     with pytest.raises(OptionError) as raised:
         storage_at(f"{scheme}://ann:hunter2/x@h:1/0")
 
@@ -115,11 +115,11 @@ def test_no_error_has_a_part_of_the_password_as_its_context(scheme):
         ("redis://h/0", "{shop}", r"^keyPrefix: expected a string without braces, got '{shop}'"),
     ],
 )
-def test_errors_name_the_option_rather_than_a_setting(url, prefix, message):
+def test_errors_name_the_option_instead_of_a_setting(url, prefix, message):
     with pytest.raises(OptionError, match=message):
         storage_at(url, prefix)
 
 
-def test_encrypted_sentinels_are_known():
+def test_url_of_encrypted_sentinels_is_accepted():
     with closing(storage_at("rediss+sentinel://h:1/djqueue/0")) as storage:
         assert storage.describe() == "redis sentinel djqueue at h:1"

@@ -25,7 +25,7 @@ def reference(redis_url, tmp_path):
     return f"file:{path}"
 
 
-def test_a_write_and_a_read_find_the_url_in_a_file(spark, storage, reference):
+def test_write_and_read_take_the_url_from_a_file(spark, storage, reference):
     report = enqueue(spark.range(5), "emails", "j", url=reference)
 
     assert report.inserted == 5
@@ -33,14 +33,14 @@ def test_a_write_and_a_read_find_the_url_in_a_file(spark, storage, reference):
     assert jobs.count() == 5
 
 
-def test_a_password_in_create_table_is_refused(spark):
+def test_create_table_with_a_password_is_rejected(spark):
     with pytest.raises(Exception, match=r"a password in CREATE TABLE .* use url=env:NAME") as raised:
         spark.sql("CREATE TABLE secret_jobs USING djqueue OPTIONS (url 'redis://:hunter2@h/0')")
 
     assert "hunter2" not in str(raised.value)
 
 
-def test_a_table_without_a_password_is_read_with_the_url_in_the_query(spark, storage, reference):
+def test_table_without_a_url_is_read_with_the_url_of_the_query(spark, storage, reference):
     storage.enqueue([batch(3, queue="emails")])
     spark.sql(f"CREATE TABLE file_jobs USING djqueue OPTIONS (url '{reference}')")
     try:
@@ -53,7 +53,7 @@ def test_a_table_without_a_password_is_read_with_the_url_in_the_query(spark, sto
     assert row.n == 3
 
 
-def test_two_frames_under_one_name_in_a_batch_are_refused(spark, storage, redis_url, tmp_path):
+def test_second_frame_with_the_same_name_in_a_batch_is_rejected(spark, storage, redis_url, tmp_path):
     source = tmp_path / "source"
     spark.range(10).write.parquet(str(source))
     rows = spark.readStream.schema("id long").parquet(str(source))

@@ -19,14 +19,14 @@ def url(redis_url):
     return redis_url
 
 
-def test_a_dataframe_becomes_jobs(spark, storage, redis_server):
+def test_dataframe_is_enqueued_as_jobs(spark, storage, redis_server):
     enqueue(spark.range(0, 3_000, 1, 3).toDF("n"), "emails", "shop.send", {"url": redis_server.url})
 
     assert numbers(storage) == [*range(3_000)]
     assert leftovers(storage) == []
 
 
-def test_a_write_leaves_a_report(spark, storage, redis_server):
+def test_write_saves_a_report(spark, storage, redis_server):
     enqueue(spark.range(0, 3_000, 1, 3).toDF("n"), "emails", "shop.send", {"url": redis_server.url})
 
     [found] = storage.capabilities.bulk_writes.page(10).imports
@@ -36,7 +36,7 @@ def test_a_write_leaves_a_report(spark, storage, redis_server):
     assert all(job.options.tags == (found.tag,) for job in storage.reads.page("emails", State.WAITING, 5_000))
 
 
-def test_a_task_that_fails_and_is_run_again_brings_its_rows_once(spark, storage, redis_server, tmp_path):
+def test_failed_and_repeated_task_enqueues_its_rows_once(spark, storage, redis_server, tmp_path):
     marker = str(tmp_path / "failed")
     rows = spark.range(0, 3_000, 1, 3).toDF("n").mapInArrow(failing_once(marker), "n long")
     enqueue(rows, "emails", "shop.send", {"url": redis_server.url})
@@ -46,7 +46,7 @@ def test_a_task_that_fails_and_is_run_again_brings_its_rows_once(spark, storage,
     assert leftovers(storage) == []
 
 
-def test_a_write_that_fails_brings_nothing(spark, storage, redis_server):
+def test_failed_write_enqueues_nothing(spark, storage, redis_server):
     rows = spark.range(0, 2_000).selectExpr("if(id = 1500, null, cast(id as string)) as key")
 
     with pytest.raises(Exception, match="id: expected a string, got None"):
@@ -56,7 +56,7 @@ def test_a_write_that_fails_brings_nothing(spark, storage, redis_server):
     assert leftovers(storage) == []
 
 
-def test_what_is_wrong_is_said_before_a_task(spark, storage, redis_server):
+def test_invalid_options_are_rejected_before_tasks_start(spark, storage, redis_server):
     rows = spark.range(0, 10).toDF("n")
 
     for options, message in (
@@ -74,7 +74,7 @@ def test_what_is_wrong_is_said_before_a_task(spark, storage, redis_server):
         ).save()
 
 
-def test_a_stream_that_is_started_again_goes_on(spark, storage, redis_server, tmp_path):
+def test_restarted_stream_continues_at_its_checkpoint(spark, storage, redis_server, tmp_path):
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
     options = {"url": redis_server.url, "queue": "emails", "job": "shop.send"}
 

@@ -1,4 +1,4 @@
-"""Options that the data source refuses in streams, where they would have no effect."""
+"""Options that the data source rejects for streams, where they would have no effect."""
 
 import pytest
 
@@ -12,14 +12,14 @@ WRITE = {"url": "redis://127.0.0.1/0", "queue": "emails", "job": "shop.send"}
 
 
 @pytest.mark.parametrize("more", [{"writeId": "tonight"}, {"txnAppId": "nightly", "txnVersion": "7"}])
-def test_a_stream_takes_no_name_for_its_writes(more):
+def test_stream_rejects_a_name_for_its_writes(more):
     schema = types.StructType([types.StructField("n", types.LongType())])
 
     with pytest.raises(OptionError, match=f"{next(iter(more))}.*: not supported by streams"):
         source.DjqueueDataSource({**WRITE, **more}).streamWriter(schema, False)
 
 
-def test_a_stream_that_repeats_all_rows_is_refused():
+def test_stream_in_complete_mode_is_rejected():
     schema = types.StructType([types.StructField("n", types.LongType())])
 
     with pytest.raises(OptionError, match="outputMode: complete is not supported"):
@@ -29,14 +29,14 @@ def test_a_stream_that_repeats_all_rows_is_refused():
 @pytest.mark.parametrize(
     "column", [types.StructField("id", types.LongType()), types.StructField("ID", types.StringType())]
 )
-def test_a_read_has_the_types_of_its_columns(column):
+def test_read_rejects_a_schema_other_than_its_columns(column):
     made = source.DjqueueDataSource({"url": WRITE["url"], "columns": "id"})
 
     with pytest.raises(OptionError, match="schema: cannot be changed: select columns with the option"):
         made.reader(types.StructType([column]))
 
 
-def test_a_limit_that_spark_would_ignore_is_refused(monkeypatch):
+def test_limit_that_spark_would_ignore_is_rejected(monkeypatch):
     monkeypatch.setattr(source, "Limited", object)
     made = source.DjqueueDataSource(
         {"url": WRITE["url"], "table": "events", "columns": "id", "maxRowsPerTrigger": "5"}

@@ -28,7 +28,7 @@ def rows(stream, start, end):
     return [row for one in found for row in one.to_pylist()]
 
 
-def test_a_stream_starts_at_its_end_unless_told_otherwise(follow, storage):
+def test_stream_starts_at_the_latest_event_by_default(follow, storage):
     storage.enqueue([batch(3)])
     late, early = follow(), follow(startingOffsets="earliest")
     begin = late.start()
@@ -38,7 +38,7 @@ def test_a_stream_starts_at_its_end_unless_told_otherwise(follow, storage):
     assert len(rows(early, early.start(), early.latest())) == 4
 
 
-def test_a_row_has_the_columns_of_the_table(follow, storage):
+def test_event_row_has_the_columns_of_the_table(follow, storage):
     stream = follow()
     begin = stream.start()
     [answer] = storage.enqueue([batch()])
@@ -49,7 +49,7 @@ def test_a_row_has_the_columns_of_the_table(follow, storage):
     assert (row["id"], row["event"], row["name"]) == (answer.id, "waiting", "handler")
 
 
-def test_a_stream_that_is_to_stop_reads_no_more_than_was_there(follow, storage):
+def test_stream_with_a_stop_point_reads_no_later_events(follow, storage):
     stream = follow(startingOffsets="earliest")
     place = stream.start()
     storage.enqueue([batch(5)])
@@ -64,7 +64,7 @@ def test_a_stream_that_is_to_stop_reads_no_more_than_was_there(follow, storage):
     assert sizes == [2, 2, 1]
 
 
-def test_of_a_queue_alone_nothing_else_is_told(follow, storage):
+def test_stream_of_one_queue_reads_only_its_events(follow, storage):
     stream = follow(queue="mail")
     place = stream.start()
     storage.enqueue([batch(2), batch(1, queue="mail")])
@@ -72,7 +72,7 @@ def test_of_a_queue_alone_nothing_else_is_told(follow, storage):
     assert [row["queue"] for row in rows(stream, place, stream.next_end(place, 10))] == ["mail"]
 
 
-def test_where_nothing_has_happened_there_is_no_task(follow, storage):
+def test_stream_without_new_events_has_no_ranges(follow, storage):
     storage.enqueue([batch()])
     stream = follow()
     begin = stream.start()

@@ -10,7 +10,7 @@ TYPE = re.compile(r"string|binary|boolean|int|bigint|double|timestamp|array<stri
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_columns_have_names_of_their_own_and_types_of_sparks(table):
+def test_columns_have_unique_names_and_spark_types(table):
     names = [column.name for column in table.columns]
 
     assert len(set(names)) == len(names)
@@ -19,12 +19,12 @@ def test_columns_have_names_of_their_own_and_types_of_sparks(table):
     assert table.kinds <= {REDIS, DATABASE}
 
 
-def test_a_payload_is_a_column_only_if_it_is_asked_for():
+def test_payload_is_a_column_only_if_requested():
     assert "payload" not in JOBS.names()
     assert JOBS.names(payload=True)[-1] == "payload"
 
 
-def test_columns_are_chosen_in_the_order_in_which_they_are_named():
+def test_selected_columns_keep_the_order_of_the_option():
     assert JOBS.ddl(["group", "id"]) == "`group` string, `id` string"
     with pytest.raises(KeyError, match="payload"):
         JOBS.chosen(["payload"])

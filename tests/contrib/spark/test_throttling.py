@@ -30,7 +30,7 @@ class Flaky:
         return "answer"
 
 
-def test_what_is_away_is_asked_again_with_the_same_words():
+def test_call_to_an_unavailable_storage_is_repeated_with_the_same_arguments():
     naps, storage = [], Flaky(3)
 
     assert StorageRetry(5, naps.append)(storage, "queue", ids=["a"]) == "answer"
@@ -39,7 +39,7 @@ def test_what_is_away_is_asked_again_with_the_same_words():
     assert [wait <= nap <= 2 * wait for wait, nap in zip((0.5, 1, 2), naps, strict=True)] == [True] * 3
 
 
-def test_at_last_its_error_is_the_answer():
+def test_error_is_raised_after_the_last_retry():
     naps, storage = [], Flaky(99)
 
     with pytest.raises(StorageUnavailableError, match="loads its data"):
@@ -49,7 +49,7 @@ def test_at_last_its_error_is_the_answer():
     assert max(naps) <= 2 * LAST_RETRY_WAIT
 
 
-def test_other_errors_are_not_tried_again():
+def test_other_errors_are_not_retried():
     storage = Flaky(1, OptionError("priority: 'high' is not a number"))
 
     with pytest.raises(OptionError):
@@ -64,7 +64,7 @@ ROWS = 50
 @pytest.mark.parametrize(
     "step", ["stage_all", "commit", "begin_all", "publish_all", "end_all", "close", "forget_all", "enqueue"]
 )
-def test_an_answer_that_was_lost_brings_no_row_twice(url, storage, monkeypatch, step):
+def test_lost_response_enqueues_no_row_twice(url, storage, monkeypatch, step):
     monkeypatch.setattr(throttling, "FIRST_RETRY_WAIT", 0.0)
     given = {"url": url, "queue": "emails", "job": "j", "batchSize": "10", "idColumn": "key"}
     delivery = "direct" if step == "enqueue" else "staged"
@@ -92,7 +92,7 @@ def test_an_answer_that_was_lost_brings_no_row_twice(url, storage, monkeypatch, 
     assert storage.reads.counts("emails")[State.WAITING] == ROWS
 
 
-def test_a_storage_that_stays_away_fails_the_task(url, storage, monkeypatch):
+def test_task_fails_if_the_storage_stays_unavailable(url, storage, monkeypatch):
     monkeypatch.setattr(throttling, "FIRST_RETRY_WAIT", 0.0)
     given = {"url": url, "queue": "emails", "job": "j", "maxRetries": "2"}
     made = Write(WriteOptions.read(given), ["n"])
@@ -113,7 +113,7 @@ def test_a_storage_that_stays_away_fails_the_task(url, storage, monkeypatch):
     assert len({repr(one) for one in tries}) == 1
 
 
-def test_the_rate_counts_jobs_and_not_chunks(redis_url, monkeypatch):
+def test_rate_limit_counts_jobs_instead_of_chunks(redis_url, monkeypatch):
     options = WriteOptions.read({"url": redis_url, "queue": "q", "job": "j", "rateLimit": "10"})
     write = Write(options, ["b"])
     rows = pyarrow.table({"b": ["x" * 250_000] * 140})

@@ -27,7 +27,7 @@ def staged(write, queues=(QUEUE,)):
 
 
 @pytest.mark.parametrize("step", ["publish_all", "end_all"])
-def test_the_slower_of_two_drivers_reports_success(storage, url, monkeypatch, step):
+def test_slower_of_two_drivers_reports_success(storage, url, monkeypatch, step):
     first, second = write_to(url), write_to(url)
     tasks, others = staged(first), staged(second)
     kind = type(storage.capabilities.staging)
@@ -51,7 +51,7 @@ def test_the_slower_of_two_drivers_reports_success(storage, url, monkeypatch, st
     assert (saved.state, saved.total.inserted) == ("done", ROWS)
 
 
-def test_a_write_is_skipped_only_if_all_of_its_queues_are_published(storage, url):
+def test_write_is_skipped_if_all_its_queues_are_published(storage, url):
     first = write_to(url, queueColumn="q")
     assert not first.commit(staged(first, ["a"])).skipped
 
@@ -60,7 +60,7 @@ def test_a_write_is_skipped_only_if_all_of_its_queues_are_published(storage, url
     assert storage.capabilities.bulk_writes.get(again.id).skipped
 
 
-def test_a_write_without_rows_is_not_skipped(storage, url):
+def test_write_without_rows_is_not_skipped(storage, url):
     write = write_to(url)
 
     report = write.commit([write.run_task("0.0", [])])

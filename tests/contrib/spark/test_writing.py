@@ -63,7 +63,7 @@ def numbers(storage, queue=QUEUE):
         (20, "enqueue in 20 queues (q00, q01, q02, q03, q04, q05, q06, q07, q08, q09, …): 5 rows"),
     ],
 )
-def test_a_summary_names_some_of_many_queues(queues, where):
+def test_summary_lists_only_the_first_of_many_queues(queues, where):
     names = tuple(f"q{number:02}" for number in range(queues))
     counts = Counts(queued=5)
 
@@ -72,7 +72,7 @@ def test_a_summary_names_some_of_many_queues(queues, where):
     assert where in str(report)
 
 
-def test_a_write_brings_each_row_once_in_order(storage, write):
+def test_write_enqueues_each_row_once_in_order(storage, write):
     made = write()
     told = tasks(made)
     assert numbers(storage) == []
@@ -86,7 +86,7 @@ def test_a_write_brings_each_row_once_in_order(storage, write):
     ] == [*range(150)]
 
 
-def test_what_a_task_left_that_was_run_again_is_not_published(storage, write):
+def test_rows_of_a_failed_attempt_of_a_repeated_task_are_not_published(storage, write):
     made = write()
     lost = deepcopy(made)
     rest = iter(rows())
@@ -106,7 +106,7 @@ def test_what_a_task_left_that_was_run_again_is_not_published(storage, write):
     assert leftovers(storage) == []
 
 
-def test_a_write_that_failed_leaves_nothing(storage, write):
+def test_failed_write_leaves_no_staged_rows(storage, write):
     made = write()
     told = tasks(made)
 
@@ -121,7 +121,7 @@ STEPS = ("commit", "begin_all", "publish_all", "end_all", "close", "forget_all")
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_driver_that_dies_is_followed_by_another(storage, write, monkeypatch, step, when):
+def test_write_of_a_dead_driver_is_finished_by_the_next_driver(storage, write, monkeypatch, step, when):
     named = {"txnAppId": "nightly", "txnVersion": "7"}
     made = write(**named)
     told = tasks(made)
@@ -150,7 +150,7 @@ def test_a_driver_that_dies_is_followed_by_another(storage, write, monkeypatch, 
     assert leftovers(storage) == []
 
 
-def test_the_same_version_again_brings_nothing(storage, write):
+def test_published_version_enqueues_nothing_again(storage, write):
     for version, first in (("7", False), ("7", True), ("6", True)):
         made = write(txnAppId="nightly", txnVersion=version)
         report = made.commit(tasks(made))
@@ -165,7 +165,7 @@ def test_the_same_version_again_brings_nothing(storage, write):
     assert len(numbers(storage)) == 300
 
 
-def test_what_was_begun_and_has_expired_is_told_with_a_way_out(storage, write, monkeypatch):
+def test_error_for_an_expired_partial_write_names_the_remedy(storage, write, monkeypatch):
     dies_amid_publish(storage, write, monkeypatch)
 
     def gone(self, chunks):
@@ -178,7 +178,7 @@ def test_what_was_begun_and_has_expired_is_told_with_a_way_out(storage, write, m
     assert len(numbers(storage)) == 7 * SIZE
 
 
-def test_a_write_of_which_nothing_is_left_makes_room_for_the_next(storage, write, monkeypatch):
+def test_write_without_remaining_rows_does_not_block_the_next(storage, write, monkeypatch):
     made = write(txnAppId="nightly", txnVersion="7")
     told = tasks(made)
     dies_at("begin_all", storage, monkeypatch, lambda: made.commit(told))
@@ -192,7 +192,7 @@ def test_a_write_of_which_nothing_is_left_makes_room_for_the_next(storage, write
 
 
 @pytest.mark.parametrize("named", [{}, {"txnAppId": "nightly", "txnVersion": "7"}])
-def test_a_sweep_publishes_what_a_silent_driver_has_left(storage, write, monkeypatch, named):
+def test_sweep_publishes_the_write_of_a_silent_driver(storage, write, monkeypatch, named):
     made = dies_amid_publish(storage, write, monkeypatch, **named)
 
     monkeypatch.setattr(publishing, "SILENCE", -1)
@@ -204,7 +204,7 @@ def test_a_sweep_publishes_what_a_silent_driver_has_left(storage, write, monkeyp
     assert (report.state, report.inserted, report.error) == ("done", 150, "")
 
 
-def test_a_sweep_leaves_a_live_driver_alone(storage, write, monkeypatch):
+def test_sweep_does_not_publish_the_write_of_a_live_driver(storage, write, monkeypatch):
     dies_amid_publish(storage, write, monkeypatch)
 
     storage.sweep()
@@ -212,7 +212,7 @@ def test_a_sweep_leaves_a_live_driver_alone(storage, write, monkeypatch):
     assert len(numbers(storage)) == 7 * SIZE
 
 
-def test_a_sweep_and_a_driver_that_was_only_slow_publish_each_row_once(storage, write, monkeypatch):
+def test_sweep_and_slow_driver_publish_each_row_once(storage, write, monkeypatch):
     monkeypatch.setattr(publishing, "SILENCE", -1)
     staging = type(storage.capabilities.staging)
     plain = staging.publish_all
@@ -233,7 +233,7 @@ def test_a_sweep_and_a_driver_that_was_only_slow_publish_each_row_once(storage, 
     assert numbers(storage) == [*range(150)]
 
 
-def test_a_sweep_drops_a_write_of_which_nothing_is_left(storage, write, monkeypatch):
+def test_sweep_removes_a_write_without_remaining_rows(storage, write, monkeypatch):
     made = write()
     told = tasks(made)
     dies_at("begin_all", storage, monkeypatch, lambda: made.commit(told))
@@ -248,7 +248,7 @@ def test_a_sweep_drops_a_write_of_which_nothing_is_left(storage, write, monkeypa
     assert storage.capabilities.staging.adopt(-1, 10) == []
 
 
-def test_a_write_without_a_name_that_fails_before_its_first_job_is_withdrawn(storage, write, monkeypatch):
+def test_unnamed_write_that_fails_before_its_first_job_is_withdrawn(storage, write, monkeypatch):
     made = write()
     told = tasks(made)
     dies_at("publish_all", storage, monkeypatch, lambda: made.commit(told))
@@ -266,7 +266,7 @@ def test_a_write_without_a_name_that_fails_before_its_first_job_is_withdrawn(sto
     assert leftovers(storage) == []
 
 
-def test_a_write_without_a_name_that_a_sweep_has_adopted_is_not_withdrawn(storage, write, monkeypatch):
+def test_unnamed_write_adopted_by_a_sweep_is_not_withdrawn(storage, write, monkeypatch):
     made = write()
     told = tasks(made)
     dies_at("publish_all", storage, monkeypatch, lambda: made.commit(told))
@@ -282,7 +282,7 @@ def test_a_write_without_a_name_that_a_sweep_has_adopted_is_not_withdrawn(storag
     assert leftovers(storage) == []
 
 
-def test_an_incomplete_write_is_given_up_in_the_end_and_never_published_twice(storage, write, monkeypatch):
+def test_incomplete_write_is_abandoned_after_a_week_and_never_published_twice(storage, write, monkeypatch):
     made = dies_amid_publish(storage, write, monkeypatch)
     monkeypatch.setattr(publishing, "SILENCE", -1)
     staging = type(storage.capabilities.staging)
@@ -313,7 +313,7 @@ def test_an_incomplete_write_is_given_up_in_the_end_and_never_published_twice(st
     assert leftovers(storage) == []
 
 
-def test_two_frames_under_one_name_are_refused(storage, write, url):
+def test_second_frame_with_the_same_name_is_rejected(storage, write, url):
     named = {"txnAppId": "nightly", "txnVersion": "7"}
     first = write(**named)
     first.commit([first.run_task("0.0", rows(), "app-1", "run-1" * 200)])
@@ -330,7 +330,7 @@ def test_two_frames_under_one_name_are_refused(storage, write, url):
 
 
 @pytest.mark.parametrize(("first", "run"), [(0, "run-1"), (ROWS, "run-2")])
-def test_rows_that_are_computed_anew_in_another_run_are_not_refused(storage, write, first, run):
+def test_rows_recomputed_in_another_run_are_accepted(storage, write, first, run):
     named = {"txnAppId": "nightly", "txnVersion": "7"}
     made = write(**named)
     made.commit([made.run_task("0.0", rows(), "app-1", "run-1")])
@@ -371,7 +371,7 @@ def dies_at(step, storage, monkeypatch, commit):
             commit()
 
 
-def test_several_queues_in_one_write(storage, url):
+def test_write_can_enqueue_to_several_queues(storage, url):
     options = WriteOptions.read({"url": url, "queueColumn": "q", "job": "j", "batchSize": "3"})
     made = Write(options, ["q", "n"])
     table = pyarrow.table({"q": ["a", "b"] * 10, "n": range(20)})
@@ -383,7 +383,7 @@ def test_several_queues_in_one_write(storage, url):
     assert numbers(storage, "b") == [*range(1, 20, 2)]
 
 
-def test_a_task_stages_chunks_of_many_queues_by_few_calls(storage, url, monkeypatch):
+def test_task_stages_chunks_of_many_queues_in_few_calls(storage, url, monkeypatch):
     made = Write(WriteOptions.read({"url": url, "queueColumn": "q", "jobColumn": "j"}), ["q", "j", "n"])
     with closing(made.storage()) as one:
         place = type(one.capabilities.staging)
@@ -412,7 +412,7 @@ def test_a_task_stages_chunks_of_many_queues_by_few_calls(storage, url, monkeypa
     assert leftovers(storage) == []
 
 
-def test_duplicates_and_rejected_rows_add_up(storage, url):
+def test_inserted_duplicate_and_rejected_rows_add_up(storage, url):
     storage.enqueue([batch(2, queue=QUEUE, ids=["a", "b"])])
     given = {"url": url, "queue": QUEUE, "job": "j", "idColumn": "key", "onError": "skip"}
     made = Write(WriteOptions.read(given), ["key"])
@@ -424,7 +424,7 @@ def test_duplicates_and_rejected_rows_add_up(storage, url):
     assert (report.rows, report.inserted, report.duplicates, report.rejected) == (5, 2, 2, {"id": 1})
 
 
-def test_a_dry_run_writes_nothing(storage, write):
+def test_dry_run_writes_nothing(storage, write):
     made = write(dryRun="true")
     report = made.commit(tasks(made))
 
@@ -433,7 +433,7 @@ def test_a_dry_run_writes_nothing(storage, write):
     assert leftovers(storage) == []
 
 
-def test_a_direct_write_run_again_brings_nothing_new(storage, write):
+def test_repeated_direct_write_enqueues_nothing_new(storage, write):
     named = {"deliveryMode": "direct", "txnAppId": "nightly", "txnVersion": "7"}
     first = write(**named)
     told = [first.run_task("0.0", rows()), first.run_task("1.0", rows(ROWS))]
@@ -446,14 +446,14 @@ def test_a_direct_write_run_again_brings_nothing_new(storage, write):
     assert numbers(storage) == [*range(2 * ROWS)]
 
 
-def test_equal_rows_of_a_direct_write_are_jobs_of_their_own(storage, write):
+def test_equal_rows_of_a_direct_write_become_separate_jobs(storage, write):
     told = write(deliveryMode="direct").run_task("0.0", pyarrow.table({"n": [1, 1, 1]}).to_batches())
 
     assert told.counts == Counts(queued=3)
     assert numbers(storage) == [1, 1, 1]
 
 
-def test_a_queue_that_wants_groups_is_noticed_before_a_task(url, write):
+def test_queue_with_required_groups_is_checked_before_tasks_start(url, write):
     policies = {QUEUE: QueuePolicy(group_mode=KEYED)}
     with closing(open_storage(url, policies=policies)) as owner:
         owner.enqueue([batch(1, queue=QUEUE, group="g")])
@@ -463,7 +463,7 @@ def test_a_queue_that_wants_groups_is_noticed_before_a_task(url, write):
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_a_queue_that_wants_groups_gets_jobs_with_groups(url, delivery):
+def test_queue_with_required_groups_accepts_jobs_with_groups(url, delivery):
     with closing(open_storage(url, policies={QUEUE: QueuePolicy(group_mode=KEYED)})) as owner:
         owner.enqueue([batch(1, queue=QUEUE, group="g")])
 
@@ -478,7 +478,7 @@ def write_groups(url, **more):
     return made.commit([made.run_task("0.0", pyarrow.table({"n": ["a", "b"]}).to_batches())]).inserted
 
 
-def test_where_nobody_answers_is_said_without_the_password():
+def test_error_for_an_unreachable_server_does_not_contain_the_password():
     given = {"url": "redis://:hunter2@127.0.0.1:1/0", "queue": QUEUE, "job": "j"}
 
     with pytest.raises(StorageUnavailableError) as raised:
@@ -489,7 +489,7 @@ def test_where_nobody_answers_is_said_without_the_password():
 
 
 @pytest.mark.parametrize("url", ["mysql://x/y", "nowhere", "redis:/x"])
-def test_urls_of_nothing_that_is_known_are_refused(url):
+def test_unknown_url_schemes_are_rejected(url):
     with pytest.raises(OptionError, match=r"^url: "):
         Write(WriteOptions.read({"url": url, "queue": QUEUE, "job": "j"}), ["n"])
 
@@ -500,7 +500,7 @@ def paced(storage, url, naps, **more):
     return WriteThrottle(options, storage, clock=lambda: next(ticks) / 10, sleep=naps.append)
 
 
-def test_a_load_waits_while_the_queue_is_long(storage, url):
+def test_write_waits_while_the_queue_exceeds_its_depth(storage, url):
     storage.enqueue([batch(5, queue=QUEUE)])
     naps = []
 
@@ -515,14 +515,14 @@ def test_a_load_waits_while_the_queue_is_long(storage, url):
     assert naps == [0.05, 0.1, 0.2]
 
 
-def test_a_load_does_not_wait_for_ever(storage, url):
+def test_write_fails_after_the_backpressure_timeout(storage, url):
     storage.enqueue([batch(5, queue=QUEUE)])
 
     with pytest.raises(StorageUnavailableError, match="maxQueueDepth=4 jobs, for backpressureTimeout=1 s"):
         paced(storage, url, [], maxQueueDepth="4", backpressureTimeout="1").wait(QUEUE, 1)
 
 
-def test_a_load_keeps_to_its_rate(storage, url):
+def test_write_respects_its_rate_limit(storage, url):
     naps = []
     pace = paced(storage, url, naps, rateLimit="10")
 

@@ -21,7 +21,7 @@ from djqueue.contrib.tasks.compat import (
     task_finished,
     task_started,
 )
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 from . import sample
 
@@ -33,7 +33,7 @@ def _nothing_seen() -> None:
     sample.seen.clear()
 
 
-def test_a_task_is_enqueued_runs_and_has_its_result(backend: Any, run: Any) -> None:
+def test_enqueued_task_runs_and_returns_its_result(backend: Any, run: Any) -> None:
     result = sample.add.enqueue(1, two=2)
 
     assert (result.status, result.args, result.kwargs) == (TaskResultStatus.READY, [1], {"two": 2})
@@ -51,13 +51,13 @@ def test_a_task_is_enqueued_runs_and_has_its_result(backend: Any, run: Any) -> N
     assert result.errors == []
 
 
-def test_a_result_is_the_same_before_and_after_it_is_read(backend: Any) -> None:
+def test_result_read_from_the_backend_equals_the_enqueued_result(backend: Any) -> None:
     result = sample.add.enqueue(1)
 
     assert dataclasses.asdict(backend.get_result(result.id)) == dataclasses.asdict(result)
 
 
-async def test_async_tasks_and_async_calls(backend: Any, run: Any) -> None:
+async def test_async_task_can_be_enqueued_and_read_with_async_methods(backend: Any, run: Any) -> None:
     result = await sample.add_async.aenqueue(1, two=4)
 
     await in_thread(run)
@@ -68,7 +68,7 @@ async def test_async_tasks_and_async_calls(backend: Any, run: Any) -> None:
 
 
 @pytest.mark.parametrize("task", [sample.fail, sample.fail_async])
-def test_a_task_that_raises_has_failed_after_one_attempt(task: Any, backend: Any, run: Any) -> None:
+def test_task_that_raises_fails_after_one_attempt(task: Any, backend: Any, run: Any) -> None:
     result = task.enqueue()
 
     run()
@@ -81,7 +81,7 @@ def test_a_task_that_raises_has_failed_after_one_attempt(task: Any, backend: Any
     assert result.finished_at is not None
 
 
-def test_system_exit_fails_the_task_only(backend: Any, run: Any) -> None:
+def test_system_exit_fails_only_its_task(backend: Any, run: Any) -> None:
     first, second = sample.leave.enqueue(), sample.add.enqueue(1)
 
     run()
@@ -91,7 +91,7 @@ def test_system_exit_fails_the_task_only(backend: Any, run: Any) -> None:
     assert second.return_value == 1
 
 
-def test_return_values_are_normalized(backend: Any, run: Any) -> None:
+def test_return_values_are_normalized_to_json(backend: Any, run: Any) -> None:
     good, bad = sample.return_bytes.enqueue(), sample.return_function.enqueue()
 
     run()
@@ -102,14 +102,14 @@ def test_return_values_are_normalized(backend: Any, run: Any) -> None:
     assert bad.errors[0].exception_class is TypeError
 
 
-def test_arguments_are_normalized_before_anything_is_enqueued(backend: Any) -> None:
+def test_arguments_are_normalized_before_the_task_is_enqueued(backend: Any) -> None:
     assert sample.note.enqueue((1, b"a")).args == [[1, "a"]]
     with pytest.raises(TypeError, match="Unsupported type"):
         sample.note.enqueue(timezone.now())
     assert sum(get_storage().reads.counts("default").values()) == 1
 
 
-def test_the_context_has_the_running_result(backend: Any, run: Any) -> None:
+def test_context_contains_the_running_result(backend: Any, run: Any) -> None:
     result = sample.describe.enqueue("a", "b")
 
     run()
@@ -117,7 +117,7 @@ def test_the_context_has_the_running_result(backend: Any, run: Any) -> None:
     assert result.return_value == [1, result.id, result.worker_ids, ["a", "b"], "RUNNING"]
 
 
-def test_each_attempt_has_an_error_and_a_worker(backend: Any, run: Any) -> None:
+def test_result_has_the_error_of_each_failed_attempt(backend: Any, run: Any) -> None:
     result = sample.fail_twice.enqueue()
 
     run()
@@ -131,7 +131,7 @@ def test_each_attempt_has_an_error_and_a_worker(backend: Any, run: Any) -> None:
     assert sample.seen == [(1, []), (2, ["builtins.ValueError"]), (3, ["builtins.ValueError"] * 2)]
 
 
-def test_an_async_task_knows_its_earlier_attempts(backend: Any, run: Any) -> None:
+def test_async_task_sees_the_workers_of_its_earlier_attempts(backend: Any, run: Any) -> None:
     result = sample.fail_once_async.enqueue()
 
     run()
@@ -159,7 +159,7 @@ def test_run_after_delays_the_task(backend: Any, run: Any) -> None:
     assert found.task.run_after == at
 
 
-def test_a_queue_must_be_in_queues(settings: Any, backend: Any) -> None:
+def test_queue_missing_from_queues_is_rejected(settings: Any, backend: Any) -> None:
     result = sample.add.using(queue_name="emails").enqueue(1)
     assert backend.get_result(result.id).task.queue_name == "emails"
 
@@ -171,31 +171,31 @@ def test_a_queue_must_be_in_queues(settings: Any, backend: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "no-such-id", "x" * 300, "a\0b", "\ud800", None, 7])
-def test_a_malformed_id_does_not_exist(wrong: Any, backend: Any) -> None:
+def test_malformed_id_has_no_result(wrong: Any, backend: Any) -> None:
     with pytest.raises(TaskResultDoesNotExist):
         backend.get_result(wrong)
 
 
-def test_a_job_that_is_no_task_has_no_result(backend: Any) -> None:
+def test_job_that_is_not_a_task_has_no_result(backend: Any) -> None:
     job = Queue("default").enqueue({"args": [], "kwargs": {}}, name="os.getcwd")
 
     with pytest.raises(TaskResultDoesNotExist):
         backend.get_result(job.id)
 
 
-def test_results_are_found_from_another_thread(backend: Any, run: Any) -> None:
+def test_result_can_be_read_from_another_thread(backend: Any, run: Any) -> None:
     result = sample.add.enqueue(5)
     run()
     found: list[Any] = []
 
     thread = threading.Thread(target=lambda: found.append(default_task_backend.get_result(result.id)))
     thread.start()
-    thread.join()
+    thread.join(PATIENCE)
 
     assert found[0].return_value == 5
 
 
-def test_a_result_names_the_backend_that_enqueued_it(backend: Any, run: Any) -> None:
+def test_result_names_the_backend_that_enqueued_the_task(backend: Any, run: Any) -> None:
     sample.describe.enqueue()
     result = sample.describe.using(backend="other").enqueue()
 
@@ -204,7 +204,7 @@ def test_a_result_names_the_backend_that_enqueued_it(backend: Any, run: Any) -> 
     assert backend.get_result(result.id).task == sample.describe.using(backend="other")
 
 
-def test_a_cancelled_task_has_failed(backend: Any) -> None:
+def test_cancelled_task_has_the_status_failed(backend: Any) -> None:
     result = sample.add.enqueue(1)
     get_storage().jobs.cancel("default", [result.id])
 
@@ -213,7 +213,7 @@ def test_a_cancelled_task_has_failed(backend: Any) -> None:
     assert result.errors[0].exception_class.__name__ == "JobCancelledError"
 
 
-def test_the_worker_sends_the_signals(backend: Any, run: Any) -> None:
+def test_worker_sends_the_signals_of_django_tasks(backend: Any, run: Any) -> None:
     events: list[tuple[str, Any, str, str]] = []
 
     def listen(name: str) -> Any:
@@ -249,7 +249,7 @@ def test_the_worker_sends_the_signals(backend: Any, run: Any) -> None:
 
 
 @pytest.mark.parametrize("task", [sample.fail, sample.fail_async])
-def test_the_log_of_django_has_the_traceback(
+def test_failed_task_logs_its_traceback(
     task: Any, backend: Any, run: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     task.enqueue()
@@ -262,7 +262,7 @@ def test_the_log_of_django_has_the_traceback(
     assert "no such order" in str(record.exc_info[1])  # type: ignore[index]
 
 
-def test_a_receiver_that_fails_does_not_fail_the_task(
+def test_failing_signal_receiver_does_not_fail_the_task(
     backend: Any, run: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def receive(**_: Any) -> None:
@@ -280,7 +280,8 @@ def test_a_receiver_that_fails_does_not_fail_the_task(
     assert "a broken receiver" in caplog.text
 
 
-def test_a_result_is_found_in_the_transaction_that_enqueued_it(backend: Any, run: Any) -> None:
+@pytest.mark.dialect
+def test_result_can_be_read_in_the_transaction_that_enqueued_the_task(backend: Any, run: Any) -> None:
     with transaction.atomic():
         result = sample.add.enqueue(1)
         assert backend.get_result(result.id).status == TaskResultStatus.READY
@@ -289,7 +290,8 @@ def test_a_result_is_found_in_the_transaction_that_enqueued_it(backend: Any, run
     assert backend.get_result(result.id).return_value == 1
 
 
-def test_a_rollback_undoes_an_enqueue_on_commit(backend: Any, settings: Any, run: Any) -> None:
+@pytest.mark.dialect
+def test_rollback_discards_tasks_that_are_enqueued_on_commit(backend: Any, settings: Any, run: Any) -> None:
     path = settings.TASKS["default"]["BACKEND"]
     settings.TASKS = {"default": {"BACKEND": path, "OPTIONS": {"enqueue_on_commit": True}}}
     with transaction.atomic():

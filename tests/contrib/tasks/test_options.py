@@ -48,7 +48,7 @@ def test_options_reach_the_job(backend: Any) -> None:
     assert (options.priority, options.tags, options.result_ttl) == (7, ("a",), 86_400_000)
 
 
-def test_the_repr_of_a_task_hides_the_values_of_its_headers(backend: Any) -> None:
+def test_repr_of_a_task_hides_the_values_of_its_headers(backend: Any) -> None:
     made = task(max_attempts=5)(retried).using(headers={"authorization": "Bearer hush"})
 
     assert "hush" not in repr(made)
@@ -68,7 +68,7 @@ def test_assertions_accept_tasks(storage: Any, backend: Any) -> None:
 
 
 @pytest.mark.django_db
-def test_captured_callbacks_enqueue_in_a_test_case(
+def test_captured_on_commit_callbacks_enqueue_the_task(
     settings: Any, djqueue_immediate: Any, django_capture_on_commit_callbacks: Any
 ) -> None:
     settings.TASKS = {"default": {"BACKEND": BACKEND, "OPTIONS": {"enqueue_on_commit": True}}}
@@ -81,7 +81,7 @@ def test_captured_callbacks_enqueue_in_a_test_case(
     assert result.status == "SUCCESSFUL"
 
 
-def test_the_decorator_of_django_accepts_the_options(backend: Any) -> None:
+def test_task_decorator_of_django_accepts_the_options(backend: Any) -> None:
     try:
         from django.tasks import task as django_task
     except ImportError:
@@ -95,7 +95,7 @@ def test_the_decorator_of_django_accepts_the_options(backend: Any) -> None:
     assert made.max_attempts == 5
 
 
-def test_a_taken_key_gives_the_result_of_the_first_task(backend: Any) -> None:
+def test_duplicate_unique_key_returns_the_result_of_the_first_task(backend: Any) -> None:
     first = sample.add.using(unique_key="order-1").enqueue(1)
 
     second = sample.add.using(unique_key="order-1").enqueue(2)
@@ -104,7 +104,7 @@ def test_a_taken_key_gives_the_result_of_the_first_task(backend: Any) -> None:
     assert second.args == [1]
 
 
-def test_an_unknown_option_is_named(backend: Any) -> None:
+def test_invalid_option_is_rejected_with_a_suggestion(backend: Any) -> None:
     with pytest.raises(InvalidTask, match="did you mean 'max_attempts'"):
         task(max_atempts=3)(retried)
     with pytest.raises(InvalidTask, match="max_attempts: must be from 1"):
@@ -117,7 +117,7 @@ def test_an_unknown_option_is_named(backend: Any) -> None:
         task(run_after=None)(retried)
 
 
-def test_a_schedule_is_declared(backend: Any) -> None:
+def test_cron_option_declares_a_schedule(backend: Any) -> None:
     made = task(cron="0 * * * *", timezone="Europe/Vienna")(scheduled)
 
     assert made.module_path in declared.of([made.module_path])
@@ -131,7 +131,7 @@ def test_executor_and_permissions_belong_to_the_job_type(backend: Any) -> None:
     assert job_type.permissions == Permissions(net=[])
 
 
-def test_a_backoff_function_is_the_job_types(backend: Any) -> None:
+def test_backoff_function_belongs_to_the_job_type(backend: Any) -> None:
     made = task(max_attempts=2, backoff=lambda failures, error: 5.0)(retried)
     made.enqueue()
 
@@ -140,13 +140,13 @@ def test_a_backoff_function_is_the_job_types(backend: Any) -> None:
         made.using(backoff=lambda failures, error: 5.0)
 
 
-def test_a_task_can_be_hashed_and_pickled(backend: Any) -> None:
+def test_task_can_be_hashed_and_pickled(backend: Any) -> None:
     assert hash(sample.fail_twice) == hash(sample.fail_twice.using(priority=0))
     if hasattr(DjqueueTask, "_reconstruct"):
         assert pickle.loads(pickle.dumps(sample.fail_twice)) == sample.fail_twice
 
 
-def test_options_of_the_backend_are_defaults(backend: Any, settings: Any) -> None:
+def test_options_of_the_backend_are_defaults_of_its_tasks(backend: Any, settings: Any) -> None:
     settings.TASKS = {
         "default": {"BACKEND": BACKEND, "OPTIONS": {"max_attempts": 4, "result_ttl": 60}},
     }
@@ -159,7 +159,8 @@ def test_options_of_the_backend_are_defaults(backend: Any, settings: Any) -> Non
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_setting_for_jobs_does_not_delay_tasks(backend: Any, settings: Any) -> None:
+@pytest.mark.dialect
+def test_enqueue_on_commit_setting_of_djqueue_does_not_delay_tasks(backend: Any, settings: Any) -> None:
     settings.DJQUEUE = {**settings.DJQUEUE, "ENQUEUE_ON_COMMIT": True}
 
     with transaction.atomic():
@@ -167,7 +168,7 @@ def test_the_setting_for_jobs_does_not_delay_tasks(backend: Any, settings: Any) 
         assert get_storage().reads.states("default", [result.id]) == [State.WAITING]
 
 
-def test_checks_name_wrong_options(backend: Any, settings: Any) -> None:
+def test_checks_report_invalid_options(backend: Any, settings: Any) -> None:
     settings.TASKS = {
         "default": {
             "BACKEND": BACKEND,
@@ -182,7 +183,7 @@ def test_checks_name_wrong_options(backend: Any, settings: Any) -> None:
     assert "must be True, False or the alias of a database; got 1" in found[1].msg
 
 
-def test_checks_name_a_queue_that_does_not_exist(backend: Any, settings: Any) -> None:
+def test_checks_report_an_undeclared_queue(backend: Any, settings: Any) -> None:
     settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": ["emails"], "STRICT_QUEUES": True}
     settings.TASKS = {"default": {"BACKEND": BACKEND, "QUEUES": ["emails", "email"]}}
 
@@ -192,11 +193,11 @@ def test_checks_name_a_queue_that_does_not_exist(backend: Any, settings: Any) ->
     assert "did you mean 'emails'?" in message.msg
 
 
-def test_good_settings_are_silent(backend: Any) -> None:
+def test_checks_report_nothing_for_valid_settings(backend: Any) -> None:
     assert task_backends["default"].check() == []
 
 
-def test_an_enqueue_validates_again(backend: Any, settings: Any) -> None:
+def test_enqueue_validates_the_task_again(backend: Any, settings: Any) -> None:
     made = sample.add.using(queue_name="emails")
     settings.TASKS = {"default": {"BACKEND": BACKEND, "QUEUES": ["default"]}}
 

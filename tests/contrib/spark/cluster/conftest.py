@@ -40,7 +40,7 @@ def drive(tmp_path: Path) -> Callable[..., int]:
             start_new_session=True,
         )
         try:
-            said, _ = driver.communicate(timeout=180)
+            said, _ = driver.communicate(timeout=600)
         finally:
             if driver.poll() is None:
                 os.killpg(driver.pid, signal.SIGKILL)

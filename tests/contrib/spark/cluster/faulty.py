@@ -147,7 +147,7 @@ def _ps(process: int, what: str) -> str:
 
 
 def _linger(fault: Fault) -> None:
-    eventually(lambda: fault.marked("copied"), timeout=60, message="a copy of this task is done")
+    eventually(lambda: fault.marked("copied"), message="a copy of this task is done")
     fault.mark("lingered")
 
 

@@ -72,7 +72,7 @@ def archive(tmp_path: Path) -> Path:
     return path
 
 
-def test_rows_are_written_and_read_with_the_archive_alone(
+def test_rows_are_written_and_read_with_only_the_archive(
     storage: Any, redis_server: Any, python: Path, archive: Path, tmp_path: Path
 ) -> None:
     config = {**settings(tmp_path / "spark"), "spark.executor.memory": "768m"}

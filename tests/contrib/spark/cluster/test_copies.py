@@ -82,7 +82,7 @@ def spark(tmp_path_factory: Any) -> Iterator[Any]:
         yield spark
 
 
-def test_what_the_slower_copy_of_a_task_writes_is_not_published(
+def test_rows_of_the_slower_copy_of_a_task_are_not_published(
     spark: Any, storage: Any, redis_server: Any, tmp_path: Any
 ) -> None:
     rows = spark.range(0, ROWS, 1, 4).toDF("n")
@@ -93,7 +93,7 @@ def test_what_the_slower_copy_of_a_task_writes_is_not_published(
 
     are_once(storage, range(ROWS))
     eventually(lambda: (tmp_path / "lingered").exists(), message="the slower one has gone on")
-    eventually(lambda: _has_ended(spark), timeout=30, message="no task runs any more")
+    eventually(lambda: _has_ended(spark), message="no task runs any more")
     are_once(storage, range(ROWS))
     goes_by_itself(storage)
 

@@ -31,7 +31,7 @@ def load(url: str, queue: str, **more: Any) -> dict[str, Any]:
     return {"rows": ROWS, "options": {"url": url, "queue": queue, "job": "shop.send", **named, **more}}
 
 
-def test_a_driver_that_dies_in_a_step_of_its_commit_is_followed_by_another(
+def test_driver_killed_during_its_commit_can_be_repeated(
     storage: Any, redis_server: Any, drive: Callable[..., int], tmp_path: Any
 ) -> None:
     url, before = redis_server.url, []
@@ -60,7 +60,7 @@ def test_a_driver_that_dies_in_a_step_of_its_commit_is_followed_by_another(
     goes_by_itself(storage)
 
 
-def test_a_stream_that_is_killed_again_and_again_goes_on(
+def test_repeatedly_killed_stream_continues(
     storage: Any, redis_server: Any, drive: Callable[..., int], tmp_path: Any
 ) -> None:
     source = tmp_path / "source"

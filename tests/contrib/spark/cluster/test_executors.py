@@ -49,7 +49,7 @@ WANTED = [n % NUMBERS for n in range(ROWS)]
 
 
 @pytest.mark.parametrize("accident", ["raise", "exit", "executor"])
-def test_a_task_that_is_run_again_brings_its_rows_once(
+def test_repeated_task_enqueues_its_rows_once(
     spark: Any, storage: Any, redis_server: Any, tmp_path: Any, accident: str
 ) -> None:
     options = {
@@ -69,7 +69,7 @@ def test_a_task_that_is_run_again_brings_its_rows_once(
     goes_by_itself(storage)
 
 
-def test_connections_that_end_on_the_way(spark: Any, storage: Any, redis_server: Any) -> None:
+def test_write_succeeds_when_connections_end(spark: Any, storage: Any, redis_server: Any) -> None:
     with LossyProxy(redis_server.port, range(500, 20_000, 900), range(9_000, 500_000, 20_000)) as proxy:
         options = {"url": proxy.url, "queue": QUEUE, "job": "shop.send", "batchSize": 100}
         of_each_number_some(spark).write.format("djqueue").options(**options).mode("append").save()
@@ -78,7 +78,7 @@ def test_connections_that_end_on_the_way(spark: Any, storage: Any, redis_server:
     are_once(storage, WANTED)
 
 
-def test_a_redis_cluster(spark: Any, tmp_path: Any) -> None:
+def test_killed_executor_writing_to_a_redis_cluster_enqueues_each_row_once(spark: Any, tmp_path: Any) -> None:
     with RedisCluster() as servers, closing(RedisStorage(**servers.options)) as storage:
         options = {"url": servers.url, "queueColumn": "queue", "job": "shop.send", "batchSize": 100}
         rows = of_each_number_some(spark).selectExpr("n", f"concat('{QUEUE}-', n % 4) as queue")

@@ -44,7 +44,7 @@ class LazyFrame:
         raise Missing("no such path")
 
 
-def test_an_archive_may_turn_out_late_to_be_new(monkeypatch):
+def test_archive_that_is_found_missing_only_when_read_counts_as_new(monkeypatch):
     monkeypatch.setattr(archive_module, "archived", lambda *args: LazyFrame())
 
     assert archive_module._kept(None, "/new", JOBS, LazyFrame()) == []
@@ -67,7 +67,7 @@ def path(tmp_path):
     return str(tmp_path / "archive")
 
 
-def test_ended_jobs_lie_by_queue_and_day_with_their_runs(spark, path, tmp_path):
+def test_ended_jobs_are_archived_by_queue_and_day_with_their_attempts(spark, path, tmp_path):
     jobs = [
         job("a", payload=b"\xa1a", tags=["x"], group="g"),
         job("b", "failed", queue="1", finished_at=at(12 * 60), reason="timeout"),
@@ -89,7 +89,7 @@ def test_ended_jobs_lie_by_queue_and_day_with_their_runs(spark, path, tmp_path):
     assert sorted(map(tuple, runs)) == [("a", 1, "retried"), ("a", 2, "completed")]
 
 
-def test_a_second_run_replaces_a_day_and_keeps_what_the_storage_has_forgotten(spark, path):
+def test_second_run_replaces_a_day_and_keeps_jobs_removed_from_the_storage(spark, path):
     a, b, c = job("a"), job("b"), job("c", finished_at=at(12 * 60))
     put(spark, path, [a, b, c], [run("a"), run("b")])
     put(spark, path, [a, b], [run("a"), run("b")])
@@ -107,7 +107,7 @@ def test_a_second_run_replaces_a_day_and_keeps_what_the_storage_has_forgotten(sp
     assert archived(spark, path, ATTEMPTS).count() == 3
 
 
-def test_thousands_of_queues_may_have_rows_that_the_storage_has_forgotten(spark):
+def test_archive_keeps_removed_jobs_of_thousands_of_queues(spark):
     kept = [(f"queue-{number}", FIRST) for number in range(5_000)]
     rows = spark.createDataFrame(
         [("queue-7", FIRST), ("queue-7", THIRD), ("other", FIRST)], "queue string, date date"
@@ -118,7 +118,7 @@ def test_thousands_of_queues_may_have_rows_that_the_storage_has_forgotten(spark)
     assert others == {("queue-7", THIRD), ("other", FIRST)}
 
 
-def test_of_a_job_that_ended_twice_the_last_end_counts(spark, path):
+def test_archive_contains_the_last_end_of_a_job_that_ended_twice(spark, path):
     twice = [job("a", "failed", reason="timeout"), job("b", "failed", reason="timeout")]
     put(spark, path, twice)
     put(spark, path, [job("a", finished_at=at(26 * 60))], until=date(2026, 6, 4))
@@ -132,7 +132,7 @@ def test_of_a_job_that_ended_twice_the_last_end_counts(spark, path):
     assert ids("true", since=SECOND) == ["a"]
 
 
-def test_what_is_not_in_the_files_is_told(spark, path, monkeypatch):
+def test_incomplete_archive_raises_an_error(spark, path, monkeypatch):
     monkeypatch.setattr(
         "djqueue.contrib.spark.pipeline.archive.archived",
         lambda *of: archived(*of).where("id != 'b'"),
@@ -141,7 +141,7 @@ def test_what_is_not_in_the_files_is_told(spark, path, monkeypatch):
         put(spark, path, [job("a"), job("b")])
 
 
-def test_a_purge_forgets_what_is_archived_and_as_it_was_archived(spark, path, storage):
+def test_purge_removes_only_jobs_that_are_unchanged_since_archiving(spark, path, storage):
     ids = {name: enqueue(storage, queue="mail", id=name) for name in ("done", "other")}
     storage.finish([completing(one) for one in claim(storage, 2)])
     ids["retried"] = a_failed_job(storage, queue="mail")

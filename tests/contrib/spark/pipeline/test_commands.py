@@ -55,7 +55,7 @@ def complete_all(storage):
 # enqueue
 
 
-def test_rows_of_files_are_enqueued_with_columns_chosen_and_renamed(does, storage, tmp_path):
+def test_rows_of_files_are_enqueued_with_selected_and_renamed_columns(does, storage, tmp_path):
     (tmp_path / "orders.csv").write_text("Order Id,total,note\n007,12.5,x\n008,3,y\n")
     words = ["--csv", str(tmp_path), "--queue", "orders", "--job", "shop.bill"]
     words += ["--columns", "total", "--rename", "Order Id=order_id", "--option", "priority=3"]
@@ -67,7 +67,7 @@ def test_rows_of_files_are_enqueued_with_columns_chosen_and_renamed(does, storag
     assert storage.reads.page("orders", None, 1)[0].options.priority == 3
 
 
-def test_rows_that_are_no_jobs_are_counted_or_fail_the_write(does, storage):
+def test_invalid_rows_are_counted_or_fail_the_write(does, storage):
     query = "select if(id = 3, null, string(id)) key from range(5)"
     words = ["--sql", query, "--queue", "orders", "--job", "shop.bill", "--option", "idColumn=key"]
 
@@ -87,7 +87,7 @@ def test_rows_that_are_no_jobs_are_counted_or_fail_the_write(does, storage):
         (["--queue", "q", "--job", "j", "--columns", "idd"], "no column 'idd'; did you mean 'id'"),
     ],
 )
-def test_a_wrong_command_line_names_the_remedy(does, words, message):
+def test_error_for_an_invalid_command_line_names_the_remedy(does, words, message):
     [told] = does("enqueue", "--sql", "select id from range(3)", *words, code=2)
     assert message in told
 
@@ -103,7 +103,7 @@ def test_a_wrong_command_line_names_the_remedy(does, words, message):
         ),
     ],
 )
-def test_a_wrong_query_has_one_line(does, query, message):
+def test_error_for_an_invalid_query_is_one_line(does, query, message):
     [told] = does("enqueue", "--sql", query, "--queue", "q", "--job", "j", code=1)
     assert re.fullmatch(message, told)
 
@@ -111,7 +111,7 @@ def test_a_wrong_query_has_one_line(does, query, message):
 # backfill
 
 
-def test_a_backfill_loads_each_day_once_and_goes_on_where_it_ended(does, storage):
+def test_backfill_loads_each_day_once_and_resumes(does, storage):
     query = "select id n, date_add(date'2026-01-01', int(id / 10)) day from range(30)"
     words = ["--name", "orders", "--sql", query, "--date-column", "day", "--columns", "n"]
     words += ["--queue", "orders", "--job", "shop.bill", "--until", "2026-01-04"]
@@ -131,7 +131,7 @@ def test_a_backfill_loads_each_day_once_and_goes_on_where_it_ended(does, storage
     assert {job.options.priority for job in storage.reads.page("orders", None, 100)} == {-10}
 
 
-def test_a_backfill_needs_to_know_the_rows_of_a_day(does):
+def test_backfill_requires_a_date_placeholder_or_a_date_column(does):
     words = ["--name", "n", "--sql", "select 1", "--since", "2026-01-01", "--until", "2026-01-02"]
     [told] = does("backfill", *words, "--queue", "q", "--job", "j", code=2)
     assert "use {date} in the path or query, or --date-column NAME" in told
@@ -140,7 +140,7 @@ def test_a_backfill_needs_to_know_the_rows_of_a_day(does):
 # archive and replay
 
 
-def test_ended_jobs_go_to_an_archive_and_come_back_as_new_jobs(does, storage, spark, tmp_path):
+def test_archived_jobs_can_be_enqueued_as_new_jobs(does, storage, spark, tmp_path):
     path = str(tmp_path / "archive")
     given = {"priority": 7, "group": "g", "headers": Headers('{"tenant": 7}')}
     enqueue(storage, queue="mail", id="a", payload=b"\x81\xa6kwargs\x81\xa1n\x01", **given)
@@ -176,7 +176,7 @@ def test_ended_jobs_go_to_an_archive_and_come_back_as_new_jobs(does, storage, sp
 
 
 @pytest.mark.django_db(transaction=True)
-def test_archived_jobs_come_back_into_the_tables_as_history(does, storage, project, tmp_path):
+def test_archived_jobs_can_be_restored_as_history(does, storage, project, tmp_path):
     one = enqueue(storage, queue="mail", subject="shop.order:1", tags=("x",), unique_key="k")
     storage.finish([retrying(claimed) for claimed in claim(storage, 1)])
     storage.sweep()
@@ -202,7 +202,7 @@ def test_archived_jobs_come_back_into_the_tables_as_history(does, storage, proje
     assert [(run.attempt, run.outcome) for run in JobAttempt.objects.all()] == [(1, "retried")]
 
 
-def test_dead_letters_that_a_condition_selects_are_retried(does, storage):
+def test_dead_letters_matching_a_condition_are_retried(does, storage):
     for queue, id, reason in (("mail", "a", "timeout"), ("mail", "b", "stalled"), ("print", "c", "timeout")):
         a_failed_job(storage, queue=queue, id=id, reason=reason)
     where = ["--where", "queue = 'mail' and reason = 'timeout'"]
@@ -219,9 +219,7 @@ def test_dead_letters_that_a_condition_selects_are_retried(does, storage):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rollups_of_a_storage_and_of_its_archive_are_the_same(
-    spark, storage, url, settings, tmp_path, capsys
-):
+def test_rollups_of_a_storage_and_of_its_archive_are_equal(spark, storage, url, settings, tmp_path, capsys):
     settings.DJQUEUE = {
         "STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": {"URL": url, "MIRROR": False}}
     }
@@ -254,7 +252,7 @@ def test_rollups_of_a_storage_and_of_its_archive_are_the_same(
     assert raised.value.returncode == 2
 
 
-def test_rollups_need_the_tables_of_a_project(does):
+def test_rollups_require_the_tables_of_a_project(does):
     [told] = does("rollups", code=1)
     assert "--database postgresql://" in told
 
@@ -263,7 +261,7 @@ def test_rollups_need_the_tables_of_a_project(does):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_project_on_its_database_needs_no_url(spark, settings, tmp_path, capsys):
+def test_project_with_the_database_storage_needs_no_url(spark, settings, tmp_path, capsys):
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
     path = str(tmp_path / "archive")
 

@@ -27,24 +27,24 @@ def parsed(*words):
     return parser().parse_args([words[0], "--url", URL, *words[1:]])
 
 
-def test_every_command_of_the_parser_is_there():
+def test_parser_has_every_command():
     actions = parser()._subparsers._group_actions
     assert set(actions[0].choices) == commands.COMMANDS.keys()
 
 
-def test_the_page_has_every_command():
+def test_documentation_page_lists_every_command():
     page = (ROOT / "docs" / "spark-pipeline.md").read_text()
     assert commands.COMMANDS.keys() <= set(re.findall(r"^## (\w+)$", page, re.MULTILINE))
 
 
-def test_help_needs_no_spark_and_no_project():
+def test_help_requires_neither_spark_nor_a_project():
     code = "import sys; sys.modules['pyspark'] = None; import runpy; sys.argv[1:] = ['archive', '--help']\n"
     code += "runpy.run_module('djqueue.contrib.spark', run_name='__main__')"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "Running a day again replaces its files" in shown
 
 
-def test_days_and_hours_are_utc():
+def test_days_and_hours_are_parsed_as_utc():
     args = parsed("rollups", "--since", "2026-01-31T05", "--until", "2026-01-31T08:00+02:00")
     assert (args.since, args.until) == tuple(datetime(2026, 1, 31, hour, tzinfo=UTC) for hour in (5, 6))
     assert parsed("archive", "/a", "--since", "2026-01-31").since == date(2026, 1, 31)
@@ -68,7 +68,7 @@ def test_days_and_hours_are_utc():
         (["restore", "/a", "--keep", "0"], "'0' is not a positive whole number"),
     ],
 )
-def test_what_cannot_be_read_is_wrong_usage(words, message, capsys):
+def test_invalid_argument_exits_with_the_usage_error_code(words, message, capsys):
     with pytest.raises(SystemExit) as raised:
         parsed(*words)
     assert raised.value.code == 2
@@ -83,12 +83,12 @@ def test_what_cannot_be_read_is_wrong_usage(words, message, capsys):
         (["replay", "--where", "true", "--option", "priority=1"], "--option requires --archive"),
     ],
 )
-def test_flags_that_do_not_go_together_are_wrong_usage_before_spark_starts(words, message, capsys):
+def test_conflicting_flags_are_rejected_before_spark_starts(words, message, capsys):
     assert main([words[0], "--url", URL, *words[1:]]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_without_spark_it_says_what_to_install(monkeypatch, capsys):
+def test_error_without_spark_names_the_package_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pyspark", None)
     for name in [name for name in sys.modules if name.startswith("pyspark.")]:
         monkeypatch.setitem(sys.modules, name, None)
@@ -97,7 +97,7 @@ def test_without_spark_it_says_what_to_install(monkeypatch, capsys):
     assert "pip install djqueue[spark]" in capsys.readouterr().err
 
 
-def test_only_without_a_project_the_place_must_be_named():
+def test_storage_url_is_required_only_without_a_project():
     args = ["rollups", "--since", "2026-01-31T05"]
     project = ArgumentParser()
     add_commands(project, is_project=True)
@@ -106,7 +106,7 @@ def test_only_without_a_project_the_place_must_be_named():
         parser().parse_args(args)
 
 
-def test_of_what_spark_raises_the_reason_is_told():
+def test_error_of_spark_is_reported_by_its_reason():
     trace = 'Job aborted.\nTraceback:\n  File "x"\ndjqueue.contrib.spark.rows.RowError: row 3: no text\n'
     option = trace.replace("contrib.spark.rows.RowError", "core.errors.OptionError")
     java = "[PATH_NOT_FOUND] no /a.\n\nJVM stacktrace:\nat x"
@@ -142,7 +142,7 @@ def test_only_errors_of_spark_are_converted():
         {"CACHE": "jobs", "PREFIX": "shop"},
     ],
 )
-def test_the_place_is_that_of_the_settings(settings, options):
+def test_storage_of_the_settings_is_the_default(settings, options):
     settings.CACHES = {
         "jobs": {
             "BACKEND": "django.core.cache.backends.redis.RedisCache",
@@ -154,7 +154,7 @@ def test_the_place_is_that_of_the_settings(settings, options):
     assert storage_options(get_settings()) == {"url": "rediss://:secret@redis.example/1", "keyPrefix": "shop"}
 
 
-def test_a_place_that_no_url_names_is_to_be_named(settings):
+def test_storage_that_no_url_describes_must_be_given_as_an_option(settings):
     options = {"SENTINELS": [("127.0.0.1", 1)], "MASTER_NAME": "m", "MIRROR": False}
     settings.DJQUEUE = {"STORAGE": {"BACKEND": REDIS, "OPTIONS": options}}
 
@@ -164,7 +164,7 @@ def test_a_place_that_no_url_names_is_to_be_named(settings):
 
 
 @pytest.mark.spark
-def test_a_session_that_runs_is_used_and_left(monkeypatch):
+def test_running_session_is_used_and_not_stopped(monkeypatch):
     class Running:
         @staticmethod
         def getActiveSession():

@@ -20,11 +20,11 @@ def stored(**key):
     return Rollup.objects.using("default").get(**key)
 
 
-def test_a_rollup_has_a_fixed_schema(spark):
+def test_rollup_has_a_fixed_schema(spark):
     assert of(spark, []).schema.simpleString() == StructType.fromDDL(SCHEMA).simpleString()
 
 
-def test_jobs_and_runs_count_in_the_hour_in_which_they_came_or_ended(spark):
+def test_jobs_and_attempts_are_counted_in_the_hour_in_which_they_were_enqueued_or_ended(spark):
     jobs = [
         job("a", enqueued_at=at(-1), finished_at=at()),
         job("b", finished_at=at(59.9)),
@@ -51,7 +51,7 @@ def test_jobs_and_runs_count_in_the_hour_in_which_they_came_or_ended(spark):
     assert stored(hour=at(60), queue="images").reasons == {"stalled": 1}
 
 
-def test_times_are_percentiles_of_what_ran_to_its_end(spark):
+def test_times_are_percentiles_of_finished_attempts(spark):
     runs = [run(str(n), wait_seconds=n / 1_000, run_seconds=n / 100) for n in range(101)]
     runs += [run("lost", "stalled", run_seconds=9_000.0)]
     store(of(spark, [], runs), "default")
@@ -62,7 +62,7 @@ def test_times_are_percentiles_of_what_ran_to_its_end(spark):
     assert (row.name, row.stalled) == ("shop.send", 1)
 
 
-def test_a_second_run_replaces_its_rows_and_leaves_the_others(spark):
+def test_second_run_replaces_only_its_own_rows(spark):
     store(of(spark, [job("a"), job("b", name="shop.print")]), "default")
     before = {row.name: row.pk for row in Rollup.objects.all()}
     store(of(spark, [job("a"), job("c")]), "default")
@@ -73,7 +73,7 @@ def test_a_second_run_replaces_its_rows_and_leaves_the_others(spark):
     }
 
 
-def test_runs_of_jobs_that_are_forgotten_count_without_a_name(spark):
+def test_attempts_of_removed_jobs_are_counted_without_a_job_name(spark):
     store(of(spark, [], [run("a", "retried", name=None)]), "default")
 
     assert stored(name="").retried == 1

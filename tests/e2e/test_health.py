@@ -171,7 +171,7 @@ def test_health_check_fails_for_jobs_that_frozen_worker_does_not_claim(project: 
         project.becomes()
 
 
-@on(POSTGRESQL, REDIS, thorough=())
+@on(REDIS, thorough=(POSTGRESQL,))
 def test_health_check_reports_frozen_storage_server_within_its_timeout(project: CheckedProject) -> None:
     project.becomes()
     frozen: AbstractContextManager[None] = project.server.frozen()

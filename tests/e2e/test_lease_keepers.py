@@ -62,6 +62,7 @@ def test_lease_keeper_renews_leases_of_busy_worker_on_database_storage(tmp_path)
             with project.start_single("--concurrency", "1", "--standby", "work", log="second.txt") as second:
                 first.says("Renewing its 1 leases")
                 first.says("responds again and renews its leases itself")
+                second.says("started")  # A signal before that would kill it.
                 first.signal()
                 second.signal()
                 assert (first.ends(), second.ends()) == (0, 0)

@@ -77,6 +77,7 @@ def test_handler_that_holds_the_gil_beyond_its_lease_runs_once(tmp_path, redis_o
         with project.start_single("--concurrency", "1", log="second.txt") as second:
             first.says("Renewing its 1 leases")
             first.says("responds again and renews its leases itself")
+            second.says("started")  # A signal before that would kill it.
             first.signal()
             second.signal()
             assert (first.ends(), second.ends()) == (0, 0)

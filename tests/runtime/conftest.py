@@ -4,6 +4,7 @@ import pytest
 
 from djqueue import Queue
 from djqueue.client import registry
+from djqueue.storage import chores
 from tests.runtime.storages import RecordingStorage
 
 
@@ -21,3 +22,9 @@ def queue(storage: RecordingStorage) -> Queue:
 def _registry_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Job types that a test defines are gone afterwards: the system checks look at all."""
     monkeypatch.setattr(registry, "_types", registry.all())
+
+
+@pytest.fixture(autouse=True)
+def _no_bulk_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers read no bulk operations from Django's database, which most of these tests may not use."""
+    monkeypatch.delitem(chores.makers, "bulk operations")

@@ -46,7 +46,7 @@ stuck.enqueue()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_first_signal_finishes_running_jobs_and_claims_no_others(tmp_path, number):
     project = Project(tmp_path, PATIENT)
 
@@ -187,6 +187,7 @@ def touched(project: Project, text: str, seconds: int) -> None:
     os.utime(path, (before + seconds, before + seconds))
 
 
+@pytest.mark.thorough
 def test_reload_restarts_after_a_change_and_recovers_from_a_syntax_error(tmp_path):
     project = Project(tmp_path, VERSION.format(1))
 

@@ -55,8 +55,8 @@ def supervise(tmp_path):
     ("child", "expected"),
     [
         (exits.FINISHED, 0),
-        (exits.MISUSED, 2),
-        (exits.REFUSED, 1),
+        pytest.param(exits.MISUSED, 2, marks=pytest.mark.thorough),
+        pytest.param(exits.REFUSED, 1, marks=pytest.mark.thorough),
         (exits.CONFIG, 78),
     ],
 )

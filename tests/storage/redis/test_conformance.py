@@ -36,7 +36,6 @@ class TestClusterWhereKeysMeet(
     contract.MaintenanceContract,
     contract.MovingContract,
     contract.ReadsContract,
-    contract.SequencesContract,
     contract.SnapshotsContract,
     contract.SubjectsContract,
     contract.WorkersContract,

@@ -123,7 +123,7 @@ def _run_lane(name: str, arguments: list[str]) -> Result:
 
 
 def _call(command: list[str], **options: Any) -> "subprocess.CompletedProcess[str]":
-    """Run a command whose processes keep what they compile: tests start Python and Django hundreds of times."""
+    """Run a command whose processes keep compiled code, because tests start Python hundreds of times."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.run(command, cwd=ROOT, env=environment, check=False, text=True, **options)
 

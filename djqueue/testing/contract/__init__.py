@@ -46,7 +46,6 @@ from .events import EventsContract
 from .exporting import ExportContract
 from .flow_graphs import FlowGraphsContract
 from .flows import FlowsContract
-from .graphs import GraphsContract
 from .groups import GroupsContract
 from .headers import HeadersContract
 from .ids_and_bytes import IdsAndBytesContract
@@ -57,6 +56,7 @@ from .kept_bytes import KeptBytesContract
 from .leases import LeasesContract
 from .limiters import LimitersContract
 from .limits import LimitsContract
+from .machine import ModelContract
 from .maintenance import MaintenanceContract
 from .moving import MovingContract
 from .order import OrderContract
@@ -69,7 +69,6 @@ from .rejected import RejectedContract
 from .replacing_payloads import ReplacingPayloadsContract
 from .results import ResultsContract
 from .retention import RetentionContract
-from .sequences import SequencesContract
 from .snapshots import SnapshotsContract
 from .staging import StagingContract
 from .stalls import StallsContract
@@ -99,7 +98,6 @@ __all__ = [
     "ExportContract",
     "FlowGraphsContract",
     "FlowsContract",
-    "GraphsContract",
     "GroupsContract",
     "HeadersContract",
     "IdsAndBytesContract",
@@ -111,6 +109,7 @@ __all__ = [
     "LimitersContract",
     "LimitsContract",
     "MaintenanceContract",
+    "ModelContract",
     "MovingContract",
     "OrderContract",
     "OutcomesContract",
@@ -122,7 +121,6 @@ __all__ = [
     "ReplacingPayloadsContract",
     "ResultsContract",
     "RetentionContract",
-    "SequencesContract",
     "SnapshotsContract",
     "StagingContract",
     "StallsContract",
@@ -163,7 +161,6 @@ class StorageContract(
     MovingContract,
     FlowsContract,
     FlowGraphsContract,
-    GraphsContract,
     QueueControlsContract,
     ReadsContract,
     EventsContract,
@@ -181,7 +178,7 @@ class StorageContract(
     BelongingsContract,
     PinnedBoundsContract,
     IdsAndBytesContract,
-    SequencesContract,
+    ModelContract,
     ConcurrencyContract,
     SnapshotsContract,
     TransitionTableContract,

@@ -57,6 +57,10 @@ SHARING = ("charges", "refunds", "payouts")
 """Queues that share the limiter."""
 RATED = "rated-groups"
 WEIGHTED = "weighted-groups"
+MODEL_BOUNDED = "model-bounded"
+MODEL_GROUPED = "model{grouped}:ü"
+MODEL_PLAIN = "model-plain"
+MODEL_LIMITER = "model"
 
 POLICIES: Mapping[str, QueuePolicy] = {
     LIMITED: QueuePolicy(rate=Rate(50, 600_000), concurrency=2),
@@ -108,6 +112,23 @@ POLICIES: Mapping[str, QueuePolicy] = {
     **{queue: QueuePolicy(limiter=LIMITER) for queue in SHARING},
     RATED: QueuePolicy(group_concurrency=10, group_rate=Rate(2, 2 * SOON)),
     WEIGHTED: QueuePolicy(group_concurrency=4, group_weights={"b": 2, "c": 3, "heavy": 9}),
+    MODEL_BOUNDED: QueuePolicy(
+        lease=1_000,
+        limiter=MODEL_LIMITER,
+        dead_letters=DeadLetterPolicy(max_entries=3, max_bytes=150, ttl=4_000),
+        retention=Retention(
+            completed=Keep(count=4, bytes=60), cancelled=Keep(age=2_000), attempts=KeepOfJob(count=2)
+        ),
+    ),
+    MODEL_GROUPED: QueuePolicy(
+        lease=300,
+        group_concurrency=3,
+        group_rate=Rate(2, 400),
+        group_weights={"h": 2},
+        dead_letters=DeadLetterPolicy(auto_retries=1, auto_retry_delay=500),
+        retention=Retention(results=KeepResults(age=1_500, bytes=50), attempts=KeepOfJob(age=500)),
+    ),
+    MODEL_PLAIN: QueuePolicy(lease=500, limiter=MODEL_LIMITER),
 }
 """The policies that the storage under test must be configured with."""
 

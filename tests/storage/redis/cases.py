@@ -7,10 +7,13 @@ import pytest
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing import contract
 from djqueue.testing.clock import FakeClock
+from djqueue.testing.contract.reference import Choices
 
 
 class OnRedis:
     """Before a contract: its storage, with a clock that the tests move in place of Redis's."""
+
+    choices = Choices(ties_by_id=True, postpones_retries=True)
 
     @pytest.fixture
     def storage(self, options):

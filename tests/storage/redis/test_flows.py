@@ -7,15 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from djqueue.core.errors import OptionError
 from djqueue.core.states import State
 from djqueue.testing.clock import FakeClock
-from djqueue.testing.contract.case import StorageCase
 from djqueue.testing.contract.flows import FLOW, a_flow, worked_off
-from djqueue.testing.contract.graphs import Graph
 from djqueue.testing.factories import UPSTREAM, batch, enqueue_many, state
 
-from .mortal import Death, Place
+from .graphs import Graph
+from .mortal import Place
 
 EXAMPLES = 20
 
@@ -96,45 +94,6 @@ def test_job_with_many_dependencies_waits_for_all_whenever_its_producer_dies(pla
 # Random graphs.
 
 
-class MortalGraph(Graph):
-    """Everything that is done is done by a process that may die over it; at times it is done again."""
-
-    def __init__(self, case, mortal, storage, random):
-        super().__init__(case, storage, random)
-        self.mortal = mortal
-
-    def do(self, call):
-        self.mortal.lives(self.random.randint(1, 15))
-        try:
-            return self.tried(self.mortal.storage, call)
-        except Death:
-            self.storage.sweep()
-        return self.tried(self.storage, call) if self.random.random() < 0.5 else None
-
-    def look_at_what_is_left(self):
-        super().look_at_what_is_left()
-        client = self.storage._connections.sync()
-        for queue in self.queues:
-            for name in ("outbox", "holds", "needs", "deps", "unmet"):
-                assert client.exists(self.storage.keys(queue).key(name)) == 0, (queue, name)
-
-    def tried(self, storage, call):
-        try:
-            return call(storage)
-        except OptionError as error:
-            if "has no job" not in str(error):
-                raise
-            return None  # the producer of what it waits for has died before
-
-
-class Case(StorageCase):
-    def __init__(self, clock):
-        self.clock = clock
-
-    def advance(self, milliseconds):
-        self.clock.advance(milliseconds)
-
-
 def test_no_job_of_a_random_graph_waits_forever_when_processes_die(place):
     storage, mortal = place.storage(), place.mortal()
     examples = EXAMPLES // len(getattr(place.servers, "nodes", [place.servers]))
@@ -142,6 +101,6 @@ def test_no_job_of_a_random_graph_waits_forever_when_processes_die(place):
     @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(st.randoms(use_true_random=True))
     def run(random):
-        MortalGraph(Case(place.clock), mortal, storage, random).run()
+        Graph(place.clock, mortal, storage, random).run()
 
     run()

@@ -1,4 +1,8 @@
-"""What the engine should do, said as simply as can be: one list of jobs, looked through each time."""
+"""The reference model of a storage: one list of jobs, searched again for every question.
+
+It does what every storage must do, in the plainest way. Storages may differ where nothing is promised;
+`Reference` says where in its docstring.
+"""
 
 from bisect import insort
 from collections.abc import Iterable, Mapping
@@ -6,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import count
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from djqueue.core.engine import EXPIRED
 from djqueue.core.finished import FOREVER, RETURNED
@@ -21,14 +25,31 @@ from djqueue.core.sizes import size_of_error
 from djqueue.core.stalls import stalled_error
 from djqueue.core.states import LIVE, PENDING, REUSABLE, TERMINAL, State
 from djqueue.core.unique import PREDECESSOR
-from djqueue.testing.clock import FakeClock
+
+from ..clock import FakeClock
 
 ERROR = JobFailure("ValueError", "no")
-"""What every run raises that fails."""
+"""Error of every attempt that fails."""
+
+
+class Choices(NamedTuple):
+    """What the contract leaves to a storage; the defaults are those of the engine.
+
+    Two more rules hold for all storages. Whatever has expired may be hidden or removed before a sweep, so the
+    machine sweeps as soon as something has expired. Events of different jobs may arrive in any order.
+    """
+
+    ties_by_id: bool = False
+    """True if jobs whose times are equal are taken in the order of their ids, not of their arrival."""
+    postpones_retries: bool = False
+    """True if an automatic retry whose unique key is taken is tried again after another delay, not in every
+    sweep."""
 
 
 @dataclass(eq=False)
-class RefJob:
+class ModelJob:
+    """A job of the model: the fields of a `JobRecord`, and what decides over its future."""
+
     queue: str
     id: str
     name: str
@@ -38,6 +59,7 @@ class RefJob:
     run_at: int
     state: State | None = None
     order: int = 0
+    """Position among the jobs of its state and priority."""
     group_waiting: bool = False
     attempts: int = 0
     failures: int = 0
@@ -56,11 +78,13 @@ class RefJob:
     cancel_requested: bool = False
     unmet: set[JobKey] = field(default_factory=set)
     outcomes: list[tuple[int, str]] = field(default_factory=list)
-    runs: list[AttemptRecord] = field(default_factory=list)
-    admitted: int = 0
-    holders: set["RefJob"] = field(default_factory=set)
-    put_off: bool = False
-    passed: bool = False
+    ended_attempts: list[AttemptRecord] = field(default_factory=list)
+    sequence: int = 0
+    """Number of its enqueue."""
+    holders: set["ModelJob"] = field(default_factory=set)
+    """Live dependents, for which its record is kept."""
+    record_skipped: bool = False
+    result_skipped: bool = False
 
     @property
     def key(self) -> JobKey:
@@ -68,7 +92,9 @@ class RefJob:
 
 
 @dataclass
-class RefLimits:
+class Bucket:
+    """Limits of a queue or a group: the tokens of a rate, and a concurrency."""
+
     rate: Rate | None = None
     concurrency: int | None = None
     tokens: Fraction = Fraction(0)
@@ -82,47 +108,52 @@ class RefLimits:
 
 
 class Reference:
-    """The verbs of the engine; answers are those of the engine, records are `RefJob`s."""
+    """The operations of a storage; they return what the storage must return, with `ModelJob` for records."""
 
     def __init__(
-        self, clock: FakeClock, policies: Mapping[str, QueuePolicy], observed: Iterable[str]
+        self,
+        clock: FakeClock,
+        policies: Mapping[str, QueuePolicy],
+        observed: Iterable[str],
+        choices: Choices,
     ) -> None:
+        self.choices = choices
         self.clock = clock
         self.policies = policies
         self.observed = set(observed)
-        self.jobs: list[RefJob] = []
+        self.jobs: list[ModelJob] = []
         self.queues: set[str] = set(observed)
         self.paused: set[str] = set()
-        self.limits: dict[str, RefLimits] = {}
+        self.limits: dict[str, Bucket] = {}
         self.group_limits: dict[tuple[str, str | None], GroupLimit] = {}
         self.paused_groups: set[tuple[str, str]] = set()
-        self.buckets: dict[tuple[str, str, Rate], RefLimits] = {}
-        self.rests: dict[tuple[str, str], tuple[int, int]] = {}
-        self.letters: dict[str, list[DeadLetterRecord]] = {}
+        self.buckets: dict[tuple[str, str, Rate], Bucket] = {}
+        self.group_waits: dict[tuple[str, str], tuple[int, int]] = {}
+        self.dead_letters: dict[str, list[DeadLetterRecord]] = {}
         self.retries: dict[JobKey, int] = {}
-        self.keys: dict[tuple[str, str], tuple[RefJob, int | None]] = {}
-        self.followers: dict[tuple[str, str], tuple[RefJob, RefJob]] = {}
-        self.records: dict[tuple[str, int], list[tuple[int, RefJob]]] = {}
-        self.results: dict[tuple[str, int], list[tuple[int, RefJob]]] = {}
-        self.bindings: dict[tuple[RefJob, JobKey], int] = {}
-        self.ended: list[tuple[JobKey, State]] = []
-        self.gone: list[RefJob] = []
+        self.keys: dict[tuple[str, str], tuple[ModelJob, int | None]] = {}
+        self.followers: dict[tuple[str, str], tuple[ModelJob, ModelJob]] = {}
+        self.records: dict[tuple[str, int], list[tuple[int, ModelJob]]] = {}
+        self.results: dict[tuple[str, int], list[tuple[int, ModelJob]]] = {}
+        self.bindings: dict[tuple[ModelJob, JobKey], int] = {}
+        self.ends: list[tuple[JobKey, State]] = []
+        self.dependents_ended: list[ModelJob] = []
         self.events: list[tuple[str, str, str, State]] = []
         self.numbers = count(1)
 
-    # Looking.
+    # Reads.
 
     @property
     def now(self) -> int:
         return self.clock.now()
 
-    def job(self, queue: str, job_id: str) -> RefJob | None:
+    def job(self, queue: str, job_id: str) -> ModelJob | None:
         return next((job for job in self.jobs if job.key == (queue, job_id)), None)
 
-    def of(self, queue: str) -> list[RefJob]:
+    def of(self, queue: str) -> list[ModelJob]:
         return [job for job in self.jobs if job.queue == queue]
 
-    def ready(self, queue: str, names: Iterable[str] | None = None) -> list[RefJob]:
+    def ready(self, queue: str, names: Iterable[str] | None = None) -> list[ModelJob]:
         jobs = [
             job
             for job in self.of(queue)
@@ -130,17 +161,21 @@ class Reference:
         ]
         return sorted(jobs, key=lambda job: (-job.options.priority, job.order))
 
-    def delayed(self, queue: str) -> list[RefJob]:
+    def delayed(self, queue: str) -> list[ModelJob]:
         jobs = [job for job in self.of(queue) if job.state is State.DELAYED]
-        return sorted(jobs, key=lambda job: (job.run_at, job.order))
+        return sorted(jobs, key=lambda job: (job.run_at, self.tie(job)))
 
-    def active(self, queue: str) -> list[RefJob]:
+    def tie(self, job: ModelJob) -> Any:
+        """Return what orders jobs of one time."""
+        return job.id.encode() if self.choices.ties_by_id else job.sequence
+
+    def active(self, queue: str) -> list[ModelJob]:
         return [job for job in self.of(queue) if job.state is State.ACTIVE]
 
     def counts(self, queue: str) -> dict[State, int]:
         return {state: sum(job.state is state for job in self.of(queue)) for state in State}
 
-    def owner(self, queue: str, key: str) -> RefJob | None:
+    def owner(self, queue: str, key: str) -> ModelJob | None:
         job, free_at = self.keys.get((queue, key), (None, None))
         if free_at is not None and free_at <= self.now:
             del self.keys[queue, key]
@@ -150,17 +185,17 @@ class Reference:
     def policy(self, queue: str) -> QueuePolicy:
         return self.policies.get(queue, QueuePolicy())
 
-    def limits_of(self, queue: str) -> RefLimits:
-        return self.limits.setdefault(queue, RefLimits())
+    def limits_of(self, queue: str) -> Bucket:
+        return self.limits.setdefault(queue, Bucket())
 
-    # Moving a job about.
+    # Changes of state.
 
-    def tell(self, job: RefJob, event: str) -> None:
+    def emit_event(self, job: ModelJob, event: str) -> None:
         if job.queue in self.observed:
             assert job.state is not None
             self.events.append((job.queue, job.id, event, job.state))
 
-    def place(self, job: RefJob, *, front: bool = False, again: bool = False) -> None:
+    def make_pending(self, job: ModelJob, *, front: bool = False, was_active: bool = False) -> None:
         front = front or job.options.lifo
         job.group_waiting = False
         if job.unmet:
@@ -170,103 +205,104 @@ class Reference:
             job.state = State.DELAYED
         else:
             job.order = next(self.numbers) * (-1 if front else 1)
-            job.group_waiting = not self.may_be_ready(job, again=again)
+            job.group_waiting = not self.may_be_ready(job, was_active=was_active)
             job.state = State.WAITING
             if job.group_waiting and job.options.group is not None:
-                self.note_rest(job.queue, job.options.group)
+                self.note_group_wait(job.queue, job.options.group)
 
-    def may_be_ready(self, job: RefJob, *, again: bool = False) -> bool:
+    def may_be_ready(self, job: ModelJob, *, was_active: bool = False) -> bool:
         group = job.options.group
         if group is None:
             return True
         mine = [other for other in self.of(job.queue) if other.options.group == group and other is not job]
         ready = sum(other.state is State.WAITING and not other.group_waiting for other in mine)
-        if again:
-            return ready < self.room(job.queue, group, job)
+        if was_active:
+            return ready < self.ready_limit(job.queue, group, job)
         if any(other.group_waiting for other in mine):
             return False
-        return ready < min(self.weight(job.queue, group), self.room(job.queue, group, job))
+        return ready < min(self.weight(job.queue, group), self.ready_limit(job.queue, group, job))
 
-    def room(self, queue: str, group: str, besides: RefJob | None = None) -> int:
-        """How many of a group may be ready."""
+    def ready_limit(self, queue: str, group: str, besides: ModelJob | None = None) -> int:
+        """Return how many jobs of a group may be ready."""
         if (queue, group) in self.paused_groups:
             return 0
-        room = self.places(queue, group, besides)
+        slots = self.free_slots(queue, group, besides)
         bucket = self.bucket(queue, group)
-        return room if bucket is None else min(room, int(bucket.tokens))
+        return slots if bucket is None else min(slots, int(bucket.tokens))
 
-    def places(self, queue: str, group: str, besides: RefJob | None = None) -> int:
+    def free_slots(self, queue: str, group: str, besides: ModelJob | None = None) -> int:
         mine = [job for job in self.active(queue) if job.options.group == group and job is not besides]
-        limit = self.said(queue, group).concurrency or self.said(queue, None).concurrency
+        limit = self.overrides(queue, group).concurrency or self.overrides(queue, None).concurrency
         return (limit or self.policy(queue).group_concurrency) - len(mine)
 
-    def said(self, queue: str, group: str | None) -> GroupLimit:
+    def overrides(self, queue: str, group: str | None) -> GroupLimit:
         return self.group_limits.get((queue, group), GroupLimit())
 
     def weight(self, queue: str, group: str) -> int:
-        return self.said(queue, group).weight or self.policy(queue).group_weights.get(group, 1)
+        return self.overrides(queue, group).weight or self.policy(queue).group_weights.get(group, 1)
 
-    def bucket(self, queue: str, group: str) -> RefLimits | None:
-        rate = self.said(queue, group).rate or self.said(queue, None).rate or self.policy(queue).group_rate
+    def bucket(self, queue: str, group: str) -> Bucket | None:
+        overrides = self.overrides(queue, group).rate or self.overrides(queue, None).rate
+        rate = overrides or self.policy(queue).group_rate
         if rate is None:
             return None
         tick = self.clock.monotonic()
-        fresh = RefLimits(rate, None, Fraction(rate.capacity), tick)
+        fresh = Bucket(rate, None, Fraction(rate.capacity), tick)
         bucket = self.buckets.setdefault((queue, group, rate), fresh)
         bucket.refill(tick)
         return bucket
 
-    def advance(self, queue: str, group: str | None) -> None:
+    def advance_group(self, queue: str, group: str | None) -> None:
         if group is None:
             return
         mine = [job for job in self.of(queue) if job.options.group == group]
         group_waiting = sorted((job for job in mine if job.group_waiting), key=lambda job: job.order)
         ready = sum(job.state is State.WAITING and not job.group_waiting for job in mine)
-        share = min(self.weight(queue, group), self.room(queue, group))
+        share = min(self.weight(queue, group), self.ready_limit(queue, group))
         for job in group_waiting[: max(0, share - ready)]:
             job.group_waiting = False
             job.order = next(self.numbers)
-        self.note_rest(queue, group)
+        self.note_group_wait(queue, group)
 
-    def note_rest(self, queue: str, group: str) -> None:
-        """A group rests until its next token, if that is all that it waits for."""
+    def note_group_wait(self, queue: str, group: str) -> None:
+        """Note when a group gets its next token, if it waits for nothing else."""
         mine = [job for job in self.of(queue) if job.options.group == group]
         ready = sum(job.state is State.WAITING and not job.group_waiting for job in mine)
         bucket, paused = self.bucket(queue, group), (queue, group) in self.paused_groups
-        before = self.rests.pop((queue, group), None)
+        before = self.group_waits.pop((queue, group), None)
         if bucket is None or paused or not any(job.group_waiting for job in mine):
             return
         assert bucket.rate is not None
-        most = min(self.weight(queue, group), self.places(queue, group), bucket.rate.capacity)
-        if ready < most:
+        limit = min(self.weight(queue, group), self.free_slots(queue, group), bucket.rate.capacity)
+        if ready < limit:
             wait = (ready + 1 - bucket.tokens) * bucket.rate.per / bucket.rate.capacity
             at = bucket.at - (-wait.numerator // wait.denominator)
             same = before is not None and before[0] == at
-            self.rests[queue, group] = before if same and before else (at, next(self.numbers))
+            self.group_waits[queue, group] = before if same and before else (at, next(self.numbers))
 
-    def end_rests(self, queue: str) -> None:
+    def end_group_waits(self, queue: str) -> None:
         due = [
-            (rest, group)
-            for (name, group), rest in self.rests.items()
-            if name == queue and rest[0] <= self.clock.monotonic()
+            (wait, group)
+            for (name, group), wait in self.group_waits.items()
+            if name == queue and wait[0] <= self.clock.monotonic()
         ]
         for _, group in sorted(due):
-            self.rests.pop((queue, group), None)
-            self.advance(queue, group)
+            self.group_waits.pop((queue, group), None)
+            self.advance_group(queue, group)
 
     def regroup(self, queue: str, groups: Iterable[str]) -> None:
         for group in groups:
             mine = [job for job in self.of(queue) if job.options.group == group]
             ready = [job for job in mine if job.state is State.WAITING and not job.group_waiting]
             ready.sort(key=lambda job: job.order)
-            for job in reversed(ready[max(0, self.room(queue, group)) :]):
+            for job in reversed(ready[max(0, self.ready_limit(queue, group)) :]):
                 job.group_waiting = True
                 job.order = -next(self.numbers)
-            self.advance(queue, group)
+            self.advance_group(queue, group)
 
-    def set_group_limit(self, queue: str, group: str | None, **said: Any) -> None:
+    def set_group_limit(self, queue: str, group: str | None, **overrides: Any) -> None:
         self.queues.add(queue)
-        self.group_limits[queue, group] = self.said(queue, group)._replace(**said)
+        self.group_limits[queue, group] = self.overrides(queue, group)._replace(**overrides)
         groups = {job.options.group for job in self.of(queue)} - {None}
         self.regroup(queue, sorted(groups) if group is None else [group])
 
@@ -279,62 +315,82 @@ class Reference:
         self.paused_groups.discard((queue, group))
         self.regroup(queue, [group])
 
-    def take_out(self, job: RefJob) -> None:
-        """The job is nowhere; the next of its group may take its place."""
+    def leave_state(self, job: ModelJob) -> None:
+        """Take a job out of its state; the next job of its group may take its slot."""
         in_group = job.state in (State.ACTIVE, State.WAITING)
         job.state, job.group_waiting, job.unmet = None, False, set()
         if in_group:
-            self.advance(job.queue, job.options.group)
+            self.advance_group(job.queue, job.options.group)
+
+    def running(self, queue: str, job_id: str, token: int) -> ModelJob | None:
+        """Return the job of an attempt, if its token is valid."""
+        job = self.job(queue, job_id)
+        return job if job is not None and job.state is State.ACTIVE and job.token == token else None
+
+    def renew(self, queue: str, job_id: str, token: int) -> tuple[bool, bool]:
+        job = self.running(queue, job_id, token)
+        if job is None:
+            return False, False
+        job.lease_until = self.clock.monotonic() + self.policy(queue).lease
+        return True, job.cancel_requested
+
+    def report(self, queue: str, job_id: str, token: int, progress: Any) -> bool:
+        job = self.running(queue, job_id, token)
+        if job is None:
+            return False
+        job.progress = progress
+        self.emit_event(job, "progress")
+        return True
 
     def emit(self, queue: str, job_id: str, token: int, start: int, items: list[bytes]) -> bool:
-        job = self.job(queue, job_id)
-        if job is None or job.state is not State.ACTIVE or job.token != token or start > job.sent:
+        job = self.running(queue, job_id, token)
+        if job is None or start > job.sent:
             return False
         new = items[max(0, job.sent - start) :]
         job.items += new
         job.sent += len(new)
         if new:
-            self.tell(job, "item")
+            self.emit_event(job, "item")
         return True
 
-    def readable(self, job: RefJob) -> tuple[bytes, ...]:
+    def readable(self, job: ModelJob) -> tuple[bytes, ...]:
         ttl = job.options.result_ttl
         is_over = job.state is State.COMPLETED and ttl is not None and job.finished_at + ttl <= self.now
         return () if is_over else tuple(job.items)
 
-    def end(self, job: RefJob, state: State) -> None:
+    def end(self, job: ModelJob, state: State) -> None:
         job.state = state
         job.finished_at = self.now
         self.free_key(job)
-        # Those that still wait for an earlier job with this id hold that one's record.
-        are_told = job.key in (key for key, _ in self.ended)
-        self.ended.append((job.key, state))
-        self.gone.append(job)
+        # Dependents of an earlier job with this id hold the record of that job.
+        was_replaced = job.key in (key for key, _ in self.ends)
+        self.ends.append((job.key, state))
+        self.dependents_ended.append(job)
         if state is State.FAILED:
             return
-        job.holders = set() if are_told else set(self.waiting_for(job.key))
+        job.holders = set() if was_replaced else set(self.waiting_for(job.key))
         retention = self.policy(job.queue).retention
         kept = retention.of(state).shorten(job.options.kept)
         if kept is None and retention == NO_RETENTION:
             return
         kept = FOREVER if kept is None else kept
-        place = kept if state is State.COMPLETED else ~kept
-        self.records.setdefault((job.queue, place), []).append((self.now + kept, job))
+        line = kept if state is State.COMPLETED else ~kept
+        self.records.setdefault((job.queue, line), []).append((self.now + kept, job))
         readable = self.readable_for(job)
         bounded = job.result is not None and retention.results.bytes is not None
         if state is State.COMPLETED and (job.result is not None or job.sent) and (readable < kept or bounded):
-            place = readable if job.result is not None else ~readable
-            self.results.setdefault((job.queue, place), []).append((self.now + readable, job))
+            line = readable if job.result is not None else ~readable
+            self.results.setdefault((job.queue, line), []).append((self.now + readable, job))
 
-    def readable_for(self, job: RefJob) -> int:
+    def readable_for(self, job: ModelJob) -> int:
         readable = self.policy(job.queue).retention.results.shorten(job.options.result_ttl)
         return FOREVER if readable is None else readable
 
-    def take_key(self, job: RefJob) -> None:
+    def take_key(self, job: ModelJob) -> None:
         ttl = job.options.unique_ttl
         self.keys[job.queue, job.options.unique_key] = (job, None if ttl is None else job.created_at + ttl)
 
-    def free_key(self, job: RefJob) -> None:
+    def free_key(self, job: ModelJob) -> None:
         for key, (owner, _) in list(self.keys.items()):
             if owner is job:
                 del self.keys[key]
@@ -346,143 +402,144 @@ class Reference:
                     self.take_key(follower)
                 follower.unmet.remove(PREDECESSOR)
                 if not follower.unmet:
-                    self.place(follower)
-                    self.tell(follower, "unblocked")
+                    self.make_pending(follower)
+                    self.emit_event(follower, "unblocked")
 
-    def bury(self, job: RefJob, reason: str, error: JobFailure, unmet: Iterable[JobKey] = ()) -> None:
+    def fail(self, job: ModelJob, reason: str, error: JobFailure, unmet: Iterable[JobKey] = ()) -> None:
         job.reason = reason
         job.error = error
         self.end(job, State.FAILED)
         policy = self.policy(job.queue).dead_letters
         retries = self.retries.pop(job.key, 0)
-        again = self.now + policy.auto_retry_delay if retries < policy.auto_retries else 0
-        letters = self.letters.setdefault(job.queue, [])
-        letter = DeadLetterRecord(job.queue, job.id, reason, self.now, self.now + policy.ttl, retries, again)
-        letters.append(letter._replace(unmet=tuple(sorted(unmet))))
-        self.tell(job, "failed")
-        for letter in letters[: max(0, len(letters) - policy.max_entries)]:
-            self.forget(self.job(letter.queue, letter.id))
+        retry_at = self.now + policy.auto_retry_delay if retries < policy.auto_retries else 0
+        dead_letters = self.dead_letters.setdefault(job.queue, [])
+        times = (self.now, self.now + policy.ttl, retries, retry_at)
+        dead_letter = DeadLetterRecord(job.queue, job.id, reason, *times, unmet=tuple(sorted(unmet)))
+        dead_letters.append(dead_letter)
+        self.emit_event(job, "failed")
+        for dead_letter in dead_letters[: max(0, len(dead_letters) - policy.max_entries)]:
+            self.discard(self.job(dead_letter.queue, dead_letter.id))
 
-    def expire(self, job: RefJob) -> None:
-        self.take_out(job)
-        self.bury(job, "ttl_expired", EXPIRED)
+    def expire(self, job: ModelJob) -> None:
+        self.leave_state(job)
+        self.fail(job, "ttl_expired", EXPIRED)
 
-    def is_expired(self, job: RefJob) -> bool:
+    def is_expired(self, job: ModelJob) -> bool:
         ttl = job.options.ttl
         fresh = job.state in PENDING and not job.started_at and job.error is None
         return fresh and ttl is not None and job.created_at + ttl <= self.now
 
-    def forget(self, job: RefJob | None) -> None:
+    def discard(self, job: ModelJob | None) -> None:
         assert job is not None
         state = job.state
         if state in PENDING:
-            self.take_out(job)
+            self.leave_state(job)
             self.free_key(job)
-            self.gone.append(job)
+            self.dependents_ended.append(job)
         if state in PENDING or state is State.FAILED:
-            self.ended.append((job.key, State.CANCELLED))
-        letters = self.letters.get(job.queue, [])
-        letters[:] = [letter for letter in letters if letter.id != job.id]
+            self.ends.append((job.key, State.CANCELLED))
+        dead_letters = self.dead_letters.get(job.queue, [])
+        dead_letters[:] = [dead_letter for dead_letter in dead_letters if dead_letter.id != job.id]
         self.retries.pop(job.key, None)
         self.jobs.remove(job)
         job.state = state
-        self.tell(job, "removed")
+        self.emit_event(job, "removed")
 
     # Dependencies.
 
-    def waiting_for(self, key: JobKey) -> list[RefJob]:
+    def waiting_for(self, key: JobKey) -> list[ModelJob]:
         waiting = [job for job in self.jobs if job.state is State.BLOCKED and key in job.unmet]
         waiting = [job for job in waiting if (job, key) in self.bindings]
         return sorted(waiting, key=lambda job: self.bindings[job, key])
 
     def settle(self) -> None:
-        while self.ended or self.gone:
-            for dependent in self.gone:
+        while self.ends or self.dependents_ended:
+            for dependent in self.dependents_ended:
                 for job in self.jobs:
-                    self.let_go(job, dependent)
-            self.gone.clear()
-            if self.ended:
-                key, state = self.ended.pop(0)
+                    self.release_record(job, dependent)
+            self.dependents_ended.clear()
+            if self.ends:
+                key, state = self.ends.pop(0)
                 for job in self.waiting_for(key):
                     self.resolve(job, key, state)
 
-    def let_go(self, job: RefJob, dependent: RefJob) -> None:
+    def release_record(self, job: ModelJob, dependent: ModelJob) -> None:
         if dependent in job.holders:
             job.holders.remove(dependent)
             if not job.holders:
-                self.count_again(job)
+                self.expire_released(job)
 
-    def count_again(self, job: RefJob) -> None:
-        """Nobody holds a record any more: what had been passed over has its place again."""
+    def expire_released(self, job: ModelJob) -> None:
+        """Let a record that is no longer held expire; bounds that skipped it apply again."""
         assert job.state is not None
-        place = RETURNED if job.state is State.COMPLETED else ~RETURNED
-        if job.put_off:
+        line = RETURNED if job.state is State.COMPLETED else ~RETURNED
+        if job.record_skipped:
             kept = self.policy(job.queue).retention.of(job.state).shorten(job.options.kept)
             end = job.finished_at + (FOREVER if kept is None else kept)
-            insort(self.records.setdefault((job.queue, place), []), (end, job), key=itemgetter(0))
+            insort(self.records.setdefault((job.queue, line), []), (end, job), key=itemgetter(0))
         over = job.finished_at + self.readable_for(job)
         if job.state is State.COMPLETED and over <= self.now:
             job.result, job.items = None, []
-        elif job.passed:
-            insort(self.results.setdefault((job.queue, place), []), (over, job), key=itemgetter(0))
-        job.put_off = job.passed = False
+        elif job.result_skipped:
+            insort(self.results.setdefault((job.queue, line), []), (over, job), key=itemgetter(0))
+        job.record_skipped = job.result_skipped = False
 
-    def bind(self, job: RefJob, key: JobKey) -> None:
-        there = self.job(*key)
-        waits = there is not None and (
-            there.state in LIVE
+    def bind(self, job: ModelJob, key: JobKey) -> None:
+        existing = self.job(*key)
+        waits = existing is not None and (
+            existing.state in LIVE
             or (
-                there.state is State.FAILED
+                existing.state is State.FAILED
                 and (job.options.on_dependency_failure == "wait" or job.error is not None)
             )
         )
         self.bindings[job, key] = next(self.numbers)
         if not waits:
-            ended = there.state if there is not None else State.CANCELLED
-            assert ended is not None
-            if there is not None and ended is not State.FAILED:
-                there.holders.add(job)
-            self.resolve(job, key, ended)
+            end = existing.state if existing is not None else State.CANCELLED
+            assert end is not None
+            if existing is not None and end is not State.FAILED:
+                existing.holders.add(job)
+            self.resolve(job, key, end)
             self.settle()
 
-    def resolve(self, job: RefJob, key: JobKey, ended: State) -> None:
+    def resolve(self, job: ModelJob, key: JobKey, end: State) -> None:
         if job.state is not State.BLOCKED or key not in job.unmet:
             return
         policy = job.options.on_dependency_failure
-        if ended is State.COMPLETED or policy == "ignore":
+        if end is State.COMPLETED or policy == "ignore":
             job.unmet.remove(key)
             if not job.unmet:
-                self.place(job)
-                self.tell(job, "unblocked")
-        elif policy == "wait" and ended is State.FAILED:
+                self.make_pending(job)
+                self.emit_event(job, "unblocked")
+        elif policy == "wait" and end is State.FAILED:
             self.bind(job, key)
         else:
             unmet = job.unmet - {PREDECESSOR}
-            self.take_out(job)
+            self.leave_state(job)
             if policy == "cancel":
-                self.cancel_out(job, "dependency_failed")
+                self.end_cancelled(job, "dependency_failed")
             else:
                 name = f"dependency {key[1]!r}" if key[0] == job.queue else "a dependency in another queue"
-                text = f"{name} ended as {ended}"
+                text = f"{name} ended as {end}"
                 error = JobFailure("djqueue.core.errors.JobFailedError", text)
-                self.bury(job, "dependency_failed", error, unmet)
+                self.fail(job, "dependency_failed", error, unmet)
 
-    # The verbs.
+    # Operations.
 
     def enqueue(self, batch: Batch, ids: list[str]) -> list[tuple[str, str, State | None, Any]]:
-        """`ids` are those that the engine made, where the caller gave none."""
+        """Enqueue a batch; `ids` are those of the caller, or those that the storage has created."""
         self.queues.add(batch.queue)
         options, answers, added = batch.options, [], []
         for job_id, payload in zip(ids, batch.payloads, strict=True):
-            there = self.job(batch.queue, job_id)
-            if there is not None and there.state not in REUSABLE:
-                done = there.state is State.COMPLETED
+            existing = self.job(batch.queue, job_id)
+            if existing is not None and existing.state not in REUSABLE:
+                done = existing.state is State.COMPLETED
                 answers.append(
                     (
                         job_id,
                         "completed" if done else "duplicate",
-                        there.state,
-                        there.result if done else None,
+                        existing.state,
+                        existing.result if done else None,
                     )
                 )
                 continue
@@ -497,23 +554,23 @@ class Reference:
             if rival is not None:
                 if rival.state is not State.BLOCKED and policy != "debounce":
                     run_at = min(run_at, rival.run_at)
-                self.take_out(rival)
-                self.cancel_out(rival, "replaced")
-            if there is not None:
-                known = len(self.ended)
-                self.forget(there)
-                del self.ended[known:]
-            job = RefJob(batch.queue, job_id, batch.name, payload, options, self.now, run_at)
+                self.leave_state(rival)
+                self.end_cancelled(rival, "replaced")
+            if existing is not None:
+                known = len(self.ends)
+                self.discard(existing)
+                del self.ends[known:]
+            job = ModelJob(batch.queue, job_id, batch.name, payload, options, self.now, run_at)
             job.unmet = set(options.depends_on)
-            job.admitted = next(self.numbers)
+            job.sequence = next(self.numbers)
             if active:
                 job.unmet.add(PREDECESSOR)
                 self.followers[batch.queue, key] = (job, owner)
             elif key is not None:
                 self.take_key(job)
             self.jobs.append(job)
-            self.place(job)
-            self.tell(job, "queued")
+            self.make_pending(job)
+            self.emit_event(job, "queued")
             added.append(job)
             answers.append((job_id, "queued", None, None))
         self.settle()
@@ -521,9 +578,9 @@ class Reference:
             for dependency in options.depends_on:
                 self.bind(job, dependency)
             if job.state not in LIVE:
-                # Ended by one of them: it needs the records of the others no more.
+                # It ended because of a dependency, and needs the records of the others no more.
                 for other in self.jobs:
-                    self.let_go(other, job)
+                    self.release_record(other, job)
         return answers
 
     def claim(
@@ -535,14 +592,14 @@ class Reference:
         tokens: Iterable[int],
         *,
         stalled: bool = True,
-    ) -> tuple[list[RefJob], int | None]:
-        claimed: list[RefJob] = []
+    ) -> tuple[list[ModelJob], int | None]:
+        claimed: list[ModelJob] = []
         tokens, alone = iter(tokens), ""
-        rests = any(name == queue for name, _ in self.rests)
-        if slots <= 0 or queue in self.paused or not (self.ready(queue) or self.delayed(queue) or rests):
+        is_waiting = any(name == queue for name, _ in self.group_waits)
+        if slots <= 0 or queue in self.paused or not (self.ready(queue) or self.delayed(queue) or is_waiting):
             return claimed, None
         self.promote_due(queue)
-        self.end_rests(queue)
+        self.end_group_waits(queue)
         limits = self.limits_of(queue)
         limits.refill(self.clock.monotonic())
         if limits.rate is not None:
@@ -568,15 +625,17 @@ class Reference:
                 claimed.append(job)
                 if job.options.group is not None and (bucket := self.bucket(queue, job.options.group)):
                     bucket.tokens -= 1
-                self.advance(queue, job.options.group)
-                self.tell(job, "active")
+                self.advance_group(queue, job.options.group)
+                self.emit_event(job, "active")
                 if alone:
                     break
             if alone:
                 break
         hints = [0] if alone == "later" else []
         hints += [max(0, job.run_at - self.now) for job in self.delayed(queue)[:1]]
-        hints += [at - self.clock.monotonic() for (name, _), (at, _) in self.rests.items() if name == queue]
+        hints += [
+            at - self.clock.monotonic() for (name, _), (at, _) in self.group_waits.items() if name == queue
+        ]
         claimable = [job for job in self.ready(queue, names) if stalled or not job.stalls]
         if limits.rate is not None and claimable and limits.tokens < 1:
             missing = (1 - limits.tokens) * limits.rate.per / limits.rate.capacity
@@ -584,94 +643,99 @@ class Reference:
         self.settle()
         return claimed, min(hints, default=None)
 
-    def allowed(self, queue: str, names: frozenset[str], slots: int, *, stalled: bool = True) -> list[RefJob]:
+    def allowed(
+        self, queue: str, names: frozenset[str], slots: int, *, stalled: bool = True
+    ) -> list[ModelJob]:
         best = [job for job in self.ready(queue, names) if stalled or not job.stalls][:slots]
-        most = self.limits_of(queue).concurrency
-        if most is None:
+        limit = self.limits_of(queue).concurrency
+        if limit is None:
             return best
-        free = most - sum(job.options.weight for job in self.active(queue))
-        for place, job in enumerate(best):
-            free -= min(job.options.weight, most)
+        free = limit - sum(job.options.weight for job in self.active(queue))
+        for index, job in enumerate(best):
+            free -= min(job.options.weight, limit)
             if free < 0:
-                return best[:place]
+                return best[:index]
         return best
 
     def promote_due(self, queue: str) -> int:
         due = [job for job in self.delayed(queue) if job.run_at <= self.now]
         for job in due:
             job.state = None
-            self.place(job)
-            self.tell(job, "promoted")
+            self.make_pending(job)
+            self.emit_event(job, "promoted")
         return len(due)
 
     def finish(
         self, queue: str, job_id: str, token: int, kind: str, result: bytes | None, delay: int, reason: str
     ) -> bool:
-        job = self.job(queue, job_id)
-        if job is None or job.state is not State.ACTIVE or job.token != token:
+        job = self.running(queue, job_id, token)
+        if job is None:
             return False
         if kind == "complete":
-            self.take_out(job)
+            self.leave_state(job)
             job.result = result
             job.error = None
             self.end(job, State.COMPLETED)
-            self.tell(job, "completed")
+            self.emit_event(job, "completed")
         elif kind == "fail":
             self.fail_active(job, reason)
         elif kind == "cancel" or job.cancel_requested:
-            self.note(job, "cancelled")
-            self.take_out(job)
-            self.cancel_out(job, reason)
+            self.note_attempt(job, "cancelled")
+            self.leave_state(job)
+            self.end_cancelled(job, reason)
         else:
             self.put_back(job, "retried" if kind == "retry" else "released", delay)
         return True
 
-    def note(self, job: RefJob, outcome: str) -> None:
-        most = self.policy(job.queue).retention.attempts.count
-        run = AttemptRecord(job.attempts, job.worker, job.started_at, self.now, outcome)
-        job.runs = [*job.runs[len(job.runs) - len(job.outcomes) :][-most:], run]
-        job.outcomes = [*job.outcomes, (job.attempts, outcome)][-most:]
+    def note_attempt(self, job: ModelJob, outcome: str) -> None:
+        limit = self.policy(job.queue).retention.attempts.count
+        attempt = AttemptRecord(job.attempts, job.worker, job.started_at, self.now, outcome)
+        job.ended_attempts = [
+            *job.ended_attempts[len(job.ended_attempts) - len(job.outcomes) :][-limit:],
+            attempt,
+        ]
+        job.outcomes = [*job.outcomes, (job.attempts, outcome)][-limit:]
 
-    def fail_active(self, job: RefJob, reason: str) -> None:
-        self.note(job, "stalled" if reason == "worker_lost" else "failed")
+    def fail_active(self, job: ModelJob, reason: str) -> None:
+        self.note_attempt(job, "stalled" if reason == "worker_lost" else "failed")
         error = ERROR
         if reason == "worker_lost":
             job.stalls += 1
-            error = stalled_error(job.stalls, job.runs)
+            error = stalled_error(job.stalls, job.ended_attempts)
         else:
             job.failures += 1
-        self.take_out(job)
+        self.leave_state(job)
         if reason == "worker_lost":
             job.state = State.FAILED
-            self.tell(job, "stalled")
-        self.bury(job, reason, error)
+            self.emit_event(job, "stalled")
+        self.fail(job, reason, error)
 
-    def cancel_out(self, job: RefJob, reason: str) -> None:
+    def end_cancelled(self, job: ModelJob, reason: str) -> None:
         job.reason = reason
         self.end(job, State.CANCELLED)
-        self.tell(job, "cancelled")
+        self.emit_event(job, "cancelled")
 
-    def put_back(self, job: RefJob, outcome: str, delay: int) -> None:
-        self.note(job, outcome)
+    def put_back(self, job: ModelJob, outcome: str, delay: int) -> None:
+        self.note_attempt(job, outcome)
         job.attempts -= outcome == "released"
         job.failures += outcome == "retried"
         job.stalls += outcome == "stalled"
         job.error = ERROR if outcome == "retried" else job.error
         if any(leader is job for _, leader in self.followers.values()):
-            self.take_out(job)
-            self.cancel_out(job, "replaced")
+            self.leave_state(job)
+            self.end_cancelled(job, "replaced")
             return
         job.items, job.sent = [], 0
         job.worker = ""
         job.run_at = self.now + delay
         front = outcome != "retried"
-        again = front and not delay
-        if again:
+        was_active = front and not delay
+        if was_active:
             job.state = None
         else:
-            self.take_out(job)
-        self.place(job, front=front, again=again)
-        self.tell(job, "failing" if outcome == "retried" else outcome)
+            self.leave_state(job)
+        self.make_pending(job, front=front, was_active=was_active)
+        self.emit_event(job, "failing" if outcome == "retried" else outcome)
 
     def update(self, queue: str, job_id: str, priority: int, payload: bytes) -> bool:
         job = self.job(queue, job_id)
@@ -690,13 +754,13 @@ class Reference:
         if job is None:
             return "not_found"
         if job.state in PENDING:
-            self.take_out(job)
-            self.cancel_out(job, reason)
+            self.leave_state(job)
+            self.end_cancelled(job, reason)
             self.settle()
             return "cancelled"
         if job.state is State.ACTIVE:
             job.cancel_requested = True
-            self.tell(job, "cancel_requested")
+            self.emit_event(job, "cancel_requested")
             return "requested"
         return str(job.state)
 
@@ -704,13 +768,13 @@ class Reference:
         job = self.job(queue, job_id)
         if job is None or job.state not in states:
             return False
-        self.take_out(job)
+        self.leave_state(job)
         job.run_at = run_at
-        self.place(job)
-        self.tell(job, event)
+        self.make_pending(job)
+        self.emit_event(job, event)
         return True
 
-    def retry(self, queue: str, job_id: str, *, by_itself: bool = False) -> str:
+    def retry(self, queue: str, job_id: str, *, automatic: bool = False) -> str:
         job = self.job(queue, job_id)
         if job is None:
             return "not_found"
@@ -719,14 +783,15 @@ class Reference:
         key = job.options.unique_key
         if key is not None and self.owner(queue, key) is not None:
             return "unique_key_taken"
-        letters = self.letters[queue]
-        letter = next(letter for letter in letters if letter.id == job_id)
-        ended = {one: there.state if (there := self.job(*one)) else None for one in letter.unmet}
-        if not by_itself and not {None, State.CANCELLED}.isdisjoint(ended.values()):
+        dead_letters = self.dead_letters[queue]
+        dead_letter = next(dead_letter for dead_letter in dead_letters if dead_letter.id == job_id)
+        found = {key: self.job(*key) for key in dead_letter.unmet}
+        states = {key: other and other.state for key, other in found.items()}
+        if not automatic and not {None, State.CANCELLED}.isdisjoint(states.values()):
             return "dependency_gone"
-        letters.remove(letter)
-        if by_itself:
-            self.retries[job.key] = letter.retries + 1
+        dead_letters.remove(dead_letter)
+        if automatic:
+            self.retries[job.key] = dead_letter.retries + 1
         job.failures = job.stalls = job.finished_at = 0
         job.items, job.sent = [], 0
         job.reason = job.worker = ""
@@ -735,19 +800,19 @@ class Reference:
             ttl = job.options.unique_ttl
             self.keys[queue, key] = (job, None if ttl is None else job.created_at + ttl)
         job.state = None
-        job.unmet = {one for one, state in ended.items() if state is not State.COMPLETED}
-        word = "blocked_again" if job.unmet else "retried"
-        self.place(job)
-        self.tell(job, "retried")
-        for one in job.options.depends_on if ended else ():
-            self.bind(job, one)
-        return word
+        job.unmet = {key for key, state in states.items() if state is not State.COMPLETED}
+        answer = "blocked_again" if job.unmet else "retried"
+        self.make_pending(job)
+        self.emit_event(job, "retried")
+        for dependency in job.options.depends_on if states else ():
+            self.bind(job, dependency)
+        return answer
 
     def remove(self, queue: str, job_id: str) -> bool:
         job = self.job(queue, job_id)
         if job is None or job.state is State.ACTIVE:
             return False
-        self.forget(job)
+        self.discard(job)
         self.settle()
         return True
 
@@ -758,7 +823,8 @@ class Reference:
             limits.tokens, limits.at = Fraction(rate.capacity), self.clock.monotonic()
         limits.rate, limits.concurrency = rate, concurrency
 
-    def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None) -> int:
+    def cleanable(self, queue: str, states: frozenset[State], before: int) -> list[ModelJob]:
+        """Return the jobs that a clean removes, dependents before their dependencies."""
         jobs = [
             job
             for job in self.of(queue)
@@ -767,28 +833,29 @@ class Reference:
             and (job.finished_at or job.created_at) < before
         ]
         blocked = [job for job in reversed(jobs) if job.state is State.BLOCKED]
-        jobs = [*blocked, *(job for job in jobs if job.state is not State.BLOCKED)][:limit]
+        return [*blocked, *(job for job in jobs if job.state is not State.BLOCKED)]
+
+    def clean(self, jobs: Iterable[ModelJob]) -> None:
         for job in jobs:
-            self.forget(job)
+            self.discard(job)
         self.settle()
-        return len(jobs)
 
     def obliterate(self, queue: str, *, force: bool) -> int:
         if self.active(queue) and not force:
             return -1
         for job in self.active(queue):
-            self.note(job, "cancelled")
-            self.take_out(job)
-            self.cancel_out(job, "obliterated")
+            self.note_attempt(job, "cancelled")
+            self.leave_state(job)
+            self.end_cancelled(job, "obliterated")
         jobs = self.of(queue)
         for job in jobs:
-            self.forget(job)
+            self.discard(job)
         self.paused.discard(queue)
         self.limits.pop(queue, None)
-        self.group_limits = {key: said for key, said in self.group_limits.items() if key[0] != queue}
+        self.group_limits = {key: limit for key, limit in self.group_limits.items() if key[0] != queue}
         self.paused_groups = {key for key in self.paused_groups if key[0] != queue}
         self.buckets = {key: bucket for key, bucket in self.buckets.items() if key[0] != queue}
-        self.rests = {key: rest for key, rest in self.rests.items() if key[0] != queue}
+        self.group_waits = {key: wait for key, wait in self.group_waits.items() if key[0] != queue}
         if queue not in self.observed:
             self.queues.discard(queue)
         for fifos in (self.records, self.results):
@@ -809,9 +876,9 @@ class Reference:
         for job in sorted(overdue, key=lambda job: (job.started_at, -job.token)):
             stalled += 1
             if job.cancel_requested:
-                self.note(job, "cancelled")
-                self.take_out(job)
-                self.cancel_out(job, "cancelled")
+                self.note_attempt(job, "cancelled")
+                self.leave_state(job)
+                self.end_cancelled(job, "cancelled")
             elif job.stalls >= job.options.max_stalls:
                 self.fail_active(job, "worker_lost")
             else:
@@ -819,9 +886,9 @@ class Reference:
             self.settle()
         for queue in sorted(self.queues):
             promoted += self.promote_due(queue)
-            self.end_rests(queue)
+            self.end_group_waits(queue)
             late = [job for job in self.of(queue) if self.is_expired(job)]
-            late.sort(key=lambda job: (job.created_at + (job.options.ttl or 0), job.admitted))
+            late.sort(key=lambda job: (job.created_at + (job.options.ttl or 0), self.tie(job)))
             for job in late:
                 if job in self.jobs:
                     self.expire(job)
@@ -829,58 +896,59 @@ class Reference:
             for key, (_, free_at) in list(self.keys.items()):
                 if key[0] == queue and free_at is not None and free_at <= self.now:
                     del self.keys[key]
-            over = [letter for letter in self.letters.get(queue, []) if letter.expires_at <= self.now]
-            for letter in over:
-                self.forget(self.job(queue, letter.id))
-            heavy = self.heavy_letters(queue)
-            for letter in heavy:
-                self.forget(self.job(letter.queue, letter.id))
+            dead_letters = self.dead_letters.setdefault(queue, [])
+            over = [dead_letter for dead_letter in dead_letters if dead_letter.expires_at <= self.now]
+            for dead_letter in over:
+                self.discard(self.job(queue, dead_letter.id))
+            heavy = self.surplus_dead_letters(queue)
+            for dead_letter in heavy:
+                self.discard(self.job(dead_letter.queue, dead_letter.id))
             for _, job in self.due(self.results, queue):
                 job.items = []
-                job.passed = bool(job.holders)
+                job.result_skipped = bool(job.holders)
                 if not job.holders:
                     job.result = None
             self.drop_results(queue)
             self.drop_outcomes(queue)
             over_now = [job for _, job in self.due(self.records, queue) if job in self.jobs]
             for job in over_now:
-                job.put_off = bool(job.holders)
+                job.record_skipped = bool(job.holders)
             old = [job for job in over_now if not job.holders]
             for job in old:
-                self.forget(job)
+                self.discard(job)
             surplus = [*self.surplus(queue, State.COMPLETED), *self.surplus(queue, State.CANCELLED)]
             for job in surplus:
-                self.forget(job)
+                self.discard(job)
             removed += len(over) + len(heavy) + len(old) + len(surplus)
-            due = [
-                letter.id for letter in self.letters.get(queue, []) if 0 < letter.next_retry_at <= self.now
-            ]
+            due = [letter.id for letter in dead_letters if 0 < letter.next_retry_at <= self.now]
             self.settle()
-            answers = [self.retry(queue, job_id, by_itself=True) for job_id in due]
+            answers = [self.retry(queue, job_id, automatic=True) for job_id in due]
+            barred = zip(due, answers, strict=True)
+            self.postpone(queue, [job_id for job_id, answer in barred if answer == "unique_key_taken"])
             retried += answers.count("retried") + answers.count("blocked_again")
         return Swept(promoted, stalled, expired, retried, removed)
 
-    def heavy_letters(self, queue: str) -> list[DeadLetterRecord]:
-        letters = self.letters.get(queue, [])
-        most = self.policy(queue).dead_letters.max_bytes
-        sizes = [self.size(self.job(letter.queue, letter.id)) for letter in letters]
-        gone = 0
-        while most is not None and sum(sizes[gone:]) > most:
-            gone += 1
-        return letters[:gone]
+    def surplus_dead_letters(self, queue: str) -> list[DeadLetterRecord]:
+        dead_letters = self.dead_letters.get(queue, [])
+        limit = self.policy(queue).dead_letters.max_bytes
+        sizes = [self.size(self.job(dead_letter.queue, dead_letter.id)) for dead_letter in dead_letters]
+        removed = 0
+        while limit is not None and sum(sizes[removed:]) > limit:
+            removed += 1
+        return dead_letters[:removed]
 
-    def size(self, job: RefJob | None) -> int:
+    def size(self, job: ModelJob | None) -> int:
         assert job is not None
         return len(job.payload) + (0 if job.error is None else size_of_error(job.error))
 
     def drop_results(self, queue: str) -> None:
-        most = self.policy(queue).retention.results.bytes
-        while most is not None:
-            if sum(len(job.result or b"") for job in self.of(queue) if not job.holders) <= most:
+        limit = self.policy(queue).retention.results.bytes
+        while limit is not None:
+            if sum(len(job.result or b"") for job in self.of(queue) if not job.holders) <= limit:
                 break
             job = self.first(self.results, queue, State.COMPLETED)
             if job.holders:
-                job.passed = True
+                job.result_skipped = True
             else:
                 job.result, job.items = None, []
 
@@ -890,36 +958,60 @@ class Reference:
             if age is not None and job.state in TERMINAL and job.finished_at + age <= self.now:
                 job.outcomes = []
 
-    def surplus(self, queue: str, state: State) -> list[RefJob]:
+    def surplus(self, queue: str, state: State) -> list[ModelJob]:
         keep = self.policy(queue).retention.of(state)
-        there = [job for job in self.of(queue) if job.state is state and not job.holders]
-        gone: list[RefJob] = []
+        kept = [job for job in self.of(queue) if job.state is state and not job.holders]
+        removed: list[ModelJob] = []
         while True:
-            size = sum(self.size(job) + len(job.result or b"") for job in there)
-            too_many = keep.count is not None and len(there) > keep.count
+            size = sum(self.size(job) + len(job.result or b"") for job in kept)
+            too_many = keep.count is not None and len(kept) > keep.count
             if not too_many and (keep.bytes is None or size <= keep.bytes):
-                return gone
+                return removed
             job = self.first(self.records, queue, state)
-            job.put_off = bool(job.holders)
-            if job in there:
-                there.remove(job)
-                gone.append(job)
+            job.record_skipped = bool(job.holders)
+            if job in kept:
+                kept.remove(job)
+                removed.append(job)
 
     def first(
-        self, fifos: dict[tuple[str, int], list[tuple[int, RefJob]]], queue: str, state: State
-    ) -> RefJob:
-        """The one of an outcome whose time would be over first."""
-        mine = [
-            (fifo[0][0], place, fifo)
-            for (name, place), fifo in fifos.items()
-            if name == queue and fifo and (place >= 0) is (state is State.COMPLETED)
+        self, fifos: dict[tuple[str, int], list[tuple[int, ModelJob]]], queue: str, state: State
+    ) -> ModelJob:
+        """Take out the job in this state whose time ends first."""
+        entries = [
+            (end, self.tie(job) if self.choices.ties_by_id else (line, index), job, fifo)
+            for (name, line), fifo in fifos.items()
+            for index, (end, job) in enumerate(fifo)
+            if name == queue and (line >= 0) is (state is State.COMPLETED)
         ]
-        return min(mine, key=lambda entry: entry[:2])[2].pop(0)[1]
+        end, _, job, fifo = min(entries, key=lambda entry: entry[:2])
+        fifo.remove((end, job))
+        return job
+
+    def postpone(self, queue: str, ids: Iterable[str]) -> None:
+        """Set the next automatic retry of dead letters whose unique keys are taken."""
+        if self.choices.postpones_retries:
+            retry_at = self.now + self.policy(queue).dead_letters.auto_retry_delay
+            letters = self.dead_letters[queue]
+            letters[:] = [
+                letter._replace(next_retry_at=retry_at) if letter.id in ids else letter for letter in letters
+            ]
+
+    def has_expired(self) -> bool:
+        """Return whether a record, dead letter, result or attempt has expired and is still kept."""
+        fifos = (*self.records.values(), *self.results.values())
+        ends = [end for fifo in fifos for end, _ in fifo]
+        ends += [letter.expires_at for letters in self.dead_letters.values() for letter in letters]
+        for job in self.jobs:
+            if job.state in TERMINAL and job.outcomes:
+                ends.append(job.finished_at + (self.policy(job.queue).retention.attempts.age or FOREVER))
+            if job.state is State.COMPLETED and job.options.result_ttl is not None:
+                ends.append(job.finished_at + job.options.result_ttl)
+        return min(ends, default=FOREVER) <= self.now
 
     def due(
-        self, fifos: dict[tuple[str, int], list[tuple[int, RefJob]]], queue: str
-    ) -> list[tuple[int, RefJob]]:
-        """Taken from the front only: where the wall clock was set back, some are kept longer."""
+        self, fifos: dict[tuple[str, int], list[tuple[int, ModelJob]]], queue: str
+    ) -> list[tuple[int, ModelJob]]:
+        """Take out the entries whose time has ended."""
         found = []
         for key, fifo in sorted(fifos.items()):
             while key[0] == queue and fifo and (fifo[0][0] <= self.now or fifo[0][1] not in self.jobs):

@@ -1,22 +1,21 @@
-"""Random graphs of jobs that wait for one another, whose jobs end in every way: none waits for ever."""
+"""Random graphs of jobs that depend on one another, on which processes that may die act."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
+from djqueue.core.errors import OptionError
 from djqueue.core.job import Batch, Claimed, EnqueueResult
 from djqueue.core.options import ON_DEPENDENCY_FAILURE
 from djqueue.core.states import LIVE, State
 from djqueue.storage.base import Storage
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.contract.case import LATER, SOON, swept_clean
+from djqueue.testing.factories import ENDINGS, batch, claim, counts, finish
 
-from ..factories import ENDINGS, batch, claim, counts, finish
-from .case import LATER, SOON, StorageCase, swept_clean
+from .mortal import Death
 
 T = TypeVar("T")
 
@@ -26,34 +25,14 @@ STEPS = ["run"] * 5 + ["move"] * 2 + ["cancel", "remove", "retry", "clean", "pas
 _numbers = count()
 
 
-class GraphsContract(StorageCase):
-    """Cases about any graph and any endings."""
-
-    graphs = 15
-    """Examples that hypothesis tries; none for a storage that waits for real."""
-
-    def test_in_a_random_graph_no_job_waits_for_ever(self, storage: Storage) -> None:
-        if not self.graphs:
-            pytest.skip("its time cannot be moved")
-
-        @settings(
-            max_examples=self.graphs,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(st.randoms(use_true_random=True))
-        def run(random: Random) -> None:
-            Graph(self, storage, random).run()
-
-        run()
-
-
 class Graph:
-    """One graph, over queues of its own, and what is done to it."""
+    """One graph, over queues of its own. Its operations are made by a process that may die at any of its
+    commands; at times the operation is then repeated.
+    """
 
-    def __init__(self, case: StorageCase, storage: Storage, random: Random) -> None:
-        self.case = case
+    def __init__(self, clock: FakeClock, mortal: Any, storage: Storage, random: Random) -> None:
+        self.clock = clock
+        self.mortal = mortal
         self.storage = storage
         self.random = random
         """Commands that hypothesis does not draw, because they depend on answers of the storage."""
@@ -82,7 +61,7 @@ class Graph:
         else:
             for one in batches:
                 self.do(partial(_enqueue, [one]))
-        self.look()
+        self.check()
         for step in self.random.choices(STEPS, k=self.random.randint(0, 15)):
             if step == "again":
                 # Where one is in another queue, its id is free in its own.
@@ -93,17 +72,30 @@ class Graph:
                 self.do(partial(_enqueue, there))
             else:
                 getattr(self, f"step_{step}")()
-            self.look()
+            self.check()
         self.work_off()
-        self.case.advance(2 * LATER)
+        self.clock.advance(2 * LATER)
         swept_clean(self.storage)
-        self.look_at_what_is_left()
+        self.check_leftovers()
         for queue in self.queues:
             self.storage.queues.obliterate(queue, force=True)
 
     def do(self, call: Callable[[Storage], T]) -> T | None:
-        """Perform an operation; None if the process died before it answered."""
-        return call(self.storage)
+        """Perform an operation; None if the process died before it returned."""
+        self.mortal.lives(self.random.randint(1, 15))
+        try:
+            return self.tried(self.mortal.storage, call)
+        except Death:
+            self.storage.sweep()
+        return self.tried(self.storage, call) if self.random.random() < 0.5 else None
+
+    def tried(self, storage: Storage, call: Callable[[Storage], T]) -> T | None:
+        try:
+            return call(storage)
+        except OptionError as error:
+            if "has no job" not in str(error):
+                raise
+            return None  # The producer of the dependency died before.
 
     def drawn(self) -> list[Batch]:
         """A batch for each job: in any queue, behind those that it waits for."""
@@ -175,12 +167,12 @@ class Graph:
         self.do(lambda storage: storage.queues.clean(queue, frozenset({state}), 2**53))
 
     def step_pass_time(self) -> None:
-        self.case.advance(SOON)
+        self.clock.advance(SOON)
         self.do(lambda storage: storage.sweep())
 
     def step_lose(self) -> None:
         """Every worker dies."""
-        self.case.advance(60_001)
+        self.clock.advance(60_001)
         self.do(lambda storage: storage.sweep())
         self.held.clear()
 
@@ -204,7 +196,7 @@ class Graph:
                     self.queue_of[job_id] = queue
         return found
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Assert that blocked jobs have pending dependencies, and that active jobs have none."""
         states = self.states()
         self.unheld |= {key for key, state in states.items() if state is State.FAILED}
@@ -223,10 +215,13 @@ class Graph:
                 kept = needed.keys() & self.completed - self.unheld
                 assert all(needed[other] is not None for other in kept), (key, needed)
 
-    def look_at_what_is_left(self) -> None:
-        """Assert that only dead letters are left, and that no record is held for a dependent."""
+    def check_leftovers(self) -> None:
+        """Assert that only dead letters are left, and that no record is held and no message undelivered."""
+        client = self.storage._connections.sync()
         for queue in self.queues:
             assert counts(self.storage, queue).keys() <= {State.FAILED}, (queue, counts(self.storage, queue))
+            for name in ("outbox", "holds", "needs", "deps", "unmet"):
+                assert client.exists(self.storage.keys(queue).key(name)) == 0, (queue, name)
 
     def work_off(self) -> None:
         """Complete jobs until none is live; remove dead letters that other jobs wait for."""
@@ -234,7 +229,7 @@ class Graph:
             self.held += claim(self.storage, 99, queues=self.queues)
             while self.held:
                 finish(self.storage, ENDINGS["complete"](self.held.pop()))
-            self.look()
+            self.check()
             if not any(state in LIVE for state in self.states().values()):
                 return
             if not any(state in (State.WAITING, State.DELAYED) for state in self.states().values()):
@@ -242,8 +237,8 @@ class Graph:
                 for queue in self.queues:
                     letters = [letter.id for letter in self.storage.reads.dead_letters(queue)]
                     self.storage.jobs.remove(queue, letters)
-                self.look()
-        raise AssertionError(f"these wait for ever: {self.states()}")
+                self.check()
+        raise AssertionError(f"jobs wait forever: {self.states()}")
 
 
 def _enqueue(batches: Sequence[Batch], storage: Storage) -> list[EnqueueResult]:

@@ -144,7 +144,8 @@ class StorageMachine(RuleBasedStateMachine):
         delay: int | None,
     ) -> None:
         keys = dict.fromkeys(self.job_at(pick) for pick in picks)
-        keys.pop((queue, job_id), None)
+        if job_id is not None:
+            keys.pop((queue, job_id), None)
         options = {**options, "depends_on": tuple(keys), "on_dependency_failure": policy}
         self.enqueue(queue, "draw", options, ids=None if job_id is None else [job_id], delay=delay)
 
@@ -188,6 +189,27 @@ class StorageMachine(RuleBasedStateMachine):
     def finish(self, picks: list[int], kind: str, delay: int, reason: str, then: bool) -> None:
         """End attempts, some of which have ended before: their tokens are refused."""
         claims = [self.claims[-1 - pick % min(len(self.claims), 12)] for pick in picks]
+        self.end(claims, kind, delay, reason, then)
+
+    @rule(
+        queue=queues,
+        name=st.sampled_from(NAMES),
+        options=options,
+        kinds=st.lists(st.sampled_from(["retry", "release", "complete", "fail"]), min_size=2, max_size=4),
+    )
+    def run_attempts(self, queue: str, name: str, options: dict[str, Any], kinds: list[str]) -> None:
+        """Enqueue a job, and run attempts of what can be claimed, with another job of its key between."""
+        self.enqueue(queue, name, options)
+        for kind in kinds:
+            self.claim_any(queue)
+            active = [(queue, job.id, job.token) for job in self.reference.active(queue)]
+            if active:
+                self.end(active, kind, 0, "explicit_fail", False)
+                self.end(active[:1], "complete", 0, "", False)
+            self.enqueue(queue, name, options)
+
+    def end(self, claims: list[tuple[str, str, int]], kind: str, delay: int, reason: str, then: bool) -> None:
+        """End attempts; with `then`, also claim the next jobs."""
         error = ERROR if kind in ("retry", "fail") else None
         outcomes = [Outcome(*claim, kind, b"done %d" % claim[2], delay, error, reason) for claim in claims]
         request = ClaimRequest("w1", 2, frozenset(NAMES), (claims[0][0],)) if then else None
@@ -206,6 +228,17 @@ class StorageMachine(RuleBasedStateMachine):
         claim = self.claims[-1 - pick % min(len(self.claims), 12)]
         [renewal] = self.storage.renew([Lease(*claim)])
         assert tuple(renewal) == self.reference.renew(*claim)
+
+    @rule(queue=queues)
+    def outlast_lease(self, queue: str) -> None:
+        """Renew the lease of one active job, and let those of others expire."""
+        self.claim_any(queue)
+        lease = self.reference.policy(queue).lease
+        self.let_time_pass(lease * 2 // 3)
+        for job in self.reference.active(queue)[:1]:
+            [renewal] = self.storage.renew([Lease(queue, job.id, job.token)])
+            assert tuple(renewal) == self.reference.renew(queue, job.id, job.token)
+        self.let_time_pass_and_sweep(lease * 2 // 3)
 
     @precondition(lambda self: self.claims)
     @rule(pick=numbers)
@@ -310,6 +343,8 @@ class StorageMachine(RuleBasedStateMachine):
         self.storage.queues.pause(queue)
         self.reference.queues.add(queue)
         self.reference.paused.add(queue)
+        self.enqueue_batch(queue, NAMES[0], 1, 0)
+        self.claim_any(queue)
 
     @rule()
     def resume(self) -> None:
@@ -424,7 +459,7 @@ def _of_record(job: Any) -> dict[str, Any]:
 class ModelContract(StorageCase):
     """Random sequences of operations, compared with the reference model."""
 
-    examples = 30
+    examples = 100
     """Number of hypothesis examples: fewer for a slow storage, and none for one with a real clock, because
     no time may pass between two steps.
     """

@@ -303,7 +303,7 @@ class Reference:
     def set_group_limit(self, queue: str, group: str | None, **overrides: Any) -> None:
         self.queues.add(queue)
         self.group_limits[queue, group] = self.overrides(queue, group)._replace(**overrides)
-        groups = {job.options.group for job in self.of(queue)} - {None}
+        groups = {job.options.group for job in self.of(queue) if job.options.group is not None}
         self.regroup(queue, sorted(groups) if group is None else [group])
 
     def pause_group(self, queue: str, group: str) -> None:
@@ -387,8 +387,9 @@ class Reference:
         return FOREVER if readable is None else readable
 
     def take_key(self, job: ModelJob) -> None:
-        ttl = job.options.unique_ttl
-        self.keys[job.queue, job.options.unique_key] = (job, None if ttl is None else job.created_at + ttl)
+        key, ttl = job.options.unique_key, job.options.unique_ttl
+        if key is not None:
+            self.keys[job.queue, key] = (job, None if ttl is None else job.created_at + ttl)
 
     def free_key(self, job: ModelJob) -> None:
         for key, (owner, _) in list(self.keys.items()):
@@ -411,7 +412,7 @@ class Reference:
         self.end(job, State.FAILED)
         policy = self.policy(job.queue).dead_letters
         retries = self.retries.pop(job.key, 0)
-        retry_at = self.now + policy.auto_retry_delay if retries < policy.auto_retries else 0
+        retry_at = self.next_retry(job.queue) if retries < policy.auto_retries else 0
         dead_letters = self.dead_letters.setdefault(job.queue, [])
         times = (self.now, self.now + policy.ttl, retries, retry_at)
         dead_letter = DeadLetterRecord(job.queue, job.id, reason, *times, unmet=tuple(sorted(unmet)))
@@ -550,7 +551,9 @@ class Reference:
                 answers.append((owner.id, "duplicate", owner.state, None))
                 continue
             run_at = batch.run_at if batch.run_at is not None else self.now + (batch.delay or 0)
-            rival = self.followers.get((batch.queue, key), (None,))[0] if active else owner
+            rival = owner
+            if active:
+                rival = next((job for job, leader in self.followers.values() if leader is owner), None)
             if rival is not None:
                 if rival.state is not State.BLOCKED and policy != "debounce":
                     run_at = min(run_at, rival.run_at)
@@ -563,10 +566,10 @@ class Reference:
             job = ModelJob(batch.queue, job_id, batch.name, payload, options, self.now, run_at)
             job.unmet = set(options.depends_on)
             job.sequence = next(self.numbers)
-            if active:
+            if active and owner is not None and key is not None:
                 job.unmet.add(PREDECESSOR)
                 self.followers[batch.queue, key] = (job, owner)
-            elif key is not None:
+            else:
                 self.take_key(job)
             self.jobs.append(job)
             self.make_pending(job)
@@ -987,10 +990,16 @@ class Reference:
         fifo.remove((end, job))
         return job
 
+    def next_retry(self, queue: str) -> int:
+        """Return the time of an automatic retry that is noted now."""
+        delay = self.policy(queue).dead_letters.auto_retry_delay
+        assert isinstance(delay, int)
+        return self.now + delay
+
     def postpone(self, queue: str, ids: Iterable[str]) -> None:
         """Set the next automatic retry of dead letters whose unique keys are taken."""
         if self.choices.postpones_retries:
-            retry_at = self.now + self.policy(queue).dead_letters.auto_retry_delay
+            retry_at = self.next_retry(queue)
             letters = self.dead_letters[queue]
             letters[:] = [
                 letter._replace(next_retry_at=retry_at) if letter.id in ids else letter for letter in letters

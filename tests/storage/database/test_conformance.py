@@ -164,6 +164,8 @@ READING_TABLES = (
 
 
 class ClientCase(contract.StorageCase):
+    examples = 25
+
     @pytest.fixture
     def storage(self, tables):
         self.clock = FakeClock()

@@ -3,8 +3,8 @@
 
 VENV ?= .venv
 ARGS ?=
-# One more than there are cores: many tests wait for servers and processes.
-XDIST ?= -n $(shell expr $$(nproc) + 1) --dist worksteal
+# Twice as many as there are cores: many tests wait for servers and processes.
+XDIST ?= -n $(shell expr $$(nproc) '*' 2) --dist worksteal
 BIN := $(VENV)/bin
 LANES = $(BIN)/python -m tools.lanes run
 export PYTHON

@@ -58,7 +58,10 @@ LANES = {
         f"database and not dialect and not thorough and not slow and {NEVER}", OTHER_STORAGES, ON_POSTGRESQL
     ),
     "versions": Lane(f"not slow and not thorough and {NEVER}"),
-    "spark": Lane("spark", paths=("tests/contrib/spark", "tests/demo/test_demo_spark.py")),
+    "spark": Lane(
+        "spark or (thorough and not spark_cluster)",
+        paths=("tests/contrib/spark", "tests/demo/test_demo_spark.py"),
+    ),
     "spark-versions": Lane("spark or not spark"),
     "spark-cluster": Lane("spark_cluster", paths=("tests/contrib/spark",)),
 }

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 DEMO = ("-m", "demo_project.demo")
 
 
+@pytest.mark.thorough
 def test_counts_of_a_checked_run_add_up(checked: tuple[DemoProject, str]) -> None:
     _, output = checked
     counts = dict(re.findall(r"^ *(\S.*?\S) +([\d,]+) +\2$", output, re.MULTILINE))

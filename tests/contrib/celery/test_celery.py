@@ -67,6 +67,7 @@ def test_celery_app_and_worker_run_on_redis(app: Celery, url: str, tmp_path: Pat
             app.send_task("add", (1, 2), task_id="revoked").get(timeout=TIMEOUT)
 
 
+@pytest.mark.thorough
 def test_message_of_a_killed_worker_is_delivered_to_the_next_one(
     app: Celery, url: str, tmp_path: Path
 ) -> None:

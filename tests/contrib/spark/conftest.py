@@ -16,7 +16,7 @@ from djqueue.storage.redis import RedisStorage
 from tests.contrib.spark.sessions import LOCAL, session
 from tests.tables import empty_tables
 
-PLACES = ("redis", "sqlite", "postgresql")
+PLACES = ("redis", "sqlite", pytest.param("postgresql", marks=pytest.mark.thorough))
 
 
 @pytest.fixture(scope="session")

@@ -49,15 +49,8 @@ def run(url, kind, mode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "large",
-        "of many queues",
-        pytest.param("small", marks=pytest.mark.thorough),
-        pytest.param("with large options", marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["large", "of many queues", "small", "with large options"])
 def test_memory_of_a_task_is_limited(redis_url, kind):
     count, alone = run(redis_url, kind, "alone")
     written, whole = run(redis_url, kind, "write")

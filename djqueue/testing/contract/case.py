@@ -126,7 +126,7 @@ POLICIES: Mapping[str, QueuePolicy] = {
         group_rate=Rate(2, 400),
         group_weights={"h": 2},
         dead_letters=DeadLetterPolicy(auto_retries=1, auto_retry_delay=500),
-        retention=Retention(results=KeepResults(age=1_500, bytes=50)),
+        retention=Retention(results=KeepResults(age=1_800_000, bytes=50)),
     ),
     MODEL_PLAIN: QueuePolicy(
         lease=500, limiter=MODEL_LIMITER, retention=Retention(attempts=KeepOfJob(age=500))

@@ -33,7 +33,7 @@ ERROR = JobFailure("ValueError", "no")
 
 
 class Choices(NamedTuple):
-    """What the contract leaves to a storage; the defaults are those of the engine.
+    """Rules that the contract leaves to a storage; the defaults are those of the engine.
 
     Two more rules hold for all storages. Whatever has expired may be hidden or removed before a sweep, so the
     machine sweeps as soon as something has expired. Events of different jobs may arrive in any order.
@@ -92,7 +92,7 @@ class ModelJob:
 
 
 @dataclass
-class Bucket:
+class ModelBucket:
     """Limits of a queue or a group: the tokens of a rate, and a concurrency."""
 
     rate: Rate | None = None
@@ -124,10 +124,10 @@ class Reference:
         self.jobs: list[ModelJob] = []
         self.queues: set[str] = set(observed)
         self.paused: set[str] = set()
-        self.limits: dict[str, Bucket] = {}
+        self.limits: dict[str, ModelBucket] = {}
         self.group_limits: dict[tuple[str, str | None], GroupLimit] = {}
         self.paused_groups: set[tuple[str, str]] = set()
-        self.buckets: dict[tuple[str, str, Rate], Bucket] = {}
+        self.buckets: dict[tuple[str, str, Rate], ModelBucket] = {}
         self.group_waits: dict[tuple[str, str], tuple[int, int]] = {}
         self.dead_letters: dict[str, list[DeadLetterRecord]] = {}
         self.retries: dict[JobKey, int] = {}
@@ -185,8 +185,8 @@ class Reference:
     def policy(self, queue: str) -> QueuePolicy:
         return self.policies.get(queue, QueuePolicy())
 
-    def limits_of(self, queue: str) -> Bucket:
-        return self.limits.setdefault(queue, Bucket())
+    def limits_of(self, queue: str) -> ModelBucket:
+        return self.limits.setdefault(queue, ModelBucket())
 
     # Changes of state.
 
@@ -241,13 +241,13 @@ class Reference:
     def weight(self, queue: str, group: str) -> int:
         return self.overrides(queue, group).weight or self.policy(queue).group_weights.get(group, 1)
 
-    def bucket(self, queue: str, group: str) -> Bucket | None:
+    def bucket(self, queue: str, group: str) -> ModelBucket | None:
         overrides = self.overrides(queue, group).rate or self.overrides(queue, None).rate
         rate = overrides or self.policy(queue).group_rate
         if rate is None:
             return None
         tick = self.clock.monotonic()
-        fresh = Bucket(rate, None, Fraction(rate.capacity), tick)
+        fresh = ModelBucket(rate, None, Fraction(rate.capacity), tick)
         bucket = self.buckets.setdefault((queue, group, rate), fresh)
         bucket.refill(tick)
         return bucket

@@ -186,72 +186,72 @@ async def test_pickled_payloads_are_rejected_although_the_settings_accept_them(s
     assert "content_type" in text
 
 
-@pytest.mark.parametrize(
-    ("raw", "code"),
-    [
-        (batch("secret"), "permission"),
-        (batch(options={"depends_on": [["secret", "x"]]}), "permission"),
-        (batch(options={"dependents": [["secret", "x"]]}), "permission"),
-        (batch(name=""), "option"),
-        (batch(name=7), "option"),
-        (batch(queue="x" * 256), "option"),
-        (batch(ids=["\0"]), "option"),
-        (batch(delay=-1), "option"),
-        (batch(run_at=2**60), "option"),
-        (batch(delay=1, run_at=1), "option"),
-        (batch(options={"priority": 2**40}), "option"),
-        (batch(options={"timeout": 0}), "option"),
-        (batch(options={"on_duplicate": "explode"}), "option"),
-        (batch(options={"unique_ttl": 5}), "option"),
-        (batch(options={"tags": ["x"] * 1_001}), "option"),
-        (batch(options={"headers": "[1]"}), "option"),
-        (batch(options={"headers": '{"a": NaN}'}), "option"),
-        (batch(options={"backoff": {"kind": "linear", "base": -1}}), "option"),
-        (batch(payloads=[1024 * 1024 + 1]), "payload_too_large"),
-        (batch("full"), "permission"),
-    ],
-    ids=lambda value: repr(value)[:70],
-)
-async def test_worker_validates_enqueue_requests(site_of, storage, raw, code):
-    async with site_of(jobs.asks_raw) as site:
-        answer, _, results = await site.result(jobs.asks_raw, raw)
+INVALID = [
+    (batch("secret"), "permission"),
+    (batch(options={"depends_on": [["secret", "x"]]}), "permission"),
+    (batch(options={"dependents": [["secret", "x"]]}), "permission"),
+    (batch(name=""), "option"),
+    (batch(name=7), "option"),
+    (batch(queue="x" * 256), "option"),
+    (batch(ids=["\0"]), "option"),
+    (batch(delay=-1), "option"),
+    (batch(run_at=2**60), "option"),
+    (batch(delay=1, run_at=1), "option"),
+    (batch(options={"priority": 2**40}), "option"),
+    (batch(options={"timeout": 0}), "option"),
+    (batch(options={"on_duplicate": "explode"}), "option"),
+    (batch(options={"unique_ttl": 5}), "option"),
+    (batch(options={"tags": ["x"] * 1_001}), "option"),
+    (batch(options={"headers": "[1]"}), "option"),
+    (batch(options={"headers": '{"a": NaN}'}), "option"),
+    (batch(options={"backoff": {"kind": "linear", "base": -1}}), "option"),
+    (batch(payloads=[1024 * 1024 + 1]), "payload_too_large"),
+    (batch("full"), "permission"),
+]
+"""Requests that the worker rejects, and the code of the error."""
 
-    assert (answer, results) == (code, 0)
+
+async def test_worker_validates_enqueue_requests(site_of, storage):
+    async with site_of(jobs.asks_raw) as site:
+        for raw, code in INVALID:
+            answer, _, results = await site.result(jobs.asks_raw, raw)
+            assert (answer, results) == (code, 0), repr(raw)[:200]
+
     assert ids_in(storage, "mail") == []
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"\xc1",
-        b"\x80",
-        b"\x90",
-        [7],
-        [["mail"]],
-        [batch(payloads=[])],
-        [batch(payloads=["text"])],
-        [batch(ids=["a", "b"])],
-        [batch(options={"rejected": ["a", "b"]})],
-        [batch(options={"delay": 5})],
-        [batch(options={"executor": "inline"})],
-        [batch(options={"timeout": True})],
-        [batch(options={"depends_on": [["a"]]})],
-        [batch(options={"headers": {"a": 1}})],
-        [batch(options={"headers": "{"})],
-        [batch(options={"headers": "[" * 100_000})],
-        [batch(options={"backoff": {"kinds": 1}})],
-        [batch(payloads=[b""] * 10_001)],
-        b"\xdd\x00\x0f\x00\x00" + b"\x90" * 0xF0000,
-        requests.LARGEST_REQUEST + 1,
-    ],
-    ids=lambda value: repr(value)[:60],
-)
-async def test_malformed_enqueue_request_ends_the_process(site_of, storage, raw):
-    async with site_of(jobs.sends_requests) as site:
-        reason, _, message = await site.failure(jobs.sends_requests, raw, 1, b"")
+MALFORMED = [
+    b"\xc1",
+    b"\x80",
+    b"\x90",
+    [7],
+    [["mail"]],
+    [batch(payloads=[])],
+    [batch(payloads=["text"])],
+    [batch(ids=["a", "b"])],
+    [batch(options={"rejected": ["a", "b"]})],
+    [batch(options={"delay": 5})],
+    [batch(options={"executor": "inline"})],
+    [batch(options={"timeout": True})],
+    [batch(options={"depends_on": [["a"]]})],
+    [batch(options={"headers": {"a": 1}})],
+    [batch(options={"headers": "{"})],
+    [batch(options={"headers": "[" * 100_000})],
+    [batch(options={"backoff": {"kinds": 1}})],
+    [batch(payloads=[b""] * 10_001)],
+    b"\xdd\x00\x0f\x00\x00" + b"\x90" * 0xF0000,
+    requests.LARGEST_REQUEST + 1,
+]
+"""Requests that break the protocol."""
 
-    assert reason == "worker_crashed"
-    assert "broke the protocol" in message
+
+async def test_malformed_enqueue_request_ends_the_process(site_of, storage):
+    async with site_of(jobs.sends_requests) as site:
+        for raw in MALFORMED:
+            reason, _, message = await site.failure(jobs.sends_requests, raw, 1, b"")
+            assert reason == "worker_crashed", repr(raw)[:200]
+            assert "broke the protocol" in message, repr(raw)[:200]
+
     assert ids_in(storage, "mail") == []
 
 

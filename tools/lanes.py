@@ -53,6 +53,7 @@ LANES = {
     "sqlite-all": Lane(NEVER),
     "postgresql-all": Lane(f"database and not slow and {NEVER}", OTHER_STORAGES, ON_POSTGRESQL),
     "thorough": Lane(f"thorough and {NEVER}"),
+    "database": Lane(f"thorough and {NEVER}", paths=("tests/storage/database",)),
     "sandbox": Lane(f"sandbox and {NEVER}", paths=("tests/runtime",)),
     "postgresql-wide": Lane(
         f"database and not dialect and not thorough and not slow and {NEVER}", OTHER_STORAGES, ON_POSTGRESQL
@@ -67,6 +68,7 @@ LANES = {
 }
 
 CHANGES = {
+    "database": ("djqueue/core/", "djqueue/storage/database/", "djqueue/testing/contract/"),
     "postgresql": (
         *("djqueue/storage/database/", "djqueue/storage/tables/", "djqueue/models/", "djqueue/migrations/"),
         *("djqueue/operations/", "djqueue/backup/", "djqueue/fields.py"),

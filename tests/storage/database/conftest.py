@@ -22,15 +22,25 @@ StartChild = Callable[..., Child]
 
 
 IN_MEMORY = {
+    "cancelling",
+    "capacity",
     "claims",
+    "dead_letters",
     "delayed",
+    "dependencies",
+    "duplicates",
+    "flows",
     "groups",
     "headers",
     "leases",
     "limiters",
     "limits",
+    "moving",
     "order",
+    "rejected",
+    "replacing_payloads",
     "stalls",
+    "updates",
     "waiting",
 }
 """Parts of the contract that the scheduler decides in memory, by the engine of the memory storage."""

@@ -44,6 +44,8 @@ class Choices(NamedTuple):
     postpones_retries: bool = False
     """True if an automatic retry whose unique key is taken is tried again after another delay, not in every
     sweep."""
+    keeps_replaced_ids: bool = False
+    """True if an id cannot be reused in the call that has replaced its job: the machine repeats none."""
 
 
 @dataclass(eq=False)

@@ -37,5 +37,5 @@ fi
 print(f"test-compat: Python {sys.version.split()[0]}, Django {django.__version__}")'
 # What depends on Django or the loop: pages, settings, models, commands. The first lane has run the rest.
 "$other/bin/python" -m tools.lanes run versions -- --ignore tests/dashboard/browser "$@" \
-    tests/test_alone.py tests/test_checks.py tests/test_conf.py tests/test_models.py tests/test_wrong_settings.py \
+    tests/test_alone.py tests/test_checks.py tests/test_conf.py tests/test_models.py tests/test_invalid_settings.py \
     tests/admin tests/client tests/contrib/tasks tests/dashboard tests/management tests/runtime/test_loops.py

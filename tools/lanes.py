@@ -68,7 +68,7 @@ LANES = {
 }
 
 CHANGES = {
-    "database": ("djqueue/core/", "djqueue/storage/database/", "djqueue/testing/contract/"),
+    "database": ("djqueue/core/", "djqueue/storage/database/"),
     "postgresql": (
         *("djqueue/storage/database/", "djqueue/storage/tables/", "djqueue/models/", "djqueue/migrations/"),
         *("djqueue/operations/", "djqueue/backup/", "djqueue/fields.py"),

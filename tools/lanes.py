@@ -68,7 +68,6 @@ LANES = {
 }
 
 CHANGES = {
-    "database": ("djqueue/core/", "djqueue/storage/database/"),
     "postgresql": (
         *("djqueue/storage/database/", "djqueue/storage/tables/", "djqueue/models/", "djqueue/migrations/"),
         *("djqueue/operations/", "djqueue/backup/", "djqueue/fields.py"),

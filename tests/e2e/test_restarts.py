@@ -156,7 +156,8 @@ def test_scheduler_restarts_under_load_use_no_attempt_and_repeat_no_job(
     logged = lines_of(helper)
     assert not [line for line in logged if "Traceback" in line or "ERROR" in line], helper.output
     noticed = [line for line in logged if "the storage is available again" in line]
-    assert 1 <= len(noticed) <= restarts, helper.output
+    # Each restart is noticed once at most: the worker may have had nothing to report while it happened.
+    assert len(noticed) <= restarts, helper.output
 
 
 def test_jobs_of_other_process_run_once_when_scheduler_is_killed(project: Project) -> None:

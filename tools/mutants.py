@@ -174,14 +174,17 @@ def main(words: list[str]) -> int:
         shutil.copytree(CHECKOUT, copy, ignore=LEFT_OUT, ignore_dangling_symlinks=True)
         for before, after in WITHOUT_SHRINKING:
             replace(copy / MACHINE, before, after)
+        for test in sorted({mutant.test for mutant in mutants}):
+            if (line := failure(test, copy)) is not None:
+                raise SystemExit(f"{test} fails without a mutant: {line}")
         for mutant in mutants:
             started = monotonic()
-            failure = failure_of(mutant, copy)
-            survived += failure is None
-            result = "survived" if failure is None else "found"
+            line = failure_of(mutant, copy)
+            survived += line is None
+            result = "survived" if line is None else "found"
             seconds = monotonic() - started
             file = mutant.file.removeprefix(ENGINE).removeprefix("djqueue/storage/")
-            print(f"{mutant.rule:52} {file:34} {result:9} {seconds:7.1f}  {failure or ''}", flush=True)
+            print(f"{mutant.rule:52} {file:34} {result:9} {seconds:7.1f}  {line or ''}", flush=True)
     print(f"{len(mutants) - survived} of {len(mutants)} found")
     return int(survived > 0)
 
@@ -192,20 +195,21 @@ def failure_of(mutant: Mutant, copy: Path) -> str | None:
     original = file.read_text()
     replace(file, mutant.before, mutant.after)
     try:
-        environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "--tb=short", "-p", "no:cacheprovider"]
-        found = subprocess.run(
-            [*command, mutant.test], cwd=copy, env=environment, capture_output=True, text=True, check=False
-        )
+        return failure(mutant.test, copy)
     finally:
         file.write_text(original)
+
+
+def failure(test: str, copy: Path) -> str | None:
+    """Return the first line of the failure of a test; None if it passes."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "--tb=short", "-p", "no:cacheprovider", test]
+    found = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     if found.returncode == 0:
         return None
     lines = [line[1:].strip() for line in found.stdout.splitlines() if line.startswith("E   ")]
     if "1 failed" not in found.stdout or not lines:
-        raise SystemExit(
-            f"pytest did not run for {mutant.rule!r}:\n{found.stdout[-2_000:]}{found.stderr[-2_000:]}"
-        )
+        raise SystemExit(f"pytest did not run {test}:\n{found.stdout[-2_000:]}{found.stderr[-2_000:]}")
     return lines[0][:100]
 
 

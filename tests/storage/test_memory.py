@@ -21,11 +21,12 @@ from djqueue.testing.factories import (
     state,
 )
 from tests.core.anatomy import check_empty, check_engine
+from tests.storage.thorough import ManyExamples
 
 DAY = 86_400_000
 
 
-class MemoryContract(StorageContract):
+class MemoryContract(ManyExamples, StorageContract):
     """The contract over an engine with a clock that the tests move."""
 
     cores: int

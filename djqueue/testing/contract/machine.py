@@ -1,6 +1,7 @@
 """Random operations on a storage, compared with the reference model after each step."""
 
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import Any, ClassVar
 
 import pytest
@@ -32,7 +33,7 @@ from djqueue.storage.base import Storage
 from ..clock import FakeClock
 from ..waiting import Recorder
 from .case import MODEL_BOUNDED, MODEL_GROUPED, MODEL_PLAIN, POLICIES, StorageCase, bounded, so_far
-from .reference import ERROR, Choices, Reference
+from .reference import ERROR, Choices, ModelEvent, Reference
 from .transitions import TransitionLog
 
 QUEUES = (MODEL_BOUNDED, MODEL_GROUPED, MODEL_PLAIN)
@@ -120,6 +121,8 @@ class StorageMachine(RuleBasedStateMachine):
 
     @rule(queue=queues, options=options, ids=st.lists(st.sampled_from(IDS), max_size=4))
     def enqueue_batch_with_ids(self, queue: str, options: dict[str, Any], ids: list[str]) -> None:
+        if self.case.choices.replaces_later and "unique_key" in options:
+            del ids[1:]
         self.enqueue(queue, "send", options, len(ids), ids=ids)
 
     @rule(queue=queues, group=groups, count=st.integers(1, 4))
@@ -392,8 +395,17 @@ class StorageMachine(RuleBasedStateMachine):
         self.sweep()
 
     def sweep(self) -> None:
-        # `removed` may count dead letters that this sweep's own failures put above the maximum.
-        assert self.storage.sweep()[:-1] == self.reference.sweep()[:-1]
+        """Sweep until nothing is left to do: a storage may do the steps of a sweep in any order, so that some
+        have an effect only in the next one. The numbers of removed jobs may differ, too.
+        """
+        differences = [0, 0, 0, 0]
+        for _ in range(100):
+            swept, expected = self.storage.sweep(), self.reference.sweep()
+            for index in range(len(differences)):
+                differences[index] += swept[index] - expected[index]
+            if not any(swept) and not any(expected):
+                break
+        assert (differences, any(swept)) == ([0, 0, 0, 0], False)
 
     def check_invariants(self, *args: Any, **kwargs: Any) -> None:
         """Compare after each step. (Hypothesis would print every call of an `invariant()`.)"""
@@ -442,9 +454,18 @@ class StorageMachine(RuleBasedStateMachine):
             events += [(event.queue, event.id, event.event, event.state) for event in received]
         for stop in self.unsubscribe:
             stop()
-        by_job = lambda event: event[:2]  # noqa: E731
-        assert sorted(events, key=by_job) == sorted(self.reference.events, key=by_job)
+        assert _by_job(events) == _by_job(self.reference.events)
         self.case.check_empty(self.storage)
+
+
+def _by_job(events: Iterable[ModelEvent]) -> list[ModelEvent]:
+    """Sort events by job, without removals of jobs whose ids are enqueued again: these are optional."""
+    found = sorted(events, key=lambda event: event[:2])
+    return [
+        event
+        for event, following in zip_longest(found, found[1:])
+        if event[2] != "removed" or following is None or (*event[:2], "queued") != following[:3]
+    ]
 
 
 def _of_claim(job: Any) -> tuple[Any, ...]:
@@ -508,7 +529,8 @@ class ModelContract(StorageCase):
         )
         # The first b is replaced by a, that one by another b, and that one by another a.
         options = {**key, "on_duplicate": "replace"}
-        machine.enqueue_batch_with_ids(queue=MODEL_BOUNDED, options=options, ids=["a", "b", "a"])
+        for job_id in "aba":
+            machine.enqueue_batch_with_ids(queue=MODEL_BOUNDED, options=options, ids=[job_id])
 
         machine.let_time_pass_and_sweep(milliseconds=5_000)
 
@@ -517,16 +539,20 @@ class ModelContract(StorageCase):
         assert storage.reads.jobs(MODEL_BOUNDED, ["b"]) == [None]
 
     def test_random_operations_behave_like_the_reference(self, storage: Storage) -> None:
-        if not self.examples:
+        self.run_machine(storage, self.examples, derandomize=True)
+
+    def run_machine(self, storage: Storage, examples: int, *, derandomize: bool = False) -> None:
+        """Run this number of examples; with `derandomize`, the same ones in every run."""
+        if not examples:
             pytest.skip("its time cannot be moved")
-        machine = self.machine(storage)
         run_state_machine_as_test(
-            machine,
+            self.machine(storage),
             settings=settings(
-                max_examples=self.examples,
+                max_examples=examples,
                 stateful_step_count=50,
                 deadline=None,
                 database=None,
+                derandomize=derandomize,
                 report_multiple_bugs=False,
                 suppress_health_check=list(HealthCheck),
             ),

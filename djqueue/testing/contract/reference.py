@@ -32,15 +32,22 @@ ERROR = JobFailure("ValueError", "no")
 """Error of every attempt that fails."""
 
 
+ModelEvent = tuple[str, str, str, State]
+"""(queue, id, event, state)."""
+
+
 class Choices(NamedTuple):
     """What the contract leaves to a storage; the defaults are those of the engine.
 
-    Two more rules hold for all storages. Whatever has expired may be hidden or removed before a sweep, so the
-    machine sweeps as soon as something has expired. Events of different jobs may arrive in any order.
+    More rules hold for all storages. Whatever has expired may be hidden or removed before a sweep, so the
+    machine sweeps as soon as something has expired. Events of different jobs may arrive in any order. A job that
+    makes way for a new one with its id may be removed without an event.
     """
 
     ties_by_id: bool = False
     """True if jobs whose times are equal are taken in the order of their ids, not of their arrival."""
+    replaces_later: bool = False
+    """True if a batch is answered before its jobs replace others, whose ids it still finds in use."""
     postpones_retries: bool = False
     """True if an automatic retry whose unique key is taken is tried again after another delay, not in every
     sweep."""
@@ -138,7 +145,7 @@ class Reference:
         self.bindings: dict[tuple[ModelJob, JobKey], int] = {}
         self.ends: list[tuple[JobKey, State]] = []
         self.dependents_ended: list[ModelJob] = []
-        self.events: list[tuple[str, str, str, State]] = []
+        self.events: list[ModelEvent] = []
         self.numbers = count(1)
 
     # Reads.

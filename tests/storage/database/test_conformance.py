@@ -9,7 +9,9 @@ from djqueue.storage.facets import Queues, Workers
 from djqueue.storage.reads import Reads
 from djqueue.testing import contract
 from djqueue.testing.clock import FakeClock
+from djqueue.testing.contract.reference import Choices
 from tests.storage.clockplans import StagingOnAClock
+from tests.storage.thorough import ManyExamples
 
 
 class SchedulerCase(contract.StorageCase):
@@ -46,8 +48,9 @@ class SnapshotsCase(contract.SnapshotsContract):
 
 # TestForAClient runs the same contract with the same statements, through the scheduler's socket.
 @pytest.mark.thorough
-class TestWithItsOwnStatements(SchedulerCase, SnapshotsCase, contract.StorageContract):
+class TestWithItsOwnStatements(SchedulerCase, SnapshotsCase, ManyExamples, contract.StorageContract):
     sql = "auto"
+    examples = 10
 
 
 class TestWithTheOrmAlone(
@@ -158,7 +161,8 @@ READING_TABLES = (
 
 
 class ClientCase(contract.StorageCase):
-    examples = 25
+    choices = Choices(replaces_later=True)
+    examples = 10
 
     @pytest.fixture
     def storage(self, tables):

@@ -3,6 +3,7 @@
 import pytest
 
 from djqueue.testing import contract
+from tests.storage.thorough import ManyExamples
 
 from .cases import OnCluster, OnSentinel, OnSingle
 
@@ -10,7 +11,7 @@ from .cases import OnCluster, OnSentinel, OnSingle
 
 
 @pytest.mark.thorough
-class TestSingle(OnSingle, contract.StorageContract):
+class TestSingle(OnSingle, ManyExamples, contract.StorageContract):
     pass
 
 

@@ -409,6 +409,8 @@ class StorageMachine(RuleBasedStateMachine):
 
     def check_invariants(self, *args: Any, **kwargs: Any) -> None:
         """Compare after each step. (Hypothesis would print every call of an `invariant()`.)"""
+        if self.reference.has_expired():
+            self.sweep()
         self.compare()
         self.case.check(self.storage)
 

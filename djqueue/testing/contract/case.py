@@ -114,7 +114,6 @@ POLICIES: Mapping[str, QueuePolicy] = {
     WEIGHTED: QueuePolicy(group_concurrency=4, group_weights={"b": 2, "c": 3, "heavy": 9}),
     MODEL_BOUNDED: QueuePolicy(
         lease=1_000,
-        limiter=MODEL_LIMITER,
         dead_letters=DeadLetterPolicy(max_entries=3, max_bytes=150, ttl=4_000),
         retention=Retention(
             completed=Keep(count=4, bytes=60), cancelled=Keep(age=2_000), attempts=KeepOfJob(count=2)

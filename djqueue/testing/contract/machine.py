@@ -1,6 +1,7 @@
 """Random operations on a storage, compared with the reference model after each step."""
 
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import Any, ClassVar
 
 import pytest
@@ -32,7 +33,7 @@ from djqueue.storage.base import Storage
 from ..clock import FakeClock
 from ..waiting import Recorder
 from .case import MODEL_BOUNDED, MODEL_GROUPED, MODEL_PLAIN, POLICIES, StorageCase, bounded, so_far
-from .reference import ERROR, Choices, Reference
+from .reference import ERROR, Choices, ModelEvent, Reference
 from .transitions import TransitionLog
 
 QUEUES = (MODEL_BOUNDED, MODEL_GROUPED, MODEL_PLAIN)
@@ -96,6 +97,9 @@ class StorageMachine(RuleBasedStateMachine):
         return jobs[number % len(jobs)].key if jobs else (MODEL_BOUNDED, "unknown")
 
     def enqueue(self, queue: str, name: str, options: dict[str, Any], count: int = 1, **where: Any) -> None:
+        if queue == MODEL_PLAIN:
+            # A shared limiter may grant heavy jobs one by one; the next job of a group then comes in between.
+            options = {name: value for name, value in options.items() if name != "weight"}
         payloads = [b"%d" % (self.payloads + number) for number in range(1, count + 1)]
         self.payloads += count
         batch = Batch(queue, name, JobOptions(**options), payloads, **where)
@@ -120,8 +124,8 @@ class StorageMachine(RuleBasedStateMachine):
 
     @rule(queue=queues, options=options, ids=st.lists(st.sampled_from(IDS), max_size=4))
     def enqueue_batch_with_ids(self, queue: str, options: dict[str, Any], ids: list[str]) -> None:
-        if self.case.choices.keeps_replaced_ids:
-            ids = list(dict.fromkeys(ids))
+        if self.case.choices.replaces_later and "unique_key" in options:
+            del ids[1:]
         self.enqueue(queue, "send", options, len(ids), ids=ids)
 
     @rule(queue=queues, group=groups, count=st.integers(1, 4))
@@ -214,6 +218,7 @@ class StorageMachine(RuleBasedStateMachine):
     def end(self, claims: list[tuple[str, str, int]], kind: str, delay: int, reason: str, then: bool) -> None:
         """End attempts; with `then`, also claim the next jobs."""
         error = ERROR if kind in ("retry", "fail") else None
+        reason = reason if kind in ("fail", "cancel") else ""
         outcomes = [Outcome(*claim, kind, b"done %d" % claim[2], delay, error, reason) for claim in claims]
         request = ClaimRequest("w1", 2, frozenset(NAMES), (claims[0][0],)) if then else None
         finished = self.storage.finish(outcomes, request)
@@ -394,11 +399,22 @@ class StorageMachine(RuleBasedStateMachine):
         self.sweep()
 
     def sweep(self) -> None:
-        # `removed` may count dead letters that this sweep's own failures put above the maximum.
-        assert self.storage.sweep()[:-1] == self.reference.sweep()[:-1]
+        """Sweep until nothing is left to do: a storage may do the steps of a sweep in any order, so that some
+        have an effect only in the next one. The numbers of removed jobs may differ, too.
+        """
+        differences = [0, 0, 0, 0]
+        for _ in range(100):
+            swept, expected = self.storage.sweep(), self.reference.sweep()
+            for index in range(len(differences)):
+                differences[index] += swept[index] - expected[index]
+            if not any(swept) and not any(expected):
+                break
+        assert (differences, any(swept)) == ([0, 0, 0, 0], False)
 
     def check_invariants(self, *args: Any, **kwargs: Any) -> None:
         """Compare after each step. (Hypothesis would print every call of an `invariant()`.)"""
+        if self.reference.has_expired():
+            self.sweep()
         self.compare()
         self.case.check(self.storage)
 
@@ -444,9 +460,18 @@ class StorageMachine(RuleBasedStateMachine):
             events += [(event.queue, event.id, event.event, event.state) for event in received]
         for stop in self.unsubscribe:
             stop()
-        by_job = lambda event: event[:2]  # noqa: E731
-        assert sorted(events, key=by_job) == sorted(self.reference.events, key=by_job)
+        assert _by_job(events) == _by_job(self.reference.events)
         self.case.check_empty(self.storage)
+
+
+def _by_job(events: Iterable[ModelEvent]) -> list[ModelEvent]:
+    """Sort events by job, without removals of jobs whose ids are enqueued again: these are optional."""
+    found = sorted(events, key=lambda event: event[:2])
+    return [
+        event
+        for event, following in zip_longest(found, found[1:])
+        if event[2] != "removed" or following is None or (*event[:2], "queued") != following[:3]
+    ]
 
 
 def _of_claim(job: Any) -> tuple[Any, ...]:
@@ -500,7 +525,7 @@ class ModelContract(StorageCase):
         assert len(machine.claims) == 4
 
     def test_dependent_of_replaced_job_does_not_hold_next_job_with_its_id(self, storage: Storage) -> None:
-        if not self.examples or self.choices.keeps_replaced_ids:
+        if not self.examples or self.choices.replaces_later:
             pytest.skip("its time cannot be moved, or it keeps the ids")
         machine = self.machine(storage)()
         key = {"unique_key": "k", "retention": 100}
@@ -510,7 +535,8 @@ class ModelContract(StorageCase):
         )
         # The first b is replaced by a, that one by another b, and that one by another a.
         options = {**key, "on_duplicate": "replace"}
-        machine.enqueue_batch_with_ids(queue=MODEL_BOUNDED, options=options, ids=["a", "b", "a"])
+        for job_id in "aba":
+            machine.enqueue_batch_with_ids(queue=MODEL_BOUNDED, options=options, ids=[job_id])
 
         machine.let_time_pass_and_sweep(milliseconds=5_000)
 

@@ -32,20 +32,27 @@ ERROR = JobFailure("ValueError", "no")
 """Error of every attempt that fails."""
 
 
+ModelEvent = tuple[str, str, str, State]
+"""(queue, id, event, state)."""
+
+
 class Choices(NamedTuple):
     """Rules that the contract leaves to a storage; the defaults are those of the engine.
 
-    Two more rules hold for all storages. Whatever has expired may be hidden or removed before a sweep, so the
-    machine sweeps as soon as something has expired. Events of different jobs may arrive in any order.
+    More rules hold for all storages. Whatever has expired may be hidden or removed before a sweep, so the
+    machine sweeps as soon as something has expired. Events of different jobs may arrive in any order. A job
+    that makes way for a new one with its id may be removed without an event.
     """
 
     ties_by_id: bool = False
     """True if jobs whose times are equal are taken in the order of their ids, not of their arrival."""
+    ends_waits_late: bool = False
+    """True if a group that waits for its rate continues only with a claim or sweep."""
+    replaces_later: bool = False
+    """True if a batch is answered before its jobs replace others, whose ids it still finds in use."""
     postpones_retries: bool = False
     """True if an automatic retry whose unique key is taken is tried again after another delay, not in every
     sweep."""
-    keeps_replaced_ids: bool = False
-    """True if an id cannot be reused in the call that has replaced its job: the machine repeats none."""
 
 
 @dataclass(eq=False)
@@ -140,7 +147,7 @@ class Reference:
         self.bindings: dict[tuple[ModelJob, JobKey], int] = {}
         self.ends: list[tuple[JobKey, State]] = []
         self.dependents_ended: list[ModelJob] = []
-        self.events: list[tuple[str, str, str, State]] = []
+        self.events: list[ModelEvent] = []
         self.numbers = count(1)
 
     # Reads.
@@ -165,11 +172,11 @@ class Reference:
 
     def delayed(self, queue: str) -> list[ModelJob]:
         jobs = [job for job in self.of(queue) if job.state is State.DELAYED]
-        return sorted(jobs, key=lambda job: (job.run_at, self.tie(job)))
+        return sorted(jobs, key=lambda job: (job.run_at, self.tie(job, job.order)))
 
-    def tie(self, job: ModelJob) -> Any:
-        """Return what orders jobs of one time."""
-        return job.id.encode() if self.choices.ties_by_id else job.sequence
+    def tie(self, job: ModelJob, position: Any) -> Any:
+        """Return what orders jobs of one time: their ids, or their positions."""
+        return job.id.encode() if self.choices.ties_by_id else position
 
     def active(self, queue: str) -> list[ModelJob]:
         return [job for job in self.of(queue) if job.state is State.ACTIVE]
@@ -687,7 +694,7 @@ class Reference:
         elif kind == "cancel" or job.cancel_requested:
             self.note_attempt(job, "cancelled")
             self.leave_state(job)
-            self.end_cancelled(job, reason)
+            self.end_cancelled(job, reason or "cancelled")
         else:
             self.put_back(job, "retried" if kind == "retry" else "released", delay)
         return True
@@ -893,7 +900,7 @@ class Reference:
             promoted += self.promote_due(queue)
             self.end_group_waits(queue)
             late = [job for job in self.of(queue) if self.is_expired(job)]
-            late.sort(key=lambda job: (job.created_at + (job.options.ttl or 0), self.tie(job)))
+            late.sort(key=lambda job: (job.created_at + (job.options.ttl or 0), self.tie(job, job.sequence)))
             for job in late:
                 if job in self.jobs:
                     self.expire(job)
@@ -983,7 +990,7 @@ class Reference:
     ) -> ModelJob:
         """Take out the job in this state whose time ends first."""
         entries = [
-            (end, self.tie(job) if self.choices.ties_by_id else (line, index), job, fifo)
+            (end, self.tie(job, (line, index)), job, fifo)
             for (name, line), fifo in fifos.items()
             for index, (end, job) in enumerate(fifo)
             if name == queue and (line >= 0) is (state is State.COMPLETED)
@@ -1008,7 +1015,7 @@ class Reference:
             ]
 
     def has_expired(self) -> bool:
-        """Return whether a record, dead letter, result or attempt has expired and is still kept."""
+        """Return whether something has expired, or may continue, that a storage may leave to a sweep."""
         fifos = (*self.records.values(), *self.results.values())
         ends = [end for fifo in fifos for end, _ in fifo]
         ends += [letter.expires_at for letters in self.dead_letters.values() for letter in letters]
@@ -1017,7 +1024,9 @@ class Reference:
                 ends.append(job.finished_at + (self.policy(job.queue).retention.attempts.age or FOREVER))
             if job.state is State.COMPLETED and job.options.result_ttl is not None:
                 ends.append(job.finished_at + job.options.result_ttl)
-        return min(ends, default=FOREVER) <= self.now
+        waits = self.group_waits.values() if self.choices.ends_waits_late else ()
+        is_late = any(wait[0] <= self.clock.monotonic() for wait in waits)
+        return is_late or min(ends, default=FOREVER) <= self.now
 
     def due(
         self, fifos: dict[tuple[str, int], list[tuple[int, ModelJob]]], queue: str

@@ -54,7 +54,7 @@ class SnapshotsCase(contract.SnapshotsContract):
 @pytest.mark.thorough
 class TestWithItsOwnStatements(SchedulerCase, SnapshotsCase, ManyExamples, contract.StorageContract):
     sql = "auto"
-    examples = 25
+    examples = 10
 
 
 @pytest.mark.thorough
@@ -167,9 +167,8 @@ READING_TABLES = (
 
 
 class ClientCase(contract.StorageCase):
-    choices = Choices(keeps_replaced_ids=True)
-
-    examples = 25
+    choices = Choices(replaces_later=True)
+    examples = 10
 
     @pytest.fixture
     def storage(self, tables):
@@ -188,10 +187,6 @@ class ClientCase(contract.StorageCase):
 
 class TestForAClient(ClientCase, SnapshotsCase, contract.StorageContract):
     """The whole contract through the socket: what another process sends, reads and is told."""
-
-    @pytest.mark.thorough  # The machine still finds differences here, some of which are its own.
-    def test_random_operations_behave_like_the_reference(self, storage):
-        super().test_random_operations_behave_like_the_reference(storage)
 
 
 class StagingCase(SchedulerCase, StagingOnAClock):

@@ -13,7 +13,7 @@ from djqueue.testing.contract.reference import Choices
 class OnRedis:
     """Before a contract: its storage, with a clock that the tests move in place of Redis's."""
 
-    choices = Choices(ties_by_id=True, postpones_retries=True)
+    choices = Choices(ties_by_id=True, ends_waits_late=True, postpones_retries=True)
 
     @pytest.fixture
     def storage(self, options):

@@ -105,16 +105,16 @@ def names(wheel: Path) -> list[str]:
 def clean_environment(folder: Path, wheel: Path) -> Path:
     """Return the Python of a new environment with the wheel and the packages that it requires, and no others.
 
-    The wheel's metadata lists them; they are copied from this environment, and `pip check` verifies them.
+    The wheel's metadata lists them; they are linked from this environment, and `pip check` verifies them.
     """
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python]
-    run(*pip, "install", "--no-index", "--no-deps", wheel)
+    run(*pip, "install", "--no-index", "--no-deps", "--no-compile", wheel)
     (site_packages,) = folder.glob("lib/python*/site-packages")
     (installed,) = Distribution.discover(name="djqueue", path=[str(site_packages)])
     for needed in requirements_of(installed).values():
-        copy(needed, site_packages)
+        link(needed, site_packages)
     run(*pip, "check")
     return python
 
@@ -132,13 +132,10 @@ def requirements_of(root: Distribution) -> dict[str, Distribution]:
     return found
 
 
-def copy(package: Distribution, site_packages: Path) -> None:
-    for file in package.files or ():
-        if ".." in file.parts or "__pycache__" in file.parts:
-            continue
-        target = site_packages / file
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(package.locate_file(file), target)
+def link(package: Distribution, site_packages: Path) -> None:
+    """Link the modules, packages and metadata of an installed package, whose compiled code is used, too."""
+    for top in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
+        (site_packages / top).symlink_to(package.locate_file(top))
 
 
 def run(*command: object, cwd: Path | None = None) -> str:

@@ -27,15 +27,15 @@ def simulate(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-THOROUGH = [pytest.param(seed, marks=pytest.mark.thorough) for seed in range(3, 21, 2)]
+THOROUGH = [pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 21)]
 
 
 @pytest.mark.parametrize("seed", [1, *THOROUGH])
 def test_every_invariant_holds_through_random_faults(seed: int) -> None:
-    done = simulate("--seed", str(seed), "--seeds", "2", "--steps", str(STEPS))
+    done = simulate("--seed", str(seed), "--steps", str(STEPS))
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"^seed \d+: [1-9]\d* faults", done.stdout, re.MULTILINE)) == 2, done.stdout
+    assert re.search(rf"^seed {seed}: [1-9]\d* faults", done.stdout, re.MULTILINE), done.stdout
 
 
 def test_seed_gives_same_trace_every_time() -> None:

@@ -89,6 +89,8 @@ class StorageMachine(RuleBasedStateMachine):
         self.unsubscribe = [subscribe(queue, recorder) for queue, recorder in self.recorders.items()]
         self.claims: list[tuple[str, str, int]] = []
         self.payloads = 0
+        self.compared: dict[str, Any] = {}
+        """By queue, what the model had when its jobs were compared."""
         self.set_limits(MODEL_PLAIN, None, 2)
 
     def job_at(self, number: int) -> JobKey:
@@ -205,15 +207,35 @@ class StorageMachine(RuleBasedStateMachine):
         kinds=st.lists(st.sampled_from(["retry", "release", "complete", "fail"]), min_size=2, max_size=4),
     )
     def run_attempts(self, queue: str, name: str, options: dict[str, Any], kinds: list[str]) -> None:
-        """Enqueue a job, and run attempts of what can be claimed, with another job of its key between."""
+        """Enqueue a job, and run attempts of what can be claimed, with another job of its key between. An
+        earlier attempt of the same job ends while the next one runs: its token is refused.
+        """
         self.enqueue(queue, name, options)
         for kind in kinds:
             self.claim_any(queue)
             active = [(queue, job.id, job.token) for job in self.reference.active(queue)]
             if active:
+                earlier = [
+                    claim for claim in self.claims if claim[:2] == active[0][:2] and claim != active[0]
+                ]
+                if earlier:
+                    self.end(earlier[-1:], "complete", 0, "", False)
                 self.end(active, kind, 0, "explicit_fail", False)
                 self.end(active[:1], "complete", 0, "", False)
             self.enqueue(queue, name, options)
+
+    @rule(
+        queue=queues,
+        policy=st.sampled_from(ON_DEPENDENCY_FAILURE),
+        kind=st.sampled_from(["complete", "fail", "cancel"]),
+    )
+    def end_dependency(self, queue: str, policy: str, kind: str) -> None:
+        """End an attempt of a job while another job depends on it."""
+        self.claim_any(queue)
+        active = [(queue, job.id, job.token) for job in self.reference.active(queue)]
+        if active:
+            self.enqueue(queue, "draw", {"depends_on": (active[0][:2],), "on_dependency_failure": policy})
+            self.end(active[:1], kind, 0, "explicit_fail", False)
 
     def end(self, claims: list[tuple[str, str, int]], kind: str, delay: int, reason: str, then: bool) -> None:
         """End attempts; with `then`, also claim the next jobs."""
@@ -415,40 +437,61 @@ class StorageMachine(RuleBasedStateMachine):
         """Compare after each step. (Hypothesis would print every call of an `invariant()`.)"""
         if self.reference.has_expired():
             self.sweep()
-        self.compare()
+        self.compare(all_jobs=False)
         self.case.check(self.storage)
 
-    def compare(self) -> None:
-        reads, reference = self.storage.reads, self.reference
-        for overview in reads.overview(QUEUES).queues:
-            if overview.counts[State.FAILED] > POLICIES[overview.name].dead_letters.max_entries:
-                # A storage may remove those above the maximum in the next sweep.
-                self.sweep()
-        for overview in reads.overview(QUEUES).queues:
+    def compare(self, *, all_jobs: bool = True) -> None:
+        """Compare the counts of all queues, and the jobs of those that differ in the model from what was
+        compared before; with `all_jobs`, of all queues.
+        """
+        overviews = self.storage.reads.overview(QUEUES).queues
+        if any(
+            overview.counts[State.FAILED] > POLICIES[overview.name].dead_letters.max_entries
+            for overview in overviews
+        ):
+            # A storage may remove those above the maximum in the next sweep.
+            self.sweep()
+            overviews = self.storage.reads.overview(QUEUES).queues
+        reference = self.reference
+        for overview in overviews:
             queue = overview.name
-            jobs = reference.of(queue)
             assert overview.counts == reference.counts(queue)
             assert overview.paused == (queue in reference.paused)
             names = [job.name for job in reference.ready(queue)]
             assert overview.names == {name: names.count(name) for name in names}
-            if not jobs:
-                continue
-            dead_letters = [dead_letter[:7] for dead_letter in reads.dead_letters(queue)]
-            assert dead_letters == [dead_letter[:7] for dead_letter in reference.dead_letters.get(queue, [])]
-            ids = [job.id for job in jobs]
-            records = reads.jobs(queue, [*ids, "unknown"])
-            assert records.pop() is None
-            pages = reads.items(queue, [ItemMark(job_id) for job_id in ids])
-            for job, record, page in zip(jobs, records, pages, strict=True):
-                assert record is not None
-                assert page is not None
-                assert record.items == job.sent
-                assert (page.items, page.sent) == (reference.readable(job), job.sent)
-                assert _of_record(record) == _of_record(job)
-                assert [(run.attempt, run.outcome) for run in record.history] == job.outcomes
+            expected = self.expected(queue)
+            if reference.of(queue) and (all_jobs or self.compared.get(queue) != expected):
+                self.compare_jobs(queue, *expected)
+            self.compared[queue] = expected
+
+    def expected(self, queue: str) -> tuple[list[Any], list[Any]]:
+        """Return the dead letters and the jobs of the model, as `compare_jobs` reads them."""
+        dead_letters = [dead_letter[:7] for dead_letter in self.reference.dead_letters.get(queue, [])]
+        jobs = [
+            (job.id, _of_record(job), self.reference.readable(job), job.sent, [*job.outcomes])
+            for job in self.reference.of(queue)
+        ]
+        return dead_letters, jobs
+
+    def compare_jobs(self, queue: str, dead_letters: list[Any], jobs: list[Any]) -> None:
+        """Compare everything that can be read of the jobs of a queue."""
+        reads = self.storage.reads
+        assert [dead_letter[:7] for dead_letter in reads.dead_letters(queue)] == dead_letters
+        ids = [job_id for job_id, *_ in jobs]
+        records = reads.jobs(queue, [*ids, "unknown"])
+        assert records.pop() is None
+        pages = reads.items(queue, [ItemMark(job_id) for job_id in ids])
+        for (_, fields, items, sent, outcomes), record, page in zip(jobs, records, pages, strict=True):
+            assert record is not None
+            assert page is not None
+            assert record.items == sent
+            assert (page.items, page.sent) == (items, sent)
+            assert _of_record(record) == fields
+            assert [(run.attempt, run.outcome) for run in record.history] == outcomes
 
     def teardown(self) -> None:
-        """Compare all events."""
+        """Compare all jobs and all events."""
+        self.compare()
         events = []
         for queue, recorder in self.recorders.items():
             # Events of the example before may arrive late.

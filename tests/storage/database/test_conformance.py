@@ -168,7 +168,7 @@ READING_TABLES = (
 
 class ClientCase(contract.StorageCase):
     choices = Choices(replaces_later=True)
-    examples = 10
+    examples = 8
 
     @pytest.fixture
     def storage(self, tables):
@@ -185,7 +185,7 @@ class ClientCase(contract.StorageCase):
         self.clock.advance(milliseconds)
 
 
-class TestForAClient(ClientCase, SnapshotsCase, contract.StorageContract):
+class TestForAClient(ClientCase, SnapshotsCase, ManyExamples, contract.StorageContract):
     """The whole contract through the socket: what another process sends, reads and is told."""
 
 

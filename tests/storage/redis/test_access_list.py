@@ -63,6 +63,8 @@ def url(server: servers.RedisServer) -> str:
 class TestContract(OnRedis, contract.StorageContract):
     """The whole contract, as the user of the docs."""
 
+    examples = 40  # `make mutants` shows that they suffice; test_conformance.py runs more of them
+
     @pytest.fixture
     def options(self, guarded: servers.RedisServer, denied: list[Any]) -> dict[str, Any]:
         return {"URL": url(guarded), **BUSY}

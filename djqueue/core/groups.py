@@ -3,26 +3,25 @@
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain, count, islice
+from itertools import chain, islice
 from typing import Generic, NamedTuple, TypedDict, TypeVar
 
 from .enginejob import EngineJob
 from .limiter import Rate
 
-K = TypeVar("K")
+K = TypeVar("K", str, tuple[str, Rate])
 STALE = 64
 """Number of stale entries, beyond twice the live ones, at which they are removed."""
 
 
 class Times(Generic[K]):
-    """Times by name, earliest first: a heap with lazy removal."""
+    """Times by name, earliest first, then by name: a heap with lazy removal."""
 
-    __slots__ = ("_at", "_heap", "_numbers")
+    __slots__ = ("_at", "_heap")
 
     def __init__(self) -> None:
         self._at: dict[K, int] = {}
-        self._heap: list[tuple[int, int, K]] = []
-        self._numbers = count()
+        self._heap: list[tuple[int, K]] = []
 
     def __len__(self) -> int:
         return len(self._at)
@@ -35,7 +34,7 @@ class Times(Generic[K]):
         if self._at.get(name) == at:
             return
         self._at[name] = at
-        heapq.heappush(self._heap, (at, next(self._numbers), name))
+        heapq.heappush(self._heap, (at, name))
         self._compact()
 
     def drop(self, name: K) -> None:
@@ -50,24 +49,24 @@ class Times(Generic[K]):
     def next(self) -> int | None:
         """Return the earliest time."""
         while self._heap:
-            at, _, name = self._heap[0]
+            at, name = self._heap[0]
             if self._at.get(name) == at:
                 return at
             heapq.heappop(self._heap)
         return None
 
     def due(self, tick: int) -> list[K]:
-        """Remove and return the names whose time has come, earliest first."""
+        """Remove and return the names whose time has come, in their order."""
         names = []
         while (at := self.next()) is not None and at <= tick:
-            name = heapq.heappop(self._heap)[2]
+            name = heapq.heappop(self._heap)[1]
             del self._at[name]
             names.append(name)
         return names
 
     def _compact(self) -> None:
         if len(self._heap) > 2 * len(self._at) + STALE:
-            self._heap = [entry for entry in self._heap if self._at.get(entry[2]) == entry[0]]
+            self._heap = [entry for entry in self._heap if self._at.get(entry[1]) == entry[0]]
             heapq.heapify(self._heap)
 
 
@@ -188,7 +187,8 @@ class Groups:
     As many jobs of a group as its weight are ready, if its limit and its rate allow; when one is claimed, the
     next becomes ready, behind all others. So a claim never meets a job that its group holds back, and groups
     take turns by their weights, however many jobs each has. Within a group, jobs keep the order of arrival. A
-    group that waits for its rate alone rests until a known time.
+    group that waits for its rate alone rests until a known time. Groups continue in the order of these times,
+    and by name if they are equal, also after a restart.
 
     Args:
         tick: returns the monotonic time in milliseconds.
@@ -397,8 +397,11 @@ class Groups:
         room = min(self.limit_of(name) - group.active, self._weight_of(name), rate.capacity)
         if not group.group_waiting or own.paused or ready >= room:
             self.rests.drop(name)
-        else:
-            self.rests.set(name, self._buckets.available_at(name, rate, ready + 1, tick))
+            return
+        at, before = self._buckets.available_at(name, rate, ready + 1, tick), self.rests.of(name)
+        if before is None or before > tick or at > tick:
+            self.rests.set(name, at)
+        # Otherwise its rest is over already: the group keeps its turn until it continues.
 
     def _rate_of(self, name: str) -> Rate | None:
         return self.own(name).rate or self.rate

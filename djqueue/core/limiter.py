@@ -5,7 +5,7 @@ from enum import Enum
 from typing import Final, Literal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Rate:
     """`capacity` starts at once, refilled evenly: `capacity` in `per` milliseconds."""
 
@@ -52,6 +52,15 @@ class TokenBucket:
         self._refill(tick)
         missing = self.rate.per - self._parts
         return max(0, -(-missing // self.rate.capacity))
+
+    @property
+    def missing(self) -> int:
+        """Parts that are missing to a full bucket, as of the last call with a time."""
+        return self.rate.capacity * self.rate.per - self._parts
+
+    def take_parts(self, parts: int) -> None:
+        """Take parts of tokens."""
+        self._parts -= parts
 
     def _refill(self, tick: int) -> None:
         elapsed = max(0, tick - self._at)

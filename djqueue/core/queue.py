@@ -301,7 +301,7 @@ class JobQueue:
         self.groups.weights = policy.group_weights
 
     def end_rests(self, tick: int) -> bool:
-        """Resume groups whose next token is available; return whether a job became ready."""
+        """Resume groups whose next token was available at a time; return whether a job became ready."""
         waiting = self.ready.size
         for name in self.groups.rests.due(tick):
             self._push(self.groups.advance(name))

@@ -253,9 +253,11 @@ class Shard:
             self.changed(job)
             changes.note(queue, job, "unblocked", now)
 
-    def promote_due(self, queue: JobQueue, now: int, changes: PendingChanges) -> None:
-        """Promote the jobs that are due: delayed → waiting."""
+    def promote_due(self, queue: JobQueue, now: int, tick: int, changes: PendingChanges) -> None:
+        """Promote the jobs that are due: delayed → waiting. Groups that could continue before them do so."""
         for job in queue.delayed.pop_due(now):
+            if queue.groups.rests:
+                queue.end_rests(tick - (now - job.run_at))
             queue.place(job, now)
             changes.woken.add(queue.name)
             self.changed(job)

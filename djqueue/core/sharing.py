@@ -1,5 +1,6 @@
 """A limiter that several queues share: permits in use, and whose turn is next."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import NamedTuple
@@ -138,6 +139,29 @@ class SharedLimiter:
         """Give the reservations of queues that did not come to the next in line; `woken`: see `release`."""
         if self._line:
             self.release(0, woken)
+
+    def restore(self, used: int, missing: int, line: Sequence[tuple[str, int, int]]) -> None:
+        """Continue as another limiter with the same limits was: see `saved`.
+
+        Args:
+            used: Weight of the active jobs.
+            missing: Parts of tokens that are missing to a full bucket.
+            line: The queues in line.
+        """
+        with self._lock:
+            self._used = used
+            if self._limits.bucket is not None:
+                self._limits.bucket.take_parts(missing)
+            for name, need, until in line:
+                turn = self._line[name] = RefusedQueue(need)
+                turn.until = until
+
+    def saved(self) -> tuple[int, list[tuple[str, int, int]]]:
+        """Return the missing parts of tokens, and the queues in line with what they need and until when."""
+        with self._lock:
+            bucket = self._limits.bucket
+            missing = 0 if bucket is None else bucket.missing
+            return missing, [(name, turn.need, turn.until) for name, turn in self._line.items()]
 
     def take(self, permits: int) -> None:
         """Count jobs that are active already."""

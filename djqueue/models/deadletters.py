@@ -26,6 +26,9 @@ class DeadLetter(models.Model):
         db_default="",
         help_text=_("Queue and job ID of each dependency, as JSON."),
     )
+    size = models.BigIntegerField(
+        null=True, editable=False, help_text="Bytes of the job, if its queue counts them."
+    )
 
     class Meta:
         db_table = "djqueue_dead_letter"
@@ -33,6 +36,15 @@ class DeadLetter(models.Model):
         verbose_name_plural = _("dead letters")
         default_permissions = ("view",)
         constraints = (models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_dead_key"),)
+        indexes = (
+            models.Index(fields=["queue", "id"], name="djqueue_dead_order"),
+            models.Index(fields=["expires_at"], name="djqueue_dead_expires"),
+            models.Index(
+                fields=["next_retry_at", "queue"],
+                name="djqueue_dead_retry",
+                condition=models.Q(next_retry_at__isnull=False),
+            ),
+        )
 
     def __str__(self) -> str:
         return f"{self.name} {self.job_id}: {self.reason}"

@@ -74,6 +74,13 @@ class Job(models.Model):
         db_default="",
         help_text=_("Process that holds the claim."),
     )
+    retries = models.IntegerField(_("automatic retries"), default=0, db_default=0)
+    kept_order = models.BigIntegerField(
+        null=True, editable=False, help_text="Position among the records that its queue counts."
+    )
+    kept_size = models.BigIntegerField(
+        null=True, editable=False, help_text="Bytes of its payload and error, if its queue counts them."
+    )
     leased_until = MillisecondsField(
         _("leased until"), null=True, blank=True, help_text=_("When the claim ends unless renewed.")
     )
@@ -85,7 +92,11 @@ class Job(models.Model):
         default_permissions = ("view",)
         constraints = (models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_job_key"),)
         indexes = (
-            models.Index(fields=["queue", "state", "finished_at"], name="djqueue_job_ended"),
+            models.Index(
+                fields=["queue", "state", "finished_at"],
+                name="djqueue_job_ended",
+                condition=Q(finished_at__isnull=False),
+            ),
             models.Index(fields=["queue", "state", "id"], name="djqueue_job_state_id"),
             models.Index(fields=["id"], name="djqueue_job_inbox", condition=Q(inbox=True)),
             models.Index(
@@ -102,9 +113,14 @@ class Job(models.Model):
                 condition=Q(subject__isnull=False),
             ),
             models.Index(
-                fields=["expires_at"],
+                fields=["state", "expires_at"],
                 name="djqueue_job_expires",
                 condition=Q(expires_at__isnull=False),
+            ),
+            models.Index(
+                fields=["queue", "state", "kept_order"],
+                name="djqueue_job_kept",
+                condition=Q(kept_order__isnull=False),
             ),
         )
 
@@ -129,6 +145,12 @@ class JobResult(models.Model):
     result = models.BinaryField(_("result"))
     completed_at = MillisecondsField(_("completed"))
     expires_at = MillisecondsField(_("kept until"), null=True, blank=True)
+    kept_order = models.BigIntegerField(
+        null=True, editable=False, help_text="Position among the results that its queue counts."
+    )
+    kept_size = models.BigIntegerField(
+        null=True, editable=False, help_text="Bytes of the result, if its queue counts them."
+    )
 
     class Meta:
         db_table = "djqueue_job_result"
@@ -141,6 +163,11 @@ class JobResult(models.Model):
                 fields=["expires_at"],
                 name="djqueue_result_expires",
                 condition=Q(expires_at__isnull=False),
+            ),
+            models.Index(
+                fields=["queue", "kept_order"],
+                name="djqueue_result_kept",
+                condition=Q(kept_order__isnull=False),
             ),
         )
 

@@ -33,7 +33,10 @@ class MetricBucket(models.Model):
         constraints = (
             models.UniqueConstraint(fields=("queue", "name", "tier", "start"), name="djqueue_metric_key"),
         )
-        indexes = (models.Index(fields=["tier", "start"], name="djqueue_metric_start"),)
+        indexes = (
+            models.Index(fields=["tier", "start"], name="djqueue_metric_start"),
+            models.Index(fields=["queue", "tier", "start"], name="djqueue_metric_queue"),
+        )
 
     def __str__(self) -> str:
         return f"{self.queue} {self.start:%Y-%m-%d %H:%M}"

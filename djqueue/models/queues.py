@@ -14,6 +14,13 @@ class QueueState(models.Model):
     rate_capacity = models.IntegerField(_("starts per period"), null=True, blank=True)
     rate_per = models.BigIntegerField(_("period in milliseconds"), null=True, blank=True)
     concurrency = models.IntegerField(_("maximum active jobs"), null=True, blank=True)
+    limits_set = models.BooleanField(default=False, db_default=False)
+    counted_to = models.BigIntegerField(
+        default=0, db_default=0, help_text="Where the search for records that are not counted stands."
+    )
+    counted_at = models.BigIntegerField(
+        default=0, db_default=0, help_text="When the last such search ended, in UTC milliseconds."
+    )
 
     class Meta:
         db_table = "djqueue_queue_state"

@@ -25,6 +25,11 @@ class WorkerState(models.Model):
         blank=True,
         help_text=_("Kind, heartbeat, memory, versions and active jobs."),
     )
+    commands = models.CharField(
+        max_length=64, default="", db_default="", help_text="Commands that it has not received, by commas."
+    )
+    dump = models.TextField(default="", db_default="", help_text="Stacks of its threads and tasks.")
+    dumped_at = models.BigIntegerField(null=True, help_text="UTC milliseconds; empty without a dump.")
 
     class Meta:
         db_table = "djqueue_worker_state"

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
-from djqueue.core.job import EnqueueResult
+from djqueue.core.job import Batch, EnqueueResult
+
+from .capabilities import TransactionalEnqueue
 
 
 class AfterCommit:
@@ -48,3 +51,23 @@ def has_uncommitted(alias: str, queue: str, id: str) -> bool:
         return False
     callbacks = (entry[1] for entry in connection.run_on_commit)
     return any(isinstance(callback, AfterCommit) and callback.has(queue, id) for callback in callbacks)
+
+
+class JoinedTransactions(TransactionalEnqueue):
+    """Jobs are rows in the caller's transaction, unless `durable` is False."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    def alias_for(self, batch: Batch) -> str | None:
+        is_detached = batch.options.durable is False
+        return self._alias if connections[self._alias].in_atomic_block and not is_detached else None
+
+    async def aalias_for(self, batch: Batch) -> str | None:
+        return await sync_to_async(self.alias_for)(batch)
+
+    def uncommitted_in(self, queue: str, id: str) -> str | None:
+        return self._alias if has_uncommitted(self._alias, queue, id) else None
+
+    async def auncommitted_in(self, queue: str, id: str) -> str | None:
+        return await sync_to_async(self.uncommitted_in)(queue, id)

@@ -178,6 +178,16 @@ class SnapshotSpool:
             while rows := cursor.fetchmany(size):
                 yield [SpooledJob(job, record["retries"]) for job, record in map(_read, rows)]
 
+    def by_position(self, size: int) -> Iterator[list[SpooledJob]]:
+        """Yield all jobs, those of each queue by their positions."""
+        with closing(self._file.cursor()) as cursor:
+            cursor.execute(
+                "SELECT queue, data FROM job ORDER BY queue, CASE WHEN lifo THEN -major ELSE major END, "
+                "CASE WHEN lifo THEN -minor ELSE minor END, rowid"
+            )
+            while rows := cursor.fetchmany(size):
+                yield [SpooledJob(job, record["retries"]) for job, record in map(_read, rows)]
+
     def letters(self, size: int, queue: str | None = None) -> Iterator[list[DeadLetterRecord]]:
         """Yield the dead letters of failed jobs, oldest first in each queue."""
         with closing(self._file.cursor()) as cursor:

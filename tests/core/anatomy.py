@@ -132,7 +132,7 @@ def check_groups(queue: JobQueue, out: list[EngineJob], group_waiting: list[Engi
         rests = name in queue.groups.rests
         assert rests or not has_turn or not group.group_waiting or is_at_most(queue, name, len(group.ready))
         assert not rests or (group.group_waiting and has_turn and (own.rate or queue.groups.rate))
-    assert {name for _, _, name in queue.groups.rests._heap} >= queue.groups.rests._at.keys()
+    assert {name for _, name in queue.groups.rests._heap} >= queue.groups.rests._at.keys()
     assert queue.groups.rests._at.keys() <= names
 
 

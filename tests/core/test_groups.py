@@ -151,5 +151,5 @@ def test_group_wait_times_are_ordered_and_leave_nothing_behind(steps):
         assert len(times._heap) <= 2 * len(model) + 64
     due = times.due(25)
     assert sorted(due) == sorted(name for name, at in model.items() if at <= 25)
-    assert [model[name] for name in due] == sorted(model[name] for name in due)
+    assert due == sorted(due, key=lambda name: (model[name], name))
     assert times.next() == min((at for at in model.values() if at > 25), default=None)

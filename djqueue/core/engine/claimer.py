@@ -71,7 +71,7 @@ class Claimer:
         if queue.paused:
             return None
         if queue.delayed.size:
-            shard.promote_due(queue, now, changes)
+            shard.promote_due(queue, now, tick, changes)
         limiter, shared, groups = queue.limiter, queue.shared, queue.groups
         group_waiting, before = groups.group_waiting, len(claimed)
         if groups.rests:

@@ -100,9 +100,10 @@ class Sweeper:
             if queue is None:
                 return 0, 0, 0, 0  # It was obliterated in the meantime.
             before = queue.delayed.size
-            shard.promote_due(queue, now, changes)
+            tick = self._context.clock.monotonic()
+            shard.promote_due(queue, now, tick, changes)
             promoted = before - queue.delayed.size
-            if queue.end_rests(self._context.clock.monotonic()):
+            if queue.end_rests(tick):
                 changes.woken.add(name)
             queue.groups.forget_full()
             expired = queue.expired(now)

@@ -42,6 +42,7 @@ from djqueue.core.states import State
 from djqueue.storage import sparktables
 from djqueue.storage.base import P, Storage, T
 from djqueue.storage.capabilities import Capabilities
+from djqueue.storage.commits import JoinedTransactions
 from djqueue.storage.facets import Unsubscribe
 from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.tables.dberrors import LOCKED, drop_if_broken, named
@@ -64,7 +65,6 @@ from .role import DatabaseSchedulerRole
 from .scheduler import SchedulerStorage
 from .server import SchedulerServer
 from .snapshots import DatabaseSnapshots
-from .transactions import JoinedTransactions
 
 logger = logging.getLogger("djqueue.scheduler")
 

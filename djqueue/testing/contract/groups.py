@@ -317,6 +317,23 @@ class GroupsContract(StorageCase):
 
         assert claim_ids(storage, 10) == [ids[0], free, *ids[1:5]]
 
+    @pytest.mark.parametrize("between", ["a removed job", "a job of another name"])
+    def test_claim_takes_ready_jobs_before_the_next_job_of_a_group_that_it_lets_in(
+        self, storage: Storage, between: str
+    ) -> None:
+        enqueue(storage, queue=PAIRS, group="earlier")
+        assert len(claim(storage, 2)) == 1
+        removed = enqueue(storage, queue=PAIRS)
+        first = enqueue(storage, queue=PAIRS, group="g")
+        let_in = enqueue(storage, queue=PAIRS, group="g", priority=1)
+        if between == "a job of another name":
+            enqueue(storage, queue=PAIRS, name="another")
+        ready = enqueue(storage, queue=PAIRS)
+        storage.jobs.remove(PAIRS, [removed])
+
+        assert claim_ids(storage, 2) == [first, ready]
+        assert claim_ids(storage, 2) == [let_in]
+
     # What is said to groups.
 
     def test_concurrency_of_one_group_can_change_while_its_jobs_run(self, storage: Storage) -> None:
@@ -506,6 +523,36 @@ class GroupsContract(StorageCase):
         last = enqueue(storage, queue=RATED, group="g")
 
         assert claim_ids(storage, 10) == [ids[2], last]
+
+    def test_groups_continue_in_the_order_in_which_their_rates_allow_a_start(self, storage: Storage) -> None:
+        first = enqueue_many(storage, 3, queue=RATED, group="z")
+        claim(storage, 10)
+        self.advance(SOON // 2)
+        second = enqueue_many(storage, 3, queue=RATED, group="a")
+        claim(storage, 10)
+        self.advance(2 * SOON)
+
+        assert claim_ids(storage, 10) == [first[2], second[2]]
+
+    def test_new_job_of_a_group_does_not_delay_its_turn(self, storage: Storage) -> None:
+        first = enqueue_many(storage, 3, queue=RATED, group="a")
+        claim(storage, 10)
+        self.advance(SOON // 2)
+        second = enqueue_many(storage, 3, queue=RATED, group="z")
+        claim(storage, 10)
+        self.advance(2 * SOON)
+        last = enqueue(storage, queue=RATED, group="a")
+
+        assert claim_ids(storage, 10) == [first[2], second[2], last]
+
+    def test_due_job_goes_behind_a_group_whose_rate_allowed_a_start_earlier(self, storage: Storage) -> None:
+        ids = enqueue_many(storage, 3, queue=RATED, group="g")
+        claim(storage, 10)
+        late = enqueue(storage, queue=RATED, delay=2 * SOON)
+        soon = enqueue(storage, queue=RATED, delay=SOON // 2)
+        self.advance(3 * SOON)
+
+        assert claim_ids(storage, 10) == [soon, ids[2], late]
 
     def test_unused_group_rate_accumulates_to_one_burst_at_most(self, storage: Storage) -> None:
         first = enqueue(storage, queue=RATED, group="g")

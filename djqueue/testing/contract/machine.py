@@ -567,6 +567,27 @@ class ModelContract(StorageCase):
         machine.teardown()
         assert len(machine.claims) == 4
 
+    def test_groups_whose_rates_allow_a_start_at_the_same_time_continue_by_name(
+        self, storage: Storage
+    ) -> None:
+        if not self.examples:
+            pytest.skip("its time cannot be moved")
+        machine = self.machine(storage)()
+        for group in ("h", "g"):
+            machine.enqueue_group(queue=MODEL_GROUPED, group=group, count=3)
+        for _ in range(2):
+            machine.claim_any(queue=MODEL_GROUPED)
+        machine.finish(picks=[0, 1, 2, 3], kind="complete", delay=0, reason="timeout", then=False)
+        machine.let_time_pass(350)
+
+        machine.claim_any(queue=MODEL_GROUPED)
+
+        last = [job_id for _, job_id, _ in machine.claims[4:]]
+        jobs = storage.reads.jobs(MODEL_GROUPED, last)
+        assert [job and job.options.group for job in jobs] == ["g", "h"]
+        machine.compare()
+        machine.teardown()
+
     def test_dependent_of_replaced_job_does_not_hold_next_job_with_its_id(self, storage: Storage) -> None:
         if not self.examples or self.choices.replaces_later:
             pytest.skip("its time cannot be moved, or it keeps the ids")
@@ -586,6 +607,28 @@ class ModelContract(StorageCase):
         machine.compare()
         machine.teardown()
         assert storage.reads.jobs(MODEL_BOUNDED, ["b"]) == [None]
+
+    def test_retried_dependent_that_fails_again_holds_no_record(self, storage: Storage) -> None:
+        if not self.examples:
+            pytest.skip("its time cannot be moved")
+        machine = self.machine(storage)()
+        for job_id, queue in (("b", MODEL_BOUNDED), ("a", MODEL_PLAIN)):
+            options = {"retention": 100, "result_ttl": 600_000}
+            machine.enqueue_batch_with_ids(queue=queue, options=options, ids=[job_id])
+        machine.cancel(pick=0)
+        machine.enqueue_dependent(
+            queue=MODEL_GROUPED, job_id=None, options={}, picks=[0, 1], policy="fail", delay=None
+        )
+        machine.end_dependency(queue=MODEL_PLAIN, policy="fail", kind="complete")
+        # It is retried by itself; the cancelled job is gone by then, and another one holds the completed one.
+        machine.let_time_pass_and_sweep(milliseconds=700_000)
+        machine.cancel(pick=2)
+
+        machine.let_time_pass_and_sweep(milliseconds=1)
+
+        assert storage.reads.jobs(MODEL_PLAIN, ["a"]) == [None]
+        machine.compare()
+        machine.teardown()
 
     def test_random_operations_behave_like_the_reference(self, storage: Storage) -> None:
         self.run_machine(storage, self.examples, derandomize=True)

@@ -137,7 +137,7 @@ class Reference:
         self.group_limits: dict[tuple[str, str | None], GroupLimit] = {}
         self.paused_groups: set[tuple[str, str]] = set()
         self.buckets: dict[tuple[str, str, Rate], ModelBucket] = {}
-        self.group_waits: dict[tuple[str, str], tuple[int, int]] = {}
+        self.group_waits: dict[tuple[str, str], int] = {}
         self.dead_letters: dict[str, list[DeadLetterRecord]] = {}
         self.retries: dict[JobKey, int] = {}
         self.keys: dict[tuple[str, str], tuple[ModelJob, int | None]] = {}
@@ -274,7 +274,9 @@ class Reference:
         self.note_group_wait(queue, group)
 
     def note_group_wait(self, queue: str, group: str) -> None:
-        """Note when a group gets its next token, if it waits for nothing else."""
+        """Note when a group gets its next token, if it waits for nothing else. One that has got it keeps its
+        turn until it continues.
+        """
         mine = [job for job in self.of(queue) if job.options.group == group]
         ready = sum(job.state is State.WAITING and not job.group_waiting for job in mine)
         bucket, paused = self.bucket(queue, group), (queue, group) in self.paused_groups
@@ -285,15 +287,15 @@ class Reference:
         limit = min(self.weight(queue, group), self.free_slots(queue, group), bucket.rate.capacity)
         if ready < limit:
             wait = (ready + 1 - bucket.tokens) * bucket.rate.per / bucket.rate.capacity
-            at = bucket.at - (-wait.numerator // wait.denominator)
-            same = before is not None and before[0] == at
-            self.group_waits[queue, group] = before if same and before else (at, next(self.numbers))
+            at = max(bucket.at, bucket.at - (-wait.numerator // wait.denominator))
+            self.group_waits[queue, group] = at if before is None or at > bucket.at else min(at, before)
 
-    def end_group_waits(self, queue: str) -> None:
+    def end_group_waits(self, queue: str, late: int = 0) -> None:
+        """Let groups continue that could do so at a time that has passed `late` milliseconds ago."""
         due = [
-            (wait, group)
-            for (name, group), wait in self.group_waits.items()
-            if name == queue and wait[0] <= self.clock.monotonic()
+            (at, group)
+            for (name, group), at in self.group_waits.items()
+            if name == queue and at <= self.clock.monotonic() - late
         ]
         for _, group in sorted(due):
             self.group_waits.pop((queue, group), None)
@@ -512,6 +514,14 @@ class Reference:
             self.resolve(job, key, end)
             self.settle()
 
+    def bind_all(self, job: ModelJob, keys: Iterable[JobKey]) -> None:
+        for key in keys:
+            self.bind(job, key)
+        if job.state not in LIVE:
+            # It ended because of a dependency, and needs the records of the others no more.
+            for other in self.jobs:
+                self.release_record(other, job)
+
     def resolve(self, job: ModelJob, key: JobKey, end: State) -> None:
         if job.state is not State.BLOCKED or key not in job.unmet:
             return
@@ -587,12 +597,7 @@ class Reference:
             answers.append((job_id, "queued", None, None))
         self.settle()
         for job in added:
-            for dependency in options.depends_on:
-                self.bind(job, dependency)
-            if job.state not in LIVE:
-                # It ended because of a dependency, and needs the records of the others no more.
-                for other in self.jobs:
-                    self.release_record(other, job)
+            self.bind_all(job, options.depends_on)
         return answers
 
     def claim(
@@ -645,9 +650,7 @@ class Reference:
                 break
         hints = [0] if alone == "later" else []
         hints += [max(0, job.run_at - self.now) for job in self.delayed(queue)[:1]]
-        hints += [
-            at - self.clock.monotonic() for (name, _), (at, _) in self.group_waits.items() if name == queue
-        ]
+        hints += [at - self.clock.monotonic() for (name, _), at in self.group_waits.items() if name == queue]
         claimable = [job for job in self.ready(queue, names) if stalled or not job.stalls]
         if limits.rate is not None and claimable and limits.tokens < 1:
             missing = (1 - limits.tokens) * limits.rate.per / limits.rate.capacity
@@ -672,6 +675,7 @@ class Reference:
     def promote_due(self, queue: str) -> int:
         due = [job for job in self.delayed(queue) if job.run_at <= self.now]
         for job in due:
+            self.end_group_waits(queue, self.now - job.run_at)
             job.state = None
             self.make_pending(job)
             self.emit_event(job, "promoted")
@@ -816,8 +820,7 @@ class Reference:
         answer = "blocked_again" if job.unmet else "retried"
         self.make_pending(job)
         self.emit_event(job, "retried")
-        for dependency in job.options.depends_on if states else ():
-            self.bind(job, dependency)
+        self.bind_all(job, job.options.depends_on if states else ())
         return answer
 
     def remove(self, queue: str, job_id: str) -> bool:
@@ -1025,7 +1028,7 @@ class Reference:
             if job.state is State.COMPLETED and job.options.result_ttl is not None:
                 ends.append(job.finished_at + job.options.result_ttl)
         waits = self.group_waits.values() if self.choices.ends_waits_late else ()
-        is_late = any(wait[0] <= self.clock.monotonic() for wait in waits)
+        is_late = any(at <= self.clock.monotonic() for at in waits)
         return is_late or min(ends, default=FOREVER) <= self.now
 
     def due(

@@ -13,6 +13,7 @@ from django.db.backends.signals import connection_created
 
 from djqueue.storage.database import DatabaseStorage, lease
 from tests.storage.database import programs
+from tests.storage.thorough import contract_part
 from tests.tables import empty_tables, every_app
 
 from .children import Child
@@ -44,25 +45,6 @@ IN_MEMORY = {
     "waiting",
 }
 """Parts of the contract that the scheduler decides in memory, by the engine of the memory storage."""
-IN_SQL = {
-    "belongings",
-    "bulk_writes",
-    "concurrency",
-    "dead_letter_pages",
-    "exporting",
-    "ids_and_bytes",
-    "insight",
-    "kept_bytes",
-    "pinned_bounds",
-    "reads",
-    "retention",
-    "snapshots",
-    "staging",
-    "subjects",
-    "unique_keys",
-}
-"""Parts of the contract that depend on statements: constraints, order, locks, sums, bytes and JSON. The
-scheduler decides the others in memory, on each database in the same way."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -72,15 +54,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.django_db(transaction=True, available_apps=[]))
             part = contract_part(item)
             item.add_marker(pytest.mark.thorough if part in IN_MEMORY else pytest.mark.database)
-            if part in IN_SQL:
-                item.add_marker(pytest.mark.dialect)
-
-
-def contract_part(item: pytest.Item) -> str:
-    """Return the module of the contract that a test comes from; "" for any other test."""
-    module = item.function.__module__ if isinstance(item, pytest.Function) else ""
-    package, _, name = module.rpartition(".")
-    return name if package == "djqueue.testing.contract" else ""
 
 
 @pytest.fixture(autouse=True)

@@ -256,7 +256,8 @@ do
     end
     local taken, holes = {}, 0
     repeat
-      local entries = call('LPOP', W, limit) or {}
+      local missing = limit - #taken -- holes take no job's place
+      local entries = call('LPOP', W, missing) or {}
       for i = 1, #entries do
         local one = entries[i]
         if one == '' then
@@ -265,7 +266,7 @@ do
           taken[#taken + 1] = {sub(one, 9), sub(one, 1, 8)}
         end
       end
-    until #taken > 0 or #entries == 0
+    until #taken == limit or #entries < missing
     if holes > 0 then call('HINCRBY', META, 'holes', -holes) end
     return taken
   end
@@ -295,10 +296,6 @@ local token = 0
 
 local function start(id, number, blob, st)
   local name = name_of(blob)
-  if not handled[name] then
-    mark_unhandled(id, number, blob, st)
-    return
-  end
   local extra = ''
   local weight = 1
   if not st and sub(blob, 17, 17) == 'p' then
@@ -355,6 +352,28 @@ local function start(id, number, blob, st)
   if watching then emit_event(id, name, 'active', 'active') end
 end
 
+-- Take up to `limit` waiting jobs; return them, their records and their state entries. All are taken before one starts:
+-- the next job of its group, which is then ready, would take the place of another one.
+local function take_handled(limit)
+  local found, blobs, sts = {}, {}, {}
+  repeat
+    local taken, unhandled, wanted = take(limit - #found), 0, {}
+    if #taken == 0 then break end
+    for i = 1, #taken do wanted[i] = taken[i][1] end
+    local records, states = call('HMGET', JOBS, unpack(wanted)), call('HMGET', ST, unpack(wanted))
+    for i = 1, #taken do
+      if records[i] and not handled[name_of(records[i])] then
+        unhandled = unhandled + 1
+        mark_unhandled(taken[i][1], taken[i][2], records[i], states[i])
+      else
+        local n = #found + 1
+        found[n], blobs[n], sts[n] = taken[i], records[i], states[i]
+      end
+    end
+  until unhandled == 0 or unhandled_count >= 1000
+  return found, blobs, sts
+end
+
 local function claim()
   if call('EXISTS', JOBS) == 0 or call('HEXISTS', META, 'paused') == 1 then return end
   local were_woken = woken
@@ -378,15 +397,12 @@ local function claim()
       return room and room <= 0 or claiming.permits and claiming.permits <= 0
     end
     while token < allowed and unhandled_count < 1000 and not too_heavy and not claiming.alone and not is_full() do
-      local taken = take(allowed - token)
+      local taken, blobs, sts = take_handled(allowed - token)
       if #taken == 0 then
         if call('LLEN', W) == 0 and call('ZCARD', Z) == 0 then break end
         rounds = rounds + 1
         if rounds > 3 then break end
       else
-        local wanted = {}
-        for i = 1, #taken do wanted[i] = taken[i][1] end
-        local blobs, sts = call('HMGET', JOBS, unpack(wanted)), call('HMGET', ST, unpack(wanted))
         for i = 1, #taken do
           local full = claiming.alone == 'taken' or is_full()
           too_heavy = not full and blobs[i] and start(taken[i][1], taken[i][2], blobs[i], sts[i])

@@ -225,7 +225,10 @@ do
     local entry = NUL .. group
     if ready < math.min(rules.weight, slots_of(group, rules), rules.capacity) and waiting_of(group, 1)[1] then
       local wait = missing_of(group, rules) - (rules.capacity - ready - 1) * rules.per / rules.capacity
-      if call('ZADD', DUE, math.max(now, math.ceil(now + wait - NEARLY)), entry) == 1 then
+      local at = math.ceil(now + wait - NEARLY)
+      -- A group whose pause is over already keeps its turn until it continues.
+      local added = at > now and call('ZADD', DUE, at, entry) or at <= now and call('ZADD', DUE, 'LT', now, entry)
+      if added == 1 then
         add('r', 1)
         woken = true -- workers may be waiting for a later time
       end

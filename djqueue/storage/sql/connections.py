@@ -1,0 +1,209 @@
+"""Connections and the thread of a connected storage, which belong to it and not to the process's threads."""
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from asgiref.sync import AsyncToSync, sync_to_async
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from djqueue.core.deadline import remaining
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.forks import after_fork
+from djqueue.storage.base import P
+
+from .dialects import Dialect
+
+T = TypeVar("T")
+
+LIMIT = 8
+"""Connections of one storage that are in use at a time."""
+WAIT = 30.0
+"""Seconds to wait for one of them, unless the call's deadline is earlier."""
+UNTESTED = 1.0
+"""Seconds after which an idle connection is tested before it is used."""
+
+
+class Idle(NamedTuple):
+    """A connection that waits for its next use."""
+
+    wrapper: BaseDatabaseWrapper
+    since: float
+    """Monotonic seconds."""
+
+
+class OwnConnections:
+    """A pool of connections to the database of a storage. Threads may use it at the same time.
+
+    Until it is opened, and after it is closed, a connection lasts for one use.
+    """
+
+    def __init__(self, alias: str, dialect: Dialect) -> None:
+        self._alias = alias
+        self._dialect = dialect
+        self.is_open = False
+        self._inherited: list[BaseDatabaseWrapper] = []
+        self._reset()
+        after_fork(self._forget)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._slots = threading.BoundedSemaphore(LIMIT)
+        self._idle: list[Idle] = []
+
+    def open(self) -> None:
+        """Keep connections from now on."""
+        self.is_open = True
+
+    def close(self) -> None:
+        """Close all connections; one that is in use is closed afterwards."""
+        with self._lock:
+            self.is_open = False
+            idle, self._idle = self._idle, []
+        for found in idle:
+            found.wrapper.close()
+
+    @contextmanager
+    def borrow(self) -> Iterator[BaseDatabaseWrapper]:
+        """Yield a connection, which is the thread's connection of this alias meanwhile.
+
+        Raises StorageUnavailableError if all are in use for too long.
+        """
+        if not self._slots.acquire(timeout=remaining(WAIT)):
+            raise StorageUnavailableError(
+                f"the database {self._alias!r} cannot be used: all {LIMIT} connections of this "
+                "storage are in use. "
+                "Use fewer threads, or find the slow statement."
+            )
+        try:
+            wrapper = self._take()
+            try:
+                with as_current(self._alias, wrapper):
+                    yield wrapper
+            finally:
+                self._put_back(wrapper)
+        finally:
+            self._slots.release()
+
+    def _take(self) -> BaseDatabaseWrapper:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    break
+                found = self._idle.pop()
+            if not self._dialect.has_clock or time.monotonic() - found.since < UNTESTED:
+                return found.wrapper
+            if found.wrapper.is_usable():
+                return found.wrapper
+            self._drop(found.wrapper)
+        return create(self._alias, self._dialect)
+
+    def _put_back(self, wrapper: BaseDatabaseWrapper) -> None:
+        if wrapper.connection is None:
+            return
+        if wrapper.errors_occurred:
+            if not wrapper.is_usable():
+                self._drop(wrapper)
+                return
+            wrapper.errors_occurred = False
+        with self._lock:
+            if self.is_open:
+                self._idle.append(Idle(wrapper, time.monotonic()))
+                return
+        wrapper.close()
+
+    def _drop(self, wrapper: BaseDatabaseWrapper) -> None:
+        """Close a broken connection, and those that were idle: the server has probably closed them all."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for one in (wrapper, *(found.wrapper for found in idle)):
+            one.close()
+
+    def _forget(self) -> None:
+        """Leave the parent's connections alone in a forked child: closing one would end its session."""
+        self._inherited += [found.wrapper for found in self._idle]
+        self.is_open = False
+        self._reset()
+
+
+def create(alias: str, dialect: Dialect) -> BaseDatabaseWrapper:
+    """Open a connection that any thread may use, one at a time."""
+    wrapper = connections.create_connection(alias)
+    options = wrapper.settings_dict["OPTIONS"]
+    if "pool" in options:
+        # Settings of a session would stay with a connection of Django's pool.
+        kept = {name: value for name, value in options.items() if name != "pool"}
+        wrapper.settings_dict = {**wrapper.settings_dict, "OPTIONS": kept}
+    wrapper.inc_thread_sharing()
+    try:
+        wrapper.ensure_connection()
+        with wrapper.wrap_database_errors:
+            dialect.tune(wrapper)
+    except BaseException:
+        wrapper.close()
+        raise
+    return wrapper
+
+
+@contextmanager
+def as_current(alias: str, wrapper: BaseDatabaseWrapper) -> Iterator[None]:
+    """Make a connection the thread's connection of its alias, which the ORM uses."""
+    usual = connections[alias]
+    connections[alias] = wrapper
+    try:
+        yield
+    finally:
+        connections[alias] = usual
+
+
+class CallThread:
+    """The one thread in which a connected storage runs the calls of coroutines."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._executor: ThreadPoolExecutor | None = None
+        self._ident: int | None = None
+        after_fork(self._forget)
+
+    def open(self) -> None:
+        """Run calls in the thread from now on."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(
+                1, thread_name_prefix="djqueue-storage", initializer=self._note_thread
+            )
+
+    def close(self) -> None:
+        """End the thread after the calls that it has."""
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.submit(lambda: connections[self._alias].close())
+            executor.shutdown(wait=threading.get_ident() != self._ident)
+
+    async def call(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function in the thread; in the caller's own one if it may have a transaction there."""
+        executor = self._executor
+        if executor is None or _is_called_by_sync_code():
+            return await sync_to_async(method, thread_sensitive=True)(*args, **kwargs)
+        run = contextvars.copy_context().run
+        call = partial(run, partial(method, *args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(executor, call)
+
+    def _note_thread(self) -> None:
+        self._ident = threading.get_ident()
+
+    def _forget(self) -> None:
+        self._executor = None
+
+
+def _is_called_by_sync_code() -> bool:
+    """Return whether `async_to_sync` runs this coroutine: its caller may be in a transaction."""
+    if getattr(AsyncToSync.executors, "current", None) is not None:
+        return True
+    return asyncio.get_running_loop() in AsyncToSync.loop_thread_executors

@@ -1,0 +1,263 @@
+"""Enqueues: duplicates, unique keys, and the room that a queue has."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from djqueue.core.capacity import DROPPED, full_error
+from djqueue.core.errors import OptionError
+from djqueue.core.flow import Substitutes, outside
+from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.options import JobOptions
+from djqueue.core.states import PENDING, REUSABLE, State
+from djqueue.core.unique import REPLACED
+from djqueue.storage.tables import rows
+
+from . import dependencies, stored, transitions, unique
+from .ready import DELAYED, READY, place, ready_row
+from .stored import NEW_JOB, StoredJob
+from .transaction import Tx
+
+BOUNDED = ("drop_oldest", "drop_lowest")
+
+
+def enqueue(tx: Tx, batches: Sequence[Batch], *, chunk: int = 0) -> list[EnqueueResult]:
+    """Add jobs, and return a result for each job, in order: see `Storage.enqueue`.
+
+    Args:
+        chunk: Number of jobs, if the batches are a staged chunk. A chunk that is larger than the queue's
+            `MAX_SIZE` would never fit, so it is added as long as the queue is not full.
+    """
+    for batch in batches:
+        if batch.ids is not None and len(batch.ids) != len(batch.payloads):
+            raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
+        tx.storage.policy(batch.queue).check_batch(batch)
+    _check_dependencies(tx, batches)
+    results: list[EnqueueResult] = []
+    substitutes = Substitutes()
+    for given in batches:
+        batch = substitutes.in_(given) if results else given
+        answers = _enqueue(tx, batch, chunk)
+        substitutes.note(batch, answers)
+        results += answers
+    tx.results += results
+    return results
+
+
+def _check_dependencies(tx: Tx, batches: Sequence[Batch]) -> None:
+    keys = outside(batches)
+    if keys:
+        there = dependencies.states_of(tx, keys)
+        for queue, id in keys:
+            if (queue, id) not in there:
+                raise OptionError(f"depends_on: queue {queue!r} has no job {id!r}")
+
+
+def _enqueue(tx: Tx, batch: Batch, chunk: int) -> list[EnqueueResult]:
+    tx.storage.use(tx, batch.queue)
+    policy = tx.storage.policy(batch.queue)
+    drops = policy.max_size is not None and policy.when_full in BOUNDED
+    if policy.max_size is not None:
+        tx.lock(f"room:{batch.queue}")
+    if _is_uniform(batch) and not drops:
+        if policy.max_size is not None and batch.options.rejected is None:
+            _check_room(tx, batch, len(batch.payloads), chunk)
+        return _insert(tx, batch, batch.ids or tx.storage.ids.many(len(batch.payloads), tx.now))
+    if policy.max_size is not None and not drops and batch.options.rejected is None:
+        _check_room(tx, batch, None, chunk)
+    return _each(tx, batch, drops=drops)
+
+
+def _is_uniform(batch: Batch) -> bool:
+    """Return whether all jobs of a batch are new and wait in the same way."""
+    options = batch.options
+    return (batch.ids is None or batch.fresh) and options.plain and not options.lifo
+
+
+def _insert(tx: Tx, batch: Batch, ids: Sequence[str]) -> list[EnqueueResult]:
+    """Add new jobs that differ only in id and payload."""
+    count = len(ids)
+    if not count:
+        return []
+    options, run_at = _options(batch), _run_at(tx, batch)
+    numbers = tx.numbers(count)
+    model = StoredJob("", batch.queue, batch.name, b"", options, State.WAITING, tx.now, run_at)
+    model.pk, model.expires_at = 0, None if options.ttl is None else tx.now + options.ttl
+    if run_at > tx.now:
+        model.state = State.DELAYED
+    row = stored.new_row(model, rows.pack_options(options))
+    (before, between, after), last = (row[1:2], row[3:6], row[7:]), numbers[-1]
+    tx.insert(
+        "djqueue_job",
+        NEW_JOB,
+        [
+            (number, *before, id, *between, payload, *after)
+            for number, id, payload in zip(numbers, ids, batch.payloads, strict=True)
+        ],
+    )
+    if model.state is State.DELAYED:
+        tx.insert("djqueue_delayed", DELAYED, [(number, batch.queue, run_at) for number in numbers])
+    else:
+        ready = ready_row(model, last)
+        tx.insert("djqueue_ready", READY, [(number, *ready[1:3], number, *ready[4:]) for number in numbers])
+    tx.count(batch.queue, "enqueued", count)
+    tx.shift(batch.queue, None, model.state, count)
+    tx.woken.add(batch.queue)
+    if tx.is_observed(batch.queue):
+        for id in ids:
+            model.id = id
+            tx.note(model, "queued")
+    return [EnqueueResult(id, "queued", batch.queue) for id in ids]
+
+
+def _options(batch: Batch) -> JobOptions:
+    return batch.options if not batch.delay else replace(batch.options, delay=batch.delay)
+
+
+def _run_at(tx: Tx, batch: Batch) -> int:
+    return batch.run_at if batch.run_at is not None else tx.now + (batch.delay or 0)
+
+
+def _each(tx: Tx, batch: Batch, *, drops: bool) -> list[EnqueueResult]:
+    options, run_at = _options(batch), _run_at(tx, batch)
+    packed = rows.pack_options(options)
+    ids = batch.ids if batch.ids is not None else tx.storage.ids.many(len(batch.payloads), tx.now)
+    known: dict[str, StoredJob] = {}
+    if batch.ids is not None and not batch.fresh:
+        known = stored.by_ids(tx, batch.queue, ids)
+    results: list[EnqueueResult] = []
+    added: list[StoredJob] = []
+    for id, payload in zip(ids, batch.payloads, strict=True):
+        existing = known.get(id)
+        if existing is not None and (options.rejected is not None or existing.state not in REUSABLE):
+            results.append(_duplicate(tx, batch, existing))
+            continue
+        job = StoredJob(id, batch.queue, batch.name, payload, options, State.WAITING, tx.now, run_at)
+        [job.pk] = tx.numbers(1)
+        job.expires_at = None if options.ttl is None else tx.now + options.ttl
+        if options.rejected is not None:
+            tx.insert("djqueue_job", NEW_JOB, [stored.new_row(job, packed)])
+            transitions.reject(tx, job)
+            known[id] = job
+            results.append(EnqueueResult(id, "rejected", batch.queue))
+            continue
+        found = None
+        if options.unique_key is not None:
+            owner, found = unique.succeed(tx, job)
+            if found is None:
+                assert owner is not None
+                results.append(EnqueueResult(owner.id, "duplicate", batch.queue, owner.state))
+                continue
+            if found.replaced is not None:
+                if found.keeps_time and found.replaced.state is not State.BLOCKED:
+                    job.run_at = min(job.run_at, found.replaced.run_at)
+                transitions.cancel_pending(tx, found.replaced, REPLACED)
+                known[found.replaced.id] = found.replaced
+                if existing is not None and existing.pk == found.replaced.pk:
+                    existing = found.replaced
+        replaced = None if found is None else found.replaced
+        if drops and replaced is None and not _make_room(tx, job):
+            # This is the first job of the batch: an earlier one could be dropped for it.
+            raise full_error(batch.queue, tx.storage.policy(batch.queue).max_size, len(batch.payloads))
+        if existing is None and replaced is not None and replaced.id == id:
+            existing = replaced
+        if existing is not None:
+            transitions.make_way(tx, existing)
+        _admit(tx, job, packed, behind=None if found is None else found.behind)
+        known[id] = job
+        added.append(job)
+        results.append(
+            EnqueueResult(id, "queued", batch.queue, replaced=None if replaced is None else replaced.id)
+        )
+    for job in added:
+        if options.depends_on:
+            dependencies.bind(tx, job, options.depends_on)
+    return results
+
+
+def _duplicate(tx: Tx, batch: Batch, existing: StoredJob) -> EnqueueResult:
+    """Return the result for an id that is in use."""
+    if batch.options.rejected is not None:
+        return EnqueueResult(existing.id, "rejected", batch.queue, existing.state)
+    if existing.state is not State.COMPLETED:
+        return EnqueueResult(existing.id, "duplicate", batch.queue, existing.state)
+    kept = "SELECT result FROM djqueue_job_result WHERE queue = ? AND job_id = ?"
+    result = tx.value(kept, batch.queue, existing.id)
+    return EnqueueResult(
+        existing.id, "completed", batch.queue, existing.state, None if result is None else bytes(result)
+    )
+
+
+def _admit(tx: Tx, job: StoredJob, packed: bytes, *, behind: StoredJob | None) -> None:
+    """Add a new job whose id is free, with its unique key unless it waits `behind` the owner."""
+    is_blocked = behind is not None or bool(job.options.depends_on)
+    if is_blocked:
+        job.state = State.BLOCKED
+    elif job.run_at > tx.now:
+        job.state = State.DELAYED
+    tx.insert("djqueue_job", NEW_JOB, [stored.new_row(job, packed)])
+    if behind is None:
+        unique.take(tx, job)
+    else:
+        unique.wait(tx, job, behind)
+    place(tx, job, is_blocked=is_blocked)
+    tx.count(job.queue, "enqueued")
+    tx.shift(job.queue, None, job.state)
+    tx.woken.add(job.queue)
+    tx.note(job, "queued")
+
+
+# Room.
+
+
+def _check_room(tx: Tx, batch: Batch, growth: int | None, chunk: int) -> None:
+    """Raise QueueFullError if the queue has no room for a batch's new jobs."""
+    limit = tx.storage.policy(batch.queue).max_size
+    assert limit is not None
+    most = limit if chunk <= limit else limit + chunk - 1
+    room = most - pending(tx, batch.queue)
+    if len(batch.payloads) > room:
+        growth = _growth(tx, batch) if growth is None else growth
+        if growth > max(0, room):
+            raise full_error(batch.queue, limit, len(batch.payloads))
+
+
+def pending(tx: Tx, queue: str) -> int:
+    """Return the number of pending jobs of a queue."""
+    counts = tx.counts(queue)
+    return sum(counts[state] for state in PENDING)
+
+
+def _growth(tx: Tx, batch: Batch) -> int:
+    """Return how many more jobs would wait after a batch, without duplicates and replacements."""
+    new = len(batch.payloads)
+    if batch.ids is not None:
+        known = {} if batch.fresh else stored.by_ids(tx, batch.queue, batch.ids)
+        new = len({id for id in batch.ids if id not in known or known[id].state in REUSABLE})
+    if batch.options.unique_key is None or not new:
+        return new
+    model = StoredJob("", batch.queue, batch.name, b"", batch.options, State.WAITING, tx.now, tx.now)
+    owner, found = unique.succeed(tx, model)
+    if owner is None:
+        return 1
+    return int(found is not None and found.replaced is None)
+
+
+def _make_room(tx: Tx, job: StoredJob) -> bool:
+    """Drop a job if a new one needs room; False if none may be dropped."""
+    policy = tx.storage.policy(job.queue)
+    assert policy.max_size is not None
+    if pending(tx, job.queue) < policy.max_size:
+        return True
+    by_priority = policy.when_full == "drop_lowest"
+    order = "priority, created_at, id" if by_priority else "created_at, id"
+    allowed = "AND priority <= ?" if by_priority else "AND ? IS NOT NULL"
+    found = tx.row(
+        "SELECT id FROM djqueue_job WHERE queue = ? AND state IN ('waiting', 'delayed', 'blocked') "
+        f"AND started_at IS NULL {allowed} ORDER BY {order} LIMIT 1",
+        *(job.queue, job.options.priority),
+    )
+    if found is None:
+        return False
+    [dropped] = stored.by_keys(tx, [found[0]])
+    transitions.cancel_pending(tx, dropped, DROPPED)
+    return True

@@ -1,0 +1,438 @@
+"""Jobs in a database of the project, without a scheduler: every process runs the same statements."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from random import Random
+from typing import Any, TypeVar, Unpack
+
+from django.db import connections
+
+from djqueue.core.clock import Clock
+from djqueue.core.engine import DEFAULT_POLICY
+from djqueue.core.errors import ConfigurationError
+from djqueue.core.groups import GroupLimit, GroupWords
+from djqueue.core.ids import IdSource
+from djqueue.core.job import (
+    Batch,
+    CancelResult,
+    ClaimRequest,
+    Claims,
+    Emission,
+    EnqueueResult,
+    Finished,
+    Lease,
+    Outcome,
+    ProgressReport,
+    Renewal,
+)
+from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
+from djqueue.core.maintenance import Swept
+from djqueue.core.metrics import DEFAULT_TIERS, Tiers
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.sharing import LimiterPolicy, LimiterState
+from djqueue.core.shown import shown_name
+from djqueue.core.states import State
+from djqueue.storage import backpressure, sparktables
+from djqueue.storage.base import P, Storage
+from djqueue.storage.capabilities import Capabilities
+from djqueue.storage.commits import JoinedTransactions
+from djqueue.storage.facets import EventHandler, Jobs, Limiters, Queues, Unsubscribe
+from djqueue.storage.tables.clock import DatabaseClock
+from djqueue.storage.tables.dberrors import named
+from djqueue.storage.tables.rows import chunked
+
+from . import claim, enqueue, finish, jobs, limiters, metrics, moving, queues, sweep
+from .background import Background
+from .buffer import Buffer
+from .bulkwrites import SqlBulkWriteReports
+from .connections import CallThread
+from .dialects import Dialect, PostgresDialect, SqliteDialect
+from .events import SqlEvents
+from .export import SqlExport
+from .follower import Follower
+from .reads import SqlReads
+from .snapshots import SqlSnapshots
+from .staging import SqlStaging, StagingSweep
+from .transaction import Transactions, Tx
+from .wake import Wake
+from .workers import SqlWorkers
+
+T = TypeVar("T")
+NO_CLAIMS = Claims([])
+USE_EVERY = 60_000
+"""Milliseconds after which a process records again that a queue is used, as another may obliterate it."""
+MOVED = 100
+"""Jobs that one transaction moves to another queue."""
+
+
+class SqlStorage(Storage):
+    """Jobs in a database of the project: SQLite, or PostgreSQL.
+
+    Args:
+        database: Alias in `DATABASES`.
+        policies: The policies of single queues.
+        limiters: Limiters that queues may share.
+        clock: The source of time; by default that of the database server, or of this machine for SQLite.
+        metrics: How long metrics are kept.
+        notify: PostgreSQL tells workers and subscribers at once of what has happened elsewhere. False lets
+            them poll: behind a pooler that gives each transaction another connection, notifications are lost.
+    """
+
+    workers: SqlWorkers
+    reads: SqlReads
+    events: SqlEvents
+
+    def __init__(
+        self,
+        *,
+        database: str = "default",
+        policies: Mapping[str, QueuePolicy] | None = None,
+        limiters: Mapping[str, LimiterPolicy] | None = None,
+        clock: Clock | None = None,
+        metrics: Tiers = DEFAULT_TIERS,
+        notify: bool = True,
+        random: Random | None = None,
+    ) -> None:
+        if database not in connections:
+            raise ConfigurationError(f"DATABASE: {shown_name(database)} is not in DATABASES")
+        self.alias = database
+        self.notify = notify
+        self.dialect = dialect_for(database, has_sessions=notify)
+        self.clock: Clock = clock or DatabaseClock(database)
+        self.ids = IdSource()
+        self.random = random or Random()
+        self.metrics = metrics
+        self.limiter_policies = dict(limiters or {})
+        self._policies = dict(policies or {})
+        self._rotation = itertools.count()
+        self._used: dict[str, int] = {}
+        self.letter_room: dict[str, int] = {}
+        """Dead letters that this process may add to a queue before it counts them again."""
+        self.transactions = Transactions(self, database, self.dialect)
+        self.jobs = SqlJobs(self)
+        self.queues = SqlQueues(self)
+        self.limiters = SqlLimiters(self)
+        self.workers = SqlWorkers(self)
+        self.reads = SqlReads(self)
+        self.events = SqlEvents(self)
+        self.wake = Wake(self)
+        self.follower = Follower(self)
+        self.background = Background(database)
+        self.buffer = Buffer(self)
+        self.snapshots = SqlSnapshots(self)
+        self._export = SqlExport(database)
+        self._staging = SqlStaging(self)
+        self._bulk_writes = SqlBulkWriteReports(database, self.clock)
+        self._staging_sweep = StagingSweep(self)
+        self._joined = JoinedTransactions(database)
+        self._calls = CallThread(database)
+
+    # What a transaction asks.
+
+    def policy(self, queue: str) -> QueuePolicy:
+        """Return the configuration of a queue."""
+        return self._policies.get(queue, DEFAULT_POLICY)
+
+    def policies(self) -> Mapping[str, QueuePolicy]:
+        """Return the configuration of the queues that have one."""
+        return self._policies
+
+    def tick(self) -> int:
+        """Return milliseconds by the clock of leases and rates."""
+        return self.clock.now() if self.dialect.has_clock else self.clock.elapsed()
+
+    def rotation(self) -> int:
+        """Return the next number, so that each claim starts with another queue."""
+        return next(self._rotation)
+
+    def use(self, tx: Tx, queue: str) -> None:
+        """Record that a queue is used, unless this process has done so lately."""
+        if queue in tx.used or self._used.get(queue, 0) > tx.now - USE_EVERY:
+            return
+        queues.use(tx, queue)
+        tx.used.add(queue)
+        tx.then(lambda: self._used.__setitem__(queue, tx.now))
+
+    def forget_used(self) -> None:
+        """Record again which queues are used, after their records were replaced."""
+        self._used.clear()
+
+    def used_queues(self, tx: Tx, table: str = "") -> list[str]:
+        """Return the queues in a table, or those with ready, delayed or held jobs, in order.
+
+        Each queue is one probe of an index, however many rows the table has.
+        """
+        tables = [table] if table else ["djqueue_ready", "djqueue_delayed", "djqueue_held"]
+        found: set[str] = set()
+        for one in tables:
+            found.update(
+                name
+                for (name,) in tx.rows(
+                    f"WITH RECURSIVE found(name) AS (SELECT MIN(queue) FROM {one} UNION ALL SELECT "
+                    "(SELECT MIN(queue) "
+                    f"FROM {one} WHERE queue > found.name) FROM found WHERE found.name IS NOT NULL) "
+                    "SELECT name FROM found WHERE name IS NOT NULL"
+                )
+            )
+        return sorted(found)
+
+    def queue_names(self, tx: Tx) -> list[str]:
+        """Return the names of the queues that have been used."""
+        return queues.names(tx)
+
+    def has_concurrency(self, tx: Tx, queue: str) -> bool:
+        """Return whether the end of a job may let another one of its queue start."""
+        return queues.controls(tx, queue).concurrency is not None
+
+    # Life.
+
+    def connect(self) -> None:
+        # A database in memory exists in the connection of its thread only.
+        if self.follower.is_possible and not self.transactions.connections.is_open:
+            self.transactions.connections.open()
+            with named(self.alias), self.transactions.connections.borrow() as wrapper:
+                self.dialect.prepare(wrapper)
+            self._calls.open()
+        self.read(queues.check_modes)
+
+    def close(self) -> None:
+        try:
+            self.buffer.flush()
+        finally:
+            self.events.close()
+            self.wake.close()
+            self.background.close()
+            self.follower.close()
+            self._calls.close()
+            self.transactions.connections.close()
+            self.dialect.close()
+
+    def describe(self) -> str:
+        settings = connections[self.alias].settings_dict
+        vendor = connections[self.alias].display_name
+        where = f" at {settings['HOST']}" if settings.get("HOST") else ""
+        return f"database {self.alias!r} ({vendor}{where}: {settings['NAME']})"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        has_spark = sparktables.are_installed()
+        return Capabilities(
+            database=self.alias,
+            mirrored_states=frozenset(State),
+            transactions=self._joined,
+            staging=self._staging if has_spark else None,
+            bulk_writes=self._bulk_writes if has_spark else None,
+            export=self._export,
+        )
+
+    async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._calls.call(method, *args, **kwargs)
+
+    def write(self, work: Callable[[Tx], T], *, durable: bool = False) -> T:
+        """Run a function in a transaction that writes; errors name the database and what to do.
+
+        Args:
+            work: The function, which may be called again after a conflict with another transaction.
+            durable: Whether the commit must be on disk, regardless of the connection's settings.
+        """
+        self._flush_buffer()
+        with named(self.alias):
+            return self.transactions.write(work, durable=durable)
+
+    def read(self, work: Callable[[Tx], T], *, is_single: bool = False) -> T:
+        """Run a function in a transaction that reads; errors name the database and what to do.
+
+        Args:
+            work: The function.
+            is_single: It runs one statement, which needs no transaction.
+        """
+        self._flush_buffer()
+        with named(self.alias):
+            return self.transactions.read(work, is_single=is_single)
+
+    def _flush_buffer(self) -> None:
+        """Let a call see the jobs that this process has enqueued before."""
+        if self.buffer and not self.buffer.would_wait_for_caller():
+            self.buffer.flush()
+
+    # The hot path.
+
+    def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        return backpressure.enqueue(self.events, self.policy, batches, self._enqueue)
+
+    async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        async def once(some: Sequence[Batch]) -> list[EnqueueResult]:
+            return await self.acall(self._enqueue, some)
+
+        return await backpressure.aenqueue(self, self.policy, batches, once)
+
+    def _enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        durable = any(batch.options.durable for batch in batches)
+        is_apart = bool(batches) and all(batch.options.durable is False for batch in batches)
+        if not is_apart or not self.follower.is_possible:
+            return self.write(lambda tx: enqueue.enqueue(tx, batches), durable=durable)
+        if self.buffer.takes(batches):
+            return self.buffer.add(batches)
+        self._flush_buffer()
+        with named(self.alias):
+            return self.transactions.write_apart(lambda tx: enqueue.enqueue(tx, batches))
+
+    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        def work(tx: Tx) -> Finished:
+            accepted = finish.finish(tx, outcomes) if outcomes else []
+            tx.settle()
+            return Finished(accepted, NO_CLAIMS if then is None else claim.claim(tx, then))
+
+        return self.write(work)
+
+    def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
+        return self.write(lambda tx: finish.renew(tx, leases)) if leases else []
+
+    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
+        return self.write(lambda tx: finish.report(tx, reports)) if reports else []
+
+    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+        return self.write(lambda tx: finish.emit(tx, emissions)) if emissions else []
+
+    def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
+        return self.wake.listen(queues, wake)
+
+    def subscribe_new(self, queue: str, handler: EventHandler, job_id: str) -> Unsubscribe:
+        return self.events.subscribe_new(queue, handler, job_id)
+
+    def sweep(self) -> Swept:
+        with named(self.alias):
+            return sweep.sweep(self)
+
+    def sweep_metrics(self) -> None:
+        """Add what was counted to the metrics, and remove old ones."""
+        metrics.sweep(self)
+
+    def sweep_staging(self) -> None:
+        """Publish the rest of bulk writes whose publishers are silent, and remove expired ones."""
+        if sparktables.are_installed():
+            self._staging_sweep.run()
+
+
+class SqlJobs(Jobs):
+    """Changes of single jobs."""
+
+    def __init__(self, storage: SqlStorage) -> None:
+        self._write = storage.write
+
+    def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
+        return self._write(lambda tx: jobs.cancel(tx, queue, ids, reason)) if ids else []
+
+    def promote(self, queue: str, ids: Sequence[str]) -> list[bool]:
+        states = frozenset({State.DELAYED})
+        return self._write(lambda tx: jobs.move_in_time(tx, queue, ids, tx.now, "promoted", states))
+
+    def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
+        states = frozenset({State.DELAYED, State.WAITING})
+        return self._write(lambda tx: jobs.move_in_time(tx, queue, ids, run_at, "delayed", states))
+
+    def update(
+        self, queue: str, ids: Sequence[str], priority: int | None = None, payload: bytes | None = None
+    ) -> list[bool]:
+        return self._write(lambda tx: jobs.update(tx, queue, ids, priority, payload))
+
+    def replace_payload(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+        return self._write(lambda tx: jobs.replace_payload(tx, queue, id, payload, old, retry=retry))
+
+    def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
+        if queue == to:
+            raise ValueError(f"the jobs are already in queue {to!r}; pass a different queue")
+        answers: list[str] = []
+        for some in chunked(ids, MOVED):
+            answers += self._write(partial(moving.move, queue=queue, ids=some, to=to))
+        return answers
+
+    def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
+        return self._write(lambda tx: jobs.retry(tx, queue, ids, dry_run=dry_run))
+
+    def remove(self, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
+        return self._write(lambda tx: jobs.remove(tx, queue, ids, ended_before=ended_before))
+
+
+class SqlQueues(Queues):
+    """Controls of queues."""
+
+    def __init__(self, storage: SqlStorage) -> None:
+        self._storage = storage
+        self._write, self._read = storage.write, storage.read
+
+    def names(self) -> list[str]:
+        return self._read(queues.names)
+
+    def pause(self, queue: str) -> None:
+        self._write(lambda tx: queues.pause(tx, queue, paused=True))
+
+    def resume(self, queue: str) -> None:
+        self._write(lambda tx: queues.pause(tx, queue, paused=False))
+
+    def is_paused(self, queue: str) -> bool:
+        return self._read(lambda tx: queues.controls(tx, queue).paused)
+
+    def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
+        self._write(lambda tx: queues.set_limits(tx, queue, rate, concurrency))
+
+    def set_group_limit(self, queue: str, group: str | None, **overrides: Unpack[GroupWords]) -> None:
+        changes: dict[str, Any] = {**overrides}
+        self._write(lambda tx: queues.change_group(tx, queue, group, changes))
+
+    def pause_group(self, queue: str, group: str) -> None:
+        self._write(lambda tx: queues.change_group(tx, queue, group, {"paused": True}))
+
+    def resume_group(self, queue: str, group: str) -> None:
+        self._write(lambda tx: queues.change_group(tx, queue, group, {"paused": False}))
+
+    def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
+        return self._read(lambda tx: queues.group_limits(tx, queue))
+
+    def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
+        removed = 0
+        while limit is None or removed < limit:
+            some = queues.CLEANED if limit is None else min(queues.CLEANED, limit - removed)
+            clean = partial(queues.clean_some, queue=queue, states=states, before=before, limit=some)
+            count = self._write(clean)
+            removed += count
+            if count < some:
+                break  # Jobs that come while this one cleans may stay.
+        return removed
+
+    def obliterate(self, queue: str, *, force: bool = False) -> int:
+        count = self._write(lambda tx: queues.obliterate(tx, queue, force=force))
+        self._storage._used.pop(queue, None)
+        return count
+
+
+class SqlLimiters(Limiters):
+    """Limiters that queues share."""
+
+    def __init__(self, storage: SqlStorage) -> None:
+        self._write, self._read = storage.write, storage.read
+
+    def set(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
+        self._write(lambda tx: limiters.set_limits(tx, name, rate, concurrency))
+
+    def state(self, name: str) -> LimiterState:
+        return self._read(lambda tx: limiters.Limiter(tx, name, lock=False).state())
+
+
+def dialect_for(alias: str, *, has_sessions: bool = True) -> Dialect:
+    """Return the dialect of a configured database. Raises ConfigurationError for one that cannot be used.
+
+    Args:
+        alias: The database.
+        has_sessions: Settings of a session stay with the connection: not behind some poolers.
+    """
+    connection = connections[alias]
+    if connection.vendor == "sqlite":
+        return SqliteDialect()
+    if connection.vendor == "postgresql":
+        return PostgresDialect(has_sessions=has_sessions)
+    raise ConfigurationError(
+        f"DATABASES[{alias!r}] is {connection.display_name}: djqueue stores jobs in PostgreSQL or SQLite; "
+        "use one of these, or the Redis storage"
+    )

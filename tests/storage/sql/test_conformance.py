@@ -1,0 +1,30 @@
+"""The SQL storage keeps the contract."""
+
+from contextlib import closing
+
+import pytest
+
+from djqueue.storage.sql import SqlStorage
+from djqueue.testing import contract
+from djqueue.testing.clock import FakeClock
+from tests.storage.thorough import ManyExamples
+
+
+class OnAClock(contract.StorageCase):
+    """The storage with a clock that the tests move."""
+
+    @pytest.fixture
+    def storage(self, tables):
+        self.clock = FakeClock()
+        with closing(SqlStorage(clock=self.clock, policies=contract.POLICIES)) as storage:
+            storage.connect()
+            yield storage
+
+    def advance(self, milliseconds):
+        self.clock.advance(milliseconds)
+
+
+class TestContract(OnAClock, ManyExamples, contract.StorageContract):
+    """All of it."""
+
+    examples = 8

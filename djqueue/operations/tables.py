@@ -260,8 +260,8 @@ class Tables:
             self._grown = {(queue, state) for queue in self.queues() for state in self._keep}
 
     def expired(self, now: int) -> "QuerySet[models.Job]":
-        """Return the expired ended jobs, in order."""
-        return self._jobs().filter(expires_at__lte=now, state__in=ENDED).order_by("expires_at")
+        """Return the expired ended jobs, in no order: to sort them, all would be read for each page."""
+        return self._jobs().filter(expires_at__lte=now, state__in=ENDED)
 
     def behind(self, queue: str, state: State, count: int) -> "QuerySet[models.Job]":
         """Return the newest of a queue's jobs with an outcome that are beyond the limit."""

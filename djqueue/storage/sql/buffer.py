@@ -35,10 +35,10 @@ MAX_JOBS = 10_000
 """Jobs that wait while the database is unavailable."""
 
 
-_buffers: "WeakSet[Buffer]" = WeakSet()
+_buffers: "WeakSet[WriteBuffer]" = WeakSet()
 
 
-class Buffer:
+class WriteBuffer:
     """The jobs of this process that are not written yet.
 
     Attributes:
@@ -103,8 +103,7 @@ class Buffer:
             if self._jobs >= MAX_JOBS:
                 raise StorageUnavailableError(
                     f"{numbered(self._jobs, 'job')} with durable=False wait for the database "
-                    f"{storage.alias!r}, "
-                    "which cannot be written to. Is it running?"
+                    f"{storage.alias!r}, which cannot be written to. Is it running?"
                 )
             self._batches += kept
             self._jobs += sum(len(batch.payloads) for batch in kept)

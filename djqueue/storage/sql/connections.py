@@ -78,9 +78,8 @@ class OwnConnections:
         """
         if not self._slots.acquire(timeout=remaining(WAIT)):
             raise StorageUnavailableError(
-                f"the database {self._alias!r} cannot be used: all {LIMIT} connections of this "
-                "storage are in use. "
-                "Use fewer threads, or find the slow statement."
+                f"the database {self._alias!r} cannot be used: all {LIMIT} connections of this storage are "
+                "in use. Use fewer threads, or find the slow statement."
             )
         try:
             wrapper = self._take()
@@ -127,7 +126,7 @@ class OwnConnections:
             one.close()
 
     def _forget(self) -> None:
-        """Leave the parent's connections alone in a forked child: closing one would end its session."""
+        """Leave the parent's connections alone in a forked child: closing them would end its sessions."""
         self._inherited += [found.wrapper for found in self._idle]
         self.is_open = False
         self._reset()

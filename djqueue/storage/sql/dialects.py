@@ -1,7 +1,8 @@
-"""What differs between SQLite and PostgreSQL: row locks, lists of values, bulk inserts, transactions."""
+"""The differences between SQLite and PostgreSQL: transactions, row locks, lists of values, bulk inserts."""
 
 import json
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -83,14 +84,11 @@ class Dialect(ABC):
         """
 
     def make_durable(self, cursor: Any) -> None:  # noqa: B027 - optional
-        """Let the commit of the caller's transaction be on disk, as far as that can be said inside of it."""
+        """Let the caller's transaction wait for the disk when it commits, if the database can do that."""
 
     def writers(self, tx: "Tx", callers: Sequence[int]) -> set[str]:
-        """Return the open transactions that have written to jobs, without those of these sessions.
-
-        With one writer at a time, no other is open for somebody who has just written.
-        """
-        return set()
+        """Return the open transactions that have written to jobs, without those of these sessions."""
+        return set()  # With one writer at a time, none is open after a write.
 
     def session(self, wrapper: BaseDatabaseWrapper) -> int | None:
         """Return the number of a connection's session on the server."""
@@ -138,6 +136,7 @@ class SqliteDialect(Dialect):
     snapshot = "BEGIN"
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._turns: LockFile | None = None
 
     def cursor(self, wrapper: BaseDatabaseWrapper) -> Any:
@@ -151,7 +150,7 @@ class SqliteDialect(Dialect):
             cursor.execute(f"PRAGMA {pragma}")
 
     def prepare(self, wrapper: BaseDatabaseWrapper) -> None:
-        """Let readers and the writer not wait for each other, unless the project chose a journal mode."""
+        """Let readers and the writer not wait for each other, unless the project has chosen otherwise."""
         if _value(self.cursor(wrapper), "PRAGMA journal_mode") != "delete":
             return
         try:
@@ -159,8 +158,7 @@ class SqliteDialect(Dialect):
                 self.cursor(wrapper).execute("PRAGMA journal_mode=WAL")
         except OperationalError as error:
             logger.warning(
-                "Could not change the journal mode of %s to WAL, so readers and writers wait for "
-                "each other: %s",
+                "Could not change the journal mode of %s to WAL, so readers wait for the writer: %s",
                 wrapper.settings_dict["NAME"],
                 in_one_line(error),
             )
@@ -168,9 +166,7 @@ class SqliteDialect(Dialect):
     @contextmanager
     def writing(self, wrapper: BaseDatabaseWrapper, cursor: Any, *, durable: bool) -> Iterator[None]:
         # djqueue's writers wait in the lock file, and there for those of other programs in SQLite.
-        turns = self._turns
-        if turns is None:
-            turns = self._turns = LockFile(_file(cursor))
+        turns = self._turns or self._open_turns(cursor)
         usual = float(wrapper.settings_dict["OPTIONS"].get("timeout", 5.0))
         began = time.monotonic()
         if not turns.acquire(remaining(usual)):
@@ -183,6 +179,12 @@ class SqliteDialect(Dialect):
                     yield
         finally:
             turns.release()
+
+    def _open_turns(self, cursor: Any) -> LockFile:
+        with self._lock:
+            if self._turns is None:
+                self._turns = LockFile(_file(cursor))
+            return self._turns
 
     def close(self) -> None:
         turns, self._turns = self._turns, None
@@ -262,8 +264,8 @@ class PostgresDialect(Dialect):
 
     def writers(self, tx: "Tx", callers: Sequence[int]) -> set[str]:
         found = tx.rows(
-            "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND mode = "
-            "'RowExclusiveLock' "
+            "SELECT virtualtransaction FROM pg_locks "
+            "WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
             "AND relation = to_regclass('djqueue_job') AND granted AND pid <> ALL(?)",
             list(callers),

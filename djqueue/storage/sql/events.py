@@ -1,8 +1,8 @@
 """Events of jobs, as they happen: in the process of the transition at once, in others soon afterwards.
 
 A subscription to a queue makes the queue observed: as long as some process renews that, every transaction
-writes its events to a table, which the subscribers' processes read. A subscription to one job costs nobody
-else anything: its process looks at the row of the job whenever the database has changed.
+writes its events to a table, which the subscribers' processes read. A subscription to one job costs other
+processes nothing: its own process looks at the row of the job whenever the database has changed.
 """
 
 import logging
@@ -49,8 +49,8 @@ GAP = 300.0
 """Seconds after which such an id is given up."""
 PATIENCE = 5.0
 """Seconds to wait for the confirmation of a subscription, unless the call's deadline is earlier."""
-WRITERS = 1.0
-"""Seconds to wait for transactions that have begun before a subscription."""
+WRITERS = 0.5
+"""Seconds to wait for transactions that have begun before a subscription to a queue."""
 WATCH = (0.005, 0.25)
 """Seconds between two looks at jobs where their changes are not noticed, from the shortest to the longest."""
 WATCH_SHARE = 0.1
@@ -61,7 +61,7 @@ UNKNOWN = Seen(State.WAITING)
 """A job that has not been looked at."""
 
 
-class Subscriber:
+class EventSubscriber:
     """A handler, and whether it misses nothing any more."""
 
     def __init__(self, handler: EventHandler) -> None:
@@ -89,13 +89,13 @@ class Unpublished:
 class Barrier(NamedTuple):
     """Subscribers to queues that wait for the end of transactions, which may not know of them."""
 
-    subscribers: list[Subscriber]
+    subscribers: list[EventSubscriber]
     writers: set[str]
     until: float
     """Monotonic seconds at which the others are not waited for."""
 
 
-class Watch:
+class WatchedJob:
     """The subscribers to one job, and what they know of it."""
 
     def __init__(self, seen: Seen | None) -> None:
@@ -103,7 +103,7 @@ class Watch:
         self.name = ""
         self.published = 0
         """Number of events that this process has delivered itself."""
-        self.subscribers: list[Subscriber] = []
+        self.subscribers: list[EventSubscriber] = []
 
 
 class SqlEvents(Events):
@@ -117,8 +117,8 @@ class SqlEvents(Events):
     def _reset(self) -> None:
         self._process = token_hex(8)
         self._lock = threading.Lock()
-        self._queues: dict[str, list[Subscriber]] = {}
-        self._watches: dict[JobKey, Watch] = {}
+        self._queues: dict[str, list[EventSubscriber]] = {}
+        self._watches: dict[JobKey, WatchedJob] = {}
         self._watched_queues: dict[str, int] = {}
         """Number of watched jobs by queue."""
         self._unpublished: WeakSet[Unpublished] = WeakSet()
@@ -139,14 +139,14 @@ class SqlEvents(Events):
     # Subscriptions.
 
     def subscribe(self, queue: str, handler: EventHandler, job_id: str | None = None) -> Unsubscribe:
-        return self._subscribe(queue, Subscriber(handler), job_id, UNKNOWN)
+        return self._subscribe(queue, EventSubscriber(handler), job_id, UNKNOWN)
 
     def subscribe_new(self, queue: str, handler: EventHandler, job_id: str) -> Unsubscribe:
         """Subscribe to a job that does not exist yet."""
-        return self._subscribe(queue, Subscriber(handler), job_id, None)
+        return self._subscribe(queue, EventSubscriber(handler), job_id, None)
 
     def _subscribe(
-        self, queue: str, subscriber: Subscriber, job_id: str | None, seen: Seen | None
+        self, queue: str, subscriber: EventSubscriber, job_id: str | None, seen: Seen | None
     ) -> Unsubscribe:
         key = None if job_id is None else (queue, job_id)
         wrapper = connections[self._storage.alias]
@@ -174,17 +174,17 @@ class SqlEvents(Events):
                     raise
         return unsubscribe
 
-    def _watch(self, key: JobKey, subscriber: Subscriber, seen: Seen | None) -> None:
+    def _watch(self, key: JobKey, subscriber: EventSubscriber, seen: Seen | None) -> None:
         watch = self._watches.get(key)
         if watch is None:
-            watch = self._watches[key] = Watch(seen)
+            watch = self._watches[key] = WatchedJob(seen)
             self._watched_queues[key[0]] = self._watched_queues.get(key[0], 0) + 1
         watch.subscribers = [*watch.subscribers, subscriber]
         self._watch_at = time.monotonic()
         if watch.seen is not UNKNOWN:
             subscriber.answer()
 
-    def _forget(self, queue: str, key: JobKey | None, subscriber: Subscriber) -> None:
+    def _forget(self, queue: str, key: JobKey | None, subscriber: EventSubscriber) -> None:
         if key is None:
             left = [other for other in self._queues.get(queue, ()) if other is not subscriber]
             if left:
@@ -210,11 +210,11 @@ class SqlEvents(Events):
         # The one writer of SQLite may be the caller's transaction.
         return self._storage.dialect.has_clock or not is_in_transaction(wrapper)
 
-    def _await(self, subscriber: Subscriber) -> None:
+    def _await(self, subscriber: EventSubscriber) -> None:
         if not subscriber.answered.wait(remaining(PATIENCE)):
             raise StorageUnavailableError(
-                f"the database {self._storage.alias!r} did not confirm a subscription in time: is it "
-                "overloaded?"
+                f"the database {self._storage.alias!r} did not confirm a subscription in time. "
+                "Is it overloaded?"
             )
         if subscriber.error is not None:
             raise subscriber.error
@@ -231,7 +231,7 @@ class SqlEvents(Events):
             for subscriber in self._unconfirmed():
                 subscriber.answer(error)
 
-    def _unconfirmed(self) -> list[Subscriber]:
+    def _unconfirmed(self) -> list[EventSubscriber]:
         every = [*self._queues.values(), *(watch.subscribers for watch in self._watches.values())]
         return [one for some in every for one in some if not one.answered.is_set()]
 
@@ -280,7 +280,7 @@ class SqlEvents(Events):
         if self._new:
             self._storage.follower.follow()
 
-    def _note(self, event: Event) -> list[Subscriber]:
+    def _note(self, event: Event) -> list[EventSubscriber]:
         """Return who receives an event, and record what it says of a watched job."""
         watch = self._watches.get((event.queue, event.id))
         subscribers = self._queues.get(event.queue, [])
@@ -292,7 +292,7 @@ class SqlEvents(Events):
         self._new = True  # A look may have left it out.
         return [*subscribers, *watch.subscribers]
 
-    def _deliver(self, event: Event, subscribers: Sequence[Subscriber]) -> None:
+    def _deliver(self, event: Event, subscribers: Sequence[EventSubscriber]) -> None:
         for subscriber in subscribers:
             try:
                 subscriber.handler(event)
@@ -369,7 +369,7 @@ class SqlEvents(Events):
             self._begin(tx, new)
         self._end_barriers(tx)
 
-    def _begin(self, tx: Tx, subscribers: list[Subscriber]) -> None:
+    def _begin(self, tx: Tx, subscribers: list[EventSubscriber]) -> None:
         last: int = tx.value("SELECT COALESCE(MAX(id), 0) FROM djqueue_event")
         if self._last is None:
             self._last = last
@@ -395,8 +395,8 @@ class SqlEvents(Events):
                 continue
             if writers:
                 logger.info(
-                    "A long transaction is open that began before a subscription to events: its "
-                    "events may be missed."
+                    "A transaction that began before a subscription to events is still open. Its events "
+                    "may be missed."
                 )
             for subscriber in barrier.subscribers:
                 subscriber.answer()
@@ -419,8 +419,8 @@ class SqlEvents(Events):
         assert self._last is not None
         condition, gaps = tx.among("id", [*self._gaps, 0])
         rows = tx.rows(
-            f"SELECT id, {', '.join(COLUMNS)} FROM djqueue_event WHERE id > ? OR {condition} ORDER BY "
-            "id LIMIT ?",
+            f"SELECT id, {', '.join(COLUMNS)} FROM djqueue_event WHERE id > ? OR {condition} "
+            "ORDER BY id LIMIT ?",
             *(self._last, gaps, PAGE),
         )
         newest = max([self._last, *(row[0] for row in rows)])
@@ -430,7 +430,7 @@ class SqlEvents(Events):
         return rows
 
     def _note_gaps(self, ids: set[int], newest: int) -> None:
-        """Record the missing ids: a transaction that took one may commit after one with a later id."""
+        """Record the ids that are missing: transactions commit in another order than they take ids."""
         assert self._last is not None
         now = time.monotonic()
         first = max(self._last + 1, newest - MAX_GAPS)
@@ -459,13 +459,12 @@ class SqlEvents(Events):
         for queue, ids in by_queue.items():
             condition, values = tx.among("job_id", ids)
             found = tx.rows(
-                "SELECT job_id, name, started_at, finished_at, state, items, id, token, failures, "
-                "stalls, progress "
-                f"FROM djqueue_job WHERE queue = ? AND {condition}",
+                "SELECT job_id, name, started_at, finished_at, state, items, id, token, failures, stalls, "
+                f"progress FROM djqueue_job WHERE queue = ? AND {condition}",
                 *(queue, values),
             )
             rows |= {(queue, row[0]): row for row in found}
-        deliveries: list[tuple[Event, list[Subscriber]]] = []
+        deliveries: list[tuple[Event, list[EventSubscriber]]] = []
         with self._lock:
             left_out |= self._unpublished_jobs()
             for key, count in published.items():
@@ -485,8 +484,8 @@ class SqlEvents(Events):
         return {(event.queue, event.id) for one in list(self._unpublished) for event in one.events}
 
     def _compare(
-        self, key: JobKey, watch: Watch, row: Row | None, now: int
-    ) -> list[tuple[Event, list[Subscriber]]]:
+        self, key: JobKey, watch: WatchedJob, row: Row | None, now: int
+    ) -> list[tuple[Event, list[EventSubscriber]]]:
         seen = None if row is None else _seen(row)
         before, watch.seen = watch.seen, seen
         if row is not None:
@@ -510,7 +509,7 @@ def _observe(tx: Tx, queues: Sequence[str]) -> None:
 
 
 def forget_old(tx: Tx) -> None:
-    """Delete events that every subscriber has read, and queues that nobody observes any more."""
+    """Delete events that every subscriber has read, and queues without subscribers."""
     tx.run("DELETE FROM djqueue_event WHERE at < ?", tx.now - KEPT)
     tx.run("DELETE FROM djqueue_observed WHERE until < ?", tx.now - KEPT)
 

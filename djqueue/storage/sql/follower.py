@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("djqueue.storage")
 
 SHORTEST, LONGEST = 0.004, 0.05
-"""Seconds between two looks at the version of a SQLite file: after a change, and long after it."""
+"""Seconds between two looks at the version of a SQLite file: after a change, and long after the last."""
 SLOWER = 1.3
-"""How much longer each of these pauses is than the one before."""
+"""Factor by which each of these pauses is longer than the one before."""
 POLL = (1.0, 2.0)
 """Seconds between two looks behind notifications."""
 POLL_ALONE = (0.15, 0.25)
@@ -44,7 +44,7 @@ RETRY = (0.1, 5.0)
 """Seconds between attempts to connect: the first, and the longest."""
 
 
-class Signal:
+class WakeSignal:
     """Ends the wait of a thread, from any thread."""
 
     def __init__(self) -> None:
@@ -83,22 +83,22 @@ class Signal:
         self._far.close()
 
 
-class Run:
+class FollowerThread:
     """One life of the thread."""
 
     def __init__(self) -> None:
-        self.signal = Signal()
+        self.signal = WakeSignal()
         self.is_closing = False
         self.thread: threading.Thread | None = None
 
 
 class Follower:
-    """Starts the thread when somebody wants to know of changes, and ends it some time after the last one."""
+    """Starts the thread with the first listener or subscription, and ends it some time after the last one."""
 
     def __init__(self, storage: "SqlStorage") -> None:
         self._storage = storage
-        self._inherited: list[Run | None] = []
-        self._run: Run | None = None
+        self._inherited: list[FollowerThread | None] = []
+        self._run: FollowerThread | None = None
         self._lock = threading.Lock()
         after_fork(self._forget)
 
@@ -128,7 +128,7 @@ class Follower:
             if run is not None:
                 run.signal.set()
                 return
-            run = self._run = Run()
+            run = self._run = FollowerThread()
             run.thread = threading.Thread(
                 target=self._live, args=(run,), name="djqueue-follower", daemon=True
             )
@@ -144,7 +144,7 @@ class Follower:
             if run.thread is not None and run.thread is not threading.current_thread():
                 run.thread.join()
 
-    def _live(self, run: Run) -> None:
+    def _live(self, run: FollowerThread) -> None:
         storage = self._storage
         followed = _Notified(storage, run) if storage.dialect.has_clock else _Watched(storage, run)
         try:
@@ -168,7 +168,7 @@ class Follower:
             run.signal.close()
             connections[storage.alias].close()
 
-    def _has_ended(self, run: Run, followed: "Followed") -> bool:
+    def _has_ended(self, run: FollowerThread, followed: "Followed") -> bool:
         if run.is_closing:
             return True
         now = time.monotonic()
@@ -185,21 +185,23 @@ class Follower:
 
     def _report(self, error: Exception) -> None:
         if isinstance(error, Error):
-            error = unavailable(self._storage.alias, error)
-        elif not isinstance(error, StorageUnavailableError):
+            known = unavailable(self._storage.alias, error)
+        elif isinstance(error, StorageUnavailableError):
+            known = error
+        else:
             logger.error("Following the changes of other processes failed, retrying.", exc_info=error)
-            error = StorageUnavailableError(f"the changes of other processes cannot be followed: {error!r}")
-        self._storage.events.refuse(error)
-        logger.warning("Could not follow the changes of other processes, retrying: %s", in_one_line(error))
+            known = StorageUnavailableError(f"the changes of other processes cannot be followed: {error!r}")
+        self._storage.events.refuse(known)
+        logger.warning("Could not follow the changes of other processes, retrying: %s", in_one_line(known))
 
 
 class Followed(ABC):
-    """How changes of one kind of database are noticed."""
+    """A connection on which the changes of other processes are noticed."""
 
-    def __init__(self, storage: "SqlStorage", run: Run) -> None:
+    def __init__(self, storage: "SqlStorage", run: FollowerThread) -> None:
         self._storage, self._signal = storage, run.signal
         self.needed_at = time.monotonic()
-        """Monotonic seconds at which somebody last wanted to know of changes."""
+        """Monotonic seconds at which there last were listeners or subscriptions."""
 
     @abstractmethod
     def begin(self, wrapper: BaseDatabaseWrapper) -> None:

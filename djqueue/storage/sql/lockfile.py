@@ -96,8 +96,7 @@ class LockFile:
         except OSError as error:
             self._has_file = False
             logger.warning(
-                "Could not open the lock file %s, so writers wait for each other in SQLite's busy "
-                "handler: %s",
+                "Could not open the lock file %s, so writers wait in SQLite's busy handler: %s",
                 path,
                 in_one_line(error),
             )

@@ -61,7 +61,7 @@ class SqlReads(Reads):
         return self._read(lambda _: self._tables.states(queue, ids))
 
     def counts(self, queue: str) -> dict[State, int]:
-        return self._read(lambda tx: tx.counts(queue))
+        return self._read(lambda tx: tx.counts(queue), is_single=True)
 
     def waiting_names(self, queue: str) -> dict[str, int]:
         def work(tx: Tx) -> dict[str, int]:

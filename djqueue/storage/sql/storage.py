@@ -44,7 +44,7 @@ from djqueue.storage.tables.rows import chunked
 
 from . import claim, enqueue, finish, jobs, limiters, metrics, moving, queues, sweep
 from .background import Background
-from .buffer import Buffer
+from .buffer import WriteBuffer
 from .bulkwrites import SqlBulkWriteReports
 from .connections import CallThread
 from .dialects import Dialect, PostgresDialect, SqliteDialect
@@ -75,8 +75,8 @@ class SqlStorage(Storage):
         limiters: Limiters that queues may share.
         clock: The source of time; by default that of the database server, or of this machine for SQLite.
         metrics: How long metrics are kept.
-        notify: PostgreSQL tells workers and subscribers at once of what has happened elsewhere. False lets
-            them poll: behind a pooler that gives each transaction another connection, notifications are lost.
+        notify: PostgreSQL notifies workers and subscribers of what has happened elsewhere. False lets them
+            poll: behind a pooler that gives each transaction another connection, notifications are lost.
     """
 
     workers: SqlWorkers
@@ -119,7 +119,7 @@ class SqlStorage(Storage):
         self.wake = Wake(self)
         self.follower = Follower(self)
         self.background = Background(database)
-        self.buffer = Buffer(self)
+        self.buffer = WriteBuffer(self)
         self.snapshots = SqlSnapshots(self)
         self._export = SqlExport(database)
         self._staging = SqlStaging(self)
@@ -372,7 +372,7 @@ class SqlQueues(Queues):
         self._write(lambda tx: queues.pause(tx, queue, paused=False))
 
     def is_paused(self, queue: str) -> bool:
-        return self._read(lambda tx: queues.controls(tx, queue).paused)
+        return self._read(lambda tx: queues.controls(tx, queue).paused, is_single=True)
 
     def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         self._write(lambda tx: queues.set_limits(tx, queue, rate, concurrency))

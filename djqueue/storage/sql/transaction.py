@@ -269,7 +269,12 @@ class Transactions:
         raise AssertionError("unreachable")
 
     def write_apart(self, work: Callable[[Tx], T], on: BaseDatabaseWrapper | None = None) -> T:
-        """Like `write`, but never in the caller's transaction: on this connection, or one of the storage."""
+        """Like `write`, but never in the caller's transaction.
+
+        Args:
+            work: The function.
+            on: The connection; by default one of the storage.
+        """
         for number in itertools.count(1):
             try:
                 with self.connections.borrow() if on is None else nullcontext(on) as own:

@@ -1,4 +1,4 @@
-"""What the events of a job must have been, from what two looks at its row have seen."""
+"""The events of a job, worked out from two looks at its row."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ Change = tuple[str, State, int]
 
 
 class Seen(NamedTuple):
-    """A job as its row or an event has shown it; None stands for what an event does not show."""
+    """A job as it was seen in its row, or in an event; an event leaves some fields None."""
 
     state: State
     items: int = 0

@@ -935,13 +935,22 @@ class Reference:
             for job in surplus:
                 self.discard(job)
             removed += len(over) + len(heavy) + len(old) + len(surplus)
-            due = [letter.id for letter in dead_letters if 0 < letter.next_retry_at <= self.now]
+            due = self.due_retries(queue)
             self.settle()
             answers = [self.retry(queue, job_id, automatic=True) for job_id in due]
             barred = zip(due, answers, strict=True)
             self.postpone(queue, [job_id for job_id, answer in barred if answer == "unique_key_taken"])
             retried += answers.count("retried") + answers.count("blocked_again")
         return Swept(promoted, stalled, expired, retried, removed)
+
+    def due_retries(self, queue: str) -> list[str]:
+        """Return the ids of the dead letters that are retried by themselves now, in order."""
+        due = [
+            (letter.next_retry_at, self.tie(job, position), job.id)
+            for position, letter in enumerate(self.dead_letters[queue])
+            if 0 < letter.next_retry_at <= self.now and (job := self.job(queue, letter.id)) is not None
+        ]
+        return [job_id for *_, job_id in sorted(due)]
 
     def surplus_dead_letters(self, queue: str) -> list[DeadLetterRecord]:
         dead_letters = self.dead_letters.get(queue, [])

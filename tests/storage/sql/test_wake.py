@@ -176,8 +176,8 @@ def is_listening():
     """Whether a thread has looked for claimable jobs, after it had begun to listen."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT 1 FROM pg_stat_activity WHERE application_name = 'djqueue' "
-            "AND query LIKE 'SELECT q.name%'"
+            "SELECT 1 FROM pg_stat_activity "
+            "WHERE application_name = 'djqueue' AND query LIKE 'SELECT q.name%'"
         )
         return cursor.fetchone() is not None
 

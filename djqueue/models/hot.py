@@ -2,7 +2,8 @@
 enqueued and when it ends.
 
 A live job has exactly one row in one of `ReadyJob`, `DelayedJob`, `HeldJob`, `ClaimedJob`, all under the
-primary key of its `Job` row, or it is blocked: then it has rows in `Dependency`, or waits for a `UniqueKey`.
+primary key of its `Job` row, or it is blocked: then it has rows in `JobDependency`, or waits for a
+`UniqueKey`.
 """
 
 from django.db import models
@@ -108,7 +109,7 @@ class ClaimedJob(models.Model):
         return str(self.id)
 
 
-class Dependency(models.Model):
+class JobDependency(models.Model):
     """A live job's dependency on another one, until the live job ends."""
 
     dependent = models.BigIntegerField(help_text="Primary key of the job that depends.")

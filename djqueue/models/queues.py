@@ -15,12 +15,9 @@ class QueueState(models.Model):
     rate_per = models.BigIntegerField(_("period in milliseconds"), null=True, blank=True)
     concurrency = models.IntegerField(_("maximum active jobs"), null=True, blank=True)
     limits_set = models.BooleanField(default=False, db_default=False)
-    counted_to = models.BigIntegerField(
-        default=0, db_default=0, help_text="Where the search for records that are not counted stands."
-    )
-    counted_at = models.BigIntegerField(
-        default=0, db_default=0, help_text="When the last such search ended, in UTC milliseconds."
-    )
+    # Position and end of the search for ended jobs that the bounds of the queue do not count yet.
+    counted_to = models.BigIntegerField(default=0, db_default=0)
+    counted_at = models.BigIntegerField(default=0, db_default=0)
 
     class Meta:
         db_table = "djqueue_queue_state"

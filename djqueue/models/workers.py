@@ -25,11 +25,10 @@ class WorkerState(models.Model):
         blank=True,
         help_text=_("Kind, heartbeat, memory, versions and active jobs."),
     )
-    commands = models.CharField(
-        max_length=64, default="", db_default="", help_text="Commands that it has not received, by commas."
-    )
-    dump = models.TextField(default="", db_default="", help_text="Stacks of its threads and tasks.")
-    dumped_at = models.BigIntegerField(null=True, help_text="UTC milliseconds; empty without a dump.")
+    # Commands that wait for it, separated by commas, and the stacks of its threads and tasks.
+    commands = models.CharField(max_length=64, default="", db_default="")
+    dump = models.TextField(default="", db_default="")
+    dumped_at = models.BigIntegerField(null=True)
 
     class Meta:
         db_table = "djqueue_worker_state"

@@ -8,7 +8,7 @@ from djqueue.core.states import State
 
 from . import deadletters, dependencies, expiring, retention, stored, transitions
 from .dialects import Row
-from .expiring import Step
+from .expiring import ExpiryStep
 from .transaction import KEPT, Tx
 
 SEARCHED = (State.COMPLETED, State.CANCELLED, State.FAILED)
@@ -63,17 +63,17 @@ def _add_up(tx: Tx, queue: str) -> None:
         tx.insert("djqueue_retention_tally", ("queue", *KEPT), [(queue, *total)])
 
 
-def enforce(tx: Tx, queue: str, limit: int) -> Step:
+def enforce(tx: Tx, queue: str, limit: int) -> ExpiryStep:
     """Remove some of what a queue keeps above its bounds."""
     # Two sweeps that read the same sums would remove twice as much.
     tx.lock(f"retention:{queue}")
     policy = tx.storage.policy(queue)
     steps = [_letters(tx, queue, policy, limit), _results(tx, queue, policy, limit)]
     steps += [_records(tx, queue, policy, state, limit) for state in (State.COMPLETED, State.CANCELLED)]
-    return Step(max(step.handled for step in steps), sum(step.removed for step in steps))
+    return ExpiryStep(max(step.handled for step in steps), sum(step.removed for step in steps))
 
 
-def _letters(tx: Tx, queue: str, policy: QueuePolicy, limit: int) -> Step:
+def _letters(tx: Tx, queue: str, policy: QueuePolicy, limit: int) -> ExpiryStep:
     rules = policy.dead_letters
     count = min(tx.counts(queue)[State.FAILED] - rules.max_entries, limit)
     ids = deadletters.oldest(tx, queue, count)
@@ -89,10 +89,10 @@ def _letters(tx: Tx, queue: str, policy: QueuePolicy, limit: int) -> Step:
     return expiring.remove_letters(tx, [(queue, id) for id in ids])
 
 
-def _results(tx: Tx, queue: str, policy: QueuePolicy, limit: int) -> Step:
+def _results(tx: Tx, queue: str, policy: QueuePolicy, limit: int) -> ExpiryStep:
     excess = _excess_of_results(policy, tx.kept(queue)) if policy.retention.results.bytes is not None else 0
     if excess <= 0:
-        return Step(0)
+        return ExpiryStep(0)
     rows = tx.rows(
         "SELECT id, queue, job_id, expires_at, kept_size FROM djqueue_job_result "
         f"WHERE queue = ? AND kept_order IS NOT NULL ORDER BY kept_order LIMIT ?{tx.dialect.for_update}",
@@ -100,16 +100,16 @@ def _results(tx: Tx, queue: str, policy: QueuePolicy, limit: int) -> Step:
     )
     chosen = _first(rows, 0, excess)
     expiring.remove_results(tx, chosen)
-    return Step(len(chosen))
+    return ExpiryStep(len(chosen))
 
 
-def _records(tx: Tx, queue: str, policy: QueuePolicy, state: State, limit: int) -> Step:
+def _records(tx: Tx, queue: str, policy: QueuePolicy, state: State, limit: int) -> ExpiryStep:
     keep = policy.retention.of(state)
     if keep.count is None and keep.bytes is None:
-        return Step(0)
+        return ExpiryStep(0)
     count, excess = _surplus(policy, tx.kept(queue), state)
     if count <= 0 and excess <= 0:
-        return Step(0)
+        return ExpiryStep(0)
     rows = tx.rows(
         "SELECT id, job_id, kept_size FROM djqueue_job WHERE queue = ? AND state = ? "
         f"AND kept_order IS NOT NULL ORDER BY kept_order LIMIT ?{tx.dialect.for_update}",
@@ -128,7 +128,7 @@ def _records(tx: Tx, queue: str, policy: QueuePolicy, state: State, limit: int) 
     chosen = _first(rows, count, excess)
     if chosen:
         transitions.remove(tx, stored.ended(tx, [row[0] for row in chosen]))
-    return Step(len(chosen), len(chosen))
+    return ExpiryStep(len(chosen), len(chosen))
 
 
 def _surplus(policy: QueuePolicy, kept: dict[str, int], state: State) -> tuple[int, int]:
@@ -170,12 +170,12 @@ def unsearched(tx: Tx) -> list[str]:
     return [name for (name,) in tx.rows(f"{due} ORDER BY name", values, tx.now - DAY)]
 
 
-def search(tx: Tx, queue: str, limit: int) -> Step:
+def search(tx: Tx, queue: str, limit: int) -> ExpiryStep:
     """Count some of the ended jobs of a queue that are not counted."""
     tx.lock(f"retention:{queue}")
     row = tx.row("SELECT counted_to, counted_at FROM djqueue_queue_state WHERE name = ?", queue)
     if row is None or (not row[0] and row[1] > tx.now - DAY):
-        return Step(0)  # Another sweep has done it.
+        return ExpiryStep(0)  # Another sweep has done it.
     index, last = row[0] >> STATE, row[0] & ((1 << STATE) - 1)
     found = tx.rows(
         "SELECT id, job_id FROM djqueue_job WHERE queue = ? AND state = ? AND id > ? "
@@ -196,7 +196,7 @@ def search(tx: Tx, queue: str, limit: int) -> Step:
         done_at,
         queue,
     )
-    return Step(limit if position else 0)
+    return ExpiryStep(limit if position else 0)
 
 
 def _count(tx: Tx, queue: str, state: State, found: list[Row], *, is_first: bool) -> None:

@@ -11,7 +11,7 @@ from djqueue.storage.tables.rows import unpack_options
 
 from . import limiters, rates
 from .dialects import Row
-from .ready import READY, Group, push
+from .ready import READY, LockedGroup, push
 from .stored import TOKENS, StoredJob, by_keys
 from .transaction import Tx
 from .transitions import EXPIRED, fail_pending, move_to
@@ -162,7 +162,7 @@ def _take_within_limits(
     named, names = tx.among("name", sorted(request.names))
     stalled = "" if request.stalled else " AND stalls = 0"
     tx.lock(f"limits:{name}")
-    limiter = None if policy.limiter is None else limiters.Limiter(tx, policy.limiter)
+    limiter = None if policy.limiter is None else limiters.LockedLimiter(tx, policy.limiter)
     allowed = slots
     if queue.rate is not None:
         allowed = min(allowed, rates.available(tx, name, "", queue.rate))
@@ -284,7 +284,7 @@ def _start(tx: Tx, queue: str, request: ClaimRequest, ready: list[Row], claimed:
         if row[4] is not None and policy.group_mode != "global":
             by_group[row[4]] = by_group.get(row[4], 0) + 1
     for name, count in sorted(by_group.items()):
-        Group(tx, queue, name).claimed(count)
+        LockedGroup(tx, queue, name).claimed(count)
     return bool(expired or by_group)
 
 
@@ -327,7 +327,7 @@ def end_rests(tx: Tx, queue: str, late: int = 0) -> int:
     by name if they are equal. Returns how many jobs became ready.
     """
     rested = "SELECT name, rest_at FROM djqueue_rate_bucket WHERE queue = ? AND rest_at <= ? ORDER BY name"
-    groups = [(at, Group(tx, queue, name)) for name, at in tx.rows(rested, queue, tx.tick - late)]
+    groups = [(at, LockedGroup(tx, queue, name)) for name, at in tx.rows(rested, queue, tx.tick - late)]
     return sum(group.advance() for _, group in sorted(groups, key=lambda rest: (rest[0], rest[1].name)))
 
 

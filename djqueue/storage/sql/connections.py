@@ -19,7 +19,7 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.forks import after_fork
 from djqueue.storage.base import P
 
-from .dialects import Dialect
+from .dialects import SqlDialect
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class OwnConnections:
     Until it is opened, and after it is closed, a connection lasts for one use.
     """
 
-    def __init__(self, alias: str, dialect: Dialect) -> None:
+    def __init__(self, alias: str, dialect: SqlDialect) -> None:
         self._alias = alias
         self._dialect = dialect
         self.is_open = False
@@ -132,7 +132,7 @@ class OwnConnections:
         self._reset()
 
 
-def create(alias: str, dialect: Dialect) -> BaseDatabaseWrapper:
+def create(alias: str, dialect: SqlDialect) -> BaseDatabaseWrapper:
     """Open a connection that any thread may use, one at a time."""
     wrapper = connections.create_connection(alias)
     options = wrapper.settings_dict["OPTIONS"]

@@ -42,7 +42,7 @@ SYNCED = (
 """Lets the commit of a transaction wait for the disk of PostgreSQL."""
 
 
-class Dialect(ABC):
+class SqlDialect(ABC):
     """The statements and drivers of one database. Statements are written with `?` for each parameter."""
 
     snapshot: str
@@ -130,7 +130,7 @@ class Dialect(ABC):
         """Return whether a transaction that failed with this error may succeed when it is repeated."""
 
 
-class SqliteDialect(Dialect):
+class SqliteSql(SqlDialect):
     """SQLite: one writer at a time, so that no row needs a lock."""
 
     snapshot = "BEGIN"
@@ -224,7 +224,7 @@ class SqliteDialect(Dialect):
         return False
 
 
-class PostgresDialect(Dialect):
+class PostgresSql(SqlDialect):
     """PostgreSQL through psycopg 3.
 
     Args:

@@ -16,8 +16,8 @@ from .transaction import Tx
 DETAILS = {"attempts": "djqueue_job_attempt", "logs": "djqueue_job_log", "items": "djqueue_job_item"}
 
 
-class Step(NamedTuple):
-    """What one transaction of a sweep did."""
+class ExpiryStep(NamedTuple):
+    """The work of one transaction of a sweep."""
 
     handled: int
     """Rows that a later step does not meet again."""
@@ -25,15 +25,15 @@ class Step(NamedTuple):
     """Removed records of jobs."""
 
 
-def everything(tx: Tx, limit: int) -> Step:
+def everything(tx: Tx, limit: int) -> ExpiryStep:
     """Remove some of everything that has outlived its time."""
     steps = [letters(tx, limit)]
     steps += [records(tx, state, limit) for state in (State.COMPLETED, State.CANCELLED)]
     steps += [results(tx, limit), details(tx, limit)]
-    return Step(max(step.handled for step in steps), sum(step.removed for step in steps))
+    return ExpiryStep(max(step.handled for step in steps), sum(step.removed for step in steps))
 
 
-def records(tx: Tx, state: State, limit: int) -> Step:
+def records(tx: Tx, state: State, limit: int) -> ExpiryStep:
     """Remove records of ended jobs past their time; those that live jobs may read are pinned."""
     found = tx.rows(
         "SELECT id, queue, job_id, expires_at FROM djqueue_job WHERE state = ? AND expires_at <= ? "
@@ -49,10 +49,10 @@ def records(tx: Tx, state: State, limit: int) -> Step:
         for pk, queue, id, expires_at in found
         if (queue, id) in held
     )
-    return Step(len(removed) + pinned, len(removed))
+    return ExpiryStep(len(removed) + pinned, len(removed))
 
 
-def results(tx: Tx, limit: int) -> Step:
+def results(tx: Tx, limit: int) -> ExpiryStep:
     """Remove results past their time with their items; those that live jobs may read lose only the items."""
     found = tx.rows(
         "SELECT id, queue, job_id, expires_at, kept_size FROM djqueue_job_result WHERE expires_at <= ? "
@@ -63,7 +63,7 @@ def results(tx: Tx, limit: int) -> Step:
     remove_results(tx, [row for row in found if row[1:3] not in held])
     pinned = [row for row in found if row[1:3] in held]
     _remove_items(tx, pinned)
-    return Step(len(found) - len(pinned) + sum(_pin_result(tx, row) for row in pinned))
+    return ExpiryStep(len(found) - len(pinned) + sum(_pin_result(tx, row) for row in pinned))
 
 
 def remove_results(tx: Tx, found: Sequence[Row]) -> None:
@@ -97,7 +97,7 @@ def _held(tx: Tx, keys: Sequence[Row]) -> set[Row]:
     }
 
 
-def details(tx: Tx, limit: int) -> Step:
+def details(tx: Tx, limit: int) -> ExpiryStep:
     """Remove attempts, log lines and items that expire before the records of their jobs."""
     found = tx.rows(
         f"SELECT id, job, queue, ended_at, kind FROM djqueue_expiring WHERE at <= ? ORDER BY at, id LIMIT ?"
@@ -105,7 +105,7 @@ def details(tx: Tx, limit: int) -> Step:
         *(tx.now, limit),
     )
     if not found:
-        return Step(0)
+        return ExpiryStep(0)
     condition, pks = tx.among("id", [row[1] for row in found])
     jobs = {
         row[0]: row
@@ -122,10 +122,10 @@ def details(tx: Tx, limit: int) -> Step:
             tx.run(f"DELETE FROM {DETAILS[kind]} WHERE queue = ? AND job_id = ?", queue, job[2])
     condition, ids = tx.among("id", [row[0] for row in found])
     tx.run(f"DELETE FROM djqueue_expiring WHERE {condition}", ids)
-    return Step(len(found))
+    return ExpiryStep(len(found))
 
 
-def letters(tx: Tx, limit: int) -> Step:
+def letters(tx: Tx, limit: int) -> ExpiryStep:
     """Remove expired dead letters with their jobs."""
     found = tx.rows(
         "SELECT queue, job_id FROM djqueue_dead_letter WHERE expires_at <= ? ORDER BY expires_at, id LIMIT ?",
@@ -134,7 +134,7 @@ def letters(tx: Tx, limit: int) -> Step:
     return remove_letters(tx, [(queue, id) for queue, id in found])
 
 
-def remove_letters(tx: Tx, keys: Sequence[tuple[str, str]]) -> Step:
+def remove_letters(tx: Tx, keys: Sequence[tuple[str, str]]) -> ExpiryStep:
     """Remove failed jobs with their dead letters, in this order."""
     pks = {}
     for queue, ids in ids_by_queue(keys).items():
@@ -145,4 +145,4 @@ def remove_letters(tx: Tx, keys: Sequence[tuple[str, str]]) -> Step:
     jobs = [there[pk] for key in keys if (pk := pks.get(key)) in there]
     failed = [job for job in jobs if job.state is State.FAILED]
     transitions.remove(tx, failed)
-    return Step(len(failed), len(failed))
+    return ExpiryStep(len(failed), len(failed))

@@ -4,7 +4,7 @@ from djqueue.core.explain import MAX_BEFORE, SHOWN, BlockingJob, Dependency, Exp
 from djqueue.core.states import PENDING, State
 
 from . import claim, dependencies, limiters, queues, rates, stored, unique
-from .ready import Group, is_grouped
+from .ready import LockedGroup, is_grouped
 from .stored import StoredJob
 from .transaction import Tx
 
@@ -61,7 +61,7 @@ def _shared(tx: Tx, job: StoredJob, facts: Facts) -> Facts:
     name = tx.storage.policy(job.queue).limiter
     if name is None:
         return facts
-    limiter = limiters.Limiter(tx, name, lock=False)
+    limiter = limiters.LockedLimiter(tx, name, lock=False)
     state, wait = limiter.state(), limiter.next_token()
     facts = facts._replace(
         limiter=name,
@@ -78,7 +78,7 @@ def _grouped(tx: Tx, job: StoredJob, facts: Facts) -> Facts:
     name = job.options.group
     if name is None or not is_grouped(tx, job):
         return facts
-    group = Group(tx, job.queue, name, lock=False)
+    group = LockedGroup(tx, job.queue, name, lock=False)
     facts = facts._replace(
         group=name,
         group_paused=group.paused,

@@ -133,7 +133,7 @@ def _apply(tx: Tx, job: StoredJob, outcome: Outcome, *, cancel: bool) -> None:
 def released(tx: Tx, queue: str, limiter: str | None) -> None:
     """Wake what waits for the slot of a job that is no longer active."""
     if limiter is not None:
-        limiters.Limiter(tx, limiter).released()
+        limiters.LockedLimiter(tx, limiter).released()
     if tx.storage.has_concurrency(tx, queue):
         tx.woken.add(queue)
 

@@ -9,7 +9,7 @@ from .transaction import Tx
 
 
 class _Tick:
-    """The clock of a transaction, whose time stands still."""
+    """The clock of a transaction, whose time does not pass."""
 
     def __init__(self, tick: int) -> None:
         self._tick = tick
@@ -24,7 +24,7 @@ class _Tick:
         return self._tick
 
 
-class Limiter:
+class LockedLimiter:
     """One limiter, locked for the rest of the transaction."""
 
     def __init__(self, tx: Tx, name: str, *, lock: bool = True) -> None:
@@ -121,7 +121,7 @@ def set_limits(tx: Tx, name: str, rate: SetRate, concurrency: SetConcurrency) ->
         "concurrency = excluded.concurrency",
         *(name, capacity, per, new_concurrency),
     )
-    Limiter(tx, name).change()
+    LockedLimiter(tx, name).change()
 
 
 def pass_turns_on(tx: Tx) -> None:
@@ -129,4 +129,4 @@ def pass_turns_on(tx: Tx) -> None:
     for (name,) in tx.rows(
         "SELECT name FROM djqueue_rate_bucket WHERE queue = '' AND turns <> '' ORDER BY name"
     ):
-        Limiter(tx, name).released()
+        LockedLimiter(tx, name).released()

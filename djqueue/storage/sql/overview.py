@@ -47,7 +47,7 @@ OLDEST = (
 
 
 class WaitingCount(NamedTuple):
-    """How the waiting jobs of a queue are made up."""
+    """The waiting jobs of a queue by job name, and by whether their groups hold them back."""
 
     waiting: int
     """Their number."""

@@ -9,22 +9,22 @@ from djqueue.core.limiter import UNSET, Rate, SetConcurrency, SetRate
 from djqueue.core.states import State
 
 from . import dependencies, limiters, metrics, stored, transitions
-from .ready import Group
+from .ready import LockedGroup
 from .transaction import Tx
 
 CLEANED = 500
 """Jobs that one transaction of `clean` removes."""
 
 
-class Controls(NamedTuple):
-    """What holds a queue's claims back."""
+class QueueControls(NamedTuple):
+    """The pause and limits of a queue."""
 
     paused: bool = False
     rate: Rate | None = None
     concurrency: int | None = None
 
 
-def controls(tx: Tx, queue: str) -> Controls:
+def controls(tx: Tx, queue: str) -> QueueControls:
     """Return the pause and limits that apply to a queue: set at run time, or else those of its policy."""
     policy = tx.storage.policy(queue)
     row = tx.row(
@@ -33,8 +33,8 @@ def controls(tx: Tx, queue: str) -> Controls:
         queue,
     )
     if row is None or not row[1]:
-        return Controls(row is not None and bool(row[0]), policy.rate, policy.concurrency)
-    return Controls(bool(row[0]), Rate(row[2], row[3]) if row[2] else None, row[4])
+        return QueueControls(row is not None and bool(row[0]), policy.rate, policy.concurrency)
+    return QueueControls(bool(row[0]), Rate(row[2], row[3]) if row[2] else None, row[4])
 
 
 def use(tx: Tx, queue: str) -> None:
@@ -141,7 +141,7 @@ def change_group(tx: Tx, queue: str, group: str | None, changes: Mapping[str, An
 
 def regroup(tx: Tx, queue: str, group: str) -> None:
     """Apply changed limits of a group to its jobs."""
-    found = Group(tx, queue, group)
+    found = LockedGroup(tx, queue, group)
     found.hold_back()
     found.advance()
 
@@ -221,7 +221,7 @@ def obliterate(tx: Tx, queue: str, *, force: bool) -> int:
         count += len(jobs)
     limiter = tx.storage.policy(queue).limiter
     if limiter is not None:
-        limiters.Limiter(tx, limiter).forget(queue)
+        limiters.LockedLimiter(tx, limiter).forget(queue)
     metrics.reset(tx, queue)
     tx.touch()
     for table in ("djqueue_group_state", "djqueue_rate_bucket", "djqueue_retention_tally"):

@@ -72,7 +72,7 @@ def displace(tx: Tx, job: StoredJob) -> None:
     group.advance()
 
 
-class Group:
+class LockedGroup:
     """One group of a queue, locked for the rest of the transaction unless it is only read.
 
     As many jobs of a group as its weight are ready, if its limit and its rate allow; the others are held back
@@ -196,10 +196,10 @@ class Group:
         return number
 
 
-def groups(tx: Tx, job: StoredJob) -> Group:
+def groups(tx: Tx, job: StoredJob) -> LockedGroup:
     """Return the group of a job."""
     assert job.options.group is not None
-    return Group(tx, job.queue, job.options.group)
+    return LockedGroup(tx, job.queue, job.options.group)
 
 
 def leave_group(tx: Tx, job: StoredJob) -> None:

@@ -60,7 +60,7 @@ COLUMNS = {
 """Columns of the rows of jobs, by table."""
 
 
-class Restore:
+class TableRestore:
     """Replaces everything that the tables hold, except schedules, by a snapshot.
 
     Args:
@@ -79,7 +79,7 @@ class Restore:
         """States of the dependencies of the current jobs."""
         self._queue = ""
         self._room: dict[str, int] = {}
-        """How many more jobs of each group of the current queue may be ready."""
+        """Number of further jobs of each group of the current queue may be ready."""
         self._ended: list[tuple[int, JobKey, State]] = []
         """Jobs that wait for a dependency that has ended, so that they end with it."""
 
@@ -193,7 +193,7 @@ class Restore:
         return waits
 
     def _may_be_ready(self, job: EngineJob) -> bool:
-        """Return whether a waiting job may be claimed, unless its group holds it back: see `ready.Group`."""
+        """Return whether a waiting job may be claimed by the rules of its group: see `LockedGroup`."""
         group, policy = job.options.group, self._tx.storage.policy(job.queue)
         if group is None or policy.group_mode == GLOBAL:
             return True

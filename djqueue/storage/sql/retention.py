@@ -1,4 +1,4 @@
-"""How long ended jobs, and what belongs to them, are kept: their own times, and what their queues count.
+"""Retention of ended jobs and their results: by their own times, and by the bounds of their queues.
 
 A queue with bounds counts its records and results in `RetentionTally`: rows that have a `kept_order` and a
 `kept_size` are in its sums, in the order in which they expire. A record that live jobs depend on is not

@@ -33,7 +33,7 @@ from djqueue.storage.tables.dberrors import named
 
 from . import queues
 from .dialects import Row
-from .restore import Restore
+from .restore import TableRestore
 from .stored import COLUMNS, StoredJob, job_of
 from .transaction import REPEATS, Tx
 
@@ -105,7 +105,7 @@ class SqlSnapshots(Snapshots):
                 return
 
     def _replace(self, tx: Tx, spool: SnapshotSpool, now: int, *, replace: bool) -> None:
-        restore = Restore(tx, spool, now)
+        restore = TableRestore(tx, spool, now)
         restore.lock()
         # Again, because other processes may have written until now.
         check_target(self, self._storage.workers.all(), replace=replace)

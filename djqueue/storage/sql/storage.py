@@ -47,7 +47,7 @@ from .background import Background
 from .buffer import WriteBuffer
 from .bulkwrites import SqlBulkWriteReports
 from .connections import CallThread
-from .dialects import Dialect, PostgresDialect, SqliteDialect
+from .dialects import PostgresSql, SqlDialect, SqliteSql
 from .events import SqlEvents
 from .export import SqlExport
 from .follower import Follower
@@ -417,10 +417,10 @@ class SqlLimiters(Limiters):
         self._write(lambda tx: limiters.set_limits(tx, name, rate, concurrency))
 
     def state(self, name: str) -> LimiterState:
-        return self._read(lambda tx: limiters.Limiter(tx, name, lock=False).state())
+        return self._read(lambda tx: limiters.LockedLimiter(tx, name, lock=False).state())
 
 
-def dialect_for(alias: str, *, has_sessions: bool = True) -> Dialect:
+def dialect_for(alias: str, *, has_sessions: bool = True) -> SqlDialect:
     """Return the dialect of a configured database. Raises ConfigurationError for one that cannot be used.
 
     Args:
@@ -429,9 +429,9 @@ def dialect_for(alias: str, *, has_sessions: bool = True) -> Dialect:
     """
     connection = connections[alias]
     if connection.vendor == "sqlite":
-        return SqliteDialect()
+        return SqliteSql()
     if connection.vendor == "postgresql":
-        return PostgresDialect(has_sessions=has_sessions)
+        return PostgresSql(has_sessions=has_sessions)
     raise ConfigurationError(
         f"DATABASES[{alias!r}] is {connection.display_name}: djqueue stores jobs in PostgreSQL or SQLite; "
         "use one of these, or the Redis storage"

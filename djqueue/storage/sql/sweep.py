@@ -1,4 +1,4 @@
-"""What time requires: due jobs, expired leases and ttls, dead letters, old records, metrics."""
+"""Periodic work: due jobs, expired leases and ttls, dead letters, old records, metrics."""
 
 from collections.abc import Callable
 from functools import partial
@@ -84,7 +84,7 @@ def _sweep_retention(storage: "SqlStorage") -> int:
     return removed
 
 
-def _steps(step: Callable[[], expiring.Step], rounds: int = ROUNDS) -> int:
+def _steps(step: Callable[[], expiring.ExpiryStep], rounds: int = ROUNDS) -> int:
     removed = 0
     for _ in range(rounds):
         done = step()

@@ -18,7 +18,7 @@ from djqueue.storage import commits
 from djqueue.storage.tables.clock import set_right
 
 from .connections import OwnConnections
-from .dialects import Dialect, Row, roll_back
+from .dialects import Row, SqlDialect, roll_back
 
 if TYPE_CHECKING:
     from .events import Unpublished
@@ -30,7 +30,7 @@ TALLY = ("enqueued", "started", "completed", "retried", "failed", "cancelled", "
 STATES = tuple(State)
 TALLY_COLUMNS = ("queue", "at", *TALLY, *(f"in_{state.value}" for state in STATES))
 KEPT = ("completed", "completed_bytes", "cancelled", "cancelled_bytes", "result_bytes", "letter_bytes")
-"""What queues with bounds count of what they keep."""
+"""Columns of the sums that queues with bounds keep."""
 _TOTAL = {name: at for at, name in enumerate(TALLY)}
 _STATE = {state: at for at, state in enumerate(STATES, len(TALLY))}
 WIDTH = len(TALLY) + len(STATES)
@@ -46,7 +46,7 @@ class Tx:
         tick: Milliseconds at its start by the clock of leases and rates.
     """
 
-    def __init__(self, storage: "SqlStorage", dialect: Dialect, cursor: Any) -> None:
+    def __init__(self, storage: "SqlStorage", dialect: SqlDialect, cursor: Any) -> None:
         self.storage = storage
         self.dialect = dialect
         self.now = storage.clock.now()
@@ -236,7 +236,7 @@ class Transactions:
     A storage that was connected uses connections of its own; otherwise the calling thread's.
     """
 
-    def __init__(self, storage: "SqlStorage", alias: str, dialect: Dialect) -> None:
+    def __init__(self, storage: "SqlStorage", alias: str, dialect: SqlDialect) -> None:
         self._storage = storage
         self._alias = alias
         self._dialect = dialect

@@ -17,7 +17,7 @@ from djqueue.core.errors import OptionError, QueueFullError, StorageUnavailableE
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.sql import buffer, lockfile
-from djqueue.storage.sql.dialects import SqliteDialect
+from djqueue.storage.sql.dialects import SqliteSql
 from djqueue.storage.sql.lockfile import LockFile
 from djqueue.testing.factories import (
     QUEUE,
@@ -283,7 +283,7 @@ def test_chosen_journal_mode_stays(tables, tmp_path, chosen, kept):
     with closing(wrapper), wrapper.cursor() as cursor:
         cursor.execute(f"PRAGMA journal_mode={chosen}")
         cursor.fetchall()
-        SqliteDialect().prepare(wrapper)
+        SqliteSql().prepare(wrapper)
         cursor.execute("PRAGMA journal_mode")
         assert cursor.fetchone() == (kept,)
 

@@ -144,10 +144,10 @@ def _without_tables(settings, transactional_db):
     settings.DJQUEUE = {}
     table = "djqueue_job"
     with connection.cursor() as cursor:
-        cursor.execute(f"ALTER TABLE {table} RENAME TO {table}_kept")
+        cursor.execute(f"ALTER TABLE {table} RENAME TO {table}_away")
     yield
     with connection.cursor() as cursor:
-        cursor.execute(f"ALTER TABLE {table}_kept RENAME TO {table}")
+        cursor.execute(f"ALTER TABLE {table}_away RENAME TO {table}")
 
 
 @pytest.mark.dialect

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from djqueue.core.states import State
 from djqueue.core.unique import Succession, succession
 
-from .stored import StoredJob, by_keys
+from .stored import StoredJob, by_keys, lock_jobs
 from .transaction import Tx
 
 WHERE = " WHERE queue = ? AND key = ?"
@@ -97,6 +97,11 @@ def release(tx: Tx, job: StoredJob) -> int | None:
 def succeed(tx: Tx, job: StoredJob) -> tuple[StoredJob | None, Succession[StoredJob] | None]:
     """Return the owner of a new job's key, and how the job comes to the key; None if it is a duplicate."""
     assert job.options.unique_key is not None
+    if tx.dialect.for_update:
+        # Rows before keys, as at the end of a job: in another order, the two would wait for each other.
+        holders = f"SELECT owner, successor FROM djqueue_unique_key{WHERE}"
+        seen = tx.row(holders, job.queue, job.options.unique_key) or ()
+        lock_jobs(tx, [pk for pk in seen if pk])
     key = lock(tx, job.queue, job.options.unique_key)
     found = {other.pk: other for other in by_keys(tx, [pk for pk in (key.owner, key.successor) if pk])}
     owner = found.get(key.owner or 0)

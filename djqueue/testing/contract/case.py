@@ -139,6 +139,8 @@ class StorageCase:
     `POLICIES`, which the fixture closes.
     """
 
+    wakes_exactly = True
+    """True unless listeners may also be woken while no job may be claimed, by a storage that polls."""
     worker_ttl = 60_000
     """Milliseconds after which the storage removes a silent worker."""
 

@@ -391,7 +391,8 @@ class LimitersContract(StorageCase):
             woken.forget()
         finish(storage, completing(claimed))
         assert wakes[REFUNDS].arrived()
-        assert wakes[PAYOUTS].count == 0
+        if self.wakes_exactly:
+            assert wakes[PAYOUTS].count == 0
 
         self.pass_time(storage, 1_000)
 

@@ -13,6 +13,8 @@ from tests.storage.thorough import ManyExamples
 class OnAClock(contract.StorageCase):
     """The storage with a clock that the tests move."""
 
+    wakes_exactly = False
+
     @pytest.fixture
     def storage(self, tables):
         self.clock = FakeClock()

@@ -19,7 +19,6 @@ from .hot import (
     RateBucket,
     ReadyJob,
     RetentionTally,
-    StoredValue,
     UniqueKey,
 )
 from .jobs import Job, JobAttempt, JobItem, JobLog, JobResult, JobState
@@ -73,7 +72,6 @@ __all__ = [
     "Revision",
     "ScheduleSource",
     "SchedulerLease",
-    "StoredValue",
     "UniqueKey",
     "WorkerState",
 ]

@@ -312,18 +312,3 @@ class ObservedQueue(models.Model):
 
     def __str__(self) -> str:
         return self.name
-
-
-class StoredValue(models.Model):
-    """A number or text of the storage itself: the last number given out, the boot of the machine."""
-
-    name = models.CharField(max_length=64, primary_key=True)
-    number = models.BigIntegerField(default=0)
-    text = models.CharField(max_length=NAME_LENGTH, blank=True, default="")
-
-    class Meta:
-        db_table = "djqueue_stored_value"
-        default_permissions = ()
-
-    def __str__(self) -> str:
-        return self.name

@@ -1,8 +1,9 @@
 """Track jobs enqueued in a transaction that is still open."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import AsyncToSync, sync_to_async
 from django.db import connections, transaction
 
 from djqueue.core.job import Batch, EnqueueResult
@@ -71,3 +72,10 @@ class JoinedTransactions(TransactionalEnqueue):
 
     async def auncommitted_in(self, queue: str, id: str) -> str | None:
         return await sync_to_async(self.uncommitted_in)(queue, id)
+
+
+def is_called_by_sync_code() -> bool:
+    """Return whether `async_to_sync` runs this coroutine: its caller may be in a transaction."""
+    if getattr(AsyncToSync.executors, "current", None) is not None:
+        return True
+    return asyncio.get_running_loop() in AsyncToSync.loop_thread_executors

@@ -32,6 +32,7 @@ from djqueue.core.shown import in_one_line
 from djqueue.core.states import State
 from djqueue.storage import backpressure
 from djqueue.storage.base import P, T
+from djqueue.storage.commits import is_called_by_sync_code
 from djqueue.storage.database.operations import TIMEOUT, patience
 from djqueue.storage.engined import WORKER_TTL, EngineStorage
 from djqueue.storage.tables.clock import DatabaseClock
@@ -51,7 +52,7 @@ from .purging import Purge
 from .scheduler_facets import SchedulerJobs, SchedulerLimiters, SchedulerQueues, SchedulerReads
 from .staging import LOCK_TIMEOUT, DatabaseStaging
 from .steps import follow_missed_step
-from .transactions import EngineInserter, are_simple, is_called_by_sync_code, is_detached, is_durable
+from .transactions import EngineInserter, are_simple, is_detached, is_durable
 from .unanswered import UnansweredEnds, accept_also, accepted_claims, written_claims
 
 logger = logging.getLogger("djqueue.scheduler")

@@ -1,9 +1,6 @@
 """Enqueue jobs in the caller's transaction."""
 
-import asyncio
 from collections.abc import Sequence
-
-from asgiref.sync import AsyncToSync
 
 from djqueue.core.clock import Clock
 from djqueue.core.engine import Engine
@@ -46,10 +43,3 @@ def is_detached(batch: Batch) -> bool:
 def is_durable(batches: Sequence[Batch]) -> bool:
     """Return whether the caller asked for an enqueue that waits for the disk."""
     return any(batch.options.durable for batch in batches)
-
-
-def is_called_by_sync_code() -> bool:
-    """Return whether `async_to_sync` runs this coroutine: its caller may be in a transaction."""
-    if getattr(AsyncToSync.executors, "current", None) is not None:
-        return True
-    return asyncio.get_running_loop() in AsyncToSync.loop_thread_executors

@@ -114,7 +114,7 @@ class WriteBuffer:
     def _check_room(self, batch: Batch) -> None:
         policy, count = self._storage.policy(batch.queue), len(batch.payloads)
         limit = policy.max_size
-        if limit is None or policy.when_full in enqueue.BOUNDED or batch.options.rejected is not None:
+        if limit is None or policy.when_full in enqueue.DROPPING or batch.options.rejected is not None:
             return
         if self._storage.transactions.read(lambda tx: enqueue.pending(tx, batch.queue)) + count > limit:
             raise full_error(batch.queue, limit, count)

@@ -7,7 +7,7 @@ from djqueue.core.job import Claimed, ClaimRequest, Claims
 from djqueue.core.limiter import Rate
 from djqueue.core.retention import NO_RETENTION
 from djqueue.core.states import State
-from djqueue.storage.tables.rows import unpack_options
+from djqueue.storage.tables.rows import pair_of_limits, unpack_options
 
 from . import limiters, rates
 from .dialects import Row
@@ -96,13 +96,11 @@ def _serving(tx: Tx, names: Sequence[str] | None) -> list[Serving]:
         assert row is not None
         paused, capacity, per, concurrency, limits_set, ready, stalled, due, rest = row
         policy = tx.storage.policy(name)
-        rate = Rate(capacity, per) if capacity else None
-        if not limits_set:
-            rate, concurrency = policy.rate, policy.concurrency
+        limits = (
+            pair_of_limits(capacity, per, concurrency) if limits_set else (policy.rate, policy.concurrency)
+        )
         if ready or due is not None or rest is not None:
-            found.append(
-                Serving(name, bool(paused), rate, concurrency, bool(ready), bool(stalled), due, rest)
-            )
+            found.append(Serving(name, bool(paused), *limits, bool(ready), bool(stalled), due, rest))
     if len(found) > 1:
         first = tx.storage.rotation() % len(found)
         found = found[first:] + found[:first]
@@ -211,7 +209,7 @@ def _take_within_limits(
         if wait and len(ready) > len(chosen):
             hints.append(wait)
     if limiter is not None:
-        limiter.settle()
+        limiter.save()
         if is_refused:
             hints += limiter.waits(name)
     return has_more and not is_refused and not (claimed and claimed[-1].stalls)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from asgiref.sync import AsyncToSync, sync_to_async
+from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -18,6 +18,7 @@ from djqueue.core.deadline import remaining
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.forks import after_fork
 from djqueue.storage.base import P
+from djqueue.storage.commits import is_called_by_sync_code
 
 from .dialects import SqlDialect
 
@@ -188,7 +189,7 @@ class CallThread:
     async def call(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function in the thread; in the caller's own one if it may have a transaction there."""
         executor = self._executor
-        if executor is None or _is_called_by_sync_code():
+        if executor is None or is_called_by_sync_code():
             return await sync_to_async(method, thread_sensitive=True)(*args, **kwargs)
         run = contextvars.copy_context().run
         call = partial(run, partial(method, *args, **kwargs))
@@ -199,10 +200,3 @@ class CallThread:
 
     def _forget(self) -> None:
         self._executor = None
-
-
-def _is_called_by_sync_code() -> bool:
-    """Return whether `async_to_sync` runs this coroutine: its caller may be in a transaction."""
-    if getattr(AsyncToSync.executors, "current", None) is not None:
-        return True
-    return asyncio.get_running_loop() in AsyncToSync.loop_thread_executors

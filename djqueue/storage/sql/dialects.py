@@ -15,6 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.deadline import remaining
 from djqueue.core.shown import in_one_line
+from djqueue.storage.tables.dialects import OnSqlite
 
 from .lockfile import LockFile
 
@@ -25,8 +26,6 @@ logger = logging.getLogger("djqueue.storage")
 Row = tuple[Any, ...]
 COPY_FROM = 200
 """Rows of one insert from which PostgreSQL takes them by COPY."""
-PRAGMAS = ("synchronous=NORMAL", "temp_store=MEMORY", "cache_size=-64000", "mmap_size=268435456")
-"""Settings of own connections to SQLite. docs/decisions.md has the measurements."""
 LIMITS = {
     "statement_timeout": "30s",
     "lock_timeout": "5s",
@@ -146,7 +145,7 @@ class SqliteSql(SqlDialect):
 
     def tune(self, wrapper: BaseDatabaseWrapper) -> None:
         cursor = self.cursor(wrapper)
-        for pragma in PRAGMAS:
+        for pragma in OnSqlite.PRAGMAS:
             cursor.execute(f"PRAGMA {pragma}")
 
     def prepare(self, wrapper: BaseDatabaseWrapper) -> None:

@@ -17,7 +17,8 @@ from .ready import DELAYED, READY, place, ready_row
 from .stored import NEW_JOB, StoredJob
 from .transaction import Tx
 
-BOUNDED = ("drop_oldest", "drop_lowest")
+DROPPING = ("drop_oldest", "drop_lowest")
+"""Values of `when_full` that drop a job for a new one."""
 
 
 def enqueue(tx: Tx, batches: Sequence[Batch], *, chunk: int = 0) -> list[EnqueueResult]:
@@ -55,7 +56,7 @@ def _check_dependencies(tx: Tx, batches: Sequence[Batch]) -> None:
 def _enqueue(tx: Tx, batch: Batch, chunk: int) -> list[EnqueueResult]:
     tx.storage.use(tx, batch.queue)
     policy = tx.storage.policy(batch.queue)
-    drops = policy.max_size is not None and policy.when_full in BOUNDED
+    drops = policy.max_size is not None and policy.when_full in DROPPING
     if policy.max_size is not None:
         tx.lock(f"room:{batch.queue}")
     if _is_uniform(batch) and not drops:
@@ -152,14 +153,10 @@ def _each(tx: Tx, batch: Batch, *, drops: bool) -> list[EnqueueResult]:
                     job.run_at = min(job.run_at, found.replaced.run_at)
                 transitions.cancel_pending(tx, found.replaced, REPLACED)
                 known[found.replaced.id] = found.replaced
-                if existing is not None and existing.pk == found.replaced.pk:
-                    existing = found.replaced
         replaced = None if found is None else found.replaced
         if drops and replaced is None and not _make_room(tx, job):
             # This is the first job of the batch: an earlier one could be dropped for it.
             raise full_error(batch.queue, tx.storage.policy(batch.queue).max_size, len(batch.payloads))
-        if existing is None and replaced is not None and replaced.id == id:
-            existing = replaced
         if existing is not None:
             transitions.make_way(tx, existing)
         _admit(tx, job, packed, behind=None if found is None else found.behind)

@@ -91,7 +91,6 @@ def _complete(tx: Tx, plain: Sequence[tuple[Outcome, Claim]]) -> None:
                 None if claim.readable is None else tx.now + claim.readable,
             )
             for outcome, claim in plain
-            if outcome.result is not None
         ],
     )
     depended = dependencies.exist(tx)
@@ -234,8 +233,7 @@ def stall(tx: Tx, pk: int, token: int) -> bool:
         transitions.cancel_active(tx, job, "cancelled")
         tx.note_incident(job, "cancelled")
     elif job.stalls >= job.options.max_stalls:
-        alive = tx.row("SELECT 1 FROM djqueue_worker_state WHERE worker_id = ?", job.worker)
-        reason = "stalled" if alive else "worker_lost"
+        reason = "stalled" if tx.storage.workers.is_known(tx, job.worker) else "worker_lost"
         last = AttemptRecord(job.attempts, job.worker, job.started_at, tx.now, "stalled")
         history = [*stored.history(tx, job), last]
         error = stalled_error(job.stalls + 1, history)

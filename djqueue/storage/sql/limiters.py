@@ -4,6 +4,7 @@ import json
 
 from djqueue.core.limiter import UNSET, Rate, SetConcurrency, SetRate
 from djqueue.core.sharing import NO_LIMITS, LimiterPolicy, LimiterState, SharedLimiter
+from djqueue.storage.tables.rows import pair_of_limits
 
 from .transaction import Tx
 
@@ -52,14 +53,10 @@ class LockedLimiter:
         granted = self._shared.reserve(queue, 1, weight, tx.tick, tx.woken, is_served=is_served)
         return granted > 0
 
-    def settle(self) -> None:
-        """Write what was reserved."""
-        self._save()
-
     def released(self) -> None:
         """Give permits of jobs that ended, and turns that passed, to the next queue in line."""
         self._shared.release(0, self._tx.woken)
-        self._save()
+        self.save()
 
     def waits(self, queue: str) -> list[int]:
         """Return the milliseconds after each of which time alone may make permits available to a queue."""
@@ -76,14 +73,15 @@ class LockedLimiter:
     def change(self) -> None:
         """Wake the queues in line after the limits have changed."""
         self._shared.change(UNSET, UNSET, self._tx.woken)
-        self._save()
+        self.save()
 
     def forget(self, queue: str) -> None:
         """Remove a queue from the line."""
         self._shared.forget(queue, self._tx.woken)
-        self._save()
+        self.save()
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write the tokens and the queues in line."""
         missing, turns = self._shared.saved()
         rate = self.policy.rate or Rate(0, 1)
         full_at = self._tx.tick * rate.capacity + missing
@@ -103,7 +101,8 @@ def policy_of(tx: Tx, name: str) -> LimiterPolicy:
     )
     if row is None:
         return tx.storage.limiter_policies.get(name, NO_LIMITS)
-    return LimiterPolicy(rate=Rate(row[0], row[1]) if row[0] else None, concurrency=row[2])
+    rate, concurrency = pair_of_limits(*row)
+    return LimiterPolicy(rate=rate, concurrency=concurrency)
 
 
 def set_limits(tx: Tx, name: str, rate: SetRate, concurrency: SetConcurrency) -> None:

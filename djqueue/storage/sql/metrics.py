@@ -30,6 +30,7 @@ from djqueue.core.metrics import Row as Found
 from djqueue.core.overview import Totals
 
 from .dialects import Row
+from .stored import queues_in
 from .transaction import STATES, TALLY, TALLY_COLUMNS, Tx
 
 if TYPE_CHECKING:
@@ -75,13 +76,8 @@ def _rounds(step: Callable[[], int], whole: int) -> None:
 
 def _changed(tx: Tx) -> list[str]:
     """Return the queues whose tallies have new rows, with two probes of an index for each queue."""
-    found = tx.rows(
-        "WITH RECURSIVE found(name) AS ("
-        "SELECT MIN(queue) FROM djqueue_tally UNION ALL SELECT (SELECT MIN(queue) "
-        "FROM djqueue_tally WHERE queue > found.name) FROM found WHERE found.name IS NOT NULL) "
-        "SELECT name FROM found WHERE name IS NOT NULL "
-        "AND (SELECT MAX(at) FROM djqueue_tally WHERE queue = found.name) > 0"
-    )
+    new = " AND (SELECT MAX(at) FROM djqueue_tally WHERE queue = found.name) > 0"
+    found = tx.rows(queues_in("djqueue_tally") + new)
     return [name for (name,) in found]
 
 

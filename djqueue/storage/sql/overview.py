@@ -5,10 +5,10 @@ from threading import Lock
 from typing import NamedTuple
 
 from djqueue.core.groups import NO_LIMIT, GroupOverview
-from djqueue.core.limiter import Rate
 from djqueue.core.overview import GroupsOverview, Overview, QueueOverview, Totals
 from djqueue.core.queue import GLOBAL
 from djqueue.core.states import State
+from djqueue.storage.tables.rows import pair_of_limits
 
 from . import queues, rates
 from .dialects import Row
@@ -154,7 +154,7 @@ def _overview_of(
         limits_set,
         set_capacity,
         set_per,
-        concurrency,
+        set_concurrency,
         capacity,
         per,
         full_at,
@@ -163,9 +163,9 @@ def _overview_of(
         weight,
     ) = row
     policy, (totals, counts) = tx.storage.policy(name), tally
-    rate = Rate(set_capacity, set_per) if set_capacity else None
-    if not limits_set:
-        rate, concurrency = policy.rate, policy.concurrency
+    rate, concurrency = policy.rate, policy.concurrency
+    if limits_set:
+        rate, concurrency = pair_of_limits(set_capacity, set_per, set_concurrency)
     return QueueOverview(
         name,
         counts,

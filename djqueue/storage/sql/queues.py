@@ -7,9 +7,11 @@ from djqueue.core.errors import StorageError
 from djqueue.core.groups import NO_LIMIT, GroupLimit
 from djqueue.core.limiter import UNSET, Rate, SetConcurrency, SetRate
 from djqueue.core.states import State
+from djqueue.storage.tables.groups import limit_of
+from djqueue.storage.tables.rows import pair_of_limits
 
 from . import dependencies, limiters, metrics, stored, transitions
-from .ready import LockedGroup
+from .ready import GROUP_LIMIT, LockedGroup
 from .transaction import Tx
 
 CLEANED = 500
@@ -34,7 +36,7 @@ def controls(tx: Tx, queue: str) -> QueueControls:
     )
     if row is None or not row[1]:
         return QueueControls(row is not None and bool(row[0]), policy.rate, policy.concurrency)
-    return QueueControls(bool(row[0]), Rate(row[2], row[3]) if row[2] else None, row[4])
+    return QueueControls(bool(row[0]), *pair_of_limits(*row[2:]))
 
 
 def use(tx: Tx, queue: str) -> None:
@@ -116,13 +118,9 @@ def change_group(tx: Tx, queue: str, group: str | None, changes: Mapping[str, An
     use(tx, queue)
     name = group or ""
     row = tx.row(
-        "SELECT concurrency, paused, rate_capacity, rate_per, weight FROM djqueue_group_state "
-        'WHERE queue = ? AND "group" = ?',
-        *(queue, name),
+        f'SELECT {GROUP_LIMIT} FROM djqueue_group_state WHERE queue = ? AND "group" = ?', queue, name
     )
-    before = NO_LIMIT
-    if row is not None:
-        before = GroupLimit(row[0], bool(row[1]), Rate(row[2], row[3]) if row[2] else None, row[4])
+    before = NO_LIMIT if row is None else limit_of(row)
     after = before._replace(**changes)
     capacity, per = (None, None) if after.rate is None else (after.rate.capacity, after.rate.per)
     tx.run(
@@ -159,14 +157,11 @@ def _groups(tx: Tx, queue: str) -> list[str]:
 def group_limits(tx: Tx, queue: str) -> dict[str | None, GroupLimit]:
     """Return the overrides of a queue's groups; under None, those of all groups."""
     found: dict[str | None, GroupLimit] = {}
-    for name, concurrency, paused, capacity, per, weight in tx.rows(
-        'SELECT "group", concurrency, paused, rate_capacity, rate_per, weight FROM djqueue_group_state '
-        'WHERE queue = ? ORDER BY "group"',
-        queue,
-    ):
-        limit = GroupLimit(concurrency, bool(paused), Rate(capacity, per) if capacity else None, weight)
+    of_queue = f'SELECT {GROUP_LIMIT} FROM djqueue_group_state WHERE queue = ? ORDER BY "group"'
+    for row in tx.rows(of_queue, queue):
+        limit = limit_of(row)
         if limit != NO_LIMIT:
-            found[name or None] = limit
+            found[row[1] or None] = limit
     return found
 
 
@@ -207,11 +202,9 @@ def obliterate(tx: Tx, queue: str, *, force: bool) -> int:
         for job in stored.by_keys(tx, active):
             transitions.cancel_active(tx, job, "obliterated")
     # None of them ends with another one that is removed before it.
-    for (pk,) in tx.rows(
-        "SELECT id FROM djqueue_job WHERE queue = ? AND state = 'blocked' ORDER BY id", queue
-    ):
-        for job in stored.by_keys(tx, [pk]):
-            dependencies.unbind(tx, job)
+    blocked = tx.rows("SELECT id FROM djqueue_job WHERE queue = ? AND state = 'blocked'", queue)
+    for job in stored.by_keys(tx, [pk for (pk,) in blocked]):
+        dependencies.unbind(tx, job)
     count = 0
     # The newest first: a job that waits for another one of the queue goes before it, or with it.
     newest = f"SELECT id FROM djqueue_job WHERE queue = ? ORDER BY id DESC LIMIT {CLEANED}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from djqueue.core.diagnostics import Diagnostics, Finding
 from djqueue.core.explain import Explanation
 from djqueue.core.graph import MAX_FLOW_JOBS, FlowGraph
-from djqueue.core.job import AttemptRecord, DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
+from djqueue.core.job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
 from djqueue.core.metrics import Bucket, assemble, since_beginning, span_of
 from djqueue.core.overview import GroupsOverview, Overview
 from djqueue.core.pages import JobPage
@@ -17,7 +17,6 @@ from djqueue.storage.reads import Reads
 from djqueue.storage.tables.inspector import DatabaseInspector
 
 from . import deadletters, diagnosis, explain, flows, metrics, overview, pages
-from .stored import StoredJob
 from .transaction import Tx
 
 if TYPE_CHECKING:
@@ -35,15 +34,6 @@ class SqlReads(Reads):
         self._read = storage.read
         self._tables = DatabaseInspector(storage.alias)
         self._waiting = overview.WaitingCounts()
-
-    def history(self, tx: Tx, job: StoredJob) -> list[AttemptRecord]:
-        """Return the ended attempts of a job that did not complete it."""
-        attempts = tx.rows(
-            "SELECT attempt, worker, started_at, finished_at, outcome FROM djqueue_job_attempt "
-            "WHERE queue = ? AND job_id = ? ORDER BY id",
-            *(job.queue, job.id),
-        )
-        return [AttemptRecord(*row) for row in attempts]
 
     def jobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
         return self._read(lambda _: self._tables.jobs(queue, ids))

@@ -2,18 +2,21 @@
 
 from collections.abc import Sequence
 
-from djqueue.core.groups import GroupLimit
+from djqueue.core.groups import NO_LIMIT, GroupLimit
 from djqueue.core.limiter import Rate
 from djqueue.core.queue import GLOBAL
 from djqueue.core.states import State
+from djqueue.storage.tables.groups import limit_of
 
 from . import rates
 from .dialects import Row
-from .stored import StoredJob
+from .stored import StoredJob, by_keys
 from .transaction import Tx
 
 READY = ("id", "queue", "rank", "seq", "name", '"group"', "weight", "stalls", "expires_at")
 DELAYED = ("id", "queue", "run_at")
+GROUP_LIMIT = 'queue, "group", concurrency, paused, rate_capacity, rate_per, weight'
+"""Columns of the overrides of a group, for `limit_of`."""
 HELD = ("id", "queue", '"group"', "seq", "name")
 
 
@@ -146,8 +149,6 @@ class LockedGroup:
 
     def hold_back(self) -> None:
         """Hold back ready jobs that may not be ready any more, because a limit was lowered."""
-        from .stored import by_keys
-
         room = max(0, self._room())
         late = self.tx.rows(
             'SELECT id FROM djqueue_ready WHERE queue = ? AND "group" = ? ORDER BY rank, seq LIMIT 1000000 '
@@ -211,20 +212,17 @@ def leave_group(tx: Tx, job: StoredJob) -> None:
 def overrides(tx: Tx, queue: str, group: str) -> tuple[GroupLimit, GroupLimit]:
     """Return the overrides for all groups of a queue, and those of one group."""
     found = {
-        name: GroupLimit(concurrency, bool(paused), Rate(capacity, per) if capacity else None, weight)
-        for name, concurrency, paused, capacity, per, weight in tx.rows(
-            'SELECT "group", concurrency, paused, rate_capacity, rate_per, weight FROM djqueue_group_state '
-            "WHERE queue = ? AND \"group\" IN ('', ?)",
+        row[1]: limit_of(row)
+        for row in tx.rows(
+            f"SELECT {GROUP_LIMIT} FROM djqueue_group_state WHERE queue = ? AND \"group\" IN ('', ?)",
             *(queue, group),
         )
     }
-    return found.get("", GroupLimit()), found.get(group, GroupLimit())
+    return found.get("", NO_LIMIT), found.get(group, NO_LIMIT)
 
 
 def make_ready(tx: Tx, pks: Sequence[int]) -> None:
     """Make held jobs ready, behind the others of their priority, in this order."""
-    from .stored import by_keys
-
     jobs = {job.pk: job for job in by_keys(tx, pks, lock=False)}
     condition, values = tx.among("id", pks)
     tx.run(f"DELETE FROM djqueue_held WHERE {condition}", values)

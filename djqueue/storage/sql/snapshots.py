@@ -3,14 +3,13 @@
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.db import Error, connections
 
 from djqueue.core.enginejob import EngineJob, ItemStream
 from djqueue.core.groups import NO_LIMIT, GroupLimit
 from djqueue.core.job import AttemptRecord, JobFailure
-from djqueue.core.limiter import Rate
 from djqueue.core.sharing import NO_LIMITS
 from djqueue.core.states import LIVE, TERMINAL, State
 from djqueue.storage import snapshots
@@ -30,9 +29,12 @@ from djqueue.storage.tables import dialects as tables
 from djqueue.storage.tables import rows, schedules
 from djqueue.storage.tables.clock import set_right
 from djqueue.storage.tables.dberrors import named
+from djqueue.storage.tables.groups import limit_of
+from djqueue.storage.tables.rows import pair_of_limits
 
 from . import queues
 from .dialects import Row
+from .ready import GROUP_LIMIT
 from .restore import TableRestore
 from .stored import COLUMNS, StoredJob, job_of
 from .transaction import REPEATS, Tx
@@ -144,11 +146,9 @@ class Reader:
         tx = self._tx
         groups: dict[str, dict[str, GroupLimit]] = {}
         modes: dict[str, str] = {}
-        for queue, group, mode, concurrency, paused, capacity, per, weight in tx.rows(
-            'SELECT queue, "group", mode, concurrency, paused, rate_capacity, rate_per, weight '
-            "FROM djqueue_group_state"
-        ):
-            limit = GroupLimit(concurrency, bool(paused), _rate(capacity, per), weight)
+        for row in tx.rows(f"SELECT {GROUP_LIMIT}, mode FROM djqueue_group_state"):
+            queue, group, *_, mode = row
+            limit = limit_of(row)
             if limit != NO_LIMIT:
                 groups.setdefault(queue, {})[group] = limit
             if mode and not group:
@@ -157,7 +157,7 @@ class Reader:
         for name, paused, are_set, capacity, per, concurrency in tx.rows(
             "SELECT name, paused, limits_set, rate_capacity, rate_per, concurrency FROM djqueue_queue_state"
         ):
-            policy, limits = tx.storage.policy(name), (_rate(capacity, per), concurrency)
+            policy, limits = tx.storage.policy(name), pair_of_limits(capacity, per, concurrency)
             given = limits if are_set and limits != (policy.rate, policy.concurrency) else None
             found[name] = QueueSettings(bool(paused), modes.get(name, ""), given, groups.get(name, {}))
         for name in {*groups, *modes} - found.keys():
@@ -167,10 +167,11 @@ class Reader:
     def limiters(self) -> Iterator[LimiterSettings]:
         """Return what was set on limiters at run time."""
         tx = self._tx
-        for name, capacity, per, concurrency in tx.rows(
+        for name, *row in tx.rows(
             "SELECT name, rate_capacity, rate_per, concurrency FROM djqueue_limiter_state ORDER BY name"
         ):
-            policy, rate = tx.storage.limiter_policies.get(name, NO_LIMITS), _rate(capacity, per)
+            policy = tx.storage.limiter_policies.get(name, NO_LIMITS)
+            rate, concurrency = pair_of_limits(*row)
             if (rate, concurrency) != (policy.rate, policy.concurrency):
                 yield LimiterSettings(name, rate, concurrency)
 
@@ -247,7 +248,3 @@ def _stream_of(job: EngineJob) -> ItemStream:
     if job.stream.items is None:
         job.stream.items = []
     return job.stream
-
-
-def _rate(capacity: Any, per: Any) -> Rate | None:
-    return Rate(capacity, per) if capacity else None

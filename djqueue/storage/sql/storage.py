@@ -42,7 +42,7 @@ from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.rows import chunked
 
-from . import claim, enqueue, finish, jobs, limiters, metrics, moving, queues, sweep
+from . import claim, enqueue, finish, jobs, limiters, metrics, moving, queues, stored, sweep
 from .background import Background
 from .buffer import WriteBuffer
 from .bulkwrites import SqlBulkWriteReports
@@ -159,22 +159,11 @@ class SqlStorage(Storage):
         self._used.clear()
 
     def used_queues(self, tx: Tx, table: str = "") -> list[str]:
-        """Return the queues in a table, or those with ready, delayed or held jobs, in order.
-
-        Each queue is one probe of an index, however many rows the table has.
-        """
+        """Return the queues in a table, or those with ready, delayed or held jobs, in order."""
         tables = [table] if table else ["djqueue_ready", "djqueue_delayed", "djqueue_held"]
         found: set[str] = set()
         for one in tables:
-            found.update(
-                name
-                for (name,) in tx.rows(
-                    f"WITH RECURSIVE found(name) AS (SELECT MIN(queue) FROM {one} UNION ALL SELECT "
-                    "(SELECT MIN(queue) "
-                    f"FROM {one} WHERE queue > found.name) FROM found WHERE found.name IS NOT NULL) "
-                    "SELECT name FROM found WHERE name IS NOT NULL"
-                )
-            )
+            found.update(name for (name,) in tx.rows(stored.queues_in(one)))
         return sorted(found)
 
     def queue_names(self, tx: Tx) -> list[str]:

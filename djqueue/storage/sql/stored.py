@@ -79,6 +79,18 @@ def job_of(row: Row) -> StoredJob:
     return job
 
 
+def queues_in(table: str) -> str:
+    """Return a SELECT of the queues (`name`) in a table, which a further condition may follow.
+
+    Each queue is one probe of an index, however many rows the table has.
+    """
+    return (
+        f"WITH RECURSIVE found(name) AS (SELECT MIN(queue) FROM {table} UNION ALL "
+        f"SELECT (SELECT MIN(queue) FROM {table} WHERE queue > found.name) FROM found "
+        "WHERE found.name IS NOT NULL) SELECT name FROM found WHERE name IS NOT NULL"
+    )
+
+
 def select(tx: Tx, condition: str, *parameters: Any) -> list[StoredJob]:
     """Return the jobs (`j`) of a condition and what may follow it, without locks."""
     return [
@@ -121,15 +133,6 @@ def by_ids(tx: Tx, queue: str, ids: Iterable[str], *, lock: bool = True) -> dict
 def by_id(tx: Tx, queue: str, id: str, *, lock: bool = True) -> StoredJob | None:
     """Return a job of a queue."""
     return by_ids(tx, queue, [id], lock=lock).get(id)
-
-
-def by_job_keys(tx: Tx, keys: Iterable[JobKey], *, lock: bool = True) -> dict[JobKey, StoredJob]:
-    """Return jobs of any queues."""
-    return {
-        (queue, id): job
-        for queue, ids in sorted(ids_by_queue(keys).items())
-        for id, job in by_ids(tx, queue, ids, lock=lock).items()
-    }
 
 
 def ids_by_queue(keys: Iterable[JobKey]) -> dict[str, list[str]]:

@@ -48,14 +48,8 @@ def sweep(storage: "SqlStorage") -> Swept:
 
 def _due(tx: Tx) -> tuple[list[str], list[str], list[str]]:
     """Return the queues with due delayed jobs, with groups whose rest is over, and with due retries."""
-    delayed = tx.rows(
-        "WITH RECURSIVE found(name) AS ("
-        "SELECT MIN(queue) FROM djqueue_delayed UNION ALL SELECT (SELECT MIN(queue) "
-        "FROM djqueue_delayed WHERE queue > found.name) FROM found WHERE found.name IS NOT NULL) "
-        "SELECT name FROM found WHERE name IS NOT NULL "
-        "AND (SELECT MIN(run_at) FROM djqueue_delayed WHERE queue = found.name) <= ?",
-        tx.now,
-    )
+    due = " AND (SELECT MIN(run_at) FROM djqueue_delayed WHERE queue = found.name) <= ?"
+    delayed = tx.rows(stored.queues_in("djqueue_delayed") + due, tx.now)
     resting = "SELECT DISTINCT queue FROM djqueue_rate_bucket WHERE rest_at IS NOT NULL AND rest_at <= ?"
     failed = "SELECT DISTINCT queue FROM djqueue_dead_letter WHERE next_retry_at <= ?"
     found = (delayed, tx.rows(resting, tx.tick), tx.rows(failed, tx.now))

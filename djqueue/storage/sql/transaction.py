@@ -1,6 +1,5 @@
 """One transaction of the storage: its statements, and what follows once it is committed."""
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from .storage import SqlStorage
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 TALLY = ("enqueued", "started", "completed", "retried", "failed", "cancelled", "stalled")
 STATES = tuple(State)
@@ -34,6 +34,8 @@ KEPT = ("completed", "completed_bytes", "cancelled", "cancelled_bytes", "result_
 _TOTAL = {name: at for at, name in enumerate(TALLY)}
 _STATE = {state: at for at, state in enumerate(STATES, len(TALLY))}
 WIDTH = len(TALLY) + len(STATES)
+TAKEN = "23505"
+"""SQLSTATE of a key that another transaction has inserted."""
 REPEATS = 10
 """Maximum number of times that a transaction is repeated after conflicts with others."""
 
@@ -250,23 +252,17 @@ class Transactions:
             durable: Whether the commit must be on disk, regardless of the connection's settings.
         """
         wrapper = connections[self._alias]
-        is_joined = is_in_transaction(wrapper)
-        for number in itertools.count(1):
-            try:
-                if is_joined:
-                    return self._join(wrapper, work, durable)
-                with self._connection(wrapper) as own:
-                    found, done = self._run(own, work, durable)
-            except Exception as error:
-                cause = error.__cause__ or error
-                if number > REPEATS or not self._dialect.may_repeat(cause):
-                    raise
-                if is_joined and getattr(cause, "sqlstate", "") != "23505":
-                    raise  # The caller's transaction is lost with it.
-            else:
-                done()
-                return found
-        raise AssertionError("unreachable")
+        if is_in_transaction(wrapper):
+            # After any other conflict the caller's transaction is lost.
+            return self._repeated(lambda: self._join(wrapper, work, durable), lambda cause: cause == TAKEN)
+
+        def run() -> tuple[T, Callable[[], None]]:
+            with self._connection(wrapper) as own:
+                return self._run(own, work, durable)
+
+        found, done = self._repeated(run)
+        done()
+        return found
 
     def write_apart(self, work: Callable[[Tx], T], on: BaseDatabaseWrapper | None = None) -> T:
         """Like `write`, but never in the caller's transaction.
@@ -275,17 +271,25 @@ class Transactions:
             work: The function.
             on: The connection; by default one of the storage.
         """
-        for number in itertools.count(1):
+
+        def run() -> tuple[T, Callable[[], None]]:
+            with self.connections.borrow() if on is None else nullcontext(on) as own:
+                return self._run(own, work, durable=False)
+
+        found, done = self._repeated(run)
+        done()
+        return found
+
+    def _repeated(self, run: Callable[[], U], matters: Callable[[str], bool] = lambda _: True) -> U:
+        """Call a function again after conflicts with other transactions, of these kinds (SQLSTATE)."""
+        for _ in range(REPEATS):
             try:
-                with self.connections.borrow() if on is None else nullcontext(on) as own:
-                    found, done = self._run(own, work, durable=False)
+                return run()
             except Exception as error:
-                if number > REPEATS or not self._dialect.may_repeat(error.__cause__ or error):
+                cause = error.__cause__ or error
+                if not self._dialect.may_repeat(cause) or not matters(getattr(cause, "sqlstate", "")):
                     raise
-            else:
-                done()
-                return found
-        raise AssertionError("unreachable")
+        return run()
 
     def read(self, work: Callable[[Tx], T], *, is_single: bool = False) -> T:
         """Run a function that only reads, all of it at one moment.

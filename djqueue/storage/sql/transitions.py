@@ -6,14 +6,13 @@ Functions expect that the job is locked: read by `stored.by_keys`, or taken from
 from collections.abc import Iterable, Sequence
 
 from djqueue.core.deadletters import letter_of
-from djqueue.core.enginejob import EngineJob
 from djqueue.core.job import REJECTED, DeadLetterRecord, JobFailure
 from djqueue.core.options import JobKey
 from djqueue.core.states import TERMINAL, State
 from djqueue.core.unique import REPLACED
 
 from . import deadletters, dependencies, retention, stored, unique
-from .ready import displace, leave_group, place
+from .ready import displace, groups, is_grouped, leave_group, place
 from .stored import StoredJob
 from .transaction import Tx
 
@@ -55,10 +54,8 @@ def put_back(tx: Tx, job: StoredJob, outcome: str, delay: int = 0, error: JobFai
     job.worker = ""
     job.run_at = tx.now + delay
     front = outcome != "retried"
-    if front and not delay and job.options.group is not None and _is_grouped(tx, job):
+    if front and not delay and is_grouped(tx, job):
         # The group's next job must not overtake it.
-        from .ready import groups
-
         job.state = State.WAITING
         groups(tx, job).readmit(job)
     else:
@@ -264,10 +261,3 @@ def _ended(tx: Tx, job: StoredJob) -> None:
             unblock(tx, follower)
     dependencies.unbind(tx, job)
     dependencies.note_end(tx, job, job.state)
-
-
-def _is_grouped(tx: Tx, job: EngineJob) -> bool:
-    from .ready import is_grouped
-
-    assert isinstance(job, StoredJob)
-    return is_grouped(tx, job)

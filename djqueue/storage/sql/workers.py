@@ -20,6 +20,7 @@ from djqueue.core.workercontrol import (
     with_command,
 )
 from djqueue.storage.facets import Unsubscribe, Workers
+from djqueue.storage.tables.inspector import WORKER_TTL
 from djqueue.storage.tables.rows import TEXT_LIMIT, clean
 from djqueue.storage.tables.workerrows import WORKER, worker_row
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from .storage import SqlStorage
 
 logger = logging.getLogger("djqueue.storage")
-TTL = 60_000
-"""Milliseconds after its last heartbeat at which a worker counts as gone."""
 JSON = ("queues", "names", "about")
 COLUMNS = ("worker_id", *WORKER[1:], "about")
 READ = f"SELECT {', '.join(COLUMNS)} FROM djqueue_worker_state"
@@ -56,15 +55,15 @@ class SqlWorkers(Workers):
     def is_known(self, tx: Tx, worker_id: str) -> bool:
         """Return whether a worker has sent a heartbeat recently."""
         known = "SELECT 1 FROM djqueue_worker_state WHERE worker_id = ? AND seen_at >= ?"
-        return tx.row(known, worker_id, tx.now - TTL) is not None
+        return tx.row(known, worker_id, tx.now - WORKER_TTL) is not None
 
     def forget_silent(self, tx: Tx) -> None:
         """Remove the workers without a recent heartbeat."""
-        tx.run("DELETE FROM djqueue_worker_state WHERE seen_at < ?", tx.now - TTL)
+        tx.run("DELETE FROM djqueue_worker_state WHERE seen_at < ?", tx.now - WORKER_TTL)
 
     def alive(self, tx: Tx) -> list[WorkerInfo]:
         """Return the workers that sent a heartbeat recently."""
-        found = tx.rows(f"{READ} WHERE seen_at >= ? ORDER BY worker_id", tx.now - TTL)
+        found = tx.rows(f"{READ} WHERE seen_at >= ? ORDER BY worker_id", tx.now - WORKER_TTL)
         return [_worker(row) for row in found]
 
     def register(self, info: WorkerInfo) -> tuple[str, ...]:
@@ -124,14 +123,14 @@ class SqlWorkers(Workers):
         def work(tx: Tx) -> bool:
             saved = "UPDATE djqueue_worker_state SET dump = ?, dumped_at = ? WHERE worker_id = ?"
             alive = f"{saved} AND seen_at >= ?"
-            return tx.run(alive, clean(text[:MAX_DUMP]), tx.now, _id(worker_id), tx.now - TTL) > 0
+            return tx.run(alive, clean(text[:MAX_DUMP]), tx.now, _id(worker_id), tx.now - WORKER_TTL) > 0
 
         return self._write(work)
 
     def dump(self, worker_id: str) -> WorkerDump | None:
         def work(tx: Tx) -> WorkerDump | None:
             kept = "SELECT dumped_at, dump FROM djqueue_worker_state WHERE worker_id = ? AND seen_at >= ?"
-            row = tx.row(f"{kept} AND dumped_at > ?", _id(worker_id), tx.now - TTL, tx.now - DUMP_TTL)
+            row = tx.row(f"{kept} AND dumped_at > ?", _id(worker_id), tx.now - WORKER_TTL, tx.now - DUMP_TTL)
             return None if row is None else WorkerDump(*row)
 
         return self._read(work)
@@ -159,7 +158,7 @@ def _locked(tx: Tx, worker_id: str, *columns: str) -> Row | None:
     return tx.row(
         f"SELECT {', '.join(columns)} FROM djqueue_worker_state WHERE worker_id = ? AND seen_at >= ?"
         + tx.dialect.for_update,
-        *(worker_id, tx.now - TTL),
+        *(worker_id, tx.now - WORKER_TTL),
     )
 
 

@@ -1,6 +1,5 @@
 """Tables that are empty, storages that are closed whatever happens, and child processes that are ended."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -8,13 +7,11 @@ from urllib.parse import urlsplit
 
 import pytest
 from django.db import connection, connections
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.signals import connection_created
 
 from djqueue.storage.database import DatabaseStorage, lease
 from tests.storage.database import programs
 from tests.storage.thorough import contract_part
-from tests.tables import empty_tables, every_app
+from tests.tables import closing_connections_of_test_threads, empty_tables, every_app
 
 from .children import Child
 
@@ -74,20 +71,8 @@ def tables() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _connections_of_test_threads() -> Iterator[None]:
-    """Connections that a test's own threads have left open are closed; djqueue's threads close theirs."""
-    opened: list[BaseDatabaseWrapper] = []
-
-    def note(connection: BaseDatabaseWrapper, **_: Any) -> None:
-        thread = threading.current_thread()
-        if thread is not threading.main_thread() and not thread.name.startswith("djqueue-"):
-            opened.append(connection)
-
-    connection_created.connect(note)
-    yield
-    connection_created.disconnect(note)
-    for found in opened:
-        found.inc_thread_sharing()
-        found.close()
+    with closing_connections_of_test_threads():
+        yield
 
 
 @pytest.fixture

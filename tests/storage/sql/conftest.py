@@ -1,17 +1,14 @@
 """Tables that are empty, and the marks of tests that use them."""
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.db import connection
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.signals import connection_created
 
 from djqueue.storage.sql import SqlStorage
 from tests.storage.thorough import contract_part
-from tests.tables import empty_tables, every_app
+from tests.tables import closing_connections_of_test_threads, empty_tables, every_app
 
 LOCKING = {
     "belongings",
@@ -73,17 +70,5 @@ def make(tables: None) -> Iterator[Callable[..., SqlStorage]]:
 
 @pytest.fixture(autouse=True)
 def _connections_of_test_threads() -> Iterator[None]:
-    """Connections that a test's own threads have left open are closed; djqueue's threads close theirs."""
-    opened: list[BaseDatabaseWrapper] = []
-
-    def note(connection: BaseDatabaseWrapper, **_: Any) -> None:
-        thread = threading.current_thread()
-        if thread is not threading.main_thread() and not thread.name.startswith("djqueue-"):
-            opened.append(connection)
-
-    connection_created.connect(note)
-    yield
-    connection_created.disconnect(note)
-    for found in opened:
-        found.inc_thread_sharing()
-        found.close()
+    with closing_connections_of_test_threads():
+        yield

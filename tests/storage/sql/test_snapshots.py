@@ -233,7 +233,6 @@ UNTOUCHED = {
     "djqueue_outbox_job",
     "djqueue_payload_version",
     "djqueue_scheduler_lease",
-    "djqueue_stored_value",
     "djqueue_worker_state",
 }
 """Tables of what is not part of a snapshot."""

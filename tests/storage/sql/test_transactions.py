@@ -212,7 +212,8 @@ def test_connections_that_the_server_has_ended_are_replaced(make, monkeypatch):
     enqueue(storage)
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'djqueue'"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name = 'djqueue' AND datname = current_database()"
         )
         assert cursor.fetchall()
 

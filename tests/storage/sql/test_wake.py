@@ -165,7 +165,8 @@ def test_listening_connection_is_replaced_with_a_wake_up(make, sleeper, caplog):
         # Committed while nobody listens.
         enqueue(producer)
         connection.cursor().execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'djqueue'"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name = 'djqueue' AND datname = current_database()"
         )
 
     assert wakes.arrived()
@@ -177,7 +178,8 @@ def is_listening():
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT 1 FROM pg_stat_activity "
-            "WHERE application_name = 'djqueue' AND query LIKE 'SELECT q.name%'"
+            "WHERE application_name = 'djqueue' AND datname = current_database() "
+            "AND query LIKE 'SELECT q.name%'"
         )
         return cursor.fetchone() is not None
 

@@ -47,16 +47,20 @@ class Lane:
 
 LANES = {
     # What `make test` runs.
-    "sqlite": Lane(f"not thorough and not sandbox and {NEVER}"),
-    "postgresql": Lane(f"dialect and not thorough and not slow and {NEVER}", OTHER_STORAGES, ON_POSTGRESQL),
+    "sqlite": Lane(f"not thorough and not sandbox and not scheduler and {NEVER}"),
+    "postgresql": Lane(
+        f"dialect and not thorough and not scheduler and not slow and {NEVER}", OTHER_STORAGES, ON_POSTGRESQL
+    ),
     # What the other targets run.
     "sqlite-all": Lane(NEVER),
     "postgresql-all": Lane(f"database and not slow and {NEVER}", OTHER_STORAGES, ON_POSTGRESQL),
     "thorough": Lane(f"thorough and {NEVER}"),
-    "database": Lane(f"thorough and {NEVER}", paths=("tests/storage/database",)),
+    "database": Lane(f"(thorough or scheduler) and {NEVER}", paths=("tests/storage/database",)),
     "sandbox": Lane(f"sandbox and {NEVER}", paths=("tests/runtime",)),
     "postgresql-wide": Lane(
-        f"database and not dialect and not thorough and not slow and {NEVER}", OTHER_STORAGES, ON_POSTGRESQL
+        f"database and (scheduler or not dialect) and not thorough and not slow and {NEVER}",
+        OTHER_STORAGES,
+        ON_POSTGRESQL,
     ),
     "versions": Lane(f"not slow and not thorough and {NEVER}"),
     "spark": Lane(
@@ -68,6 +72,10 @@ LANES = {
 }
 
 CHANGES = {
+    "database": (
+        *("djqueue/storage/database/", "djqueue/storage/tables/", "djqueue/core/engine/"),
+        "tests/storage/database/",
+    ),
     "postgresql": (
         *("djqueue/storage/database/", "djqueue/storage/tables/", "djqueue/models/", "djqueue/migrations/"),
         *("djqueue/operations/", "djqueue/backup/", "djqueue/fields.py"),

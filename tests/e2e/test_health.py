@@ -180,10 +180,9 @@ def test_health_check_reports_frozen_storage_server_within_its_timeout(project: 
     project.becomes()
     frozen: AbstractContextManager[None] = project.server.frozen()
     with frozen:
-        for _ in range(2):
-            began = time.monotonic()
-            assert project.failed() == {"storage"}
-            assert time.monotonic() - began < PATIENCE
+        began = time.monotonic()
+        assert project.failed() == {"storage"}
+        assert time.monotonic() - began < PATIENCE
         done = project.project.manage("djqueue", "health", "--timeout", "1")
         explained = project.project.manage("djqueue", "doctor", "--timeout", "1", "--json")
     project.becomes()

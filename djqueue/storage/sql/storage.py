@@ -40,9 +40,10 @@ from djqueue.storage.commits import JoinedTransactions
 from djqueue.storage.facets import EventHandler, Jobs, Limiters, Queues, Unsubscribe
 from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.tables.dberrors import named
+from djqueue.storage.tables.holders import boot_of
 from djqueue.storage.tables.rows import chunked
 
-from . import claim, enqueue, finish, jobs, limiters, metrics, moving, queues, stored, sweep
+from . import claim, enqueue, finish, jobs, limiters, metrics, moving, queues, restarts, stored, sweep
 from .background import Background
 from .buffer import WriteBuffer
 from .bulkwrites import SqlBulkWriteReports
@@ -100,6 +101,8 @@ class SqlStorage(Storage):
         self.notify = notify
         self.dialect = dialect_for(database, has_sessions=notify)
         self.clock: Clock = clock or DatabaseClock(database)
+        # A server has a clock for all; without the ID of the machine's boot, its own clock must do.
+        self._follows_restarts = not self.dialect.has_clock and boot_of() != ""
         self.ids = IdSource()
         self.random = random or Random()
         self.metrics = metrics
@@ -140,7 +143,7 @@ class SqlStorage(Storage):
 
     def tick(self) -> int:
         """Return milliseconds by the clock of leases and rates."""
-        return self.clock.now() if self.dialect.has_clock else self.clock.elapsed()
+        return self.clock.elapsed() if self._follows_restarts else self.clock.now()
 
     def rotation(self) -> int:
         """Return the next number, so that each claim starts with another queue."""
@@ -184,6 +187,8 @@ class SqlStorage(Storage):
                 self.dialect.prepare(wrapper)
             self._calls.open()
         self.read(queues.check_modes)
+        if self._follows_restarts and self.read(restarts.is_first_use, is_single=True):
+            self.write(restarts.follow)
 
     def close(self) -> None:
         try:

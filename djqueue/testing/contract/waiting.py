@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -70,7 +71,7 @@ class WaitingContract(StorageCase):
     def test_completed_job_returns_its_result_without_a_new_attempt(self, storage: Storage) -> None:
         job_id = a_completed_job(storage)
 
-        assert waiting.enqueue_and_wait(storage, batch(ids=[job_id]), 0) == "result"
+        assert waiting.enqueue_and_wait(storage, batch(ids=[job_id]), PATIENCE) == "result"
 
     def test_caller_waits_for_an_active_job_with_the_same_id(self, storage: Storage) -> None:
         first = an_active_job(storage, id="a")
@@ -123,15 +124,19 @@ class WaitingContract(StorageCase):
         self.pass_time(storage, SOON + 1)
 
         with pytest.raises(JobNotFoundError, match="its result has expired"):
-            waiting.enqueue_and_wait(storage, batch(ids=[job_id]), 0)
+            waiting.enqueue_and_wait(storage, batch(ids=[job_id]), PATIENCE)
 
     def test_timeout_of_the_caller_does_not_stop_the_job(self, storage: Storage) -> None:
-        with pytest.raises(JobTimeoutError, match="was not stopped"):
+        # The enqueue itself must arrive on a busy machine, too.
+        with (
+            patch.object(waiting, "LAST_LOOK", PATIENCE),
+            pytest.raises(JobTimeoutError, match="was not stopped"),
+        ):
             waiting.enqueue_and_wait(storage, batch(ids=["a"]), 0)
 
         assert state(storage, "a") is State.WAITING
         finish(storage, completing(claim_one(storage)))
-        assert waiting.enqueue_and_wait(storage, batch(ids=["a"]), 0) == "result"
+        assert waiting.enqueue_and_wait(storage, batch(ids=["a"]), PATIENCE) == "result"
 
 
 @contextmanager

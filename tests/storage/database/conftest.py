@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,38 +20,35 @@ MakeStorage = Callable[..., DatabaseStorage]
 StartChild = Callable[..., Child]
 
 
-IN_MEMORY = {
-    "cancelling",
-    "capacity",
-    "claims",
-    "dead_letters",
-    "delayed",
-    "dependencies",
-    "duplicates",
-    "flows",
-    "groups",
-    "headers",
-    "leases",
-    "limiters",
-    "limits",
-    "moving",
-    "order",
-    "rejected",
-    "replacing_payloads",
-    "stalls",
-    "updates",
-    "waiting",
+HERE = Path(__file__).parent
+CENTRAL = {
+    *("test_conformance", "test_crash", "test_dialects", "test_export", "test_journal", "test_lease"),
+    *("test_producers", "test_recovery", "test_restarts", "test_socket", "test_transactions", "test_wire"),
 }
-"""Parts of the contract that the scheduler decides in memory, by the engine of the memory storage."""
+"""Modules that `make test` runs; a change of the storage's own code needs the others, too."""
+CENTRAL_PARTS = {
+    *("", "concurrency", "enqueue", "events", "ids_and_bytes", "machine", "outcomes", "results"),
+    *("streaming", "unique_keys", "workers"),
+}
+"""The same of the contract: what a request, the journal or another process decides. The engine decides most
+of the others, as in the memory storage, and the remaining ones concern tables.
+"""
+DIALECT = {"test_dialects", "test_transactions"}
+"""Modules of which `make test` also runs all tests on PostgreSQL."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if HERE not in item.path.parents:
+            continue
         if "tables" in getattr(item, "fixturenames", ()):
             # Real transactions, and nothing that is emptied by pytest-django: see `tables`.
             item.add_marker(pytest.mark.django_db(transaction=True, available_apps=[]))
-            part = contract_part(item)
-            item.add_marker(pytest.mark.thorough if part in IN_MEMORY else pytest.mark.database)
+            item.add_marker(pytest.mark.database)
+        if item.path.stem not in CENTRAL or contract_part(item) not in CENTRAL_PARTS:
+            item.add_marker(pytest.mark.scheduler)
+        if item.path.stem in DIALECT:
+            item.add_marker(pytest.mark.dialect)
 
 
 @pytest.fixture(autouse=True)

@@ -168,7 +168,7 @@ READING_TABLES = (
 
 class ClientCase(contract.StorageCase):
     choices = Choices(replaces_later=True)
-    examples = 8
+    examples = 5
 
     @pytest.fixture
     def storage(self, tables):

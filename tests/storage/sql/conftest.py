@@ -1,6 +1,7 @@
 """Tables that are empty, and the marks of tests that use them."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from djqueue.storage.sql import SqlStorage
 from tests.storage.thorough import contract_part
 from tests.tables import closing_connections_of_test_threads, empty_tables, every_app
 
+HERE = Path(__file__).parent
 LOCKING = {
     "belongings",
     "claims",
@@ -34,7 +36,7 @@ LOCKING = {
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "tables" in getattr(item, "fixturenames", ()):
+        if HERE in item.path.parents and "tables" in getattr(item, "fixturenames", ()):
             # Real transactions, and nothing that is emptied by pytest-django: see `tables`.
             item.add_marker(pytest.mark.django_db(transaction=True, available_apps=[]))
             item.add_marker(pytest.mark.database)

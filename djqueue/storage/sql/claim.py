@@ -1,7 +1,7 @@
 """Claims: which ready jobs become active, within the limits of their queues."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 from djqueue.core.job import Claimed, ClaimRequest, Claims
 from djqueue.core.limiter import Rate
@@ -15,6 +15,8 @@ from .ready import READY, LockedGroup, push
 from .stored import TOKENS, StoredJob, by_keys
 from .transaction import Tx
 from .transitions import EXPIRED, fail_pending, move_to
+
+T = TypeVar("T")
 
 
 class Claim(NamedTuple):
@@ -44,6 +46,8 @@ CLAIM = ("id", "queue", '"group"', *Claim._fields[3:])
 TAKEN = 'id, rank, seq, name, "group", weight, stalls, expires_at'
 PROMOTED = 1_000
 """Maximum number of due jobs that one claim promotes."""
+SEARCH_EVERY = 100
+"""Milliseconds after which a claim searches all queues again, even if those it knows have ready jobs."""
 
 
 class Serving(NamedTuple):
@@ -61,6 +65,32 @@ class Serving(NamedTuple):
     """When its next resting group continues."""
 
 
+class ReadyQueues:
+    """The queues in which the last search found ready jobs, so that most claims need not search.
+
+    A process forgets them after a short time, and when it learns of a job in another queue.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, ...] | None, tuple[int, list[str]]] = {}
+
+    def forget(self, woken: Iterable[str]) -> None:
+        """Search again if one of these queues, in which jobs may have become ready, is not known."""
+        woken = frozenset(woken)
+        found = self._found
+        if any(not woken.issubset(names) for _, names in found.values()):
+            self._found = {}
+
+    def get(self, queues: tuple[str, ...] | None, tick: int) -> list[str]:
+        """Return the queues with ready jobs among these (None: all), as far as they are known."""
+        until, names = self._found.get(queues, (0, []))
+        return names if until - SEARCH_EVERY <= tick < until else []
+
+    def set(self, queues: tuple[str, ...] | None, tick: int, names: list[str]) -> None:
+        """Record what a search has found."""
+        self._found = {queues: (tick + SEARCH_EVERY, names)}
+
+
 def claim(tx: Tx, request: ClaimRequest) -> Claims:
     """Move ready jobs to active, each with a lease and a token.
 
@@ -70,41 +100,57 @@ def claim(tx: Tx, request: ClaimRequest) -> Claims:
     claimed: list[Claimed] = []
     hints: list[int] = []
     if request.slots > 0 and request.names:
-        for queue in _serving(tx, request.queues):
-            slots = request.slots - len(claimed)
-            if slots <= 0:
-                break
-            _take(tx, queue, request, slots, claimed, hints)
-            if claimed and claimed[-1].stalls:
-                break
+        known = tx.storage.ready_queues.get(request.queues, tx.tick)
+        if not _claim_from((_serving(tx, name) for name in _turned(tx, known)), tx, request, claimed, hints):
+            hints.clear()
+            names = tx.storage.used_queues(tx) if request.queues is None else request.queues
+            found = [queue for queue in (_serving(tx, name) for name in names) if queue is not None]
+            ready = [queue.name for queue in found if queue.has_ready]
+            tx.storage.ready_queues.set(request.queues, tx.tick, ready)
+            _claim_from(_turned(tx, found), tx, request, claimed, hints)
     return Claims(claimed, min(hints, default=None))
 
 
-def _serving(tx: Tx, names: Sequence[str] | None) -> list[Serving]:
-    found = []
-    for name in tx.storage.used_queues(tx) if names is None else names:
-        row = tx.row(
-            "SELECT s.paused, s.rate_capacity, s.rate_per, s.concurrency, s.limits_set, "
-            "EXISTS (SELECT 1 FROM djqueue_ready WHERE queue = q.name), "
-            "EXISTS (SELECT 1 FROM djqueue_ready WHERE queue = q.name AND stalls > 0), "
-            "(SELECT MIN(run_at) FROM djqueue_delayed WHERE queue = q.name), "
-            "(SELECT MIN(rest_at) FROM djqueue_rate_bucket WHERE queue = q.name AND rest_at IS NOT NULL) "
-            f"FROM (SELECT {tx.dialect.as_text} AS name) q LEFT JOIN djqueue_queue_state s ON s.name "
-            "= q.name",
-            name,
-        )
-        assert row is not None
-        paused, capacity, per, concurrency, limits_set, ready, stalled, due, rest = row
-        policy = tx.storage.policy(name)
-        limits = (
-            pair_of_limits(capacity, per, concurrency) if limits_set else (policy.rate, policy.concurrency)
-        )
-        if ready or due is not None or rest is not None:
-            found.append(Serving(name, bool(paused), *limits, bool(ready), bool(stalled), due, rest))
-    if len(found) > 1:
-        first = tx.storage.rotation() % len(found)
-        found = found[first:] + found[:first]
-    return found
+def _turned(tx: Tx, values: Sequence[T]) -> Sequence[T]:
+    """Return values in their order, each time beginning with the next one."""
+    first = tx.storage.rotation() % len(values) if len(values) > 1 else 0
+    return [*values[first:], *values[:first]]
+
+
+def _claim_from(
+    queues: Iterable["Serving | None"],
+    tx: Tx,
+    request: ClaimRequest,
+    claimed: list[Claimed],
+    hints: list[int],
+) -> bool:
+    """Claim from queues until the request is fulfilled; return whether it is."""
+    for queue in queues:
+        if queue is not None:
+            _take(tx, queue, request, request.slots - len(claimed), claimed, hints)
+        if len(claimed) == request.slots or (claimed and claimed[-1].stalls):
+            return True
+    return False
+
+
+def _serving(tx: Tx, name: str) -> Serving | None:
+    """Return a queue that a claim may take from; None if it has no jobs that are ready or will be in time."""
+    row = tx.row(
+        "SELECT s.paused, s.rate_capacity, s.rate_per, s.concurrency, s.limits_set, "
+        "EXISTS (SELECT 1 FROM djqueue_ready WHERE queue = q.name), "
+        "EXISTS (SELECT 1 FROM djqueue_ready WHERE queue = q.name AND stalls > 0), "
+        "(SELECT MIN(run_at) FROM djqueue_delayed WHERE queue = q.name), "
+        "(SELECT MIN(rest_at) FROM djqueue_rate_bucket WHERE queue = q.name AND rest_at IS NOT NULL) "
+        f"FROM (SELECT {tx.dialect.as_text} AS name) q LEFT JOIN djqueue_queue_state s ON s.name = q.name",
+        name,
+    )
+    assert row is not None
+    paused, capacity, per, concurrency, limits_set, ready, stalled, due, rest = row
+    if not ready and due is None and rest is None:
+        return None
+    policy = tx.storage.policy(name)
+    limits = pair_of_limits(capacity, per, concurrency) if limits_set else (policy.rate, policy.concurrency)
+    return Serving(name, bool(paused), *limits, bool(ready), bool(stalled), due, rest)
 
 
 def _take(
@@ -123,7 +169,9 @@ def _take(
     most = len(claimed) + slots
     while (left := most - len(claimed)) > 0 and take(tx, queue, request, left, claimed, hints):
         pass
-    due = tx.value("SELECT MIN(run_at) FROM djqueue_delayed WHERE queue = ?", name)
+    due = queue.due
+    if due is not None and due <= tx.now:
+        due = tx.value("SELECT MIN(run_at) FROM djqueue_delayed WHERE queue = ?", name)
     if due is not None:
         hints.append(max(0, due - tx.now))
     if queue.rest is not None or policy.group_rate is not None:

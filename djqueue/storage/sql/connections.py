@@ -51,25 +51,49 @@ class OwnConnections:
         self._dialect = dialect
         self.is_open = False
         self._inherited: list[BaseDatabaseWrapper] = []
+        self._of_loop: BaseDatabaseWrapper | None = None
         self._reset()
         after_fork(self._forget)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
+        self._loop_lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(LIMIT)
         self._idle: list[Idle] = []
 
     def open(self) -> None:
-        """Keep connections from now on."""
+        """Keep connections from now on. Raises what a connection raises."""
         self.is_open = True
+        with self.borrow() as wrapper, wrapper.wrap_database_errors:
+            self._dialect.prepare(wrapper)
+        wrapper = create(self._alias, self._dialect)
+        with wrapper.wrap_database_errors:
+            if self._dialect.tune_for_loop(wrapper):
+                self._of_loop = wrapper
+                return
+        wrapper.close()
 
     def close(self) -> None:
         """Close all connections; one that is in use is closed afterwards."""
         with self._lock:
             self.is_open = False
             idle, self._idle = self._idle, []
-        for found in idle:
-            found.wrapper.close()
+        with self._loop_lock:
+            of_loop, self._of_loop = self._of_loop, None
+        for wrapper in (*(found.wrapper for found in idle), of_loop):
+            if wrapper is not None:
+                wrapper.close()
+
+    @contextmanager
+    def borrow_for_loop(self) -> Iterator[BaseDatabaseWrapper | None]:
+        """Yield the connection for the thread of an event loop; None if there is none, or it is in use."""
+        if not self._loop_lock.acquire(blocking=False):
+            yield None
+            return
+        try:
+            yield self._of_loop
+        finally:
+            self._loop_lock.release()
 
     @contextmanager
     def borrow(self) -> Iterator[BaseDatabaseWrapper]:
@@ -129,6 +153,9 @@ class OwnConnections:
     def _forget(self) -> None:
         """Leave the parent's connections alone in a forked child: closing them would end its sessions."""
         self._inherited += [found.wrapper for found in self._idle]
+        if self._of_loop is not None:
+            self._inherited.append(self._of_loop)
+            self._of_loop = None
         self.is_open = False
         self._reset()
 
@@ -186,10 +213,14 @@ class CallThread:
             executor.submit(lambda: connections[self._alias].close())
             executor.shutdown(wait=threading.get_ident() != self._ident)
 
+    def is_used(self) -> bool:
+        """Return whether a call of this coroutine would run in the thread."""
+        return self._executor is not None and not is_called_by_sync_code()
+
     async def call(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function in the thread; in the caller's own one if it may have a transaction there."""
         executor = self._executor
-        if executor is None or is_called_by_sync_code():
+        if executor is None or not self.is_used():
             return await sync_to_async(method, thread_sensitive=True)(*args, **kwargs)
         run = contextvars.copy_context().run
         call = partial(run, partial(method, *args, **kwargs))

@@ -72,15 +72,22 @@ class SqlDialect(ABC):
 
     @abstractmethod
     def writing(
-        self, wrapper: BaseDatabaseWrapper, cursor: Any, *, durable: bool
-    ) -> AbstractContextManager[None]:
-        """Open a transaction that writes, and commit it at the end.
+        self, wrapper: BaseDatabaseWrapper, cursor: Any, *, durable: bool = False, waits: bool = True
+    ) -> AbstractContextManager[bool]:
+        """Open a transaction that writes, and commit it at the end. The value is whether it was opened.
 
         Args:
             wrapper: A connection without a transaction.
             cursor: Its cursor.
             durable: Whether the commit must be on disk, regardless of the connection's settings.
+            waits: Wait for other transactions. False is for connections that `tune_for_loop` has prepared.
         """
+
+    def tune_for_loop(self, wrapper: BaseDatabaseWrapper) -> bool:
+        """Let a connection wait for nothing, so that the thread of an event loop may use it; return whether
+        it then does.
+        """
+        return False
 
     def make_durable(self, cursor: Any) -> None:  # noqa: B027 - optional
         """Let the caller's transaction wait for the disk when it commits, if the database can do that."""
@@ -163,21 +170,37 @@ class SqliteSql(SqlDialect):
             )
 
     @contextmanager
-    def writing(self, wrapper: BaseDatabaseWrapper, cursor: Any, *, durable: bool) -> Iterator[None]:
+    def writing(
+        self, wrapper: BaseDatabaseWrapper, cursor: Any, *, durable: bool = False, waits: bool = True
+    ) -> Iterator[bool]:
         # djqueue's writers wait in the lock file, and there for those of other programs in SQLite.
         turns = self._turns or self._open_turns(cursor)
-        usual = float(wrapper.settings_dict["OPTIONS"].get("timeout", 5.0))
+        usual = float(wrapper.settings_dict["OPTIONS"].get("timeout", 5.0)) if waits else 0.0
         began = time.monotonic()
         if not turns.acquire(remaining(usual)):
+            if not waits:
+                yield False
+                return
             raise OperationalError("database is locked")
         try:
+            if not waits:
+                is_open = _begins_at_once(cursor)
+                with _committed(cursor) if is_open else nullcontext():
+                    yield is_open
+                return
             with _synced(cursor) if durable else nullcontext():
                 with _patient(cursor, usual, remaining(usual - (time.monotonic() - began))):
                     cursor.execute("BEGIN IMMEDIATE")
                 with _committed(cursor):
-                    yield
+                    yield True
         finally:
             turns.release()
+
+    def tune_for_loop(self, wrapper: BaseDatabaseWrapper) -> bool:
+        cursor = self.cursor(wrapper)
+        cursor.execute("PRAGMA busy_timeout=0")
+        # In other modes, a commit waits for readers.
+        return bool(_value(cursor, "PRAGMA journal_mode") == "wal")
 
     def _open_turns(self, cursor: Any) -> LockFile:
         with self._lock:
@@ -253,10 +276,12 @@ class PostgresSql(SqlDialect):
             self.cursor(wrapper).execute(self._limits_of_session)
 
     @contextmanager
-    def writing(self, wrapper: BaseDatabaseWrapper, cursor: Any, *, durable: bool) -> Iterator[None]:
+    def writing(
+        self, wrapper: BaseDatabaseWrapper, cursor: Any, *, durable: bool = False, waits: bool = True
+    ) -> Iterator[bool]:
         cursor.execute(f"BEGIN{self._limits_of_transactions}{f'; {SYNCED}' if durable else ''}")
         with _committed(cursor):
-            yield
+            yield True
 
     def make_durable(self, cursor: Any) -> None:
         cursor.execute(SYNCED)
@@ -337,6 +362,20 @@ def roll_back(cursor: Any) -> None:
     except Exception:
         # The error that led here says more. A connection that cannot even do this is of no more use.
         connection.close()
+
+
+def _begins_at_once(cursor: Any) -> bool:
+    """Begin a transaction of SQLite on a connection that does not wait for a lock; False if it would have to.
+
+    Any other error is left to a call that waits: it meets the error again.
+    """
+    import sqlite3
+
+    try:
+        cursor.execute("BEGIN IMMEDIATE")
+    except sqlite3.Error:
+        return False
+    return True
 
 
 @contextmanager

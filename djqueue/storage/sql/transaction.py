@@ -280,6 +280,16 @@ class Transactions:
         done()
         return found
 
+    def write_at_once(self, work: Callable[[Tx], T]) -> tuple[T] | None:
+        """Like `write_apart`, on the thread of an event loop; None, and nothing done, if it would wait."""
+        with self.connections.borrow_for_loop() as wrapper:
+            outcome = None if wrapper is None else self._commit(wrapper, work, waits=False)
+        if outcome is None:
+            return None
+        found, done = outcome
+        done()
+        return (found,)
+
     def _repeated(self, run: Callable[[], U], matters: Callable[[str], bool] = lambda _: True) -> U:
         """Call a function again after conflicts with other transactions, of these kinds (SQLSTATE)."""
         for _ in range(REPEATS):
@@ -322,14 +332,31 @@ class Transactions:
     def _run(
         self, wrapper: BaseDatabaseWrapper, work: Callable[[Tx], T], durable: bool
     ) -> tuple[T, Callable[[], None]]:
-        """Run a function in a transaction of a connection; return its answer, and what follows."""
         wrapper.ensure_connection()
         set_right(self._storage.clock)
+        outcome = self._commit(wrapper, work, durable=durable)
+        assert outcome is not None
+        return outcome
+
+    def _commit(
+        self,
+        wrapper: BaseDatabaseWrapper,
+        work: Callable[[Tx], T],
+        *,
+        durable: bool = False,
+        waits: bool = True,
+    ) -> tuple[T, Callable[[], None]] | None:
+        """Run a function in a transaction of a connection; return its answer, and what follows. None if that
+        would wait and must not.
+        """
         unpublished = None
         try:
             with wrapper.wrap_database_errors:
                 cursor = self._dialect.cursor(wrapper)
-                with self._dialect.writing(wrapper, cursor, durable=durable):
+                opened = self._dialect.writing(wrapper, cursor, durable=durable, waits=waits)
+                with opened as is_open:
+                    if not is_open:
+                        return None
                     tx = Tx(self._storage, self._dialect, cursor)
                     found = work(tx)
                     tx.flush()

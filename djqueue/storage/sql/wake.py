@@ -168,6 +168,7 @@ class Wake:
         """Call the listeners of this process for queues in which jobs may have become claimable."""
         if not woken:
             return
+        self._storage.ready_queues.forget(woken)
         for queues, wake in self._listeners:
             if queues is None or not queues.isdisjoint(woken):
                 try:

@@ -19,6 +19,7 @@ from djqueue.core.states import State
 from djqueue.storage.sql import buffer, lockfile
 from djqueue.storage.sql.dialects import SqliteSql
 from djqueue.storage.sql.lockfile import LockFile
+from djqueue.storage.sql.transaction import Tx
 from djqueue.testing.factories import (
     QUEUE,
     batch,
@@ -26,6 +27,7 @@ from djqueue.testing.factories import (
     counts,
     enqueue,
     enqueue_many,
+    request,
     state,
 )
 from djqueue.testing.waiting import Recorder, Wakes
@@ -342,6 +344,78 @@ def test_wait_limit_does_not_outlive_its_call(make):
         enqueue(storage)
 
     assert own(storage, "PRAGMA busy_timeout") == 5_000
+
+
+class ThreadOfWork:
+    """Records the threads that publish events: each does so after its own transaction."""
+
+    def __init__(self, storage):
+        self.threads = []
+        storage.events.subscribe(QUEUE, lambda event: self.threads.append(threading.current_thread()))
+
+
+@on_sqlite
+async def test_coroutine_claims_on_its_own_thread_if_nobody_else_writes(make):
+    storage = await asyncio.to_thread(make)
+    await asyncio.to_thread(enqueue, storage)
+    seen = ThreadOfWork(storage)
+
+    done = await storage.afinish([], request())
+
+    assert len(done.claims.jobs) == 1
+    assert seen.threads == [threading.current_thread()]
+    await asyncio.to_thread(storage.close)
+
+
+@on_sqlite
+@pytest.mark.parametrize("holder", ["another program", "another writer of djqueue"])
+async def test_coroutine_that_has_to_wait_does_not_block_its_thread(make, holder):
+    storage = await asyncio.to_thread(make)
+    await asyncio.to_thread(enqueue, storage)
+    seen = ThreadOfWork(storage)
+    turns = LockFile(str(connection.settings_dict["NAME"]))
+    if holder == "another program":
+        with locked_by_another_program():
+            waiting = asyncio.ensure_future(storage.afinish([], request()))
+            await asyncio.sleep(0)  # It has begun to wait, or would block this thread now.
+            assert not waiting.done()
+    else:
+        assert turns.acquire(1)
+        waiting = asyncio.ensure_future(storage.afinish([], request()))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        turns.release()
+
+    assert len((await waiting).claims.jobs) == 1
+    assert threading.current_thread() not in seen.threads
+    turns.close()
+    await asyncio.to_thread(storage.close)
+
+
+@on_sqlite
+async def test_coroutine_sees_what_its_process_has_enqueued_in_its_buffer(make):
+    storage = await asyncio.to_thread(make)
+    await asyncio.to_thread(enqueue, storage, id="buffered", durable=False)
+
+    assert [job.id for job in (await storage.afinish([], request())).claims.jobs] == ["buffered"]
+    await asyncio.to_thread(storage.close)
+
+
+@on_sqlite
+async def test_step_that_fails_on_the_thread_of_a_loop_leaves_nothing(make, monkeypatch):
+    storage = await asyncio.to_thread(make)
+    await asyncio.to_thread(enqueue, storage)
+
+    def fail(tx):
+        raise RuntimeError("after the claim")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tx, "flush", fail)
+        with pytest.raises(RuntimeError, match="after the claim"):
+            await storage.afinish([], request())
+
+    assert len((await storage.afinish([], request())).claims.jobs) == 1
+    await asyncio.to_thread(storage.close)
 
 
 def test_lock_file_is_held_by_one_at_a_time(tmp_path):

@@ -10,7 +10,7 @@ LANES = $(BIN)/python -m tools.lanes run
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-all test-thorough test-postgresql test-database test-sandbox test-spark test-spark-cluster test-spark-versions test-compat lint format mutants simulate chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
+.PHONY: help install test test-all test-thorough test-postgresql test-scheduler test-sandbox test-spark test-spark-cluster test-spark-versions test-compat lint format mutants simulate chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,8 +36,9 @@ test-postgresql: install ## Run on PostgreSQL everything that uses the database 
 	@scripts/system-packages.sh redis postgresql gettext
 	@$(LANES) postgresql-wide -- $(XDIST) $(ARGS)
 
-test-database: install ## Run the whole contract, more kills and more examples on the database storage
-	@$(LANES) database -- $(XDIST) $(ARGS)
+test-scheduler: install ## Run the tests of the storage with a scheduler process, which projects no longer use
+	@scripts/system-packages.sh redis
+	@$(LANES) scheduler -- $(XDIST) $(ARGS)
 
 test-sandbox: install ## Run the sandbox's tests in its other variants
 	@$(LANES) sandbox -- $(XDIST) $(ARGS)

@@ -21,7 +21,6 @@
 | djqueue.W001 | pickle is accepted |
 | djqueue.W002 | SQLite without IMMEDIATE transactions |
 | djqueue.W003 | a SQLite database in memory, which other processes cannot see |
-| djqueue.W004 | a database that djqueue is not tested on |
 | djqueue.W005 | a lease may expire between two heartbeats |
 | djqueue.W006 | a lease may expire during one call to Redis |
 | djqueue.W007 | a Redis server could not be reached |
@@ -69,7 +68,6 @@ if TYPE_CHECKING:
     from .storage.redis.options import RedisOptions
 
 PICKLES = frozenset({"application/x-python-serialize", "application/x-pickle", "pickle"})
-TESTED_VENDORS = ("sqlite", "postgresql")
 
 HINTS = {
     "STORAGE": "For example {'BACKEND': 'djqueue.storage.database.DatabaseStorage', 'OPTIONS': {}}.",
@@ -100,7 +98,7 @@ HINTS = {
     "BACKUP": "For example {'EVERY': 21_600, 'KEEP': 12}, or None to take no backups in runworkers.",
     "MONITORING": "For example {'TOKEN_FILE': '/run/secrets/djqueue-token'}.",
 }
-FROM_SETTINGS = frozenset({"clock", "limiters", "metrics", "policies"})
+FROM_SETTINGS = frozenset({"clock", "limiters", "metrics", "policies", "random"})
 """Parameters of storages that come from other settings or from tests, not from OPTIONS."""
 MESSAGES = {"error": checks.Error, "warning": checks.Warning, "info": checks.Info}
 
@@ -354,15 +352,8 @@ def _database(options: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:
         )
         return
     yield from _values_of_database(options)
-    vendor = connections[alias].vendor
-    if vendor == "sqlite":
+    if connections[alias].vendor == "sqlite":
         yield from _sqlite(alias)
-    elif vendor not in TESTED_VENDORS:
-        yield checks.Warning(
-            f"DATABASES[{alias!r}]: djqueue is not tested on {connections[alias].display_name}.",
-            hint="Use SQLite or PostgreSQL.",
-            id="djqueue.W004",
-        )
 
 
 def _values_of_database(options: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:

@@ -55,7 +55,7 @@ LANES = {
     "sqlite-all": Lane(NEVER),
     "postgresql-all": Lane(f"database and not slow and {NEVER}", OTHER_STORAGES, ON_POSTGRESQL),
     "thorough": Lane(f"thorough and {NEVER}"),
-    "database": Lane(f"(thorough or scheduler) and {NEVER}", paths=("tests/storage/database",)),
+    "scheduler": Lane(f"scheduler and not thorough and {NEVER}"),
     "sandbox": Lane(f"sandbox and {NEVER}", paths=("tests/runtime",)),
     "postgresql-wide": Lane(
         f"database and (scheduler or not dialect) and not thorough and not slow and {NEVER}",
@@ -72,14 +72,15 @@ LANES = {
 }
 
 CHANGES = {
-    "database": (
-        *("djqueue/storage/database/", "djqueue/storage/tables/", "djqueue/core/engine/"),
-        "tests/storage/database/",
+    "scheduler": (
+        *("djqueue/storage/journaled/", "djqueue/storage/tables/", "djqueue/core/engine/"),
+        *("tests/storage/journaled/", "tools/simulator/"),
     ),
     "postgresql": (
-        *("djqueue/storage/database/", "djqueue/storage/tables/", "djqueue/models/", "djqueue/migrations/"),
-        *("djqueue/operations/", "djqueue/backup/", "djqueue/fields.py"),
-        *("tests/storage/database/", "tests/operations/", "tests/backup/", "tests/settings.py"),
+        *("djqueue/storage/database/", "djqueue/storage/journaled/", "djqueue/storage/tables/"),
+        *("djqueue/models/", "djqueue/migrations/", "djqueue/operations/", "djqueue/backup/"),
+        *("djqueue/fields.py", "tests/storage/database/", "tests/storage/journaled/", "tests/operations/"),
+        *("tests/backup/", "tests/settings.py"),
     ),
     "sandbox": ("djqueue/runtime/executors/", "tests/runtime/executors/"),
     "compat": (

@@ -12,7 +12,7 @@ from djqueue.client import get_storage
 from djqueue.conf import RATE_UNITS, get_settings
 from djqueue.core.groups import GroupOverview
 from djqueue.core.limiter import Rate
-from djqueue.core.overview import GroupsOverview
+from djqueue.core.overview import GroupsOverview, QueueOverview
 from djqueue.core.queue import GLOBAL, KEYED
 from djqueue.core.sharing import LimiterState
 
@@ -112,8 +112,12 @@ class Shared(NamedTuple):
 
 
 def of_queue(name: str) -> dict[str, Any]:
-    """Return the limits of a queue as form values."""
-    row = get_storage().reads.overview([name]).queues[0]
+    """Return the current limits of a queue as form values."""
+    return of_row(get_storage().reads.overview([name]).queues[0])
+
+
+def of_row(row: QueueOverview) -> dict[str, Any]:
+    """Return the limits of a queue that was read before as form values."""
     return {"rate": written(row.rate), "concurrency": row.concurrency}
 
 

@@ -46,7 +46,7 @@ def enqueue(
         batches: The jobs.
         once: Enqueues batches, or raises QueueFullError.
     """
-    if not _may_wait(policy, batches):
+    if not may_wait(policy, batches):
         return once(batches)
     results: list[EnqueueResult] = []
     substitutes = Substitutes()
@@ -71,7 +71,7 @@ async def aenqueue(
     once: Callable[[Sequence[Batch]], Awaitable[list[EnqueueResult]]],
 ) -> list[EnqueueResult]:
     """Async version of `enqueue`."""
-    if not _may_wait(policy, batches):
+    if not may_wait(policy, batches):
         return await once(batches)
     results: list[EnqueueResult] = []
     substitutes = Substitutes()
@@ -144,7 +144,8 @@ async def _await(
         unsubscribe()
 
 
-def _may_wait(policy: Policy, batches: Sequence[Batch]) -> bool:
+def may_wait(policy: Policy, batches: Sequence[Batch]) -> bool:
+    """Return whether an enqueue of these batches waits if their queues are full."""
     return any(policy(batch.queue).when_full == "block" for batch in batches)
 
 

@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import reverse
 
 from djqueue.codecs import MSGPACK, encode
-from djqueue.models import DeadLetter, Job, JobAttempt, JobLog, JobResult
+from djqueue.models import DeadLetter, Job, JobAttempt, JobLog, JobResult, QueueTally
 
 NOON = datetime(2026, 6, 1, 12, 0, 0, tzinfo=UTC)
 TIMES = {"created_at": NOON, "run_at": NOON}
@@ -28,7 +28,7 @@ _numbers = itertools.count(1)
 
 
 def make_job(state: str = "waiting", *, payload: Any = None, **fields: Any) -> Job:
-    """Create a job's row, and its dead letter if it failed."""
+    """Create a job's row, count it, and create its dead letter if it failed."""
     fields.setdefault("job_id", f"job-{next(_numbers)}")
     fields.setdefault("queue", "emails")
     fields.setdefault("name", "shop.jobs.send_receipt")
@@ -36,6 +36,7 @@ def make_job(state: str = "waiting", *, payload: Any = None, **fields: Any) -> J
     fields.setdefault("options", msgpack.packb({}))
     fields.setdefault("content_type", MSGPACK)
     job = Job.objects.create(state=state, **{**IN_STATE[state], **fields})
+    QueueTally.objects.create(queue=job.queue, **{f"in_{state}": 1})
     if state == "failed":
         make_dead_letter(job)
     return job

@@ -4,8 +4,6 @@ import re
 
 import pytest
 from django.contrib.auth.models import Group, Permission, User
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from djqueue import Queue
@@ -13,6 +11,7 @@ from djqueue.client import get_storage
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.dashboard.snapshot import snapshots
 from tests.admin.factories import logged_in, make_superuser, make_user
+from tests.statements import recorded
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.admin.about_urls")]
 
@@ -174,14 +173,14 @@ def test_the_panel_takes_one_query_with_the_database_storage(ada):
     page(client, ada)
     page(client, ada, "plain")
 
-    with CaptureQueriesContext(connection) as bare:
+    with recorded() as bare:
         page(client, ada, "plain")
     snapshots.clear()  # A slow read is reused for a while.
-    with CaptureQueriesContext(connection) as with_jobs:
+    with recorded() as with_jobs:
         html = page(client, ada)
 
-    assert not [one["sql"] for one in bare if "djqueue_" in one["sql"]]
-    asked = [one["sql"] for one in with_jobs if "djqueue_" in one["sql"]]
+    assert not [sql for sql in bare if "djqueue_" in sql]
+    asked = [sql for sql in with_jobs if "djqueue_" in sql]
     assert len(asked) == 1, (get_storage().describe(), panel(html))
     [more] = asked
     assert "COUNT(" not in more

@@ -5,8 +5,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from djqueue import job as make_job_type
 from djqueue.admin import base, filters
@@ -22,6 +20,7 @@ from tests.admin.factories import (
     make_superuser,
     make_user,
 )
+from tests.statements import recorded
 
 pytestmark = pytest.mark.django_db
 
@@ -54,11 +53,8 @@ def listed(model: str, **query: str) -> list[str]:
 def test_a_list_takes_few_queries_for_any_number_of_rows(model: str, query: str) -> None:
     make_rows()
     client = logged_in(make_user("view_dashboard", f"view_{model}"))
-    with CaptureQueriesContext(
-        connection,
-    ) as captured:
+    with recorded() as statements:
         response = client.get(list_url(model, **({"q": query} if query else {})))
-    statements = [entry["sql"] for entry in captured.captured_queries]
     assert response.status_code == 200
     assert len(statements) <= QUERIES, statements
     assert not [text for text in statements if "DISTINCT" in text]
@@ -68,9 +64,9 @@ def test_a_list_takes_few_queries_for_any_number_of_rows(model: str, query: str)
 
 def test_a_list_does_not_read_the_large_columns() -> None:
     make_job(payload="x" * 100)
-    with CaptureQueriesContext(connection) as captured:
+    with recorded() as statements:
         page("job")
-    rows = [e["sql"] for e in captured.captured_queries if 'ORDER BY "djqueue_job"' in e["sql"]]
+    rows = [sql for sql in statements if 'ORDER BY "djqueue_job"' in sql]
     assert len(rows) == 1
     for column in ("payload", "options", "progress", "traceback", "error_message"):
         assert f'"{column}"' not in rows[0]

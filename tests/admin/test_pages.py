@@ -8,9 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection
 from django.template.loader import get_template
-from django.test.utils import CaptureQueriesContext
 
 from djqueue.dashboard import rendering
 from djqueue.models import CronJob, DeadLetter, Job, JobResult
@@ -25,6 +23,7 @@ from tests.admin.factories import (
     make_superuser,
     make_user,
 )
+from tests.statements import recorded
 
 pytestmark = pytest.mark.django_db
 
@@ -87,9 +86,9 @@ def test_a_page_takes_few_queries(model: Any) -> None:
     make_result(job, 42)
     row = model.objects.first()
     client = logged_in(make_user("view_dashboard", f"view_{model._meta.model_name}"))
-    with CaptureQueriesContext(connection) as captured:
+    with recorded() as statements:
         assert client.get(change_url(row)).status_code == 200
-    assert len(captured) <= QUERIES, [entry["sql"] for entry in captured.captured_queries]
+    assert len(statements) <= QUERIES, statements
 
 
 def test_a_completed_jobs_page_shows_its_result() -> None:

@@ -15,7 +15,7 @@ from djqueue.models import SchedulerLease
 from tests import servers
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, logged_in, one_with, visit
 from tests.proxies import SlowProxy
-from tests.storage.database.children import Child
+from tests.storage.journaled.children import Child
 from tests.support import eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -152,9 +152,10 @@ def test_pages_respond_while_redis_takes_a_second_per_reply(client, settings, re
         close_storage()
 
 
+@pytest.mark.scheduler
 @pytest.mark.dialect
 def test_pages_show_stale_data_while_scheduler_hangs(client, settings):
-    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.journaled.JournaledStorage"}}
     Queue("emails").enqueue(1, id="job-1")
     with Child("scheduler") as scheduler:
         assert scheduler.hears() == "ready"

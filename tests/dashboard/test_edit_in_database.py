@@ -24,8 +24,7 @@ def mail(to, *, password=None):
 
 
 @pytest.fixture
-def storage(settings, client):
-    # A user is made before the scheduler is there: SQLite has one who writes.
+def storage(settings):
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
     found = get_storage()
     found.connect()

@@ -3,8 +3,6 @@
 from xml.etree import ElementTree
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from djqueue import Queue, chain, chord
 from djqueue.client import get_storage
@@ -14,6 +12,7 @@ from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import AuditEvent
 from djqueue.testing.factories import claim, completing, failing, finish
 from tests.dashboard.visiting import PAGES, address, logged_in, one_with, visit
+from tests.statements import recorded
 from tests.support import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -269,7 +268,7 @@ def test_list_takes_few_queries_for_any_size_of_workflow(storage, count):
     client = logged_in(one_with(rights.VIEW))
 
     def takes_few_queries() -> bool:
-        with CaptureQueriesContext(connection) as captured:
+        with recorded() as captured:
             page(client, "flows")
         return len(captured) <= 30
 

@@ -4,8 +4,6 @@ from datetime import UTC, datetime, timedelta
 
 import msgpack
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from djqueue import Queue, job
 from djqueue.client import get_storage
@@ -20,6 +18,7 @@ from djqueue.operations.bulk import Bulk
 from tests.admin.factories import make_job
 from tests.dashboard.acting import fail
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
+from tests.statements import recorded
 
 pytestmark = pytest.mark.django_db
 
@@ -110,7 +109,7 @@ def test_rows_show_arguments_without_secrets(anywhere, name, value, said):
 
 def test_arguments_take_no_additional_query_per_row(client, database):
     def statements():
-        with CaptureQueriesContext(connection) as captured:
+        with recorded() as captured:
             page(client, state="waiting")
         return len(captured)
 
@@ -398,9 +397,9 @@ def test_queries_use_no_count_distinct_or_offset(client, database, query, monkey
         make_job(job_id=f"job-{number}", queue=f"queue-{number % 7}")
     seen = queries._board()  # which has tests of its own
     monkeypatch.setattr(queries, "_board", lambda: seen)
-    with CaptureQueriesContext(connection) as captured:
+    with recorded() as captured:
         page(client, **query)
-    asked = [one["sql"].upper() for one in captured if "djqueue_job" in one["sql"]]
+    asked = [sql.upper() for sql in captured if "djqueue_job" in sql]
     assert asked
     for sql in asked:
         assert "COUNT(" not in sql
@@ -414,7 +413,7 @@ def test_list_takes_as_many_queries_for_any_number_of_queues(client, database):
         for number in range(queues):
             make_job(queue=f"queue-{number}")
         jobsearch.newest([f"queue-{number}" for number in range(queues)], State.WAITING, "")
-        with CaptureQueriesContext(connection) as captured:
+        with recorded() as captured:
             found = jobsearch.newest([f"queue-{number}" for number in range(queues)], State.WAITING, "")
         return len(captured), len(found.jobs)
 

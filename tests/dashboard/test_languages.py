@@ -222,7 +222,7 @@ def test_texts_of_diagnostics_are_in_the_tables_of_translations():
             ):
                 texts += texts_of(node.value)
         known = {"ok", "warn", "bad"} | diagnostics.WORDS | {*diagnostics.SENTENCES} | UNTRANSLATED
-        unknown[path.name] = {
+        unknown[str(path.relative_to(messages.ROOT))] = {
             text for text in texts if re.search(r"[A-Za-z]{2}", text.replace("%s", "")) and text not in known
         }
     assert {name: texts for name, texts in unknown.items() if texts} == {}

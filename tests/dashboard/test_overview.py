@@ -45,11 +45,19 @@ def test_overview_of_new_project_shows_first_commands(client, anywhere):
     assert "python manage.py runworkers" not in shown(client).content.decode()
 
 
-def test_overview_shows_health_of_storage_and_scheduler(client, anywhere):
+def test_overview_shows_health_of_storage(client, anywhere):
     found = health(client)
     assert found["Storage"] == ("reachable", "ok")
-    assert found.get("Scheduler") == {"memory": None, "database": ("not running", "bad")}[anywhere]
+    assert "Scheduler" not in found
     assert found["Workers"] == ("0", "bad")
+
+
+@pytest.mark.scheduler
+def test_overview_shows_health_of_scheduler(client, settings):
+    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.journaled.JournaledStorage"}}
+    found = health(client)
+    assert found["Storage"] == ("reachable", "ok")
+    assert found["Scheduler"] == ("not running", "bad")
 
 
 def test_storage_details_require_the_storage_permission(memory):

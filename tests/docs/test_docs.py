@@ -429,6 +429,7 @@ def test_table_of_database_storage_options_is_complete():
         "limiters",
         "clock",
         "metrics",
+        "random",
     }
 
     assert {row[0].lower() for row in table("storages.md", "database options")} == known

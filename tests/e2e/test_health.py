@@ -59,7 +59,9 @@ COUNT_ACTIVE = "from djqueue.models import Job; answer = Job.objects.filter(stat
 class CheckedProject:
     """A project, its server if it has one, and its health."""
 
-    def __init__(self, folder: Path, storage: str, server: Any = None) -> None:
+    def __init__(
+        self, folder: Path, storage: str, server: Any = None, backend: dict[str, Any] | None = None
+    ) -> None:
         self.storage = storage
         self.server = server
         database: dict[str, Any] = {
@@ -67,10 +69,7 @@ class CheckedProject:
             "NAME": "jobs.sqlite3",
             "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
         }
-        backend: dict[str, Any] = {
-            "BACKEND": "djqueue.storage.database.DatabaseStorage",
-            "OPTIONS": {"SCHEDULER_LEASE": 2},
-        }
+        backend = backend or {"BACKEND": "djqueue.storage.database.DatabaseStorage"}
         if storage == POSTGRESQL:
             database = _postgresql(server.create_database())
         elif storage == REDIS:
@@ -95,9 +94,9 @@ class CheckedProject:
         checks = self.project.run(f"{code}\n{CHECK}")["checks"]
         return {name for name, status in checks.items() if status == "failed"}
 
-    def has_written_an_active_job(self) -> bool:
-        """Return whether the tables show that a job is active; the scheduler writes them a moment later."""
-        return self.storage == REDIS or self.project.run(COUNT_ACTIVE) == 1
+    def has_active_job(self) -> bool:
+        """Return whether the tables show that a job is active."""
+        return bool(self.project.run(COUNT_ACTIVE) == 1)
 
     def becomes(self, *names: str) -> None:
         """Wait until exactly these checks fail."""
@@ -137,9 +136,9 @@ def test_health_checks_fail_after_worker_is_killed_until_another_worker_runs(pro
         project.becomes()
         project.enqueue("hold")
         eventually((project.folder / "started.txt").exists)
-        eventually(project.has_written_an_active_job)
+        assert project.storage == REDIS or project.has_active_job()
     # Killed. Its job is active, with a lease that nobody renews, and that nobody takes back.
-    project.becomes(*({"leases"} if project.storage == REDIS else {"leases", "scheduler"}))
+    project.becomes("leases")
 
     with project.worker():
         project.becomes()
@@ -166,8 +165,8 @@ def test_health_check_fails_for_jobs_that_frozen_worker_does_not_claim(project: 
         try:
             project.enqueue("add", 1, 2)
             # The worker counts as live until it has been silent for long enough; a busy machine may miss that
-            # time. With the database storage, it is the scheduler, too.
-            expected = {"claims", "workers"} if project.storage == REDIS else {"scheduler"}
+            # time.
+            expected = {"claims", "workers"}
             eventually(lambda: expected & project.failed(), message=f"one of {expected} fails")
             eventually(lambda: "workers" in project.failed(), message="workers fails")
         finally:

@@ -43,7 +43,7 @@ def redis_options(redis_server):
 
 
 def database_project(tmp_path, jobs=JOBS, **queue):
-    storage = {"BACKEND": "djqueue.storage.database.DatabaseStorage", "OPTIONS": {"SCHEDULER_LEASE": 5}}
+    storage = {"BACKEND": "djqueue.storage.database.DatabaseStorage"}
     settings = SETTINGS.format(storage=storage, patience=60)
     project = Project(tmp_path, jobs, settings + f'DJQUEUE["QUEUES"] = {{"default": {queue}}}\n')
     project.migrate()
@@ -54,18 +54,16 @@ def database_project(tmp_path, jobs=JOBS, **queue):
 def test_lease_keeper_renews_leases_of_busy_worker_on_database_storage(tmp_path):
     project = database_project(tmp_path, LEASE=5)
 
-    with project.start_single("--queues", "nothing") as scheduler:
-        scheduler.says("This process is the scheduler")
-        with project.start_single("--concurrency", "1", "--standby", "work", log="first.txt") as first:
-            enqueue(project, "hold.enqueue(8)")
-            eventually(lambda: runs(tmp_path) == ["hold"], message="the job runs")
-            with project.start_single("--concurrency", "1", "--standby", "work", log="second.txt") as second:
-                first.says("Renewing its 1 leases")
-                first.says("responds again and renews its leases itself")
-                second.says("started")  # A signal before that would kill it.
-                first.signal()
-                second.signal()
-                assert (first.ends(), second.ends()) == (0, 0)
+    with project.start_single("--concurrency", "1", log="first.txt") as first:
+        enqueue(project, "hold.enqueue(8)")
+        eventually(lambda: runs(tmp_path) == ["hold"], message="the job runs")
+        with project.start_single("--concurrency", "1", log="second.txt") as second:
+            first.says("Renewing its 1 leases")
+            first.says("responds again and renews its leases itself")
+            second.says("started")  # A signal before that would kill it.
+            first.signal()
+            second.signal()
+            assert (first.ends(), second.ends()) == (0, 0)
 
     assert runs(tmp_path) == ["hold"]
     assert "1 completed, 0 failed" in first.output
@@ -89,7 +87,7 @@ def test_lease_keeper_closes_inherited_connections_and_ports_of_its_worker(tmp_p
     project = database_project(tmp_path, OPEN + JOBS)
 
     with project.start_single() as worker:
-        worker.says("This process is the scheduler")
+        worker.says("started")
         [keeper] = children_of(worker.process.pid)
         eventually(lambda: not sockets_of(keeper), message="the keeper has let go of them")
 

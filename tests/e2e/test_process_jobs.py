@@ -57,7 +57,10 @@ def stuck(name):
 @pytest.fixture
 def shop(tmp_path: Path) -> Shop:
     shop = Shop(
-        tmp_path, ON_SQLITE + 'INSTALLED_APPS += ["django.contrib.auth", "django.contrib.contenttypes"]'
+        tmp_path,
+        ON_SQLITE
+        + 'INSTALLED_APPS += ["django.contrib.auth", "django.contrib.contenttypes"]\n'
+        + 'DJQUEUE["QUEUES"] = {"default": {"LEASE": 5}}',
     )
     shop.project.write_jobs(JOBS)
     return shop

@@ -1,4 +1,4 @@
-"""`runworkers` restarted, killed and frozen beside other worker processes."""
+"""Workers that are restarted, killed and frozen beside other workers."""
 
 import signal
 import sqlite3
@@ -21,19 +21,12 @@ DATABASES = {
         "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
     }
 }
-DJQUEUE = {
-    "QUEUES": {"limited": {"CONCURRENCY": 2}, "brief": {"LEASE": 6}, "kept": {"LEASE": 10}},
-    "STORAGE": {
-        "BACKEND": "djqueue.storage.database.DatabaseStorage",
-        "OPTIONS": {"ADDRESS": "unix://" + __import__("os").path.abspath("socket")},
-    },
-}
+DJQUEUE = {"HEARTBEAT": 1, "QUEUES": {"limited": {"CONCURRENCY": 2, "LEASE": 5}, "held": {"LEASE": 5}}}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 """
 
 JOBS = """
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -47,39 +40,18 @@ def say(*words):
 
 
 @job
-def note(number):
-    say("note", number)
-
-
-@job
-def slow(number, seconds):
+def slow(number):
     say("begin", number, os.getpid())
-    time.sleep(seconds)
-    say("end", number)
-    return number
-
-
-def wait_for_go(number):
-    say("begin", number, os.getpid())
-    while not Path("go").exists():
-        time.sleep(0.02)
+    time.sleep(0.3)
     say("end", number)
 
 
 @job(queue="held")
 def hold(number):
-    wait_for_go(number)
-
-
-@job(queue="limited")
-def limited(number):
-    wait_for_go(number)
-
-
-@job(queue="poison")
-def die():
-    say("die", os.getpid())
-    os.kill(os.getpid(), signal.SIGKILL)
+    say("begin", number, os.getpid())
+    while not Path("go").exists():
+        time.sleep(0.02)
+    say("end", number)
 """
 
 
@@ -104,6 +76,12 @@ def begun(project: Project) -> Counter[str]:
     return Counter(words[1] for words in told(project) if words[0] == "begin")
 
 
+def begun_by(project: Project, process: WorkerProcess) -> set[str]:
+    return {
+        words[1] for words in told(project) if words[0] == "begin" and words[2] == str(process.process.pid)
+    }
+
+
 def query(project: Project, statement: str) -> list[tuple[object, ...]]:
     connection = sqlite3.connect(project.folder / "jobs.sqlite3")
     try:
@@ -112,194 +90,76 @@ def query(project: Project, statement: str) -> list[tuple[object, ...]]:
         connection.close()
 
 
-def states(project: Project) -> dict[str, int]:
+def states(project: Project) -> dict[object, object]:
     return dict(query(project, "SELECT state, COUNT(*) FROM djqueue_job GROUP BY state"))
 
 
-def start_scheduler(project: Project, number: int, *queues: str) -> WorkerProcess:
-    return project.start_single("--queues", ",".join(queues), log=f"scheduler-{number}.txt")
-
-
-def lines_of(process: WorkerProcess) -> list[str]:
-    """What a process has logged on the storage and its place as the scheduler."""
-    words = ("scheduler", "storage", "lease", "Traceback", "ERROR", "journal")
-    return [line for line in process.output.splitlines() if any(word in line for word in words)]
-
-
 @pytest.mark.parametrize("restarts", [2, pytest.param(10, marks=pytest.mark.thorough)])
-def test_scheduler_restarts_under_load_use_no_attempt_and_repeat_no_job(
-    project: Project, restarts: int
-) -> None:
-    count = 12 * restarts
-    enqueue(project, f"slow.enqueue_many([((n, 0.3), {{}}) for n in range({count})])")
-    scheduler = start_scheduler(project, 0, "other")
-    with scheduler, project.start_single("--standby=work", "--concurrency", "4", log="helper.txt") as helper:
-        for number in range(1, restarts + 1):
-            reached = 4 * number
-            eventually(lambda reached=reached: sum(begun(project).values()) >= reached)
-            scheduler.signal(signal.SIGTERM)
-            assert scheduler.ends() == 0, scheduler.output
-            assert "Traceback" not in scheduler.output
-            scheduler = start_scheduler(project, number, "other")
-            with_end = scheduler
-            with_end.says("This process is the scheduler")
+def test_worker_restarts_under_load_use_no_attempt_and_repeat_no_job(project: Project, restarts: int) -> None:
+    count = 20 * restarts
+    enqueue(project, f"slow.enqueue_many([((n,), {{}}) for n in range({count})])")
+    with project.start_single("--concurrency", "2", log="beside.txt") as beside:
+        for number in range(restarts):
+            with project.start_single("--concurrency", "2", log=f"{number}.txt") as restarted:
+                restarted.says("started")
+                eventually(lambda restarted=restarted: begun_by(project, restarted))
+                restarted.signal(signal.SIGTERM)
+                assert restarted.ends() == 0, restarted.output
+                assert "Traceback" not in restarted.output
         eventually(lambda: states(project) == {"completed": count})
-        helper.signal(signal.SIGTERM)
-        assert helper.ends() == 0
-        scheduler.signal(signal.SIGTERM)
-        assert scheduler.ends() == 0
+        beside.signal(signal.SIGTERM)
+        assert beside.ends() == 0
+        assert "Traceback" not in beside.output
 
     assert set(begun(project).values()) == {1}
-    counted = "SELECT SUM(attempts), SUM(failures), SUM(stalls) FROM djqueue_job"
-    assert query(project, counted) == [(count, 0, 0)]
-    assert len(query(project, "SELECT id FROM djqueue_job_attempt")) == 0
-    logged = lines_of(helper)
-    assert not [line for line in logged if "Traceback" in line or "ERROR" in line], helper.output
-    noticed = [line for line in logged if "the storage is available again" in line]
-    # Each restart is noticed once at most: the worker may have had nothing to report while it happened.
-    assert len(noticed) <= restarts, helper.output
+    assert query(project, "SELECT SUM(attempts), SUM(failures), SUM(stalls) FROM djqueue_job") == [
+        (count, 0, 0)
+    ]
+    assert query(project, "SELECT id FROM djqueue_job_attempt") == []
 
 
-def test_jobs_of_other_process_run_once_when_scheduler_is_killed(project: Project) -> None:
-    enqueue(project, "hold.enqueue_many([((n,), {}) for n in range(4)])")
-    enqueue(project, "limited.enqueue_many([((n,), {}) for n in range(10, 14)])")
-    scheduler = start_scheduler(project, 0, "other")
-    helpers = ("--standby=work", "--concurrency", "6", "--queues", "held,limited")
-    with scheduler, project.start_single(*helpers, log="helper.txt") as helper:
-        eventually(lambda: len(begun(project)) == 6)
-        scheduler.signal(signal.SIGKILL)
-        scheduler.ends()
-        with start_scheduler(project, 1, "held", "limited") as second:
-            second.says("This process is the scheduler")
-            enqueue(project, "note.using(queue='held').enqueue(99)")
-            eventually(lambda: ["note", "99"] in told(project))
-            assert len(begun(project)) == 6, "the limit of two is kept, and nothing runs twice"
+def test_jobs_of_killed_worker_run_again_in_another_worker_within_the_limit(project: Project) -> None:
+    """They hold their slots until their leases have expired; the jobs of the other worker run once."""
+    enqueue(project, "hold.using(queue='limited').enqueue_many([((n,), {}) for n in range(4)])")
+    with project.start_single("--queues", "limited", log="killed.txt") as killed:
+        eventually(lambda: len(begun(project)) == 2)
+        lost = begun_by(project, killed)
+        with project.start_single("--queues", "held,limited", log="other.txt") as other:
+            enqueue(project, "hold.enqueue(10)")
+            eventually(lambda: begun(project)["10"] == 1)
+            assert len(begun(project)) == 3, "the limit of two is kept"
+            killed.signal(signal.SIGKILL)
+            killed.ends()
+            # A job that has stalled runs again beside none that has.
+            eventually(lambda: len(begun_by(project, other)) == 3)
+            assert begun_by(project, other) & lost
             (project.folder / "go").touch()
-            eventually(lambda: states(project) == {"completed": 9})
-            assert set(begun(project).values()) == {1}
-            assert query(project, "SELECT SUM(stalls) FROM djqueue_job") == [(0,)]
-            for process in (helper, second):
-                process.signal(signal.SIGTERM)
-                assert process.ends() == 0, process.output
+            eventually(lambda: states(project) == {"completed": 5})
+            other.signal(signal.SIGTERM)
+            assert other.ends() == 0, other.output
+
+    assert {name: times for name, times in begun(project).items() if times > 1} == dict.fromkeys(lost, 2)
+    assert query(project, "SELECT SUM(stalls), MAX(stalls) FROM djqueue_job") == [(2, 1)]
 
 
 @pytest.mark.thorough
-def test_scheduler_killed_five_times_under_load_repeats_no_job(project: Project) -> None:
-    """A claim whose answer died with its scheduler costs a stall, for nobody ran it; no job begins twice."""
-    enqueue(project, "slow.using(queue='kept').enqueue_many([((n, 0.05), {}) for n in range(300)])")
-    scheduler = start_scheduler(project, 0, "other")
-    with scheduler, project.start_single("--standby=work", "--concurrency", "4", log="helper.txt") as helper:
-        for number in range(1, 6):
-            reached = 40 * number
-            eventually(lambda reached=reached: sum(begun(project).values()) >= reached)
-            scheduler.signal(signal.SIGKILL)
-            scheduler.ends()
-            scheduler = start_scheduler(project, number, "other")
-            scheduler.says("This process is the scheduler")
-        eventually(lambda: states(project) == {"completed": 300})
-        for process in (helper, scheduler):
-            process.signal(signal.SIGTERM)
-            assert process.ends() == 0, process.output
-
-    assert set(begun(project).values()) == {1}
-    assert "Traceback" not in helper.output
-    assert "Lost the lease" not in helper.output
-
-
-def test_result_finished_while_no_scheduler_runs_is_delivered_to_next_scheduler(project: Project) -> None:
+def test_frozen_worker_loses_its_jobs_and_continues_with_others(project: Project) -> None:
     enqueue(project, "hold.enqueue(1)")
-    scheduler = start_scheduler(project, 0, "other")
-    with scheduler, project.start_single("--standby=work", "--queues", "held", log="helper.txt") as helper:
+    with project.start_single("--queues", "held", log="frozen.txt") as frozen:
         eventually(lambda: begun(project) == {"1": 1})
-        scheduler.signal(signal.SIGTERM)
-        assert scheduler.ends() == 0
-        (project.folder / "go").touch()
-        eventually(lambda: ["end", "1"] in told(project))
-        with start_scheduler(project, 1, "held") as second:
+        frozen.signal(signal.SIGSTOP)
+        with project.start_single("--queues", "held", log="other.txt") as other:
+            eventually(lambda: begun_by(project, other) == {"1"})
+            (project.folder / "go").touch()
             eventually(lambda: states(project) == {"completed": 1})
-            assert begun(project) == {"1": 1}
-            assert query(project, "SELECT attempts, stalls FROM djqueue_job") == [(1, 0)]
-            for process in (helper, second):
-                process.signal(signal.SIGTERM)
-                assert process.ends() == 0, process.output
+            frozen.signal(signal.SIGCONT)
+            frozen.says("Lost the lease")
+            other.signal(signal.SIGTERM)
+            assert other.ends() == 0, other.output
+        enqueue(project, "hold.enqueue(2)")
+        eventually(lambda: states(project) == {"completed": 2})
+        assert begun_by(project, frozen) == {"1", "2"}
+        frozen.signal(signal.SIGTERM)
+        assert frozen.ends() == 0, frozen.output
 
-
-def test_job_that_ends_during_shutdown_of_all_processes_is_completed(project: Project) -> None:
-    enqueue(project, "hold.enqueue(1)")
-    scheduler = start_scheduler(project, 0, "other")
-    with scheduler, project.start_single("--standby=work", "--queues", "held", log="helper.txt") as helper:
-        eventually(lambda: begun(project) == {"1": 1})
-        for process in (helper, scheduler):
-            process.signal(signal.SIGTERM)
-        assert scheduler.ends() == 0, scheduler.output
-        (project.folder / "go").touch()
-        assert helper.ends() == 0, helper.output
-        assert "Traceback" not in helper.output
-
-    assert states(project) == {"completed": 1}
-    assert query(project, "SELECT attempts, stalls FROM djqueue_job") == [(1, 0)]
-
-
-@pytest.mark.thorough
-def test_frozen_scheduler_does_not_stall_jobs_when_it_resumes(project: Project) -> None:
-    enqueue(project, "hold.using(queue='brief').enqueue_many([((n,), {}) for n in range(3)])")
-    scheduler = project.start_single("--queues", "other", log="scheduler.txt")
-    arguments = ("--standby=work", "--queues", "brief")
-    with scheduler, project.start_single(*arguments, log="helper.txt") as helper:
-        eventually(lambda: len(begun(project)) == 3)
-        scheduler.signal(signal.SIGSTOP)
-        [(before,)] = query(project, "SELECT MAX(leased_until) FROM djqueue_job")
-        assert isinstance(before, int)
-        now = "SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
-        eventually(lambda: query(project, now)[0][0] > before + 2_000)
-        scheduler.signal(signal.SIGCONT)
-        scheduler.says("was paused for")
-        (project.folder / "go").touch()
-        eventually(lambda: states(project) == {"completed": 3})
-        assert set(begun(project).values()) == {1}
-        assert query(project, "SELECT SUM(stalls) FROM djqueue_job") == [(0,)]
-        for process in (helper, scheduler):
-            process.signal(signal.SIGTERM)
-            assert process.ends() == 0, process.output
-
-
-@pytest.mark.thorough
-def test_job_that_kills_its_worker_immediately_becomes_a_dead_letter(project: Project) -> None:
-    enqueue(project, "die.enqueue()")
-    deaths = 0
-    while states(project) != {"failed": 1}:
-        with project.start_single("--queues", "poison", log=f"scheduler-{deaths}.txt") as scheduler:
-            eventually(
-                lambda scheduler=scheduler: (
-                    scheduler.process.poll() is not None or states(project) == {"failed": 1}
-                ),
-            )
-            deaths += 1
-            assert deaths <= 6, "the first death may go unnoticed, the next four are counted"
-
-    [(reason,)] = query(project, "SELECT reason FROM djqueue_dead_letter")
-    assert reason == "worker_lost"
-    assert query(project, "SELECT stalls FROM djqueue_job") == [(4,)]
-
-
-@pytest.mark.thorough
-def test_jobs_of_frozen_and_replaced_scheduler_end_once(project: Project) -> None:
-    """It reports their ends to the process that took its place, under the same tokens."""
-    enqueue(project, "hold.using(queue='kept').enqueue_many([((n,), {}) for n in range(3)])")
-    with project.start_single("--queues", "kept", log="first.txt") as first:
-        eventually(lambda: len(begun(project)) == 3)
-        with project.start_single("--queues", "kept", log="second.txt") as second:
-            second.says("Standing by")
-            first.signal(signal.SIGSTOP)
-            second.says("This process is the scheduler")
-            first.signal(signal.SIGCONT)
-            first.says("Another process has taken over as the scheduler")
-            (project.folder / "go").touch()
-            eventually(lambda: states(project) == {"completed": 3})
-
-            assert first.ends() == 1
-            assert "will run again" not in first.output
-            assert set(begun(project).values()) == {1}
-            assert query(project, "SELECT SUM(stalls), SUM(attempts) FROM djqueue_job") == [(0, 3)]
-            second.signal(signal.SIGTERM)
-            assert second.ends() == 0, second.output
+    assert query(project, "SELECT SUM(stalls), SUM(attempts) FROM djqueue_job") == [(1, 3)]

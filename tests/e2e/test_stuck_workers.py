@@ -110,28 +110,6 @@ def test_worker_frozen_by_sigstop_loses_its_leases(tmp_path, redis_options):
             eventually(lambda: len(runs(tmp_path)) == 3, message="it runs again")
 
 
-@pytest.mark.thorough
-def test_scheduler_whose_handler_holds_the_gil_keeps_its_role(tmp_path):
-    storage = {
-        "BACKEND": "djqueue.storage.database.DatabaseStorage",
-        "OPTIONS": {"SCHEDULER_LEASE": 5},
-    }
-    project = Project(tmp_path, JOBS, SETTINGS.format(storage=storage, patience=60))
-    project.migrate()
-    enqueue(project, "hold.enqueue(8); note.enqueue()")
-
-    with project.start_single("--concurrency", "1") as first:
-        eventually(lambda: runs(tmp_path) == ["hold"], message="the job runs")
-        with project.start_single("--concurrency", "1", log="standby.txt") as standby:
-            standby.says("Standing by")
-            eventually(lambda: runs(tmp_path) == ["hold", "note"], message="the next job runs")
-            first.signal()
-            assert first.ends() == 0
-
-    assert "has taken over as the scheduler" not in first.output
-    assert "2 completed, 0 failed" in first.output
-
-
 def test_lease_keeper_ends_with_its_worker(tmp_path, redis_options):
     project = redis_project(tmp_path, redis_options)
     enqueue(project, "hold.enqueue(600)")

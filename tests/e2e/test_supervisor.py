@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 ON_SQLITE = """
 DATABASES["default"]["NAME"] = "db.sqlite3"
 DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 20}
-DJQUEUE = {"HEARTBEAT": 0.5}
+DJQUEUE = {"HEARTBEAT": 0.5, "QUEUES": {"crashing": {"LEASE": 3}}}
 """
 ON_REDIS = """
 DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": {"URL": %r}}}
@@ -71,11 +71,6 @@ def patient():
     current_job().cancelled.wait(600)
     print("patient was asked to stop", flush=True)
     raise InterruptedError
-"""
-
-NO_STAGE_TIMEOUT = """
-from djqueue.runtime.supervisor import supervisor
-supervisor.STAGE_TIMEOUT = 3_600
 """
 
 
@@ -135,15 +130,15 @@ def open_files(pid: int) -> list[str]:
     return [os.readlink(path) for path in folder.iterdir() if path.is_symlink()]
 
 
-def test_runworkers_without_options_starts_supervisor_scheduler_and_one_worker(shop: Shop) -> None:
+def test_runworkers_without_options_starts_supervisor_backup_and_one_worker(shop: Shop) -> None:
     with shop.start() as workers:
         shop.is_up()
         pids = shop.pids()
-        assert set(pids) == {"scheduler", "backup", "worker 1"}
+        assert set(pids) == {"backup", "worker 1"}
         assert shop.state()["pid"] == workers.process.pid
         assert shop.call("where.enqueue_and_wait(wait=60)")[0] == pids["worker 1"]
         names = {name: Path(f"/proc/{pid}/comm").read_text().strip() for name, pid in pids.items()}
-        assert names == {"scheduler": "dq:scheduler", "backup": "dq:backup", "worker 1": "dq:worker-1"}
+        assert names == {"backup": "dq:backup", "worker 1": "dq:worker-1"}
         listed = shop.run(
             "from djqueue.client import get_storage\n"
             "answer = [(one.pid, one.supervisor) for one in get_storage().workers.all()]"
@@ -158,9 +153,9 @@ def test_runworkers_without_options_starts_supervisor_scheduler_and_one_worker(s
     assert "1 completed" in workers.output
 
 
-def test_single_process_option_runs_scheduler_and_jobs_in_one_process(shop: Shop) -> None:
+def test_single_process_option_runs_jobs_in_the_process_of_the_command(shop: Shop) -> None:
     with shop.project.start_single() as workers:
-        workers.says("This process is the scheduler")
+        workers.says("started")
         assert shop.call("where.enqueue_and_wait(wait=60)")[0] == workers.process.pid
         workers.signal()
         assert workers.ends() == 0
@@ -169,13 +164,13 @@ def test_single_process_option_runs_scheduler_and_jobs_in_one_process(shop: Shop
 @pytest.mark.thorough
 def test_reload_option_runs_one_process_unless_an_option_needs_the_supervisor(shop: Shop) -> None:
     with shop.project.start("--reload", log="first.txt") as workers:
-        workers.says("This process is the scheduler")
+        workers.says("started")
         assert "supervisor" not in workers.output
         workers.signal()
         assert workers.ends() == 0
     with shop.start("--reload", "--processes", "2", log="second.txt") as workers:
         shop.is_up()
-        assert set(shop.pids()) == {"scheduler", "backup", "worker 1", "worker 2"}
+        assert set(shop.pids()) == {"backup", "worker 1", "worker 2"}
         workers.signal()
         assert workers.ends() == 0
 
@@ -198,12 +193,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     assert not shop.health.exists()
 
 
-def test_scheduler_and_two_workers_run_as_separate_processes(running: Shop) -> None:
+def test_backup_and_two_workers_run_as_separate_processes(running: Shop) -> None:
     pids = running.pids()
     pid, _ = running.call("where.enqueue_and_wait(wait=60)")
-    assert set(pids) == {"scheduler", "backup", "worker 1", "worker 2"}
+    assert set(pids) == {"backup", "worker 1", "worker 2"}
     assert pid in (pids["worker 1"], pids["worker 2"])
-    assert Path(f"/proc/{pids['scheduler']}/comm").read_text() == "dq:scheduler\n"
+    assert Path(f"/proc/{pids['backup']}/comm").read_text() == "dq:backup\n"
 
 
 def test_until_empty_option_ends_all_processes_after_last_job(shop: Shop) -> None:
@@ -240,14 +235,15 @@ def test_configuration_warning_is_shown_once_for_all_processes(shop: Shop) -> No
 def test_crash_of_worker_process_fails_only_its_own_job(shop: Shop) -> None:
     with shop.start("--processes", "2") as workers:
         shop.is_up()
-        scheduler = shop.pids()["scheduler"]
+        backup = shop.pids()["backup"]
         crashing = shop.call("crash.enqueue().id")
-        workers.says("killed by SIGSEGV); restarting it in 0.1 s", times=2)
+        # Its lease must expire before it runs again, in either worker.
+        workers.says("killed by SIGSEGV); restarting it in", times=2)
         assert len(shop.call("where.enqueue_and_wait(wait=60)")) == 2
         state = f"from djqueue import Queue; answer = Queue('crashing').get_status({crashing!r}).state.value"
         eventually(lambda: shop.run(state) == "failed")
         shop.is_up()
-        assert shop.pids()["scheduler"] == scheduler
+        assert shop.pids()["backup"] == backup
         assert shop.state()["restarts"] >= 2
 
 
@@ -409,49 +405,8 @@ def test_worker_process_above_its_memory_limit_is_replaced_after_its_jobs(shop: 
         assert shop.state()["restarts"] == 0
 
 
-def test_standby_process_runs_jobs_and_takes_over_from_killed_scheduler(shop: Shop) -> None:
-    health = shop.project.folder / "second.json"
-    with shop.start("--queues", "nothing", log="first.txt") as first:
-        shop.is_up()
-        # The workers are started although the scheduler stands by, and not because its start took too long.
-        (shop.project.folder / "shop" / "__init__.py").write_text(NO_STAGE_TIMEOUT)
-        with shop.project.start("--health-file", str(health), log="second.txt") as second:
-            second.says("Standing by")
-            pid = shop.call("where.enqueue_and_wait(wait=60)")[0]
-            state = json.loads(health.read_text())
-            assert {one["name"]: one["ready"] for one in state["processes"]} == {
-                "scheduler": True,
-                "worker 1": True,
-                "backup": True,
-            }
-            assert pid in {one["pid"] for one in state["processes"]}
-            first.signal(signal.SIGKILL)
-            second.says("This process is the scheduler")
-            assert shop.call("where.enqueue_and_wait(wait=60)")[0] == pid
-            second.signal()
-            assert second.ends() == 0
-
-
 @pytest.mark.thorough
-def test_standby_process_group_can_be_stopped(shop: Shop) -> None:
-    with shop.start(log="first.txt"):
-        shop.is_up()
-        with shop.project.start(log="second.txt") as second:
-            second.says("Standing by")
-            second.says("Worker")
-            second.signal()
-            assert second.ends() == 0
-
-
-@pytest.mark.thorough
-def test_runworkers_rejects_invalid_options_and_a_second_scheduler(shop: Shop) -> None:
-    with shop.start() as first:
-        shop.is_up()
-        with shop.project.start("--standby", "never", log="second.txt") as second:
-            assert second.ends() == 1
-            assert "is the scheduler of database 'default'" in second.output
-        first.signal()
-        assert first.ends() == 0
+def test_runworkers_rejects_invalid_options(shop: Shop) -> None:
     for arguments, expected in {
         ("--processes", "0"): "'0' is neither a positive whole number nor auto",
         ("--processes", "2", "--max-jobs", "5"): "use --max-jobs-per-process",

@@ -10,7 +10,6 @@ from djqueue.client import registry
 from djqueue.client.declared import declared
 from djqueue.client.storages import close_storage, get_storage
 from djqueue.storage.base import Storage
-from djqueue.storage.database import DatabaseStorage
 from tests.operations.conftest import tables  # noqa: F401 - the fixture
 
 HERE = Path(__file__).parent
@@ -45,8 +44,6 @@ def storage(request: pytest.FixtureRequest, tables: None, settings: Any) -> Iter
     path = f"djqueue.storage.{backend[request.param]}Storage"
     settings.DJQUEUE = {"STORAGE": {"BACKEND": path, "OPTIONS": options}}
     made = get_storage()
-    if isinstance(made, DatabaseStorage):
-        made.role.standby = "never"
     made.connect()
     yield made
     close_storage()

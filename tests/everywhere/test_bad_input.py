@@ -271,7 +271,6 @@ def keyed(request: pytest.FixtureRequest, tables: None) -> Iterable[Storage]:
         made = MemoryStorage(policies=policies)
     elif request.param == "database":
         made = DatabaseStorage(policies=policies)
-        made.role.standby = "never"
     else:
         server = request.getfixturevalue("redis_server")
         server.clean()

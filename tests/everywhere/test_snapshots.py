@@ -144,14 +144,13 @@ def test_snapshot_of_the_configured_storage_contains_schedules(storage: Storage)
     parts = read_all(storage)
     CronJob.objects.create(name="hourly", job_name="other", every=timedelta(hours=1))
 
-    _written(storage, parts)
+    storage.snapshots.write(parts, replace=True)
 
     after = CronJob.objects.values().get()
     assert {**after, "id": 0} == {**before, "id": 0}
     assert Queue(QUEUE).get_job("job").state is State.WAITING
     CronJob.objects.all().delete()
     storage.jobs.remove(QUEUE, ["job"])
-    _flush(storage)
     assert storage.snapshots.is_empty()
     CronJob.objects.create(name="hourly", job_name="other", every=timedelta(hours=1))
     assert not storage.snapshots.is_empty()
@@ -165,24 +164,6 @@ def test_failed_restore_keeps_the_schedules(storage: Storage) -> None:
         raise OSError("the file ends early")
 
     with pytest.raises(OSError, match="ends early"):
-        _written(storage, broken())
+        storage.snapshots.write(broken(), replace=True)
 
     assert CronJob.objects.get().name == "hourly"
-
-
-def _written(storage: Storage, parts: Any) -> None:
-    """Replace what a storage holds, without its scheduler."""
-    if not isinstance(storage, DatabaseStorage):
-        storage.snapshots.write(parts, replace=True)
-        return
-    storage.close()
-    storage._closing.clear()
-    try:
-        storage.snapshots.write(parts, replace=True)
-    finally:
-        storage.connect()
-
-
-def _flush(storage: Storage) -> None:
-    if isinstance(storage, DatabaseStorage):
-        storage.flush()

@@ -256,7 +256,6 @@ def storage(
         made = MemoryStorage(clock=clock)
     elif request.param == "database":
         made = DatabaseStorage(clock=clock)
-        made.role.standby = "never"
     else:
         server = request.getfixturevalue("redis_server")
         server.clean()

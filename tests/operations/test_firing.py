@@ -67,7 +67,6 @@ def storage(request: pytest.FixtureRequest, tables: None, clock: FakeClock) -> I
         made = MemoryStorage(clock=clock)
     elif request.param == "database":
         made = DatabaseStorage(clock=clock)
-        made.role.standby = "never"
     else:
         server = request.getfixturevalue("redis_server" if request.param == "redis" else "redis_cluster")
         server.clean()

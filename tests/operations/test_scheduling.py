@@ -15,6 +15,7 @@ from djqueue.operations.scheduling import firing_of, scheduling
 from djqueue.storage.base import Storage
 from djqueue.storage.chores import chores_of
 from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.journaled import JournaledStorage
 from djqueue.storage.memory import MemoryStorage
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing.clock import FakeClock
@@ -54,9 +55,10 @@ def test_worker_fires_due_schedules(
     assert row.name == "mine"
 
 
+@pytest.mark.scheduler
 def test_database_client_fires_no_schedules(tables: None) -> None:
     a_row_that_is_due()
-    client = DatabaseStorage(clock=FakeClock(now=LONG_AGO))
+    client = JournaledStorage(clock=FakeClock(now=LONG_AGO))
     try:
         scheduling(client)()
         assert models.CronJob.objects.get().executions == 0
@@ -69,11 +71,12 @@ def test_database_client_fires_no_schedules(tables: None) -> None:
         client.close()
 
 
+@pytest.mark.scheduler
 def test_slot_of_a_dead_database_scheduler_is_taken_over_at_once(
     tables: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_row_that_is_due()
-    storage = DatabaseStorage(clock=FakeClock(now=LONG_AGO))
+    storage = JournaledStorage(clock=FakeClock(now=LONG_AGO))
     storage.standby = "never"
     storage.connect()
     try:

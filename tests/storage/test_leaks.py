@@ -17,13 +17,17 @@ from djqueue.core import forks
 from djqueue.runtime import Worker
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
+from djqueue.storage.journaled import JournaledStorage
 from djqueue.storage.memory import MemoryStorage
 from tests import servers
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Made = list["weakref.ref[Any]"]
-STORAGES = ("memory", "scheduler", "client", "producer", "redis")
+STORAGES = (
+    *("memory", "database", "redis"),
+    *(pytest.param(kind, marks=pytest.mark.scheduler) for kind in ("scheduler", "client", "producer")),
+)
 SPARE = 2
 """Descriptors of closed connections that SQLite keeps for the next ones, while another holds a lock."""
 
@@ -92,7 +96,7 @@ def on_a_loop(make: Callable[[], Storage]) -> Callable[[Made], None]:
 
 def as_client(made: Made) -> None:
     """A scheduler, and a client that uses its socket."""
-    scheduler, client = DatabaseStorage(), DatabaseStorage()
+    scheduler, client = JournaledStorage(), JournaledStorage()
     scheduler.connect()
     client.role.standby = "work"
     try:
@@ -105,7 +109,7 @@ def as_client(made: Made) -> None:
 
 def as_producer(made: Made) -> None:
     """A client where no scheduler runs."""
-    producer = DatabaseStorage()
+    producer = JournaledStorage()
     queue = Queue("leaks", storage=producer)
     job_id = queue.enqueue(name="nothing").id
     assert queue.cancel(job_id) is not None
@@ -129,9 +133,12 @@ def ways(kind: str, request: pytest.FixtureRequest) -> list[Callable[[Made], Non
         return [as_client]
     if kind == "producer":
         return [as_producer]
-    make: Callable[[], Storage] = MemoryStorage if kind == "memory" else DatabaseStorage
-    if kind == "redis":
-        make = redis(request.getfixturevalue("redis_options"))
+    makers: dict[str, Callable[[], Storage]] = {
+        "memory": MemoryStorage,
+        "database": DatabaseStorage,
+        "scheduler": JournaledStorage,
+    }
+    make = redis(request.getfixturevalue("redis_options")) if kind == "redis" else makers[kind]
     return [synchronously(make), on_a_loop(make)]
 
 

@@ -55,24 +55,17 @@ def test_consecutive_attempts_do_not_overlap() -> None:
 
 def test_death_of_process_that_ran_last_attempt_explains_another_attempt() -> None:
     attempts = [attempt(FIRST, 100, 150), attempt(SECOND, 200, 300)]
-    assert unexplained(attempts, [Death(SECOND, 400, 401), Death(FIRST, 160, 161)], []) == []
-    assert unexplained(attempts, [Death(SUPERVISOR, 160, 161)], []) == []
-    assert unexplained(attempts, [Death(FIRST, 400, 401), Death(FIRST, 90, 91)], [])
-    assert unexplained(attempts, [Death(SECOND, 160, 161)], [])
-
-
-def test_death_of_scheduler_since_last_attempt_explains_another_attempt() -> None:
-    attempts = [attempt(FIRST, 100, 150), attempt(SECOND, 200, 300)]
-    assert unexplained(attempts, [], [Death(SECOND, at, at + 1) for at in (400, 160, 90)]) == []
-    assert unexplained(attempts, [], [Death(SECOND, at, at + 1) for at in (400, 90)])
+    assert unexplained(attempts, [Death(SECOND, 400, 401), Death(FIRST, 160, 161)]) == []
+    assert unexplained(attempts, [Death(SUPERVISOR, 160, 161)]) == []
+    assert unexplained(attempts, [Death(FIRST, 400, 401), Death(FIRST, 90, 91)])
+    assert unexplained(attempts, [Death(SECOND, 160, 161)])
 
 
 def test_process_may_start_attempt_between_kill_decision_and_death() -> None:
     attempts = [attempt(FIRST, 100), attempt(SECOND, 200, 300)]
     killed = [Death(FIRST, 99, 101)]
     assert overlapping(attempts, killed) == []
-    assert unexplained(attempts, killed, []) == []
-    assert unexplained(attempts, [], killed) == []
+    assert unexplained(attempts, killed) == []
 
 
 def test_stop_does_not_repeat_finished_attempt() -> None:

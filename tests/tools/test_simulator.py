@@ -12,7 +12,7 @@ import pytest
 
 from tests.runtime.project import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.scheduler]
 STEPS = 5_000
 
 

@@ -128,7 +128,7 @@ def scheduler() -> Iterator[Broken]:
     from djqueue.models import SchedulerLease
 
     options = {"ADDRESS": "tcp://127.0.0.1:0", "TOKEN": "secret"}
-    backend = "djqueue.storage.database.DatabaseStorage"
+    backend = "djqueue.storage.journaled.JournaledStorage"
     said = {"BACKEND": backend, "OPTIONS": options}
     program = SCHEDULER.format(storage=said)
     command = [sys.executable, "-c", program]
@@ -216,7 +216,7 @@ def postgresql() -> Iterator[Broken]:
         connections.close_all()
         said["PORT"] = proxy.port
         said["OPTIONS"] = {**said.get("OPTIONS", {}), "connect_timeout": 2}
-        storage = use(BACKEND="djqueue.storage.database.DatabaseStorage")
+        storage = use(BACKEND="djqueue.storage.journaled.JournaledStorage")
 
         def break_it(fault: str) -> None:
             if fault == "refusing":

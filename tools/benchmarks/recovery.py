@@ -83,10 +83,10 @@ def fill(jobs: int, payload: int, *, inbox: bool) -> None:
     from djqueue import models
     from djqueue.core.job import Batch
     from djqueue.core.options import JobOptions
-    from djqueue.storage.database import DatabaseStorage
+    from djqueue.storage.journaled import JournaledStorage
 
     call_command("migrate", verbosity=0)
-    storage = DatabaseStorage()
+    storage = JournaledStorage()
     for first in range(0, jobs, CHUNK):
         content = [b"%0*d" % (payload, number) for number in range(first, min(jobs, first + CHUNK))]
         storage.enqueue([Batch("default", "send", JobOptions(), content)])
@@ -99,9 +99,9 @@ def start(jobs: int) -> None:
     """Become the scheduler, and claim."""
     from djqueue.core.job import ClaimRequest
     from djqueue.core.states import State
-    from djqueue.storage.database import DatabaseStorage
+    from djqueue.storage.journaled import JournaledStorage
 
-    storage = DatabaseStorage()
+    storage = JournaledStorage()
     begin, cpu = time.perf_counter(), time.process_time()
     storage.connect()
     serves, cpu = time.perf_counter(), time.process_time() - cpu

@@ -7,7 +7,7 @@
 Two services (`manage.py runworkers --processes 2`) run jobs of all executors while a producer enqueues them.
 Signals come in rounds, each with a new project; at the end of a round, all jobs are run to their end.
 
---signal KILL (the default) kills random processes: supervisors, schedulers, workers, lease keepers,
+--signal KILL (the default) kills random processes: supervisors, workers, lease keepers,
   templates, processes of jobs, and the producer. A handler may run again after a kill, which is at-least-once
   delivery, but not while its last attempt runs in a process that lives.
 
@@ -35,7 +35,7 @@ from tests.support import eventually
 
 from . import tree
 from .processes import Service, Zygote, start
-from .project import EXECUTORS, REDIS, STORAGES, project_on
+from .project import EXECUTORS, STORAGES, project_on
 from .signals import SHUTDOWN_TIMEOUT, Signals
 from .verdicts import check_attempts, check_leftovers, check_logs, check_records
 
@@ -60,20 +60,14 @@ class Round(NamedTuple):
 
 
 def services(zygote: Zygote, folder: Path, how: Round, random: Random) -> list[Service]:
-    """Start two services and the producer; without supervisors, two more that never become the scheduler."""
+    """Start two services and the producer; without supervisors, two more."""
     run = ["-m", "django", "runworkers", "--concurrency", "4", "--shutdown-timeout", f"{SHUTDOWN_TIMEOUT:g}"]
     if how.supervised:
         supervisor = (tree.SUPERVISOR, [*run, "--processes", "2"])
         programs = {"first": supervisor, "second": supervisor}
     else:
         run.append("--single-process")
-        helper = (tree.WORKER, [*run, *([] if how.storage == REDIS else ["--standby", "work"])])
-        programs = {
-            "first": (tree.SINGLE, run),
-            "second": (tree.SINGLE, run),
-            "helper": helper,
-            "other": helper,
-        }
+        programs = dict.fromkeys(("first", "second", "third", "fourth"), (tree.SINGLE, run))
     programs["producer"] = ("producer", ["producer.py", "START"])
     return [
         Service(zygote, folder, name, root, arguments, how.whole, random)
@@ -130,7 +124,7 @@ def run(how: Round, count: int, until: float, random: Random) -> tuple[int, list
         print(f"{how.storage}: worked off in {time.monotonic() - begun:.0f} s", flush=True)
         wrong += check_leftovers(folder)
         wrong += check_records(folder, stopped=stopped)
-        wrong += check_attempts(folder, signals, stopped=stopped, loses_journal=how.storage != REDIS)
+        wrong += check_attempts(folder, signals, stopped=stopped)
         if stopped:
             wrong += check_logs(folder, [service.name for service in running])
         if wrong:

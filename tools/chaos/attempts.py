@@ -1,7 +1,7 @@
 """Read what the handlers noted, and tell which attempts no signal explains."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -68,20 +68,16 @@ def overlapping(attempts: Iterable[Attempt], deaths: Iterable[Death]) -> list[st
     return wrong
 
 
-def unexplained(
-    attempts: Iterable[Attempt], killed: Iterable[Death], schedulers: Collection[Death]
-) -> list[str]:
+def unexplained(attempts: Iterable[Attempt], killed: Iterable[Death]) -> list[str]:
     """Say which attempts followed another one of their job although nothing that knew of that had died.
 
     killed: processes that ran handlers, and those above them.
-    schedulers: processes that may have been the scheduler, which knows how an attempt ended.
     """
     deaths = _by_process(killed)
     return [
         f"{after.number} ran in {before.pid} and again in {after.pid} without a kill"
         for before, after in pairwise(attempts)
         if not _has_died(deaths, before, after)
-        and not any(_is_between(death, before, after) for death in schedulers)
     ]
 
 

@@ -29,9 +29,9 @@ DJQUEUE = {{
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 """
 
+ON_DATABASE = {"BACKEND": "djqueue.storage.database.DatabaseStorage"}
 QUICK_LEASES = {"QUEUES": {"default": {"LEASE": 3}}}
 """So that the jobs of killed workers run again soon. After SIGTERM, no lease may expire."""
-QUICK_SCHEDULER = {"SCHEDULER_LEASE": 2}
 
 JOBS = """
 import asyncio
@@ -166,11 +166,11 @@ def project_on(
     if storage == SQLITE:
         options = {"transaction_mode": "IMMEDIATE", "timeout": 20}
         database = {"ENGINE": "django.db.backends.sqlite3", "NAME": "jobs.sqlite3", "OPTIONS": options}
-        yield _project(folder, executors, database, _database_storage(quick), quick)
+        yield _project(folder, executors, database, ON_DATABASE, quick)
     elif storage == POSTGRESQL:
         with servers.PostgresServer() as server:
             database = _postgresql(server.create_database())
-            yield _project(folder, executors, database, _database_storage(quick), quick)
+            yield _project(folder, executors, database, ON_DATABASE, quick)
     else:
         with servers.RedisServer(appendonly=True) as server:
             database = {"ENGINE": "django.db.backends.sqlite3", "NAME": "unused.sqlite3"}
@@ -189,11 +189,6 @@ def _project(
     (folder / "producer.py").write_text(PRODUCER)
     (folder / "report.py").write_text(REPORT)
     return made
-
-
-def _database_storage(quick: bool) -> dict[str, Any]:
-    backend = "djqueue.storage.database.DatabaseStorage"
-    return {"BACKEND": backend, "OPTIONS": QUICK_SCHEDULER if quick else {}}
 
 
 def _postgresql(address: str) -> dict[str, Any]:

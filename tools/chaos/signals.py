@@ -33,8 +33,6 @@ class Signals:
         self.sent: Counter[str] = Counter()
         self.killed: list[Death] = []
         """Killed processes, and their parents."""
-        self.schedulers: list[Death] = []
-        """Killed processes that may have been the scheduler, or had it below them."""
         self.stopped: list[Death] = []
         """Supervisors that were stopped or reloaded."""
         self.took: list[float] = []
@@ -68,7 +66,7 @@ class Signals:
         if not _until(lambda: not tree.lives(victim), PATIENCE):
             self.wrong.append(f"{victim} did not end after SIGKILL")
         self._check_gone(below, f"the killed {victim}")
-        self._record(Death(victim.pid, before, time.monotonic_ns()), victim.role)
+        self.killed.append(Death(victim.pid, before, time.monotonic_ns()))
 
     def end(self, service: Service) -> None:
         """Kill a service and leave it."""
@@ -83,14 +81,9 @@ class Signals:
             self.wrong.append(f"{service.name} (process {service.pid}) ended by itself with code {code}")
         self._check_gone(below, f"the killed {service.name} {service.pid}", service)
         now = time.monotonic_ns()
-        self._record(Death(service.pid, before, now), service.root)
+        self.killed.append(Death(service.pid, before, now))
         # An attempt that begins in the last moments of a child no longer finds its ancestors.
         self.killed += [Death(one.pid, before, now) for one in below if one.pid != service.pid]
-
-    def _record(self, death: Death, role: str) -> None:
-        self.killed.append(death)
-        if role in (tree.SUPERVISOR, tree.SINGLE, tree.SCHEDULER):
-            self.schedulers.append(death)
 
     # SIGTERM and SIGHUP.
 

@@ -89,11 +89,8 @@ def wrong_counts(lines: Iterable[list[str]], found: dict[str, Any]) -> list[str]
     return wrong
 
 
-def check_attempts(folder: Path, signals: Signals, *, stopped: bool, loses_journal: bool) -> list[str]:
-    """Compare what the handlers noted with what was killed or stopped when.
-
-    loses_journal: Whether a killed scheduler may forget how an attempt ended.
-    """
+def check_attempts(folder: Path, signals: Signals, *, stopped: bool) -> list[str]:
+    """Compare what the handlers noted with what was killed or stopped when."""
     jobs = attempts.read(folder / "done.txt")
     wrong = []
     for runs in jobs.values():
@@ -102,8 +99,7 @@ def check_attempts(folder: Path, signals: Signals, *, stopped: bool, loses_journ
             wrong += attempts.repeated(runs)
             wrong += attempts.interrupted_early(runs, signals.stopped, SHUTDOWN_TIMEOUT)
         else:
-            schedulers = signals.schedulers if loses_journal else []
-            wrong += attempts.unexplained(runs, signals.killed, schedulers)
+            wrong += attempts.unexplained(runs, signals.killed)
     print(
         f"{sum(len(runs) for runs in jobs.values()):,} attempts at {len(jobs):,} jobs, "
         f"{sum(len(runs) > 1 for runs in jobs.values()):,} with more than one",

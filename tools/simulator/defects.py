@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-DATABASE = "djqueue.storage.database"
+DATABASE = "djqueue.storage.journaled"
 FIXES: dict[str, tuple[str, Any]] = {
     # A new scheduler takes every active job for one that was interrupted.
     "restart": (f"{DATABASE}.recovery._is_lost", lambda job, left_at, **rest: True),

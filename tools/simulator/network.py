@@ -12,10 +12,10 @@ from typing import Any
 
 from djqueue.core.errors import StorageUnavailableError, by_code
 from djqueue.storage.base import Unsubscribe
-from djqueue.storage.database.address import Address
-from djqueue.storage.database.operations import DEADLINE, OPERATIONS
-from djqueue.storage.database.remote import READ_TIMEOUT, RECONNECT_EVERY
-from djqueue.storage.database.session import SUBSCRIPTIONS, _refusal
+from djqueue.storage.journaled.address import Address
+from djqueue.storage.journaled.operations import DEADLINE, OPERATIONS
+from djqueue.storage.journaled.remote import READ_TIMEOUT, RECONNECT_EVERY
+from djqueue.storage.journaled.session import SUBSCRIPTIONS, _refusal
 from djqueue.storage.wire import LENGTH, pack
 from djqueue.storage.wire import unpack as unpack_body
 
@@ -27,7 +27,7 @@ GONE = "the scheduler has hung up"
 
 
 class SimulatedServer:
-    """Stands for `djqueue.storage.database.server.SchedulerServer`."""
+    """Stands for `djqueue.storage.journaled.server.SchedulerServer`."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class SimulatedServer:
 
 
 class SimulatedRemote:
-    """Stands for `djqueue.storage.database.remote.Remote`."""
+    """Stands for `djqueue.storage.journaled.remote.Remote`."""
 
     def __init__(self, address: Callable[[], Address | None], token: str | None, leave: Any) -> None:
         self._address = address

@@ -9,7 +9,7 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
 from djqueue.runtime.context import CURRENT
 from djqueue.runtime.worker import Worker
-from djqueue.storage.database.storage import STANDBY_POLL, DatabaseStorage
+from djqueue.storage.journaled.storage import STANDBY_POLL, JournaledStorage
 
 from .loop import Process
 from .world import World
@@ -27,9 +27,9 @@ LIMITERS = {"license": LimiterPolicy(concurrency=3)}
 CONCURRENCY = 3
 
 
-def new_storage(process: Process) -> DatabaseStorage:
+def new_storage(process: Process) -> JournaledStorage:
     """A process's storage."""
-    return DatabaseStorage(
+    return JournaledStorage(
         address=f"unix:///simulated/{process.name}.sock",
         policies=POLICIES,
         limiters=LIMITERS,
@@ -50,7 +50,7 @@ class Node:
         self.process: Process | None = None
         self._starts = 0
         self._worker: Worker | None = None
-        self._storage: DatabaseStorage | None = None
+        self._storage: JournaledStorage | None = None
         self._stopping = False
 
     def start(self) -> None:
@@ -105,7 +105,7 @@ class Node:
         world.note("ended")
         world.kill(process)
 
-    async def _connect(self, storage: DatabaseStorage) -> bool:
+    async def _connect(self, storage: JournaledStorage) -> bool:
         world = World.current()
         storage.role.standby = "never"
         while not self._stopping:

@@ -9,9 +9,9 @@ from typing import Any
 from unittest.mock import patch
 
 from djqueue.core.ids import IdSource
-from djqueue.storage.database.client import ClientStorage
-from djqueue.storage.database.payloads import TablePayloads
-from djqueue.storage.database.scheduler import SchedulerStorage
+from djqueue.storage.journaled.client import ClientStorage
+from djqueue.storage.journaled.payloads import TablePayloads
+from djqueue.storage.journaled.scheduler import SchedulerStorage
 from djqueue.storage.tables.holders import LeaseHolder
 
 from .loop import PROCESS, SimulatedClock
@@ -19,7 +19,7 @@ from .network import HOST, SimulatedRemote, SimulatedServer
 from .threads import InboxThread, SimulatedJournal, SimulatedPauseWatch, SimulatedPeriodic
 from .world import World
 
-DATABASE = "djqueue.storage.database"
+DATABASE = "djqueue.storage.journaled"
 
 
 class SimulatedScheduler(SchedulerStorage):

@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from djqueue.storage.database.buffer import Buffer, Done
-from djqueue.storage.database.inbox import POLL
-from djqueue.storage.database.journal import RENEW_EVERY, WINDOW, DatabaseJournal
-from djqueue.storage.database.lease import BEAT, PAUSE, PauseWatch
-from djqueue.storage.database.scheduler import SchedulerStorage
+from djqueue.storage.journaled.buffer import Buffer, Done
+from djqueue.storage.journaled.inbox import POLL
+from djqueue.storage.journaled.journal import RENEW_EVERY, WINDOW, DatabaseJournal
+from djqueue.storage.journaled.lease import BEAT, PAUSE, PauseWatch
+from djqueue.storage.journaled.scheduler import SchedulerStorage
 
 from .loop import PROCESS
 from .world import World

@@ -8,7 +8,7 @@ from djqueue.core.backoff import Backoff
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Batch
 from djqueue.core.options import JobKey, JobOptions
-from djqueue.storage.database.storage import DatabaseStorage
+from djqueue.storage.journaled.storage import JournaledStorage
 
 from .nodes import POLICIES, new_storage
 from .world import World
@@ -24,7 +24,7 @@ class Producer:
         world = self._world = World.current()
         self._random = world.random
         self._process = world.new_process("producer")
-        self._storage: DatabaseStorage = self._process.call(new_storage, self._process)
+        self._storage: JournaledStorage = self._process.call(new_storage, self._process)
         self._known: list[JobKey] = []
         self._count = 0
         self._paused: set[str] = set()

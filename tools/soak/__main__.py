@@ -112,21 +112,11 @@ class Soak:
         if self._project.storage == REDIS:
             places = [self._length * part / 8 + 3 for part in range(8)]
             planned += [(place, "restarts of Redis", self._restart_server) for place in places]
-        else:
-            places = [self._length * part / 16 for part in (1, 2, 3)]
-            planned += [(place, "kills of the scheduler", self._kill_scheduler) for place in places]
         return sorted(planned, key=lambda fault: fault[0])
 
     def _kill_worker(self) -> bool:
         found = [one for one in self._members("victim") if one.role == tree.WORKER]
         return bool(found) and _killed(self._random.choice(found))
-
-    def _kill_scheduler(self) -> bool:
-        """Kill the schedulers of both services, of which one has the lease."""
-        found = [
-            one for name in ("steady", "victim") for one in self._members(name) if one.role == tree.SCHEDULER
-        ]
-        return sum(map(_killed, found)) > 0
 
     def _restart_server(self) -> bool:
         self._project.server.stop()

@@ -265,7 +265,6 @@ def soak_project(storage: str, folder: Path, *, kept: float, pause: float) -> It
     }
     chosen: dict[str, Any] = {
         "BACKEND": "djqueue.storage.database.DatabaseStorage",
-        "OPTIONS": {"SCHEDULER_LEASE": 3},
     }
     if storage == MEMORY:
         chosen = {"BACKEND": "djqueue.storage.memory.MemoryStorage"}

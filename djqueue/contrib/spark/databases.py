@@ -11,11 +11,9 @@ from .aliases import is_added
 
 
 class UrlDatabase(DatabaseStorage):
-    """Database storage that enqueues, stages and reads, but never becomes the scheduler.
+    """Database storage that enqueues, stages and reads, without the settings of a project."""
 
-    Group modes come from the queues' records, so no settings are needed.
-    """
-
+    has_settings = False
     _lacks_spark_tables = False
 
     def connect(self) -> None:

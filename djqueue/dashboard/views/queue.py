@@ -192,7 +192,7 @@ def page(
         "older": found.next and site.url("queue", name, state=state.value, at=found.next),
         "names": sorted(line.row.names.items(), key=lambda item: -item[1])[:10],
         "is_configured": name in get_settings().queues,
-        "limits_form": limits_form or limits.LimitsForm(initial=limits.of_queue(name)),
+        "limits_form": limits_form or limits.LimitsForm(initial=limits.of_row(line.row)),
         "clean_form": clean_form or CleanForm(name),
         **_groups(name, group, group_form),
         **_shared(request, name, cached.value, limiter_form),

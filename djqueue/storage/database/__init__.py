@@ -1,4 +1,4 @@
-"""Jobs in the project's own database: the engine, with a journal to the models."""
+"""Jobs in SQLite or PostgreSQL, without a scheduler: every process runs the same statements."""
 
 from .storage import DatabaseStorage
 

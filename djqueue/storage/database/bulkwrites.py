@@ -1,8 +1,7 @@
-"""Store the reports of bulk writes in the tables, where every process reads and writes them directly."""
+"""The reports of bulk writes, rows that every process reads and writes."""
 
 from typing import Any
 
-from django.db import transaction
 from django.db.models import Q
 
 from djqueue.core.clock import Clock
@@ -15,15 +14,17 @@ from djqueue.storage.bulkwrites import (
     BulkWriteReportPage,
     BulkWriteReports,
 )
+from djqueue.storage.tables import dialects as tables
 from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.rows import chunked
 
 
-class DatabaseBulkWriteReports(BulkWriteReports):
-    """Bulk write reports in the tables.
+class SqlBulkWriteReports(BulkWriteReports):
+    """Bulk write reports in the tables of `djqueue.contrib.spark`.
 
     Args:
-        alias: The database's alias in DATABASES.
+        alias: The database.
+        clock: The source of times.
     """
 
     def __init__(self, alias: str, clock: Clock) -> None:
@@ -31,37 +32,34 @@ class DatabaseBulkWriteReports(BulkWriteReports):
         self._alias = alias
 
     def get(self, write: str) -> BulkWriteReport | None:
-        """Return the report of a write, or None if it does not exist."""
         with named(self._alias):
             found = self._rows().filter(write=write).values_list("report", flat=True).first()
         return None if found is None else BulkWriteReport.from_json(found)
 
     def page(self, limit: int, after: str | None = None) -> BulkWriteReportPage:
-        """Return a page of reports, the most recently changed first."""
         with named(self._alias):
             rows = self._rows()
             if after is not None:
-                there = self._rows().filter(write=after).values_list("updated_at", "id").first()
-                if there is None:
+                last = rows.filter(write=after).values_list("updated_at", "id").first()
+                if last is None:
                     return BulkWriteReportPage([], None)
-                rows = rows.filter(Q(updated_at__lt=there[0]) | Q(updated_at=there[0], id__lt=there[1]))
+                rows = rows.filter(Q(updated_at__lt=last[0]) | Q(updated_at=last[0], id__lt=last[1]))
             found = list(rows.order_by("-updated_at", "-id").values_list("report", flat=True)[: limit + 1])
         reports = [BulkWriteReport.from_json(report) for report in found[:limit]]
         return BulkWriteReportPage(reports, reports[-1].write if len(found) > limit else None)
 
     def _swap(self, report: BulkWriteReport) -> bool:
-        following = report._replace(revision=report.revision + 1)
-        said = {
-            "revision": following.revision,
+        values = {
+            "revision": report.revision + 1,
             "updated_at": to_datetime(report.updated_at),
-            "report": following.as_json(),
+            "report": report._replace(revision=report.revision + 1).as_json(),
         }
         with named(self._alias):
             if report.revision:
-                there = self._rows().filter(write=report.write, revision=report.revision)
-                return bool(there.update(**said))
-            with transaction.atomic(using=self._alias):
-                is_new: bool = self._rows().get_or_create(write=report.write, defaults=said)[1]
+                stored = self._rows().filter(write=report.write, revision=report.revision)
+                return bool(stored.update(**values))
+            with tables.dialect_for(self._alias).transaction():
+                is_new: bool = self._rows().get_or_create(write=report.write, defaults=values)[1]
                 self._forget_old(report.updated_at)
         return is_new
 

@@ -1,126 +1,91 @@
-"""Diagnose the database, its tables and the scheduler."""
+"""Diagnostics of the database and its tables."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from django.db import connections
-from django.db.models import Model
 
-from djqueue import models
-from djqueue.core.diagnostics import BAD, OK, WARN, DiagnosticLine, size, workers_line
-from djqueue.core.durations import to_milliseconds
-from djqueue.storage.tables.inspector import DatabaseInspector
+from djqueue.core.diagnostics import BAD, OK, WARN, DiagnosticLine, Diagnostics, size, workers_line
 
-from .journal import BACKLOG
-from .lease import NAME
+from . import queues
+from .transaction import Tx
 
-LATE = 10_000
-"""Milliseconds without activity after which a component is considered stuck."""
+OLD = 60_000
+"""Age in milliseconds of an open transaction from which it slows claims down."""
+BACKLOG = 100_000
+"""New rows of tallies above which sweeps seem to be missing."""
+HORIZON = (
+    "SELECT CAST(extract(epoch FROM clock_timestamp() - MIN(xact_start)) * 1000 AS bigint) "
+    "FROM pg_stat_activity WHERE datname = current_database() AND backend_xmin IS NOT NULL "
+    "AND pid <> pg_backend_pid()"
+)
+"""Age of the oldest visible transaction whose snapshot keeps VACUUM from removing dead rows."""
+ESTIMATES = (
+    "SELECT c.relname, CAST(c.reltuples AS bigint), pg_total_relation_size(c.oid), s.n_dead_tup "
+    "FROM pg_class c LEFT JOIN pg_stat_user_tables s ON s.relid = c.oid "
+    "WHERE c.relkind = 'r' AND c.relname LIKE 'djqueue\\_%' AND pg_table_is_visible(c.oid) ORDER BY c.relname"
+)
 
 
-def of_database(alias: str, now: int) -> list[DiagnosticLine]:
-    """Return the facts that every process can read."""
-    return [*_server(alias), *_scheduler(alias, now), *_tables(alias), workers_line(_workers(alias, now))]
-
-
-def of_journal(backlog: int, flushed_at: int | None, ticked_at: int | None, now: int) -> list[DiagnosticLine]:
-    """Return the facts that only the scheduler has: unwritten jobs, and its last write and sweep."""
-    level = BAD if backlog > BACKLOG else WARN if backlog > BACKLOG // 2 else OK
-    note = "Enqueue calls wait until the database has caught up." if backlog > BACKLOG else ""
-    return [
-        DiagnosticLine("journal.backlog", "Journal", "Unwritten jobs", f"{backlog:,}", level, note),
-        _ago("journal.flushed", "Journal", "Last write", flushed_at, now),
-        _ago("scheduler.tick", "Scheduler", "Last sweep", ticked_at, now),
+def diagnose(tx: Tx) -> Diagnostics:
+    """Describe the database, its tables and workers."""
+    lines = [
+        DiagnosticLine("storage.where", "Storage", "Location", tx.storage.describe()),
+        DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(queues.names(tx)):,}"),
+        *_server(tx),
+        _sweeps(tx),
+        *_tables(tx),
+        workers_line(len(tx.storage.workers.alive(tx))),
     ]
+    return Diagnostics("database", tx.now, lines)
 
 
-def _ago(key: str, group: str, label: str, at: int | None, now: int) -> DiagnosticLine:
-    if at is None:
-        return DiagnosticLine(key, group, label, "not yet")
-    seconds = max(0, now - at) / 1_000
-    is_late = now - at > LATE
-    value = "just now" if seconds < 1 else f"{seconds:.1f} s ago"
-    return DiagnosticLine(key, group, label, value, BAD if is_late else OK)
-
-
-def _server(alias: str) -> Iterator[DiagnosticLine]:
-    connection: Any = connections[alias]
-    connection.ensure_connection()
+def _server(tx: Tx) -> Iterator[DiagnosticLine]:
+    connection: Any = connections[tx.storage.alias]
     version = ".".join(map(str, connection.get_database_version()))
     yield DiagnosticLine("server.version", "Server", "Version", f"{connection.display_name} {version}")
-    if connection.vendor == "sqlite":
-        pages, length = (_one(alias, f"PRAGMA {word}") for word in ("page_count", "page_size"))
-        yield DiagnosticLine("server.size", "Server", "File size", size(pages * length))
-        mode = str(_one(alias, "PRAGMA journal_mode"))
-        is_slow = mode not in ("wal", "memory")
-        note = "Reads and writes block each other. The scheduler enables WAL mode when started."
-        yield DiagnosticLine(
-            "server.journal_mode",
-            "Server",
-            "Journal mode",
-            mode,
-            WARN if is_slow else OK,
-            note if is_slow else "",
-        )
-    elif connection.vendor == "postgresql":
-        yield DiagnosticLine(
-            "server.size",
-            "Server",
-            "Database size",
-            size(_one(alias, "SELECT pg_database_size(current_database())")),
-        )
-
-
-def _scheduler(alias: str, now: int) -> Iterator[DiagnosticLine]:
-    row = models.SchedulerLease.objects.using(alias).filter(name=NAME).first()
-    if row is None or (to_milliseconds(row.expires_at) or 0) <= now:
-        note = "Jobs are accepted but not run: start a worker with `manage.py runworkers`."
-        yield DiagnosticLine("scheduler.holder", "Scheduler", "Process", "not running", BAD, note)
+    if tx.dialect.has_clock:
+        length = tx.value("SELECT pg_database_size(current_database())")
+        yield DiagnosticLine("server.size", "Server", "Database size", size(length))
+        yield _horizon(tx.value(HORIZON) or 0)
         return
-    who = f"process {row.pid} on {row.host.partition('/')[0]}"
-    yield DiagnosticLine("scheduler.holder", "Scheduler", "Process", who)
-    yield DiagnosticLine("scheduler.address", "Scheduler", "Address", row.address or "none yet")
-    yield _ago("scheduler.lease", "Scheduler", "Lease renewed", to_milliseconds(row.renewed_at), now)
+    pages, length = tx.value("PRAGMA page_count"), tx.value("PRAGMA page_size")
+    yield DiagnosticLine("server.size", "Server", "File size", size(pages * length))
+    mode = str(tx.value("PRAGMA journal_mode"))
+    note = "" if mode in ("wal", "memory") else "Reads and writes block each other; use WAL mode."
+    yield DiagnosticLine("server.journal_mode", "Server", "Journal mode", mode, WARN if note else OK, note)
 
 
-def _tables(alias: str) -> Iterator[DiagnosticLine]:
-    known = [kind for kind in vars(models).values() if isinstance(kind, type) and issubclass(kind, Model)]
-    kinds = [kind for kind in known if kind._meta.managed]
-    for table in sorted(kind._meta.db_table for kind in kinds):
-        rows, length = _estimate(alias, table)
-        if rows is None and length is None:
-            continue
-        parts = [f"about {rows:,} rows"] if rows is not None else []
-        parts += [size(length)] if length is not None else []
-        yield DiagnosticLine(f"tables.{table}", "Tables", table, ", ".join(parts))
+def _horizon(age: int) -> DiagnosticLine:
+    note = "" if age < OLD else "While it is open, VACUUM cannot remove the rows of ended jobs."
+    shown = f"{age / 1_000:.0f} s"
+    return DiagnosticLine(
+        "server.oldest_snapshot", "Server", "Oldest snapshot", shown, WARN if note else OK, note
+    )
 
 
-def _estimate(alias: str, table: str) -> tuple[int | None, int | None]:
-    """Return the planner's estimate of rows, and the bytes including indexes; None if unknown."""
-    connection: Any = connections[alias]
-    with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            cursor.execute(
-                "SELECT reltuples::bigint, pg_total_relation_size(oid) "
-                "FROM pg_class WHERE oid = to_regclass(%s)",
-                [connection.ops.quote_name(table)],
-            )
-            found = cursor.fetchone()
-            return (None, None) if found is None else (max(0, found[0]), found[1])
-        if connection.vendor == "sqlite":
-            cursor.execute("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_stat1'")
-            if cursor.fetchone():
-                cursor.execute("SELECT stat FROM sqlite_stat1 WHERE tbl = %s LIMIT 1", [table])
-                found = cursor.fetchone()
-                return (None if found is None else int(found[0].split()[0])), None
-    return None, None
+def _sweeps(tx: Tx) -> DiagnosticLine:
+    """Return how many changes the next sweep has to add up."""
+    counted = "SELECT COUNT(*) FROM (SELECT 1 FROM djqueue_tally LIMIT ?) new"
+    rows = tx.value(counted, BACKLOG + 1)
+    note = "" if rows <= BACKLOG else "Nothing sweeps: start a worker with `manage.py runworkers`."
+    value = f"{rows:,}" if rows <= BACKLOG else f"more than {BACKLOG:,}"
+    return DiagnosticLine("sweep.backlog", "Sweep", "Changes to add up", value, BAD if note else OK, note)
 
 
-def _workers(alias: str, now: int) -> int:
-    return len(DatabaseInspector(alias).workers(now))
-
-
-def _one(alias: str, statement: str) -> Any:
-    with connections[alias].cursor() as cursor:
-        cursor.execute(statement)
-        return cursor.fetchone()[0]
+def _tables(tx: Tx) -> Iterator[DiagnosticLine]:
+    if tx.dialect.has_clock:
+        for table, rows, length, dead in tx.rows(ESTIMATES):
+            value = f"about {max(0, rows):,} rows, {size(length)}"
+            if dead:
+                value += f", about {dead:,} dead rows"
+            yield DiagnosticLine(f"tables.{table}", "Tables", table, value)
+        return
+    if tx.row("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_stat1'") is None:
+        return
+    estimates = (
+        "SELECT tbl, stat FROM sqlite_stat1 WHERE tbl LIKE 'djqueue%' AND stat IS NOT NULL ORDER BY tbl"
+    )
+    found = {table: int(stat.split()[0]) for table, stat in tx.rows(estimates)}
+    for table, rows in found.items():
+        yield DiagnosticLine(f"tables.{table}", "Tables", table, f"about {rows:,} rows")

@@ -12,6 +12,7 @@ from django.db.models import Count, F, Max, Min, Model, QuerySet
 
 from djqueue import models
 from djqueue.core.durations import to_milliseconds
+from djqueue.core.options import JobKey
 from djqueue.core.states import TERMINAL, State
 from djqueue.storage.export import (
     ATTEMPT_COLUMNS,
@@ -28,111 +29,60 @@ from djqueue.storage.export import (
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.dberrors import named
 
-LEAST = 5_000
+from .dialects import Row
+
+MIN_ROWS = 5_000
 """Minimum rows in a part; smaller parts gain nothing."""
-FINER = 32
+STRETCHES = 32
 """Key ranges per part: parts with many deleted rows get more of them, so that sizes are similar."""
+COMPLETING = "completing"
+"""Source of successful attempts, which have no rows of their own."""
 JOB = (
-    "id",
-    "queue",
-    "job_id",
-    "name",
-    "state",
-    "priority",
-    "attempts",
-    "failures",
-    "stalls",
-    "created_at",
-    "run_at",
-    "started_at",
-    "finished_at",
-    "group",
-    "unique_key",
-    "subject",
-    "options",
-    "worker",
-    "reason",
-    "error_type",
-    "error_message",
-    "content_type",
+    *("id", "queue", "job_id", "name", "state", "priority", "attempts", "failures", "stalls"),
+    *("created_at", "run_at", "started_at", "finished_at", "group", "unique_key", "subject", "options"),
+    *("worker", "reason", "error_type", "error_message", "content_type"),
 )
 RESULT = (
-    "id",
-    "queue",
-    "job_id",
-    "name",
-    "state",
-    "finished_at",
-    "content_type",
-    "reason",
-    "error_type",
-    "error_message",
+    *("id", "queue", "job_id", "name", "state", "finished_at", "content_type", "reason"),
+    *("error_type", "error_message"),
 )
 COMPLETED = (
-    "id",
-    "queue",
-    "job_id",
-    "name",
-    "attempts",
-    "created_at",
-    "run_at",
-    "started_at",
-    "finished_at",
+    *("id", "queue", "job_id", "name", "attempts", "created_at", "run_at", "started_at", "finished_at"),
     "worker",
 )
 ATTEMPT = ("id", *rows.ATTEMPT[:-1])
-OF_JOB = ("job_id", "name", "state", "created_at", "run_at", "started_at")
+OF_JOB = ("name", "state", "created_at", "run_at", "started_at")
 """Columns of the job that complete a row of its attempt."""
 LETTER = ("id", *rows.LETTER[:-1])
 CRON = (
-    "name",
-    "queue",
-    "job_name",
-    "schedule",
-    "every",
-    "timezone",
-    "enabled",
-    "source",
-    "start_at",
-    "end_at",
-    "max_executions",
-    "executions",
-    "next_run_at",
-    "last_run_at",
-    "skipped_at",
-    "skip_reason",
-    "overlap",
-    "missed",
+    *("name", "queue", "job_name", "schedule", "every", "timezone", "enabled", "source"),
+    *(
+        "start_at",
+        "end_at",
+        "max_executions",
+        "executions",
+        "next_run_at",
+        "last_run_at",
+        "skipped_at",
+        "skip_reason",
+    ),
+    *("overlap", "missed"),
 )
 BULK = (
-    "id",
-    "kind",
-    "state",
-    "user",
-    "created_at",
-    "started_at",
-    "finished_at",
-    "expected",
-    "looked_at",
-    "done",
-    "refused",
-    "error",
-    "filter",
+    *("id", "kind", "state", "user", "created_at", "started_at", "finished_at", "expected", "looked_at"),
+    *("done", "refused", "error", "filter"),
 )
-Row = tuple[Any, ...]
+Read = tuple[int | None, Page]
+"""The last primary key, or None if no rows follow, and the page."""
+Reader = Callable[[ExportFilter, Any, int], Read]
 
 
-class DatabaseExport(Export):
-    """The export of the tables.
+class SqlExport(Export):
+    """The export of the tables of one database."""
 
-    Args:
-        flush: Writes changes that are not in the tables yet.
-    """
-
-    def __init__(self, alias: str, flush: Callable[[], None] | None = None) -> None:
+    def __init__(self, alias: str) -> None:
         self._alias = alias
-        self._flush = flush
-        self._read: Mapping[str, tuple[type[Model], str | None, Callable[[ExportFilter, Any, int], Read]]] = {
+        self._sources: Mapping[str, tuple[type[Model], str | None, Reader]] = {
             "jobs": (models.Job, "created_at", self._jobs),
             "results": (models.Job, "finished_at", self._results),
             "attempts": (models.JobAttempt, "finished_at", self._attempts),
@@ -141,14 +91,12 @@ class DatabaseExport(Export):
             "cron": (models.CronJob, None, self._cron),
             "bulk": (models.BulkOperation, None, self._bulk),
         }
-        self.tables = frozenset(self._read) - {COMPLETING}
+        self.tables = frozenset(self._sources) - {COMPLETING}
 
     def parts(self, wanted: ExportFilter, many: int) -> list[ExportPart]:
         """Divide the rows into ranges of primary keys."""
+        sources = ("attempts", COMPLETING) if wanted.table == "attempts" else (wanted.table,)
         with named(self._alias):
-            if self._flush is not None:
-                self._flush()
-            sources = ("attempts", COMPLETING) if wanted.table == "attempts" else (wanted.table,)
             return [part for source in sources for part in self._parts(source, many)]
 
     def _parts(self, source: str, many: int) -> Iterator[ExportPart]:
@@ -156,14 +104,14 @@ class DatabaseExport(Export):
         ends = self._all(source).aggregate(first=Min("id"), last=Max("id"))
         if ends["first"] is None:
             return
-        first, width = ends["first"], -(-(ends["last"] - ends["first"] + 1) // (many * FINER))
+        first, width = ends["first"], -(-(ends["last"] - ends["first"] + 1) // (many * STRETCHES))
         numbered = self._all(source).order_by().annotate(stretch=(F("id") - first) / width)
         counts = numbered.values_list("stretch").annotate(count=Count("id")).order_by("stretch")
         gathered, start = 0, first
-        least = max(LEAST, sum(count for _, count in counts) // many)
+        enough = max(MIN_ROWS, sum(count for _, count in counts) // many)
         for stretch, count in counts:
             gathered += count
-            if gathered >= least:
+            if gathered >= enough:
                 end = first + (stretch + 1) * width
                 yield ExportPart(source, start, end, gathered)
                 gathered, start = 0, end
@@ -172,7 +120,7 @@ class DatabaseExport(Export):
 
     def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
         """Return a part in pages, one statement for each."""
-        read, chosen = self._read[part.place][2], self._chosen(wanted, part)
+        read, chosen = self._sources[part.place][2], self._chosen(wanted, part)
         after = part.first - 1
         while True:
             with named(self._alias):
@@ -183,73 +131,66 @@ class DatabaseExport(Export):
             after = last
 
     def _all(self, source: str) -> QuerySet[Any]:
-        return self._read[source][0]._default_manager.using(self._alias)
+        return self._sources[source][0]._default_manager.using(self._alias)
 
     def _chosen(self, wanted: ExportFilter, part: ExportPart) -> QuerySet[Any]:
-        time = self._read[part.place][1]
-        found = self._all(part.place).filter(id__lt=part.last)
+        time = self._sources[part.place][1]
+        chosen = self._all(part.place).filter(id__lt=part.last)
         if wanted.queues is not None:
-            found = found.filter(queue__in=wanted.queues)
+            chosen = chosen.filter(queue__in=wanted.queues)
         if part.place in ("jobs", "results") and (states := _states(wanted)) is not None:
-            found = found.filter(state__in=states)
+            chosen = chosen.filter(state__in=states)
         if part.place == COMPLETING:
-            found = found.filter(state=State.COMPLETED.value)
+            chosen = chosen.filter(state=State.COMPLETED.value)
         if wanted.since is not None:
-            found = found.filter(**{f"{time}__gte": wanted.since})
+            chosen = chosen.filter(**{f"{time}__gte": wanted.since})
         if wanted.until is not None:
-            found = found.filter(**{f"{time}__lt": wanted.until})
-        return found
+            chosen = chosen.filter(**{f"{time}__lt": wanted.until})
+        return chosen
 
-    def _jobs(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> "Read":
+    def _jobs(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> Read:
         has_payload = "payload" in wanted.columns
         found = list(rows.raw_values(chosen, (*JOB, "payload") if has_payload else JOB))
         columns = (*JOB_COLUMNS, "payload") if has_payload else JOB_COLUMNS
         return _last(found, size), page_of(columns, map(_job, found))
 
-    def _results(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> "Read":
+    def _results(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> Read:
         found = list(rows.raw_values(chosen, RESULT))
-        results: dict[tuple[str, str], bytes] = {}
+        results: dict[JobKey, bytes] = {}
         if "result" in wanted.columns:
-            for queue, ids in _by_queue(found):
-                mine = self._of(models.JobResult, queue, ids)
-                for job_id, result in rows.raw_values(mine, ("job_id", "result")):
-                    results[queue, job_id] = bytes(result)
-        told = (
-            (*row[1:6], results.get(row[1:3]), row[6], *(value or None for value in row[7:])) for row in found
+            for key, (result,) in self._of_jobs(models.JobResult, found, ("result",)):
+                results[key] = bytes(result)
+        columns = (
+            (*row[1:6], results.get((row[1], row[2])), row[6], *(value or None for value in row[7:]))
+            for row in found
         )
-        return _last(found, size), page_of(RESULT_COLUMNS, told)
+        return _last(found, size), page_of(RESULT_COLUMNS, columns)
 
-    def _attempts(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> "Read":
+    def _attempts(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> Read:
         found = list(rows.raw_values(chosen, ATTEMPT))
-        jobs: dict[tuple[str, str], Row] = {}
-        for queue, ids in _by_queue(found):
-            for row in rows.raw_values(self._of(models.Job, queue, ids), OF_JOB):
-                jobs[queue, row[0]] = row[1:]
-        told = (_attempt(row, jobs.get(row[1:3])) for row in found)
-        return _last(found, size), page_of(ATTEMPT_COLUMNS, told)
+        jobs = dict(self._of_jobs(models.Job, found, OF_JOB))
+        columns = (_attempt(row, jobs.get((row[1], row[2]))) for row in found)
+        return _last(found, size), page_of(ATTEMPT_COLUMNS, columns)
 
-    def _completing(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> "Read":
+    def _completing(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> Read:
         found = list(rows.raw_values(chosen, COMPLETED))
         return _last(found, size), page_of(ATTEMPT_COLUMNS, map(_completed, found))
 
-    def _dead(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> "Read":
+    def _dead(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> Read:
         found = list(rows.raw_values(chosen, LETTER))
-        attempts: dict[tuple[str, str], int] = {}
-        for queue, ids in _by_queue(found):
-            for job_id, count in rows.raw_values(self._of(models.Job, queue, ids), ("job_id", "attempts")):
-                attempts[queue, job_id] = count
-        told = (
+        attempts = {key: count for key, (count,) in self._of_jobs(models.Job, found, ("attempts",))}
+        columns = (
             (
-                *(queue, job_id, name, reason, died, expires, attempts.get((queue, job_id)), retries, again),
-                *(kind or None, message or None),
+                *(queue, job_id, name, reason, entered, expires, attempts.get((queue, job_id)), retries),
+                *(next_retry, kind or None, message or None),
             )
-            for _, queue, job_id, name, reason, kind, message, died, expires, retries, again in found
+            for _, queue, job_id, name, reason, kind, message, entered, expires, retries, next_retry in found
         )
-        return _last(found, size), page_of(DEAD_COLUMNS, told)
+        return _last(found, size), page_of(DEAD_COLUMNS, columns)
 
-    def _cron(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> "Read":
+    def _cron(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> Read:
         found = list(chosen.values("id", *CRON))
-        told = (
+        records = [
             {
                 **{name: _plain(row[name]) for name in CRON if name not in ("job_name", "every")},
                 "queue": row["queue"] or None,
@@ -259,12 +200,12 @@ class DatabaseExport(Export):
                 "every_seconds": None if row["every"] is None else row["every"].total_seconds(),
             }
             for row in found
-        )
-        return _last([(row["id"],) for row in found], size), _page_of_dicts(told)
+        ]
+        return _last([(row["id"],) for row in found], size), _page_of_records(records)
 
-    def _bulk(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> "Read":
+    def _bulk(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> Read:
         found = list(chosen.values(*BULK))
-        told = (
+        records = [
             {
                 **{name: _plain(row[name]) for name in BULK if name not in ("created_at", "refused")},
                 "id": str(row["id"]),
@@ -276,17 +217,21 @@ class DatabaseExport(Export):
                 "filter": json.dumps(row["filter"]),
             }
             for row in found
-        )
-        return _last([(row["id"],) for row in found], size), _page_of_dicts(told)
+        ]
+        return _last([(row["id"],) for row in found], size), _page_of_records(records)
 
-    def _of(self, model: type[Model], queue: str, ids: Sequence[str]) -> QuerySet[Any]:
-        return model._default_manager.using(self._alias).filter(queue=queue, job_id__in=ids)
-
-
-COMPLETING = "completing"
-"""Source of successful attempts, which have no rows of their own."""
-Read = tuple[int | None, Page]
-"""The last primary key, or None if no rows follow, and the page."""
+    def _of_jobs(
+        self, model: type[Model], found: Sequence[Row], columns: Sequence[str]
+    ) -> Iterator[tuple[JobKey, Row]]:
+        """Yield the rows of a table that have the queues and job ids of these rows, by queue and job id."""
+        ids: dict[str, dict[str, None]] = {}
+        for _, queue, job_id, *_ in found:
+            ids.setdefault(queue, {})[job_id] = None
+        for queue, mine in ids.items():
+            for some in rows.chunked(list(mine)):
+                chosen = model._default_manager.using(self._alias).filter(queue=queue, job_id__in=some)
+                for job_id, *values in rows.raw_values(chosen, ("job_id", *columns)):
+                    yield (queue, job_id), tuple(values)
 
 
 def _states(wanted: ExportFilter) -> list[str] | None:
@@ -300,33 +245,16 @@ def _last(found: Sequence[Row], size: int) -> int | None:
     return int(found[-1][0]) if len(found) == size else None
 
 
-def _by_queue(found: Sequence[Row]) -> Iterator[tuple[str, Sequence[str]]]:
-    ids: dict[str, dict[str, None]] = {}
-    for _, queue, job_id, *_ in found:
-        ids.setdefault(queue, {})[job_id] = None
-    for queue, mine in ids.items():
-        for some in rows.chunked(list(mine)):
-            yield queue, some
-
-
 def _job(row: Row) -> Row:
     """Convert a row of `JOB`, with an optional payload, to `JOB_COLUMNS`."""
-    state, started, finished, options, reason = row[4], row[11], row[12], row[16], row[18]
-    if state == State.ACTIVE.value and reason == rows.CANCEL_REQUESTED:
-        reason = None
-    of_job = rows.unpack_options(bytes(options))
+    options = rows.unpack_options(bytes(row[16]))
     return (
         *row[1:11],
-        started or None,
-        finished or None,
+        *(row[11] or None, row[12] or None),
         *row[13:16],
-        of_job.tags,
-        of_job.headers.text or None,
-        row[17] or None,
-        reason or None,
-        row[19] or None,
-        row[20] if row[19] else None,
-        row[21],
+        *(options.tags, options.headers.text or None),
+        *(row[17] or None, row[18] or None, row[19] or None),
+        *(row[20] if row[19] else None, row[21]),
         *map(bytes, row[22:]),
     )
 
@@ -361,6 +289,5 @@ def _only_queue(chosen: Any) -> str | None:
     return queues[0] if len(queues) == 1 else None
 
 
-def _page_of_dicts(found: Iterator[dict[str, Any]]) -> Page:
-    told = list(found)
-    return {name: [row[name] for row in told] for name in told[0]} if told else {}
+def _page_of_records(records: Sequence[Mapping[str, Any]]) -> Page:
+    return {name: [record[name] for record in records] for name in records[0]} if records else {}

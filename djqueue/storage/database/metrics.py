@@ -1,23 +1,24 @@
-"""Store metric buckets in the tables. The scheduler keeps them in memory while they grow."""
+"""Metrics: what transactions have counted, and what workers report.
 
-from collections.abc import Iterator, Sequence
-from threading import Lock
-from typing import Any
+Every transaction adds a row to the tallies, so that no two of them wait for one another. A sweep replaces the
+rows of each queue by their sum, and adds the totals of the new ones to the buckets of the metrics.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgpack
 
-from djqueue import models
 from djqueue.core.metrics import (
     ALL_TIME,
     COUNTS,
     MAX_NAMES,
-    MINUTE,
     OTHERS,
     PARTS,
     TIERS,
     RunStats,
     Span,
-    Tiers,
     Values,
     add_up,
     new_values,
@@ -26,150 +27,209 @@ from djqueue.core.metrics import (
     values_of,
 )
 from djqueue.core.metrics import Row as Found
-from djqueue.storage.tables.rows import Row, chunked, raw_values
+from djqueue.core.overview import Totals
 
-from .buffer import BUCKET
-from .journal import DatabaseJournal
+from .dialects import Row
+from .stored import queues_in
+from .transaction import STATES, TALLY, TALLY_COLUMNS, Tx
 
-Key = tuple[str, str, int, int]
-"""(queue, name, length, start)."""
-GROWING = 60_000
-"""Milliseconds to keep a bucket in memory after its end."""
+if TYPE_CHECKING:
+    from .storage import DatabaseStorage
+
+BUCKET = ("queue", "name", "tier", "start", *Totals._fields, "wait", "run")
+READ = f"SELECT {', '.join(BUCKET)} FROM djqueue_metric_bucket"
+ADD_UP = (
+    f"INSERT INTO djqueue_metric_bucket ({', '.join(BUCKET)}) VALUES ({', '.join('?' * len(BUCKET))}) "
+    "ON CONFLICT (queue, name, tier, start) DO UPDATE SET "
+    + ", ".join(f"{name} = djqueue_metric_bucket.{name} + excluded.{name}" for name in Totals._fields)
+)
+REPLACE_TIMES = ADD_UP + ", wait = excluded.wait, run = excluded.run"
+ROWS = 5_000
+"""Rows of tallies that one transaction of a sweep adds up."""
+ROUNDS = 200
+"""Transactions of a queue in one sweep."""
+EXPIRED = 500
+"""Expired buckets that one transaction of a sweep deletes."""
 
 
-class DatabaseMetrics:
-    """The scheduler's metric buckets, written with its journal.
+# Sweeps.
 
-    Values are added to the buckets of all lengths at once. A bucket is written as a whole, so that writing it
-    again is idempotent.
+
+def sweep(storage: "DatabaseStorage") -> None:
+    """Add the tallies of each queue up to one row, and what they count to the metrics; drop old buckets.
+
+    Any number of processes may sweep: a row is deleted by the transaction that adds its numbers elsewhere.
     """
-
-    def __init__(self, alias: str, journal: DatabaseJournal) -> None:
-        self._alias = alias
-        self._journal = journal
-        self._lock = Lock()
-        self._growing: dict[Key, Values] = {}
-        self._pruned = 0
-        """When ended buckets were last removed from memory."""
-        self._names: dict[str, set[str]] = {}
-
-    def count(self, queue: str, counts: Sequence[int], now: int) -> None:
-        """Add to the counts of a queue."""
-        with self._lock:
-            self._add([(queue, "", counts)], now)
-
-    def record(self, stats: Sequence[RunStats], now: int) -> None:
-        """Add the statistics that workers reported."""
-        with self._lock:
-            changes: list[tuple[str, str, Sequence[int]]] = []
-            for one in stats:
-                changes.append((one.queue, "", times_of(one)))
-                changes.append((one.queue, self._name(one.queue, one.name), values_of(one)))
-            self._add(changes, now)
-
-    def rows(self, queues: Sequence[str] | None, span: Span, *, by_name: bool) -> Iterator[Found]:
-        """Return the values in a span of time, by queue or by job name."""
-        return read(self._alias, queues, span, by_name=by_name)
-
-    def everything(self, queues: Sequence[str] | None) -> Iterator[Found]:
-        """Return the values since the queues began, by queue and by job name."""
-        return read_everything(self._alias, queues)
-
-    def forget(self, queue: str) -> None:
-        """Delete a queue's buckets."""
-        with self._lock:
-            self._names.pop(queue, None)
-            self._growing = {key: values for key, values in self._growing.items() if key[0] != queue}
-            self._journal.metrics_gone(queue)
-
-    def _add(self, changes: Sequence[tuple[str, str, Sequence[int]]], now: int) -> None:
-        keys = [(*change[:2], step, start_of(step, now)) for change in changes for step in TIERS]
-        self._load({key for key in keys if key not in self._growing})
-        for place, key in enumerate(keys):
-            add_up(self._growing[key], changes[place // len(TIERS)][2])
-        for key in set(keys):
-            self._journal.metric_changed(key, _row(key, self._growing[key]))
-        self._prune(now)
-
-    def _prune(self, now: int) -> None:
-        if start_of(MINUTE, now) == self._pruned:
-            return
-        self._pruned = start_of(MINUTE, now)
-        ended = [key for key in self._growing if key[2] != ALL_TIME and key[2] + key[3] + GROWING < now]
-        for key in ended:
-            del self._growing[key]
-
-    def _load(self, missing: set[Key]) -> None:
-        """Load buckets that an earlier scheduler may have started."""
-        wanted: dict[tuple[int, int], set[str]] = {}
-        for key in missing:
-            wanted.setdefault(key[2:], set()).add(key[0])
-        there = {key: new_values() for key in missing}
-        for (tier, start), queues in wanted.items():
-            for chunk in chunked(sorted(queues)):
-                found = _buckets(self._alias).filter(tier=tier, start=start, queue__in=chunk)
-                for queue, name, _, values in _read(found):
-                    if (queue, name, tier, start) in missing:
-                        there[queue, name, tier, start] = list(values)
-        self._growing.update(there)
-
-    def _name(self, queue: str, name: str) -> str:
-        names = self._names.get(queue)
-        if names is None:
-            there = _buckets(self._alias).filter(queue=queue, tier=ALL_TIME).exclude(name="")
-            names = self._names[queue] = set(there.values_list("name", flat=True).distinct())
-        if name not in names and len(names - {OTHERS}) >= MAX_NAMES:
-            return OTHERS
-        names.add(name)
-        return name
+    write, read = storage.transactions.write, storage.transactions.read
+    for queue in read(_changed):
+        _rounds(partial(write, partial(_add_up, queue=queue)), ROWS)
+    for tier, kept in storage.metrics.kept().items():
+        if read(partial(_has_expired, tier=tier, kept=kept)):
+            _rounds(partial(write, partial(_delete_expired, tier=tier, kept=kept)), EXPIRED)
 
 
-def read(alias: str, queues: Sequence[str] | None, span: Span, *, by_name: bool) -> Iterator[Found]:
-    """Return the buckets in a span of time, by queue or by job name."""
-    found = _buckets(alias).filter(tier=span.tier, start__gte=span.start, start__lt=span.end)
-    return _of(found.exclude(name="") if by_name else found.filter(name=""), queues)
+def _rounds(step: Callable[[], int], whole: int) -> None:
+    for _ in range(ROUNDS):
+        if step() < whole:
+            break
 
 
-def read_everything(alias: str, queues: Sequence[str] | None) -> Iterator[Found]:
-    """Return the buckets with everything since the queues began, by queue and by job name."""
-    return _of(_buckets(alias).filter(tier=ALL_TIME), queues)
+def _changed(tx: Tx) -> list[str]:
+    """Return the queues whose tallies have new rows, with two probes of an index for each queue."""
+    new = " AND (SELECT MAX(at) FROM djqueue_tally WHERE queue = found.name) > 0"
+    found = tx.rows(queues_in("djqueue_tally") + new)
+    return [name for (name,) in found]
 
 
-def _of(found: Any, queues: Sequence[str] | None) -> Iterator[Found]:
-    if queues is None:
-        yield from _read(found)
+def _add_up(tx: Tx, queue: str) -> int:
+    """Replace the oldest tallies of a queue by their sum; return the number of the replaced rows."""
+    tx.lock(f"metrics:{queue}")
+    if not tx.value("SELECT MAX(at) FROM djqueue_tally WHERE queue = ?", queue):
+        return 0  # Another process has done so since.
+    rows = tx.rows(
+        "DELETE FROM djqueue_tally WHERE id "
+        + tx.dialect.once("SELECT id FROM djqueue_tally WHERE queue = ? ORDER BY at LIMIT ?")
+        + f" RETURNING {', '.join(TALLY_COLUMNS)}",
+        *(queue, ROWS),
+    )
+    sums = map(sum, zip(*(row[2:] for row in rows), strict=True))
+    tx.insert("djqueue_tally", TALLY_COLUMNS, [(queue, 0, *sums)])
+    buckets: dict[tuple[int, int], list[int]] = {}
+    for row in rows:
+        if row[1] and any(row[2 : 2 + COUNTS]):
+            for tier in TIERS:
+                add_up(buckets.setdefault((tier, start_of(tier, row[1])), [0] * COUNTS), row[2 : 2 + COUNTS])
+    nothing = _pack(0, ())
+    tx.many(ADD_UP, [(queue, "", *key, *counts, nothing, nothing) for key, counts in sorted(buckets.items())])
+    return len(rows)
+
+
+def reset(tx: Tx, queue: str) -> None:
+    """Forget the totals and metrics of a queue that is obliterated.
+
+    Its numbers of jobs are 0 then, unless another transaction has enqueued jobs meanwhile.
+    """
+    tx.lock(f"metrics:{queue}")
+    left = tx.forget(queue)
+    columns = ", ".join(f"in_{state.value}" for state in STATES)
+    for row in tx.rows(f"DELETE FROM djqueue_tally WHERE queue = ? RETURNING {columns}", queue):
+        for state, number in zip(STATES, row, strict=True):
+            left[state] += number
+    if any(left.values()):
+        numbers = (*[0] * len(TALLY), *(left[state] for state in STATES))
+        tx.insert("djqueue_tally", TALLY_COLUMNS, [(queue, 0, *numbers)])
+    tx.run("DELETE FROM djqueue_metric_bucket WHERE queue = ?", queue)
+
+
+def _has_expired(tx: Tx, tier: int, kept: int) -> bool:
+    expired = "SELECT 1 FROM djqueue_metric_bucket WHERE tier = ? AND start < ? LIMIT 1"
+    return tx.row(expired, tier, tx.now - kept) is not None
+
+
+def _delete_expired(tx: Tx, tier: int, kept: int) -> int:
+    return tx.run(
+        "DELETE FROM djqueue_metric_bucket WHERE id "
+        + tx.dialect.once(
+            "SELECT id FROM djqueue_metric_bucket WHERE tier = ? AND start < ? ORDER BY start LIMIT ?"
+            + tx.dialect.skip_locked
+        ),
+        *(tier, tx.now - kept, EXPIRED),
+    )
+
+
+# What workers report.
+
+
+def record(tx: Tx, stats: Sequence[RunStats]) -> None:
+    """Add statistics of ended attempts to the current buckets, except those of unknown queues."""
+    by_queue: dict[str, list[RunStats]] = {}
+    for one in stats:
+        by_queue.setdefault(one.queue, []).append(one)
+    if not by_queue:
         return
-    for chunk in chunked(list(dict.fromkeys(queues))):
-        yield from _read(found.filter(queue__in=chunk))
+    tx.lock(*(f"metrics:{queue}" for queue in by_queue))
+    condition, names = tx.among("name", list(by_queue))
+    for (queue,) in sorted(tx.rows(f"SELECT name FROM djqueue_queue_state WHERE {condition}", names)):
+        _record(tx, queue, by_queue[queue])
+        tx.touch()
 
 
-def purge(alias: str, tiers: Tiers, now: int, limit: int) -> int:
-    """Delete at most `limit` expired buckets of each length; return their number."""
-    removed = 0
-    for tier, kept in tiers.kept().items():
-        old = _buckets(alias).filter(tier=tier, start__lt=now - kept).order_by("start")
-        numbers = list(old.values_list("id", flat=True)[:limit])
-        if numbers:
-            removed += _buckets(alias).filter(id__in=numbers).delete()[0]
-    return removed
+def _record(tx: Tx, queue: str, stats: Sequence[RunStats]) -> None:
+    there = _current(tx, queue, ["", OTHERS, *dict.fromkeys(one.name for one in stats)])
+    own = _names(tx, queue, there, stats)
+    new: dict[str, Values] = {}
+    for one in stats:
+        add_up(new.setdefault("", new_values()), times_of(one))
+        add_up(new.setdefault(one.name if one.name in own else OTHERS, new_values()), values_of(one))
+    rows = []
+    for name, values in sorted(new.items()):
+        for tier in TIERS:
+            key = (name, tier, start_of(tier, tx.now))
+            times = [0] * COUNTS + there.get(key, new_values())[COUNTS:]
+            add_up(times, values)
+            rows.append(_row(queue, key, times))
+    tx.many(REPLACE_TIMES, rows)
 
 
-def _buckets(alias: str) -> Any:
-    return models.MetricBucket.objects.using(alias)
+def _current(tx: Tx, queue: str, names: Sequence[str]) -> dict[tuple[str, int, int], Values]:
+    """Return the current buckets of these names, by name, length and start."""
+    condition, values = tx.among("name", names)
+    some = f"{READ} WHERE queue = ? AND {condition} AND tier = ? AND start = ?"
+    given = [item for tier in TIERS for item in (queue, values, tier, start_of(tier, tx.now))]
+    return {row[1:4]: _values(row) for row in tx.rows(" UNION ALL ".join([some] * len(TIERS)), *given)}
 
 
-def _read(found: Any) -> Iterator[Found]:
-    for queue, name, _, start, *values in raw_values(found, BUCKET):
-        counts, (wait, run) = values[:COUNTS], values[COUNTS:]
-        wait_sum, *wait = _unpack(wait)
-        run_sum, *run = _unpack(run)
-        yield queue, name, start, [*counts, *wait, *run, wait_sum, run_sum]
+def _names(
+    tx: Tx, queue: str, there: Mapping[tuple[str, int, int], Values], stats: Sequence[RunStats]
+) -> set[str]:
+    """Return the names that have buckets of their own, of those that are reported."""
+    wanted = list(dict.fromkeys(one.name for one in stats))
+    own = {name for name in wanted if (name, ALL_TIME, 0) in there}
+    new = [name for name in wanted if name not in own]
+    if not new:
+        return own
+    counted = (
+        "SELECT COUNT(*) FROM djqueue_metric_bucket WHERE queue = ? AND tier = ? AND name NOT IN ('', ?)"
+    )
+    left = MAX_NAMES - tx.value(counted, queue, ALL_TIME, OTHERS)
+    return own | set(new[: max(0, left)])
 
 
-def _row(key: Key, values: Values) -> Row:
+# Reads.
+
+
+def series(tx: Tx, queues: Sequence[str] | None, span: Span, *, by_name: bool) -> Iterable[Found]:
+    """Return the buckets in a span of time, by queue (None: of all) or by job name."""
+    named = "name <> ''" if by_name else "name = ''"
+    which = f"tier = ? AND start >= ? AND start < ? AND {named}"
+    return _found(tx, queues, which, span.tier, span.start, span.end)
+
+
+def everything(tx: Tx, queues: Sequence[str] | None) -> Iterable[Found]:
+    """Return the buckets with everything since the queues began (None: all), by queue and by job name."""
+    return _found(tx, queues, "tier = ?", ALL_TIME)
+
+
+def _found(tx: Tx, queues: Sequence[str] | None, which: str, *parameters: object) -> Iterable[Found]:
+    if queues is None:
+        rows = tx.rows(f"{READ} WHERE {which}", *parameters)
+    else:
+        condition, values = tx.among("queue", list(dict.fromkeys(queues)))
+        rows = tx.rows(f"{READ} WHERE {condition} AND {which}", values, *parameters)
+    return [(row[0], row[1], row[3], _values(row)) for row in rows]
+
+
+def _row(queue: str, key: tuple[str, int, int], values: Values) -> Row:
     middle = COUNTS + PARTS
     *run, wait_sum, run_sum = values[middle:]
-    return (*key, *values[:COUNTS], _pack(wait_sum, values[COUNTS:middle]), _pack(run_sum, run))
+    return (queue, *key, *values[:COUNTS], _pack(wait_sum, values[COUNTS:middle]), _pack(run_sum, run))
+
+
+def _values(row: Row) -> Values:
+    """Return the values of a row of `BUCKET`."""
+    wait_sum, *wait = _unpack(row[-2])
+    run_sum, *run = _unpack(row[-1])
+    return [*row[4:-2], *wait, *run, wait_sum, run_sum]
 
 
 def _pack(total: int, counts: Sequence[int]) -> bytes:
@@ -181,5 +241,5 @@ def _pack(total: int, counts: Sequence[int]) -> bytes:
 
 def _unpack(data: bytes) -> list[int]:
     """Return the sum of a histogram, then all its parts."""
-    numbers: list[int] = msgpack.unpackb(data)
+    numbers: list[int] = msgpack.unpackb(bytes(data))
     return numbers + [0] * (1 + PARTS - len(numbers))

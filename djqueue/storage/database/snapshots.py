@@ -1,29 +1,19 @@
-"""Snapshots of the tables: read in one read-only transaction, written in one transaction.
+"""Snapshots of the tables: read at one moment on a connection of their own, written in one transaction."""
 
-Both happen in the calling process. A scheduler may run during a read, but not during a write, which holds the
-scheduler's lease.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Model, QuerySet
+from django.db import Error, connections
 
-from djqueue import models
-from djqueue.codecs import MSGPACK, encode
 from djqueue.core.enginejob import EngineJob, ItemStream
-from djqueue.core.errors import SnapshotTargetError
-from djqueue.core.groups import NO_LIMIT
-from djqueue.core.job import AttemptRecord, DeadLetterRecord, JobFailure
-from djqueue.core.options import DEFAULT_OPTIONS
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.states import State
+from djqueue.core.groups import NO_LIMIT, GroupLimit
+from djqueue.core.job import AttemptRecord, JobFailure
+from djqueue.core.sharing import NO_LIMITS
+from djqueue.core.states import LIVE, TERMINAL, State
 from djqueue.storage import snapshots
 from djqueue.storage.snapshots import (
-    FIRST,
     LimiterSettings,
     Part,
     Position,
@@ -34,297 +24,227 @@ from djqueue.storage.snapshots import (
     job_record,
     letter_record,
 )
-from djqueue.storage.snapshotspool import SnapshotSpool, SpooledJob
+from djqueue.storage.snapshotspool import SnapshotSpool
+from djqueue.storage.tables import dialects as tables
 from djqueue.storage.tables import rows, schedules
+from djqueue.storage.tables.clock import set_right
 from djqueue.storage.tables.dberrors import named
-from djqueue.storage.tables.dialects import Dialect
-from djqueue.storage.tables.groups import GROUP_STATE, QUEUE_STATE, limit_of, row_of
-from djqueue.storage.tables.inspector import DatabaseInspector
+from djqueue.storage.tables.groups import limit_of
+from djqueue.storage.tables.rows import pair_of_limits
 
-from .buffer import LIMITER_STATE
-from .lease import SchedulerLease
+from . import queues
+from .dialects import Row
+from .ready import GROUP_LIMIT
+from .restore import TableRestore
+from .stored import COLUMNS, StoredJob, job_of
+from .transaction import REPEATS, Tx
 
 if TYPE_CHECKING:
     from .storage import DatabaseStorage
 
-HELD = (
-    models.Job,
-    *rows.OWNED,
-    models.QueueState,
-    models.GroupState,
-    models.LimiterState,
-    models.RetainedJob,
-    models.RetainedTotal,
-)
-"""Models whose rows a snapshot replaces, besides the schedules."""
-READ_ONLY = {"postgresql": "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"}
-"""Statements that begin a transaction with one view of the tables; on SQLite each transaction has one."""
-NUMBERED = ("id", *rows.JOB_FIELDS)
-STARTED_FIRST = ("stalled", "released")
-"""Outcomes after which a job waits before those that have not started."""
+HELD_BACK = 1 << 61
+"""First position of the jobs that their groups hold back: behind those that are ready."""
 
 
-class DatabaseSnapshots(Snapshots):
-    """Snapshots of the tables of one database.
+class SqlSnapshots(Snapshots):
+    """Snapshots of the tables of one database."""
 
-    Args:
-        storage: The storage.
-        dialect: Writes rows.
-        policy: Returns the policy of a queue.
-    """
-
-    def __init__(
-        self, storage: "DatabaseStorage", dialect: Dialect, policy: Callable[[str], QueuePolicy]
-    ) -> None:
+    def __init__(self, storage: "DatabaseStorage") -> None:
         self._storage = storage
-        self._dialect = dialect
         self._alias = storage.alias
-        self._policy = policy
-        self._inspector = DatabaseInspector(storage.alias)
-
-    # Read.
 
     @contextmanager
     def read(self, page: int = snapshots.PAGE) -> Iterator[Iterator[Part]]:
-        self._storage.flush()
+        storage = self._storage
         with named(self._alias), closing(connections.create_connection(self._alias)) as connection:
+            set_right(storage.clock)
             connection.ensure_connection()
-            connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
-            with connection.cursor() as cursor:
-                if statement := READ_ONLY.get(connection.vendor):
-                    cursor.execute(statement)
-            try:
-                yield self._parts(connection, page)
-            finally:
-                connection.rollback()
+            with connection.wrap_database_errors:
+                cursor = storage.dialect.cursor(connection)
+                cursor.execute(storage.dialect.snapshot)
+                try:
+                    jobs = Reader(Tx(storage, storage.dialect, cursor)).parts(page)
+                    pages = schedules.pages(connection, self._alias, page)
+                    yield itertools.chain(jobs, (Part(snapshots.SCHEDULE, "", found) for found in pages))
+                finally:
+                    cursor.execute("ROLLBACK")
 
-    def _parts(self, connection: BaseDatabaseWrapper, page: int) -> Iterator[Part]:
-        table = TableReader(connection, self._alias)
-        # The first query begins the view of the tables.
-        settings = table.settings()
+    def is_empty(self) -> bool:
+        return self._storage.read(self._is_empty)
+
+    def _is_empty(self, tx: Tx) -> bool:
+        reader = Reader(tx)
+        return (
+            tx.row("SELECT 1 FROM djqueue_job LIMIT 1") is None
+            and all(settings.is_empty for settings in reader.settings().values())
+            and next(reader.limiters(), None) is None
+            and schedules.is_empty(self._alias)
+        )
+
+    def write(self, parts: Iterable[Part], *, replace: bool = False) -> SnapshotCounts:
+        storage = self._storage
+        check_target(self, storage.workers.all(), replace=replace)
+        now = storage.clock.now()
+        with closing(SnapshotSpool(storage.policy, now, storage.random)) as spool:
+            spool.fill(parts)
+            with named(self._alias):
+                self._commit(spool, now, replace=replace)
+            return spool.counts()
+
+    def _commit(self, spool: SnapshotSpool, now: int, *, replace: bool) -> None:
+        """Replace everything by what is spooled; repeat that after a conflict with another transaction."""
+        storage, dialect = self._storage, tables.dialect_for(self._alias)
+        limit = 0 if connections[self._alias].in_atomic_block else REPEATS
+        for number in itertools.count():
+            try:
+                # Django's own transaction: the schedules are written by its models.
+                with dialect.transaction(durable=True):
+                    storage.transactions.write(lambda tx: self._replace(tx, spool, now, replace=replace))
+            except Error as error:
+                if number >= limit or not storage.dialect.may_repeat(error.__cause__ or error):
+                    raise
+            else:
+                return
+
+    def _replace(self, tx: Tx, spool: SnapshotSpool, now: int, *, replace: bool) -> None:
+        restore = TableRestore(tx, spool, now)
+        restore.lock()
+        # Again, because other processes may have written until now.
+        check_target(self, self._storage.workers.all(), replace=replace)
+        restore.run()
+        schedules.replace(self._alias, spool.schedules)
+        self._storage.forget_used()
+
+
+class Reader:
+    """Reads everything that the tables hold, in one transaction."""
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+
+    def parts(self, page: int) -> Iterator[Part]:
+        """Return all parts except the schedules; jobs in pages, in the order of their primary keys."""
+        tx = self._tx
+        settings = self.settings()
+        names = {*settings, *queues.names(tx)}
         last = 0
-        names: set[str] = set(settings)
-        while found := list(table.page(models.Job, NUMBERED, last, page)):
+        statement = f"SELECT {COLUMNS}, j.retries FROM djqueue_job j WHERE j.id > ? ORDER BY j.id LIMIT ?"
+        while found := tx.rows(statement, last, page):
             last = found[-1][0]
-            by_queue: dict[str, list[rows.Row]] = {}
+            by_queue: dict[str, list[Row]] = {}
             for row in found:
                 by_queue.setdefault(row[1], []).append(row)
             for queue, mine in by_queue.items():
-                names.add(queue)
-                yield from table.jobs(queue, mine)
+                yield from self._jobs(queue, mine)
         for name in sorted(names):
             yield Part(snapshots.QUEUE, name, [settings.get(name, QueueSettings()).record()])
-        for records in snapshots.chunks((limiter.record() for limiter in table.limiters()), page):
+        for records in snapshots.chunks((limiter.record() for limiter in self.limiters()), page):
             yield Part(snapshots.LIMITER, "", records)
-        for records in schedules.pages(connection, self._alias, page):
-            yield Part(snapshots.SCHEDULE, "", records)
-
-    def is_empty(self) -> bool:
-        self._storage.flush()
-        with named(self._alias):
-            if models.Job.objects.using(self._alias).exists() or not schedules.is_empty(self._alias):
-                return False
-            table = TableReader(connections[self._alias], self._alias)
-            are_set = any(not settings.is_empty for settings in table.settings().values())
-            return not are_set and next(table.limiters(), None) is None
-
-    # Write.
-
-    def write(self, parts: Iterable[Part], *, replace: bool = False) -> SnapshotCounts:
-        if self._storage.is_scheduler:
-            raise SnapshotTargetError(
-                "this process is the scheduler of the database: close its storage first, or restore in "
-                "another process"
-            )
-        check_target(self, self._storage.workers.all(), replace=replace)
-        clock = self._storage.clock
-        with closing(SnapshotSpool(self._policy, clock.now())) as spool:
-            spool.fill(parts)
-            with named(self._alias), self._dialect.transaction(durable=True):
-                lease = SchedulerLease(self._alias, clock, "")
-                if not lease.acquire():
-                    holder = lease.present()
-                    who = "another process" if holder is None else holder.describe()
-                    raise SnapshotTargetError(
-                        f"{who} is the scheduler of database {self._alias!r}: stop that process first"
-                    )
-                # Again, because other processes may have written until now.
-                check_target(self, self._inspector.workers(clock.now()), replace=replace)
-                self._replace(spool)
-                lease.forget_clock()
-                lease.release()
-            return spool.counts()
-
-    def _replace(self, spool: SnapshotSpool) -> None:
-        for model in HELD:
-            model._default_manager.using(self._alias).all()._raw_delete(self._alias)
-        dialect = self._dialect
-        for page in spool.jobs(1_000):
-            self._insert(page)
-        for letters in spool.letters(1_000):
-            dialect.insert(models.DeadLetter, rows.LETTER, [_letter_row(letter) for letter in letters])
-        queues, groups = [], []
-        for name, found in spool.queues.items():
-            if found.paused or found.limits is not None:
-                rate, concurrency = found.limits or (None, None)
-                capacity, per = (None, None) if rate is None else (rate.capacity, rate.per)
-                queues.append((name, found.paused, capacity, per, concurrency))
-            for group in {"": NO_LIMIT, **found.groups}:
-                mode = "" if group else found.group_mode
-                row = row_of(name, group or None, found.groups.get(group, NO_LIMIT), mode)
-                if row is not None:
-                    groups.append(row)
-        dialect.insert(models.QueueState, QUEUE_STATE, queues)
-        dialect.insert(models.GroupState, GROUP_STATE, groups)
-        limiters = [
-            (name, *((None, None) if rate is None else (rate.capacity, rate.per)), concurrency)
-            for name, rate, concurrency in spool.limiters
-        ]
-        dialect.insert(models.LimiterState, LIMITER_STATE, limiters)
-        schedules.replace(self._alias, spool.schedules)
-
-    def _insert(self, page: Sequence[SpooledJob]) -> None:
-        dialect = self._dialect
-        jobs = [job for job, _ in page]
-        dialect.insert(models.Job, rows.JOB_FIELDS, [self._job_row(job) for job in jobs])
-        ended = [job for job in jobs if job.state is State.COMPLETED and job.result is not None]
-        results = [rows.result_row(job, self._policy(job.queue).retention.results) for job in ended]
-        dialect.insert(models.JobResult, rows.RESULT, results)
-        attempts = [rows.attempt_row(job, attempt) for job in jobs for attempt in job.history or ()]
-        dialect.insert(models.JobAttempt, rows.ATTEMPT, attempts)
-        lines = [line for job in jobs for line in rows.log_rows(job, job.logs or ())]
-        dialect.insert(models.JobLog, rows.LOG, lines)
-        items = [row for job in jobs if job.stream is not None for row in _item_rows(job, job.stream)]
-        dialect.insert(models.JobItem, rows.ITEM, items)
-
-    def _job_row(self, job: EngineJob) -> rows.Row:
-        options = job.options
-        values = rows.changed_row(job, self._policy(job.queue).retention.of(job.state))
-        changed = dict(zip(rows.CHANGED_JOB, values, strict=True))
-        changed |= {
-            "name": job.name,
-            "priority": options.priority,
-            "payload": job.payload,
-            "content_type": options.content_type,
-            "options": rows.pack_job_options(job),
-            "unique_key": options.unique_key,
-            "group": options.group,
-            "subject": options.subject,
-            "progress": None if job.progress is None else encode(job.progress, MSGPACK),
-            "items": 0 if job.stream is None else job.stream.count,
-        }
-        return tuple(changed[name] for name in rows.JOB_FIELDS)
-
-
-def _letter_row(letter: DeadLetterRecord) -> rows.Row:
-    job = EngineJob(letter.id, letter.queue, letter.name, b"", DEFAULT_OPTIONS, State.FAILED, 0, 0)
-    job.error = JobFailure(letter.error_type, letter.error_message)
-    return rows.letter_row(job, letter)
-
-
-def _item_rows(job: EngineJob, stream: ItemStream) -> Iterator[rows.Row]:
-    # The items that are kept are the last of those that were sent.
-    items = stream.items or []
-    for number, item in enumerate(items, stream.count - len(items)):
-        yield (job.queue, job.id, number, stream.run, item)
-
-
-class TableReader:
-    """Reads of the tables on one connection.
-
-    Args:
-        connection: The connection.
-        alias: The alias of its database.
-    """
-
-    def __init__(self, connection: BaseDatabaseWrapper, alias: str) -> None:
-        self._connection = connection
-        self._alias = alias
-
-    def page(self, model: type[Model], fields: Sequence[str], after: int, limit: int) -> Iterator[rows.Row]:
-        """Return rows of a table in the order of their numbers."""
-        found = model._default_manager.using(self._alias).filter(id__gt=after).order_by("id")[:limit]
-        return self._values(found, fields)
-
-    def jobs(self, queue: str, found: Sequence[rows.Row]) -> Iterator[Part]:
-        """Return jobs of a queue, given their rows of `NUMBERED`, and their dead letters."""
-        jobs = {row[2]: rows.job_from_row(row[1:]) for row in found}
-        numbers = {row[2]: row[0] for row in found}
-        self._add_belongings(queue, jobs)
-        records = [job_record(job, _position(job, numbers[job.id])) for job in jobs.values()]
-        yield Part(snapshots.JOB, queue, records)
-        failed = [job.id for job in jobs.values() if job.state is State.FAILED]
-        letters = [
-            letter_record(rows.letter_from_row(row[:-1]), row[-1])
-            for row in self._of_jobs(models.DeadLetter, queue, failed, (*rows.LETTER, "id"))
-        ]
-        if letters:
-            yield Part(snapshots.DEAD, queue, letters)
 
     def settings(self) -> dict[str, QueueSettings]:
-        """Return what was set on queues and groups."""
-        groups: dict[str, dict[str, Any]] = {}
+        """Return what was set on queues and groups at run time, by queue."""
+        tx = self._tx
+        groups: dict[str, dict[str, GroupLimit]] = {}
         modes: dict[str, str] = {}
-        found: dict[str, QueueSettings] = {}
-        for row in self._values(models.GroupState.objects.using(self._alias).all(), GROUP_STATE):
-            queue, group, mode = row[0], row[1], row[-1]
+        for row in tx.rows(f"SELECT {GROUP_LIMIT}, mode FROM djqueue_group_state"):
+            queue, group, *_, mode = row
             limit = limit_of(row)
             if limit != NO_LIMIT:
                 groups.setdefault(queue, {})[group] = limit
             if mode and not group:
                 modes[queue] = mode
-        limits = {}
-        for row in self._values(models.QueueState.objects.using(self._alias).all(), QUEUE_STATE):
-            limits[row[0]] = (bool(row[1]), rows.pair_of_limits(*row[2:]))
-        for name in {*groups, *modes, *limits}:
-            paused, pair = limits.get(name, (False, (None, None)))
-            given = None if pair == (None, None) else pair
-            found[name] = QueueSettings(paused, modes.get(name, ""), given, groups.get(name, {}))
+        found = {}
+        for name, paused, are_set, capacity, per, concurrency in tx.rows(
+            "SELECT name, paused, limits_set, rate_capacity, rate_per, concurrency FROM djqueue_queue_state"
+        ):
+            policy, limits = tx.storage.policy(name), pair_of_limits(capacity, per, concurrency)
+            given = limits if are_set and limits != (policy.rate, policy.concurrency) else None
+            found[name] = QueueSettings(bool(paused), modes.get(name, ""), given, groups.get(name, {}))
+        for name in {*groups, *modes} - found.keys():
+            found[name] = QueueSettings(False, modes.get(name, ""), None, groups.get(name, {}))
         return found
 
     def limiters(self) -> Iterator[LimiterSettings]:
-        """Return what was set on limiters."""
-        for row in self._values(models.LimiterState.objects.using(self._alias).all(), LIMITER_STATE):
-            yield LimiterSettings(row[0], *rows.pair_of_limits(*row[1:]))
+        """Return what was set on limiters at run time."""
+        tx = self._tx
+        for name, *row in tx.rows(
+            "SELECT name, rate_capacity, rate_per, concurrency FROM djqueue_limiter_state ORDER BY name"
+        ):
+            policy = tx.storage.limiter_policies.get(name, NO_LIMITS)
+            rate, concurrency = pair_of_limits(*row)
+            if (rate, concurrency) != (policy.rate, policy.concurrency):
+                yield LimiterSettings(name, rate, concurrency)
 
-    def _add_belongings(self, queue: str, jobs: dict[str, EngineJob]) -> None:
-        ended = [job.id for job in jobs.values() if job.state is State.COMPLETED]
-        for row in self._of_jobs(models.JobResult, queue, ended, rows.RESULT):
+    def _jobs(self, queue: str, found: Sequence[Row]) -> Iterator[Part]:
+        """Return jobs of a queue, and their dead letters."""
+        jobs = [job_of(row) for row in found]
+        self._add_belongings(queue, {job.id: job for job in jobs})
+        positions = self._positions(jobs)
+        yield Part(
+            snapshots.JOB,
+            queue,
+            [
+                job_record(job, positions[job.pk], row[-1] if job.state in LIVE else 0)
+                for job, row in zip(jobs, found, strict=True)
+            ],
+        )
+        failed = [job.id for job in jobs if job.state is State.FAILED]
+        letters = [
+            letter_record(rows.letter_from_row(row[:-1]), row[-1])
+            for row in self._of_jobs("djqueue_dead_letter", queue, failed, (*rows.LETTER, "id"))
+        ]
+        if letters:
+            yield Part(snapshots.DEAD, queue, letters)
+
+    def _positions(self, jobs: Sequence[StoredJob]) -> dict[int, Position]:
+        """Return the positions of jobs by primary key, and note the requests to cancel active ones."""
+        tx = self._tx
+        positions: dict[int, Position] = {
+            job.pk: (job.finished_at if job.state in TERMINAL else job.pk, 0) for job in jobs
+        }
+        waiting = [job.pk for job in jobs if job.state is State.WAITING]
+        for table, first in (("djqueue_ready", 0), ("djqueue_held", HELD_BACK)):
+            condition, pks = tx.among("id", waiting)
+            for pk, seq in tx.rows(f"SELECT id, seq FROM {table} WHERE {condition}", pks) if waiting else ():
+                positions[pk] = (first + seq, 0)
+        if active := {job.pk: job for job in jobs if job.state is State.ACTIVE}:
+            condition, pks = tx.among("id", list(active))
+            for (pk,) in tx.rows(f"SELECT id FROM djqueue_claim WHERE {condition} AND cancel", pks):
+                active[pk].cancel_requested = True
+        return positions
+
+    def _add_belongings(self, queue: str, jobs: dict[str, StoredJob]) -> None:
+        """Load results, ended attempts, log lines and streamed items."""
+        ended = [id for id, job in jobs.items() if job.state is State.COMPLETED]
+        for row in self._of_jobs("djqueue_job_result", queue, ended, rows.RESULT):
             jobs[row[1]].result = bytes(row[3])
-        begun = [job.id for job in jobs.values() if job.started_at or job.attempts]
-        for row in self._of_jobs(models.JobAttempt, queue, begun, (*rows.ATTEMPT, "id")):
+        started = [id for id, job in jobs.items() if job.started_at or job.attempts]
+        for row in self._of_jobs("djqueue_job_attempt", queue, started, rows.ATTEMPT):
             job = jobs[row[1]]
             error = JobFailure(*row[7:10]) if row[7] else None
-            attempt = AttemptRecord(row[2], row[3], row[4], row[5], row[6], error)
-            job.history = [*(job.history or ()), attempt]
-        for row in self._of_jobs(models.JobLog, queue, begun, (*rows.LOG, "id")):
-            job = jobs[row[1]]
-            job.logs = [*(job.logs or ()), (row[2], row[3])]
-        streaming = [job.id for job in jobs.values() if job.stream is not None]
-        for row in self._of_jobs(models.JobItem, queue, streaming, (*rows.ITEM, "id"), order="number"):
-            stream = jobs[row[1]].stream
-            assert stream is not None
-            stream.run = row[3]
-            stream.items = [*(stream.items or ()), bytes(row[4])]
+            job.history = [*(job.history or ()), AttemptRecord(row[2], row[3], row[4], row[5], row[6], error)]
+        for _, id, at, line in self._of_jobs("djqueue_job_log", queue, started, rows.LOG):
+            jobs[id].logs = [*(jobs[id].logs or ()), (at, line)]
+        streamed = [id for id, job in jobs.items() if job.stream is not None]
+        for _, id, _, run, item in self._of_jobs("djqueue_job_item", queue, streamed, rows.ITEM, "number"):
+            stream = _stream_of(jobs[id])
+            stream.run = run
+            assert stream.items is not None
+            stream.items.append(bytes(item))
 
     def _of_jobs(
-        self, model: type[Model], queue: str, ids: Sequence[str], fields: Sequence[str], order: str = "id"
-    ) -> Iterator[rows.Row]:
-        for chunk in rows.chunked(ids):
-            found = model._default_manager.using(self._alias).filter(queue=queue, job_id__in=chunk)
-            yield from self._values(found.order_by(order), fields)
-
-    def _values(self, found: QuerySet[Any], fields: Sequence[str]) -> Iterator[rows.Row]:
-        """Return values as they are stored: times remain integer milliseconds."""
-        compiler = found.values_list(*fields).query.get_compiler(connection=self._connection)
-        for chunk in compiler.execute_sql(result_type="multi") or ():
-            for row in chunk:
-                yield tuple(row)
+        self, table: str, queue: str, ids: Sequence[str], columns: Sequence[str], order: str = "id"
+    ) -> list[Row]:
+        """Return rows that belong to jobs."""
+        if not ids:
+            return []
+        condition, values = self._tx.among("job_id", ids)
+        which = f"FROM {table} WHERE queue = ? AND {condition} ORDER BY {order}"
+        return self._tx.rows(f"SELECT {', '.join(columns)} {which}", queue, values)
 
 
-def _position(job: EngineJob, number: int) -> Position:
-    """Return the position that a scheduler gives a job at its start: see `LiveJobs`."""
-    last = job.history[-1].outcome if job.history else ""
-    if job.started_at and (job.state is State.ACTIVE or last in STARTED_FIRST):
-        return (FIRST + (job.created_at if last == "released" else -job.started_at), number)
-    return (-job.run_at, -number) if job.options.lifo else (job.run_at, number)
+def _stream_of(job: EngineJob) -> ItemStream:
+    assert job.stream is not None
+    if job.stream.items is None:
+        job.stream.items = []
+    return job.stream

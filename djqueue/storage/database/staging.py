@@ -1,14 +1,15 @@
-"""Stage chunks in a table, and enqueue each in the transaction that records its results."""
+"""Stage the chunks of bulk writes in tables, and keep the plans of those that are committed."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 from django.db.models import Count, Q
 
 from djqueue.core.job import Batch
-from djqueue.storage import sparktables, wire
+from djqueue.storage import wire
+from djqueue.storage.publishing import AbandonedPlans
 from djqueue.storage.staging import (
     RESUMABLE,
     STAGE_TTL,
@@ -18,27 +19,29 @@ from djqueue.storage.staging import (
     check_chunk,
     lost_error,
 )
+from djqueue.storage.tables import dialects as tables
 from djqueue.storage.tables.clock import set_right
 from djqueue.storage.tables.dberrors import named
-from djqueue.storage.tables.dialects import Dialect
 from djqueue.storage.tables.rows import chunked
 
-from .publications import AT_ONCE, DatabasePublications, resumable_until, rows_of
+from .bulkwrites import SqlBulkWriteReports
+from .publications import PER_TRANSACTION, Publications, resumable_until, rows_of
+
+if TYPE_CHECKING:
+    from .storage import DatabaseStorage
 
 LOCK_TIMEOUT = 1_000
-"""Maximum of milliseconds that a sweep waits for a lock: a driver that is frozen may hold it for hours."""
+"""Maximum milliseconds that a sweep waits for a lock: a driver that is frozen may hold it for hours."""
 KIND = "j"
 """The kind of every chunk."""
+EXPIRED = 1_000
+"""Rows of expired writes that one step of a sweep deletes."""
+STEPS = 10
+"""Such steps in one sweep."""
 
 
-class DatabaseStaging(DatabasePublications):
-    """The staging area in the database.
-
-    Args:
-        enqueue: The storage's function that inserts rows in the open transaction.
-        settle: Brings the tables up to date for jobs of a queue whose states may be outdated.
-        lock_timeout: See `DatabasePublications`.
-    """
+class SqlStaging(Publications):
+    """The staging area in the tables of `djqueue.contrib.spark`."""
 
     def stage_all(
         self,
@@ -48,19 +51,18 @@ class DatabaseStaging(DatabasePublications):
         staged: Mapping[str, int],
         lifetime: int = STAGE_TTL,
     ) -> dict[str, str]:
-        """Stage chunks of a part, `AT_ONCE` in a transaction."""
         kinds: dict[str, str] = {}
         for batches in chunks:
             check_chunk(batches)
-        for some in chunked(chunks, AT_ONCE):
+        for some in chunked(chunks, PER_TRANSACTION):
             new: list[tuple[str, int, bytes]] = []
             for batches in some:
                 queue = batches[0].queue
                 number = staged.get(queue, 0) + len(kinds.get(queue, ""))
-                new.append((queue, number, wire.pack_body([_alike(batch) for batch in batches])))
+                new.append((queue, number, wire.pack_body([_as_staged(batch) for batch in batches])))
                 kinds[queue] = kinds.get(queue, "") + KIND
             with self._writing() as now:
-                parts = self._opened({queue for queue, _, _ in new}, write, part, staged, now, lifetime)
+                parts = self._open_parts({queue for queue, _, _ in new}, write, part, staged, now, lifetime)
                 rows = self._chunks()
                 rows.bulk_create(
                     [
@@ -71,16 +73,16 @@ class DatabaseStaging(DatabasePublications):
                 )
         return kinds
 
-    def _opened(
+    def _open_parts(
         self, queues: Set[str], write: str, part: str, staged: Mapping[str, int], now: int, lifetime: int
     ) -> dict[str, int]:
         """Return the primary keys of a part's rows by queue, and lock them.
 
-        A lock has whoever deletes a part meanwhile delete all of its chunks.
+        Because of the lock, whoever deletes a part meanwhile deletes all of its chunks.
         """
         mine = self._parts(queue__in=queues, write=write, part=part).select_for_update().order_by("pk")
-        found = dict[str, int]()
-        valid = set[str]()
+        found: dict[str, int] = {}
+        valid: set[str] = set()
         for queue, pk, expires_at in mine.values_list("queue", "pk", "expires_at"):
             found[queue] = pk
             if expires_at > now:
@@ -99,12 +101,11 @@ class DatabaseStaging(DatabasePublications):
         return found
 
     def commit(self, plan: Plan) -> PlanState:
-        """Store a plan, unless one of its version is already stored."""
         with self._writing() as now:
-            there = self._plan(plan, now)
+            latest = self._latest_plan(plan, now)
             # Another process may store a plan first, and drop it at once.
-            while there is None or (there.done and there.version < plan.version):
-                said = {
+            while latest is None or (latest.done and latest.version < plan.version):
+                values = {
                     "version": plan.version,
                     "write": plan.write,
                     "queues": msgpack.packb({name: dict(parts) for name, parts in plan.queues.items()}),
@@ -120,31 +121,29 @@ class DatabaseStaging(DatabasePublications):
                     "left_at": None,
                     "expires_at": resumable_until(plan.lifetime, now),
                 }
-                if there is not None:
-                    self._plans(pk=there.pk).update(**said)
+                if latest is not None:
+                    self._plans(pk=latest.pk).update(**values)
                 else:
                     rows = self._plans()
-                    new = rows.model(app=plan.app, target=plan.target, **said)
+                    new = rows.model(app=plan.app, target=plan.target, **values)
                     rows.bulk_create([new], ignore_conflicts=True)
-                there = self._plan(plan, now)
-            found = _plan_of(there)
-            if there.done or there.version > plan.version:
-                counts = msgpack.unpackb(there.counts) if there.counts else {}
+                latest = self._latest_plan(plan, now)
+            found = _plan_of(latest)
+            if latest.done or latest.version > plan.version:
+                counts = msgpack.unpackb(latest.counts) if latest.counts else {}
                 return PlanState("done", found, {name: Counts(*each) for name, each in counts.items()})
-            self._plans(pk=there.pk).update(touched_at=now)
-            if there.version != plan.version:
+            self._plans(pk=latest.pk).update(touched_at=now)
+            if latest.version != plan.version:
                 return PlanState("unfinished", found)
-            return PlanState("new" if there.write == plan.write else "resumed", found)
+            return PlanState("new" if latest.write == plan.write else "resumed", found)
 
     def state_of(self, plan: Plan) -> str:
-        """Return the state of a plan: open, done, or "" if no plan of this write is stored."""
         with named(self._alias):
-            found = self._plans(app=plan.app, target=plan.target, write=plan.write)
-            done = found.values_list("done", flat=True).first()
+            mine = self._plans(app=plan.app, target=plan.target, write=plan.write)
+            done = mine.values_list("done", flat=True).first()
         return "" if done is None else "done" if done else "open"
 
     def touch(self, plan: Plan) -> None:
-        """Record that a plan is being published."""
         with self._writing() as now:
             # A plan that is still being published must not expire, even if this takes a week.
             expires_at = resumable_until(plan.lifetime, now)
@@ -152,10 +151,9 @@ class DatabaseStaging(DatabasePublications):
             touched.update(touched_at=now, expires_at=expires_at)
 
     def mark(self, plan: Plan, mark: str) -> None:
-        """Mark nothing: only the check that follows notices a failover of PostgreSQL."""
+        """Do nothing: only the check that follows notices a failover of PostgreSQL."""
 
     def close(self, plan: Plan, counts: Mapping[str, Counts], mark: str = "") -> bool:
-        """Record that a plan is published, with the counts of its queues."""
         packed = msgpack.packb({queue: list(each) for queue, each in counts.items()})
         with self._writing() as now:
             self._open_plan(plan).update(
@@ -168,24 +166,21 @@ class DatabaseStaging(DatabasePublications):
         return True
 
     def leave(self, plan: Plan) -> bool:
-        """Keep an open plan from sweeps for `RESUMABLE`. Returns whether it was left that long ago before."""
         with self._writing() as now:
-            there = self._open_plan(plan).select_for_update().first()
-            if there is None:
+            stored = self._open_plan(plan).select_for_update().first()
+            if stored is None:
                 return False
-            if there.left_at is not None and there.left_at <= now - RESUMABLE:
+            if stored.left_at is not None and stored.left_at <= now - RESUMABLE:
                 return True
-            there.left_at = now if there.left_at is None else there.left_at
-            there.touched_at = now + RESUMABLE
-            there.save(using=self._alias, update_fields=["left_at", "touched_at"])
+            stored.left_at = now if stored.left_at is None else stored.left_at
+            stored.touched_at = now + RESUMABLE
+            stored.save(using=self._alias, update_fields=["left_at", "touched_at"])
         return False
 
     def drop(self, plan: Plan) -> bool:
-        """Delete an open plan with its manifests and staged jobs, unless a chunk was published."""
         return self._drop_plan(plan, self._open_plan(plan))
 
     def withdraw(self, plan: Plan) -> bool:
-        """Delete an open plan as `drop` does, unless a sweep has adopted it."""
         return self._drop_plan(plan, self._open_plan(plan).filter(adopted=False))
 
     def _drop_plan(self, plan: Plan, which: Any) -> bool:
@@ -213,60 +208,59 @@ class DatabaseStaging(DatabasePublications):
         return True
 
     def adopt(self, silence: int, limit: int) -> list[Plan]:
-        """Return open plans that were not touched for this many milliseconds, and touch them."""
+        clock = self._storage.clock
         with named(self._alias):
-            set_right(self._clock)
-            now = self._clock.now()
+            set_right(clock)
+            now = clock.now()
             # A sign of life that lies in the future is from before the clock was set back.
             is_silent, is_ahead = Q(touched_at__lte=now - silence), Q(touched_at__gt=now, left_at=None)
             plans = self._plans(done=False).filter(is_silent | is_ahead).order_by("touched_at")
             found = list(plans[:limit])
-        adopted = list[Plan]()
+        adopted: list[Plan] = []
         if not found:
             return adopted
         with self._writing():
             for row in found:
-                said = {"touched_at": now} if row.touched_at > now else {"touched_at": now, "adopted": True}
+                is_late = row.touched_at <= now
+                values = {"touched_at": now, "adopted": True} if is_late else {"touched_at": now}
                 # Only one of several sweeps updates the row.
-                is_mine = self._plans(pk=row.pk, done=False, touched_at=row.touched_at).update(**said)
-                if is_mine and row.touched_at <= now:
+                mine = self._plans(pk=row.pk, done=False, touched_at=row.touched_at)
+                if mine.update(**values) and is_late:
                     adopted.append(_plan_of(row))
         return adopted
 
     def forget_all(self, queues: Sequence[str], app: str, write: str) -> int:
-        """Delete the rest of a write, except in queues where it is being published."""
         parts = large = 0
-        for some in chunked(queues, AT_ONCE):
+        for some in chunked(queues, PER_TRANSACTION):
             with self._writing():
                 mine = self._parts(queue__in=some, write=write)
                 # Lock the parts first: a publication that starts meanwhile keeps them, or is seen below.
                 found = list(mine.select_for_update().order_by("pk").values_list("pk", "queue"))
                 open_ones = self._publications(queue__in=some, app=app, write=write, done=False)
                 begun = set(open_ones.values_list("queue", flat=True))
-                gone = [pk for pk, queue in found if queue not in begun]
-                parts += len(gone)
-                for pks in chunked(gone):
+                unused = [pk for pk, queue in found if queue not in begun]
+                parts += len(unused)
+                for pks in chunked(unused):
                     small = self._small(pks)
                     self._parts(pk__in=small).delete()
                     large += self._parts(pk__in=[pk for pk in pks if pk not in small]).update(expires_at=0)
         with named(self._alias):
-            if large:
-                while _drop(self._dialect, self._parts(write=write, expires_at=0)):
-                    pass
+            while large and _delete_some(self._alias, self._parts(write=write, expires_at=0)):
+                pass
         return parts
 
     def _small(self, parts: Sequence[int]) -> set[int]:
         """Return those parts that are quickly deleted, because they have few chunks, all of them empty."""
         counts = self._chunks(part_id__in=parts).values_list("part_id").annotate(Count("pk"), Count("queued"))
-        return {pk for pk, chunks, published in counts if chunks == published and chunks <= AT_ONCE}
+        return {pk for pk, chunks, published in counts if chunks == published and chunks <= PER_TRANSACTION}
 
-    def _plan(self, plan: Plan, now: int) -> Any:
-        """Return and lock the last plan of an application for a target."""
-        there = self._plans(app=plan.app, target=plan.target).select_for_update().first()
-        if there is not None and there.expires_at is not None and there.expires_at <= now:
-            there.delete()
+    def _latest_plan(self, plan: Plan, now: int) -> Any:
+        """Return and lock the latest plan of an application for a target."""
+        latest = self._plans(app=plan.app, target=plan.target).select_for_update().first()
+        if latest is not None and latest.expires_at is not None and latest.expires_at <= now:
+            latest.delete()
             return None
-        return there
+        return latest
 
     def _open_plan(self, plan: Plan) -> Any:
         mine = {"app": plan.app, "target": plan.target, "version": plan.version, "write": plan.write}
@@ -276,35 +270,51 @@ class DatabaseStaging(DatabasePublications):
         return rows_of("StagedWrite", self._alias).filter(**which)
 
 
-def purge_staged(dialect: Dialect, now: int, limit: int) -> int:
-    """Delete expired chunks, parts, publications and plans, at most about `limit`.
+class StagingSweep:
+    """Deletes what has expired, and publishes the rest of plans whose publishers have fallen silent."""
 
-    Returns:
-        The number of rows.
-    """
-    if not sparktables.are_installed():
-        return 0
-    gone = _drop(dialect, rows_of("StagedPart", dialect.alias).filter(expires_at__lte=now))
+    def __init__(self, storage: "DatabaseStorage") -> None:
+        self._storage = storage
+        staging = SqlStaging(storage, LOCK_TIMEOUT)
+        reports = SqlBulkWriteReports(storage.alias, storage.clock)
+        self._abandoned = AbandonedPlans(staging, reports, lambda queue: storage.reads.counts(queue))
+
+    def run(self) -> None:
+        """Do some steps."""
+        now = self._storage.clock.now()
+        with named(self._storage.alias):
+            for _ in range(STEPS):
+                if not delete_expired(self._storage.alias, now, EXPIRED):
+                    break
+        self._abandoned.sweep()
+
+
+def delete_expired(alias: str, now: int, limit: int) -> int:
+    """Delete expired chunks, parts, publications and plans, at most about `limit`; return their number."""
+    count = _delete_some(alias, rows_of("StagedPart", alias).filter(expires_at__lte=now))
     for name in ("Publication", "StagedWrite"):
-        over = rows_of(name, dialect.alias).filter(expires_at__lte=now)
-        gone += over.filter(pk__in=list(over.values_list("pk", flat=True)[:limit])).delete()[0]
-    return gone
+        expired = rows_of(name, alias).filter(expires_at__lte=now)
+        if pks := list(expired.values_list("pk", flat=True)[:limit]):
+            count += expired.filter(pk__in=pks).delete()[0]
+    return count
 
 
-def _drop(dialect: Dialect, parts: Any) -> int:
-    """Delete chunks of these parts, and parts without chunks. Returns the number of rows."""
-    with dialect.transaction():
-        mine = list(parts.select_for_update().order_by("pk").values_list("pk", flat=True)[:AT_ONCE])
-        chunks = rows_of("StagedChunk", dialect.alias)
-        some = list(chunks.filter(part_id__in=mine).values_list("pk", flat=True)[:AT_ONCE])
-        gone: int = chunks.filter(pk__in=some).delete()[0]
-        if len(some) < AT_ONCE:
-            gone += parts.filter(pk__in=mine).delete()[0]
-    return gone
+def _delete_some(alias: str, parts: Any) -> int:
+    """Delete chunks of these parts, and parts without chunks; return the number of rows."""
+    if not parts.exists():
+        return 0
+    with tables.dialect_for(alias).transaction():
+        mine = list(parts.select_for_update().order_by("pk").values_list("pk", flat=True)[:PER_TRANSACTION])
+        chunks = rows_of("StagedChunk", alias)
+        some = list(chunks.filter(part_id__in=mine).values_list("pk", flat=True)[:PER_TRANSACTION])
+        count: int = chunks.filter(pk__in=some).delete()[0]
+        if len(some) < PER_TRANSACTION:
+            count += parts.filter(pk__in=mine).delete()[0]
+    return count
 
 
-def _alike(batch: Batch) -> Batch:
-    """Normalize a batch for storage. `durable=False` has no effect here, so drop it."""
+def _as_staged(batch: Batch) -> Batch:
+    """Return a batch as it is stored. `durable=False` has no effect here, so drop it."""
     options = batch.options if batch.options.durable is not False else replace(batch.options, durable=None)
     return batch._replace(payloads=list(batch.payloads), ids=list(batch.ids or ()), options=options)
 

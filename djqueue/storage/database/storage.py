@@ -1,30 +1,25 @@
-"""The database storage: the scheduler in one process, and its client in all others."""
+"""Jobs in a database of the project, without a scheduler: every process runs the same statements."""
 
-import contextlib
-import logging
-import threading
+import itertools
+import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
-from typing import Any, Concatenate
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any, TypeVar, Unpack
 
-from asgiref.sync import sync_to_async
-from django.core.exceptions import ImproperlyConfigured
-from django.db import Error, connections
+from django.db import connections
 
-from djqueue.core.breaker import Outage
 from djqueue.core.clock import Clock
-from djqueue.core.durations import milliseconds
-from djqueue.core.errors import (
-    ConfigurationError,
-    OptionError,
-    SchedulerRunningError,
-    StorageError,
-    StorageUnavailableError,
-)
-from djqueue.core.forks import after_fork
+from djqueue.core.engine import DEFAULT_POLICY
+from djqueue.core.errors import ConfigurationError
+from djqueue.core.groups import GroupLimit, GroupWords
+from djqueue.core.ids import IdSource
 from djqueue.core.job import (
     Batch,
+    CancelResult,
     ClaimRequest,
+    Claims,
     Emission,
     EnqueueResult,
     Finished,
@@ -33,453 +28,446 @@ from djqueue.core.job import (
     ProgressReport,
     Renewal,
 )
+from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
 from djqueue.core.maintenance import Swept
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.queue import QueuePolicy
-from djqueue.core.sharing import LimiterPolicy
-from djqueue.core.shown import in_one_line, shown_name
+from djqueue.core.sharing import LimiterPolicy, LimiterState
+from djqueue.core.shown import shown_name
 from djqueue.core.states import State
-from djqueue.storage import sparktables
-from djqueue.storage.base import P, Storage, T
+from djqueue.storage import backpressure, sparktables
+from djqueue.storage.base import P, Storage
 from djqueue.storage.capabilities import Capabilities
 from djqueue.storage.commits import JoinedTransactions
-from djqueue.storage.facets import Unsubscribe
+from djqueue.storage.facets import EventHandler, Jobs, Limiters, Queues, Unsubscribe
 from djqueue.storage.tables.clock import DatabaseClock
-from djqueue.storage.tables.dberrors import LOCKED, drop_if_broken, named
-from djqueue.storage.tables.dialects import dialect_for
+from djqueue.storage.tables.dberrors import named
+from djqueue.storage.tables.holders import boot_of
+from djqueue.storage.tables.rows import chunked
 
-from .address import default_address, parse_address
-from .bulkwrites import DatabaseBulkWriteReports
-from .client import ClientStorage
-from .facets import (
-    DatabaseEvents,
-    DatabaseJobs,
-    DatabaseLimiters,
-    DatabaseQueues,
-    DatabaseReads,
-    DatabaseWorkers,
-)
-from .lease import RUNS_NOTHING, TAKES_OVER, TTL, LeaseLost, SchedulerLease
-from .operations import TIMEOUT, operation_of
-from .role import DatabaseSchedulerRole
-from .scheduler import SchedulerStorage
-from .server import SchedulerServer
-from .snapshots import DatabaseSnapshots
+from . import claim, enqueue, finish, jobs, limiters, metrics, moving, queues, restarts, stored, sweep
+from .background import Background
+from .buffer import WriteBuffer
+from .bulkwrites import SqlBulkWriteReports
+from .connections import CallThread
+from .dialects import PostgresSql, SqlDialect, SqliteSql
+from .events import SqlEvents
+from .export import SqlExport
+from .follower import Follower
+from .reads import SqlReads
+from .snapshots import SqlSnapshots
+from .staging import SqlStaging, StagingSweep
+from .transaction import Transactions, Tx, is_in_transaction
+from .wake import Wake
+from .workers import SqlWorkers
 
-logger = logging.getLogger("djqueue.scheduler")
-
-MAX_TIMEOUT = 60
-"""Maximum of TIMEOUT, in seconds."""
-SHORTEST_LEASE = 1_000
-"""Minimum of SCHEDULER_LEASE, in milliseconds."""
-STANDBY_POLL = 0.5
-"""Seconds between a standby's checks of the scheduler's lease."""
+T = TypeVar("T")
+NO_CLAIMS = Claims([])
+USE_EVERY = 60_000
+"""Milliseconds after which a process records again that a queue is used, as another may obliterate it."""
+OLDEST_SQLITE = (3, 35)
+"""It has RETURNING."""
+MOVED = 100
+"""Jobs that one transaction moves to another queue."""
 
 
 class DatabaseStorage(Storage):
-    """Jobs in a database of the project.
-
-    At most one process is the scheduler. `connect` takes that role, unless the role's `standby` is `work`;
-    all other processes are clients.
+    """Jobs in a database of the project: SQLite, or PostgreSQL.
 
     Args:
         database: Alias in `DATABASES`.
-        address: Address of the scheduler's socket, `unix:///path` or `tcp://host:port`. The default is a
-            Unix domain socket that only this user can open.
-        token: Token that clients of a TCP address must send.
-        timeout: Time limit of an enqueue in seconds, plus a second for every 10,000 jobs, or every 1,000
-            with the ORM alone.
+        policies: The policies of single queues.
+        limiters: Limiters that queues may share.
+        clock: The source of time; by default that of the database server, or of this machine for SQLite.
         metrics: How long metrics are kept.
-        scheduler_lease: How long the scheduler's lease lasts unless it is renewed: seconds, or a timedelta.
-        sql: `auto` uses fast statements on SQLite and PostgreSQL; `orm` uses the ORM alone.
+        notify: PostgreSQL notifies workers and subscribers of what has happened elsewhere. False lets them
+            poll: behind a pooler that gives each transaction another connection, notifications are lost.
     """
+
+    has_settings = True
+    """Whether the policies are those of the project; otherwise the group modes of queues are looked up."""
+    workers: SqlWorkers
+    reads: SqlReads
+    events: SqlEvents
 
     def __init__(
         self,
         *,
         database: str = "default",
-        address: str | None = None,
-        token: str | None = None,
-        scheduler_lease: float | timedelta = TTL / 1_000,
-        sql: str = "auto",
         policies: Mapping[str, QueuePolicy] | None = None,
         limiters: Mapping[str, LimiterPolicy] | None = None,
         clock: Clock | None = None,
-        cores: int | None = None,
         metrics: Tiers = DEFAULT_TIERS,
-        timeout: float = TIMEOUT,
+        notify: bool = True,
+        random: Random | None = None,
     ) -> None:
         if database not in connections:
             raise ConfigurationError(f"DATABASE: {shown_name(database)} is not in DATABASES")
-        for name, value in (("ADDRESS", address), ("TOKEN", token)):
-            if value is not None and not isinstance(value, str):
-                kind = value if name == "ADDRESS" else f"an object of type {type(value).__name__}"
-                raise ConfigurationError(f"{name}: expected a string, got {kind}")
-        if cores is not None and (type(cores) is not int or cores < 1):
-            raise ConfigurationError(f"CORES: expected a positive whole number, got {cores!r}")
-        if sql not in ("auto", "orm"):
-            raise ConfigurationError(f"SQL: must be 'auto' or 'orm'; got {shown_name(sql)}")
-        if connections[database].settings_dict["ENGINE"] == "django.db.backends.dummy":
-            raise ImproperlyConfigured(
-                f"djqueue stores its jobs in DATABASES[{database!r}], which is not configured: set its ENGINE"
-            )
-        try:
-            self._ttl = milliseconds("SCHEDULER_LEASE", scheduler_lease)
-        except OptionError as error:
-            raise ConfigurationError(str(error)) from error
-        if self._ttl < SHORTEST_LEASE:
-            raise ConfigurationError(
-                f"SCHEDULER_LEASE must be {SHORTEST_LEASE / 1_000:g} s or longer; got {scheduler_lease!r}"
-            )
-        self._alias = database
-        self._address = parse_address(address) if address else default_address(database)
-        self._token = token
-        self._policies = policies
-        self._limiters = limiters
-        self._cores = cores
-        self._metrics = metrics
-        self._clock: Clock = clock or DatabaseClock(database)
-        self._dialect = dialect_for(database, orm=sql == "orm")
-        self._timeout = _seconds(timeout)
-        self._client = ClientStorage(
-            self._dialect, self._clock, token, policies, limiters, self.notify_incidents, self._timeout
-        )
-        self._scheduler: SchedulerStorage | None = None
-        """The scheduler, if this process is the scheduler."""
-        self._deposed: SchedulerStorage | None = None
-        """The scheduler that this process was before another process took over."""
-        self.lease: SchedulerLease | None = None
-        """The scheduler's lease, if this process holds it."""
-        self._server: SchedulerServer | None = None
-        self._closing = threading.Event()
-        self.role = DatabaseSchedulerRole(self, self._ttl)
-        self._transactions = JoinedTransactions(database)
-        self._bulk_writes = DatabaseBulkWriteReports(database, self._clock)
-        self.jobs = DatabaseJobs(self)
-        self.queues = DatabaseQueues(self)
-        self.limiters = DatabaseLimiters(self)
-        self.workers = DatabaseWorkers(self)
-        self.reads = DatabaseReads(self)
-        self.events = DatabaseEvents(self)
-        self.snapshots = DatabaseSnapshots(self, self._dialect, self._client.policy)
-        after_fork(self.become_client)
+        if not isinstance(notify, bool):
+            raise ConfigurationError(f"NOTIFY: expected True or False, got {notify!r}")
+        self.alias = database
+        self.notify = notify
+        self.dialect = dialect_for(database, has_sessions=notify)
+        self.clock: Clock = clock or DatabaseClock(database)
+        # A server has a clock for all; without the ID of the machine's boot, its own clock must do.
+        self._follows_restarts = not self.dialect.has_clock and boot_of() != ""
+        self.ids = IdSource()
+        self.random = random or Random()
+        self.metrics = metrics
+        self.limiter_policies = dict(limiters or {})
+        self._policies = dict(policies or {})
+        self._rotation = itertools.count()
+        self.ready_queues = claim.ReadyQueues()
+        self._used: dict[str, int] = {}
+        self.letter_room: dict[str, int] = {}
+        """Dead letters that this process may add to a queue before it counts them again."""
+        self.transactions = Transactions(self, database, self.dialect)
+        self.jobs = SqlJobs(self)
+        self.queues = SqlQueues(self)
+        self.limiters = SqlLimiters(self)
+        self.workers = SqlWorkers(self)
+        self.reads = SqlReads(self)
+        self.events = SqlEvents(self)
+        self.wake = Wake(self)
+        self.follower = Follower(self)
+        self.background = Background(database)
+        self.buffer = WriteBuffer(self)
+        self.snapshots = SqlSnapshots(self)
+        self._export = SqlExport(database)
+        self._staging = SqlStaging(self)
+        self._bulk_writes = SqlBulkWriteReports(database, self.clock)
+        self._staging_sweep = StagingSweep(self)
+        self._joined = JoinedTransactions(database)
+        self._calls = CallThread(database)
+
+    # What a transaction asks.
+
+    def policy(self, queue: str) -> QueuePolicy:
+        """Return the configuration of a queue."""
+        return self._policies.get(queue, DEFAULT_POLICY)
+
+    def follow_mode(self, queue: str, mode: str) -> None:
+        """Use a queue in this group mode from now on."""
+        self._policies[queue] = replace(self.policy(queue), group_mode=mode)
+
+    def policies(self) -> Mapping[str, QueuePolicy]:
+        """Return the configuration of the queues that have one."""
+        return self._policies
+
+    def tick(self) -> int:
+        """Return milliseconds by the clock of leases and rates."""
+        return self.clock.elapsed() if self._follows_restarts else self.clock.now()
+
+    def rotation(self) -> int:
+        """Return the next number, so that each claim starts with another queue."""
+        return next(self._rotation)
+
+    def use(self, tx: Tx, queue: str) -> None:
+        """Record that a queue is used, unless this process has done so lately."""
+        if queue in tx.used or self._used.get(queue, 0) > tx.now - USE_EVERY:
+            return
+        queues.use(tx, queue)
+        tx.used.add(queue)
+        tx.then(lambda: self._used.__setitem__(queue, tx.now))
+
+    def forget_used(self) -> None:
+        """Record again which queues are used, after their records were replaced."""
+        self._used.clear()
+
+    def used_queues(self, tx: Tx, table: str = "") -> list[str]:
+        """Return the queues in a table, or those with ready, delayed or held jobs, in order."""
+        tables = [table] if table else ["djqueue_ready", "djqueue_delayed", "djqueue_held"]
+        found: set[str] = set()
+        for one in tables:
+            found.update(name for (name,) in tx.rows(stored.queues_in(one)))
+        return sorted(found)
+
+    def queue_names(self, tx: Tx) -> list[str]:
+        """Return the names of the queues that have been used."""
+        return queues.names(tx)
+
+    def has_concurrency(self, tx: Tx, queue: str) -> bool:
+        """Return whether the end of a job may let another one of its queue start."""
+        return queues.controls(tx, queue).concurrency is not None
 
     # Life.
 
     def connect(self) -> None:
-        """Become the scheduler of the database: take its lease, load its jobs, open its socket.
-
-        While another process is the scheduler, wait, or raise SchedulerRunningError: see
-        `DatabaseSchedulerRole.standby`.
-
-        Raises StorageUnavailableError if the database is unavailable.
-        """
-        if self.is_scheduler:
-            return
-        with named(self._alias):
-            if self.role.standby == "work":
-                self._wait_for_scheduler()
-            else:
-                self._connect()
+        # A database in memory exists in the connection of its thread only.
+        if self.follower.is_possible and not self.transactions.connections.is_open:
+            with named(self.alias):
+                self.transactions.connections.open()
+            self._calls.open()
+        self.read(queues.check_modes)
+        if self._follows_restarts and self.read(restarts.is_first_use, is_single=True):
+            self.write(restarts.follow)
 
     def close(self) -> None:
-        """Write the remaining changes, release the scheduler's lease, and close all connections."""
-        self._closing.set()
-        scheduler, self._scheduler = self._scheduler, None
-        server, self._server = self._server, None
-        lease, self.lease = self.lease, None
         try:
-            if server is not None:
-                server.close()
-            if scheduler is not None:
-                scheduler.close()
-            if self._deposed is not None:
-                with contextlib.suppress(LeaseLost):  # That was logged when it happened.
-                    self._deposed.close()
-            if lease is not None:
-                self._release(lease)
-        except (Error, OSError) as error:
-            drop_if_broken(self._alias)
-            raise StorageUnavailableError(
-                f"database {self._alias!r} is unavailable, and the last changes could not be written: "
-                f"{in_one_line(error)}"
-            ) from error
+            self.buffer.flush()
         finally:
-            self._client.close()
+            self.events.close()
+            self.wake.close()
+            self.background.close()
+            self.follower.close()
+            self._calls.close()
+            self.transactions.connections.close()
+            self.dialect.close()
 
     def describe(self) -> str:
-        settings = connections[self._alias].settings_dict
-        vendor = connections[self._alias].display_name
+        settings = connections[self.alias].settings_dict
+        vendor = connections[self.alias].display_name
         where = f" at {settings['HOST']}" if settings.get("HOST") else ""
-        return f"database {self._alias!r} ({vendor}{where}: {settings['NAME']})"
-
-    @property
-    def alias(self) -> str:
-        """Alias of the database."""
-        return self._alias
-
-    @property
-    def clock(self) -> Clock:
-        """The clock that decides when jobs are due."""
-        return self._clock
+        return f"database {self.alias!r} ({vendor}{where}: {settings['NAME']})"
 
     @property
     def has_spark_tables(self) -> bool:
-        """Whether the tables of `djqueue.contrib.spark` can be used."""
+        """Whether the project has the tables of `djqueue.contrib.spark`."""
         return sparktables.are_installed()
 
     @property
-    def active(self) -> SchedulerStorage | ClientStorage:
-        """The scheduler if this process is the scheduler, otherwise its client."""
-        return self._scheduler or self._client
-
-    @property
     def capabilities(self) -> Capabilities:
-        active = self.active
+        has_spark = self.has_spark_tables
         return Capabilities(
-            database=self._alias,
+            database=self.alias,
             mirrored_states=frozenset(State),
-            transactions=self._transactions,
-            scheduler=self.role,
-            staging=active.staging if self.has_spark_tables else None,
-            bulk_writes=self._bulk_writes if self.has_spark_tables else None,
-            export=active.export,
+            transactions=self._joined,
+            staging=self._staging if has_spark else None,
+            bulk_writes=self._bulk_writes if has_spark else None,
+            export=self._export,
         )
 
-    @property
-    def outage(self) -> Outage | None:
-        return self.active.outage
-
-    @property
-    def is_scheduler(self) -> bool:
-        """Whether this process is the scheduler."""
-        return self._scheduler is not None
-
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a sync method on the async ORM's thread, which has the caller's transaction."""
-        return await sync_to_async(method, thread_sensitive=True)(*args, **kwargs)
+        return await self._calls.call(method, *args, **kwargs)
+
+    def write(self, work: Callable[[Tx], T], *, durable: bool = False) -> T:
+        """Run a function in a transaction that writes; errors name the database and what to do.
+
+        Args:
+            work: The function, which may be called again after a conflict with another transaction.
+            durable: Whether the commit must be on disk, regardless of the connection's settings.
+        """
+        self._flush_buffer()
+        with named(self.alias):
+            return self.transactions.write(work, durable=durable)
+
+    def read(self, work: Callable[[Tx], T], *, is_single: bool = False) -> T:
+        """Run a function in a transaction that reads; errors name the database and what to do.
+
+        Args:
+            work: The function.
+            is_single: It runs one statement, which needs no transaction.
+        """
+        self._flush_buffer()
+        with named(self.alias):
+            return self.transactions.read(work, is_single=is_single)
+
+    def _flush_buffer(self) -> None:
+        """Let a call see the jobs that this process has enqueued before."""
+        if self.buffer and not self.buffer.would_wait_for_caller():
+            self.buffer.flush()
 
     # The hot path.
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        with named(self._alias):
-            return self.active.enqueue(batches)
+        if self._is_in_transaction():
+            return self._enqueue(batches)  # It would keep its locks while it waits for room.
+        return backpressure.enqueue(self.events, self.policy, batches, self._enqueue)
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        with named(self._alias):
-            return await self.active.aenqueue(batches)
+        async def once(some: Sequence[Batch]) -> list[EnqueueResult]:
+            return await self.acall(self._enqueue, some)
+
+        if backpressure.may_wait(self.policy, batches) and await self.acall(self._is_in_transaction):
+            return await once(batches)
+        return await backpressure.aenqueue(self, self.policy, batches, once)
+
+    def _is_in_transaction(self) -> bool:
+        return is_in_transaction(connections[self.alias])
+
+    def _enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        durable = any(batch.options.durable for batch in batches)
+        is_apart = bool(batches) and all(batch.options.durable is False for batch in batches)
+        if not is_apart or not self.follower.is_possible:
+            return self.write(lambda tx: enqueue.enqueue(tx, batches), durable=durable)
+        if self.buffer.takes(batches):
+            return self.buffer.add(batches)
+        self._flush_buffer()
+        with named(self.alias):
+            return self.transactions.write_apart(lambda tx: enqueue.enqueue(tx, batches))
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
-        with named(self._alias):
-            return self.active.finish(outcomes, then)
+        return self.write(partial(_step, outcomes=outcomes, then=then))
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
-        with named(self._alias):
-            return await self.active.afinish(outcomes, then)
+        # On SQLite, that takes less time than to wake another thread and to wait for it.
+        if self._calls.is_used() and not self.buffer:
+            with named(self.alias):
+                done = self.transactions.write_at_once(partial(_step, outcomes=outcomes, then=then))
+            if done is not None:
+                return done[0]
+        return await self.acall(self.finish, outcomes, then)
 
     def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
-        with named(self._alias):
-            return self.active.renew(leases)
+        return self.write(lambda tx: finish.renew(tx, leases)) if leases else []
 
     def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
-        with named(self._alias):
-            return self.active.report(reports)
+        return self.write(lambda tx: finish.report(tx, reports)) if reports else []
 
     def emit(self, emissions: Sequence[Emission]) -> list[bool]:
-        with named(self._alias):
-            return self.active.emit(emissions)
+        return self.write(lambda tx: finish.emit(tx, emissions)) if emissions else []
 
     def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
-        return self.active.listen(queues, wake)
+        return self.wake.listen(queues, wake)
+
+    def subscribe_new(self, queue: str, handler: EventHandler, job_id: str) -> Unsubscribe:
+        return self.events.subscribe_new(queue, handler, job_id)
 
     def sweep(self) -> Swept:
-        with named(self._alias):
-            return self.active.sweep()
+        with named(self.alias):
+            return sweep.sweep(self)
 
-    # Every other operation.
+    def sweep_metrics(self) -> None:
+        """Add what was counted to the metrics, and remove old ones."""
+        metrics.sweep(self)
 
-    def ask(self, method: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run an operation of the contract, such as `Jobs.cancel`, where the table in `operations` says."""
-        operation, scheduler = operation_of(method), self._scheduler
-        with named(self._alias):
-            if scheduler is not None:
-                answer: T = operation.of(scheduler)(*args, **kwargs)
-            else:
-                answer = self._client.ask(operation, args, kwargs)
-        return answer
+    def sweep_staging(self) -> None:
+        """Publish the rest of bulk writes whose publishers are silent, and remove expired ones."""
+        if sparktables.are_installed():
+            self._staging_sweep.run()
 
-    def flush(self) -> None:
-        """Write what the scheduler has not written to the tables yet, if one is running."""
-        scheduler = self._scheduler
-        with named(self._alias):
-            if scheduler is not None:
-                scheduler.gate.flush()
-            else:
-                self._client.flush()
 
-    def on_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
-        """Call `wake` when commands may wait for a worker: see `Workers.on_command`."""
-        scheduler = self._scheduler
-        if scheduler is not None:
-            return scheduler.workers.on_command(worker_id, wake)
-        return self._client.on_command(worker_id, wake)
+class SqlJobs(Jobs):
+    """Changes of single jobs."""
 
-    def unregister_worker(self, worker_id: str) -> None:
-        """Remove a worker. If no scheduler can be reached, do nothing: the next one removes the worker."""
-        scheduler = self._scheduler
-        with named(self._alias):
-            if scheduler is not None:
-                scheduler.workers.unregister(worker_id)
-            else:
-                self._client.unregister_worker(worker_id)
+    def __init__(self, storage: DatabaseStorage) -> None:
+        self._write = storage.write
 
-    def change_version(self) -> str | None:
-        """Return the version of all jobs: see `Reads.change_version`."""
-        scheduler = self._scheduler
-        with named(self._alias):
-            if scheduler is not None:
-                return scheduler.reads.change_version()
-            return self._client.change_version()
+    def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
+        return self._write(lambda tx: jobs.cancel(tx, queue, ids, reason)) if ids else []
 
-    # Becoming the scheduler, and losing the role.
+    def promote(self, queue: str, ids: Sequence[str]) -> list[bool]:
+        states = frozenset({State.DELAYED})
+        return self._write(lambda tx: jobs.move_in_time(tx, queue, ids, tx.now, "promoted", states))
 
-    def _connect(self) -> None:
-        self._tune()
-        lease = self._wait_for_lease()
-        storage = SchedulerStorage(
-            self._dialect,
-            lease,
-            self._clock,
-            self._policies,
-            self._limiters,
-            self._cores,
-            lost=self._lost,
-            incidents=self.notify_incidents,
-            tiers=self._metrics,
-            timeout=self._timeout,
-        )
-        server = None
-        try:
-            counts = storage.open()
-            server = SchedulerServer(
-                storage,
-                self._address,
-                self._token,
-                storage.inbox.arrived.set,
-                self._alias,
-                holds=lambda: not lease.has_run_out(),
+    def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
+        states = frozenset({State.DELAYED, State.WAITING})
+        return self._write(lambda tx: jobs.move_in_time(tx, queue, ids, run_at, "delayed", states))
+
+    def update(
+        self, queue: str, ids: Sequence[str], priority: int | None = None, payload: bytes | None = None
+    ) -> list[bool]:
+        return self._write(lambda tx: jobs.update(tx, queue, ids, priority, payload))
+
+    def replace_payload(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
+        return self._write(lambda tx: jobs.replace_payload(tx, queue, id, payload, old, retry=retry))
+
+    def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
+        if queue == to:
+            raise ValueError(f"the jobs are already in queue {to!r}; pass a different queue")
+        answers: list[str] = []
+        for some in chunked(ids, MOVED):
+            answers += self._write(partial(moving.move, queue=queue, ids=some, to=to))
+        return answers
+
+    def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
+        return self._write(lambda tx: jobs.retry(tx, queue, ids, dry_run=dry_run))
+
+    def remove(self, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
+        return self._write(lambda tx: jobs.remove(tx, queue, ids, ended_before=ended_before))
+
+
+class SqlQueues(Queues):
+    """Controls of queues."""
+
+    def __init__(self, storage: DatabaseStorage) -> None:
+        self._storage = storage
+        self._write, self._read = storage.write, storage.read
+
+    def names(self) -> list[str]:
+        return self._read(queues.names)
+
+    def pause(self, queue: str) -> None:
+        self._write(lambda tx: queues.pause(tx, queue, paused=True))
+
+    def resume(self, queue: str) -> None:
+        self._write(lambda tx: queues.pause(tx, queue, paused=False))
+
+    def is_paused(self, queue: str) -> bool:
+        return self._read(lambda tx: queues.controls(tx, queue).paused, is_single=True)
+
+    def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
+        self._write(lambda tx: queues.set_limits(tx, queue, rate, concurrency))
+
+    def set_group_limit(self, queue: str, group: str | None, **overrides: Unpack[GroupWords]) -> None:
+        changes: dict[str, Any] = {**overrides}
+        self._write(lambda tx: queues.change_group(tx, queue, group, changes))
+
+    def pause_group(self, queue: str, group: str) -> None:
+        self._write(lambda tx: queues.change_group(tx, queue, group, {"paused": True}))
+
+    def resume_group(self, queue: str, group: str) -> None:
+        self._write(lambda tx: queues.change_group(tx, queue, group, {"paused": False}))
+
+    def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
+        return self._read(lambda tx: queues.group_limits(tx, queue))
+
+    def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
+        removed = 0
+        while limit is None or removed < limit:
+            some = queues.CLEANED if limit is None else min(queues.CLEANED, limit - removed)
+            clean = partial(queues.clean_some, queue=queue, states=states, before=before, limit=some)
+            count = self._write(clean)
+            removed += count
+            if count < some:
+                break  # Jobs that come while this one cleans may stay.
+        return removed
+
+    def obliterate(self, queue: str, *, force: bool = False) -> int:
+        count = self._write(lambda tx: queues.obliterate(tx, queue, force=force))
+        self._storage._used.pop(queue, None)
+        return count
+
+
+class SqlLimiters(Limiters):
+    """Limiters that queues share."""
+
+    def __init__(self, storage: DatabaseStorage) -> None:
+        self._write, self._read = storage.write, storage.read
+
+    def set(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
+        self._write(lambda tx: limiters.set_limits(tx, name, rate, concurrency))
+
+    def state(self, name: str) -> LimiterState:
+        return self._read(lambda tx: limiters.LockedLimiter(tx, name, lock=False).state())
+
+
+def _step(tx: Tx, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Finished:
+    """End attempts, and claim the next jobs, in one transaction."""
+    accepted = finish.finish(tx, outcomes) if outcomes else []
+    tx.settle()
+    return Finished(accepted, NO_CLAIMS if then is None else claim.claim(tx, then))
+
+
+def dialect_for(alias: str, *, has_sessions: bool = True) -> SqlDialect:
+    """Return the dialect of a configured database. Raises ConfigurationError for one that cannot be used.
+
+    Args:
+        alias: The database.
+        has_sessions: Settings of a session stay with the connection: not behind some poolers.
+    """
+    connection = connections[alias]
+    if connection.vendor == "sqlite":
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            oldest = ".".join(map(str, OLDEST_SQLITE))
+            raise ConfigurationError(
+                f"DATABASES[{alias!r}]: Python has SQLite {sqlite3.sqlite_version}, and djqueue needs "
+                f"{oldest} or newer; install a newer one, or use PostgreSQL"
             )
-            server.start()
-            lease.move(str(server.address))
-            storage.welcome()
-        except BaseException:
-            if server is not None:
-                server.close()
-            storage.close()
-            # The next scheduler must know how the previous one ended.
-            lease.release_unserved()
-            raise
-        self.lease, self._server, self._scheduler = lease, server, storage
-        logger.info(
-            "This process is the scheduler: %s pending jobs, %s of them interrupted; "
-            "%s jobs running in other processes; %s dead letters.",
-            *counts.values(),
-        )
-
-    def _wait_for_lease(self) -> SchedulerLease:
-        lease = SchedulerLease(self._alias, self._clock, str(self._address), self._ttl)
-        if lease.acquire():
-            return lease
-        there = lease.present()
-        who = there.describe() if there is not None else "another process"
-        if self.role.standby == "never":
-            raise SchedulerRunningError(
-                f"{who} is the scheduler of database {self._alias!r}: stop that process first, remove "
-                "--standby=never to wait until it stops, or use --standby=work to run its jobs"
-            )
-        logger.info(
-            "Standing by: %s is the scheduler of database %r. %s",
-            who,
-            self._alias,
-            RUNS_NOTHING if self.role.on_standby is None else TAKES_OVER,
-        )
-        if self.role.on_standby is not None:
-            self.role.on_standby()
-        self._stand_by(lease.acquire)
-        return lease
-
-    def _release(self, lease: SchedulerLease) -> None:
-        """Release the scheduler's lease, on a new connection if this thread's connection no longer works.
-
-        The server may have closed this thread's connection, which has not been used since the start.
-        """
-        try:
-            lease.release()
-        except Error as error:
-            connection = connections[self._alias]
-            if connection.in_atomic_block or LOCKED.search(str(error)):
-                raise
-            connection.close()
-            lease.release()
-
-    def _wait_for_scheduler(self) -> None:
-        if not self._client.reaches_scheduler():
-            logger.info(
-                "Waiting for a scheduler of database %r: start one with `manage.py runworkers`. With "
-                "--standby work, this process runs the jobs that a scheduler assigns, and never becomes "
-                "the scheduler.",
-                self._alias,
-            )
-            self._stand_by(self._client.reaches_scheduler)
-
-    def _stand_by(self, is_over: Callable[[], bool]) -> None:
-        """Wait for a condition, also through outages of the database."""
-        away = False
-        while not self._closing.wait(STANDBY_POLL):
-            try:
-                if is_over():
-                    return
-                away = False
-            except Error as error:
-                drop_if_broken(self._alias)
-                if not away:
-                    logger.warning("Could not read the scheduler's row, retrying: %s", in_one_line(error))
-                away = True
-        raise StorageError("the storage was closed while standing by")
-
-    def _tune(self) -> None:
-        """Apply the recommended settings of SQLite that are stored in its file."""
-        connection = connections[self._alias]
-        if connection.vendor == "sqlite":
-            with connection.cursor() as cursor:
-                cursor.execute("PRAGMA journal_mode=WAL")
-
-    def become_client(self) -> None:
-        """Become a client in a forked child: the parent is the scheduler and has its threads and socket."""
-        self._scheduler = self._server = self.lease = None
-
-    def _lost(self) -> None:
-        logger.error(
-            "Another process has taken over as the scheduler. Running jobs continue, and their "
-            "results are reported to the new scheduler."
-        )
-        if self._scheduler is not None:
-            # The rows contain the claims of this process, and the new scheduler keeps these for a whole
-            # lease.
-            self._deposed, self._scheduler = self._scheduler, None
-        if self._server is not None:
-            self._server.stop()
-        if self.role.on_lost is not None:
-            self.role.on_lost()
-
-
-def _seconds(timeout: Any) -> float:
-    try:
-        found = milliseconds("TIMEOUT", timeout) / 1_000
-    except OptionError as error:
-        raise ConfigurationError(str(error)) from error
-    if not 0 < found <= MAX_TIMEOUT:
-        raise ConfigurationError(
-            f"TIMEOUT: must be a number of seconds greater than 0 and at most {MAX_TIMEOUT}; got {timeout!r}"
-        )
-    return found
+        return SqliteSql()
+    if connection.vendor == "postgresql":
+        return PostgresSql(has_sessions=has_sessions)
+    raise ConfigurationError(
+        f"DATABASES[{alias!r}] is {connection.display_name}: djqueue stores jobs in PostgreSQL or SQLite; "
+        "use one of these, or the Redis storage"
+    )

@@ -84,7 +84,7 @@ def storage(url):
 
 
 def open_storage(url, **options):
-    """Return a storage that runs as the scheduler."""
+    """Return a connected storage."""
     if url.startswith("redis"):
         return RedisStorage(url=url, **options)
     storage = DatabaseStorage(database=alias_of(url), **options)
@@ -99,12 +99,6 @@ def leftovers(storage):
     parts = spark_models.StagedPart.objects.using(storage.alias).values_list("write", "part")
     chunks = spark_models.StagedChunk.objects.using(storage.alias).values_list("part_id", "number")
     return [*parts, *chunks]
-
-
-def take_in(storage):
-    """Make a database's scheduler read the inbox at once."""
-    if isinstance(storage, DatabaseStorage):
-        storage.active.inbox.take_in_all()
 
 
 def failing_once(marker):

@@ -137,7 +137,6 @@ def test_closed_storage_has_no_open_connection(sqlite_url):
     with closing(storage_at(sqlite_url)) as storage:
         storage.connect()
         assert storage.queues.names() == []
-        assert not storage.is_scheduler
     assert connections[alias_of(sqlite_url)].connection is None
 
 

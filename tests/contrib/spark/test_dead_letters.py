@@ -14,7 +14,7 @@ from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.job import REJECTED
 from djqueue.core.queue import KEYED, QueuePolicy
 from djqueue.testing.factories import batch, claim
-from tests.contrib.spark.conftest import open_storage, take_in
+from tests.contrib.spark.conftest import open_storage
 
 QUEUE = "emails"
 COLUMNS = {
@@ -53,7 +53,6 @@ def test_invalid_rows_become_dead_letters_with_their_values(storage, write, deli
         assert storage.queues.names() == []
 
     report = made.commit([told])
-    take_in(storage)
 
     assert (report.rows, report.inserted, report.duplicates, report.dead_letters) == (4, 2, 0, 2)
     assert report.rejected == {"id": 1, "priority": 1}
@@ -90,7 +89,6 @@ def test_repeated_write_adds_no_second_dead_letter(storage, write, delivery):
     for _ in range(2):
         made = write(**named)
         reports.append(made.commit([run(made)]))
-    take_in(storage)
 
     assert len(storage.reads.dead_letters(QUEUE)) == 2
     assert reports[1].skipped is (delivery == "staged")
@@ -103,7 +101,6 @@ def test_repeated_task_adds_its_dead_letters_once(storage, write, delivery):
     run(made, part="0.0")
 
     report = made.commit([run(made, part="0.1")])
-    take_in(storage)
 
     assert len(storage.reads.dead_letters(QUEUE)) == 2
     assert (report.dead_letters, sum(report.rejected.values())) == (2, 2)
@@ -115,7 +112,6 @@ def test_row_without_a_queue_is_counted_without_a_dead_letter(storage, url):
     made = Write(WriteOptions.read(given), list(columns))
 
     report = made.commit([run(made, columns)])
-    take_in(storage)
 
     assert (report.inserted, report.rejected, report.dead_letters) == (1, {"queue": 1, "job": 1}, 1)
     assert [letter.name for letter in storage.reads.dead_letters(QUEUE)] == ["rejected"]
@@ -124,7 +120,6 @@ def test_row_without_a_queue_is_counted_without_a_dead_letter(storage, url):
 def test_dead_letter_has_the_options_of_the_write_and_no_unique_key(storage, write):
     made = write(maxAttempts="9", uniqueKey="one", priorityColumn=None, idColumn="key")
     made.commit([run(made, {**COLUMNS, "key": [None, None, None, None]})])
-    take_in(storage)
 
     [first, *_] = storage.reads.jobs(QUEUE, [letter.id for letter in storage.reads.dead_letters(QUEUE)])
     assert len(storage.reads.dead_letters(QUEUE)) == 4
@@ -134,7 +129,6 @@ def test_dead_letter_has_the_options_of_the_write_and_no_unique_key(storage, wri
 def test_dead_letters_of_a_write_expire_like_others(storage, write):
     made = write()
     made.commit([run(made)])
-    take_in(storage)
 
     [letter, _] = storage.reads.dead_letters(QUEUE)
     assert letter.expires_at - letter.entered_at == DeadLetterPolicy().ttl
@@ -158,7 +152,6 @@ def test_queue_with_required_groups_rejects_rows_without_a_group(url, delivery, 
         made = Write(WriteOptions.read({**given, **target}), list(columns))
 
         report = made.commit([run(made, columns)])
-        take_in(owner)
 
         assert (report.inserted, report.rejected, report.dead_letters) == (1, {"group": 1}, 1)
         assert len(owner.reads.dead_letters(QUEUE)) == 1

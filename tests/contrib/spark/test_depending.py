@@ -7,19 +7,14 @@ from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError
 from djqueue.core.states import State
-from djqueue.storage.database import DatabaseStorage
 from djqueue.testing.factories import a_waiting_job
-from tests.contrib.spark.test_writing import take_in
 
 QUEUE = "emails"
 AFTER = [["first"], None, ["first", "nobody"], [], ["nobody"]]
 
 
 def there(storage, queue, job_id):
-    """Enqueue a job, and wait until it is visible."""
     a_waiting_job(storage, queue=queue, id=job_id)
-    if isinstance(storage, DatabaseStorage):
-        storage.active.gate.flush()
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
@@ -30,7 +25,6 @@ def test_job_waits_for_the_dependencies_of_its_row(storage, url, delivery):
     made = Write(WriteOptions.read({**given, "onError": "skip", "deliveryMode": delivery}), list(columns))
 
     report = made.commit([made.run_task("0.0", pyarrow.table(columns).to_batches())])
-    take_in(storage)
 
     assert (report.inserted, report.rejected) == (3, {"dependsOn": 2})
     states = storage.reads.states(QUEUE, columns["key"])
@@ -65,7 +59,6 @@ def test_job_becomes_a_dead_letter_if_its_dependency_is_removed_before_publicati
     storage.jobs.remove(QUEUE, ["first"])
 
     report = made.commit([told])
-    take_in(storage)
 
     assert (report.rows, report.inserted, report.rejected) == (3, 3, {})
     assert storage.reads.states(QUEUE, columns["key"]) == [State.FAILED, State.WAITING, State.BLOCKED]

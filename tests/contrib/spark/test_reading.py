@@ -12,14 +12,7 @@ from djqueue.contrib.spark.reading import Read, batch_of
 from djqueue.contrib.spark.tables import JOBS, TABLES
 from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError, StorageUnavailableError
-from djqueue.storage.database import DatabaseStorage
 from djqueue.testing.factories import a_completed_job, a_failed_job, a_waiting_job, batch, job
-
-
-def write_down(storage):
-    """Flush a database's journal, which would otherwise be written a moment later."""
-    if isinstance(storage, DatabaseStorage):
-        storage.active.gate.flush()
 
 
 @pytest.fixture
@@ -27,7 +20,6 @@ def read(url, storage):
     """Return the rows of a read as dicts, each task with a copy of the read."""
 
     def rows(**given):
-        write_down(storage)
         made = Read(ReadOptions.read({"url": url, **given}))
         tasks = made.partitions()
         batches = [one for parts in tasks for one in deepcopy(made).run_task(parts)]
@@ -57,7 +49,6 @@ def test_payload_is_read_only_if_requested(storage, read):
 
 def test_rows_are_divided_among_the_requested_number_of_partitions(url, storage):
     storage.enqueue([batch(12_000), *(batch(10, queue=f"small {at}") for at in range(20))])
-    write_down(storage)
 
     made = Read(ReadOptions.read({"url": url, "numPartitions": "3"}))
     tasks = made.partitions()

@@ -12,7 +12,6 @@ from djqueue.contrib.spark.throttling import LAST_RETRY_WAIT, StorageRetry, Writ
 from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.states import State
-from tests.contrib.spark.test_writing import take_in
 
 
 class Flaky:
@@ -84,7 +83,6 @@ def test_lost_response_enqueues_no_row_twice(url, storage, monkeypatch, step):
     rows = pyarrow.table({"key": [f"row {number}" for number in range(ROWS)]})
 
     report = made.commit([made.run_task("0.0", rows.to_batches(max_chunksize=10))])
-    take_in(storage)
 
     assert len(lost) == 1
     assert report.inserted + report.duplicates == ROWS

@@ -16,7 +16,7 @@ from djqueue.core.states import State
 from djqueue.storage import publishing
 from djqueue.storage.staging import ChunkMissingError, Counts
 from djqueue.testing.factories import batch, claim
-from tests.contrib.spark.conftest import leftovers, open_storage, take_in
+from tests.contrib.spark.conftest import leftovers, open_storage
 
 QUEUE = "emails"
 ROWS = 50
@@ -78,7 +78,6 @@ def test_write_enqueues_each_row_once_in_order(storage, write):
     assert numbers(storage) == []
 
     report = made.commit(list(reversed(told)))
-    take_in(storage)
 
     assert (report.rows, report.inserted, report.duplicates, report.rejected) == (150, 150, 0, {})
     assert [
@@ -403,7 +402,6 @@ def test_task_stages_chunks_of_many_queues_in_few_calls(storage, url, monkeypatc
     )
 
     report = made.commit([made.run_task("0.0", rows.to_batches())])
-    take_in(storage)
 
     assert report.inserted == 500
     assert sum(calls) == 250

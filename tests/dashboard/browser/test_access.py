@@ -14,7 +14,7 @@ from djqueue.models import BulkKind, BulkOperation, CronJob
 from djqueue.operations import bulk
 from djqueue.storage.bulkwrites import DONE, UNFINISHED, QueueShare, tag_of
 from djqueue.storage.capabilities import Capabilities
-from djqueue.storage.database.bulkwrites import DatabaseBulkWriteReports
+from djqueue.storage.database.bulkwrites import SqlBulkWriteReports
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.contract.bulk_writes import report
 from djqueue.testing.factories import worker
@@ -78,7 +78,7 @@ def register_workers(storage):
 
 def keep_bulk_writes(monkeypatch):
     """Keep two reports of bulk writes in the tables, though jobs are in memory; enqueue jobs of the first."""
-    kept = DatabaseBulkWriteReports("default", SYSTEM_CLOCK)
+    kept = SqlBulkWriteReports("default", SYSTEM_CLOCK)
     monkeypatch.setattr(MemoryStorage, "capabilities", Capabilities(in_process=True, bulk_writes=kept))
     write, now = CAPTURED["write"], SYSTEM_CLOCK.now()
     kept.keep(

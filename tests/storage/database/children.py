@@ -1,8 +1,7 @@
-"""Child processes that say lines and are told lines; see `programs.py` for what they do."""
+"""Child processes that write lines and obey lines; `programs.py` has what they run."""
 
 import os
 import queue
-import signal
 import subprocess
 import sys
 from threading import Thread
@@ -12,13 +11,12 @@ from tests.support import PATIENCE
 
 
 class Child:
-    """A program in a process of its own. Whatever it is doing, the end of `with` kills it."""
+    """A program in a process of its own, which the end of `with` kills."""
 
-    def __init__(self, program: str, *arguments: object, environment: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "tests.storage.database.programs", program]
+    def __init__(self, program: str, *arguments: object) -> None:
         self.process = subprocess.Popen(
-            [*command, *map(str, arguments)],
-            env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", **(environment or {})},
+            [sys.executable, "-m", "tests.storage.database.programs", program, *map(str, arguments)],
+            env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -28,54 +26,40 @@ class Child:
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def hears(self) -> str:
-        """The next line that it says."""
+    def line(self) -> str:
+        """Return the next line that it writes."""
         line = self._lines.get(timeout=PATIENCE)
-        assert line is not None, "it has ended without another word"
+        assert line is not None, "the child has ended"
         return line
 
-    def hears_until(self, word: str) -> list[str]:
-        """The lines up to the one that is this word, without it."""
+    def lines_until(self, last: str) -> list[str]:
+        """Return the lines before the one that is `last`."""
         lines = []
-        while (line := self.hears()) != word:
-            lines.append(line)
-        return lines
-
-    def told(self) -> list[str]:
-        """Everything that it has said and that was not heard yet, once it has ended."""
-        lines = []
-        while (line := self._lines.get(timeout=PATIENCE)) is not None:
+        while (line := self.line()) != last:
             lines.append(line)
         return lines
 
     def tell(self, line: str) -> None:
-        """Say a line to it."""
+        """Send a line to it."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
 
-    def ends(self) -> int:
-        """Wait for its end, having said that there is nothing more to say; its exit code."""
+    def ask(self, line: str) -> list[str]:
+        """Send a line, and return the lines of the answer."""
+        self.tell(line)
+        return self.lines_until("done")
+
+    def finish(self) -> int:
+        """Let it end by itself, and return its exit code."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait(PATIENCE)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Kill it, and wait until it is gone."""
         self.process.kill()
         self.process.wait()
-
-    def freeze(self) -> None:
-        """SIGSTOP: it does nothing, but is there."""
-        self.process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """SIGCONT."""
-        self.process.send_signal(signal.SIGCONT)
 
     def __enter__(self) -> Self:
         return self

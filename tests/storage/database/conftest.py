@@ -1,60 +1,47 @@
-"""Tables that are empty, storages that are closed whatever happens, and child processes that are ended."""
+"""Tables that are empty, and the marks of tests that use them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 
-from djqueue.storage.database import DatabaseStorage, lease
-from tests.storage.database import programs
+from djqueue.storage.database import DatabaseStorage
 from tests.storage.thorough import contract_part
 from tests.tables import closing_connections_of_test_threads, empty_tables, every_app
 
-from .children import Child
-
-MakeStorage = Callable[..., DatabaseStorage]
-StartChild = Callable[..., Child]
-
-
 HERE = Path(__file__).parent
-CENTRAL = {
-    *("test_conformance", "test_crash", "test_dialects", "test_export", "test_journal", "test_lease"),
-    *("test_producers", "test_recovery", "test_restarts", "test_socket", "test_transactions", "test_wire"),
+LOCKING = {
+    "belongings",
+    "claims",
+    "concurrency",
+    "dependencies",
+    "groups",
+    "ids_and_bytes",
+    "insight",
+    "leases",
+    "limiters",
+    "limits",
+    "moving",
+    "outcomes",
+    "pinned_bounds",
+    "reads",
+    "retention",
+    "snapshots",
+    "unique_keys",
 }
-"""Modules that `make test` runs; a change of the storage's own code needs the others, too."""
-CENTRAL_PARTS = {
-    *("", "concurrency", "enqueue", "events", "ids_and_bytes", "machine", "outcomes", "results"),
-    *("streaming", "unique_keys", "workers"),
-}
-"""The same of the contract: what a request, the journal or another process decides. The engine decides most
-of the others, as in the memory storage, and the remaining ones concern tables.
-"""
-DIALECT = {"test_dialects", "test_transactions"}
-"""Modules of which `make test` also runs all tests on PostgreSQL."""
+"""Parts of the contract in which databases may differ: locks, constraints, order, bytes, sums."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE not in item.path.parents:
-            continue
-        if "tables" in getattr(item, "fixturenames", ()):
+        if HERE in item.path.parents and "tables" in getattr(item, "fixturenames", ()):
             # Real transactions, and nothing that is emptied by pytest-django: see `tables`.
             item.add_marker(pytest.mark.django_db(transaction=True, available_apps=[]))
             item.add_marker(pytest.mark.database)
-        if item.path.stem not in CENTRAL or contract_part(item) not in CENTRAL_PARTS:
-            item.add_marker(pytest.mark.scheduler)
-        if item.path.stem in DIALECT:
-            item.add_marker(pytest.mark.dialect)
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait long for a scheduler that a busy machine stops for seconds; tests of deadlines override this."""
-    programs.be_patient(monkeypatch.setattr)
+            if contract_part(item) in {"", *LOCKING}:
+                item.add_marker(pytest.mark.dialect)
 
 
 @pytest.fixture
@@ -62,112 +49,28 @@ def tables() -> Iterator[None]:
     """Django's database; afterwards djqueue's tables are emptied."""
     with every_app():
         yield
-        lease._failed_at.clear()  # A test's own clock may be behind that of the one before.
         connection.close()  # a test may have left it in any state
         empty_tables()
+
+
+@pytest.fixture
+def make(tables: None) -> Iterator[Callable[..., DatabaseStorage]]:
+    """Make storages, connected ones unless the test says otherwise; they are closed."""
+    made: list[DatabaseStorage] = []
+
+    def make(*, connect: bool = True, **options: Any) -> DatabaseStorage:
+        storage = DatabaseStorage(**options)
+        made.append(storage)
+        if connect:
+            storage.connect()
+        return storage
+
+    yield make
+    for storage in made:
+        storage.close()
 
 
 @pytest.fixture(autouse=True)
 def _connections_of_test_threads() -> Iterator[None]:
     with closing_connections_of_test_threads():
         yield
-
-
-@pytest.fixture
-def make_storage(tables: None, make_any_storage: MakeStorage) -> MakeStorage:
-    """Makes storages on Django's database: clients of it, until they are connected."""
-    return make_any_storage
-
-
-@pytest.fixture
-def make_any_storage() -> Iterator[MakeStorage]:
-    """The same on any database."""
-    with ExitStack() as stack:
-
-        def make(**options: Any) -> DatabaseStorage:
-            storage = DatabaseStorage(**options)
-            stack.callback(storage.close)
-            return storage
-
-        yield make
-
-
-@pytest.fixture
-def client(make_storage: MakeStorage) -> DatabaseStorage:
-    """A storage that is not the scheduler."""
-    return make_storage()
-
-
-@pytest.fixture
-def scheduler(make_storage: MakeStorage) -> DatabaseStorage:
-    """A storage that is the scheduler."""
-    storage = make_storage()
-    storage.connect()
-    return storage
-
-
-@pytest.fixture
-def start_child(tables: None) -> Iterator[StartChild]:
-    """Starts one of the programs of `programs.py` in a process of its own."""
-    with ExitStack() as stack:
-
-        def start(program: str, *arguments: object, **options: Any) -> Child:
-            return stack.enter_context(Child(program, *arguments, **options))
-
-        yield start
-
-
-@pytest.fixture
-def other_database(django_db_blocker: Any) -> Iterator[Callable[[str], str]]:
-    """Makes Django know another database by its URL; returns its alias."""
-    aliases: list[str] = []
-
-    def add(url: str) -> str:
-        alias = f"other_{len(aliases)}"
-        aliases.append(alias)
-        connections.databases[alias] = connections.configure_settings(
-            {"default": {}, alias: settings_of(url)}
-        )[alias]
-        return alias
-
-    with django_db_blocker.unblock():
-        yield add
-    for alias in aliases:
-        connections[alias].close()
-        del connections[alias]
-        del connections.databases[alias]
-
-
-def settings_of(url: str) -> dict[str, Any]:
-    """`DATABASES` of `sqlite:///path` or `postgresql://user@host:port/name`."""
-    parts = urlsplit(url)
-    if parts.scheme == "sqlite":
-        return {"ENGINE": "django.db.backends.sqlite3", "NAME": parts.path}
-    return {
-        "ENGINE": "django.db.backends.postgresql",
-        "HOST": parts.hostname,
-        "PORT": parts.port,
-        "USER": parts.username,
-        "NAME": parts.path.removeprefix("/"),
-    }
-
-
-@pytest.fixture
-def analyze():
-    """Lets the database learn what the table of jobs has; other tests plan without."""
-
-    def run():
-        with connection.cursor() as cursor:
-            cursor.execute("ANALYZE djqueue_job")
-            if connection.vendor == "postgresql":
-                # It would sort so few rows rather than read them in order.
-                cursor.execute("SET enable_seqscan = off; SET enable_bitmapscan = off")
-
-    yield run
-    if connection.vendor == "sqlite":
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sqlite_stat1'")
-            if cursor.fetchone():
-                cursor.execute("DELETE FROM sqlite_stat1")
-                cursor.execute("ANALYZE sqlite_schema")
-    connection.close()

@@ -1,241 +1,180 @@
-"""What child processes do: `python -m tests.storage.database.programs NAME ARGUMENTS…`.
+"""What child processes run: `python -m tests.storage.database.programs NAME ARGUMENTS…`.
 
-They say what they have done on standard output, a line each, and are told what to do on standard input.
+They write what they have done to standard output, and read what to do from standard input.
 """
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import django
 
-from tests.support import PATIENCE
-
-QUEUE = "default"
-
 
 def say(*words: object) -> None:
-    # One write: it is heard whole or not at all, whenever this process dies.
+    # One write: it arrives whole or not at all, whenever this process dies.
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def commands() -> Iterator[list[str]]:
+    say("ready")
     for line in sys.stdin:
         yield line.split()
+        say("done")
 
 
 @contextmanager
-def storage(*, connect: bool = False, standby: str = "wait"):
+def storage(*, connect: bool = True, **options):
     from djqueue.storage.database import DatabaseStorage
 
-    with closing(DatabaseStorage(scheduler_lease=float(os.environ.get("LEASE", 10)))) as made:
-        made.role.standby = standby
+    with closing(DatabaseStorage(**options)) as made:
         if connect:
             made.connect()
         yield made
 
 
-def scheduler() -> None:
-    """Is the scheduler until it hears that there is nothing more to do."""
-    with storage(connect=True) as made:
-        made.role.on_lost = lambda: say("lost")
-        say("ready")
+def obedient(connect: str = "connected") -> None:
+    """Obeys, with a connected storage or without."""
+    from djqueue.core.job import Emission
+    from djqueue.testing.factories import QUEUE, claim, completing, enqueue, failing, finish
+
+    with storage(connect=connect == "connected") as made:
         for command in commands():
-            obey(made, command)
-
-
-def client() -> None:
-    """Obeys, without being the scheduler."""
-    with storage() as made:
-        say("ready")
-        for command in commands():
-            obey(made, command)
-
-
-def obey(made, command: list[str]) -> None:
-    from djqueue.core.errors import StorageUnavailableError
-
-    try:
-        do(made, command)
-    except StorageUnavailableError as error:
-        say("refused", error)
-
-
-def do(made, command: list[str]) -> None:
-    from djqueue.core.job import Outcome
-    from djqueue.testing.factories import batch, claim, completing, finish
-
-    match command:
-        case ["enqueue", count, *options]:
-            given = {name: _value(value) for name, value in (option.split("=") for option in options)}
-            if "id" in given:
-                given["ids"] = [given.pop("id")]
-            for result in made.enqueue([batch(int(count), **given)]):
-                say(result.status, result.id)
-            say("done")
-        case ["work", count]:
-            claimed = claim(made, int(count))
-            for one in claimed:
-                say(one.id)
-            say("done", *finish(made, *map(completing, claimed)))
-        case ["claim", count]:
-            for one in claim(made, int(count)):
-                say(one.id)
-            say("done")
-        case ["finish", job_id, token]:
-            say("done", *finish(made, Outcome(QUEUE, job_id, int(token), "complete")))
-        case ["sync"]:
-            made.reads.counts(QUEUE)
-            say("done")
-        case ["cancel", job_id]:
-            say(made.jobs.cancel(QUEUE, [job_id])[0].status)
-
-
-def _value(text: str):
-    return {"True": True, "False": False, "None": None}.get(text, text)
-
-
-def enqueuer(durable: str) -> None:
-    """The scheduler, which enqueues numbers until it dies, and says each once the call has returned."""
-    from djqueue.testing.factories import enqueue
-
-    with storage(connect=True) as made:
-        say("ready")
-        number = 0
-        while True:
-            enqueue(made, payload=str(number).encode(), durable=_value(durable))
-            say(number)
-            number += 1
-
-
-def transactional_enqueuer() -> None:
-    """A client that enqueues numbers in transactions, every third of which it rolls back."""
-    from django.db import transaction
-
-    from djqueue.testing.factories import enqueue
-
-    with storage() as made:
-        say("ready")
-        number = 0
-        while True:
-            try:
-                with transaction.atomic():
-                    enqueue(made, payload=str(number).encode())
-                    if number % 3 == 2:
-                        raise _RollBackError
-            except _RollBackError:
-                pass
-            else:
-                say(number)
-            number += 1
-
-
-class _RollBackError(Exception):
-    pass
+            match command:
+                case ["enqueue", id]:
+                    enqueue(made, id=id)
+                case ["enqueue", id, delay]:
+                    enqueue(made, id=id, delay=int(delay))
+                case ["begin", count]:
+                    for one in claim(made, int(count)):
+                        say(one.id)
+                case ["complete", count]:
+                    finish(made, *map(completing, claim(made, int(count))))
+                case ["fail", count]:
+                    finish(made, *map(failing, claim(made, int(count))))
+                case ["emit"]:
+                    [claimed] = claim(made, 1)
+                    made.emit([Emission(QUEUE, claimed.id, claimed.token, 0, [b"1", b"2"])])
+                    finish(made, completing(claimed))
+                case ["cancel", id]:
+                    made.jobs.cancel(QUEUE, [id])
+                case ["remove", id]:
+                    made.jobs.remove(QUEUE, [id])
 
 
 def worker() -> None:
-    """The scheduler, which works at jobs until it dies, and says each turn: some fail, some are put back, new
-    ones come."""
-    from djqueue.testing.factories import batch, completing, failing, request, retrying
+    """Completes each job as soon as it is woken, and says its id."""
+    from djqueue.testing.factories import claim, completing, finish
 
-    with storage(connect=True) as made:
+    with storage() as made:
+        woken = threading.Event()
+        made.listen(None, woken.set)
         say("ready")
-        turn = 0
-        claims = made.claim(request(7))
         while True:
-            turn += 1
-            outcomes = []
-            for at, claimed in enumerate(claims.jobs):
-                if claimed.payload == b"fails":
-                    outcomes.append(failing(claimed))
-                elif (turn + at) % 5 == 0 and claimed.failures < 2:
-                    outcomes.append(retrying(claimed))
-                else:
-                    outcomes.append(completing(claimed))
-            claims = made.finish(outcomes, request(7)).claims
-            if turn % 3 == 0:
-                made.enqueue([batch(2, durable=turn % 2 == 0)])
-            say(turn)
+            claimed = claim(made, 10)
+            if claimed:
+                finish(made, *map(completing, claimed))
+                for one in claimed:
+                    say(one.id)
+            else:
+                woken.wait()
+                woken.clear()
 
 
-def contender() -> None:
-    """Tries to become the scheduler, and says when it is and when it no longer is."""
-    from djqueue.core.errors import SchedulerRunningError
+def claimer(count: str) -> None:
+    """Claims and completes jobs until none is left, and says their ids."""
+    from djqueue.core.job import Outcome
+    from djqueue.testing.factories import QUEUE, request
 
-    say("ready")
-    for _ in commands():
-        try:
-            with storage(connect=True, standby="never") as made:
-                say("scheduler", made.lease._generation)
-                sys.stdin.readline()
-            say("closed")
-        except SchedulerRunningError as error:
-            say("refused", error)
+    with storage() as made:
+        for _ in commands():
+            claimed = made.claim(request(int(count))).jobs
+            while claimed:
+                for one in claimed:
+                    say(one.id)
+                outcomes = [Outcome(QUEUE, one.id, one.token, "complete") for one in claimed]
+                finished = made.finish(outcomes, request(int(count)))
+                assert all(finished.accepted)
+                claimed = finished.claims.jobs
+
+
+def producer() -> None:
+    """Enqueues numbered jobs until it is told to stop, and says how many."""
+    from djqueue.testing.factories import enqueue
+
+    with storage(connect=False) as made:
+        stopped = threading.Event()
+        say("ready")
+        threading.Thread(target=lambda: (sys.stdin.readline(), stopped.set()), daemon=True).start()
+        number = 0
+        while not stopped.is_set():
+            enqueue(made, id=f"job-{number}")
+            number += 1
+            if number == 1:
+                say("started")
+        say(number)
+
+
+def interrupted() -> None:
+    """Is killed in the middle of a transaction."""
+    from djqueue.storage.database import enqueue
+    from djqueue.testing.factories import batch
+
+    def work(tx):
+        enqueue.enqueue(tx, [batch(3)])
+        say("inside")
+        sys.stdin.readline()
+
+    with storage() as made:
+        made.write(work)
+
+
+def buffered() -> None:
+    """Enqueues jobs that are written a moment later, and ends without closing its storage."""
+    from djqueue.storage.database import DatabaseStorage
+    from djqueue.testing.factories import batch
+
+    made = DatabaseStorage()
+    made.enqueue([batch(3, durable=False)])
+    say("enqueued")
 
 
 def forker() -> None:
-    """The scheduler, and the producer that it becomes the parent of."""
-    from django.db import connection
-
+    """Forks a child with a connected storage; both go on using it."""
     from djqueue.testing.factories import enqueue
 
-    with storage(connect=True) as made:
-        enqueue(made, id="parent")
-        connection.close()
+    with storage() as made:
+        woken = threading.Event()
+        made.listen(None, woken.set)
+        enqueue(made, id="before")
         child = os.fork()
         if not child:
-            say(enqueue(made, id="child"), enqueue(made, id="durable", durable=True), made.is_scheduler)
+            enqueue(made, id="child")
+            say("child", made.transactions.connections.is_open)
             os._exit(0)
-        say(os.waitpid(child, 0)[1], made.is_scheduler)
-        for command in commands():
-            obey(made, command)
+        _, status = os.waitpid(child, 0)
+        enqueue(made, id="parent")
+        say("parent", made.transactions.connections.is_open, status)
 
 
-def publisher() -> None:
-    """A client that publishes what was put aside, chunk by chunk, and says each when it is published."""
-    from djqueue.storage.staging import chunks_of
-    from tests.storage.database.test_staging import MANIFEST
+def memory() -> None:
+    """Uses a database in memory, which exists in one connection only."""
+    from django.core.management import call_command
+    from django.db import connections
 
-    with storage() as made:
-        staging = made.capabilities.staging
-        found = staging.begin(MANIFEST, None)
-        say("ready")
-        for chunk in chunks_of(found.manifest):
-            say(staging.publish(found.manifest, [chunk])[0].queued)
-        staging.end(found.manifest)
+    from djqueue.testing.factories import QUEUE, claim_ids, enqueue
+    from djqueue.testing.waiting import Recorder
 
-
-def waiter() -> None:
-    """A client that enqueues a job and waits for what it returns."""
-    from djqueue.client import Queue
-
-    with storage() as made:
-        say("ready")
-        for [wait] in commands():
-            say(Queue(QUEUE, storage=made).enqueue_and_wait("question", name="handler", wait=float(wait)))
-
-
-def be_patient(patch: Callable[[object, str, object], None]) -> None:
-    """Lengthen the deadlines after which a client gives up a scheduler that does not answer."""
-    from djqueue.storage.database import DatabaseStorage, connecting, probing, remote, session
-
-    for module, name in (
-        (connecting, "CONNECT_TIMEOUT"),
-        (probing, "PROBE_TIMEOUT"),
-        (remote, "PING_TIMEOUT"),
-        (remote, "PROBE_TIMEOUT"),
-        (remote, "READ_TIMEOUT"),
-        (remote, "SEND_TIMEOUT"),
-        (session, "FIRST_FRAME"),
-    ):
-        patch(module, name, PATIENCE)
-    for function in (DatabaseStorage.__init__, remote.Remote.read):
-        patch(function, "__kwdefaults__", {**function.__kwdefaults__, "timeout": PATIENCE})
+    connections.settings["memory"] = {**connections.settings["default"], "NAME": ":memory:"}
+    call_command("migrate", database="memory", verbosity=0)
+    with storage(database="memory") as made:
+        recorder = Recorder()
+        made.events.subscribe(QUEUE, recorder)
+        enqueue(made, id="a", durable=False)
+        say(claim_ids(made), recorder.words(), threading.active_count())
 
 
 if __name__ == "__main__":
     django.setup()
-    be_patient(setattr)
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,32 +1,20 @@
 """Reports of bulk writes in the tables."""
 
-from contextlib import closing
-
-import pytest
 from django.db import transaction
 
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.memory import MemoryStorage
 from djqueue.testing import contract
-from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract.bulk_writes import kept, report
 
-pytestmark = pytest.mark.dialect
+from .test_conformance import OnAClock
 
 
-class TestClientBulkWrites(contract.BulkWritesContract):
-    @pytest.fixture
-    def storage(self, tables):
-        self.clock = FakeClock()
-        with closing(DatabaseStorage(clock=self.clock, policies=contract.POLICIES)) as storage:
-            yield storage
-
-    def advance(self, milliseconds):
-        self.clock.advance(milliseconds)
+class TestBulkWrites(OnAClock, contract.BulkWritesContract):
+    """The part of the contract."""
 
 
-def test_caller_transaction_survives_duplicate_report(make_storage):
-    storage = make_storage()
+def test_caller_transaction_survives_duplicate_report(tables):
+    storage = DatabaseStorage()
     kept(storage).keep(report())
 
     with transaction.atomic():
@@ -34,8 +22,3 @@ def test_caller_transaction_survives_duplicate_report(make_storage):
         kept(storage).keep(report(rows=8))
 
     assert kept(storage).get(report().write).rows == 8
-
-
-def test_memory_storage_keeps_no_bulk_write_reports():
-    with closing(MemoryStorage()) as storage:
-        assert storage.capabilities.bulk_writes is None

@@ -1,4 +1,4 @@
-"""The database storage can be read as a whole."""
+"""The SQL storage can be read as a whole."""
 
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -9,24 +9,15 @@ from djqueue import models
 from djqueue.storage.database import DatabaseStorage, export
 from djqueue.storage.export import ExportFilter
 from djqueue.testing import contract
-from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract.exporting import rows
 
-pytestmark = pytest.mark.dialect
+from .test_conformance import OnAClock
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-class TestSchedulerExport(contract.ExportContract):
-    @pytest.fixture
-    def storage(self, tables):
-        self.clock = FakeClock()
-        with closing(DatabaseStorage(clock=self.clock, policies=contract.POLICIES)) as storage:
-            storage.connect()
-            yield storage
-
-    def advance(self, milliseconds):
-        self.clock.advance(milliseconds)
+class TestExport(OnAClock, contract.ExportContract):
+    """The part of the contract."""
 
 
 @pytest.fixture
@@ -91,7 +82,7 @@ def test_attempt_of_deleted_job_is_exported_without_name(storage):
 
 
 def test_export_parts_are_balanced_when_most_ids_are_missing(storage, monkeypatch):
-    monkeypatch.setattr(export, "LEAST", 500)
+    monkeypatch.setattr(export, "MIN_ROWS", 500)
     numbers = [*range(1, 20_000, 100), *range(20_000, 21_800)]
     models.DeadLetter.objects.bulk_create(
         models.DeadLetter(

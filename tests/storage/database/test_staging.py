@@ -1,13 +1,16 @@
-"""Jobs that are put aside in the tables, and published together, whoever dies or does the same meanwhile."""
+"""Jobs that are staged in the tables and published together, whoever dies or does the same meanwhile."""
 
+import os
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from random import Random
 
 import pytest
 from django.db import connection, transaction
-from django.test.utils import CaptureQueriesContext
 
 from djqueue import models
 from djqueue.contrib.spark import models as spark_models
@@ -16,21 +19,56 @@ from djqueue.core.job import Batch
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage, staging
-from djqueue.storage.staging import STAGE_TTL, ChunkMissingError, Counts, Manifest, chunks_of
+from djqueue.storage.publishing import SILENCE
+from djqueue.storage.staging import RESUMABLE, STAGE_TTL, ChunkMissingError, Counts, Manifest, chunks_of
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract.staging import APP, WRITE, fresh, place, plan, publish, publish_rest, staged
 from djqueue.testing.factories import QUEUE, batch
-from tests.support import eventually
+from tests.statements import recorded
+from tests.storage.clockplans import StagingOnAClock
 
-pytestmark = pytest.mark.dialect
+from .test_conformance import OnAClock
 
 PARTS, CHUNKS, JOBS = 2, 20, 5
 MANIFEST = Manifest(QUEUE, APP, 1, WRITE, {str(part): staging.KIND * CHUNKS for part in range(PARTS)})
-WEEK = staging.RESUMABLE
+WEEK = RESUMABLE
 
 
 class Died(Exception):
     """In the place of a process that ends."""
+
+
+class TestStaging(OnAClock, StagingOnAClock):
+    """The part of the contract."""
+
+
+@pytest.fixture
+def make_storage(tables):
+    with ExitStack() as stack:
+
+        def make(**options):
+            return stack.enter_context(closing(DatabaseStorage(**options)))
+
+        yield make
+
+
+@pytest.fixture
+def client(make_storage):
+    return make_storage()
+
+
+@pytest.fixture
+def publisher(client) -> Iterator[subprocess.Popen]:
+    """A process that publishes `MANIFEST`."""
+    for part in MANIFEST.parts:
+        stage(client, part)
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    command = [sys.executable, "-m", "tests.storage.database.publisher"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def stage(storage: DatabaseStorage, part: str) -> None:
@@ -59,16 +97,13 @@ ALL = [job_id for part, number in chunks_of(MANIFEST) for job_id in chunk(part, 
 @pytest.mark.parametrize(
     "round_number", [0, *(pytest.param(number, marks=pytest.mark.thorough) for number in (1, 2))]
 )
-def test_publication_of_killed_publisher_is_finished_once(start_child, client, request, round_number):
+def test_publication_of_killed_publisher_is_finished_once(publisher, client, request, round_number):
     moments = Random(f"{request.config.getoption('randomly_seed', 0)} {round_number}")
-    for part in MANIFEST.parts:
-        stage(client, part)
-    child = start_child("publisher")
-    child.hears_until("ready")
-    for _ in range(moments.randrange(1, CHUNKS)):
-        child.hears()
+    for _ in range(1 + moments.randrange(1, CHUNKS)):
+        assert publisher.stdout.readline()
     threading.Event().wait(moments.uniform(0, 0.02))
-    child.kill()
+    publisher.kill()
+    publisher.wait()
     published = ids()
     assert published == ALL[: len(published)]
     assert len(published) % JOBS == 0, "half of a chunk came"
@@ -93,7 +128,7 @@ def test_interrupted_publication_step_changes_nothing(client, monkeypatch):
 
     with monkeypatch.context() as patch:
         plain = place(client)._enqueue
-        patch.setattr(place(client), "_enqueue", lambda batches: dies(plain(batches)))
+        patch.setattr(place(client), "_enqueue", lambda *given: dies(plain(*given)))
         with pytest.raises(Died):
             place(client).publish(manifest, chunks_of(manifest))
 
@@ -136,17 +171,6 @@ def test_tasks_stage_their_parts_concurrently(make_storage):
     assert publish(make_storage(), MANIFEST) == Counts(queued=len(ALL))
 
 
-def test_scheduler_in_another_process_takes_jobs_up(start_child, client):
-    child = start_child("scheduler")
-    child.hears_until("ready")
-
-    publish(client, staged(client, {"a": [batch(3, ids=["1", "2", "3"])]}))
-
-    eventually(lambda: not models.Job.objects.filter(inbox=True).exists())
-    child.tell("claim 10")
-    assert child.hears_until("done") == ["1", "2", "3"]
-
-
 def test_rolled_back_publication_is_published_again(client):
     manifest = staged(client, {"a": [fresh(3)]})
     place(client).begin(manifest, None)
@@ -159,10 +183,10 @@ def test_rolled_back_publication_is_published_again(client):
     assert place(client).publish(manifest, chunks_of(manifest)) == [Counts(queued=3)]
 
 
-def test_non_durable_jobs_are_enqueued_in_publication_step(scheduler):
+def test_non_durable_jobs_are_enqueued_in_publication_step(client):
     chunk = batch(2, ids=["a", "b"], durable=False)
 
-    assert publish(scheduler, staged(scheduler, {"a": [chunk]})) == Counts(queued=2)
+    assert publish(client, staged(client, {"a": [chunk]})) == Counts(queued=2)
 
     assert ids() == ["a", "b"]
 
@@ -177,14 +201,14 @@ def staged_in(client, names, **given):
 
 def steps_of(client, manifests):
     """Publish to all queues, and return the counts of the queues and the number of statements."""
-    with CaptureQueriesContext(connection) as ran:
+    with recorded() as ran:
         place(client).begin_all(manifests, None)
         place(client).publish_all([(one, *chunk) for one in manifests for chunk in chunks_of(one)])
         ended = place(client).end_all(manifests)
     return ended, len(ran)
 
 
-def test_number_of_statements_hardly_grows_with_queues(client):
+def test_publishing_takes_few_statements_for_each_queue(client):
     few = staged_in(client, [f"few-{number}" for number in range(5)])
     many = staged_in(client, [f"many-{number}" for number in range(45)])
     steps_of(client, staged_in(client, ["first"]))
@@ -192,14 +216,14 @@ def test_number_of_statements_hardly_grows_with_queues(client):
     (counts, of_few), (more, of_many) = steps_of(client, few), steps_of(client, many)
 
     assert counts + more == [Counts(queued=2)] * 50
-    # Now and then, one asks for the time, and names of queues are passed in several statements.
-    assert of_many - of_few < 10
+    # Three to use a queue for the first time, and three for its jobs.
+    assert of_many - of_few < 6 * 40 + 10
 
 
 def test_chunks_of_more_queues_are_staged_by_as_few_statements(client):
     def stage(write, many):
         chunks = [[fresh(2, queue=f"q{number}")] for number in range(many)]
-        with CaptureQueriesContext(connection) as ran:
+        with recorded() as ran:
             place(client).stage_all(write, "a", chunks, {})
         return len(ran)
 
@@ -213,7 +237,7 @@ def test_rest_of_more_published_queues_is_deleted_by_as_few_statements(client):
     def forget(many):
         names = [f"{many}-{number}" for number in range(many)]
         steps_of(client, staged_in(client, names, write=f"to {many}"))
-        with CaptureQueriesContext(connection) as ran:
+        with recorded() as ran:
             assert place(client).forget_all(names, APP, f"to {many}") == many
         return len(ran)
 
@@ -293,7 +317,7 @@ def test_publisher_that_begins_while_its_plan_is_dropped_leaves_nothing(client, 
 def test_later_version_that_is_published_meanwhile_stays(client, monkeypatch):
     theirs = {"app": APP, "target": "", "version": 9, "write": "theirs"}
     mine = plan({QUEUE: {"a": staging.KIND}})
-    found = place(client)._plan
+    found = place(client)._latest_plan
     turns = []
 
     def reads(*given):
@@ -303,7 +327,7 @@ def test_later_version_that_is_published_meanwhile_stays(client, monkeypatch):
             spark_models.StagedWrite.objects.create(**theirs, queues=b"", done=True)
         return None if len(turns) == 1 and there is None else there
 
-    monkeypatch.setattr(place(client), "_plan", reads)
+    monkeypatch.setattr(place(client), "_latest_plan", reads)
 
     assert place(client).commit(mine).status == "done"
     assert spark_models.StagedWrite.objects.get().version == 9
@@ -361,13 +385,13 @@ def test_unpublished_part_expires_with_its_first_chunk(owner, clock):
 
 
 def test_many_expired_parts_are_deleted_in_small_steps(owner, clock, monkeypatch):
-    monkeypatch.setattr(staging, "AT_ONCE", 3)
+    monkeypatch.setattr(staging, "PER_TRANSACTION", 3)
     staged(owner, {"a": [fresh(1)] * 8, "b": [fresh(1)]}, lifetime=1)
     clock.advance(1)
 
-    gone = [staging.purge_staged(owner._dialect, clock.now(), 10) for _ in range(4)]
+    deleted = [staging.delete_expired(owner.alias, clock.now(), 10) for _ in range(4)]
 
-    assert gone == [3, 3, 3, 2]
+    assert deleted == [3, 3, 3, 2]
     assert rows() == 0
 
 
@@ -421,9 +445,72 @@ def test_resumed_publication_is_kept_for_another_week(owner, clock):
     assert place(owner).begin(manifest, mine.lifetime).status == "new"
     for _ in range(3):
         clock.advance(WEEK - 1)
-        staging.purge_staged(owner._dialect, clock.now(), 100)
+        staging.delete_expired(owner.alias, clock.now(), 100)
         place(owner).touch(mine)
         assert place(owner).begin(manifest, mine.lifetime).status == "resumed"
 
     assert place(owner).state_of(mine) == "open"
     assert publish_rest(owner, manifest) == Counts(queued=2)
+
+
+# Chunks that do not fit.
+
+
+@pytest.mark.parametrize(
+    "given", [[fresh(5)], [batch(3, ids=["a", "b", "c"]), batch(2, ids=["d", "e"], priority=1)]]
+)
+def test_chunk_above_the_maximum_size_is_added_unless_the_queue_is_full(make_storage, given):
+    client = make_storage(policies={QUEUE: QueuePolicy(max_size=3)})
+    kinds = place(client).stage(WRITE, "a", 0, given) + place(client).stage(WRITE, "a", 1, [fresh(4)])
+    manifest = Manifest(QUEUE, APP, 1, WRITE, {"a": kinds})
+    client.enqueue([batch(2)])
+    place(client).begin(manifest, None)
+
+    with pytest.raises(QueueFullError, match="allows 3 pending jobs"):
+        place(client).publish(manifest, chunks_of(manifest))
+
+    assert client.reads.counts(QUEUE)["waiting"] == 7
+    client.queues.clean(QUEUE, frozenset({State.WAITING}), 1 << 50)
+    assert publish_rest(client, manifest) == Counts(queued=9)
+
+
+def test_job_whose_dependency_is_gone_becomes_a_dead_letter(client):
+    client.enqueue([batch(1, ids=["first"])])
+    chunk = [batch(1, ids=["second"], depends_on=((QUEUE, "first"),)), batch(1, ids=["third"])]
+    kinds = place(client).stage(WRITE, "a", 0, chunk)
+    client.jobs.remove(QUEUE, ["first"])
+
+    assert publish(client, Manifest(QUEUE, APP, 1, WRITE, {"a": kinds})) == Counts(queued=2)
+
+    assert client.reads.states(QUEUE, ["second", "third"]) == [State.FAILED, State.WAITING]
+    [letter] = client.reads.dead_letters(QUEUE)
+    assert (letter.reason, letter.error_type) == ("enqueue_rejected", "djqueue.core.errors.OptionError")
+
+
+# Plans whose publishers are silent.
+
+
+def test_sweep_publishes_the_rest_of_a_silent_plan(owner, clock):
+    mine, manifests = committed(owner)
+    place(owner).publish_all([(manifests[0], "a", 0)])
+    owner.sweep()
+    assert owner.reads.counts("b")["waiting"] == 0
+
+    clock.advance(SILENCE)
+    owner.sweep()
+
+    assert {name: owner.reads.counts(name)["waiting"] for name in ("a", "b")} == {"a": 2, "b": 2}
+    assert place(owner).state_of(mine) == "done"
+    assert rows() == 0
+
+
+def test_sweep_drops_a_silent_plan_whose_jobs_have_expired(owner, clock):
+    mine, _ = committed(owner)
+    spark_models.StagedPart.objects.update(expires_at=0)
+    spark_models.Publication.objects.all().delete()
+    clock.advance(SILENCE)
+
+    owner.sweep()
+
+    assert place(owner).state_of(mine) == ""
+    assert rows() == 0

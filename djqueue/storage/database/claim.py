@@ -1,0 +1,388 @@
+"""Claims: which ready jobs become active, within the limits of their queues."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from djqueue.core.job import Claimed, ClaimRequest, Claims
+from djqueue.core.limiter import Rate
+from djqueue.core.retention import NO_RETENTION
+from djqueue.core.states import State
+from djqueue.storage.tables.rows import pair_of_limits, unpack_options
+
+from . import limiters, rates
+from .dialects import Row
+from .ready import READY, LockedGroup, push
+from .stored import TOKENS, StoredJob, by_keys
+from .transaction import Tx
+from .transitions import EXPIRED, fail_pending, move_to
+
+T = TypeVar("T")
+
+
+class Claim(NamedTuple):
+    """A row of the claims."""
+
+    pk: int
+    queue: str
+    group: str | None
+    limiter: str | None
+    weight: int
+    worker: str
+    token: int
+    attempts: int
+    started_at: int
+    lease_until: int
+    job_id: str
+    name: str
+    plain: bool
+    kept: int | None
+    readable: int | None
+    content_type: str
+    cancel: bool = False
+
+
+CLAIM = ("id", "queue", '"group"', *Claim._fields[3:])
+"""Its columns."""
+TAKEN = 'id, rank, seq, name, "group", weight, stalls, expires_at'
+PROMOTED = 1_000
+"""Maximum number of due jobs that one claim promotes."""
+AGAIN = 2
+"""Milliseconds after which a claim tries again to take from a queue whose limits another one holds."""
+SEARCH_EVERY = 100
+"""Milliseconds after which a claim searches all queues again, even if those it knows have ready jobs."""
+
+
+class Serving(NamedTuple):
+    """A queue that a claim may take from."""
+
+    name: str
+    paused: bool
+    rate: Rate | None
+    concurrency: int | None
+    has_ready: bool
+    has_stalled: bool
+    due: int | None
+    """When its next delayed job is due."""
+    rest: int | None
+    """When its next resting group continues."""
+
+
+class ReadyQueues:
+    """The queues in which the last search found ready jobs, so that most claims need not search.
+
+    A process forgets them after a short time, and when it learns of a job in another queue.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, ...] | None, tuple[int, list[str]]] = {}
+
+    def forget(self, woken: Iterable[str]) -> None:
+        """Search again if one of these queues, in which jobs may have become ready, is not known."""
+        woken = frozenset(woken)
+        found = self._found
+        if any(not woken.issubset(names) for _, names in found.values()):
+            self._found = {}
+
+    def get(self, queues: tuple[str, ...] | None, tick: int) -> list[str]:
+        """Return the queues with ready jobs among these (None: all), as far as they are known."""
+        until, names = self._found.get(queues, (0, []))
+        return names if until - SEARCH_EVERY <= tick < until else []
+
+    def set(self, queues: tuple[str, ...] | None, tick: int, names: list[str]) -> None:
+        """Record what a search has found."""
+        self._found = {queues: (tick + SEARCH_EVERY, names)}
+
+
+def claim(tx: Tx, request: ClaimRequest) -> Claims:
+    """Move ready jobs to active, each with a lease and a token.
+
+    Each call starts with another queue. Within a queue, jobs are claimed by priority, then in order of
+    arrival. A job with a stalled attempt is claimed alone, or not at all if the request says so.
+    """
+    claimed: list[Claimed] = []
+    hints: list[int] = []
+    if request.slots > 0 and request.names:
+        known = tx.storage.ready_queues.get(request.queues, tx.tick)
+        if not _claim_from((_serving(tx, name) for name in _turned(tx, known)), tx, request, claimed, hints):
+            hints.clear()
+            names = tx.storage.used_queues(tx) if request.queues is None else request.queues
+            found = [queue for queue in (_serving(tx, name) for name in names) if queue is not None]
+            ready = [queue.name for queue in found if queue.has_ready]
+            tx.storage.ready_queues.set(request.queues, tx.tick, ready)
+            _claim_from(_turned(tx, found), tx, request, claimed, hints)
+    return Claims(claimed, min(hints, default=None))
+
+
+def _turned(tx: Tx, values: Sequence[T]) -> Sequence[T]:
+    """Return values in their order, each time beginning with the next one."""
+    first = tx.storage.rotation() % len(values) if len(values) > 1 else 0
+    return [*values[first:], *values[:first]]
+
+
+def _claim_from(
+    queues: Iterable["Serving | None"],
+    tx: Tx,
+    request: ClaimRequest,
+    claimed: list[Claimed],
+    hints: list[int],
+) -> bool:
+    """Claim from queues until the request is fulfilled; return whether it is."""
+    for queue in queues:
+        if queue is not None:
+            _take(tx, queue, request, request.slots - len(claimed), claimed, hints)
+        if len(claimed) == request.slots or (claimed and claimed[-1].stalls):
+            return True
+    return False
+
+
+def _serving(tx: Tx, name: str) -> Serving | None:
+    """Return a queue that a claim may take from; None if it has no jobs that are ready or will be in time."""
+    row = tx.row(
+        "SELECT s.paused, s.rate_capacity, s.rate_per, s.concurrency, s.limits_set, "
+        "EXISTS (SELECT 1 FROM djqueue_ready WHERE queue = q.name), "
+        "EXISTS (SELECT 1 FROM djqueue_ready WHERE queue = q.name AND stalls > 0), "
+        "(SELECT MIN(run_at) FROM djqueue_delayed WHERE queue = q.name), "
+        "(SELECT MIN(rest_at) FROM djqueue_rate_bucket WHERE queue = q.name AND rest_at IS NOT NULL) "
+        f"FROM (SELECT {tx.dialect.as_text} AS name) q LEFT JOIN djqueue_queue_state s ON s.name = q.name",
+        name,
+    )
+    assert row is not None
+    paused, capacity, per, concurrency, limits_set, ready, stalled, due, rest = row
+    if not ready and due is None and rest is None:
+        return None
+    policy = tx.storage.policy(name)
+    limits = pair_of_limits(capacity, per, concurrency) if limits_set else (policy.rate, policy.concurrency)
+    return Serving(name, bool(paused), *limits, bool(ready), bool(stalled), due, rest)
+
+
+def _take(
+    tx: Tx, queue: Serving, request: ClaimRequest, slots: int, claimed: list[Claimed], hints: list[int]
+) -> None:
+    """Claim from one queue; add to the hints the milliseconds until time alone may make more claimable."""
+    if queue.paused:
+        return
+    name, policy = queue.name, tx.storage.policy(queue.name)
+    if queue.due is not None and queue.due <= tx.now:
+        promote_due(tx, name)
+    if queue.rest is not None and queue.rest <= tx.tick:
+        end_rests(tx, name)
+    is_plain = queue.rate is None and queue.concurrency is None and policy.limiter is None
+    take = _take_first if is_plain and not queue.has_stalled else _take_within_limits
+    most = len(claimed) + slots
+    while (left := most - len(claimed)) > 0 and take(tx, queue, request, left, claimed, hints):
+        pass
+    due = queue.due
+    if due is not None and due <= tx.now:
+        due = tx.value("SELECT MIN(run_at) FROM djqueue_delayed WHERE queue = ?", name)
+    if due is not None:
+        hints.append(max(0, due - tx.now))
+    if queue.rest is not None or policy.group_rate is not None:
+        rest = tx.value(
+            "SELECT MIN(rest_at) FROM djqueue_rate_bucket WHERE queue = ? AND rest_at IS NOT NULL", name
+        )
+        if rest is not None:
+            hints.append(max(0, rest - tx.tick))
+
+
+def _take_first(
+    tx: Tx, queue: Serving, request: ClaimRequest, slots: int, claimed: list[Claimed], _: list[int]
+) -> bool:
+    """Start ready jobs, best first; return whether more may be ready."""
+    named, names = tx.among("name", sorted(request.names))
+    stalled = "" if request.stalled else " AND stalls = 0"
+    rows = tx.rows(
+        "DELETE FROM djqueue_ready WHERE id "
+        + tx.dialect.once(
+            f"SELECT id FROM djqueue_ready WHERE queue = ? AND {named}{stalled} ORDER BY rank, seq LIMIT ?"
+            + tx.dialect.skip_locked
+        )
+        + f" RETURNING {TAKEN}",
+        *(queue.name, names, slots),
+    )
+    return _start(tx, queue.name, request, sorted(rows, key=lambda row: row[1:3]), claimed)
+
+
+def _take_within_limits(
+    tx: Tx, queue: Serving, request: ClaimRequest, slots: int, claimed: list[Claimed], hints: list[int]
+) -> bool:
+    """Start ready jobs within the limits of their queue; return whether more may be ready and allowed."""
+    name, policy = queue.name, tx.storage.policy(queue.name)
+    named, names = tx.among("name", sorted(request.names))
+    stalled = "" if request.stalled else " AND stalls = 0"
+    locks = [f"limits:{name}"] if policy.limiter is None else [f"limiter:{policy.limiter}", f"limits:{name}"]
+    if not tx.lock_in_turn(*locks):
+        hints.append(AGAIN)
+        return False
+    limiter = None if policy.limiter is None else limiters.LockedLimiter(tx, policy.limiter, lock=False)
+    allowed = slots
+    if queue.rate is not None:
+        allowed = min(allowed, rates.available(tx, name, "", queue.rate))
+    used = 0
+    if queue.concurrency is not None:
+        used = taken(tx, name)
+    ready = tx.rows(
+        f"SELECT {TAKEN} FROM djqueue_ready WHERE queue = ? AND {named}{stalled} ORDER BY rank, seq LIMIT ?"
+        f"{tx.dialect.skip_locked}",
+        *(name, names, slots),
+    )
+    chosen: list[Row] = []
+    expired, is_refused = 0, False
+    for row in ready:
+        if row[7] is not None and row[7] <= tx.now:
+            chosen.append(row)  # It fails instead of starting, and takes nothing of any limit.
+            expired += 1
+            continue
+        weight = row[5]
+        fits = len(chosen) - expired < allowed
+        if queue.concurrency is not None:
+            fits = fits and used + min(weight, queue.concurrency) <= queue.concurrency
+        if row[6] and (claimed or len(chosen) > expired):
+            # One at a time, up to the first job with a stalled attempt.
+            if fits:
+                hints.append(0)
+            break
+        if not fits:
+            break
+        if limiter is not None and not limiter.reserve(name, weight, is_served=len(chosen) > expired):
+            is_refused = True
+            break
+        used += min(weight, queue.concurrency) if queue.concurrency is not None else 0
+        chosen.append(row)
+        if row[6]:
+            break
+    if chosen:
+        condition, pks = tx.among("id", [row[0] for row in chosen])
+        tx.run(f"DELETE FROM djqueue_ready WHERE {condition}", pks)
+    before = len(claimed)
+    has_more = _start(tx, name, request, chosen, claimed)
+    started = len(claimed) - before
+    if queue.rate is not None:
+        rates.consume(tx, name, "", queue.rate, started)
+        wait = rates.wait(tx, name, "", queue.rate)
+        if wait and len(ready) > len(chosen):
+            hints.append(wait)
+    if limiter is not None:
+        limiter.save()
+        if is_refused:
+            hints += limiter.waits(name)
+    return has_more and not is_refused and not (claimed and claimed[-1].stalls)
+
+
+def taken(tx: Tx, queue: str) -> int:
+    """Return the slots of a queue's concurrency that its active jobs take."""
+    weight: int = tx.value("SELECT COALESCE(SUM(weight), 0) FROM djqueue_claim WHERE queue = ?", queue)
+    return int(weight)
+
+
+def _start(tx: Tx, queue: str, request: ClaimRequest, ready: list[Row], claimed: list[Claimed]) -> bool:
+    """Start jobs that were taken out of the ready ones.
+
+    Returns whether others may be ready instead of expired ones, or have become ready behind them in their
+    groups.
+    """
+    if not ready:
+        return False
+    expired = [row for row in ready if row[7] is not None and row[7] <= tx.now]
+    if expired:
+        ready = [row for row in ready if row not in expired]
+        for job in by_keys(tx, [row[0] for row in expired]):
+            # It was taken: put it back, so that it fails like any pending job.
+            tx.insert("djqueue_ready", READY, [_as_ready(queue, row) for row in expired if row[0] == job.pk])
+            fail_pending(tx, job, "ttl_expired", EXPIRED)
+        if not ready:
+            return True
+    policy = tx.storage.policy(queue)
+    lease, now, worker = policy.lease, tx.now, request.worker
+    condition, pks = tx.among("id", [row[0] for row in ready])
+    found = {
+        row[0]: row
+        for row in tx.rows(
+            "UPDATE djqueue_job SET state = 'active', attempts = attempts + 1, started_at = ?, worker = ?, "
+            f"token = CASE WHEN token = 0 THEN id << {TOKENS} ELSE token END + 1, expires_at = NULL "
+            f"WHERE {condition} RETURNING id, job_id, payload, options, token, attempts, failures, "
+            "created_at, run_at",
+            *(now, worker, pks),
+        )
+    }
+    claims, observed = [], tx.is_observed(queue)
+    retention = policy.retention
+    is_unbounded = retention is NO_RETENTION
+    for pk, _, _, name, group, weight, stalls, _ in ready:
+        _, id, payload, packed, token, attempts, failures, created_at, run_at = found[pk]
+        options = unpack_options(bytes(packed))
+        kept = retention.completed.shorten(options.kept)
+        claims.append(
+            Claim(
+                *(pk, queue, group, policy.limiter, weight, worker, token, attempts, now, tx.tick + lease),
+                *(id, name, options.plain and is_unbounded, kept, options.result_ttl, options.content_type),
+            )
+        )
+        waited = max(0, now - max(created_at, run_at))
+        claimed.append(
+            Claimed(
+                *(id, queue, name, bytes(payload), options, token, attempts, failures, stalls),
+                *(created_at, lease, waited),
+            )
+        )
+        if observed:
+            job = StoredJob(id, queue, name, b"", options, State.ACTIVE, created_at, run_at)
+            tx.note(job, "active")
+    tx.insert("djqueue_claim", CLAIM, claims)
+    tx.count(queue, "started", len(ready))
+    tx.shift(queue, State.WAITING, State.ACTIVE, len(ready))
+    by_group: dict[str, int] = {}
+    for row in ready:
+        if row[4] is not None and policy.group_mode != "global":
+            by_group[row[4]] = by_group.get(row[4], 0) + 1
+    for name, count in sorted(by_group.items()):
+        LockedGroup(tx, queue, name).claimed(count)
+    return bool(expired or by_group)
+
+
+def _as_ready(queue: str, row: Row) -> Row:
+    return (row[0], queue, *row[1:])
+
+
+def promote_due(tx: Tx, queue: str, limit: int = PROMOTED) -> int:
+    """Promote the jobs of a queue that are due: delayed → waiting. Groups that could continue before them do
+    so. Returns the number of jobs.
+    """
+    due = tx.rows(
+        "SELECT id, run_at FROM djqueue_delayed WHERE queue = ? AND run_at <= ? ORDER BY run_at, id LIMIT ?"
+        + tx.dialect.skip_locked,
+        *(queue, tx.now, limit),
+    )
+    if not due:
+        return 0
+    order = [pk for pk, _ in due]
+    condition, pks = tx.among("id", order)
+    jobs = {job.pk: job for job in by_keys(tx, order)}
+    plain = [job for pk in order if (job := jobs[pk]).options.group is None and not job.options.lifo]
+    if len(plain) < len(order) or _has_rested(tx, queue):
+        for pk, run_at in due:
+            end_rests(tx, queue, tx.now - run_at)
+            move_to(tx, jobs[pk], run_at, "promoted")
+        return len(order)
+    tx.run(f"DELETE FROM djqueue_delayed WHERE {condition}", pks)
+    tx.run(f"UPDATE djqueue_job SET state = 'waiting' WHERE {condition}", pks)
+    push(tx, plain)
+    tx.shift(queue, State.DELAYED, State.WAITING, len(plain))
+    for job in plain:
+        job.state = State.WAITING
+        tx.note(job, "promoted")
+    return len(order)
+
+
+def end_rests(tx: Tx, queue: str, late: int = 0) -> int:
+    """Resume groups whose next token was available `late` milliseconds ago, in the order of these times, and
+    by name if they are equal. Returns how many jobs became ready.
+    """
+    rested = "SELECT name, rest_at FROM djqueue_rate_bucket WHERE queue = ? AND rest_at <= ? ORDER BY name"
+    groups = [(at, LockedGroup(tx, queue, name)) for name, at in tx.rows(rested, queue, tx.tick - late)]
+    return sum(group.advance() for _, group in sorted(groups, key=lambda rest: (rest[0], rest[1].name)))
+
+
+def _has_rested(tx: Tx, queue: str) -> bool:
+    """Return whether a group's next token is available."""
+    rested = "SELECT 1 FROM djqueue_rate_bucket WHERE queue = ? AND rest_at <= ? LIMIT 1"
+    return tx.row(rested, queue, tx.tick) is not None

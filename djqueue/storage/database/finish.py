@@ -1,0 +1,254 @@
+"""Ends of attempts, and the leases, progress and items of active ones: all conditional on the claim."""
+
+from collections.abc import Iterable, Sequence
+
+from djqueue.core.enginejob import ItemStream
+from djqueue.core.errors import OptionError
+from djqueue.core.job import (
+    DEAD_LETTER_REASONS,
+    AttemptRecord,
+    Emission,
+    Lease,
+    Outcome,
+    ProgressReport,
+    Renewal,
+)
+from djqueue.core.options import DEFAULT_OPTIONS
+from djqueue.core.stalls import stalled_error
+from djqueue.core.states import State
+from djqueue.storage.tables import rows
+
+from . import dependencies, limiters, stored, transitions
+from .claim import CLAIM, Claim
+from .dialects import Row
+from .ready import is_grouped
+from .stored import TOKENS, StoredJob, by_keys, keep_newest, select
+from .transaction import Tx
+
+OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
+
+
+def finish(tx: Tx, outcomes: Sequence[Outcome]) -> list[bool]:
+    """End the attempts whose tokens hold; return whether each held."""
+    for outcome in outcomes:
+        if outcome.kind not in OUTCOMES:
+            raise OptionError(f"unknown outcome {outcome.kind!r}")
+    taken = _take(tx, outcomes)
+    tx.lock(*sorted({f"limiter:{claim.limiter}" for claim in taken.values() if claim.limiter}))
+    plain: list[tuple[Outcome, Claim]] = []
+    others: list[tuple[Outcome, Claim]] = []
+    accepted = []
+    left = dict(taken)
+    for outcome in outcomes:
+        # Of two outcomes with one token, the first counts.
+        claim = left.pop(outcome.token, None)
+        accepted.append(claim is not None)
+        if claim is not None:
+            is_plain = outcome.kind == "complete" and claim.plain and outcome.result is not None
+            (plain if is_plain else others).append((outcome, claim))
+    if plain:
+        _complete(tx, plain)
+    jobs = {job.pk: job for job in by_keys(tx, [claim.pk for _, claim in others])}
+    tx.lock(*{f"group:{job.queue}:{job.options.group}" for job in jobs.values() if is_grouped(tx, job)})
+    tx.lock(*{f"key:{job.queue}:{key}" for job in jobs.values() if (key := job.options.unique_key)})
+    for outcome, claim in others:
+        _apply(tx, jobs[claim.pk], outcome, cancel=bool(claim.cancel))
+    _released(tx, taken.values())
+    return accepted
+
+
+def _take(tx: Tx, outcomes: Sequence[Outcome]) -> dict[int, Claim]:
+    """Take the claims whose tokens hold, by token."""
+    wanted = {outcome.token: (outcome.queue, outcome.id) for outcome in reversed(outcomes)}
+    keyed, pks = tx.among("id", [token >> TOKENS for token in wanted])
+    condition, tokens = tx.among("token", list(wanted))
+    columns = ", ".join(CLAIM)
+    taken = tx.rows(
+        f"DELETE FROM djqueue_claim WHERE {keyed} AND {condition} RETURNING {columns}", pks, tokens
+    )
+    claims = [Claim(*row) for row in taken]
+    # A token of another job is refused.
+    tx.insert("djqueue_claim", CLAIM, [one for one in claims if wanted[one.token] != (one.queue, one.job_id)])
+    return {one.token: one for one in claims if wanted[one.token] == (one.queue, one.job_id)}
+
+
+def _complete(tx: Tx, plain: Sequence[tuple[Outcome, Claim]]) -> None:
+    """Complete jobs whose end concerns nothing but their own rows and, perhaps, jobs that depend on them."""
+    by_kept: dict[int | None, list[Claim]] = {}
+    by_queue: dict[str, list[Claim]] = {}
+    for _, claim in plain:
+        by_kept.setdefault(claim.kept, []).append(claim)
+        by_queue.setdefault(claim.queue, []).append(claim)
+    for kept, claims in by_kept.items():
+        condition, pks = tx.among("id", [claim.pk for claim in claims])
+        tx.run(
+            "UPDATE djqueue_job SET state = 'completed', finished_at = ?, expires_at = ?, error_type = '', "
+            f"error_message = '', traceback = '' WHERE {condition}",
+            *(tx.now, None if kept is None else tx.now + kept, pks),
+        )
+    tx.insert(
+        "djqueue_job_result",
+        rows.RESULT,
+        [
+            (
+                *(claim.queue, claim.job_id, claim.content_type, outcome.result, tx.now),
+                None if claim.readable is None else tx.now + claim.readable,
+            )
+            for outcome, claim in plain
+        ],
+    )
+    depended = dependencies.exist(tx)
+    for queue, claims in by_queue.items():
+        tx.count(queue, "completed", len(claims))
+        tx.shift(queue, State.ACTIVE, State.COMPLETED, len(claims))
+        followed = dependencies.followed(tx, queue, [claim.job_id for claim in claims]) if depended else set()
+        observed = tx.is_observed(queue)
+        if followed or observed:
+            for claim in claims:
+                job = StoredJob(claim.job_id, queue, claim.name, b"", DEFAULT_OPTIONS, State.COMPLETED, 0, 0)
+                job.pk = claim.pk
+                if claim.job_id in followed:
+                    dependencies.note_end(tx, job, State.COMPLETED)
+                tx.note(job, "completed")
+
+
+def _released(tx: Tx, claims: Iterable[Claim]) -> None:
+    """Wake what waits for the slots of jobs that are no longer active."""
+    for queue, limiter in sorted({(claim.queue, claim.limiter or "") for claim in claims}):
+        released(tx, queue, limiter or None)
+
+
+def _apply(tx: Tx, job: StoredJob, outcome: Outcome, *, cancel: bool) -> None:
+    if outcome.kind == "complete":
+        transitions.complete(tx, job, outcome.result)
+    elif outcome.kind == "fail":
+        reason = outcome.reason if outcome.reason in DEAD_LETTER_REASONS else "unknown"
+        transitions.fail_active(tx, job, reason, outcome.error)
+    elif outcome.kind == "cancel" or cancel:
+        transitions.cancel_active(tx, job, outcome.reason or "cancelled")
+        if outcome.kind != "cancel":
+            tx.note_incident(job, "cancelled")  # The worker does not know of it.
+    else:
+        event = "retried" if outcome.kind == "retry" else "released"
+        transitions.put_back(tx, job, event, outcome.delay, outcome.error)
+
+
+def released(tx: Tx, queue: str, limiter: str | None) -> None:
+    """Wake what waits for the slot of a job that is no longer active."""
+    if limiter is not None:
+        limiters.LockedLimiter(tx, limiter, lock=False).released()
+    if tx.storage.has_concurrency(tx, queue):
+        tx.woken.add(queue)
+
+
+def held_claims(tx: Tx, attempts: Sequence[Lease | ProgressReport | Emission]) -> dict[int, Row]:
+    """Return the claims (token, id, cancel) of the attempts whose tokens hold, by token."""
+    wanted = {attempt.token: (attempt.queue, attempt.id) for attempt in attempts}
+    condition, values = tx.among("token", list(wanted))
+    keyed, pks = tx.among("id", [token >> TOKENS for token in wanted])
+    found = tx.rows(
+        f"SELECT token, id, cancel, queue, job_id FROM djqueue_claim WHERE {keyed} AND {condition}"
+        + tx.dialect.for_update,
+        *(pks, values),
+    )
+    return {row[0]: row for row in found if wanted[row[0]] == row[3:]}
+
+
+def renew(tx: Tx, leases: Sequence[Lease]) -> list[Renewal]:
+    """Extend the claims whose tokens hold to a full lease from now."""
+    held = held_claims(tx, leases)
+    by_length: dict[int, list[int]] = {}
+    for lease in leases:
+        if lease.token in held:
+            length = tx.storage.policy(lease.queue).lease
+            by_length.setdefault(length, []).append(held[lease.token][1])
+    for length, pks in by_length.items():
+        condition, values = tx.among("id", pks)
+        tx.run(f"UPDATE djqueue_claim SET lease_until = ? WHERE {condition}", tx.tick + length, values)
+    return [
+        Renewal(True, bool(held[lease.token][2])) if lease.token in held else Renewal(False)
+        for lease in leases
+    ]
+
+
+def report(tx: Tx, reports: Sequence[ProgressReport]) -> list[bool]:
+    """Record progress and log lines of attempts whose tokens hold."""
+    held = held_claims(tx, reports)
+    jobs = {job.pk: job for job in _jobs_of(tx, held)}
+    accepted = []
+    for one in reports:
+        accepted.append(one.token in held)
+        if not accepted[-1]:
+            continue
+        job = jobs[held[one.token][1]]
+        if one.progress is not None:
+            job.progress = one.progress
+            tx.run("UPDATE djqueue_job SET progress = ? WHERE id = ?", rows.progress_row(job)[-1], job.pk)
+            tx.note(job, "progress")
+        if one.lines:
+            tx.touch()
+            limit = tx.storage.policy(job.queue).retention.logs.count
+            tx.insert("djqueue_job_log", rows.LOG, rows.log_rows(job, one.lines[-limit:]))
+            keep_newest(tx, "djqueue_job_log", job, limit)
+    return accepted
+
+
+def emit(tx: Tx, emissions: Sequence[Emission]) -> list[bool]:
+    """Add streamed items of attempts whose tokens hold; items that leave a gap are refused."""
+    held = held_claims(tx, emissions)
+    jobs = {job.pk: job for job in _jobs_of(tx, held)}
+    accepted = []
+    for one in emissions:
+        if one.token not in held:
+            accepted.append(False)
+            continue
+        job = jobs[held[one.token][1]]
+        count = 0 if job.stream is None else job.stream.count
+        new = one.items[max(0, count - one.start) :]
+        accepted.append(one.start <= count)
+        if not accepted[-1] or not new:
+            continue
+        job.stream = ItemStream(one.token, None, count + len(new))
+        tx.insert("djqueue_job_item", rows.ITEM, rows.item_rows(job, new))
+        tx.run("UPDATE djqueue_job SET items = ? WHERE id = ?", job.stream.count, job.pk)
+        tx.note(job, "item", job.stream.count)
+    return accepted
+
+
+def _jobs_of(tx: Tx, held: dict[int, Row]) -> list[StoredJob]:
+    if not held:
+        return []
+    condition, pks = tx.among("j.id", [row[1] for row in held.values()])
+    return select(tx, condition, pks)
+
+
+def stall(tx: Tx, pk: int, token: int) -> bool:
+    """Take back a claim whose lease has expired; False if it was renewed or has ended meanwhile."""
+    row = tx.row(
+        "DELETE FROM djqueue_claim WHERE id = ? AND token = ? AND lease_until <= ? RETURNING queue, "
+        "limiter, cancel",
+        *(pk, token, tx.tick),
+    )
+    if row is None:
+        return False
+    queue, limiter, cancel = row
+    if limiter is not None:
+        tx.lock(f"limiter:{limiter}")
+    [job] = by_keys(tx, [pk])
+    if cancel:
+        transitions.cancel_active(tx, job, "cancelled")
+        tx.note_incident(job, "cancelled")
+    elif job.stalls >= job.options.max_stalls:
+        reason = "stalled" if tx.storage.workers.is_known(tx, job.worker) else "worker_lost"
+        last = AttemptRecord(job.attempts, job.worker, job.started_at, tx.now, "stalled")
+        history = [*stored.history(tx, job), last]
+        error = stalled_error(job.stalls + 1, history)
+        tx.note_incident(job, "stalled")
+        transitions.fail_active(tx, job, reason, error)
+        tx.note_incident(job, "failed")
+    else:
+        transitions.put_back(tx, job, "stalled")
+        tx.note_incident(job, "stalled")
+    released(tx, queue, limiter)
+    assert job.state is not State.ACTIVE
+    return True

@@ -1,0 +1,237 @@
+"""Queues as a whole: pauses, limits, groups, and removal of many jobs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from djqueue.core.errors import StorageError
+from djqueue.core.groups import NO_LIMIT, GroupLimit
+from djqueue.core.limiter import UNSET, Rate, SetConcurrency, SetRate
+from djqueue.core.states import State
+from djqueue.storage.tables.groups import limit_of
+from djqueue.storage.tables.rows import pair_of_limits
+
+from . import dependencies, limiters, metrics, stored, transitions
+from .ready import GROUP_LIMIT, LockedGroup
+from .transaction import Tx
+
+CLEANED = 500
+"""Jobs that one transaction of `clean` removes."""
+
+
+class QueueControls(NamedTuple):
+    """The pause and limits of a queue."""
+
+    paused: bool = False
+    rate: Rate | None = None
+    concurrency: int | None = None
+
+
+def controls(tx: Tx, queue: str) -> QueueControls:
+    """Return the pause and limits that apply to a queue: set at run time, or else those of its policy."""
+    policy = tx.storage.policy(queue)
+    row = tx.row(
+        "SELECT paused, limits_set, rate_capacity, rate_per, concurrency FROM djqueue_queue_state "
+        "WHERE name = ?",
+        queue,
+    )
+    if row is None or not row[1]:
+        return QueueControls(row is not None and bool(row[0]), policy.rate, policy.concurrency)
+    return QueueControls(bool(row[0]), *pair_of_limits(*row[2:]))
+
+
+def use(tx: Tx, queue: str) -> None:
+    """Record that a queue is used, and its group mode.
+
+    Raises ConfigurationError if it is used in another group mode.
+    """
+    _agree(tx, queue)
+    tx.run(
+        "INSERT INTO djqueue_queue_state (name, paused, limits_set) VALUES (?, FALSE, FALSE) "
+        "ON CONFLICT (name) DO NOTHING",
+        queue,
+    )
+
+
+def _agree(tx: Tx, queue: str) -> None:
+    """Check that a queue is used in its recorded group mode; record the configured one if there is none.
+
+    A storage without settings follows the recorded mode.
+    """
+    policy = tx.storage.policy(queue)
+    recorded = recorded_modes(tx, [queue]).get(queue)
+    if recorded is None:
+        recorded = tx.value(
+            "INSERT INTO djqueue_group_state (queue, \"group\", mode, paused) VALUES (?, '', ?, FALSE) "
+            'ON CONFLICT (queue, "group") DO UPDATE SET mode = '
+            "CASE WHEN djqueue_group_state.mode = '' THEN excluded.mode ELSE djqueue_group_state.mode END "
+            "RETURNING mode",
+            *(queue, policy.group_mode),
+        )
+    if tx.storage.has_settings:
+        policy.check_mode(queue, recorded)
+    else:
+        tx.storage.follow_mode(queue, recorded)
+
+
+def check_modes(tx: Tx) -> None:
+    """Raise ConfigurationError if a queue is configured with another group mode than it is used in."""
+    for queue, mode in recorded_modes(tx, None).items():
+        tx.storage.policy(queue).check_mode(queue, mode)
+
+
+def recorded_modes(tx: Tx, names: Sequence[str] | None) -> dict[str, str]:
+    """Return the group modes that are recorded, of these queues (None: of all)."""
+    statement = "SELECT queue, mode FROM djqueue_group_state WHERE \"group\" = '' AND mode <> ''"
+    if names is None:
+        return dict(tx.rows(statement))
+    condition, values = tx.among("queue", names)
+    return dict(tx.rows(f"{statement} AND {condition}", values))
+
+
+def pause(tx: Tx, queue: str, *, paused: bool) -> None:
+    """Stop claims from a queue, or resume them."""
+    tx.touch()
+    if paused:
+        use(tx, queue)
+    tx.run("UPDATE djqueue_queue_state SET paused = ? WHERE name = ?", paused, queue)
+    if not paused:
+        tx.woken.add(queue)
+
+
+def set_limits(tx: Tx, queue: str, rate: SetRate, concurrency: SetConcurrency) -> None:
+    """Change the limits of a queue; a limit that is not given stays as it is."""
+    tx.touch()
+    use(tx, queue)
+    tx.lock(f"limits:{queue}")
+    now = controls(tx, queue)
+    new_rate = now.rate if rate is UNSET else rate
+    new_concurrency = now.concurrency if concurrency is UNSET else concurrency
+    capacity, per = (None, None) if new_rate is None else (new_rate.capacity, new_rate.per)
+    if new_rate is None:
+        # Another rate, even an equal one, starts with a full bucket.
+        tx.run("DELETE FROM djqueue_rate_bucket WHERE queue = ? AND name = ''", queue)
+    tx.run(
+        "UPDATE djqueue_queue_state SET limits_set = TRUE, rate_capacity = ?, rate_per = ?, concurrency = ? "
+        "WHERE name = ?",
+        *(capacity, per, new_concurrency, queue),
+    )
+    tx.woken.add(queue)
+
+
+def change_group(tx: Tx, queue: str, group: str | None, changes: Mapping[str, Any]) -> None:
+    """Change the overrides of a group, or those of all groups of the queue if `group` is None."""
+    tx.touch()
+    use(tx, queue)
+    name = group or ""
+    row = tx.row(
+        f'SELECT {GROUP_LIMIT} FROM djqueue_group_state WHERE queue = ? AND "group" = ?', queue, name
+    )
+    before = NO_LIMIT if row is None else limit_of(row)
+    after = before._replace(**changes)
+    capacity, per = (None, None) if after.rate is None else (after.rate.capacity, after.rate.per)
+    tx.run(
+        'INSERT INTO djqueue_group_state (queue, "group", mode, concurrency, paused, rate_capacity, '
+        "rate_per, weight) "
+        "VALUES (?, ?, '', ?, ?, ?, ?, ?) ON CONFLICT (queue, \"group\") DO UPDATE SET "
+        "concurrency = excluded.concurrency, paused = excluded.paused, rate_capacity = "
+        "excluded.rate_capacity, "
+        "rate_per = excluded.rate_per, weight = excluded.weight",
+        *(queue, name, after.concurrency, after.paused, capacity, per, after.weight),
+    )
+    for one in _groups(tx, queue) if group is None else [group]:
+        regroup(tx, queue, one)
+    tx.woken.add(queue)
+
+
+def regroup(tx: Tx, queue: str, group: str) -> None:
+    """Apply changed limits of a group to its jobs."""
+    found = LockedGroup(tx, queue, group)
+    found.hold_back()
+    found.advance()
+
+
+def _groups(tx: Tx, queue: str) -> list[str]:
+    """Return the groups of a queue that have pending jobs."""
+    names = tx.rows(
+        'SELECT "group" FROM djqueue_held WHERE queue = ? UNION SELECT "group" FROM djqueue_ready '
+        'WHERE queue = ? AND "group" IS NOT NULL ORDER BY 1',
+        *(queue, queue),
+    )
+    return [name for (name,) in names]
+
+
+def group_limits(tx: Tx, queue: str) -> dict[str | None, GroupLimit]:
+    """Return the overrides of a queue's groups; under None, those of all groups."""
+    found: dict[str | None, GroupLimit] = {}
+    of_queue = f'SELECT {GROUP_LIMIT} FROM djqueue_group_state WHERE queue = ? ORDER BY "group"'
+    for row in tx.rows(of_queue, queue):
+        limit = limit_of(row)
+        if limit != NO_LIMIT:
+            found[row[1] or None] = limit
+    return found
+
+
+def clean_some(tx: Tx, queue: str, states: frozenset[State], before: int, limit: int) -> int:
+    """Remove up to `limit` jobs in these states that ended, or were enqueued, before a time."""
+    wanted = [state.value for state in states - {State.ACTIVE}]
+    if not wanted or limit <= 0:
+        return 0
+    condition, values = tx.among("state", wanted)
+    pks = tx.rows(
+        f"SELECT id FROM djqueue_job WHERE queue = ? AND {condition} AND COALESCE(finished_at, "
+        "created_at) < ? "
+        # Dependents first: they would end with their dependencies otherwise, and stay.
+        "ORDER BY CASE WHEN state = 'blocked' THEN -id ELSE 0 END, CASE WHEN state = 'blocked' THEN "
+        "0 ELSE 1 END, id "
+        "LIMIT ?",
+        *(queue, values, before, limit),
+    )
+    found = {job.pk: job for job in stored.by_keys(tx, [pk for (pk,) in pks])}
+    jobs = [found[pk] for (pk,) in pks if pk in found and found[pk].state in states - {State.ACTIVE}]
+    removed = 0
+    for job in jobs:
+        # The removal of one may end another.
+        for fresh in stored.by_keys(tx, [job.pk], lock=False):
+            if fresh.state in states:
+                transitions.remove(tx, [fresh])
+                removed += 1
+    return removed
+
+
+def obliterate(tx: Tx, queue: str, *, force: bool) -> int:
+    """Remove a queue with all its jobs; return the number of removed jobs."""
+    active = [pk for (pk,) in tx.rows("SELECT id FROM djqueue_claim WHERE queue = ?", queue)]
+    if active and not force:
+        raise StorageError(f"queue {queue!r} has active jobs: wait until they finish, or pass force=True")
+    if active:
+        tx.run("DELETE FROM djqueue_claim WHERE queue = ?", queue)
+        for job in stored.by_keys(tx, active):
+            transitions.cancel_active(tx, job, "obliterated")
+    # None of them ends with another one that is removed before it.
+    blocked = tx.rows("SELECT id FROM djqueue_job WHERE queue = ? AND state = 'blocked'", queue)
+    for job in stored.by_keys(tx, [pk for (pk,) in blocked]):
+        dependencies.unbind(tx, job)
+    count = 0
+    # The newest first: a job that waits for another one of the queue goes before it, or with it.
+    newest = f"SELECT id FROM djqueue_job WHERE queue = ? ORDER BY id DESC LIMIT {CLEANED}"
+    while pks := [pk for (pk,) in tx.rows(newest, queue)]:
+        jobs = stored.by_keys(tx, pks)
+        transitions.remove(tx, jobs)
+        count += len(jobs)
+    limiter = tx.storage.policy(queue).limiter
+    if limiter is not None:
+        limiters.LockedLimiter(tx, limiter).forget(queue)
+    metrics.reset(tx, queue)
+    tx.touch()
+    for table in ("djqueue_group_state", "djqueue_rate_bucket", "djqueue_retention_tally"):
+        tx.run(f"DELETE FROM {table} WHERE queue = ?", queue)
+    # Subscriptions are to the name of the queue, and outlive it.
+    tx.run("DELETE FROM djqueue_queue_state WHERE name = ?", queue)
+    tx.woken.discard(queue)
+    return count
+
+
+def names(tx: Tx) -> list[str]:
+    """Return the names of the queues that have been used, sorted."""
+    used: Sequence[tuple[str]] = tx.rows("SELECT name FROM djqueue_queue_state")
+    return sorted({name for (name,) in used} | set(tx.storage.used_queues(tx, "djqueue_job")))

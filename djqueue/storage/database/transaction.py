@@ -1,0 +1,405 @@
+"""One transaction of the storage: its statements, and what follows once it is committed."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from djqueue.core.changes import incident_of
+from djqueue.core.enginejob import EngineJob
+from djqueue.core.job import EnqueueResult, Event, Incident
+from djqueue.core.options import JobKey
+from djqueue.core.states import State
+from djqueue.storage import commits
+from djqueue.storage.tables.clock import set_right
+
+from .connections import OwnConnections
+from .dialects import Row, SqlDialect, roll_back
+
+if TYPE_CHECKING:
+    from .events import Unpublished
+    from .storage import DatabaseStorage
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+TALLY = ("enqueued", "started", "completed", "retried", "failed", "cancelled", "stalled")
+STATES = tuple(State)
+TALLY_COLUMNS = ("queue", "at", *TALLY, *(f"in_{state.value}" for state in STATES))
+KEPT = ("completed", "completed_bytes", "cancelled", "cancelled_bytes", "result_bytes", "letter_bytes")
+"""Columns of the sums that queues with bounds keep."""
+_TOTAL = {name: at for at, name in enumerate(TALLY)}
+_STATE = {state: at for at, state in enumerate(STATES, len(TALLY))}
+WIDTH = len(TALLY) + len(STATES)
+TAKEN = "23505"
+"""SQLSTATE of a key that another transaction has inserted."""
+REPEATS = 10
+"""Maximum number of times that a transaction is repeated after conflicts with others."""
+
+
+class Tx:
+    """A transaction, and what follows after its commit.
+
+    Attributes:
+        now: UTC milliseconds at its start.
+        tick: Milliseconds at its start by the clock of leases and rates.
+    """
+
+    def __init__(self, storage: "DatabaseStorage", dialect: SqlDialect, cursor: Any) -> None:
+        self.storage = storage
+        self.dialect = dialect
+        self.now = storage.clock.now()
+        self.tick = storage.tick()
+        self.woken: set[str] = set()
+        """Queues in which jobs may have become claimable."""
+        self.incidents: list[Incident] = []
+        self.events: list[Event] = []
+        self.used: set[str] = set()
+        """Queues of which the transaction has recorded that they are used."""
+        self.ended: list[tuple[JobKey, State, list[int]]] = []
+        """Jobs that have ended, with their last states and the keys of the jobs that wait for them."""
+        self.results: list[EnqueueResult] = []
+        """Jobs that the transaction enqueues."""
+        self.has_locks = False
+        """Whether it holds names, see `lock`."""
+        self._tallies: dict[str, list[int]] = {}
+        self._is_touched = False
+        self._afterwards: list[Callable[[], object]] = []
+        self._kept: dict[str, dict[str, int]] = {}
+        self._cursor = cursor
+        self._observed: set[str] | None = None
+        """Queues whose events other processes may have subscribed to."""
+
+    # Statements.
+
+    def rows(self, statement: str, *parameters: Any) -> list[Row]:
+        """Return the rows of a statement."""
+        found: list[Row] = self._cursor.execute(self.dialect.text(statement), parameters).fetchall()
+        return found
+
+    def row(self, statement: str, *parameters: Any) -> Row | None:
+        """Return the first row of a statement."""
+        found: Row | None = self._cursor.execute(self.dialect.text(statement), parameters).fetchone()
+        return found
+
+    def value(self, statement: str, *parameters: Any) -> Any:
+        """Return the first value of the first row of a statement; None without rows."""
+        found = self.row(statement, *parameters)
+        return None if found is None else found[0]
+
+    def run(self, statement: str, *parameters: Any) -> int:
+        """Run a statement; return the number of its rows."""
+        count: int = self._cursor.execute(self.dialect.text(statement), parameters).rowcount
+        return count
+
+    def many(self, statement: str, rows: Iterable[Row]) -> None:
+        """Run a statement once for each row of parameters."""
+        self._cursor.executemany(self.dialect.text(statement), rows)
+
+    def among(self, column: str, values: Sequence[Any]) -> tuple[str, Any]:
+        """Return a condition that a column has one of these values, and its one parameter."""
+        return self.dialect.among(column, values)
+
+    def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        """Insert rows."""
+        if rows:
+            self.dialect.insert(self._cursor, table, columns, rows)
+
+    def numbers(self, count: int) -> Sequence[int]:
+        """Return ascending numbers that nothing else has."""
+        return self.dialect.numbers(self._cursor, count)
+
+    def listed(self, values: Sequence[str]) -> tuple[str, Any]:
+        """Return a subquery of texts, whose column is `name`, and its one parameter."""
+        return self.dialect.listed(values)
+
+    def lock(self, *keys: str) -> None:
+        """Wait until no other transaction holds one of these names, and hold them until the end.
+
+        So that no two transactions wait for each other: limiters first, then the limits of a queue, groups,
+        and unique keys; several of one kind in one call. Where that is not possible, `lock_in_turn`.
+        """
+        if keys:
+            self.has_locks = True
+            self.dialect.lock(self._cursor, keys)
+
+    def lock_in_turn(self, *keys: str) -> bool:
+        """Hold these names until the end; False if that could make two transactions wait for each other.
+
+        A transaction that holds other names does not wait.
+        """
+        if not self.has_locks:
+            self.lock(*keys)
+            return True
+        return self.dialect.try_lock(self._cursor, keys)
+
+    # What follows.
+
+    def count(self, queue: str, total: str, number: int = 1) -> None:
+        """Add to a total of a queue, one of `TALLY`."""
+        self._tally(queue)[_TOTAL[total]] += number
+
+    def _tally(self, queue: str) -> list[int]:
+        tally = self._tallies.get(queue)
+        if tally is None:
+            tally = self._tallies[queue] = [0] * WIDTH
+        return tally
+
+    def counts(self, queue: str) -> dict[State, int]:
+        """Return the number of jobs of a queue by state, with those that this transaction has changed."""
+        sums = ", ".join(f"COALESCE(SUM(in_{state.value}), 0)" for state in STATES)
+        row = self.row(f"SELECT {sums} FROM djqueue_tally WHERE queue = ?", queue) or ()
+        mine = self._tallies.get(queue, [0] * WIDTH)
+        return {state: int(number) + mine[_STATE[state]] for state, number in zip(STATES, row, strict=True)}
+
+    def forget(self, queue: str) -> dict[State, int]:
+        """Drop what was counted of a queue; return by how much its numbers of jobs by state have changed."""
+        self._kept.pop(queue, None)
+        mine = self._tallies.pop(queue, [0] * WIDTH)
+        return {state: mine[at] for state, at in _STATE.items()}
+
+    def touch(self) -> None:
+        """Change the version of all queues, for a change that no total or count shows."""
+        self._is_touched = True
+
+    def then(self, call: Callable[[], object]) -> None:
+        """Call a function after the commit."""
+        self._afterwards.append(call)
+
+    def keep(self, queue: str, what: str, number: int) -> None:
+        """Add to what a queue with bounds keeps, one of `KEPT`."""
+        if number:
+            kept = self._kept.get(queue)
+            if kept is None:
+                kept = self._kept[queue] = dict.fromkeys(KEPT, 0)
+            kept[what] += number
+
+    def kept(self, queue: str) -> dict[str, int]:
+        """Return what a queue keeps, with what this transaction has changed."""
+        sums = ", ".join(f"COALESCE(SUM({what}), 0)" for what in KEPT)
+        row = self.row(f"SELECT {sums} FROM djqueue_retention_tally WHERE queue = ?", queue) or ()
+        mine = self._kept.get(queue, {})
+        return {what: int(number) + mine.get(what, 0) for what, number in zip(KEPT, row, strict=True)}
+
+    def shift(self, queue: str, source: State | None, target: State | None, number: int = 1) -> None:
+        """Count jobs that went from one state to another."""
+        if source is not target:
+            tally = self._tally(queue)
+            if source is not None:
+                tally[_STATE[source]] -= number
+            if target is not None:
+                tally[_STATE[target]] += number
+
+    def is_observed(self, queue: str) -> bool:
+        """Return whether the events of a queue have subscribers, here or in another process."""
+        if self._observed is None:
+            found = self.rows("SELECT name FROM djqueue_observed WHERE until > ?", self.now)
+            self._observed = {name for (name,) in found}
+        return queue in self._observed or self.storage.events.has_subscribers(queue)
+
+    def note(self, job: EngineJob, event: str, items: int = 0, *, queue: str | None = None) -> None:
+        """Add an event for the subscribers of a queue, if it has any."""
+        self.touch()
+        queue = job.queue if queue is None else queue
+        if self.is_observed(queue):
+            self.events.append(Event(queue, job.id, job.name, event, job.state, self.now, items))
+
+    def note_incident(self, job: EngineJob, event: str) -> None:
+        """Add what happened to a job beyond what its worker reported."""
+        self.incidents.append(incident_of(job, event))
+
+    def settle(self) -> None:
+        """Apply the ends of jobs to those that wait for them."""
+        if self.ended:
+            from . import dependencies
+
+            dependencies.settle(self)
+
+    def flush(self) -> None:
+        """Apply the ends of jobs, and write what was counted and noted; the last step before the commit."""
+        self.settle()
+        rows = [(queue, self.now, *tally) for queue, tally in self._tallies.items() if any(tally)]
+        if self._is_touched and not rows:
+            rows = [("", self.now, *[0] * WIDTH)]
+        self.insert("djqueue_tally", TALLY_COLUMNS, rows)
+        if self._kept:
+            kept = [
+                (queue, *changes.values()) for queue, changes in self._kept.items() if any(changes.values())
+            ]
+            self.insert("djqueue_retention_tally", ("queue", *KEPT), kept)
+        observed = [event for event in self.events if event.queue in (self._observed or ())]
+        if observed:
+            self.storage.events.store(self, observed)
+        self.storage.wake.send(self, {event.queue for event in observed})
+
+    def done(self, unpublished: "Unpublished | None") -> None:
+        """Wake, publish and announce; the first step after the commit.
+
+        Args:
+            unpublished: The events, as `SqlEvents.begin` has returned them before the commit.
+        """
+        for call in self._afterwards:
+            call()
+        self.storage.wake.local(self.woken)
+        if unpublished is not None:
+            self.storage.events.publish(unpublished)
+        if self.incidents:
+            self.storage.notify_incidents(self.incidents)
+
+
+class Transactions:
+    """Runs functions in transactions: in the caller's own if it has one, otherwise each in one of its own.
+
+    A storage that was connected uses connections of its own; otherwise the calling thread's.
+    """
+
+    def __init__(self, storage: "DatabaseStorage", alias: str, dialect: SqlDialect) -> None:
+        self._storage = storage
+        self._alias = alias
+        self._dialect = dialect
+        self.connections = OwnConnections(alias, dialect)
+
+    def write(self, work: Callable[[Tx], T], *, durable: bool = False) -> T:
+        """Run a function in a transaction that writes. It may be repeated after a conflict with another one.
+
+        Args:
+            work: The function.
+            durable: Whether the commit must be on disk, regardless of the connection's settings.
+        """
+        wrapper = connections[self._alias]
+        if is_in_transaction(wrapper):
+            # After any other conflict the caller's transaction is lost.
+            return self._repeated(lambda: self._join(wrapper, work, durable), lambda cause: cause == TAKEN)
+
+        def run() -> tuple[T, Callable[[], None]]:
+            with self._connection(wrapper) as own:
+                return self._run(own, work, durable)
+
+        found, done = self._repeated(run)
+        done()
+        return found
+
+    def write_apart(self, work: Callable[[Tx], T], on: BaseDatabaseWrapper | None = None) -> T:
+        """Like `write`, but never in the caller's transaction.
+
+        Args:
+            work: The function.
+            on: The connection; by default one of the storage.
+        """
+
+        def run() -> tuple[T, Callable[[], None]]:
+            with self.connections.borrow() if on is None else nullcontext(on) as own:
+                return self._run(own, work, durable=False)
+
+        found, done = self._repeated(run)
+        done()
+        return found
+
+    def write_at_once(self, work: Callable[[Tx], T]) -> tuple[T] | None:
+        """Like `write_apart`, on the thread of an event loop; None, and nothing done, if it would wait."""
+        with self.connections.borrow_for_loop() as wrapper:
+            outcome = None if wrapper is None else self._commit(wrapper, work, waits=False)
+        if outcome is None:
+            return None
+        found, done = outcome
+        done()
+        return (found,)
+
+    def _repeated(self, run: Callable[[], U], matters: Callable[[str], bool] = lambda _: True) -> U:
+        """Call a function again after conflicts with other transactions, of these kinds (SQLSTATE)."""
+        for _ in range(REPEATS):
+            try:
+                return run()
+            except Exception as error:
+                cause = error.__cause__ or error
+                if not self._dialect.may_repeat(cause) or not matters(getattr(cause, "sqlstate", "")):
+                    raise
+        return run()
+
+    def read(self, work: Callable[[Tx], T], *, is_single: bool = False) -> T:
+        """Run a function that only reads, all of it at one moment.
+
+        Args:
+            work: The function.
+            is_single: It runs one statement, which needs no transaction.
+        """
+        wrapper = connections[self._alias]
+        if is_in_transaction(wrapper):
+            with wrapper.wrap_database_errors:
+                return work(Tx(self._storage, self._dialect, self._dialect.cursor(wrapper)))
+        with self._connection(wrapper) as own:
+            own.ensure_connection()
+            set_right(self._storage.clock)
+            with own.wrap_database_errors:
+                cursor = self._dialect.cursor(own)
+                tx = Tx(self._storage, self._dialect, cursor)
+                if is_single:
+                    return work(tx)
+                cursor.execute(self._dialect.snapshot)
+                try:
+                    return work(tx)
+                finally:
+                    roll_back(cursor)
+
+    def _connection(self, usual: BaseDatabaseWrapper) -> AbstractContextManager[BaseDatabaseWrapper]:
+        return self.connections.borrow() if self.connections.is_open else nullcontext(usual)
+
+    def _run(
+        self, wrapper: BaseDatabaseWrapper, work: Callable[[Tx], T], durable: bool
+    ) -> tuple[T, Callable[[], None]]:
+        wrapper.ensure_connection()
+        set_right(self._storage.clock)
+        outcome = self._commit(wrapper, work, durable=durable)
+        assert outcome is not None
+        return outcome
+
+    def _commit(
+        self,
+        wrapper: BaseDatabaseWrapper,
+        work: Callable[[Tx], T],
+        *,
+        durable: bool = False,
+        waits: bool = True,
+    ) -> tuple[T, Callable[[], None]] | None:
+        """Run a function in a transaction of a connection; return its answer, and what follows. None if that
+        would wait and must not.
+        """
+        unpublished = None
+        try:
+            with wrapper.wrap_database_errors:
+                cursor = self._dialect.cursor(wrapper)
+                opened = self._dialect.writing(wrapper, cursor, durable=durable, waits=waits)
+                with opened as is_open:
+                    if not is_open:
+                        return None
+                    tx = Tx(self._storage, self._dialect, cursor)
+                    found = work(tx)
+                    tx.flush()
+                    unpublished = self._storage.events.begin(tx.events)
+        except BaseException:
+            self._storage.events.forget(unpublished)
+            raise
+        return found, partial(tx.done, unpublished)
+
+    def _join(self, wrapper: BaseDatabaseWrapper, work: Callable[[Tx], T], durable: bool) -> T:
+        wrapper.validate_no_broken_transaction()
+        set_right(self._storage.clock)
+        with transaction.atomic(using=self._alias), wrapper.wrap_database_errors:
+            cursor = self._dialect.cursor(wrapper)
+            if durable:
+                self._dialect.make_durable(cursor)
+            tx = Tx(self._storage, self._dialect, cursor)
+            found = work(tx)
+            tx.flush()
+            # Nothing but the callback refers to the events: Django drops it when they are rolled back.
+            done = partial(tx.done, self._storage.events.begin(tx.events))
+            commits.note(self._alias, tx.results, done)
+        return found
+
+
+def is_in_transaction(wrapper: BaseDatabaseWrapper) -> bool:
+    """Return whether a thread's connection has a transaction of the caller."""
+    return wrapper.in_atomic_block or (wrapper.connection is not None and not wrapper.get_autocommit())

@@ -1,0 +1,198 @@
+"""Live workers, their commands, and their dumps."""
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from djqueue.core.job import ProcessInfo, RunningJob, WorkerDump, WorkerInfo
+from djqueue.core.metrics import RunStats
+from djqueue.core.workercontrol import (
+    ASKED,
+    DUMP,
+    DUMP_TTL,
+    MAX_DUMP,
+    NOT_FOUND,
+    STOP,
+    STOPPING,
+    check_command,
+    with_command,
+)
+from djqueue.storage.facets import Unsubscribe, Workers
+from djqueue.storage.tables.inspector import WORKER_TTL
+from djqueue.storage.tables.rows import TEXT_LIMIT, clean
+from djqueue.storage.tables.workerrows import WORKER, worker_row
+
+from . import metrics
+from .dialects import Row
+from .transaction import Tx
+
+if TYPE_CHECKING:
+    from .storage import DatabaseStorage
+
+logger = logging.getLogger("djqueue.storage")
+JSON = ("queues", "names", "about")
+COLUMNS = ("worker_id", *WORKER[1:], "about")
+READ = f"SELECT {', '.join(COLUMNS)} FROM djqueue_worker_state"
+WRITE = (
+    f"INSERT INTO djqueue_worker_state ({', '.join(COLUMNS)}, commands, dump) "
+    f"VALUES ({', '.join('?' * len(COLUMNS))}, '', '') ON CONFLICT (worker_id) DO UPDATE SET commands = '', "
+    + ", ".join(f"{name} = excluded.{name}" for name in COLUMNS[1:])
+)
+FORGET_DUMP = "UPDATE djqueue_worker_state SET dump = '', dumped_at = NULL WHERE worker_id = ?"
+
+
+class SqlWorkers(Workers):
+    """Workers, each a row. A command waits in the row of its worker, whose next heartbeat takes it."""
+
+    def __init__(self, storage: "DatabaseStorage") -> None:
+        self._storage = storage
+        self._read, self._write = storage.read, storage.write
+        self._lock = threading.Lock()
+        self._followers: dict[str, list[Callable[[], None]]] = {}
+
+    def is_known(self, tx: Tx, worker_id: str) -> bool:
+        """Return whether a worker has sent a heartbeat recently."""
+        known = "SELECT 1 FROM djqueue_worker_state WHERE worker_id = ? AND seen_at >= ?"
+        return tx.row(known, worker_id, tx.now - WORKER_TTL) is not None
+
+    def forget_silent(self, tx: Tx) -> None:
+        """Remove the workers without a recent heartbeat."""
+        tx.run("DELETE FROM djqueue_worker_state WHERE seen_at < ?", tx.now - WORKER_TTL)
+
+    def alive(self, tx: Tx) -> list[WorkerInfo]:
+        """Return the workers that sent a heartbeat recently."""
+        found = tx.rows(f"{READ} WHERE seen_at >= ? ORDER BY worker_id", tx.now - WORKER_TTL)
+        return [_worker(row) for row in found]
+
+    def register(self, info: WorkerInfo) -> tuple[str, ...]:
+        return self._write(lambda tx: _register(tx, info))
+
+    def unregister(self, worker_id: str) -> None:
+        worker_id = _id(worker_id)
+        self._write(lambda tx: tx.run("DELETE FROM djqueue_worker_state WHERE worker_id = ?", worker_id))
+
+    def all(self) -> list[WorkerInfo]:
+        return self._read(self.alive)
+
+    def control(self, worker_id: str, command: str) -> str:
+        check_command(command)
+        return self._write(lambda tx: self._control(tx, _id(worker_id), command))
+
+    def _control(self, tx: Tx, worker_id: str, command: str) -> str:
+        row = _locked(tx, worker_id, "state", "commands")
+        if row is None:
+            return NOT_FOUND
+        state, waiting = row[0], _commands(row[1])
+        if command != DUMP and (state == STOPPING or STOP in waiting):
+            return STOPPING
+        commands = ",".join(with_command(waiting, command))
+        tx.run("UPDATE djqueue_worker_state SET commands = ? WHERE worker_id = ?", commands, worker_id)
+        tx.then(lambda: self._wake(worker_id))
+        return ASKED
+
+    def on_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
+        """Call `wake` when a command waits for a worker."""
+        worker_id = _id(worker_id)
+        with self._lock:
+            self._followers[worker_id] = [*self._followers.get(worker_id, ()), wake]
+        self._storage.follower.follow()
+        return lambda: self._forget_wake(worker_id, wake)
+
+    def _forget_wake(self, worker_id: str, wake: Callable[[], None]) -> None:
+        with self._lock:
+            left = list(self._followers.get(worker_id, ()))
+            if wake in left:
+                left.remove(wake)
+            if left:
+                self._followers[worker_id] = left
+            else:
+                self._followers.pop(worker_id, None)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether workers of this process wait for commands."""
+        return bool(self._followers)
+
+    def look(self, tx: Tx) -> None:
+        """Wake the workers of this process for which a command waits, after a change of the database."""
+        if self._followers:
+            for (worker_id,) in tx.rows("SELECT worker_id FROM djqueue_worker_state WHERE commands <> ''"):
+                self._wake(worker_id)
+
+    def _wake(self, worker_id: str) -> None:
+        for wake in self._followers.get(worker_id, ()):
+            try:
+                wake()
+            except Exception:
+                logger.exception(
+                    "A callback of worker %s raised an exception; its next heartbeat takes the command.",
+                    worker_id,
+                )
+
+    def save_dump(self, worker_id: str, text: str) -> bool:
+        def work(tx: Tx) -> bool:
+            saved = "UPDATE djqueue_worker_state SET dump = ?, dumped_at = ? WHERE worker_id = ?"
+            alive = f"{saved} AND seen_at >= ?"
+            return tx.run(alive, clean(text[:MAX_DUMP]), tx.now, _id(worker_id), tx.now - WORKER_TTL) > 0
+
+        return self._write(work)
+
+    def dump(self, worker_id: str) -> WorkerDump | None:
+        def work(tx: Tx) -> WorkerDump | None:
+            kept = "SELECT dumped_at, dump FROM djqueue_worker_state WHERE worker_id = ? AND seen_at >= ?"
+            row = tx.row(f"{kept} AND dumped_at > ?", _id(worker_id), tx.now - WORKER_TTL, tx.now - DUMP_TTL)
+            return None if row is None else WorkerDump(*row)
+
+        return self._read(work)
+
+    def record_runs(self, stats: Sequence[RunStats]) -> None:
+        if stats:
+            self._write(lambda tx: metrics.record(tx, stats))
+
+
+def _register(tx: Tx, info: WorkerInfo) -> tuple[str, ...]:
+    """Record the heartbeat of a worker; return the commands that wait for it."""
+    worker_id, values = worker_row(info._replace(seen_at=tx.now))
+    before = _locked(tx, worker_id, "started_at", "commands", "dumped_at")
+    row = {**values, **{name: json.dumps(values[name]) for name in JSON if values[name] is not None}}
+    tx.run(WRITE, worker_id, *(row[name] for name in COLUMNS[1:]))
+    # Commands and dumps of an earlier worker of this id are not for this one.
+    is_same = before is not None and before[0] == info.started_at
+    if before is None or not is_same or (before[2] is not None and before[2] <= tx.now - DUMP_TTL):
+        tx.run(f"{FORGET_DUMP} AND dumped_at IS NOT NULL", worker_id)
+    return _commands(before[1]) if before is not None and is_same else ()
+
+
+def _locked(tx: Tx, worker_id: str, *columns: str) -> Row | None:
+    """Return columns of a live worker, whose row no other transaction changes until this one ends."""
+    return tx.row(
+        f"SELECT {', '.join(columns)} FROM djqueue_worker_state WHERE worker_id = ? AND seen_at >= ?"
+        + tx.dialect.for_update,
+        *(worker_id, tx.now - WORKER_TTL),
+    )
+
+
+def _id(worker_id: str) -> str:
+    return clean(worker_id, TEXT_LIMIT)
+
+
+def _commands(text: str) -> tuple[str, ...]:
+    return tuple(text.split(",")) if text else ()
+
+
+def _worker(row: Row) -> WorkerInfo:
+    """Convert a row of `COLUMNS`, and ignore fields of other versions of djqueue."""
+    values: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
+    worker_id = values.pop("worker_id")
+    for name in JSON:
+        if isinstance(values[name], str):
+            values[name] = json.loads(values[name])
+    known = (values.pop("about") or {}).items()
+    about = {name: value for name, value in known if name in WorkerInfo._fields}
+    about["jobs"] = tuple(RunningJob(*job) for job in about.get("jobs", ()))
+    about["processes"] = tuple(ProcessInfo(*process) for process in about.get("processes", ()))
+    values["queues"] = None if values["queues"] is None else tuple(values["queues"])
+    values["names"] = tuple(values["names"])
+    return WorkerInfo(worker_id, **values, **about)

@@ -1,5 +1,0 @@
-"""Jobs in SQLite or PostgreSQL, without a scheduler: every process runs the same statements."""
-
-from .storage import SqlStorage
-
-__all__ = ["SqlStorage"]

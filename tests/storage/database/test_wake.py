@@ -1,0 +1,313 @@
+"""Wake-ups: when other processes are notified, and what a listener is woken for."""
+
+import threading
+
+import pytest
+from django.db import connection, connections, transaction
+
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.storage.database import events, follower, wake
+from djqueue.testing.factories import (
+    QUEUE,
+    claim_one,
+    completing,
+    enqueue,
+    enqueue_many,
+    finish,
+    worker,
+)
+from djqueue.testing.waiting import Recorder, Wakes
+from tests.support import PATIENCE, eventually
+
+on_postgresql = pytest.mark.skipif(
+    "connection.vendor != 'postgresql'", reason="only PostgreSQL has notifications"
+)
+on_sqlite = pytest.mark.skipif("connection.vendor != 'sqlite'", reason="only SQLite's file has a version")
+
+
+@pytest.fixture
+def sleeper(make, monkeypatch):
+    """A storage in its own name, which is woken by notifications or the file's version only."""
+    monkeypatch.setattr(follower, "POLL", (3_600.0, 3_600.0))
+    return make()
+
+
+@pytest.fixture
+def notified(tables):
+    """The queues of the notifications of this database, as they come."""
+    found = []
+    session = connections.create_connection("default")
+    with session.cursor() as cursor:
+        cursor.execute(f"SELECT {wake.channel(wake.CLAIMABLE)}")
+        cursor.execute(f'LISTEN "{cursor.fetchone()[0]}"')
+
+    def read():
+        found.extend(notify.payload for notify in session.connection.notifies(timeout=0))
+        return found
+
+    yield read
+    session.close()
+
+
+def test_listener_is_woken_by_another_storage(make, sleeper):
+    wakes = Wakes()
+    sleeper.listen([QUEUE], wakes)
+
+    enqueue(make(connect=False))
+
+    assert wakes.arrived()
+
+
+def test_listener_that_has_just_started_finds_waiting_jobs(make, sleeper):
+    enqueue(make(connect=False))
+    wakes = Wakes()
+
+    sleeper.listen(None, wakes)
+
+    assert wakes.arrived()
+
+
+def test_stopped_listener_is_not_woken_by_another_storage(make, sleeper):
+    left, stays = Wakes(), Wakes()
+    stop = sleeper.listen([QUEUE], left)
+    sleeper.listen([QUEUE], stays)
+    stop()
+
+    enqueue(make(connect=False))
+
+    assert stays.arrived()
+    assert left.count == 0
+
+
+def test_listener_is_not_woken_by_another_queue_of_another_storage(make, sleeper):
+    others, own = Wakes(), Wakes()
+    sleeper.listen(["other"], others)
+    sleeper.listen([QUEUE], own)
+
+    enqueue(make(connect=False))
+
+    assert own.arrived()
+    assert others.count == 0
+
+
+@on_sqlite
+def test_listener_is_not_woken_when_no_job_waits(make, sleeper):
+    producer, wakes, recorder = make(connect=False), Wakes(), Recorder()
+    enqueue(producer)
+    claimed = claim_one(producer)
+    sleeper.listen([QUEUE], wakes)
+    sleeper.events.subscribe(QUEUE, recorder)
+    wakes.forget()
+
+    finish(producer, completing(claimed))
+    recorder.until("completed")  # The thread has looked.
+
+    assert wakes.count == 0
+
+
+def test_rolled_back_transaction_wakes_nobody(make, sleeper):
+    producer, wakes = make(connect=False), Wakes()
+    sleeper.listen([QUEUE], wakes)
+    with transaction.atomic():
+        enqueue(producer, id="undone")
+        transaction.set_rollback(True)
+
+    recorder = Recorder()
+    sleeper.events.subscribe(QUEUE, recorder)
+    assert wakes.count == 0
+    enqueue(producer, id="done")
+
+    assert wakes.arrived()
+    recorder.until("queued", "done")
+    assert recorder.words() == ["queued"]
+
+
+def test_transaction_wakes_after_its_commit(make, sleeper):
+    producer, wakes = make(connect=False), Wakes()
+    sleeper.listen([QUEUE], wakes)
+    with transaction.atomic():
+        enqueue(producer)
+        assert wakes.count == 0
+
+    assert wakes.arrived()
+
+
+@on_postgresql
+def test_burst_of_jobs_notifies_once_and_once_more_at_its_end(make, notified, monkeypatch):
+    monkeypatch.setattr(wake, "NOTIFY_EVERY", 0.5)
+    producer = make(connect=False)
+
+    for _ in range(10):
+        enqueue(producer)
+
+    eventually(lambda: len(notified()) >= 2)
+    assert notified() == [QUEUE, QUEUE]
+
+
+@on_postgresql
+def test_each_queue_is_notified(make, notified):
+    producer = make(connect=False)
+
+    for queue in ("a", "b", "c"):
+        enqueue(producer, queue=queue)
+
+    eventually(lambda: notified() == ["a", "b", "c"])
+
+
+@on_postgresql
+def test_storage_that_polls_sends_no_notifications(make, notified):
+    silent, loud = make(connect=False, notify=False), make(connect=False)
+
+    enqueue(silent)
+    enqueue(loud, queue="fence")
+
+    eventually(lambda: notified() == ["fence"])
+
+
+@on_postgresql
+def test_listening_connection_is_replaced_with_a_wake_up(make, sleeper, caplog):
+    producer, wakes = make(connect=False), Wakes()
+    sleeper.listen([QUEUE], wakes)
+    eventually(is_listening)
+    with transaction.atomic():
+        # Committed while nobody listens.
+        enqueue(producer)
+        connection.cursor().execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name = 'djqueue' AND datname = current_database()"
+        )
+
+    assert wakes.arrived()
+    assert "Could not follow the changes" in caplog.text
+
+
+def is_listening():
+    """Whether a thread has looked for claimable jobs, after it had begun to listen."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT 1 FROM pg_stat_activity "
+            "WHERE application_name = 'djqueue' AND datname = current_database() "
+            "AND query LIKE 'SELECT q.name%'"
+        )
+        return cursor.fetchone() is not None
+
+
+def test_subscription_without_the_database_is_refused(make, monkeypatch):
+    def unreachable(*_):
+        raise StorageUnavailableError("away")
+
+    storage = make(connect=False)
+    monkeypatch.setattr(follower, "create", unreachable)
+
+    with pytest.raises(StorageUnavailableError, match="away"):
+        storage.events.subscribe(QUEUE, Recorder())
+    assert not storage.events.has_subscribers(QUEUE)
+
+
+def test_subscriber_may_subscribe_and_enqueue(make):
+    storage, producer, second = make(connect=False), make(connect=False), Recorder()
+
+    def first(event):
+        if event.id == "a":
+            storage.events.subscribe(QUEUE, second, "b")
+            enqueue(storage, id="b")
+
+    storage.events.subscribe(QUEUE, first)
+    enqueue(producer, id="a")
+
+    second.until("queued", "b")
+
+
+def test_subscription_in_a_transaction_does_not_wait_for_it(make):
+    storage, producer, recorder = make(connect=False), make(connect=False), Recorder()
+    with transaction.atomic():
+        enqueue(producer, id="a")
+        storage.events.subscribe(QUEUE, recorder)
+    eventually(lambda: not storage.events._unconfirmed())
+
+    enqueue(producer, id="b")
+
+    recorder.until("queued", "b")
+
+
+@on_postgresql
+def test_event_of_an_earlier_id_that_commits_later_is_delivered(make):
+    """Ids are taken before the commit, and so not in its order."""
+    storage, producer, recorder = make(connect=False), make(connect=False), Recorder()
+    enqueue(producer, id="first")  # Records that the queue is used.
+    storage.events.subscribe(QUEUE, recorder)
+    taken, may_commit = threading.Event(), threading.Event()
+
+    def slow():
+        try:
+            with transaction.atomic():
+                enqueue(producer, id="slow")
+                taken.set()
+                may_commit.wait(PATIENCE)
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    assert taken.wait(PATIENCE)
+    enqueue(producer, id="quick")
+    recorder.until("queued", "quick")
+    may_commit.set()
+    thread.join()
+
+    recorder.until("queued", "slow")
+    assert recorder.words("quick") == ["queued"]
+
+
+@on_postgresql
+def test_subscription_waits_for_transactions_that_do_not_know_of_it(make, monkeypatch):
+    monkeypatch.setattr(events, "WRITERS", PATIENCE)
+    storage, producer, recorder = make(connect=False), make(connect=False), Recorder()
+    enqueue(producer, id="before")
+    began, may_commit, subscribed = threading.Event(), threading.Event(), threading.Event()
+
+    def slow():
+        try:
+            with transaction.atomic():
+                enqueue(producer, id="slow")
+                began.set()
+                may_commit.wait(PATIENCE)
+        finally:
+            connection.close()
+
+    def subscribe():
+        storage.events.subscribe(QUEUE, recorder)
+        subscribed.set()
+
+    threads = [threading.Thread(target=slow), threading.Thread(target=subscribe)]
+    threads[0].start()
+    assert began.wait(PATIENCE)
+    threads[1].start()
+    eventually(lambda: any(barrier.writers for barrier in storage.events._barriers))
+    assert not subscribed.is_set()
+    may_commit.set()
+    for thread in threads:
+        thread.join()
+
+    assert subscribed.is_set()
+
+
+def test_many_events_are_read_in_pages(make, monkeypatch):
+    monkeypatch.setattr(events, "PAGE", 7)
+    storage, producer, recorder = make(connect=False), make(connect=False), Recorder()
+    storage.events.subscribe(QUEUE, recorder)
+
+    ids = enqueue_many(producer, 50)
+
+    recorder.until_true(lambda: recorder.count("queued") == 50, "all events")
+    assert [event.id for event in recorder.events()] == ids
+
+
+def test_worker_is_woken_by_a_command_of_another_storage(make):
+    storage, woken = make(), threading.Event()
+    storage.workers.register(worker("w1"))
+    storage.workers.on_command("w1", woken.set)
+
+    assert make(connect=False).workers.control("w1", "dump") == "asked"
+
+    assert woken.wait(PATIENCE)

@@ -1,0 +1,83 @@
+"""The events between two looks at the row of a job."""
+
+import pytest
+
+from djqueue.core.states import State
+from djqueue.storage.database.watched import Seen, after, changes
+
+WAITING = Seen(State.WAITING, 0, 1, 0, 0, 0)
+ACTIVE = Seen(State.ACTIVE, 0, 1, 11, 0, 0)
+COMPLETED = ACTIVE._replace(state=State.COMPLETED)
+
+
+def words(old, new):
+    return [change[0] for change in changes(old, new)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (None, None, []),
+        (WAITING, WAITING, []),
+        (None, WAITING, ["queued"]),
+        (None, WAITING._replace(state=State.DELAYED), ["queued"]),
+        (None, ACTIVE, ["queued", "active"]),
+        (None, COMPLETED, ["queued", "active", "completed"]),
+        (WAITING, ACTIVE, ["active"]),
+        (WAITING, COMPLETED, ["active", "completed"]),
+        (WAITING, WAITING._replace(state=State.CANCELLED), ["cancelled"]),
+        (WAITING._replace(state=State.DELAYED), WAITING, ["promoted"]),
+        (WAITING._replace(state=State.BLOCKED), WAITING, ["unblocked"]),
+        (WAITING, WAITING._replace(state=State.DELAYED), ["delayed"]),
+        (ACTIVE, COMPLETED, ["completed"]),
+        (ACTIVE, COMPLETED._replace(state=State.FAILED), ["failed"]),
+        (ACTIVE, WAITING._replace(token=11, failures=1), ["failing"]),
+        (ACTIVE, WAITING._replace(token=11, stalls=1), ["stalled"]),
+        (ACTIVE, WAITING._replace(token=11), ["released"]),
+        (ACTIVE, ACTIVE._replace(token=12, failures=1), ["failing", "active"]),
+        (ACTIVE, ACTIVE._replace(items=3), ["item"]),
+        (ACTIVE, COMPLETED._replace(items=3), ["item", "completed"]),
+        (ACTIVE, ACTIVE._replace(progress=b"1"), ["progress"]),
+        (COMPLETED._replace(state=State.FAILED), WAITING._replace(token=11), ["retried"]),
+        (COMPLETED._replace(state=State.FAILED), ACTIVE._replace(token=12), ["retried", "active"]),
+        (COMPLETED, None, ["removed"]),
+        (COMPLETED, WAITING._replace(pk=2), ["removed", "queued"]),
+    ],
+)
+def test_changes_between_two_looks(old, new, expected):
+    assert words(old, new) == expected
+
+
+@pytest.mark.parametrize(
+    ("event", "state", "row"),
+    [
+        ("queued", State.WAITING, WAITING),
+        ("active", State.ACTIVE, ACTIVE),
+        ("active", State.ACTIVE, ACTIVE._replace(token=12, failures=1)),
+        ("failing", State.DELAYED, WAITING._replace(state=State.DELAYED, token=11, failures=1)),
+        ("completed", State.COMPLETED, COMPLETED),
+        ("progress", State.ACTIVE, ACTIVE._replace(progress=b"1")),
+    ],
+)
+def test_what_an_event_has_told_is_not_news_in_the_row(event, state, row):
+    seen = None if event == "queued" else WAITING
+
+    assert words(after(seen, event, state, 0), row) == []
+
+
+def test_items_that_an_event_has_counted_are_not_news():
+    seen = after(ACTIVE, "item", State.ACTIVE, 3)
+
+    assert words(seen, ACTIVE._replace(items=3)) == []
+    assert changes(seen, ACTIVE._replace(items=5)) == [("item", State.ACTIVE, 5)]
+    assert words(after(seen, "completed", State.COMPLETED, 0), COMPLETED._replace(items=3)) == []
+
+
+def test_next_attempt_counts_its_items_from_the_first():
+    seen = after(after(ACTIVE, "item", State.ACTIVE, 3), "active", State.ACTIVE, 0)
+
+    assert changes(seen, ACTIVE._replace(items=2)) == [("item", State.ACTIVE, 2)]
+
+
+def test_removed_job_is_gone():
+    assert after(COMPLETED, "removed", State.COMPLETED, 0) is None

@@ -53,9 +53,9 @@ HELP = """Run the jobs of all @job functions in the jobs.py modules of the insta
 
 This process becomes a supervisor. It starts one worker process, or --processes of them, and restarts those
 that crash. Each worker process runs up to --concurrency jobs at once: async functions on its event loop,
-others on threads. Further processes run no jobs: one is the scheduler of the database storage, or the mirror
-of Redis, and one takes backups. --single-process does everything in this process, as do storages of one
-process, and --reload.
+others on threads. Further processes run no jobs: one is the mirror of Redis, and one takes backups. Any
+number of runworkers share a database or a Redis. --single-process does everything in this process, as do
+storages of one process, and --reload.
 
 Jobs with executor="isolated" or "subprocess" (on @job, their queue or in DJQUEUE) run in more processes,
 which the worker processes start as needed, one for each such job that runs.
@@ -141,9 +141,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--single-process",
             action="store_true",
-            help="Run worker, scheduler and mirror in this process, without a supervisor: for debuggers, and "
-            "to save memory. Nothing is restarted after a crash, and a handler that holds the GIL delays the "
-            "scheduler and the mirror. Isolated and subprocess jobs still have processes of their own.",
+            help="Run worker and mirror in this process, without a supervisor: for debuggers, and to save "
+            "memory. Nothing is restarted after a crash, and a handler that holds the GIL delays the mirror. "
+            "Isolated and subprocess jobs still have processes of their own.",
         )
         parser.add_argument(
             "--max-jobs-per-process",
@@ -179,9 +179,7 @@ class Command(BaseCommand):
             "--standby",
             choices=["wait", "never", "work"],
             default="wait",
-            help="If another process is the scheduler of the database: run its jobs, and take its place when "
-            "it stops (default; with --single-process, run no jobs until then); never: exit with code 1; "
-            "work: run its jobs without ever becoming the scheduler. Other storages have no scheduler.",
+            help="No effect with the database storage and Redis, which need no scheduler process.",
         )
         parser.add_argument(
             "--celery",

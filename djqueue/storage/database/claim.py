@@ -259,7 +259,8 @@ def _take_within_limits(
     if queue.rate is not None:
         rates.consume(tx, name, "", queue.rate, started)
         wait = rates.wait(tx, name, "", queue.rate)
-        if wait and len(ready) > len(chosen):
+        left = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} LIMIT 1"
+        if wait and tx.row(left, name, names):
             hints.append(wait)
     if limiter is not None:
         limiter.save()

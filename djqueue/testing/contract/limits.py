@@ -149,6 +149,20 @@ class LimitsContract(StorageCase):
         self.advance(claims.wait)
         assert len(claim(storage)) == 1
 
+    def test_claim_of_the_last_token_returns_time_until_the_next_if_jobs_are_left(
+        self, storage: Storage
+    ) -> None:
+        storage.queues.set_limits(QUEUE, Rate(1, 10 * SOON), None)
+        enqueue_many(storage, 2)
+
+        claims = storage.claim(request())
+        assert len(claims.jobs) == 1
+        assert claims.wait is not None
+        assert 0 < claims.wait <= 10 * SOON
+
+        self.advance(10 * SOON)
+        assert storage.claim(request()).wait is None
+
     def test_claim_refused_by_the_queue_rate_changes_nothing(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, Rate(1, 1_000 * SOON), None)
         enqueue_many(storage, 2)

@@ -32,6 +32,12 @@ LOCKING = {
     "unique_keys",
 }
 """Parts of the contract in which databases may differ: locks, constraints, order, bytes, sums."""
+LONG_ON_A_SERVER = (
+    "test_busy_groups_get_turns_by_weight",
+    "test_group_at_its_rate_does_not_block_other_groups",
+    "test_groups_of_equal_weight_get_equal_turns",
+)
+"""Tests of hundreds of claims, one after the other, that no database decides differently."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             # Real transactions, and nothing that is emptied by pytest-django: see `tables`.
             item.add_marker(pytest.mark.django_db(transaction=True, available_apps=[]))
             item.add_marker(pytest.mark.database)
-            if contract_part(item) in {"", *LOCKING}:
+            if contract_part(item) in {"", *LOCKING} and not item.name.startswith(LONG_ON_A_SERVER):
                 item.add_marker(pytest.mark.dialect)
 
 

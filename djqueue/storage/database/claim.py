@@ -13,7 +13,7 @@ from . import limiters, rates
 from .dialects import Row
 from .ready import READY, LockedGroup, push
 from .stored import TOKENS, StoredJob, by_keys
-from .transaction import Tx
+from .transaction import Tx, limiter_lock, limits_lock
 from .transitions import EXPIRED, fail_pending, move_to
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ def _turned(tx: Tx, values: Sequence[T]) -> Sequence[T]:
 
 
 def _claim_from(
-    queues: Iterable["Serving | None"],
+    queues: Iterable[Serving | None],
     tx: Tx,
     request: ClaimRequest,
     claimed: list[Claimed],
@@ -209,11 +209,11 @@ def _take_within_limits(
     name, policy = queue.name, tx.storage.policy(queue.name)
     named, names = tx.among("name", sorted(request.names))
     stalled = "" if request.stalled else " AND stalls = 0"
-    locks = [f"limits:{name}"] if policy.limiter is None else [f"limiter:{policy.limiter}", f"limits:{name}"]
-    if not tx.lock_in_turn(*locks):
+    limiter_locks = [] if policy.limiter is None else [limiter_lock(policy.limiter)]
+    if not tx.lock_in_turn(*limiter_locks, limits_lock(name)):
         hints.append(AGAIN)
         return False
-    limiter = None if policy.limiter is None else limiters.LockedLimiter(tx, policy.limiter, lock=False)
+    limiter = None if policy.limiter is None else limiters.LockedLimiter(tx, policy.limiter)
     allowed = slots
     if queue.rate is not None:
         allowed = min(allowed, rates.available(tx, name, "", queue.rate))

@@ -182,21 +182,18 @@ class SqliteSql(SqlDialect):
         usual = float(wrapper.settings_dict["OPTIONS"].get("timeout", 5.0)) if waits else 0.0
         began = time.monotonic()
         if not turns.acquire(remaining(usual)):
-            if not waits:
-                yield False
-                return
-            raise OperationalError("database is locked")
+            if waits:
+                raise OperationalError("database is locked")
+            yield False
+            return
         try:
-            if not waits:
-                is_open = _begins_at_once(cursor)
+            with _synced(cursor) if durable else nullcontext():
+                if waits:
+                    with _patient(cursor, usual, remaining(usual - (time.monotonic() - began))):
+                        cursor.execute("BEGIN IMMEDIATE")
+                is_open = waits or _begins_at_once(cursor)
                 with _committed(cursor) if is_open else nullcontext():
                     yield is_open
-                return
-            with _synced(cursor) if durable else nullcontext():
-                with _patient(cursor, usual, remaining(usual - (time.monotonic() - began))):
-                    cursor.execute("BEGIN IMMEDIATE")
-                with _committed(cursor):
-                    yield True
         finally:
             turns.release()
 

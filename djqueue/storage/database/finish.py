@@ -23,7 +23,7 @@ from .claim import CLAIM, Claim
 from .dialects import Row
 from .ready import is_grouped
 from .stored import TOKENS, StoredJob, by_keys, keep_newest, select
-from .transaction import Tx
+from .transaction import Tx, group_lock, key_lock, limiter_lock
 
 OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
 
@@ -34,7 +34,7 @@ def finish(tx: Tx, outcomes: Sequence[Outcome]) -> list[bool]:
         if outcome.kind not in OUTCOMES:
             raise OptionError(f"unknown outcome {outcome.kind!r}")
     taken = _take(tx, outcomes)
-    tx.lock(*sorted({f"limiter:{claim.limiter}" for claim in taken.values() if claim.limiter}))
+    tx.lock(*{limiter_lock(claim.limiter) for claim in taken.values() if claim.limiter})
     plain: list[tuple[Outcome, Claim]] = []
     others: list[tuple[Outcome, Claim]] = []
     accepted = []
@@ -49,8 +49,8 @@ def finish(tx: Tx, outcomes: Sequence[Outcome]) -> list[bool]:
     if plain:
         _complete(tx, plain)
     jobs = {job.pk: job for job in by_keys(tx, [claim.pk for _, claim in others])}
-    tx.lock(*{f"group:{job.queue}:{job.options.group}" for job in jobs.values() if is_grouped(tx, job)})
-    tx.lock(*{f"key:{job.queue}:{key}" for job in jobs.values() if (key := job.options.unique_key)})
+    tx.lock(*{group_lock(job.queue, job.options.group or "") for job in jobs.values() if is_grouped(tx, job)})
+    tx.lock(*{key_lock(job.queue, key) for job in jobs.values() if (key := job.options.unique_key)})
     for outcome, claim in others:
         _apply(tx, jobs[claim.pk], outcome, cancel=bool(claim.cancel))
     _released(tx, taken.values())
@@ -136,7 +136,7 @@ def _apply(tx: Tx, job: StoredJob, outcome: Outcome, *, cancel: bool) -> None:
 def released(tx: Tx, queue: str, limiter: str | None) -> None:
     """Wake what waits for the slot of a job that is no longer active."""
     if limiter is not None:
-        limiters.LockedLimiter(tx, limiter, lock=False).released()
+        limiters.LockedLimiter(tx, limiter).released()
     if tx.storage.has_concurrency(tx, queue):
         tx.woken.add(queue)
 
@@ -233,7 +233,7 @@ def stall(tx: Tx, pk: int, token: int) -> bool:
         return False
     queue, limiter, cancel = row
     if limiter is not None:
-        tx.lock(f"limiter:{limiter}")
+        tx.lock(limiter_lock(limiter))
     [job] = by_keys(tx, [pk])
     if cancel:
         transitions.cancel_active(tx, job, "cancelled")

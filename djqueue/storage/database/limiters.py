@@ -6,7 +6,7 @@ from djqueue.core.limiter import UNSET, Rate, SetConcurrency, SetRate
 from djqueue.core.sharing import NO_LIMITS, LimiterPolicy, LimiterState, SharedLimiter
 from djqueue.storage.tables.rows import pair_of_limits
 
-from .transaction import Tx
+from .transaction import Tx, limiter_lock
 
 
 class _Tick:
@@ -32,7 +32,7 @@ class LockedLimiter:
         self._tx = tx
         self._name = name
         if lock:
-            tx.lock(f"limiter:{name}")
+            tx.lock(limiter_lock(name))
         self.policy = policy_of(tx, name)
         self._shared = SharedLimiter(self.policy, _Tick(tx.tick))
         weight = tx.value("SELECT COALESCE(SUM(weight), 0) FROM djqueue_claim WHERE limiter = ?", name)
@@ -108,7 +108,7 @@ def policy_of(tx: Tx, name: str) -> LimiterPolicy:
 def set_limits(tx: Tx, name: str, rate: SetRate, concurrency: SetConcurrency) -> None:
     """Change the limits of a limiter while its queues run."""
     tx.touch()
-    tx.lock(f"limiter:{name}")
+    tx.lock(limiter_lock(name))
     before = policy_of(tx, name)
     new_rate = before.rate if rate is UNSET else rate
     new_concurrency = before.concurrency if concurrency is UNSET else concurrency

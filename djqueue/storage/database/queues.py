@@ -12,7 +12,7 @@ from djqueue.storage.tables.rows import pair_of_limits
 
 from . import dependencies, limiters, metrics, stored, transitions
 from .ready import GROUP_LIMIT, LockedGroup
-from .transaction import Tx
+from .transaction import Tx, limits_lock
 
 CLEANED = 500
 """Jobs that one transaction of `clean` removes."""
@@ -102,7 +102,7 @@ def set_limits(tx: Tx, queue: str, rate: SetRate, concurrency: SetConcurrency) -
     """Change the limits of a queue; a limit that is not given stays as it is."""
     tx.touch()
     use(tx, queue)
-    tx.lock(f"limits:{queue}")
+    tx.lock(limits_lock(queue))
     now = controls(tx, queue)
     new_rate = now.rate if rate is UNSET else rate
     new_concurrency = now.concurrency if concurrency is UNSET else concurrency

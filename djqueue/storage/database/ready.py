@@ -11,7 +11,7 @@ from djqueue.storage.tables.groups import limit_of
 from . import rates
 from .dialects import Row
 from .stored import StoredJob, by_keys
-from .transaction import Tx
+from .transaction import Tx, group_lock
 
 READY = ("id", "queue", "rank", "seq", "name", '"group"', "weight", "stalls", "expires_at")
 DELAYED = ("id", "queue", "run_at")
@@ -88,7 +88,7 @@ class LockedGroup:
         self.queue = queue
         self.name = name
         if lock:
-            tx.lock(f"group:{queue}:{name}")
+            tx.lock(group_lock(queue, name))
         policy = tx.storage.policy(queue)
         default, own = overrides(tx, queue, name)
         self.paused = own.paused

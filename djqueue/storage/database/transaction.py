@@ -40,6 +40,26 @@ REPEATS = 10
 """Maximum number of times that a transaction is repeated after conflicts with others."""
 
 
+def limiter_lock(name: str) -> str:
+    """Return the name that a limiter is locked by."""
+    return f"limiter:{name}"
+
+
+def limits_lock(queue: str) -> str:
+    """Return the name that the limits of a queue are locked by."""
+    return f"limits:{queue}"
+
+
+def group_lock(queue: str, group: str) -> str:
+    """Return the name that a group is locked by."""
+    return f"group:{queue}:{group}"
+
+
+def key_lock(queue: str, key: str) -> str:
+    """Return the name that a unique key is locked by."""
+    return f"key:{queue}:{key}"
+
+
 class Tx:
     """A transaction, and what follows after its commit.
 
@@ -63,8 +83,8 @@ class Tx:
         """Jobs that have ended, with their last states and the keys of the jobs that wait for them."""
         self.results: list[EnqueueResult] = []
         """Jobs that the transaction enqueues."""
-        self.has_locks = False
-        """Whether it holds names, see `lock`."""
+        self._held: set[str] = set()
+        """Names that it has locked."""
         self._tallies: dict[str, list[int]] = {}
         self._is_touched = False
         self._afterwards: list[Callable[[], object]] = []
@@ -122,19 +142,23 @@ class Tx:
         So that no two transactions wait for each other: limiters first, then the limits of a queue, groups,
         and unique keys; several of one kind in one call. Where that is not possible, `lock_in_turn`.
         """
-        if keys:
-            self.has_locks = True
-            self.dialect.lock(self._cursor, keys)
+        missing = [key for key in keys if key not in self._held]
+        if missing:
+            self._held.update(missing)
+            self.dialect.lock(self._cursor, missing)
 
     def lock_in_turn(self, *keys: str) -> bool:
         """Hold these names until the end; False if that could make two transactions wait for each other.
 
         A transaction that holds other names does not wait.
         """
-        if not self.has_locks:
+        if not self._held:
             self.lock(*keys)
-            return True
-        return self.dialect.try_lock(self._cursor, keys)
+        elif not self._held.issuperset(keys):
+            if not self.dialect.try_lock(self._cursor, keys):
+                return False
+            self._held.update(keys)
+        return True
 
     # What follows.
 

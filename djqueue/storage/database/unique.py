@@ -6,7 +6,7 @@ from djqueue.core.states import State
 from djqueue.core.unique import Succession, succession
 
 from .stored import StoredJob, by_keys, lock_jobs
-from .transaction import Tx
+from .transaction import Tx, key_lock
 
 WHERE = " WHERE queue = ? AND key = ?"
 
@@ -22,7 +22,7 @@ class Key(NamedTuple):
 
 def lock(tx: Tx, queue: str, key: str) -> Key:
     """Return a key, which no other transaction changes until this one ends."""
-    tx.lock(f"key:{queue}:{key}")
+    tx.lock(key_lock(queue, key))
     found = tx.row(f"SELECT owner, successor, behind, expires_at FROM djqueue_unique_key{WHERE}", queue, key)
     if found is None:
         return Key()

@@ -1,5 +1,7 @@
 """Retention of rows of ended jobs in the mirror."""
 
+from datetime import UTC, datetime
+
 import pytest
 from django.db import connection
 from django.db.models import QuerySet
@@ -9,6 +11,7 @@ from djqueue.core.states import State
 from djqueue.operations import mirror as mirroring
 from djqueue.operations import tables
 from djqueue.testing import factories as f
+from tests.admin.factories import make_job
 from tests.operations.looking import copy_all
 
 pytestmark = pytest.mark.dialect
@@ -94,9 +97,14 @@ def test_large_surplus_of_rows_is_removed_in_steps(bounded, make_mirror, clock, 
 
 
 def plan(rows: QuerySet) -> str:
-    """How the database would look for rows, were there many."""
+    """How the database looks for rows when there are many."""
     if connection.vendor == "postgresql":
+        row = make_job("completed", expires_at=datetime(2096, 6, 1, tzinfo=UTC))
+        values = {field.attname: getattr(row, field.attname) for field in row._meta.fields}
+        new = [models.Job(**{**values, "id": None, "job_id": str(number)}) for number in range(1_000)]
+        models.Job.objects.bulk_create(new)
         with connection.cursor() as cursor:
+            cursor.execute("ANALYZE djqueue_job")
             cursor.execute("SET enable_seqscan = off")
             cursor.execute("SET enable_bitmapscan = off")
             cursor.execute("SET enable_sort = off")  # whatever the table has had in it before

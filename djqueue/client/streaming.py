@@ -89,7 +89,7 @@ class Streaming:
         storage = self._storage
         transactions = storage.capabilities.transactions
         alias = yield Step(transactions.uncommitted_in, transactions.auncommitted_in, (queue, job_id))
-        refuse_uncommitted(queue, job_id, alias)
+        refuse_uncommitted(queue, job_id, alias, can_leave=transactions.can_leave)
         return job_id
 
     def _enqueue(self, batch: Batch) -> Steps[str]:

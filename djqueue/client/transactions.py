@@ -1,5 +1,7 @@
 """Find the caller's open transaction that has to commit before a job can start."""
 
+from dataclasses import replace
+
 from asgiref.sync import sync_to_async
 
 from djqueue.conf import has_django
@@ -7,6 +9,7 @@ from djqueue.core.errors import OptionError, WaitInTransactionError
 from djqueue.core.job import Batch
 from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
+from djqueue.storage.capabilities import TransactionalEnqueue
 
 When = bool | str
 """The option `enqueue_on_commit`: False; True for the storage's database, or `default`; or an alias."""
@@ -36,31 +39,42 @@ async def aopen_alias(storage: Storage, when: When) -> str | None:
 
 def check_waiting(storage: Storage, batch: Batch, when: When) -> None:
     """Raise WaitInTransactionError if the job would start only after the caller's transaction commits."""
-    _refuse(batch, storage.capabilities.transactions.alias_for(batch) or open_alias(storage, when), when)
+    joins = storage.capabilities.transactions
+    alias = joins.alias_for(_held_up(joins, batch)) or open_alias(storage, when)
+    _refuse(batch, alias, when, can_leave=joins.can_leave)
 
 
 async def acheck_waiting(storage: Storage, batch: Batch, when: When) -> None:
     """Async version of `check_waiting`."""
-    alias = await storage.capabilities.transactions.aalias_for(batch) or await aopen_alias(storage, when)
-    _refuse(batch, alias, when)
+    joins = storage.capabilities.transactions
+    alias = await joins.aalias_for(_held_up(joins, batch)) or await aopen_alias(storage, when)
+    _refuse(batch, alias, when, can_leave=joins.can_leave)
 
 
-def _refuse(batch: Batch, alias: str | None, when: When) -> None:
+def _held_up(joins: TransactionalEnqueue, batch: Batch) -> Batch:
+    """Return a batch that joins a transaction which would hold up this one."""
+    if joins.can_leave or batch.options.durable is not False:
+        return batch
+    return batch._replace(options=replace(batch.options, durable=None))
+
+
+def _refuse(batch: Batch, alias: str | None, when: When, *, can_leave: bool) -> None:
     if alias is not None:
         options = "enqueue_on_commit=False and durable=False" if when else "durable=False"
+        remedy = f", or pass {options}, which enqueues outside the transaction" if can_leave else ""
         raise WaitInTransactionError(
             f"cannot wait for a job of queue {batch.queue!r} inside a transaction of database {alias!r}: "
             "the job starts only after the transaction commits. Wait after the commit (in "
-            f"transaction.on_commit), or pass {options}, which enqueues outside the transaction"
+            f"transaction.on_commit){remedy}"
         )
 
 
-def refuse_uncommitted(queue: str, job_id: str, alias: str | None) -> None:
+def refuse_uncommitted(queue: str, job_id: str, alias: str | None, *, can_leave: bool = True) -> None:
     """Raise WaitInTransactionError for a job that the caller enqueued in a transaction that is still open."""
     if alias is not None:
+        remedy = ", or enqueue with durable=False, which enqueues outside the transaction"
         raise WaitInTransactionError(
             f"Job {job_id!r} of queue {queue!r} was enqueued in a transaction of database {alias!r} that "
             "is still open, so workers cannot see the job yet: wait after the commit (in "
-            "transaction.on_commit), or enqueue with durable=False, which enqueues outside the "
-            "transaction"
+            f"transaction.on_commit){remedy if can_leave else ''}"
         )

@@ -122,7 +122,7 @@ def _wait_for(
     queue, job_id = result.queue, result.id
     transactions = storage.capabilities.transactions
     alias = yield Step(transactions.uncommitted_in, transactions.auncommitted_in, (queue, job_id))
-    refuse_uncommitted(queue, job_id, alias)
+    refuse_uncommitted(queue, job_id, alias, can_leave=transactions.can_leave)
     unsubscribe = yield in_thread(storage, storage.events.subscribe, queue, _on_ending(signal.set), job_id)
     try:
         return (yield from _watch(storage, result, wait, deadline, signal, CHECK_EVERY))

@@ -19,6 +19,9 @@ from .staging import Staging
 class TransactionalEnqueue(Protocol):
     """Jobs that join the caller's open database transaction."""
 
+    can_leave: bool = True
+    """Whether jobs with `durable=False` are enqueued while that transaction is open."""
+
     def alias_for(self, batch: Batch) -> str | None:
         """Return the alias of the database whose open transaction these jobs would join, if any."""
 

@@ -57,8 +57,9 @@ def has_uncommitted(alias: str, queue: str, id: str) -> bool:
 class JoinedTransactions(TransactionalEnqueue):
     """Jobs are rows in the caller's transaction, unless `durable` is False."""
 
-    def __init__(self, alias: str) -> None:
+    def __init__(self, alias: str, *, can_leave: bool = True) -> None:
         self._alias = alias
+        self.can_leave = can_leave
 
     def alias_for(self, batch: Batch) -> str | None:
         is_detached = batch.options.durable is False

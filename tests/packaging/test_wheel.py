@@ -62,6 +62,7 @@ def test_sdist_builds_the_same_wheel(wheel, unpacked_sdist, tmp_path):
     assert names(build("wheel", source, tmp_path)) == names(wheel)
 
 
+@pytest.mark.thorough  # The tests themselves run in an editable install.
 def test_editable_install_finds_templates_and_does_not_change_the_wheel(wheel, unpacked_sdist, tmp_path):
     source = Path(shutil.copytree(unpacked_sdist, tmp_path / "source"))
 

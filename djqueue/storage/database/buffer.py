@@ -15,6 +15,7 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.forks import after_fork
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.shown import numbered
+from djqueue.storage import commits
 from djqueue.storage.tables.dberrors import named
 
 from . import enqueue
@@ -109,7 +110,10 @@ class WriteBuffer:
             self._jobs += sum(len(batch.payloads) for batch in kept)
             is_full = self._jobs >= JOBS
         storage.background.at(time.monotonic() + (0 if is_full else DELAY), _key(is_full), self._write)
-        return [EnqueueResult(id, "queued", batch.queue) for batch in kept for id in batch.ids or ()]
+        results = [EnqueueResult(id, "queued", batch.queue) for batch in kept for id in batch.ids or ()]
+        if not storage.dialect.has_clock and connections[storage.alias].in_atomic_block:
+            commits.note(storage.alias, results)  # Until the transaction ends, nobody can wait for them.
+        return results
 
     def _check_room(self, batch: Batch) -> None:
         policy, count = self._storage.policy(batch.queue), len(batch.payloads)

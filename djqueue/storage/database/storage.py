@@ -137,7 +137,7 @@ class DatabaseStorage(Storage):
         self._staging = SqlStaging(self)
         self._bulk_writes = SqlBulkWriteReports(database, self.clock)
         self._staging_sweep = StagingSweep(self)
-        self._joined = JoinedTransactions(database)
+        self._joined = JoinedTransactions(database, can_leave=self.dialect.has_clock)
         self._calls = CallThread(database)
 
     # What a transaction asks.

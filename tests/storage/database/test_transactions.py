@@ -12,8 +12,15 @@ from asgiref.sync import async_to_sync
 from django.db import connection, connections, transaction
 
 from djqueue import models
+from djqueue.client import Queue
 from djqueue.core.deadline import within
-from djqueue.core.errors import ConfigurationError, OptionError, QueueFullError, StorageUnavailableError
+from djqueue.core.errors import (
+    ConfigurationError,
+    OptionError,
+    QueueFullError,
+    StorageUnavailableError,
+    WaitInTransactionError,
+)
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage, buffer, lockfile
@@ -494,6 +501,20 @@ def test_job_that_is_not_durable_does_not_join_the_transaction(make):
 
     eventually(lambda: models.Job.objects.exists())
     assert claim_ids(storage) == ["a"]
+
+
+@pytest.mark.parametrize("durable", [None, False])
+def test_waiting_in_a_transaction_is_refused_if_the_job_cannot_start(make, durable):
+    queue = Queue("default", storage=make(connect=False), durable=durable)
+    can_leave = connection.vendor == "postgresql"
+    if durable is False and can_leave:
+        pytest.skip("the job starts")
+    with undone():
+        result = queue.enqueue(1)
+        for wait in (lambda: queue.enqueue_and_wait(1, wait=600), lambda: result.wait(600)):
+            with pytest.raises(WaitInTransactionError) as refused:
+                wait()
+            assert ("durable=False" in str(refused.value)) is can_leave
 
 
 def test_process_sees_the_jobs_that_it_has_enqueued_before(make, monkeypatch):

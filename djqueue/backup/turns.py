@@ -13,11 +13,11 @@ from djqueue.core.durations import to_datetime
 from djqueue.core.errors import BackupError
 from djqueue.core.shown import in_one_line
 from djqueue.models import BackupState, SchedulerLease
-from djqueue.operations.leaderlease import RENEW_EVERY, TTL, LeaderLease, LeaderLeaseLostError
 from djqueue.operations.scheduling import alias_of
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.tables.holders import LeaseHolder, host_name
+from djqueue.storage.tables.leaderlease import RENEW_EVERY, TTL, LeaderLease, LeaderLeaseLostError
 
 LEASE = "backup"
 """Name of the lease's row."""

@@ -439,6 +439,8 @@ class WorkerInfo(NamedTuple):
     """Process ID of the supervisor that started its process, on the same host; None without one."""
     processes: tuple[ProcessInfo, ...] = ()
     """Processes in which it runs jobs, those with a job first; only some if there are many."""
+    leads: bool = False
+    """Whether its process does the periodic work for all; False if a storage lets every process do it."""
 
 
 REJECTED = "enqueue_rejected"

@@ -14,7 +14,7 @@ from django.http import HttpRequest
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.models import SchedulerLease
-from djqueue.operations.leaderlease import TTL, LeaderLease
+from djqueue.storage.tables.leaderlease import TTL, LeaderLease
 
 from . import keyset
 from .tables import alias_of

@@ -76,6 +76,11 @@ class WorkerRows(NamedTuple):
         return sum(one.info.active for one in self.rows)
 
     @property
+    def hosts(self) -> int:
+        """The number of hosts that the workers run on."""
+        return len({one.info.host for one in self.rows})
+
+    @property
     def versions(self) -> list[tuple[Version, int]]:
         """Versions with their number of workers, most frequent first. Unknown versions are left out."""
         return Counter(one.version for one in self.rows if one.info.version).most_common()

@@ -283,6 +283,11 @@ class Migration(migrations.Migration):
         ),
         migrations.AddField(
             model_name='workerstate',
+            name='process',
+            field=models.CharField(db_default='', default='', max_length=255),
+        ),
+        migrations.AddField(
+            model_name='workerstate',
             name='commands',
             field=models.CharField(db_default='', default='', max_length=64),
         ),

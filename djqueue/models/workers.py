@@ -25,6 +25,8 @@ class WorkerState(models.Model):
         blank=True,
         help_text=_("Kind, heartbeat, memory, versions and active jobs."),
     )
+    # Machine, boot, PID namespace and start of its process, if the process itself has written the row.
+    process = models.CharField(max_length=NAME_LENGTH, default="", db_default="")
     # Commands that wait for it, separated by commas, and the stacks of its threads and tasks.
     commands = models.CharField(max_length=64, default="", db_default="")
     dump = models.TextField(default="", db_default="")

@@ -27,9 +27,9 @@ from djqueue.core.states import State
 from djqueue.core.unhandled import unhandled
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.holders import SCHEDULER_LEASE
+from djqueue.storage.tables.leaderlease import NAME as MIRROR_LEASE
 from djqueue.storage.tables.staleleases import stale_holder
 
-from .leaderlease import NAME as MIRROR_LEASE
 from .mirroring import is_mirrored
 
 EXAMINED = 20

@@ -13,10 +13,10 @@ from djqueue.core.errors import ConfigurationError, DjqueueError, StorageError
 from djqueue.core.shown import in_one_line
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.clock import DatabaseClock
+from djqueue.storage.tables.leaderlease import LeaderLease, LeaderLeaseLostError
 from djqueue.storage.tables.rows import Row
 
 from .copying import NOT_KNOWN, Copying, Counted
-from .leaderlease import LeaderLease, LeaderLeaseLostError
 from .pace import BusyPause, CopyThrottle
 from .tables import Tables
 

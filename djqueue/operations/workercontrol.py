@@ -8,6 +8,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import StorageError
 from djqueue.core.job import ProcessInfo, WorkerInfo
+from djqueue.core.shown import numbered
 from djqueue.core.workercontrol import DUMP, NOT_FOUND, STOPPING
 from djqueue.storage.base import Storage
 
@@ -22,12 +23,15 @@ def listing(infos: Sequence[WorkerInfo]) -> Iterator[str]:
     """Yield lines about the workers, and about the jobs that each runs."""
     if not infos:
         yield NO_WORKERS
+        return
+    hosts = len({info.host for info in infos})
+    yield f"{numbered(len(infos), 'worker')} on {numbered(hosts, 'host')}"
     now = SYSTEM_CLOCK.now()
     for info in sorted(infos, key=lambda info: (info.host, info.pid, info.id)):
         silent = max(0, now - info.seen_at) / 1_000
         yield (
-            f"{info.id}: {info.state}, {info.active:,} of {info.concurrency:,} slots in use, "
-            f"last heartbeat {silent:.0f} s ago"
+            f"{info.id}: {info.state}{', leader' if info.leads else ''}, "
+            f"{info.active:,} of {info.concurrency:,} slots in use, last heartbeat {silent:.0f} s ago"
         )
         yield f"    {', '.join(_about(info))}"
         for job in info.jobs:
@@ -41,6 +45,7 @@ def described(info: WorkerInfo) -> dict[str, Any]:
     return {
         "id": info.id,
         "state": info.state,
+        "leads": info.leads,
         "host": info.host,
         "pid": info.pid,
         "supervisor": info.supervisor,

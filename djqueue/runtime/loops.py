@@ -45,11 +45,18 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 class Periodic:
-    """Calls `action` every `interval()` seconds, in its own thread, until it is stopped."""
+    """Calls `action` every `interval()` seconds, in its own thread, until it is stopped; then `last`."""
 
-    def __init__(self, name: str, interval: Callable[[], float], action: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        interval: Callable[[], float],
+        action: Callable[[], None],
+        last: Callable[[], None] | None = None,
+    ) -> None:
         self._interval = interval
         self._action = action
+        self._last = last
         self._called = Event()
         self._stopped = False
         self._thread = Thread(target=self._serve, name=name, daemon=True)
@@ -78,8 +85,10 @@ class Periodic:
                 self._called.wait(self._interval())
                 self._called.clear()
                 if self._stopped:
-                    return
+                    break
                 self._action()
+            if self._last is not None:
+                self._last()
         finally:
             if has_django():
                 close_connections()

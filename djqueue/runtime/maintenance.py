@@ -1,5 +1,7 @@
 """Periodic maintenance of the storage on a worker's thread, and a check for unhandled jobs."""
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,7 @@ MAX_NAMES = 20
 
 
 class Maintenance:
-    """Runs the maintenance. Any number of processes may do so: a second round finds nothing to do.
+    """Runs the maintenance. Any number of processes may do so: the storage decides which of them sweeps.
 
     Args:
         storage: The storage to maintain.
@@ -40,28 +42,32 @@ class Maintenance:
     ) -> None:
         self._random = random
         self._events = events
-        self._chores = {"sweep": lambda: storage.sweep(), **chores_of(storage)}
+        self._chores = {"sweep": storage.maintain, **chores_of(storage)}
         if watch is not None:
             self._chores["unhandled"] = watch.look
-        self._thread = Periodic("djqueue-maintenance", self._seconds, self._round)
+        resign = partial(self._call, "resign", storage.resign)
+        self._thread = Periodic("djqueue-maintenance", self._seconds, self._round, resign)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, and wait a limited time for a round in progress."""
+        """Leave the work to others, stop the thread, and wait a limited time for a round in progress."""
         self._thread.stop()
         self._thread.join(GRACE)
 
     def _round(self) -> None:
         for name, chore in self._chores.items():
-            try:
-                chore()
-            except Exception as error:
-                self._events.storage_failed(name, error)
-            else:
-                self._events.storage_worked(name)
+            self._call(name, chore)
+
+    def _call(self, name: str, chore: Callable[[], object]) -> None:
+        try:
+            chore()
+        except Exception as error:
+            self._events.storage_failed(name, error)
+        else:
+            self._events.storage_worked(name)
 
     def _seconds(self) -> float:
         return INTERVAL * self._random.uniform(0.8, 1.2)

@@ -190,3 +190,13 @@ class Storage(ABC):
     @abstractmethod
     def sweep(self) -> Swept:
         """Process everything that is due: delayed jobs, expired leases and TTLs, and old records."""
+
+    def maintain(self) -> None:
+        """Do the share of this process in the periodic work; each worker calls it about once a second.
+
+        A storage may let one process at a time sweep, as long as another one soon takes its place.
+        """
+        self.sweep()
+
+    def resign(self) -> None:  # noqa: B027 - optional
+        """Let another process do the periodic work from now on; a worker that ends calls it."""

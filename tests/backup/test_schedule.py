@@ -18,9 +18,9 @@ from djqueue.backup.turns import BackupRunningError, BackupTurns, Turn
 from djqueue.conf import BackupSettings, get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.models import BackupState, SchedulerLease
-from djqueue.operations.leaderlease import LeaderLease
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.memory import MemoryStorage
+from djqueue.storage.tables.leaderlease import LeaderLease
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -15,10 +15,10 @@ from djqueue.client.storages import close_storage
 from djqueue.core.states import State
 from djqueue.management.commands import djqueue
 from djqueue.models import AuditEvent, BackupState, CronJob
-from djqueue.operations.leaderlease import LeaderLease
 from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.clock import DatabaseClock
+from djqueue.storage.tables.leaderlease import LeaderLease
 from djqueue.testing import factories as f
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -83,7 +83,14 @@ def test_page_shows_what_worker_reports(storage, viewer):
         )
     )
     text = words(page(viewer))
-    for part in ("1 worker, 4 of 10 slots", "web-1:12345", "123", "emails, images", "2026.11", "running"):
+    for part in (
+        "1 worker, 1 host, 4 of 10 slots",
+        "web-1:12345",
+        "123",
+        "emails, images",
+        "2026.11",
+        "running",
+    ):
         assert part in text, part
     html = page(viewer, "worker")
     text = words(html)
@@ -105,6 +112,16 @@ def test_silent_worker_is_marked_by_its_own_heartbeat_interval(storage, viewer, 
     html = page(viewer)
     assert re.search(rf'<span class="djq-level-{level}">[✖! ]*<time', html)
     assert ("✖ silent" in words(html)) is (level == "bad")
+
+
+def test_leader_and_hosts_are_shown(storage, viewer, monkeypatch):
+    found = [worker("w1", host="a", pid=7), worker("w2", host="b", leads=True), worker("w3", host="b")]
+    monkeypatch.setattr(storage.workers, "all", lambda: found)
+
+    text = words(page(viewer))
+    assert "3 workers, 2 hosts, 0 of 3 slots in use" in text
+    assert "w1 a:7 " in text
+    assert text.count("★ Leader") == 1
 
 
 def test_mixed_versions_are_flagged(storage, viewer):

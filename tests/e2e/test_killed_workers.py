@@ -23,8 +23,8 @@ DATABASES = {
     }
 }
 DJQUEUE = {
-    "HEARTBEAT": 1,
-    "QUEUES": {"default": {"LEASE": 5}},
+    # No test waits for a lease: what was killed on this machine needs none.
+    "QUEUES": {"default": {"LEASE": 600}},
     "DEFAULTS": {"max_stalls": 1000, "backoff": 0},
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
@@ -74,6 +74,11 @@ answer = {
 }
 """
 
+WORKERS = """
+from djqueue.client import get_storage
+answer = [(info.pid, info.leads) for info in get_storage().workers.all()]
+"""
+
 SEED = int(os.environ.get("DJQUEUE_TEST_SEED", "0")) or random.SystemRandom().randrange(1 << 30)
 
 
@@ -121,6 +126,36 @@ def test_job_of_killed_worker_runs_again_and_counts_one_stall(project: Project) 
     (row,) = tables(project)["jobs"]
     assert row[2:] == ["completed", 2, 0, 1]
     assert done.read_text() == "1\n1\n"
+
+
+def test_job_runs_again_at_once_after_the_supervisor_has_lost_its_worker(project: Project) -> None:
+    job_id = project.run("from shop.jobs import hang; answer = hang.enqueue(1).id")
+    done = project.folder / "done.txt"
+    with project.start() as workers:
+        eventually(lambda: done.exists() and done.read_text() == "1\n", message=workers.output)
+        [(first, leads)] = project.run(WORKERS)
+        os.kill(first, signal.SIGKILL)
+
+        eventually(lambda: state_of(project, job_id) == "completed", message=workers.output)
+        eventually(lambda: project.run(WORKERS) not in ([], [[first, leads]]))
+        workers.says("was killed; its 1 active jobs will run again")
+    assert done.read_text() == "1\n1\n"
+
+
+@pytest.mark.thorough
+def test_two_groups_of_processes_have_one_leader_which_is_replaced_when_it_is_killed(
+    project: Project,
+) -> None:
+    with project.start("--processes", "2"), project.start("--processes", "2", log="other.txt"):
+        eventually(lambda: sorted(leads for _, leads in project.run(WORKERS)) == [False] * 3 + [True])
+        [leader] = [pid for pid, leads in project.run(WORKERS) if leads]
+        os.kill(leader, signal.SIGKILL)
+
+        eventually(
+            lambda: (
+                sorted(leads for pid, leads in project.run(WORKERS) if pid != leader) == [False] * 3 + [True]
+            )
+        )
 
 
 def state_of(project: Project, job_id: str) -> str:

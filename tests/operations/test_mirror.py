@@ -13,13 +13,12 @@ from djqueue.core.errors import ConfigurationError, StorageUnavailableError
 from djqueue.core.job import JobFailure
 from djqueue.core.limiter import Rate
 from djqueue.core.states import State
-from djqueue.operations import leaderlease
-from djqueue.operations.leaderlease import LeaderLeaseLostError
 from djqueue.operations.mirror import IDLE, INTERVAL, Mirror
 from djqueue.operations.pace import CopyThrottle
 from djqueue.storage.memory import MemoryStorage
 from djqueue.storage.redis.changes import CHANGES, FIRST_ENTRIES, Backlog, ChangeStream, DataLostError
-from djqueue.storage.tables import outsiders
+from djqueue.storage.tables import leaderlease, outsiders
+from djqueue.storage.tables.leaderlease import LeaderLeaseLostError
 from djqueue.testing import factories as f
 from tests.support import PATIENCE, eventually
 

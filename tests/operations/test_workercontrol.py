@@ -1,5 +1,6 @@
 """`manage.py djqueue workers`: listing workers and sending them commands."""
 
+import json
 import re
 import threading
 from io import StringIO
@@ -45,7 +46,8 @@ def test_workers_are_listed_with_what_they_run(storage):
         worker("w1", queues=("emails",), active=1, concurrency=10, version=__version__, jobs=jobs, **about)
     )
     storage.workers.register(worker("w0", host="web-2", state="quiet"))
-    first, more, running, *processes, second, _ = run().splitlines()
+    count, first, more, running, *processes, second, _ = run().splitlines()
+    assert count == "2 workers on 2 hosts"
     assert processes == [
         "    process 801: shop.render, isolated, running job-5 of queue images, 45 MB",
         "    process 802: shop.convert, subprocess, idle",
@@ -65,6 +67,18 @@ def test_worker_receives_commands(storage, command):
     storage.workers.register(worker("w1"))
     assert run(f"--{command}", "w1") == f"Sent {command} to w1\n"
     assert storage.workers.register(worker("w1")) == (command,)
+
+
+def test_leader_is_listed(storage, monkeypatch):
+    found = [worker("w1", leads=True), worker("w2")]
+    monkeypatch.setattr(storage.workers, "all", lambda: found)
+
+    count, first, _, second, _ = run().splitlines()
+    assert count == "2 workers on 1 host"
+    assert first.startswith("w1: running, leader, 0 of")
+    assert second.startswith("w2: running, 0 of")
+    leads = {one["id"]: one["leads"] for one in json.loads(run("--json"))}
+    assert leads == {"w1": True, "w2": False}
 
 
 def test_a_dump_is_printed(storage):

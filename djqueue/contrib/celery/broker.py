@@ -137,7 +137,7 @@ class Broker:
             self._transports.add(transport)
             if self._maintenance is not None:
                 return
-            self._maintenance = Periodic("djqueue-celery", lambda: ROUND, self._round)
+            self._maintenance = Periodic("djqueue-celery", lambda: ROUND, self._round, self.storage.resign)
             self._maintenance.start()
         self._take_role()
 
@@ -180,7 +180,7 @@ class Broker:
     def _round(self) -> None:
         if self._end_if_idle():
             return
-        for chore in (self.renew_leases, self.renew_queues, self.storage.sweep, self._clean, self._beat):
+        for chore in (self.renew_leases, self.renew_queues, self.storage.maintain, self._clean, self._beat):
             try:
                 chore()
             except Exception as error:

@@ -17,7 +17,8 @@ WORKERS = """List the workers, each with its state, its process and its running 
 
 A worker is a worker process of `runworkers` (--processes starts several), or a Worker in another program.
 Below it are the processes in which it runs isolated and subprocess jobs. Its entry begins with the ID that
-the options take.
+the options take. With the database storage, the process of one of the workers is the leader, which sweeps for
+all of them.
 
 --quiet makes a worker stop claiming and finish its running jobs. --resume makes it claim again. --stop stops
 it as SIGTERM does; a service manager may start a new one. --dump prints the stack of each of its threads

@@ -54,6 +54,7 @@ from .dialects import PostgresSql, SqlDialect, SqliteSql
 from .events import SqlEvents
 from .export import SqlExport
 from .follower import Follower
+from .leader import Leadership
 from .reads import SqlReads
 from .snapshots import SqlSnapshots
 from .staging import SqlStaging, StagingSweep
@@ -137,6 +138,7 @@ class DatabaseStorage(Storage):
         self._staging = SqlStaging(self)
         self._bulk_writes = SqlBulkWriteReports(database, self.clock)
         self._staging_sweep = StagingSweep(self)
+        self._leadership = Leadership(self)
         self._joined = JoinedTransactions(database, can_leave=self.dialect.has_clock)
         self._calls = CallThread(database)
 
@@ -326,6 +328,15 @@ class DatabaseStorage(Storage):
     def sweep(self) -> Swept:
         with named(self.alias):
             return sweep.sweep(self)
+
+    def maintain(self) -> None:
+        if self.read(self.workers.killed, is_single=True):
+            self.write(self.workers.forget_killed)
+        if self._leadership.take():
+            self.sweep()
+
+    def resign(self) -> None:
+        self._leadership.release()
 
     def sweep_metrics(self) -> None:
         """Add what was counted to the metrics, and remove old ones."""

@@ -299,7 +299,7 @@ class Transactions:
             return self._repeated(lambda: self._join(wrapper, work, durable), lambda cause: cause == TAKEN)
 
         def run() -> tuple[T, Callable[[], None]]:
-            with self._connection(wrapper) as own:
+            with self.connection() as own:
                 return self._run(own, work, durable)
 
         found, done = self._repeated(run)
@@ -354,7 +354,7 @@ class Transactions:
         if is_in_transaction(wrapper):
             with wrapper.wrap_database_errors:
                 return work(Tx(self._storage, self._dialect, self._dialect.cursor(wrapper)))
-        with self._connection(wrapper) as own:
+        with self.connection() as own:
             own.ensure_connection()
             set_right(self._storage.clock)
             with own.wrap_database_errors:
@@ -368,8 +368,11 @@ class Transactions:
                 finally:
                     roll_back(cursor)
 
-    def _connection(self, usual: BaseDatabaseWrapper) -> AbstractContextManager[BaseDatabaseWrapper]:
-        return self.connections.borrow() if self.connections.is_open else nullcontext(usual)
+    def connection(self) -> AbstractContextManager[BaseDatabaseWrapper]:
+        """Return the thread's connection meanwhile: one of the storage, if it was connected."""
+        return (
+            self.connections.borrow() if self.connections.is_open else nullcontext(connections[self._alias])
+        )
 
     def _run(
         self, wrapper: BaseDatabaseWrapper, work: Callable[[Tx], T], durable: bool

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from djqueue.core.job import ProcessInfo, RunningJob, WorkerDump, WorkerInfo
@@ -20,11 +22,12 @@ from djqueue.core.workercontrol import (
     with_command,
 )
 from djqueue.storage.facets import Unsubscribe, Workers
+from djqueue.storage.tables.holders import LeaseHolder, died_here, host_name, start_mark
 from djqueue.storage.tables.inspector import WORKER_TTL
 from djqueue.storage.tables.rows import TEXT_LIMIT, clean
 from djqueue.storage.tables.workerrows import WORKER, worker_row
 
-from . import metrics
+from . import leader, metrics
 from .dialects import Row
 from .transaction import Tx
 
@@ -34,12 +37,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("djqueue.storage")
 JSON = ("queues", "names", "about")
 COLUMNS = ("worker_id", *WORKER[1:], "about")
-READ = f"SELECT {', '.join(COLUMNS)} FROM djqueue_worker_state"
+READ = (
+    f"SELECT {', '.join(f'w.{name}' for name in COLUMNS)}, l.name IS NOT NULL FROM djqueue_worker_state w "
+    "LEFT JOIN djqueue_scheduler_lease l ON l.name = ? AND l.expires_at > ? AND l.pid = w.pid "
+    "AND l.host = w.process WHERE w.seen_at >= ? ORDER BY w.worker_id"
+)
+"""Workers, and whether the process of each has the lease of this name."""
 WRITE = (
-    f"INSERT INTO djqueue_worker_state ({', '.join(COLUMNS)}, commands, dump) "
-    f"VALUES ({', '.join('?' * len(COLUMNS))}, '', '') ON CONFLICT (worker_id) DO UPDATE SET commands = '', "
+    f"INSERT INTO djqueue_worker_state ({', '.join(COLUMNS)}, process, commands, dump) "
+    f"VALUES ({', '.join('?' * len(COLUMNS))}, ?, '', '') ON CONFLICT (worker_id) DO UPDATE SET "
+    "commands = '', process = excluded.process, "
     + ", ".join(f"{name} = excluded.{name}" for name in COLUMNS[1:])
 )
+KILLED = "Worker %s (process %d) was killed; its %d active jobs will run again."
 FORGET_DUMP = "UPDATE djqueue_worker_state SET dump = '', dumped_at = NULL WHERE worker_id = ?"
 
 
@@ -63,8 +73,25 @@ class SqlWorkers(Workers):
 
     def alive(self, tx: Tx) -> list[WorkerInfo]:
         """Return the workers that sent a heartbeat recently."""
-        found = tx.rows(f"{READ} WHERE seen_at >= ? ORDER BY worker_id", tx.now - WORKER_TTL)
-        return [_worker(row) for row in found]
+        return [_worker(row) for row in tx.rows(READ, leader.NAME, tx.now, tx.now - WORKER_TTL)]
+
+    def killed(self, tx: Tx) -> list[Row]:
+        """Return the workers (id, pid, process) of this machine whose processes have ended."""
+        here = f"{host_name()}@"
+        mine = "SELECT worker_id, pid, process FROM djqueue_worker_state WHERE substr(process, 1, ?) = ?"
+        found = tx.rows(mine, len(here), here)
+        return [row for row in found if died_here(LeaseHolder("", row[2], row[1], ""))]
+
+    def forget_killed(self, tx: Tx) -> None:
+        """Remove workers whose processes have ended, and end their leases, so that a sweep takes their jobs
+        back.
+        """
+        for worker_id, pid, process in self.killed(tx):
+            same = "worker_id = ? AND pid = ? AND process = ?"
+            if tx.run(f"DELETE FROM djqueue_worker_state WHERE {same}", worker_id, pid, process):
+                ended = "UPDATE djqueue_claim SET lease_until = ? WHERE worker = ? AND lease_until > ?"
+                count = tx.run(ended, tx.tick, worker_id, tx.tick)
+                tx.then(partial(logger.warning, KILLED, worker_id, pid, count))
 
     def register(self, info: WorkerInfo) -> tuple[str, ...]:
         return self._write(lambda tx: _register(tx, info))
@@ -157,7 +184,8 @@ def _register(tx: Tx, info: WorkerInfo) -> tuple[str, ...]:
     worker_id, values = worker_row(info._replace(seen_at=tx.now))
     before = _locked(tx, worker_id, "started_at", "commands", "dumped_at")
     row = {**values, **{name: json.dumps(values[name]) for name in JSON if values[name] is not None}}
-    tx.run(WRITE, worker_id, *(row[name] for name in COLUMNS[1:]))
+    process = host_name() + start_mark(info.pid) if info.pid == os.getpid() else ""
+    tx.run(WRITE, worker_id, *(row[name] for name in COLUMNS[1:]), process)
     # Commands and dumps of an earlier worker of this id are not for this one.
     is_same = before is not None and before[0] == info.started_at
     if before is None or not is_same or (before[2] is not None and before[2] <= tx.now - DUMP_TTL):
@@ -183,8 +211,9 @@ def _commands(text: str) -> tuple[str, ...]:
 
 
 def _worker(row: Row) -> WorkerInfo:
-    """Convert a row of `COLUMNS`, and ignore fields of other versions of djqueue."""
-    values: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
+    """Convert a row of `READ`, and ignore fields of other versions of djqueue."""
+    *columns, leads = row
+    values: dict[str, Any] = dict(zip(COLUMNS, columns, strict=True))
     worker_id = values.pop("worker_id")
     for name in JSON:
         if isinstance(values[name], str):
@@ -193,6 +222,7 @@ def _worker(row: Row) -> WorkerInfo:
     about = {name: value for name, value in known if name in WorkerInfo._fields}
     about["jobs"] = tuple(RunningJob(*job) for job in about.get("jobs", ()))
     about["processes"] = tuple(ProcessInfo(*process) for process in about.get("processes", ()))
+    about["leads"] = bool(leads)
     values["queues"] = None if values["queues"] is None else tuple(values["queues"])
     values["names"] = tuple(values["names"])
     return WorkerInfo(worker_id, **values, **about)

@@ -38,10 +38,17 @@ def obedient(connect: str = "connected") -> None:
     """Obeys, with a connected storage or without."""
     from djqueue.core.job import Emission
     from djqueue.testing.factories import QUEUE, claim, completing, enqueue, failing, finish
+    from djqueue.testing.factories import worker as worker_info
 
     with storage(connect=connect == "connected") as made:
         for command in commands():
             match command:
+                case ["register"]:
+                    made.workers.register(worker_info(pid=os.getpid()))
+                case ["maintain"]:
+                    made.maintain()
+                case ["sweep"]:
+                    made.sweep()
                 case ["enqueue", id]:
                     enqueue(made, id=id)
                 case ["enqueue", id, delay]:

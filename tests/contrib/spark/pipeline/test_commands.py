@@ -16,7 +16,7 @@ from djqueue.core.durations import to_datetime
 from djqueue.core.headers import Headers
 from djqueue.core.states import State
 from djqueue.models import Job, JobAttempt
-from djqueue.operations import leaderlease
+from djqueue.storage.tables import leaderlease
 from djqueue.storage.tables.rows import unpack_options
 from djqueue.testing.draining import drain
 from djqueue.testing.factories import a_failed_job, claim, completing, enqueue, failing, retrying

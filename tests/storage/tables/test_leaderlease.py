@@ -5,8 +5,8 @@ import os
 import pytest
 
 from djqueue import models
-from djqueue.operations.leaderlease import TTL, LeaderLease, LeaderLeaseLostError
 from djqueue.storage.tables.holders import host_name, start_mark
+from djqueue.storage.tables.leaderlease import TTL, LeaderLease, LeaderLeaseLostError
 from djqueue.testing.clock import FakeClock
 
 pytestmark = [pytest.mark.django_db, pytest.mark.dialect]

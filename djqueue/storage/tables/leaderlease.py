@@ -12,9 +12,10 @@ from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import StorageError
-from djqueue.storage.tables import outsiders
-from djqueue.storage.tables.clock import set_right
-from djqueue.storage.tables.holders import LeaseHolder, died_here, host_name, start_mark
+
+from . import outsiders
+from .clock import set_right
+from .holders import LeaseHolder, died_here, host_name, start_mark
 
 NAME = "mirror"
 TTL = 10_000
@@ -39,15 +40,20 @@ def version(alias: str) -> Hashable:
 
 
 class LeaderLeaseLostError(StorageError):
-    """Another process has taken over the mirror."""
+    """Another process has taken over."""
 
 
 class LeaderLease:
-    """This process's lease on the mirror.
+    """The lease of this process on some work, such as the mirror.
 
     Each new holder raises its `number`, and each transaction of the mirror begins with `hold`, which fails if
     the number has changed. A job is read from Redis after the lease was taken and written before it is lost,
     so an older state never overwrites a newer one, however long a process was suspended.
+
+    Args:
+        alias: The database with the row.
+        clock: The clock that all processes of the database share.
+        name: The work.
     """
 
     def __init__(self, alias: str, clock: Clock, name: str = NAME) -> None:

@@ -54,13 +54,16 @@ def _found(connection: BaseDatabaseWrapper, wanted: ProjectState) -> ProjectStat
 
 
 def indexes(connection: BaseDatabaseWrapper, cursor: Any, table: str) -> Indexes:
-    """Return the indexes of a table, without those of its constraints."""
+    """Return the indexes of a table, without those of its constraints and of its text keys (`_like`)."""
     cursor.execute(DEFINITIONS[connection.vendor], [table])
     definitions = dict(cursor.fetchall())
     return {
         name: (index["columns"], " WHERE " in definitions[name])
         for name, index in connection.introspection.get_constraints(cursor, table).items()
-        if index["index"] and not index["unique"] and name.startswith(f"{APP}_")
+        if index["index"]
+        and not index["unique"]
+        and name.startswith(f"{APP}_")
+        and not name.endswith("_like")
     }
 
 

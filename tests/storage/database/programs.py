@@ -188,7 +188,7 @@ def killed_upgrade(settings: str, at: str) -> None:
 
     owner, name = {
         "tables": (schema.Migration, "apply"),
-        "reading": (upgrade.FormerReader, "parts"),
+        "reading": (upgrade.FormerReader, "_add_belongings"),
         "writing": (restore.TableRestore, "_write_jobs"),
     }[at]
     done = getattr(owner, name)

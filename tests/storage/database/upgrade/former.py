@@ -65,16 +65,16 @@ def make_former(times: int = 1) -> None:
             cursor.executemany(
                 f"INSERT INTO {table} ({columns}) VALUES ({', '.join(['%s'] * len(names))})", rows
             )
+            if connection.vendor == "postgresql" and "id" in names:
+                cursor.execute(
+                    f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), (SELECT max(id) FROM {table}))"
+                )
             columns = ", ".join(f'"{name}"' for name in names if name not in ("id", "queue"))
             for number in range(1, times if table in KEYED else 1):
                 cursor.execute(
                     f"INSERT INTO {table} (queue, {columns}) SELECT queue || %s, {columns} FROM {table} "
                     f"WHERE id <= %s ORDER BY id",
                     [f"-{number}", max(row[names.index("id")] for row in rows)],
-                )
-            if connection.vendor == "postgresql" and "id" in names:
-                cursor.execute(
-                    f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), (SELECT max(id) FROM {table}))"
                 )
 
 

@@ -271,7 +271,7 @@ def test_killed_upgrade_is_repeated(former, at):
 def test_upgrade_of_a_hundred_thousand_jobs(former, capsys):
     times = 100_000 // JOBS + 1
     settings = former(times)
-    with Child("killed_upgrade", json.dumps(settings), "writing") as child:
+    with Child("killed_upgrade", json.dumps(settings), "reading") as child:
         child.lines_until("here")
         child.kill()
 

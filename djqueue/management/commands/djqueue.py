@@ -21,6 +21,7 @@ from djqueue.management.verbs import (
     jobs,
     mirrored,
     stats,
+    upgrade,
     workers,
 )
 from djqueue.management.verbs.base import Output, Verbs
@@ -28,9 +29,9 @@ from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
 
 HELP = "Manage the jobs, schedules and workers of this project."
-GROUPS = (stats, jobs, changes, controls, dead, cron, workers, annotations, backup, mirrored, health)
+GROUPS = (stats, jobs, changes, controls, dead, cron, workers, annotations, backup, upgrade, mirrored, health)
 """Modules with verbs, in the order of the help."""
-TABLES_ONLY = frozenset({"cron", "schedules", "mark", "backup", "doctor"})
+TABLES_ONLY = frozenset({"cron", "schedules", "mark", "backup", "doctor", "upgrade"})
 """Verbs that need no jobs of the storage, or check its kind themselves."""
 
 

@@ -86,7 +86,7 @@ def now(_options: Options, output: Output) -> None:
     """Take a backup."""
     storage, settings = _shared_storage(), get_settings().backup
     store, turns = BackupStore.configured(settings), BackupTurns(storage)
-    progress = _progress(output, "Saved {0:,} records")
+    progress = record_progress(output, "Saved {0:,} records")
     with ExitStack() as stack:
         steps, is_alone = Steps(progress=progress), turns.are_shared()
         if is_alone:
@@ -148,7 +148,7 @@ def listed(_options: Options, output: Output) -> None:
 def verify(options: Options, output: Output) -> None:
     """Check a backup."""
     store = BackupStore.configured(get_settings().backup)
-    progress = _progress(output, "Read {0:,} records")
+    progress = record_progress(output, "Read {0:,} records")
     found = restoring.verify(store, _name(store, options), progress)
     output.document({**found.document(), "verified": True})
     output.line(f"Backup {found.name} is intact: {_counted(found)}.")
@@ -178,7 +178,7 @@ def restore(options: Options, output: Output) -> None:
         )
         return True
 
-    progress = _progress(output, "Restored {0:,} records")
+    progress = record_progress(output, "Restored {0:,} records")
     found = restoring.restore(store, name, storage, replace=force, progress=progress, before=before)
     metadata, written = found.metadata, found.written
     if written is not None:
@@ -305,7 +305,8 @@ def _held(storage: Storage) -> str:
     return f"{numbered(sum(jobs.values()), 'job')} ({named}{more})"
 
 
-def _progress(output: Output, text: str) -> Callable[[int], None]:
+def record_progress(output: Output, text: str) -> Callable[[int], None]:
+    """Return a function that says every two seconds how many records were read or written."""
     last = SYSTEM_CLOCK.monotonic()
 
     def progress(number: int) -> None:

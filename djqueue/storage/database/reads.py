@@ -16,7 +16,7 @@ from djqueue.core.versions import version_of
 from djqueue.storage.reads import Reads
 from djqueue.storage.tables.inspector import DatabaseInspector
 
-from . import deadletters, diagnosis, explain, flows, metrics, overview, pages
+from . import deadletters, diagnosis, explain, flows, metrics, overview, pages, upgrade
 from .transaction import Tx
 
 if TYPE_CHECKING:
@@ -129,4 +129,4 @@ class SqlReads(Reads):
         return self._read(diagnosis.diagnose)
 
     def findings(self) -> Sequence[Finding]:
-        return ()
+        return self._read(upgrade.findings)

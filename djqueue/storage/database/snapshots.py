@@ -177,7 +177,7 @@ class Reader:
 
     def _jobs(self, queue: str, found: Sequence[Row]) -> Iterator[Part]:
         """Return jobs of a queue, and their dead letters."""
-        jobs = [job_of(row) for row in found]
+        jobs = [self._job(row) for row in found]
         self._add_belongings(queue, {job.id: job for job in jobs})
         positions = self._positions(jobs)
         yield Part(
@@ -195,6 +195,9 @@ class Reader:
         ]
         if letters:
             yield Part(snapshots.DEAD, queue, letters)
+
+    def _job(self, row: Row) -> StoredJob:
+        return job_of(row)
 
     def _positions(self, jobs: Sequence[StoredJob]) -> dict[int, Position]:
         """Return the positions of jobs by primary key, and note the requests to cancel active ones."""

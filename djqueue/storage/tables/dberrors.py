@@ -99,7 +99,10 @@ def _remedy_of_server(text: str) -> str:
 def _migrate(alias: str) -> str:
     command = f"manage.py migrate --database {alias}"
     if not _is_migrating():
-        return f"Tables of djqueue are missing or out of date: run {command}."
+        return (
+            f"Tables of djqueue are missing or out of date: run {command}. If that changes nothing, run "
+            "manage.py djqueue upgrade."
+        )
     return (
         "A migration uses djqueue before its tables are there: add "
         f"('djqueue', {latest_migration()!r}) to the dependencies of that migration, then run {command}."

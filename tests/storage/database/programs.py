@@ -182,6 +182,34 @@ def memory() -> None:
         say(claim_ids(made), recorder.words(), threading.active_count())
 
 
+def killed_upgrade(settings: str, at: str) -> None:
+    """Upgrades a database of the former storage, and stops in the middle."""
+    import json
+
+    from django.core.management import call_command
+    from django.test import override_settings
+
+    from djqueue.storage.database import restore, upgrade
+    from djqueue.storage.tables import schema
+    from tests.storage.database.upgrade.former import using
+
+    owner, name = {
+        "tables": (schema.Migration, "apply"),
+        "reading": (upgrade.FormerReader, "_add_belongings"),
+        "writing": (restore.TableRestore, "_write_jobs"),
+    }[at]
+    done = getattr(owner, name)
+
+    def stop(*args, **kwargs):
+        done(*args, **kwargs)
+        say("here")
+        sys.stdin.readline()
+
+    setattr(owner, name, stop)
+    with override_settings(DJQUEUE={"BACKUP": None}), using(json.loads(settings)):
+        call_command("djqueue", "upgrade", "--no-input")
+
+
 if __name__ == "__main__":
     django.setup()
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,84 @@
+"""Compares the tables of an earlier development version, which has its first migration, with this one's."""
+
+from typing import Any
+
+from django.db import connections, models
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.migrations import Migration
+from django.db.migrations.autodetector import MigrationAutodetector
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.state import ModelState, ProjectState
+
+APP = "djqueue"
+DEFINITIONS = {
+    "postgresql": "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s",
+    "sqlite": "SELECT name, coalesce(sql, '') FROM sqlite_schema WHERE type = 'index' AND tbl_name = %s",
+}
+Indexes = dict[str, tuple[list[str], bool]]
+"""Columns of indexes, and whether they have a condition, by name."""
+
+
+def changes(alias: str) -> tuple[ProjectState, Migration | None]:
+    """Compare the tables with the migrations; return the tables as a state, and a migration to apply to it.
+
+    None: the tables are up to date.
+    """
+    connection = connections[alias]
+    loader = MigrationLoader(connection)
+    wanted = loader.project_state([node for node in loader.graph.leaf_nodes() if node[0] == APP])
+    found = _found(connection, wanted)
+    detected = MigrationAutodetector(found, wanted).changes(loader.graph, trim_to_apps={APP})
+    return found, next(iter(detected.get(APP, ())), None)
+
+
+def apply(alias: str, state: ProjectState, migration: Migration) -> None:
+    """Change the tables: all of them, or none."""
+    with connections[alias].schema_editor(atomic=True) as editor:
+        migration.apply(state, editor)
+
+
+def _found(connection: BaseDatabaseWrapper, wanted: ProjectState) -> ProjectState:
+    """Return the state of the app's tables, as far as they exist."""
+    found = ProjectState()
+    with connection.cursor() as cursor:
+        tables = set(connection.introspection.table_names(cursor))
+        for model in wanted.models.values():
+            table = model.options.get("db_table", "")
+            if not model.options.get("managed", True):
+                found.add_model(model.clone())
+            elif table in tables:
+                columns = connection.introspection.get_table_description(cursor, table)
+                names = [column.name for column in columns]
+                found.add_model(_model(model, names, indexes(connection, cursor, table)))
+    return found
+
+
+def indexes(connection: BaseDatabaseWrapper, cursor: Any, table: str) -> Indexes:
+    """Return the indexes of a table, without those of its constraints and of its text keys (`_like`)."""
+    cursor.execute(DEFINITIONS[connection.vendor], [table])
+    definitions = dict(cursor.fetchall())
+    return {
+        name: (index["columns"], " WHERE " in definitions[name])
+        for name, index in connection.introspection.get_constraints(cursor, table).items()
+        if index["index"]
+        and not index["unique"]
+        and name.startswith(f"{APP}_")
+        and not name.endswith("_like")
+    }
+
+
+def _model(wanted: ModelState, columns: list[str], found: Indexes) -> ModelState:
+    """Return a model as its table is; a column or an index that it should not have is only a name."""
+    there = wanted.clone()
+    there.fields = {name: field for name, field in wanted.fields.items() if name in columns}
+    there.fields |= {name: models.TextField(null=True) for name in columns if name not in wanted.fields}
+    same = [
+        index
+        for index in wanted.options["indexes"]
+        if found.get(index.name) == (index.fields, index.condition is not None)
+    ]
+    others = {name: columns for name, (columns, _) in found.items()}
+    for index in same:
+        del others[index.name]
+    there.options["indexes"] = [*same, *(models.Index(fields=one, name=name) for name, one in others.items())]
+    return there

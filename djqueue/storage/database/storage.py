@@ -46,19 +46,17 @@ from djqueue.storage.tables.holders import boot_of
 from djqueue.storage.tables.rows import chunked
 
 from . import claim, enqueue, finish, jobs, limiters, metrics, moving, queues, restarts, stored, sweep
-from .background import Background
 from .buffer import WriteBuffer
 from .bulkwrites import SqlBulkWriteReports
 from .connections import CallThread
 from .dialects import PostgresSql, SqlDialect, SqliteSql
 from .events import SqlEvents
 from .export import SqlExport
-from .follower import Follower
 from .reads import SqlReads
 from .snapshots import SqlSnapshots
 from .staging import SqlStaging, StagingSweep
 from .transaction import Transactions, Tx, is_in_transaction
-from .wake import Wake
+from .wake import Background, Follower, Wake
 from .workers import SqlWorkers
 
 T = TypeVar("T")

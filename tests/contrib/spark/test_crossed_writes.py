@@ -14,7 +14,7 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage import publishing
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.publications import Publications
+from djqueue.storage.database.staging import Publications
 from djqueue.storage.staging import ChunkMissingError
 from djqueue.testing.factories import claim
 from djqueue.testing.waiting import together

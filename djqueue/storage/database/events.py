@@ -24,9 +24,8 @@ from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, PENDING, TERMINAL, State
 from djqueue.storage.facets import EventHandler, Events, Unsubscribe
 
-from .connections import as_current
 from .dialects import Row
-from .transaction import Tx, is_in_transaction
+from .transaction import Tx, as_current, is_in_transaction
 
 if TYPE_CHECKING:
     from .storage import DatabaseStorage

@@ -21,8 +21,7 @@ from djqueue.storage.tables import rows
 from . import dependencies, limiters, stored, transitions
 from .claim import CLAIM, Claim
 from .dialects import Row
-from .ready import is_grouped
-from .stored import TOKENS, StoredJob, by_keys, keep_newest, select
+from .stored import TOKENS, StoredJob, by_keys, is_grouped, keep_newest, select
 from .transaction import Tx, group_lock, key_lock, limiter_lock
 
 OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})

@@ -11,7 +11,7 @@ from djqueue.storage.tables.groups import limit_of
 from djqueue.storage.tables.rows import pair_of_limits
 
 from . import dependencies, limiters, metrics, stored, transitions
-from .ready import GROUP_LIMIT, LockedGroup
+from .stored import GROUP_LIMIT, LockedGroup
 from .transaction import Tx, limits_lock
 
 CLEANED = 500

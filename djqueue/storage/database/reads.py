@@ -23,10 +23,9 @@ from djqueue.storage.reads import Reads
 from djqueue.storage.tables.inspector import DatabaseInspector
 from djqueue.storage.tables.rows import pair_of_limits, unpack_options
 
-from . import claim, deadletters, dependencies, flows, limiters, metrics, queues, rates, stored, unique
+from . import claim, deadletters, dependencies, limiters, metrics, queues, stored
 from .dialects import Row
-from .ready import LockedGroup, is_grouped
-from .stored import StoredJob
+from .stored import LockedGroup, StoredJob, is_grouped
 from .transaction import STATES, TALLY, WIDTH, Tx
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class SqlReads(Reads):
         return self._read(lambda tx: explain(tx, queue, id))
 
     def flow(self, queue: str, id: str, limit: int = MAX_FLOW_JOBS) -> FlowGraph | None:
-        return self._read(lambda tx: flows.flow(tx, (queue, id), limit))
+        return self._read(lambda tx: dependencies.flow(tx, (queue, id), limit))
 
     def overview(self, queues: Sequence[str] | None = None) -> Overview:
         return self._read(lambda tx: overview(tx, self._waiting, queues))
@@ -394,7 +393,7 @@ def _overview_of(
         oldest_at,
         due,
         rate,
-        None if rate is None else rates.left(rate, (capacity, per, full_at), tx.tick),
+        None if rate is None else limiters.tokens_left(rate, (capacity, per, full_at), tx.tick),
         concurrency,
         int(weight or 0),
         mode or policy.group_mode,
@@ -515,7 +514,7 @@ def _facts(tx: Tx, job: StoredJob) -> Facts:
 
 def _limits(tx: Tx, job: StoredJob, facts: Facts) -> Facts:
     controls = queues.controls(tx, job.queue)
-    wait = 0 if controls.rate is None else rates.wait(tx, job.queue, "", controls.rate)
+    wait = 0 if controls.rate is None else limiters.token_wait(tx, job.queue, "", controls.rate)
     return facts._replace(
         paused=controls.paused,
         next_token_at=tx.now + wait if wait else None,
@@ -592,7 +591,10 @@ def _predecessor(tx: Tx, job: StoredJob) -> tuple[Dependency, ...]:
     if key is None:
         return ()
     behind = tx.value(
-        f"SELECT behind FROM djqueue_unique_key{unique.WHERE} AND successor = ?", job.queue, key, job.pk
+        f"SELECT behind FROM djqueue_unique_key{dependencies.WHERE_KEY} AND successor = ?",
+        job.queue,
+        key,
+        job.pk,
     )
     owners = [] if behind is None else stored.by_keys(tx, [behind], lock=False)
     return tuple(Dependency(owner.queue, owner.id, owner.state) for owner in owners)

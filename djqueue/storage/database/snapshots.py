@@ -43,8 +43,7 @@ from djqueue.storage.tables.rows import TEXT_LIMIT, clean, pair_of_limits
 from . import dependencies, queues, stored
 from .dependencies import DEPENDENCY
 from .dialects import Row
-from .ready import DELAYED, GROUP_LIMIT, HELD, READY
-from .stored import COLUMNS, HOT, StoredJob, job_of
+from .stored import COLUMNS, DELAYED, GROUP_LIMIT, HELD, HOT, READY, StoredJob, job_of
 from .transaction import REPEATS, STATES, Tx
 
 if TYPE_CHECKING:

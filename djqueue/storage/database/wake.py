@@ -24,8 +24,7 @@ from djqueue.core.shown import in_one_line
 from djqueue.storage.facets import Unsubscribe
 from djqueue.storage.tables.dberrors import unavailable
 
-from .connections import create
-from .transaction import Tx
+from .transaction import Tx, create_connection
 
 if TYPE_CHECKING:
     from .storage import DatabaseStorage
@@ -320,7 +319,7 @@ class Follower:
             pause = RETRY[0]
             while not self._has_ended(run, followed):
                 try:
-                    wrapper = create(storage.alias, storage.dialect)
+                    wrapper = create_connection(storage.alias, storage.dialect)
                     try:
                         with wrapper.wrap_database_errors:
                             followed.begin(wrapper)

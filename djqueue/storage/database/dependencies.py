@@ -188,11 +188,8 @@ def flow(tx: Tx, key: JobKey, limit: int) -> FlowGraph | None:
 
 def _links(tx: Tx, keys: Sequence[JobKey], limit: int) -> Mapping[JobKey, JobLink]:
     """Return the existing jobs among these, with their own dependencies and their live dependents."""
-    by_queue: dict[str, list[str]] = {}
-    for queue, id in keys:
-        by_queue.setdefault(queue, []).append(id)
     found: dict[JobKey, JobLink] = {}
-    for queue, ids in by_queue.items():
+    for queue, ids in ids_by_queue(keys).items():
         condition, values = tx.among("job_id", ids)
         rows = tx.rows(f"SELECT {NODE} FROM djqueue_job WHERE queue = ? AND {condition}", queue, values)
         dependents = _dependents(tx, queue, [row[0] for row in rows], limit)

@@ -25,6 +25,7 @@ from djqueue.core.states import LIVE, PENDING, TERMINAL, State
 from djqueue.storage.facets import EventHandler, Events, Unsubscribe
 
 from .dialects import Row
+from .stored import ids_by_queue
 from .transaction import Tx, as_current, is_in_transaction
 
 if TYPE_CHECKING:
@@ -526,11 +527,8 @@ class SqlEvents(Events):
         with self._lock:
             published = {key: watch.published for key, watch in self._watches.items()}
             left_out = self._unpublished_jobs()
-        by_queue: dict[str, list[str]] = {}
-        for queue, id in published:
-            by_queue.setdefault(queue, []).append(id)
         rows: dict[JobKey, Row] = {}
-        for queue, ids in by_queue.items():
+        for queue, ids in ids_by_queue(published).items():
             condition, values = tx.among("job_id", ids)
             found = tx.rows(
                 "SELECT job_id, name, started_at, finished_at, state, items, id, token, failures, stalls, "

@@ -117,11 +117,9 @@ class LockedLimiter:
             "SELECT capacity, per, full_at, turns FROM djqueue_rate_bucket WHERE queue = '' AND name = ?",
             name,
         )
-        capacity, per, full_at, turns = kept or (0, 0, 0, "")
+        *bucket, turns = kept or (0, 0, 0, "")
         rate = self.policy.rate
-        missing = 0
-        if rate is not None and (capacity, per) == (rate.capacity, rate.per):
-            missing = max(0, full_at - tx.tick * capacity)
+        missing = 0 if rate is None else _short_parts(rate, bucket, tx.tick)
         self._shared.restore(int(weight), missing, json.loads(turns) if turns else [])
 
     def reserve(self, queue: str, weight: int, *, is_served: bool) -> bool:

@@ -139,15 +139,10 @@ def change_group(tx: Tx, queue: str, group: str | None, changes: Mapping[str, An
         *(queue, name, after.concurrency, after.paused, capacity, per, after.weight),
     )
     for one in _groups(tx, queue) if group is None else [group]:
-        regroup(tx, queue, one)
+        changed = LockedGroup(tx, queue, one)
+        changed.hold_back()
+        changed.advance()
     tx.woken.add(queue)
-
-
-def regroup(tx: Tx, queue: str, group: str) -> None:
-    """Apply changed limits of a group to its jobs."""
-    found = LockedGroup(tx, queue, group)
-    found.hold_back()
-    found.advance()
 
 
 def _groups(tx: Tx, queue: str) -> list[str]:

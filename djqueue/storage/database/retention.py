@@ -241,20 +241,6 @@ def _size_of_error(texts: Sequence[str]) -> int:
     return size_of_error(JobFailure(*texts)) if any(texts) else 0
 
 
-# Automatic retries.
-
-
-def note_retries(tx: Tx, job: StoredJob, retries: int) -> None:
-    """Record the number of automatic retries of a job that is live again."""
-    tx.run("UPDATE djqueue_job SET retries = ? WHERE id = ?", retries, job.pk)
-
-
-def take_retries(tx: Tx, job: StoredJob) -> int:
-    """Return the number of automatic retries of a job that becomes a dead letter."""
-    retries: int = tx.value("SELECT retries FROM djqueue_job WHERE id = ?", job.pk) or 0
-    return retries
-
-
 # Sweeps of what has outlived its time: each step takes a limited number of rows from the start of an index.
 
 
@@ -410,7 +396,8 @@ def needs_search(policy: QueuePolicy) -> bool:
 
 def exceeded(tx: Tx) -> list[str]:
     """Return the queues that keep more than they may; also add up what was counted."""
-    found = _crowded(tx)
+    failed = tx.rows("SELECT queue, SUM(in_failed) FROM djqueue_tally GROUP BY queue ORDER BY queue")
+    found = [queue for queue, count in failed if count > tx.storage.policy(queue).dead_letters.max_entries]
     sums = ", ".join(f"SUM({what})" for what in KEPT)
     for queue, added, *numbers in tx.rows(
         f"SELECT queue, COUNT(*), {sums} FROM djqueue_retention_tally GROUP BY queue ORDER BY queue"
@@ -428,12 +415,6 @@ def exceeded(tx: Tx) -> list[str]:
         if is_exceeded:
             found.append(queue)
     return list(dict.fromkeys(found))
-
-
-def _crowded(tx: Tx) -> list[str]:
-    """Return the queues that have more dead letters than they may."""
-    failed = tx.rows("SELECT queue, SUM(in_failed) FROM djqueue_tally GROUP BY queue ORDER BY queue")
-    return [queue for queue, count in failed if count > tx.storage.policy(queue).dead_letters.max_entries]
 
 
 def _add_up(tx: Tx, queue: str) -> None:

@@ -49,13 +49,21 @@ PER_TRANSACTION = 100
 """Chunks to delete, or manifests to store, in one transaction."""
 CHUNKS, BYTES = 64, 256 * 1024
 """Maximum number of chunks published in one transaction, and their size."""
+LOCK_TIMEOUT = 1_000
+"""Maximum milliseconds that a sweep waits for a lock: a driver that is frozen may hold it for hours."""
+KIND = "j"
+"""The kind of every chunk."""
+EXPIRED = 1_000
+"""Rows of expired writes that one step of a sweep deletes."""
+STEPS = 10
+"""Such steps in one sweep."""
 COUNTS = Counts._fields
 PartKey = tuple[str, str, str]
 """The write, queue and name of a part."""
 
 
-class Publications(Staging):
-    """The part of the staging area that publishes manifests.
+class SqlStaging(Staging):
+    """The staging area in the tables of `djqueue.contrib.spark`.
 
     Args:
         storage: The storage.
@@ -66,6 +74,234 @@ class Publications(Staging):
         self._storage = storage
         self._alias = storage.alias
         self._lock_timeout = lock_timeout
+
+    def stage_all(
+        self,
+        write: str,
+        part: str,
+        chunks: Sequence[Sequence[Batch]],
+        staged: Mapping[str, int],
+        lifetime: int = STAGE_TTL,
+    ) -> dict[str, str]:
+        kinds: dict[str, str] = {}
+        for batches in chunks:
+            check_chunk(batches)
+        for some in chunked(chunks, PER_TRANSACTION):
+            new: list[tuple[str, int, bytes]] = []
+            for batches in some:
+                queue = batches[0].queue
+                number = staged.get(queue, 0) + len(kinds.get(queue, ""))
+                new.append((queue, number, wire.pack_body([_as_staged(batch) for batch in batches])))
+                kinds[queue] = kinds.get(queue, "") + KIND
+            with self._writing() as now:
+                parts = self._open_parts({queue for queue, _, _ in new}, write, part, staged, now, lifetime)
+                rows = self._chunks()
+                rows.bulk_create(
+                    [
+                        rows.model(part_id=parts[queue], number=number, jobs=jobs)
+                        for queue, number, jobs in new
+                    ],
+                    ignore_conflicts=True,
+                )
+        return kinds
+
+    def _open_parts(
+        self, queues: Set[str], write: str, part: str, staged: Mapping[str, int], now: int, lifetime: int
+    ) -> dict[str, int]:
+        """Return the primary keys of a part's rows by queue, and lock them.
+
+        Because of the lock, whoever deletes a part meanwhile deletes all of its chunks.
+        """
+        mine = self._parts(queue__in=queues, write=write, part=part).select_for_update().order_by("pk")
+        found: dict[str, int] = {}
+        valid: set[str] = set()
+        for queue, pk, expires_at in mine.values_list("queue", "pk", "expires_at"):
+            found[queue] = pk
+            if expires_at > now:
+                valid.add(queue)
+        for queue in sorted(queues - valid):
+            if staged.get(queue, 0):
+                raise lost_error(queue, write, part, lifetime)
+        if missing := sorted(queues - found.keys()):
+            rows = self._parts()
+            new = [
+                rows.model(queue=queue, write=write, part=part, expires_at=now + lifetime)
+                for queue in missing
+            ]
+            rows.bulk_create(new, ignore_conflicts=True)
+            found |= mine.filter(queue__in=missing).values_list("queue", "pk")
+        return found
+
+    def commit(self, plan: Plan) -> PlanState:
+        with self._writing() as now:
+            latest = self._latest_plan(plan, now)
+            # Another process may store a plan first, and drop it at once.
+            while latest is None or (latest.done and latest.version < plan.version):
+                values = {
+                    "version": plan.version,
+                    "write": plan.write,
+                    "queues": msgpack.packb({name: dict(parts) for name, parts in plan.queues.items()}),
+                    "limit": plan.limit,
+                    "frame": plan.frame,
+                    "run": plan.run,
+                    "content": plan.content,
+                    "done": False,
+                    "counts": b"",
+                    "lifetime": plan.lifetime,
+                    "touched_at": now,
+                    "adopted": False,
+                    "left_at": None,
+                    "expires_at": resumable_until(plan.lifetime, now),
+                }
+                if latest is not None:
+                    self._plans(pk=latest.pk).update(**values)
+                else:
+                    rows = self._plans()
+                    new = rows.model(app=plan.app, target=plan.target, **values)
+                    rows.bulk_create([new], ignore_conflicts=True)
+                latest = self._latest_plan(plan, now)
+            found = _plan_of(latest)
+            if latest.done or latest.version > plan.version:
+                counts = msgpack.unpackb(latest.counts) if latest.counts else {}
+                return PlanState("done", found, {name: Counts(*each) for name, each in counts.items()})
+            self._plans(pk=latest.pk).update(touched_at=now)
+            if latest.version != plan.version:
+                return PlanState("unfinished", found)
+            return PlanState("new" if latest.write == plan.write else "resumed", found)
+
+    def state_of(self, plan: Plan) -> str:
+        with named(self._alias):
+            mine = self._plans(app=plan.app, target=plan.target, write=plan.write)
+            done = mine.values_list("done", flat=True).first()
+        return "" if done is None else "done" if done else "open"
+
+    def touch(self, plan: Plan) -> None:
+        with self._writing() as now:
+            # A plan that is still being published must not expire, even if this takes a week.
+            expires_at = resumable_until(plan.lifetime, now)
+            touched = self._open_plan(plan).filter(touched_at__isnull=False)
+            touched.update(touched_at=now, expires_at=expires_at)
+
+    def mark(self, plan: Plan, mark: str) -> None:
+        """Do nothing: only the check that follows notices a failover of PostgreSQL."""
+
+    def close(self, plan: Plan, counts: Mapping[str, Counts], mark: str = "") -> bool:
+        packed = msgpack.packb({queue: list(each) for queue, each in counts.items()})
+        with self._writing() as now:
+            self._open_plan(plan).update(
+                done=True,
+                queues=b"",
+                counts=packed,
+                touched_at=None,
+                expires_at=None if plan.lifetime is None else now + plan.lifetime,
+            )
+        return True
+
+    def leave(self, plan: Plan) -> bool:
+        with self._writing() as now:
+            stored = self._open_plan(plan).select_for_update().first()
+            if stored is None:
+                return False
+            if stored.left_at is not None and stored.left_at <= now - RESUMABLE:
+                return True
+            stored.left_at = now if stored.left_at is None else stored.left_at
+            stored.touched_at = now + RESUMABLE
+            stored.save(using=self._alias, update_fields=["left_at", "touched_at"])
+        return False
+
+    def drop(self, plan: Plan) -> bool:
+        return self._drop_plan(plan, self._open_plan(plan))
+
+    def withdraw(self, plan: Plan) -> bool:
+        return self._drop_plan(plan, self._open_plan(plan).filter(adopted=False))
+
+    def _drop_plan(self, plan: Plan, which: Any) -> bool:
+        with self._writing():
+            # Lock the plan, so that no sweep adopts it, and its manifests, so that nobody publishes a chunk.
+            if which.select_for_update().first() is None:
+                return False
+            mine = self._publications(app=plan.owner, write=plan.write, version=plan.version, done=False)
+            mine = mine.select_for_update().order_by("pk").values_list("pk", flat=True)
+            begun = set(mine)
+            parts = self._parts(write=plan.write).select_for_update().order_by("pk")
+            staged = list(parts.values_list("pk", flat=True))
+            # Other publishers begun before they had to wait for these locks.
+            begun.update(mine.all())
+            published = self._chunks(part__write=plan.write, queued__isnull=False)
+            if published.exists() or self._publications(write=plan.write, done=True).exists():
+                return False
+            for pks in chunked([*begun]):
+                self._publications(pk__in=pks).delete()
+            # From now on, nobody can begin.
+            for pks in chunked(staged):
+                self._parts(pk__in=pks).update(expires_at=0)
+            self._open_plan(plan).delete()
+        self.forget_all(sorted(plan.queues), plan.owner, plan.write)
+        return True
+
+    def adopt(self, silence: int, limit: int) -> list[Plan]:
+        clock = self._storage.clock
+        with named(self._alias):
+            set_right(clock)
+            now = clock.now()
+            # A sign of life that lies in the future is from before the clock was set back.
+            is_silent, is_ahead = Q(touched_at__lte=now - silence), Q(touched_at__gt=now, left_at=None)
+            plans = self._plans(done=False).filter(is_silent | is_ahead).order_by("touched_at")
+            found = list(plans[:limit])
+        adopted: list[Plan] = []
+        if not found:
+            return adopted
+        with self._writing():
+            for row in found:
+                is_late = row.touched_at <= now
+                values = {"touched_at": now, "adopted": True} if is_late else {"touched_at": now}
+                # Only one of several sweeps updates the row.
+                mine = self._plans(pk=row.pk, done=False, touched_at=row.touched_at)
+                if mine.update(**values) and is_late:
+                    adopted.append(_plan_of(row))
+        return adopted
+
+    def forget_all(self, queues: Sequence[str], app: str, write: str) -> int:
+        parts = large = 0
+        for some in chunked(queues, PER_TRANSACTION):
+            with self._writing():
+                mine = self._parts(queue__in=some, write=write)
+                # Lock the parts first: a publication that starts meanwhile keeps them, or is seen below.
+                found = list(mine.select_for_update().order_by("pk").values_list("pk", "queue"))
+                open_ones = self._publications(queue__in=some, app=app, write=write, done=False)
+                begun = set(open_ones.values_list("queue", flat=True))
+                unused = [pk for pk, queue in found if queue not in begun]
+                parts += len(unused)
+                for pks in chunked(unused):
+                    small = self._small(pks)
+                    self._parts(pk__in=small).delete()
+                    large += self._parts(pk__in=[pk for pk in pks if pk not in small]).update(expires_at=0)
+        with named(self._alias):
+            while large and _delete_some(self._alias, self._parts(write=write, expires_at=0)):
+                pass
+        return parts
+
+    def _small(self, parts: Sequence[int]) -> set[int]:
+        """Return those parts that are quickly deleted, because they have few chunks, all of them empty."""
+        counts = self._chunks(part_id__in=parts).values_list("part_id").annotate(Count("pk"), Count("queued"))
+        return {pk for pk, chunks, published in counts if chunks == published and chunks <= PER_TRANSACTION}
+
+    def _latest_plan(self, plan: Plan, now: int) -> Any:
+        """Return and lock the latest plan of an application for a target."""
+        latest = self._plans(app=plan.app, target=plan.target).select_for_update().first()
+        if latest is not None and latest.expires_at is not None and latest.expires_at <= now:
+            latest.delete()
+            return None
+        return latest
+
+    def _open_plan(self, plan: Plan) -> Any:
+        mine = {"app": plan.app, "target": plan.target, "version": plan.version, "write": plan.write}
+        return self._plans(**mine, done=False)
+
+    def _plans(self, **which: Any) -> Any:
+        return rows_of("StagedWrite", self._alias).filter(**which)
+
+    # Publications.
 
     def begin_all(self, manifests: Sequence[Manifest], lifetime: int | None) -> list[PublicationState]:
         states: list[PublicationState] = []
@@ -367,293 +603,6 @@ class Publications(Staging):
         return rows_of("Publication", self._alias).filter(**which)
 
 
-def resumable_until(lifetime: int | None, now: int) -> int | None:
-    """Return when an open plan or publication expires: never without a name, as it can't be resumed later."""
-    return None if lifetime is None else now + RESUMABLE
-
-
-def rows_of(name: str, alias: str) -> Any:
-    """Return the rows of a model of `djqueue.contrib.spark`."""
-    return sparktables.spark_model(name).objects.using(alias)
-
-
-def _update(rows: Any, changes: Mapping[int, Mapping[str, Any]]) -> None:
-    """Update rows by primary key, those with equal values together."""
-    alike: dict[tuple[tuple[str, Any], ...], list[int]] = {}
-    for pk, values in changes.items():
-        alike.setdefault(tuple(values.items()), []).append(pk)
-    for same, pks in alike.items():
-        for some in chunked(pks):
-            rows.filter(pk__in=some).update(**dict(same))
-
-
-def _summed(chunks: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield groups of chunks with the number of published ones and the sums of their counts."""
-    sums = [Sum(name, default=0) for name in COUNTS]
-    for *key, number, queued, duplicates, completed, rejected in chunks.annotate(Count("queued"), *sums):
-        yield *key, number, Counts(int(queued), int(duplicates), int(completed), int(rejected))
-
-
-def _gives_way(latest: Any, manifest: Manifest) -> bool:
-    """Return whether a publication may start in place of the latest one, if there is one."""
-    return latest is None or (latest.done and latest.version < manifest.version)
-
-
-def _state_of(latest: Any, manifest: Manifest, *, opened: bool) -> PublicationState:
-    """Return the state of the publication that is recorded."""
-    if opened and latest.write == manifest.write:
-        return PublicationState("new", manifest)
-    parts = msgpack.unpackb(latest.parts) if latest.parts else {}
-    found = manifest._replace(version=latest.version, write=latest.write, parts=parts)
-    if latest.done or latest.version > manifest.version:
-        return PublicationState("done", found, _counts(latest))
-    return PublicationState("resumed" if latest.version == manifest.version else "unfinished", found)
-
-
-def _counts(row: Any) -> Counts:
-    return Counts(*(getattr(row, name) or 0 for name in COUNTS))
-
-
-LOCK_TIMEOUT = 1_000
-"""Maximum milliseconds that a sweep waits for a lock: a driver that is frozen may hold it for hours."""
-KIND = "j"
-"""The kind of every chunk."""
-EXPIRED = 1_000
-"""Rows of expired writes that one step of a sweep deletes."""
-STEPS = 10
-"""Such steps in one sweep."""
-
-
-class SqlStaging(Publications):
-    """The staging area in the tables of `djqueue.contrib.spark`."""
-
-    def stage_all(
-        self,
-        write: str,
-        part: str,
-        chunks: Sequence[Sequence[Batch]],
-        staged: Mapping[str, int],
-        lifetime: int = STAGE_TTL,
-    ) -> dict[str, str]:
-        kinds: dict[str, str] = {}
-        for batches in chunks:
-            check_chunk(batches)
-        for some in chunked(chunks, PER_TRANSACTION):
-            new: list[tuple[str, int, bytes]] = []
-            for batches in some:
-                queue = batches[0].queue
-                number = staged.get(queue, 0) + len(kinds.get(queue, ""))
-                new.append((queue, number, wire.pack_body([_as_staged(batch) for batch in batches])))
-                kinds[queue] = kinds.get(queue, "") + KIND
-            with self._writing() as now:
-                parts = self._open_parts({queue for queue, _, _ in new}, write, part, staged, now, lifetime)
-                rows = self._chunks()
-                rows.bulk_create(
-                    [
-                        rows.model(part_id=parts[queue], number=number, jobs=jobs)
-                        for queue, number, jobs in new
-                    ],
-                    ignore_conflicts=True,
-                )
-        return kinds
-
-    def _open_parts(
-        self, queues: Set[str], write: str, part: str, staged: Mapping[str, int], now: int, lifetime: int
-    ) -> dict[str, int]:
-        """Return the primary keys of a part's rows by queue, and lock them.
-
-        Because of the lock, whoever deletes a part meanwhile deletes all of its chunks.
-        """
-        mine = self._parts(queue__in=queues, write=write, part=part).select_for_update().order_by("pk")
-        found: dict[str, int] = {}
-        valid: set[str] = set()
-        for queue, pk, expires_at in mine.values_list("queue", "pk", "expires_at"):
-            found[queue] = pk
-            if expires_at > now:
-                valid.add(queue)
-        for queue in sorted(queues - valid):
-            if staged.get(queue, 0):
-                raise lost_error(queue, write, part, lifetime)
-        if missing := sorted(queues - found.keys()):
-            rows = self._parts()
-            new = [
-                rows.model(queue=queue, write=write, part=part, expires_at=now + lifetime)
-                for queue in missing
-            ]
-            rows.bulk_create(new, ignore_conflicts=True)
-            found |= mine.filter(queue__in=missing).values_list("queue", "pk")
-        return found
-
-    def commit(self, plan: Plan) -> PlanState:
-        with self._writing() as now:
-            latest = self._latest_plan(plan, now)
-            # Another process may store a plan first, and drop it at once.
-            while latest is None or (latest.done and latest.version < plan.version):
-                values = {
-                    "version": plan.version,
-                    "write": plan.write,
-                    "queues": msgpack.packb({name: dict(parts) for name, parts in plan.queues.items()}),
-                    "limit": plan.limit,
-                    "frame": plan.frame,
-                    "run": plan.run,
-                    "content": plan.content,
-                    "done": False,
-                    "counts": b"",
-                    "lifetime": plan.lifetime,
-                    "touched_at": now,
-                    "adopted": False,
-                    "left_at": None,
-                    "expires_at": resumable_until(plan.lifetime, now),
-                }
-                if latest is not None:
-                    self._plans(pk=latest.pk).update(**values)
-                else:
-                    rows = self._plans()
-                    new = rows.model(app=plan.app, target=plan.target, **values)
-                    rows.bulk_create([new], ignore_conflicts=True)
-                latest = self._latest_plan(plan, now)
-            found = _plan_of(latest)
-            if latest.done or latest.version > plan.version:
-                counts = msgpack.unpackb(latest.counts) if latest.counts else {}
-                return PlanState("done", found, {name: Counts(*each) for name, each in counts.items()})
-            self._plans(pk=latest.pk).update(touched_at=now)
-            if latest.version != plan.version:
-                return PlanState("unfinished", found)
-            return PlanState("new" if latest.write == plan.write else "resumed", found)
-
-    def state_of(self, plan: Plan) -> str:
-        with named(self._alias):
-            mine = self._plans(app=plan.app, target=plan.target, write=plan.write)
-            done = mine.values_list("done", flat=True).first()
-        return "" if done is None else "done" if done else "open"
-
-    def touch(self, plan: Plan) -> None:
-        with self._writing() as now:
-            # A plan that is still being published must not expire, even if this takes a week.
-            expires_at = resumable_until(plan.lifetime, now)
-            touched = self._open_plan(plan).filter(touched_at__isnull=False)
-            touched.update(touched_at=now, expires_at=expires_at)
-
-    def mark(self, plan: Plan, mark: str) -> None:
-        """Do nothing: only the check that follows notices a failover of PostgreSQL."""
-
-    def close(self, plan: Plan, counts: Mapping[str, Counts], mark: str = "") -> bool:
-        packed = msgpack.packb({queue: list(each) for queue, each in counts.items()})
-        with self._writing() as now:
-            self._open_plan(plan).update(
-                done=True,
-                queues=b"",
-                counts=packed,
-                touched_at=None,
-                expires_at=None if plan.lifetime is None else now + plan.lifetime,
-            )
-        return True
-
-    def leave(self, plan: Plan) -> bool:
-        with self._writing() as now:
-            stored = self._open_plan(plan).select_for_update().first()
-            if stored is None:
-                return False
-            if stored.left_at is not None and stored.left_at <= now - RESUMABLE:
-                return True
-            stored.left_at = now if stored.left_at is None else stored.left_at
-            stored.touched_at = now + RESUMABLE
-            stored.save(using=self._alias, update_fields=["left_at", "touched_at"])
-        return False
-
-    def drop(self, plan: Plan) -> bool:
-        return self._drop_plan(plan, self._open_plan(plan))
-
-    def withdraw(self, plan: Plan) -> bool:
-        return self._drop_plan(plan, self._open_plan(plan).filter(adopted=False))
-
-    def _drop_plan(self, plan: Plan, which: Any) -> bool:
-        with self._writing():
-            # Lock the plan, so that no sweep adopts it, and its manifests, so that nobody publishes a chunk.
-            if which.select_for_update().first() is None:
-                return False
-            mine = self._publications(app=plan.owner, write=plan.write, version=plan.version, done=False)
-            mine = mine.select_for_update().order_by("pk").values_list("pk", flat=True)
-            begun = set(mine)
-            parts = self._parts(write=plan.write).select_for_update().order_by("pk")
-            staged = list(parts.values_list("pk", flat=True))
-            # Other publishers begun before they had to wait for these locks.
-            begun.update(mine.all())
-            published = self._chunks(part__write=plan.write, queued__isnull=False)
-            if published.exists() or self._publications(write=plan.write, done=True).exists():
-                return False
-            for pks in chunked([*begun]):
-                self._publications(pk__in=pks).delete()
-            # From now on, nobody can begin.
-            for pks in chunked(staged):
-                self._parts(pk__in=pks).update(expires_at=0)
-            self._open_plan(plan).delete()
-        self.forget_all(sorted(plan.queues), plan.owner, plan.write)
-        return True
-
-    def adopt(self, silence: int, limit: int) -> list[Plan]:
-        clock = self._storage.clock
-        with named(self._alias):
-            set_right(clock)
-            now = clock.now()
-            # A sign of life that lies in the future is from before the clock was set back.
-            is_silent, is_ahead = Q(touched_at__lte=now - silence), Q(touched_at__gt=now, left_at=None)
-            plans = self._plans(done=False).filter(is_silent | is_ahead).order_by("touched_at")
-            found = list(plans[:limit])
-        adopted: list[Plan] = []
-        if not found:
-            return adopted
-        with self._writing():
-            for row in found:
-                is_late = row.touched_at <= now
-                values = {"touched_at": now, "adopted": True} if is_late else {"touched_at": now}
-                # Only one of several sweeps updates the row.
-                mine = self._plans(pk=row.pk, done=False, touched_at=row.touched_at)
-                if mine.update(**values) and is_late:
-                    adopted.append(_plan_of(row))
-        return adopted
-
-    def forget_all(self, queues: Sequence[str], app: str, write: str) -> int:
-        parts = large = 0
-        for some in chunked(queues, PER_TRANSACTION):
-            with self._writing():
-                mine = self._parts(queue__in=some, write=write)
-                # Lock the parts first: a publication that starts meanwhile keeps them, or is seen below.
-                found = list(mine.select_for_update().order_by("pk").values_list("pk", "queue"))
-                open_ones = self._publications(queue__in=some, app=app, write=write, done=False)
-                begun = set(open_ones.values_list("queue", flat=True))
-                unused = [pk for pk, queue in found if queue not in begun]
-                parts += len(unused)
-                for pks in chunked(unused):
-                    small = self._small(pks)
-                    self._parts(pk__in=small).delete()
-                    large += self._parts(pk__in=[pk for pk in pks if pk not in small]).update(expires_at=0)
-        with named(self._alias):
-            while large and _delete_some(self._alias, self._parts(write=write, expires_at=0)):
-                pass
-        return parts
-
-    def _small(self, parts: Sequence[int]) -> set[int]:
-        """Return those parts that are quickly deleted, because they have few chunks, all of them empty."""
-        counts = self._chunks(part_id__in=parts).values_list("part_id").annotate(Count("pk"), Count("queued"))
-        return {pk for pk, chunks, published in counts if chunks == published and chunks <= PER_TRANSACTION}
-
-    def _latest_plan(self, plan: Plan, now: int) -> Any:
-        """Return and lock the latest plan of an application for a target."""
-        latest = self._plans(app=plan.app, target=plan.target).select_for_update().first()
-        if latest is not None and latest.expires_at is not None and latest.expires_at <= now:
-            latest.delete()
-            return None
-        return latest
-
-    def _open_plan(self, plan: Plan) -> Any:
-        mine = {"app": plan.app, "target": plan.target, "version": plan.version, "write": plan.write}
-        return self._plans(**mine, done=False)
-
-    def _plans(self, **which: Any) -> Any:
-        return rows_of("StagedWrite", self._alias).filter(**which)
-
-
 class StagingSweep:
     """Deletes what has expired, and publishes the rest of plans whose publishers have fallen silent."""
 
@@ -717,3 +666,50 @@ def _plan_of(row: Any) -> Plan:
         row.run,
         row.content,
     )
+
+
+def resumable_until(lifetime: int | None, now: int) -> int | None:
+    """Return when an open plan or publication expires: never without a name, as it can't be resumed later."""
+    return None if lifetime is None else now + RESUMABLE
+
+
+def rows_of(name: str, alias: str) -> Any:
+    """Return the rows of a model of `djqueue.contrib.spark`."""
+    return sparktables.spark_model(name).objects.using(alias)
+
+
+def _update(rows: Any, changes: Mapping[int, Mapping[str, Any]]) -> None:
+    """Update rows by primary key, those with equal values together."""
+    alike: dict[tuple[tuple[str, Any], ...], list[int]] = {}
+    for pk, values in changes.items():
+        alike.setdefault(tuple(values.items()), []).append(pk)
+    for same, pks in alike.items():
+        for some in chunked(pks):
+            rows.filter(pk__in=some).update(**dict(same))
+
+
+def _summed(chunks: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield groups of chunks with the number of published ones and the sums of their counts."""
+    sums = [Sum(name, default=0) for name in COUNTS]
+    for *key, number, queued, duplicates, completed, rejected in chunks.annotate(Count("queued"), *sums):
+        yield *key, number, Counts(int(queued), int(duplicates), int(completed), int(rejected))
+
+
+def _gives_way(latest: Any, manifest: Manifest) -> bool:
+    """Return whether a publication may start in place of the latest one, if there is one."""
+    return latest is None or (latest.done and latest.version < manifest.version)
+
+
+def _state_of(latest: Any, manifest: Manifest, *, opened: bool) -> PublicationState:
+    """Return the state of the publication that is recorded."""
+    if opened and latest.write == manifest.write:
+        return PublicationState("new", manifest)
+    parts = msgpack.unpackb(latest.parts) if latest.parts else {}
+    found = manifest._replace(version=latest.version, write=latest.write, parts=parts)
+    if latest.done or latest.version > manifest.version:
+        return PublicationState("done", found, _counts(latest))
+    return PublicationState("resumed" if latest.version == manifest.version else "unfinished", found)
+
+
+def _counts(row: Any) -> Counts:
+    return Counts(*(getattr(row, name) or 0 for name in COUNTS))

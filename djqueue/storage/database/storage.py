@@ -179,10 +179,6 @@ class DatabaseStorage(Storage):
         """Return the names of the queues that have been used."""
         return queues.names(tx)
 
-    def has_concurrency(self, tx: Tx, queue: str) -> bool:
-        """Return whether the end of a job may let another one of its queue start."""
-        return queues.controls(tx, queue).concurrency is not None
-
     # Life.
 
     def connect(self) -> None:

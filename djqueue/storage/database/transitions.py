@@ -30,7 +30,7 @@ def complete(tx: Tx, job: StoredJob, result: bytes | None) -> None:
     job.result = result
     job.error = None
     job.finished_at = tx.now
-    _enter(tx, job, State.COMPLETED, "completed")
+    _enter(tx, job, State.COMPLETED)
     retention.keep(tx, job)
     stored.save(tx, job)
     if result is not None:
@@ -155,7 +155,8 @@ def revive(
         unmet: Dependencies that it waits for again; the caller binds it to them.
     """
     deadletters.drop(tx, job)
-    retention.note_retries(tx, job, letter.retries + 1 if by_itself else 0)
+    retries = letter.retries + 1 if by_itself else 0
+    tx.run("UPDATE djqueue_job SET retries = ? WHERE id = ?", retries, job.pk)
     stored.restart(tx, job)
     job.failures = job.stalls = 0
     job.finished_at = 0
@@ -207,14 +208,9 @@ def _bury(tx: Tx, job: StoredJob, reason: str, error: JobFailure | None, *, is_n
     job.error = error
     job.finished_at = tx.now
     job.expires_at = None
-    tx.count(job.queue, "failed")
-    if is_new:
-        job.state = State.FAILED
-        tx.shift(job.queue, None, State.FAILED)
-    else:
-        _enter(tx, job, State.FAILED)
+    _enter(tx, job, State.FAILED, is_new=is_new)
     policy = tx.storage.policy(job.queue).dead_letters
-    retries = retention.take_retries(tx, job)
+    retries: int = tx.value("SELECT retries FROM djqueue_job WHERE id = ?", job.pk) or 0
     letter = letter_of(job, tx.now, retries, policy, tx.storage.random)
     deadletters.add(tx, job, letter)
     stored.save(tx, job)
@@ -229,7 +225,6 @@ def _bury(tx: Tx, job: StoredJob, reason: str, error: JobFailure | None, *, is_n
 def _cancel(tx: Tx, job: StoredJob, reason: str) -> None:
     job.reason = reason
     job.finished_at = tx.now
-    tx.count(job.queue, "cancelled")
     _enter(tx, job, State.CANCELLED)
     retention.keep(tx, job)
     stored.save(tx, job)
@@ -237,10 +232,10 @@ def _cancel(tx: Tx, job: StoredJob, reason: str) -> None:
     tx.note(job, "cancelled")
 
 
-def _enter(tx: Tx, job: StoredJob, state: State, total: str | None = None) -> None:
-    tx.shift(job.queue, job.state, state)
-    if total is not None:
-        tx.count(job.queue, total)
+def _enter(tx: Tx, job: StoredJob, state: State, *, is_new: bool = False) -> None:
+    """Count the end of a job."""
+    tx.count(job.queue, state.value)
+    tx.shift(job.queue, None if is_new else job.state, state)
     job.state = state
 
 
@@ -350,18 +345,10 @@ def replace_payload(tx: Tx, queue: str, id: str, payload: bytes, old: bytes, *, 
         return "updated"
     letter = deadletters.of(tx, job)
     unmet = () if letter is None else letter.unmet
-    _revive(tx, job, letter, by_itself=False, unmet=unmet)
+    revive(tx, job, letter or deadletters.NONE, by_itself=False, unmet=unmet)
     if unmet:
         dependencies.bind(tx, job, unmet)
     return "retried"
-
-
-def _revive(
-    tx: Tx, job: StoredJob, letter: DeadLetterRecord | None, *, by_itself: bool, unmet: Sequence[JobKey]
-) -> None:
-    if letter is None:
-        letter = deadletters.NONE
-    revive(tx, job, letter, by_itself=by_itself, unmet=unmet)
 
 
 def retry(
@@ -405,7 +392,7 @@ def retry(
             if dry_run and job.options.unique_key is not None:
                 keys.add(job.options.unique_key)
             if not dry_run:
-                _revive(tx, job, letter, by_itself=by_itself, unmet=left)
+                revive(tx, job, letter or deadletters.NONE, by_itself=by_itself, unmet=left)
                 if unmet:
                     bound.append((job, left))
             answers.append("blocked_again" if left else "retried")
@@ -486,9 +473,7 @@ def _move_pending(tx: Tx, job: StoredJob, to: str) -> str:
 
 def _leave(tx: Tx, job: StoredJob) -> None:
     """Take a pending job out of its queue."""
-    displace(tx, job)
-    if job.options.group is not None:
-        tx.woken.add(job.queue)
+    _displace(tx, job)
     dependencies.release_key(tx, job)
     tx.shift(job.queue, job.state, None)
     tx.note(job, "removed")

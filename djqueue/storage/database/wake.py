@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +86,7 @@ class Wake:
 
     # Other processes.
 
-    def send(self, tx: Tx, observed: Iterable[str]) -> None:
+    def send(self, tx: Tx, observed: Collection[str]) -> None:
         """Notify the other processes, as part of the transaction; at most once in a while for each queue.
 
         Args:
@@ -95,21 +95,13 @@ class Wake:
         """
         if not tx.dialect.has_clock or not self._storage.notify:
             return
-        wanted = [(CLAIMABLE, queue) for queue in sorted(tx.woken)]
-        wanted += [(EVENTS, queue) for queue in sorted(observed)]
         now = time.monotonic()
         late = []
-        for prefix in (CLAIMABLE, EVENTS):
-            queues = []
-            for key in wanted:
-                if key[0] != prefix:
-                    continue
-                if self._may_send(key, now):
-                    queues.append(key[1])
-                else:
-                    late.append(key)
-            if queues:
-                _notify(tx, prefix, queues)
+        for prefix, names in ((CLAIMABLE, tx.woken), (EVENTS, observed)):
+            sent = {queue for queue in names if self._may_send((prefix, queue), now)}
+            late += [(prefix, queue) for queue in sorted(names) if queue not in sent]
+            if sent:
+                _notify(tx, prefix, sorted(sent))
         if late:
             tx.then(lambda: self._send_later(late))
 
@@ -375,45 +367,50 @@ class Followed(ABC):
         self.needed_at = time.monotonic()
         """Monotonic seconds at which there last were listeners or subscriptions."""
 
-    @abstractmethod
     def begin(self, wrapper: BaseDatabaseWrapper) -> None:
         """Look for the first time on a new connection: anything may have changed."""
+        self._wrapper, self._cursor = wrapper, self._storage.dialect.cursor(wrapper)
+        self.prepare()
+        self.look()
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Prepare the new connection."""
 
     @abstractmethod
     def step(self) -> None:
         """Wait a while, and look if something may have changed."""
 
+    def look(self) -> None:
+        """Look at everything that other processes may have changed."""
+        tx = self.tx()
+        self._storage.wake.look(tx)
+        self._storage.workers.look(tx)
+        self._storage.events.look(tx, self._wrapper)
+
+    def tx(self) -> Tx:
+        """Return reads outside of transactions."""
+        return Tx(self._storage, self._storage.dialect, self._cursor)
+
 
 class _Watched(Followed):
     """A SQLite file, whose version changes with each commit of another connection."""
 
-    def begin(self, wrapper: BaseDatabaseWrapper) -> None:
-        self._wrapper = wrapper
-        self._cursor = self._storage.dialect.cursor(wrapper)
+    def prepare(self) -> None:
         self._pause = SHORTEST
         self._version = self._read_version()
-        self._look()
 
     def step(self) -> None:
         self._signal.wait(self._pause)
         version = self._read_version()
         if version != self._version:
             self._version, self._pause = version, SHORTEST
-            self._look()
+            self.look()
         elif self._storage.events.is_due:
             self._pause = SHORTEST
-            self._storage.events.look(self._tx(), self._wrapper)
+            self._storage.events.look(self.tx(), self._wrapper)
         else:
             self._pause = min(self._pause * SLOWER, LONGEST)
-
-    def _look(self) -> None:
-        tx = self._tx()
-        self._storage.wake.look(tx)
-        self._storage.workers.look(tx)
-        self._storage.events.look(tx, self._wrapper)
-
-    def _tx(self) -> Tx:
-        return Tx(self._storage, self._storage.dialect, self._cursor)
 
     def _read_version(self) -> int:
         version: int = self._cursor.execute("PRAGMA data_version").fetchone()[0]
@@ -423,10 +420,8 @@ class _Watched(Followed):
 class _Notified(Followed):
     """A PostgreSQL database, which passes the notifications of transactions on when they have committed."""
 
-    def begin(self, wrapper: BaseDatabaseWrapper) -> None:
-        self._wrapper = wrapper
-        self._driver: Any = wrapper.connection
-        self._cursor = self._storage.dialect.cursor(wrapper)
+    def prepare(self) -> None:
+        self._driver: Any = self._wrapper.connection
         self._claimable: set[str] = set()
         self._has_events = False
         self._channels: dict[str, str] = {}
@@ -437,7 +432,6 @@ class _Notified(Followed):
                 self._channels[name] = prefix
                 quoted = name.replace('"', '""')
                 self._cursor.execute(f'LISTEN "{quoted}"')
-        self._look()
 
     def step(self) -> None:
         events = self._storage.events
@@ -450,22 +444,16 @@ class _Notified(Followed):
         woken, self._claimable = self._claimable, set()
         self._storage.wake.local(woken)
         if time.monotonic() >= self._poll_at:
-            self._look()
+            self.look()
         elif self._has_events or events.is_due or time.monotonic() >= until:
             self._has_events = False
-            events.look(self._tx(), self._wrapper)
+            events.look(self.tx(), self._wrapper)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         low, high = POLL if self._storage.notify else POLL_ALONE
         self._poll_at = time.monotonic() + self._storage.random.uniform(low, high)
-        tx = self._tx()
         self._has_events = False
-        self._storage.wake.look(tx)
-        self._storage.workers.look(tx)
-        self._storage.events.look(tx, self._wrapper)
-
-    def _tx(self) -> Tx:
-        return Tx(self._storage, self._storage.dialect, self._cursor)
+        super().look()
 
     def _on_notify(self, notification: Any) -> None:
         if self._channels.get(notification.channel) == CLAIMABLE:

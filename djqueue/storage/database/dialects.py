@@ -287,9 +287,12 @@ class SqliteSql(SqlDialect):
             yield False
             return
         try:
-            with _synced(cursor) if durable else nullcontext():
+            with _pragma(cursor, "synchronous", "FULL") if durable else nullcontext():
                 if waits:
-                    with _patient(cursor, usual, remaining(usual - (time.monotonic() - began))):
+                    limit = remaining(usual - (time.monotonic() - began))
+                    timeout = max(1, int(limit * 1_000))
+                    is_usual = limit >= usual - NEGLIGIBLE
+                    with nullcontext() if is_usual else _pragma(cursor, "busy_timeout", timeout):
                         cursor.execute("BEGIN IMMEDIATE")
                 is_open = waits or _begins_at_once(cursor)
                 with _committed(cursor) if is_open else nullcontext():
@@ -513,28 +516,14 @@ def _begins_at_once(cursor: Any) -> bool:
 
 
 @contextmanager
-def _synced(cursor: Any) -> Iterator[None]:
-    """Let a commit of SQLite wait for the disk."""
-    usual = _value(cursor, "PRAGMA synchronous")
-    cursor.execute("PRAGMA synchronous=FULL")
+def _pragma(cursor: Any, name: str, value: object) -> Iterator[None]:
+    """Change a setting of a connection to SQLite for a while."""
+    usual = _value(cursor, f"PRAGMA {name}")
+    cursor.execute(f"PRAGMA {name}={value}")
     try:
         yield
     finally:
-        cursor.execute(f"PRAGMA synchronous={usual}")
-
-
-@contextmanager
-def _patient(cursor: Any, usual: float, limit: float) -> Iterator[None]:
-    """Wait at most `limit` seconds for the lock of another connection to SQLite, instead of `usual`."""
-    if limit >= usual - NEGLIGIBLE:
-        yield
-        return
-    before = _value(cursor, "PRAGMA busy_timeout")
-    cursor.execute(f"PRAGMA busy_timeout={max(1, int(limit * 1_000))}")
-    try:
-        yield
-    finally:
-        cursor.execute(f"PRAGMA busy_timeout={before}")
+        cursor.execute(f"PRAGMA {name}={usual}")
 
 
 def _value(cursor: Any, statement: str) -> Any:

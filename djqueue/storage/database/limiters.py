@@ -180,6 +180,11 @@ def policy_of(tx: Tx, name: str) -> LimiterPolicy:
     return LimiterPolicy(rate=rate, concurrency=concurrency)
 
 
+def rate_columns(rate: Rate | None) -> tuple[int | None, int | None]:
+    """Return a rate as the columns of its capacity and period."""
+    return (None, None) if rate is None else (rate.capacity, rate.per)
+
+
 def set_limits(tx: Tx, name: str, rate: SetRate, concurrency: SetConcurrency) -> None:
     """Change the limits of a limiter while its queues run."""
     tx.touch()
@@ -187,13 +192,12 @@ def set_limits(tx: Tx, name: str, rate: SetRate, concurrency: SetConcurrency) ->
     before = policy_of(tx, name)
     new_rate = before.rate if rate is UNSET else rate
     new_concurrency = before.concurrency if concurrency is UNSET else concurrency
-    capacity, per = (None, None) if new_rate is None else (new_rate.capacity, new_rate.per)
     tx.run(
         "INSERT INTO djqueue_limiter_state (name, rate_capacity, rate_per, concurrency) VALUES (?, ?, ?, ?) "
         "ON CONFLICT (name) DO UPDATE SET rate_capacity = excluded.rate_capacity, rate_per = "
         "excluded.rate_per, "
         "concurrency = excluded.concurrency",
-        *(name, capacity, per, new_concurrency),
+        *(name, *rate_columns(new_rate), new_concurrency),
     )
     LockedLimiter(tx, name).change()
 

@@ -15,7 +15,6 @@ from djqueue.codecs import MSGPACK, encode
 from djqueue.core.enginejob import EngineJob, ItemStream
 from djqueue.core.groups import NO_LIMIT, GroupLimit
 from djqueue.core.job import AttemptRecord, DeadLetterRecord, JobFailure
-from djqueue.core.limiter import Rate
 from djqueue.core.options import DEFAULT_OPTIONS, JobKey
 from djqueue.core.queue import GLOBAL
 from djqueue.core.sharing import NO_LIMITS
@@ -43,6 +42,7 @@ from djqueue.storage.tables.rows import TEXT_LIMIT, clean, pair_of_limits
 from . import dependencies, queues, stored
 from .dependencies import DEPENDENCY
 from .dialects import Row
+from .limiters import rate_columns
 from .stored import COLUMNS, DELAYED, GROUP_LIMIT, HELD, HOT, READY, StoredJob, job_of
 from .transaction import REPEATS, STATES, Tx
 
@@ -352,16 +352,18 @@ class TableRestore:
             settings = spool.queues.get(name, QueueSettings())
             rate, concurrency = settings.limits or (None, None)
             are_set = settings.limits is not None
-            queues.append((name, settings.paused, are_set, *_pair(rate), concurrency))
+            queues.append((name, settings.paused, are_set, *rate_columns(rate), concurrency))
             for group, limit in {"": NO_LIMIT, **settings.groups}.items():
                 mode = "" if group else settings.group_mode
                 if limit != NO_LIMIT or mode:
-                    limits = limit.concurrency, limit.paused, *_pair(limit.rate), limit.weight
+                    limits = limit.concurrency, limit.paused, *rate_columns(limit.rate), limit.weight
                     groups.append((name, group, mode, *limits))
         tx.insert("djqueue_queue_state", QUEUE, queues)
         tx.insert("djqueue_group_state", GROUP, groups)
         # As for jobs, the first of two records of one limiter counts.
-        limiters = {name: (name, *_pair(rate), limit) for name, rate, limit in reversed(spool.limiters)}
+        limiters = {
+            name: (name, *rate_columns(rate), limit) for name, rate, limit in reversed(spool.limiters)
+        }
         tx.insert("djqueue_limiter_state", LIMITER, list(limiters.values()))
 
     def _write_jobs(self, page: Sequence[SpooledJob]) -> None:
@@ -491,7 +493,3 @@ def _item_rows(job: EngineJob, stream: ItemStream) -> Iterator[Row]:
     items = stream.items or []
     for number, item in enumerate(items, stream.count - len(items)):
         yield (job.queue, job.id, number, stream.run, item)
-
-
-def _pair(rate: Rate | None) -> tuple[int | None, int | None]:
-    return (None, None) if rate is None else (rate.capacity, rate.per)

@@ -197,7 +197,7 @@ def test_subscription_without_the_database_is_refused(make, monkeypatch):
         raise StorageUnavailableError("away")
 
     storage = make(connect=False)
-    monkeypatch.setattr(wake, "create", unreachable)
+    monkeypatch.setattr(wake, "create_connection", unreachable)
 
     with pytest.raises(StorageUnavailableError, match="away"):
         storage.events.subscribe(QUEUE, Recorder())

@@ -176,11 +176,10 @@ def _record_rows(stats: list[Any], at: int) -> None:
     from djqueue import models
     from djqueue.core.metrics import MINUTE, values_of
     from djqueue.storage.database import metrics
-    from djqueue.storage.database.buffer import BUCKET
 
     rows = [metrics._row((one.queue, "", MINUTE, at - at % MINUTE), values_of(one)) for one in stats]
     models.MetricBucket.objects.bulk_create(
-        models.MetricBucket(**dict(zip(BUCKET, row, strict=True))) for row in rows
+        models.MetricBucket(**dict(zip(metrics.BUCKET, row, strict=True))) for row in rows
     )
 
 

@@ -9,10 +9,9 @@ from djqueue.core.retention import NO_RETENTION
 from djqueue.core.states import State
 from djqueue.storage.tables.rows import pair_of_limits, unpack_options
 
-from . import limiters, rates
+from . import limiters
 from .dialects import Row
-from .ready import READY, LockedGroup, push
-from .stored import TOKENS, StoredJob, by_keys
+from .stored import READY, TOKENS, LockedGroup, StoredJob, by_keys, push
 from .transaction import Tx, limiter_lock, limits_lock
 from .transitions import EXPIRED, fail_pending, move_to
 
@@ -216,7 +215,7 @@ def _take_within_limits(
     limiter = None if policy.limiter is None else limiters.LockedLimiter(tx, policy.limiter)
     allowed = slots
     if queue.rate is not None:
-        allowed = min(allowed, rates.available(tx, name, "", queue.rate))
+        allowed = min(allowed, limiters.available_tokens(tx, name, "", queue.rate))
     used = 0
     if queue.concurrency is not None:
         used = taken(tx, name)
@@ -257,8 +256,8 @@ def _take_within_limits(
     has_more = _start(tx, name, request, chosen, claimed)
     started = len(claimed) - before
     if queue.rate is not None:
-        rates.consume(tx, name, "", queue.rate, started)
-        wait = rates.wait(tx, name, "", queue.rate)
+        limiters.take_tokens(tx, name, "", queue.rate, started)
+        wait = limiters.token_wait(tx, name, "", queue.rate)
         left = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} LIMIT 1"
         if wait and tx.row(left, name, names):
             hints.append(wait)

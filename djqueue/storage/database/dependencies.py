@@ -1,17 +1,22 @@
-"""Jobs that wait for others, and the records of ended jobs that they may read.
+"""What blocked jobs wait for: other jobs, and unique keys; and the graph of dependencies.
 
 A live job has a row for each of its dependencies until it ends. While such a row exists, the record of a
 dependency that has completed or was cancelled is kept.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
+from djqueue.core.graph import FlowGraph, FlowNode, JobLink, explore, link, walked
 from djqueue.core.job import JobFailure
 from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, State
+from djqueue.core.unique import Succession, succession
+from djqueue.storage.tables.rows import unpack_options
 
-from .stored import StoredJob, by_keys, ids_by_queue
-from .transaction import Tx
+from . import retention, transitions
+from .stored import StoredJob, by_keys, ids_by_queue, lock_jobs
+from .transaction import Tx, key_lock
 
 DEPENDENCY = ("dependent", "queue", "job_id", "met")
 
@@ -30,8 +35,6 @@ def unmet_of(tx: Tx, job: StoredJob) -> list[JobKey]:
 
 def states_of(tx: Tx, keys: Iterable[JobKey], *, lock: bool = True) -> dict[JobKey, State]:
     """Return the states of jobs; with `lock`, they cannot end before the transaction does."""
-    from . import retention
-
     found: dict[JobKey, State] = {}
     for queue, ids in ids_by_queue(sorted(set(keys))).items():
         condition, values = tx.among("job_id", ids)
@@ -51,8 +54,6 @@ def bind(tx: Tx, job: StoredJob, unmet: Sequence[JobKey], *, missing: State = St
         unmet: Those of its dependencies that it waits for; it may read the records of the others.
         missing: How a dependency without a record ended.
     """
-    from . import retention
-
     keys = job.options.depends_on
     states = states_of(tx, keys)
     # A failed dependency may be retried and complete: a patient dependent waits for that. So does a retried
@@ -77,8 +78,6 @@ def bind(tx: Tx, job: StoredJob, unmet: Sequence[JobKey], *, missing: State = St
 
 def resolve(tx: Tx, job: StoredJob, key: JobKey, ended: State) -> None:
     """Apply the end of a dependency to a job that waits for it."""
-    from . import transitions, unique
-
     if job.state is not State.BLOCKED:
         return
     policy = job.options.on_dependency_failure
@@ -88,7 +87,7 @@ def resolve(tx: Tx, job: StoredJob, key: JobKey, ended: State) -> None:
         met = "UPDATE djqueue_dependency SET met = TRUE"
         change = "DELETE FROM djqueue_dependency" if ended is State.FAILED else met
         is_changed = tx.run(f"{change} {which} AND NOT met", job.pk, *key)
-        if is_changed and not waits(tx, job) and not unique.is_waiting(tx, job):
+        if is_changed and not waits(tx, job) and not waits_for_key(tx, job):
             transitions.unblock(tx, job)
         return
     if tx.row(f"SELECT 1 FROM djqueue_dependency {which} AND NOT met", job.pk, *key) is None:
@@ -141,8 +140,6 @@ def note_removed(tx: Tx, jobs: Sequence[StoredJob]) -> None:
 
 def unbind(tx: Tx, job: StoredJob) -> None:
     """Release the dependencies of a job that has ended, and their records."""
-    from . import retention
-
     if not job.options.depends_on:
         return
     tx.run("DELETE FROM djqueue_dependency WHERE dependent = ?", job.pk)
@@ -173,3 +170,165 @@ def are_held(tx: Tx, queue: str, ids: Sequence[str]) -> set[str]:
     condition, values = tx.among("job_id", ids)
     statement = f"SELECT DISTINCT job_id FROM djqueue_dependency WHERE queue = ? AND {condition}"
     return {id for (id,) in tx.rows(statement, queue, values)}
+
+
+# The graph of jobs that are connected by dependencies.
+
+
+NODE = "job_id, name, state, reason, options, created_at, finished_at"
+
+
+def flow(tx: Tx, key: JobKey, limit: int) -> FlowGraph | None:
+    """Return the jobs connected to one by `depends_on`; None for an unknown job.
+
+    Each step of the graph costs two statements for each of its queues.
+    """
+    return walked(explore(key, limit), lambda keys: _links(tx, keys, limit))
+
+
+def _links(tx: Tx, keys: Sequence[JobKey], limit: int) -> Mapping[JobKey, JobLink]:
+    """Return the existing jobs among these, with their own dependencies and their live dependents."""
+    found: dict[JobKey, JobLink] = {}
+    for queue, ids in ids_by_queue(keys).items():
+        condition, values = tx.among("job_id", ids)
+        rows = tx.rows(f"SELECT {NODE} FROM djqueue_job WHERE queue = ? AND {condition}", queue, values)
+        dependents = _dependents(tx, queue, [row[0] for row in rows], limit)
+        for id, name, state, reason, packed, created_at, finished_at in rows:
+            node = FlowNode(
+                queue, id, name, State(state), reason, created_at=created_at, finished_at=finished_at or 0
+            )
+            found[queue, id] = link(node, unpack_options(bytes(packed)), dependents.get(id, ()))
+    return found
+
+
+def _dependents(tx: Tx, queue: str, ids: Sequence[str], limit: int) -> dict[str, list[JobKey]]:
+    """Return live jobs that depend on these: enough to find `limit` more of them."""
+    if not ids:
+        return {}
+    condition, values = tx.among("d.job_id", ids)
+    rows = tx.rows(
+        "SELECT d.job_id, j.queue, j.job_id FROM djqueue_dependency d "
+        f"JOIN djqueue_job j ON j.id = d.dependent WHERE d.queue = ? AND {condition} LIMIT ?",
+        *(queue, values, 2 * limit + 1),
+    )
+    found: dict[str, list[JobKey]] = {}
+    for id, *dependent in rows:
+        found.setdefault(id, []).append((dependent[0], dependent[1]))
+    return found
+
+
+# The unique keys of queues: their owners, and the jobs that wait for the end of active owners.
+
+
+WHERE_KEY = " WHERE queue = ? AND key = ?"
+
+
+class Key(NamedTuple):
+    """A unique key, as of the start of the transaction; each value is a primary key of a job, or None."""
+
+    owner: int | None = None
+    successor: int | None = None
+    """The job that waits for the end of `behind`."""
+    behind: int | None = None
+
+
+def lock_key(tx: Tx, queue: str, key: str) -> Key:
+    """Return a key, which no other transaction changes until this one ends."""
+    tx.lock(key_lock(queue, key))
+    found = tx.row(
+        f"SELECT owner, successor, behind, expires_at FROM djqueue_unique_key{WHERE_KEY}", queue, key
+    )
+    if found is None:
+        return Key()
+    owner, successor, behind, expires_at = found
+    if expires_at is not None and expires_at <= tx.now:
+        owner = None
+    return Key(owner, successor, behind)
+
+
+def owner_of_key(tx: Tx, job: StoredJob) -> int | None:
+    """Return the primary key of the job that has a job's unique key; None if it is free, or there is none."""
+    return None if job.options.unique_key is None else lock_key(tx, job.queue, job.options.unique_key).owner
+
+
+def take_key(tx: Tx, job: StoredJob) -> None:
+    """Give a job its key, which must be free."""
+    if job.options.unique_key is None:
+        return
+    ttl = job.options.unique_ttl
+    tx.run(
+        "INSERT INTO djqueue_unique_key (queue, key, owner, expires_at) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (queue, key) DO UPDATE SET owner = excluded.owner, expires_at = excluded.expires_at",
+        *(job.queue, job.options.unique_key, job.pk, None if ttl is None else job.created_at + ttl),
+    )
+
+
+def wait_for_key(tx: Tx, job: StoredJob, behind: StoredJob) -> None:
+    """Make a job wait behind an active one that has no successor yet."""
+    tx.run(
+        "INSERT INTO djqueue_unique_key (queue, key, successor, behind) VALUES (?, ?, ?, ?) ON "
+        "CONFLICT (queue, key) "
+        "DO UPDATE SET successor = excluded.successor, behind = excluded.behind",
+        *(job.queue, job.options.unique_key, job.pk, behind.pk),
+    )
+
+
+def is_followed(tx: Tx, job: StoredJob) -> bool:
+    """Return whether another job waits for the end of this one to get its key."""
+    key = job.options.unique_key
+    return key is not None and lock_key(tx, job.queue, key).behind == job.pk
+
+
+def waits_for_key(tx: Tx, job: StoredJob) -> bool:
+    """Return whether a job waits for the end of the one that has its key."""
+    key = job.options.unique_key
+    return key is not None and lock_key(tx, job.queue, key).successor == job.pk
+
+
+def release_key(tx: Tx, job: StoredJob) -> int | None:
+    """Free the key of a job that has ended, unless another job has it by now.
+
+    Returns the successor that waited for it, which gets the key if it is free.
+    """
+    key = job.options.unique_key
+    if key is None:
+        return None
+    found = lock_key(tx, job.queue, key)
+    if found.owner == job.pk or found.owner is None:
+        tx.run(f"UPDATE djqueue_unique_key SET owner = NULL, expires_at = NULL{WHERE_KEY}", job.queue, key)
+        found = found._replace(owner=None)
+    successor = None
+    if job.pk in (found.successor, found.behind):
+        tx.run(f"UPDATE djqueue_unique_key SET successor = NULL, behind = NULL{WHERE_KEY}", job.queue, key)
+        successor = None if found.successor == job.pk else found.successor
+        if successor is not None and found.owner is None:
+            [follower] = by_keys(tx, [successor])
+            take_key(tx, follower)
+    tx.run(
+        f"DELETE FROM djqueue_unique_key{WHERE_KEY} AND owner IS NULL AND successor IS NULL", job.queue, key
+    )
+    return successor
+
+
+def succeed(tx: Tx, job: StoredJob) -> tuple[StoredJob | None, Succession[StoredJob] | None]:
+    """Return the owner of a new job's key, and how the job comes to the key; None if it is a duplicate."""
+    assert job.options.unique_key is not None
+    if tx.dialect.for_update:
+        # Rows before keys, as at the end of a job: in another order, the two would wait for each other.
+        holders = f"SELECT owner, successor FROM djqueue_unique_key{WHERE_KEY}"
+        seen = tx.row(holders, job.queue, job.options.unique_key) or ()
+        lock_jobs(tx, [pk for pk in seen if pk])
+    key = lock_key(tx, job.queue, job.options.unique_key)
+    found = {other.pk: other for other in by_keys(tx, [pk for pk in (key.owner, key.successor) if pk])}
+    owner = found.get(key.owner or 0)
+    if owner is None:
+        return None, Succession()
+    is_active = owner.state is State.ACTIVE
+    pending = found.get(key.successor or 0) if is_active else owner
+    return owner, succession(job.options.on_duplicate, owner if is_active else None, pending)
+
+
+def forget_expired_keys(tx: Tx) -> None:
+    """Drop expired keys."""
+    tx.run("UPDATE djqueue_unique_key SET owner = NULL, expires_at = NULL WHERE expires_at <= ?", tx.now)
+    tx.run("DELETE FROM djqueue_unique_key WHERE owner IS NULL AND successor IS NULL")

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import sqlite3
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -10,22 +12,30 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from django.db import OperationalError
+from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.deadline import remaining
+from djqueue.core.errors import ConfigurationError
+from djqueue.core.forks import after_fork
 from djqueue.core.shown import in_one_line
 from djqueue.storage.tables.dialects import OnSqlite
-
-from .lockfile import LockFile
+from djqueue.storage.tables.holders import boot_of, host_name
 
 if TYPE_CHECKING:
     from .transaction import Tx
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger("djqueue.storage")
 Row = tuple[Any, ...]
 COPY_FROM = 200
 """Rows of one insert from which PostgreSQL takes them by COPY."""
+OLDEST_SQLITE = (3, 35)
+"""It has RETURNING."""
 LIMITS = {
     "statement_timeout": "30s",
     "lock_timeout": "5s",
@@ -39,6 +49,9 @@ SYNCED = (
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 )
 """Lets the commit of a transaction wait for the disk of PostgreSQL."""
+SUFFIX = "-djqueue"
+SHORTEST, LONGEST = 0.000_1, 0.000_5
+"""Seconds between attempts to take the lock."""
 
 
 class SqlDialect(ABC):
@@ -140,6 +153,95 @@ class SqlDialect(ABC):
         """Return whether a transaction that failed with this error may succeed when it is repeated."""
 
 
+class LockFile:
+    """A lock that one thread of all processes holds at a time: on the file `<database>-djqueue`.
+
+    SQLite's own busy handler sleeps for up to 100 ms, so that one busy process keeps all others from writing
+    for seconds. With short sleeps at a lock that is held for one transaction at a time, all get their share.
+    Without the file, it is a lock of this process.
+
+    Args:
+        database: Path of the database; empty for a database in memory.
+    """
+
+    def __init__(self, database: str) -> None:
+        self._database = database
+        self._file: int | None = None
+        self._has_file = fcntl is not None and bool(database)
+        self._lock = threading.Lock()
+        after_fork(self._reopen)
+
+    def acquire(self, limit: float) -> bool:
+        """Take the lock within so many seconds; False if it was held for longer."""
+        until = time.monotonic() + limit
+        if not self._lock.acquire(timeout=max(0, limit)):
+            return False
+        is_locked = False
+        try:
+            is_locked = self._flock(until)
+        finally:
+            if not is_locked:
+                self._lock.release()
+        return is_locked
+
+    def release(self) -> None:
+        """Release the lock."""
+        if self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._lock.release()
+
+    def close(self) -> None:
+        """Close the file; the next use opens it again."""
+        with self._lock:
+            file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    def _flock(self, until: float) -> bool:
+        if self._file is None and self._has_file:
+            self._file = self._open()
+        if self._file is None:
+            return True
+        pause = SHORTEST
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    return False
+                time.sleep(pause)
+                pause = min(pause * 1.2, LONGEST)
+            else:
+                return True
+
+    def _open(self) -> int | None:
+        path = self._database + SUFFIX
+        try:
+            # Whoever may write to the database may lock the file.
+            mode = os.stat(self._database).st_mode & 0o777
+            try:
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+                os.fchmod(file, mode)
+            except FileExistsError:
+                file = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            self._has_file = False
+            logger.warning(
+                "Could not open the lock file %s, so writers wait in SQLite's busy handler: %s",
+                path,
+                in_one_line(error),
+            )
+            return None
+        return file
+
+    def _reopen(self) -> None:
+        """Open the file anew in a forked child: a lock on the parent's file is held by both."""
+        file, self._file = self._file, None
+        self._lock = threading.Lock()
+        if file is not None:
+            os.close(file)
+
+
 class SqliteSql(SqlDialect):
     """SQLite: one writer at a time, so that no row needs a lock."""
 
@@ -150,8 +252,6 @@ class SqliteSql(SqlDialect):
         self._turns: LockFile | None = None
 
     def cursor(self, wrapper: BaseDatabaseWrapper) -> Any:
-        import sqlite3
-
         return wrapper.connection.cursor(sqlite3.Cursor)
 
     def tune(self, wrapper: BaseDatabaseWrapper) -> None:
@@ -187,9 +287,12 @@ class SqliteSql(SqlDialect):
             yield False
             return
         try:
-            with _synced(cursor) if durable else nullcontext():
+            with _pragma(cursor, "synchronous", "FULL") if durable else nullcontext():
                 if waits:
-                    with _patient(cursor, usual, remaining(usual - (time.monotonic() - began))):
+                    limit = remaining(usual - (time.monotonic() - began))
+                    timeout = max(1, int(limit * 1_000))
+                    is_usual = limit >= usual - NEGLIGIBLE
+                    with nullcontext() if is_usual else _pragma(cursor, "busy_timeout", timeout):
                         cursor.execute("BEGIN IMMEDIATE")
                 is_open = waits or _begins_at_once(cursor)
                 with _committed(cursor) if is_open else nullcontext():
@@ -353,6 +456,30 @@ class PostgresSql(SqlDialect):
         return getattr(error, "sqlstate", None) in ("40001", "40P01", "23505")
 
 
+def dialect_for(alias: str, *, has_sessions: bool = True) -> SqlDialect:
+    """Return the dialect of a configured database. Raises ConfigurationError for one that cannot be used.
+
+    Args:
+        alias: The database.
+        has_sessions: Settings of a session stay with the connection: not behind some poolers.
+    """
+    connection = connections[alias]
+    if connection.vendor == "sqlite":
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            oldest = ".".join(map(str, OLDEST_SQLITE))
+            raise ConfigurationError(
+                f"DATABASES[{alias!r}]: Python has SQLite {sqlite3.sqlite_version}, and djqueue needs "
+                f"{oldest} or newer; install a newer one, or use PostgreSQL"
+            )
+        return SqliteSql()
+    if connection.vendor == "postgresql":
+        return PostgresSql(has_sessions=has_sessions)
+    raise ConfigurationError(
+        f"DATABASES[{alias!r}] is {connection.display_name}: djqueue stores jobs in PostgreSQL or SQLite; "
+        "use one of these, or the Redis storage"
+    )
+
+
 @contextmanager
 def _committed(cursor: Any) -> Iterator[None]:
     """Commit the open transaction at the end; roll it back if that, or the block, fails."""
@@ -381,8 +508,6 @@ def _begins_at_once(cursor: Any) -> bool:
 
     Any other error is left to a call that waits: it meets the error again.
     """
-    import sqlite3
-
     try:
         cursor.execute("BEGIN IMMEDIATE")
     except sqlite3.Error:
@@ -391,28 +516,14 @@ def _begins_at_once(cursor: Any) -> bool:
 
 
 @contextmanager
-def _synced(cursor: Any) -> Iterator[None]:
-    """Let a commit of SQLite wait for the disk."""
-    usual = _value(cursor, "PRAGMA synchronous")
-    cursor.execute("PRAGMA synchronous=FULL")
+def _pragma(cursor: Any, name: str, value: object) -> Iterator[None]:
+    """Change a setting of a connection to SQLite for a while."""
+    usual = _value(cursor, f"PRAGMA {name}")
+    cursor.execute(f"PRAGMA {name}={value}")
     try:
         yield
     finally:
-        cursor.execute(f"PRAGMA synchronous={usual}")
-
-
-@contextmanager
-def _patient(cursor: Any, usual: float, limit: float) -> Iterator[None]:
-    """Wait at most `limit` seconds for the lock of another connection to SQLite, instead of `usual`."""
-    if limit >= usual - NEGLIGIBLE:
-        yield
-        return
-    before = _value(cursor, "PRAGMA busy_timeout")
-    cursor.execute(f"PRAGMA busy_timeout={max(1, int(limit * 1_000))}")
-    try:
-        yield
-    finally:
-        cursor.execute(f"PRAGMA busy_timeout={before}")
+        cursor.execute(f"PRAGMA {name}={usual}")
 
 
 def _value(cursor: Any, statement: str) -> Any:
@@ -442,3 +553,32 @@ def _percent(statement: str) -> str:
 @lru_cache(maxsize=256)
 def _insert(table: str, columns: tuple[str, ...], mark: str) -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join([mark] * len(columns))})"
+
+
+# Leases and rates on SQLite are by the time since the machine started, which no change of its clock affects.
+# So what was written before a restart means nothing after it.
+
+
+BOOT = "boot"
+"""Name of the row of the leases that names the boot in which this database was last used."""
+
+
+def is_first_use(tx: "Tx") -> bool:
+    """Return whether no process has used the database since the machine was started."""
+    host = tx.value("SELECT host FROM djqueue_scheduler_lease WHERE name = ?", BOOT)
+    return host is None or boot_of(host) != boot_of()
+
+
+def follow_restart(tx: "Tx") -> None:
+    """Expire the leases of before the restart, whose processes have ended, and fill all rate limits up."""
+    if not is_first_use(tx):
+        return  # Another process has done so since.
+    tx.run("UPDATE djqueue_claim SET lease_until = 0")
+    tx.run("UPDATE djqueue_rate_bucket SET full_at = 0, turns = ''")
+    tx.run("UPDATE djqueue_rate_bucket SET rest_at = 0 WHERE rest_at IS NOT NULL")
+    tx.run(
+        "INSERT INTO djqueue_scheduler_lease (name, holder, host, pid, address, generation, renewed_at, "
+        "expires_at) VALUES (?, '', ?, 0, '', 0, ?, 0) ON CONFLICT (name) DO UPDATE SET "
+        "host = excluded.host, renewed_at = excluded.renewed_at",
+        *(BOOT, host_name(), tx.now),
+    )

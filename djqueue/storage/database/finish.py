@@ -1,6 +1,6 @@
 """Ends of attempts, and the leases, progress and items of active ones: all conditional on the claim."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from djqueue.core.enginejob import ItemStream
 from djqueue.core.errors import OptionError
@@ -18,11 +18,10 @@ from djqueue.core.stalls import stalled_error
 from djqueue.core.states import State
 from djqueue.storage.tables import rows
 
-from . import dependencies, limiters, stored, transitions
+from . import dependencies, limiters, queues, stored, transitions
 from .claim import CLAIM, Claim
 from .dialects import Row
-from .ready import is_grouped
-from .stored import TOKENS, StoredJob, by_keys, keep_newest, select
+from .stored import TOKENS, StoredJob, by_keys, is_grouped, keep_newest, select
 from .transaction import Tx, group_lock, key_lock, limiter_lock
 
 OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
@@ -53,7 +52,8 @@ def finish(tx: Tx, outcomes: Sequence[Outcome]) -> list[bool]:
     tx.lock(*{key_lock(job.queue, key) for job in jobs.values() if (key := job.options.unique_key)})
     for outcome, claim in others:
         _apply(tx, jobs[claim.pk], outcome, cancel=bool(claim.cancel))
-    _released(tx, taken.values())
+    for queue, limiter in sorted({(claim.queue, claim.limiter or "") for claim in taken.values()}):
+        _released(tx, queue, limiter or None)
     return accepted
 
 
@@ -112,12 +112,6 @@ def _complete(tx: Tx, plain: Sequence[tuple[Outcome, Claim]]) -> None:
                 tx.note(job, "completed")
 
 
-def _released(tx: Tx, claims: Iterable[Claim]) -> None:
-    """Wake what waits for the slots of jobs that are no longer active."""
-    for queue, limiter in sorted({(claim.queue, claim.limiter or "") for claim in claims}):
-        released(tx, queue, limiter or None)
-
-
 def _apply(tx: Tx, job: StoredJob, outcome: Outcome, *, cancel: bool) -> None:
     if outcome.kind == "complete":
         transitions.complete(tx, job, outcome.result)
@@ -133,11 +127,11 @@ def _apply(tx: Tx, job: StoredJob, outcome: Outcome, *, cancel: bool) -> None:
         transitions.put_back(tx, job, event, outcome.delay, outcome.error)
 
 
-def released(tx: Tx, queue: str, limiter: str | None) -> None:
+def _released(tx: Tx, queue: str, limiter: str | None) -> None:
     """Wake what waits for the slot of a job that is no longer active."""
     if limiter is not None:
         limiters.LockedLimiter(tx, limiter).released()
-    if tx.storage.has_concurrency(tx, queue):
+    if queues.controls(tx, queue).concurrency is not None:
         tx.woken.add(queue)
 
 
@@ -249,6 +243,6 @@ def stall(tx: Tx, pk: int, token: int) -> bool:
     else:
         transitions.put_back(tx, job, "stalled")
         tx.note_incident(job, "stalled")
-    released(tx, queue, limiter)
+    _released(tx, queue, limiter)
     assert job.state is not State.ACTIVE
     return True

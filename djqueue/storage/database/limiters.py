@@ -1,12 +1,89 @@
-"""Limiters that queues share: see `core.sharing` for the rules, which decide here, too."""
+"""Limiters that queues share, and the token buckets of queues, groups and limiters.
+
+`core.sharing` has the rules of limiters. Of a bucket, only the time at which it will be full is kept, from
+which everything else follows. Times are milliseconds by the clock of leases, divided into as many parts as
+the rate's capacity, so that a token is a whole number of parts. A bucket with another rate than the one asked
+for is full.
+"""
 
 import json
+from collections.abc import Sequence
 
 from djqueue.core.limiter import UNSET, Rate, SetConcurrency, SetRate
 from djqueue.core.sharing import NO_LIMITS, LimiterPolicy, LimiterState, SharedLimiter
 from djqueue.storage.tables.rows import pair_of_limits
 
 from .transaction import Tx, limiter_lock
+
+
+def available_tokens(tx: Tx, queue: str, name: str, rate: Rate) -> int:
+    """Return the number of whole tokens."""
+    return (rate.capacity * rate.per - _missing_parts(tx, queue, name, rate)) // rate.per
+
+
+def tokens_at(tx: Tx, queue: str, name: str, rate: Rate, tokens: int) -> int:
+    """Return when this many tokens will be available, up to the rate's capacity."""
+    late = _missing_parts(tx, queue, name, rate) - (rate.capacity - tokens) * rate.per
+    return tx.tick + max(0, -(-late // rate.capacity))
+
+
+def token_wait(tx: Tx, queue: str, name: str, rate: Rate) -> int:
+    """Return the milliseconds until a whole token is available; 0: now."""
+    return tokens_at(tx, queue, name, rate, 1) - tx.tick
+
+
+def take_tokens(tx: Tx, queue: str, name: str, rate: Rate, count: int) -> None:
+    """Take tokens that `available` has returned; a negative number gives them back."""
+    if not count:
+        return
+    full_at = tx.tick * rate.capacity + _missing_parts(tx, queue, name, rate) + count * rate.per
+    tx.run(
+        "INSERT INTO djqueue_rate_bucket (queue, name, capacity, per, full_at, turns) VALUES (?, ?, "
+        "?, ?, ?, '') "
+        "ON CONFLICT (queue, name) DO UPDATE SET capacity = excluded.capacity, per = excluded.per, "
+        "full_at = excluded.full_at",
+        *(queue, name, rate.capacity, rate.per, full_at),
+    )
+
+
+def set_rest(tx: Tx, queue: str, name: str, rate: Rate, at: int | None) -> None:
+    """Record when the next job of a group may be ready; None if time alone does not make it ready. A time
+    that has passed remains until the group continues.
+    """
+    if at is None:
+        rested = (
+            "UPDATE djqueue_rate_bucket SET rest_at = NULL WHERE queue = ? AND name = ? AND rest_at "
+            "IS NOT NULL"
+        )
+        tx.run(rested, queue, name)
+        return
+    tx.run(
+        "INSERT INTO djqueue_rate_bucket (queue, name, capacity, per, full_at, turns, rest_at) "
+        "VALUES (?, ?, ?, ?, 0, '', ?) ON CONFLICT (queue, name) DO UPDATE SET rest_at = CASE "
+        "WHEN djqueue_rate_bucket.rest_at < excluded.rest_at AND excluded.rest_at <= ? "
+        "THEN djqueue_rate_bucket.rest_at ELSE excluded.rest_at END",
+        *(queue, name, rate.capacity, rate.per, at, tx.tick),
+    )
+
+
+def tokens_left(rate: Rate, kept: Sequence[int | None], tick: int) -> int:
+    """Return the number of whole tokens of a bucket whose capacity, period and time were read."""
+    return (rate.capacity * rate.per - _short_parts(rate, kept, tick)) // rate.per
+
+
+def _missing_parts(tx: Tx, queue: str, name: str, rate: Rate) -> int:
+    """Return the parts that are missing to a full bucket."""
+    found = tx.row(
+        "SELECT capacity, per, full_at FROM djqueue_rate_bucket WHERE queue = ? AND name = ?", queue, name
+    )
+    return 0 if found is None else _short_parts(rate, found, tx.tick)
+
+
+def _short_parts(rate: Rate, kept: Sequence[int | None], tick: int) -> int:
+    capacity, per, full_at = kept
+    if (capacity, per) != (rate.capacity, rate.per) or full_at is None:
+        return 0
+    return max(0, full_at - tick * rate.capacity)
 
 
 class _Tick:
@@ -40,11 +117,9 @@ class LockedLimiter:
             "SELECT capacity, per, full_at, turns FROM djqueue_rate_bucket WHERE queue = '' AND name = ?",
             name,
         )
-        capacity, per, full_at, turns = kept or (0, 0, 0, "")
+        *bucket, turns = kept or (0, 0, 0, "")
         rate = self.policy.rate
-        missing = 0
-        if rate is not None and (capacity, per) == (rate.capacity, rate.per):
-            missing = max(0, full_at - tx.tick * capacity)
+        missing = 0 if rate is None else _short_parts(rate, bucket, tx.tick)
         self._shared.restore(int(weight), missing, json.loads(turns) if turns else [])
 
     def reserve(self, queue: str, weight: int, *, is_served: bool) -> bool:
@@ -105,6 +180,11 @@ def policy_of(tx: Tx, name: str) -> LimiterPolicy:
     return LimiterPolicy(rate=rate, concurrency=concurrency)
 
 
+def rate_columns(rate: Rate | None) -> tuple[int | None, int | None]:
+    """Return a rate as the columns of its capacity and period."""
+    return (None, None) if rate is None else (rate.capacity, rate.per)
+
+
 def set_limits(tx: Tx, name: str, rate: SetRate, concurrency: SetConcurrency) -> None:
     """Change the limits of a limiter while its queues run."""
     tx.touch()
@@ -112,13 +192,12 @@ def set_limits(tx: Tx, name: str, rate: SetRate, concurrency: SetConcurrency) ->
     before = policy_of(tx, name)
     new_rate = before.rate if rate is UNSET else rate
     new_concurrency = before.concurrency if concurrency is UNSET else concurrency
-    capacity, per = (None, None) if new_rate is None else (new_rate.capacity, new_rate.per)
     tx.run(
         "INSERT INTO djqueue_limiter_state (name, rate_capacity, rate_per, concurrency) VALUES (?, ?, ?, ?) "
         "ON CONFLICT (name) DO UPDATE SET rate_capacity = excluded.rate_capacity, rate_per = "
         "excluded.rate_per, "
         "concurrency = excluded.concurrency",
-        *(name, capacity, per, new_concurrency),
+        *(name, *rate_columns(new_rate), new_concurrency),
     )
     LockedLimiter(tx, name).change()
 

@@ -11,7 +11,7 @@ from djqueue.storage.tables.groups import limit_of
 from djqueue.storage.tables.rows import pair_of_limits
 
 from . import dependencies, limiters, metrics, stored, transitions
-from .ready import GROUP_LIMIT, LockedGroup
+from .stored import GROUP_LIMIT, LockedGroup
 from .transaction import Tx, limits_lock
 
 CLEANED = 500
@@ -106,14 +106,13 @@ def set_limits(tx: Tx, queue: str, rate: SetRate, concurrency: SetConcurrency) -
     now = controls(tx, queue)
     new_rate = now.rate if rate is UNSET else rate
     new_concurrency = now.concurrency if concurrency is UNSET else concurrency
-    capacity, per = (None, None) if new_rate is None else (new_rate.capacity, new_rate.per)
     if new_rate is None:
         # Another rate, even an equal one, starts with a full bucket.
         tx.run("DELETE FROM djqueue_rate_bucket WHERE queue = ? AND name = ''", queue)
     tx.run(
         "UPDATE djqueue_queue_state SET limits_set = TRUE, rate_capacity = ?, rate_per = ?, concurrency = ? "
         "WHERE name = ?",
-        *(capacity, per, new_concurrency, queue),
+        *(*limiters.rate_columns(new_rate), new_concurrency, queue),
     )
     tx.woken.add(queue)
 
@@ -128,7 +127,6 @@ def change_group(tx: Tx, queue: str, group: str | None, changes: Mapping[str, An
     )
     before = NO_LIMIT if row is None else limit_of(row)
     after = before._replace(**changes)
-    capacity, per = (None, None) if after.rate is None else (after.rate.capacity, after.rate.per)
     tx.run(
         'INSERT INTO djqueue_group_state (queue, "group", mode, concurrency, paused, rate_capacity, '
         "rate_per, weight) "
@@ -136,18 +134,13 @@ def change_group(tx: Tx, queue: str, group: str | None, changes: Mapping[str, An
         "concurrency = excluded.concurrency, paused = excluded.paused, rate_capacity = "
         "excluded.rate_capacity, "
         "rate_per = excluded.rate_per, weight = excluded.weight",
-        *(queue, name, after.concurrency, after.paused, capacity, per, after.weight),
+        *(queue, name, after.concurrency, after.paused, *limiters.rate_columns(after.rate), after.weight),
     )
     for one in _groups(tx, queue) if group is None else [group]:
-        regroup(tx, queue, one)
+        changed = LockedGroup(tx, queue, one)
+        changed.hold_back()
+        changed.advance()
     tx.woken.add(queue)
-
-
-def regroup(tx: Tx, queue: str, group: str) -> None:
-    """Apply changed limits of a group to its jobs."""
-    found = LockedGroup(tx, queue, group)
-    found.hold_back()
-    found.advance()
 
 
 def _groups(tx: Tx, queue: str) -> list[str]:

@@ -1,7 +1,6 @@
 """Jobs in a database of the project, without a scheduler: every process runs the same statements."""
 
 import itertools
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -45,29 +44,23 @@ from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.holders import boot_of
 from djqueue.storage.tables.rows import chunked
 
-from . import claim, enqueue, finish, jobs, limiters, metrics, moving, queues, restarts, stored, sweep
-from .background import Background
-from .buffer import WriteBuffer
+from . import claim, dialects, enqueue, finish, limiters, metrics, queues, stored, sweep, transitions
 from .bulkwrites import SqlBulkWriteReports
-from .connections import CallThread
-from .dialects import PostgresSql, SqlDialect, SqliteSql
+from .enqueue import WriteBuffer
 from .events import SqlEvents
 from .export import SqlExport
-from .follower import Follower
 from .leader import Leadership
 from .reads import SqlReads
 from .snapshots import SqlSnapshots
 from .staging import SqlStaging, StagingSweep
-from .transaction import Transactions, Tx, is_in_transaction
-from .wake import Wake
+from .transaction import CallThread, Transactions, Tx, is_in_transaction
+from .wake import Background, Follower, Wake
 from .workers import SqlWorkers
 
 T = TypeVar("T")
 NO_CLAIMS = Claims([])
 USE_EVERY = 60_000
 """Milliseconds after which a process records again that a queue is used, as another may obliterate it."""
-OLDEST_SQLITE = (3, 35)
-"""It has RETURNING."""
 MOVED = 100
 """Jobs that one transaction moves to another queue."""
 
@@ -108,7 +101,7 @@ class DatabaseStorage(Storage):
             raise ConfigurationError(f"NOTIFY: expected True or False, got {notify!r}")
         self.alias = database
         self.notify = notify
-        self.dialect = dialect_for(database, has_sessions=notify)
+        self.dialect = dialects.dialect_for(database, has_sessions=notify)
         self.clock: Clock = clock or DatabaseClock(database)
         # A server has a clock for all; without the ID of the machine's boot, its own clock must do.
         self._follows_restarts = not self.dialect.has_clock and boot_of() != ""
@@ -188,10 +181,6 @@ class DatabaseStorage(Storage):
         """Return the names of the queues that have been used."""
         return queues.names(tx)
 
-    def has_concurrency(self, tx: Tx, queue: str) -> bool:
-        """Return whether the end of a job may let another one of its queue start."""
-        return queues.controls(tx, queue).concurrency is not None
-
     # Life.
 
     def connect(self) -> None:
@@ -201,8 +190,8 @@ class DatabaseStorage(Storage):
                 self.transactions.connections.open()
             self._calls.open()
         self.read(queues.check_modes)
-        if self._follows_restarts and self.read(restarts.is_first_use, is_single=True):
-            self.write(restarts.follow)
+        if self._follows_restarts and self.read(dialects.is_first_use, is_single=True):
+            self.write(dialects.follow_restart)
 
     def close(self) -> None:
         try:
@@ -355,37 +344,37 @@ class SqlJobs(Jobs):
         self._write = storage.write
 
     def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
-        return self._write(lambda tx: jobs.cancel(tx, queue, ids, reason)) if ids else []
+        return self._write(lambda tx: transitions.cancel(tx, queue, ids, reason)) if ids else []
 
     def promote(self, queue: str, ids: Sequence[str]) -> list[bool]:
         states = frozenset({State.DELAYED})
-        return self._write(lambda tx: jobs.move_in_time(tx, queue, ids, tx.now, "promoted", states))
+        return self._write(lambda tx: transitions.move_in_time(tx, queue, ids, tx.now, "promoted", states))
 
     def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
         states = frozenset({State.DELAYED, State.WAITING})
-        return self._write(lambda tx: jobs.move_in_time(tx, queue, ids, run_at, "delayed", states))
+        return self._write(lambda tx: transitions.move_in_time(tx, queue, ids, run_at, "delayed", states))
 
     def update(
         self, queue: str, ids: Sequence[str], priority: int | None = None, payload: bytes | None = None
     ) -> list[bool]:
-        return self._write(lambda tx: jobs.update(tx, queue, ids, priority, payload))
+        return self._write(lambda tx: transitions.update(tx, queue, ids, priority, payload))
 
     def replace_payload(self, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool = False) -> str:
-        return self._write(lambda tx: jobs.replace_payload(tx, queue, id, payload, old, retry=retry))
+        return self._write(lambda tx: transitions.replace_payload(tx, queue, id, payload, old, retry=retry))
 
     def move(self, queue: str, ids: Sequence[str], to: str) -> list[str]:
         if queue == to:
             raise ValueError(f"the jobs are already in queue {to!r}; pass a different queue")
         answers: list[str] = []
         for some in chunked(ids, MOVED):
-            answers += self._write(partial(moving.move, queue=queue, ids=some, to=to))
+            answers += self._write(partial(transitions.move, queue=queue, ids=some, to=to))
         return answers
 
     def retry(self, queue: str, ids: Sequence[str], *, dry_run: bool = False) -> list[str]:
-        return self._write(lambda tx: jobs.retry(tx, queue, ids, dry_run=dry_run))
+        return self._write(lambda tx: transitions.retry(tx, queue, ids, dry_run=dry_run))
 
     def remove(self, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
-        return self._write(lambda tx: jobs.remove(tx, queue, ids, ended_before=ended_before))
+        return self._write(lambda tx: transitions.remove_by_ids(tx, queue, ids, ended_before=ended_before))
 
 
 class SqlQueues(Queues):
@@ -458,27 +447,3 @@ def _step(tx: Tx, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Fin
     accepted = finish.finish(tx, outcomes) if outcomes else []
     tx.settle()
     return Finished(accepted, NO_CLAIMS if then is None else claim.claim(tx, then))
-
-
-def dialect_for(alias: str, *, has_sessions: bool = True) -> SqlDialect:
-    """Return the dialect of a configured database. Raises ConfigurationError for one that cannot be used.
-
-    Args:
-        alias: The database.
-        has_sessions: Settings of a session stay with the connection: not behind some poolers.
-    """
-    connection = connections[alias]
-    if connection.vendor == "sqlite":
-        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
-            oldest = ".".join(map(str, OLDEST_SQLITE))
-            raise ConfigurationError(
-                f"DATABASES[{alias!r}]: Python has SQLite {sqlite3.sqlite_version}, and djqueue needs "
-                f"{oldest} or newer; install a newer one, or use PostgreSQL"
-            )
-        return SqliteSql()
-    if connection.vendor == "postgresql":
-        return PostgresSql(has_sessions=has_sessions)
-    raise ConfigurationError(
-        f"DATABASES[{alias!r}] is {connection.display_name}: djqueue stores jobs in PostgreSQL or SQLite; "
-        "use one of these, or the Redis storage"
-    )

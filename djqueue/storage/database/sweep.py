@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from djqueue.core.maintenance import Swept
 from djqueue.core.states import PENDING
 
-from . import bounds, claim, events, expiring, finish, jobs, limiters, stored, transitions, unique
+from . import claim, dependencies, events, finish, limiters, retention, stored, transitions
 from .transaction import Tx
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def sweep(storage: "DatabaseStorage") -> Swept:
     for queue in resting:
         write(partial(claim.end_rests, queue=queue))
     expired = _rounds(lambda: write(_expire))
-    write(unique.sweep)
+    write(dependencies.forget_expired_keys)
     removed = _sweep_retention(storage)
     for queue in failed:
         retried += write(partial(_retry, queue=queue))
@@ -70,15 +70,15 @@ def _rounds(step: Callable[[], int]) -> int:
 def _sweep_retention(storage: "DatabaseStorage") -> int:
     """Remove what has expired or is above the bounds of its queue; return the number of removed records."""
     write = storage.transactions.write
-    removed = _steps(partial(write, partial(expiring.everything, limit=LIMIT)))
-    for queue in write(bounds.unsearched):
-        _steps(partial(write, partial(bounds.search, queue=queue, limit=LIMIT)), SEARCHES)
-    for queue in write(bounds.exceeded):
-        removed += _steps(partial(write, partial(bounds.enforce, queue=queue, limit=LIMIT)))
+    removed = _steps(partial(write, partial(retention.expire, limit=LIMIT)))
+    for queue in write(retention.unsearched):
+        _steps(partial(write, partial(retention.search, queue=queue, limit=LIMIT)), SEARCHES)
+    for queue in write(retention.exceeded):
+        removed += _steps(partial(write, partial(retention.enforce, queue=queue, limit=LIMIT)))
     return removed
 
 
-def _steps(step: Callable[[], expiring.ExpiryStep], rounds: int = ROUNDS) -> int:
+def _steps(step: Callable[[], retention.ExpiryStep], rounds: int = ROUNDS) -> int:
     removed = 0
     for _ in range(rounds):
         done = step()
@@ -138,5 +138,5 @@ def _retry(tx: Tx, queue: str) -> int:
     )
     if not due:
         return 0
-    answers = jobs.retry(tx, queue, [id for (id,) in due], by_itself=True)
+    answers = transitions.retry(tx, queue, [id for (id,) in due], by_itself=True)
     return answers.count("retried") + answers.count("blocked_again")

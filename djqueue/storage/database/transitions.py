@@ -1,19 +1,22 @@
-"""The transitions of jobs: each in one place, in SQL. `core.states.TRANSITIONS` has the table.
+"""The transitions of jobs: each in one place, in SQL, and the changes of jobs by id that consist of them.
 
-Functions expect that the job is locked: read by `stored.by_keys`, or taken from the claims.
+`core.states.TRANSITIONS` has the table. Functions of a `StoredJob` expect that it is locked: read by
+`stored.by_keys`, or taken from the claims.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from djqueue.core.deadletters import letter_of
-from djqueue.core.job import REJECTED, DeadLetterRecord, JobFailure
+from djqueue.core.job import REJECTED, CancelResult, DeadLetterRecord, JobFailure
 from djqueue.core.options import JobKey
-from djqueue.core.states import TERMINAL, State
+from djqueue.core.queue import KEYED
+from djqueue.core.states import PENDING, REUSABLE, TERMINAL, State
 from djqueue.core.unique import REPLACED
+from djqueue.storage.tables import rows
 
-from . import deadletters, dependencies, retention, stored, unique
-from .ready import displace, groups, is_grouped, leave_group, place
-from .stored import StoredJob
+from . import deadletters, dependencies, retention, stored
+from .stored import StoredJob, displace, group_of, is_grouped, leave_group, place
 from .transaction import Tx
 
 EXPIRED = JobFailure("djqueue.core.errors.JobTimeoutError", "the ttl expired before the job started")
@@ -27,7 +30,7 @@ def complete(tx: Tx, job: StoredJob, result: bytes | None) -> None:
     job.result = result
     job.error = None
     job.finished_at = tx.now
-    _enter(tx, job, State.COMPLETED, "completed")
+    _enter(tx, job, State.COMPLETED)
     retention.keep(tx, job)
     stored.save(tx, job)
     if result is not None:
@@ -46,7 +49,7 @@ def put_back(tx: Tx, job: StoredJob, outcome: str, delay: int = 0, error: JobFai
     else:
         job.stalls += 1
     job.error = error or job.error
-    if unique.is_followed(tx, job):
+    if dependencies.is_followed(tx, job):
         # Of two waiting jobs with one key, the newer is kept.
         _cancel(tx, job, REPLACED)
         return
@@ -57,7 +60,7 @@ def put_back(tx: Tx, job: StoredJob, outcome: str, delay: int = 0, error: JobFai
     if front and not delay and is_grouped(tx, job):
         # The group's next job must not overtake it.
         job.state = State.WAITING
-        groups(tx, job).readmit(job)
+        group_of(tx, job).readmit(job)
     else:
         leave_group(tx, job)
         place(tx, job, front=front)
@@ -152,14 +155,15 @@ def revive(
         unmet: Dependencies that it waits for again; the caller binds it to them.
     """
     deadletters.drop(tx, job)
-    retention.note_retries(tx, job, letter.retries + 1 if by_itself else 0)
+    retries = letter.retries + 1 if by_itself else 0
+    tx.run("UPDATE djqueue_job SET retries = ? WHERE id = ?", retries, job.pk)
     stored.restart(tx, job)
     job.failures = job.stalls = 0
     job.finished_at = 0
     job.reason = job.worker = ""
     job.run_at = tx.now
     job.expires_at = None
-    unique.take(tx, job)
+    dependencies.take_key(tx, job)
     place(tx, job, is_blocked=bool(set(unmet)))
     tx.shift(job.queue, State.FAILED, job.state)
     tx.woken.add(job.queue)
@@ -190,7 +194,7 @@ def _delete(tx: Tx, jobs: Sequence[StoredJob]) -> None:
     for job in jobs:
         if job.state not in TERMINAL:
             _displace(tx, job)
-            successor = unique.release(tx, job)
+            successor = dependencies.release_key(tx, job)
             assert successor is None
             dependencies.unbind(tx, job)
         tx.shift(job.queue, job.state, None)
@@ -204,14 +208,9 @@ def _bury(tx: Tx, job: StoredJob, reason: str, error: JobFailure | None, *, is_n
     job.error = error
     job.finished_at = tx.now
     job.expires_at = None
-    tx.count(job.queue, "failed")
-    if is_new:
-        job.state = State.FAILED
-        tx.shift(job.queue, None, State.FAILED)
-    else:
-        _enter(tx, job, State.FAILED)
+    _enter(tx, job, State.FAILED, is_new=is_new)
     policy = tx.storage.policy(job.queue).dead_letters
-    retries = retention.take_retries(tx, job)
+    retries: int = tx.value("SELECT retries FROM djqueue_job WHERE id = ?", job.pk) or 0
     letter = letter_of(job, tx.now, retries, policy, tx.storage.random)
     deadletters.add(tx, job, letter)
     stored.save(tx, job)
@@ -226,7 +225,6 @@ def _bury(tx: Tx, job: StoredJob, reason: str, error: JobFailure | None, *, is_n
 def _cancel(tx: Tx, job: StoredJob, reason: str) -> None:
     job.reason = reason
     job.finished_at = tx.now
-    tx.count(job.queue, "cancelled")
     _enter(tx, job, State.CANCELLED)
     retention.keep(tx, job)
     stored.save(tx, job)
@@ -234,10 +232,10 @@ def _cancel(tx: Tx, job: StoredJob, reason: str) -> None:
     tx.note(job, "cancelled")
 
 
-def _enter(tx: Tx, job: StoredJob, state: State, total: str | None = None) -> None:
-    tx.shift(job.queue, job.state, state)
-    if total is not None:
-        tx.count(job.queue, total)
+def _enter(tx: Tx, job: StoredJob, state: State, *, is_new: bool = False) -> None:
+    """Count the end of a job."""
+    tx.count(job.queue, state.value)
+    tx.shift(job.queue, None if is_new else job.state, state)
     job.state = state
 
 
@@ -253,7 +251,7 @@ def _ended(tx: Tx, job: StoredJob) -> None:
     if job.options.plain:
         dependencies.note_end(tx, job, job.state)
         return
-    successor = unique.release(tx, job)
+    successor = dependencies.release_key(tx, job)
     leave_group(tx, job)
     if successor is not None:
         [follower] = stored.by_keys(tx, [successor])
@@ -261,3 +259,270 @@ def _ended(tx: Tx, job: StoredJob) -> None:
             unblock(tx, follower)
     dependencies.unbind(tx, job)
     dependencies.note_end(tx, job, job.state)
+
+
+# Changes of jobs by id.
+
+
+def cancel(tx: Tx, queue: str, ids: Sequence[str], reason: str) -> list[CancelResult]:
+    """Cancel jobs: a pending job never starts, an active one is asked to stop."""
+    stored.by_ids(tx, queue, ids)
+    results = []
+    for id in ids:
+        # The end of one may end another.
+        job = stored.by_id(tx, queue, id, lock=False)
+        if job is None:
+            results.append(CancelResult(id, "not_found"))
+        elif job.state in PENDING:
+            cancel_pending(tx, job, reason)
+            results.append(CancelResult(id, "cancelled"))
+        elif job.state is State.ACTIVE:
+            tx.run("UPDATE djqueue_claim SET cancel = TRUE WHERE id = ?", job.pk)
+            tx.note(job, "cancel_requested")
+            results.append(CancelResult(id, "requested"))
+        else:
+            results.append(CancelResult(id, str(job.state)))
+    return results
+
+
+def move_in_time(
+    tx: Tx, queue: str, ids: Sequence[str], run_at: int, event: str, states: frozenset[State]
+) -> list[bool]:
+    """Move jobs in one of these states to another time; False for others."""
+    tx.touch()
+    moved = []
+    stored.by_ids(tx, queue, ids)
+    for id in ids:
+        job = stored.by_id(tx, queue, id, lock=False)
+        moved.append(job is not None and job.state in states)
+        if job is not None and moved[-1]:
+            move_to(tx, job, run_at, event)
+    return moved
+
+
+def update(tx: Tx, queue: str, ids: Sequence[str], priority: int | None, payload: bytes | None) -> list[bool]:
+    """Change the priority or payload of pending jobs; False for other jobs."""
+    jobs = stored.by_ids(tx, queue, ids)
+    updated = []
+    for id in ids:
+        job = jobs.get(id)
+        if job is None or job.state not in PENDING:
+            updated.append(False)
+            continue
+        tx.touch()
+        if payload is not None:
+            tx.run("UPDATE djqueue_job SET payload = ? WHERE id = ?", payload, job.pk)
+        if priority is not None and priority != job.options.priority:
+            _prioritize(tx, job, priority)
+        updated.append(True)
+    return updated
+
+
+def _prioritize(tx: Tx, job: StoredJob, priority: int) -> None:
+    """Change the priority of a pending job; a ready job goes behind those that have this priority."""
+    job.options = replace(job.options, priority=priority)
+    stored.save_options(tx, job)
+    if tx.run("DELETE FROM djqueue_ready WHERE id = ?", job.pk):
+        job.run_at = tx.now  # Its turn in the group, like a new job.
+        tx.run("UPDATE djqueue_job SET run_at = ? WHERE id = ?", job.run_at, job.pk)
+        stored.push(tx, [job])
+
+
+def replace_payload(tx: Tx, queue: str, id: str, payload: bytes, old: bytes, *, retry: bool) -> str:
+    """Replace the payload of a pending job or, with `retry`, of a dead letter, if it still is `old`."""
+    job = stored.by_id(tx, queue, id)
+    if job is None:
+        return "not_found"
+    if job.state is not State.FAILED if retry else job.state not in PENDING:
+        return str(job.state)
+    if job.payload != old:
+        return "changed"
+    if retry and dependencies.owner_of_key(tx, job) is not None:
+        return "unique_key_taken"
+    tx.run("UPDATE djqueue_job SET payload = ? WHERE id = ?", payload, job.pk)
+    tx.touch()
+    if not retry:
+        return "updated"
+    letter = deadletters.of(tx, job)
+    unmet = () if letter is None else letter.unmet
+    revive(tx, job, letter or deadletters.NONE, by_itself=False, unmet=unmet)
+    if unmet:
+        dependencies.bind(tx, job, unmet)
+    return "retried"
+
+
+def retry(
+    tx: Tx, queue: str, ids: Sequence[str], *, by_itself: bool = False, dry_run: bool = False
+) -> list[str]:
+    """Move dead letters back to waiting, or to blocked if dependencies have not completed.
+
+    Args:
+        by_itself: The retry is an automatic one. It is not refused if a dependency is gone: the job fails
+            again.
+        dry_run: Only report what would happen to each job.
+    """
+    jobs = stored.by_ids(tx, queue, ids)
+    letters = deadletters.by_ids(tx, queue, ids)
+    states = dependencies.states_of(tx, [key for letter in letters.values() for key in letter.unmet])
+    answers = []
+    bound: list[tuple[StoredJob, list[JobKey]]] = []
+    done: set[str] = set()
+    keys: set[str] = set()
+    for id in ids:
+        job, letter = jobs.get(id), letters.get(id)
+        unmet = () if letter is None else letter.unmet
+        ended = [states.get(key) for key in unmet]
+        if job is None:
+            answers.append("not_found")
+        elif job.state is not State.FAILED or id in done:
+            answers.append("not_failed")
+        elif by_itself and (letter is None or not 0 < letter.next_retry_at <= tx.now):
+            answers.append("not_failed")  # It was retried and failed again in the meantime.
+        elif job.reason == REJECTED:
+            answers.append("rejected")
+        elif job.options.unique_key is not None and (
+            job.options.unique_key in keys or dependencies.owner_of_key(tx, job) is not None
+        ):
+            answers.append("unique_key_taken")
+        elif not by_itself and (None in ended or State.CANCELLED in ended):
+            answers.append("dependency_gone")
+        else:
+            left = [key for key, state in zip(unmet, ended, strict=True) if state is not State.COMPLETED]
+            done.add(id)
+            if dry_run and job.options.unique_key is not None:
+                keys.add(job.options.unique_key)
+            if not dry_run:
+                revive(tx, job, letter or deadletters.NONE, by_itself=by_itself, unmet=left)
+                if unmet:
+                    bound.append((job, left))
+            answers.append("blocked_again" if left else "retried")
+    for job, left in bound:
+        # Completed dependencies are bound, too: the job reads their results.
+        dependencies.bind(tx, job, left)
+    return answers
+
+
+def remove_by_ids(tx: Tx, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
+    """Remove jobs; False for a job that is active or unknown."""
+    stored.by_ids(tx, queue, ids)
+    removed = []
+    for id in ids:
+        job = stored.by_id(tx, queue, id, lock=False)
+        is_meant = job is not None and job.state is not State.ACTIVE
+        if job is not None and ended_before is not None:
+            is_meant = job.state in TERMINAL and job.finished_at < ended_before
+        removed.append(is_meant)
+        if job is not None and is_meant:
+            remove(tx, [job])
+    return removed
+
+
+# Moves of jobs between queues, with everything that belongs to them and waits for them.
+
+
+BELONGINGS = ("djqueue_job_result", "djqueue_job_attempt", "djqueue_job_log", "djqueue_job_item")
+"""Tables of what a job takes along, by its queue and id. Its dead letter becomes the newest one there."""
+
+
+def move(tx: Tx, queue: str, ids: Sequence[str], to: str) -> list[str]:
+    """Move pending jobs, or dead letters, to the end of another queue; return what became of each."""
+    stored.by_ids(tx, queue, ids)
+    return [_move(tx, queue, id, to) for id in ids]
+
+
+def _move(tx: Tx, queue: str, id: str, to: str) -> str:
+    # The move of one may have changed another, which waits for it.
+    job = stored.by_id(tx, queue, id, lock=False)
+    if job is None:
+        return "not_found"
+    if job.state is State.FAILED:
+        return _move_letter(tx, job, to)
+    if job.state not in PENDING:
+        return "active" if job.state is State.ACTIVE else "ended"
+    return _move_pending(tx, job, to)
+
+
+def _move_pending(tx: Tx, job: StoredJob, to: str) -> str:
+    if job.options.group is None and tx.storage.policy(to).group_mode == KEYED:
+        return "group_needed"
+    existing = stored.by_id(tx, to, job.id)
+    if existing is not None and existing.state not in REUSABLE:
+        return "duplicate"
+    if (
+        job.options.unique_key is not None
+        and dependencies.lock_key(tx, to, job.options.unique_key).owner is not None
+    ):
+        return "unique_key_taken"
+    old = (job.queue, job.id)
+    # A job whose unique key it waits for stays behind.
+    is_blocked = job.state is State.BLOCKED and dependencies.waits(tx, job)
+    _leave(tx, job)
+    if existing is not None:
+        make_way(tx, existing)
+    _carry(tx, job, to)
+    dependencies.take_key(tx, job)
+    place(tx, job, is_blocked=is_blocked)
+    tx.count(to, "enqueued")
+    tx.shift(to, None, job.state)
+    tx.woken.add(to)
+    stored.save(tx, job)
+    tx.note(job, "queued")
+    _rename(tx, old, (to, job.id))
+    return "moved"
+
+
+def _leave(tx: Tx, job: StoredJob) -> None:
+    """Take a pending job out of its queue."""
+    _displace(tx, job)
+    dependencies.release_key(tx, job)
+    tx.shift(job.queue, job.state, None)
+    tx.note(job, "removed")
+
+
+def _move_letter(tx: Tx, job: StoredJob, to: str) -> str:
+    if stored.by_id(tx, to, job.id) is not None:
+        # Unlike for a new job, an ended one does not make way: its dead letter would be lost unread.
+        return "duplicate"
+    old = (job.queue, job.id)
+    letter = deadletters.of(tx, job) or deadletters.NONE
+    tx.note(job, "removed")
+    tx.shift(job.queue, State.FAILED, None)
+    deadletters.drop(tx, job)
+    _carry(tx, job, to)
+    policy = tx.storage.policy(to).dead_letters
+    retry_at = policy.retry_at(letter.reason, letter.retries, tx.now, tx.storage.random)
+    deadletters.add(tx, job, letter._replace(queue=to, next_retry_at=retry_at))
+    tx.shift(to, None, State.FAILED)
+    retention.note_details(tx, job)
+    tx.note(job, "failed")
+    _rename(tx, old, (to, job.id))
+    evict_letters(tx, to)
+    return "moved"
+
+
+def _carry(tx: Tx, job: StoredJob, to: str) -> None:
+    """Give the rows of a job, and of what belongs to it, their new queue."""
+    tx.storage.use(tx, to)
+    tx.run("UPDATE djqueue_job SET queue = ? WHERE id = ?", to, job.pk)
+    for table in BELONGINGS:
+        tx.run(f"UPDATE {table} SET queue = ? WHERE queue = ? AND job_id = ?", to, job.queue, job.id)
+    job.queue = to
+
+
+def _rename(tx: Tx, old: JobKey, new: JobKey) -> None:
+    """Make the jobs that wait for a job wait for it under its new key."""
+    waiting = "FROM djqueue_dependency WHERE queue = ? AND job_id = ? AND NOT met"
+    pks = [pk for (pk,) in tx.rows(f"SELECT DISTINCT dependent {waiting}", *old)]
+    if not pks:
+        return
+    changed = []
+    for dependent in stored.by_keys(tx, pks):
+        keys = dict.fromkeys(new if key == old else key for key in dependent.options.depends_on)
+        options = replace(dependent.options, depends_on=tuple(keys))
+        changed.append((rows.pack_options(options), dependent.pk))
+    tx.many("UPDATE djqueue_job SET options = ? WHERE id = ?", changed)
+    tx.run(
+        "UPDATE djqueue_dependency SET queue = ?, job_id = ? WHERE queue = ? AND job_id = ? AND NOT met",
+        *new,
+        *old,
+    )

@@ -22,8 +22,7 @@ from djqueue.storage.tables.holders import ABANDONED, SCHEDULER_LEASE, LeaseHold
 from djqueue.storage.tables.inspector import WORKER_TTL
 
 from .dialects import Row
-from .restore import TableRestore
-from .snapshots import Reader
+from .snapshots import Reader, TableRestore
 from .stored import HOT, StoredJob, job_of
 from .transaction import Tx
 

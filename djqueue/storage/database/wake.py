@@ -1,20 +1,30 @@
 """Wake-ups: workers learn that jobs may have become claimable, whatever process has seen to that.
 
-On PostgreSQL, the transaction that makes a job claimable notifies the others; on SQLite, they notice a change
-of the file. Either way, they also look now and then, in case a notification was lost.
+On PostgreSQL, the transaction that makes a job claimable notifies the others; on SQLite, a thread polls the
+version of the file: every few milliseconds after a change, then less and less often. Either way, the thread
+also looks now and then, in case a notification was lost. It delivers events and commands, too.
 """
 
 import logging
+import selectors
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from django.db import Error, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.forks import after_fork
+from djqueue.core.shown import in_one_line
 from djqueue.storage.facets import Unsubscribe
+from djqueue.storage.tables.dberrors import unavailable
 
-from .transaction import Tx
+from .transaction import Tx, create_connection
 
 if TYPE_CHECKING:
     from .storage import DatabaseStorage
@@ -76,7 +86,7 @@ class Wake:
 
     # Other processes.
 
-    def send(self, tx: Tx, observed: Iterable[str]) -> None:
+    def send(self, tx: Tx, observed: Collection[str]) -> None:
         """Notify the other processes, as part of the transaction; at most once in a while for each queue.
 
         Args:
@@ -85,21 +95,13 @@ class Wake:
         """
         if not tx.dialect.has_clock or not self._storage.notify:
             return
-        wanted = [(CLAIMABLE, queue) for queue in sorted(tx.woken)]
-        wanted += [(EVENTS, queue) for queue in sorted(observed)]
         now = time.monotonic()
         late = []
-        for prefix in (CLAIMABLE, EVENTS):
-            queues = []
-            for key in wanted:
-                if key[0] != prefix:
-                    continue
-                if self._may_send(key, now):
-                    queues.append(key[1])
-                else:
-                    late.append(key)
-            if queues:
-                _notify(tx, prefix, queues)
+        for prefix, names in ((CLAIMABLE, tx.woken), (EVENTS, observed)):
+            sent = {queue for queue in names if self._may_send((prefix, queue), now)}
+            late += [(prefix, queue) for queue in sorted(names) if queue not in sent]
+            if sent:
+                _notify(tx, prefix, sorted(sent))
         if late:
             tx.then(lambda: self._send_later(late))
 
@@ -183,3 +185,347 @@ class Wake:
 def _notify(tx: Tx, prefix: str, queues: Sequence[str]) -> None:
     listed, values = tx.listed(queues)
     tx.rows(f"SELECT pg_notify({channel(prefix)}, q.name) FROM {listed} q", values)
+
+
+# The thread that notices what other processes have committed.
+
+
+SHORTEST, LONGEST = 0.004, 0.05
+"""Seconds between two looks at the version of a SQLite file: after a change, and long after the last."""
+SLOWER = 1.3
+"""Factor by which each of these pauses is longer than the one before."""
+POLL = (1.0, 2.0)
+"""Seconds between two looks behind notifications."""
+POLL_ALONE = (0.15, 0.25)
+"""Seconds between two looks without notifications."""
+LINGER = 10.0
+"""Seconds for which the thread stays without listeners and subscriptions, because more of them may come."""
+RETRY = (0.1, 5.0)
+"""Seconds between attempts to connect: the first, and the longest."""
+
+
+class WakeSignal:
+    """Ends the wait of a thread, from any thread."""
+
+    def __init__(self) -> None:
+        self._near, self._far = socket.socketpair()
+        self._near.setblocking(False)
+        self._far.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._near, selectors.EVENT_READ)
+
+    def set(self) -> None:
+        """End the current wait, or the next one."""
+        try:
+            self._far.send(b".")
+        except (BlockingIOError, OSError):
+            pass  # There are enough signals, or the thread has ended.
+
+    def wait(self, seconds: float, file: int | None = None) -> None:
+        """Wait for a signal, or for something to read from a file."""
+        if file is not None:
+            self._selector.register(file, selectors.EVENT_READ)
+        try:
+            self._selector.select(max(0, seconds))
+        finally:
+            if file is not None:
+                self._selector.unregister(file)
+        try:
+            while self._near.recv(1024):
+                pass
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._selector.close()
+        self._near.close()
+        self._far.close()
+
+
+class FollowerThread:
+    """One life of the thread."""
+
+    def __init__(self) -> None:
+        self.signal = WakeSignal()
+        self.is_closing = False
+        self.thread: threading.Thread | None = None
+
+
+class Follower:
+    """Starts the thread with the first listener or subscription, and ends it some time after the last one."""
+
+    def __init__(self, storage: "DatabaseStorage") -> None:
+        self._storage = storage
+        self._inherited: list[FollowerThread | None] = []
+        self._run: FollowerThread | None = None
+        self._lock = threading.Lock()
+        after_fork(self._forget)
+
+    def _forget(self) -> None:
+        self._inherited.append(self._run)
+        self._run = None
+        self._lock = threading.Lock()
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether other processes can use the database: not one in memory."""
+        wrapper: Any = connections[self._storage.alias]
+        return wrapper.vendor != "sqlite" or not wrapper.is_in_memory_db()
+
+    @property
+    def is_current_thread(self) -> bool:
+        """Whether the caller runs in the thread."""
+        run = self._run
+        return run is not None and run.thread is threading.current_thread()
+
+    def follow(self) -> None:
+        """Start the thread if it is not running, and let it look now."""
+        if not self.is_possible:
+            return
+        with self._lock:
+            run = self._run
+            if run is not None:
+                run.signal.set()
+                return
+            run = self._run = FollowerThread()
+            run.thread = threading.Thread(
+                target=self._live, args=(run,), name="djqueue-follower", daemon=True
+            )
+            run.thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._lock:
+            run, self._run = self._run, None
+        if run is not None:
+            run.is_closing = True
+            run.signal.set()
+            if run.thread is not None and run.thread is not threading.current_thread():
+                run.thread.join()
+
+    def _live(self, run: FollowerThread) -> None:
+        storage = self._storage
+        followed = _Notified(storage, run) if storage.dialect.has_clock else _Watched(storage, run)
+        try:
+            pause = RETRY[0]
+            while not self._has_ended(run, followed):
+                try:
+                    wrapper = create_connection(storage.alias, storage.dialect)
+                    try:
+                        with wrapper.wrap_database_errors:
+                            followed.begin(wrapper)
+                            pause = RETRY[0]
+                            while not self._has_ended(run, followed):
+                                followed.step()
+                    finally:
+                        wrapper.close()
+                except Exception as error:
+                    self._report(error)
+                    run.signal.wait(pause)
+                    pause = min(pause * 2, RETRY[1])
+        finally:
+            run.signal.close()
+            connections[storage.alias].close()
+
+    def _has_ended(self, run: FollowerThread, followed: "Followed") -> bool:
+        if run.is_closing:
+            return True
+        now = time.monotonic()
+        if self._is_needed():
+            followed.needed_at = now
+        if now - followed.needed_at < LINGER:
+            return False
+        with self._lock:
+            if self._is_needed():
+                return False
+            if self._run is run:
+                self._run = None
+            return True
+
+    def _is_needed(self) -> bool:
+        storage = self._storage
+        return storage.wake.is_needed or storage.events.is_needed or storage.workers.is_needed
+
+    def _report(self, error: Exception) -> None:
+        if isinstance(error, Error):
+            known = unavailable(self._storage.alias, error)
+        elif isinstance(error, StorageUnavailableError):
+            known = error
+        else:
+            logger.error("Following the changes of other processes failed, retrying.", exc_info=error)
+            known = StorageUnavailableError(f"the changes of other processes cannot be followed: {error!r}")
+        self._storage.events.refuse(known)
+        logger.warning("Could not follow the changes of other processes, retrying: %s", in_one_line(known))
+
+
+class Followed(ABC):
+    """A connection on which the changes of other processes are noticed."""
+
+    def __init__(self, storage: "DatabaseStorage", run: FollowerThread) -> None:
+        self._storage, self._signal = storage, run.signal
+        self.needed_at = time.monotonic()
+        """Monotonic seconds at which there last were listeners or subscriptions."""
+
+    def begin(self, wrapper: BaseDatabaseWrapper) -> None:
+        """Look for the first time on a new connection: anything may have changed."""
+        self._wrapper, self._cursor = wrapper, self._storage.dialect.cursor(wrapper)
+        self.prepare()
+        self.look()
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Prepare the new connection."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Wait a while, and look if something may have changed."""
+
+    def look(self) -> None:
+        """Look at everything that other processes may have changed."""
+        tx = self.tx()
+        self._storage.wake.look(tx)
+        self._storage.workers.look(tx)
+        self._storage.events.look(tx, self._wrapper)
+
+    def tx(self) -> Tx:
+        """Return reads outside of transactions."""
+        return Tx(self._storage, self._storage.dialect, self._cursor)
+
+
+class _Watched(Followed):
+    """A SQLite file, whose version changes with each commit of another connection."""
+
+    def prepare(self) -> None:
+        self._pause = SHORTEST
+        self._version = self._read_version()
+
+    def step(self) -> None:
+        self._signal.wait(self._pause)
+        version = self._read_version()
+        if version != self._version:
+            self._version, self._pause = version, SHORTEST
+            self.look()
+        elif self._storage.events.is_due:
+            self._pause = SHORTEST
+            self._storage.events.look(self.tx(), self._wrapper)
+        else:
+            self._pause = min(self._pause * SLOWER, LONGEST)
+
+    def _read_version(self) -> int:
+        version: int = self._cursor.execute("PRAGMA data_version").fetchone()[0]
+        return version
+
+
+class _Notified(Followed):
+    """A PostgreSQL database, which passes the notifications of transactions on when they have committed."""
+
+    def prepare(self) -> None:
+        self._driver: Any = self._wrapper.connection
+        self._claimable: set[str] = set()
+        self._has_events = False
+        self._channels: dict[str, str] = {}
+        if self._storage.notify:
+            self._driver.add_notify_handler(self._on_notify)
+            for prefix in (CLAIMABLE, EVENTS):
+                name = self._cursor.execute(f"SELECT {channel(prefix)}").fetchone()[0]
+                self._channels[name] = prefix
+                quoted = name.replace('"', '""')
+                self._cursor.execute(f'LISTEN "{quoted}"')
+
+    def step(self) -> None:
+        events = self._storage.events
+        now = time.monotonic()
+        until = min(self._poll_at, events.look_at(now))
+        if not self._claimable and not self._has_events and not events.is_due:
+            self._signal.wait(until - now, self._driver.fileno())
+        # Notifications that have arrived are passed to the handler.
+        self._cursor.execute("SELECT 1")
+        woken, self._claimable = self._claimable, set()
+        self._storage.wake.local(woken)
+        if time.monotonic() >= self._poll_at:
+            self.look()
+        elif self._has_events or events.is_due or time.monotonic() >= until:
+            self._has_events = False
+            events.look(self.tx(), self._wrapper)
+
+    def look(self) -> None:
+        low, high = POLL if self._storage.notify else POLL_ALONE
+        self._poll_at = time.monotonic() + self._storage.random.uniform(low, high)
+        self._has_events = False
+        super().look()
+
+    def _on_notify(self, notification: Any) -> None:
+        if self._channels.get(notification.channel) == CLAIMABLE:
+            self._claimable.add(notification.payload)
+        else:
+            self._has_events = True
+
+
+# Work that a process does a moment later.
+
+
+IDLE = 5.0
+"""Seconds for which the thread waits for more work before it ends."""
+
+
+class Background:
+    """Calls functions at given times, one after the other."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._reset()
+        after_fork(self._reset)
+
+    def _reset(self) -> None:
+        self._changed = threading.Condition()
+        self._due: dict[Hashable, tuple[float, Callable[[], object]]] = {}
+        self._thread: threading.Thread | None = None
+        self._is_closing = False
+
+    def at(self, when: float, key: Hashable, call: Callable[[], object]) -> None:
+        """Call a function at a time in monotonic seconds, unless one with this key waits already."""
+        with self._changed:
+            if key in self._due:
+                return
+            self._due[key] = (when, call)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="djqueue-background", daemon=True)
+                self._thread.start()
+            else:
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Call at once what waits, and end the thread."""
+        with self._changed:
+            thread, self._is_closing = self._thread, True
+            self._changed.notify()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        with self._changed:
+            self._is_closing = False
+
+    def _run(self) -> None:
+        try:
+            while (call := self._next()) is not None:
+                try:
+                    call()
+                except Exception:
+                    logger.exception("A background task of the storage failed; it is not repeated.")
+        finally:
+            connections[self._alias].close()
+
+    def _next(self) -> Callable[[], object] | None:
+        """Return the next function when its time has come; None ends the thread."""
+        until = time.monotonic() + IDLE
+        with self._changed:
+            while True:
+                key = min(self._due, key=lambda key: self._due[key][0], default=None)
+                now = time.monotonic()
+                when = until if key is None else self._due[key][0]
+                if key is not None and (when <= now or self._is_closing):
+                    return self._due.pop(key)[1]
+                if key is None and (now >= until or self._is_closing):
+                    self._thread = None
+                    return None
+                self._changed.wait(when - now)

@@ -14,7 +14,7 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage import publishing
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.publications import Publications
+from djqueue.storage.database.staging import SqlStaging
 from djqueue.storage.staging import ChunkMissingError
 from djqueue.testing.factories import claim
 from djqueue.testing.waiting import together
@@ -265,13 +265,13 @@ def test_duplicates_in_many_queues_are_found_in_few_transactions(storage, url, m
     queues = [f"queue-{number}" for number in range(128)]
     table = pyarrow.table({"q": queues, "id": ["same"] * len(queues)})
     if isinstance(storage, DatabaseStorage):
-        plain, calls = Publications._enqueue, []
+        plain, calls = SqlStaging._enqueue, []
 
         def counted(self, batches, size):
             calls.append(len(batches))
             return plain(self, batches, size)
 
-        monkeypatch.setattr(Publications, "_enqueue", counted)
+        monkeypatch.setattr(SqlStaging, "_enqueue", counted)
     counts = []
     for version in ("1", "2"):
         given = {"url": url, "queueColumn": "q", "job": "shop.send", "idColumn": "id"}

@@ -8,7 +8,7 @@ import pytest
 from djqueue import models
 from djqueue.client import Queue
 from djqueue.core.states import State
-from djqueue.storage.database import follower
+from djqueue.storage.database import wake
 from djqueue.testing.factories import (
     QUEUE,
     claim_ids,
@@ -215,7 +215,7 @@ def test_old_events_are_removed(make, other):
 
 
 def test_thread_ends_some_time_after_the_last_subscription(make, monkeypatch):
-    monkeypatch.setattr(follower, "LINGER", 0.0)
+    monkeypatch.setattr(wake, "LINGER", 0.0)
     storage = make(connect=False)
     stop = storage.events.subscribe(QUEUE, Recorder())
     thread = storage.follower._run.thread

@@ -13,7 +13,7 @@ from djqueue.core.limiter import Rate
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.database.restore import CLEARED
+from djqueue.storage.database.snapshots import CLEARED
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing import contract
 from djqueue.testing.clock import FakeClock

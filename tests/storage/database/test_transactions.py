@@ -23,9 +23,9 @@ from djqueue.core.errors import (
 )
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
-from djqueue.storage.database import DatabaseStorage, buffer, lockfile
-from djqueue.storage.database.dialects import SqliteSql
-from djqueue.storage.database.lockfile import LockFile
+from djqueue.storage.database import DatabaseStorage, dialects
+from djqueue.storage.database import enqueue as enqueues
+from djqueue.storage.database.dialects import LockFile, SqliteSql
 from djqueue.storage.database.transaction import Tx
 from djqueue.testing.factories import (
     QUEUE,
@@ -216,7 +216,7 @@ def test_deadline_of_a_coroutine_reaches_the_thread(make):
 
 @on_postgresql
 def test_connections_that_the_server_has_ended_are_replaced(make, monkeypatch):
-    monkeypatch.setattr("djqueue.storage.database.connections.UNTESTED", 0.0)
+    monkeypatch.setattr("djqueue.storage.database.transaction.UNTESTED", 0.0)
     storage = make()
     enqueue(storage)
     with connection.cursor() as cursor:
@@ -437,7 +437,7 @@ def test_lock_file_is_held_by_one_at_a_time(tmp_path):
     assert two.acquire(0)
     two.release()
 
-    assert os.stat(f"{database}{lockfile.SUFFIX}").st_mode & 0o777 == 0o640
+    assert os.stat(f"{database}{dialects.SUFFIX}").st_mode & 0o777 == 0o640
     one.close()
     two.close()
 
@@ -518,7 +518,7 @@ def test_waiting_in_a_transaction_is_refused_if_the_job_cannot_start(make, durab
 
 
 def test_process_sees_the_jobs_that_it_has_enqueued_before(make, monkeypatch):
-    monkeypatch.setattr(buffer, "DELAY", 3_600.0)
+    monkeypatch.setattr(enqueues, "DELAY", 3_600.0)
     storage = make()
     job_id = enqueue(storage, durable=False)
     assert not models.Job.objects.exists()
@@ -527,7 +527,7 @@ def test_process_sees_the_jobs_that_it_has_enqueued_before(make, monkeypatch):
 
 
 def test_many_jobs_are_written_together(make, monkeypatch):
-    monkeypatch.setattr(buffer, "DELAY", 3_600.0)
+    monkeypatch.setattr(enqueues, "DELAY", 3_600.0)
     storage = make()
     for _ in range(100):
         enqueue(storage, durable=False)
@@ -536,7 +536,7 @@ def test_many_jobs_are_written_together(make, monkeypatch):
 
 
 def test_closing_writes_what_waits(make, monkeypatch):
-    monkeypatch.setattr(buffer, "DELAY", 3_600.0)
+    monkeypatch.setattr(enqueues, "DELAY", 3_600.0)
     storage = make(connect=False)
     enqueue(storage, durable=False)
 
@@ -572,7 +572,7 @@ def test_wrong_options_are_refused_at_once(make):
 
 
 def test_jobs_wait_for_a_database_that_is_away(make, monkeypatch, caplog):
-    monkeypatch.setattr(buffer, "RETRY", 0.01)
+    monkeypatch.setattr(enqueues, "RETRY", 0.01)
     storage = make(connect=False)
     write, failures = storage.transactions.write_apart, []
 
@@ -591,8 +591,8 @@ def test_jobs_wait_for_a_database_that_is_away(make, monkeypatch, caplog):
 
 
 def test_full_buffer_refuses_jobs(make, monkeypatch):
-    monkeypatch.setattr(buffer, "MAX_JOBS", 2)
-    monkeypatch.setattr(buffer, "DELAY", 3_600.0)
+    monkeypatch.setattr(enqueues, "MAX_JOBS", 2)
+    monkeypatch.setattr(enqueues, "DELAY", 3_600.0)
     storage = make(connect=False)
     for _ in range(2):
         enqueue(storage, durable=False)
@@ -602,7 +602,7 @@ def test_full_buffer_refuses_jobs(make, monkeypatch):
 
 
 def test_job_that_cannot_be_written_is_counted_and_takes_no_others_with_it(make, monkeypatch, caplog):
-    monkeypatch.setattr(buffer, "DELAY", 3_600.0)
+    monkeypatch.setattr(enqueues, "DELAY", 3_600.0)
     storage = make(connect=False)
     write = storage.transactions.write_apart
 

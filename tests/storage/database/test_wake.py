@@ -6,7 +6,7 @@ import pytest
 from django.db import connection, connections, transaction
 
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.storage.database import events, follower, wake
+from djqueue.storage.database import events, wake
 from djqueue.testing.factories import (
     QUEUE,
     claim_one,
@@ -28,7 +28,7 @@ on_sqlite = pytest.mark.skipif("connection.vendor != 'sqlite'", reason="only SQL
 @pytest.fixture
 def sleeper(make, monkeypatch):
     """A storage in its own name, which is woken by notifications or the file's version only."""
-    monkeypatch.setattr(follower, "POLL", (3_600.0, 3_600.0))
+    monkeypatch.setattr(wake, "POLL", (3_600.0, 3_600.0))
     return make()
 
 
@@ -197,7 +197,7 @@ def test_subscription_without_the_database_is_refused(make, monkeypatch):
         raise StorageUnavailableError("away")
 
     storage = make(connect=False)
-    monkeypatch.setattr(follower, "create", unreachable)
+    monkeypatch.setattr(wake, "create_connection", unreachable)
 
     with pytest.raises(StorageUnavailableError, match="away"):
         storage.events.subscribe(QUEUE, Recorder())

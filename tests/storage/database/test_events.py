@@ -3,7 +3,7 @@
 import pytest
 
 from djqueue.core.states import State
-from djqueue.storage.database.watched import Seen, after, changes
+from djqueue.storage.database.events import Seen, changes_between, seen_after
 
 WAITING = Seen(State.WAITING, 0, 1, 0, 0, 0)
 ACTIVE = Seen(State.ACTIVE, 0, 1, 11, 0, 0)
@@ -11,7 +11,7 @@ COMPLETED = ACTIVE._replace(state=State.COMPLETED)
 
 
 def words(old, new):
-    return [change[0] for change in changes(old, new)]
+    return [change[0] for change in changes_between(old, new)]
 
 
 @pytest.mark.parametrize(
@@ -62,22 +62,22 @@ def test_changes_between_two_looks(old, new, expected):
 def test_what_an_event_has_told_is_not_news_in_the_row(event, state, row):
     seen = None if event == "queued" else WAITING
 
-    assert words(after(seen, event, state, 0), row) == []
+    assert words(seen_after(seen, event, state, 0), row) == []
 
 
 def test_items_that_an_event_has_counted_are_not_news():
-    seen = after(ACTIVE, "item", State.ACTIVE, 3)
+    seen = seen_after(ACTIVE, "item", State.ACTIVE, 3)
 
     assert words(seen, ACTIVE._replace(items=3)) == []
-    assert changes(seen, ACTIVE._replace(items=5)) == [("item", State.ACTIVE, 5)]
-    assert words(after(seen, "completed", State.COMPLETED, 0), COMPLETED._replace(items=3)) == []
+    assert changes_between(seen, ACTIVE._replace(items=5)) == [("item", State.ACTIVE, 5)]
+    assert words(seen_after(seen, "completed", State.COMPLETED, 0), COMPLETED._replace(items=3)) == []
 
 
 def test_next_attempt_counts_its_items_from_the_first():
-    seen = after(after(ACTIVE, "item", State.ACTIVE, 3), "active", State.ACTIVE, 0)
+    seen = seen_after(seen_after(ACTIVE, "item", State.ACTIVE, 3), "active", State.ACTIVE, 0)
 
-    assert changes(seen, ACTIVE._replace(items=2)) == [("item", State.ACTIVE, 2)]
+    assert changes_between(seen, ACTIVE._replace(items=2)) == [("item", State.ACTIVE, 2)]
 
 
 def test_removed_job_is_gone():
-    assert after(COMPLETED, "removed", State.COMPLETED, 0) is None
+    assert seen_after(COMPLETED, "removed", State.COMPLETED, 0) is None

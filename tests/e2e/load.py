@@ -282,8 +282,8 @@ class Load:
         logs = [service.output.count("\n") for service in self.services]
         print(
             f"\n{fault}: {len(numbers)} jobs, {len(begun) - len(latest)} repeated, {len(lost)} lost, "
-            f"{doubled} doubled, redelivery {redelivery:.1f} s, {answers.count('unavailable')} calls refused, "
-            f"{answers.count('timeout')} timed out, longest {longest:.1f} s; lines of logs {logs}"
+            f"{doubled} doubled, redelivery {redelivery:.1f} s, longest call {longest:.1f} s, "
+            f"{answers.count('unavailable')} refused, {answers.count('timeout')} timed out, log lines {logs}"
         )
         assert not lost
         assert not doubled

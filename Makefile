@@ -24,12 +24,12 @@ test: lint ## Check the code and run the tests: on SQLite, and what depends on S
 
 # For nights and releases.
 test-all: lint ## Run every test there is, in about 90 minutes
-	@scripts/system-packages.sh redis postgresql chromium gettext java
+	@scripts/system-packages.sh redis postgresql pgbouncer chromium gettext java
 	@$(LANES) sqlite-all postgresql-all -- $(XDIST) $(ARGS)
 	@$(MAKE) test-compat test-spark test-spark-cluster
 
 test-thorough: install ## Run what `make test` leaves out because other tests cover it in another configuration
-	@scripts/system-packages.sh redis postgresql chromium gettext
+	@scripts/system-packages.sh redis postgresql pgbouncer chromium gettext
 	@$(LANES) thorough -- $(XDIST) $(ARGS)
 
 test-postgresql: install ## Run on PostgreSQL everything that uses the database and that `make test` runs on SQLite only

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what is missing of the programs named: system-packages.sh [python] [redis] [valkey]
-# [postgresql] [chromium] [gettext] [java], from Debian's packages or Homebrew. The tests start servers of
+# [postgresql] [pgbouncer] [chromium] [gettext] [java], from Debian's packages or Homebrew. The tests start servers of
 # their own, on free ports; no system service is started or used. Debian has Valkey from 13 on.
 set -eu
 
@@ -11,6 +11,7 @@ there() {
     valkey) first valkey-server ;;
     postgresql) first initdb /usr/lib/postgresql/*/bin/initdb \
         /opt/homebrew/opt/postgresql*/bin/initdb /usr/local/opt/postgresql*/bin/initdb ;;
+    pgbouncer) first pgbouncer /usr/sbin/pgbouncer ;;
     chromium) first "${DJQUEUE_TEST_CHROMIUM:-chromium}" chromium chromium-browser google-chrome \
         "/Applications/Chromium.app/Contents/MacOS/Chromium" \
         "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome" ;;

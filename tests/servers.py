@@ -120,14 +120,32 @@ class Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class PostgresServer(Server):
-    """A PostgreSQL cluster with everything as installed: fsync on, no tuning."""
+class UnprivilegedServer(Server):
+    """A server that refuses to run as root: another account runs it then."""
+
+    def give(self, folder: Path) -> None:
+        """Give a folder to the account that runs the server."""
+        account = self._process_options().get("user")
+        if account is not None:
+            shutil.chown(folder, user=account)
+
+    def _process_options(self) -> dict[str, object]:
+        if os.geteuid() != 0:
+            return {"cwd": self.folder}
+        account = unprivileged_account()
+        return {"cwd": self.folder, "user": account, "group": account, "extra_groups": []}
+
+
+class PostgresServer(UnprivilegedServer):
+    """A PostgreSQL cluster with everything as installed: fsync on, no tuning. With `primary`, it follows
+    that server until it is promoted."""
 
     stop_signal = "QUIT"  # at once: the next start recovers, as after a crash
     user = "djqueue"
 
-    def __init__(self) -> None:
+    def __init__(self, primary: "PostgresServer | None" = None) -> None:
         self.binaries = postgres_binaries()
+        self.primary = primary
         super().__init__()
         self._names = itertools.count(1)
 
@@ -187,25 +205,52 @@ class PostgresServer(Server):
                 os.kill(process, signal.SIGCONT)
 
     def _initialise(self) -> None:
-        account = self._process_options().get("user")
-        if account is not None:
-            shutil.chown(self.folder, user=account)
+        self.give(self.folder)
+        made = [self.binaries / "initdb", "--auth=trust", "--encoding=UTF8", "--locale=C"]
+        if self.primary is not None:
+            made = [self.binaries / "pg_basebackup", "-R", "-h", "127.0.0.1", "-p", str(self.primary.port)]
         subprocess.run(
-            [
-                *(self.binaries / "initdb", "-D", self.folder / "data", "-U", self.user),
-                *("--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"),
-            ],
+            [*made, "-D", self.folder / "data", "-U", self.user, "--no-sync"],
             check=True,
             stdout=subprocess.DEVNULL,
             **self._process_options(),
         )
 
-    def _process_options(self) -> dict[str, object]:
-        """PostgreSQL refuses to run as root."""
-        if os.geteuid() != 0:
-            return {"cwd": self.folder}
-        account = unprivileged_account()
-        return {"cwd": self.folder, "user": account, "group": account, "extra_groups": []}
+
+class PgBouncer(UnprivilegedServer):
+    """A pooler in front of a PostgreSQL, which gives each transaction another connection."""
+
+    stop_signal = "TERM"  # at once, whatever clients are doing
+
+    def __init__(self, server: PostgresServer) -> None:
+        self.binary = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+        if self.binary is None:
+            raise MissingProgramError(
+                "pgbouncer is not installed: run `scripts/system-packages.sh pgbouncer`"
+            )
+        self.server = server
+        super().__init__()
+
+    def database_url(self, name: str) -> str:
+        return f"postgresql://{self.server.user}@127.0.0.1:{self.port}/{name}"
+
+    def command(self) -> list[str]:
+        (self.folder / "users").write_text(f'"{self.server.user}" ""\n')
+        file = self.folder / "pgbouncer.ini"
+        file.write_text(
+            f"[databases]\n* = host=127.0.0.1 port={self.server.port}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\n"
+            f"auth_type = trust\nauth_file = {self.folder / 'users'}\npool_mode = transaction\n"
+        )
+        self.give(self.folder)
+        return [self.binary, str(file)]
+
+    def is_ready(self) -> bool:
+        try:
+            psycopg.connect(self.database_url("postgres"), connect_timeout=5).close()
+        except psycopg.OperationalError:
+            return False
+        return True
 
 
 class RedisServer(Server):

@@ -321,7 +321,7 @@ class Follower:
                     finally:
                         wrapper.close()
                 except Exception as error:
-                    self._report(error)
+                    self._report(error, is_first=pause == RETRY[0])
                     run.signal.wait(pause)
                     pause = min(pause * 2, RETRY[1])
         finally:
@@ -347,16 +347,20 @@ class Follower:
         storage = self._storage
         return storage.wake.is_needed or storage.events.is_needed or storage.workers.is_needed
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: Exception, *, is_first: bool) -> None:
         if isinstance(error, Error):
             known = unavailable(self._storage.alias, error)
         elif isinstance(error, StorageUnavailableError):
             known = error
         else:
-            logger.error("Following the changes of other processes failed, retrying.", exc_info=error)
+            if is_first:
+                logger.error("Following the changes of other processes failed, retrying.", exc_info=error)
             known = StorageUnavailableError(f"the changes of other processes cannot be followed: {error!r}")
         self._storage.events.refuse(known)
-        logger.warning("Could not follow the changes of other processes, retrying: %s", in_one_line(known))
+        if is_first:
+            logger.warning(
+                "Could not follow the changes of other processes, retrying: %s", in_one_line(known)
+            )
 
 
 class Followed(ABC):

@@ -11,19 +11,21 @@ MEASURE_EVERY = 60_000
 
 
 class DatabaseClock:
-    """This machine's clock, corrected by that of a database server.
+    """The clock of a database server, continued by this machine's time since its start.
 
-    An embedded database has no clock, so its times are not corrected.
+    So setting the clock of this machine has no effect. An embedded database has no clock: this machine's
+    counts then.
     """
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
-        self._offset = 0
+        self._started: int | None = None
+        """When this machine started, by the server's clock."""
         self._measured: int | None = None
 
     def now(self) -> int:
         """Return the UTC time in milliseconds."""
-        return SYSTEM_CLOCK.now() + self._offset
+        return SYSTEM_CLOCK.now() if self._started is None else self._started + SYSTEM_CLOCK.elapsed()
 
     def monotonic(self) -> int:
         """Return the monotonic time in milliseconds."""
@@ -35,7 +37,7 @@ class DatabaseClock:
 
     def measure(self) -> None:
         """Measure the difference to the server's clock, unless done recently. Raises DatabaseError."""
-        tick = SYSTEM_CLOCK.monotonic()
+        tick = SYSTEM_CLOCK.elapsed()
         if self._measured is not None and tick - self._measured < MEASURE_EVERY:
             return
         connection = connections[self._alias]
@@ -45,7 +47,7 @@ class DatabaseClock:
                 cursor.execute("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")
                 there = cursor.fetchone()[0]
             half = (time.perf_counter_ns() - before) // 2_000_000
-            self._offset = there + half - SYSTEM_CLOCK.now()
+            self._started = there + half - SYSTEM_CLOCK.elapsed()
         self._measured = tick
 
 

@@ -189,14 +189,14 @@ def killed_upgrade(settings: str, at: str) -> None:
     from django.core.management import call_command
     from django.test import override_settings
 
-    from djqueue.storage.database import restore, upgrade
+    from djqueue.storage.database import snapshots, upgrade
     from djqueue.storage.tables import schema
     from tests.storage.database.upgrade.former import using
 
     owner, name = {
         "tables": (schema.Migration, "apply"),
         "reading": (upgrade.FormerReader, "_add_belongings"),
-        "writing": (restore.TableRestore, "_write_jobs"),
+        "writing": (snapshots.TableRestore, "_write_jobs"),
     }[at]
     done = getattr(owner, name)
 

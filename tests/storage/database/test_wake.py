@@ -192,6 +192,26 @@ def is_listening():
         return cursor.fetchone() is not None
 
 
+def test_outage_of_the_listening_connection_is_logged_once(make, monkeypatch, caplog):
+    failures = iter(range(4))
+    connect = follower.create
+
+    def reconnect(*arguments):
+        if next(failures, None) is not None:
+            raise StorageUnavailableError("away")
+        return connect(*arguments)
+
+    monkeypatch.setattr(follower, "create", reconnect)
+    monkeypatch.setattr(follower, "RETRY", (0.001, 0.01))
+    storage, wakes = make(connect=False), Wakes()
+    enqueue(storage)
+
+    storage.listen([QUEUE], wakes)
+
+    assert wakes.arrived()
+    assert caplog.text.count("Could not follow the changes") == 1
+
+
 def test_subscription_without_the_database_is_refused(make, monkeypatch):
     def unreachable(*_):
         raise StorageUnavailableError("away")

@@ -1,0 +1,38 @@
+"""The clock of the database server, which all hosts share."""
+
+import pytest
+from django.db import connection
+
+from djqueue.storage.tables import clock as clocks
+from djqueue.testing.clock import FakeClock
+
+
+@pytest.fixture
+def here(tables, monkeypatch):
+    here = FakeClock()
+    monkeypatch.setattr(clocks, "SYSTEM_CLOCK", here)
+    return here
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="SQLite has no clock of its own")
+@pytest.mark.parametrize("jump", [-3_600_000, 3_600_000])
+def test_setting_the_clock_of_one_host_does_not_change_the_time_of_the_server(here, jump):
+    clock = clocks.DatabaseClock("default")
+    clock.measure()
+    before = clock.now()
+
+    here.jump(jump)
+    here.advance(1_000)
+
+    assert clock.now() == before + 1_000
+
+
+def test_wall_clock_of_the_machine_counts_without_a_server(here):
+    if connection.vendor == "postgresql":
+        pytest.skip("measures the clock of a server")
+    clock = clocks.DatabaseClock("default")
+    clock.measure()
+
+    here.jump(-3_600_000)
+
+    assert clock.now() == here.now()

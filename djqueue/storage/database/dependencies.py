@@ -1,4 +1,4 @@
-"""What blocked jobs wait for: other jobs, and unique keys; and the graph of dependencies.
+"""Dependencies and unique keys, which blocked jobs wait for, and the graph of dependencies.
 
 A live job has a row for each of its dependencies until it ends. While such a row exists, the record of a
 dependency that has completed or was cancelled is kept.

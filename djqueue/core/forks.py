@@ -6,22 +6,25 @@
 import os
 from collections.abc import Callable
 from itertools import count
+from types import MethodType
 from typing import Any
-from weakref import WeakMethod
+from weakref import ref
 
 _numbers = count()
-_methods: dict[int, "WeakMethod[Callable[[], Any]]"] = {}
-"""In the order in which they were registered."""
+_methods: "dict[int, tuple[ref[Any], Callable[[Any], Any]]]" = {}
+"""Objects and functions, in the order in which they were registered."""
 
 
 def after_fork(method: Callable[[], Any]) -> None:
     """Call a bound method in every forked child, without keeping its object alive."""
-    number = next(_numbers)
+    assert isinstance(method, MethodType)
+    number, methods = next(_numbers), _methods
 
     def forget(_: object) -> None:
-        _methods.pop(number, None)
+        methods.pop(number, None)
 
-    _methods[number] = WeakMethod(method, forget)
+    # `WeakMethod` sometimes fails in the callback of its function while the interpreter ends.
+    methods[number] = ref(method.__self__, forget), method.__func__
 
 
 def registered() -> int:
@@ -30,10 +33,10 @@ def registered() -> int:
 
 
 def _call_all() -> None:
-    for reference in list(_methods.values()):
-        method = reference()
-        if method is not None:
-            method()
+    for reference, function in list(_methods.values()):
+        owner = reference()
+        if owner is not None:
+            function(owner)
 
 
 os.register_at_fork(after_in_child=_call_all)

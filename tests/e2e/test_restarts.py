@@ -102,7 +102,10 @@ def test_worker_restarts_under_load_use_no_attempt_and_repeat_no_job(project: Pr
         for number in range(restarts):
             with project.start_single("--concurrency", "2", log=f"{number}.txt") as restarted:
                 restarted.says("started")
-                eventually(lambda restarted=restarted: begun_by(project, restarted))
+                while not begun_by(project, restarted):  # The other worker may be faster.
+                    more = range(count, count + 20)
+                    enqueue(project, f"slow.enqueue_many([((n,), {{}}) for n in {more}])")
+                    count += 20
                 restarted.signal(signal.SIGTERM)
                 assert restarted.ends() == 0, restarted.output
                 assert "Traceback" not in restarted.output

@@ -194,15 +194,15 @@ def is_listening():
 
 def test_outage_of_the_listening_connection_is_logged_once(make, monkeypatch, caplog):
     failures = iter(range(4))
-    connect = follower.create
+    connect = wake.create_connection
 
     def reconnect(*arguments):
         if next(failures, None) is not None:
             raise StorageUnavailableError("away")
         return connect(*arguments)
 
-    monkeypatch.setattr(follower, "create", reconnect)
-    monkeypatch.setattr(follower, "RETRY", (0.001, 0.01))
+    monkeypatch.setattr(wake, "create_connection", reconnect)
+    monkeypatch.setattr(wake, "RETRY", (0.001, 0.01))
     storage, wakes = make(connect=False), Wakes()
     enqueue(storage)
 

@@ -10,7 +10,6 @@ from djqueue.core.states import State
 from djqueue.storage.tables.rows import pair_of_limits, unpack_options
 
 from . import limiters
-from .dialects import Row
 from .stored import READY, TOKENS, LockedGroup, StoredJob, by_keys, push
 from .transaction import Tx, limiter_lock, limits_lock
 from .transitions import EXPIRED, fail_pending, move_to
@@ -42,13 +41,33 @@ class Claim(NamedTuple):
 
 CLAIM = ("id", "queue", '"group"', *Claim._fields[3:])
 """Its columns."""
-TAKEN = 'id, rank, seq, name, "group", weight, stalls, expires_at'
 PROMOTED = 1_000
 """Maximum number of due jobs that one claim promotes."""
 AGAIN = 2
 """Milliseconds after which a claim tries again to take from a queue whose limits another one holds."""
 SEARCH_EVERY = 100
 """Milliseconds after which a claim searches all queues again, even if those it knows have ready jobs."""
+
+
+class ReadyJob(NamedTuple):
+    """A row of the ready jobs of a queue."""
+
+    pk: int
+    rank: int
+    seq: int
+    name: str
+    group: str | None
+    weight: int
+    stalls: int
+    expires_at: int | None
+
+    def is_expired(self, now: int) -> bool:
+        """Return whether its ttl has ended: it fails instead of starting."""
+        return self.expires_at is not None and self.expires_at <= now
+
+
+TAKEN = 'id, rank, seq, name, "group", weight, stalls, expires_at'
+"""Its columns."""
 
 
 class Serving(NamedTuple):
@@ -198,7 +217,8 @@ def _take_first(
         + f" RETURNING {TAKEN}",
         *(queue.name, names, slots),
     )
-    return _start(tx, queue.name, request, sorted(rows, key=lambda row: row[1:3]), claimed)
+    ready = sorted((ReadyJob(*row) for row in rows), key=lambda job: (job.rank, job.seq))
+    return _start(tx, queue.name, request, ready, claimed)
 
 
 def _take_within_limits(
@@ -216,41 +236,15 @@ def _take_within_limits(
     allowed = slots
     if queue.rate is not None:
         allowed = min(allowed, limiters.available_tokens(tx, name, "", queue.rate))
-    used = 0
-    if queue.concurrency is not None:
-        used = taken(tx, name)
-    ready = tx.rows(
+    rows = tx.rows(
         f"SELECT {TAKEN} FROM djqueue_ready WHERE queue = ? AND {named}{stalled} ORDER BY rank, seq LIMIT ?"
         f"{tx.dialect.skip_locked}",
         *(name, names, slots),
     )
-    chosen: list[Row] = []
-    expired, is_refused = 0, False
-    for row in ready:
-        if row[7] is not None and row[7] <= tx.now:
-            chosen.append(row)  # It fails instead of starting, and takes nothing of any limit.
-            expired += 1
-            continue
-        weight = row[5]
-        fits = len(chosen) - expired < allowed
-        if queue.concurrency is not None:
-            fits = fits and used + min(weight, queue.concurrency) <= queue.concurrency
-        if row[6] and (claimed or len(chosen) > expired):
-            # One at a time, up to the first job with a stalled attempt.
-            if fits:
-                hints.append(0)
-            break
-        if not fits:
-            break
-        if limiter is not None and not limiter.reserve(name, weight, is_served=len(chosen) > expired):
-            is_refused = True
-            break
-        used += min(weight, queue.concurrency) if queue.concurrency is not None else 0
-        chosen.append(row)
-        if row[6]:
-            break
+    ready = [ReadyJob(*row) for row in rows]
+    chosen, is_refused = _choose(tx, queue, ready, allowed, limiter, claimed, hints)
     if chosen:
-        condition, pks = tx.among("id", [row[0] for row in chosen])
+        condition, pks = tx.among("id", [job.pk for job in chosen])
         tx.run(f"DELETE FROM djqueue_ready WHERE {condition}", pks)
     before = len(claimed)
     has_more = _start(tx, name, request, chosen, claimed)
@@ -268,13 +262,51 @@ def _take_within_limits(
     return has_more and not is_refused and not (claimed and claimed[-1].stalls)
 
 
+def _choose(
+    tx: Tx,
+    queue: Serving,
+    ready: Sequence[ReadyJob],
+    most: int,
+    limiter: limiters.LockedLimiter | None,
+    claimed: Sequence[Claimed],
+    hints: list[int],
+) -> tuple[list[ReadyJob], bool]:
+    """Return the first ready jobs that the limits allow, at most `most` besides expired ones, which take
+    nothing of any limit; and whether the limiter has refused the next one.
+    """
+    chosen: list[ReadyJob] = []
+    started = 0
+    used = 0 if queue.concurrency is None else taken(tx, queue.name)
+    for job in ready:
+        if job.is_expired(tx.now):
+            chosen.append(job)
+            continue
+        weight = 0 if queue.concurrency is None else min(job.weight, queue.concurrency)
+        fits = started < most and (queue.concurrency is None or used + weight <= queue.concurrency)
+        if job.stalls and (claimed or started):
+            # One at a time, up to the first job with a stalled attempt.
+            if fits:
+                hints.append(0)
+            break
+        if not fits:
+            break
+        if limiter is not None and not limiter.reserve(queue.name, job.weight, is_served=started > 0):
+            return chosen, True
+        chosen.append(job)
+        started += 1
+        used += weight
+        if job.stalls:
+            break
+    return chosen, False
+
+
 def taken(tx: Tx, queue: str) -> int:
     """Return the slots of a queue's concurrency that its active jobs take."""
     weight: int = tx.value("SELECT COALESCE(SUM(weight), 0) FROM djqueue_claim WHERE queue = ?", queue)
     return int(weight)
 
 
-def _start(tx: Tx, queue: str, request: ClaimRequest, ready: list[Row], claimed: list[Claimed]) -> bool:
+def _start(tx: Tx, queue: str, request: ClaimRequest, ready: list[ReadyJob], claimed: list[Claimed]) -> bool:
     """Start jobs that were taken out of the ready ones.
 
     Returns whether others may be ready instead of expired ones, or have become ready behind them in their
@@ -282,18 +314,19 @@ def _start(tx: Tx, queue: str, request: ClaimRequest, ready: list[Row], claimed:
     """
     if not ready:
         return False
-    expired = [row for row in ready if row[7] is not None and row[7] <= tx.now]
+    expired = {job.pk: job for job in ready if job.is_expired(tx.now)}
     if expired:
-        ready = [row for row in ready if row not in expired]
-        for job in by_keys(tx, [row[0] for row in expired]):
+        ready = [job for job in ready if job.pk not in expired]
+        for failing in by_keys(tx, list(expired)):
             # It was taken: put it back, so that it fails like any pending job.
-            tx.insert("djqueue_ready", READY, [_as_ready(queue, row) for row in expired if row[0] == job.pk])
-            fail_pending(tx, job, "ttl_expired", EXPIRED)
+            pk, *others = expired[failing.pk]
+            tx.insert("djqueue_ready", READY, [(pk, queue, *others)])
+            fail_pending(tx, failing, "ttl_expired", EXPIRED)
         if not ready:
             return True
     policy = tx.storage.policy(queue)
     lease, now, worker = policy.lease, tx.now, request.worker
-    condition, pks = tx.among("id", [row[0] for row in ready])
+    condition, pks = tx.among("id", [job.pk for job in ready])
     found = {
         row[0]: row
         for row in tx.rows(
@@ -331,16 +364,12 @@ def _start(tx: Tx, queue: str, request: ClaimRequest, ready: list[Row], claimed:
     tx.count(queue, "started", len(ready))
     tx.shift(queue, State.WAITING, State.ACTIVE, len(ready))
     by_group: dict[str, int] = {}
-    for row in ready:
-        if row[4] is not None and policy.group_mode != "global":
-            by_group[row[4]] = by_group.get(row[4], 0) + 1
+    for one in ready:
+        if one.group is not None and policy.group_mode != "global":
+            by_group[one.group] = by_group.get(one.group, 0) + 1
     for name, count in sorted(by_group.items()):
         LockedGroup(tx, queue, name).claimed(count)
     return bool(expired or by_group)
-
-
-def _as_ready(queue: str, row: Row) -> Row:
-    return (row[0], queue, *row[1:])
 
 
 def promote_due(tx: Tx, queue: str, limit: int = PROMOTED) -> int:

@@ -35,7 +35,7 @@ HOT_PATH = {
     "finish",
     "listen",
 }
-HOT_PATH |= {"renew", "report", "sweep", "notify_incidents"}
+HOT_PATH |= {"renew", "report", "sweep", "maintain", "resign", "notify_incidents"}
 
 
 def methods(facet: type) -> Iterator[Callable[..., Any]]:

@@ -1,5 +1,6 @@
 """Send Django's signals: at once in producers, from a separate thread elsewhere."""
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -17,6 +18,8 @@ from djqueue.signals import job_cancelled, job_dead, job_enqueued, job_stalled, 
 from djqueue.storage.base import Storage
 
 from .registered import registry
+
+logger = logging.getLogger("djqueue.jobs")
 
 MAX_PENDING = 10_000
 """Pending signals after which a worker claims no more jobs until its receivers have caught up."""
@@ -143,6 +146,14 @@ os.register_at_fork(after_in_child=announcer.reset)
 def told(incidents: Sequence[Incident]) -> None:
     """Announce incidents: what a storage did to jobs by itself, or because a user cancelled them."""
     for incident in incidents:
+        if incident.event == "failed":
+            logger.error(
+                "Job %s (%s) of queue %r failed permanently (%s).",
+                incident.id,
+                incident.name,
+                incident.queue,
+                incident.reason,
+            )
         signal, words = OF_INCIDENTS[incident.event]
         if signal.receivers:
             about = {word: getattr(incident, field) for word, field in words.items()}

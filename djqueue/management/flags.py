@@ -15,6 +15,9 @@ from djqueue.runtime.exits import MISUSED
 NEED_SUPERVISOR = ("processes", "max_jobs_per_process", "max_memory_per_process", "health_file")
 """Options that only a supervisor can follow."""
 
+SMALLEST = 2**24
+"""Bytes below which no worker starts."""
+
 
 def supervisor_flags(options: dict[str, Any]) -> Iterator[str]:
     """Yield the given flags that require the supervisor."""
@@ -77,6 +80,17 @@ def size(text: str) -> int:
         return parse_size("size", text)
     except OptionError as error:
         raise ArgumentTypeError(str(error)) from error
+
+
+def memory(text: str) -> int:
+    """Parse a limit of a worker's memory, such as `512MB`."""
+    limit = size(text)
+    if limit < SMALLEST:
+        raise ArgumentTypeError(
+            f"{text!r} is {limit:,} bytes, less than a worker needs to start: did you forget the unit? Give "
+            "a size such as 512MB"
+        )
+    return limit
 
 
 def seconds(text: str) -> float:

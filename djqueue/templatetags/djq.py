@@ -132,7 +132,9 @@ def number(value: float | None, places: int | None = None) -> str:
     """Format a number with thousands separators."""
     if value is None:
         return rendering.NOTHING
-    return number_format(value, decimal_pos=places, force_grouping=True)
+    # Django cuts decimals off.
+    rounded = value if places is None else round(value, places)
+    return number_format(rounded, decimal_pos=places, force_grouping=True)
 
 
 @register.filter

@@ -7,7 +7,9 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from djqueue import Queue, Worker, flow, job, signals
+from djqueue.client import announcing
 from djqueue.client.announcing import announcer
+from djqueue.core.job import Incident
 from djqueue.testing.factories import an_active_job, enqueue
 from tests.support import PATIENCE, eventually
 
@@ -286,3 +288,9 @@ def test_signals_are_not_prepared_without_receivers(queue, monkeypatch):
         pass
 
     assert worker.counters.completed == 1
+
+
+def test_failure_that_no_worker_reports_is_logged(caplog):
+    announcing.told([Incident("emails", "a", "shop.send", "failed", "worker_lost")])
+
+    assert "Job a (shop.send) of queue 'emails' failed permanently (worker_lost)." in caplog.messages

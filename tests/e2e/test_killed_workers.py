@@ -138,7 +138,7 @@ def test_job_runs_again_at_once_after_the_supervisor_has_lost_its_worker(project
 
         eventually(lambda: state_of(project, job_id) == "completed", message=workers.output)
         eventually(lambda: project.run(WORKERS) not in ([], [[first, leads]]))
-        workers.says("was killed; its 1 active jobs will run again")
+        workers.says("was killed; took back its active jobs (1)")
     assert done.read_text() == "1\n1\n"
 
 

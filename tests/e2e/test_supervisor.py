@@ -389,7 +389,7 @@ def test_worker_process_is_replaced_after_its_maximum_number_of_jobs(shop: Shop)
     shop.call("len(where.enqueue_many([((), {})] * 12))")
     with shop.start("--max-jobs-per-process", "5", "--until-empty") as workers:
         assert workers.ends() == 0
-    assert workers.output.count("reached its limit and is replaced") == 2
+    assert workers.output.count("has ended as planned and is replaced") == 2
     assert shop.run("from djqueue import Queue; answer = Queue('default').counts()")["completed"] == 12
 
 
@@ -399,10 +399,19 @@ def test_worker_process_above_its_memory_limit_is_replaced_after_its_jobs(shop: 
         before = shop.pids()["worker 1"]
         shop.call("leak.enqueue_and_wait(wait=60)")
         workers.says("above its limit of 143")
-        workers.says("reached its limit and is replaced")
+        workers.says("reached its memory limit")
         eventually(lambda: shop.pids().get("worker 1", before) != before)
         shop.is_up()
         assert shop.state()["restarts"] == 0
+
+
+def test_worker_processes_are_replaced_more_and_more_slowly_if_they_start_above_their_limit(
+    shop: Shop,
+) -> None:
+    with shop.start("--max-memory-per-process", "20MB", "--processes", "1") as workers:
+        workers.says("is replaced in 0.4 s. The limit may be too low.")
+        workers.signal()
+        assert workers.ends() == 0
 
 
 @pytest.mark.thorough
@@ -411,6 +420,7 @@ def test_runworkers_rejects_invalid_options(shop: Shop) -> None:
         ("--processes", "0"): "'0' is neither a positive whole number nor auto",
         ("--processes", "2", "--max-jobs", "5"): "use --max-jobs-per-process",
         ("--max-memory-per-process", "many"): "many",
+        ("--max-memory-per-process", "512"): "did you forget the unit?",
         ("--single-process", "--health-file", "x"): ("--health-file can't be combined with --single-process"),
     }.items():
         with shop.project.start(*arguments, log="third.txt") as third:

@@ -155,7 +155,7 @@ def test_recycled_child_is_replaced_immediately(supervise):
     )
 
     assert (code, starts) == (0, 3)
-    assert output.count("reached its limit and is replaced") == 2
+    assert output.count("has ended as planned and is replaced") == 2
 
 
 def test_signal_during_the_start_of_a_child_is_not_lost(supervise):

@@ -23,10 +23,10 @@ from djqueue.management.flags import (
     check_combination,
     count,
     flag_hint,
+    memory,
     processes,
     queue_names,
     seconds,
-    size,
     supervisor_flags,
 )
 from djqueue.management.processes import roles
@@ -153,7 +153,7 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--max-memory-per-process",
-            type=size,
+            type=memory,
             metavar="SIZE",
             help="Replace a worker process that uses more memory, such as 512MB, after its running jobs have "
             "finished.",

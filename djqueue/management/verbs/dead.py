@@ -110,7 +110,7 @@ def retry(options: Options, output: Output) -> None:
     for queue in queues:
 
         def progress(so_far: RetriedDead, name: str = queue.name) -> None:
-            output.progress(f"{name}: {so_far.retried:,} retried so far")
+            output.progress(f"{name}: {so_far.retried:,} {'found' if dry_run else 'retried'} so far")
 
         found = queue.retry_dead(limit=options["limit"], dry_run=dry_run, progress=progress, **filters)
         outcomes.update(found._asdict())

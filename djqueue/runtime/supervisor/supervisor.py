@@ -263,14 +263,28 @@ class Supervisor:
             self._finished.add(child.name)
             return
         if code == RECYCLED or (code == FINISHED and child.is_recycled):
-            logger.info("Process %d (%s) reached its limit and is replaced.", child.pid, child.name)
-            self._failures.pop(child.name, None)
-            self._due[child.name] = now
+            self._due[child.name] = now + self._on_replacement(child, now)
             return
         if code in PERMANENT:
             self._code = PERMANENT[code]
             return
         self._on_failure(child, describe(status), now)
+
+    def _on_replacement(self, child: ChildProcess, now: float) -> float:
+        """Return the seconds after which a process that reached a limit is replaced."""
+        age = now - self._started[child.name]
+        if not child.is_recycled or age > STABLE:
+            logger.info("Process %d (%s) has ended as planned and is replaced.", child.pid, child.name)
+            self._failures.pop(child.name, None)
+            return 0.0
+        failures = self._failures[child.name] = self._failures.get(child.name, 0) + 1
+        wait: float = min(BACKOFF[0] * 2 ** (failures - 1), BACKOFF[1])
+        logger.warning(
+            "Process %d (%s) reached its memory limit %.0f s after its start, and is replaced in %g s. "
+            "The limit may be too low.",
+            child.pid, child.name, age, wait,
+        )  # fmt: skip
+        return wait
 
     def _on_failure(self, child: ChildProcess, how: str, now: float) -> None:
         name = child.name
@@ -313,7 +327,9 @@ class Supervisor:
         if limit is None:
             return
         for child in self._children.values():
-            if child.role.is_worker and not child.is_recycled and (memory := child.memory) > limit:
+            if not (child.role.is_worker and child.is_ready) or child.is_recycled:
+                continue
+            if (memory := child.memory) > limit:
                 logger.info(
                     "Process %d (%s) uses %.0f MiB, above its limit of %.0f: finishing its jobs.",
                     child.pid, child.name, memory / 2**20, limit / 2**20,

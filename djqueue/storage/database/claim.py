@@ -10,7 +10,7 @@ from djqueue.core.states import State
 from djqueue.storage.tables.rows import pair_of_limits, unpack_options
 
 from . import limiters
-from .stored import READY, TOKENS, LockedGroup, StoredJob, by_keys, push
+from .stored import NO_RATE, READY, TOKENS, LockedGroup, StoredJob, by_keys, push
 from .transaction import Tx, limiter_lock, limits_lock
 from .transitions import EXPIRED, fail_pending, move_to
 
@@ -49,7 +49,7 @@ SEARCH_EVERY = 100
 """Milliseconds after which a claim searches all queues again, even if those it knows have ready jobs."""
 
 
-class ReadyJob(NamedTuple):
+class ReadyRow(NamedTuple):
     """A row of the ready jobs of a queue."""
 
     pk: int
@@ -217,7 +217,7 @@ def _take_first(
         + f" RETURNING {TAKEN}",
         *(queue.name, names, slots),
     )
-    ready = sorted((ReadyJob(*row) for row in rows), key=lambda job: (job.rank, job.seq))
+    ready = sorted((ReadyRow(*row) for row in rows), key=lambda job: (job.rank, job.seq))
     return _start(tx, queue.name, request, ready, claimed)
 
 
@@ -241,7 +241,7 @@ def _take_within_limits(
         f"{tx.dialect.skip_locked}",
         *(name, names, slots),
     )
-    ready = [ReadyJob(*row) for row in rows]
+    ready = [ReadyRow(*row) for row in rows]
     chosen, is_refused = _choose(tx, queue, ready, allowed, limiter, claimed, hints)
     if chosen:
         condition, pks = tx.among("id", [job.pk for job in chosen])
@@ -265,16 +265,16 @@ def _take_within_limits(
 def _choose(
     tx: Tx,
     queue: Serving,
-    ready: Sequence[ReadyJob],
+    ready: Sequence[ReadyRow],
     most: int,
     limiter: limiters.LockedLimiter | None,
     claimed: Sequence[Claimed],
     hints: list[int],
-) -> tuple[list[ReadyJob], bool]:
+) -> tuple[list[ReadyRow], bool]:
     """Return the first ready jobs that the limits allow, at most `most` besides expired ones, which take
     nothing of any limit; and whether the limiter has refused the next one.
     """
-    chosen: list[ReadyJob] = []
+    chosen: list[ReadyRow] = []
     started = 0
     used = 0 if queue.concurrency is None else taken(tx, queue.name)
     for job in ready:
@@ -306,7 +306,7 @@ def taken(tx: Tx, queue: str) -> int:
     return int(weight)
 
 
-def _start(tx: Tx, queue: str, request: ClaimRequest, ready: list[ReadyJob], claimed: list[Claimed]) -> bool:
+def _start(tx: Tx, queue: str, request: ClaimRequest, ready: list[ReadyRow], claimed: list[Claimed]) -> bool:
     """Start jobs that were taken out of the ready ones.
 
     Returns whether others may be ready instead of expired ones, or have become ready behind them in their
@@ -408,6 +408,9 @@ def end_rests(tx: Tx, queue: str, late: int = 0) -> int:
     """
     rested = "SELECT name, rest_at FROM djqueue_rate_bucket WHERE queue = ? AND rest_at <= ? ORDER BY name"
     groups = [(at, LockedGroup(tx, queue, name)) for name, at in tx.rows(rested, queue, tx.tick - late)]
+    for _, group in groups:
+        if group.rate is None:  # Its next job was locked.
+            limiters.set_rest(tx, queue, group.name, NO_RATE, None)
     return sum(group.advance() for _, group in sorted(groups, key=lambda rest: (rest[0], rest[1].name)))
 
 

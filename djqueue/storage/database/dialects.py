@@ -386,7 +386,9 @@ class PostgresSql(SqlDialect):
     def writing(
         self, wrapper: BaseDatabaseWrapper, cursor: Any, *, durable: bool = False, waits: bool = True
     ) -> Iterator[bool]:
-        cursor.execute(f"BEGIN{self._limits_of_transactions}{f'; {SYNCED}' if durable else ''}")
+        # After the wait for a lock, a statement must see what its last holder has committed.
+        begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
+        cursor.execute(f"{begin}{self._limits_of_transactions}{f'; {SYNCED}' if durable else ''}")
         with _committed(cursor):
             yield True
 

@@ -382,9 +382,10 @@ class WriteBuffer:
             while batches := self._take():
                 try:
                     self._write_all(batches)
-                except StorageUnavailableError:
+                except BaseException:
                     with self._lock:
-                        self._batches = batches + self._batches
+                        # Some may be stored already.
+                        self._batches = [batch._replace(fresh=False) for batch in batches] + self._batches
                         self._jobs += sum(len(batch.payloads) for batch in batches)
                     raise
 

@@ -1,5 +1,6 @@
 """Ends of attempts, and the leases, progress and items of active ones: all conditional on the claim."""
 
+import logging
 from collections.abc import Sequence
 
 from djqueue.core.enginejob import ItemStream
@@ -24,6 +25,7 @@ from .dialects import Row
 from .stored import TOKENS, StoredJob, by_keys, is_grouped, keep_newest, select
 from .transaction import Tx, group_lock, key_lock, limiter_lock
 
+logger = logging.getLogger("djqueue.storage")
 OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
 
 
@@ -135,14 +137,17 @@ def _released(tx: Tx, queue: str, limiter: str | None) -> None:
         tx.woken.add(queue)
 
 
-def held_claims(tx: Tx, attempts: Sequence[Lease | ProgressReport | Emission]) -> dict[int, Row]:
-    """Return the claims (token, id, cancel) of the attempts whose tokens hold, by token."""
+def held_claims(tx: Tx, attempts: Sequence[Lease | ProgressReport | Emission], lock: str) -> dict[int, Row]:
+    """Return the claims (token, id, cancel) of the attempts whose tokens hold, by token.
+
+    Args:
+        lock: What follows the SELECT.
+    """
     wanted = {attempt.token: (attempt.queue, attempt.id) for attempt in attempts}
     condition, values = tx.among("token", list(wanted))
     keyed, pks = tx.among("id", [token >> TOKENS for token in wanted])
     found = tx.rows(
-        f"SELECT token, id, cancel, queue, job_id FROM djqueue_claim WHERE {keyed} AND {condition}"
-        + tx.dialect.for_update,
+        f"SELECT token, id, cancel, queue, job_id FROM djqueue_claim WHERE {keyed} AND {condition}{lock}",
         *(pks, values),
     )
     return {row[0]: row for row in found if wanted[row[0]] == row[3:]}
@@ -150,10 +155,12 @@ def held_claims(tx: Tx, attempts: Sequence[Lease | ProgressReport | Emission]) -
 
 def renew(tx: Tx, leases: Sequence[Lease]) -> list[Renewal]:
     """Extend the claims whose tokens hold to a full lease from now."""
-    held = held_claims(tx, leases)
+    free = held_claims(tx, leases, tx.dialect.skip_locked)
+    # A caller's transaction may have locked some: those leases are renewed later, and the others now.
+    held = free if len(free) == len(leases) else held_claims(tx, leases, "")
     by_length: dict[int, list[int]] = {}
     for lease in leases:
-        if lease.token in held:
+        if lease.token in free:
             length = tx.storage.policy(lease.queue).lease
             by_length.setdefault(length, []).append(held[lease.token][1])
     for length, pks in by_length.items():
@@ -167,7 +174,7 @@ def renew(tx: Tx, leases: Sequence[Lease]) -> list[Renewal]:
 
 def report(tx: Tx, reports: Sequence[ProgressReport]) -> list[bool]:
     """Record progress and log lines of attempts whose tokens hold."""
-    held = held_claims(tx, reports)
+    held = held_claims(tx, reports, tx.dialect.for_update)
     jobs = {job.pk: job for job in _jobs_of(tx, held)}
     accepted = []
     for one in reports:
@@ -189,7 +196,7 @@ def report(tx: Tx, reports: Sequence[ProgressReport]) -> list[bool]:
 
 def emit(tx: Tx, emissions: Sequence[Emission]) -> list[bool]:
     """Add streamed items of attempts whose tokens hold; items that leave a gap are refused."""
-    held = held_claims(tx, emissions)
+    held = held_claims(tx, emissions, tx.dialect.for_update)
     jobs = {job.pk: job for job in _jobs_of(tx, held)}
     accepted = []
     for one in emissions:
@@ -228,7 +235,11 @@ def stall(tx: Tx, pk: int, token: int) -> bool:
     queue, limiter, cancel = row
     if limiter is not None:
         tx.lock(limiter_lock(limiter))
-    [job] = by_keys(tx, [pk])
+    jobs = by_keys(tx, [pk])
+    if not jobs:
+        logger.error("Dropped the claim %d of queue %r, whose job is gone.", pk, queue)
+        return True
+    [job] = jobs
     if cancel:
         transitions.cancel_active(tx, job, "cancelled")
         tx.note_incident(job, "cancelled")

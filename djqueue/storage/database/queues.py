@@ -194,12 +194,7 @@ def clean_some(tx: Tx, queue: str, states: frozenset[State], before: int, limit:
 def obliterate(tx: Tx, queue: str, *, force: bool) -> int:
     """Remove a queue with all its jobs; return the number of removed jobs."""
     active = [pk for (pk,) in tx.rows("SELECT id FROM djqueue_claim WHERE queue = ?", queue)]
-    if active and not force:
-        raise StorageError(f"queue {queue!r} has active jobs: wait until they finish, or pass force=True")
-    if active:
-        tx.run("DELETE FROM djqueue_claim WHERE queue = ?", queue)
-        for job in stored.by_keys(tx, active):
-            transitions.cancel_active(tx, job, "obliterated")
+    _end_active(tx, queue, active, force=force)
     # None of them ends with another one that is removed before it.
     blocked = tx.rows("SELECT id FROM djqueue_job WHERE queue = ? AND state = 'blocked'", queue)
     for job in stored.by_keys(tx, [pk for (pk,) in blocked]):
@@ -208,6 +203,9 @@ def obliterate(tx: Tx, queue: str, *, force: bool) -> int:
     # The newest first: a job that waits for another one of the queue goes before it, or with it.
     newest = f"SELECT id FROM djqueue_job WHERE queue = ? ORDER BY id DESC LIMIT {CLEANED}"
     while pks := [pk for (pk,) in tx.rows(newest, queue)]:
+        # Workers that have not seen the end of the queue may have started some.
+        started = [job.pk for job in stored.by_keys(tx, pks) if job.state is State.ACTIVE]
+        _end_active(tx, queue, started, force=force)
         jobs = stored.by_keys(tx, pks)
         transitions.remove(tx, jobs)
         count += len(jobs)
@@ -222,6 +220,19 @@ def obliterate(tx: Tx, queue: str, *, force: bool) -> int:
     tx.run("DELETE FROM djqueue_queue_state WHERE name = ?", queue)
     tx.woken.discard(queue)
     return count
+
+
+def _end_active(tx: Tx, queue: str, pks: Sequence[int], *, force: bool) -> None:
+    """Cancel active jobs that are about to be removed. Raises StorageError without `force`."""
+    if not pks:
+        return
+    if not force:
+        raise StorageError(f"queue {queue!r} has active jobs: wait until they finish, or pass force=True")
+    condition, values = tx.among("id", pks)
+    tx.run(f"DELETE FROM djqueue_claim WHERE {condition}", values)
+    for job in stored.by_keys(tx, pks):
+        if job.state is State.ACTIVE:
+            transitions.cancel_active(tx, job, "obliterated")
 
 
 def names(tx: Tx) -> list[str]:

@@ -620,7 +620,7 @@ HORIZON = (
 )
 """Age of the oldest visible transaction whose snapshot keeps VACUUM from removing dead rows."""
 ESTIMATES = (
-    "SELECT c.relname, CAST(c.reltuples AS bigint), pg_total_relation_size(c.oid), s.n_dead_tup "
+    "SELECT c.relname, COALESCE(s.n_live_tup, 0), pg_total_relation_size(c.oid), s.n_dead_tup "
     "FROM pg_class c LEFT JOIN pg_stat_user_tables s ON s.relid = c.oid "
     "WHERE c.relkind = 'r' AND c.relname LIKE 'djqueue\\_%' AND pg_table_is_visible(c.oid) ORDER BY c.relname"
 )
@@ -675,7 +675,7 @@ def _sweeps(tx: Tx) -> DiagnosticLine:
 def _tables(tx: Tx) -> Iterator[DiagnosticLine]:
     if tx.dialect.has_clock:
         for table, rows, length, dead in tx.rows(ESTIMATES):
-            value = f"about {max(0, rows):,} rows, {size(length)}"
+            value = f"about {rows:,} rows, {size(length)}"
             if dead:
                 value += f", about {dead:,} dead rows"
             yield DiagnosticLine(f"tables.{table}", "Tables", table, value)

@@ -322,7 +322,11 @@ class DatabaseStorage(Storage):
         if self.read(self.workers.killed, is_single=True):
             self.write(self.workers.forget_killed)
         if self._leadership.take():
-            self.sweep()
+            try:
+                self.sweep()
+            except Exception:
+                self._leadership.release()  # Another process may succeed.
+                raise
 
     def resign(self) -> None:
         self._leadership.release()

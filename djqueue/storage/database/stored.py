@@ -321,6 +321,12 @@ def displace(tx: Tx, job: StoredJob) -> None:
     group.advance()
 
 
+LOCKED_AGAIN = 100
+"""Milliseconds after which a group tries again to let a job continue that another transaction has locked."""
+NO_RATE = Rate(1, 1)
+"""Fills the columns of a group without a rate."""
+
+
 class LockedGroup:
     """One group of a queue, locked for the rest of the transaction unless it is only read.
 
@@ -391,6 +397,10 @@ class LockedGroup:
             )
             make_ready(self.tx, [pk for (pk,) in freed])
         self._note_rest()
+        if len(freed) < free and self._has_held() and self.tx.dialect.skip_locked:
+            # Another transaction, which may not move it, has locked the next job.
+            at = self.tx.tick + LOCKED_AGAIN
+            limiters.set_rest(self.tx, self.queue, self.name, self.rate or NO_RATE, at)
         return len(freed)
 
     def hold_back(self) -> None:

@@ -49,7 +49,7 @@ WRITE = (
     "commands = '', process = excluded.process, "
     + ", ".join(f"{name} = excluded.{name}" for name in COLUMNS[1:])
 )
-KILLED = "Worker %s (process %d) was killed; its %d active jobs will run again."
+KILLED = "Worker %s (process %d) was killed; took back its active jobs (%d)."
 FORGET_DUMP = "UPDATE djqueue_worker_state SET dump = '', dumped_at = NULL WHERE worker_id = ?"
 
 

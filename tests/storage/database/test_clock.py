@@ -36,3 +36,12 @@ def test_wall_clock_of_the_machine_counts_without_a_server(here):
     here.jump(-3_600_000)
 
     assert clock.now() == here.now()
+
+
+def test_slow_reading_of_the_servers_clock_is_repeated(monkeypatch):
+    clock, readings = clocks.DatabaseClock("default"), iter([(11_000, 1), (2, 5), (1, 9)])
+    monkeypatch.setattr(clock, "_started_by", lambda _: next(readings))
+
+    clock.measure()
+
+    assert clock._started == (5 if connection.vendor == "postgresql" else None)

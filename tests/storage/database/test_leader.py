@@ -247,3 +247,14 @@ def test_frozen_leader_is_replaced_within_its_lease_and_does_no_harm_when_it_wak
 
     assert leader_pid() == os.getpid()
     assert finish(storage, completing(claimed)) == [True]
+
+
+def test_leader_whose_sweep_fails_lets_another_process_lead(pair, clock, monkeypatch):
+    first, second = pair
+    first.maintain()
+    monkeypatch.setattr(first, "sweep", lambda: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        first.maintain()
+
+    assert sweeps(second, clock)

@@ -517,6 +517,25 @@ def test_waiting_in_a_transaction_is_refused_if_the_job_cannot_start(make, durab
             assert ("durable=False" in str(refused.value)) is can_leave
 
 
+def test_interrupted_write_of_jobs_that_are_not_durable_is_repeated(make, monkeypatch):
+    monkeypatch.setattr(enqueues, "DELAY", 3_600.0)
+    storage = make()
+    job_id = enqueue(storage, durable=False)
+    write = storage.transactions.write_apart
+
+    def interrupted(work):
+        write(work)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.transactions, "write_apart", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            storage.buffer.flush()
+
+    storage.buffer.flush()
+    assert [claim_ids(storage), storage.buffer.lost] == [[job_id], 0]
+
+
 def test_process_sees_the_jobs_that_it_has_enqueued_before(make, monkeypatch):
     monkeypatch.setattr(enqueues, "DELAY", 3_600.0)
     storage = make()

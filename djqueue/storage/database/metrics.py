@@ -30,7 +30,6 @@ from djqueue.core.metrics import Row as Found
 from djqueue.core.overview import Totals
 
 from .dialects import Row
-from .stored import queues_in
 from .transaction import STATES, TALLY, TALLY_COLUMNS, Tx
 
 if TYPE_CHECKING:
@@ -75,9 +74,8 @@ def _rounds(step: Callable[[], int], whole: int) -> None:
 
 
 def _changed(tx: Tx) -> list[str]:
-    """Return the queues whose tallies have new rows, with two probes of an index for each queue."""
-    new = " AND (SELECT MAX(at) FROM djqueue_tally WHERE queue = found.name) > 0"
-    found = tx.rows(queues_in("djqueue_tally") + new)
+    """Return the queues whose tallies have new rows, in one scan, as there may be very many."""
+    found = tx.rows("SELECT queue FROM djqueue_tally GROUP BY queue HAVING MAX(at) > 0 ORDER BY queue")
     return [name for (name,) in found]
 
 

@@ -312,9 +312,10 @@ class WriteBuffer:
         self._writing = threading.RLock()
         self._batches: list[Batch] = []
         self._jobs = 0
+        self._is_writing = False
 
     def __bool__(self) -> bool:
-        return bool(self._batches)
+        return bool(self._batches) or self._is_writing
 
     def takes(self, batches: Sequence[Batch]) -> bool:
         """Return whether the results of these batches are known before they are written."""
@@ -382,10 +383,12 @@ class WriteBuffer:
             while batches := self._take():
                 try:
                     self._write_all(batches)
+                    self._is_writing = False
                 except BaseException:
                     with self._lock:
                         # Some may be stored already.
                         self._batches = [batch._replace(fresh=False) for batch in batches] + self._batches
+                        self._is_writing = False
                         self._jobs += sum(len(batch.payloads) for batch in batches)
                     raise
 
@@ -398,6 +401,7 @@ class WriteBuffer:
 
     def _take(self) -> list[Batch]:
         with self._lock:
+            self._is_writing = bool(self._batches)
             batches, self._batches = self._batches, []
             self._jobs = 0
         return batches

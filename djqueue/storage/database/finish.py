@@ -138,7 +138,8 @@ def _released(tx: Tx, queue: str, limiter: str | None) -> None:
 
 
 def held_claims(tx: Tx, attempts: Sequence[Lease | ProgressReport | Emission], lock: str) -> dict[int, Row]:
-    """Return the claims (token, id, cancel) of the attempts whose tokens hold, by token.
+    """Return the claims (token, id, cancel, queue, id of the job, end of the lease) of the attempts whose
+    tokens hold, by token.
 
     Args:
         lock: What follows the SELECT.
@@ -147,17 +148,24 @@ def held_claims(tx: Tx, attempts: Sequence[Lease | ProgressReport | Emission], l
     condition, values = tx.among("token", list(wanted))
     keyed, pks = tx.among("id", [token >> TOKENS for token in wanted])
     found = tx.rows(
-        f"SELECT token, id, cancel, queue, job_id FROM djqueue_claim WHERE {keyed} AND {condition}{lock}",
+        "SELECT token, id, cancel, queue, job_id, lease_until FROM djqueue_claim "
+        f"WHERE {keyed} AND {condition}{lock}",
         *(pks, values),
     )
-    return {row[0]: row for row in found if wanted[row[0]] == row[3:]}
+    return {row[0]: row for row in found if wanted[row[0]] == row[3:5]}
 
 
 def renew(tx: Tx, leases: Sequence[Lease]) -> list[Renewal]:
     """Extend the claims whose tokens hold to a full lease from now."""
     free = held_claims(tx, leases, tx.dialect.skip_locked)
-    # A caller's transaction may have locked some: those leases are renewed later, and the others now.
-    held = free if len(free) == len(leases) else held_claims(tx, leases, "")
+    held = dict(free)
+    if locked := [lease for lease in leases if lease.token not in free]:
+        # A caller's transaction may have locked them: those that no sweep takes back yet are renewed later.
+        seen = held_claims(tx, locked, "")
+        held |= {token: row for token, row in seen.items() if row[5] > tx.tick}
+        overdue = [lease for lease in locked if lease.token in seen and lease.token not in held]
+        free |= held_claims(tx, overdue, tx.dialect.for_update) if overdue else {}
+        held |= free
     by_length: dict[int, list[int]] = {}
     for lease in leases:
         if lease.token in free:

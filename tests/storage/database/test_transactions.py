@@ -38,7 +38,7 @@ from djqueue.testing.factories import (
     state,
 )
 from djqueue.testing.waiting import Recorder, Wakes
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 from .children import Child
 
@@ -534,6 +534,27 @@ def test_interrupted_write_of_jobs_that_are_not_durable_is_repeated(make, monkey
 
     storage.buffer.flush()
     assert [claim_ids(storage), storage.buffer.lost] == [[job_id], 0]
+
+
+def test_read_waits_for_jobs_that_are_being_written(make, monkeypatch):
+    storage = make()
+    begun, goes_on = threading.Event(), threading.Event()
+    write = storage.transactions.write_apart
+
+    def slowly(work):
+        begun.set()
+        assert goes_on.wait(PATIENCE)
+        return write(work)
+
+    monkeypatch.setattr(storage.transactions, "write_apart", slowly)
+    job_id = enqueue(storage, durable=False)
+    assert begun.wait(PATIENCE)
+    assert storage.buffer
+
+    goes_on.set()
+
+    assert state(storage, job_id) is State.WAITING
+    assert not storage.buffer
 
 
 def test_process_sees_the_jobs_that_it_has_enqueued_before(make, monkeypatch):

@@ -19,7 +19,7 @@ from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.forks import after_fork, fork_lock
+from djqueue.core.forks import after_fork
 from djqueue.core.shown import in_one_line
 from djqueue.storage.facets import Unsubscribe
 from djqueue.storage.tables.dberrors import unavailable
@@ -250,16 +250,6 @@ class FollowerThread:
         self.signal = WakeSignal()
         self.is_closing = False
         self.thread: threading.Thread | None = None
-        self.busy = fork_lock()
-        """Held except in `wait`: SQLite has locks of its own."""
-
-    def wait(self, seconds: float, file: int | None = None) -> None:
-        """Wait for a signal, or for something to read from a file."""
-        self.busy.release()
-        try:
-            self.signal.wait(seconds, file)
-        finally:
-            self.busy.acquire()
 
 
 class Follower:
@@ -317,7 +307,6 @@ class Follower:
     def _live(self, run: FollowerThread) -> None:
         storage = self._storage
         followed = _Notified(storage, run) if storage.dialect.has_clock else _Watched(storage, run)
-        run.busy.acquire()
         try:
             pause = RETRY[0]
             while not self._has_ended(run, followed):
@@ -333,12 +322,11 @@ class Follower:
                         wrapper.close()
                 except Exception as error:
                     self._report(error, is_first=pause == RETRY[0])
-                    run.wait(pause)
+                    run.signal.wait(pause)
                     pause = min(pause * 2, RETRY[1])
         finally:
             run.signal.close()
             connections[storage.alias].close()
-            run.busy.release()
 
     def _has_ended(self, run: FollowerThread, followed: "Followed") -> bool:
         if run.is_closing:
@@ -379,7 +367,7 @@ class Followed(ABC):
     """A connection on which the changes of other processes are noticed."""
 
     def __init__(self, storage: "DatabaseStorage", run: FollowerThread) -> None:
-        self._storage, self._wait = storage, run.wait
+        self._storage, self._signal = storage, run.signal
         self.needed_at = time.monotonic()
         """Monotonic seconds at which there last were listeners or subscriptions."""
 
@@ -417,7 +405,7 @@ class _Watched(Followed):
         self._version = self._read_version()
 
     def step(self) -> None:
-        self._wait(self._pause)
+        self._signal.wait(self._pause)
         version = self._read_version()
         if version != self._version:
             self._version, self._pause = version, SHORTEST
@@ -454,7 +442,7 @@ class _Notified(Followed):
         now = time.monotonic()
         until = min(self._poll_at, events.look_at(now))
         if not self._claimable and not self._has_events and not events.is_due:
-            self._wait(until - now, self._driver.fileno())
+            self._signal.wait(until - now, self._driver.fileno())
         # Notifications that have arrived are passed to the handler.
         self._cursor.execute("SELECT 1")
         woken, self._claimable = self._claimable, set()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 from tests.runtime.project import Project, WorkerProcess, close_consoles
 from tests.support import PATIENCE, eventually
 from tools.chaos import tree
+from tools.chaos.project import _postgresql
 
 LEASE = 3.0
 """Seconds; of every job."""
@@ -108,6 +109,20 @@ answer = {
 }
 """
 COUNTS = "from djqueue import Queue; answer = Queue('default').counts()"
+
+
+LIMITS = {"connect_timeout": 2, "options": f"-c lock_timeout={TIMEOUT}s -c statement_timeout={2 * TIMEOUT}s"}
+
+
+def postgresql(url: str, **more: Any) -> dict[str, Any]:
+    """Return the entry of DATABASES for a database of a server."""
+    return {**_postgresql(url), "OPTIONS": LIMITS, **more}
+
+
+def sqlite(name: str) -> dict[str, Any]:
+    """Return the entry of DATABASES for a file."""
+    options = {"transaction_mode": "IMMEDIATE", "timeout": TIMEOUT}
+    return {"ENGINE": "django.db.backends.sqlite3", "NAME": name, "OPTIONS": options}
 
 
 class Call(NamedTuple):
@@ -239,6 +254,17 @@ class Load:
         """Wait until all leases have expired that nobody renews from now on."""
         since = time.monotonic()
         eventually(lambda: time.monotonic() > since + LEASE + 1)
+
+    def outlasts_full_disk(self, disk: Path) -> None:
+        """Fill the file system of the tables, free it again, and check what has become of the jobs."""
+        ballast = disk / "ballast"
+        command = ["dd", "if=/dev/zero", f"of={ballast}", "bs=4k"]
+        done = subprocess.run(command, capture_output=True, check=False)
+        assert b"No space left" in done.stderr
+        self.answers()
+        self.outlasts_leases()
+        ballast.unlink()
+        self.ends_well("full disk", time.monotonic())
 
     # Afterwards.
 

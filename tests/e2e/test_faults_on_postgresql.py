@@ -1,8 +1,5 @@
-"""The default storage on PostgreSQL with the real program, and what happens to servers and processes."""
+"""The default storage on PostgreSQL with the real program, and faults of servers and connections."""
 
-import os
-import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -13,14 +10,11 @@ import psycopg
 import pytest
 
 from tests.servers import PgBouncer, PostgresServer
-from tests.support import eventually
 from tools.chaos.project import _postgresql
 
-from .load import TIMEOUT, Load
+from .load import LIMITS, Load, postgresql
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
-
-LIMITS = {"connect_timeout": 2, "options": f"-c lock_timeout={TIMEOUT}s -c statement_timeout={2 * TIMEOUT}s"}
 
 
 @pytest.fixture
@@ -31,12 +25,8 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def load(server: PostgresServer, tmp_path: Path) -> Iterator[Load]:
-    with Load(tmp_path, database(server.create_database())) as load:
+    with Load(tmp_path, postgresql(server.create_database())) as load:
         yield load
-
-
-def database(url: str, **more: Any) -> dict[str, Any]:
-    return {**_postgresql(url), "OPTIONS": LIMITS, **more}
 
 
 @contextmanager
@@ -47,20 +37,6 @@ def session(server: PostgresServer, name: str = "scratch_1") -> Iterator["psycop
 
 def terminate_backends(admin: "psycopg.Connection[Any]") -> None:
     admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'scratch_1'")
-
-
-def test_killed_worker(load: Load) -> None:
-    worker = load.workers(load.services[0])[0]
-    eventually(lambda: any(note.pid == worker for note in load.running()))
-    os.kill(worker, signal.SIGKILL)
-    load.ends_well("kill -9 of a worker", time.monotonic())
-
-
-def test_killed_runworkers(load: Load) -> None:
-    pids = load.workers(load.services[0])
-    eventually(lambda: any(note.pid in pids for note in load.running()))
-    os.killpg(load.services[0].process.pid, signal.SIGKILL)
-    load.ends_well("kill -9 of all of runworkers", time.monotonic())
 
 
 def test_immediate_stop_and_restart(server: PostgresServer, load: Load) -> None:
@@ -79,16 +55,6 @@ def test_terminated_backends(server: PostgresServer, load: Load) -> None:
             terminate_backends(admin)
             load.goes_on(2)
     load.ends_well("terminated backends", time.monotonic())
-
-
-def test_frozen_worker(load: Load) -> None:
-    worker = load.workers(load.services[0])[0]
-    eventually(lambda: any(note.pid == worker for note in load.running()))
-    os.kill(worker, signal.SIGSTOP)
-    over = time.monotonic()
-    load.outlasts_leases()
-    os.kill(worker, signal.SIGCONT)
-    load.ends_well("frozen worker", over)
 
 
 def test_exhausted_connections(server: PostgresServer, load: Load) -> None:
@@ -118,28 +84,6 @@ def test_locked_table(server: PostgresServer, load: Load, table: str) -> None:
     load.ends_well(f"locked {table}", time.monotonic())
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of few MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], check=False)
-    if mounted.returncode:
-        pytest.skip("this account may not mount a file system")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def fill(disk: Path) -> Path:
-    """Write a file until no space is left."""
-    ballast = disk / "ballast"
-    done = subprocess.run(["dd", "if=/dev/zero", f"of={ballast}", "bs=4k"], capture_output=True, check=False)
-    assert b"No space left" in done.stderr
-    return ballast
-
-
 def test_full_disk(server: PostgresServer, small_disk: Path, tmp_path: Path) -> None:
     tables = small_disk / "tables"
     tables.mkdir()
@@ -150,20 +94,8 @@ def test_full_disk(server: PostgresServer, small_disk: Path, tmp_path: Path) -> 
     with session(server, "postgres") as connection:
         connection.execute(f"CREATE TABLESPACE small LOCATION '{tables}'")
         connection.execute("ALTER DATABASE scratch_1 SET TABLESPACE small")
-    with Load(tmp_path, database(url)) as load:
-        ballast = fill(small_disk)
-        load.answers()
-        load.outlasts_leases()
-        ballast.unlink()
-        load.ends_well("full disk", time.monotonic())
-
-
-def test_clock_set_back_on_one_host(load: Load) -> None:
-    (load.folder / "behind.txt").touch()
-    over = time.monotonic()
-    load.outlasts_leases()
-    load.ends_well("clock set back", over)
-    assert not load.repeated()
+    with Load(tmp_path, postgresql(url)) as load:
+        load.outlasts_full_disk(small_disk)
 
 
 def test_promoted_replica(server: PostgresServer, tmp_path: Path) -> None:
@@ -175,7 +107,7 @@ def test_promoted_replica(server: PostgresServer, tmp_path: Path) -> None:
             connection.execute("SELECT pg_reload_conf()")
         ports = f"{server.port},{replica.port}"
         options = {**LIMITS, "target_session_attrs": "read-write"}
-        both = database(url, HOST="127.0.0.1,127.0.0.1", PORT=ports, OPTIONS=options)
+        both = postgresql(url, HOST="127.0.0.1,127.0.0.1", PORT=ports, OPTIONS=options)
         with Load(tmp_path, both) as load:
             server.stop()
             load.answers()

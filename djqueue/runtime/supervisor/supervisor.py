@@ -278,7 +278,7 @@ class Supervisor:
             self._failures.pop(child.name, None)
             return 0.0
         failures = self._failures[child.name] = self._failures.get(child.name, 0) + 1
-        wait: float = min(BACKOFF[0] * 2 ** (failures - 1), BACKOFF[1])
+        wait = _backoff(failures, BACKOFF)
         logger.warning(
             "Process %d (%s) reached its memory limit %.0f s after its start, and is replaced in %g s. "
             "The limit may be too low.",
@@ -290,7 +290,7 @@ class Supervisor:
         name = child.name
         if now - self._started[name] > STABLE:
             self._failures.pop(name, None)
-        found, (first, last) = (self._failures, BACKOFF) if child.is_ready else (self._early, EARLY_BACKOFF)
+        found, limits = (self._failures, BACKOFF) if child.is_ready else (self._early, EARLY_BACKOFF)
         failures = found[name] = found.get(name, 0) + 1
         if failures >= MAX_EARLY_FAILURES and name not in self._proven:
             logger.error(
@@ -299,7 +299,7 @@ class Supervisor:
             )  # fmt: skip
             self._code = FAILED
             return
-        wait = min(first * 2 ** (failures - 1), last)
+        wait = _backoff(failures, limits)
         self._restarts += 1
         self._due[name] = now + wait
         logger.error("Process %d (%s) ended (%s); restarting it in %g s.", child.pid, name, how, wait)
@@ -327,9 +327,8 @@ class Supervisor:
         if limit is None:
             return
         for child in self._children.values():
-            if not (child.role.is_worker and child.is_ready) or child.is_recycled:
-                continue
-            if (memory := child.memory) > limit:
+            is_checked = child.role.is_worker and child.is_ready and not child.is_recycled
+            if is_checked and (memory := child.memory) > limit:
                 logger.info(
                     "Process %d (%s) uses %.0f MiB, above its limit of %.0f: finishing its jobs.",
                     child.pid, child.name, memory / 2**20, limit / 2**20,
@@ -379,6 +378,12 @@ class Supervisor:
             health.write(status, list(self._children.values()), self._restarts)
         except OSError as error:
             logger.warning("The health file could not be written: %s", error)
+
+
+def _backoff(failures: int, limits: tuple[float, float]) -> float:
+    """Return the seconds before a restart: they double with each failure, within limits."""
+    first, last = limits
+    return float(min(first * 2 ** (failures - 1), last))
 
 
 def _has_terminal() -> bool:

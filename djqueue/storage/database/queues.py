@@ -203,10 +203,11 @@ def obliterate(tx: Tx, queue: str, *, force: bool) -> int:
     # The newest first: a job that waits for another one of the queue goes before it, or with it.
     newest = f"SELECT id FROM djqueue_job WHERE queue = ? ORDER BY id DESC LIMIT {CLEANED}"
     while pks := [pk for (pk,) in tx.rows(newest, queue)]:
-        # Workers that have not seen the end of the queue may have started some.
-        started = [job.pk for job in stored.by_keys(tx, pks) if job.state is State.ACTIVE]
-        _end_active(tx, queue, started, force=force)
         jobs = stored.by_keys(tx, pks)
+        if started := [job.pk for job in jobs if job.state is State.ACTIVE]:
+            # Workers have claimed them since the queue's claims were read.
+            _end_active(tx, queue, started, force=force)
+            jobs = stored.by_keys(tx, pks)
         transitions.remove(tx, jobs)
         count += len(jobs)
     limiter = tx.storage.policy(queue).limiter

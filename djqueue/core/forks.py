@@ -1,27 +1,36 @@
-"""Callbacks in forked children, for as long as their objects live.
+"""Callbacks in forked children, for as long as their objects live, and threads that no fork interrupts.
 
 `os.register_at_fork` keeps its callbacks until the process ends, and with a bound method its object.
 """
 
 import os
+import threading
 from collections.abc import Callable
 from itertools import count
+from types import MethodType
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakSet, ref
+
+FORK_WAIT = 1.0
+"""Maximum seconds that a fork waits for each lock."""
 
 _numbers = count()
-_methods: dict[int, "WeakMethod[Callable[[], Any]]"] = {}
-"""In the order in which they were registered."""
+_locks: "WeakSet[threading.Lock]" = WeakSet()
+_acquired: list[threading.Lock] = []
+_methods: "dict[int, tuple[ref[Any], Callable[[Any], Any]]]" = {}
+"""Objects and functions, in the order in which they were registered."""
 
 
 def after_fork(method: Callable[[], Any]) -> None:
     """Call a bound method in every forked child, without keeping its object alive."""
-    number = next(_numbers)
+    assert isinstance(method, MethodType)
+    number, methods = next(_numbers), _methods
 
     def forget(_: object) -> None:
-        _methods.pop(number, None)
+        methods.pop(number, None)
 
-    _methods[number] = WeakMethod(method, forget)
+    # `WeakMethod` sometimes fails in the callback of its function while the interpreter ends.
+    methods[number] = ref(method.__self__, forget), method.__func__
 
 
 def registered() -> int:
@@ -29,11 +38,31 @@ def registered() -> int:
     return len(_methods)
 
 
+def fork_lock() -> threading.Lock:
+    """Return a lock for a thread that uses a library with locks of its own: a fork waits until it is free.
+
+    Otherwise such a lock could be locked in the child, where no thread would ever unlock it.
+    """
+    lock = threading.Lock()
+    _locks.add(lock)
+    return lock
+
+
+def _wait_for_threads() -> None:
+    _acquired.extend(lock for lock in list(_locks) if lock.acquire(timeout=FORK_WAIT))
+
+
+def _let_threads_go_on() -> None:
+    while _acquired:
+        _acquired.pop().release()
+
+
 def _call_all() -> None:
-    for reference in list(_methods.values()):
-        method = reference()
-        if method is not None:
-            method()
+    _let_threads_go_on()
+    for reference, function in list(_methods.values()):
+        owner = reference()
+        if owner is not None:
+            function(owner)
 
 
-os.register_at_fork(after_in_child=_call_all)
+os.register_at_fork(before=_wait_for_threads, after_in_parent=_let_threads_go_on, after_in_child=_call_all)

@@ -59,3 +59,41 @@ def test_fork_registry_keeps_no_object_alive():
 
     assert [one for one in alive if one() is not None] == []
     assert forks.registered() == before
+
+
+BUSY = """
+import os
+import threading
+from djqueue.core.forks import fork_lock
+
+lock, begun, inside = fork_lock(), threading.Event(), []
+
+def work():
+    with lock:
+        inside.append(True)
+        begun.set()
+        threading.Event().wait(0.2)
+        inside.clear()
+
+threading.Thread(target=work).start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    print(inside, lock.acquire(blocking=False), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(lock.acquire(blocking=False))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_fork_waits_for_a_thread_that_uses_a_library_with_locks():
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", BUSY],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+
+    assert said.stdout.split() == ["[]", "True", "True"]

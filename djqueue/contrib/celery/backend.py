@@ -47,6 +47,8 @@ class ResultConsumer(BaseResultConsumer):
         self._subscriptions: dict[str, Unsubscribe] = {}
         self._changed: queue.SimpleQueue[str] = queue.SimpleQueue()
         """Ids of tasks whose results may have changed."""
+        self._cancelled: queue.SimpleQueue[str] = queue.SimpleQueue()
+        """Ids of tasks whose subscriptions must end."""
         self._looked_at = SYSTEM_CLOCK.monotonic()
 
     def start(self, initial_task_id: str, **kwargs: Any) -> None:
@@ -59,6 +61,7 @@ class ResultConsumer(BaseResultConsumer):
                 self.on_state_change(meta, None)
 
     def consume_from(self, task_id: str) -> None:
+        self._end_cancelled()
         with self._lock:
             if task_id in self._subscriptions:
                 return
@@ -70,12 +73,27 @@ class ResultConsumer(BaseResultConsumer):
         changed.put(task_id)
 
     def cancel_for(self, task_id: str) -> None:
-        with self._lock:
-            unsubscribe = self._subscriptions.pop(task_id, None)
-        if unsubscribe is not None:
-            unsubscribe()
+        # The garbage collector calls this, in any thread: also in one for which the owner of a lock waits.
+        self._cancelled.put(task_id)
+
+    def _end_cancelled(self) -> None:
+        while True:
+            try:
+                task_id = self._cancelled.get_nowait()
+            except queue.Empty:
+                return
+            with self._lock:
+                unsubscribe = self._subscriptions.pop(task_id, None)
+            if unsubscribe is not None:
+                unsubscribe()
 
     def drain_events(self, timeout: float | None = None) -> None:
+        try:
+            self._drain(timeout)
+        finally:
+            self._end_cancelled()
+
+    def _drain(self, timeout: float | None) -> None:
         changed = self._take(timeout)
         now = SYSTEM_CLOCK.monotonic()
         if not changed:

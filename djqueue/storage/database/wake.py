@@ -19,7 +19,7 @@ from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.forks import after_fork
+from djqueue.core.forks import after_fork, fork_lock
 from djqueue.core.shown import in_one_line
 from djqueue.storage.facets import Unsubscribe
 from djqueue.storage.tables.dberrors import unavailable
@@ -250,6 +250,16 @@ class FollowerThread:
         self.signal = WakeSignal()
         self.is_closing = False
         self.thread: threading.Thread | None = None
+        self.busy = fork_lock()
+        """Held except in `wait`: SQLite has locks of its own."""
+
+    def wait(self, seconds: float, file: int | None = None) -> None:
+        """Wait for a signal, or for something to read from a file."""
+        self.busy.release()
+        try:
+            self.signal.wait(seconds, file)
+        finally:
+            self.busy.acquire()
 
 
 class Follower:
@@ -307,6 +317,7 @@ class Follower:
     def _live(self, run: FollowerThread) -> None:
         storage = self._storage
         followed = _Notified(storage, run) if storage.dialect.has_clock else _Watched(storage, run)
+        run.busy.acquire()
         try:
             pause = RETRY[0]
             while not self._has_ended(run, followed):
@@ -322,11 +333,12 @@ class Follower:
                         wrapper.close()
                 except Exception as error:
                     self._report(error, is_first=pause == RETRY[0])
-                    run.signal.wait(pause)
+                    run.wait(pause)
                     pause = min(pause * 2, RETRY[1])
         finally:
             run.signal.close()
             connections[storage.alias].close()
+            run.busy.release()
 
     def _has_ended(self, run: FollowerThread, followed: "Followed") -> bool:
         if run.is_closing:
@@ -367,7 +379,7 @@ class Followed(ABC):
     """A connection on which the changes of other processes are noticed."""
 
     def __init__(self, storage: "DatabaseStorage", run: FollowerThread) -> None:
-        self._storage, self._signal = storage, run.signal
+        self._storage, self._wait = storage, run.wait
         self.needed_at = time.monotonic()
         """Monotonic seconds at which there last were listeners or subscriptions."""
 
@@ -405,7 +417,7 @@ class _Watched(Followed):
         self._version = self._read_version()
 
     def step(self) -> None:
-        self._signal.wait(self._pause)
+        self._wait(self._pause)
         version = self._read_version()
         if version != self._version:
             self._version, self._pause = version, SHORTEST
@@ -442,7 +454,7 @@ class _Notified(Followed):
         now = time.monotonic()
         until = min(self._poll_at, events.look_at(now))
         if not self._claimable and not self._has_events and not events.is_due:
-            self._signal.wait(until - now, self._driver.fileno())
+            self._wait(until - now, self._driver.fileno())
         # Notifications that have arrived are passed to the handler.
         self._cursor.execute("SELECT 1")
         woken, self._claimable = self._claimable, set()
@@ -486,6 +498,7 @@ class Background:
         self._due: dict[Hashable, tuple[float, Callable[[], object]]] = {}
         self._thread: threading.Thread | None = None
         self._is_closing = False
+        self._busy = fork_lock()
 
     def at(self, when: float, key: Hashable, call: Callable[[], object]) -> None:
         """Call a function at a time in monotonic seconds, unless one with this key waits already."""
@@ -513,7 +526,8 @@ class Background:
         try:
             while (call := self._next()) is not None:
                 try:
-                    call()
+                    with self._busy:
+                        call()
                 except Exception:
                     logger.exception("A background task of the storage failed; it is not repeated.")
         finally:

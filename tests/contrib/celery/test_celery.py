@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from djqueue.contrib.celery.locating import close_storages
 from djqueue.contrib.celery.names import RESULTS
+from djqueue.contrib.celery.values import Values
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.states import State
@@ -122,6 +124,28 @@ def test_waiting_for_a_result_uses_events(app: Celery, url: str) -> None:
     backend.result_consumer.drain_events(timeout=TIMEOUT)
 
     assert result._cache["result"] == 42
+
+
+def test_garbage_collection_of_results_does_not_wait_for_a_subscription(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer, blocked = app.backend.result_consumer, []
+    subscribe = Values.subscribe
+
+    def subscribe_while_another_thread_collects(*arguments):
+        collector = threading.Thread(target=consumer.cancel_for, args=("first",), daemon=True)
+        collector.start()
+        collector.join(PATIENCE)
+        blocked.append(collector.is_alive())
+        return subscribe(*arguments)
+
+    consumer.consume_from("first")
+    monkeypatch.setattr(Values, "subscribe", subscribe_while_another_thread_collects)
+    consumer.consume_from("second")
+    consumer.drain_events(timeout=TIMEOUT)
+
+    assert blocked == [False]
+    assert set(consumer._subscriptions) == {"second"}
 
 
 @pytest.mark.skipif(

@@ -10,6 +10,7 @@ from djqueue.core.states import State
 from djqueue.storage.tables.rows import pair_of_limits, unpack_options
 
 from . import limiters
+from .dialects import Row
 from .stored import NO_RATE, READY, TOKENS, LockedGroup, StoredJob, by_keys, push
 from .transaction import Tx, limiter_lock, limits_lock
 from .transitions import EXPIRED, fail_pending, move_to
@@ -40,6 +41,7 @@ class Claim(NamedTuple):
 
 
 CLAIM = ("id", "queue", '"group"', *Claim._fields[3:])
+COLUMNS = ", ".join(CLAIM)
 """Its columns."""
 PROMOTED = 1_000
 """Maximum number of due jobs that one claim promotes."""
@@ -68,6 +70,13 @@ class ReadyRow(NamedTuple):
 
 TAKEN = 'id, rank, seq, name, "group", weight, stalls, expires_at'
 """Its columns."""
+START = (
+    "UPDATE djqueue_job SET state = 'active', attempts = attempts + 1, started_at = ?, worker = ?, "
+    f"token = CASE WHEN token = 0 THEN id << {TOKENS} ELSE token END + 1, expires_at = NULL"
+)
+"""Makes jobs active."""
+STARTED = "id, job_id, payload, options, token, attempts, failures, created_at, run_at"
+"""What a claim then reads of them."""
 
 
 class Serving(NamedTuple):
@@ -208,17 +217,29 @@ def _take_first(
     """Start ready jobs, best first; return whether more may be ready."""
     named, names = tx.among("name", sorted(request.names))
     stalled = "" if request.stalled else " AND stalls = 0"
-    rows = tx.rows(
+    take = (
         "DELETE FROM djqueue_ready WHERE id "
         + tx.dialect.once(
             f"SELECT id FROM djqueue_ready WHERE queue = ? AND {named}{stalled} ORDER BY rank, seq LIMIT ?"
             + tx.dialect.skip_locked
         )
-        + f" RETURNING {TAKEN}",
-        *(queue.name, names, slots),
+        + f" RETURNING {TAKEN}"
     )
+    started: list[Row] | None = None
+    if tx.dialect.nests_writes:
+        rows = tx.rows(
+            f"WITH taken (pk, rank, seq, name, part, weight, stopped, ends) AS ({take}), "
+            f"started AS ({START} FROM taken WHERE id = pk AND (ends IS NULL OR ends > ?) "
+            f"RETURNING {STARTED}) SELECT taken.*, {STARTED} FROM taken LEFT JOIN started ON id = pk",
+            *(queue.name, names, slots, tx.now, request.worker, tx.now),
+        )
+        width = len(ReadyRow._fields)
+        started = [row[width:] for row in rows if row[width] is not None]
+        rows = [row[:width] for row in rows]
+    else:
+        rows = tx.rows(take, queue.name, names, slots)
     ready = sorted((ReadyRow(*row) for row in rows), key=lambda job: (job.rank, job.seq))
-    return _start(tx, queue.name, request, ready, claimed)
+    return _start(tx, queue.name, request, ready, claimed, started)
 
 
 def _take_within_limits(
@@ -306,8 +327,15 @@ def taken(tx: Tx, queue: str) -> int:
     return int(weight)
 
 
-def _start(tx: Tx, queue: str, request: ClaimRequest, ready: list[ReadyRow], claimed: list[Claimed]) -> bool:
-    """Start jobs that were taken out of the ready ones.
+def _start(
+    tx: Tx,
+    queue: str,
+    request: ClaimRequest,
+    ready: list[ReadyRow],
+    claimed: list[Claimed],
+    started: list[Row] | None = None,
+) -> bool:
+    """Start jobs that were taken out of the ready ones; `started` are those that are active already.
 
     Returns whether others may be ready instead of expired ones, or have become ready behind them in their
     groups.
@@ -326,17 +354,10 @@ def _start(tx: Tx, queue: str, request: ClaimRequest, ready: list[ReadyRow], cla
             return True
     policy = tx.storage.policy(queue)
     lease, now, worker = policy.lease, tx.now, request.worker
-    condition, pks = tx.among("id", [job.pk for job in ready])
-    found = {
-        row[0]: row
-        for row in tx.rows(
-            "UPDATE djqueue_job SET state = 'active', attempts = attempts + 1, started_at = ?, worker = ?, "
-            f"token = CASE WHEN token = 0 THEN id << {TOKENS} ELSE token END + 1, expires_at = NULL "
-            f"WHERE {condition} RETURNING id, job_id, payload, options, token, attempts, failures, "
-            "created_at, run_at",
-            *(now, worker, pks),
-        )
-    }
+    if started is None:
+        condition, pks = tx.among("id", [job.pk for job in ready])
+        started = tx.rows(f"{START} WHERE {condition} RETURNING {STARTED}", now, worker, pks)
+    found = {row[0]: row for row in started}
     claims, observed = [], tx.is_observed(queue)
     retention = policy.retention
     is_unbounded = retention is NO_RETENTION

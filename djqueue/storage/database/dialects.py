@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -71,6 +72,8 @@ class SqlDialect(ABC):
     """True if the database is a server, whose clock counts."""
     has_gaps = False
     """True if a transaction may commit before one with lower keys."""
+    nests_writes = False
+    """True if the WITH clause of a statement may change rows: one round trip for several changes."""
 
     @abstractmethod
     def cursor(self, wrapper: BaseDatabaseWrapper) -> Any:
@@ -357,6 +360,7 @@ class PostgresSql(SqlDialect):
     """PostgreSQL through psycopg 3.
 
     Args:
+        alias: The database.
         has_sessions: Settings of a session stay with the connection. False behind a pooler that gives each
             transaction another one: there, each transaction gets the settings.
     """
@@ -368,8 +372,10 @@ class PostgresSql(SqlDialect):
     as_text = "CAST(? AS text)"
     has_clock = True
     has_gaps = True
+    nests_writes = True
 
-    def __init__(self, *, has_sessions: bool = True) -> None:
+    def __init__(self, alias: str, *, has_sessions: bool = True) -> None:
+        self._alias = alias
         self._limits_of_transactions = "" if has_sessions else f"; {_limits(of_session=False)}"
         self._limits_of_session = _limits(of_session=True) if has_sessions else ""
 
@@ -423,12 +429,12 @@ class PostgresSql(SqlDialect):
         return "(SELECT unnest(CAST(? AS text[])) AS name)", list(values)
 
     def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        if len(rows) == 1:
+            cursor.execute(_insert(table, tuple(columns), "%s"), rows[0])
+            return
         if len(rows) < COPY_FROM:
-            statement = _insert(table, tuple(columns), "%s")
-            if len(rows) == 1:
-                cursor.execute(statement, rows[0])
-            else:
-                cursor.executemany(statement, rows)
+            statement = _insert_lists(self._alias, table, tuple(columns))
+            cursor.execute(statement, [list(values) for values in zip(*rows, strict=True)])
             return
         with cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN") as copy:
             for row in rows:
@@ -475,7 +481,7 @@ def dialect_for(alias: str, *, has_sessions: bool = True) -> SqlDialect:
             )
         return SqliteSql()
     if connection.vendor == "postgresql":
-        return PostgresSql(has_sessions=has_sessions)
+        return PostgresSql(alias, has_sessions=has_sessions)
     raise ConfigurationError(
         f"DATABASES[{alias!r}] is {connection.display_name}: djqueue stores jobs in PostgreSQL or SQLite; "
         "use one of these, or the Redis storage"
@@ -555,6 +561,17 @@ def _percent(statement: str) -> str:
 @lru_cache(maxsize=256)
 def _insert(table: str, columns: tuple[str, ...], mark: str) -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join([mark] * len(columns))})"
+
+
+@lru_cache(maxsize=256)
+def _insert_lists(alias: str, table: str, columns: tuple[str, ...]) -> str:
+    """Return PostgreSQL's INSERT of many rows, whose parameters are a list of values for each column."""
+    [model] = [one for one in apps.get_app_config("djqueue").get_models() if one._meta.db_table == table]
+    types = {field.column: field.db_type(connections[alias]) or "" for field in model._meta.fields}
+    # Without their lengths: a cast would shorten the values.
+    plain = (types[column.strip('"')].partition("(")[0] for column in columns)
+    lists = ", ".join(f"CAST(%s AS {of}[])" for of in plain)
+    return f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM unnest({lists})"
 
 
 # Leases and rates on SQLite are by the time since the machine started, which no change of its clock affects.

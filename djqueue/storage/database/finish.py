@@ -1,7 +1,7 @@
 """Ends of attempts, and the leases, progress and items of active ones: all conditional on the claim."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from djqueue.core.enginejob import ItemStream
 from djqueue.core.errors import OptionError
@@ -20,12 +20,17 @@ from djqueue.core.states import State
 from djqueue.storage.tables import rows
 
 from . import dependencies, limiters, queues, stored, transitions
-from .claim import CLAIM, Claim
+from .claim import CLAIM, COLUMNS, Claim
 from .dialects import Row
 from .stored import TOKENS, StoredJob, by_keys, is_grouped, keep_newest, select
 from .transaction import Tx, group_lock, key_lock, limiter_lock
 
 logger = logging.getLogger("djqueue.storage")
+COMPLETE = (
+    "UPDATE djqueue_job SET state = 'completed', finished_at = ?, error_type = '', error_message = '', "
+    "traceback = '', expires_at"
+)
+"""Completes jobs; the time until which they are kept follows."""
 OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
 
 
@@ -34,39 +39,40 @@ def finish(tx: Tx, outcomes: Sequence[Outcome]) -> list[bool]:
     for outcome in outcomes:
         if outcome.kind not in OUTCOMES:
             raise OptionError(f"unknown outcome {outcome.kind!r}")
-    taken = _take(tx, outcomes)
+    # Of two outcomes with one token, the first counts.
+    first = {outcome.token: outcome for outcome in reversed(outcomes)}
+    plain = _complete(
+        tx, [one for one in first.values() if one.kind == "complete" and one.result is not None]
+    )
+    others = _take(tx, [one for one in first.values() if one.token not in plain])
+    taken = plain | others
     tx.lock(*{limiter_lock(claim.limiter) for claim in taken.values() if claim.limiter})
-    plain: list[tuple[Outcome, Claim]] = []
-    others: list[tuple[Outcome, Claim]] = []
-    accepted = []
-    left = dict(taken)
-    for outcome in outcomes:
-        # Of two outcomes with one token, the first counts.
-        claim = left.pop(outcome.token, None)
-        accepted.append(claim is not None)
-        if claim is not None:
-            is_plain = outcome.kind == "complete" and claim.plain and outcome.result is not None
-            (plain if is_plain else others).append((outcome, claim))
-    if plain:
-        _complete(tx, plain)
-    jobs = {job.pk: job for job in by_keys(tx, [claim.pk for _, claim in others])}
+    depended, limits = _look(tx, sorted({claim.queue for claim in taken.values()}))
+    _completed(tx, plain.values(), depended)
+    jobs = {job.pk: job for job in by_keys(tx, [claim.pk for claim in others.values()])}
     tx.lock(*{group_lock(job.queue, job.options.group or "") for job in jobs.values() if is_grouped(tx, job)})
     tx.lock(*{key_lock(job.queue, key) for job in jobs.values() if (key := job.options.unique_key)})
-    for outcome, claim in others:
-        _apply(tx, jobs[claim.pk], outcome, cancel=bool(claim.cancel))
+    accepted = []
+    left = set(taken)
+    for outcome in outcomes:
+        accepted.append(outcome.token in left)
+        left.discard(outcome.token)
+        if accepted[-1] and (claim := others.get(outcome.token)):
+            _apply(tx, jobs[claim.pk], outcome, cancel=bool(claim.cancel))
     for queue, limiter in sorted({(claim.queue, claim.limiter or "") for claim in taken.values()}):
-        _released(tx, queue, limiter or None)
+        _released(tx, queue, limiter or None, limits[queue])
     return accepted
 
 
-def _take(tx: Tx, outcomes: Sequence[Outcome]) -> dict[int, Claim]:
-    """Take the claims whose tokens hold, by token."""
-    wanted = {outcome.token: (outcome.queue, outcome.id) for outcome in reversed(outcomes)}
+def _take(tx: Tx, outcomes: Iterable[Outcome], more: str = "") -> dict[int, Claim]:
+    """Take the claims whose tokens hold, by token; only those for which a condition is true."""
+    wanted = {outcome.token: (outcome.queue, outcome.id) for outcome in outcomes}
+    if not wanted:
+        return {}
     keyed, pks = tx.among("id", [token >> TOKENS for token in wanted])
     condition, tokens = tx.among("token", list(wanted))
-    columns = ", ".join(CLAIM)
     taken = tx.rows(
-        f"DELETE FROM djqueue_claim WHERE {keyed} AND {condition} RETURNING {columns}", pks, tokens
+        f"DELETE FROM djqueue_claim WHERE {keyed} AND {condition}{more} RETURNING {COLUMNS}", pks, tokens
     )
     claims = [Claim(*row) for row in taken]
     # A token of another job is refused.
@@ -74,20 +80,36 @@ def _take(tx: Tx, outcomes: Sequence[Outcome]) -> dict[int, Claim]:
     return {one.token: one for one in claims if wanted[one.token] == (one.queue, one.job_id)}
 
 
-def _complete(tx: Tx, plain: Sequence[tuple[Outcome, Claim]]) -> None:
-    """Complete jobs whose end concerns nothing but their own rows and, perhaps, jobs that depend on them."""
-    by_kept: dict[int | None, list[Claim]] = {}
-    by_queue: dict[str, list[Claim]] = {}
-    for _, claim in plain:
-        by_kept.setdefault(claim.kept, []).append(claim)
-        by_queue.setdefault(claim.queue, []).append(claim)
-    for kept, claims in by_kept.items():
-        condition, pks = tx.among("id", [claim.pk for claim in claims])
-        tx.run(
-            "UPDATE djqueue_job SET state = 'completed', finished_at = ?, expires_at = ?, error_type = '', "
-            f"error_message = '', traceback = '' WHERE {condition}",
-            *(tx.now, None if kept is None else tx.now + kept, pks),
+def _complete(tx: Tx, outcomes: Sequence[Outcome]) -> dict[int, Claim]:
+    """Complete the jobs whose end concerns nothing but their own rows and, perhaps, jobs that depend on them.
+
+    Returns their claims by token.
+    """
+    if not outcomes:
+        return {}
+    if tx.dialect.nests_writes:
+        ended = tx.rows(
+            "WITH ended AS (DELETE FROM djqueue_claim USING unnest(CAST(? AS bigint[]), CAST(? AS text[]), "
+            "CAST(? AS text[]), CAST(? AS bytea[])) AS wanted (attempt, home, named, result) "
+            "WHERE id = ANY(?) AND token = attempt AND queue = home AND job_id = named AND plain "
+            f"RETURNING {COLUMNS}, result), "
+            f"jobs AS ({COMPLETE} = CAST(? AS bigint) + kept FROM ended WHERE djqueue_job.id = ended.id), "
+            f"results AS (INSERT INTO djqueue_job_result ({', '.join(rows.RESULT)}) SELECT queue, job_id, "
+            "content_type, result, ?, CAST(? AS bigint) + readable FROM ended) "
+            f"SELECT {COLUMNS} FROM ended",
+            *([one.token for one in outcomes], [one.queue for one in outcomes], [one.id for one in outcomes]),
+            *([one.result for one in outcomes], [one.token >> TOKENS for one in outcomes]),
+            *(tx.now, tx.now, tx.now, tx.now),
         )
+        return {one.token: one for one in (Claim(*row) for row in ended)}
+    claims = _take(tx, outcomes, " AND plain")
+    by_kept: dict[int | None, list[int]] = {}
+    for claim in claims.values():
+        by_kept.setdefault(claim.kept, []).append(claim.pk)
+    for kept, pks in by_kept.items():
+        condition, values = tx.among("id", pks)
+        expires_at = None if kept is None else tx.now + kept
+        tx.run(f"{COMPLETE} = ? WHERE {condition}", tx.now, expires_at, values)
     tx.insert(
         "djqueue_job_result",
         rows.RESULT,
@@ -96,22 +118,51 @@ def _complete(tx: Tx, plain: Sequence[tuple[Outcome, Claim]]) -> None:
                 *(claim.queue, claim.job_id, claim.content_type, outcome.result, tx.now),
                 None if claim.readable is None else tx.now + claim.readable,
             )
-            for outcome, claim in plain
+            for outcome in outcomes
+            if outcome.token in claims
+            for claim in [claims[outcome.token]]
         ],
     )
-    depended = dependencies.exist(tx)
-    for queue, claims in by_queue.items():
-        tx.count(queue, "completed", len(claims))
-        tx.shift(queue, State.ACTIVE, State.COMPLETED, len(claims))
-        followed = dependencies.followed(tx, queue, [claim.job_id for claim in claims]) if depended else set()
-        observed = tx.is_observed(queue)
-        if followed or observed:
-            for claim in claims:
-                job = StoredJob(claim.job_id, queue, claim.name, b"", DEFAULT_OPTIONS, State.COMPLETED, 0, 0)
-                job.pk = claim.pk
-                if claim.job_id in followed:
-                    dependencies.note_end(tx, job, State.COMPLETED)
-                tx.note(job, "completed")
+    return claims
+
+
+def _look(tx: Tx, names: Sequence[str]) -> tuple[bool, dict[str, int | None]]:
+    """Return whether any job depends on another, and the concurrency of queues; read which are observed.
+
+    A job that comes to depend on one of the transaction's jobs waits for the row of that, or is seen here.
+    """
+    if not names:
+        return False, {}
+    limits = {name: tx.storage.policy(name).concurrency for name in names}
+    condition, values = tx.among("name", names)
+    found = tx.rows(
+        "SELECT 'observed', name, 0 FROM djqueue_observed WHERE until > ? UNION ALL "
+        f"SELECT 'limited', name, concurrency FROM djqueue_queue_state WHERE {condition} AND limits_set "
+        "UNION ALL SELECT 'depended', '', 0 WHERE EXISTS (SELECT 1 FROM djqueue_dependency)",
+        *(tx.now, values),
+    )
+    tx.observed = {name for kind, name, _ in found if kind == "observed"}
+    limits |= {name: concurrency for kind, name, concurrency in found if kind == "limited"}
+    return any(kind == "depended" for kind, _, _ in found), limits
+
+
+def _completed(tx: Tx, claims: Iterable[Claim], depended: bool) -> None:
+    """Count and announce completed jobs."""
+    by_queue: dict[str, list[Claim]] = {}
+    for claim in claims:
+        by_queue.setdefault(claim.queue, []).append(claim)
+    for queue, ended in by_queue.items():
+        tx.count(queue, "completed", len(ended))
+        tx.shift(queue, State.ACTIVE, State.COMPLETED, len(ended))
+        followed = dependencies.followed(tx, queue, [claim.job_id for claim in ended]) if depended else set()
+        if not followed and not tx.is_observed(queue):
+            continue
+        for claim in ended:
+            job = StoredJob(claim.job_id, queue, claim.name, b"", DEFAULT_OPTIONS, State.COMPLETED, 0, 0)
+            job.pk = claim.pk
+            if claim.job_id in followed:
+                dependencies.note_end(tx, job, State.COMPLETED)
+            tx.note(job, "completed")
 
 
 def _apply(tx: Tx, job: StoredJob, outcome: Outcome, *, cancel: bool) -> None:
@@ -129,11 +180,11 @@ def _apply(tx: Tx, job: StoredJob, outcome: Outcome, *, cancel: bool) -> None:
         transitions.put_back(tx, job, event, outcome.delay, outcome.error)
 
 
-def _released(tx: Tx, queue: str, limiter: str | None) -> None:
-    """Wake what waits for the slot of a job that is no longer active."""
+def _released(tx: Tx, queue: str, limiter: str | None, concurrency: int | None) -> None:
+    """Wake what waits for the slot of a job that is no longer active, within the limits of its queue."""
     if limiter is not None:
         limiters.LockedLimiter(tx, limiter).released()
-    if queues.controls(tx, queue).concurrency is not None:
+    if concurrency is not None:
         tx.woken.add(queue)
 
 
@@ -262,6 +313,6 @@ def stall(tx: Tx, pk: int, token: int) -> bool:
     else:
         transitions.put_back(tx, job, "stalled")
         tx.note_incident(job, "stalled")
-    _released(tx, queue, limiter)
+    _released(tx, queue, limiter, queues.controls(tx, queue).concurrency)
     assert job.state is not State.ACTIVE
     return True

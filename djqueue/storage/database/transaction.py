@@ -93,6 +93,8 @@ class Tx:
         """Jobs that have ended, with their last states and the keys of the jobs that wait for them."""
         self.results: list[EnqueueResult] = []
         """Jobs that the transaction enqueues."""
+        self.observed: set[str] | None = None
+        """Queues whose events other processes may have subscribed to; None until they are read."""
         self._held: set[str] = set()
         """Names that it has locked."""
         self._tallies: dict[str, list[int]] = {}
@@ -100,8 +102,6 @@ class Tx:
         self._afterwards: list[Callable[[], object]] = []
         self._kept: dict[str, dict[str, int]] = {}
         self._cursor = cursor
-        self._observed: set[str] | None = None
-        """Queues whose events other processes may have subscribed to."""
 
     # Statements.
 
@@ -229,10 +229,10 @@ class Tx:
 
     def is_observed(self, queue: str) -> bool:
         """Return whether the events of a queue have subscribers, here or in another process."""
-        if self._observed is None:
+        if self.observed is None:
             found = self.rows("SELECT name FROM djqueue_observed WHERE until > ?", self.now)
-            self._observed = {name for (name,) in found}
-        return queue in self._observed or self.storage.events.has_subscribers(queue)
+            self.observed = {name for (name,) in found}
+        return queue in self.observed or self.storage.events.has_subscribers(queue)
 
     def note(self, job: EngineJob, event: str, items: int = 0, *, queue: str | None = None) -> None:
         """Add an event for the subscribers of a queue, if it has any."""
@@ -264,7 +264,7 @@ class Tx:
                 (queue, *changes.values()) for queue, changes in self._kept.items() if any(changes.values())
             ]
             self.insert("djqueue_retention_tally", ("queue", *KEPT), kept)
-        observed = [event for event in self.events if event.queue in (self._observed or ())]
+        observed = [event for event in self.events if event.queue in (self.observed or ())]
         if observed:
             self.storage.events.store(self, observed)
         self.storage.wake.send(self, {event.queue for event in observed})

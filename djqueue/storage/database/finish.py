@@ -29,21 +29,30 @@ logger = logging.getLogger("djqueue.storage")
 OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
 
 
-def finish(tx: Tx, outcomes: Sequence[Outcome]) -> list[bool]:
-    """End the attempts whose tokens hold; return whether each held."""
+def finish(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool = True) -> list[bool | None]:
+    """End the attempts whose tokens hold; return whether each held.
+
+    Args:
+        tx: The transaction.
+        outcomes: How they ended.
+        waits: Wait for transactions that have locked the claims. Otherwise, the answer for these is None, and
+            nothing is done.
+    """
     for outcome in outcomes:
         if outcome.kind not in OUTCOMES:
             raise OptionError(f"unknown outcome {outcome.kind!r}")
-    taken = _take(tx, outcomes)
+    taken = _take(tx, outcomes, waits=waits)
+    missing = [outcome for outcome in outcomes if outcome.token not in taken]
+    locked = held_claims(tx, missing, "") if missing and not waits else {}
     tx.lock(*{limiter_lock(claim.limiter) for claim in taken.values() if claim.limiter})
     plain: list[tuple[Outcome, Claim]] = []
     others: list[tuple[Outcome, Claim]] = []
-    accepted = []
+    accepted: list[bool | None] = []
     left = dict(taken)
     for outcome in outcomes:
         # Of two outcomes with one token, the first counts.
         claim = left.pop(outcome.token, None)
-        accepted.append(claim is not None)
+        accepted.append(None if outcome.token in locked else claim is not None)
         if claim is not None:
             is_plain = outcome.kind == "complete" and claim.plain and outcome.result is not None
             (plain if is_plain else others).append((outcome, claim))
@@ -59,15 +68,16 @@ def finish(tx: Tx, outcomes: Sequence[Outcome]) -> list[bool]:
     return accepted
 
 
-def _take(tx: Tx, outcomes: Sequence[Outcome]) -> dict[int, Claim]:
+def _take(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool) -> dict[int, Claim]:
     """Take the claims whose tokens hold, by token."""
     wanted = {outcome.token: (outcome.queue, outcome.id) for outcome in reversed(outcomes)}
     keyed, pks = tx.among("id", [token >> TOKENS for token in wanted])
     condition, tokens = tx.among("token", list(wanted))
     columns = ", ".join(CLAIM)
-    taken = tx.rows(
-        f"DELETE FROM djqueue_claim WHERE {keyed} AND {condition} RETURNING {columns}", pks, tokens
-    )
+    which = f"{keyed} AND {condition}"
+    if not waits:
+        which = f"id {tx.dialect.once(f'SELECT id FROM djqueue_claim WHERE {which}{tx.dialect.skip_locked}')}"
+    taken = tx.rows(f"DELETE FROM djqueue_claim WHERE {which} RETURNING {columns}", pks, tokens)
     claims = [Claim(*row) for row in taken]
     # A token of another job is refused.
     tx.insert("djqueue_claim", CLAIM, [one for one in claims if wanted[one.token] != (one.queue, one.job_id)])
@@ -137,7 +147,9 @@ def _released(tx: Tx, queue: str, limiter: str | None) -> None:
         tx.woken.add(queue)
 
 
-def held_claims(tx: Tx, attempts: Sequence[Lease | ProgressReport | Emission], lock: str) -> dict[int, Row]:
+def held_claims(
+    tx: Tx, attempts: Sequence[Lease | ProgressReport | Emission | Outcome], lock: str
+) -> dict[int, Row]:
     """Return the claims (token, id, cancel, queue, id of the job, end of the lease) of the attempts whose
     tokens hold, by token.
 

@@ -1,6 +1,6 @@
 """Values that storages, workers and clients exchange."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -229,9 +229,11 @@ class Outcome(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """Answer to outcomes: whether each was accepted (one with a stale token is not), and new claims."""
+    """Answer to outcomes, and new claims."""
 
-    accepted: list[bool]
+    accepted: Sequence[bool | None]
+    """Whether each outcome was accepted: one with a stale token is not. None only from `afinish`: another
+    transaction has locked the job, and the outcome must be reported again."""
     claims: Claims
 
 

@@ -250,14 +250,16 @@ class ClaimLoop:
         return min(max(FIRST_RETRY, self._retry * 2), LAST_RETRY)
 
     def _take_answers(self, ended: list[Run], finished: Finished) -> None:
-        for run in ended:
-            del self._runs.unreported[run]
         now = self._clock.monotonic()
         is_silent = not self._events.verbose
         completed = 0
         for run, accepted in zip(ended, finished.accepted, strict=True):
             outcome = run.outcome
             assert outcome is not None
+            if accepted is None:
+                self._report_later(run, now)
+                continue
+            del self._runs.unreported[run]
             if accepted:
                 self._measure(run, outcome.kind)
             if is_silent and accepted and outcome.kind == "complete" and not run.stop:
@@ -265,6 +267,18 @@ class ClaimLoop:
             else:
                 self._take_answer(run, outcome, accepted=accepted, now=now)
         self._events.counters.completed += completed
+
+    def _report_later(self, run: Run, now: int) -> None:
+        """Report an outcome again whose job another transaction has locked, later and later, and the others
+        meanwhile.
+        """
+        self._reporting.add(run)
+        delay = min(max(FIRST_RETRY, (now - run.ended) / 1_000), LAST_RETRY)
+        asyncio.get_running_loop().call_later(delay, self._report_again, run)
+
+    def _report_again(self, run: Run) -> None:
+        self._reporting.discard(run)
+        self._wake_event.run_ended_here()
 
     def _take_answer(self, run: Run, outcome: Outcome, *, accepted: bool, now: int) -> None:
         if not accepted:

@@ -153,7 +153,9 @@ class Storage(ABC):
         """End the attempts whose tokens are valid, and claim the next jobs in the same round trip."""
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
-        """Async version of `finish`."""
+        """Async version of `finish`, for workers: outcomes of jobs that another transaction has locked may be
+        left out.
+        """
         return await self.acall(self.finish, outcomes, then)
 
     def claim(self, request: ClaimRequest) -> Claims:

@@ -180,7 +180,7 @@ ENDINGS: Mapping[str, Callable[[Claimed], Outcome]] = {
 
 def finish(storage: Storage, *outcomes: Outcome) -> list[bool]:
     """End runs; whether each was accepted."""
-    return storage.finish(outcomes).accepted
+    return [bool(accepted) for accepted in storage.finish(outcomes).accepted]
 
 
 # Jobs in each state. The queue has no other job that could be claimed before them.

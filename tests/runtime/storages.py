@@ -71,6 +71,21 @@ class RecordingEvents(EngineEvents):
         return ended
 
 
+class LockedStorage(RecordingStorage):
+    """Leaves out the outcomes of some jobs, as if another transaction had locked these."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)
+        self.locked: set[str] = set()
+
+    async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        free = [outcome for outcome in outcomes if outcome.id not in self.locked]
+        finished = await super().afinish(free, then)
+        accepted = iter(finished.accepted)
+        answers = [None if outcome.id in self.locked else next(accepted) for outcome in outcomes]
+        return finished._replace(accepted=answers)
+
+
 class DistantStorage(RecordingStorage):
     """Takes two calls at once, and answers in a later turn of the loop."""
 

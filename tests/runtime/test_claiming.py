@@ -16,7 +16,7 @@ from djqueue.runtime.wakeevent import WakeEvent
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
 from tests.runtime.running import HANDLER, reached, record, work_off, working
-from tests.runtime.storages import DistantStorage, RecordingStorage
+from tests.runtime.storages import DistantStorage, LockedStorage, RecordingStorage
 from tests.support import aeventually
 
 
@@ -59,6 +59,38 @@ async def test_worker_makes_two_round_trips_at_once_if_both_are_full_enough(slot
     assert max(jobs for _, _, jobs in storage.trips) == given
     assert max(told for told, _, _ in storage.trips) == given
     assert sum(told for told, _, _ in storage.trips) == 1_000
+
+
+async def test_outcome_of_a_locked_job_is_reported_again_while_others_run():
+    storage = LockedStorage()
+    queue = Queue("work", storage=storage)
+    storage.locked.add("locked")
+    queue.enqueue(name=HANDLER, id="locked")
+
+    async with working(storage, lambda job: job.id, concurrency=1) as worker:
+        for _ in range(3):
+            await reached(queue, queue.enqueue(name=HANDLER).id, "completed")
+        assert queue.counts()["active"] == 1
+        assert (worker.counters.completed, worker.counters.lost) == (3, 0)
+        storage.locked.clear()
+        await reached(queue, "locked", "completed")
+        await aeventually(lambda: worker.counters.completed == 4)
+
+    assert sum(told for told, _, _ in storage.trips) == 4
+
+
+async def test_worker_that_stops_waits_for_the_lock_of_a_job_that_has_ended():
+    storage = LockedStorage()
+    queue = Queue("work", storage=storage)
+    storage.locked.add("locked")
+    queue.enqueue(name=HANDLER, id="locked")
+
+    async with working(storage, lambda job: job.id) as worker:
+        await aeventually(lambda: storage.trips and not worker.running)
+        worker.stop()
+        storage.locked.clear()
+
+    assert queue.counts()["completed"] == 1
 
 
 async def test_worker_never_claims_more_jobs_than_it_has_free_slots(storage, queue):

@@ -5,14 +5,15 @@ from typing import NamedTuple, TypeVar
 
 from djqueue.core.job import Claimed, ClaimRequest, Claims
 from djqueue.core.limiter import Rate
+from djqueue.core.queue import GLOBAL
 from djqueue.core.retention import NO_RETENTION
 from djqueue.core.states import State
 from djqueue.storage.tables.rows import pair_of_limits, unpack_options
 
 from . import limiters
 from .dialects import Row
-from .stored import NO_RATE, READY, TOKENS, LockedGroup, StoredJob, by_keys, push
-from .transaction import Tx, limiter_lock, limits_lock
+from .stored import NO_RATE, READY, TOKENS, LockedGroup, StoredJob, by_keys, is_grouped, push
+from .transaction import Tx, group_lock, limiter_lock, limits_lock
 from .transitions import EXPIRED, fail_pending, move_to
 
 T = TypeVar("T")
@@ -45,6 +46,8 @@ COLUMNS = ", ".join(CLAIM)
 """Its columns."""
 PROMOTED = 1_000
 """Maximum number of due jobs that one claim promotes."""
+LOCKED = 50
+"""Milliseconds after which a claim looks again for jobs that another transaction has locked."""
 AGAIN = 2
 """Milliseconds after which a claim tries again to take from a queue whose limits another one holds."""
 SEARCH_EVERY = 100
@@ -92,6 +95,8 @@ class Serving(NamedTuple):
     """When its next delayed job is due."""
     rest: int | None
     """When its next resting group continues."""
+    aside: list["ReadyRow"]
+    """Jobs that were taken, and whose groups other transactions have locked."""
 
 
 class ReadyQueues:
@@ -179,7 +184,7 @@ def _serving(tx: Tx, name: str) -> Serving | None:
         return None
     policy = tx.storage.policy(name)
     limits = pair_of_limits(capacity, per, concurrency) if limits_set else (policy.rate, policy.concurrency)
-    return Serving(name, bool(paused), *limits, bool(ready), bool(stalled), due, rest)
+    return Serving(name, bool(paused), *limits, bool(ready), bool(stalled), due, rest, [])
 
 
 def _take(
@@ -198,21 +203,24 @@ def _take(
     most = len(claimed) + slots
     while (left := most - len(claimed)) > 0 and take(tx, queue, request, left, claimed, hints):
         pass
+    if queue.aside:
+        tx.insert("djqueue_ready", READY, [(job.pk, name, *job[1:]) for job in queue.aside])
+        hints.append(LOCKED)
     due = queue.due
     if due is not None and due <= tx.now:
         due = tx.value("SELECT MIN(run_at) FROM djqueue_delayed WHERE queue = ?", name)
     if due is not None:
-        hints.append(max(0, due - tx.now))
+        hints.append(due - tx.now if due > tx.now else LOCKED)
     if queue.rest is not None or policy.group_rate is not None:
         rest = tx.value(
             "SELECT MIN(rest_at) FROM djqueue_rate_bucket WHERE queue = ? AND rest_at IS NOT NULL", name
         )
         if rest is not None:
-            hints.append(max(0, rest - tx.tick))
+            hints.append(rest - tx.tick if rest > tx.tick else LOCKED)
 
 
 def _take_first(
-    tx: Tx, queue: Serving, request: ClaimRequest, slots: int, claimed: list[Claimed], _: list[int]
+    tx: Tx, queue: Serving, request: ClaimRequest, slots: int, claimed: list[Claimed], hints: list[int]
 ) -> bool:
     """Start ready jobs, best first; return whether more may be ready."""
     named, names = tx.among("name", sorted(request.names))
@@ -225,11 +233,11 @@ def _take_first(
         )
         + f" RETURNING {TAKEN}"
     )
-    started: list[Row] | None = None
+    started: list[Row] = []
     if tx.dialect.nests_writes:
         rows = tx.rows(
-            f"WITH taken (pk, rank, seq, name, part, weight, stopped, ends) AS ({take}), "
-            f"started AS ({START} FROM taken WHERE id = pk AND (ends IS NULL OR ends > ?) "
+            f"WITH taken (pk, rank, seq, name, part, weight, stopped, ends) AS ({take}), started AS ({START} "
+            "FROM taken WHERE id = pk AND part IS NULL AND (ends IS NULL OR ends > ?) "
             f"RETURNING {STARTED}) SELECT taken.*, {STARTED} FROM taken LEFT JOIN started ON id = pk",
             *(queue.name, names, slots, tx.now, request.worker, tx.now),
         )
@@ -238,8 +246,37 @@ def _take_first(
         rows = [row[:width] for row in rows]
     else:
         rows = tx.rows(take, queue.name, names, slots)
-    ready = sorted((ReadyRow(*row) for row in rows), key=lambda job: (job.rank, job.seq))
-    return _start(tx, queue.name, request, ready, claimed, started)
+    if len(rows) < slots and queue.has_ready:
+        left = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} LIMIT 1"
+        _note_locked(tx, hints, left, queue.name, names)
+    taken = sorted((ReadyRow(*row) for row in rows), key=lambda job: (job.rank, job.seq))
+    ready = _lock_groups(tx, queue, taken)
+    return _start(tx, queue.name, request, ready, claimed, started) or len(ready) < len(taken)
+
+
+def _note_locked(tx: Tx, hints: list[int], left: str, *parameters: object) -> None:
+    """Look again soon if there are ready jobs that a claim has not seen."""
+    if tx.dialect.skip_locked and tx.row(left, *parameters):
+        hints.append(LOCKED)
+
+
+def _lock_groups(tx: Tx, queue: Serving, ready: list[ReadyRow]) -> list[ReadyRow]:
+    """Lock the groups of jobs; set those aside whose groups other transactions have locked.
+
+    A claim does not wait for them: it may hold the groups of jobs that have just ended, and callers keep
+    groups in which they enqueue.
+    """
+    groups = {job.group: group_lock(queue.name, job.group) for job in ready if job.group is not None}
+    if not groups or tx.storage.policy(queue.name).group_mode == GLOBAL:
+        return ready
+    locked = tx.try_lock(groups.values())
+    if not locked:
+        return ready
+    aside = [job for job in ready if job.group is not None and groups[job.group] in locked]
+    condition, pks = tx.among("id", [job.pk for job in aside])
+    tx.run(f"DELETE FROM djqueue_ready WHERE {condition}", pks)
+    queue.aside.extend(aside)
+    return [job for job in ready if job not in aside]
 
 
 def _take_within_limits(
@@ -262,7 +299,12 @@ def _take_within_limits(
         f"{tx.dialect.skip_locked}",
         *(name, names, slots),
     )
-    ready = [ReadyRow(*row) for row in rows]
+    if len(rows) < slots and queue.has_ready:
+        seen, pks = tx.among("id", [row[0] for row in rows])
+        left = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} AND NOT {seen} LIMIT 1"
+        _note_locked(tx, hints, left, name, names, pks)
+    taken = [ReadyRow(*row) for row in rows]
+    ready = _lock_groups(tx, queue, taken)
     chosen, is_refused = _choose(tx, queue, ready, allowed, limiter, claimed, hints)
     if chosen:
         condition, pks = tx.among("id", [job.pk for job in chosen])
@@ -280,6 +322,7 @@ def _take_within_limits(
         limiter.save()
         if is_refused:
             hints += limiter.waits(name)
+    has_more |= len(ready) < len(taken)
     return has_more and not is_refused and not (claimed and claimed[-1].stalls)
 
 
@@ -333,9 +376,9 @@ def _start(
     request: ClaimRequest,
     ready: list[ReadyRow],
     claimed: list[Claimed],
-    started: list[Row] | None = None,
+    started: Iterable[Row] = (),
 ) -> bool:
-    """Start jobs that were taken out of the ready ones; `started` are those that are active already.
+    """Start jobs that were taken out of the ready ones; `started` are rows of those that are active already.
 
     Returns whether others may be ready instead of expired ones, or have become ready behind them in their
     groups.
@@ -354,10 +397,12 @@ def _start(
             return True
     policy = tx.storage.policy(queue)
     lease, now, worker = policy.lease, tx.now, request.worker
-    if started is None:
-        condition, pks = tx.among("id", [job.pk for job in ready])
-        started = tx.rows(f"{START} WHERE {condition} RETURNING {STARTED}", now, worker, pks)
     found = {row[0]: row for row in started}
+    if missing := [job.pk for job in ready if job.pk not in found]:
+        condition, pks = tx.among("id", missing)
+        found |= {
+            row[0]: row for row in tx.rows(f"{START} WHERE {condition} RETURNING {STARTED}", now, worker, pks)
+        }
     claims, observed = [], tx.is_observed(queue)
     retention = policy.retention
     is_unbounded = retention is NO_RETENTION
@@ -386,7 +431,7 @@ def _start(
     tx.shift(queue, State.WAITING, State.ACTIVE, len(ready))
     by_group: dict[str, int] = {}
     for one in ready:
-        if one.group is not None and policy.group_mode != "global":
+        if one.group is not None and policy.group_mode != GLOBAL:
             by_group[one.group] = by_group.get(one.group, 0) + 1
     for name, count in sorted(by_group.items()):
         LockedGroup(tx, queue, name).claimed(count)
@@ -404,9 +449,16 @@ def promote_due(tx: Tx, queue: str, limit: int = PROMOTED) -> int:
     )
     if not due:
         return 0
+    jobs = {job.pk: job for job in by_keys(tx, [pk for pk, _ in due])}
+    groups = {
+        job.pk: group_lock(queue, job.options.group or "") for job in jobs.values() if is_grouped(tx, job)
+    }
+    if locked := tx.try_lock(groups.values()):
+        due = [(pk, run_at) for pk, run_at in due if groups.get(pk) not in locked]
+        if not due:
+            return 0
     order = [pk for pk, _ in due]
     condition, pks = tx.among("id", order)
-    jobs = {job.pk: job for job in by_keys(tx, order)}
     plain = [job for pk in order if (job := jobs[pk]).options.group is None and not job.options.lifo]
     if len(plain) < len(order) or _has_rested(tx, queue):
         for pk, run_at in due:
@@ -428,7 +480,11 @@ def end_rests(tx: Tx, queue: str, late: int = 0) -> int:
     by name if they are equal. Returns how many jobs became ready.
     """
     rested = "SELECT name, rest_at FROM djqueue_rate_bucket WHERE queue = ? AND rest_at <= ? ORDER BY name"
-    groups = [(at, LockedGroup(tx, queue, name)) for name, at in tx.rows(rested, queue, tx.tick - late)]
+    found = tx.rows(rested, queue, tx.tick - late)
+    locked = tx.try_lock(group_lock(queue, name) for name, _ in found)
+    groups = [
+        (at, LockedGroup(tx, queue, name)) for name, at in found if group_lock(queue, name) not in locked
+    ]
     for _, group in groups:
         if group.rate is None:  # Its next job was locked.
             limiters.set_rest(tx, queue, group.name, NO_RATE, None)

@@ -38,11 +38,13 @@ def states_of(tx: Tx, keys: Iterable[JobKey], *, lock: bool = True) -> dict[JobK
     found: dict[JobKey, State] = {}
     for queue, ids in ids_by_queue(sorted(set(keys))).items():
         condition, values = tx.among("job_id", ids)
-        statement = f"SELECT job_id, state FROM djqueue_job WHERE queue = ? AND {condition} ORDER BY job_id"
-        # Where records are counted, one that gets a dependent is changed: see `retention.hold`.
-        lasting = tx.dialect.for_update if retention.is_bounded(tx, queue) else tx.dialect.for_share
-        suffix = lasting if lock else ""
-        found |= {(queue, id): State(state) for id, state in tx.rows(statement + suffix, queue, values)}
+        if lock and tx.dialect.for_share:
+            which = f"SELECT id FROM djqueue_job WHERE queue = ? AND {condition}"
+            # Where records are counted, one that gets a dependent is changed: see `retention.hold`.
+            pks = [pk for (pk,) in tx.rows(which, queue, values)]
+            lock_jobs(tx, pks, share=not retention.is_bounded(tx, queue))
+        statement = f"SELECT job_id, state FROM djqueue_job WHERE queue = ? AND {condition}"
+        found |= {(queue, id): State(state) for id, state in tx.rows(statement, queue, values)}
     return found
 
 
@@ -235,6 +237,11 @@ class Key(NamedTuple):
 def lock_key(tx: Tx, queue: str, key: str) -> Key:
     """Return a key, which no other transaction changes until this one ends."""
     tx.lock(key_lock(queue, key))
+    return read_key(tx, queue, key)
+
+
+def read_key(tx: Tx, queue: str, key: str) -> Key:
+    """Return a key as it is now."""
     found = tx.row(
         f"SELECT owner, successor, behind, expires_at FROM djqueue_unique_key{WHERE_KEY}", queue, key
     )
@@ -314,12 +321,20 @@ def succeed(tx: Tx, job: StoredJob) -> tuple[StoredJob | None, Succession[Stored
     """Return the owner of a new job's key, and how the job comes to the key; None if it is a duplicate."""
     assert job.options.unique_key is not None
     if tx.dialect.for_update:
+        key = read_key(tx, job.queue, job.options.unique_key)
+        owner, found = _succeed(tx, job, key, lock=False)
+        if owner is not None and found is None and owner.state in LIVE:
+            return owner, None  # A duplicate changes nothing, so that it locks nothing.
         # Rows before keys, as at the end of a job: in another order, the two would wait for each other.
-        holders = f"SELECT owner, successor FROM djqueue_unique_key{WHERE_KEY}"
-        seen = tx.row(holders, job.queue, job.options.unique_key) or ()
-        lock_jobs(tx, [pk for pk in seen if pk])
-    key = lock_key(tx, job.queue, job.options.unique_key)
-    found = {other.pk: other for other in by_keys(tx, [pk for pk in (key.owner, key.successor) if pk])}
+        lock_jobs(tx, [pk for pk in (key.owner, key.successor) if pk])
+    return _succeed(tx, job, lock_key(tx, job.queue, job.options.unique_key))
+
+
+def _succeed(
+    tx: Tx, job: StoredJob, key: Key, *, lock: bool = True
+) -> tuple[StoredJob | None, Succession[StoredJob] | None]:
+    holders = by_keys(tx, [pk for pk in (key.owner, key.successor) if pk], lock=lock)
+    found = {other.pk: other for other in holders}
     owner = found.get(key.owner or 0)
     if owner is None:
         return None, Succession()

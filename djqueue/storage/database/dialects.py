@@ -50,6 +50,8 @@ SYNCED = (
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 )
 """Lets the commit of a transaction wait for the disk of PostgreSQL."""
+AT_ONCE = "; SET LOCAL lock_timeout = '250ms'"
+"""Lets a transaction of PostgreSQL wait for others like itself, but for none that stays open."""
 SUFFIX = "-djqueue"
 SHORTEST, LONGEST = 0.000_1, 0.000_5
 """Seconds between attempts to take the lock."""
@@ -93,11 +95,17 @@ class SqlDialect(ABC):
         """Open a transaction that writes, and commit it at the end. The value is whether it was opened.
 
         Args:
-            wrapper: A connection without a transaction.
+            wrapper: A connection without a transaction; on SQLite, `tune_for_loop` has prepared one for which
+                `waits` is False.
             cursor: Its cursor.
             durable: Whether the commit must be on disk, regardless of the connection's settings.
-            waits: Wait for other transactions. False is for connections that `tune_for_loop` has prepared.
+            waits: Wait for other transactions. Otherwise, the transaction is not opened, or fails at a lock
+                that another one does not release at once: see `is_locked`.
         """
+
+    def is_locked(self, error: BaseException) -> bool:
+        """Return whether a transaction failed with this error because of another one's lock."""
+        return False
 
     def tune_for_loop(self, wrapper: BaseDatabaseWrapper) -> bool:
         """Let a connection wait for nothing, so that the thread of an event loop may use it; return whether
@@ -148,8 +156,8 @@ class SqlDialect(ABC):
         """Wait until no other transaction holds one of these names, and hold them until the end."""
 
     @abstractmethod
-    def try_lock(self, cursor: Any, keys: Sequence[str]) -> bool:
-        """Hold these names until the end, unless another transaction holds one of them; return whether."""
+    def try_lock(self, cursor: Any, keys: Sequence[str]) -> set[str]:
+        """Hold these names until the end, unless another transaction holds them; return those held."""
 
     @abstractmethod
     def may_repeat(self, error: BaseException) -> bool:
@@ -349,8 +357,8 @@ class SqliteSql(SqlDialect):
     def lock(self, cursor: Any, keys: Sequence[str]) -> None:
         pass
 
-    def try_lock(self, cursor: Any, keys: Sequence[str]) -> bool:
-        return True
+    def try_lock(self, cursor: Any, keys: Sequence[str]) -> set[str]:
+        return set(keys)
 
     def may_repeat(self, error: BaseException) -> bool:
         return False
@@ -394,7 +402,8 @@ class PostgresSql(SqlDialect):
     ) -> Iterator[bool]:
         # After the wait for a lock, a statement must see what its last holder has committed.
         begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
-        cursor.execute(f"{begin}{self._limits_of_transactions}{f'; {SYNCED}' if durable else ''}")
+        once = "" if waits else AT_ONCE
+        cursor.execute(f"{begin}{self._limits_of_transactions}{f'; {SYNCED}' if durable else ''}{once}")
         with _committed(cursor):
             yield True
 
@@ -451,13 +460,16 @@ class PostgresSql(SqlDialect):
             (sorted(set(keys)),),
         )
 
-    def try_lock(self, cursor: Any, keys: Sequence[str]) -> bool:
+    def try_lock(self, cursor: Any, keys: Sequence[str]) -> set[str]:
         found = cursor.execute(
-            "SELECT bool_and(pg_try_advisory_xact_lock(hashtextextended(key, 7310))) FROM "
-            "unnest(%s::text[]) AS wanted(key)",
+            "SELECT key FROM unnest(%s::text[]) AS wanted(key) "
+            "WHERE pg_try_advisory_xact_lock(hashtextextended(key, 7310))",
             (sorted(set(keys)),),
         )
-        return bool(found.fetchone()[0])
+        return {key for (key,) in found.fetchall()}
+
+    def is_locked(self, error: BaseException) -> bool:
+        return getattr(error, "sqlstate", None) == "55P03"
 
     def may_repeat(self, error: BaseException) -> bool:
         # Serialization failure, deadlock, and a key that another transaction has just inserted.

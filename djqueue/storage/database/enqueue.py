@@ -138,7 +138,7 @@ def _each(tx: Tx, batch: Batch, *, drops: bool) -> list[EnqueueResult]:
     ids = batch.ids if batch.ids is not None else tx.storage.ids.many(len(batch.payloads), tx.now)
     known: dict[str, StoredJob] = {}
     if batch.ids is not None and not batch.fresh:
-        known = stored.by_ids(tx, batch.queue, ids)
+        known = _known(tx, batch)
     results: list[EnqueueResult] = []
     added: list[StoredJob] = []
     for id, payload in zip(ids, batch.payloads, strict=True):
@@ -183,6 +183,16 @@ def _each(tx: Tx, batch: Batch, *, drops: bool) -> list[EnqueueResult]:
         if options.depends_on:
             dependencies.bind(tx, job, options.depends_on)
     return results
+
+
+def _known(tx: Tx, batch: Batch) -> dict[str, StoredJob]:
+    """Return the jobs that have a batch's ids, and lock those that may make way for new ones."""
+    known = stored.by_ids(tx, batch.queue, batch.ids or (), lock=False)
+    reusable = [job.id for job in known.values() if job.state in REUSABLE]
+    if reusable and batch.options.rejected is None and tx.dialect.for_update:
+        locked = stored.by_ids(tx, batch.queue, reusable)
+        known = {id: job for id, job in known.items() if id not in reusable} | locked
+    return known
 
 
 def _duplicate(tx: Tx, batch: Batch, existing: StoredJob) -> EnqueueResult:
@@ -242,7 +252,7 @@ def _growth(tx: Tx, batch: Batch) -> int:
     """Return how many more jobs would wait after a batch, without duplicates and replacements."""
     new = len(batch.payloads)
     if batch.ids is not None:
-        known = {} if batch.fresh else stored.by_ids(tx, batch.queue, batch.ids)
+        known = {} if batch.fresh else stored.by_ids(tx, batch.queue, batch.ids, lock=False)
         new = len({id for id in batch.ids if id not in known or known[id].state in REUSABLE})
     if batch.options.unique_key is None or not new:
         return new

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from djqueue.core.enginejob import ItemStream
 from djqueue.core.errors import OptionError
@@ -34,28 +35,36 @@ COMPLETE = (
 OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
 
 
-def finish(tx: Tx, outcomes: Sequence[Outcome]) -> list[bool]:
-    """End the attempts whose tokens hold; return whether each held."""
+def finish(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool = True) -> list[bool | None]:
+    """End the attempts whose tokens hold; return whether each held.
+
+    Args:
+        tx: The transaction.
+        outcomes: How they ended.
+        waits: Wait for transactions that have locked the claims. Otherwise, the answer for these is None, and
+            nothing is done.
+    """
     for outcome in outcomes:
         if outcome.kind not in OUTCOMES:
             raise OptionError(f"unknown outcome {outcome.kind!r}")
     # Of two outcomes with one token, the first counts.
     first = {outcome.token: outcome for outcome in reversed(outcomes)}
-    plain = _complete(
-        tx, [one for one in first.values() if one.kind == "complete" and one.result is not None]
-    )
-    others = _take(tx, [one for one in first.values() if one.token not in plain])
+    complete = [one for one in first.values() if one.kind == "complete" and one.result is not None]
+    plain = _complete(tx, complete, waits=waits)
+    others = _take(tx, [one for one in first.values() if one.token not in plain], waits=waits)
     taken = plain | others
+    missing = [one for one in first.values() if one.token not in taken]
+    locked = held_claims(tx, missing, "") if missing and not waits else {}
     tx.lock(*{limiter_lock(claim.limiter) for claim in taken.values() if claim.limiter})
     depended, limits = _look(tx, sorted({claim.queue for claim in taken.values()}))
     _completed(tx, plain.values(), depended)
     jobs = {job.pk: job for job in by_keys(tx, [claim.pk for claim in others.values()])}
     tx.lock(*{group_lock(job.queue, job.options.group or "") for job in jobs.values() if is_grouped(tx, job)})
     tx.lock(*{key_lock(job.queue, key) for job in jobs.values() if (key := job.options.unique_key)})
-    accepted = []
+    accepted: list[bool | None] = []
     left = set(taken)
     for outcome in outcomes:
-        accepted.append(outcome.token in left)
+        accepted.append(None if outcome.token in locked else outcome.token in left)
         left.discard(outcome.token)
         if accepted[-1] and (claim := others.get(outcome.token)):
             _apply(tx, jobs[claim.pk], outcome, cancel=bool(claim.cancel))
@@ -64,12 +73,12 @@ def finish(tx: Tx, outcomes: Sequence[Outcome]) -> list[bool]:
     return accepted
 
 
-def _take(tx: Tx, outcomes: Iterable[Outcome], more: str = "") -> dict[int, Claim]:
+def _take(tx: Tx, outcomes: Iterable[Outcome], more: str = "", *, waits: bool) -> dict[int, Claim]:
     """Take the claims whose tokens hold, by token; only those for which a condition is true."""
     wanted = {outcome.token: (outcome.queue, outcome.id) for outcome in outcomes}
     if not wanted:
         return {}
-    keyed, pks = tx.among("id", [token >> TOKENS for token in wanted])
+    keyed, pks = _chosen(tx, list(wanted), waits=waits)
     condition, tokens = tx.among("token", list(wanted))
     taken = tx.rows(
         f"DELETE FROM djqueue_claim WHERE {keyed} AND {condition}{more} RETURNING {COLUMNS}", pks, tokens
@@ -80,7 +89,16 @@ def _take(tx: Tx, outcomes: Iterable[Outcome], more: str = "") -> dict[int, Clai
     return {one.token: one for one in claims if wanted[one.token] == (one.queue, one.job_id)}
 
 
-def _complete(tx: Tx, outcomes: Sequence[Outcome]) -> dict[int, Claim]:
+def _chosen(tx: Tx, tokens: Sequence[int], *, waits: bool) -> tuple[str, Any]:
+    """Return the condition for the claims of tokens, or for those that are not locked; and its parameter."""
+    condition, pks = tx.among("id", [token >> TOKENS for token in tokens])
+    if not waits:
+        free = f"SELECT id FROM djqueue_claim WHERE {condition}{tx.dialect.skip_locked}"
+        condition = f"id {tx.dialect.once(free)}"
+    return condition, pks
+
+
+def _complete(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool) -> dict[int, Claim]:
     """Complete the jobs whose end concerns nothing but their own rows and, perhaps, jobs that depend on them.
 
     Returns their claims by token.
@@ -88,21 +106,21 @@ def _complete(tx: Tx, outcomes: Sequence[Outcome]) -> dict[int, Claim]:
     if not outcomes:
         return {}
     if tx.dialect.nests_writes:
+        keyed, pks = _chosen(tx, [one.token for one in outcomes], waits=waits)
         ended = tx.rows(
             "WITH ended AS (DELETE FROM djqueue_claim USING unnest(CAST(? AS bigint[]), CAST(? AS text[]), "
             "CAST(? AS text[]), CAST(? AS bytea[])) AS wanted (attempt, home, named, result) "
-            "WHERE id = ANY(?) AND token = attempt AND queue = home AND job_id = named AND plain "
+            f"WHERE {keyed} AND token = attempt AND queue = home AND job_id = named AND plain "
             f"RETURNING {COLUMNS}, result), "
             f"jobs AS ({COMPLETE} = CAST(? AS bigint) + kept FROM ended WHERE djqueue_job.id = ended.id), "
             f"results AS (INSERT INTO djqueue_job_result ({', '.join(rows.RESULT)}) SELECT queue, job_id, "
             "content_type, result, ?, CAST(? AS bigint) + readable FROM ended) "
             f"SELECT {COLUMNS} FROM ended",
             *([one.token for one in outcomes], [one.queue for one in outcomes], [one.id for one in outcomes]),
-            *([one.result for one in outcomes], [one.token >> TOKENS for one in outcomes]),
-            *(tx.now, tx.now, tx.now, tx.now),
+            *([one.result for one in outcomes], pks, tx.now, tx.now, tx.now, tx.now),
         )
         return {one.token: one for one in (Claim(*row) for row in ended)}
-    claims = _take(tx, outcomes, " AND plain")
+    claims = _take(tx, outcomes, " AND plain", waits=waits)
     by_kept: dict[int | None, list[int]] = {}
     for claim in claims.values():
         by_kept.setdefault(claim.kept, []).append(claim.pk)
@@ -188,7 +206,9 @@ def _released(tx: Tx, queue: str, limiter: str | None, concurrency: int | None) 
         tx.woken.add(queue)
 
 
-def held_claims(tx: Tx, attempts: Sequence[Lease | ProgressReport | Emission], lock: str) -> dict[int, Row]:
+def held_claims(
+    tx: Tx, attempts: Sequence[Lease | ProgressReport | Emission | Outcome], lock: str
+) -> dict[int, Row]:
     """Return the claims (token, id, cancel, queue, id of the job, end of the lease) of the attempts whose
     tokens hold, by token.
 

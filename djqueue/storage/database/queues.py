@@ -12,7 +12,7 @@ from djqueue.storage.tables.rows import pair_of_limits
 
 from . import dependencies, limiters, metrics, stored, transitions
 from .stored import GROUP_LIMIT, LockedGroup
-from .transaction import Tx, limits_lock
+from .transaction import Tx, limits_lock, use_lock
 
 CLEANED = 500
 """Jobs that one transaction of `clean` removes."""
@@ -39,17 +39,30 @@ def controls(tx: Tx, queue: str) -> QueueControls:
     return QueueControls(bool(row[0]), *pair_of_limits(*row[2:]))
 
 
-def use(tx: Tx, queue: str) -> None:
-    """Record that a queue is used, and its group mode.
+def use(tx: Tx, queue: str, *, waits: bool = True) -> bool:
+    """Record that a queue is used, and its group mode; return whether it is recorded.
 
     Raises ConfigurationError if it is used in another group mode.
+
+    Args:
+        tx: The transaction.
+        queue: The queue.
+        waits: Wait for another transaction that records the first use of the queue. Otherwise, the record
+            is left to that one.
     """
+    is_recorded = tx.row("SELECT 1 FROM djqueue_queue_state WHERE name = ?", queue) is not None
+    if not is_recorded or not recorded_modes(tx, [queue]):
+        if waits:
+            tx.lock(use_lock(queue))
+        elif tx.try_lock([use_lock(queue)]):
+            return False
     _agree(tx, queue)
     tx.run(
         "INSERT INTO djqueue_queue_state (name, paused, limits_set) VALUES (?, FALSE, FALSE) "
         "ON CONFLICT (name) DO NOTHING",
         queue,
     )
+    return True
 
 
 def _agree(tx: Tx, queue: str) -> None:

@@ -161,7 +161,8 @@ class DatabaseStorage(Storage):
         """Record that a queue is used, unless this process has done so lately."""
         if queue in tx.used or self._used.get(queue, 0) > tx.now - USE_EVERY:
             return
-        queues.use(tx, queue)
+        if not queues.use(tx, queue, waits=False):
+            return
         tx.used.add(queue)
         tx.then(lambda: self._used.__setitem__(queue, tx.now))
 
@@ -297,7 +298,24 @@ class DatabaseStorage(Storage):
                 done = self.transactions.write_at_once(partial(_step, outcomes=outcomes, then=then))
             if done is not None:
                 return done[0]
-        return await self.acall(self.finish, outcomes, then)
+        return await self.acall(self._finish_unlocked, outcomes, then)
+
+    def _finish_unlocked(self, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Finished:
+        """Like `finish`, but leave out the jobs that other transactions have locked."""
+        self._flush_buffer()
+        write = self.transactions.write_unless_locked
+        with named(self.alias):
+            done = write(partial(_step, outcomes=outcomes, then=then, waits=False))
+            if done is not None:
+                return done[0]
+            # One of them needs something else that is locked, such as a group: the others do not wait for it.
+            accepted: list[bool | None] = []
+            for outcome in outcomes:
+                alone = write(partial(_step, outcomes=[outcome], then=None, waits=False))
+                accepted += [None] if alone is None else alone[0].accepted
+            claimed = None if then is None else write(partial(claim.claim, request=then))
+            wait = None if then is None else stored.LOCKED_AGAIN
+            return Finished(accepted, Claims([], wait) if claimed is None else claimed[0])
 
     def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
         return self.write(lambda tx: finish.renew(tx, leases)) if leases else []
@@ -446,8 +464,8 @@ class SqlLimiters(Limiters):
         return self._read(lambda tx: limiters.LockedLimiter(tx, name, lock=False).state())
 
 
-def _step(tx: Tx, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Finished:
+def _step(tx: Tx, outcomes: Sequence[Outcome], then: ClaimRequest | None, *, waits: bool = True) -> Finished:
     """End attempts, and claim the next jobs, in one transaction."""
-    accepted = finish.finish(tx, outcomes) if outcomes else []
+    accepted = finish.finish(tx, outcomes, waits=waits) if outcomes else []
     tx.settle()
     return Finished(accepted, NO_CLAIMS if then is None else claim.claim(tx, then))

@@ -37,7 +37,8 @@ NO_OPTIONS = JobOptions()
 UNTOUCHED = (0, 0, 0, "", "", "", "", "", 0, False, 0, "")
 TOKENS = 20
 """Bits of a token for the number of the job's claim; the others are its primary key."""
-HOT = ("djqueue_ready", "djqueue_delayed", "djqueue_held", "djqueue_claim")
+HOT = ("djqueue_delayed", "djqueue_held", "djqueue_ready", "djqueue_claim")
+"""Tables of the states of jobs, in the order in which a job comes to them."""
 MEASURED = {
     "djqueue_job_result": ("kept_size", "result_bytes"),
     "djqueue_dead_letter": ("size", "letter_bytes"),
@@ -117,13 +118,20 @@ def by_keys(tx: Tx, pks: Sequence[int], *, lock: bool = True) -> list[StoredJob]
     return select(tx, f"{condition} ORDER BY j.id", values)
 
 
-def lock_jobs(tx: Tx, pks: Sequence[int]) -> None:
-    """Wait for other transactions that change these jobs, and keep more from doing so."""
-    if tx.dialect.for_update:
-        # The row of its state first: a claim deletes it before anything else, and so does an end.
-        for table in (*HOT, "djqueue_job"):
-            condition, values = tx.among("id", pks)
-            tx.rows(f"SELECT id FROM {table} WHERE {condition} ORDER BY id FOR UPDATE", values)
+def lock_jobs(tx: Tx, pks: Sequence[int], *, share: bool = False) -> None:
+    """Wait for other transactions that change these jobs, and keep more from doing so.
+
+    Args:
+        tx: The transaction.
+        pks: Their primary keys.
+        share: Others may lock them in this way, too.
+    """
+    if tx.dialect.for_update and pks:
+        # The row of its state first, which a claim or an end takes, or skips, before anything else. These are
+        # statements of their own, each of which sees what the one before has waited for.
+        which = f"WHERE id = ANY('{{{', '.join(map(str, pks))}}}') ORDER BY id"
+        suffix = tx.dialect.for_share if share else tx.dialect.for_update
+        tx.script("; ".join(f"SELECT id FROM {table} {which}{suffix}" for table in (*HOT, "djqueue_job")))
 
 
 def by_ids(tx: Tx, queue: str, ids: Iterable[str], *, lock: bool = True) -> dict[str, StoredJob]:

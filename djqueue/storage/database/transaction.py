@@ -55,6 +55,11 @@ def limiter_lock(name: str) -> str:
     return f"limiter:{name}"
 
 
+def use_lock(queue: str) -> str:
+    """Return the name that the first use of a queue is locked by."""
+    return f"use:{queue}"
+
+
 def limits_lock(queue: str) -> str:
     """Return the name that the limits of a queue are locked by."""
     return f"limits:{queue}"
@@ -120,6 +125,10 @@ class Tx:
         found = self.row(statement, *parameters)
         return None if found is None else found[0]
 
+    def script(self, statements: str) -> None:
+        """Run several statements without parameters in one exchange with the server."""
+        self._cursor.execute(statements)
+
     def run(self, statement: str, *parameters: Any) -> int:
         """Run a statement; return the number of its rows."""
         count: int = self._cursor.execute(self.dialect.text(statement), parameters).rowcount
@@ -164,11 +173,14 @@ class Tx:
         """
         if not self._held:
             self.lock(*keys)
-        elif not self._held.issuperset(keys):
-            if not self.dialect.try_lock(self._cursor, keys):
-                return False
-            self._held.update(keys)
-        return True
+        return not self.try_lock(keys)
+
+    def try_lock(self, keys: Iterable[str]) -> set[str]:
+        """Hold these names until the end; return those that another transaction holds."""
+        missing = set(keys) - self._held
+        if missing:
+            self._held |= self.dialect.try_lock(self._cursor, list(missing))
+        return missing - self._held
 
     # What follows.
 
@@ -310,7 +322,7 @@ class Transactions:
 
         def run() -> tuple[T, Callable[[], None]]:
             with self.connection() as own:
-                return self._run(own, work, durable)
+                return self._run(own, work, durable=durable)
 
         found, done = self._repeated(run)
         done()
@@ -326,11 +338,32 @@ class Transactions:
 
         def run() -> tuple[T, Callable[[], None]]:
             with self.connections.borrow() if on is None else nullcontext(on) as own:
-                return self._run(own, work, durable=False)
+                return self._run(own, work)
 
         found, done = self._repeated(run)
         done()
         return found
+
+    def write_unless_locked(self, work: Callable[[Tx], T]) -> tuple[T] | None:
+        """Like `write`; None, and nothing done, if it would have to wait for a transaction that stays open.
+
+        In the caller's transaction, it waits.
+        """
+        if is_in_transaction(connections[self._alias]):
+            return (self.write(work),)
+
+        def run() -> tuple[T, Callable[[], None]]:
+            with self.connection() as own:
+                return self._run(own, work, waits=not self._dialect.has_clock)
+
+        try:
+            found, done = self._repeated(run)
+        except Exception as error:
+            if not self._dialect.is_locked(error.__cause__ or error):
+                raise
+            return None
+        done()
+        return (found,)
 
     def write_at_once(self, work: Callable[[Tx], T]) -> tuple[T] | None:
         """Like `write_apart`, on the thread of an event loop; None, and nothing done, if it would wait."""
@@ -385,11 +418,16 @@ class Transactions:
         )
 
     def _run(
-        self, wrapper: BaseDatabaseWrapper, work: Callable[[Tx], T], durable: bool
+        self,
+        wrapper: BaseDatabaseWrapper,
+        work: Callable[[Tx], T],
+        *,
+        durable: bool = False,
+        waits: bool = True,
     ) -> tuple[T, Callable[[], None]]:
         wrapper.ensure_connection()
         set_right(self._storage.clock)
-        outcome = self._commit(wrapper, work, durable=durable)
+        outcome = self._commit(wrapper, work, durable=durable, waits=waits)
         assert outcome is not None
         return outcome
 

@@ -1,5 +1,6 @@
 """Rows that other transactions have locked hold up nothing but themselves."""
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,8 +10,19 @@ from djqueue import models
 from djqueue.core.job import Lease
 from djqueue.core.queue import QueuePolicy
 from djqueue.models import hot
-from djqueue.storage.database import queues
-from djqueue.testing.factories import QUEUE, batch, claim, claim_ids, completing
+from djqueue.storage.database import queues, stored
+from djqueue.storage.database.transaction import key_lock
+from djqueue.testing.factories import (
+    QUEUE,
+    batch,
+    claim,
+    claim_ids,
+    completing,
+    enqueue_many,
+    releasing,
+    request,
+    retrying,
+)
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.dialect
@@ -45,7 +57,7 @@ def test_group_continues_after_its_next_job_was_locked(make):
     [first] = claim(storage)
 
     with transaction.atomic():
-        assert storage.enqueue([batch(ids=["b"], group="g")])[0].status == "duplicate"
+        assert storage.jobs.update(QUEUE, ["b"], payload=b"new") == [True]
         assert elsewhere(lambda: storage.finish([completing(first)])).accepted == [True]
 
     eventually(lambda: claim_ids(storage) == ["b"])
@@ -59,7 +71,7 @@ def test_lease_is_renewed_beside_one_whose_job_is_locked(make):
     before = lease_of("x")
 
     with transaction.atomic():
-        storage.enqueue([batch(ids=["x"])])
+        storage.jobs.cancel(QUEUE, ["x"])
         renewals = elsewhere(lambda: storage.renew([Lease(job.queue, job.id, job.token) for job in jobs]))
 
     assert [renewal.held for renewal in renewals] == [True, True]
@@ -94,3 +106,153 @@ def test_transactions_of_the_storage_are_read_committed(make):
         cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
     assert storage.write(lambda tx: tx.value("SHOW transaction_isolation")) == "read committed"
+
+
+def end(storage, *outcomes, slots=0):
+    """Report outcomes and claim as a worker does, on a connection of its own."""
+    return elsewhere(lambda: asyncio.run(storage.afinish(outcomes, request(slots))))
+
+
+LOCKS = {
+    "depends_on": lambda storage, id: storage.enqueue([batch(depends_on=((QUEUE, id),))]),
+    "cancel": lambda storage, id: storage.jobs.cancel(QUEUE, [id]),
+    "remove": lambda storage, id: storage.jobs.remove(QUEUE, [id]),
+}
+
+
+@pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS)
+def test_claim_skips_a_job_that_a_caller_has_locked_and_finds_it_soon(make, lock):
+    storage = make()
+    storage.enqueue([batch(ids=["a", "b", "c"])])
+
+    with transaction.atomic():
+        lock(storage, "a")
+        claims = end(storage, slots=2).claims
+        assert [job.id for job in claims.jobs] == ["b", "c"]
+        claims = end(storage, slots=2).claims
+        assert (claims.jobs, claims.wait is not None) == ([], True)
+        assert claims.wait <= stored.LOCKED_AGAIN
+        transaction.set_rollback(True)
+
+    assert claim_ids(storage, 2) == ["a"]
+
+
+def test_claim_without_locked_jobs_waits_for_a_wake_up(make):
+    storage = make()
+    storage.enqueue([batch(ids=["a"])])
+
+    assert storage.claim(request(2)).wait is None
+    assert storage.claim(request(2)).wait is None
+
+
+@pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS)
+@pytest.mark.parametrize("ending", [completing, retrying])
+def test_outcome_of_a_locked_job_does_not_hold_up_the_others(make, lock, ending):
+    storage = make()
+    storage.enqueue([batch(ids=["a", "b", "c"])])
+    first, second = claim(storage, 2)
+
+    with transaction.atomic():
+        lock(storage, "a")
+        finished = end(storage, ending(first), ending(second), slots=1)
+        assert finished.accepted == [None, True]
+        assert [job.id for job in finished.claims.jobs] == ["c"]
+        assert end(storage, ending(first)).accepted == [None]
+        transaction.set_rollback(True)
+
+    assert end(storage, ending(first), ending(second)).accepted == [True, False]
+
+
+def test_stale_outcome_is_refused_beside_a_locked_one(make):
+    storage = make()
+    storage.enqueue([batch(ids=["a", "b"])])
+    first, second = claim(storage, 2)
+    storage.finish([releasing(second)])
+
+    with transaction.atomic():
+        storage.jobs.cancel(QUEUE, ["a"])
+        assert end(storage, completing(first), completing(second)).accepted == [None, False]
+
+
+def test_duplicate_id_locks_nothing(make):
+    storage = make()
+    storage.enqueue([batch(ids=["a", "b"])])
+    [first] = claim(storage)
+
+    with transaction.atomic():
+        results = storage.enqueue([batch(ids=["a", "b"])])
+        assert [result.status for result in results] == ["duplicate"] * 2
+        finished = end(storage, completing(first), slots=1)
+
+    assert finished.accepted == [True]
+    assert [job.id for job in finished.claims.jobs] == ["b"]
+
+
+def test_duplicate_of_a_unique_key_locks_nothing(make):
+    storage = make()
+    storage.enqueue([batch(ids=["a"], unique_key="k"), batch(ids=["b"], unique_key="l")])
+    [first] = claim(storage)
+
+    with transaction.atomic():
+        results = storage.enqueue([batch(unique_key="k"), batch(unique_key="l")])
+        assert [(result.id, result.status) for result in results] == [("a", "duplicate"), ("b", "duplicate")]
+        finished = end(storage, completing(first), slots=1)
+
+    assert finished.accepted == [True]
+    assert [job.id for job in finished.claims.jobs] == ["b"]
+
+
+def test_outcome_waits_for_no_unique_key_that_a_caller_has_locked(make):
+    storage = make()
+    storage.enqueue([batch(ids=["a"], unique_key="k"), batch(ids=["b"])])
+    first, second = claim(storage, 2)
+    with transaction.atomic():
+        storage.write(lambda tx: tx.lock(key_lock(QUEUE, "k")))
+        assert end(storage, completing(first), completing(second)).accepted == [None, True]
+
+    assert end(storage, completing(first)).accepted == [True]
+
+
+def test_outcome_of_a_job_waits_for_no_locked_dependent(make):
+    storage = make()
+    storage.enqueue([batch(ids=["a", "b"])])
+    storage.enqueue([batch(ids=["next"], depends_on=((QUEUE, "a"),))])
+    first, second = claim(storage, 2)
+
+    with transaction.atomic():
+        storage.jobs.update(QUEUE, ["next"], payload=b"new")
+        finished = end(storage, completing(first), completing(second), slots=1)
+
+    assert (finished.accepted, finished.claims.jobs) == ([None, True], [])
+    assert end(storage, completing(first), slots=1).accepted == [True]
+
+
+def test_claim_does_not_wait_for_a_group_that_a_caller_has_locked(make):
+    storage = make()
+    storage.enqueue([batch(ids=["a"], group="g"), batch(ids=["b"], group="h"), batch(ids=["c"], group="z")])
+    [first] = claim(storage)
+
+    with transaction.atomic():
+        storage.enqueue([batch(ids=["d"], group="h")])
+        # It holds the lock of the finished job's group: to wait for another one could be a deadlock.
+        finished = end(storage, completing(first), slots=1)
+        assert finished.accepted == [True]
+        assert [job.id for job in finished.claims.jobs] == ["c"]
+        claims = end(storage, slots=1).claims
+        assert (claims.jobs, claims.wait is not None) == ([], True)
+
+    assert claim_ids(storage, 2) == ["b"]
+
+
+def test_first_use_of_a_queue_in_an_open_transaction_blocks_no_other(make):
+    storage, other = make(), make()
+
+    with transaction.atomic():
+        enqueue_many(storage, 1, queue="new")
+        elsewhere(lambda: enqueue_many(other, 1, queue="new"))
+        transaction.set_rollback(True)
+
+    assert len(claim(storage, 2, queues=["new"])) == 1
+    enqueue_many(other, 1, queue="new")
+    assert "new" in storage.queues.names()
+    assert models.GroupState.objects.filter(queue="new", group="").count() == 1

@@ -417,18 +417,14 @@ class SqlQueues(Queues):
         return self._read(lambda tx: queues.group_limits(tx, queue))
 
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
-        removed = 0
-        while limit is None or removed < limit:
-            some = queues.CLEANED if limit is None else min(queues.CLEANED, limit - removed)
-            clean = partial(queues.clean_some, queue=queue, states=states, before=before, limit=some)
-            count = self._write(clean)
-            removed += count
-            if count < some:
-                break  # Jobs that come while this one cleans may stay.
-        return removed
+        return queues.clean(self._write, queue, states, before, limit)
 
     def obliterate(self, queue: str, *, force: bool = False) -> int:
-        count = self._write(lambda tx: queues.obliterate(tx, queue, force=force))
+        if self._storage._is_in_transaction():
+            # All or nothing: the caller may handle the error, and commit.
+            count = self._write(lambda tx: queues.obliterate(lambda step: step(tx), queue, force=force))
+        else:
+            count = queues.obliterate(self._write, queue, force=force)
         self._storage._used.pop(queue, None)
         return count
 

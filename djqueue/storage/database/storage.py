@@ -132,6 +132,7 @@ class DatabaseStorage(Storage):
         self._bulk_writes = SqlBulkWriteReports(database, self.clock)
         self._staging_sweep = StagingSweep(self)
         self._leadership = Leadership(self)
+        self._failing_steps: set[str] = set()
         self._joined = JoinedTransactions(database, can_leave=self.dialect.has_clock)
         self._calls = CallThread(database)
 
@@ -316,7 +317,7 @@ class DatabaseStorage(Storage):
 
     def sweep(self) -> Swept:
         with named(self.alias):
-            return sweep.sweep(self)
+            return sweep.Sweep(self, self._failing_steps).run()
 
     def maintain(self) -> None:
         if self.read(self.workers.killed, is_single=True):

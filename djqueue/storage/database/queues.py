@@ -235,7 +235,7 @@ def obliterate(run: StepRunner, queue: str, *, force: bool) -> int:
 
 
 def _close(tx: Tx, queue: str, *, force: bool) -> tuple[bool, int]:
-    """Pause a queue; return whether it was paused already, and the primary key of its newest job."""
+    """Pause a queue; return whether it was paused already, and the newest primary key of a job."""
     active = [pk for (pk,) in tx.rows("SELECT id FROM djqueue_claim WHERE queue = ?", queue)]
     _end_active(tx, queue, active, force=force)
     was_paused = controls(tx, queue).paused
@@ -245,8 +245,7 @@ def _close(tx: Tx, queue: str, *, force: bool) -> tuple[bool, int]:
         "ON CONFLICT (name) DO UPDATE SET paused = TRUE",
         queue,
     )
-    newest = tx.value("SELECT id FROM djqueue_job WHERE queue = ? ORDER BY id DESC LIMIT 1", queue)
-    return was_paused, newest or 0
+    return was_paused, tx.value("SELECT MAX(id) FROM djqueue_job") or 0
 
 
 def _remove_newest(tx: Tx, queue: str, newest: int, *, force: bool) -> retention.ExpiryStep:

@@ -52,9 +52,9 @@ class Sweep:
         """Do the steps. Raises an error only if all of them fail, or the database cannot be reached."""
         self._tidy()
         stalled, expired, promoted, retried = self._move()
-        removed = self._remove()
         with self._step("add up what was counted"):
             self._storage.sweep_metrics()
+        removed = self._remove()
         with self._step("sweep bulk writes"):
             self._storage.sweep_staging()
         self._report()

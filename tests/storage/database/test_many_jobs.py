@@ -48,6 +48,31 @@ def removals(monkeypatch):
     return found
 
 
+@pytest.fixture
+def plans(monkeypatch):
+    """The plans of the statements that return rows."""
+    if connection.vendor != "sqlite":
+        pytest.skip("PostgreSQL plans by the number of rows")
+    found = []
+    rows, row = transactions.Tx.rows, transactions.Tx.row
+
+    def note(tx, statement, *parameters):
+        found.extend(
+            (statement, step[-1]) for step in rows(tx, f"EXPLAIN QUERY PLAN {statement}", *parameters)
+        )
+
+    monkeypatch.setattr(transactions.Tx, "rows", lambda tx, *given: (note(tx, *given), rows(tx, *given))[1])
+    monkeypatch.setattr(transactions.Tx, "row", lambda tx, *given: (note(tx, *given), row(tx, *given))[1])
+    return found
+
+
+def sorts_and_scans(plans, start):
+    """Return the steps of statements that read more rows than they need."""
+    steps = [step for statement, step in plans if statement.startswith(start)]
+    assert steps
+    return [step for step in steps if "TEMP B-TREE" in step or step.startswith("SCAN")]
+
+
 class DeathError(BaseException):
     """The process dies."""
 
@@ -150,27 +175,25 @@ def test_caller_that_handles_a_refusal_in_its_transaction_has_removed_nothing(ma
 # Clean.
 
 
-def test_clean_takes_jobs_in_the_order_of_an_index(make, monkeypatch):
-    if connection.vendor != "sqlite":
-        pytest.skip("PostgreSQL chooses by the number of rows")
+def test_clean_and_obliterate_take_jobs_in_the_order_of_an_index(make, plans):
     storage = make()
     a_completed_job(storage)
     enqueue_many(storage, 5)
-    plans = []
-    rows = transactions.Tx.rows
-
-    def explained(tx, statement, *parameters):
-        if statement.startswith("SELECT id FROM djqueue_job "):
-            plans.extend(row[-1] for row in rows(tx, f"EXPLAIN QUERY PLAN {statement}", *parameters))
-        return rows(tx, statement, *parameters)
-
-    monkeypatch.setattr(transactions.Tx, "rows", explained)
     storage.queues.clean(QUEUE, PENDING | TERMINAL, EVER)
     enqueue_many(storage, 5)
     storage.queues.obliterate(QUEUE)
 
-    assert plans
-    assert [plan for plan in plans if "TEMP B-TREE" in plan or "SCAN" in plan] == []
+    assert sorts_and_scans(plans, "SELECT id FROM djqueue_job ") == []
+
+
+def test_tallies_are_added_up_in_the_order_of_an_index(make, plans):
+    storage = make()
+    for _ in range(5):
+        enqueue(storage)
+    storage.sweep_metrics()
+
+    assert sorts_and_scans(plans, "SELECT MAX(at) FROM djqueue_tally") == []
+    assert sorts_and_scans(plans, "DELETE FROM djqueue_tally") == []
 
 
 def test_jobs_are_removed_by_id_in_one_step(make, removals):

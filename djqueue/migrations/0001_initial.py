@@ -133,6 +133,7 @@ class Migration(migrations.Migration):
             options={
                 'db_table': 'djqueue_tally',
                 'default_permissions': (),
+                'indexes': [models.Index(fields=['queue', 'at'], name='djqueue_tally_order')],
             },
         ),
         migrations.CreateModel(

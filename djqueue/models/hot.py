@@ -211,6 +211,7 @@ class QueueTally(models.Model):
     class Meta:
         db_table = "djqueue_tally"
         default_permissions = ()
+        indexes = (models.Index(fields=["queue", "at"], name="djqueue_tally_order"),)
 
     def __str__(self) -> str:
         return self.queue

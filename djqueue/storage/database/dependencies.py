@@ -343,7 +343,18 @@ def _succeed(
     return owner, succession(job.options.on_duplicate, owner if is_active else None, pending)
 
 
-def forget_expired_keys(tx: Tx) -> None:
-    """Drop expired keys."""
-    tx.run("UPDATE djqueue_unique_key SET owner = NULL, expires_at = NULL WHERE expires_at <= ?", tx.now)
-    tx.run("DELETE FROM djqueue_unique_key WHERE owner IS NULL AND successor IS NULL")
+def forget_expired_keys(tx: Tx, limit: int) -> int:
+    """Free up to `limit` expired keys; return their number."""
+    condition = tx.dialect.once(
+        "SELECT id FROM djqueue_unique_key WHERE expires_at <= ? ORDER BY expires_at LIMIT ?"
+        f"{tx.dialect.skip_locked}"
+    )
+    freed = tx.rows(
+        f"UPDATE djqueue_unique_key SET owner = NULL, expires_at = NULL WHERE id {condition} "
+        "RETURNING id, successor",
+        *(tx.now, limit),
+    )
+    if unused := [id for id, successor in freed if successor is None]:
+        condition, ids = tx.among("id", unused)
+        tx.run(f"DELETE FROM djqueue_unique_key WHERE {condition}", ids)
+    return len(freed)

@@ -580,10 +580,19 @@ def _observe(tx: Tx, queues: Sequence[str]) -> None:
     )
 
 
-def forget_old(tx: Tx) -> None:
-    """Delete events that every subscriber has read, and queues without subscribers."""
-    tx.run("DELETE FROM djqueue_event WHERE at < ?", tx.now - KEPT)
+def forget_old(tx: Tx, limit: int) -> int:
+    """Delete up to `limit` events that every subscriber has read, and queues without subscribers.
+
+    Returns the number of deleted events.
+    """
     tx.run("DELETE FROM djqueue_observed WHERE until < ?", tx.now - KEPT)
+    return tx.run(
+        "DELETE FROM djqueue_event WHERE id "
+        + tx.dialect.once(
+            f"SELECT id FROM djqueue_event WHERE at < ? ORDER BY at LIMIT ?{tx.dialect.skip_locked}"
+        ),
+        *(tx.now - KEPT, limit),
+    )
 
 
 def _seen(row: Row) -> Seen:

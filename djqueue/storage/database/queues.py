@@ -1,21 +1,32 @@
 """Queues as a whole: pauses, limits, groups, and removal of many jobs."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from djqueue.core.errors import StorageError
 from djqueue.core.groups import NO_LIMIT, GroupLimit
 from djqueue.core.limiter import UNSET, Rate, SetConcurrency, SetRate
-from djqueue.core.states import State
+from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.storage.tables.groups import limit_of
 from djqueue.storage.tables.rows import pair_of_limits
 
-from . import dependencies, limiters, metrics, stored, transitions
+from . import limiters, metrics, retention, stored, transitions
 from .stored import GROUP_LIMIT, LockedGroup
 from .transaction import Tx, limits_lock, use_lock
 
-CLEANED = 500
-"""Jobs that one transaction of `clean` removes."""
+T = TypeVar("T")
+LIMIT = 500
+"""Jobs that one transaction removes."""
+REMOVED = (State.BLOCKED, *sorted(PENDING - {State.BLOCKED}), *sorted(TERMINAL))
+"""Order in which jobs are removed: dependents would end with their dependencies otherwise, and stay."""
+
+
+class StepRunner(Protocol):
+    """Runs one step of a long operation in a transaction."""
+
+    def __call__(self, step: Callable[[Tx], T], /) -> T:
+        """Return the answer of the step."""
 
 
 class QueueControls(NamedTuple):
@@ -177,52 +188,99 @@ def group_limits(tx: Tx, queue: str) -> dict[str | None, GroupLimit]:
     return found
 
 
-def clean_some(tx: Tx, queue: str, states: frozenset[State], before: int, limit: int) -> int:
-    """Remove up to `limit` jobs in these states that ended, or were enqueued, before a time."""
-    wanted = [state.value for state in states - {State.ACTIVE}]
-    if not wanted or limit <= 0:
-        return 0
-    condition, values = tx.among("state", wanted)
-    pks = tx.rows(
-        f"SELECT id FROM djqueue_job WHERE queue = ? AND {condition} AND COALESCE(finished_at, "
-        "created_at) < ? "
-        # Dependents first: they would end with their dependencies otherwise, and stay.
-        "ORDER BY CASE WHEN state = 'blocked' THEN -id ELSE 0 END, CASE WHEN state = 'blocked' THEN "
-        "0 ELSE 1 END, id "
-        "LIMIT ?",
-        *(queue, values, before, limit),
-    )
-    found = {job.pk: job for job in stored.by_keys(tx, [pk for (pk,) in pks])}
-    jobs = [found[pk] for (pk,) in pks if pk in found and found[pk].state in states - {State.ACTIVE}]
+def clean(run: StepRunner, queue: str, states: frozenset[State], before: int, limit: int | None) -> int:
+    """Remove up to `limit` jobs in these states that ended, or were enqueued, before a time.
+
+    Args:
+        run: StepRunners each step in a transaction.
+        queue: The queue.
+        states: Active jobs are never removed.
+        before: UTC milliseconds.
+        limit: None removes all of them.
+
+    Returns the number of removed jobs.
+    """
     removed = 0
-    for job in jobs:
-        # The removal of one may end another.
-        for fresh in stored.by_keys(tx, [job.pk], lock=False):
-            if fresh.state in states:
-                transitions.remove(tx, [fresh])
-                removed += 1
+    for state in REMOVED:
+        while state in states and (some := LIMIT if limit is None else min(LIMIT, limit - removed)) > 0:
+            step = run(partial(_clean_some, queue=queue, state=state, before=before, limit=some))
+            removed += step.removed
+            if step.handled < some:
+                break  # Jobs that come while this one cleans may stay.
     return removed
 
 
-def obliterate(tx: Tx, queue: str, *, force: bool) -> int:
-    """Remove a queue with all its jobs; return the number of removed jobs."""
+def _clean_some(tx: Tx, queue: str, state: State, before: int, limit: int) -> retention.ExpiryStep:
+    """Remove the first jobs of one state, in the order of an index."""
+    time = "finished_at" if state in TERMINAL else "created_at"
+    order = {State.BLOCKED: "id DESC", State.WAITING: "id", State.DELAYED: "id"}.get(state, time)
+    pks = tx.rows(
+        f"SELECT id FROM djqueue_job WHERE queue = ? AND state = ? AND {time} < ? ORDER BY {order} LIMIT ?",
+        *(queue, state.value, before, limit),
+    )
+    jobs = [job for job in stored.by_keys(tx, [pk for (pk,) in pks]) if job.state is state]
+    transitions.remove(tx, jobs)
+    return retention.ExpiryStep(len(pks), len(jobs))
+
+
+def obliterate(run: StepRunner, queue: str, *, force: bool) -> int:
+    """Remove a queue with all its jobs; return the number of removed jobs.
+
+    No waiting job starts meanwhile, and jobs that arrive meanwhile stay, in a queue without limits. If the
+    process dies, the queue stays paused, and another call removes the rest.
+
+    Args:
+        run: StepRunners each step in a transaction.
+        queue: The queue.
+        force: Also remove active jobs. Otherwise, StorageError is raised if there are any.
+    """
+    was_paused, newest = run(partial(_close, queue=queue, force=force))
+    removed = 0
+    try:
+        while (step := run(partial(_remove_newest, queue=queue, newest=newest, force=force))).handled:
+            removed += step.removed
+    except StorageError:
+        if not was_paused:
+            run(partial(pause, queue=queue, paused=False))
+        raise
+    run(partial(_forget, queue=queue))
+    return removed
+
+
+def _close(tx: Tx, queue: str, *, force: bool) -> tuple[bool, int]:
+    """Pause a queue; return whether it was paused already, and the newest primary key of a job."""
     active = [pk for (pk,) in tx.rows("SELECT id FROM djqueue_claim WHERE queue = ?", queue)]
     _end_active(tx, queue, active, force=force)
-    # None of them ends with another one that is removed before it.
-    blocked = tx.rows("SELECT id FROM djqueue_job WHERE queue = ? AND state = 'blocked'", queue)
-    for job in stored.by_keys(tx, [pk for (pk,) in blocked]):
-        dependencies.unbind(tx, job)
-    count = 0
-    # The newest first: a job that waits for another one of the queue goes before it, or with it.
-    newest = f"SELECT id FROM djqueue_job WHERE queue = ? ORDER BY id DESC LIMIT {CLEANED}"
-    while pks := [pk for (pk,) in tx.rows(newest, queue)]:
-        jobs = stored.by_keys(tx, pks)
-        if started := [job.pk for job in jobs if job.state is State.ACTIVE]:
-            # Workers have claimed them since the queue's claims were read.
-            _end_active(tx, queue, started, force=force)
+    was_paused = controls(tx, queue).paused
+    # Not by `pause`: a process that is configured for another group mode may obliterate the queue.
+    tx.run(
+        "INSERT INTO djqueue_queue_state (name, paused, limits_set) VALUES (?, TRUE, FALSE) "
+        "ON CONFLICT (name) DO UPDATE SET paused = TRUE",
+        queue,
+    )
+    return was_paused, tx.value("SELECT MAX(id) FROM djqueue_job") or 0
+
+
+def _remove_newest(tx: Tx, queue: str, newest: int, *, force: bool) -> retention.ExpiryStep:
+    """Remove the newest jobs of one state of a closed queue.
+
+    So a job that waits for another one of the queue goes before it, or with it.
+    """
+    which = "SELECT id FROM djqueue_job WHERE queue = ? AND state = ? AND id <= ? ORDER BY id DESC LIMIT ?"
+    for state in (State.ACTIVE, *REMOVED):
+        if pks := [pk for (pk,) in tx.rows(which, queue, state.value, newest, LIMIT)]:
             jobs = stored.by_keys(tx, pks)
-        transitions.remove(tx, jobs)
-        count += len(jobs)
+            if started := [job.pk for job in jobs if job.state is State.ACTIVE]:
+                # Their claims had begun before the queue was paused.
+                _end_active(tx, queue, started, force=force)
+                jobs = stored.by_keys(tx, pks, lock=False)
+            transitions.remove(tx, jobs)
+            return retention.ExpiryStep(len(pks), len(jobs))
+    return retention.ExpiryStep(0)
+
+
+def _forget(tx: Tx, queue: str) -> None:
+    """Remove what is left of a queue without its jobs."""
     limiter = tx.storage.policy(queue).limiter
     if limiter is not None:
         limiters.LockedLimiter(tx, limiter).forget(queue)
@@ -232,8 +290,7 @@ def obliterate(tx: Tx, queue: str, *, force: bool) -> int:
         tx.run(f"DELETE FROM {table} WHERE queue = ?", queue)
     # Subscriptions are to the name of the queue, and outlive it.
     tx.run("DELETE FROM djqueue_queue_state WHERE name = ?", queue)
-    tx.woken.discard(queue)
-    return count
+    tx.woken.add(queue)  # Jobs that have arrived meanwhile may start.
 
 
 def _end_active(tx: Tx, queue: str, pks: Sequence[int], *, force: bool) -> None:

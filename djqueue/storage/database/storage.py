@@ -132,6 +132,7 @@ class DatabaseStorage(Storage):
         self._bulk_writes = SqlBulkWriteReports(database, self.clock)
         self._staging_sweep = StagingSweep(self)
         self._leadership = Leadership(self)
+        self._failing_steps: set[str] = set()
         self._joined = JoinedTransactions(database, can_leave=self.dialect.has_clock)
         self._calls = CallThread(database)
 
@@ -334,7 +335,7 @@ class DatabaseStorage(Storage):
 
     def sweep(self) -> Swept:
         with named(self.alias):
-            return sweep.sweep(self)
+            return sweep.Sweep(self, self._failing_steps).run()
 
     def maintain(self) -> None:
         if self.read(self.workers.killed, is_single=True):
@@ -435,18 +436,14 @@ class SqlQueues(Queues):
         return self._read(lambda tx: queues.group_limits(tx, queue))
 
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
-        removed = 0
-        while limit is None or removed < limit:
-            some = queues.CLEANED if limit is None else min(queues.CLEANED, limit - removed)
-            clean = partial(queues.clean_some, queue=queue, states=states, before=before, limit=some)
-            count = self._write(clean)
-            removed += count
-            if count < some:
-                break  # Jobs that come while this one cleans may stay.
-        return removed
+        return queues.clean(self._write, queue, states, before, limit)
 
     def obliterate(self, queue: str, *, force: bool = False) -> int:
-        count = self._write(lambda tx: queues.obliterate(tx, queue, force=force))
+        if self._storage._is_in_transaction():
+            # All or nothing: the caller may handle the error, and commit.
+            count = self._write(lambda tx: queues.obliterate(lambda step: step(tx), queue, force=force))
+        else:
+            count = queues.obliterate(self._write, queue, force=force)
         self._storage._used.pop(queue, None)
         return count
 

@@ -1,13 +1,17 @@
 """Periodic work: due jobs, expired leases and ttls, dead letters, old records, metrics."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.maintenance import Swept
 from djqueue.core.states import PENDING
+from djqueue.storage.tables.dberrors import is_unreachable, named
 
 from . import claim, dependencies, events, finish, limiters, retention, stored, transitions
 from .transaction import Tx
@@ -15,35 +19,122 @@ from .transaction import Tx
 if TYPE_CHECKING:
     from .storage import DatabaseStorage
 
+logger = logging.getLogger("djqueue.storage")
 LIMIT = 500
 """Jobs that one transaction of a sweep changes."""
+EVENTS = 5_000
+"""Old events that one transaction of a sweep deletes."""
 ROUNDS = 100
 """Transactions of one kind in one sweep."""
 SEARCHES = 10
 """Transactions of one sweep that search a queue for records that are not counted."""
 
 
-def sweep(storage: "DatabaseStorage") -> Swept:
-    """Do once what time requires. Any number of processes may sweep; a second sweep changes nothing."""
-    write = storage.transactions.write
-    write(storage.workers.forget_silent)
-    write(events.forget_old)
-    write(limiters.pass_turns_on)
-    stalled = _rounds(lambda: write(_stall))
-    promoted = retried = 0
-    delayed, resting, failed = storage.transactions.read(_due)
-    for queue in delayed:
-        promoted += _rounds(partial(write, partial(claim.promote_due, queue=queue, limit=LIMIT)))
-    for queue in resting:
-        write(partial(claim.end_rests, queue=queue))
-    expired = _rounds(lambda: write(_expire))
-    write(dependencies.forget_expired_keys)
-    removed = _sweep_retention(storage)
-    for queue in failed:
-        retried += write(partial(_retry, queue=queue))
-    storage.sweep_metrics()
-    storage.sweep_staging()
-    return Swept(promoted, stalled, expired, retried, removed)
+class Sweep:
+    """One round of what time requires. Any number of processes may sweep; a second round changes nothing.
+
+    A step that fails does not stop the others. It is logged when it has not failed before, and the next round
+    tries it again.
+
+    Args:
+        storage: The storage.
+        failing: Names of the steps that failed in the round before; changed to those of this one.
+    """
+
+    def __init__(self, storage: "DatabaseStorage", failing: set[str]) -> None:
+        self._storage = storage
+        self._write = storage.transactions.write
+        self._failing = failing
+        self._errors: dict[str, Exception] = {}
+        self._worked = False
+
+    def run(self) -> Swept:
+        """Do the steps. Raises an error only if all of them fail, or the database cannot be reached."""
+        self._tidy()
+        stalled, expired, promoted, retried = self._move()
+        with self._step("add up what was counted"):
+            self._storage.sweep_metrics()
+        removed = self._remove()
+        with self._step("sweep bulk writes"):
+            self._storage.sweep_staging()
+        self._report()
+        return Swept(promoted, stalled, expired, retried, removed)
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[None]:
+        try:
+            with named(self._storage.alias):
+                yield
+            self._worked = True
+        except Exception as error:
+            if isinstance(error, StorageUnavailableError) and is_unreachable(self._storage.alias, error):
+                raise
+            self._errors[name] = error
+
+    def _report(self) -> None:
+        if not self._worked:
+            raise next(iter(self._errors.values()))
+        for name, error in self._errors.items():
+            if name not in self._failing:
+                logger.error(
+                    "The sweep could not %s; it goes on with its other steps, and will try again: %s",
+                    *(name, error),
+                    exc_info=error,
+                )
+        self._failing.clear()
+        self._failing.update(self._errors)
+
+    def _tidy(self) -> None:
+        """Remove what nobody needs any more."""
+        with self._step("remove silent workers"):
+            self._write(self._storage.workers.forget_silent)
+        with self._step("remove old events"):
+            _rounds(partial(self._write, partial(events.forget_old, limit=EVENTS)), EVENTS)
+        with self._step("pass on turns at limiters"):
+            self._write(limiters.pass_turns_on)
+        with self._step("release expired unique keys"):
+            _rounds(partial(self._write, partial(dependencies.forget_expired_keys, limit=LIMIT)), LIMIT)
+
+    def _move(self) -> tuple[int, int, int, int]:
+        """Move jobs on; return the numbers of stalled, expired, promoted and retried ones."""
+        stalled = expired = promoted = retried = 0
+        due: tuple[list[str], list[str], list[str]] = ([], [], [])
+        with self._step("take back jobs of lost workers"):
+            stalled = _rounds(partial(self._write, _stall), LIMIT)
+        with self._step("find due jobs"):
+            due = self._storage.transactions.read(_due)
+        delayed, resting, failed = due
+        for queue in delayed:
+            with self._step(f"promote delayed jobs of queue {queue!r}"):
+                promote = partial(claim.promote_due, queue=queue, limit=LIMIT)
+                promoted += _rounds(partial(self._write, promote), LIMIT)
+        for queue in resting:
+            with self._step(f"resume groups of queue {queue!r}"):
+                self._write(partial(claim.end_rests, queue=queue))
+        with self._step("fail expired jobs"):
+            expired = _rounds(partial(self._write, _expire), LIMIT)
+        for queue in failed:
+            with self._step(f"retry dead letters of queue {queue!r}"):
+                retried += self._write(partial(_retry, queue=queue))
+        return stalled, expired, promoted, retried
+
+    def _remove(self) -> int:
+        """Remove what has expired or is above the bounds of its queue; return the number of records."""
+        removed = 0
+        unsearched, exceeded = [], []
+        with self._step("remove expired records"):
+            removed += _steps(partial(self._write, partial(retention.expire, limit=LIMIT)))
+        with self._step("find queues with records to count"):
+            unsearched = self._write(retention.unsearched)
+        for queue in unsearched:
+            with self._step(f"count records of queue {queue!r}"):
+                _steps(partial(self._write, partial(retention.search, queue=queue, limit=LIMIT)), SEARCHES)
+        with self._step("find queues above their bounds"):
+            exceeded = self._write(retention.exceeded)
+        for queue in exceeded:
+            with self._step(f"remove records above the bounds of queue {queue!r}"):
+                removed += _steps(partial(self._write, partial(retention.enforce, queue=queue, limit=LIMIT)))
+        return removed
 
 
 def _due(tx: Tx) -> tuple[list[str], list[str], list[str]]:
@@ -57,25 +148,14 @@ def _due(tx: Tx) -> tuple[list[str], list[str], list[str]]:
     return first, second, third
 
 
-def _rounds(step: Callable[[], int]) -> int:
+def _rounds(step: Callable[[], int], limit: int) -> int:
     total = 0
     for _ in range(ROUNDS):
         count = step()
         total += count
-        if count < LIMIT:
+        if count < limit:
             break
     return total
-
-
-def _sweep_retention(storage: "DatabaseStorage") -> int:
-    """Remove what has expired or is above the bounds of its queue; return the number of removed records."""
-    write = storage.transactions.write
-    removed = _steps(partial(write, partial(retention.expire, limit=LIMIT)))
-    for queue in write(retention.unsearched):
-        _steps(partial(write, partial(retention.search, queue=queue, limit=LIMIT)), SEARCHES)
-    for queue in write(retention.exceeded):
-        removed += _steps(partial(write, partial(retention.enforce, queue=queue, limit=LIMIT)))
-    return removed
 
 
 def _steps(step: Callable[[], retention.ExpiryStep], rounds: int = ROUNDS) -> int:

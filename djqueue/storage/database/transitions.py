@@ -191,9 +191,15 @@ def evict_letters(tx: Tx, queue: str) -> None:
 
 
 def _delete(tx: Tx, jobs: Sequence[StoredJob]) -> None:
+    plain = [job for job in jobs if not is_grouped(tx, job)]
+    for state, table in ((State.WAITING, "djqueue_ready"), (State.DELAYED, "djqueue_delayed")):
+        if pks := [job.pk for job in plain if job.state is state]:
+            condition, values = tx.among("id", pks)
+            tx.run(f"DELETE FROM {table} WHERE {condition}", values)
     for job in jobs:
         if job.state not in TERMINAL:
-            _displace(tx, job)
+            if is_grouped(tx, job):
+                _displace(tx, job)
             successor = dependencies.release_key(tx, job)
             assert successor is None
             dependencies.unbind(tx, job)
@@ -404,17 +410,15 @@ def retry(
 
 def remove_by_ids(tx: Tx, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
     """Remove jobs; False for a job that is active or unknown."""
-    stored.by_ids(tx, queue, ids)
-    removed = []
-    for id in ids:
-        job = stored.by_id(tx, queue, id, lock=False)
-        is_meant = job is not None and job.state is not State.ACTIVE
-        if job is not None and ended_before is not None:
-            is_meant = job.state in TERMINAL and job.finished_at < ended_before
-        removed.append(is_meant)
-        if job is not None and is_meant:
-            remove(tx, [job])
-    return removed
+    jobs = stored.by_ids(tx, queue, ids)
+    if ended_before is None:
+        meant = {id: job for id, job in jobs.items() if job.state is not State.ACTIVE}
+    else:
+        meant = {
+            id: job for id, job in jobs.items() if job.state in TERMINAL and job.finished_at < ended_before
+        }
+    remove(tx, list(meant.values()))
+    return [meant.pop(id, None) is not None for id in ids]
 
 
 # Moves of jobs between queues, with everything that belongs to them and waits for them.

@@ -9,6 +9,7 @@ from django.db import connection, connections, transaction
 from djqueue import models
 from djqueue.core.job import Lease
 from djqueue.core.queue import QueuePolicy
+from djqueue.core.states import PENDING
 from djqueue.models import hot
 from djqueue.storage.database import queues, stored
 from djqueue.storage.database.transaction import key_lock
@@ -97,7 +98,24 @@ def test_job_that_starts_while_its_queue_is_obliterated_leaves_no_claim(make, mo
             storage.queues.obliterate(QUEUE)
 
     assert hot.ClaimedJob.objects.count() == models.Job.objects.count() == (0 if force else 1)
+    assert not storage.queues.is_paused(QUEUE)
     assert storage.sweep().stalled == 0
+
+
+def test_clean_goes_on_behind_jobs_that_have_started_meanwhile(make, monkeypatch):
+    storage = make()
+    storage.enqueue([batch(ids=["a", "b", "c"])])
+    monkeypatch.setattr(queues, "LIMIT", 1)
+    by_keys = stored.by_keys
+
+    def by_keys_after_a_claim(tx, pks, **given):
+        if not hot.ClaimedJob.objects.exists():
+            assert elsewhere(lambda: claim_ids(storage)) == ["a"]
+        return by_keys(tx, pks, **given)
+
+    monkeypatch.setattr(stored, "by_keys", by_keys_after_a_claim)
+
+    assert storage.queues.clean(QUEUE, PENDING, 2**53) == 2
 
 
 def test_transactions_of_the_storage_are_read_committed(make):

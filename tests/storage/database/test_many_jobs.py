@@ -1,0 +1,206 @@
+"""Operations on very many jobs: transactions of limited size, which leave room for those of others."""
+
+import pytest
+from django.db import connection, transaction
+
+from djqueue import models
+from djqueue.core.errors import StorageError
+from djqueue.core.states import PENDING, TERMINAL, State
+from djqueue.models import hot
+from djqueue.storage.database import queues, stored
+from djqueue.storage.database import transaction as transactions
+from djqueue.testing.factories import (
+    QUEUE,
+    a_completed_job,
+    an_active_job,
+    batch,
+    claim_ids,
+    counts,
+    enqueue,
+    enqueue_many,
+)
+
+EVER = 2**53
+
+
+@pytest.fixture(autouse=True)
+def _small_steps(monkeypatch):
+    monkeypatch.setattr(queues, "LIMIT", 2)
+
+
+class Removals:
+    """Notes how many jobs each transaction removes, and calls `then` after its commit."""
+
+    def __init__(self, delete):
+        self._delete = delete
+        self.counts = []
+        self.then = lambda: None
+
+    def __call__(self, tx, jobs):
+        self._delete(tx, jobs)
+        tx.then(lambda: (self.counts.append(len(jobs)), self.then()))
+
+
+@pytest.fixture
+def removals(monkeypatch):
+    found = Removals(stored.delete)
+    monkeypatch.setattr(stored, "delete", found)
+    return found
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """The plans of the statements that return rows."""
+    if connection.vendor != "sqlite":
+        pytest.skip("PostgreSQL plans by the number of rows")
+    found = []
+    rows, row = transactions.Tx.rows, transactions.Tx.row
+
+    def note(tx, statement, *parameters):
+        found.extend(
+            (statement, step[-1]) for step in rows(tx, f"EXPLAIN QUERY PLAN {statement}", *parameters)
+        )
+
+    monkeypatch.setattr(transactions.Tx, "rows", lambda tx, *given: (note(tx, *given), rows(tx, *given))[1])
+    monkeypatch.setattr(transactions.Tx, "row", lambda tx, *given: (note(tx, *given), row(tx, *given))[1])
+    return found
+
+
+def sorts_and_scans(plans, start):
+    """Return the steps of statements that read more rows than they need."""
+    steps = [step for statement, step in plans if statement.startswith(start)]
+    assert steps
+    return [step for step in steps if "TEMP B-TREE" in step or step.startswith("SCAN")]
+
+
+class DeathError(BaseException):
+    """The process dies."""
+
+
+def die():
+    raise DeathError
+
+
+# Obliterate.
+
+
+def test_queue_is_obliterated_in_transactions_of_limited_size(make, removals):
+    storage = make()
+    enqueue_many(storage, 5)
+
+    assert storage.queues.obliterate(QUEUE) == 5
+
+    assert removals.counts == [2, 2, 1]
+    assert QUEUE not in storage.queues.names()
+
+
+def test_no_job_starts_while_its_queue_is_obliterated(make, removals):
+    storage = make()
+    enqueue_many(storage, 5)
+    started = []
+    removals.then = lambda: started.extend(claim_ids(storage))
+
+    assert storage.queues.obliterate(QUEUE) == 5
+
+    assert (started, len(removals.counts)) == ([], 3)
+
+
+def test_jobs_that_arrive_while_their_queue_is_obliterated_stay_and_start(make, removals):
+    storage, other = make(), make()
+    enqueue_many(storage, 5)
+    storage.queues.set_limits(QUEUE, None, 1)
+    removals.then = lambda: enqueue(other)
+
+    assert storage.queues.obliterate(QUEUE) == 5
+
+    assert counts(storage) == {State.WAITING: 3}
+    assert len(claim_ids(storage, 10)) == 3
+
+
+def test_queue_stays_closed_if_the_process_dies_and_a_second_call_removes_the_rest(make, removals):
+    storage, other = make(), make()
+    enqueue_many(storage, 5)
+    removals.then = die
+
+    with pytest.raises(DeathError):
+        storage.queues.obliterate(QUEUE)
+
+    assert counts(other) == {State.WAITING: 3}
+    assert claim_ids(other) == []
+    removals.then = lambda: None
+    assert other.queues.obliterate(QUEUE) == 3
+    assert not hot.ReadyJob.objects.exists()
+    assert QUEUE not in other.queues.names()
+
+
+def test_queue_with_active_jobs_that_is_not_obliterated_goes_on(make):
+    storage = make()
+    an_active_job(storage)
+    [waiting] = enqueue_many(storage, 1)
+
+    with pytest.raises(StorageError, match="active"):
+        storage.queues.obliterate(QUEUE)
+
+    assert claim_ids(storage) == [waiting]
+
+
+def test_transaction_of_the_caller_obliterates_all_or_nothing(make):
+    storage = make()
+    enqueue_many(storage, 5)
+
+    def roll_back():
+        with transaction.atomic():
+            assert storage.queues.obliterate(QUEUE) == 5
+            assert counts(storage) == {}
+            die()
+
+    with pytest.raises(DeathError):
+        roll_back()
+
+    assert counts(storage) == {State.WAITING: 5}
+    assert not storage.queues.is_paused(QUEUE)
+
+
+def test_caller_that_handles_a_refusal_in_its_transaction_has_removed_nothing(make, monkeypatch):
+    storage = make()
+    enqueue_many(storage, 5)
+    monkeypatch.setattr(queues, "_forget", lambda tx, queue: queues._end_active(tx, queue, [1], force=False))
+
+    with transaction.atomic(), pytest.raises(StorageError):
+        storage.queues.obliterate(QUEUE)
+
+    assert counts(storage) == {State.WAITING: 5}
+
+
+# Clean.
+
+
+def test_clean_and_obliterate_take_jobs_in_the_order_of_an_index(make, plans):
+    storage = make()
+    a_completed_job(storage)
+    enqueue_many(storage, 5)
+    storage.queues.clean(QUEUE, PENDING | TERMINAL, EVER)
+    enqueue_many(storage, 5)
+    storage.queues.obliterate(QUEUE)
+
+    assert sorts_and_scans(plans, "SELECT id FROM djqueue_job ") == []
+
+
+def test_tallies_are_added_up_in_the_order_of_an_index(make, plans):
+    storage = make()
+    for _ in range(5):
+        enqueue(storage)
+    storage.sweep_metrics()
+
+    assert sorts_and_scans(plans, "SELECT MAX(at) FROM djqueue_tally") == []
+    assert sorts_and_scans(plans, "DELETE FROM djqueue_tally") == []
+
+
+def test_jobs_are_removed_by_id_in_one_step(make, removals):
+    storage = make()
+    storage.enqueue([batch(ids=["a", "b", "c"])])
+
+    assert storage.jobs.remove(QUEUE, ["c", "x", "a", "c"]) == [True, False, True, False]
+
+    assert removals.counts == [2]
+    assert list(models.Job.objects.values_list("job_id", flat=True)) == ["b"]

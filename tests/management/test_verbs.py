@@ -319,6 +319,14 @@ def test_invalid_or_unknown_schedule_is_rejected(storage: Storage) -> None:
         run("cron", "run", "nightly")
 
 
+def test_schedule_with_arguments_that_its_job_does_not_accept_is_rejected(storage: Storage) -> None:
+    job(name="add", queue=EMAILS)(add)
+
+    with pytest.raises(CommandError, match=r"add\(.*unexpected.*'nobody'"):
+        run("cron", "add", "bad", "add", "--every", "5m", "--kwargs", '{"nobody": 1}')
+    assert not CronJob.objects.exists()
+
+
 def test_schedule_of_an_unknown_job_is_added_with_a_warning(storage: Storage) -> None:
     job(name="add", queue=EMAILS)(add)
     warning = StringIO()

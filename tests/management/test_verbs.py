@@ -293,6 +293,21 @@ def test_unknown_failure_reason_gets_a_suggestion(storage: Storage) -> None:
         run("dead", "list", "--reason", "timeot")
 
 
+def test_pause_of_a_queue_that_nothing_uses_warns_of_a_typo(storage: Storage) -> None:
+    f.enqueue(storage, queue=EMAILS)
+    storage.workers.register(f.worker(queues=("reports",)))
+    warnings = StringIO()
+
+    command = djqueue.Command(stderr=warnings)
+    call_command(command, "pause", EMAILS, "reports", f"{EMAILS}s", "unlike", stdout=StringIO())
+
+    assert warnings.getvalue().splitlines() == [
+        f"Warning: queue '{EMAILS}s' has had no jobs, and no worker names it; did you mean {EMAILS!r}?",
+        "Warning: queue 'unlike' has had no jobs, and no worker names it.",
+    ]
+    assert storage.queues.is_paused("unlike")
+
+
 def test_schedule_can_be_added_run_paused_and_removed(storage: Storage) -> None:
     job(name="add", queue=EMAILS)(add)
 

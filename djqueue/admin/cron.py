@@ -1,5 +1,8 @@
 """Schedules of jobs."""
 
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
 from itertools import islice
 
 from django.contrib import admin
@@ -8,6 +11,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext_lazy as _
 
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import DjqueueError
 from djqueue.dashboard import rendering
@@ -68,7 +72,7 @@ class CronJobAdmin(ReadOnlyAdmin):
             fires = None if at is None else row.timing().fires_at(to_milliseconds(at), row.name)
         except DjqueueError as error:
             return str(error)
-        return rendering.moment(None if fires is None else to_datetime(fires))
+        return rendering.NOTHING if fires is None else _due_or(rendering.moment, to_datetime(fires))
 
     @admin.display(description=_("next runs"))
     def next_runs(self, row: CronJob) -> str:
@@ -78,7 +82,8 @@ class CronJobAdmin(ReadOnlyAdmin):
         if not row.enabled:
             return rendering.NOTHING
         try:
-            runs = [(rendering.moment_in(at, row.timezone),) for at in islice(next_runs(row), NEXT_RUNS)]
+            shown = partial(rendering.moment_in, zone=row.timezone)
+            runs = [(_due_or(shown, at),) for at in islice(next_runs(row), NEXT_RUNS)]
         except DjqueueError as error:
             return str(error)
         return format_html_join(mark_safe("<br>"), "{}", runs) or rendering.NOTHING
@@ -99,6 +104,10 @@ class CronJobAdmin(ReadOnlyAdmin):
     def kwargs_shown(self, row: CronJob) -> str:
         """Show the keyword arguments without their hidden values."""
         return _arguments(row, "kwargs")
+
+
+def _due_or(shown: Callable[[datetime], str], at: datetime) -> str:
+    return str(_("due, waits for a worker")) if at <= to_datetime(SYSTEM_CLOCK.now()) else shown(at)
 
 
 def _arguments(row: CronJob, name: str) -> str:

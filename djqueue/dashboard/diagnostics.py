@@ -59,6 +59,7 @@ WORDS = frozenset(
         _("Enqueue calls wait until the database has caught up."),
         _("Reads and writes block each other. The scheduler enables WAL mode when started."),
         _("Reads and writes block each other; use WAL mode."),
+        _("The first worker changes it to WAL."),
         _("While it is open, VACUUM cannot remove the rows of ended jobs."),
         _("Nothing sweeps: start a worker with `manage.py runworkers`."),
         _("The Redis user may not run INFO, CONFIG GET or MEMORY USAGE; only this page needs them."),

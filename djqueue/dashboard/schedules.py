@@ -80,6 +80,8 @@ class ScheduleRow(NamedTuple):
     """Next runs, in UTC milliseconds."""
     problem: str
     """Why the next runs are unknown."""
+    is_due: bool
+    """Whether the first of these waits for a worker."""
     is_overdue: bool
     is_known: bool
     """Whether this process has a handler of this name."""
@@ -245,8 +247,9 @@ def _row(row: CronJob, slots: Sequence[int], outcomes: Outcomes, now: int) -> Sc
     except DjqueueError as error:
         problem = str(error)
     past = [PastRun(slot, job_id(row, slot), outcomes.get((queue, job_id(row, slot)))) for slot in slots]
-    is_late = bool(runs) and runs[0] < now - GRACE
-    return ScheduleRow(row, queue, words, runs, problem, is_late, row.job_name in registry.names(), past)
+    is_due, is_late = (bool(runs) and runs[0] <= now - late for late in (0, GRACE))
+    is_known = row.job_name in registry.names()
+    return ScheduleRow(row, queue, words, runs, problem, is_due, is_late, is_known, past)
 
 
 def _is_late(row: CronJob, now: int) -> bool:

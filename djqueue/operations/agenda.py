@@ -45,21 +45,30 @@ def about(row: CronJob, runs: int) -> Iterator[str]:
         yield "    disabled"
         return
     try:
+        now = to_datetime(SYSTEM_CLOCK.now())
         for at in islice(next_runs(row), runs):
-            yield f"    next {shown(row, at)}"
+            if at <= now:
+                yield f"    due since {shown(row, at)}, waits for a worker"
+            else:
+                yield f"    next {shown(row, at)}"
     except DjqueueError as error:
         yield f"    invalid: {error}"
 
 
 def next_runs(row: CronJob) -> Iterator[datetime]:
-    """Yield the times of its next jobs, with jitter; overdue ones first. Raises OptionError."""
-    schedule = row.timing()
+    """Yield the times of its next jobs, with jitter.
+
+    Only the first may be in the past: it is due, and a worker decides about those that were missed since.
+
+    Raises OptionError.
+    """
+    schedule, now = row.timing(), SYSTEM_CLOCK.now()
     known = row.next_run_at
-    slot = row.next_slot(SYSTEM_CLOCK.now()) if known is None else to_milliseconds(known)
+    slot = row.next_slot(now) if known is None else to_milliseconds(known)
     left = None if schedule.max_executions is None else schedule.max_executions - row.executions
     while slot is not None and (left is None or left > 0):
         yield to_datetime(schedule.fires_at(slot, row.name))
-        slot = schedule.next_slot(slot)
+        slot = schedule.next_slot(max(slot, now))
         left = None if left is None else left - 1
 
 

@@ -1,5 +1,6 @@
 """Explains what is wrong with the jobs, the storage and the configuration, for `djqueue doctor`."""
 
+import shlex
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Literal
@@ -17,11 +18,12 @@ from djqueue.conf import HealthSettings, get_settings, is_wrong
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.diagnostics import BAD, OK, Finding
 from djqueue.core.errors import DjqueueError
+from djqueue.core.overview import QueueOverview
 from djqueue.core.shown import in_one_line, numbered
 from djqueue.core.states import PENDING
 
 from . import bounded
-from .health import HealthFacts, slow_queues
+from .health import NAMED, HealthFacts, listed, slow_queues, with_ages
 from .healthrun import HealthRun
 
 PATIENCE = 30.0
@@ -186,25 +188,33 @@ def _versions(facts: HealthFacts) -> Iterator[Finding]:
 
 def _paused(facts: HealthFacts) -> Iterator[Finding]:
     """Find paused queues with jobs."""
-    for queue in facts.overview.queues:
-        count = sum(queue.counts.get(state, 0) for state in PENDING)
-        if queue.paused and count:
-            yield Finding(
-                "doctor.paused",
-                "warning",
-                f"queue {queue.name!r} is paused and has {count:,} pending {'job' if count == 1 else 'jobs'}",
-                f"Run `manage.py djqueue resume {queue.name}`.",
-            )
+    counts = {
+        queue.name: sum(queue.counts.get(state, 0) for state in PENDING)
+        for queue in facts.overview.queues
+        if queue.paused
+    }
+    found = {name: count for name, count in counts.items() if count}
+    if found:
+        jobs = [f"{name!r} ({numbered(count, 'pending job')})" for name, count in found.items()]
+        yield Finding(
+            "doctor.paused",
+            "warning",
+            f"{numbered(len(found), 'queue')} with jobs {'is' if len(found) == 1 else 'are'} paused: "
+            f"{listed(jobs)}",
+            f"Run `manage.py djqueue resume {shlex.join(list(found)[:NAMED])}`.",
+        )
 
 
 def _slow(facts: HealthFacts) -> Iterator[Finding]:
     """Explain why jobs of queues that workers serve have been due for long."""
+    by_meaning: dict[str, list[QueueOverview]] = {}
     for queue, meaning in slow_queues(facts):
+        by_meaning.setdefault(meaning, []).append(queue)
+    for meaning, queues in by_meaning.items():
         yield Finding(
             "doctor.slow",
             "warning",
-            f"the oldest job of queue {queue.name!r} has been due for {facts.waited(queue) / 1_000:,.0f} s: "
-            f"{meaning}",
+            f"jobs wait in {with_ages(facts, queues)}: {meaning}",
             "Add workers or slots, or raise the limit that holds the jobs back.",
         )
 

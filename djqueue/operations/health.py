@@ -34,6 +34,8 @@ from .mirroring import is_mirrored
 
 EXAMINED = 20
 """Maximum waiting jobs of a queue of which is asked why they do not run."""
+NAMED = 20
+"""Maximum queues that a finding names."""
 START_WORKERS = "Start workers with `manage.py runworkers`, or see why they stopped."
 NO_ANSWER = (
     "Check that its server is running and can be reached from this machine, that `manage.py migrate` has "
@@ -146,24 +148,24 @@ def check_workers(facts: HealthFacts) -> Iterator[Finding]:
         queue._replace(counts={**queue.counts, State.WAITING: queue.counts.get(State.WAITING, 0) or 1})
         for queue in overdue
     ]
-    for queue in unserved(waiting, facts.workers):
+    if found := unserved(waiting, facts.workers):
+        names = quote(",".join(queue.name for queue in found[:NAMED]))
         yield Finding(
             "health.workers",
             "error",
-            f"no live worker serves queue {queue.name!r}, whose oldest job has been due for "
-            f"{_seconds(facts.waited(queue))}",
-            f"Start a worker with `manage.py runworkers --queues {quote(queue.name)}`, or resume a quiet "
-            "one.",
+            f"no live worker serves {with_ages(facts, found)}",
+            f"Start a worker with `manage.py runworkers --queues {names}`, or resume a quiet one.",
         )
 
 
 def check_handlers(facts: HealthFacts) -> Iterator[Finding]:
     """Find waiting jobs whose name no live worker of their queue knows."""
-    for queue, name, count in unhandled(facts.overdue(), facts.workers):
+    if found := unhandled(facts.overdue(), facts.workers):
+        jobs = [f"{numbered(one.jobs, 'waiting job')} {one.name!r} of queue {one.queue!r}" for one in found]
         yield Finding(
             "health.handlers",
             "error",
-            f"no live worker has a handler for {numbered(count, 'waiting job')} {name!r} of queue {queue!r}",
+            f"no live worker has a handler for {listed(jobs)}",
             "Deploy the code that defines the job to the workers of the queue and restart them, or move or "
             "cancel the jobs.",
         )
@@ -171,27 +173,27 @@ def check_handlers(facts: HealthFacts) -> Iterator[Finding]:
 
 def check_claims(facts: HealthFacts) -> Iterator[Finding]:
     """Find queues whose jobs are due and could run in a free slot of a worker, but are not claimed."""
-    for queue in facts.overdue():
-        if not _was_claimed(facts, queue) and _is_claimable(facts, queue):
-            yield Finding(
-                "health.claims",
-                "error",
-                f"no job of queue {queue.name!r} has been claimed for {_seconds(facts.bounds.max_wait)}, "
-                f"although its workers have free slots and its oldest job has been due for "
-                f"{_seconds(facts.waited(queue))}",
-                "Look at the log of a worker, and at its threads with `manage.py djqueue workers`; then "
-                "restart the workers.",
-            )
+    idle = [one for one in facts.overdue() if not _was_claimed(facts, one) and _is_claimable(facts, one)]
+    if idle:
+        yield Finding(
+            "health.claims",
+            "error",
+            f"for {_seconds(facts.bounds.max_wait)}, no job has been claimed, although workers have free "
+            f"slots, from {with_ages(facts, idle)}",
+            "Look at the log of a worker, and at its threads with `manage.py djqueue workers`; then "
+            "restart the workers.",
+        )
 
 
 def check_leases(facts: HealthFacts) -> Iterator[Finding]:
     """Find active jobs whose lease has expired and that no process takes back."""
-    for queue, count in facts.storage.reads.stale_leases(facts.bounds.lease_grace).items():
+    if stale := facts.storage.reads.stale_leases(facts.bounds.lease_grace):
+        jobs = [f"{numbered(count, 'active job')} of queue {queue!r}" for queue, count in stale.items()]
         yield Finding(
             "health.leases",
             "error",
-            f"{numbered(count, 'active job')} of queue {queue!r} {'has' if count == 1 else 'have'} had an "
-            f"expired lease for longer than {_seconds(facts.bounds.lease_grace)}: no process sweeps",
+            f"no process sweeps: leases expired more than {_seconds(facts.bounds.lease_grace)} ago, of "
+            f"{listed(jobs)}",
             f"{START_WORKERS} A worker or the scheduler takes such jobs back within seconds.",
         )
 
@@ -258,6 +260,18 @@ def _verdicts(facts: HealthFacts, queue: QueueOverview) -> Iterator[str]:
         explanation = facts.storage.reads.explain(queue.name, job.id)
         if explanation is not None:
             yield explanation.verdict
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Return texts in one line, at most `NAMED` of them."""
+    more = len(texts) - NAMED
+    return ", ".join([*texts[:NAMED], f"and {more:,} more"] if more > 0 else texts)
+
+
+def with_ages(facts: HealthFacts, queues: Sequence[QueueOverview]) -> str:
+    """Return the names of queues, each with how long its oldest job has been due."""
+    rows = [f"{one.name!r} (oldest job due for {_seconds(facts.waited(one))})" for one in queues]
+    return f"queue {rows[0]}" if len(rows) == 1 else f"{len(rows):,} queues: {listed(rows)}"
 
 
 def _seconds(milliseconds: int) -> str:

@@ -8,7 +8,7 @@ from django.dispatch import Signal
 
 from djqueue.client.announcing import announcer
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
-from djqueue.core.job import Claimed
+from djqueue.core.job import Claimed, Outcome
 from djqueue.core.unhandled import Unhandled
 from djqueue.signals import (
     job_cancelled,
@@ -301,12 +301,14 @@ class RunEvents:
             executing,
         )
 
-    def abandoned(self, executing: int) -> None:
-        """Log that jobs which did not stop returned to their queues."""
+    def abandoned(self, run: "Run", outcome: Outcome) -> None:
+        """Log that a job did not stop, and what becomes of its handler and of the job."""
         logger.warning(
-            "Worker %s: %d jobs did not stop and were released; they run again on another worker",
-            self._worker_id,
-            executing,
+            "%s did not stop when it was asked to: %s, and %s",
+            _name(run),
+            "its process was killed" if run.in_process else "its handler runs on until this process exits",
+            "the job returned to its queue" if outcome.kind == "release" else "the attempt failed (timeout)",
+            extra=_extra(run.claimed),
         )
 
     def undelivered(self, runs: int) -> None:

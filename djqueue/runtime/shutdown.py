@@ -83,11 +83,11 @@ class Shutdown:
         self._has_released = True
         # Before another worker may start their jobs.
         self._executor.kill()
-        executing = list(self._runs.executing.values())
-        released = sum(self._runs.settle(run, self._executor.give_up(run)) for run in executing)
-        if released:
-            self.abandoned = released
-            self._events.abandoned(released)
+        for run in list(self._runs.executing.values()):
+            outcome = self._executor.give_up(run)
+            if self._runs.settle(run, outcome):
+                self.abandoned += 1
+                self._events.abandoned(run, outcome)
         self._after(DELIVERY, self._give_up)
         self._wake_event.stop()
 

@@ -180,6 +180,9 @@ class Workers(Protocol):
         """Add a worker, or record its heartbeat, and return the commands that it should follow now.
 
         Each command is delivered once: a command whose answer is lost is not repeated.
+
+        Raises StorageError if the storage ends leases of killed workers by their ids, and a live worker of
+        another process has the id.
         """
 
     @abstractmethod

@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.job import AttemptRecord, JobFailure, JobRecord
 from djqueue.core.limiter import Rate
-from djqueue.core.metrics import Bucket, Histogram
+from djqueue.core.metrics import BOUNDS, Bucket, Histogram
 from djqueue.core.states import State
 from djqueue.dashboard import arguments as job_arguments
 from djqueue.dashboard import deletions, drawing, limits, rendering, spans, tracebacks
@@ -125,6 +125,13 @@ def day_of(at: int) -> str:
 def span(milliseconds: float | None) -> str:
     """Format a duration."""
     return rendering.NOTHING if milliseconds is None else spans.shown(milliseconds)
+
+
+@register.filter
+def percentile_span(milliseconds: float | None) -> str:
+    """Format a percentile of a histogram; one beyond its bounds is only known to be longer than the last."""
+    is_beyond = milliseconds is not None and milliseconds >= BOUNDS[-1]
+    return f"≥ {span(milliseconds)}" if is_beyond else span(milliseconds)
 
 
 @register.filter

@@ -51,6 +51,14 @@ def test_the_next_run_is_shown_with_its_jitter() -> None:
     assert "2096-01-01T0" in html
 
 
+def test_run_that_is_due_waits_for_a_worker() -> None:
+    row = schedule(schedule="@yearly")
+    CronJob.objects.update(next_run_at=datetime(2026, 1, 1, tzinfo=UTC))
+
+    assert "due, waits for a worker" in page(list_url("cronjob"))
+    assert "due, waits for a worker<br>" in page(change_url(row))
+
+
 def test_secret_arguments_are_hidden() -> None:
     row = schedule(args=["who knows"], kwargs={"password": "hunter2", "to": "ann"})
     html = page(change_url(row))

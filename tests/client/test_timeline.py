@@ -50,6 +50,23 @@ def test_timeline_has_start_and_end_of_each_attempt(storage, queue):
     assert [moment.at for moment in moments] == sorted(moment.at for moment in moments)
 
 
+def test_timeline_has_retries_of_dead_letters(storage, queue):
+    job_id = enqueue(storage, queue=queue.name)
+    told = [("enqueued", 0)]
+    for attempt in (1, 2):
+        finish(storage, failing(claim_one(storage, queues=[queue.name])))
+        queue.retry(job_id)
+        told += [("started", attempt), ("failed", attempt), ("requeued", 0)]
+        assert events(queue, job_id) == told
+    retried_at = queue.get_job(job_id).run_at
+    finish(storage, completing(claim_one(storage, queues=[queue.name])))
+
+    assert events(queue, job_id) == [*told, ("started", 3), ("completed", 3)]
+    moments = queue.get_job(job_id).timeline
+    assert moments[6].at == retried_at
+    assert [moment.at for moment in moments] == sorted(moment.at for moment in moments)
+
+
 @pytest.mark.parametrize(
     ("end", "event", "reason"),
     [(failing, "failed", "explicit_fail"), (cancelling, "cancelled", "cancelled")],

@@ -43,6 +43,17 @@ def test_page_shows_events_of_job_with_reasons(queue):
     assert "failed explicitly" in html
 
 
+def test_attempts_are_not_compared_with_the_number_of_failures_allowed(queue):
+    queue.enqueue(SECRET, id="job-1", max_attempts=1)
+    for _ in range(2):
+        fail(queue)
+        assert queue.retry("job-1")
+    client = logged_in(one_with(rights.VIEW))
+
+    assert "Attempts: 2 · Failures: 0 of 1" in page(client)
+    assert ">2/1<" not in page(client, "jobs")
+
+
 def test_headers_are_shown_except_those_with_secret_names(queue):
     headers = {"traceparent": "00-1-2-01", "authorization": "Bearer hunter2", "sent": {"api_key": "hunter3"}}
     queue.enqueue(1, id="job-1", headers=headers)

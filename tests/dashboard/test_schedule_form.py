@@ -64,6 +64,18 @@ def test_error_is_shown_at_its_field(field: str, value: str, error: str) -> None
     assert not CronJob.objects.exists()
 
 
+def test_arguments_that_the_job_does_not_accept_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_types", {})
+
+    @job(name="pay")
+    def pay(amount: int) -> None: ...
+
+    response = send(job_name="pay", args="[]", kwargs='{"amont": 1}')
+
+    assert errors(response)["__all__"][0].endswith("unexpected 'amont'.")
+    assert send(job_name="pay", args="[1]", kwargs="{}").status_code == 302
+
+
 def test_empty_arguments_mean_none() -> None:
     assert send(args="", kwargs="").status_code == 302
     cron = CronJob.objects.get()

@@ -3,7 +3,9 @@
 import pytest
 from django.utils import translation
 
+from djqueue.core.metrics import BOUNDS
 from djqueue.dashboard.spans import shown
+from djqueue.templatetags.djq import percentile_span
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,8 @@ from djqueue.dashboard.spans import shown
 def test_each_duration_has_its_unit(milliseconds, words):
     with translation.override("en"):
         assert shown(milliseconds) == words
+
+
+def test_percentile_beyond_the_bounds_of_histograms_is_a_lower_limit():
+    with translation.override("en"):
+        assert [percentile_span(value) for value in (None, 90_000, BOUNDS[-1])] == ["-", "90 s", "≥ 5.6 min"]

@@ -241,6 +241,23 @@ def test_health_command_has_exit_code_and_findings(storage: Storage) -> None:
     assert [finding["id"] for finding in ill["findings"]] == ["health.workers"]
 
 
+def test_a_problem_of_several_queues_is_one_finding(storage: Storage) -> None:
+    for queue in ("orders", "emails"):
+        f.enqueue(storage, queue=queue)
+
+    _, unserved = command("health", "--max-wait", "0", "--timeout", "60")
+    live(storage, names=("other",))
+    _, unhandled = command("health", "--max-wait", "0", "--timeout", "60")
+    for queue in ("orders", "emails"):
+        storage.queues.pause(queue)
+    paused = [finding for finding in doctor.diagnose(AT_ONCE) if finding.id == "doctor.paused"]
+
+    for [finding] in (unserved["findings"], unhandled["findings"]):
+        assert "'orders'" in finding["text"]
+        assert "'emails'" in finding["text"]
+    assert [finding.hint for finding in paused] == ["Run `manage.py djqueue resume emails orders`."]
+
+
 def ids(**given: Any) -> set[str]:
     """Return the IDs of the doctor's findings."""
     return {finding.id for finding in doctor.diagnose(HealthSettings(max_wait=0, timeout=60_000, **given))}

@@ -293,6 +293,21 @@ def test_unknown_failure_reason_gets_a_suggestion(storage: Storage) -> None:
         run("dead", "list", "--reason", "timeot")
 
 
+def test_pause_of_a_queue_that_nothing_uses_warns_of_a_typo(storage: Storage) -> None:
+    f.enqueue(storage, queue=EMAILS)
+    storage.workers.register(f.worker(queues=("reports",)))
+    warnings = StringIO()
+
+    command = djqueue.Command(stderr=warnings)
+    call_command(command, "pause", EMAILS, "reports", f"{EMAILS}s", "unlike", stdout=StringIO())
+
+    assert warnings.getvalue().splitlines() == [
+        f"Warning: queue '{EMAILS}s' has had no jobs, and no worker names it; did you mean {EMAILS!r}?",
+        "Warning: queue 'unlike' has had no jobs, and no worker names it.",
+    ]
+    assert storage.queues.is_paused("unlike")
+
+
 def test_schedule_can_be_added_run_paused_and_removed(storage: Storage) -> None:
     job(name="add", queue=EMAILS)(add)
 
@@ -317,6 +332,14 @@ def test_invalid_or_unknown_schedule_is_rejected(storage: Storage) -> None:
         run("cron", "add", "bad", "add", "--cron", "61 * * * *")
     with pytest.raises(CommandError, match="unknown schedule 'nightly'"):
         run("cron", "run", "nightly")
+
+
+def test_schedule_with_arguments_that_its_job_does_not_accept_is_rejected(storage: Storage) -> None:
+    job(name="add", queue=EMAILS)(add)
+
+    with pytest.raises(CommandError, match=r"add\(.*unexpected.*'nobody'"):
+        run("cron", "add", "bad", "add", "--every", "5m", "--kwargs", '{"nobody": 1}')
+    assert not CronJob.objects.exists()
 
 
 def test_schedule_of_an_unknown_job_is_added_with_a_warning(storage: Storage) -> None:

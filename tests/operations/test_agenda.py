@@ -44,6 +44,16 @@ def a_row(name: str = "night", **given: Any) -> None:
 def report() -> None: ...
 
 
+def test_run_that_is_due_waits_for_a_worker() -> None:
+    a_row(next_run_at=NOON - timedelta(days=2))
+
+    assert run("--next", "3")[2:] == [
+        "    due since 2026-03-26 13:00:00+01:00, waits for a worker",
+        "    next 2026-03-29 03:00:00+02:00",
+        "    next 2026-03-30 02:30:00+02:00",
+    ]
+
+
 def test_schedules_are_listed_with_their_next_five_runs() -> None:
     a_row(queue="reports", executions=1_200, last_run_at=NOON - timedelta(hours=10))
 

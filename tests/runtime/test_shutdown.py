@@ -74,7 +74,9 @@ async def test_job_interrupted_by_shutdown_runs_again_as_its_first_attempt(stora
     assert queue.get_result(job_id) == [1, 0]
 
 
-async def test_stuck_handler_ends_a_replaceable_worker_after_its_other_jobs(storage, queue, monkeypatch):
+async def test_stuck_handler_ends_a_replaceable_worker_after_its_other_jobs(
+    storage, queue, monkeypatch, caplog
+):
     monkeypatch.setattr(overruns, "PATIENCE", 0.01)
     go_on, leave = threading.Event(), threading.Event()
 
@@ -103,6 +105,8 @@ async def test_stuck_handler_ends_a_replaceable_worker_after_its_other_jobs(stor
     assert record(queue, fine).state == "completed"
     assert worker.was_recycled
     assert worker.abandoned == 1
+    [line] = [line for line in messages(caplog) if "did not stop when" in line]
+    assert line.endswith("its handler runs on until this process exits, and the attempt failed (timeout)")
 
 
 async def test_stuck_handler_keeps_its_slot_and_is_logged_if_worker_is_not_replaceable(
@@ -165,7 +169,9 @@ async def test_thread_that_does_not_stop_is_abandoned_and_its_result_discarded(s
 
     assert worker.abandoned == 1
     assert (record(queue, job_id).state, record(queue, job_id).attempts) == ("waiting", 0)
-    assert any("did not stop" in line for line in messages(caplog))
+    [line] = [line for line in messages(caplog) if "did not stop" in line]
+    assert job_id in line
+    assert line.endswith("its handler runs on until this process exits, and the job returned to its queue")
     go_on.set()
     assert await asyncio.to_thread(ended.wait, PATIENCE)
     await work_off(storage, lambda job: "by the next worker")

@@ -55,6 +55,7 @@ STEPS = {
     "completed": gettext_lazy("completed"),
     "failed": gettext_lazy("failed"),
     "cancelled": gettext_lazy("cancelled"),
+    "requeued": gettext_lazy("retried"),
 }
 BAD = frozenset({"retried", "stalled", "failed"})
 LENGTHS = ("timeout", "ttl", "unique_ttl", "result_ttl", "retention", "delay")

@@ -10,8 +10,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import registry
+from djqueue.client.entries import check_arguments
 from djqueue.core.durations import to_datetime
-from djqueue.core.errors import DjqueueError
+from djqueue.core.errors import ArgumentsError, DjqueueError
 from djqueue.dashboard import audit, editing, redaction, rights, schedules
 from djqueue.dashboard.inputs import ArgumentsField, DateTimeInput, TimeField
 from djqueue.dashboard.pages import Pages
@@ -98,7 +99,16 @@ class ScheduleForm(ModelForm):
         self._check_queue()
         if not {"job_name", *editing.ARGUMENTS} & self.errors.keys():
             self._check_kept()
+            self._check_arguments()
         return cleaned
+
+    def _check_arguments(self) -> None:
+        """Check the arguments as enqueueing the job does."""
+        call = {name: self.cleaned_data[name] for name in editing.ARGUMENTS}
+        try:
+            check_arguments(self.cleaned_data.get("job_name", ""), [call])
+        except ArgumentsError as error:
+            self.add_error(None, str(error))
 
     def _check_queue(self) -> None:
         """Check the queue of the jobs, which may be the job's default."""

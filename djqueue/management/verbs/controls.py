@@ -7,12 +7,13 @@ from django.core.management.base import CommandError
 
 from djqueue.client import Queue, get_storage
 from djqueue.client.limiters import UNCHANGED
-from djqueue.conf import parse_rate
+from djqueue.conf import get_settings, parse_rate
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.job import JobRecord
 from djqueue.core.shown import numbered
 from djqueue.core.states import PENDING, TERMINAL, State
+from djqueue.core.suggest import nearest
 from djqueue.management.flags import count
 from djqueue.operations.bulk import COUNTED, PART
 from djqueue.runtime.exits import MISUSED
@@ -142,9 +143,14 @@ def obliterate(options: Options, output: Output) -> None:
 
 def _switch(options: Options, output: Output, *, paused: bool) -> None:
     storage = get_storage()
+    known = {*storage.queues.names(), *get_settings().queues} if paused else set()
+    known.update(name for worker in storage.workers.all() for name in worker.queues or ())
     for name in options["queues"]:
         if paused:
             Queue(name).pause()
+            if name not in known:
+                hint = nearest(name, known) or "."
+                output.progress(f"Warning: queue {name!r} has had no jobs, and no worker names it{hint}")
         else:
             Queue(used_queue(storage, name)).resume()
         note("pause" if paused else "resume", queue=name)

@@ -9,8 +9,9 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import CommandError
 
 from djqueue.client import get_storage, registry
+from djqueue.client.entries import check_arguments
 from djqueue.client.sending import enqueue
-from djqueue.core.errors import DjqueueError
+from djqueue.core.errors import ArgumentsError, DjqueueError
 from djqueue.core.suggest import nearest
 from djqueue.management.flags import count
 from djqueue.models import CronJob, ScheduleSource
@@ -27,7 +28,7 @@ CRON = """List, add, pause, run and remove schedules."""
 LIST = """List the schedules, each with its job, its last run and its next runs.
 
 Times are in the schedule's time zone and include its jitter. If the first time is in the past, the run is
-due: a worker, which checks about once a second, will enqueue it.
+due and waits for a worker, which checks about once a second.
 
 A schedule that is declared in code (@job(cron=...), .schedule(...)) is listed after `runworkers` has started
 once.
@@ -103,6 +104,9 @@ def create(options: Options, output: Output) -> None:
     )
     try:
         row.full_clean(validate_unique=False, validate_constraints=False)
+        check_arguments(row.job_name, [{"args": row.args, "kwargs": row.kwargs}])
+    except ArgumentsError as error:
+        raise CommandError(str(error), returncode=MISUSED) from error
     except ValidationError as error:
         problems = [f"{name}: {' '.join(texts)}" for name, texts in error.message_dict.items()]
         raise CommandError(" ".join(problems), returncode=MISUSED) from error

@@ -651,8 +651,17 @@ def _server(tx: Tx) -> Iterator[DiagnosticLine]:
     pages, length = tx.value("PRAGMA page_count"), tx.value("PRAGMA page_size")
     yield DiagnosticLine("server.size", "Server", "File size", size(pages * length))
     mode = str(tx.value("PRAGMA journal_mode"))
-    note = "" if mode in ("wal", "memory") else "Reads and writes block each other; use WAL mode."
-    yield DiagnosticLine("server.journal_mode", "Server", "Journal mode", mode, WARN if note else OK, note)
+    yield journal_mode(mode, has_workers=bool(tx.storage.workers.alive(tx)))
+
+
+def journal_mode(mode: str, *, has_workers: bool) -> DiagnosticLine:
+    """Return the line with the journal mode of SQLite, a warning unless the first worker will change it."""
+    level, note = OK, ""
+    if mode == "delete" and not has_workers:
+        note = "The first worker changes it to WAL."
+    elif mode not in ("wal", "memory"):
+        level, note = WARN, "Reads and writes block each other; use WAL mode."
+    return DiagnosticLine("server.journal_mode", "Server", "Journal mode", mode, level, note)
 
 
 def _horizon(age: int) -> DiagnosticLine:

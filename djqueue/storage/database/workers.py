@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from djqueue.core.errors import StorageError
 from djqueue.core.job import ProcessInfo, RunningJob, WorkerDump, WorkerInfo
 from djqueue.core.metrics import RunStats
 from djqueue.core.workercontrol import (
@@ -22,7 +23,7 @@ from djqueue.core.workercontrol import (
     with_command,
 )
 from djqueue.storage.facets import Unsubscribe, Workers
-from djqueue.storage.tables.holders import LeaseHolder, died_here, host_name, start_mark
+from djqueue.storage.tables.holders import LeaseHolder, died_here, host_name, lives_here, start_mark
 from djqueue.storage.tables.inspector import WORKER_TTL
 from djqueue.storage.tables.rows import TEXT_LIMIT, clean
 from djqueue.storage.tables.workerrows import WORKER, worker_row
@@ -50,6 +51,10 @@ WRITE = (
     + ", ".join(f"{name} = excluded.{name}" for name in COLUMNS[1:])
 )
 KILLED = "Worker %s (process %d) was killed; took back its active jobs (%d)."
+IN_USE = (
+    "The worker ID {!r} is in use by process {} on {}, whose last heartbeat was {:.1f} s ago. Give each "
+    "worker an ID of its own (--worker-id), or leave it out."
+)
 FORGET_DUMP = "UPDATE djqueue_worker_state SET dump = '', dumped_at = NULL WHERE worker_id = ?"
 
 
@@ -94,7 +99,23 @@ class SqlWorkers(Workers):
                 tx.then(partial(logger.warning, KILLED, worker_id, pid, count))
 
     def register(self, info: WorkerInfo) -> tuple[str, ...]:
-        return self._write(lambda tx: _register(tx, info))
+        return self._write(lambda tx: self._register(tx, info))
+
+    def _register(self, tx: Tx, info: WorkerInfo) -> tuple[str, ...]:
+        """Record the heartbeat of a worker; return the commands that wait for it."""
+        worker_id, values = worker_row(info._replace(seen_at=tx.now))
+        before = _locked(tx, worker_id, "started_at", "commands", "dumped_at")
+        # Commands and dumps of an earlier worker of this id are not for this one.
+        is_same = before is not None and before[0] == info.started_at
+        process = host_name() + start_mark(info.pid) if info.pid == os.getpid() else ""
+        if not is_same:
+            self.forget_killed(tx)
+            _check_free(tx, worker_id, process)
+        row = {**values, **{name: json.dumps(values[name]) for name in JSON if values[name] is not None}}
+        tx.run(WRITE, worker_id, *(row[name] for name in COLUMNS[1:]), process)
+        if before is None or not is_same or (before[2] is not None and before[2] <= tx.now - DUMP_TTL):
+            tx.run(f"{FORGET_DUMP} AND dumped_at IS NOT NULL", worker_id)
+        return _commands(before[1]) if before is not None and is_same else ()
 
     def unregister(self, worker_id: str) -> None:
         worker_id = _id(worker_id)
@@ -179,18 +200,18 @@ class SqlWorkers(Workers):
             self._write(lambda tx: metrics.record(tx, stats))
 
 
-def _register(tx: Tx, info: WorkerInfo) -> tuple[str, ...]:
-    """Record the heartbeat of a worker; return the commands that wait for it."""
-    worker_id, values = worker_row(info._replace(seen_at=tx.now))
-    before = _locked(tx, worker_id, "started_at", "commands", "dumped_at")
-    row = {**values, **{name: json.dumps(values[name]) for name in JSON if values[name] is not None}}
-    process = host_name() + start_mark(info.pid) if info.pid == os.getpid() else ""
-    tx.run(WRITE, worker_id, *(row[name] for name in COLUMNS[1:]), process)
-    # Commands and dumps of an earlier worker of this id are not for this one.
-    is_same = before is not None and before[0] == info.started_at
-    if before is None or not is_same or (before[2] is not None and before[2] <= tx.now - DUMP_TTL):
-        tx.run(f"{FORGET_DUMP} AND dumped_at IS NOT NULL", worker_id)
-    return _commands(before[1]) if before is not None and is_same else ()
+def _check_free(tx: Tx, worker_id: str, process: str) -> None:
+    """Raise StorageError if another process has a worker of this id.
+
+    Of processes that cannot be seen from here, the heartbeats count: two may be missing.
+    """
+    row = _locked(tx, worker_id, "process", "pid", "host", "seen_at", "about")
+    if row is None or not row[0] or row[0] == process:
+        return
+    about = json.loads(row[4]) if isinstance(row[4], str) else row[4] or {}
+    silence = tx.now - row[3]
+    if silence < 2 * about.get("heartbeat", 0) or lives_here(LeaseHolder("", row[0], row[1], "")):
+        raise StorageError(IN_USE.format(worker_id, row[1], row[2], silence / 1_000))
 
 
 def _locked(tx: Tx, worker_id: str, *columns: str) -> Row | None:

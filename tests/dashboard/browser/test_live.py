@@ -27,6 +27,17 @@ new MutationObserver((all) => { djqChanges += all.filter(counts).length; }).obse
 """
 
 
+def test_every_column_of_queues_fits_beside_the_sidebar(open_page: Any) -> None:
+    Queue("emails").enqueue(1, name="send")
+    Queue("emails").set_limits(rate="500/s", concurrency=20)
+    page = open_page(address(BY_NAME["queues"]))
+
+    for name in ("Wait p95", "Workers"):
+        expect(page.get_by_role("columnheader", name=name)).to_be_visible()
+    live = page.locator("#djq-live").evaluate("(live) => [live.scrollWidth, live.clientWidth]")
+    assert live[0] <= live[1]
+
+
 def look(page: Page) -> Any:
     """Refresh the page, as its timer would, and return the response."""
     with page.expect_response(lambda answer: "hx-request" in answer.request.headers) as found:

@@ -44,7 +44,7 @@ def obedient(connect: str = "connected") -> None:
         for command in commands():
             match command:
                 case ["register"]:
-                    made.workers.register(worker_info(pid=os.getpid()))
+                    made.workers.register(worker_info(pid=os.getpid(), heartbeat=5_000))
                 case ["maintain"]:
                     made.maintain()
                 case ["sweep"]:

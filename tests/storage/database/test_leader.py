@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from djqueue import models
+from djqueue.core.errors import StorageError
 from djqueue.core.states import State
 from djqueue.storage.database import leader
 from djqueue.storage.tables.holders import host_name, start_mark
@@ -201,6 +202,50 @@ def test_worker_that_took_the_name_of_a_killed_one_keeps_its_jobs(make):
     storage.maintain()
 
     assert finish(storage, completing(claimed)) == [True]
+
+
+def test_jobs_of_a_killed_worker_are_given_up_when_its_successor_takes_its_name(make):
+    storage = make()
+    enqueue(storage, id="a")
+    with Child("obedient") as child:
+        child.lines_until("ready")
+        child.ask("register")
+        child.ask("begin 1")
+    storage.workers.register(worker(WORKER, pid=os.getpid(), started_at=1))
+
+    storage.maintain()
+
+    assert state(storage, "a") is State.WAITING
+
+
+def test_second_live_worker_of_an_id_is_refused_and_the_first_keeps_its_jobs(make):
+    storage = make()
+    enqueue(storage, id="a")
+    with Child("obedient") as child:
+        child.lines_until("ready")
+        child.ask("register")
+        child.ask("begin 1")
+
+        with pytest.raises(StorageError, match=f"in use by process {child.process.pid} on host"):
+            storage.workers.register(worker(WORKER, pid=os.getpid(), started_at=1))
+
+        storage.maintain()
+        assert [info.pid for info in storage.workers.all()] == [child.process.pid]
+        assert state(storage, "a") is State.ACTIVE
+
+
+def test_id_of_a_silent_worker_of_another_machine_is_free_after_two_heartbeats(make, clock):
+    storage = make(clock=clock)
+    storage.workers.register(worker(WORKER, pid=os.getpid(), heartbeat=5_000))
+    models.WorkerState.objects.update(process="elsewhere/12345678/pid:[1]@1")
+    successor = worker(WORKER, pid=os.getpid(), started_at=1)
+    with pytest.raises(StorageError):
+        storage.workers.register(successor)
+
+    clock.advance(10_000)
+    storage.workers.register(successor)
+
+    assert [info.started_at for info in storage.workers.all()] == [1]
 
 
 def test_row_of_a_worker_names_its_process(make):

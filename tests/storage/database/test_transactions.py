@@ -23,7 +23,7 @@ from djqueue.core.errors import (
 )
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
-from djqueue.storage.database import DatabaseStorage, dialects
+from djqueue.storage.database import DatabaseStorage, dialects, reads
 from djqueue.storage.database import enqueue as enqueues
 from djqueue.storage.database.dialects import LockFile, SqliteSql
 from djqueue.storage.database.transaction import Tx
@@ -296,6 +296,14 @@ def test_chosen_journal_mode_stays(tables, tmp_path, chosen, kept):
         SqliteSql().prepare(wrapper)
         cursor.execute("PRAGMA journal_mode")
         assert cursor.fetchone() == (kept,)
+
+
+@pytest.mark.parametrize(
+    ("mode", "has_workers", "level"),
+    [("delete", False, "ok"), ("delete", True, "warn"), ("persist", False, "warn"), ("wal", True, "ok")],
+)
+def test_journal_mode_is_a_warning_unless_the_first_worker_will_change_it(mode, has_workers, level):
+    assert reads.journal_mode(mode, has_workers=has_workers).level == level
 
 
 @on_sqlite

@@ -10,7 +10,7 @@ LANES = $(BIN)/python -m tools.lanes run
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-all test-thorough test-postgresql test-scheduler test-sandbox test-spark test-spark-cluster test-spark-versions test-compat lint format mutants simulate chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
+.PHONY: help install test test-all test-thorough test-postgresql test-scheduler test-sandbox test-spark test-spark-cluster test-spark-versions test-compat lint format mutants chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,9 +72,6 @@ format: install ## Put the code in shape
 mutants: install ## Break twenty rules of the engine and of Redis's scripts: the state machine must find each of them
 	@scripts/system-packages.sh redis
 	$(BIN)/python -m tools.mutants $(ARGS)
-
-simulate: install ## Simulate faults with many seeds; ARGS="--seed 7 --steps 5000 --trace"
-	$(BIN)/python -m tools.simulator $(or $(ARGS),--seeds 1000 --without clock-back)
 
 chaos: install ## Kill 10,000 random processes on each storage; ARGS="--signal TERM --kills 100" stops them
 	@scripts/system-packages.sh redis postgresql

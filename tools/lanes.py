@@ -74,7 +74,7 @@ LANES = {
 CHANGES = {
     "scheduler": (
         *("djqueue/storage/journaled/", "djqueue/storage/tables/", "djqueue/core/engine/"),
-        *("tests/storage/journaled/", "tools/simulator/"),
+        "tests/storage/journaled/",
     ),
     "postgresql": (
         *("djqueue/storage/database/", "djqueue/storage/journaled/", "djqueue/storage/tables/"),

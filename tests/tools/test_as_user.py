@@ -20,7 +20,8 @@ def test_metrics_table_is_complete():
 def test_metrics_needed_by_ratio_are_measured():
     assert chosen("redis", ["beside"]) == ["yardstick", "drain_c10", "drain_c100", "beside"]
     assert chosen("memory", ["drain_c1"]) == ["drain_c1"]
-    assert chosen("redis", None) == list(MEASURES)
+    assert chosen("redis", None) == list(MEASURES)[:-2]
+    assert chosen("sqlite", ["features"]) == ["drain_c10", "features"]
 
 
 def test_rows_show_medians_and_ratios_of_same_run():
@@ -40,22 +41,26 @@ def test_rows_show_medians_and_ratios_of_same_run():
 
 def test_benchmark_rewrites_tables_of_docs(tmp_path):
     page = tmp_path / "benchmarks.md"
-    page.write_text("before\n<!-- table: as-user -->\nold\n<!-- end of table: as-user -->\nafter\n")
+    labels = ("as-user-redis", "as-user-sqlite")
+    parts = [f"<!-- table: {label} -->\nold\n<!-- end of table: {label} -->\n" for label in labels]
+    page.write_text("before\n" + "between\n".join(parts) + "after\n")
     runs = [{"fast": Value(1234.5, "jobs/s", {"worker 0.0": 7.0}), "bare": Value(1000.0, "jobs/s")}]
     found = list(rows({"redis": runs}, [Ratio("redis", "share", "fast", "bare", ">= 0.7")], {}))
 
     write_docs(found, 1, [0.0, 1.5], tmp_path)
 
     text = page.read_text()
-    assert "| Redis | `fast` | 1,230 jobs/s | 1,230 to 1,230 | 7 µs |" in text
-    assert "| Redis | share | ≥ 0.7 | 1.23 | 1.23 to 1.23 |" in text
+    assert "| `fast` | 1,230 jobs/s | 1,230 to 1,230 | 7 µs |" in text
+    assert "| share | ≥ 0.7 | 1.23 | 1.23 to 1.23 |" in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "old" not in text
+    assert "between" in text
+    assert text.count("old") == 1  # SQLite was not measured.
 
 
 def test_ratio_is_of_values_that_are_measured():
     names = {"enqueue_bulk", "bare_bulk", "pickup_p50", "ping_p50", "enqueue_and_wait_p50"}
+    names |= {"memory_of_few", "memory_of_many"}
     for ratio in RATIOS:
         for name in (ratio.of, ratio.to):
             assert name in names or name.startswith(
@@ -79,6 +84,16 @@ def test_benchmark_measures_runworkers_on_redis():
     assert all(row["value"] > 0 for row in found.values())
     assert {"workers", "redis"} <= found["drain_c10"]["cpu"].keys()
     assert found["bytes_per_waiting_job"]["value"] < 1_000
+
+
+@pytest.mark.slow
+def test_benchmark_measures_runworkers_on_sqlite():
+    done = run("--storage", "sqlite", "--metric", "enqueue", "--metric", "features", "--metric", "latency")
+
+    found = {row["metric"]: row["value"] for row in done}
+    assert all(value > 0 for value in found.values())
+    assert {"pickup_p95", "enqueue_durable", "unique keys", "groups", "limits never reached"} <= found.keys()
+    assert found["bulk / bare executemany"] == found["enqueue_bulk"] / found["bare_bulk"]
 
 
 @pytest.mark.slow

@@ -6,10 +6,10 @@ import pytest
 
 from tools.benchmarks import comparing, peer_runs
 from tools.benchmarks.charts import Bar, Panel, chart
-from tools.benchmarks.comparing import CHARTS, DOCS, System, section, table, write_docs
+from tools.benchmarks.comparing import DOCS, SECTIONS, System, section, table, write_docs
 from tools.benchmarks.installing import Environment, NotInstallableError, node_environment
 from tools.benchmarks.marks import Drain
-from tools.benchmarks.peer_runs import PROGRAMS, PeerError, installed
+from tools.benchmarks.peer_runs import PROGRAMS, PeerError, complete, installed
 from tools.benchmarks.peers import DJQUEUE, PEERS, SLOTS
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -40,18 +40,24 @@ def test_table_has_djqueue_first_and_then_fastest():
 
 def test_rewriting_docs_keeps_surrounding_text(tmp_path):
     page = tmp_path / "benchmarks.md"
-    page.write_text("before\n<!-- table: peers -->\nold\n<!-- end of table: peers -->\nafter\n")
+    mark = "table: peers-redis -->\n"
+    page.write_text(f"before\n<!-- {mark}old\n<!-- end of {mark}after\n")
     systems = [system("djqueue", 2), system("other", 1)]
 
     for _ in range(2):
         written = write_docs(
-            systems, {"Gone": "could not be installed: npm is not installed"}, 1, [0.5, 2.0], tmp_path
+            systems,
+            {"Gone": "could not be installed: npm is not installed"},
+            1,
+            [0.5, 2.0],
+            ["peers-redis"],
+            tmp_path,
         )
 
     text = page.read_text()
     assert written == [page, tmp_path / "_static" / "benchmarks" / "peers-redis.svg"]
-    assert text.startswith("before\n<!-- table: peers -->\n| storage |")
-    assert text.endswith("\n<!-- end of table: peers -->\nafter\n")
+    assert text.startswith(f"before\n<!-- {mark}| storage |")
+    assert text.endswith(f"\n<!-- end of {mark}after\n")
     assert "old" not in text
     assert "Gone could not be installed: npm is not installed." in text
     assert "load average was 0.5" in text
@@ -89,15 +95,23 @@ def test_chart_is_well_formed_and_self_contained():
 
 def test_charts_of_docs_show_systems_of_its_table():
     page = (DOCS / "benchmarks.md").read_text()
-    part = page.split("<!-- table: peers -->\n")[1].split("<!-- end of table: peers -->")[0]
-    rows = [line.split(" | ") for line in part.splitlines() if line.startswith("| ")][1:]
 
-    for name, storages in CHARTS.items():
-        chart_of_docs = ElementTree.parse(DOCS / "_static" / "benchmarks" / name)
+    for name, storages in SECTIONS.items():
+        part = page.split(f"<!-- table: {name} -->\n")[1].split(f"<!-- end of table: {name} -->")[0]
+        rows = [line.split(" | ") for line in part.splitlines() if line.startswith("| ")][1:]
+        chart_of_docs = ElementTree.parse(DOCS / "_static" / "benchmarks" / f"{name}.svg")
         texts = {one.text for one in chart_of_docs.iter(f"{SVG}text")}
         systems = {row[1].split(" ")[0].lower() for row in rows if row[0].removeprefix("| ") in storages}
         assert systems
         assert systems <= {(text or "").lower() for text in texts}
+
+
+def test_table_is_written_if_all_of_its_peers_were_measured():
+    others = [peer for peer in PEERS if peer.storage != "Redis"]
+
+    assert complete(others) == ["peers-others"]
+    assert complete(others[1:]) == []
+    assert complete(PEERS) == list(SECTIONS)
 
 
 def test_each_peer_has_its_program_backlog_and_djqueue_on_its_storage():

@@ -24,7 +24,6 @@ def test_process_status_is_parsed_for_any_process_name() -> None:
     ("name", "above", "expected"),
     [
         ("python", (None, ""), tree.SUPERVISOR),
-        ("dq:scheduler", (tree.SUPERVISOR, "python"), tree.SCHEDULER),
         ("dq:mirror", (tree.SUPERVISOR, "python"), tree.MIRROR),
         ("dq:backup", (tree.SUPERVISOR, "python"), tree.BACKUP),
         ("dq:worker-2", (tree.SUPERVISOR, "python"), tree.WORKER),

@@ -23,7 +23,7 @@ from tools.benchmarks.marks import Drain
 from tools.benchmarks.measures import bare_drain, percentile
 from tools.benchmarks.projects import STORAGES, Client, Site
 from tools.benchmarks.reporting import Ratio, Value, Values, rows, shown, write_docs
-from tools.benchmarks.usage import redis_usage
+from tools.benchmarks.usage import redis_usage, session_memory
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,19 @@ def rate(drained: Drain) -> Value:
     return Value(drained.rate, "jobs/s", drained.cpu, drained.cores)
 
 
+ON_REDIS, DATABASES = ("redis",), ("sqlite", "postgresql")
 JOBS = {
-    ("redis", 1): 5_000,
-    ("redis", 10): 20_000,
-    ("redis", 100): 50_000,
-    ("database", 1): 3_000,
-    ("database", 10): 12_000,
-    ("database", 100): 20_000,
-    ("memory", 1): 20_000,
-    ("memory", 10): 40_000,
-    ("memory", 100): 60_000,
+    "redis": {1: 5_000, 10: 20_000, 100: 50_000},
+    "sqlite": {1: 20_000, 10: 50_000, 100: 60_000},
+    "postgresql": {1: 6_000, 10: 25_000, 100: 40_000},
+    "memory": {1: 20_000, 10: 40_000, 100: 60_000},
 }
 """The size of the backlog, by storage and concurrency."""
+MANY = 1_000_000
+"""The size of a backlog that is not to be felt."""
 
 
-LIMIT = 3.0
+LIMIT = 2.0
 """Seconds to which the measurement of a backlog is limited, after its warm-up."""
 
 
@@ -72,15 +70,17 @@ def drain(
     workers: int = 1,
     mirror: bool = True,
     prepare: tuple[str, ...] = (),
+    fill: str = "fill",
 ) -> Value:
     """Drain a backlog of several names in several queues.
 
     prepare: What the producer does before, by the names of its functions.
+    fill: The name of the function that enqueues the jobs.
     """
-    count = int(JOBS[storage, slots] * scale)
+    count = int(JOBS[storage][slots] * scale)
     with Site(storage, mirror=mirror) as site:
         more = sum(site.client.call(name) or 0 for name in prepare)
-        site.client.call("fill", count, names)
+        site.client.call(fill, count, names)
         if more:  # jobs that wait until the end are not counted
             count += more
         return rate(site.drain(count, *concurrency(slots), *flags, workers=workers, limit=LIMIT))
@@ -128,14 +128,14 @@ def ping(client: Any, count: int) -> float:
 
 def latency(storage: str, scale: float) -> Values:
     """The time from an enqueue to the handler, and of `enqueue_and_wait`, with an idle worker."""
-    count = int(400 * scale)
+    count = max(10, int(60 * scale))
     with Site(storage) as site:
         if storage == "memory":
             site.client.call("work", None)
         else:
             site.start()
-        site.client.call("pickup", 20)  # until the worker has started and all is warm
-        site.client.call("roundtrip", 20)
+        site.client.call("pickup", 10)  # until the worker has started and all is warm
+        site.client.call("roundtrip", 10)
         site.marks.clear()
         site.client.call("pickup", count)
         site.check()
@@ -144,7 +144,7 @@ def latency(storage: str, scale: float) -> Values:
     return {
         f"{name}_p{share}": Value(percentile(times, share) * 1e3, "ms")
         for name, times in (("pickup", picked), ("enqueue_and_wait", waited))
-        for share in (50, 99)
+        for share in (50, 95)
     }
 
 
@@ -153,14 +153,18 @@ def enqueue(storage: str, scale: float) -> Values:
     count = int(100_000 * scale)
     with Site(storage) as site:
         site.client.call("bulk", 2_000)
-        few = int((500 if storage == "database" else 3_000) * scale)
+        few = int(3_000 * scale)
         found = {
             "enqueue_single": Value(site.client.call("single", few), "jobs/s"),
             "enqueue_awaited": Value(site.client.call("awaited", few), "jobs/s"),
         }
+        if storage in DATABASES:
+            found["enqueue_durable"] = Value(site.client.call("single", few, True), "jobs/s")
         before = memory(site)
         found["enqueue_bulk"] = Value(site.client.call("bulk", count), "jobs/s")
-        if storage != "database":
+        if storage in DATABASES:
+            found["bare_bulk"] = Value(site.client.call("bare_bulk", count), "jobs/s")
+        else:
             found["bytes_per_waiting_job"] = Value((memory(site) - before) / count, "bytes")
         if site.server is not None:
             found["bare_bulk"] = Value(replayed(site, count), "jobs/s")
@@ -218,7 +222,32 @@ def beside(storage: str, scale: float) -> Values:
     }
 
 
-ON_REDIS = ("redis",)
+def features(storage: str, scale: float) -> Values:
+    """Jobs with limits, groups or unique keys."""
+    return {
+        "with_limits": drain(storage, 10, scale, prepare=("limits",)),
+        "with_groups": drain(storage, 10, scale, fill="fill_groups"),
+        "with_unique_keys": drain(storage, 10, scale / 2, fill="fill_unique"),
+    }
+
+
+def backlog(storage: str, scale: float) -> Values:
+    """A million waiting jobs: what the start, a drain and the memory of `runworkers` have to do with them."""
+    found: Values = {}
+    for name, count in (("few", int(50_000 * scale)), ("many", int(MANY * scale))):
+        with Site(storage) as site:
+            for first in range(0, count, 50_000):
+                site.client.call("bulk", min(50_000, count - first))
+            start = time.perf_counter()
+            worker = site.start()
+            found[f"first_job_of_{name}"] = Value(site.marks.wait_for(1, site.check) - start, "s")
+            found[f"drain_of_{name}"] = rate(
+                site.marks.drain(min(count, 40_000), site.usage, site.check, LIMIT)
+            )
+            found[f"memory_of_{name}"] = Value(session_memory(worker.process.pid) / 2**20, "MiB")
+    return found
+
+
 MEASURES = {
     "yardstick": Measure(yardstick, ON_REDIS),
     "drain_c1": Measure(drain_at(1), needs=("yardstick",)),
@@ -229,6 +258,8 @@ MEASURES = {
     "enqueue": Measure(enqueue),
     "two_processes": Measure(two_processes, ON_REDIS, needs=("drain_c10", "drain_c100")),
     "beside": Measure(beside, ON_REDIS, needs=("drain_c10", "drain_c100")),
+    "features": Measure(features, DATABASES, needs=("drain_c10",)),
+    "backlog": Measure(backlog, DATABASES),
 }
 RATIOS = [
     Ratio("redis", "c1 / bare loop", "drain_c1", "bare_c1", ">= 0.75"),
@@ -245,11 +276,27 @@ RATIOS = [
     Ratio("redis", "event subscriber", "with_events_c100", "drain_c100", ">= 0.9"),
     Ratio("redis", "mirror, c10", "drain_c10", "without_mirror_c10", ">= 0.9"),
     Ratio("redis", "mirror, c100", "drain_c100", "without_mirror_c100", ">= 0.9"),
-    Ratio("database", "c100 / c10", "drain_c100", "drain_c10", ">= 1"),
+    Ratio("sqlite", "c100 / c10", "drain_c100", "drain_c10", ">= 1"),
+    Ratio("sqlite", "bulk / bare executemany", "enqueue_bulk", "bare_bulk", ">= 0.6"),
+    Ratio("postgresql", "bulk / bare COPY", "enqueue_bulk", "bare_bulk", ">= 0.6"),
+    *(
+        Ratio(storage, name, of, to, goal)
+        for storage in DATABASES
+        for name, of, to, goal in (
+            ("limits never reached", "with_limits", "drain_c10", ">= 0.6"),
+            ("groups", "with_groups", "drain_c10", ">= 0.6"),
+            ("unique keys", "with_unique_keys", "drain_c10", ">= 0.6"),
+            ("drain, a million waiting", "drain_of_many", "drain_of_few", ">= 0.9"),
+            ("memory, a million waiting", "memory_of_many", "memory_of_few", "<= 1.1"),
+        )
+    ),
 ]
 GOALS = {
     ("redis", "bytes_per_waiting_job"): "<= 330",
     ("memory", "bytes_per_waiting_job"): "<= 700",
+    ("sqlite", "pickup_p50"): "<= 5",
+    ("postgresql", "pickup_p50"): "<= 5",
+    ("sqlite", "enqueue_single"): ">= 2950",
 }
 
 

@@ -6,7 +6,9 @@ A line is `[function, arguments]`; the answer is a line with what the function r
 import asyncio
 import json
 import os
+import random
 import resource
+import sqlite3
 import sys
 import time
 from collections.abc import Callable
@@ -19,8 +21,8 @@ import django
 TEXT = "x" * 100
 ASYNC_NAMES = ("touch", "welcome", "receipt", "index", "unindex")
 QUEUES = ("default", "emails", "search", "images")
-IDLE = 0.005
-"""Seconds for a worker that has found nothing to fall asleep."""
+IDLE = 0.1, 0.2
+"""Least and most seconds in which a queue is idle before the next job."""
 LIMIT = 4.0
 """Seconds after which calls that are made one after the other are enough."""
 EMBEDDED = ExitStack()
@@ -44,6 +46,26 @@ def fill(count: int, names: list[str]) -> None:
         job_type(names[turn % len(names)]).enqueue_many(entries[start : start + 100])
 
 
+def fill_groups(count: int, names: list[str]) -> None:
+    """Like `fill`, with a group for each hundred jobs of a name."""
+    entries = calls(count)
+    for turn, start in enumerate(range(0, count, 100)):
+        touch = job_type(names[turn % len(names)]).using(group=f"customer:{turn}")
+        touch.enqueue_many(entries[start : start + 100])
+
+
+def fill_unique(count: int, names: list[str]) -> None:
+    """Like `fill`, with a unique key for each job, in transactions of a hundred jobs."""
+    from django.db import transaction
+
+    entries = calls(count)
+    for turn, start in enumerate(range(0, count, 100)):
+        with transaction.atomic():
+            for _, arguments in entries[start : start + 100]:
+                unique = job_type(names[turn % len(names)]).using(unique_key=f"order:{arguments['n']}")
+                unique.enqueue(**arguments)
+
+
 def bulk(count: int) -> float:
     """Return the jobs per second of one call."""
     entries = calls(count)
@@ -52,9 +74,47 @@ def bulk(count: int) -> float:
     return count / (time.perf_counter() - start)
 
 
-def single(count: int) -> float:
+def bare_bulk(count: int) -> float:
+    """Return the jobs per second of the driver alone, with the rows of the last jobs, in one transaction.
+
+    PostgreSQL takes them by COPY, SQLite by executemany. The tables and their indexes are djqueue's.
+    """
+    from django.db import connection, transaction
+
+    from djqueue.storage.database.stored import NEW_JOB, READY
+
+    tables = {"djqueue_job": NEW_JOB, "djqueue_ready": READY}
+    rows: dict[str, list[Any]] = {}
+    with connection.cursor() as cursor:
+        for table, columns in tables.items():
+            cursor.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY id DESC LIMIT {count}")
+            rows[table] = cursor.fetchall()[::-1]
+        for table in tables:
+            cursor.execute(f"DELETE FROM {table}")
+        cursor.execute("VACUUM")
+    start = time.perf_counter()
+    with transaction.atomic():
+        for table, columns in tables.items():
+            write_rows(connection.connection, table, columns, rows[table])
+    return count / (time.perf_counter() - start)
+
+
+def write_rows(driver: Any, table: str, columns: tuple[str, ...], rows: list[Any]) -> None:
+    names = ", ".join(columns)
+    if isinstance(driver, sqlite3.Connection):
+        marks = ", ".join("?" * len(columns))
+        driver.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", rows)
+        return
+    with driver.cursor().copy(f"COPY {table} ({names}) FROM STDIN") as copy:
+        for row in rows:
+            copy.write_row(row)
+
+
+def single(count: int, durable: bool | None = None) -> float:
     """Return the jobs per second of calls one after the other."""
     touch, entries = job_type("touch"), calls(count)
+    if durable is not None:
+        touch = touch.using(durable=durable)
     start = time.perf_counter()
     done = 0
     for _, arguments in entries:
@@ -85,7 +145,7 @@ def awaited(count: int) -> float:
 def pickup(count: int) -> None:
     """Enqueue jobs that leave the time until they ran, each on an idle queue."""
     timed, marks = job_type("timed"), Path(os.environ["BENCH_MARKS"])
-    before, end = marks.stat().st_size, time.monotonic() + LIMIT
+    before = marks.stat().st_size
     for number in range(1, count + 1):
         timed.enqueue(time.monotonic())
         deadline = time.monotonic() + 30
@@ -93,22 +153,17 @@ def pickup(count: int) -> None:
             if time.monotonic() > deadline:
                 raise RuntimeError("the job was not picked up within 30 seconds")
             time.sleep(0.001)
-        if time.monotonic() > end:
-            break
-        time.sleep(IDLE)
+        time.sleep(random.uniform(*IDLE))
 
 
 def roundtrip(count: int) -> list[float]:
     """Return the seconds of `enqueue_and_wait`, each on an idle queue."""
     answer, times = job_type("answer"), []
-    end = time.monotonic() + LIMIT
     for _ in range(count):
-        if times and time.monotonic() > end:
-            break
         start = time.perf_counter()
         answer.enqueue_and_wait(wait=30)
         times.append(time.perf_counter() - start)
-        time.sleep(IDLE)
+        time.sleep(random.uniform(*IDLE))
     return times
 
 
@@ -157,8 +212,8 @@ def resident() -> int:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
-        *(fill, bulk, single, awaited, pickup, roundtrip, lower_priority, limits, subscribe),
-        *(work, waiting, resident),
+        *(fill, fill_groups, fill_unique, bulk, bare_bulk, single, awaited, pickup, roundtrip),
+        *(lower_priority, limits, subscribe, work, waiting, resident),
     )
 }
 

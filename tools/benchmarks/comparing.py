@@ -5,7 +5,7 @@ import platform
 import re
 import statistics
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -22,10 +22,12 @@ OURS = "djqueue"
 GOALS = {
     ("BullMQ", "Redis"): {1: 1.3, 10: 2.5, 100: 3.0},
     ("@platformatic/job-queue", "memory"): {1: 0.6, 100: 1.2},
-    ("bunqueue", "SQLite"): {10: 10.0, 100: 10.0},
+    ("bunqueue", "SQLite"): {1: 2.5, 10: 6.0, 100: 8.0},
+    ("procrastinate", "PostgreSQL"): {1: 3.0, 10: 10.0, 100: 10.0},
 }
 """The least ratio of djqueue to a peer, by the number of jobs that run at once."""
-CHARTS = {"peers-redis.svg": ("Redis",), "peers-others.svg": ("memory", "SQLite", "PostgreSQL")}
+SECTIONS = {"peers-redis": ("Redis",), "peers-others": ("memory", "SQLite", "PostgreSQL")}
+"""The storages of each table and its chart in the docs."""
 
 
 @dataclass
@@ -94,20 +96,25 @@ def shown(row: dict[str, Any]) -> str:
 
 
 def write_docs(
-    systems: list[System], missing: dict[str, str], runs: int, load: list[float], docs: Path = DOCS
+    systems: list[System],
+    missing: dict[str, str],
+    runs: int,
+    load: list[float],
+    sections: Iterable[str],
+    docs: Path = DOCS,
 ) -> list[Path]:
-    """Write the table and the charts of the docs, and return their paths."""
+    """Write tables and charts of the docs, and return their paths."""
     page = docs / "benchmarks.md"
-    text = section(page.read_text(), "peers", table(systems) + "\n" + circumstances(missing, runs, load))
-    page.write_text(text)
     folder = docs / "_static" / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
     written = [page]
-    for name, storages in CHARTS.items():
-        if panels := list(panels_of([one for one in systems if one.storage in storages])):
-            title = f"Jobs per second on {' and '.join(storages)}"
-            (folder / name).write_text(chart(title, panels))
-            written.append(folder / name)
+    for name in sections:
+        some = [one for one in systems if one.storage in SECTIONS[name]]
+        text = table(some) + "\n" + circumstances(missing, runs, load)
+        page.write_text(section(page.read_text(), name, text))
+        title = f"Jobs per second on {' and '.join(SECTIONS[name])}"
+        written.append(folder / f"{name}.svg")
+        written[-1].write_text(chart(title, list(panels_of(some))))
     return written
 
 

@@ -1,15 +1,14 @@
 """`python -m tools.benchmarks.deadlines`: how long calls take while a server hangs.
 
-Each server (the scheduler of the database storage, Redis, PostgreSQL) is frozen by SIGSTOP, refuses
-connections, is behind a network that drops packets, and takes a second for each answer. Of each call two
-times are printed: of the first, which does not know yet that the server is away, and of the one after it.
+Redis, or the PostgreSQL of the database storage, is frozen by SIGSTOP, refuses connections, is behind a
+network that drops packets, and takes a second for each answer. Of each call two times are printed: of the
+first, which does not know yet that the server is away, and of the one after it.
 
-`--server postgresql` needs `python -m tests.servers postgresql` before the command.
+`--server postgresql` needs `python -m tests.servers postgresql env DJQUEUE_TEST_DB=postgresql` before it.
 """
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,12 +30,12 @@ QUEUE = "default"
 def main() -> int:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(prog="python -m tools.benchmarks.deadlines", description=__doc__)
-    parser.add_argument("--server", choices=sorted(SERVERS), action="append", help="default: the first two")
+    parser.add_argument("--server", choices=sorted(SERVERS), action="append", help="default: redis")
     parser.add_argument("--fault", choices=FAULTS, action="append", help="default: all")
     options = parser.parse_args()
     print("| server | fault | " + " | ".join(CALLS) + " |")
     print("|---|---|" + "---|" * len(CALLS), flush=True)
-    for name in options.server or ["scheduler", "redis"]:
+    for name in options.server or ["redis"]:
         for fault in options.fault or FAULTS:
             # A process of its own: what hangs in one does not reach the next.
             program = f"from tools.benchmarks.deadlines import one; one({name!r}, {fault!r})"
@@ -123,66 +122,6 @@ Broken = tuple[Any, Callable[[str], None], Callable[[], None]]
 
 
 @contextmanager
-def scheduler() -> Iterator[Broken]:
-    """The database storage, with its scheduler in another process behind a proxy."""
-    from djqueue.models import SchedulerLease
-
-    options = {"ADDRESS": "tcp://127.0.0.1:0", "TOKEN": "secret"}
-    backend = "djqueue.storage.journaled.JournaledStorage"
-    said = {"BACKEND": backend, "OPTIONS": options}
-    program = SCHEDULER.format(storage=said)
-    command = [sys.executable, "-c", program]
-    with ExitStack() as stack:
-        child = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-        assert child.stdout is not None
-        child.stdout.readline()
-        address = SchedulerLease.objects.get().address
-        proxy = stack.enter_context(SlowProxy(int(address.rpartition(":")[2])))
-
-        def pretend() -> None:
-            # However long this takes, it is the scheduler.
-            there = f"tcp://127.0.0.1:{proxy.port}"
-            SchedulerLease.objects.update(address=there, expires_at=int(time.time() * 1_000) + 600_000)
-
-        pretend()
-        storage = use(**said)
-
-        def break_it(fault: str) -> None:
-            if fault == "frozen":
-                child.send_signal(signal.SIGSTOP)
-            elif fault == "refusing":
-                child.kill()
-                child.wait()
-                proxy.refuse()
-            elif fault == "black hole":
-                proxy.swallow()
-            else:
-                proxy.slow_down(1.0)
-            pretend()
-
-        def forget() -> None:
-            storage._client._remote._breaker.succeeded()
-
-        try:
-            yield storage, break_it, forget
-        finally:
-            child.kill()
-
-
-SCHEDULER = """
-import sys, os, django
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
-from django.conf import settings
-settings.DJQUEUE = {{"STORAGE": {storage!r}}}
-django.setup()
-from djqueue.client import get_storage
-get_storage().connect()
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
 def redis() -> Iterator[Broken]:
     """Redis behind a proxy."""
     from tests.servers import RedisServer
@@ -207,16 +146,15 @@ def redis() -> Iterator[Broken]:
 
 @contextmanager
 def postgresql() -> Iterator[Broken]:
-    """The project's own database behind a proxy; no scheduler runs."""
+    """The database storage, with the project's own database behind a proxy."""
     from django.db import connection, connections
 
     said = connection.settings_dict
-    with SlowProxy(int(said["PORT"])) as proxy, connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
+    with SlowProxy(int(said["PORT"])) as proxy:
         connections.close_all()
         said["PORT"] = proxy.port
         said["OPTIONS"] = {**said.get("OPTIONS", {}), "connect_timeout": 2}
-        storage = use(BACKEND="djqueue.storage.journaled.JournaledStorage")
+        storage = use(BACKEND="djqueue.storage.database.DatabaseStorage")
 
         def break_it(fault: str) -> None:
             if fault == "refusing":
@@ -230,7 +168,7 @@ def postgresql() -> Iterator[Broken]:
         yield storage, break_it, lambda: None
 
 
-SERVERS: dict[str, Any] = {"scheduler": scheduler, "redis": redis, "postgresql": postgresql}
+SERVERS: dict[str, Any] = {"redis": redis, "postgresql": postgresql}
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -28,7 +28,7 @@ class Measure:
 
     function: Callable[[Any, float], dict[str, float]]
     unit: str
-    storages: tuple[str, ...] = ("memory", "database", "redis")
+    storages: tuple[str, ...] = ("memory", "redis")
 
 
 def configure(folder: str) -> None:
@@ -58,25 +58,6 @@ def memory() -> Iterator[Any]:
 
 
 @contextmanager
-def database() -> Iterator[Any]:
-    """A storage on a new SQLite file, with this process as its scheduler."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["DJQUEUE_BENCH_DIR"] = folder
-        configure(folder)
-        from django.core.management import call_command
-
-        from djqueue.storage.database import DatabaseStorage
-
-        call_command("migrate", verbosity=0)
-        storage = DatabaseStorage()
-        storage.connect()
-        try:
-            yield storage
-        finally:
-            storage.close()
-
-
-@contextmanager
 def redis() -> Iterator[Any]:
     """A storage on a Redis of its own, as its package installs it but for snapshots."""
     from tests.servers import RedisServer
@@ -98,7 +79,7 @@ def redis() -> Iterator[Any]:
             storage.close()
 
 
-STORAGES = {"memory": memory, "database": database, "redis": redis}
+STORAGES = {"memory": memory, "redis": redis}
 
 
 def payloads(count: int) -> list[dict[str, Any]]:
@@ -158,28 +139,6 @@ def enqueue_bulk(storage: Any, scale: float) -> dict[str, float]:
     queue.enqueue_many(entries)
     written(storage)
     return {"enqueue_bulk": len(entries) / (time.perf_counter() - start)}
-
-
-def enqueue_durable(storage: Any, scale: float) -> dict[str, float]:
-    """Durable single enqueues: one producer, and a hundred coroutines that share commits."""
-    queue = queue_of(storage)
-    count = int(2_000 * scale)
-    start = time.perf_counter()
-    for entry in payloads(count):
-        queue.enqueue(entry, durable=True)
-    alone = count / (time.perf_counter() - start)
-
-    async def producer(entries: list[Any]) -> None:
-        for entry in entries:
-            await queue.aenqueue(entry, durable=True)
-
-    async def many() -> float:
-        entries = payloads(int(20_000 * scale))
-        start = time.perf_counter()
-        await asyncio.gather(*(producer(entries[n::100]) for n in range(100)))
-        return len(entries) / (time.perf_counter() - start)
-
-    return {"enqueue_durable": asyncio.run(many()), "enqueue_durable_alone": alone}
 
 
 def drain(storage: Any, count: int, concurrency: int, handler: Any = no_op) -> float:
@@ -429,33 +388,6 @@ def roundtrip(storage: Any, scale: float) -> dict[str, float]:
     return {"roundtrip_p50": percentile(times, 50), "roundtrip_p99": percentile(times, 99)}
 
 
-def pickup_process(storage: Any, scale: float) -> dict[str, float]:
-    """Milliseconds from an enqueue in another process to the start of the handler here."""
-    started: list[float] = []
-    told = threading.Event()
-
-    async def handler(job: Any) -> None:
-        # Both processes read the machine's one monotonic clock.
-        started.append((time.monotonic() - job.payload["at"]) * 1e3)
-        told.set()
-
-    count = max(50, int(500 * scale))
-    with running(storage, handler):
-        command = [sys.executable, "-m", "tools.benchmarks.producer", str(count)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as producer:
-            assert producer.stdin is not None
-            for _ in range(count):
-                told.clear()
-                producer.stdin.write("\n")
-                producer.stdin.flush()
-                if not told.wait(10):
-                    raise RuntimeError("the job was not picked up")
-                idle()
-            producer.stdin.close()
-    started = started[5:]
-    return {"pickup_process_p50": percentile(started, 50), "pickup_process_p99": percentile(started, 99)}
-
-
 def drain_limited(storage: Any, scale: float) -> dict[str, float]:
     """The rate of a queue with limits that are never reached against that of one without, in turns."""
     from djqueue.core.limiter import Rate
@@ -591,21 +523,19 @@ def percentile(values: list[float], share: int) -> float:
 MEASURES = {
     "enqueue_seq": Measure(enqueue_seq, "jobs/s"),
     "enqueue_bulk": Measure(enqueue_bulk, "jobs/s"),
-    "enqueue_durable": Measure(enqueue_durable, "jobs/s", ("database",)),
     "drain_c1": Measure(drain_at(1, 10_000), "jobs/s"),
     "drain_c10": Measure(drain_at(10, 50_000), "jobs/s"),
     "drain_c100": Measure(drain_at(100, 100_000), "jobs/s"),
     "drain_threads": Measure(drain_threads, "jobs/s"),
     "pickup": Measure(pickup, "ms"),
-    "pickup_process": Measure(pickup_process, "ms", ("database",)),
     "roundtrip": Measure(roundtrip, "ms"),
     "enqueue_awaited": Measure(enqueue_awaited, "jobs/s", ("redis",)),
     "drain_processes": Measure(drain_processes, "ratio", ("redis",)),
     "drain_mirrored": Measure(drain_mirrored, "ratio", ("redis",)),
     "claim_ratio_1m": Measure(claim_ratio, "ratio", ("redis",)),
-    "drain_limited": Measure(drain_limited, "ratio", ("memory", "redis")),
-    "drain_shared_limiter": Measure(drain_shared_limiter, "ratio", ("memory", "redis")),
-    "claim_beside_blocked": Measure(claim_beside_blocked, "ratio", ("memory", "redis")),
+    "drain_limited": Measure(drain_limited, "ratio"),
+    "drain_shared_limiter": Measure(drain_shared_limiter, "ratio"),
+    "claim_beside_blocked": Measure(claim_beside_blocked, "ratio"),
     "overview": Measure(overview, "ms"),
     "yardstick": Measure(yardstick, "", ("redis",)),
     "bytes_per_waiting_job": Measure(memory_of_waiting, "bytes"),

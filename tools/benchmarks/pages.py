@@ -11,8 +11,6 @@ Each figure is the quickest of some, as others use a machine, too; both sides of
 import argparse
 import math
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -139,36 +137,7 @@ def _redis(**options: Any) -> Any:
 
 @contextmanager
 def database() -> Iterator[Any]:
-    """The tables, with a scheduler in another process."""
-    from djqueue.client.storages import close_storage
-
-    command = [sys.executable, "-c", SCHEDULER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as scheduler:
-        assert scheduler.stdout is not None
-        assert scheduler.stdin is not None
-        scheduler.stdout.readline()
-        try:
-            yield use(BACKEND="djqueue.storage.database.DatabaseStorage"), _record_rows
-        finally:
-            scheduler.stdin.close()
-            close_storage()
-
-
-SCHEDULER = """
-import sys, django
-django.setup()
-from djqueue.client import get_storage
-storage = get_storage()
-storage.connect()
-print("ready", flush=True)
-sys.stdin.read()
-storage.close()
-"""
-
-
-@contextmanager
-def tables() -> Iterator[Any]:
-    """The tables alone: no scheduler lives."""
+    """The project's database."""
     yield use(BACKEND="djqueue.storage.database.DatabaseStorage"), _record_rows
 
 
@@ -177,13 +146,13 @@ def _record_rows(stats: list[Any], at: int) -> None:
     from djqueue.core.metrics import MINUTE, values_of
     from djqueue.storage.database import metrics
 
-    rows = [metrics._row((one.queue, "", MINUTE, at - at % MINUTE), values_of(one)) for one in stats]
+    rows = [metrics._row(one.queue, ("", MINUTE, at - at % MINUTE), values_of(one)) for one in stats]
     models.MetricBucket.objects.bulk_create(
         models.MetricBucket(**dict(zip(metrics.BUCKET, row, strict=True))) for row in rows
     )
 
 
-STORAGES = {"memory": memory, "redis": redis, "cluster": cluster, "database": database, "tables": tables}
+STORAGES = {"memory": memory, "redis": redis, "cluster": cluster, "database": database}
 
 
 # The overview.

@@ -35,7 +35,6 @@ OURS = ("DJANGO_", "DJQUEUE_", "PYTHON")
 """Beginnings of the environment variables that are for djqueue's tests, and not for peers."""
 LIMIT = 2.0
 """Seconds to which the measurement of a backlog is limited, after its warm-up."""
-SITES = {"Redis": "redis", "SQLite": "database", "PostgreSQL": "postgresql", "memory": "memory"}
 
 
 class PeerError(Exception):
@@ -63,7 +62,7 @@ class Machine:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Install the peers, measure all in turns, and write the docs if nothing was left out."""
+    """Install the peers, measure all in turns, and write the tables of the docs that are complete."""
     chosen = [peer for peer in PEERS if not options.peer or peer.key in options.peer]
     environments, missing = installed(chosen)
     scale = 0.25 if options.quick else 1.0
@@ -75,11 +74,17 @@ def main(options: argparse.Namespace) -> int:
     for system in systems:
         for row in comparing.rows(system, systems):
             print(json.dumps(row) if options.json else comparing.shown(row), flush=True)
-    if options.quick or options.peer:
+    if options.quick:
         return 0
-    for path in comparing.write_docs(systems, missing, options.runs, load):
+    for path in comparing.write_docs(systems, missing, options.runs, load, complete(chosen)):
         print(f"Wrote {path}", file=sys.stderr)
     return 0
+
+
+def complete(chosen: Iterable[Peer]) -> list[str]:
+    """Return the sections of the docs all of whose peers were chosen."""
+    left_out = {peer.storage for peer in set(PEERS).difference(chosen)}
+    return [name for name, storages in comparing.SECTIONS.items() if left_out.isdisjoint(storages)]
 
 
 def installed(peers: Iterable[Peer]) -> tuple[dict[Peer, Environment], dict[str, str]]:
@@ -150,7 +155,7 @@ def measure(machine: Machine, environments: dict[Peer, Environment], runs: int, 
 def drain_djqueue(machine: Machine, storage: str, count: int, slots: int) -> Drain:
     """Drain a backlog of one name in one queue by `runworkers`, or in memory by a worker in the process."""
     server = machine.postgres if storage == "PostgreSQL" else None
-    with Site(SITES[storage], server=server) as site:
+    with Site(storage.lower(), server=server) as site:
         site.client.call("fill", count, ["touch"])
         flags = [] if slots == 10 else ["--concurrency", str(slots)]
         return site.drain(count, *flags, limit=LIMIT)

@@ -146,8 +146,8 @@ PEERS = (
 )  # fmt: skip
 DJQUEUE = {
     "Redis": {1: 8_000, 10: 40_000, 100: 60_000},
-    "SQLite": {1: 4_000, 10: 20_000, 100: 30_000},
-    "PostgreSQL": {1: 1_000, 10: 12_000, 100: 20_000},
+    "SQLite": {1: 15_000, 10: 40_000, 100: 50_000},
+    "PostgreSQL": {1: 5_000, 10: 20_000, 100: 30_000},
     "memory": {1: 20_000, 10: 20_000, 100: 20_000},
 }
 """The backlog of djqueue, on each storage that a peer uses. In memory it is that of the peer, whose array

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.runtime.project import ROOT, Project
 from tests.servers import RedisServer
+from tools.benchmarks.projects import ON_SQLITE
 
 JOBS = """
 from djqueue import job
@@ -85,11 +86,6 @@ def round_trip(hog, count):
         times.append((time.perf_counter() - start) * 1_000)
     times.sort()
     return times[len(times) // 2], times[len(times) * 99 // 100]
-"""
-ON_SQLITE = """
-DATABASES["default"]["NAME"] = "db.sqlite3"
-DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 20}
-DJQUEUE = {"DEFAULTS": {"result_ttl": 60}}
 """
 ON_REDIS = """
 DATABASES["default"]["NAME"] = "db.sqlite3"

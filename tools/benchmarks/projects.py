@@ -17,12 +17,15 @@ from tests.servers import PostgresServer, RedisServer
 from tools.benchmarks.marks import Drain, Marks, marks_folder
 from tools.benchmarks.usage import process_usage, redis_usage, session_usage
 
-STORAGES = ("redis", "database", "memory")
-"""Those of `--as-user`. The database is SQLite; `--peers` has PostgreSQL, too."""
+STORAGES = ("redis", "sqlite", "postgresql", "memory")
 JOBS = Path(__file__).with_name("shop_jobs.py")
-ON_DATABASE = """
+ON_SQLITE = """
 DATABASES["default"]["NAME"] = "db.sqlite3"
-DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 20}
+DATABASES["default"]["OPTIONS"] = {
+    "transaction_mode": "IMMEDIATE",
+    "timeout": 20,
+    "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL",
+}
 DJQUEUE = {}
 """
 ON_POSTGRESQL = """
@@ -48,9 +51,9 @@ WITHOUT_MIRROR = 'OPTIONS["MIRROR"] = False\n'
 class Site:
     """A project with a storage; `with` starts it and removes all of it.
 
-    storage: One of `STORAGES`, or postgresql. The storage's URL is in `url`.
+    storage: One of `STORAGES`. The storage's URL is in `url`.
     mirror: False turns off the mirror of Redis, which is on by default.
-    server: The PostgreSQL in which a database is made for it.
+    server: The PostgreSQL in which a database is made for it; by default, it has one of its own.
     """
 
     def __init__(self, storage: str, *, mirror: bool = True, server: PostgresServer | None = None) -> None:
@@ -64,7 +67,7 @@ class Site:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            settings = {"database": ON_DATABASE, "memory": ON_MEMORY}.get(self.storage, "")
+            settings = {"sqlite": ON_SQLITE, "memory": ON_MEMORY}.get(self.storage, "")
             if self.storage == "redis":
                 self.server = stack.enter_context(RedisServer())
                 settings = ON_REDIS % self.server.url + ("" if self._mirror else WITHOUT_MIRROR)
@@ -72,6 +75,8 @@ class Site:
             memory = stack.enter_context(tempfile.TemporaryDirectory(dir=marks_folder(), prefix="djqueue-"))
             self.marks = Marks(Path(memory) / "marks")
             self.url = self.server.url if self.server is not None else f"sqlite://{self.folder}/db.sqlite3"
+            if self.storage == "postgresql" and self._postgres is None:
+                self._postgres = stack.enter_context(PostgresServer())
             if self._postgres is not None:
                 self.url = self._postgres.create_database()
                 name = self.url.rpartition("/")[2]
@@ -181,7 +186,7 @@ class Client:
 def migrated() -> Path:
     """Return a SQLite file with all tables, made once."""
     folder = Path(TEMPLATES.name)
-    project = Project(folder, "", ON_DATABASE)
+    project = Project(folder, "", ON_SQLITE)
     migrate(project.folder, {})
     return folder / "db.sqlite3"
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from tools.benchmarks.comparing import DOCS, conditions, section
 
-NAMES = {"redis": "Redis", "database": "SQLite", "memory": "memory"}
-
 
 @dataclass(frozen=True)
 class Value:
@@ -93,42 +91,41 @@ def shown(row: Row) -> str:
 
 
 def write_docs(found: list[Row], runs: int, load: list[float], docs: Path = DOCS) -> Path:
-    """Write the tables of values and ratios into the docs, and return the page."""
+    """Write the tables of each storage into the docs, and return the page."""
     page = docs / "benchmarks.md"
     machine = f"The values are {conditions(runs, load)}"
-    text = "\n".join([values_table(found), ratios_table(found), machine])
-    page.write_text(section(page.read_text(), "as-user", text))
+    for system in dict.fromkeys(row["system"] for row in found):
+        some = [row for row in found if row["system"] == system]
+        text = "\n".join([values_table(some), ratios_table(some), machine])
+        label = system.replace("djqueue", "as-user", 1)
+        page.write_text(section(page.read_text(), label, text))
     return page
 
 
 def values_table(found: list[Row]) -> str:
     """Return the table of what was measured."""
     lines = [
-        "| storage | value | median | of all runs | CPU per job: workers, Redis |",
-        "|---|---|---|---|---|",
+        "| value | median | of all runs | CPU per job: workers, Redis |",
+        "|---|---|---|---|",
     ]
     for row in found:
         if row["unit"] != "ratio":
             cpu = row.get("cpu", {})
             used = ", ".join(f"{cpu[name]:,.0f} µs" for name in ("workers", "redis") if name in cpu)
-            start = f"| {name_of(row)} | `{row['metric']}` | {digits(row['value'])} {row['unit']}"
+            start = f"| `{row['metric']}` | {digits(row['value'])} {row['unit']}"
             lines.append(f"{start} | {spread(row)} | {used} |")
     return "\n".join(lines) + "\n"
 
 
 def ratios_table(found: list[Row]) -> str:
     """Return the table of ratios and their goals."""
-    lines = ["| storage | ratio | goal | median | of all runs |", "|---|---|---|---|---|"]
+    lines = ["| ratio | goal | median | of all runs |", "|---|---|---|---|"]
     for row in found:
         if row["unit"] == "ratio" or row["goal"]:
             goal = row["goal"].replace(">=", "≥").replace("<=", "≤") or "–"
             middle = f"{row['metric']} | {goal} | {digits(row['value'])}"
-            lines.append(f"| {name_of(row)} | {middle} | {spread(row)} |")
+            lines.append(f"| {middle} | {spread(row)} |")
     return "\n".join(lines) + "\n"
-
-
-def name_of(row: Row) -> str:
-    return NAMES[row["system"].removeprefix("djqueue-")]
 
 
 def spread(row: Row) -> str:

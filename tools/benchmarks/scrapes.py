@@ -48,7 +48,7 @@ def _get(url: str) -> None:
 
 
 def _fill(name: str, storage: Any, jobs: int) -> None:
-    if name in ("database", "tables"):
+    if name == "database":
         from tools.benchmarks import lists
 
         lists.seed(0, jobs)

@@ -123,7 +123,7 @@ class RedisPlace:
 
 
 class DatabasePlace:
-    """A database with the tables, in which no scheduler runs."""
+    """A database with the tables."""
 
     def __init__(self, url: str) -> None:
         from django.core.management import call_command

@@ -22,6 +22,15 @@ def session_members(session: int) -> list[int]:
     return [pid for _, pid in sorted(found)]
 
 
+def session_memory(session: int) -> int:
+    """Return the bytes of memory that the processes of a session have to themselves."""
+    found = 0
+    for pid in session_members(session):
+        lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
+        found += sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:")) * 1_024
+    return found
+
+
 def stat_fields(process: Path) -> list[str]:
     """Return what /proc/PID/stat says behind the name of the program."""
     try:

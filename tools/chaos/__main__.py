@@ -7,7 +7,7 @@
 Two services (`manage.py runworkers --processes 2`) run jobs of all executors while a producer enqueues them.
 Signals come in rounds, each with a new project; at the end of a round, all jobs are run to their end.
 
---signal KILL (the default) kills random processes: supervisors, workers, lease keepers,
+--signal KILL (the default) kills random processes: supervisors, the leader and other workers, lease keepers,
   templates, processes of jobs, and the producer. A handler may run again after a kill, which is at-least-once
   delivery, but not while its last attempt runs in a process that lives.
 
@@ -40,8 +40,8 @@ from .signals import SHUTDOWN_TIMEOUT, Signals
 from .verdicts import check_attempts, check_leftovers, check_logs, check_records
 
 KILL, TERM = "KILL", "TERM"
-WEIGHTS = {"first": 4, "second": 4, "helper": 4, "other": 4, "producer": 1}
-"""How often each service receives a signal, in proportion."""
+SERVICES = 4
+"""Signals that each service receives for one that the producer receives."""
 PAUSES = {KILL: (0, 0.02, 0.1, 0.3, 0.8), TERM: (0, 0.1, 0.5, 1.5, 4)}
 """Seconds before a signal, one of them at random. After none, two services are away at the same time."""
 LONGEST_END = 500
@@ -105,8 +105,10 @@ def run(how: Round, count: int, until: float, random: Random) -> tuple[int, list
                 else:
                     signals.end(service)
         total = signals.sent.total()
+        took = time.monotonic() - begun
         print(
-            f"{how.storage}: {total} signals in {time.monotonic() - begun:.0f} s ({dict(signals.sent)}), "
+            f"{how.storage}: {total} signals in {took:.0f} s, {total / took * 60:.0f} a minute "
+            f"({dict(signals.sent)}), "
             f"{sum(service.whole_starts for service in running)} of "
             f"{sum(service.starts for service in running)} starts with a new interpreter",
             flush=True,
@@ -133,7 +135,7 @@ def run(how: Round, count: int, until: float, random: Random) -> tuple[int, list
 
 
 def _kill_one(signals: Signals, running: list[Service], random: Random) -> None:
-    weights = [WEIGHTS[service.name] for service in running]
+    weights = [1 if service.root == "producer" else SERVICES for service in running]
     signals.kill_any(random.choices(running, weights)[0])
 
 

@@ -1,10 +1,14 @@
 """The project whose processes are killed and stopped, on each storage."""
 
+import runpy
+import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import psycopg
 
 from tests import servers
 from tests.runtime.project import Project
@@ -177,6 +181,21 @@ def project_on(
             backend = "djqueue.storage.redis.RedisStorage"
             where = {"BACKEND": backend, "OPTIONS": server.options}
             yield _project(folder, executors, database, where, quick)
+
+
+def leader(folder: Path) -> int | None:
+    """Return the process that sweeps the database of a project; None if there is none, as with Redis."""
+    database = runpy.run_path(str(folder / "project_settings.py"))["DATABASES"]["default"]
+    connection: Any
+    if "HOST" in database:
+        names = {"host": "HOST", "port": "PORT", "user": "USER", "dbname": "NAME"}
+        connection = psycopg.connect(**{name: database[key] for name, key in names.items()})
+    else:
+        connection = sqlite3.connect(folder / database["NAME"], timeout=20)
+    with closing(connection):
+        query = "SELECT pid FROM djqueue_scheduler_lease WHERE name = 'leader'"
+        row = connection.execute(query).fetchone()
+    return None if row is None else int(row[0])
 
 
 def _project(

@@ -12,6 +12,7 @@ from typing import TypeVar
 from . import tree
 from .attempts import Death
 from .processes import PATIENCE, Service
+from .project import leader
 from .tree import Member
 
 SHUTDOWN_TIMEOUT = 2.0
@@ -28,6 +29,7 @@ class Signals:
     """Sends signals to services, and records who died when, and what is wrong."""
 
     def __init__(self, folder: Path, random: Random) -> None:
+        self._folder = folder
         self._random = random
         self._events = folder / "signals.txt"
         self.sent: Counter[str] = Counter()
@@ -55,12 +57,16 @@ class Signals:
             self._kill_first(service)
             service.start()
             return
-        victim = self._random.choice(roles[self._random.choice(list(roles))])
+        leading = leader(self._folder)
+        if found := [one for members in roles.values() for one in members if one.pid == leading]:
+            roles[tree.LEADER] = found
+        role = self._random.choice(list(roles))
+        victim = self._random.choice(roles[role])
         if victim.pid == service.pid:
             self.kill(service)
             return
         below = tree.members(victim.pid, victim.role)
-        before = self._note(signal.SIGKILL, victim.role, victim.pid)
+        before = self._note(signal.SIGKILL, role, victim.pid)
         if not _send(victim, signal.SIGKILL):
             return
         if not _until(lambda: not tree.lives(victim), PATIENCE):

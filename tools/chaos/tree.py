@@ -4,11 +4,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-SUPERVISOR, SCHEDULER, MIRROR, WORKER = "supervisor", "scheduler", "mirror", "worker"
-BACKUP = "backup"
+SUPERVISOR, MIRROR, BACKUP, WORKER = "supervisor", "mirror", "backup", "worker"
+LEADER = "leader"
+"""The role of the process that sweeps the database, besides its own."""
 KEEPER, TEMPLATE, JOB, PROGRAM = "keeper", "template", "job", "program"
 SINGLE = "single process"
-ROLES = (SUPERVISOR, SINGLE, SCHEDULER, MIRROR, BACKUP, WORKER, KEEPER, TEMPLATE, JOB)
+ROLES = (SUPERVISOR, SINGLE, MIRROR, BACKUP, WORKER, KEEPER, TEMPLATE, JOB)
 """The roles of processes that may be killed. A program is what a job has started."""
 
 
@@ -83,7 +84,7 @@ def role_of(name: str, parent_role: str | None, parent_name: str, root: str = SU
     if parent_role is None:
         return root
     if parent_role == SUPERVISOR:
-        return next((role for role in (SCHEDULER, MIRROR, BACKUP) if name == f"dq:{role}"), WORKER)
+        return next((role for role in (MIRROR, BACKUP) if name == f"dq:{role}"), WORKER)
     if parent_role in (WORKER, SINGLE):
         # The lease keeper is a fork of the worker, and the template another program.
         return KEEPER if name == parent_name else TEMPLATE

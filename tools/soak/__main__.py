@@ -5,12 +5,12 @@
 
 A producer enqueues short jobs, jobs that fail and are retried or become dead letters, delays, chains,
 groups, limited jobs, jobs in processes of their own and results that are waited for; a schedule adds more.
-Two services run them. Meanwhile workers of the second service are killed, the scheduler is killed, and Redis
-is restarted: processes whose memory is measured are killed only in the first quarter, the warm-up.
+Two services run them. Meanwhile workers of the second service are killed, and Redis is restarted. The memory
+of killed workers is not measured.
 
 At the end, the producer stops and all jobs are run to their end. The exit code is 1 if
 
-- the memory of a worker, a scheduler, a supervisor or the storage has grown by more than 5 % from the
+- the memory of a worker, a supervisor or the storage has grown by more than 5 % from the
   median of the second quarter to that of the last one,
 - a job whose enqueue was acknowledged has not run,
 - a queue has jobs left, or its counts differ from its records.
@@ -46,7 +46,7 @@ KILL_EVERY = 15.0
 """Mean seconds between two kills of a worker."""
 LONGEST_END = 500
 """Seconds in which all jobs have to end once the producer has stopped."""
-MEASURED = (tree.SUPERVISOR, tree.SCHEDULER, tree.WORKER, tree.SINGLE)
+MEASURED = (tree.SUPERVISOR, tree.WORKER, tree.SINGLE)
 """Roles of the processes whose memory must not grow."""
 LIVE = ("waiting", "delayed", "blocked", "active")
 RUN = ["-m", "django", "runworkers", "--concurrency", "8", "--processes", "1"]

@@ -10,7 +10,7 @@ LANES = $(BIN)/python -m tools.lanes run
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-all test-thorough test-postgresql test-scheduler test-sandbox test-spark test-spark-cluster test-spark-versions test-compat lint format mutants chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
+.PHONY: help install test test-all test-databases test-thorough test-postgresql test-scheduler test-sandbox test-spark test-spark-cluster test-spark-versions test-compat lint format mutants chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,11 +22,13 @@ test: lint ## Check the code and run the tests: on SQLite, and what depends on S
 	@scripts/system-packages.sh redis postgresql chromium gettext
 	@$(LANES) sqlite postgresql -- $(XDIST) $(ARGS)
 
-# For nights and releases.
-test-all: lint ## Run every test there is, in about 90 minutes
-	@scripts/system-packages.sh redis postgresql pgbouncer chromium gettext java
+# For nights and releases: what fails keeps nothing else from running.
+test-all: install ## Run every test there is, in about 90 minutes
+	@$(MAKE) --keep-going lint test-databases test-compat test-spark test-spark-cluster
+
+test-databases: install ## Run every test on SQLite, and on PostgreSQL every one that uses the database
+	@scripts/system-packages.sh redis postgresql pgbouncer chromium gettext
 	@$(LANES) sqlite-all postgresql-all -- $(XDIST) $(ARGS)
-	@$(MAKE) test-compat test-spark test-spark-cluster
 
 test-thorough: install ## Run what `make test` leaves out because other tests cover it in another configuration
 	@scripts/system-packages.sh redis postgresql pgbouncer chromium gettext

@@ -9,9 +9,10 @@ set -eu
 venv=$1
 shift
 # The short lanes first: what breaks on old versions shows in two minutes.
-scripts/test-lane.sh .venv-oldest 3.11 -c scripts/oldest.txt -- "$@"
+failed=0 # A lane that fails does not keep the others from running.
+scripts/test-lane.sh .venv-oldest 3.11 -c scripts/oldest.txt -- "$@" || failed=1
 TESTS="tests/test_alone.py tests/test_checks.py tests/test_models.py tests/contrib/tasks tests/testing" \
-    scripts/test-lane.sh .venv-django60 3.12 'Django>=6.0,<6.1' -- "$@"
+    scripts/test-lane.sh .venv-django60 3.12 'Django>=6.0,<6.1' -- "$@" || failed=1
 
 if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then
     other=.venv-django6 wanted="3.13 3.12 3.14" django="Django>=6.1,<6.2"
@@ -22,7 +23,7 @@ fi
 # shellcheck disable=SC2086
 if ! PYTHON=$(PYTHON='' scripts/find-python.sh $wanted); then
     echo "test-compat: no Python of $wanted here, so $django is not tested."
-    exit 0
+    exit $failed
 fi
 export PYTHON
 
@@ -38,4 +39,5 @@ print(f"test-compat: Python {sys.version.split()[0]}, Django {django.__version__
 # What depends on Django or the loop: pages, settings, models, commands. The first lane has run the rest.
 "$other/bin/python" -m tools.lanes run versions -- --ignore tests/dashboard/browser "$@" \
     tests/test_alone.py tests/test_checks.py tests/test_conf.py tests/test_models.py tests/test_invalid_settings.py \
-    tests/admin tests/client tests/contrib/tasks tests/dashboard tests/management tests/runtime/test_loops.py
+    tests/admin tests/client tests/contrib/tasks tests/dashboard tests/management tests/runtime/test_loops.py || failed=1
+exit $failed

@@ -1,5 +1,7 @@
 """The lanes of the tests: which of them a change needs, and what is said of the others."""
 
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -82,3 +84,46 @@ def test_report_lists_the_slowest_tests_and_the_time_of_each_lane(capsys) -> Non
     assert "    29.0 ! tests.test_a::test_29 (sqlite)" in lines
     assert "     1.5 min      30 tests  sqlite: passed" in lines
     assert "     0.5 min       0 tests  postgresql: exit status 1" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(["-n", "4"], lanes.NO_TESTS), (["-k", "renewal"], 0), (["tests/core"], 0), (["-m", "slow"], 0)],
+)
+def test_lane_without_tests_fails_unless_tests_were_selected(monkeypatch, arguments, status) -> None:
+    done = subprocess.CompletedProcess([], lanes.NO_TESTS)
+    monkeypatch.setattr(lanes, "_call", lambda command: done)
+
+    assert lanes.run(["sqlite"], arguments) == status
+
+
+STUB = """#!/bin/sh
+echo "$0 $*" >>calls
+case "$0 $*" in *mypy*|*lanes*|*test-lane*) exit 1 ;; esac
+"""
+
+
+@pytest.mark.slow
+def test_all_lanes_run_although_each_of_them_fails(tmp_path: Path) -> None:
+    """`make test-all` of a project whose commands record their arguments."""
+    for name in ("Makefile", "scripts/test-compat.sh"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(lanes.ROOT / name, tmp_path / name)
+    stubs = [f"scripts/{name}.sh" for name in ("find-java", "find-python", "system-packages", "test-lane")]
+    stubs += [f".venv/bin/{name}" for name in ("lint-imports", "mypy", "python", "ruff")]
+    stubs += [".venv-django6/bin/python", "scripts/make-venv.sh"]
+    made = ["pyproject.toml", "hatch_build.py", "demo_project/requirements.txt"]
+    made += [".venv/.installed", ".venv/.spark-installed", ".venv-django6/.installed"]
+    for name in (*made, *stubs):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(STUB)
+        (tmp_path / name).chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+
+    done = subprocess.run(["make", "test-all"], cwd=tmp_path, env=environment, check=False)
+
+    assert done.returncode != 0
+    calls = (tmp_path / "calls").read_text()
+    lanes_of = ("run sqlite-all postgresql-all --", "run spark --", "run spark-cluster --", "run versions --")
+    for call in ("mypy", *lanes_of, "test-lane.sh .venv-oldest", "test-lane.sh .venv-django60"):
+        assert call in calls

@@ -163,6 +163,11 @@ class ClaimsContract(StorageCase):
         enqueue(storage, name="not.here.yet")
         assert storage.claim(request()) == Claims([], None)
 
+    def test_claim_has_no_wait_for_delayed_jobs_of_another_queue(self, storage: Storage) -> None:
+        enqueue(storage, queue="elsewhere", delay=SOON)
+
+        assert storage.claim(request(1, queues=[QUEUE])).wait is None
+
     def test_empty_claim_returns_time_until_a_delayed_job_is_due(self, storage: Storage) -> None:
         enqueue(storage, delay=LATER)
         enqueue(storage, delay=SOON)

@@ -398,14 +398,14 @@ class DependenciesContract(StorageCase):
         with nothing_changes(storage), pytest.raises(OptionError, match=r"depends_on.*'me'"):
             storage.enqueue([myself])
 
-    def test_thousands_of_dependents_are_unblocked(self, storage: Storage) -> None:
+    def test_thousand_dependents_are_unblocked(self, storage: Storage) -> None:
         enqueue(storage, queue=UPSTREAM, id="first")
-        ids = enqueue_many(storage, 2_000, depends_on=((UPSTREAM, "first"),))
+        ids = enqueue_many(storage, 1_100, depends_on=((UPSTREAM, "first"),))
 
         self.complete(storage)
 
-        assert counts(storage) == {State.WAITING: 2_000}
-        assert set(claim_ids(storage, 2_000)) == set(ids)
+        assert counts(storage) == {State.WAITING: 1_100}
+        assert set(claim_ids(storage, 1_100)) == set(ids)
 
     def test_job_waits_for_a_thousand_dependencies(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 1_000, queue=UPSTREAM)

@@ -277,8 +277,7 @@ class GroupsContract(StorageCase):
         assert claim_ids(storage, 10) == ids[2:3]
 
     def test_hundreds_of_groups_run_to_the_end(self, storage: Storage) -> None:
-        for number in range(300):
-            enqueue_many(storage, 2, group=f"customer:{number}")
+        storage.enqueue([batch(2, group=f"customer:{number}") for number in range(300)])
 
         first = claim(storage, 1_000)
         second = storage.finish([completing(one) for one in first], request(1_000)).claims.jobs
@@ -449,8 +448,7 @@ class GroupsContract(StorageCase):
         assert len(claim(storage, 10)) == 2
 
     def test_new_default_group_concurrency_applies_to_hundreds_of_groups(self, storage: Storage) -> None:
-        for number in range(230):
-            enqueue_many(storage, 2, group=f"customer:{number}")
+        storage.enqueue([batch(2, group=f"customer:{number}") for number in range(230)])
         assert len(claim(storage, 1_000)) == 230
 
         storage.queues.set_group_limit(QUEUE, None, concurrency=2)

@@ -459,7 +459,7 @@ class LimitersContract(StorageCase):
         assert storage.limiters.state(LIMITER) == (Rate(100), 5, 0, 100, ())
 
     def test_limiter_of_one_holds_across_queues_under_load(self, storage: Storage) -> None:
-        many, queues = 100, SHARING[:2]
+        many, queues = 30, SHARING[:2]
         storage.limiters.set(LIMITER, None, 1)
         lock, running, limit, left = Lock(), [0], [0], [2 * many]
         over, wake_events = ThreadEvent(), [ThreadEvent() for _ in range(4)]

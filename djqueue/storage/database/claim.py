@@ -336,17 +336,17 @@ def _choose(
     hints: list[int],
 ) -> tuple[list[ReadyRow], bool]:
     """Return the first ready jobs that the limits allow, at most `most` besides expired ones, which take
-    nothing of any limit; and whether the limiter has refused the next one.
+    nothing of any limit, but wait like others; and whether the limiter has refused the next one.
     """
     chosen: list[ReadyRow] = []
     started = 0
     used = 0 if queue.concurrency is None else taken(tx, queue.name)
     for job in ready:
-        if job.is_expired(tx.now):
-            chosen.append(job)
-            continue
         weight = 0 if queue.concurrency is None else min(job.weight, queue.concurrency)
         fits = started < most and (queue.concurrency is None or used + weight <= queue.concurrency)
+        if fits and job.is_expired(tx.now):
+            chosen.append(job)
+            continue
         if job.stalls and (claimed or started):
             # One at a time, up to the first job with a stalled attempt.
             if fits:
@@ -388,11 +388,11 @@ def _start(
     expired = {job.pk: job for job in ready if job.is_expired(tx.now)}
     if expired:
         ready = [job for job in ready if job.pk not in expired]
-        for failing in by_keys(tx, list(expired)):
+        jobs = {job.pk: job for job in by_keys(tx, list(expired))}
+        for pk, (_, *others) in expired.items():
             # It was taken: put it back, so that it fails like any pending job.
-            pk, *others = expired[failing.pk]
             tx.insert("djqueue_ready", READY, [(pk, queue, *others)])
-            fail_pending(tx, failing, "ttl_expired", EXPIRED)
+            fail_pending(tx, jobs[pk], "ttl_expired", EXPIRED)
         if not ready:
             return True
     policy = tx.storage.policy(queue)

@@ -23,6 +23,7 @@ from ..factories import (
     finish,
     job,
     request,
+    state,
 )
 from .case import LATER, LIMITED, SOON, StorageCase, nothing_changes
 
@@ -348,6 +349,28 @@ class LimitsContract(StorageCase):
 
     def test_weight_is_stored_with_the_job(self, storage: Storage) -> None:
         assert job(storage, enqueue(storage, weight=7)).options.weight == 7
+
+    @pytest.mark.parametrize(("rate", "concurrency"), [(None, 1), (Rate(1, LATER), None)])
+    def test_claim_expires_no_job_that_the_limits_hold_back(
+        self, storage: Storage, rate: Rate | None, concurrency: int | None
+    ) -> None:
+        storage.queues.set_limits(QUEUE, rate, concurrency)
+        first, expired = enqueue(storage), enqueue(storage, ttl=SOON)
+        self.advance(SOON + 1)
+
+        assert claim_ids(storage, 10) == [first]
+
+        assert state(storage, expired) is State.WAITING
+        storage.sweep()
+        assert state(storage, expired) is State.FAILED
+
+    def test_claim_expires_jobs_in_their_order(self, storage: Storage) -> None:
+        first, second = enqueue_many(storage, 2, ttl=SOON, lifo=True)
+        self.advance(SOON + 1)
+
+        assert claim(storage, 10) == []
+
+        assert [letter.id for letter in storage.reads.dead_letters(QUEUE)] == [second, first]
 
     def test_expired_job_does_not_use_the_queue_rate(self, storage: Storage) -> None:
         storage.queues.set_limits(QUEUE, Rate(3, 1_000 * SOON), 3)

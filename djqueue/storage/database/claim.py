@@ -390,9 +390,10 @@ def _start(
         ready = [job for job in ready if job.pk not in expired]
         jobs = {job.pk: job for job in by_keys(tx, list(expired))}
         for pk, (_, *others) in expired.items():
-            # It was taken: put it back, so that it fails like any pending job.
-            tx.insert("djqueue_ready", READY, [(pk, queue, *others)])
-            fail_pending(tx, jobs[pk], "ttl_expired", EXPIRED)
+            if job := jobs.get(pk):
+                # It was taken: put it back, so that it fails like any pending job.
+                tx.insert("djqueue_ready", READY, [(pk, queue, *others)])
+                fail_pending(tx, job, "ttl_expired", EXPIRED)
         if not ready:
             return True
     policy = tx.storage.policy(queue)

@@ -51,7 +51,8 @@ def controls(tx: Tx, queue: str) -> QueueControls:
 
 
 def use(tx: Tx, queue: str, *, waits: bool = True) -> bool:
-    """Record that a queue is used, and its group mode; return whether it is recorded.
+    """Record that a queue is used, and its group mode; return whether it is recorded. A storage without
+    settings follows the recorded mode.
 
     Raises ConfigurationError if it is used in another group mode.
 
@@ -61,29 +62,22 @@ def use(tx: Tx, queue: str, *, waits: bool = True) -> bool:
         waits: Wait for another transaction that records the first use of the queue. Otherwise, the record
             is left to that one.
     """
-    is_recorded = tx.row("SELECT 1 FROM djqueue_queue_state WHERE name = ?", queue) is not None
-    if not is_recorded or not recorded_modes(tx, [queue]):
+    policy = tx.storage.policy(queue)
+    recorded = tx.value(
+        "SELECT mode FROM djqueue_queue_state s JOIN djqueue_group_state g ON g.queue = s.name "
+        "AND g.\"group\" = '' AND mode <> '' WHERE s.name = ?",
+        queue,
+    )
+    if recorded is None:
         if waits:
             tx.lock(use_lock(queue))
         elif tx.try_lock([use_lock(queue)]):
             return False
-    _agree(tx, queue)
-    tx.run(
-        "INSERT INTO djqueue_queue_state (name, paused, limits_set) VALUES (?, FALSE, FALSE) "
-        "ON CONFLICT (name) DO NOTHING",
-        queue,
-    )
-    return True
-
-
-def _agree(tx: Tx, queue: str) -> None:
-    """Check that a queue is used in its recorded group mode; record the configured one if there is none.
-
-    A storage without settings follows the recorded mode.
-    """
-    policy = tx.storage.policy(queue)
-    recorded = recorded_modes(tx, [queue]).get(queue)
-    if recorded is None:
+        tx.run(
+            "INSERT INTO djqueue_queue_state (name, paused, limits_set) VALUES (?, FALSE, FALSE) "
+            "ON CONFLICT (name) DO NOTHING",
+            queue,
+        )
         recorded = tx.value(
             "INSERT INTO djqueue_group_state (queue, \"group\", mode, paused) VALUES (?, '', ?, FALSE) "
             'ON CONFLICT (queue, "group") DO UPDATE SET mode = '
@@ -95,6 +89,7 @@ def _agree(tx: Tx, queue: str) -> None:
         policy.check_mode(queue, recorded)
     else:
         tx.storage.follow_mode(queue, recorded)
+    return True
 
 
 def check_modes(tx: Tx) -> None:
@@ -192,7 +187,7 @@ def clean(run: StepRunner, queue: str, states: frozenset[State], before: int, li
     """Remove up to `limit` jobs in these states that ended, or were enqueued, before a time.
 
     Args:
-        run: StepRunners each step in a transaction.
+        run: Runs each step in a transaction.
         queue: The queue.
         states: Active jobs are never removed.
         before: UTC milliseconds.
@@ -230,7 +225,7 @@ def obliterate(run: StepRunner, queue: str, *, force: bool) -> int:
     process dies, the queue stays paused, and another call removes the rest.
 
     Args:
-        run: StepRunners each step in a transaction.
+        run: Runs each step in a transaction.
         queue: The queue.
         force: Also remove active jobs. Otherwise, StorageError is raised if there are any.
     """

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("djqueue.storage")
 LIMIT = 500
 """Jobs that one transaction of a sweep changes."""
+STALLED = 50
+"""Leases that one transaction of a sweep ends: their workers may report meanwhile, and wait."""
 EVENTS = 5_000
 """Old events that one transaction of a sweep deletes."""
 ROUNDS = 100
@@ -100,7 +102,7 @@ class Sweep:
         stalled = expired = promoted = retried = 0
         due: tuple[list[str], list[str], list[str]] = ([], [], [])
         with self._step("take back jobs of lost workers"):
-            stalled = _rounds(partial(self._write, _stall), LIMIT)
+            stalled = _rounds(partial(self._write, _stall), STALLED)
         with self._step("find due jobs"):
             due = self._storage.transactions.read(_due)
         delayed, resting, failed = due
@@ -174,7 +176,7 @@ def _stall(tx: Tx) -> int:
     overdue = tx.rows(
         "SELECT id, token FROM djqueue_claim WHERE lease_until <= ? ORDER BY started_at, id DESC LIMIT ?"
         + tx.dialect.skip_locked,
-        *(tx.tick, LIMIT),
+        *(tx.tick, STALLED),
     )
     for pk, token in overdue:
         finish.stall(tx, pk, token)

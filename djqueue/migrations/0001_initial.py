@@ -640,7 +640,7 @@ class Migration(migrations.Migration):
                 ('name', models.CharField(help_text='The group or limiter; empty for the queue.', max_length=255)),
                 ('capacity', models.IntegerField(default=0)),
                 ('per', models.BigIntegerField(default=1)),
-                ('full_at', models.BigIntegerField(default=0)),
+                ('full_at', models.CharField(default='0', help_text='A whole number, maybe above 64 bits.', max_length=40)),
                 ('rest_at', models.BigIntegerField(help_text="When the group's next job may be ready.", null=True)),
                 ('turns', models.TextField(default='', help_text='Queues of a limiter that were refused, as JSON.')),
             ],

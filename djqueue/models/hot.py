@@ -165,7 +165,7 @@ class RateBucket(models.Model):
     name = models.CharField(max_length=NAME_LENGTH, help_text="The group or limiter; empty for the queue.")
     capacity = models.IntegerField(default=0)
     per = models.BigIntegerField(default=1)
-    full_at = models.BigIntegerField(default=0)
+    full_at = models.CharField(max_length=40, default="0", help_text="A whole number, maybe above 64 bits.")
     rest_at = models.BigIntegerField(null=True, help_text="When the group's next job may be ready.")
     turns = models.TextField(default="", help_text="Queues of a limiter that were refused, as JSON.")
 

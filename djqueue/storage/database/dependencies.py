@@ -148,18 +148,6 @@ def unbind(tx: Tx, job: StoredJob) -> None:
     retention.let_go(tx, job.options.depends_on)
 
 
-def exist(tx: Tx) -> bool:
-    """Return whether any job depends on another."""
-    return tx.row("SELECT 1 FROM djqueue_dependency LIMIT 1") is not None
-
-
-def followed(tx: Tx, queue: str, ids: Sequence[str]) -> set[str]:
-    """Return those of the jobs that others wait for."""
-    condition, values = tx.among("job_id", ids)
-    waiting = f"SELECT DISTINCT job_id FROM djqueue_dependency WHERE queue = ? AND {condition} AND NOT met"
-    return {id for (id,) in tx.rows(waiting, queue, values)}
-
-
 def forget(tx: Tx, queue: str, ids: Sequence[str]) -> None:
     """Drop the dependencies on records of a queue that are removed."""
     condition, values = tx.among("job_id", ids)

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,19 @@ LIMITS = {
     "application_name": "djqueue",
 }
 """Settings of own connections to PostgreSQL, unless the project has set them."""
+NETWORK = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+"""Options of own connections to PostgreSQL, so that they notice within 25 s that the network is gone."""
+PREPARED = 5
+"""Executions of a statement after which the server keeps its plan for the connection."""
+PLANS = "SET enable_seqscan = off; SET enable_hashjoin = off; SET jit = off"
+"""Keeps a plan that was made while a table was empty from reading all of it later. PostgreSQL would compile
+statements that must read a table, which takes much longer than running them."""
 NEGLIGIBLE = 0.1
 """Seconds by which a wait may be longer than asked for."""
 SYNCED = (
@@ -74,6 +87,8 @@ class SqlDialect(ABC):
     """True if the database is a server, whose clock counts."""
     has_gaps = False
     """True if a transaction may commit before one with lower keys."""
+    connection_options: Mapping[str, Any] = {}
+    """Options of own connections, unless the project has set them."""
     nests_writes = False
     """True if the WITH clause of a statement may change rows: one round trip for several changes."""
 
@@ -385,7 +400,8 @@ class PostgresSql(SqlDialect):
     def __init__(self, alias: str, *, has_sessions: bool = True) -> None:
         self._alias = alias
         self._limits_of_transactions = "" if has_sessions else f"; {_limits(of_session=False)}"
-        self._limits_of_session = _limits(of_session=True) if has_sessions else ""
+        self._of_session = f"{_limits(of_session=True)}; {PLANS}" if has_sessions else ""
+        self.connection_options = {**NETWORK, "prepare_threshold": PREPARED} if has_sessions else NETWORK
 
     def cursor(self, wrapper: BaseDatabaseWrapper) -> Any:
         import psycopg
@@ -393,8 +409,8 @@ class PostgresSql(SqlDialect):
         return psycopg.Cursor(wrapper.connection)
 
     def tune(self, wrapper: BaseDatabaseWrapper) -> None:
-        if self._limits_of_session:
-            self.cursor(wrapper).execute(self._limits_of_session)
+        if self._of_session:
+            self.cursor(wrapper).execute(self._of_session)
 
     @contextmanager
     def writing(
@@ -605,7 +621,7 @@ def follow_restart(tx: "Tx") -> None:
     if not is_first_use(tx):
         return  # Another process has done so since.
     tx.run("UPDATE djqueue_claim SET lease_until = 0")
-    tx.run("UPDATE djqueue_rate_bucket SET full_at = 0, turns = ''")
+    tx.run("UPDATE djqueue_rate_bucket SET full_at = '0', turns = ''")
     tx.run("UPDATE djqueue_rate_bucket SET rest_at = 0 WHERE rest_at IS NOT NULL")
     tx.run(
         "INSERT INTO djqueue_scheduler_lease (name, holder, host, pid, address, generation, renewed_at, "

@@ -1,7 +1,8 @@
 """Ends of attempts, and the leases, progress and items of active ones: all conditional on the claim."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from djqueue.core.enginejob import ItemStream
@@ -15,7 +16,7 @@ from djqueue.core.job import (
     ProgressReport,
     Renewal,
 )
-from djqueue.core.options import DEFAULT_OPTIONS
+from djqueue.core.options import DEFAULT_OPTIONS, JobKey
 from djqueue.core.stalls import stalled_error
 from djqueue.core.states import State
 from djqueue.storage.tables import rows
@@ -56,8 +57,8 @@ def finish(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool = True) -> list[b
     missing = [one for one in first.values() if one.token not in taken]
     locked = held_claims(tx, missing, "") if missing and not waits else {}
     tx.lock(*{limiter_lock(claim.limiter) for claim in taken.values() if claim.limiter})
-    depended, limits = _look(tx, sorted({claim.queue for claim in taken.values()}))
-    _completed(tx, plain.values(), depended)
+    followed, limits = _look(tx, taken.values(), plain.values())
+    _completed(tx, plain.values(), followed)
     jobs = {job.pk: job for job in by_keys(tx, [claim.pk for claim in others.values()])}
     tx.lock(*{group_lock(job.queue, job.options.group or "") for job in jobs.values() if is_grouped(tx, job)})
     tx.lock(*{key_lock(job.queue, key) for job in jobs.values() if (key := job.options.unique_key)})
@@ -144,43 +145,49 @@ def _complete(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool) -> dict[int, 
     return claims
 
 
-def _look(tx: Tx, names: Sequence[str]) -> tuple[bool, dict[str, int | None]]:
-    """Return whether any job depends on another, and the concurrency of queues; read which are observed.
+def _look(
+    tx: Tx, taken: Collection[Claim], plain: Collection[Claim]
+) -> tuple[set[JobKey], dict[str, int | None]]:
+    """Return which completed jobs others wait for, and the concurrency of queues; read which are observed.
 
-    A job that comes to depend on one of the transaction's jobs waits for the row of that, or is seen here.
+    A job that comes to depend on a completed one waits for its row, or is seen here.
     """
+    names = sorted({claim.queue for claim in taken})
     if not names:
-        return False, {}
-    limits = {name: tx.storage.policy(name).concurrency for name in names}
-    condition, values = tx.among("name", names)
+        return set(), {}
+    named, queues = tx.among("name", names)
+    within, homes = tx.among("queue", names)
+    known, ids = tx.among("job_id", [claim.job_id for claim in plain])
     found = tx.rows(
-        "SELECT 'observed', name, 0 FROM djqueue_observed WHERE until > ? UNION ALL "
-        f"SELECT 'limited', name, concurrency FROM djqueue_queue_state WHERE {condition} AND limits_set "
-        "UNION ALL SELECT 'depended', '', 0 WHERE EXISTS (SELECT 1 FROM djqueue_dependency)",
-        *(tx.now, values),
+        "SELECT 'observed', name, '', 0 FROM djqueue_observed WHERE until > ? UNION ALL "
+        f"SELECT 'limited', name, '', concurrency FROM djqueue_queue_state WHERE {named} AND limits_set "
+        "UNION ALL SELECT DISTINCT 'followed', queue, job_id, 0 FROM djqueue_dependency "
+        f"WHERE {within} AND {known} AND NOT met",
+        *(tx.now, queues, homes, ids),
     )
-    tx.observed = {name for kind, name, _ in found if kind == "observed"}
-    limits |= {name: concurrency for kind, name, concurrency in found if kind == "limited"}
-    return any(kind == "depended" for kind, _, _ in found), limits
+    tx.observed = {queue for kind, queue, *_ in found if kind == "observed"}
+    limits = {queue: tx.storage.policy(queue).concurrency for queue in names}
+    limits |= {queue: concurrency for kind, queue, _, concurrency in found if kind == "limited"}
+    return {(queue, id) for kind, queue, id, _ in found if kind == "followed"}, limits
 
 
-def _completed(tx: Tx, claims: Iterable[Claim], depended: bool) -> None:
+def _completed(tx: Tx, claims: Iterable[Claim], followed: set[JobKey]) -> None:
     """Count and announce completed jobs."""
-    by_queue: dict[str, list[Claim]] = {}
+    counts: Counter[str] = Counter()
     for claim in claims:
-        by_queue.setdefault(claim.queue, []).append(claim)
-    for queue, ended in by_queue.items():
-        tx.count(queue, "completed", len(ended))
-        tx.shift(queue, State.ACTIVE, State.COMPLETED, len(ended))
-        followed = dependencies.followed(tx, queue, [claim.job_id for claim in ended]) if depended else set()
-        if not followed and not tx.is_observed(queue):
-            continue
-        for claim in ended:
-            job = StoredJob(claim.job_id, queue, claim.name, b"", DEFAULT_OPTIONS, State.COMPLETED, 0, 0)
+        counts[claim.queue] += 1
+        is_followed = (claim.queue, claim.job_id) in followed
+        if is_followed or tx.is_observed(claim.queue):
+            job = StoredJob(
+                claim.job_id, claim.queue, claim.name, b"", DEFAULT_OPTIONS, State.COMPLETED, 0, 0
+            )
             job.pk = claim.pk
-            if claim.job_id in followed:
+            if is_followed:
                 dependencies.note_end(tx, job, State.COMPLETED)
             tx.note(job, "completed")
+    for queue, count in counts.items():
+        tx.count(queue, "completed", count)
+        tx.shift(queue, State.ACTIVE, State.COMPLETED, count)
 
 
 def _apply(tx: Tx, job: StoredJob, outcome: Outcome, *, cancel: bool) -> None:

@@ -8,6 +8,7 @@ for is full.
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from djqueue.core.limiter import UNSET, Rate, SetConcurrency, SetRate
 from djqueue.core.sharing import NO_LIMITS, LimiterPolicy, LimiterState, SharedLimiter
@@ -42,7 +43,7 @@ def take_tokens(tx: Tx, queue: str, name: str, rate: Rate, count: int) -> None:
         "?, ?, ?, '') "
         "ON CONFLICT (queue, name) DO UPDATE SET capacity = excluded.capacity, per = excluded.per, "
         "full_at = excluded.full_at",
-        *(queue, name, rate.capacity, rate.per, full_at),
+        *(queue, name, rate.capacity, rate.per, str(full_at)),
     )
 
 
@@ -59,14 +60,14 @@ def set_rest(tx: Tx, queue: str, name: str, rate: Rate, at: int | None) -> None:
         return
     tx.run(
         "INSERT INTO djqueue_rate_bucket (queue, name, capacity, per, full_at, turns, rest_at) "
-        "VALUES (?, ?, ?, ?, 0, '', ?) ON CONFLICT (queue, name) DO UPDATE SET rest_at = CASE "
+        "VALUES (?, ?, ?, ?, '0', '', ?) ON CONFLICT (queue, name) DO UPDATE SET rest_at = CASE "
         "WHEN djqueue_rate_bucket.rest_at < excluded.rest_at AND excluded.rest_at <= ? "
         "THEN djqueue_rate_bucket.rest_at ELSE excluded.rest_at END",
         *(queue, name, rate.capacity, rate.per, at, tx.tick),
     )
 
 
-def tokens_left(rate: Rate, kept: Sequence[int | None], tick: int) -> int:
+def tokens_left(rate: Rate, kept: Sequence[Any], tick: int) -> int:
     """Return the number of whole tokens of a bucket whose capacity, period and time were read."""
     return (rate.capacity * rate.per - _short_parts(rate, kept, tick)) // rate.per
 
@@ -79,11 +80,11 @@ def _missing_parts(tx: Tx, queue: str, name: str, rate: Rate) -> int:
     return 0 if found is None else _short_parts(rate, found, tx.tick)
 
 
-def _short_parts(rate: Rate, kept: Sequence[int | None], tick: int) -> int:
+def _short_parts(rate: Rate, kept: Sequence[Any], tick: int) -> int:
     capacity, per, full_at = kept
     if (capacity, per) != (rate.capacity, rate.per) or full_at is None:
         return 0
-    return max(0, full_at - tick * rate.capacity)
+    return max(0, int(full_at) - tick * rate.capacity)
 
 
 class _Tick:
@@ -165,7 +166,7 @@ class LockedLimiter:
             "('', ?, ?, ?, ?, ?) "
             "ON CONFLICT (queue, name) DO UPDATE SET capacity = excluded.capacity, per = excluded.per, "
             "full_at = excluded.full_at, turns = excluded.turns",
-            *(self._name, rate.capacity, rate.per, full_at, json.dumps(turns) if turns else ""),
+            *(self._name, rate.capacity, rate.per, str(full_at), json.dumps(turns) if turns else ""),
         )
 
 

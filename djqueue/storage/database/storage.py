@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 from typing import Any, TypeVar, Unpack
 
-from django.db import connections
+from django.db import Error, connections
 
 from djqueue.core.clock import Clock
 from djqueue.core.engine import DEFAULT_POLICY
@@ -311,10 +311,17 @@ class DatabaseStorage(Storage):
                 return done[0]
             # One of them needs something else that is locked, such as a group: the others do not wait for it.
             accepted: list[bool | None] = []
-            for outcome in outcomes:
-                alone = write(partial(_step, outcomes=[outcome], then=None, waits=False))
-                accepted += [None] if alone is None else alone[0].accepted
-            claimed = None if then is None else write(partial(claim.claim, request=then))
+            claimed = None
+            try:
+                for outcome in outcomes:
+                    alone = write(partial(_step, outcomes=[outcome], then=None, waits=False))
+                    accepted += [None] if alone is None else alone[0].accepted
+                claimed = None if then is None else write(partial(claim.claim, request=then))
+            except Error:
+                if not accepted:
+                    raise
+                # The worker reports the others again, and meets the error then.
+                accepted += [None] * (len(outcomes) - len(accepted))
             wait = None if then is None else stored.LOCKED_AGAIN
             return Finished(accepted, Claims([], wait) if claimed is None else claimed[0])
 

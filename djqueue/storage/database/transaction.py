@@ -622,11 +622,10 @@ class OwnConnections:
 def create_connection(alias: str, dialect: SqlDialect) -> BaseDatabaseWrapper:
     """Open a connection that any thread may use, one at a time."""
     wrapper = connections.create_connection(alias)
-    options = wrapper.settings_dict["OPTIONS"]
-    if "pool" in options:
-        # Settings of a session would stay with a connection of Django's pool.
-        kept = {name: value for name, value in options.items() if name != "pool"}
-        wrapper.settings_dict = {**wrapper.settings_dict, "OPTIONS": kept}
+    options = {**dialect.connection_options, **wrapper.settings_dict["OPTIONS"]}
+    # Settings of a session would stay with a connection of Django's pool.
+    options.pop("pool", None)
+    wrapper.settings_dict = {**wrapper.settings_dict, "OPTIONS": options}
     wrapper.inc_thread_sharing()
     try:
         wrapper.ensure_connection()

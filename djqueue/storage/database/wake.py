@@ -1,8 +1,8 @@
 """Wake-ups: workers learn that jobs may have become claimable, whatever process has seen to that.
 
 On PostgreSQL, the transaction that makes a job claimable notifies the others; on SQLite, a thread polls the
-version of the file: every few milliseconds after a change, then less and less often. Either way, the thread
-also looks now and then, in case a notification was lost. It delivers events and commands, too.
+version of the file every few milliseconds. On PostgreSQL, it also looks now and then, in case a notification
+was lost. It delivers events and commands, too.
 """
 
 import logging
@@ -190,10 +190,8 @@ def _notify(tx: Tx, prefix: str, queues: Sequence[str]) -> None:
 # The thread that notices what other processes have committed.
 
 
-SHORTEST, LONGEST = 0.004, 0.05
-"""Seconds between two looks at the version of a SQLite file: after a change, and long after the last."""
-SLOWER = 1.3
-"""Factor by which each of these pauses is longer than the one before."""
+VERSION_POLL = 0.004
+"""Seconds between two looks at the version of a SQLite file, which take 6 µs each."""
 POLL = (1.0, 2.0)
 """Seconds between two looks behind notifications."""
 POLL_ALONE = (0.15, 0.25)
@@ -413,20 +411,16 @@ class _Watched(Followed):
     """A SQLite file, whose version changes with each commit of another connection."""
 
     def prepare(self) -> None:
-        self._pause = SHORTEST
         self._version = self._read_version()
 
     def step(self) -> None:
-        self._wait(self._pause)
+        self._wait(VERSION_POLL)
         version = self._read_version()
         if version != self._version:
-            self._version, self._pause = version, SHORTEST
+            self._version = version
             self.look()
         elif self._storage.events.is_due:
-            self._pause = SHORTEST
             self._storage.events.look(self.tx(), self._wrapper)
-        else:
-            self._pause = min(self._pause * SLOWER, LONGEST)
 
     def _read_version(self) -> int:
         version: int = self._cursor.execute("PRAGMA data_version").fetchone()[0]

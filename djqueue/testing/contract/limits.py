@@ -350,6 +350,12 @@ class LimitsContract(StorageCase):
     def test_weight_is_stored_with_the_job(self, storage: Storage) -> None:
         assert job(storage, enqueue(storage, weight=7)).options.weight == 7
 
+    def test_rate_may_be_far_above_what_any_queue_does(self, storage: Storage) -> None:
+        storage.queues.set_limits(QUEUE, Rate(1_000_000_000, 1_000), None)
+        ids = enqueue_many(storage, 3)
+
+        assert [*claim_ids(storage, 2), *claim_ids(storage, 2)] == ids
+
     @pytest.mark.parametrize(("rate", "concurrency"), [(None, 1), (Rate(1, LATER), None)])
     def test_claim_expires_no_job_that_the_limits_hold_back(
         self, storage: Storage, rate: Rate | None, concurrency: int | None

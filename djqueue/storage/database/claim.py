@@ -79,7 +79,7 @@ START = (
 )
 """Makes jobs active."""
 STARTED = "id, job_id, payload, options, token, attempts, failures, created_at, run_at"
-"""What a claim then reads of them."""
+"""Columns of them that a claim then reads."""
 
 
 class Serving(NamedTuple):

@@ -87,7 +87,7 @@ class Sweep:
         self._failing.update(self._errors)
 
     def _tidy(self) -> None:
-        """Remove what nobody needs any more."""
+        """Remove what is no longer needed."""
         with self._step("remove silent workers"):
             self._write(self._storage.workers.forget_silent)
         with self._step("remove old events"):

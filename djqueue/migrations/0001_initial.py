@@ -264,7 +264,7 @@ class Migration(migrations.Migration):
                 ('lease_until', models.BigIntegerField(help_text='Milliseconds by the clock of leases.')),
                 ('job_id', models.CharField(max_length=255)),
                 ('name', models.CharField(max_length=255)),
-                ('plain', models.BooleanField(help_text='Its completion concerns nothing but its own rows.')),
+                ('plain', models.BooleanField(help_text='Its completion concerns nothing but its own rows and its group.')),
                 ('kept', models.BigIntegerField(help_text='Milliseconds for which its record is kept.', null=True)),
                 ('readable', models.BigIntegerField(help_text='Milliseconds for which its result is kept.', null=True)),
                 ('content_type', models.CharField(max_length=100)),

@@ -89,7 +89,7 @@ class ClaimedJob(models.Model):
     lease_until = models.BigIntegerField(help_text="Milliseconds by the clock of leases.")
     job_id = models.CharField(max_length=NAME_LENGTH)
     name = models.CharField(max_length=NAME_LENGTH)
-    plain = models.BooleanField(help_text="Its completion concerns nothing but its own rows.")
+    plain = models.BooleanField(help_text="Its completion concerns nothing but its own rows and its group.")
     kept = models.BigIntegerField(null=True, help_text="Milliseconds for which its record is kept.")
     readable = models.BigIntegerField(null=True, help_text="Milliseconds for which its result is kept.")
     content_type = models.CharField(max_length=100)

@@ -75,6 +75,7 @@ TOLD: dict[str | tuple[str, State], Told] = {
     ("dependency_failed", FAILED): DEAD,
     ("dependency_failed", CANCELLED): GONE,
     "retry_dead": silent("retried"),
+    ("retry_dead", W): Told(("retried",), (), ("requeued",)),
     "enqueue": NEW,
 }
 """By the transition's name, or by name and target."""

@@ -5,6 +5,7 @@ from typing import NamedTuple, TypeVar
 
 from djqueue.core.job import Claimed, ClaimRequest, Claims
 from djqueue.core.limiter import Rate
+from djqueue.core.options import JobOptions
 from djqueue.core.queue import GLOBAL
 from djqueue.core.retention import NO_RETENTION
 from djqueue.core.states import State
@@ -12,7 +13,7 @@ from djqueue.storage.tables.rows import pair_of_limits, unpack_options
 
 from . import limiters
 from .dialects import Row
-from .stored import NO_RATE, READY, TOKENS, LockedGroup, StoredJob, by_keys, is_grouped, push
+from .stored import NO_RATE, READY, TOKENS, LockedGroup, StoredJob, advance, by_keys, is_grouped, push
 from .transaction import Tx, group_lock, limiter_lock, limits_lock
 from .transitions import EXPIRED, fail_pending, move_to
 
@@ -414,7 +415,8 @@ def _start(
         claims.append(
             Claim(
                 *(pk, queue, group, policy.limiter, weight, worker, token, attempts, now, tx.tick + lease),
-                *(id, name, options.plain and is_unbounded, kept, options.result_ttl, options.content_type),
+                *(id, name, is_unbounded and _ends_alone(options), kept, options.result_ttl),
+                options.content_type,
             )
         )
         waited = max(0, now - max(created_at, run_at))
@@ -434,9 +436,16 @@ def _start(
     for one in ready:
         if one.group is not None and policy.group_mode != GLOBAL:
             by_group[one.group] = by_group.get(one.group, 0) + 1
-    for name, count in sorted(by_group.items()):
-        LockedGroup(tx, queue, name).claimed(count)
+    if by_group:
+        advance(tx, queue, sorted(by_group), by_group)
     return bool(expired or by_group)
+
+
+def _ends_alone(options: JobOptions) -> bool:
+    """Return whether the completion of a job concerns nothing but its own rows, its group and dependents."""
+    return options.plain or (
+        options.unique_key is None and not options.depends_on and options.rejected is None
+    )
 
 
 def promote_due(tx: Tx, queue: str, limit: int = PROMOTED) -> int:

@@ -17,6 +17,7 @@ from djqueue.core.job import (
     Renewal,
 )
 from djqueue.core.options import DEFAULT_OPTIONS, JobKey
+from djqueue.core.queue import GLOBAL
 from djqueue.core.stalls import stalled_error
 from djqueue.core.states import State
 from djqueue.storage.tables import rows
@@ -24,7 +25,7 @@ from djqueue.storage.tables import rows
 from . import dependencies, limiters, queues, stored, transitions
 from .claim import CLAIM, COLUMNS, Claim
 from .dialects import Row
-from .stored import TOKENS, StoredJob, by_keys, is_grouped, keep_newest, select
+from .stored import TOKENS, StoredJob, advance, by_keys, is_grouped, keep_newest, select
 from .transaction import Tx, group_lock, key_lock, limiter_lock
 
 logger = logging.getLogger("djqueue.storage")
@@ -45,13 +46,15 @@ def finish(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool = True) -> list[b
         waits: Wait for transactions that have locked the claims. Otherwise, the answer for these is None, and
             nothing is done.
     """
+    first: dict[int, Outcome] = {}
     for outcome in outcomes:
         if outcome.kind not in OUTCOMES:
             raise OptionError(f"unknown outcome {outcome.kind!r}")
-    # Of two outcomes with one token, the first counts.
-    first = {outcome.token: outcome for outcome in reversed(outcomes)}
+        # Of two outcomes with one token, the first counts.
+        first.setdefault(outcome.token, outcome)
     complete = [one for one in first.values() if one.kind == "complete" and one.result is not None]
-    plain = _complete(tx, complete, waits=waits)
+    completed = _complete(tx, complete, waits=waits)
+    plain = {one.token: completed[one.token] for one in complete if one.token in completed}
     others = _take(tx, [one for one in first.values() if one.token not in plain], waits=waits)
     taken = plain | others
     missing = [one for one in first.values() if one.token not in taken]
@@ -60,8 +63,12 @@ def finish(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool = True) -> list[b
     followed, limits = _look(tx, taken.values(), plain.values())
     _completed(tx, plain.values(), followed)
     jobs = {job.pk: job for job in by_keys(tx, [claim.pk for claim in others.values()])}
-    tx.lock(*{group_lock(job.queue, job.options.group or "") for job in jobs.values() if is_grouped(tx, job)})
+    groups = _groups(tx, plain.values())
+    locks = {group_lock(job.queue, job.options.group or "") for job in jobs.values() if is_grouped(tx, job)}
+    tx.lock(*locks, *{group_lock(queue, name) for queue, names in groups.items() for name in names})
     tx.lock(*{key_lock(job.queue, key) for job in jobs.values() if (key := job.options.unique_key)})
+    for queue, names in groups.items():
+        advance(tx, queue, names)
     accepted: list[bool | None] = []
     left = set(taken)
     for outcome in outcomes:
@@ -188,6 +195,15 @@ def _completed(tx: Tx, claims: Iterable[Claim], followed: set[JobKey]) -> None:
     for queue, count in counts.items():
         tx.count(queue, "completed", count)
         tx.shift(queue, State.ACTIVE, State.COMPLETED, count)
+
+
+def _groups(tx: Tx, claims: Iterable[Claim]) -> dict[str, list[str]]:
+    """Return the groups of completed jobs that may continue, each once, by queue."""
+    found: dict[str, dict[str, None]] = {}
+    for claim in claims:
+        if claim.group is not None and tx.storage.policy(claim.queue).group_mode != GLOBAL:
+            found.setdefault(claim.queue, {})[claim.group] = None
+    return {queue: list(names) for queue, names in found.items()}
 
 
 def _apply(tx: Tx, job: StoredJob, outcome: Outcome, *, cancel: bool) -> None:

@@ -1,6 +1,6 @@
 """Jobs as rows, and where pending ones wait: ready to be claimed, delayed, or held back by their group."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from djqueue.codecs import decode
@@ -331,6 +331,7 @@ def displace(tx: Tx, job: StoredJob) -> None:
 
 LOCKED_AGAIN = 100
 """Milliseconds after which a group tries again to let a job continue that another transaction has locked."""
+NOTHING: Mapping[str, int] = {}
 NO_RATE = Rate(1, 1)
 """Fills the columns of a group without a rate."""
 
@@ -343,14 +344,23 @@ class LockedGroup:
     claim never meets a job that its group holds back, and groups take turns by their weights.
     """
 
-    def __init__(self, tx: Tx, queue: str, name: str, *, lock: bool = True) -> None:
+    def __init__(
+        self,
+        tx: Tx,
+        queue: str,
+        name: str,
+        *,
+        lock: bool = True,
+        limits: Mapping[str, GroupLimit] | None = None,
+    ) -> None:
         self.tx = tx
         self.queue = queue
         self.name = name
         if lock:
             tx.lock(group_lock(queue, name))
         policy = tx.storage.policy(queue)
-        default, own = overrides(tx, queue, name)
+        found = overrides(tx, queue, [name]) if limits is None else limits
+        default, own = found.get("", NO_LIMIT), found.get(name, NO_LIMIT)
         self.paused = own.paused
         self.limit: int = own.concurrency or default.concurrency or policy.group_concurrency
         self.rate: Rate | None = own.rate or default.rate or policy.group_rate
@@ -370,11 +380,11 @@ class LockedGroup:
 
     def admit(self, job: StoredJob, *, front: bool = False) -> None:
         """Make a job ready, or hold it back."""
-        if not self._has_held() and self.ready() < min(self.weight, self._room()):
+        if not self.has_held() and self.ready() < min(self.weight, self._room()):
             push(self.tx, [job], front=front)
         else:
             self._hold([job], front=front)
-            self._note_rest()
+            self.note_rest()
 
     def readmit(self, job: StoredJob) -> None:
         """Like `admit`, for a job that was active and comes back before all others of its group."""
@@ -382,34 +392,25 @@ class LockedGroup:
             push(self.tx, [job], front=True)
         else:
             self._hold([job], front=True)
-        self._note_rest()
-
-    def claimed(self, count: int) -> None:
-        """Record that ready jobs became active; the next ones may be ready."""
-        if self.rate is not None:
-            limiters.take_tokens(self.tx, self.queue, self.name, self.rate, count)
-        self.advance()
+        self.note_rest()
 
     def advance(self) -> int:
         """Make the next jobs ready that may be; return their number."""
-        if not self._has_held():
-            self._note_rest()
-            return 0
-        free = min(self.weight, self._room()) - self.ready()
-        freed = []
-        if free > 0:
-            freed = self.tx.rows(
-                'SELECT id FROM djqueue_held WHERE queue = ? AND "group" = ? ORDER BY seq LIMIT ?'
-                + self.tx.dialect.skip_locked,
-                *(self.queue, self.name, free),
-            )
-            make_ready(self.tx, [pk for (pk,) in freed])
-        self._note_rest()
-        if len(freed) < free and self._has_held() and self.tx.dialect.skip_locked:
-            # Another transaction, which may not move it, has locked the next job.
-            at = self.tx.tick + LOCKED_AGAIN
-            limiters.set_rest(self.tx, self.queue, self.name, self.rate or NO_RATE, at)
-        return len(freed)
+        return advance(self.tx, self.queue, [self.name])
+
+    def free(self, active: int, ready: int) -> int:
+        """Return how many more of its jobs may be ready."""
+        return min(self.weight, self._room(active)) - ready
+
+    def note_rest(self) -> None:
+        """Record when the group's rate lets its next job be ready, if the rate alone holds it back."""
+        if self.rate is None:
+            return
+        ready = self.ready()
+        room = min(self.limit - self.active(), self.weight, self.rate.capacity)
+        rests = self.has_held() and not self.paused and ready < room
+        at = limiters.tokens_at(self.tx, self.queue, self.name, self.rate, ready + 1) if rests else None
+        limiters.set_rest(self.tx, self.queue, self.name, self.rate, at)
 
     def hold_back(self) -> None:
         """Hold back ready jobs that may not be ready any more, because a limit was lowered."""
@@ -432,26 +433,17 @@ class LockedGroup:
         ]
         self.tx.insert("djqueue_held", HELD, rows)
 
-    def _room(self) -> int:
+    def _room(self, active: int | None = None) -> int:
         """Return how many jobs may be ready if all of them may start."""
         if self.paused:
             return 0
-        room = self.limit - self.active()
+        room = self.limit - (self.active() if active is None else active)
         if self.rate is None or room <= 0:
             return room
         return min(room, limiters.available_tokens(self.tx, self.queue, self.name, self.rate))
 
-    def _note_rest(self) -> None:
-        """Record when the group's rate lets its next job be ready, if the rate alone holds it back."""
-        if self.rate is None:
-            return
-        ready = self.ready()
-        room = min(self.limit - self.active(), self.weight, self.rate.capacity)
-        rests = self._has_held() and not self.paused and ready < room
-        at = limiters.tokens_at(self.tx, self.queue, self.name, self.rate, ready + 1) if rests else None
-        limiters.set_rest(self.tx, self.queue, self.name, self.rate, at)
-
-    def _has_held(self) -> bool:
+    def has_held(self) -> bool:
+        """Return whether it holds jobs back."""
         held = 'SELECT 1 FROM djqueue_held WHERE queue = ? AND "group" = ? LIMIT 1'
         return self.tx.row(held, self.queue, self.name) is not None
 
@@ -473,20 +465,65 @@ def leave_group(tx: Tx, job: StoredJob) -> None:
         group_of(tx, job).advance()
 
 
-def overrides(tx: Tx, queue: str, group: str) -> tuple[GroupLimit, GroupLimit]:
-    """Return the overrides for all groups of a queue, and those of one group."""
-    found = {
-        row[1]: limit_of(row)
-        for row in tx.rows(
-            f"SELECT {GROUP_LIMIT} FROM djqueue_group_state WHERE queue = ? AND \"group\" IN ('', ?)",
-            *(queue, group),
+def advance(tx: Tx, queue: str, names: Sequence[str], claimed: Mapping[str, int] = NOTHING) -> int:
+    """Make the next jobs of groups ready that may be, one group after the other; return their number.
+
+    Args:
+        tx: The transaction.
+        queue: The queue of the groups.
+        names: Groups of which jobs have ended or started, each once.
+        claimed: How many jobs of them have become active.
+    """
+    tx.lock(*{group_lock(queue, name) for name in names})
+    listed, values = tx.listed(names)
+    counted = tx.rows(
+        'SELECT q.name, EXISTS (SELECT 1 FROM djqueue_held WHERE queue = ? AND "group" = q.name), '
+        '(SELECT COUNT(*) FROM djqueue_claim WHERE queue = ? AND "group" = q.name), '
+        f'(SELECT COUNT(*) FROM djqueue_ready WHERE queue = ? AND "group" = q.name) FROM {listed} q',
+        *(queue, queue, queue, values),
+    )
+    situations = {name: situation for name, *situation in counted}
+    limits = overrides(tx, queue, names)
+    groups = [LockedGroup(tx, queue, name, lock=False, limits=limits) for name in names]
+    freed: list[int] = []
+    locked: list[LockedGroup] = []
+    for group in groups:
+        has_held, active, ready = situations[group.name]
+        if group.rate is not None and group.name in claimed:
+            limiters.take_tokens(tx, queue, group.name, group.rate, claimed[group.name])
+        if not has_held or (free := group.free(active, ready)) <= 0:
+            continue
+        found = tx.rows(
+            'SELECT id FROM djqueue_held WHERE queue = ? AND "group" = ? ORDER BY seq LIMIT ?'
+            + tx.dialect.skip_locked,
+            *(queue, group.name, free),
         )
-    }
-    return found.get("", NO_LIMIT), found.get(group, NO_LIMIT)
+        freed += [pk for (pk,) in found]
+        if len(found) < free and tx.dialect.skip_locked:
+            locked.append(group)
+    make_ready(tx, freed)
+    for group in groups:
+        group.note_rest()
+    for group in locked:
+        if group.has_held():
+            # Another transaction, which may not move it, has locked the next job.
+            limiters.set_rest(tx, queue, group.name, group.rate or NO_RATE, tx.tick + LOCKED_AGAIN)
+    return len(freed)
+
+
+def overrides(tx: Tx, queue: str, groups: Sequence[str]) -> dict[str, GroupLimit]:
+    """Return the overrides for all groups of a queue, by an empty name, and those of some groups."""
+    condition, values = tx.among('"group"', ["", *groups])
+    found = tx.rows(
+        f"SELECT {GROUP_LIMIT} FROM djqueue_group_state WHERE queue = ? AND {condition}", queue, values
+    )
+    return {row[1]: limit_of(row) for row in found}
 
 
 def make_ready(tx: Tx, pks: Sequence[int]) -> None:
     """Make held jobs ready, behind the others of their priority, in this order."""
+    if not pks:
+        return
     jobs = {job.pk: job for job in by_keys(tx, pks, lock=False)}
     condition, values = tx.among("id", pks)
     tx.run(f"DELETE FROM djqueue_held WHERE {condition}", values)

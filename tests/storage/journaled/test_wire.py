@@ -1,7 +1,7 @@
 """Frames of the scheduler's socket: what goes in comes out, and nothing else does."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from types import NoneType, UnionType
@@ -63,7 +63,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return st.one_of(map(values_of, arguments))
-    if origin is list:
+    if origin in (list, Sequence):
         return st.lists(values_of(arguments[0]), max_size=3)
     if origin is dict:
         return st.dictionaries(*map(values_of, arguments), max_size=3)

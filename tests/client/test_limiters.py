@@ -10,7 +10,7 @@ from djqueue.testing.factories import request
 
 GIVEN = {
     "STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"},
-    "LIMITERS": {"stripe": {"RATE": "100/s", "CONCURRENCY": 2}},
+    "LIMITERS": {"stripe": {"RATE": "100/d", "CONCURRENCY": 2}},
     "QUEUES": {"charges": {"LIMITER": "stripe"}, "refunds": {"LIMITER": "stripe"}},
 }
 
@@ -27,7 +27,8 @@ def test_limiter_uses_limits_of_the_settings(project):
 
     assert len(storage.claim(request(10)).jobs) == 2
     state = Limiter("stripe").state()
-    assert (state.rate, state.concurrency, state.used, state.free, state.tokens) == (Rate(100), 2, 2, 0, 98)
+    assert (state.rate, state.concurrency, state.used, state.free) == (Rate(100, 86_400_000), 2, 2, 0)
+    assert state.tokens == 98
 
 
 def test_limiter_can_be_changed_at_runtime(project):

@@ -288,7 +288,11 @@ def release_key(tx: Tx, job: StoredJob) -> int | None:
     key = job.options.unique_key
     if key is None:
         return None
-    found = lock_key(tx, job.queue, key)
+    tx.lock(key_lock(job.queue, key))
+    alone = f"{WHERE_KEY} AND owner = ? AND successor IS NULL AND behind IS NULL"
+    if tx.run(f"DELETE FROM djqueue_unique_key{alone}", job.queue, key, job.pk):
+        return None
+    found = read_key(tx, job.queue, key)
     if found.owner == job.pk or found.owner is None:
         tx.run(f"UPDATE djqueue_unique_key SET owner = NULL, expires_at = NULL{WHERE_KEY}", job.queue, key)
         found = found._replace(owner=None)

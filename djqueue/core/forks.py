@@ -59,6 +59,7 @@ def _let_threads_go_on() -> None:
 
 def _call_all() -> None:
     _let_threads_go_on()
+    _locks.clear()  # Their threads do not exist here: one that is still locked is never released.
     for reference, function in list(_methods.values()):
         owner = reference()
         if owner is not None:

@@ -97,3 +97,43 @@ def test_fork_waits_for_a_thread_that_uses_a_library_with_locks():
     )
 
     assert said.stdout.split() == ["[]", "True", "True"]
+
+
+STUCK = """
+import os
+import threading
+import time
+from djqueue.core import forks
+
+lock, begun = forks.fork_lock(), threading.Event()
+
+def work():
+    with lock:
+        begun.set()
+        threading.Event().wait(1)
+
+threading.Thread(target=work).start()
+begun.wait()
+forks.FORK_WAIT = 0.01
+if (child := os.fork()) == 0:
+    forks.FORK_WAIT, began = 3, time.monotonic()
+    if (grandchild := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(grandchild, 0)
+    print(time.monotonic() - began < 3, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_child_does_not_wait_for_threads_of_its_parent():
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", STUCK],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+
+    assert said.stdout.split() == ["True"]

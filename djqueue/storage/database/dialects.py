@@ -488,8 +488,9 @@ class PostgresSql(SqlDialect):
         return getattr(error, "sqlstate", None) == "55P03"
 
     def may_repeat(self, error: BaseException) -> bool:
-        # Serialization failure, deadlock, and a key that another transaction has just inserted.
-        return getattr(error, "sqlstate", None) in ("40001", "40P01", "23505")
+        # Serialization failure, deadlock, a key that another transaction has just inserted, and a plan that
+        # was kept from before a migration.
+        return getattr(error, "sqlstate", None) in ("40001", "40P01", "23505", "0A000")
 
 
 def dialect_for(alias: str, *, has_sessions: bool = True) -> SqlDialect:

@@ -122,6 +122,7 @@ class LockedLimiter:
         rate = self.policy.rate
         missing = 0 if rate is None else _short_parts(rate, bucket, tx.tick)
         self._shared.restore(int(weight), missing, json.loads(turns) if turns else [])
+        self._kept = (*bucket[:2], self._shared.saved()) if kept else None
 
     def reserve(self, queue: str, weight: int, *, is_served: bool) -> bool:
         """Reserve the permits of one job; False if there are not enough, or it is another queue's turn."""
@@ -160,6 +161,9 @@ class LockedLimiter:
         """Write the tokens and the queues in line."""
         missing, turns = self._shared.saved()
         rate = self.policy.rate or Rate(0, 1)
+        if self._kept == (rate.capacity, rate.per, (missing, turns)):
+            return  # On SQLite, each write wakes the workers of all processes, which would claim again.
+        self._kept = (rate.capacity, rate.per, (missing, turns))
         full_at = self._tx.tick * rate.capacity + missing
         self._tx.run(
             "INSERT INTO djqueue_rate_bucket (queue, name, capacity, per, full_at, turns) VALUES "

@@ -262,7 +262,8 @@ def _remove_newest(tx: Tx, queue: str, newest: int, *, force: bool) -> retention
     So a job that waits for another one of the queue goes before it, or with it.
     """
     which = "SELECT id FROM djqueue_job WHERE queue = ? AND state = ? AND id <= ? ORDER BY id DESC LIMIT ?"
-    for state in (State.ACTIVE, *REMOVED):
+    # Active jobs once more: a job may have started between the looks at active and at waiting ones.
+    for state in (State.ACTIVE, *REMOVED, State.ACTIVE):
         if pks := [pk for (pk,) in tx.rows(which, queue, state.value, newest, LIMIT)]:
             jobs = stored.by_keys(tx, pks)
             if started := [job.pk for job in jobs if job.state is State.ACTIVE]:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.db import connections, transaction
+from django.db import NotSupportedError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.changes import incident_of
@@ -570,6 +570,10 @@ class OwnConnections:
             try:
                 with as_current(self._alias, wrapper):
                     yield wrapper
+            except NotSupportedError:
+                # A plan that was kept does not fit a column that a migration has changed.
+                self._drop(wrapper)
+                raise
             finally:
                 self._put_back(wrapper)
         finally:

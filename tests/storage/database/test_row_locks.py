@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 from django.db import connection, connections, transaction
@@ -9,10 +10,11 @@ from django.db import connection, connections, transaction
 from djqueue import models
 from djqueue.core.job import Lease
 from djqueue.core.queue import QueuePolicy
-from djqueue.core.states import PENDING
+from djqueue.core.states import PENDING, State
 from djqueue.models import hot
+from djqueue.storage.database import claim as claim_module
 from djqueue.storage.database import queues, stored
-from djqueue.storage.database.transaction import key_lock
+from djqueue.storage.database.transaction import Tx, key_lock
 from djqueue.testing.factories import (
     QUEUE,
     batch,
@@ -100,6 +102,40 @@ def test_job_that_starts_while_its_queue_is_obliterated_leaves_no_claim(make, mo
     assert hot.ClaimedJob.objects.count() == models.Job.objects.count() == (0 if force else 1)
     assert not storage.queues.is_paused(QUEUE)
     assert storage.sweep().stalled == 0
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_obliterate_finds_a_job_whose_claim_ends_between_two_looks(make, monkeypatch, force):
+    storage = make()
+    storage.enqueue([batch(ids=["a"])])
+    take, rows = claim_module._take, Tx.rows
+    has_begun, may_go_on = Event(), Event()
+
+    def slow_take(*given):
+        has_begun.set()
+        assert may_go_on.wait(PATIENCE)
+        return take(*given)
+
+    monkeypatch.setattr(claim_module, "_take", slow_take)
+    with ThreadPoolExecutor(1) as pool:
+        claiming = pool.submit(end, storage, slots=1)
+        assert has_begun.wait(PATIENCE)
+
+        def rows_before_the_claim_ends(tx, statement, *parameters):
+            found = rows(tx, statement, *parameters)
+            if State.ACTIVE in parameters and not may_go_on.is_set():
+                may_go_on.set()
+                claiming.result(PATIENCE)
+            return found
+
+        monkeypatch.setattr(Tx, "rows", rows_before_the_claim_ends)
+        if force:
+            assert storage.queues.obliterate(QUEUE, force=True) == 1
+        else:
+            with pytest.raises(Exception, match="has active jobs"):
+                storage.queues.obliterate(QUEUE)
+
+    assert hot.ClaimedJob.objects.count() == models.Job.objects.count() == (0 if force else 1)
 
 
 def test_clean_goes_on_behind_jobs_that_have_started_meanwhile(make, monkeypatch):

@@ -23,6 +23,7 @@ from djqueue.core.errors import (
 )
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
+from djqueue.fields import NAME_LENGTH
 from djqueue.storage.database import DatabaseStorage, dialects, reads
 from djqueue.storage.database import enqueue as enqueues
 from djqueue.storage.database.dialects import LockFile, SqliteSql
@@ -242,6 +243,21 @@ def test_connection_that_breaks_in_a_call_is_not_used_again(make):
         storage.write(work)
 
     assert enqueue(storage)
+
+
+@on_postgresql
+def test_plans_that_a_migration_has_outdated_are_replaced(make):
+    storage = make()
+    enqueue_many(storage, dialects.PREPARED + 3)
+    for _ in range(dialects.PREPARED + 1):
+        assert len(claim_ids(storage)) == 1
+    change = "ALTER TABLE djqueue_job ALTER COLUMN job_id TYPE varchar({})"
+    with connection.cursor() as cursor:
+        cursor.execute(change.format(300))
+        try:
+            assert len(claim_ids(storage)) == 1
+        finally:
+            cursor.execute(change.format(NAME_LENGTH))
 
 
 @on_postgresql

@@ -6,9 +6,12 @@ import pytest
 from django.db import connection, connections, transaction
 
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.sharing import LimiterPolicy
 from djqueue.storage.database import events, wake
 from djqueue.testing.factories import (
     QUEUE,
+    claim,
     claim_one,
     completing,
     enqueue,
@@ -91,6 +94,20 @@ def test_listener_is_not_woken_by_another_queue_of_another_storage(make, sleeper
 
 
 @on_sqlite
+@on_sqlite
+def test_refused_claim_does_not_change_the_file(make):
+    storage = make(
+        policies={QUEUE: QueuePolicy(limiter="one")}, limiters={"one": LimiterPolicy(concurrency=1)}
+    )
+    enqueue_many(storage, 2)
+    assert len(claim(storage, 2)) == 1
+    assert claim(storage) == []
+    with connection.cursor() as cursor:
+        before = cursor.execute("PRAGMA data_version").fetchone()
+        assert claim(storage) == []
+        assert cursor.execute("PRAGMA data_version").fetchone() == before
+
+
 def test_listener_is_not_woken_when_no_job_waits(make, sleeper):
     producer, wakes, recorder = make(connect=False), Wakes(), Recorder()
     enqueue(producer)

@@ -272,11 +272,11 @@ def _ended(tx: Tx, job: StoredJob) -> None:
 
 def cancel(tx: Tx, queue: str, ids: Sequence[str], reason: str) -> list[CancelResult]:
     """Cancel jobs: a pending job never starts, an active one is asked to stop."""
-    stored.by_ids(tx, queue, ids)
+    locked = stored.by_ids(tx, queue, ids)
     results = []
     for id in ids:
-        # The end of one may end another.
-        job = stored.by_id(tx, queue, id, lock=False)
+        # The end of one may end another. One that has arrived since is not locked.
+        job = stored.by_id(tx, queue, id, lock=False) if id in locked else None
         if job is None:
             results.append(CancelResult(id, "not_found"))
         elif job.state in PENDING:
@@ -297,9 +297,9 @@ def move_in_time(
     """Move jobs in one of these states to another time; False for others."""
     tx.touch()
     moved = []
-    stored.by_ids(tx, queue, ids)
+    locked = stored.by_ids(tx, queue, ids)
     for id in ids:
-        job = stored.by_id(tx, queue, id, lock=False)
+        job = stored.by_id(tx, queue, id, lock=False) if id in locked else None
         moved.append(job is not None and job.state in states)
         if job is not None and moved[-1]:
             move_to(tx, job, run_at, event)
@@ -430,8 +430,8 @@ BELONGINGS = ("djqueue_job_result", "djqueue_job_attempt", "djqueue_job_log", "d
 
 def move(tx: Tx, queue: str, ids: Sequence[str], to: str) -> list[str]:
     """Move pending jobs, or dead letters, to the end of another queue; return what became of each."""
-    stored.by_ids(tx, queue, ids)
-    return [_move(tx, queue, id, to) for id in ids]
+    locked = stored.by_ids(tx, queue, ids)
+    return [_move(tx, queue, id, to) if id in locked else "not_found" for id in ids]
 
 
 def _move(tx: Tx, queue: str, id: str, to: str) -> str:

@@ -167,6 +167,31 @@ def end(storage, *outcomes, slots=0):
     return elsewhere(lambda: asyncio.run(storage.afinish(outcomes, request(slots))))
 
 
+CHANGES = {
+    "cancel": lambda storage: storage.jobs.cancel(QUEUE, ["a"])[0].status == "cancelled",
+    "reschedule": lambda storage: storage.jobs.reschedule(QUEUE, ["a"], 2**53)[0],
+    "move": lambda storage: storage.jobs.move(QUEUE, ["a"], "other")[0] == "moved",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_job_that_arrives_during_a_change_is_not_changed_without_its_lock(make, monkeypatch, change):
+    storage = make()
+    by_ids, arrived = stored.by_ids, []
+
+    def by_ids_before_the_job_arrives(*given, **options):
+        found = by_ids(*given, **options)
+        if not arrived:
+            arrived.append(True)
+            elsewhere(lambda: storage.enqueue([batch(ids=["a"])]))
+        return found
+
+    monkeypatch.setattr(stored, "by_ids", by_ids_before_the_job_arrives)
+
+    assert not change(storage)
+    assert claim_ids(storage) == ["a"]
+
+
 LOCKS = {
     "depends_on": lambda storage, id: storage.enqueue([batch(depends_on=((QUEUE, id),))]),
     "cancel": lambda storage, id: storage.jobs.cancel(QUEUE, [id]),

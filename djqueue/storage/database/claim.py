@@ -1,5 +1,6 @@
 """Claims: which ready jobs become active, within the limits of their queues."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -17,6 +18,7 @@ from .stored import NO_RATE, READY, TOKENS, LockedGroup, StoredJob, advance, by_
 from .transaction import Tx, group_lock, limiter_lock, limits_lock
 from .transitions import EXPIRED, fail_pending, move_to
 
+logger = logging.getLogger("djqueue.storage")
 T = TypeVar("T")
 
 
@@ -96,8 +98,6 @@ class Serving(NamedTuple):
     """When its next delayed job is due."""
     rest: int | None
     """When its next resting group continues."""
-    aside: list["ReadyRow"]
-    """Jobs that were taken, and whose groups other transactions have locked."""
 
 
 class ReadyQueues:
@@ -185,7 +185,7 @@ def _serving(tx: Tx, name: str) -> Serving | None:
         return None
     policy = tx.storage.policy(name)
     limits = pair_of_limits(capacity, per, concurrency) if limits_set else (policy.rate, policy.concurrency)
-    return Serving(name, bool(paused), *limits, bool(ready), bool(stalled), due, rest, [])
+    return Serving(name, bool(paused), *limits, bool(ready), bool(stalled), due, rest)
 
 
 def _take(
@@ -204,9 +204,6 @@ def _take(
     most = len(claimed) + slots
     while (left := most - len(claimed)) > 0 and take(tx, queue, request, left, claimed, hints):
         pass
-    if queue.aside:
-        tx.insert("djqueue_ready", READY, [(job.pk, name, *job[1:]) for job in queue.aside])
-        hints.append(LOCKED)
     due = queue.due
     if due is not None and due <= tx.now:
         due = tx.value("SELECT MIN(run_at) FROM djqueue_delayed WHERE queue = ?", name)
@@ -225,20 +222,17 @@ def _take_first(
 ) -> bool:
     """Start ready jobs, best first; return whether more may be ready."""
     named, names = tx.among("name", sorted(request.names))
-    stalled = "" if request.stalled else " AND stalls = 0"
+    which = f"queue = ? AND {named} AND stalls = 0"
+    best = f"{which}{_free_groups(tx, queue)} ORDER BY rank, seq LIMIT ?{tx.dialect.skip_locked}"
     take = (
-        "DELETE FROM djqueue_ready WHERE id "
-        + tx.dialect.once(
-            f"SELECT id FROM djqueue_ready WHERE queue = ? AND {named}{stalled} ORDER BY rank, seq LIMIT ?"
-            + tx.dialect.skip_locked
-        )
-        + f" RETURNING {TAKEN}"
+        f"DELETE FROM djqueue_ready WHERE id {tx.dialect.once(f'SELECT id FROM djqueue_ready WHERE {best}')} "
+        f"RETURNING {TAKEN}"
     )
     started: list[Row] = []
     if tx.dialect.nests_writes:
         rows = tx.rows(
             f"WITH taken (pk, rank, seq, name, part, weight, stopped, ends) AS ({take}), started AS ({START} "
-            "FROM taken WHERE id = pk AND part IS NULL AND (ends IS NULL OR ends > ?) "
+            "FROM taken WHERE id = pk AND (ends IS NULL OR ends > ?) "
             f"RETURNING {STARTED}) SELECT taken.*, {STARTED} FROM taken LEFT JOIN started ON id = pk",
             *(queue.name, names, slots, tx.now, request.worker, tx.now),
         )
@@ -248,11 +242,9 @@ def _take_first(
     else:
         rows = tx.rows(take, queue.name, names, slots)
     if len(rows) < slots and queue.has_ready:
-        left = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} LIMIT 1"
-        _note_locked(tx, hints, left, queue.name, names)
-    taken = sorted((ReadyRow(*row) for row in rows), key=lambda job: (job.rank, job.seq))
-    ready = _lock_groups(tx, queue, taken)
-    return _start(tx, queue.name, request, ready, claimed, started) or len(ready) < len(taken)
+        _note_locked(tx, hints, f"SELECT 1 FROM djqueue_ready WHERE {which} LIMIT 1", queue.name, names)
+    ready = sorted((ReadyRow(*row) for row in rows), key=lambda job: (job.rank, job.seq))
+    return _start(tx, queue.name, request, ready, claimed, started)
 
 
 def _note_locked(tx: Tx, hints: list[int], left: str, *parameters: object) -> None:
@@ -261,23 +253,13 @@ def _note_locked(tx: Tx, hints: list[int], left: str, *parameters: object) -> No
         hints.append(LOCKED)
 
 
-def _lock_groups(tx: Tx, queue: Serving, ready: list[ReadyRow]) -> list[ReadyRow]:
-    """Lock the groups of jobs; set those aside whose groups other transactions have locked.
+def _free_groups(tx: Tx, queue: Serving) -> str:
+    """Return the condition that a ready job has no group, or one that no other transaction has locked.
 
-    A claim does not wait for them: it may hold the groups of jobs that have just ended, and callers keep
-    groups in which they enqueue.
+    A claim does not wait for groups: it may hold those of jobs that have just ended, and callers keep groups
+    in which they enqueue.
     """
-    groups = {job.group: group_lock(queue.name, job.group) for job in ready if job.group is not None}
-    if not groups or tx.storage.policy(queue.name).group_mode == GLOBAL:
-        return ready
-    locked = tx.try_lock(groups.values())
-    if not locked:
-        return ready
-    aside = [job for job in ready if job.group is not None and groups[job.group] in locked]
-    condition, pks = tx.among("id", [job.pk for job in aside])
-    tx.run(f"DELETE FROM djqueue_ready WHERE {condition}", pks)
-    queue.aside.extend(aside)
-    return [job for job in ready if job not in aside]
+    return "" if tx.storage.policy(queue.name).group_mode == GLOBAL else tx.dialect.free_group
 
 
 def _take_within_limits(
@@ -296,16 +278,15 @@ def _take_within_limits(
     if queue.rate is not None:
         allowed = min(allowed, limiters.available_tokens(tx, name, "", queue.rate))
     rows = tx.rows(
-        f"SELECT {TAKEN} FROM djqueue_ready WHERE queue = ? AND {named}{stalled} ORDER BY rank, seq LIMIT ?"
-        f"{tx.dialect.skip_locked}",
+        f"SELECT {TAKEN} FROM djqueue_ready WHERE queue = ? AND {named}{stalled}{_free_groups(tx, queue)} "
+        f"ORDER BY rank, seq LIMIT ?{tx.dialect.skip_locked}",
         *(name, names, slots),
     )
     if len(rows) < slots and queue.has_ready:
         seen, pks = tx.among("id", [row[0] for row in rows])
         left = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} AND NOT {seen} LIMIT 1"
         _note_locked(tx, hints, left, name, names, pks)
-    taken = [ReadyRow(*row) for row in rows]
-    ready = _lock_groups(tx, queue, taken)
+    ready = [ReadyRow(*row) for row in rows]
     chosen, is_refused = _choose(tx, queue, ready, allowed, limiter, claimed, hints)
     if chosen:
         condition, pks = tx.among("id", [job.pk for job in chosen])
@@ -323,7 +304,6 @@ def _take_within_limits(
         limiter.save()
         if is_refused:
             hints += limiter.waits(name)
-    has_more |= len(ready) < len(taken)
     return has_more and not is_refused and not (claimed and claimed[-1].stalls)
 
 
@@ -405,6 +385,9 @@ def _start(
         found |= {
             row[0]: row for row in tx.rows(f"{START} WHERE {condition} RETURNING {STARTED}", now, worker, pks)
         }
+    if missing := [job.pk for job in ready if job.pk not in found]:
+        logger.error("Dropped ready rows of queue %r, whose jobs are gone: %s.", queue, missing)
+        ready = [job for job in ready if job.pk in found]
     claims, observed = [], tx.is_observed(queue)
     retention = policy.retention
     is_unbounded = retention is NO_RETENTION

@@ -15,8 +15,8 @@ from djqueue.core.unique import Succession, succession
 from djqueue.storage.tables.rows import unpack_options
 
 from . import retention, transitions
-from .stored import StoredJob, by_keys, ids_by_queue, lock_jobs
-from .transaction import Tx, key_lock
+from .stored import StoredJob, by_keys, ids_by_queue, is_grouped, lock_jobs
+from .transaction import Tx, group_lock, key_lock
 
 DEPENDENCY = ("dependent", "queue", "job_id", "met")
 
@@ -309,6 +309,13 @@ def release_key(tx: Tx, job: StoredJob) -> int | None:
     return successor
 
 
+def taken_keys(tx: Tx, queue: str, keys: Iterable[str]) -> set[str]:
+    """Return those of the keys that jobs have, or wait for."""
+    condition, values = tx.among("key", sorted(keys))
+    found = f"SELECT key FROM djqueue_unique_key WHERE queue = ? AND {condition}"
+    return {key for (key,) in tx.rows(found, queue, values)}
+
+
 def succeed(tx: Tx, job: StoredJob) -> tuple[StoredJob | None, Succession[StoredJob] | None]:
     """Return the owner of a new job's key, and how the job comes to the key; None if it is a duplicate."""
     assert job.options.unique_key is not None
@@ -319,6 +326,8 @@ def succeed(tx: Tx, job: StoredJob) -> tuple[StoredJob | None, Succession[Stored
             return owner, None  # A duplicate changes nothing, so that it locks nothing.
         # Rows before keys, as at the end of a job: in another order, the two would wait for each other.
         lock_jobs(tx, [pk for pk in (key.owner, key.successor) if pk])
+        if is_grouped(tx, job):
+            tx.lock(group_lock(job.queue, job.options.group or ""))
     return _succeed(tx, job, lock_key(tx, job.queue, job.options.unique_key))
 
 

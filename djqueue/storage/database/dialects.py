@@ -81,6 +81,12 @@ class SqlDialect(ABC):
     """Ends a SELECT that locks its rows, and waits for other transactions."""
     for_share = ""
     """Ends a SELECT whose rows may not change until the transaction ends."""
+    free_group = ""
+    """Condition that a ready or active job has no group, or one that can be locked at once; then locks it."""
+    unlocked_change = ""
+    """Ends a SELECT of rows that are changed and not deleted, and leaves out those that are locked."""
+    keep = ""
+    """Ends a SELECT whose rows may be changed by others, but not deleted, until the transaction ends."""
     as_text = "?"
     """A text parameter where the database could not tell its type."""
     has_clock = False
@@ -392,6 +398,12 @@ class PostgresSql(SqlDialect):
     skip_locked = " FOR UPDATE SKIP LOCKED"
     for_update = " FOR UPDATE"
     for_share = " FOR SHARE"
+    free_group = (
+        ' AND ("group" IS NULL OR pg_try_advisory_xact_lock('
+        "hashtextextended('group:' || queue || ':' || \"group\", 7310)))"
+    )
+    unlocked_change = " FOR NO KEY UPDATE SKIP LOCKED"
+    keep = " FOR KEY SHARE"
     as_text = "CAST(? AS text)"
     has_clock = True
     has_gaps = True

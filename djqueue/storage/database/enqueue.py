@@ -17,6 +17,7 @@ from djqueue.core.flow import Substitutes, outside
 from djqueue.core.forks import after_fork
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import JobOptions
+from djqueue.core.queue import GLOBAL
 from djqueue.core.shown import numbered
 from djqueue.core.states import PENDING, REUSABLE, State
 from djqueue.core.unique import REPLACED
@@ -26,7 +27,7 @@ from djqueue.storage.tables.dberrors import named
 
 from . import dependencies, stored, transitions
 from .stored import DELAYED, NEW_JOB, READY, StoredJob, place, ready_row
-from .transaction import Tx, is_in_transaction
+from .transaction import Tx, group_lock, is_in_transaction, key_lock
 
 if TYPE_CHECKING:
     from .storage import DatabaseStorage
@@ -47,6 +48,7 @@ def enqueue(tx: Tx, batches: Sequence[Batch], *, chunk: int = 0) -> list[Enqueue
             raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
         tx.storage.policy(batch.queue).check_batch(batch)
     _check_dependencies(tx, batches)
+    _lock_shared(tx, batches)
     results: list[EnqueueResult] = []
     substitutes = Substitutes()
     for given in batches:
@@ -56,6 +58,27 @@ def enqueue(tx: Tx, batches: Sequence[Batch], *, chunk: int = 0) -> list[Enqueue
         results += answers
     tx.results += results
     return results
+
+
+def _lock_shared(tx: Tx, batches: Sequence[Batch]) -> None:
+    """Lock the groups and free unique keys of jobs at once: two calls that lock them in orders of their own
+    would wait for each other.
+    """
+    if not tx.dialect.for_update or len(batches) < 2:
+        return
+    groups: set[str] = set()
+    keys: dict[str, set[str]] = {}
+    for queue, options in ((batch.queue, batch.options) for batch in batches):
+        if options.group is not None and tx.storage.policy(queue).group_mode != GLOBAL:
+            groups.add(group_lock(queue, options.group))
+        if options.unique_key is not None:
+            keys.setdefault(queue, set()).add(options.unique_key)
+    tx.lock(*groups)
+    free: set[str] = set()
+    for queue, wanted in keys.items():
+        # A duplicate of a job that has its key locks nothing.
+        free |= {key_lock(queue, key) for key in wanted - dependencies.taken_keys(tx, queue, wanted)}
+    tx.lock(*free)
 
 
 def _check_dependencies(tx: Tx, batches: Sequence[Batch]) -> None:

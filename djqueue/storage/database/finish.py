@@ -249,29 +249,32 @@ def held_claims(
     return {row[0]: row for row in found if wanted[row[0]] == row[3:5]}
 
 
-def renew(tx: Tx, leases: Sequence[Lease]) -> list[Renewal]:
-    """Extend the claims whose tokens hold to a full lease from now."""
-    free = held_claims(tx, leases, tx.dialect.skip_locked)
-    held = dict(free)
-    if locked := [lease for lease in leases if lease.token not in free]:
-        # A caller's transaction may have locked them: those that no sweep takes back yet are renewed later.
-        seen = held_claims(tx, locked, "")
-        held |= {token: row for token, row in seen.items() if row[5] > tx.tick}
-        overdue = [lease for lease in locked if lease.token in seen and lease.token not in held]
-        free |= held_claims(tx, overdue, tx.dialect.for_update) if overdue else {}
-        held |= free
+def renew(tx: Tx, leases: Sequence[Lease], *, waits: bool = False) -> list[Renewal | None]:
+    """Extend the claims whose tokens hold to a full lease from now.
+
+    Args:
+        tx: The transaction.
+        leases: The leases.
+        waits: Wait for transactions that have locked the claims. Otherwise, these are renewed later, and the
+            answer for those that a sweep may take back already is None.
+    """
+    free = held_claims(tx, leases, tx.dialect.for_update if waits else tx.dialect.unlocked_change)
+    missing = [lease for lease in leases if lease.token not in free]
+    locked = held_claims(tx, missing, "") if missing else {}
     by_length: dict[int, list[int]] = {}
     for lease in leases:
         if lease.token in free:
             length = tx.storage.policy(lease.queue).lease
-            by_length.setdefault(length, []).append(held[lease.token][1])
+            by_length.setdefault(length, []).append(free[lease.token][1])
     for length, pks in by_length.items():
         condition, values = tx.among("id", pks)
         tx.run(f"UPDATE djqueue_claim SET lease_until = ? WHERE {condition}", tx.tick + length, values)
-    return [
-        Renewal(True, bool(held[lease.token][2])) if lease.token in held else Renewal(False)
-        for lease in leases
-    ]
+    answers: list[Renewal | None] = []
+    for token in (lease.token for lease in leases):
+        row = free.get(token) or locked.get(token)
+        is_overdue = token in locked and locked[token][5] <= tx.tick
+        answers.append(Renewal(False) if row is None else None if is_overdue else Renewal(True, bool(row[2])))
+    return answers
 
 
 def report(tx: Tx, reports: Sequence[ProgressReport]) -> list[bool]:

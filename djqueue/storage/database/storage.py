@@ -1,6 +1,7 @@
 """Jobs in a database of the project, without a scheduler: every process runs the same statements."""
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ from django.db import Error, connections
 
 from djqueue.core.clock import Clock
 from djqueue.core.engine import DEFAULT_POLICY
-from djqueue.core.errors import ConfigurationError
+from djqueue.core.errors import ConfigurationError, StorageUnavailableError
 from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.ids import IdSource
 from djqueue.core.job import (
@@ -61,6 +62,8 @@ T = TypeVar("T")
 NO_CLAIMS = Claims([])
 USE_EVERY = 60_000
 """Milliseconds after which a process records again that a queue is used, as another may obliterate it."""
+ALONE = 1.0
+"""Seconds for which a report tries its outcomes one by one when something of one of them is locked."""
 MOVED = 100
 """Jobs that one transaction moves to another queue."""
 
@@ -313,20 +316,32 @@ class DatabaseStorage(Storage):
             accepted: list[bool | None] = []
             claimed = None
             try:
+                until = time.monotonic() + ALONE
                 for outcome in outcomes:
+                    if time.monotonic() > until:
+                        break
                     alone = write(partial(_step, outcomes=[outcome], then=None, waits=False))
                     accepted += [None] if alone is None else alone[0].accepted
                 claimed = None if then is None else write(partial(claim.claim, request=then))
-            except Error:
+            except (Error, StorageUnavailableError):
                 if not accepted:
                     raise
                 # The worker reports the others again, and meets the error then.
-                accepted += [None] * (len(outcomes) - len(accepted))
+            accepted += [None] * (len(outcomes) - len(accepted))
             wait = None if then is None else stored.LOCKED_AGAIN
             return Finished(accepted, Claims([], wait) if claimed is None else claimed[0])
 
     def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
-        return self.write(lambda tx: finish.renew(tx, leases)) if leases else []
+        if not leases:
+            return []
+        answers = self.write(lambda tx: finish.renew(tx, leases))
+        if None in answers:
+            # By itself: the others are renewed whatever holds these up.
+            overdue = [lease for lease, answer in zip(leases, answers, strict=True) if answer is None]
+            waited = self.transactions.write_unless_locked(lambda tx: finish.renew(tx, overdue, waits=True))
+            late = iter([Renewal(True)] * len(overdue) if waited is None else waited[0])
+            answers = [next(late) if answer is None else answer for answer in answers]
+        return [answer or Renewal(True) for answer in answers]
 
     def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
         return self.write(lambda tx: finish.report(tx, reports)) if reports else []

@@ -130,8 +130,12 @@ def lock_jobs(tx: Tx, pks: Sequence[int], *, share: bool = False) -> None:
         # The row of its state first, which a claim or an end takes, or skips, before anything else. These are
         # statements of their own, each of which sees what the one before has waited for.
         which = f"WHERE id = ANY('{{{', '.join(map(str, pks))}}}') ORDER BY id"
-        suffix = tx.dialect.for_share if share else tx.dialect.for_update
-        tx.script("; ".join(f"SELECT id FROM {table} {which}{suffix}" for table in (*HOT, "djqueue_job")))
+        hot, cold = tx.dialect.for_update, tx.dialect.for_update
+        if share:
+            # Leases go on.
+            hot, cold = tx.dialect.keep, tx.dialect.for_share
+        locks = [f"SELECT id FROM {table} {which}{hot}" for table in HOT]
+        tx.script("; ".join([*locks, f"SELECT id FROM djqueue_job {which}{cold}"]))
 
 
 def by_ids(tx: Tx, queue: str, ids: Iterable[str], *, lock: bool = True) -> dict[str, StoredJob]:

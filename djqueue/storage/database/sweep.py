@@ -174,8 +174,8 @@ def _stall(tx: Tx) -> int:
     # The job that was claimed last is claimed first again: a job that kills its worker soon after its start
     # is among the last ones. Jobs of one claim keep their order.
     overdue = tx.rows(
-        "SELECT id, token FROM djqueue_claim WHERE lease_until <= ? ORDER BY started_at, id DESC LIMIT ?"
-        + tx.dialect.skip_locked,
+        f"SELECT id, token FROM djqueue_claim WHERE lease_until <= ?{tx.dialect.free_group} "
+        f"ORDER BY started_at, id DESC LIMIT ?{tx.dialect.skip_locked}",
         *(tx.tick, STALLED),
     )
     for pk, token in overdue:

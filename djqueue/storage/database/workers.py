@@ -94,7 +94,10 @@ class SqlWorkers(Workers):
         for worker_id, pid, process in self.killed(tx):
             same = "worker_id = ? AND pid = ? AND process = ?"
             if tx.run(f"DELETE FROM djqueue_worker_state WHERE {same}", worker_id, pid, process):
-                ended = "UPDATE djqueue_claim SET lease_until = ? WHERE worker = ? AND lease_until > ?"
+                # The leases of jobs that other transactions have locked expire by themselves.
+                mine = "SELECT id FROM djqueue_claim WHERE worker = ? AND lease_until > ?"
+                condition = tx.dialect.once(f"{mine}{tx.dialect.unlocked_change}")
+                ended = f"UPDATE djqueue_claim SET lease_until = ? WHERE id {condition}"
                 count = tx.run(ended, tx.tick, worker_id, tx.tick)
                 tx.then(partial(logger.warning, KILLED, worker_id, pid, count))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Event
 
 import pytest
@@ -335,3 +336,66 @@ def test_first_use_of_a_queue_in_an_open_transaction_blocks_no_other(make):
     enqueue_many(other, 1, queue="new")
     assert "new" in storage.queues.names()
     assert models.GroupState.objects.filter(queue="new", group="").count() == 1
+
+
+def test_claim_leaves_ready_jobs_of_a_locked_group_as_they_are(make):
+    storage = make()
+    storage.enqueue([batch(ids=["a"], group="g")])
+    row = "SELECT xmin::text FROM djqueue_ready"
+
+    with transaction.atomic():
+        storage.enqueue([batch(ids=["b"], group="g")])
+        before = storage.read(lambda tx: tx.value(row))
+        claims = end(storage, slots=2).claims
+        after = elsewhere(lambda: storage.read(lambda tx: tx.value(row)))
+
+    assert (claims.jobs, claims.wait) == ([], 50)
+    assert before == after
+    assert claim_ids(storage, 5) == ["a"]
+
+
+def test_job_that_another_one_comes_to_depend_on_keeps_its_lease(make):
+    storage = make()
+    storage.enqueue([batch(ids=["x"])])
+    jobs = claim(storage)
+    hot.ClaimedJob.objects.update(lease_until=1)
+
+    with transaction.atomic():
+        storage.enqueue([batch(depends_on=((QUEUE, "x"),))])
+        [renewal] = elsewhere(lambda: storage.renew([Lease(job.queue, job.id, job.token) for job in jobs]))
+
+    assert renewal.held
+    assert lease_of("x") > 1
+
+
+def test_overdue_lease_of_a_locked_job_does_not_hold_up_the_others(make):
+    storage = make()
+    storage.enqueue([batch(ids=["x", "y"])])
+    jobs = claim(storage, 2)
+    hot.ClaimedJob.objects.update(lease_until=1)
+
+    with transaction.atomic():
+        storage.jobs.cancel(QUEUE, ["x"])
+        renewals = elsewhere(lambda: storage.renew([Lease(job.queue, job.id, job.token) for job in jobs]))
+        assert (lease_of("x"), lease_of("y") > 1) == (1, True)
+
+    assert [renewal.held for renewal in renewals] == [True, True]
+
+
+@pytest.mark.parametrize("share", ["group", "unique_key"])
+def test_two_calls_enqueue_in_opposite_orders_without_a_deadlock(make, share):
+    storage = make()
+    storage.enqueue([batch()])
+    names = [f"name-{number}" for number in range(100)]
+
+    def enqueue_all(order):
+        with transaction.atomic():
+            for _ in range(3):
+                storage.enqueue([batch(**{share: name}) for name in order])
+
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(elsewhere, partial(enqueue_all, order)) for order in (names, names[::-1])]
+        for call in calls:
+            call.result(PATIENCE)
+
+    assert models.Job.objects.count() == 1 + (600 if share == "group" else 100)

@@ -49,9 +49,12 @@ class Sweep:
         self._failing = failing
         self._errors: dict[str, Exception] = {}
         self._worked = False
+        self._is_held_up = False
 
     def run(self) -> Swept:
-        """Do the steps. Raises an error only if all of them fail, or the database cannot be reached."""
+        """Do the steps. Raises an error only if all of them fail, two wait for the database in vain, or it cannot
+        be reached.
+        """
         self._tidy()
         stalled, expired, promoted, retried = self._move()
         with self._step("add up what was counted"):
@@ -68,9 +71,13 @@ class Sweep:
             with named(self._storage.alias):
                 yield
             self._worked = True
-        except Exception as error:
-            if isinstance(error, StorageUnavailableError) and is_unreachable(self._storage.alias, error):
+        except StorageUnavailableError as error:
+            # Each step that waits in vain takes seconds: one may be held up by a lock, two mean more.
+            if self._is_held_up or is_unreachable(self._storage.alias, error):
                 raise
+            self._is_held_up = True
+            self._errors[name] = error
+        except Exception as error:
             self._errors[name] = error
 
     def _report(self) -> None:
@@ -78,10 +85,12 @@ class Sweep:
             raise next(iter(self._errors.values()))
         for name, error in self._errors.items():
             if name not in self._failing:
-                logger.error(
+                is_known = isinstance(error, StorageUnavailableError)
+                logger.log(
+                    logging.WARNING if is_known else logging.ERROR,
                     "The sweep could not %s; it goes on with its other steps, and will try again: %s",
                     *(name, error),
-                    exc_info=error,
+                    exc_info=None if is_known else error,
                 )
         self._failing.clear()
         self._failing.update(self._errors)

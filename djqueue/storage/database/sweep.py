@@ -52,7 +52,7 @@ class Sweep:
         self._is_held_up = False
 
     def run(self) -> Swept:
-        """Do the steps. Raises an error only if all fail, two wait for the database in vain, or it is away."""
+        """Do the steps. Raises only if all fail, two wait for the database in vain, or it is away."""
         self._tidy()
         stalled, expired, promoted, retried = self._move()
         with self._step("add up what was counted"):

@@ -14,7 +14,18 @@ from djqueue.storage.tables.rows import pair_of_limits, unpack_options
 
 from . import limiters
 from .dialects import Row
-from .stored import NO_RATE, READY, TOKENS, LockedGroup, StoredJob, advance, by_keys, is_grouped, push
+from .stored import (
+    NO_RATE,
+    READY,
+    TOKENS,
+    LockedGroup,
+    StoredJob,
+    advance,
+    by_keys,
+    holding_group,
+    is_grouped,
+    push,
+)
 from .transaction import Tx, group_lock, limiter_lock, limits_lock
 from .transitions import EXPIRED, fail_pending, move_to
 
@@ -417,8 +428,8 @@ def _start(
     tx.shift(queue, State.WAITING, State.ACTIVE, len(ready))
     by_group: dict[str, int] = {}
     for one in ready:
-        if one.group is not None and policy.group_mode != GLOBAL:
-            by_group[one.group] = by_group.get(one.group, 0) + 1
+        if (holding := holding_group(tx, queue, one.group)) is not None:
+            by_group[holding] = by_group.get(holding, 0) + 1
     if by_group:
         advance(tx, queue, sorted(by_group), by_group)
     return bool(expired or by_group)
@@ -426,9 +437,7 @@ def _start(
 
 def _ends_alone(options: JobOptions) -> bool:
     """Return whether the completion of a job concerns nothing but its own rows, its group and dependents."""
-    return options.plain or (
-        options.unique_key is None and not options.depends_on and options.rejected is None
-    )
+    return options.unique_key is None and not options.depends_on and options.rejected is None
 
 
 def promote_due(tx: Tx, queue: str, limit: int = PROMOTED) -> int:

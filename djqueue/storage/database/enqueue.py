@@ -17,7 +17,6 @@ from djqueue.core.flow import Substitutes, outside
 from djqueue.core.forks import after_fork
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import JobOptions
-from djqueue.core.queue import GLOBAL
 from djqueue.core.shown import numbered
 from djqueue.core.states import PENDING, REUSABLE, State
 from djqueue.core.unique import REPLACED
@@ -69,8 +68,8 @@ def _lock_shared(tx: Tx, batches: Sequence[Batch]) -> None:
     groups: set[str] = set()
     keys: dict[str, set[str]] = {}
     for queue, options in ((batch.queue, batch.options) for batch in batches):
-        if options.group is not None and tx.storage.policy(queue).group_mode != GLOBAL:
-            groups.add(group_lock(queue, options.group))
+        if (group := stored.holding_group(tx, queue, options.group)) is not None:
+            groups.add(group_lock(queue, group))
         if options.unique_key is not None:
             keys.setdefault(queue, set()).add(options.unique_key)
     tx.lock(*groups)

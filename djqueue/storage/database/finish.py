@@ -17,7 +17,6 @@ from djqueue.core.job import (
     Renewal,
 )
 from djqueue.core.options import DEFAULT_OPTIONS, JobKey
-from djqueue.core.queue import GLOBAL
 from djqueue.core.stalls import stalled_error
 from djqueue.core.states import State
 from djqueue.storage.tables import rows
@@ -25,7 +24,7 @@ from djqueue.storage.tables import rows
 from . import dependencies, limiters, queues, stored, transitions
 from .claim import CLAIM, COLUMNS, Claim
 from .dialects import Row
-from .stored import TOKENS, StoredJob, advance, by_keys, is_grouped, keep_newest, select
+from .stored import TOKENS, StoredJob, advance, by_keys, holding_group, is_grouped, keep_newest, select
 from .transaction import Tx, group_lock, key_lock, limiter_lock
 
 logger = logging.getLogger("djqueue.storage")
@@ -201,8 +200,8 @@ def _groups(tx: Tx, claims: Iterable[Claim]) -> dict[str, list[str]]:
     """Return the groups of completed jobs that may continue, each once, by queue."""
     found: dict[str, dict[str, None]] = {}
     for claim in claims:
-        if claim.group is not None and tx.storage.policy(claim.queue).group_mode != GLOBAL:
-            found.setdefault(claim.queue, {})[claim.group] = None
+        if (group := holding_group(tx, claim.queue, claim.group)) is not None:
+            found.setdefault(claim.queue, {})[group] = None
     return {queue: list(names) for queue, names in found.items()}
 
 

@@ -290,7 +290,12 @@ def ready_row(job: StoredJob, seq: int) -> Row:
 
 def is_grouped(tx: Tx, job: StoredJob) -> bool:
     """Return whether a group may hold a job back."""
-    return job.options.group is not None and tx.storage.policy(job.queue).group_mode != GLOBAL
+    return holding_group(tx, job.queue, job.options.group) is not None
+
+
+def holding_group(tx: Tx, queue: str, group: str | None) -> str | None:
+    """Return a group of a queue that may hold jobs back; None if groups do not, or there is none."""
+    return None if tx.storage.policy(queue).group_mode == GLOBAL else group
 
 
 def place(tx: Tx, job: StoredJob, *, front: bool = False, is_blocked: bool = False) -> None:

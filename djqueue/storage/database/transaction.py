@@ -66,7 +66,7 @@ def limits_lock(queue: str) -> str:
 
 
 def group_lock(queue: str, group: str) -> str:
-    """Return the name that a group is locked by."""
+    """Return the name that a group is locked by, which `free_group` of PostgreSQL makes, too."""
     return f"group:{queue}:{group}"
 
 

@@ -78,7 +78,7 @@ def test_poison_job_fails_without_failing_other_jobs_on_database(
     tmp_path: Path, poisons: int, seconds: float, max_stalls: int
 ) -> None:
     storage = {"BACKEND": "djqueue.storage.database.DatabaseStorage"}
-    settings = SETTINGS % (max_stalls, storage) + 'DJQUEUE["QUEUES"] = {"default": {"LEASE": 5}}\n'
+    settings = SETTINGS % (max_stalls, storage) + 'DJQUEUE["QUEUES"] = {"default": {"LEASE": 3}}\n'
     ends_alone(Project(tmp_path, JOBS % seconds, settings), poisons, stalls=max_stalls + 1)
 
 
@@ -94,7 +94,7 @@ for number in range({GOOD}):
     project.run(code)
     deaths = 0
     while True:
-        with project.start_single("--until-empty", "--concurrency", "10") as workers:
+        with project.start_single("--until-empty", "--concurrency", "5") as workers:
             code_of_end = workers.ends()
         if code_of_end == 0:
             break

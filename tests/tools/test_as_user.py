@@ -87,6 +87,7 @@ def test_benchmark_measures_runworkers_on_redis():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_benchmark_measures_runworkers_on_sqlite():
     done = run("--storage", "sqlite", "--metric", "enqueue", "--metric", "features", "--metric", "latency")
 

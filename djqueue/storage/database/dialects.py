@@ -54,9 +54,10 @@ NETWORK = {
 """Options of own connections to PostgreSQL, so that they notice within 25 s that the network is gone."""
 PREPARED = 5
 """Executions of a statement after which the server keeps its plan for the connection."""
-PLANS = "SET enable_seqscan = off; SET enable_hashjoin = off; SET jit = off"
-"""Keeps a plan that was made while a table was empty from reading all of it later. PostgreSQL would compile
-statements that must read a table, which takes much longer than running them."""
+PLANS = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "jit")
+"""Settings that are off, so that a plan that was made while a table was empty does not read all of it later.
+A bitmap would read, sort, and try to lock the groups of, all ready jobs of a queue for each claim. Statements
+that must read a table are not compiled either, which takes much longer than running them."""
 NEGLIGIBLE = 0.1
 """Seconds by which a wait may be longer than asked for."""
 SYNCED = (
@@ -411,8 +412,8 @@ class PostgresSql(SqlDialect):
 
     def __init__(self, alias: str, *, has_sessions: bool = True) -> None:
         self._alias = alias
-        self._limits_of_transactions = "" if has_sessions else f"; {_limits(of_session=False)}"
-        self._of_session = f"{_limits(of_session=True)}; {PLANS}" if has_sessions else ""
+        settings = _settings(of_session=has_sessions)
+        self._of_session, self._of_transaction = (settings, "") if has_sessions else ("", f"; {settings}")
         self.connection_options = {**NETWORK, "prepare_threshold": PREPARED} if has_sessions else NETWORK
 
     def cursor(self, wrapper: BaseDatabaseWrapper) -> Any:
@@ -431,7 +432,7 @@ class PostgresSql(SqlDialect):
         # After the wait for a lock, a statement must see what its last holder has committed.
         begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
         once = "" if waits else AT_ONCE
-        cursor.execute(f"{begin}{self._limits_of_transactions}{f'; {SYNCED}' if durable else ''}{once}")
+        cursor.execute(f"{begin}{self._of_transaction}{f'; {SYNCED}' if durable else ''}{once}")
         with _committed(cursor):
             yield True
 
@@ -585,13 +586,14 @@ def _file(cursor: Any) -> str:
     return files["main"] or ""
 
 
-def _limits(*, of_session: bool) -> str:
-    """Return the statement that sets `LIMITS`, for a session or for a transaction."""
+def _settings(*, of_session: bool) -> str:
+    """Return the statements that set `LIMITS` and `PLANS`, for a session or for a transaction."""
     wanted = ", ".join(f"('{name}', '{value}')" for name, value in LIMITS.items())
-    return (
+    limits = (
         f"SELECT set_config(name, value, {'false' if of_session else 'true'}) FROM (VALUES {wanted}) "
         "AS wanted(name, value) WHERE current_setting(name) IN ('0', '')"
     )
+    return "; ".join((limits, *(f"SET {'' if of_session else 'LOCAL '}{name} = off" for name in PLANS)))
 
 
 @lru_cache(maxsize=1024)

@@ -7,7 +7,7 @@ from djqueue import models
 from djqueue.core.errors import StorageError
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.models import hot
-from djqueue.storage.database import queues, stored
+from djqueue.storage.database import dialects, queues, stored
 from djqueue.storage.database import transaction as transactions
 from djqueue.testing.factories import (
     QUEUE,
@@ -18,6 +18,7 @@ from djqueue.testing.factories import (
     counts,
     enqueue,
     enqueue_many,
+    request,
 )
 
 EVER = 2**53
@@ -204,3 +205,20 @@ def test_jobs_are_removed_by_id_in_one_step(make, removals):
 
     assert removals.counts == [2]
     assert list(models.Job.objects.values_list("job_id", flat=True)) == ["b"]
+
+
+@pytest.mark.parametrize("notify", [True, False], ids=["session", "pooler"])
+def test_claim_reads_few_ready_jobs_of_postgresql_however_it_is_planned(make, monkeypatch, notify):
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one plan")
+    read = "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'djqueue_ready'"
+    storage, numbers = make(notify=notify), []
+    flush = transactions.Tx.flush
+    enqueue_many(storage, 5_000)
+    monkeypatch.setattr(transactions.Tx, "flush", lambda tx: (flush(tx), numbers.append(tx.value(read))))
+
+    # The first ones have plans of their own; then one is kept.
+    for _ in range(3 * dialects.PREPARED):
+        assert len(storage.claim(request(10)).jobs) == 10
+
+    assert max(numbers) < 1_000, numbers  # The server adds those of several transactions up.

@@ -264,10 +264,11 @@ class Migration(migrations.Migration):
                 ('lease_until', models.BigIntegerField(help_text='Milliseconds by the clock of leases.')),
                 ('job_id', models.CharField(max_length=255)),
                 ('name', models.CharField(max_length=255)),
-                ('plain', models.BooleanField(help_text='Its completion concerns nothing but its own rows and its group.')),
+                ('plain', models.BooleanField(help_text='Its completion concerns nothing but its own rows, its group and its unique key.')),
                 ('kept', models.BigIntegerField(help_text='Milliseconds for which its record is kept.', null=True)),
                 ('readable', models.BigIntegerField(help_text='Milliseconds for which its result is kept.', null=True)),
                 ('content_type', models.CharField(max_length=100)),
+                ('unique_key', models.CharField(max_length=255, null=True)),
                 ('cancel', models.BooleanField(default=False, help_text='Its cancellation was requested.')),
             ],
             options={
@@ -401,6 +402,7 @@ class Migration(migrations.Migration):
                 ('group', models.CharField(max_length=255)),
                 ('seq', models.BigIntegerField(help_text='Order of arrival; negative in front of the others.')),
                 ('name', models.CharField(max_length=255)),
+                ('weight', models.IntegerField(default=1)),
             ],
             options={
                 'db_table': 'djqueue_held',

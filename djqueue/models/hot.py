@@ -64,6 +64,7 @@ class HeldJob(models.Model):
     group = models.CharField(max_length=NAME_LENGTH)
     seq = models.BigIntegerField(help_text="Order of arrival; negative in front of the others.")
     name = models.CharField(max_length=NAME_LENGTH)
+    weight = models.IntegerField(default=1)
 
     class Meta:
         db_table = "djqueue_held"
@@ -89,10 +90,13 @@ class ClaimedJob(models.Model):
     lease_until = models.BigIntegerField(help_text="Milliseconds by the clock of leases.")
     job_id = models.CharField(max_length=NAME_LENGTH)
     name = models.CharField(max_length=NAME_LENGTH)
-    plain = models.BooleanField(help_text="Its completion concerns nothing but its own rows and its group.")
+    plain = models.BooleanField(
+        help_text="Its completion concerns nothing but its own rows, its group and its unique key."
+    )
     kept = models.BigIntegerField(null=True, help_text="Milliseconds for which its record is kept.")
     readable = models.BigIntegerField(null=True, help_text="Milliseconds for which its result is kept.")
     content_type = models.CharField(max_length=100)
+    unique_key = models.CharField(max_length=NAME_LENGTH, null=True)
     cancel = models.BooleanField(default=False, help_text="Its cancellation was requested.")
 
     class Meta:

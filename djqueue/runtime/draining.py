@@ -86,10 +86,10 @@ class UntilIdle(Storage):
     def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
         return self._storage.renew(leases)
 
-    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
+    def report(self, reports: Sequence[ProgressReport]) -> Sequence[bool | None]:
         return self._storage.report(reports)
 
-    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+    def emit(self, emissions: Sequence[Emission]) -> Sequence[bool | None]:
         return self._storage.emit(emissions)
 
     def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:

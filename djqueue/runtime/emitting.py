@@ -3,7 +3,7 @@
 import asyncio
 from asyncio import CancelledError
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
 from itertools import islice
 from threading import Condition, Lock
@@ -119,7 +119,12 @@ class Emitter(Flushing):
                 emissions = [emission for _, emission in batch]
                 accepted = await self.storage.acall(self.storage.emit, emissions) if batch else []
                 self._take_answers(batch, accepted)
-                left = {items: count for items, count in left.items() if items.sent < count}
+                locked = {items for (items, _), taken in zip(batch, accepted, strict=True) if taken is None}
+                left = {
+                    items: count
+                    for items, count in left.items()
+                    if items.sent < count and items not in locked
+                }
 
     async def close(self) -> None:
         """Stop sending, and release the generators that wait for room."""
@@ -130,7 +135,9 @@ class Emitter(Flushing):
         for items in pending:
             items.wake()
 
-    def _take_answers(self, batch: "list[tuple[RunItems, Emission]]", accepted: list[bool]) -> None:
+    def _take_answers(
+        self, batch: "list[tuple[RunItems, Emission]]", accepted: Sequence[bool | None]
+    ) -> None:
         refused = []
         with self.lock:
             for (items, emission), taken in zip(batch, accepted, strict=True):
@@ -138,11 +145,13 @@ class Emitter(Flushing):
                 self._pending.pop(items, None)
                 if taken:
                     items.accept(len(emission.items))
-                else:
+                elif taken is False:
                     items.refuse()
                     refused.append(items.run)
                 if items.waiting:
                     self._pending[items] = None
+        if None in accepted:
+            self._schedule()
         for run in refused:
             self._lose(run)
 

@@ -170,8 +170,12 @@ class Reports(Flushing):
             except BaseException:
                 self._put_back(pending)
                 raise
-            for run, taken in zip(pending, accepted, strict=True):
-                if not taken:
+            answers = dict(zip(pending, accepted, strict=True))
+            if locked := {run: pending[run] for run, taken in answers.items() if taken is None}:
+                self._put_back(locked)
+                self._schedule()
+            for run, taken in answers.items():
+                if taken is False:
                     self._lose(run)
 
     async def close(self) -> None:

@@ -167,15 +167,18 @@ class Storage(ABC):
         """Extend the claims whose tokens are valid to a full lease from now."""
 
     @abstractmethod
-    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
-        """Record progress and log lines of attempts whose tokens are valid."""
+    def report(self, reports: Sequence[ProgressReport]) -> Sequence[bool | None]:
+        """Record progress and log lines of attempts whose tokens are valid.
+
+        The answer is None for a job that another transaction has locked: send its report again.
+        """
 
     @abstractmethod
-    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+    def emit(self, emissions: Sequence[Emission]) -> Sequence[bool | None]:
         """Add streamed items of attempts whose tokens are valid.
 
         Items that were already added are ignored; items after a gap are refused. A job keeps the items of its
-        last attempt only.
+        last attempt only. The answer is None for a job that another transaction has locked: send them again.
         """
 
     @abstractmethod

@@ -136,8 +136,7 @@ def emission_of(claimed: Claimed, start: int, *items: bytes) -> Emission:
 
 def emit(storage: Storage, claimed: Claimed, *items: bytes, start: int = 0) -> bool:
     """Send items of the run; whether they were accepted."""
-    [accepted] = storage.emit([emission_of(claimed, start, *items)])
-    return accepted
+    return storage.emit([emission_of(claimed, start, *items)]) == [True]
 
 
 # Finish.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from djqueue import StorageUnavailableError
 from djqueue.core.engine import EngineEvents
-from djqueue.core.job import ClaimRequest, Finished, Lease, Outcome, ProgressReport, Renewal
+from djqueue.core.job import ClaimRequest, Emission, Finished, Lease, Outcome, ProgressReport, Renewal
 from djqueue.storage.base import EventHandler, Unsubscribe
 from djqueue.storage.capabilities import Capabilities
 from djqueue.storage.memory import MemoryStorage
@@ -38,7 +38,7 @@ class RecordingStorage(MemoryStorage):
         self.renewals.append(len(leases))
         return super().renew(leases)
 
-    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
+    def report(self, reports: Sequence[ProgressReport]) -> Sequence[bool | None]:
         self.reports.append(list(reports))
         return super().report(reports)
 
@@ -72,7 +72,7 @@ class RecordingEvents(EngineEvents):
 
 
 class LockedStorage(RecordingStorage):
-    """Leaves out the outcomes of some jobs, as if another transaction had locked these."""
+    """Leaves out what is reported of some jobs, as if another transaction had locked these."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)
@@ -84,6 +84,14 @@ class LockedStorage(RecordingStorage):
         accepted = iter(finished.accepted)
         answers = [None if outcome.id in self.locked else next(accepted) for outcome in outcomes]
         return finished._replace(accepted=answers)
+
+    def report(self, reports: Sequence[ProgressReport]) -> Sequence[bool | None]:
+        accepted = iter(super().report([one for one in reports if one.id not in self.locked]))
+        return [None if one.id in self.locked else next(accepted) for one in reports]
+
+    def emit(self, emissions: Sequence[Emission]) -> Sequence[bool | None]:
+        accepted = iter(super().emit([one for one in emissions if one.id not in self.locked]))
+        return [None if one.id in self.locked else next(accepted) for one in emissions]
 
 
 class DistantStorage(RecordingStorage):

@@ -7,7 +7,7 @@ import pytest
 from djqueue import Queue, SerializationError, StorageUnavailableError, current_job
 from djqueue.runtime.reports import MAX_LINE
 from tests.runtime.running import HANDLER, reached, record, work_off, working
-from tests.runtime.storages import RecordingStorage
+from tests.runtime.storages import LockedStorage, RecordingStorage
 from tests.support import aeventually, eventually
 
 BOTH = pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
@@ -103,6 +103,28 @@ async def test_progress_of_many_jobs_is_reported_in_one_call(storage, queue):
 
     assert len(storage.reports) <= 2
     assert sum(len(group) for group in storage.reports) == 30
+
+
+async def test_reports_of_a_locked_job_wait_and_those_of_others_do_not():
+    storage = LockedStorage()
+    queue = Queue("work", storage=storage)
+    locked, other = queue.enqueue_many([1, 2], name=HANDLER)
+    storage.locked.add(locked.id)
+
+    async def handler(job):
+        job.log("begun")
+        job.progress("half")
+        yield 1
+
+    async with working(storage, handler):
+        await reached(queue, other.id, "completed")
+        assert record(queue, locked.id).progress is None
+        storage.locked.clear()
+        await reached(queue, locked.id, "completed")
+
+    for one in (locked, other):
+        assert (record(queue, one.id).progress, len(record(queue, one.id).logs)) == ("half", 1)
+        assert list(queue.stream(one.id, wait=0)) == [1]
 
 
 async def test_progress_is_a_snapshot(storage, queue):

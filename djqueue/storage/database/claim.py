@@ -52,6 +52,7 @@ class Claim(NamedTuple):
     kept: int | None
     readable: int | None
     content_type: str
+    unique_key: str | None
     cancel: bool = False
 
 
@@ -137,12 +138,18 @@ class ReadyQueues:
         self._found = {queues: (tick + SEARCH_EVERY, names)}
 
 
-def claim(tx: Tx, request: ClaimRequest) -> Claims:
+def claim(tx: Tx, request: ClaimRequest, *, waits: bool = True) -> Claims:
     """Move ready jobs to active, each with a lease and a token.
 
     Each call starts with another queue. Within a queue, jobs are claimed by priority, then in order of
     arrival. A job with a stalled attempt is claimed alone, or not at all if the request says so.
+
+    Args:
+        tx: The transaction.
+        request: What may be claimed.
+        waits: Wait for transactions that have locked the limits of a queue. Otherwise, others are served.
     """
+    tx.waits = waits
     claimed: list[Claimed] = []
     hints: list[int] = []
     if request.slots > 0 and request.names:
@@ -410,7 +417,7 @@ def _start(
             Claim(
                 *(pk, queue, group, policy.limiter, weight, worker, token, attempts, now, tx.tick + lease),
                 *(id, name, is_unbounded and _ends_alone(options), kept, options.result_ttl),
-                options.content_type,
+                *(options.content_type, options.unique_key),
             )
         )
         waited = max(0, now - max(created_at, run_at))
@@ -436,8 +443,10 @@ def _start(
 
 
 def _ends_alone(options: JobOptions) -> bool:
-    """Return whether the completion of a job concerns nothing but its own rows, its group and dependents."""
-    return options.unique_key is None and not options.depends_on and options.rejected is None
+    """Return whether the completion of a job concerns nothing but its own rows, its group, its unique key and
+    dependents.
+    """
+    return not options.depends_on and options.rejected is None
 
 
 def promote_due(tx: Tx, queue: str, limit: int = PROMOTED) -> int:

@@ -280,32 +280,43 @@ def waits_for_key(tx: Tx, job: StoredJob) -> bool:
     return key is not None and lock_key(tx, job.queue, key).successor == job.pk
 
 
-def release_key(tx: Tx, job: StoredJob) -> int | None:
+def free_keys(tx: Tx, queue: str, keys: Mapping[int, str]) -> set[int]:
+    """Free the keys of jobs that have ended, by their primary keys, unless others wait for them or have them.
+
+    Returns the jobs whose keys were freed.
+    """
+    named, names = tx.among("key", list(keys.values()))
+    owned, owners = tx.among("owner", list(keys))
+    freed = tx.rows(
+        f"DELETE FROM djqueue_unique_key WHERE queue = ? AND {named} AND {owned} AND successor IS NULL AND "
+        "behind IS NULL RETURNING owner",
+        *(queue, names, owners),
+    )
+    return {owner for (owner,) in freed}
+
+
+def release_key(tx: Tx, queue: str, key: str | None, pk: int) -> int | None:
     """Free the key of a job that has ended, unless another job has it by now.
 
     Returns the successor that waited for it, which gets the key if it is free.
     """
-    key = job.options.unique_key
     if key is None:
         return None
-    tx.lock(key_lock(job.queue, key))
-    alone = f"{WHERE_KEY} AND owner = ? AND successor IS NULL AND behind IS NULL"
-    if tx.run(f"DELETE FROM djqueue_unique_key{alone}", job.queue, key, job.pk):
+    tx.lock(key_lock(queue, key))
+    if free_keys(tx, queue, {pk: key}):
         return None
-    found = read_key(tx, job.queue, key)
-    if found.owner == job.pk or found.owner is None:
-        tx.run(f"UPDATE djqueue_unique_key SET owner = NULL, expires_at = NULL{WHERE_KEY}", job.queue, key)
+    found = read_key(tx, queue, key)
+    if found.owner == pk or found.owner is None:
+        tx.run(f"UPDATE djqueue_unique_key SET owner = NULL, expires_at = NULL{WHERE_KEY}", queue, key)
         found = found._replace(owner=None)
     successor = None
-    if job.pk in (found.successor, found.behind):
-        tx.run(f"UPDATE djqueue_unique_key SET successor = NULL, behind = NULL{WHERE_KEY}", job.queue, key)
-        successor = None if found.successor == job.pk else found.successor
+    if pk in (found.successor, found.behind):
+        tx.run(f"UPDATE djqueue_unique_key SET successor = NULL, behind = NULL{WHERE_KEY}", queue, key)
+        successor = None if found.successor == pk else found.successor
         if successor is not None and found.owner is None:
             [follower] = by_keys(tx, [successor])
             take_key(tx, follower)
-    tx.run(
-        f"DELETE FROM djqueue_unique_key{WHERE_KEY} AND owner IS NULL AND successor IS NULL", job.queue, key
-    )
+    tx.run(f"DELETE FROM djqueue_unique_key{WHERE_KEY} AND owner IS NULL AND successor IS NULL", queue, key)
     return successor
 
 

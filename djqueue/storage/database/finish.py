@@ -65,9 +65,10 @@ def finish(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool = True) -> list[b
     groups = _groups(tx, plain.values())
     locks = {group_lock(job.queue, job.options.group or "") for job in jobs.values() if is_grouped(tx, job)}
     tx.lock(*locks, *{group_lock(queue, name) for queue, names in groups.items() for name in names})
-    tx.lock(*{key_lock(job.queue, key) for job in jobs.values() if (key := job.options.unique_key)})
+    tx.lock(*{key_lock(claim.queue, claim.unique_key) for claim in taken.values() if claim.unique_key})
     for queue, names in groups.items():
         advance(tx, queue, names)
+    _free_keys(tx, plain.values())
     accepted: list[bool | None] = []
     left = set(taken)
     for outcome in outcomes:
@@ -205,6 +206,18 @@ def _groups(tx: Tx, claims: Iterable[Claim]) -> dict[str, list[str]]:
     return {queue: list(names) for queue, names in found.items()}
 
 
+def _free_keys(tx: Tx, claims: Iterable[Claim]) -> None:
+    """Free the unique keys of completed jobs."""
+    by_queue: dict[str, dict[int, str]] = {}
+    for claim in claims:
+        if claim.unique_key is not None:
+            by_queue.setdefault(claim.queue, {})[claim.pk] = claim.unique_key
+    for queue, keys in by_queue.items():
+        left = keys.keys() - dependencies.free_keys(tx, queue, keys)
+        for pk in sorted(left):
+            transitions.free_key(tx, queue, keys[pk], pk)
+
+
 def _apply(tx: Tx, job: StoredJob, outcome: Outcome, *, cancel: bool) -> None:
     if outcome.kind == "complete":
         transitions.complete(tx, job, outcome.result)
@@ -248,6 +261,15 @@ def held_claims(
     return {row[0]: row for row in found if wanted[row[0]] == row[3:5]}
 
 
+def _free_and_locked(
+    tx: Tx, attempts: Sequence[Lease | ProgressReport | Emission], lock: str
+) -> tuple[dict[int, Row], dict[int, Row]]:
+    """Return the claims of attempts whose tokens hold, by token: those it could lock, and the others."""
+    free = held_claims(tx, attempts, lock)
+    missing = [attempt for attempt in attempts if attempt.token not in free]
+    return free, held_claims(tx, missing, "") if missing and lock else {}
+
+
 def renew(tx: Tx, leases: Sequence[Lease], *, waits: bool = False) -> list[Renewal | None]:
     """Extend the claims whose tokens hold to a full lease from now.
 
@@ -257,9 +279,9 @@ def renew(tx: Tx, leases: Sequence[Lease], *, waits: bool = False) -> list[Renew
         waits: Wait for transactions that have locked the claims. Otherwise, these are renewed later, and the
             answer for those that a sweep may take back already is None.
     """
-    free = held_claims(tx, leases, tx.dialect.for_update if waits else tx.dialect.unlocked_change)
-    missing = [lease for lease in leases if lease.token not in free]
-    locked = held_claims(tx, missing, "") if missing else {}
+    free, locked = _free_and_locked(
+        tx, leases, tx.dialect.for_update if waits else tx.dialect.unlocked_change
+    )
     by_length: dict[int, list[int]] = {}
     for lease in leases:
         if lease.token in free:
@@ -276,13 +298,13 @@ def renew(tx: Tx, leases: Sequence[Lease], *, waits: bool = False) -> list[Renew
     return answers
 
 
-def report(tx: Tx, reports: Sequence[ProgressReport]) -> list[bool]:
-    """Record progress and log lines of attempts whose tokens hold."""
-    held = held_claims(tx, reports, tx.dialect.for_update)
+def report(tx: Tx, reports: Sequence[ProgressReport]) -> list[bool | None]:
+    """Record progress and log lines of attempts whose tokens hold; None for jobs that others have locked."""
+    held, locked = _free_and_locked(tx, reports, tx.dialect.skip_locked)
     jobs = {job.pk: job for job in _jobs_of(tx, held)}
-    accepted = []
+    accepted: list[bool | None] = []
     for one in reports:
-        accepted.append(one.token in held)
+        accepted.append(None if one.token in locked else one.token in held)
         if not accepted[-1]:
             continue
         job = jobs[held[one.token][1]]
@@ -298,14 +320,17 @@ def report(tx: Tx, reports: Sequence[ProgressReport]) -> list[bool]:
     return accepted
 
 
-def emit(tx: Tx, emissions: Sequence[Emission]) -> list[bool]:
-    """Add streamed items of attempts whose tokens hold; items that leave a gap are refused."""
-    held = held_claims(tx, emissions, tx.dialect.for_update)
+def emit(tx: Tx, emissions: Sequence[Emission]) -> list[bool | None]:
+    """Add streamed items of attempts whose tokens hold; items that leave a gap are refused.
+
+    The answer is None for jobs that others have locked.
+    """
+    held, locked = _free_and_locked(tx, emissions, tx.dialect.skip_locked)
     jobs = {job.pk: job for job in _jobs_of(tx, held)}
-    accepted = []
+    accepted: list[bool | None] = []
     for one in emissions:
         if one.token not in held:
-            accepted.append(False)
+            accepted.append(None if one.token in locked else False)
             continue
         job = jobs[held[one.token][1]]
         count = 0 if job.stream is None else job.stream.count

@@ -405,7 +405,7 @@ class TableRestore:
             row = pk, job.queue, *order, job.name, options.group, options.weight, job.stalls, expires_at
             self._rows["djqueue_ready"].append(row)
         else:
-            self._rows["djqueue_held"].append((pk, job.queue, options.group, pk, job.name))
+            self._rows["djqueue_held"].append((pk, job.queue, options.group, pk, job.name, options.weight))
 
     def _waits(self, pk: int, job: EngineJob) -> bool:
         """Add the dependencies of a job; return whether it waits for one of them.

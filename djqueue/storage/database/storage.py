@@ -64,6 +64,8 @@ USE_EVERY = 60_000
 """Milliseconds after which a process records again that a queue is used, as another may obliterate it."""
 ALONE = 1.0
 """Seconds for which a report tries its outcomes one by one when something of one of them is locked."""
+SWEPT = 3.0
+"""Seconds for which the renewal of an overdue lease waits for another transaction that has locked it."""
 MOVED = 100
 """Jobs that one transaction moves to another queue."""
 
@@ -322,7 +324,7 @@ class DatabaseStorage(Storage):
                         break
                     alone = write(partial(_step, outcomes=[outcome], then=None, waits=False))
                     accepted += [None] if alone is None else alone[0].accepted
-                claimed = None if then is None else write(partial(claim.claim, request=then))
+                claimed = None if then is None else write(partial(claim.claim, request=then, waits=False))
             except (Error, StorageUnavailableError):
                 if not accepted:
                     raise
@@ -338,15 +340,20 @@ class DatabaseStorage(Storage):
         if None in answers:
             # By itself: the others are renewed whatever holds these up.
             overdue = [lease for lease, answer in zip(leases, answers, strict=True) if answer is None]
-            waited = self.transactions.write_unless_locked(lambda tx: finish.renew(tx, overdue, waits=True))
+            # A sweep takes them back within this time. What holds them longer does not, so they still hold.
+            waited, until = None, time.monotonic() + SWEPT
+            while waited is None and time.monotonic() < until:
+                waited = self.transactions.write_unless_locked(
+                    lambda tx: finish.renew(tx, overdue, waits=True)
+                )
             late = iter([Renewal(True)] * len(overdue) if waited is None else waited[0])
             answers = [next(late) if answer is None else answer for answer in answers]
         return [answer or Renewal(True) for answer in answers]
 
-    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
+    def report(self, reports: Sequence[ProgressReport]) -> Sequence[bool | None]:
         return self.write(lambda tx: finish.report(tx, reports)) if reports else []
 
-    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+    def emit(self, emissions: Sequence[Emission]) -> Sequence[bool | None]:
         return self.write(lambda tx: finish.emit(tx, emissions)) if emissions else []
 
     def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:

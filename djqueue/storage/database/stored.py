@@ -275,7 +275,7 @@ READY = ("id", "queue", "rank", "seq", "name", '"group"', "weight", "stalls", "e
 DELAYED = ("id", "queue", "run_at")
 GROUP_LIMIT = 'queue, "group", concurrency, paused, rate_capacity, rate_per, weight'
 """Columns of the overrides of a group, for `limit_of`."""
-HELD = ("id", "queue", '"group"', "seq", "name")
+HELD = ("id", "queue", '"group"', "seq", "name", "weight")
 
 
 def ready_row(job: StoredJob, seq: int) -> Row:
@@ -437,7 +437,7 @@ class LockedGroup:
     def _hold(self, jobs: Sequence[StoredJob], *, front: bool) -> None:
         numbers = self.tx.numbers(len(jobs))
         rows = [
-            (job.pk, self.queue, self.name, -number if front else number, job.name)
+            (job.pk, self.queue, self.name, -number if front else number, job.name, job.options.weight)
             for job, number in zip(jobs, numbers, strict=True)
         ]
         self.tx.insert("djqueue_held", HELD, rows)
@@ -484,30 +484,35 @@ def advance(tx: Tx, queue: str, names: Sequence[str], claimed: Mapping[str, int]
         claimed: How many jobs of them have become active.
     """
     tx.lock(*{group_lock(queue, name) for name in names})
-    listed, values = tx.listed(names)
+    limits = overrides(tx, queue, names)
+    groups = [LockedGroup(tx, queue, name, lock=False, limits=limits) for name in names]
+    # The others have as many active jobs as they may have.
+    groups = [one for one in groups if one.rate is not None or one.limit > claimed.get(one.name, 0)]
+    if not groups:
+        return 0
+    first = 'SELECT id FROM djqueue_held WHERE queue = ? AND "group" = '
+    order = f"ORDER BY seq LIMIT ?{tx.dialect.skip_locked}"
+    listed, values = tx.listed([group.name for group in groups])
     counted = tx.rows(
         'SELECT q.name, EXISTS (SELECT 1 FROM djqueue_held WHERE queue = ? AND "group" = q.name), '
         '(SELECT COUNT(*) FROM djqueue_claim WHERE queue = ? AND "group" = q.name), '
-        f'(SELECT COUNT(*) FROM djqueue_ready WHERE queue = ? AND "group" = q.name) FROM {listed} q',
-        *(queue, queue, queue, values),
+        '(SELECT COUNT(*) FROM djqueue_ready WHERE queue = ? AND "group" = q.name), '
+        f"({first}q.name {order}) FROM {listed} q",
+        *(queue, queue, queue, queue, 1, values),
     )
     situations = {name: situation for name, *situation in counted}
-    limits = overrides(tx, queue, names)
-    groups = [LockedGroup(tx, queue, name, lock=False, limits=limits) for name in names]
     freed: list[int] = []
     locked: list[LockedGroup] = []
     for group in groups:
-        has_held, active, ready = situations[group.name]
+        has_held, active, ready, best = situations[group.name]
         if group.rate is not None and group.name in claimed:
             limiters.take_tokens(tx, queue, group.name, group.rate, claimed[group.name])
         if not has_held or (free := group.free(active, ready)) <= 0:
             continue
-        found = tx.rows(
-            'SELECT id FROM djqueue_held WHERE queue = ? AND "group" = ? ORDER BY seq LIMIT ?'
-            + tx.dialect.skip_locked,
-            *(queue, group.name, free),
-        )
-        freed += [pk for (pk,) in found]
+        found = [] if best is None else [best]
+        if free > 1:
+            found = [pk for (pk,) in tx.rows(f"{first}? {order}", queue, group.name, free)]
+        freed += found
         if len(found) < free and tx.dialect.skip_locked:
             locked.append(group)
     make_ready(tx, freed)
@@ -533,7 +538,18 @@ def make_ready(tx: Tx, pks: Sequence[int]) -> None:
     """Make held jobs ready, behind the others of their priority, in this order."""
     if not pks:
         return
-    jobs = {job.pk: job for job in by_keys(tx, pks, lock=False)}
+    condition, values = tx.among("held.id", pks)
+    found = tx.rows(
+        'SELECT held.id, held.queue, -job.priority, held.name, held."group", held.weight, job.stalls, '
+        "CASE WHEN job.started_at IS NULL THEN job.expires_at END FROM djqueue_held AS held "
+        f"JOIN djqueue_job AS job ON job.id = held.id WHERE {condition}",
+        values,
+    )
+    held = {row[0]: row for row in found}
     condition, values = tx.among("id", pks)
     tx.run(f"DELETE FROM djqueue_held WHERE {condition}", values)
-    push(tx, [jobs[pk] for pk in pks])
+    rows = [
+        (*held[pk][:3], number, *held[pk][3:]) for pk, number in zip(pks, tx.numbers(len(pks)), strict=True)
+    ]
+    tx.insert("djqueue_ready", READY, rows)
+    tx.woken.update(row[1] for row in rows)

@@ -98,6 +98,8 @@ class Tx:
         """Jobs that have ended, with their last states and the keys of the jobs that wait for them."""
         self.results: list[EnqueueResult] = []
         """Jobs that the transaction enqueues."""
+        self.waits = True
+        """Whether `lock_in_turn` may wait."""
         self.observed: set[str] | None = None
         """Queues whose events other processes may have subscribed to; None until they are read."""
         self._held: set[str] = set()
@@ -171,7 +173,7 @@ class Tx:
 
         A transaction that holds other names does not wait.
         """
-        if not self._held:
+        if not self._held and self.waits:
             self.lock(*keys)
         return not self.try_lock(keys)
 

@@ -200,7 +200,7 @@ def _delete(tx: Tx, jobs: Sequence[StoredJob]) -> None:
         if job.state not in TERMINAL:
             if is_grouped(tx, job):
                 _displace(tx, job)
-            successor = dependencies.release_key(tx, job)
+            successor = dependencies.release_key(tx, job.queue, job.options.unique_key, job.pk)
             assert successor is None
             dependencies.unbind(tx, job)
         tx.shift(job.queue, job.state, None)
@@ -257,14 +257,19 @@ def _ended(tx: Tx, job: StoredJob) -> None:
     if job.options.plain:
         dependencies.note_end(tx, job, job.state)
         return
-    successor = dependencies.release_key(tx, job)
     leave_group(tx, job)
+    free_key(tx, job.queue, job.options.unique_key, job.pk)
+    dependencies.unbind(tx, job)
+    dependencies.note_end(tx, job, job.state)
+
+
+def free_key(tx: Tx, queue: str, key: str | None, pk: int) -> None:
+    """Free the unique key of a job that has ended; the job that waits for it gets it."""
+    successor = dependencies.release_key(tx, queue, key, pk)
     if successor is not None:
         [follower] = stored.by_keys(tx, [successor])
         if not dependencies.waits(tx, follower):
             unblock(tx, follower)
-    dependencies.unbind(tx, job)
-    dependencies.note_end(tx, job, job.state)
 
 
 # Changes of jobs by id.
@@ -478,7 +483,7 @@ def _move_pending(tx: Tx, job: StoredJob, to: str) -> str:
 def _leave(tx: Tx, job: StoredJob) -> None:
     """Take a pending job out of its queue."""
     _displace(tx, job)
-    dependencies.release_key(tx, job)
+    dependencies.release_key(tx, job.queue, job.options.unique_key, job.pk)
     tx.shift(job.queue, job.state, None)
     tx.note(job, "removed")
 

@@ -15,6 +15,7 @@ from djqueue.testing.factories import (
     an_active_job,
     batch,
     claim_ids,
+    completing,
     counts,
     enqueue,
     enqueue_many,
@@ -72,6 +73,16 @@ def sorts_and_scans(plans, start):
     steps = [step for statement, step in plans if statement.startswith(start)]
     assert steps
     return [step for step in steps if "TEMP B-TREE" in step or step.startswith("SCAN")]
+
+
+def noting(method, calls):
+    """Return a method that appends its arguments to `calls`."""
+
+    def call(*given):
+        calls.append(given)
+        return method(*given)
+
+    return call
 
 
 class DeathError(BaseException):
@@ -222,3 +233,25 @@ def test_claim_reads_few_ready_jobs_of_postgresql_however_it_is_planned(make, mo
         assert len(storage.claim(request(10)).jobs) == 10
 
     assert max(numbers) < 1_000, numbers  # The server adds those of several transactions up.
+
+
+@pytest.mark.dialect
+@pytest.mark.parametrize("option", ["group", "unique_key"])
+def test_end_and_start_of_many_jobs_take_as_many_statements_as_those_of_two(make, monkeypatch, option):
+    storage, statements = make(), []
+    for number in range(24):
+        storage.enqueue([batch(ids=[f"a{number}"], **{option: f"a{number}"})])
+        # Of a group, this one waits for the end of the first one.
+        storage.enqueue([batch(ids=[f"b{number}"], **{option: f"{'ab'[option != 'group']}{number}"})])
+    for name in ("rows", "row", "run", "insert"):
+        monkeypatch.setattr(transactions.Tx, name, noting(getattr(transactions.Tx, name), statements))
+
+    def step(count):
+        """Return the number of statements that end so many jobs and start as many others."""
+        outcomes = [completing(job) for job in storage.claim(request(count)).jobs]
+        statements.clear()
+        finished = storage.finish(outcomes, request(count))
+        assert (finished.accepted, len(finished.claims.jobs)) == ([True] * count, count)
+        return len(statements)
+
+    assert step(10) <= step(2)

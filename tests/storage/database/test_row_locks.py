@@ -22,8 +22,10 @@ from djqueue.testing.factories import (
     claim,
     claim_ids,
     completing,
+    emission_of,
     enqueue_many,
     releasing,
+    report_of,
     request,
     retrying,
 )
@@ -243,6 +245,25 @@ def test_outcome_of_a_locked_job_does_not_hold_up_the_others(make, lock, ending)
     assert end(storage, ending(first), ending(second)).accepted == [True, False]
 
 
+def test_reports_of_a_locked_job_do_not_hold_up_those_of_others(make):
+    storage = make()
+    enqueue_many(storage, 2)
+    first, second = claim(storage, 2)
+    stale = second._replace(token=second.token + 1)
+
+    def report_all():
+        reports = [report_of(job, 50, [(1, "half")]) for job in (first, second, stale)]
+        items = [emission_of(job, 0, b"\xc0") for job in (first, second, stale)]
+        return list(storage.report(reports)), list(storage.emit(items))
+
+    with transaction.atomic():
+        storage.jobs.cancel(QUEUE, [first.id])
+        assert elsewhere(report_all) == ([None, True, False], [None, True, False])
+
+    assert report_all() == ([True, True, False], [True, True, False])
+    assert models.JobLog.objects.filter(job_id=first.id).count() == 1
+
+
 def test_stale_outcome_is_refused_beside_a_locked_one(make):
     storage = make()
     storage.enqueue([batch(ids=["a", "b"])])
@@ -324,6 +345,20 @@ def test_claim_does_not_wait_for_a_group_that_a_caller_has_locked(make):
     assert claim_ids(storage, 2) == ["b"]
 
 
+def test_claim_serves_other_queues_while_a_caller_has_locked_the_limits_of_one(make):
+    storage = make()
+    enqueue_many(storage, 1, queue="limited")
+    enqueue_many(storage, 1, queue="other")
+    storage.queues.set_limits("limited", None, 2)
+
+    with transaction.atomic():
+        storage.queues.set_limits("limited", None, 1)
+        [job] = end(storage, slots=2).claims.jobs
+        assert job.queue == "other"
+
+    assert [job.queue for job in end(storage, slots=2).claims.jobs] == ["limited"]
+
+
 def test_first_use_of_a_queue_in_an_open_transaction_blocks_no_other(make):
     storage, other = make(), make()
 
@@ -380,6 +415,33 @@ def test_overdue_lease_of_a_locked_job_does_not_hold_up_the_others(make):
         assert (lease_of("x"), lease_of("y") > 1) == (1, True)
 
     assert [renewal.held for renewal in renewals] == [True, True]
+
+
+def test_renewal_of_an_overdue_lease_waits_for_a_slow_sweep_that_takes_it_back(make, monkeypatch):
+    storage, other = make(), make()
+    enqueue_many(storage, 1)
+    [job] = claim(storage)
+    hot.ClaimedJob.objects.update(lease_until=1)
+    is_taken, has_waited = Event(), Event()
+    flush, write = Tx.flush, storage.transactions.write_unless_locked
+
+    def slow_flush(tx):
+        if tx.storage is other and not hot.ClaimedJob.objects.exists():
+            is_taken.set()
+            has_waited.wait(PATIENCE)
+        flush(tx)
+
+    monkeypatch.setattr(Tx, "flush", slow_flush)
+    monkeypatch.setattr(
+        storage.transactions, "write_unless_locked", lambda work: (write(work), has_waited.set())[0]
+    )
+    with ThreadPoolExecutor(1) as pool:
+        sweep = pool.submit(other.sweep)
+        assert is_taken.wait(PATIENCE)
+        renewals = storage.renew([Lease(job.queue, job.id, job.token)])
+        sweep.result(PATIENCE)
+
+    assert [renewal.held for renewal in renewals] == [False]
 
 
 @pytest.mark.parametrize("share", ["group", "unique_key"])

@@ -83,10 +83,10 @@ class LinkStorage(Storage):
     def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
         _refuse("renew")
 
-    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
+    def report(self, reports: Sequence[ProgressReport]) -> Sequence[bool | None]:
         _refuse("report")
 
-    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+    def emit(self, emissions: Sequence[Emission]) -> Sequence[bool | None]:
         _refuse("emit")
 
     def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:

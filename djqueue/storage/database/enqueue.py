@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -107,7 +108,8 @@ def _enqueue(tx: Tx, batch: Batch, chunk: int) -> list[EnqueueResult]:
 def _is_uniform(batch: Batch) -> bool:
     """Return whether all jobs of a batch are new and wait in the same way."""
     options = batch.options
-    return (batch.ids is None or batch.fresh) and options.plain and not options.lifo
+    is_plain = options.unique_key is None and not options.depends_on and options.rejected is None
+    return (batch.ids is None or batch.fresh) and is_plain and not options.lifo
 
 
 def _insert(tx: Tx, batch: Batch, ids: Sequence[str]) -> list[EnqueueResult]:
@@ -133,6 +135,12 @@ def _insert(tx: Tx, batch: Batch, ids: Sequence[str]) -> list[EnqueueResult]:
     )
     if model.state is State.DELAYED:
         tx.insert("djqueue_delayed", DELAYED, [(number, batch.queue, run_at) for number in numbers])
+    elif stored.is_grouped(tx, model):
+        jobs = []
+        for number in numbers:
+            model.pk = number
+            jobs.append(copy(model))
+        stored.group_of(tx, model).admit(jobs)
     else:
         ready = ready_row(model, last)
         tx.insert("djqueue_ready", READY, [(number, *ready[1:3], number, *ready[4:]) for number in numbers])

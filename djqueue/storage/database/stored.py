@@ -311,11 +311,13 @@ def place(tx: Tx, job: StoredJob, *, front: bool = False, is_blocked: bool = Fal
         if not is_grouped(tx, job):
             push(tx, [job], front=front)
         else:
-            group_of(tx, job).admit(job, front=front)
+            group_of(tx, job).admit([job], front=front)
 
 
 def push(tx: Tx, jobs: Sequence[StoredJob], *, front: bool = False) -> None:
     """Make jobs ready, behind or before those of their priority."""
+    if not jobs:
+        return
     numbers = tx.numbers(len(jobs))
     rows = [ready_row(job, -number if front else number) for job, number in zip(jobs, numbers, strict=True)]
     tx.insert("djqueue_ready", READY, rows)
@@ -387,12 +389,12 @@ class LockedGroup:
         """Return the number of jobs that it holds back."""
         return self._count("djqueue_held")
 
-    def admit(self, job: StoredJob, *, front: bool = False) -> None:
-        """Make a job ready, or hold it back."""
-        if not self.has_held() and self.ready() < min(self.weight, self._room()):
-            push(self.tx, [job], front=front)
-        else:
-            self._hold([job], front=front)
+    def admit(self, jobs: Sequence[StoredJob], *, front: bool = False) -> None:
+        """Make jobs ready, one after the other, and hold back those for which it has no room."""
+        free = 0 if self.has_held() else max(0, min(self.weight, self._room()) - self.ready())
+        push(self.tx, jobs[:free], front=front)
+        if held := jobs[free:]:
+            self._hold(held, front=front)
             self.note_rest()
 
     def readmit(self, job: StoredJob) -> None:

@@ -85,6 +85,15 @@ def noting(method, calls):
     return call
 
 
+@pytest.fixture
+def statements(monkeypatch):
+    """The statements of all transactions."""
+    found = []
+    for name in ("rows", "row", "run", "insert"):
+        monkeypatch.setattr(transactions.Tx, name, noting(getattr(transactions.Tx, name), found))
+    return found
+
+
 class DeathError(BaseException):
     """The process dies."""
 
@@ -237,14 +246,12 @@ def test_claim_reads_few_ready_jobs_of_postgresql_however_it_is_planned(make, mo
 
 @pytest.mark.dialect
 @pytest.mark.parametrize("option", ["group", "unique_key"])
-def test_end_and_start_of_many_jobs_take_as_many_statements_as_those_of_two(make, monkeypatch, option):
-    storage, statements = make(), []
+def test_end_and_start_of_many_jobs_take_as_many_statements_as_those_of_two(make, statements, option):
+    storage = make()
     for number in range(24):
         storage.enqueue([batch(ids=[f"a{number}"], **{option: f"a{number}"})])
         # Of a group, this one waits for the end of the first one.
         storage.enqueue([batch(ids=[f"b{number}"], **{option: f"{'ab'[option != 'group']}{number}"})])
-    for name in ("rows", "row", "run", "insert"):
-        monkeypatch.setattr(transactions.Tx, name, noting(getattr(transactions.Tx, name), statements))
 
     def step(count):
         """Return the number of statements that end so many jobs and start as many others."""
@@ -255,3 +262,19 @@ def test_end_and_start_of_many_jobs_take_as_many_statements_as_those_of_two(make
         return len(statements)
 
     assert step(10) <= step(2)
+
+
+@pytest.mark.dialect
+def test_enqueue_of_many_jobs_of_a_group_takes_as_many_statements_as_that_of_two(make, statements):
+    storage = make()
+
+    def enqueue_in_group(count):
+        statements.clear()
+        storage.enqueue([batch(payloads=[b"\xc0"] * count, group=f"g{count}")])
+        return len(statements)
+
+    enqueue_in_group(1)  # It registers the queue.
+    assert enqueue_in_group(100) <= enqueue_in_group(2)
+
+    assert sorted(hot.ReadyJob.objects.values_list("group", flat=True)) == ["g1", "g100", "g2"]
+    assert counts(storage) == {State.WAITING: 103}

@@ -247,7 +247,7 @@ def test_claim_reads_few_ready_jobs_of_postgresql_however_it_is_planned(make, mo
 @pytest.mark.dialect
 @pytest.mark.parametrize("option", ["group", "unique_key"])
 def test_end_and_start_of_many_jobs_take_as_many_statements_as_those_of_two(make, statements, option):
-    storage = make()
+    storage = make(notify=False)
     for number in range(24):
         storage.enqueue([batch(ids=[f"a{number}"], **{option: f"a{number}"})])
         # Of a group, this one waits for the end of the first one.
@@ -266,7 +266,7 @@ def test_end_and_start_of_many_jobs_take_as_many_statements_as_those_of_two(make
 
 @pytest.mark.dialect
 def test_enqueue_of_many_jobs_of_a_group_takes_as_many_statements_as_that_of_two(make, statements):
-    storage = make()
+    storage = make(notify=False)
 
     def enqueue_in_group(count):
         statements.clear()

@@ -1,6 +1,6 @@
-"""Break rules of the engine and of the Redis scripts, one at a time; the state machine must find each.
+"""Break rules of the storages, one at a time; the state machine must find each.
 
-    python -m tools.mutants             all mutants, in about 10 minutes
+    python -m tools.mutants             all mutants, in about 15 minutes
     python -m tools.mutants priority    those whose rule contains this word
 
 Each mutant replaces a text of one file in a temporary copy of the checkout. The state machine of
@@ -22,8 +22,10 @@ TEST = "test_random_operations_behave_like_the_reference"
 TESTS = {
     "engine": f"tests/storage/test_memory.py::TestOnFourShards::{TEST}",
     "redis": f"tests/storage/redis/test_access_list.py::TestContract::{TEST}",
+    "database": f"tests/storage/database/test_conformance.py::TestContract::{TEST}",
 }
 ENGINE = "djqueue/core/"
+SQL = "djqueue/storage/database/"
 LUA = "djqueue/storage/redis/lua/"
 MACHINE = "djqueue/testing/contract/machine.py"
 WITHOUT_SHRINKING = (
@@ -43,7 +45,8 @@ class Mutant(NamedTuple):
     @property
     def test(self) -> str:
         """Node id of the state machine that must find it."""
-        return TESTS["redis" if self.file.startswith(LUA) else "engine"]
+        storages = {LUA: "redis", SQL: "database", ENGINE: "engine"}
+        return next(TESTS[storage] for folder, storage in storages.items() if self.file.startswith(folder))
 
 
 MUTANTS = (
@@ -160,6 +163,73 @@ MUTANTS = (
         LUA + "completion.lua",
         "while count >= keep.attempts do",
         "while count > keep.attempts do",
+    ),
+    Mutant(
+        "priority is ignored",
+        SQL + "claim.py",
+        'ORDER BY rank, seq LIMIT ?{tx.dialect.skip_locked}"\n    take = (',
+        'ORDER BY seq LIMIT ?{tx.dialect.skip_locked}"\n    take = (',
+    ),
+    Mutant(
+        "every attempt of a job has the same token",
+        SQL + "claim.py",
+        "ELSE token END + 1, expires_at = NULL",
+        "ELSE token END, expires_at = NULL",
+    ),
+    Mutant(
+        "unique key is free while its job waits for a retry",
+        SQL + "transitions.py",
+        "    job.run_at = tx.now + delay\n    front =",
+        "    job.run_at = tx.now + delay\n"
+        "    free_key(tx, job.queue, job.options.unique_key, job.pk)\n    front =",
+    ),
+    Mutant(
+        "unique key of a completed job is not freed",
+        SQL + "finish.py",
+        "if claim.unique_key is not None:",
+        "if claim.unique_key is not None and claim.attempts > 1:",
+    ),
+    Mutant(
+        "group limit is one too high",
+        SQL + "stored.py",
+        "room = self.limit - (self.active() if active is None else active)",
+        "room = self.limit - (self.active() if active is None else active) + 1",
+    ),
+    Mutant(
+        "failed dependency releases its dependents",
+        SQL + "dependencies.py",
+        'if ended is State.COMPLETED or policy == "ignore":',
+        'if ended in (State.COMPLETED, State.FAILED) or policy == "ignore":',
+    ),
+    Mutant(
+        "only the first attempt is counted",
+        SQL + "claim.py",
+        "attempts = attempts + 1, started_at = ?",
+        "attempts = 1, started_at = ?",
+    ),
+    Mutant(
+        "delay is ignored",
+        SQL + "enqueue.py",
+        "    if run_at > tx.now:\n        model.state",
+        "    if run_at > tx.now + 10_000:\n        model.state",
+    ),
+    Mutant(
+        "renewal does not extend the lease",
+        SQL + "finish.py",
+        "tx.tick + length, values)",
+        "tx.tick + length // 2, values)",
+    ),
+    Mutant(
+        "pause is ignored",
+        SQL + "claim.py",
+        "    if queue.paused:\n",
+        "    if queue.paused and tx.now < 0:\n",
+    ),
+    Mutant(
+        "one ended attempt too many is kept",
+        SQL + "stored.py",
+        "tx.storage.policy(job.queue).retention.attempts.count)",
+        "tx.storage.policy(job.queue).retention.attempts.count + 1)",
     ),
 )
 

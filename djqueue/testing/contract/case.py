@@ -60,6 +60,7 @@ WEIGHTED = "weighted-groups"
 MODEL_BOUNDED = "model-bounded"
 MODEL_GROUPED = "model{grouped}:ü"
 MODEL_PLAIN = "model-plain"
+MODEL_FREE = "model-free"
 MODEL_LIMITER = "model"
 
 POLICIES: Mapping[str, QueuePolicy] = {
@@ -130,6 +131,8 @@ POLICIES: Mapping[str, QueuePolicy] = {
     MODEL_PLAIN: QueuePolicy(
         lease=500, limiter=MODEL_LIMITER, retention=Retention(attempts=KeepOfJob(age=500))
     ),
+    # Without bounds and limits, storages take shorter ways.
+    MODEL_FREE: QueuePolicy(lease=700),
 }
 """The policies that the storage under test must be configured with."""
 

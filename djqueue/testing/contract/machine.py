@@ -32,18 +32,27 @@ from djqueue.storage.base import Storage
 
 from ..clock import FakeClock
 from ..waiting import Recorder
-from .case import MODEL_BOUNDED, MODEL_GROUPED, MODEL_PLAIN, POLICIES, StorageCase, bounded, so_far
+from .case import (
+    MODEL_BOUNDED,
+    MODEL_FREE,
+    MODEL_GROUPED,
+    MODEL_PLAIN,
+    POLICIES,
+    StorageCase,
+    bounded,
+    so_far,
+)
 from .reference import ERROR, Choices, ModelEvent, Reference
 from .transitions import TransitionLog
 
-QUEUES = (MODEL_BOUNDED, MODEL_GROUPED, MODEL_PLAIN)
+QUEUES = (MODEL_BOUNDED, MODEL_GROUPED, MODEL_PLAIN, MODEL_FREE)
 OBSERVED = QUEUES[:2]
 """Queues with a subscriber from their first job on; subscribers change the path of some operations."""
 IDS = ["a", "b", "user:42", "a{b}:ü", "e"]
 NAMES = ["send", "draw"]
 MOVABLE = frozenset({State.DELAYED, State.WAITING})
 
-queues = st.sampled_from([*QUEUES, *OBSERVED, MODEL_BOUNDED])
+queues = st.sampled_from([*QUEUES, *OBSERVED, MODEL_BOUNDED, MODEL_FREE])
 numbers = st.integers(0, 50)
 times = st.sampled_from([1, 10, 100, 350, 600, 1_100, 5_000, 700_000, 4_000_000])
 ids = st.none() | st.sampled_from(IDS)

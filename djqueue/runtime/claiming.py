@@ -202,10 +202,11 @@ class ClaimLoop:
     async def _exchange(self, exchange: ClaimExchange) -> None:
         ended, request = exchange
         self._claims_only += request is not None and not ended
+        locked: list[Run] = []
         try:
             if self._reports.waiting:
                 # The last progress and items of a job must arrive before its outcome.
-                exchange = await self._flush_before(exchange)
+                exchange, locked = await self._flush_before(exchange)
             outcomes = [run.outcome for run in exchange.ended if run.outcome is not None]
             finished = await self._storage.afinish(outcomes, exchange.request)
         except Exception as error:
@@ -220,21 +221,25 @@ class ClaimLoop:
         if self._retry:
             self._events.storage_worked(WORK)
         # Outcomes that were left out are tried again after a while.
-        self._retry = 0.0 if len(exchange.ended) == len(ended) else self._next_retry()
+        self._retry = 0.0 if len(exchange.ended) + len(locked) == len(ended) else self._next_retry()
+        for run in locked:
+            self._report_later(run, self._clock.monotonic())
         self._take_answers(exchange.ended, finished)
         if exchange.request is not None:
             self._dispatch(exchange.request, finished.claims)
             if self._options.until_empty:
                 await self._stop_when_empty(finished.claims)
 
-    async def _flush_before(self, exchange: ClaimExchange) -> ClaimExchange:
+    async def _flush_before(self, exchange: ClaimExchange) -> tuple[ClaimExchange, list[Run]]:
         """Send what handlers have reported; leave out the runs whose reports the storage does not accept.
+
+        Returns the rest, and which of the left-out ones have jobs that another transaction has locked.
 
         A storage without memory for the items of one run can still take the outcomes of others. Raises the
         storage's error if nothing is left.
         """
         try:
-            await self._reports.flush()
+            locked = await self._reports.flush()
         except Exception:
             unsent = self._reports.unsent()
             ended = [run for run in exchange.ended if run not in unsent]
@@ -243,8 +248,9 @@ class ClaimLoop:
             slots = 0 if request is None else request.slots - (len(exchange.ended) - len(ended))
             if not ended and slots <= 0:
                 raise
-            return ClaimExchange(ended, request._replace(slots=slots) if request and slots > 0 else None)
-        return exchange
+            return ClaimExchange(ended, request._replace(slots=slots) if request and slots > 0 else None), []
+        ended = [run for run in exchange.ended if run not in locked]
+        return exchange._replace(ended=ended), [run for run in exchange.ended if run in locked]
 
     def _next_retry(self) -> float:
         return min(max(FIRST_RETRY, self._retry * 2), LAST_RETRY)

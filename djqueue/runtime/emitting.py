@@ -108,8 +108,9 @@ class Emitter(Flushing):
         self._pending[items] = None
         self._schedule()
 
-    async def flush(self) -> None:
-        """Send the items that wait now; later ones are left to the next flush."""
+    async def flush(self) -> "set[Run]":
+        """Send the items that wait now; later ones, and those of locked jobs, are left to the next flush."""
+        locked: set[RunItems] = set()
         async with self._sending:
             with self.lock:
                 left = {items: items.count for items in self._pending}
@@ -119,12 +120,13 @@ class Emitter(Flushing):
                 emissions = [emission for _, emission in batch]
                 accepted = await self.storage.acall(self.storage.emit, emissions) if batch else []
                 self._take_answers(batch, accepted)
-                locked = {items for (items, _), taken in zip(batch, accepted, strict=True) if taken is None}
+                locked |= {items for (items, _), taken in zip(batch, accepted, strict=True) if taken is None}
                 left = {
                     items: count
                     for items, count in left.items()
                     if items.sent < count and items not in locked
                 }
+        return {items.run for items in locked}
 
     async def close(self) -> None:
         """Stop sending, and release the generators that wait for room."""
@@ -150,8 +152,6 @@ class Emitter(Flushing):
                     refused.append(items.run)
                 if items.waiting:
                     self._pending[items] = None
-        if None in accepted:
-            self._schedule()
         for run in refused:
             self._lose(run)
 

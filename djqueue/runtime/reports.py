@@ -3,6 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Collection
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ INTERVAL = 0.1
 """Minimum of seconds between two batches of progress and log lines."""
 RETRY = 1.0
 """Seconds until a batch is sent again when the storage is unavailable."""
+LOCKED = 0.1
+"""Seconds until what handlers report of a locked job is sent again."""
 MAX_LINES = 1_000
 """Maximum of log lines of one job that wait here; the oldest are dropped, as the storage would do."""
 MAX_LINE = 10_000
@@ -45,6 +48,7 @@ class Flushing(ABC):
         self._lose = worker.lose
         self._sending = asyncio.Lock()
         self._scheduled = False
+        self._waits_for_lock = False
         self._not_before = 0.0
         self._flush: asyncio.Task[None] | None = None
 
@@ -54,8 +58,11 @@ class Flushing(ABC):
         """Whether something may not have reached the storage yet."""
 
     @abstractmethod
-    async def flush(self) -> None:
-        """Send all that waits. Raises what the storage raises, and keeps what it did not accept."""
+    async def flush(self) -> "set[Run]":
+        """Send all that waits; return the runs whose jobs are locked.
+
+        Raises what the storage raises, and keeps what it did not accept.
+        """
 
     async def close(self) -> None:
         """Cancel the scheduled flush, if one is in progress."""
@@ -85,13 +92,20 @@ class Flushing(ABC):
 
     async def _flush_scheduled(self) -> None:
         try:
-            await self.flush()
+            locked = await self.flush()
         except Exception as error:
             self._events.storage_failed(self.operation, error)
             self._not_before = self._loop.time() + RETRY
             self._schedule()
         else:
             self._events.storage_worked(self.operation)
+            if locked and not self._waits_for_lock:
+                self._waits_for_lock = True
+                self._loop.call_later(LOCKED, self._try_again)
+
+    def _try_again(self) -> None:
+        self._waits_for_lock = False
+        self._schedule()
 
 
 class Reports(Flushing):
@@ -148,22 +162,24 @@ class Reports(Flushing):
         with self._lock:
             return self.emitter.unsent().union(self._pending)
 
-    async def flush(self) -> None:
-        """Send all items, progress and log lines that wait."""
+    async def flush(self) -> "set[Run]":
+        """Send all items, progress and log lines that wait; return the runs whose jobs are locked."""
+        locked: set[Run] = set()
         try:
             if self.emitter.waiting:
-                await self.emitter.flush()
+                locked = await self.emitter.flush()
         finally:
             # A storage without memory may refuse only the items.
-            await self._flush_reports()
+            locked = locked.union(await self._flush_reports())
+        return locked
 
-    async def _flush_reports(self) -> None:
+    async def _flush_reports(self) -> "Collection[Run]":
         # One at a time: the reports of a job must arrive in order.
         async with self._sending:
             with self._lock:
                 pending, self._pending = self._pending, {}
             if not pending:
-                return
+                return ()
             reports = [entry.report(run) for run, entry in pending.items()]
             try:
                 accepted = await self.storage.acall(self.storage.report, reports)
@@ -171,12 +187,12 @@ class Reports(Flushing):
                 self._put_back(pending)
                 raise
             answers = dict(zip(pending, accepted, strict=True))
-            if locked := {run: pending[run] for run, taken in answers.items() if taken is None}:
-                self._put_back(locked)
-                self._schedule()
+            locked = {run: pending[run] for run, taken in answers.items() if taken is None}
+            self._put_back(locked)
             for run, taken in answers.items():
                 if taken is False:
                     self._lose(run)
+            return locked
 
     async def close(self) -> None:
         """Cancel the scheduled flushes of the emitter and of the reports."""

@@ -77,6 +77,8 @@ class LockedStorage(RecordingStorage):
     def __init__(self, **options: object) -> None:
         super().__init__(**options)
         self.locked: set[str] = set()
+        self.emitted = 0
+        """Number of calls of `emit`."""
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         free = [outcome for outcome in outcomes if outcome.id not in self.locked]
@@ -90,6 +92,7 @@ class LockedStorage(RecordingStorage):
         return [None if one.id in self.locked else next(accepted) for one in reports]
 
     def emit(self, emissions: Sequence[Emission]) -> Sequence[bool | None]:
+        self.emitted += 1
         accepted = iter(super().emit([one for one in emissions if one.id not in self.locked]))
         return [None if one.id in self.locked else next(accepted) for one in emissions]
 

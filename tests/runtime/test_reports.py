@@ -127,6 +127,49 @@ async def test_reports_of_a_locked_job_wait_and_those_of_others_do_not():
         assert list(queue.stream(one.id, wait=0)) == [1]
 
 
+async def test_items_of_a_locked_job_are_sent_again_no_faster_than_its_progress():
+    storage = LockedStorage()
+    queue = Queue("work", storage=storage)
+    job = queue.enqueue(name=HANDLER)
+    storage.locked.add(job.id)
+    done = asyncio.Event()
+
+    async def handler(job):
+        job.progress(1)
+        yield 1
+        await done.wait()
+
+    async with working(storage, handler):
+        await aeventually(lambda: len(storage.reports) > 5, message="its progress is sent again")
+        assert 1 < storage.emitted < 5 * len(storage.reports)
+        storage.locked.clear()
+        done.set()
+        await reached(queue, job.id, "completed")
+
+
+async def test_outcome_waits_for_the_reports_of_a_job_that_was_locked_for_a_moment():
+    storage = LockedStorage()
+    queue = Queue("work", storage=storage)
+    job = queue.enqueue(name=HANDLER)
+    finish = storage.afinish
+
+    async def finish_unlocked(outcomes, then=None):
+        storage.locked.clear()  # The other transaction has ended since the reports.
+        return await finish(outcomes, then)
+
+    async def handler(job):
+        storage.locked.add(job.id)
+        job.log("begun")
+        yield 1
+
+    storage.afinish = finish_unlocked
+    async with working(storage, handler):
+        await reached(queue, job.id, "completed")
+
+    assert len(record(queue, job.id).logs) == 1
+    assert list(queue.stream(job.id, wait=0)) == [1]
+
+
 async def test_progress_is_a_snapshot(storage, queue):
     async def handler(job):
         state = {"rows": [1]}

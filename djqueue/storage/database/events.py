@@ -493,9 +493,10 @@ class SqlEvents(Events):
         """Read the events behind the last one, and those that were committed late."""
         assert self._last is not None
         condition, gaps = tx.among("id", [*self._gaps, 0])
+        select = f"SELECT id, {', '.join(COLUMNS)} FROM djqueue_event WHERE"
+        # With OR, PostgreSQL would read all events.
         rows = tx.rows(
-            f"SELECT id, {', '.join(COLUMNS)} FROM djqueue_event WHERE id > ? OR {condition} "
-            "ORDER BY id LIMIT ?",
+            f"{select} id > ? UNION ALL {select} {condition} ORDER BY id LIMIT ?",
             *(self._last, gaps, PAGE),
         )
         newest = max([self._last, *(row[0] for row in rows)])

@@ -65,7 +65,9 @@ USE_EVERY = 60_000
 ALONE = 1.0
 """Seconds for which a report tries its outcomes one by one when something of one of them is locked."""
 SWEPT = 3.0
-"""Seconds for which the renewal of an overdue lease waits for another transaction that has locked it."""
+"""Seconds for which the renewal of an overdue lease waits for another transaction that has locked it, if
+other leases are long enough.
+"""
 MOVED = 100
 """Jobs that one transaction moves to another queue."""
 
@@ -341,7 +343,8 @@ class DatabaseStorage(Storage):
             # By itself: the others are renewed whatever holds these up.
             overdue = [lease for lease, answer in zip(leases, answers, strict=True) if answer is None]
             # A sweep takes them back within this time. What holds them longer does not, so they still hold.
-            waited, until = None, time.monotonic() + SWEPT
+            shortest = min(self.policy(lease.queue).lease for lease in leases) / 1_000
+            waited, until = None, time.monotonic() + min(SWEPT, shortest / 4)
             while waited is None and time.monotonic() < until:
                 waited = self.transactions.write_unless_locked(
                     lambda tx: finish.renew(tx, overdue, waits=True)

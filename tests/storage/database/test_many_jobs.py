@@ -1,5 +1,7 @@
 """Operations on very many jobs: transactions of limited size, which leave room for those of others."""
 
+from threading import current_thread, main_thread
+
 import pytest
 from django.db import connection, transaction
 
@@ -9,6 +11,7 @@ from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.models import hot
 from djqueue.storage.database import dialects, queues, stored
 from djqueue.storage.database import transaction as transactions
+from djqueue.storage.database.events import SqlEvents
 from djqueue.testing.factories import (
     QUEUE,
     a_completed_job,
@@ -21,6 +24,7 @@ from djqueue.testing.factories import (
     enqueue_many,
     request,
 )
+from tests.support import eventually
 
 EVER = 2**53
 
@@ -76,10 +80,11 @@ def sorts_and_scans(plans, start):
 
 
 def noting(method, calls):
-    """Return a method that appends its arguments to `calls`."""
+    """Return a method that appends its arguments to `calls`, unless a thread in the background calls it."""
 
     def call(*given):
-        calls.append(given)
+        if current_thread() is main_thread():
+            calls.append(given)
         return method(*given)
 
     return call
@@ -242,6 +247,33 @@ def test_claim_reads_few_ready_jobs_of_postgresql_however_it_is_planned(make, mo
         assert len(storage.claim(request(10)).jobs) == 10
 
     assert max(numbers) < 1_000, numbers  # The server adds those of several transactions up.
+
+
+def test_subscriber_reads_few_of_many_events_of_postgresql(make, monkeypatch):
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has one plan")
+    read = "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'djqueue_event'"
+    reader, writer = make(), make()
+    numbers, delivered, look = [], [], SqlEvents._next_events
+
+    def counted(events, tx):
+        rows = look(events, tx)
+        numbers.append(tx.value(read))
+        return rows
+
+    monkeypatch.setattr(SqlEvents, "_next_events", counted)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO djqueue_event (queue, job_id, name, event, state, at, items, process) "
+            "SELECT 'other', 'a', 'n', 'queued', 'waiting', %s, 0, '' FROM generate_series(1, 20000)",
+            [EVER],
+        )
+    unsubscribe = reader.events.subscribe(QUEUE, delivered.append)
+    enqueue_many(writer, 3)
+    eventually(lambda: len(delivered) == 3)
+    unsubscribe()
+
+    assert max(numbers) < 1_000, numbers
 
 
 @pytest.mark.dialect

@@ -444,6 +444,25 @@ def test_renewal_of_an_overdue_lease_waits_for_a_slow_sweep_that_takes_it_back(m
     assert [renewal.held for renewal in renewals] == [False]
 
 
+def test_overdue_lease_of_a_locked_job_does_not_let_short_ones_expire(make, monkeypatch):
+    storage = make(policies={QUEUE: QueuePolicy(lease=1_000)})
+    enqueue_many(storage, 2)
+    first, second = claim(storage, 2)
+    leases = [Lease(job.queue, job.id, job.token) for job in (first, second)]
+    hot.ClaimedJob.objects.filter(job_id=first.id).update(lease_until=1)
+    calls, write = [], storage.transactions.write_unless_locked
+    monkeypatch.setattr(
+        storage.transactions, "write_unless_locked", lambda work: (calls.append(1), write(work))[1]
+    )
+
+    with transaction.atomic():
+        storage.jobs.cancel(QUEUE, [first.id])
+        renewals = elsewhere(lambda: storage.renew(leases))
+
+    assert [renewal.held for renewal in renewals] == [True, True]
+    assert len(calls) == 1  # It takes a quarter of the other lease.
+
+
 @pytest.mark.parametrize("share", ["group", "unique_key"])
 def test_two_calls_enqueue_in_opposite_orders_without_a_deadlock(make, share):
     storage = make()

@@ -130,22 +130,6 @@ class DeadLetters:
         """Return the dead letters whose automatic retry is due."""
         return [letter for letter in self._letters.values() if 0 < letter.next_retry_at <= now]
 
-    def follow_step(self, step: int) -> list[DeadLetterRecord]:
-        """Keep the lengths of delays before retries after the wall clock was set by `step` milliseconds.
-
-        Returns the dead letters whose time of retry has changed.
-        """
-        moved = {
-            letter.id: letter._replace(next_retry_at=letter.next_retry_at + step)
-            for letter in self._letters.values()
-            if letter.next_retry_at
-        }
-        self._order = [
-            (number, moved.get(letter.id, letter)) for number, letter in self._order if self._is_there(letter)
-        ]
-        self._letters.update(moved)
-        return list(moved.values())
-
     def expired(self, now: int) -> list[DeadLetterRecord]:
         """Return expired dead letters, oldest first."""
         return [letter for letter in self._letters.values() if letter.expires_at <= now]

@@ -344,13 +344,6 @@ class DelayedJobs:
             self._heap = [entry for entry in self._heap if entry[2].generation == entry[1]]
             heapq.heapify(self._heap)
 
-    def reorder(self) -> None:
-        """Restore the order after the `run_at` of jobs has changed."""
-        self._heap = [
-            (entry[2].run_at, entry[1], entry[2]) for entry in self._heap if entry[2].generation == entry[1]
-        ]
-        heapq.heapify(self._heap)
-
     def pop_due(self, now: int, limit: int | None = None) -> list[EngineJob]:
         """Take the jobs that are due, soonest first, up to `limit`."""
         jobs: list[EngineJob] = []

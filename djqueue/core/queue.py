@@ -12,7 +12,6 @@ from random import Random
 from threading import Lock
 
 from .capacity import DropOrder
-from .clocksteps import keep_lengths
 from .deadletters import DeadLetterPolicy, DeadLetters
 from .enginejob import EngineJob
 from .errors import ConfigurationError, OptionError
@@ -24,7 +23,7 @@ from .limiter import QueueLimiter, Rate
 from .overview import NO_TOTALS, Totals
 from .retention import NO_RETENTION, Retention
 from .sharing import SharedLimiter
-from .states import LIVE, PENDING, State
+from .states import PENDING, State
 from .summaries import SubjectIndex
 from .unique import PREDECESSOR, UniqueKeys
 
@@ -339,18 +338,6 @@ class JobQueue:
             heapq.heapify(self._deadlines)
         return jobs
 
-    def follow_step(self, step: int) -> list[EngineJob]:
-        """Keep the lengths of delays and time limits after the wall clock was set by `step` milliseconds.
-
-        Returns the jobs whose records have changed.
-        """
-        changed = [job for job in self.jobs.values() if job.state in LIVE and keep_lengths(job, step)]
-        self.delayed.reorder()
-        self.unique.follow_step(step)
-        self._deadlines = [(expiry(job), number, job) for _, number, job in self._deadlines]
-        heapq.heapify(self._deadlines)
-        return changed
-
     def _may_expire(self, job: EngineJob) -> bool:
         return job.state in PENDING and not job.started_at and self.jobs.get(job.id) is job
 
@@ -369,13 +356,13 @@ class JobQueue:
 
 def expiry(job: EngineJob) -> int:
     """Return when a job with a ttl expires, in UTC milliseconds."""
-    return job.created_at + job.stepped + (job.options.ttl or 0)
+    return job.created_at + (job.options.ttl or 0)
 
 
 def is_expired(job: EngineJob, now: int) -> bool:
     """Return whether a pending job is past its ttl; a job that has started, or was retried, never is."""
     ttl = job.options.ttl
-    if ttl is None or job.created_at + job.stepped + ttl > now:
+    if ttl is None or job.created_at + ttl > now:
         return False
     return not job.started_at and job.error is None
 

@@ -61,16 +61,6 @@ class Shard:
         if self.journal is not None:
             self.journal.changed(job)
 
-    def stepped(self, job: EngineJob) -> None:
-        """Record in the journal that a job followed a step of the wall clock."""
-        if self.journal is not None:
-            self.journal.stepped(job)
-
-    def postponed(self, letter: DeadLetterRecord) -> None:
-        """Record in the journal that a dead letter followed a step of the wall clock."""
-        if self.journal is not None:
-            self.journal.postponed(letter)
-
     def restart(self, job: EngineJob) -> None:
         """Drop the streamed items of an attempt: those of the next one start anew."""
         job.stream = None

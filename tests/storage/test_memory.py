@@ -10,17 +10,15 @@ from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract import POLICIES, StorageContract
 from djqueue.testing.factories import (
     QUEUE,
-    a_completed_job,
     an_active_job,
     claim,
-    claim_ids,
     completing,
     enqueue,
-    enqueue_many,
     finish,
     state,
 )
 from tests.core.anatomy import check_empty, check_engine
+from tests.storage.setclocks import SET_CLOCK_POLICIES, MonotonicCase, SetClocksCase
 from tests.storage.thorough import ManyExamples
 
 DAY = 86_400_000
@@ -56,34 +54,6 @@ class MemoryContract(ManyExamples, StorageContract):
         storage.sweep()
         check_empty(storage.engine)
 
-    # What people and NTP do to the wall clock.
-
-    @pytest.mark.parametrize("jump", [-DAY, DAY])
-    def test_wall_clock_change_loses_no_lease(self, storage, jump):
-        claimed = an_active_job(storage)
-        self.clock.jump(jump)
-
-        assert storage.sweep().stalled == 0
-
-        self.clock.advance(claimed.lease + 1)
-        assert storage.sweep().stalled == 1
-
-    @pytest.mark.parametrize("jump", [-DAY, DAY])
-    def test_wall_clock_change_delays_no_waiting_job(self, storage, jump):
-        ids = [*enqueue_many(storage, 2), enqueue(storage, id="named")]
-        self.clock.jump(jump)
-        ids.append(enqueue(storage))
-
-        assert claim_ids(storage, 9) == ids
-        assert len(set(ids)) == 4
-
-    def test_wall_clock_set_back_keeps_results(self, storage):
-        done = a_completed_job(storage, result_ttl=1_000)
-        self.clock.jump(-DAY)
-        storage.sweep()
-
-        assert state(storage, done) is State.COMPLETED
-
 
 class TestOnFourShards(MemoryContract):
     cores = 1
@@ -96,6 +66,17 @@ class TestOnSixtyFourShards(MemoryContract):
     @pytest.mark.thorough
     def test_random_operations_behave_like_the_reference(self, storage):
         super().test_random_operations_behave_like_the_reference(storage)
+
+
+class TestSetClocks(SetClocksCase, MonotonicCase):
+    @pytest.fixture
+    def storage(self):
+        self.clock = FakeClock()
+        with closing(MemoryStorage(clock=self.clock, policies=SET_CLOCK_POLICIES)) as storage:
+            yield storage
+
+    def advance(self, milliseconds):
+        self.clock.advance(milliseconds)
 
 
 def test_description_says_that_memory_is_not_persistent():

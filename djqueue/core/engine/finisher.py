@@ -216,13 +216,10 @@ class Finisher:
     def finish(self, outcomes: Sequence[Outcome]) -> list[bool]:
         """End attempts: see `Engine.finish`; return whether each token held."""
         changes = PendingChanges()
-        is_timed = False
         for outcome in outcomes:
             if outcome.kind not in OUTCOMES:
                 raise OptionError(f"unknown outcome {outcome.kind!r}")
-            if outcome.delay:
-                is_timed = True
-        now = self._context.now_for_lengths() if is_timed else self._context.clock.now()
+        now = self._context.clock.now()
         accepted = [self._finish_one(outcome, now, changes) for outcome in outcomes]
         some = changes.events or changes.ended or changes.woken
         if some or changes.incidents or changes.unbound or changes.freed:

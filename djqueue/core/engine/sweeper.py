@@ -39,7 +39,6 @@ class Sweeper:
 
     def sweep(self, worker_ttl: int, tick: int | None = None) -> Swept:
         """Do once what time requires: see `Engine.sweep`."""
-        self._context.follow_clock()
         self._workers.forget(worker_ttl)
         self._limiters.pass_turns_on()
         stalled = self._sweep_leases(self._context.clock.monotonic() if tick is None else tick)

@@ -1,9 +1,10 @@
 """Groups: order, concurrency, and no scans of waiting jobs."""
 
-from collections import deque
+from collections import OrderedDict
 
 import pytest
 
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
@@ -169,13 +170,13 @@ def test_lifo_job_goes_first_in_its_group():
     assert bench.state("g2") is State.WAITING
 
 
-class Untouchable(deque):
-    """A list of waiting jobs of a group that nobody may look through."""
+class Untouchable(OrderedDict):
+    """The waiting jobs of a group, which nobody may look through."""
 
     def __iter__(self):
         raise AssertionError("looked through")
 
-    __getitem__ = __contains__ = __reversed__ = __iter__
+    __reversed__ = keys = values = items = __iter__
 
 
 def test_fifty_thousand_blocked_jobs_of_a_group_are_not_scanned():
@@ -194,6 +195,19 @@ def test_fifty_thousand_blocked_jobs_of_a_group_are_not_scanned():
     bench.finish(first)
     assert len(bench.claim(10)) == 1
     assert len(big.group_waiting) == 49_998
+
+
+@pytest.mark.parametrize("weight", [1, 1_000])
+def test_cancelling_the_jobs_of_a_group_from_behind_compares_none_with_the_others(monkeypatch, weight):
+    bench = Bench(group_concurrency=weight, group_weights={"g": weight})
+    results = bench.engine.enqueue([Batch("q", "send", JobOptions(group="g"), [b""] * 1_000)])
+    compared = []
+    monkeypatch.setattr(EngineJob, "__eq__", lambda job, other: compared.append(job), raising=False)
+
+    bench.engine.jobs.cancel("q", [result.id for result in reversed(results)])
+
+    assert len(compared) < 1_000
+    assert bench.counts() == {"cancelled": 1_000}
 
 
 def test_a_queue_is_not_configured_for_another_mode():

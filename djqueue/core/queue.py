@@ -17,7 +17,7 @@ from .enginejob import EngineJob
 from .errors import ConfigurationError, OptionError
 from .finished import FinishedJobs
 from .groups import GROUP_WAITING, NO_LIMIT, GroupLimit, Groups
-from .job import Batch, Event
+from .job import Batch
 from .joblists import DelayedJobs, ReadyJobs
 from .limiter import QueueLimiter, Rate
 from .overview import NO_TOTALS, Totals
@@ -57,9 +57,6 @@ class Tally:
             self.cancelled,
             self.stalled,
         )
-
-
-EventHandler = Callable[[Event], None]
 
 
 OPTIONAL, KEYED, GLOBAL = "optional", "keyed", "global"
@@ -136,11 +133,11 @@ class JobQueue:
         "finished",
         "group_limit",
         "groups",
-        "handlers",
         "is_grouped",
         "jobs",
         "limiter",
         "name",
+        "observed",
         "paused",
         "policy",
         "ready",
@@ -148,7 +145,6 @@ class JobQueue:
         "subjects",
         "tally",
         "unique",
-        "watchers",
     )
 
     def __init__(
@@ -183,9 +179,8 @@ class JobQueue:
         self.finished = FinishedJobs(keeps=keep_finished, retention=policy.retention, jobs=self.jobs)
         self.paused = False
         self.tally = Tally()
-        self.handlers: list[EventHandler] = []
-        self.watchers: dict[str, list[EventHandler]] = {}
-        """Event handlers of single jobs, by id."""
+        self.observed = False
+        """True if events have subscribers."""
         self.configure(policy)
         self._deadlines: list[tuple[int, int, EngineJob]] = []
         """Heap of (expiry, number, job) of jobs with a ttl."""
@@ -347,11 +342,6 @@ class JobQueue:
         if job.options.subject is not None:
             self.subjects.drop(job, job.options.subject)
         self.dead.forget(job.id)
-
-    @property
-    def observed(self) -> bool:
-        """True if events have subscribers."""
-        return bool(self.handlers or self.watchers)
 
 
 def expiry(job: EngineJob) -> int:

@@ -4,6 +4,8 @@ from contextlib import closing
 
 import pytest
 
+from djqueue.core.job import ItemMark
+from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
@@ -90,6 +92,41 @@ def test_two_memory_storages_share_no_jobs():
     assert other.queues.names() == []
     assert claim(other) == []
     assert state(other, "a", QUEUE) is None
+
+
+def test_reads_create_neither_queues_nor_limiters():
+    storage = MemoryStorage(policies={"q": QueuePolicy(limiter="l")})
+    reads, queues = storage.reads, storage.queues
+    some = [
+        reads.jobs("q", ["a"]),
+        reads.items("q", [ItemMark("a")]),
+        reads.states("q", ["a"]),
+        reads.find("a", ["q"]),
+        reads.explain("q", "a"),
+        reads.flow("q", "a"),
+        reads.dependents(("q", "a"), 9),
+        reads.page("q", None, 9),
+        reads.cursor_page("q", State.WAITING, 9),
+        reads.jobs_about("subject", 9, queues=["q"]),
+        reads.dead_letters("q"),
+        reads.dead_letter_page("q", 9),
+        reads.counts("q"),
+        reads.waiting_names("q"),
+        reads.groups("q", 9, ["g"]),
+        reads.group_modes(["q"]),
+        reads.overview(["q"]),
+        reads.series(["q"], 0, 60_000, 60_000),
+        reads.cumulative(["q"]),
+        queues.is_paused("q"),
+        queues.limits("q"),
+        queues.group_limits("q"),
+        storage.limiters.state("l"),
+        storage.events.subscribe("q", print),
+    ]
+
+    assert len(some) == 24
+    assert queues.names() == []
+    assert storage.engine.context.limiters == {}
 
 
 def test_memory_storage_uses_the_system_clock_by_default():

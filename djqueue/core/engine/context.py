@@ -91,10 +91,11 @@ class EngineContext:
 
     def limiter(self, name: str) -> SharedLimiter:
         """Return a shared limiter, created on first use if it is not configured."""
-        limiter = self.limiters.get(name)
-        if limiter is None:
-            limiter = self.limiters.setdefault(name, SharedLimiter(NO_LIMITS, self.clock))
-        return limiter
+        return self.limiters.setdefault(name, self.find_limiter(name))
+
+    def find_limiter(self, name: str) -> SharedLimiter:
+        """Return a shared limiter for reading; if there is none, one without limits, which is not kept."""
+        return self.limiters.get(name) or SharedLimiter(NO_LIMITS, self.clock)
 
     def serving(self, names: Sequence[str] | None) -> list[tuple[Shard, JobQueue]]:
         """Return the queues that a claim may take from, starting with another one each time."""
@@ -111,16 +112,17 @@ class EngineContext:
             serving = serving[first:] + serving[:first]
         return serving
 
-    def new_queue(self, name: str) -> JobQueue:
-        """Return a new queue with its configuration."""
+    def new_queue(self, name: str, *, is_kept: bool) -> JobQueue:
+        """Return a new queue with its configuration; one that is not kept creates no limiter."""
         policy = self.policy(name)
+        limiter = self.limiter if is_kept else self.find_limiter
         return JobQueue(
             name,
             policy,
             self.clock.monotonic,
             random=self.random,
             keep_finished=self._keep_finished,
-            shared=None if policy.limiter is None else self.limiter(policy.limiter),
+            shared=None if policy.limiter is None else limiter(policy.limiter),
         )
 
     # Active jobs.

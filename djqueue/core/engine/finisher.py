@@ -81,17 +81,16 @@ class Settlement:
                     )
 
     def _publish(self, event: Event) -> None:
-        queue = self._context.existing(event.queue)
-        if queue is not None:
-            for handler in (*queue.handlers, *queue.watchers.get(event.id, ())):
-                try:
-                    handler(event)
-                except Exception:
-                    logger.exception(
-                        "An event handler of queue %r raised an exception; the event will not be delivered "
-                        "again.",
-                        event.queue,
-                    )
+        subscribers = self._context.shard(event.queue).subscribers.get(event.queue, {})
+        for handler in (*subscribers.get(None, ()), *subscribers.get(event.id, ())):
+            try:
+                handler(event)
+            except Exception:
+                logger.exception(
+                    "An event handler of queue %r raised an exception; the event will not be delivered "
+                    "again.",
+                    event.queue,
+                )
 
     # Dependencies.
 

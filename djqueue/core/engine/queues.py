@@ -220,10 +220,6 @@ class EngineQueues:
             shard.queues.pop(queue, None)
             if job_queue.shared is not None:
                 job_queue.shared.forget(queue, changes.woken)
-            if job_queue.observed:
-                # Subscriptions are to the name of the queue, and outlive it.
-                fresh = shard.queue(queue)
-                fresh.handlers, fresh.watchers = job_queue.handlers, job_queue.watchers
         changes.woken.discard(queue)
         self._settlement.settle(changes)
         self._context.metrics.forget(queue)
@@ -262,7 +258,7 @@ class EngineLimiters:
 
     def state(self, name: str) -> LimiterState:
         """Return what a limiter allows, and how much of it is in use."""
-        return self._context.limiter(name).state()
+        return self._context.find_limiter(name).state()
 
     def pass_turns_on(self) -> None:
         """Give turns that a queue did not use to the next queue in line."""

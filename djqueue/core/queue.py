@@ -158,6 +158,7 @@ class JobQueue:
         shared: SharedLimiter | None = None,
     ) -> None:
         self.name = name
+        self.policy = policy
         self.jobs: dict[str, EngineJob] = {}
         """Every job that has a record, by id."""
         self.subjects = SubjectIndex()
@@ -166,11 +167,10 @@ class JobQueue:
         self.blocked = 0
         self.unique = UniqueKeys()
         self.groups = Groups(monotonic)
+        self.groups.weights = policy.group_weights
         self.is_grouped = policy.group_mode != GLOBAL
         """True if groups hold jobs back."""
-        self.group_limit = NO_LIMIT
-        """Default for groups, set while the queue runs."""
-        self.limit_groups(policy, self.group_limit)
+        self.limit_groups(NO_LIMIT)
         self.limiter = QueueLimiter()
         self.limiter.set(policy.rate, policy.concurrency, monotonic())
         self.shared = shared
@@ -181,18 +181,12 @@ class JobQueue:
         self.tally = Tally()
         self.observed = False
         """True if events have subscribers."""
-        self.configure(policy)
-        self._deadlines: list[tuple[int, int, EngineJob]] = []
-        """Heap of (expiry, number, job) of jobs with a ttl."""
-        self._numbers = count()
-
-    def configure(self, policy: QueuePolicy) -> None:
-        """Replace the part of the policy that concerns the number of pending jobs."""
-        self.policy = policy
         self.drops: DropOrder | None = None
         if policy.max_size is not None and policy.when_full in ("drop_oldest", "drop_lowest"):
             self.drops = DropOrder(self.is_there, by_priority=policy.when_full == "drop_lowest")
-            self.drops.extend(job for job in self.jobs.values() if job.state in PENDING)
+        self._deadlines: list[tuple[int, int, EngineJob]] = []
+        """Heap of (expiry, number, job) of jobs with a ttl."""
+        self._numbers = count()
 
     def is_there(self, job: EngineJob) -> bool:
         """Return whether the job still has its id."""
@@ -287,12 +281,11 @@ class JobQueue:
         if job.options.group is not None and self.is_grouped:
             self._push(self.groups.leave(job, was_ready=was_ready))
 
-    def limit_groups(self, policy: QueuePolicy, overrides: GroupLimit) -> None:
+    def limit_groups(self, overrides: GroupLimit) -> None:
         """Set the default for groups without overrides; `regroup` applies it to their jobs."""
         self.group_limit = overrides
-        self.groups.limit = overrides.concurrency or policy.group_concurrency
-        self.groups.rate = overrides.rate or policy.group_rate
-        self.groups.weights = policy.group_weights
+        self.groups.limit = overrides.concurrency or self.policy.group_concurrency
+        self.groups.rate = overrides.rate or self.policy.group_rate
 
     def end_rests(self, tick: int) -> bool:
         """Resume groups whose next token was available at a time; return whether a job became ready."""

@@ -5,10 +5,8 @@ from collections import OrderedDict
 import pytest
 
 from djqueue.core.enginejob import EngineJob
-from djqueue.core.errors import ConfigurationError
 from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
-from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from tests.core.anatomy import check_empty, check_engine
 from tests.core.making import Bench
@@ -115,7 +113,7 @@ def test_group_concurrency_above_one_is_used():
         bench.enqueue(str(number), group="g")
 
     assert bench.ids() == ["0", "1"]
-    bench.engine.queues.configure("q", QueuePolicy(group_concurrency=4))
+    bench.engine.queues.set_group_limit("q", None, concurrency=4)
     assert bench.ids() == ["2", "3"]
     check_engine(bench.engine)
 
@@ -125,7 +123,7 @@ def test_lower_group_limit_applies_once_active_jobs_above_it_end():
     for number in range(5):
         bench.enqueue(str(number), group="g")
     one, two, three = bench.claim()
-    bench.engine.queues.configure("q", QueuePolicy(group_concurrency=1))
+    bench.engine.queues.set_group_limit("q", None, concurrency=1)
     bench.finish(two, "release")
     assert bench.claim() == []
     bench.finish(one)
@@ -208,11 +206,3 @@ def test_cancelling_the_jobs_of_a_group_from_behind_compares_none_with_the_other
 
     assert len(compared) < 1_000
     assert bench.counts() == {"cancelled": 1_000}
-
-
-def test_a_queue_is_not_configured_for_another_mode():
-    bench = Bench()
-    bench.enqueue("g1", group="g")
-
-    with pytest.raises(ConfigurationError, match=r"'q'.*'optional'.*'keyed'"):
-        bench.engine.queues.configure("q", QueuePolicy(group_mode="keyed"))

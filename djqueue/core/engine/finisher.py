@@ -42,7 +42,7 @@ class Settlement:
             while changes.unbound:
                 self._unbind(*changes.unbound.pop())
             if changes.ended:
-                key, state, dependents = changes.ended.pop(0)
+                key, state, dependents = changes.ended.popleft()
                 for dependent in dependents:
                     if self._resolve(dependent, key, state, changes):
                         self.bind(dependent, [key], into=changes)

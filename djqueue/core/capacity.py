@@ -1,7 +1,7 @@
 """The capacity of a queue, and the order in which jobs are dropped above it."""
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import count
 
 from .enginejob import EngineJob
@@ -46,11 +46,6 @@ class DropOrder:
             self._heap = [entry for entry in self._heap if self._counts(entry)]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, self._entry(job))
-
-    def extend(self, jobs: Iterable[EngineJob]) -> None:
-        """Add jobs that are already pending."""
-        self._heap += [self._entry(job) for job in jobs]
-        heapq.heapify(self._heap)
 
     def first(self, priority: int) -> EngineJob | None:
         """Return the job to drop for a new one with this priority; None if none may be dropped."""

@@ -1,5 +1,7 @@
 """Pending changes of an operation, carried out after its locks are released."""
 
+from collections import deque
+
 from .enginejob import EngineJob
 from .job import Event, Incident
 from .options import JobKey
@@ -16,7 +18,7 @@ class PendingChanges:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.incidents: list[Incident] = []
-        self.ended: list[tuple[JobKey, State, list[EngineJob]]] = []
+        self.ended: deque[tuple[JobKey, State, list[EngineJob]]] = deque()
         """(job, its last state, the jobs that wait for it)."""
         self.unbound: list[tuple[EngineJob, tuple[JobKey, ...]]] = []
         """(job that has ended, its dependencies)."""

@@ -1,7 +1,9 @@
 """The dead letters of one queue."""
 
+import heapq
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 from random import Random
@@ -39,10 +41,25 @@ class DeadLetterPolicy:
         return now + (delay.delay(retries + 1, random) if isinstance(delay, Backoff) else delay)
 
 
+Heap = list[tuple[int, int, DeadLetterRecord]]
+"""(time, number, dead letter)."""
+
+
 class DeadLetters:
     """Dead letters by job id, in order of arrival."""
 
-    __slots__ = ("_letters", "_numbers", "_order", "_random", "_retries", "_sizes", "bytes", "policy")
+    __slots__ = (
+        "_expiries",
+        "_letters",
+        "_numbers",
+        "_order",
+        "_random",
+        "_retries",
+        "_retry_times",
+        "_sizes",
+        "bytes",
+        "policy",
+    )
 
     def __init__(self, policy: DeadLetterPolicy, random: Random) -> None:
         self.policy = policy
@@ -54,7 +71,10 @@ class DeadLetters:
         """Bytes of all jobs."""
         self._numbers = count(1)
         self._order: list[tuple[int, DeadLetterRecord]] = []
-        """Dead letters by ascending number; may contain removed ones."""
+        """Dead letters by ascending number; may contain removed ones, as the next two."""
+        self._expiries: Heap = []
+        self._retry_times: Heap = []
+        """The times of automatic retries."""
         self._retries: dict[str, int] = {}
         """Number of automatic retries of jobs that are live again."""
 
@@ -90,9 +110,12 @@ class DeadLetters:
         self._letters.pop(letter.id, None)
         self._letters[letter.id] = letter
         self._weigh(letter.id, size_of(job))
-        self._order.append((next(self._numbers), letter))
-        if len(self._order) > COMPACT_FROM + 2 * len(self._letters):
-            self._order = [entry for entry in self._order if self._is_there(entry[1])]
+        number = next(self._numbers)
+        self._order.append((number, letter))
+        heapq.heappush(self._expiries, (letter.expires_at, number, letter))
+        if letter.next_retry_at:
+            heapq.heappush(self._retry_times, (letter.next_retry_at, number, letter))
+        self._compact()
 
     def remove(self, job_id: str, *, by_itself: bool = False) -> DeadLetterRecord | None:
         """Remove a dead letter; `by_itself`: for an automatic retry."""
@@ -101,7 +124,15 @@ class DeadLetters:
             self._weigh(job_id, 0)
             if by_itself:
                 self._retries[job_id] = letter.retries + 1
+            self._compact()
         return letter
+
+    def _compact(self) -> None:
+        if len(self._order) > COMPACT_FROM + 2 * len(self._letters):
+            self._order = [entry for entry in self._order if self._is_there(entry[1])]
+            for heap in (self._expiries, self._retry_times):
+                heap[:] = [entry for entry in heap if self._is_there(entry[2])]
+                heapq.heapify(heap)
 
     def _weigh(self, job_id: str, size: int) -> None:
         self.bytes += size - self._sizes.pop(job_id, 0)
@@ -126,29 +157,26 @@ class DeadLetters:
         letter = self._letters.get(job_id)
         return letter is not None and 0 < letter.next_retry_at <= now
 
-    def due(self, now: int) -> list[DeadLetterRecord]:
-        """Return the dead letters whose automatic retry is due."""
-        return [letter for letter in self._letters.values() if 0 < letter.next_retry_at <= now]
+    def due(self, now: int) -> Iterator[DeadLetterRecord]:
+        """Yield the dead letters whose automatic retry is due, in the order of these times."""
+        return self._until(self._retry_times, now)
 
-    def follow_step(self, step: int) -> list[DeadLetterRecord]:
-        """Keep the lengths of delays before retries after the wall clock was set by `step` milliseconds.
+    def expired(self, now: int, limit: int) -> list[DeadLetterRecord]:
+        """Return up to `limit` expired dead letters, in the order of these times."""
+        return list(islice(self._until(self._expiries, now), limit))
 
-        Returns the dead letters whose time of retry has changed.
-        """
-        moved = {
-            letter.id: letter._replace(next_retry_at=letter.next_retry_at + step)
-            for letter in self._letters.values()
-            if letter.next_retry_at
-        }
-        self._order = [
-            (number, moved.get(letter.id, letter)) for number, letter in self._order if self._is_there(letter)
-        ]
-        self._letters.update(moved)
-        return list(moved.values())
-
-    def expired(self, now: int) -> list[DeadLetterRecord]:
-        """Return expired dead letters, oldest first."""
-        return [letter for letter in self._letters.values() if letter.expires_at <= now]
+    def _until(self, heap: Heap, now: int) -> Iterator[DeadLetterRecord]:
+        while heap and not self._is_there(heap[0][2]):
+            heapq.heappop(heap)
+        # Entries of the heap, which stay in it, with their indices: the root, and the children of those seen.
+        ahead = [(heap[0], 0)] if heap else []
+        while ahead and ahead[0][0][0] <= now:
+            (_, _, letter), index = heapq.heappop(ahead)
+            for child in (2 * index + 1, 2 * index + 2):
+                if child < len(heap):
+                    heapq.heappush(ahead, (heap[child], child))
+            if self._is_there(letter):
+                yield letter
 
     def surplus(self, limit: int) -> list[DeadLetterRecord]:
         """Return up to `limit` of the oldest dead letters that exceed the maximum size."""

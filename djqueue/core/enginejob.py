@@ -24,7 +24,7 @@ def load_payloads(jobs: "Iterable[EngineJob]") -> None:
 
 
 class Extras:
-    """Attributes of the jobs that report, fail, stream, or followed the wall clock."""
+    """Attributes of the jobs that report, fail or stream."""
 
     __slots__ = ("history", "logs", "noted", "progress", "stepped", "stream")
 
@@ -142,7 +142,7 @@ class EngineJob:
 
     @property
     def stepped(self) -> int:
-        """Milliseconds by which the wall clock was set since the job was added: see `clocksteps`."""
+        """Milliseconds by which the former storage had moved the job's times."""
         return self._extras.stepped
 
     @stepped.setter

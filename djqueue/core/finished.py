@@ -150,25 +150,10 @@ class FinishedJobs:
         """
         self.cancelled_bytes = 0
         self.result_bytes = 0
-        self._begin(retention, {} if jobs is None else jobs)
-
-    def _begin(self, retention: Retention, jobs: Mapping[str, EngineJob]) -> None:
         self.retention = retention
-        self._measures = self._keeps and retention.measures
+        self._measures = keeps and retention.measures
         ages = (retention.attempts.age, retention.logs.age)
-        self._details = Details(retention, jobs) if self._keeps and any(ages) else None
-
-    def configure(self, retention: Retention, jobs: Mapping[str, EngineJob]) -> None:
-        """Change the limits, also for existing records. The caller ensures that no job ends meanwhile."""
-        ended = [job for job in jobs.values() if job.state is State.COMPLETED or job.state is State.CANCELLED]
-        for entries in (self._records, self._results, self._postponed, self._postponed_results):
-            entries.clear()
-        self._listed = self._size = self._stale = self.completed = self.cancelled = 0
-        self.completed_bytes = self.cancelled_bytes = self.result_bytes = 0
-        self._begin(retention, jobs)
-        for job in sorted(ended, key=_end):
-            self.add(job)
-        self.note_failed(job for job in jobs.values() if job.state is State.FAILED)
+        self._details = Details(retention, {} if jobs is None else jobs) if keeps and any(ages) else None
 
     def add(self, job: EngineJob, completions: int = 0) -> None:
         """Add a job that has ended, for as long as its options and the queue's limits say.
@@ -454,10 +439,6 @@ def _compact(fifos: Fifos) -> int:
 def _next_of(fifos: Fifos) -> int:
     """Return the key whose first entry expires first."""
     return min(fifos, key=lambda key: (fifos[key][0][0], key))
-
-
-def _end(job: EngineJob) -> int:
-    return job.finished_at
 
 
 def _time(entry: tuple[int, EngineJob]) -> int:

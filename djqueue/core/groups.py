@@ -1,7 +1,7 @@
 """Keyed concurrency: the limit and the rate of each group; jobs above them wait in lists of their own."""
 
 import heapq
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Generic, NamedTuple, TypedDict, TypeVar
@@ -168,9 +168,9 @@ class Group:
 
     def __init__(self) -> None:
         self.active = 0
-        self.ready: list[EngineJob] = []
+        self.ready: OrderedDict[EngineJob, None] = OrderedDict()
         """Jobs that may be claimed: as many as the weight, and active jobs that came back."""
-        self.group_waiting: deque[EngineJob] = deque()
+        self.group_waiting: OrderedDict[EngineJob, None] = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self.active or self.ready or self.group_waiting)
@@ -216,7 +216,7 @@ class Groups:
         if group is None:
             group = self._groups[name] = Group()
         if not group.group_waiting and len(group.ready) < self._share(name, group):
-            group.ready.insert(0 if front else len(group.ready), job)
+            _add(group.ready, job, front=front)
             return True
         self._park(group, job, front=front)
         self._note_rest(name, group)
@@ -228,7 +228,7 @@ class Groups:
         group = self._groups[name]
         group.active -= 1
         if len(group.ready) < self._room(name, group):
-            group.ready.insert(0, job)
+            _add(group.ready, job, front=True)
             if name in self.rests:
                 self._note_rest(name, group)
             return True
@@ -240,7 +240,7 @@ class Groups:
         """Record that a ready job is active; return the jobs that became ready."""
         name = self._name(job)
         group = self._groups[name]
-        group.ready.remove(job)
+        del group.ready[job]
         group.active += 1
         rate = self._rate_of(name)
         if rate is not None:
@@ -255,7 +255,7 @@ class Groups:
         """Record that a job is no longer ready or active; return the jobs that became ready."""
         group = self._groups[self._name(job)]
         if was_ready:
-            group.ready.remove(job)
+            del group.ready[job]
         else:
             group.active -= 1
         return self.advance(self._name(job))
@@ -264,7 +264,7 @@ class Groups:
         """Remove a waiting job of a group; return the jobs that became ready if the group's rest is over."""
         name = self._name(job)
         group = self._groups[name]
-        group.group_waiting.remove(job)
+        del group.group_waiting[job]
         self.group_waiting -= 1
         job.generation = 0
         if not group.group_waiting:
@@ -280,10 +280,10 @@ class Groups:
         if group.group_waiting:
             room = self._share(name, group) - len(group.ready)
             while room > 0 and group.group_waiting:
-                job = group.group_waiting.popleft()
+                job = group.group_waiting.popitem(last=False)[0]
                 job.generation = 0
                 self.group_waiting -= 1
-                group.ready.append(job)
+                group.ready[job] = None
                 freed.append(job)
                 room -= 1
             self._note_rest(name, group)
@@ -296,8 +296,7 @@ class Groups:
         if group is None:
             return []
         room = max(0, self._room(name, group))
-        held, group.ready = group.ready[room:], group.ready[:room]
-        return held[::-1]
+        return [group.ready.popitem()[0] for _ in range(len(group.ready) - room)]
 
     def park(self, job: EngineJob) -> None:
         """Put a job that is in no list before the waiting jobs of its group."""
@@ -321,7 +320,7 @@ class Groups:
     def before(self, job: EngineJob) -> int:
         """Return the number of jobs before a waiting job of a group, without active ones."""
         group = self._groups[self._name(job)]
-        return len(group.ready) + group.group_waiting.index(job)
+        return len(group.ready) + next(at for at, other in enumerate(group.group_waiting) if other is job)
 
     def held_back(self) -> Iterator[EngineJob]:
         """Yield the jobs that are held back, those of each group in their order."""
@@ -364,10 +363,7 @@ class Groups:
         return len(self._groups)
 
     def _park(self, group: Group, job: EngineJob, *, front: bool) -> None:
-        if front:
-            group.group_waiting.appendleft(job)
-        else:
-            group.group_waiting.append(job)
+        _add(group.group_waiting, job, front=front)
         job.generation = GROUP_WAITING
         self.group_waiting += 1
 
@@ -417,6 +413,12 @@ class Groups:
     def _name(job: EngineJob) -> str:
         assert job.options.group is not None
         return job.options.group
+
+
+def _add(jobs: OrderedDict[EngineJob, None], job: EngineJob, *, front: bool) -> None:
+    jobs[job] = None
+    if front:
+        jobs.move_to_end(job, last=False)
 
 
 GROUP_WAITING = -1 << 62

@@ -59,7 +59,7 @@ def superseded(jobs: Sequence[EngineJob], now: int) -> Iterable[EngineJob]:
         last = newest.get((job.queue, key)) if key is not None else None
         if last is None or last is job or job.state not in PENDING or _age(job) > _age(last):
             continue
-        if ttl is None or job.created_at + job.stepped + ttl > now:
+        if ttl is None or job.created_at + ttl > now:
             yield job
 
 

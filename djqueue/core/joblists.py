@@ -68,13 +68,10 @@ class PriorityQueue:
     def first(self) -> tuple[int, int, EngineJob] | None:
         """Like `head`, with the job itself."""
         while self._order:
-            generations, jobs = self._fifos[-self._order[0]]
-            while generations:
-                if jobs[0].generation == generations[0]:
-                    return self._order[0], generations[0], jobs[0]
-                generations.popleft()
-                jobs.popleft()
-                self._stale -= 1
+            generations, jobs = fifo = self._fifos[-self._order[0]]
+            self._drop_stale(fifo)
+            if generations:
+                return self._order[0], generations[0], jobs[0]
             del self._fifos[-heapq.heappop(self._order)]
         return None
 
@@ -84,12 +81,14 @@ class PriorityQueue:
 
         Jobs pushed to the front have descending generations below zero, the others ascending ones.
         """
-        for priority, (fifo, jobs) in self._fifos.items():
-            middle = bisect_left(fifo, 0) if fifo and fifo[0] < 0 else 0
-            for indexes in (range(middle - 1, -1, -1), range(middle, len(fifo))):
-                found = next((at for at in indexes if jobs[at].generation == fifo[at]), None)
+        for priority, fifo in self._fifos.items():
+            self._drop_stale(fifo)
+            generations, jobs = fifo
+            middle = bisect_left(generations, 0) if generations and generations[0] < 0 else 0
+            for indexes in (range(middle - 1, -1, -1), range(middle, len(generations))):
+                found = next((at for at in indexes if jobs[at].generation == generations[at]), None)
                 if found is not None:
-                    yield priority, fifo[found], jobs[found]
+                    yield priority, generations[found], jobs[found]
 
     def before(self, priority: int, generation: int, limit: int) -> int:
         """Return the number of entries before this priority and generation, up to `limit`."""
@@ -141,6 +140,14 @@ class PriorityQueue:
         total = self.size + self._stale
         if total >= COMPACT_FROM and self._stale > total * COMPACT_ABOVE:
             self._compact()
+
+    def _drop_stale(self, fifo: "Fifo") -> None:
+        """Drop the entries before the first one that is not stale."""
+        generations, jobs = fifo
+        while generations and jobs[0].generation != generations[0]:
+            generations.popleft()
+            jobs.popleft()
+            self._stale -= 1
 
     def _fifo(self, priority: int) -> "Fifo":
         fifo = self._fifos.get(priority)
@@ -343,13 +350,6 @@ class DelayedJobs:
         if len(self._heap) >= COMPACT_FROM and stale > len(self._heap) * COMPACT_ABOVE:
             self._heap = [entry for entry in self._heap if entry[2].generation == entry[1]]
             heapq.heapify(self._heap)
-
-    def reorder(self) -> None:
-        """Restore the order after the `run_at` of jobs has changed."""
-        self._heap = [
-            (entry[2].run_at, entry[1], entry[2]) for entry in self._heap if entry[2].generation == entry[1]
-        ]
-        heapq.heapify(self._heap)
 
     def pop_due(self, now: int, limit: int | None = None) -> list[EngineJob]:
         """Take the jobs that are due, soonest first, up to `limit`."""

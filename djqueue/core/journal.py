@@ -1,6 +1,5 @@
 """The journal: receives the engine's changes for a storage that keeps its jobs in tables, too."""
 
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 from .enginejob import EngineJob
@@ -67,22 +66,6 @@ class Journal(Protocol):
 
     def renewed(self, job: EngineJob) -> None:
         """Record an extended lease of another process."""
-        ...
-
-    def stepped(self, job: EngineJob) -> None:
-        """Record the times of a job that followed a step of the wall clock: see `clocksteps`."""
-        ...
-
-    def postponed(self, letter: DeadLetterRecord) -> None:
-        """Record a new time of a dead letter's automatic retry."""
-        ...
-
-    def clock_set(self, offset: int) -> None:
-        """Record that all jobs followed the wall clock; `offset` is that of `StepDetector`."""
-        ...
-
-    def together(self) -> AbstractContextManager[None]:
-        """Write everything that this thread records in the context as one transaction."""
         ...
 
     def restarted(self, job: EngineJob) -> None:

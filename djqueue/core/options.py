@@ -78,9 +78,7 @@ class JobOptions:
     retention: int | None = None
     """Milliseconds for which the record of the ended job is kept, if longer than its result."""
     delay: int | None = field(default=None, compare=False)
-    """Milliseconds of delay from the enqueue; None: the job is due at a point in time. Set by the storage:
-    see `clocksteps`.
-    """
+    """Milliseconds of delay from the enqueue, if the caller gave them. Set by the storage; only displayed."""
     tags: tuple[str, ...] = ()
     """Labels stored with the job."""
     subject: str | None = None

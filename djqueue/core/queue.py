@@ -12,19 +12,18 @@ from random import Random
 from threading import Lock
 
 from .capacity import DropOrder
-from .clocksteps import keep_lengths
 from .deadletters import DeadLetterPolicy, DeadLetters
 from .enginejob import EngineJob
 from .errors import ConfigurationError, OptionError
 from .finished import FinishedJobs
 from .groups import GROUP_WAITING, NO_LIMIT, GroupLimit, Groups
-from .job import Batch, Event
+from .job import Batch
 from .joblists import DelayedJobs, ReadyJobs
 from .limiter import QueueLimiter, Rate
 from .overview import NO_TOTALS, Totals
 from .retention import NO_RETENTION, Retention
 from .sharing import SharedLimiter
-from .states import LIVE, PENDING, State
+from .states import PENDING, State
 from .summaries import SubjectIndex
 from .unique import PREDECESSOR, UniqueKeys
 
@@ -58,9 +57,6 @@ class Tally:
             self.cancelled,
             self.stalled,
         )
-
-
-EventHandler = Callable[[Event], None]
 
 
 OPTIONAL, KEYED, GLOBAL = "optional", "keyed", "global"
@@ -137,11 +133,11 @@ class JobQueue:
         "finished",
         "group_limit",
         "groups",
-        "handlers",
         "is_grouped",
         "jobs",
         "limiter",
         "name",
+        "observed",
         "paused",
         "policy",
         "ready",
@@ -149,7 +145,6 @@ class JobQueue:
         "subjects",
         "tally",
         "unique",
-        "watchers",
     )
 
     def __init__(
@@ -163,6 +158,7 @@ class JobQueue:
         shared: SharedLimiter | None = None,
     ) -> None:
         self.name = name
+        self.policy = policy
         self.jobs: dict[str, EngineJob] = {}
         """Every job that has a record, by id."""
         self.subjects = SubjectIndex()
@@ -171,11 +167,10 @@ class JobQueue:
         self.blocked = 0
         self.unique = UniqueKeys()
         self.groups = Groups(monotonic)
+        self.groups.weights = policy.group_weights
         self.is_grouped = policy.group_mode != GLOBAL
         """True if groups hold jobs back."""
-        self.group_limit = NO_LIMIT
-        """Default for groups, set while the queue runs."""
-        self.limit_groups(policy, self.group_limit)
+        self.limit_groups(NO_LIMIT)
         self.limiter = QueueLimiter()
         self.limiter.set(policy.rate, policy.concurrency, monotonic())
         self.shared = shared
@@ -184,21 +179,14 @@ class JobQueue:
         self.finished = FinishedJobs(keeps=keep_finished, retention=policy.retention, jobs=self.jobs)
         self.paused = False
         self.tally = Tally()
-        self.handlers: list[EventHandler] = []
-        self.watchers: dict[str, list[EventHandler]] = {}
-        """Event handlers of single jobs, by id."""
-        self.configure(policy)
-        self._deadlines: list[tuple[int, int, EngineJob]] = []
-        """Heap of (expiry, number, job) of jobs with a ttl."""
-        self._numbers = count()
-
-    def configure(self, policy: QueuePolicy) -> None:
-        """Replace the part of the policy that concerns the number of pending jobs."""
-        self.policy = policy
+        self.observed = False
+        """True if events have subscribers."""
         self.drops: DropOrder | None = None
         if policy.max_size is not None and policy.when_full in ("drop_oldest", "drop_lowest"):
             self.drops = DropOrder(self.is_there, by_priority=policy.when_full == "drop_lowest")
-            self.drops.extend(job for job in self.jobs.values() if job.state in PENDING)
+        self._deadlines: list[tuple[int, int, EngineJob]] = []
+        """Heap of (expiry, number, job) of jobs with a ttl."""
+        self._numbers = count()
 
     def is_there(self, job: EngineJob) -> bool:
         """Return whether the job still has its id."""
@@ -293,12 +281,11 @@ class JobQueue:
         if job.options.group is not None and self.is_grouped:
             self._push(self.groups.leave(job, was_ready=was_ready))
 
-    def limit_groups(self, policy: QueuePolicy, overrides: GroupLimit) -> None:
+    def limit_groups(self, overrides: GroupLimit) -> None:
         """Set the default for groups without overrides; `regroup` applies it to their jobs."""
         self.group_limit = overrides
-        self.groups.limit = overrides.concurrency or policy.group_concurrency
-        self.groups.rate = overrides.rate or policy.group_rate
-        self.groups.weights = policy.group_weights
+        self.groups.limit = overrides.concurrency or self.policy.group_concurrency
+        self.groups.rate = overrides.rate or self.policy.group_rate
 
     def end_rests(self, tick: int) -> bool:
         """Resume groups whose next token was available at a time; return whether a job became ready."""
@@ -339,18 +326,6 @@ class JobQueue:
             heapq.heapify(self._deadlines)
         return jobs
 
-    def follow_step(self, step: int) -> list[EngineJob]:
-        """Keep the lengths of delays and time limits after the wall clock was set by `step` milliseconds.
-
-        Returns the jobs whose records have changed.
-        """
-        changed = [job for job in self.jobs.values() if job.state in LIVE and keep_lengths(job, step)]
-        self.delayed.reorder()
-        self.unique.follow_step(step)
-        self._deadlines = [(expiry(job), number, job) for _, number, job in self._deadlines]
-        heapq.heapify(self._deadlines)
-        return changed
-
     def _may_expire(self, job: EngineJob) -> bool:
         return job.state in PENDING and not job.started_at and self.jobs.get(job.id) is job
 
@@ -361,21 +336,16 @@ class JobQueue:
             self.subjects.drop(job, job.options.subject)
         self.dead.forget(job.id)
 
-    @property
-    def observed(self) -> bool:
-        """True if events have subscribers."""
-        return bool(self.handlers or self.watchers)
-
 
 def expiry(job: EngineJob) -> int:
     """Return when a job with a ttl expires, in UTC milliseconds."""
-    return job.created_at + job.stepped + (job.options.ttl or 0)
+    return job.created_at + (job.options.ttl or 0)
 
 
 def is_expired(job: EngineJob, now: int) -> bool:
     """Return whether a pending job is past its ttl; a job that has started, or was retried, never is."""
     ttl = job.options.ttl
-    if ttl is None or job.created_at + job.stepped + ttl > now:
+    if ttl is None or job.created_at + ttl > now:
         return False
     return not job.started_at and job.error is None
 

@@ -9,12 +9,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import Lock
+from typing import Protocol
 
 from .capacity import DROPPED
 from .changes import PendingChanges
 from .dependencies import DependencyTracker
 from .enginejob import EngineJob
-from .job import REJECTED, AttemptRecord, DeadLetterRecord, JobFailure
+from .job import REJECTED, AttemptRecord, DeadLetterRecord, Event, JobFailure
 from .journal import Journal
 from .options import JobKey
 from .queue import JobQueue
@@ -24,15 +25,27 @@ from .unique import PREDECESSOR, REPLACED, Succession, succession
 MAX_MOVED = 1_000
 """Moved jobs whose new queue is remembered."""
 
+EventHandler = Callable[[Event], None]
+Subscribers = dict[str | None, list[EventHandler]]
+"""Event handlers of one queue, by the job that they are for; None: of all jobs."""
+
+
+class NewQueue(Protocol):
+    """Makes a queue; one that is not kept is for reading."""
+
+    def __call__(self, name: str, *, is_kept: bool) -> JobQueue: ...
+
 
 class Shard:
     """Queues by name. Composed of the managers of each queue and the shard's own dependency index."""
 
-    __slots__ = ("_moved", "_new_queue", "dependencies", "journal", "lock", "queues")
+    __slots__ = ("_moved", "_new_queue", "dependencies", "journal", "lock", "queues", "subscribers")
 
-    def __init__(self, journal: Journal | None, new_queue: Callable[[str], JobQueue]) -> None:
+    def __init__(self, journal: Journal | None, new_queue: NewQueue) -> None:
         self.lock = Lock()
         self.queues: dict[str, JobQueue] = {}
+        self.subscribers: dict[str, Subscribers] = {}
+        """By queue, whether it exists or not."""
         self.dependencies = DependencyTracker()
         self.journal = journal
         self._new_queue = new_queue
@@ -43,16 +56,19 @@ class Shard:
         """Return the queue of this name, created on first use."""
         queue = self.queues.get(name)
         if queue is None:
-            queue = self.queues[name] = self._new_queue(name)
+            queue = self.queues[name] = self._new_queue(name, is_kept=True)
+            queue.observed = name in self.subscribers
         return queue
 
     def find(self, name: str) -> JobQueue:
         """Return the queue of this name for reading; if there is none, an empty one, which is not kept."""
-        return self.queues.get(name) or self._new_queue(name)
+        return self.queues.get(name) or self._new_queue(name, is_kept=False)
 
     def replace(self, other: "Shard") -> None:
         """Take over the queues and dependencies of a shard that nothing else uses, instead of its own."""
         self.queues = other.queues
+        for name, queue in self.queues.items():
+            queue.observed = name in self.subscribers
         self.dependencies = other.dependencies
         self._moved.clear()
 
@@ -60,16 +76,6 @@ class Shard:
         """Record a change in the journal that does not end the job."""
         if self.journal is not None:
             self.journal.changed(job)
-
-    def stepped(self, job: EngineJob) -> None:
-        """Record in the journal that a job followed a step of the wall clock."""
-        if self.journal is not None:
-            self.journal.stepped(job)
-
-    def postponed(self, letter: DeadLetterRecord) -> None:
-        """Record in the journal that a dead letter followed a step of the wall clock."""
-        if self.journal is not None:
-            self.journal.postponed(letter)
 
     def restart(self, job: EngineJob) -> None:
         """Drop the streamed items of an attempt: those of the next one start anew."""

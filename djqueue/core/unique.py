@@ -46,7 +46,7 @@ class UniqueKeys:
         """Give a job its key, which must be free."""
         key, ttl = job.options.unique_key, job.options.unique_ttl
         if key is not None:
-            free_at = None if ttl is None else job.created_at + job.stepped + ttl
+            free_at = None if ttl is None else job.created_at + ttl
             self._owners[key] = (job, free_at)
             if free_at is not None:
                 if len(self._times) > COMPACT_FROM + 2 * len(self._owners):
@@ -90,14 +90,6 @@ class UniqueKeys:
         if self.owner(key, now) is None:
             self.take(successor)
         return successor
-
-    def follow_step(self, step: int) -> None:
-        """Keep the lengths of the keys' times after the wall clock was set by `step` milliseconds."""
-        for key, (job, free_at) in self._owners.items():
-            if free_at is not None:
-                self._owners[key] = (job, free_at + step)
-        self._times = [(at, key) for key, (_, at) in self._owners.items() if at is not None]
-        heapq.heapify(self._times)
 
     def sweep(self, now: int) -> None:
         """Drop expired keys."""

@@ -147,7 +147,6 @@ class Migration(migrations.Migration):
                 ('generation', models.BigIntegerField(default=0, help_text='Incremented by each new holder.')),
                 ('renewed_at', djqueue.fields.MillisecondsField()),
                 ('expires_at', djqueue.fields.MillisecondsField()),
-                ('clock_offset', models.BigIntegerField(help_text='Milliseconds between the monotonic clock of the machine and the wall clock used for jobs.', null=True)),
             ],
             options={
                 'db_table': 'djqueue_scheduler_lease',

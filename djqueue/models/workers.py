@@ -53,10 +53,6 @@ class SchedulerLease(models.Model):
     generation = models.BigIntegerField(default=0, help_text="Incremented by each new holder.")
     renewed_at = MillisecondsField()
     expires_at = MillisecondsField()
-    clock_offset = models.BigIntegerField(
-        null=True,
-        help_text="Milliseconds between the monotonic clock of the machine and the wall clock used for jobs.",
-    )
 
     class Meta:
         db_table = "djqueue_scheduler_lease"

@@ -217,7 +217,7 @@ def _apply(replacement: EngineReplacement, name: str, settings: QueueSettings) -
         if group:
             queue.groups.set_own(group, limit)
         else:
-            queue.limit_groups(queue.policy, limit)
+            queue.limit_groups(limit)
 
 
 @dataclass(slots=True)

@@ -230,7 +230,6 @@ CHECKS: dict[str, dict[str, Check]] = {
         "history": _each(_row(_count, _text, _time, _time, _text, _error)),
         "logs": _each(_row(_time, _text)),
         "stream": _optional(_mapping({"run": _number, "count": _number, "items": _each(_data)})),
-        "stepped": _integer(-LAST_TIME, LAST_TIME),
         "cancel_requested": _flag,
         "retries": _count,
     },

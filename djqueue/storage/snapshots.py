@@ -14,12 +14,12 @@ Format 1 has these kinds, with these keys:
     limiter     name, rate, concurrency: as set at run time
     job         id, name, state, position, payload, options, created_at, run_at, started_at, finished_at,
                 attempts, failures, stalls, worker, reason, error, result, progress, history, logs, stream,
-                stepped, cancel_requested, retries
+                cancel_requested, retries
                 position: two integers that order the waiting jobs of a queue; lower runs first in a priority.
                 options: `JobOptions.as_dict`.            error: [type, message, traceback] or None.
                 history: the ended attempts, as lists in the order of `AttemptRecord`; error as above.
                 logs: [time, line].                       stream: None, or {run, count, items}.
-                stepped: see `clocksteps`.                retries: automatic retries of a live job so far.
+                retries: automatic retries of a live job so far.
     dead        id, position, reason, entered_at, expires_at, retries, next_retry_at, name, error_type,
                 error_message, unmet ([queue, id] of each dependency)
                 position: an integer that orders the dead letters of a queue, oldest first.
@@ -196,7 +196,6 @@ def job_record(job: EngineJob, position: Position, retries: int = 0) -> dict[str
         "stream": None
         if stream is None
         else {"run": stream.run, "count": stream.count, "items": list(stream.items or ())},
-        "stepped": job.stepped,
         "cancel_requested": job.cancel_requested,
         "retries": retries,
     }
@@ -233,7 +232,6 @@ def _engine_job(queue: str, record: Record) -> EngineJob:
     job.worker = record["worker"]
     job.reason = record["reason"]
     job.cancel_requested = record["cancel_requested"]
-    job.stepped = record["stepped"]
     job.result = record["result"]
     job.progress = record["progress"]
     if (error := record["error"]) is not None:
@@ -288,7 +286,7 @@ def resolve_rivals(jobs: Sequence[EngineJob], now: int) -> list[EngineJob]:
         key, ttl = job.options.unique_key, job.options.unique_ttl
         if key is None or job.state not in PENDING:
             continue
-        if ttl is not None and job.created_at + job.stepped + ttl <= now:
+        if ttl is not None and job.created_at + ttl <= now:
             continue
         if owners.setdefault((job.queue, key), job) is not job:
             job.state, job.reason, job.finished_at = State.CANCELLED, "duplicate", now

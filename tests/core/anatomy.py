@@ -149,6 +149,7 @@ def check_empty(engine: Engine) -> None:
         assert not place.counts
     for shard in engine.context.shards:
         assert len(shard.dependencies) == 0
+        assert all(subscribers.keys() == {None} for subscribers in shard.subscribers.values())
         for queue in shard.queues.values():
             assert not queue.jobs
             assert not queue.ready._by_name
@@ -161,7 +162,6 @@ def check_empty(engine: Engine) -> None:
             assert len(queue.unique) == 0
             assert len(queue.dead) == 0
             assert not queue.dead._retries
-            assert not queue.watchers
             assert not queue._deadlines
             assert queue.finished.completed == queue.finished.cancelled == 0
             assert not queue.finished._records

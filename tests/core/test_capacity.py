@@ -1,9 +1,8 @@
 """Eviction of jobs from full queues."""
 
 from djqueue.core.capacity import COMPACT_FROM, DropOrder
-from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
-from tests.core.making import Bench, make_job
+from tests.core.making import make_job
 
 
 def an_order(**given):
@@ -22,7 +21,8 @@ def test_oldest_job_is_evicted_first():
 def test_oldest_job_of_the_lowest_priority_is_evicted_first():
     order = an_order(by_priority=True)
     jobs = [make_job(priority=priority) for priority in (1, 0, 0)]
-    order.extend(jobs)
+    for job in jobs:
+        order.push(job, len(jobs))
 
     assert order.first(0) is jobs[1]
     assert order.first(-1) is None
@@ -35,7 +35,8 @@ def test_started_and_removed_jobs_are_not_evicted():
     started.started_at = 5
     active.state = State.ACTIVE
     there |= {started, active, kept}
-    order.extend([started, active, gone, kept])
+    for job in (started, active, gone, kept):
+        order.push(job, 4)
 
     assert order.first(0) is kept
     assert len(order) == 1
@@ -49,15 +50,3 @@ def test_entries_of_removed_jobs_are_cleaned_up():
         job.state = State.COMPLETED
 
     assert len(order) <= COMPACT_FROM + 4
-
-
-def test_new_size_limit_includes_existing_jobs():
-    bench = Bench()
-    for job_id in ("a", "b", "c"):
-        bench.enqueue(job_id)
-    bench.engine.queues.configure("q", QueuePolicy(max_size=3, when_full="drop_oldest"))
-
-    bench.enqueue("d")
-
-    assert bench.state("a") is State.CANCELLED
-    assert [claimed.id for claimed in bench.claim(9)] == ["b", "c", "d"]

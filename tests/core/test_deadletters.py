@@ -1,5 +1,6 @@
 """Dead letters of one queue: order, eviction, expiry and automatic retries."""
 
+from collections import OrderedDict
 from random import Random
 
 from djqueue.core.backoff import Backoff
@@ -58,9 +59,10 @@ def test_dead_letters_expire_after_their_ttl():
     add(dead, "a", "unknown", 0)
     add(dead, "b", "unknown", 50)
 
-    assert ids(dead.expired(99)) == []
-    assert ids(dead.expired(100)) == ["a"]
-    assert ids(dead.expired(150)) == ["a", "b"]
+    assert ids(dead.expired(99, 9)) == []
+    assert ids(dead.expired(100, 9)) == ["a"]
+    assert ids(dead.expired(150, 9)) == ["a", "b"]
+    assert ids(dead.expired(150, 1)) == ["a"]
 
 
 def test_automatic_retries_are_counted_until_none_are_left():
@@ -119,6 +121,45 @@ def test_removed_dead_letters_leave_nothing_behind():
             dead.remove(str(number))
 
     assert len(dead._order) < 200
+    assert len(dead._expiries) < 200
     letters, last = dead.page(0, 5)
     assert ids(letters) == ["0", "100", "200", "300", "400"]
     assert ids(dead.page(last, 50)[0]) == ["500", "600", "700", "800", "900"]
+
+
+class Watched(OrderedDict):
+    """Counts the dead letters that are looked at."""
+
+    looked_at = 0
+
+    def get(self, job_id):
+        self.looked_at += 1
+        return super().get(job_id)
+
+    def values(self):
+        self.looked_at += len(self)
+        return super().values()
+
+
+def test_sweep_looks_only_at_dead_letters_whose_time_has_come():
+    dead = DeadLetters(DeadLetterPolicy(ttl=10_000, auto_retries=1, auto_retry_delay=5_000), Random(1))
+    for number in range(2_000):
+        add(dead, str(number), "unknown", number)
+    dead._letters = Watched(dead._letters)
+
+    assert ids(dead.due(5_002)) == ["0", "1", "2"]
+    assert ids(dead.expired(10_002, 9)) == ["0", "1", "2"]
+    assert dead._letters.looked_at < 20
+
+
+def test_dead_letters_whose_retry_stays_due_hold_no_others_back():
+    dead = DeadLetters(DeadLetterPolicy(auto_retries=1, auto_retry_delay=10), Random(1))
+    for number in range(5):
+        add(dead, str(number), "unknown", number)
+
+    assert ids(dead.due(100)) == ids(dead.due(100)) == ["0", "1", "2", "3", "4"]
+    dead.remove("0")
+    dead.remove("2")
+
+    assert ids(dead.due(100)) == ["1", "3", "4"]
+    assert ids(dead.due(12)) == ["1"]

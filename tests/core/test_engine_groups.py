@@ -1,13 +1,12 @@
 """Groups: order, concurrency, and no scans of waiting jobs."""
 
-from collections import deque
+from collections import OrderedDict
 
 import pytest
 
-from djqueue.core.errors import ConfigurationError
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
-from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from tests.core.anatomy import check_empty, check_engine
 from tests.core.making import Bench
@@ -114,7 +113,7 @@ def test_group_concurrency_above_one_is_used():
         bench.enqueue(str(number), group="g")
 
     assert bench.ids() == ["0", "1"]
-    bench.engine.queues.configure("q", QueuePolicy(group_concurrency=4))
+    bench.engine.queues.set_group_limit("q", None, concurrency=4)
     assert bench.ids() == ["2", "3"]
     check_engine(bench.engine)
 
@@ -124,7 +123,7 @@ def test_lower_group_limit_applies_once_active_jobs_above_it_end():
     for number in range(5):
         bench.enqueue(str(number), group="g")
     one, two, three = bench.claim()
-    bench.engine.queues.configure("q", QueuePolicy(group_concurrency=1))
+    bench.engine.queues.set_group_limit("q", None, concurrency=1)
     bench.finish(two, "release")
     assert bench.claim() == []
     bench.finish(one)
@@ -169,13 +168,13 @@ def test_lifo_job_goes_first_in_its_group():
     assert bench.state("g2") is State.WAITING
 
 
-class Untouchable(deque):
-    """A list of waiting jobs of a group that nobody may look through."""
+class Untouchable(OrderedDict):
+    """The waiting jobs of a group, which nobody may look through."""
 
     def __iter__(self):
         raise AssertionError("looked through")
 
-    __getitem__ = __contains__ = __reversed__ = __iter__
+    __reversed__ = keys = values = items = __iter__
 
 
 def test_fifty_thousand_blocked_jobs_of_a_group_are_not_scanned():
@@ -196,9 +195,14 @@ def test_fifty_thousand_blocked_jobs_of_a_group_are_not_scanned():
     assert len(big.group_waiting) == 49_998
 
 
-def test_a_queue_is_not_configured_for_another_mode():
-    bench = Bench()
-    bench.enqueue("g1", group="g")
+@pytest.mark.parametrize("weight", [1, 1_000])
+def test_cancelling_the_jobs_of_a_group_from_behind_compares_none_with_the_others(monkeypatch, weight):
+    bench = Bench(group_concurrency=weight, group_weights={"g": weight})
+    results = bench.engine.enqueue([Batch("q", "send", JobOptions(group="g"), [b""] * 1_000)])
+    compared = []
+    monkeypatch.setattr(EngineJob, "__eq__", lambda job, other: compared.append(job), raising=False)
 
-    with pytest.raises(ConfigurationError, match=r"'q'.*'optional'.*'keyed'"):
-        bench.engine.queues.configure("q", QueuePolicy(group_mode="keyed"))
+    bench.engine.jobs.cancel("q", [result.id for result in reversed(results)])
+
+    assert len(compared) < 1_000
+    assert bench.counts() == {"cancelled": 1_000}

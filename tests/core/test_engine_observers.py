@@ -51,7 +51,8 @@ def test_subscriber_of_one_job_receives_no_other():
     unsubscribe()
     bench.engine.jobs.remove("q", ["a"])
     assert len(heard) == 3
-    assert not bench.engine.context.existing("q").watchers
+    assert not bench.engine.context.shard("q").subscribers
+    assert not bench.engine.context.existing("q").observed
 
 
 def test_unsubscribing_leaves_other_subscribers():

@@ -1,5 +1,7 @@
 """Operations on whole queues: clean, obliterate and counts."""
 
+from random import Random
+
 import pytest
 
 from djqueue.core.errors import StorageError
@@ -149,3 +151,29 @@ def test_ended_and_expired_jobs_leave_nothing_behind():
     bench.sweep(8 * 86_400_000)
 
     check_empty(bench.engine)
+
+
+@pytest.mark.parametrize("newest_first", [True, False])
+def test_page_compares_few_jobs_and_holds_no_lock_meanwhile(newest_first):
+    bench = Bench()
+    shard, compared = bench.engine.context.shard("q"), []
+
+    class Time(int):
+        def __lt__(self, other):
+            assert not shard.lock.locked()
+            compared.append(self)
+            return int(self) < int(other)
+
+        __eq__, __hash__ = int.__eq__, int.__hash__
+
+    delays = Random(1).sample(range(1, 100_000), 2_000)
+    for number, delay in enumerate(delays):
+        bench.enqueue(f"{number}", delay=delay)
+    for job in bench.engine.context.existing("q").jobs.values():
+        job.run_at = Time(job.run_at)
+
+    page = bench.engine.reads.cursor_page("q", State.DELAYED, 5, newest_first=newest_first)
+
+    ordered = sorted(delays, reverse=newest_first)[:5]
+    assert [job.id for job in page.jobs] == [str(delays.index(delay)) for delay in ordered]
+    assert len(compared) < 2 * len(delays)

@@ -100,7 +100,7 @@ def test_groups_respect_weight_and_limit_and_keep_order(steps):
         }
         for each in there:
             assert groups._groups[each].active == len(models[each].active)
-            assert groups._groups[each].ready == models[each].ready
+            assert list(groups._groups[each].ready) == models[each].ready
             assert list(groups._groups[each].group_waiting) == models[each].group_waiting
             assert all(job.generation == GROUP_WAITING for job in models[each].group_waiting)
 

@@ -1,9 +1,11 @@
 """Waiting jobs of several names are taken in one common order."""
 
+from collections import deque
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djqueue.core.joblists import ReadyJobs
+from djqueue.core.joblists import Fifo, ReadyJobs
 from tests.core.making import make_job
 
 NAMES = ("a", "b", "c")
@@ -71,3 +73,30 @@ def test_jobs_with_unhandled_names_are_not_scanned():
 
     assert [job.id for job in ready.pop(5, frozenset({"a"}))] == ["mine"]
     assert ready.size == 10_000
+
+
+class Indexed(deque):
+    """Counts how often an entry is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, index):
+        self.looks += 1
+        return super().__getitem__(index)
+
+
+def test_oldest_job_is_found_without_passing_the_same_removed_jobs_again():
+    ready = ReadyJobs()
+    jobs = [make_job(created_at=number) for number in range(1_000, 3_000)]
+    ready.extend(jobs, "send", 0)
+    for job in jobs[:300]:
+        ready.remove(job)
+    queue = ready._by_name["send"]
+    [fifo] = queue._fifos.values()
+    watched = queue._fifos[0] = Fifo(Indexed(fifo.generations), Indexed(fifo.jobs))
+
+    assert ready.oldest_at() == 1_300
+    passed = watched.jobs.looks
+    assert ready.oldest_at() == 1_300
+    assert (passed > 300, watched.jobs.looks - passed < 10) == (True, True)
+    assert len(ready.pop(2_000, frozenset({"send"}))) == 1_700

@@ -112,27 +112,6 @@ def test_removed_queue_does_not_block_other_queues(shared, clock):
     assert ask(shared, clock, "one") == 1
 
 
-def test_queue_with_a_new_limiter_keeps_its_active_jobs():
-    limiters = {"a": LimiterPolicy(concurrency=2), "b": LimiterPolicy(concurrency=5)}
-    engine = Engine(clock=FakeClock(), policies={"one": QueuePolicy(limiter="a")}, limiters=limiters)
-    engine.enqueue([Batch("one", "send", JobOptions(), [b""] * 9)])
-    claim = ClaimRequest("w", 9, frozenset({"send"}), None)
-    first = engine.claim(claim).jobs
-    woken = []
-    engine.listen(["one"], lambda: woken.append(1))
-
-    engine.queues.configure("one", QueuePolicy(limiter="b"))
-    assert woken
-    assert (engine.limiters.state("a").used, engine.limiters.state("b").used) == (0, 2)
-    jobs = [*first, *engine.claim(claim).jobs]
-    assert len(jobs) == 5
-    engine.finish([Outcome("one", job.id, job.token, "complete") for job in jobs[:1]])
-    assert engine.limiters.state("b").used == 4
-    engine.queues.configure("one", QueuePolicy())
-    assert engine.limiters.state("b") == (None, 5, 0, None, ())
-    assert len(engine.claim(claim).jobs) == 4
-
-
 def test_unconfigured_limiter_has_no_limits_until_set():
     engine = Engine(clock=FakeClock(), default_policy=QueuePolicy(limiter="new"))
     engine.limiters.set("new", None, 1)

@@ -4,23 +4,23 @@ from contextlib import closing
 
 import pytest
 
+from djqueue.core.job import ItemMark
+from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract import POLICIES, StorageContract
 from djqueue.testing.factories import (
     QUEUE,
-    a_completed_job,
     an_active_job,
     claim,
-    claim_ids,
     completing,
     enqueue,
-    enqueue_many,
     finish,
     state,
 )
 from tests.core.anatomy import check_empty, check_engine
+from tests.storage.setclocks import SET_CLOCK_POLICIES, MonotonicCase, SetClocksCase
 from tests.storage.thorough import ManyExamples
 
 DAY = 86_400_000
@@ -56,34 +56,6 @@ class MemoryContract(ManyExamples, StorageContract):
         storage.sweep()
         check_empty(storage.engine)
 
-    # What people and NTP do to the wall clock.
-
-    @pytest.mark.parametrize("jump", [-DAY, DAY])
-    def test_wall_clock_change_loses_no_lease(self, storage, jump):
-        claimed = an_active_job(storage)
-        self.clock.jump(jump)
-
-        assert storage.sweep().stalled == 0
-
-        self.clock.advance(claimed.lease + 1)
-        assert storage.sweep().stalled == 1
-
-    @pytest.mark.parametrize("jump", [-DAY, DAY])
-    def test_wall_clock_change_delays_no_waiting_job(self, storage, jump):
-        ids = [*enqueue_many(storage, 2), enqueue(storage, id="named")]
-        self.clock.jump(jump)
-        ids.append(enqueue(storage))
-
-        assert claim_ids(storage, 9) == ids
-        assert len(set(ids)) == 4
-
-    def test_wall_clock_set_back_keeps_results(self, storage):
-        done = a_completed_job(storage, result_ttl=1_000)
-        self.clock.jump(-DAY)
-        storage.sweep()
-
-        assert state(storage, done) is State.COMPLETED
-
 
 class TestOnFourShards(MemoryContract):
     cores = 1
@@ -98,6 +70,17 @@ class TestOnSixtyFourShards(MemoryContract):
         super().test_random_operations_behave_like_the_reference(storage)
 
 
+class TestSetClocks(SetClocksCase, MonotonicCase):
+    @pytest.fixture
+    def storage(self):
+        self.clock = FakeClock()
+        with closing(MemoryStorage(clock=self.clock, policies=SET_CLOCK_POLICIES)) as storage:
+            yield storage
+
+    def advance(self, milliseconds):
+        self.clock.advance(milliseconds)
+
+
 def test_description_says_that_memory_is_not_persistent():
     assert MemoryStorage().describe() == "memory (this process only, not persistent)"
 
@@ -109,6 +92,41 @@ def test_two_memory_storages_share_no_jobs():
     assert other.queues.names() == []
     assert claim(other) == []
     assert state(other, "a", QUEUE) is None
+
+
+def test_reads_create_neither_queues_nor_limiters():
+    storage = MemoryStorage(policies={"q": QueuePolicy(limiter="l")})
+    reads, queues = storage.reads, storage.queues
+    some = [
+        reads.jobs("q", ["a"]),
+        reads.items("q", [ItemMark("a")]),
+        reads.states("q", ["a"]),
+        reads.find("a", ["q"]),
+        reads.explain("q", "a"),
+        reads.flow("q", "a"),
+        reads.dependents(("q", "a"), 9),
+        reads.page("q", None, 9),
+        reads.cursor_page("q", State.WAITING, 9),
+        reads.jobs_about("subject", 9, queues=["q"]),
+        reads.dead_letters("q"),
+        reads.dead_letter_page("q", 9),
+        reads.counts("q"),
+        reads.waiting_names("q"),
+        reads.groups("q", 9, ["g"]),
+        reads.group_modes(["q"]),
+        reads.overview(["q"]),
+        reads.series(["q"], 0, 60_000, 60_000),
+        reads.cumulative(["q"]),
+        queues.is_paused("q"),
+        queues.limits("q"),
+        queues.group_limits("q"),
+        storage.limiters.state("l"),
+        storage.events.subscribe("q", print),
+    ]
+
+    assert len(some) == 24
+    assert queues.names() == []
+    assert storage.engine.context.limiters == {}
 
 
 def test_memory_storage_uses_the_system_clock_by_default():

@@ -37,7 +37,6 @@ class Claimer:
         claimed: list[Claimed] = []
         hints: list[int] = []
         now, tick = self._context.clock.now(), self._context.clock.monotonic()
-        self._context.notice_step(now, tick)
         for shard, queue in self._context.serving(request.queues):
             slots = request.slots - len(claimed)
             if slots <= 0:

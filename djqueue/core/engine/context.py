@@ -5,10 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from random import Random
-from threading import Lock
 
 from ..clock import Clock
-from ..clocksteps import StepDetector
 from ..enginejob import EngineJob
 from ..ids import IdSource, fnv1a32, shard_count
 from ..journal import Journal
@@ -72,8 +70,6 @@ class EngineContext:
         """Context manager that keeps ended jobs in the engine, also those that only the tables have."""
         self._keep_finished = keep_finished
         self._rotation = count()
-        self._steps = StepDetector(clock)
-        self._steps_lock = Lock()
 
     # Queues and their jobs.
 
@@ -95,10 +91,11 @@ class EngineContext:
 
     def limiter(self, name: str) -> SharedLimiter:
         """Return a shared limiter, created on first use if it is not configured."""
-        limiter = self.limiters.get(name)
-        if limiter is None:
-            limiter = self.limiters.setdefault(name, SharedLimiter(NO_LIMITS, self.clock))
-        return limiter
+        return self.limiters.setdefault(name, self.find_limiter(name))
+
+    def find_limiter(self, name: str) -> SharedLimiter:
+        """Return a shared limiter for reading; if there is none, one without limits, which is not kept."""
+        return self.limiters.get(name) or SharedLimiter(NO_LIMITS, self.clock)
 
     def serving(self, names: Sequence[str] | None) -> list[tuple[Shard, JobQueue]]:
         """Return the queues that a claim may take from, starting with another one each time."""
@@ -115,16 +112,17 @@ class EngineContext:
             serving = serving[first:] + serving[:first]
         return serving
 
-    def new_queue(self, name: str) -> JobQueue:
-        """Return a new queue with its configuration."""
+    def new_queue(self, name: str, *, is_kept: bool) -> JobQueue:
+        """Return a new queue with its configuration; one that is not kept creates no limiter."""
         policy = self.policy(name)
+        limiter = self.limiter if is_kept else self.find_limiter
         return JobQueue(
             name,
             policy,
             self.clock.monotonic,
             random=self.random,
             keep_finished=self._keep_finished,
-            shared=None if policy.limiter is None else self.limiter(policy.limiter),
+            shared=None if policy.limiter is None else limiter(policy.limiter),
         )
 
     # Active jobs.
@@ -156,47 +154,6 @@ class EngineContext:
         if token >= self.least_token:
             self.least_token = token + 1
             self.tokens = count(self.least_token)
-
-    # The wall clock.
-
-    @property
-    def clock_offset(self) -> int:
-        """Offset of the wall clock: see `StepDetector.offset`."""
-        return self._steps.offset
-
-    def now_for_lengths(self) -> int:
-        """Return the wall clock's time as the start of a length of time; earlier steps are followed first."""
-        now = self.clock.now()
-        self.notice_step(now, self.clock.monotonic())
-        return now
-
-    def notice_step(self, now: int, tick: int) -> None:
-        """Follow the wall clock if it was set.
-
-        Called before new jobs are added: they would be moved with the others otherwise.
-        """
-        if self._steps.look(now, tick):
-            self.follow_clock()
-
-    def follow_clock(self) -> None:
-        """Keep the lengths of delays and time limits if the wall clock was set."""
-        with self._steps_lock:
-            step = self._steps.follow(self.clock.now(), self.clock.monotonic())
-        if not step:
-            return
-        self.changes.bump()
-        # In one transaction: a scheduler that starts later must not follow the step again.
-        with nullcontext() if self.journal is None else self.journal.together():
-            for shard in self.shards:
-                for name in list(shard.queues):
-                    with shard.lock:
-                        queue = shard.queues.get(name)
-                        for job in () if queue is None else queue.follow_step(step):
-                            shard.stepped(job)
-                        for letter in () if queue is None else queue.dead.follow_step(step):
-                            shard.postponed(letter)
-            if self.journal is not None:
-                self.journal.clock_set(self._steps.offset)
 
 
 def _nothing_to_load(_: Iterable[JobKey]) -> AbstractContextManager[None]:

@@ -54,9 +54,7 @@ class Enqueuer:
     def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
         changes = PendingChanges()
         shard = self._context.shard(batch.queue)
-        options = batch.options
-        is_timed = batch.delay or options.ttl is not None or options.unique_ttl is not None
-        now = self._context.now_for_lengths() if is_timed else self._context.clock.now()
+        now = self._context.clock.now()
         added: list[EngineJob] = []
         with shard.lock:
             queue = shard.queue(batch.queue)

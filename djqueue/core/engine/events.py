@@ -1,6 +1,6 @@
 """Subscriptions to the events of jobs."""
 
-from ..queue import EventHandler
+from ..shard import EventHandler
 from .context import EngineContext
 from .finisher import Unsubscribe
 
@@ -15,11 +15,10 @@ class EngineEvents:
         """Call `handler`, from any thread, for each event of a queue, or of one of its jobs."""
         shard = self._context.shard(queue)
         with shard.lock:
-            job_queue = shard.queue(queue)
-            if job_id is None:
-                job_queue.handlers = [*job_queue.handlers, handler]
-            else:
-                job_queue.watchers[job_id] = [*job_queue.watchers.get(job_id, ()), handler]
+            subscribers = shard.subscribers.setdefault(queue, {})
+            subscribers[job_id] = [*subscribers.get(job_id, ()), handler]
+            if (job_queue := shard.queues.get(queue)) is not None:
+                job_queue.observed = True
 
         subscribed = True
 
@@ -29,22 +28,14 @@ class EngineEvents:
                 if not subscribed:
                     return
                 subscribed = False
-                job_queue = shard.find(queue)
-                if job_id is None:
-                    job_queue.handlers = _without_one(job_queue.handlers, handler)
-                    return
-                left = _without_one(job_queue.watchers.get(job_id, []), handler)
-                if left:
-                    job_queue.watchers[job_id] = left
-                else:
-                    job_queue.watchers.pop(job_id, None)
+                left = subscribers[job_id].copy()
+                left.remove(handler)  # Only one, because it may have been subscribed more than once.
+                subscribers[job_id] = left
+                if not left:
+                    del subscribers[job_id]
+                if not subscribers:
+                    del shard.subscribers[queue]
+                    if (job_queue := shard.queues.get(queue)) is not None:
+                        job_queue.observed = False
 
         return unsubscribe
-
-
-def _without_one(handlers: list[EventHandler], handler: EventHandler) -> list[EventHandler]:
-    # Only one, because the same handler may have been subscribed more than once.
-    left = list(handlers)
-    if handler in left:
-        left.remove(handler)
-    return left

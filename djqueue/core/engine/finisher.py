@@ -42,7 +42,7 @@ class Settlement:
             while changes.unbound:
                 self._unbind(*changes.unbound.pop())
             if changes.ended:
-                key, state, dependents = changes.ended.pop(0)
+                key, state, dependents = changes.ended.popleft()
                 for dependent in dependents:
                     if self._resolve(dependent, key, state, changes):
                         self.bind(dependent, [key], into=changes)
@@ -81,17 +81,16 @@ class Settlement:
                     )
 
     def _publish(self, event: Event) -> None:
-        queue = self._context.existing(event.queue)
-        if queue is not None:
-            for handler in (*queue.handlers, *queue.watchers.get(event.id, ())):
-                try:
-                    handler(event)
-                except Exception:
-                    logger.exception(
-                        "An event handler of queue %r raised an exception; the event will not be delivered "
-                        "again.",
-                        event.queue,
-                    )
+        subscribers = self._context.shard(event.queue).subscribers.get(event.queue, {})
+        for handler in (*subscribers.get(None, ()), *subscribers.get(event.id, ())):
+            try:
+                handler(event)
+            except Exception:
+                logger.exception(
+                    "An event handler of queue %r raised an exception; the event will not be delivered "
+                    "again.",
+                    event.queue,
+                )
 
     # Dependencies.
 
@@ -216,13 +215,10 @@ class Finisher:
     def finish(self, outcomes: Sequence[Outcome]) -> list[bool]:
         """End attempts: see `Engine.finish`; return whether each token held."""
         changes = PendingChanges()
-        is_timed = False
         for outcome in outcomes:
             if outcome.kind not in OUTCOMES:
                 raise OptionError(f"unknown outcome {outcome.kind!r}")
-            if outcome.delay:
-                is_timed = True
-        now = self._context.now_for_lengths() if is_timed else self._context.clock.now()
+        now = self._context.clock.now()
         accepted = [self._finish_one(outcome, now, changes) for outcome in outcomes]
         some = changes.events or changes.ended or changes.woken
         if some or changes.incidents or changes.unbound or changes.freed:

@@ -130,7 +130,6 @@ class PersistentEngine:
             replacing: keys of the jobs whose rows replaced those of cancelled jobs.
         """
         accepted = 0
-        self._context.notice_step(self._context.clock.now(), self._context.clock.monotonic())
         for job in jobs:
             changes = PendingChanges()
             shard = self._context.shard(job.queue)

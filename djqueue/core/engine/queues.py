@@ -1,7 +1,6 @@
 """Operations on whole queues and limiters: limits, pauses, groups, removal of many jobs, totals."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from typing import Unpack
 
 from ..changes import PendingChanges
@@ -10,7 +9,6 @@ from ..errors import StorageError
 from ..groups import NO_LIMIT, GroupLimit, GroupWords
 from ..limiter import UNSET, Rate, SetConcurrency, SetRate
 from ..overview import Totals
-from ..queue import JobQueue, QueuePolicy
 from ..sharing import LimiterState
 from ..states import State
 from ..versions import counted, counted_if_answered
@@ -34,30 +32,6 @@ class EngineQueues:
         return self._context.queue_names()
 
     @counted
-    def configure(self, queue: str, policy: QueuePolicy) -> None:
-        """Replace the policy of a queue, with immediate effect."""
-        changes = PendingChanges()
-        shard = self._context.shard(queue)
-        with shard.lock:
-            job_queue = shard.queue(queue)
-            policy.check_mode(queue, job_queue.policy.group_mode)
-            self._context.policies[queue] = policy
-            if policy.limiter != job_queue.policy.limiter:
-                _share(self._context, job_queue, policy.limiter, changes)
-            job_queue.configure(policy)
-            self._context.may_block = self._context.may_block or policy.when_full == "block"
-            job_queue.dead.policy = policy.dead_letters
-            with ExitStack() as held:
-                for processing in self._context.processing:  # Plain jobs complete under these locks.
-                    held.enter_context(processing.lock)
-                job_queue.finished.configure(policy.retention, job_queue.jobs)
-            job_queue.limiter.set(policy.rate, policy.concurrency, self._context.clock.monotonic())
-            job_queue.limit_groups(policy, job_queue.group_limit)
-            job_queue.regroup(job_queue.groups.names())
-            changes.woken.add(queue)
-        self._settlement.settle(changes)
-
-    @counted
     def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """Limit starts per time, and active jobs, of a queue; a limit that is not given stays as it is."""
         changes = PendingChanges()
@@ -79,7 +53,7 @@ class EngineQueues:
         with shard.lock:
             job_queue = shard.queue(queue)
             if group is None:
-                job_queue.limit_groups(job_queue.policy, job_queue.group_limit._replace(**overrides))
+                job_queue.limit_groups(job_queue.group_limit._replace(**overrides))
                 job_queue.regroup(job_queue.groups.names())
             else:
                 job_queue.groups.set_own(group, job_queue.groups.own(group)._replace(**overrides))
@@ -220,29 +194,10 @@ class EngineQueues:
             shard.queues.pop(queue, None)
             if job_queue.shared is not None:
                 job_queue.shared.forget(queue, changes.woken)
-            if job_queue.observed:
-                # Subscriptions are to the name of the queue, and outlive it.
-                fresh = shard.queue(queue)
-                fresh.handlers, fresh.watchers = job_queue.handlers, job_queue.watchers
         changes.woken.discard(queue)
         self._settlement.settle(changes)
         self._context.metrics.forget(queue)
         return len(jobs)
-
-
-def _share(context: EngineContext, queue: JobQueue, name: str | None, changes: PendingChanges) -> None:
-    """Move a queue to another limiter. The caller holds the lock of its shard."""
-    before = queue.shared
-    with ExitStack() as held:
-        for processing in context.processing:
-            held.enter_context(processing.lock)
-        taken = context.taken_in(queue.name)
-        queue.shared = None if name is None else context.limiter(name)
-        if queue.shared is not None:
-            queue.shared.take(taken)
-    if before is not None:
-        before.forget(queue.name, changes.woken)
-        before.release(taken, changes.woken)
 
 
 class EngineLimiters:
@@ -262,7 +217,7 @@ class EngineLimiters:
 
     def state(self, name: str) -> LimiterState:
         """Return what a limiter allows, and how much of it is in use."""
-        return self._context.limiter(name).state()
+        return self._context.find_limiter(name).state()
 
     def pass_turns_on(self) -> None:
         """Give turns that a queue did not use to the next queue in line."""

@@ -1,9 +1,8 @@
 """Reads of the engine's jobs, queues, groups and metrics."""
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from heapq import nlargest
+from heapq import nlargest, nsmallest
 
 from ..diagnostics import Finding
 from ..enginejob import EngineJob, load_payloads
@@ -14,7 +13,7 @@ from ..job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecor
 from ..metrics import Bucket, assemble, since_beginning, span_of
 from ..options import JobKey
 from ..overview import GroupsOverview, Overview, QueueOverview
-from ..pages import JobPage, mark_of, page_of, position_of
+from ..pages import JobPage, Marked, mark_of, page_of, position_of
 from ..queue import JobQueue
 from ..states import State
 from ..streams import item_page
@@ -137,35 +136,51 @@ class EngineReads:
 
     def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
         """Return up to `limit` records of one state (None: all), oldest first, behind the job with an id."""
-        shard = self._context.shard(queue)
-        with shard.lock:
-            job_queue = shard.find(queue)
-            jobs = [job for job in job_queue.jobs.values() if state is None or job.state is state]
-            jobs.sort(key=lambda job: (job.created_at, job.id))
-            start = 0
-            if after is not None:
-                start = next((at for at, job in enumerate(jobs, 1) if job.id == after), len(jobs))
-            return [job.record() for job in jobs[start : start + limit]]
+        jobs = self._in_state(queue, state)
+        mark = next(((job.created_at, job.id) for job in jobs if job.id == after), None)
+        if mark is None and after is not None:
+            return []
+        return [record for _, record in self._first(queue, jobs, "created_at", limit, mark)]
 
     def cursor_page(
         self, queue: str, state: State, limit: int, cursor: str | None = None, newest_first: bool = True
     ) -> JobPage:
         """Return up to `limit` jobs of one state, by the time at which they came into it."""
         position = position_of(cursor, newest_first=newest_first)
-        time = TIMES.get(state, "created_at")
+        mark = None if position.mark is None else mark_of(position.mark)
+        jobs, time = self._in_state(queue, state), TIMES.get(state, "created_at")
+        found = self._first(queue, jobs, time, limit + 1, mark, is_descending=position.is_descending)
+        return page_of(found, limit, position)
+
+    def _in_state(self, queue: str, state: State | None) -> list[EngineJob]:
+        """Return the jobs in one state (None: all), roughly in the order of their enqueue."""
         shard = self._context.shard(queue)
         with shard.lock:
-            jobs = shard.find(queue).jobs
-            found = sorted((getattr(job, time), job.id) for job in jobs.values() if job.state is state)
-            if position.mark is not None:
-                entry = mark_of(position.mark)
-                if position.is_descending:
-                    found = found[: bisect_left(found, entry)]
-                else:
-                    found = found[bisect_right(found, entry) :]
-            some = (found[::-1] if position.is_descending else found)[: limit + 1]
-            records = [(f"{at}:{job_id}", jobs[job_id].record()) for at, job_id in some]
-        return page_of(records, limit, position)
+            jobs = shard.find(queue).jobs.values()
+            return [job for job in jobs if state is None or job.state is state]
+
+    def _first(
+        self,
+        queue: str,
+        jobs: Sequence[EngineJob],
+        time: str,
+        limit: int,
+        mark: tuple[int, str] | None,
+        *,
+        is_descending: bool = False,
+    ) -> list[Marked]:
+        """Return the records of the first jobs behind a mark, by a time and their ids.
+
+        The jobs are compared without the lock, because there may be a million. Their records are as of one
+        moment afterwards.
+        """
+        some = ((getattr(job, time), job.id, job) for job in (reversed(jobs) if is_descending else jobs))
+        if is_descending:
+            first = nlargest(limit, (one for one in some if mark is None or one[:2] < mark))
+        else:
+            first = nsmallest(limit, (one for one in some if mark is None or one[:2] > mark))
+        with self._context.shard(queue).lock:
+            return [(f"{at}:{job_id}", job.record()) for at, job_id, job in first]
 
     def jobs_about(
         self, subject: str, limit: int, cursor: str | None = None, queues: Sequence[str] | None = None

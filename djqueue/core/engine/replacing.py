@@ -49,11 +49,6 @@ class EngineReplacement:
             if not is_allowed():
                 return False
             for old, new in zip(live.shards, twin.shards, strict=True):
-                for name, queue in old.queues.items():
-                    if queue.observed:
-                        # Subscriptions are to the name of the queue, and outlive its jobs.
-                        fresh = new.queue(name)
-                        fresh.handlers, fresh.watchers = queue.handlers, queue.watchers
                 old.replace(new)
                 changes.woken.update(old.queues)
             for mine, other in zip(live.processing, twin.processing, strict=True):

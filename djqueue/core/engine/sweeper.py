@@ -1,5 +1,7 @@
 """Sweeps: what time does to the jobs of an engine."""
 
+from itertools import islice
+
 from ..changes import PendingChanges
 from ..enginejob import EngineJob, load_payloads
 from ..job import AttemptRecord
@@ -39,7 +41,6 @@ class Sweeper:
 
     def sweep(self, worker_ttl: int, tick: int | None = None) -> Swept:
         """Do once what time requires: see `Engine.sweep`."""
-        self._context.follow_clock()
         self._workers.forget(worker_ttl)
         self._limiters.pass_turns_on()
         stalled = self._sweep_leases(self._context.clock.monotonic() if tick is None else tick)
@@ -111,16 +112,17 @@ class Sweeper:
             for job in expired:
                 shard.fail_pending(queue, job, "ttl_expired", EXPIRED, now, changes)
             queue.unique.sweep(now)
-            over = queue.dead.expired(now)[:SWEEP_LIMIT]
+            over = queue.dead.expired(now, SWEEP_LIMIT)
             shard.remove_dead_letters(queue, over, changes, now)
             surplus = queue.dead.surplus(SWEEP_LIMIT)
             shard.remove_dead_letters(queue, surplus, changes, now)
             removed, is_done = _forget(shard, queue, now, changes)
             # Dead letters whose unique keys are taken would hold up the others.
-            due = [letter.id for letter in queue.dead.due(now) if not _is_barred(queue, letter.id, now)]
+            free = (letter.id for letter in queue.dead.due(now) if not _is_barred(queue, letter.id, now))
+            due = list(islice(free, SWEEP_LIMIT))
         self._settlement.settle(changes)
         removed += len(over) + len(surplus)
-        answers = self._jobs.retry(name, due[:SWEEP_LIMIT], by_itself=True)
+        answers = self._jobs.retry(name, due, by_itself=True)
         for _ in range(MAX_REMOVED // SWEEP_LIMIT):
             if is_done:
                 break

@@ -70,10 +70,6 @@ class Buffer:
         self.groups: dict[Key, Row | None] = {}
         self.limiters: dict[str, Row | None] = {}
         self.workers: dict[str, WorkerInfo | None] = {}
-        self.clock_offset: int | None = None
-        """Offset of the wall clock that the jobs have followed; see `Journal.clock_set`."""
-        self.retry_times: dict[Key, int] = {}
-        """Times of automatic retries of dead letters that have followed the wall clock."""
         self.metrics: dict[BucketKey, Row] = {}
         self.metrics_gone: set[str] = set()
         """Queues whose metrics are deleted before new ones are written."""
@@ -103,8 +99,6 @@ class Buffer:
             or self.queues
             or self.groups
             or self.limiters
-            or self.clock_offset is not None
-            or self.retry_times
             or self.results_gone
             or self.metrics
             or self.metrics_gone
@@ -161,8 +155,6 @@ class Buffer:
         self.groups.update(later.groups)
         self.limiters.update(later.limiters)
         self.workers.update(later.workers)
-        if later.clock_offset is not None:
-            self.clock_offset = later.clock_offset
         for queue in later.metrics_gone:
             self.forget_metrics(queue)
         self.metrics.update(later.metrics)
@@ -180,7 +172,6 @@ class Buffer:
             self.options,
             self.results,
             self.letters,
-            self.retry_times,
             self.attempts,
             self.progress,
             self.logs,
@@ -205,7 +196,6 @@ class BufferWriter:
         fence: Runs first in each transaction; raises LeaseLost if this process is no longer the scheduler.
         book: The index of retained jobs.
         retention_of: Returns the retention of a queue.
-        note_clock: Stores the clock offset of `DatabaseJournal.clock_set`, in the same transaction.
     """
 
     def __init__(
@@ -214,13 +204,11 @@ class BufferWriter:
         fence: Callable[[], None],
         book: RetentionIndex,
         retention_of: Callable[[str], Retention],
-        note_clock: Callable[[int], None] | None,
     ) -> None:
         self._dialect = dialect
         self._fence = fence
         self._book = book
         self._retention_of = retention_of
-        self._note_clock = note_clock
 
     def write(self, buffer: Buffer, *, again: bool = False) -> None:
         """Write a buffer in one transaction.
@@ -270,11 +258,6 @@ class BufferWriter:
                 pinned.put_off(write.alias, [key for key, later in buffer.put_off.items() if later])
                 pinned.put_back(write.alias, [key for key, later in buffer.put_off.items() if not later])
             self._write_one(models.DeadLetter, rows.LETTER, buffer.letters)
-            if buffer.retry_times:
-                times = [(*key, at) for key, at in buffer.retry_times.items()]
-                write.update(models.DeadLetter, rows.KEY, ("next_retry_at",), times)
-            if buffer.clock_offset is not None and self._note_clock is not None:
-                self._note_clock(buffer.clock_offset)
             self._add_many(models.JobAttempt, rows.ATTEMPT, buffer.attempts, again=again)
             self._add_many(models.JobLog, rows.LOG, buffer.logs, again=again)
             for key in buffer.long:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from django.db import connections
 
 from djqueue.core.clock import Clock
-from djqueue.core.clocksteps import STEP, keep_lengths
 from djqueue.core.engine import Engine
 from djqueue.core.enginejob import EngineJob, PayloadSource
 from djqueue.core.errors import ConfigurationError
@@ -127,17 +126,12 @@ class Inbox:
             return
         with self.lock, self._ended.known(self._dependencies(jobs)):
             new = {number: job for number, job in jobs.items() if number not in self._taken}
-            # Before the jobs are added: their times are by the current clock.
-            self._engine.context.follow_clock()
             now = self._clock.now()
             for job in new.values():
                 if job.state is State.WAITING and job.run_at > now:
                     # The producer's clock may be slightly ahead.
                     job.run_at = now
                     self._journal.changed(job)
-                if job.created_at >= now + STEP and keep_lengths(job, now - job.created_at):
-                    # The wall clock was set back since the producer wrote it.
-                    self._journal.updated(job)
             for queue in {job.queue for job in new.values()}:
                 try:
                     self._modes.agree(queue)

@@ -60,7 +60,6 @@ class DatabaseJournal(NotingJournal):
         own: The process of claims that name none.
         lease_ttl: Milliseconds until the lease expires; `fence` runs three times as often.
         lag: Milliseconds from the monotonic time to UTC, for the ends of leases; see `SchedulerLease.lag`.
-        note_clock: Stores the offset of `clock_set`, in the transaction of the jobs' changes.
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class DatabaseJournal(NotingJournal):
         own: str = "",
         lease_ttl: int = 10_000,
         lag: int | None = None,
-        note_clock: Callable[[int], None] | None = None,
     ) -> None:
         self._dialect = dialect
         self._written = written
@@ -82,7 +80,7 @@ class DatabaseJournal(NotingJournal):
         bounds = dict(retention or {})
         lag = clock.now() - clock.monotonic() if lag is None else lag
         super().__init__(RetentionIndex(dialect, bounds), bounds, own, lag)
-        self._writer = BufferWriter(dialect, fence, self.book, self._retention_of, note_clock)
+        self._writer = BufferWriter(dialect, fence, self.book, self._retention_of)
         self._clock = clock
         self._renew_share = lease_ttl / 3_000
         self.flushed_at: int | None = None

@@ -14,7 +14,6 @@ from django.db.models import F, QuerySet
 
 from djqueue import models
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
-from djqueue.core.clocksteps import STEP
 from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import StorageUnavailableError
 
@@ -24,7 +23,6 @@ from ..tables.holders import (
     RELEASED,
     SCHEDULER_LEASE,
     LeaseHolder,
-    boot_of,
     died_here,
     host_name,
     lives_here,
@@ -81,8 +79,6 @@ class SchedulerLease:
         expired.
         """
         self._serves = False
-        self.missed_step = 0
-        """Milliseconds by which the wall clock was set while no scheduler was running."""
         self._lock = threading.Lock()
 
     def acquire(self) -> bool:
@@ -111,12 +107,6 @@ class SchedulerLease:
             "renewed_at": 0 if there is None else to_milliseconds(there.renewed_at),
             "expires_at": now + self.ttl,
         }
-        offset = now - self._clock.elapsed()
-        is_known = (
-            there is not None and there.clock_offset is not None and boot_of(there.host) == boot_of() != ""
-        )
-        if there is not None and not is_known:
-            values["clock_offset"] = None  # A process of another machine, or from before a reboot.
         taken = 0
         if there is not None:
             taken = self._replace(there, tick, values)
@@ -133,8 +123,6 @@ class SchedulerLease:
         if there is not None:
             self.left_at = to_milliseconds(there.renewed_at)
             self.was_released = to_milliseconds(there.expires_at) == RELEASED
-            if is_known and abs(step := offset - (there.clock_offset or 0)) >= STEP:
-                self.missed_step = step
         self._generation = self._rows().get(holder=self._holder).generation
         self._renewed, self.lag, self._serves = tick, start - tick, False
         self._observe(now + self.ttl, tick)
@@ -202,15 +190,6 @@ class SchedulerLease:
         renewed_at = self._clock.monotonic() + int(lag)
         claimed = self._rows().filter(holder=holder, generation=int(generation), expires_at__gt=ABANDONED)
         claimed.update(renewed_at=renewed_at, expires_at=now + self.ttl)
-
-    def note_clock(self, offset: int) -> None:
-        """Record the wall clock that the jobs' times follow, for the next scheduler."""
-        self.missed_step = 0
-        self._rows().filter(holder=self._holder, generation=self._generation).update(clock_offset=offset)
-
-    def forget_clock(self) -> None:
-        """Record no wall clock: the jobs' times follow none that the next scheduler could compare."""
-        self._rows().filter(holder=self._holder, generation=self._generation).update(clock_offset=None)
 
     def move(self, address: str) -> None:
         """Store the address of the socket."""

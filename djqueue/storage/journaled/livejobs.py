@@ -40,14 +40,11 @@ class FreshJobs:
         """Return the job of a row that begins with the columns of `FRESH`."""
         _, queue, job_id, name, state, options, created_at, run_at, *_ = row
         shared = self._names.setdefault
-        unpacked, stepped = rows.unpack_job_options(bytes(options))
+        unpacked = rows.unpack_options(bytes(options))
         if run_at == created_at:
             run_at = created_at  # One object for both.
         queue, name = shared(queue, queue), shared(name, name)
-        job = EngineJob(job_id, queue, name, self._payloads, unpacked, STATES[state], created_at, run_at)
-        if stepped:
-            job.stepped = stepped
-        return job
+        return EngineJob(job_id, queue, name, self._payloads, unpacked, STATES[state], created_at, run_at)
 
 
 class LiveJobs:

@@ -88,7 +88,6 @@ class NotingJournal(Journal):
     def updated(self, job: EngineJob) -> None:
         key = job.queue, job.id
         if job.unloaded is not None:
-            # The wall clock may move a million of these at once.
             row = rows.options_row(job)
             with self._changed:
                 self._buffer.options[key] = row
@@ -98,21 +97,6 @@ class NotingJournal(Journal):
         with self._changed:
             self._buffer.contents[key] = row
             self._buffer.options.pop(key, None)
-            self._noted()
-
-    def stepped(self, job: EngineJob) -> None:
-        self.updated(job)
-        if job.state is not State.ACTIVE:
-            self.changed(job)
-
-    def postponed(self, letter: DeadLetterRecord) -> None:
-        with self._changed:
-            self._buffer.retry_times[letter.queue, letter.id] = letter.next_retry_at
-            self._noted()
-
-    def clock_set(self, offset: int) -> None:
-        with self._changed:
-            self._buffer.clock_offset = offset
             self._noted()
 
     def completed(self, job: EngineJob) -> None:

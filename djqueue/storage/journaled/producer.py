@@ -299,9 +299,8 @@ class Inserter:
         now = self._clock.now()
         found: list[Owner] = []
         for row in rows.raw_values(live.order_by("id"), ("job_id", "state", "created_at", "options")):
-            options, stepped = rows.unpack_job_options(bytes(row[3]))
-            ttl = options.unique_ttl
-            if ttl is None or row[2] + stepped + ttl > now:
+            ttl = rows.unpack_options(bytes(row[3])).unique_ttl
+            if ttl is None or row[2] + ttl > now:
                 found.append((row[0], State(row[1])))
         if found:
             ended = self.have_ended(queue, [owner[0] for owner in found])

@@ -51,7 +51,6 @@ from .processes import has_died, own_process
 from .purging import Purge
 from .scheduler_facets import SchedulerJobs, SchedulerLimiters, SchedulerQueues, SchedulerReads
 from .staging import LOCK_TIMEOUT, DatabaseStaging
-from .steps import follow_missed_step
 from .transactions import EngineInserter, are_simple, is_detached, is_durable
 from .unanswered import UnansweredEnds, accept_also, accepted_claims, written_claims
 
@@ -59,8 +58,6 @@ logger = logging.getLogger("djqueue.scheduler")
 
 CAREFUL = 60_000
 """Milliseconds after a crash of the last scheduler in which one of its jobs may crash this one, too."""
-DRIFT = 1_000
-"""Milliseconds by which the wall clock drifts until the lease records it."""
 
 
 class SchedulerStorage(EngineStorage):
@@ -99,7 +96,6 @@ class SchedulerStorage(EngineStorage):
             own_process(),
             lease.ttl,
             lease.lag,
-            lease.note_clock,
         )
         self.engine = engine = Engine(
             clock=clock,
@@ -148,8 +144,6 @@ class SchedulerStorage(EngineStorage):
         self._swept_at: int | None = None
         """Time of the last sweep in UTC milliseconds."""
         self._pauses = PauseWatch(self._make_up)
-        self._noted_offset = 0
-        """The offset of the wall clock that is recorded for the next scheduler."""
         self._careful_until = 0
         """Monotonic milliseconds until which claims of this process are written before they are returned."""
         self.is_connected: Callable[[str], bool] = _is_never
@@ -161,10 +155,6 @@ class SchedulerStorage(EngineStorage):
         """Load all live jobs and start writing; return the counts."""
         self._modes.accept(*recovery.agree(self._alias, self.engine))
         self.journal.book.open(self.gate.transaction)
-        with self.gate.transaction():
-            self._follow_missed_step()
-            self._noted_offset = self.engine.context.clock_offset
-            self._lease.note_clock(self._noted_offset)
         self.journal.start()
         self.gate.is_open = True
         recovery.note_kept(self._alias, self.engine)
@@ -200,7 +190,6 @@ class SchedulerStorage(EngineStorage):
             to: Another queue to which they move; its jobs with the same ids or unique keys are loaded,
             too.
         """
-        self._follow_missed_step()
         recovery.borrow(
             self._alias,
             self.engine,
@@ -213,14 +202,6 @@ class SchedulerStorage(EngineStorage):
             self._lease.left_at,
             was_released=self._lease.was_released,
         )
-
-    def _follow_missed_step(self) -> None:
-        """Adjust times if the wall clock was set while no scheduler was running, in the caller's
-        transaction.
-        """
-        if step := self._lease.missed_step:
-            follow_missed_step(self._dialect, step)
-            self._lease.note_clock(self.engine.context.clock_offset)
 
     def close(self) -> None:
         """Write the remaining changes, so that the next scheduler can start."""
@@ -456,9 +437,6 @@ class SchedulerStorage(EngineStorage):
     def sweep(self) -> Swept:
         self.gate.check()
         swept = super().sweep()
-        if abs(self.engine.context.clock_offset - self._noted_offset) >= DRIFT:
-            self._noted_offset = self.engine.context.clock_offset
-            self.journal.clock_set(self._noted_offset)
         self._swept_at = self._clock.now()
         self.gate.flush()
         return swept._replace(removed=swept.removed + self._purge.run(self._swept_at))

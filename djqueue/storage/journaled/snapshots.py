@@ -151,7 +151,6 @@ class DatabaseSnapshots(Snapshots):
                 # Again, because other processes may have written until now.
                 check_target(self, self._inspector.workers(clock.now()), replace=replace)
                 self._replace(spool)
-                lease.forget_clock()
                 lease.release()
             return spool.counts()
 
@@ -206,7 +205,7 @@ class DatabaseSnapshots(Snapshots):
             "priority": options.priority,
             "payload": job.payload,
             "content_type": options.content_type,
-            "options": rows.pack_job_options(job),
+            "options": rows.pack_options(job.options),
             "unique_key": options.unique_key,
             "group": options.group,
             "subject": options.subject,

@@ -26,8 +26,6 @@ class LeaseHolder(NamedTuple):
     generation: int = 0
     renewed_at: datetime = EPOCH
     expires_at: datetime = EPOCH
-    clock_offset: int | None = None
-    """From `Clock.elapsed` of its machine to the wall clock that the jobs in the tables have followed."""
 
     def describe(self) -> str:
         """Return the process and its host as text."""

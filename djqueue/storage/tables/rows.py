@@ -124,7 +124,7 @@ OPTIONS_UPDATE = (*JOB_KEY, "priority", "options")
 NO_ERROR = JobFailure("", "", "")
 KEEP, KEEP_RESULTS = Keep(), KeepResults()
 STEPPED = "stepped"
-"""Key of `EngineJob.stepped` in a job's packed options."""
+"""Key of `EngineJob.stepped` in options that the former storage has packed."""
 TEXT_LIMIT = 255
 """Maximum length of columns with a name, in characters."""
 CANCEL_REQUESTED = "cancel_requested"
@@ -153,17 +153,9 @@ def pack_options(options: JobOptions) -> bytes:
     return packed
 
 
-def pack_job_options(job: EngineJob) -> bytes:
-    """Pack a job's options, with the wall clock steps already applied; see `clocksteps`."""
-    if not job.stepped:
-        return pack_options(job.options)
-    packed: bytes = msgpack.packb({**job.options.as_dict(), STEPPED: job.stepped})
-    return packed
-
-
 @lru_cache(maxsize=4096)
 def unpack_job_options(data: bytes) -> tuple[JobOptions, int]:
-    """Unpack the result of `pack_job_options`. Equal options share one object."""
+    """Unpack options that the former storage may have packed. Equal options share one object."""
     values = msgpack.unpackb(data)
     return JobOptions.from_dict(values), values.get(STEPPED, 0)
 
@@ -176,11 +168,11 @@ def unpack_options(data: bytes) -> JobOptions:
 def new_rows(jobs: Iterable[EngineJob], *, inbox: bool = False) -> dict[tuple[str, str], Row]:
     """Return new jobs as `NEW_JOB`, by key."""
     found = {}
-    options, stepped, packed = None, 0, b""
+    options, packed = None, b""
     for job in jobs:
-        if job.options is not options or job.stepped != stepped:
-            options, stepped = job.options, job.stepped
-            packed = pack_job_options(job)
+        if job.options is not options:
+            options = job.options
+            packed = pack_options(options)
         found[job.queue, job.id] = (
             job.queue,
             job.id,
@@ -263,12 +255,12 @@ def expiry(job: EngineJob, keep: Keep) -> int | None:
 
 def update_row(job: EngineJob) -> Row:
     """Return the fields of a pending job that callers can change, as `UPDATE`."""
-    return (*job_key(job), job.options.priority, job.payload, pack_job_options(job))
+    return (*job_key(job), job.options.priority, job.payload, pack_options(job.options))
 
 
 def options_row(job: EngineJob) -> Row:
     """Return the options of a pending job, as `OPTIONS_UPDATE`."""
-    return (*job_key(job), job.options.priority, pack_job_options(job))
+    return (*job_key(job), job.options.priority, pack_options(job.options))
 
 
 def result_row(job: EngineJob, keep: KeepResults = KEEP_RESULTS) -> Row:
@@ -407,9 +399,8 @@ def job_from_row(row: Row) -> EngineJob:
         process,
         leased_until,
     ) = row
-    unpacked, stepped = unpack_job_options(bytes(options))
+    unpacked = unpack_options(bytes(options))
     job = EngineJob(job_id, queue, name, bytes(payload), unpacked, State(state), created_at, run_at)
-    job.stepped = stepped
     job.started_at = started_at or 0
     job.finished_at = finished_at or 0
     job.attempts = attempts

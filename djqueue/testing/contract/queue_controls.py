@@ -334,5 +334,7 @@ class QueueControlsContract(StorageCase):
         assert storage.jobs.remove("nowhere", ["x"]) == [False]
         assert storage.queues.clean("nowhere", frozenset(State), LATER) == 0
         assert claim(storage, 1, queues=["nowhere"]) == []
+        storage.events.subscribe("nowhere", print)()
+        storage.events.subscribe("nowhere", print, "x")()
 
         assert storage.queues.names() == before

@@ -1,10 +1,15 @@
 """The clock of the database server, which all hosts share."""
 
+from contextlib import closing
+
 import pytest
 from django.db import connection
 
+from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.tables import clock as clocks
 from djqueue.testing.clock import FakeClock
+from djqueue.testing.contract import StorageCase
+from tests.storage.setclocks import SET_CLOCK_POLICIES, MonotonicCase, SetClocksCase
 
 
 @pytest.fixture
@@ -45,3 +50,26 @@ def test_slow_reading_of_the_servers_clock_is_repeated(monkeypatch):
     clock.measure()
 
     assert clock._started == (5 if connection.vendor == "postgresql" else None)
+
+
+class OnASetClock(StorageCase):
+    @pytest.fixture
+    def storage(self, tables):
+        self.clock = FakeClock()
+        with closing(DatabaseStorage(clock=self.clock, policies=SET_CLOCK_POLICIES)) as storage:
+            storage.connect()
+            yield storage
+
+    def advance(self, milliseconds):
+        self.clock.advance(milliseconds)
+
+
+class TestSetClocks(OnASetClock, SetClocksCase):
+    """On PostgreSQL, the injected clock stands for that of the server."""
+
+
+@pytest.mark.skipif(
+    connection.vendor == "postgresql", reason="its leases and rates are by the clock of the server"
+)
+class TestLeasesAndRates(OnASetClock, MonotonicCase):
+    """On SQLite, they are by the time since the machine started."""

@@ -12,7 +12,6 @@ from djqueue.core.engine.claimer import PREFETCH
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.states import State
 from djqueue.storage.journaled import JournaledStorage, inbox
-from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,
     claim,
@@ -97,23 +96,6 @@ def test_jobs_without_their_payloads_can_be_read_and_changed(
     assert job(storage, ids[4]).payload == b"old 4"
     here = [one.payload for one in claim(storage, 9) if one.queue == QUEUE]
     assert here == [b"old 2", b"old 0", b"new 1", b"old 5"]
-
-
-def test_step_of_clock_reads_no_payloads(make_storage: MakeStorage) -> None:
-    clock = FakeClock()
-    storage = make_storage(clock=clock)
-    storage.connect()
-    enqueue(storage, payload=b"later", delay=60_000)
-    storage.close()
-    storage = make_storage(clock=clock)
-    storage.connect()
-
-    clock.jump(-3_600_000)
-    storage.sweep()
-
-    assert loaded(storage) == 0
-    clock.advance(60_000)
-    assert [one.payload for one in claim(storage, 1)] == [b"later"]
 
 
 def test_nothing_is_claimed_while_payloads_cannot_be_read(

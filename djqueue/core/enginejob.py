@@ -26,10 +26,9 @@ def load_payloads(jobs: "Iterable[EngineJob]") -> None:
 class Extras:
     """Attributes of the jobs that report, fail or stream."""
 
-    __slots__ = ("history", "logs", "noted", "progress", "stepped", "stream")
+    __slots__ = ("history", "logs", "noted", "progress", "stream")
 
     def __init__(self) -> None:
-        self.stepped = 0
         self.progress: Any = None
         self.history: list[AttemptRecord] | None = None
         self.noted = 0
@@ -139,16 +138,6 @@ class EngineJob:
     def unloaded(self) -> PayloadSource | None:
         """Where the payload is read from, unless the job has it."""
         return self._payload if isinstance(self._payload, PayloadSource) else None
-
-    @property
-    def stepped(self) -> int:
-        """Milliseconds by which the former storage had moved the job's times."""
-        return self._extras.stepped
-
-    @stepped.setter
-    def stepped(self, value: int) -> None:
-        if value or self._extras is not NO_EXTRAS:
-            self._own_extras().stepped = value
 
     @property
     def progress(self) -> Any:

@@ -387,7 +387,7 @@ class TableRestore:
     def _place(self, pk: int, job: EngineJob) -> None:
         """Add a job that has not ended to where it waits, with its unique key."""
         key, ttl = job.options.unique_key, job.options.unique_ttl
-        free_at = None if ttl is None else job.created_at + job.stepped + ttl
+        free_at = None if ttl is None else job.created_at + ttl
         if key is not None and (free_at is None or free_at > self._now):
             self._rows["djqueue_unique_key"].append((job.queue, key, pk, free_at))
         if self._waits(pk, job):
@@ -455,7 +455,7 @@ class TableRestore:
         ttl = job.options.ttl
         if ttl is None or job.started_at or job.error is not None:
             return None
-        return job.created_at + job.stepped + ttl
+        return job.created_at + ttl
 
     def _job_row(self, pk: int, job: EngineJob, retries: int) -> Row:
         options, error = job.options, job.error or rows.NO_ERROR

@@ -122,13 +122,12 @@ class FormerReader(Reader):
 
     def _job(self, row: Row) -> StoredJob:
         job = job_of(row)
-        options, job.stepped = rows.unpack_job_options(bytes(row[6]))
         if job.state is State.ACTIVE and job.reason == rows.CANCEL_REQUESTED:
             job.cancel_requested, job.reason = True, ""
-        elif options.rejected is not None and job.state in LIVE:
+        elif job.options.rejected is not None and job.state in LIVE:
             # It was still in the inbox, from which the scheduler took it as a dead letter.
             job.state, job.reason, job.finished_at = State.FAILED, REJECTED, self._tx.now
-            job.error = JobFailure(*options.rejected)
+            job.error = JobFailure(*job.options.rejected)
         return job
 
     def _positions(self, jobs: Sequence[StoredJob]) -> dict[int, Position]:

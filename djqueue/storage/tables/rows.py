@@ -123,8 +123,6 @@ OPTIONS_UPDATE = (*JOB_KEY, "priority", "options")
 """Like `UPDATE`, for a job whose payload has stayed in the table."""
 NO_ERROR = JobFailure("", "", "")
 KEEP, KEEP_RESULTS = Keep(), KeepResults()
-STEPPED = "stepped"
-"""Key of `EngineJob.stepped` in options that the former storage has packed."""
 TEXT_LIMIT = 255
 """Maximum length of columns with a name, in characters."""
 CANCEL_REQUESTED = "cancel_requested"
@@ -154,15 +152,9 @@ def pack_options(options: JobOptions) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def unpack_job_options(data: bytes) -> tuple[JobOptions, int]:
-    """Unpack options that the former storage may have packed. Equal options share one object."""
-    values = msgpack.unpackb(data)
-    return JobOptions.from_dict(values), values.get(STEPPED, 0)
-
-
 def unpack_options(data: bytes) -> JobOptions:
-    """Unpack a job's options."""
-    return unpack_job_options(data)[0]
+    """Unpack a job's options. Equal options share one object."""
+    return JobOptions.from_dict(msgpack.unpackb(data))
 
 
 def new_rows(jobs: Iterable[EngineJob], *, inbox: bool = False) -> dict[tuple[str, str], Row]:

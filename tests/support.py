@@ -8,7 +8,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE = 180.0
+PATIENCE = 60.0
 """Seconds that a test waits for something that should happen soon, before it fails: far longer than on an
 idle machine, because a busy one may stop a process for seconds at any line. Every wait of the tests uses it.
 """

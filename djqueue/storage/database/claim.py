@@ -93,6 +93,11 @@ START = (
     f"token = CASE WHEN token = 0 THEN id << {TOKENS} ELSE token END + 1, expires_at = NULL"
 )
 """Makes jobs active."""
+DUE, FIRST = "SELECT run_at FROM djqueue_delayed WHERE queue =", "ORDER BY run_at LIMIT 1"
+"""When the next delayed job of a queue is due. PostgreSQL may read all of them for MIN."""
+REST = "SELECT rest_at FROM djqueue_rate_bucket WHERE queue ="
+FIRST_REST = "AND rest_at IS NOT NULL ORDER BY rest_at LIMIT 1"
+"""When the next resting group of a queue continues."""
 STARTED = "id, job_id, payload, options, token, attempts, failures, created_at, run_at"
 """Columns of them that a claim then reads."""
 
@@ -191,9 +196,9 @@ def _serving(tx: Tx, name: str) -> Serving | None:
     row = tx.row(
         "SELECT s.paused, s.rate_capacity, s.rate_per, s.concurrency, s.limits_set, "
         "EXISTS (SELECT 1 FROM djqueue_ready WHERE queue = q.name), "
-        "EXISTS (SELECT 1 FROM djqueue_ready WHERE queue = q.name AND stalls > 0), "
-        "(SELECT MIN(run_at) FROM djqueue_delayed WHERE queue = q.name), "
-        "(SELECT MIN(rest_at) FROM djqueue_rate_bucket WHERE queue = q.name AND rest_at IS NOT NULL) "
+        # Through the index of stalled ones: not through all that are ready.
+        "EXISTS (SELECT 1 FROM djqueue_ready WHERE queue || '' = q.name AND stalls > 0), "
+        f"({DUE} q.name {FIRST}), ({REST} q.name {FIRST_REST}) "
         f"FROM (SELECT {tx.dialect.as_text} AS name) q LEFT JOIN djqueue_queue_state s ON s.name = q.name",
         name,
     )
@@ -224,13 +229,11 @@ def _take(
         pass
     due = queue.due
     if due is not None and due <= tx.now:
-        due = tx.value("SELECT MIN(run_at) FROM djqueue_delayed WHERE queue = ?", name)
+        due = tx.value(f"{DUE} ? {FIRST}", name)
     if due is not None:
         hints.append(due - tx.now if due > tx.now else LOCKED)
     if queue.rest is not None or policy.group_rate is not None:
-        rest = tx.value(
-            "SELECT MIN(rest_at) FROM djqueue_rate_bucket WHERE queue = ? AND rest_at IS NOT NULL", name
-        )
+        rest = tx.value(f"{REST} ? {FIRST_REST}", name)
         if rest is not None:
             hints.append(rest - tx.tick if rest > tx.tick else LOCKED)
 

@@ -118,7 +118,8 @@ def _complete(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool) -> dict[int, 
         ended = tx.rows(
             "WITH ended AS (DELETE FROM djqueue_claim USING unnest(CAST(? AS bigint[]), CAST(? AS text[]), "
             "CAST(? AS text[]), CAST(? AS bytea[])) AS wanted (attempt, home, named, result) "
-            f"WHERE {keyed} AND token = attempt AND queue = home AND job_id = named AND plain "
+            f"WHERE djqueue_claim.id = attempt >> {TOKENS} AND djqueue_claim.{keyed} "
+            "AND token = attempt AND queue = home AND job_id = named AND plain "
             f"RETURNING {COLUMNS}, result), "
             f"jobs AS ({COMPLETE} = CAST(? AS bigint) + kept FROM ended WHERE djqueue_job.id = ended.id), "
             f"results AS (INSERT INTO djqueue_job_result ({', '.join(rows.RESULT)}) SELECT queue, job_id, "

@@ -91,8 +91,8 @@ def queues_in(table: str) -> str:
     Each queue is one probe of an index, however many rows the table has.
     """
     return (
-        f"WITH RECURSIVE found(name) AS (SELECT MIN(queue) FROM {table} UNION ALL "
-        f"SELECT (SELECT MIN(queue) FROM {table} WHERE queue > found.name) FROM found "
+        f"WITH RECURSIVE found(name) AS (SELECT (SELECT queue FROM {table} ORDER BY queue LIMIT 1) UNION ALL "
+        f"SELECT (SELECT queue FROM {table} WHERE queue > found.name ORDER BY queue LIMIT 1) FROM found "
         "WHERE found.name IS NOT NULL) SELECT name FROM found WHERE name IS NOT NULL"
     )
 

@@ -233,12 +233,20 @@ def test_jobs_are_removed_by_id_in_one_step(make, removals):
 
 
 @pytest.mark.parametrize("notify", [True, False], ids=["session", "pooler"])
-def test_claim_reads_few_ready_jobs_of_postgresql_however_it_is_planned(make, monkeypatch, notify):
+@pytest.mark.parametrize("analyzed", [0, 3, 1_000])
+def test_claim_reads_few_ready_jobs_of_postgresql_however_it_is_planned(make, monkeypatch, notify, analyzed):
     if connection.vendor != "postgresql":
         pytest.skip("SQLite has one plan")
     read = "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'djqueue_ready'"
     storage, numbers = make(notify=notify), []
     flush = transactions.Tx.flush
+    if analyzed:
+        # The statistics say that any row has a stalled attempt.
+        enqueue_many(storage, analyzed)
+        hot.ReadyJob.objects.update(stalls=1)
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE djqueue_ready")
+        hot.ReadyJob.objects.update(stalls=0)
     enqueue_many(storage, 5_000)
     monkeypatch.setattr(transactions.Tx, "flush", lambda tx: (flush(tx), numbers.append(tx.value(read))))
 

@@ -250,7 +250,6 @@ def test_sweeping_process_sends_stalled_and_dead_signals(storage, monkeypatch):
         later, tick = engine.clock.now() + 3_600_000, engine.clock.monotonic() + 3_600_000
         ahead = Ahead(later, tick)
         monkeypatch.setattr(engine.context, "clock", ahead)
-        monkeypatch.setattr(engine.context._steps, "_clock", ahead)
         storage.sweep()
         assert announcer.flush(PATIENCE)
 

@@ -27,6 +27,9 @@ new MutationObserver((all) => { djqChanges += all.filter(counts).length; }).obse
 """
 
 
+SETTLED = "!document.querySelector('.htmx-request, .htmx-swapping, .htmx-settling, .htmx-added')"
+
+
 def test_every_column_of_queues_fits_beside_the_sidebar(open_page: Any) -> None:
     Queue("emails").enqueue(1, name="send")
     Queue("emails").set_limits(rate="500/s", concurrency=20)
@@ -43,6 +46,7 @@ def look(page: Page) -> Any:
     """Refresh the page, as its timer would, and return the response."""
     with page.expect_response(lambda answer: "hx-request" in answer.request.headers) as found:
         page.keyboard.press("r")
+    page.wait_for_function(SETTLED)
     return found.value
 
 

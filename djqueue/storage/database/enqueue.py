@@ -26,7 +26,7 @@ from djqueue.storage.tables import rows
 from djqueue.storage.tables.dberrors import named
 
 from . import dependencies, stored, transitions
-from .stored import DELAYED, NEW_JOB, READY, StoredJob, place
+from .stored import DELAYED, NEW_JOB, READY, StoredJob, place, ready_row
 from .transaction import Tx, group_lock, is_in_transaction, key_lock
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _insert(tx: Tx, batch: Batch, ids: Sequence[str]) -> list[EnqueueResult]:
     if run_at > tx.now:
         model.state = State.DELAYED
     row = stored.new_row(model, rows.pack_options(options))
-    before, between, after = row[1:2], row[3:6], row[7:]
+    (before, between, after), last = (row[1:2], row[3:6], row[7:]), numbers[-1]
     tx.insert(
         "djqueue_job",
         NEW_JOB,
@@ -142,12 +142,8 @@ def _insert(tx: Tx, batch: Batch, ids: Sequence[str]) -> list[EnqueueResult]:
             jobs.append(copy(model))
         stored.group_of(tx, model).admit(jobs)
     else:
-        new, pks = tx.among("id", numbers)
-        tx.run(
-            f'INSERT INTO djqueue_ready ({", ".join(READY)}) SELECT id, queue, -priority, id, name, "group", '
-            f"?, stalls, expires_at FROM djqueue_job WHERE {new}",
-            *(options.weight, pks),
-        )
+        ready = ready_row(model, last)
+        tx.insert("djqueue_ready", READY, [(number, *ready[1:3], number, *ready[4:]) for number in numbers])
     tx.count(batch.queue, "enqueued", count)
     tx.shift(batch.queue, None, model.state, count)
     tx.woken.add(batch.queue)

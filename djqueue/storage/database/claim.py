@@ -15,6 +15,7 @@ from djqueue.storage.tables.rows import pair_of_limits, unpack_options
 from . import limiters
 from .dialects import Row
 from .stored import (
+    NEXT_DUE,
     NO_RATE,
     READY,
     TOKENS,
@@ -93,10 +94,10 @@ START = (
     f"token = CASE WHEN token = 0 THEN id << {TOKENS} ELSE token END + 1, expires_at = NULL"
 )
 """Makes jobs active."""
-DUE, FIRST = "SELECT run_at FROM djqueue_delayed WHERE queue =", "ORDER BY run_at LIMIT 1"
-"""When the next delayed job of a queue is due. PostgreSQL may read all of them for MIN."""
-REST = "SELECT rest_at FROM djqueue_rate_bucket WHERE queue ="
-FIRST_REST = "AND rest_at IS NOT NULL ORDER BY rest_at LIMIT 1"
+NEXT_REST = (
+    "SELECT rest_at FROM djqueue_rate_bucket WHERE queue = {} AND rest_at IS NOT NULL "
+    "ORDER BY rest_at LIMIT 1"
+)
 """When the next resting group of a queue continues."""
 STARTED = "id, job_id, payload, options, token, attempts, failures, created_at, run_at"
 """Columns of them that a claim then reads."""
@@ -198,7 +199,7 @@ def _serving(tx: Tx, name: str) -> Serving | None:
         "EXISTS (SELECT 1 FROM djqueue_ready WHERE queue = q.name), "
         # Through the index of stalled ones: not through all that are ready.
         "EXISTS (SELECT 1 FROM djqueue_ready WHERE queue || '' = q.name AND stalls > 0), "
-        f"({DUE} q.name {FIRST}), ({REST} q.name {FIRST_REST}) "
+        f"({NEXT_DUE.format('q.name')}), ({NEXT_REST.format('q.name')}) "
         f"FROM (SELECT {tx.dialect.as_text} AS name) q LEFT JOIN djqueue_queue_state s ON s.name = q.name",
         name,
     )
@@ -229,11 +230,11 @@ def _take(
         pass
     due = queue.due
     if due is not None and due <= tx.now:
-        due = tx.value(f"{DUE} ? {FIRST}", name)
+        due = tx.value(NEXT_DUE.format("?"), name)
     if due is not None:
         hints.append(due - tx.now if due > tx.now else LOCKED)
     if queue.rest is not None or policy.group_rate is not None:
-        rest = tx.value(f"{REST} ? {FIRST_REST}", name)
+        rest = tx.value(NEXT_REST.format("?"), name)
         if rest is not None:
             hints.append(rest - tx.tick if rest > tx.tick else LOCKED)
 

@@ -243,7 +243,7 @@ MAX_GROUPS = 10_000
 SUMS = ", ".join(f"SUM({name})" for name in (*TALLY, *(f"in_{state.value}" for state in STATES)))
 CONTROLS = (
     "SELECT q.name, s.paused, s.limits_set, s.rate_capacity, s.rate_per, s.concurrency, b.capacity, b.per, "
-    "b.full_at, g.mode, (SELECT MIN(run_at) FROM djqueue_delayed WHERE queue = q.name), "
+    f"b.full_at, g.mode, ({stored.NEXT_DUE.format('q.name')}), "
     "(SELECT SUM(weight) FROM djqueue_claim WHERE queue = q.name) FROM {listed} q "
     "LEFT JOIN djqueue_queue_state s ON s.name = q.name "
     "LEFT JOIN djqueue_rate_bucket b ON b.queue = q.name AND b.name = '' "

@@ -85,6 +85,10 @@ def job_of(row: Row) -> StoredJob:
     return job
 
 
+NEXT_DUE = "SELECT run_at FROM djqueue_delayed WHERE queue = {} ORDER BY run_at LIMIT 1"
+"""When the next delayed job of a queue is due. PostgreSQL may read all of them for MIN."""
+
+
 def queues_in(table: str) -> str:
     """Return a SELECT of the queues (`name`) in a table, which a further condition may follow.
 

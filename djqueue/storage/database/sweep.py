@@ -148,7 +148,7 @@ class Sweep:
 
 def _due(tx: Tx) -> tuple[list[str], list[str], list[str]]:
     """Return the queues with due delayed jobs, with groups whose rest is over, and with due retries."""
-    due = " AND (SELECT MIN(run_at) FROM djqueue_delayed WHERE queue = found.name) <= ?"
+    due = f" AND ({stored.NEXT_DUE.format('found.name')}) <= ?"
     delayed = tx.rows(stored.queues_in("djqueue_delayed") + due, tx.now)
     resting = "SELECT DISTINCT queue FROM djqueue_rate_bucket WHERE rest_at IS NOT NULL AND rest_at <= ?"
     failed = "SELECT DISTINCT queue FROM djqueue_dead_letter WHERE next_retry_at <= ?"

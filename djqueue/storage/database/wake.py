@@ -24,6 +24,7 @@ from djqueue.core.shown import in_one_line
 from djqueue.storage.facets import Unsubscribe
 from djqueue.storage.tables.dberrors import unavailable
 
+from .stored import NEXT_DUE
 from .transaction import Tx, create_connection
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class Wake:
         listed, values = tx.listed(names)
         found = tx.rows(
             "SELECT q.name, EXISTS (SELECT 1 FROM djqueue_ready WHERE queue = q.name), "
-            f"(SELECT MIN(run_at) FROM djqueue_delayed WHERE queue = q.name) FROM {listed} q",
+            f"({NEXT_DUE.format('q.name')}) FROM {listed} q",
             values,
         )
         claimable = set()

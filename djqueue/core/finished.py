@@ -52,15 +52,15 @@ class Details:
         ages = (self._retention.attempts.age, self._retention.logs.age)
         return job is not None and due - job.finished_at in ages
 
-    def sweep(self, now: int, limit: int) -> int:
-        """Drop expired details of up to `limit` jobs; return the number of entries considered."""
-        considered = 0
-        while self._due and self._due[0][0] <= now and considered < limit:
-            considered += 1
+    def sweep(self, now: int, limit: int) -> list[EngineJob]:
+        """Drop expired details of up to `limit` jobs; return the ended jobs among these."""
+        found: list[EngineJob] = []
+        while self._due and self._due[0][0] <= now and len(found) < limit:
             job = self._jobs.get(heapq.heappop(self._due)[1])
             if job is not None and job.state in TERMINAL:
                 self._drop(job, now)
-        return considered
+                found.append(job)
+        return found
 
     def _drop(self, job: EngineJob, now: int) -> None:
         """Drop the expired details of a job, which may have ended again in the meantime."""
@@ -293,21 +293,19 @@ class FinishedJobs:
                 del self._records[key]
         return jobs
 
-    def drop_details(self, now: int, limit: int) -> int:
-        """Drop expired attempts and log lines; return how many jobs, up to `limit`, were considered."""
+    def drop_details(self, now: int, limit: int) -> list[EngineJob]:
+        """Drop expired attempts and log lines of up to `limit` jobs, and return these jobs."""
         if self._details is None:
-            return 0
+            return []
         with self._lock:
             return self._details.sweep(now, limit)
 
-    def drop_results(self, now: int, limit: int) -> int:
+    def drop_results(self, now: int, limit: int) -> list[EngineJob]:
         """Drop up to `limit` results, with the jobs' items, that expire before their records or exceed the
-        limit.
-
-        Returns the number of results considered.
+        limit; return the jobs considered.
         """
         if not self._results:
-            return 0
+            return []
         held = self.held[State.COMPLETED]
         with self._lock:
             due = self._due(self._results, now, limit)
@@ -317,23 +315,22 @@ class FinishedJobs:
                     self._postponed_results[job] = None
                 else:
                     self._forget_result(job)
-            considered = len(due)
             max_bytes = self.retention.results.bytes
-            while max_bytes is not None and self.result_bytes > max_bytes and considered < limit:
+            while max_bytes is not None and self.result_bytes > max_bytes and len(due) < limit:
                 fifos = {key: fifo for key, fifo in self._results.items() if key >= 0}
                 if not fifos:
                     break
                 key = _next_of(fifos)
                 job = fifos[key].popleft()[1]
-                considered += 1
+                due.append(job)
                 if job in held:
                     self._postponed_results[job] = None
                 else:
                     self._forget_result(job)
                 if not fifos[key]:
                     del self._results[key]
-            self._listed -= considered
-        return considered
+            self._listed -= len(due)
+        return due
 
     def _forget_result(self, job: EngineJob) -> None:
         if job.generation == GONE:

@@ -48,6 +48,13 @@ class Journal(Protocol):
         """
         ...
 
+    def trimmed(self, jobs: list[EngineJob]) -> None:
+        """Record that results, items, attempts or log lines of ended jobs may be gone.
+
+        Only an engine that keeps the records of ended jobs calls it.
+        """
+        return
+
     def put_off(self, key: JobKey) -> None:
         """Record that the removal of an ended job is postponed, because others hold its record."""
         ...

@@ -46,9 +46,10 @@ def roles(
         run_worker: Runs a worker.
     """
     found = []
-    if storage.capabilities.scheduler is not None and standby != "work":
+    has_scheduler = storage.capabilities.scheduler is not None
+    if has_scheduler and standby != "work":
         found.append(ProcessRole("scheduler", partial(_reported, partial(run_scheduler, standby)), 0))
-    if is_mirrored(storage) or storage.capabilities.has_outbox:
+    if is_mirrored(storage) or (storage.capabilities.has_outbox and not has_scheduler):
         found.append(ProcessRole("mirror", partial(_reported, run_mirror), 0))
     if is_scheduled(storage, get_settings().backup):
         # It stops with the workers, not after them: a backup can be taken later.
@@ -84,7 +85,7 @@ def run_scheduler(standby: str, ready: Ready) -> int:
         declare_now(storage)
         annotate_version(storage)
         maintenance = Maintenance(storage, RunEvents(new_worker_id(), role.clock), Random())
-        with handling(CHILD_SIGNALS, lambda *_: stop.set()):
+        with handling(CHILD_SIGNALS, lambda *_: stop.set()), relaying(storage):
             maintenance.start()
             ready()
             stop.wait()

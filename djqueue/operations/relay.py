@@ -1,4 +1,4 @@
-"""The relay: sends jobs from the outbox table to Redis, in the order in which they were written."""
+"""The relay: sends jobs from the outbox table to the storage, in the order in which they were written."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import replace
 from itertools import groupby
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import Error, connections, router, transaction
 from django.db.models import QuerySet
@@ -21,9 +21,6 @@ from djqueue.core.shown import in_one_line
 from djqueue.models import OutboxJob
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.rows import unpack_options
-
-if TYPE_CHECKING:
-    from djqueue.storage.redis import RedisStorage
 
 logger = logging.getLogger("djqueue.relay")
 
@@ -40,19 +37,25 @@ STOP_TIMEOUT = 5.0
 
 
 class Relay:
-    """Sends jobs from a database's outbox table to Redis. Any number of processes may run one.
+    """Sends jobs from a database's outbox table to a storage. Any number of processes may run one.
 
-    A row is deleted after Redis has replied. If the deletion fails, the job is sent again with the same
-    id, and Redis recognizes it.
+    A row is deleted after the storage has replied. If the deletion fails, the job is sent again with the same
+    id, and the storage recognizes it.
     """
 
-    def __init__(self, storage: "RedisStorage", alias: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, storage: Storage, alias: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        enqueue = storage.capabilities.enqueue_directly
+        assert enqueue is not None
         self._storage = storage
+        self._enqueue = enqueue
+        self._woken = Event()
+        if (on_outbox := storage.capabilities.on_outbox) is not None:
+            on_outbox(self._woken.set)
         self._alias = alias
         self._clock = clock
 
     def relay_once(self) -> int:
-        """Send up to `PAGE` jobs to Redis, oldest first; return the number of finished rows.
+        """Send up to `PAGE` jobs, oldest first; return the number of finished rows.
 
         Raises StorageError and the database's errors.
         """
@@ -65,7 +68,7 @@ class Relay:
         return len(rows)
 
     def _transaction(self) -> AbstractContextManager[Any]:
-        # Without SKIP LOCKED, a transaction would block other writers while it waits for Redis.
+        # Without SKIP LOCKED, a transaction would block other writers while it waits for the storage.
         return transaction.atomic(using=self._alias) if self._skips_locked else nullcontext()
 
     def _locked(self) -> "QuerySet[OutboxJob]":
@@ -80,12 +83,12 @@ class Relay:
 
     def _send(self, rows: Sequence[OutboxJob]) -> None:
         known = self._known(row for row in rows if row.fresh)
-        # A job with a generated id is only known to Redis if it was sent before. Even if it has failed
+        # A job with a generated id is only known to the storage if it was sent before. Even if it has failed
         # since, it must not be enqueued again.
         new = [row for row in rows if (row.queue, row.job_id) not in known]
         batches = [self._batch(list(alike)) for _, alike in groupby(new, _kind)]
         if batches:
-            self._storage.enqueue_directly(batches)
+            self._enqueue(batches)
 
     def _known(self, rows: Iterable[OutboxJob]) -> set[JobKey]:
         queues: dict[str, list[str]] = {}
@@ -102,7 +105,7 @@ class Relay:
         first = rows[0]
         options = unpack_options(bytes(first.options))
         if options.ttl is not None:
-            # An expired job is sent, too, so that its expiry is visible in Redis.
+            # An expired job is sent, too, so that its expiry is visible.
             age = self._clock.now() - to_milliseconds(first.created_at)
             options = replace(options, ttl=max(options.ttl - age, 1))
         return Batch(
@@ -125,7 +128,7 @@ class Relay:
                 pass
 
     def run(self, stop: Event) -> None:
-        """Send jobs to Redis until `stop` is set. Errors are logged, not raised."""
+        """Send jobs until `stop` is set. Errors are logged, not raised."""
         wait = FIRST_RETRY
         is_failing = False
         try:
@@ -142,7 +145,8 @@ class Relay:
                     logger.warning("The outbox relay resumed.")
                 is_failing, wait = False, FIRST_RETRY
                 if count < PAGE:
-                    stop.wait(IDLE)
+                    self._woken.wait(IDLE)
+                    self._woken.clear()
         finally:
             connections[self._alias].close()
 
@@ -164,8 +168,12 @@ def _kind(row: OutboxJob) -> tuple[Any, ...]:
 
 @contextmanager
 def relaying(storage: Storage) -> Iterator[None]:
-    """Context manager: run the relay on a thread, if a queue of the storage has OUTBOX."""
-    if not storage.capabilities.has_outbox:
+    """Context manager: run the relay on a thread, if the storage has an outbox.
+
+    A storage with a scheduler has its relay in the scheduler's process.
+    """
+    role = storage.capabilities.scheduler
+    if not storage.capabilities.has_outbox or (role is not None and not role.is_here):
         yield
         return
     relay = relay_of(storage)

@@ -103,6 +103,8 @@ class Capabilities:
     """Enqueues at once, without an outbox and without limits on the size of queues."""
     has_outbox: bool = False
     """Some queues keep jobs in an outbox table until they reach the server."""
+    on_outbox: Callable[[Callable[[], None]], None] | None = None
+    """Calls a function whenever jobs may have been written to the outbox; None: the relay has to look."""
     relayed: bool = False
     """Another process enqueues the jobs, and sends `job_enqueued`."""
     changes: Any = None

@@ -63,7 +63,7 @@ class EngineSnapshots(Snapshots):
         jobs = all_jobs(self._context)
         for name in self._context.queue_names():
             yield Part(snapshots.QUEUE, name, [self._settings(name).record()])
-        limiters = [found.record() for found in self._limiters()]
+        limiters = [found.record() for found in changed_limiters(self._context)]
         for records in snapshots.chunks(limiters, page):
             yield Part(snapshots.LIMITER, "", records)
         positions = self._positions()
@@ -126,27 +126,14 @@ class EngineSnapshots(Snapshots):
     def _settings(self, name: str) -> QueueSettings:
         shard = self._context.shard(name)
         with shard.lock:
-            queue = shard.find(name)
-            policy, bucket = queue.policy, queue.limiter.bucket
-            limits = None if bucket is None else bucket.rate, queue.limiter.concurrency
-            groups = queue.groups.overrides()
-            if queue.group_limit != NO_LIMIT:
-                groups[""] = queue.group_limit
-            are_set = limits != (policy.rate, policy.concurrency)
-            return QueueSettings(queue.paused, policy.group_mode, limits if are_set else None, groups)
-
-    def _limiters(self) -> Iterator[LimiterSettings]:
-        for name, limiter in sorted(self._context.limiters.copy().items()):
-            state = limiter.state()
-            if (state.rate, state.concurrency) != (limiter.policy.rate, limiter.policy.concurrency):
-                yield LimiterSettings(name, state.rate, state.concurrency)
+            return settings_of(shard.find(name))
 
     def is_empty(self) -> bool:
         if any(queue.jobs for shard in self._context.shards for queue in list(shard.queues.values())):
             return False
         if not all(self._settings(name).is_empty for name in self._context.queue_names()):
             return False
-        if next(self._limiters(), None) is not None:
+        if next(changed_limiters(self._context), None) is not None:
             return False
         return self.schedules is None or self.schedules.is_empty()
 
@@ -162,16 +149,25 @@ class EngineSnapshots(Snapshots):
             dead = self._fill(replacement, found)
 
         def is_allowed() -> bool:
-            return replace or not any(
-                queue.jobs for shard in self._context.shards for queue in shard.queues.values()
-            )
+            shards = self._context.shards
+            if not replace and any(queue.jobs for shard in shards for queue in shard.queues.values()):
+                return False
+            self._is_being_replaced()
+            return True
 
         with schedules_replaced(self.schedules, found.schedules):
             if not replacement.replace(self._engine.settlement, is_allowed):
                 raise SnapshotTargetError(
                     "jobs were enqueued while the snapshot was read: nothing was written"
                 )
+            self._was_replaced()
         return found.counts(dead)
+
+    def _is_being_replaced(self) -> None:
+        """Prepare for new contents; called while nothing else can change."""
+
+    def _was_replaced(self) -> None:
+        """Do what a storage does after the contents were replaced."""
 
     def _fill(self, replacement: EngineReplacement, found: "_Collected") -> int:
         """Fill the replacement; return the number of dead letters."""
@@ -179,7 +175,7 @@ class EngineSnapshots(Snapshots):
         now = context.clock.now()
         for name, settings in found.queues.items():
             context.policy(name).check_mode(name, settings.group_mode or context.policy(name).group_mode)
-            _apply(replacement, name, settings)
+            apply_settings(context, name, settings)
         woken: set[str] = set()
         for limiter in found.limiters:
             context.limiter(limiter.name).change(limiter.rate, limiter.concurrency, woken)
@@ -193,22 +189,41 @@ class EngineSnapshots(Snapshots):
             if retries := found.retries.get((job.queue, job.id)):
                 queue.dead.note_retries(job.id, retries)
             if job.options.depends_on and job.state in LIVE and not job.unmet:
-                self._hold(replacement, job)
+                hold_records(context, job)
         return len(letters)
 
-    @staticmethod
-    def _hold(replacement: EngineReplacement, job: EngineJob) -> None:
-        """Hold the records that a job may read."""
-        for name, job_id in job.options.depends_on:
-            shard = replacement.context.shard(name)
-            queue = shard.find(name)
-            ended = queue.jobs.get(job_id)
-            if ended is not None and ended.state in (State.COMPLETED, State.CANCELLED):
-                shard.hold(queue, ended, job)
+
+def settings_of(queue: JobQueue) -> QueueSettings:
+    """Return the settings of a queue made at run time. The caller holds the lock of its shard."""
+    policy, bucket = queue.policy, queue.limiter.bucket
+    limits = None if bucket is None else bucket.rate, queue.limiter.concurrency
+    groups = queue.groups.overrides()
+    if queue.group_limit != NO_LIMIT:
+        groups[""] = queue.group_limit
+    are_set = limits != (policy.rate, policy.concurrency)
+    return QueueSettings(queue.paused, policy.group_mode, limits if are_set else None, groups)
 
 
-def _apply(replacement: EngineReplacement, name: str, settings: QueueSettings) -> None:
-    context = replacement.context
+def changed_limiters(context: EngineContext) -> Iterator[LimiterSettings]:
+    """Yield the limiters whose limits were changed at run time."""
+    for name, limiter in sorted(context.limiters.copy().items()):
+        state = limiter.state()
+        if (state.rate, state.concurrency) != (limiter.policy.rate, limiter.policy.concurrency):
+            yield LimiterSettings(name, state.rate, state.concurrency)
+
+
+def hold_records(context: EngineContext, job: EngineJob) -> None:
+    """Hold the records that a live job may read, those of its dependencies."""
+    for name, job_id in job.options.depends_on:
+        shard = context.shard(name)
+        queue = shard.find(name)
+        ended = queue.jobs.get(job_id)
+        if ended is not None and ended.state in (State.COMPLETED, State.CANCELLED):
+            shard.hold(queue, ended, job)
+
+
+def apply_settings(context: EngineContext, name: str, settings: QueueSettings) -> None:
+    """Restore the settings of a queue in an engine that nothing else uses yet."""
     queue = context.shard(name).queue(name)
     queue.paused = settings.paused
     if settings.limits is not None:

@@ -16,12 +16,12 @@ import msgpack
 
 from djqueue.codecs import MSGPACK, decode, encode
 from djqueue.core import job as records
-from djqueue.core.diagnostics import DiagnosticLine, Diagnostics
+from djqueue.core.diagnostics import DiagnosticLine, Diagnostics, Finding
 from djqueue.core.errors import SerializationError
 from djqueue.core.explain import BlockingJob, Dependency, Explanation
 from djqueue.core.graph import FlowEdge, FlowGraph, FlowNode
 from djqueue.core.groups import GroupLimit, GroupOverview
-from djqueue.core.limiter import Rate
+from djqueue.core.limiter import UNSET, Rate
 from djqueue.core.maintenance import Swept
 from djqueue.core.metrics import Bucket, Histogram, RunStats
 from djqueue.core.options import JobOptions
@@ -42,7 +42,7 @@ memory.
 MAX_DEPTH = 16
 """Maximum nesting of records, tuples and sets: each level takes 40 KB of the thread's stack."""
 
-TUPLE, FROZENSET, STATE, OPTIONS, RATE, VALUE, ROWS = 1, 2, 3, 4, 5, 6, 7
+TUPLE, FROZENSET, STATE, OPTIONS, RATE, VALUE, ROWS, UNCHANGED = 1, 2, 3, 4, 5, 6, 7, 8
 FIRST_RECORD = 16
 RECORDS: tuple[type, ...] = (
     records.Batch,
@@ -91,6 +91,7 @@ RECORDS: tuple[type, ...] = (
     FlowEdge,
     FlowGraph,
     records.ProcessInfo,
+    Finding,
 )
 """Named tuples; one's place here is its code on the wire, so new ones go to the end."""
 VALUES = (datetime, date, time, timedelta, Decimal, UUID)
@@ -191,6 +192,8 @@ def _to_ext(depth: int, value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(FROZENSET, _pack(list(value), depth + 1))
     if cls is Rate:
         return msgpack.ExtType(RATE, _pack([value.capacity, value.per], depth + 1))
+    if value is UNSET:
+        return msgpack.ExtType(UNCHANGED, b"")
     raise SerializationError(f"{cls.__name__} cannot be sent over the scheduler's socket")
 
 
@@ -231,6 +234,8 @@ def _unpack(data: bytes, depth: int = 0) -> Any:
 def _from_ext(depth: int, code: int, data: bytes) -> Any:
     if code == STATE:
         return State(data.decode())
+    if code == UNCHANGED:
+        return UNSET
     if code == VALUE:
         return decode(data, MSGPACK)
     if depth == MAX_DEPTH:

@@ -24,7 +24,8 @@ from djqueue.core.states import State
 from djqueue.management.commands import runworkers
 from djqueue.models import OutboxJob
 from djqueue.operations.relay import Relay, relay_of, relaying
-from djqueue.storage.redis import RedisStorage, outbox_table
+from djqueue.storage import outbox as outbox_table
+from djqueue.storage.redis import RedisStorage
 from djqueue.testing.draining import drain
 from tests.support import PATIENCE, aeventually, eventually
 

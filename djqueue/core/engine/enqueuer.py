@@ -60,7 +60,7 @@ class Enqueuer:
             queue = shard.queue(batch.queue)
             if queue.policy.max_size is not None and queue.drops is None and batch.options.rejected is None:
                 _check_room(queue, batch, now)
-            if _is_uniform(batch) and queue.drops is None:
+            if _is_uniform(batch, queue) and queue.drops is None:
                 answers = self._enqueue_uniform(shard, queue, batch, now, changes)
             else:
                 answers, added = self._enqueue_each(shard, queue, batch, now, changes)
@@ -74,7 +74,7 @@ class Enqueuer:
         self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: PendingChanges
     ) -> list[EnqueueResult]:
         name, options, label = batch.name, batch.options, queue.name
-        ids = self._context.ids.many(len(batch.payloads), now)
+        ids = batch.ids or self._context.ids.many(len(batch.payloads), now)
         jobs = [
             EngineJob(job_id, label, name, payload, options, State.WAITING, now, now)
             for job_id, payload in zip(ids, batch.payloads, strict=True)
@@ -179,11 +179,12 @@ def _full(queue: JobQueue, count: int) -> QueueFullError:
     return full_error(queue.name, queue.policy.max_size, count)
 
 
-def _is_uniform(batch: Batch) -> bool:
+def _is_uniform(batch: Batch, queue: JobQueue) -> bool:
     """Return whether all jobs of a batch are new and go, as they are, to the end of one list."""
     options = batch.options
     return (
-        batch.ids is None
+        # A caller that has made the ids may send the batch again.
+        (batch.ids is None or (batch.fresh and queue.jobs.keys().isdisjoint(batch.ids)))
         and not batch.delay
         and batch.run_at is None
         and options.plain

@@ -69,6 +69,10 @@ class Settlement:
         with self._listeners_lock:
             self._listeners = [other for other in self._listeners if other is not entry]
 
+    def wake_all(self) -> None:
+        """Wake all listeners."""
+        self._wake({name for shard in self._context.shards for name in list(shard.queues)})
+
     def _wake(self, woken: set[str]) -> None:
         for queues, wake in self._listeners:
             if queues is None or not queues.isdisjoint(woken):

@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable
 from ..capacity import DROPPED
 from ..changes import PendingChanges
 from ..enginejob import EngineJob
-from ..job import DeadLetterRecord
+from ..job import Claimed, DeadLetterRecord
 from ..options import JobKey
 from ..queue import JobQueue
 from ..shard import Shard, pending_rival
@@ -107,17 +107,70 @@ class PersistentEngine:
 
     def _resume(self, queue: JobQueue, job: EngineJob) -> None:
         """Continue a claim that another engine made, and count it against all limits."""
-        job.lease_until = self._context.clock.monotonic() + queue.policy.lease
-        processing = self._context.processing_shard(job.id)
-        with processing.lock:
-            processing.hold(job)
-        self._context.start_tokens_above(job.token)
+        self._hold(queue, job)
         if job.options.group is not None and queue.is_grouped:
             queue.groups.resume(job)
         if queue.shared is not None:
             queue.shared.take(job.options.weight)
         if self._context.journal is not None:
             self._context.journal.renewed(job)
+
+    def _hold(self, queue: JobQueue, job: EngineJob) -> None:
+        job.lease_until = self._context.clock.monotonic() + queue.policy.lease
+        processing = self._context.processing_shard(job.id)
+        with processing.lock:
+            processing.hold(job)
+        self._context.start_tokens_above(job.token)
+
+    @counted
+    def adopt(self, claimed: Claimed, worker: str, process: str) -> bool:
+        """Continue a claim that a worker has, whatever the tables know of it; return whether it holds.
+
+        It does not if the job has been claimed again, or if the attempt has ended.
+        """
+        context = self._context
+        changes = PendingChanges()
+        shard, processing = context.shard(claimed.queue), context.processing_shard(claimed.id)
+        with shard.lock:
+            queue = shard.queue(claimed.queue)
+            job = queue.jobs.get(claimed.id)
+            if job is None:
+                job = self._claimed_job(queue, claimed)
+            elif job.state in TERMINAL or max(job.token, job.last_token) >= claimed.token:
+                return job.state is State.ACTIVE and job.token == claimed.token
+            elif job.state is State.ACTIVE:
+                with processing.lock:
+                    processing.release(job.token, job.queue, job.id)
+            else:
+                shard.displace(queue, job, changes)
+            is_counted = job.state is State.ACTIVE
+            job.state = State.ACTIVE
+            job.token, job.attempts = claimed.token, claimed.attempts
+            job.failures, job.stalls = claimed.failures, claimed.stalls
+            job.worker, job.process = worker, process
+            job.started_at = context.clock.now()
+            job.cancel_requested = False
+            if is_counted:
+                self._hold(queue, job)
+            else:
+                self._resume(queue, job)
+            shard.changed(job)
+        self._settlement.settle(changes)
+        return True
+
+    def _claimed_job(self, queue: JobQueue, claimed: Claimed) -> EngineJob:
+        """Add the job of a claim whose row was never written."""
+        at = claimed.created_at
+        job = EngineJob(
+            claimed.id, queue.name, claimed.name, claimed.payload, claimed.options, State.WAITING, at, at
+        )
+        queue.keep(job)
+        key = job.options.unique_key
+        if key is not None and queue.unique.owner(key, self._context.clock.now()) is None:
+            queue.unique.take(job)
+        if self._context.journal is not None:
+            self._context.journal.added([job])
+        return job
 
     @counted
     def accept(self, jobs: Iterable[EngineJob], replacing: Container[JobKey] = ()) -> int:

@@ -146,9 +146,11 @@ def _forget(shard: Shard, queue: JobQueue, now: int, changes: PendingChanges) ->
     finished = queue.finished
     results = finished.drop_results(now, SWEEP_LIMIT)
     details = finished.drop_details(now, SWEEP_LIMIT)
+    if shard.journal is not None and (results or details):
+        shard.journal.trimmed([*results, *details])
     old = finished.expired(now, SWEEP_LIMIT)
     shard.remove(queue, old, now, changes)
     surplus = finished.surplus(SWEEP_LIMIT)
     shard.remove(queue, surplus, now, changes)
-    is_done = max(results, details, len(old), len(surplus)) < SWEEP_LIMIT
+    is_done = max(map(len, (results, details, old, surplus))) < SWEEP_LIMIT
     return len(old) + len(surplus), is_done

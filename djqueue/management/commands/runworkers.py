@@ -182,6 +182,14 @@ class Command(BaseCommand):
             help="No effect with the database storage and Redis, which need no scheduler process.",
         )
         parser.add_argument(
+            "--join",
+            action="store_const",
+            dest="standby",
+            const="work",
+            help="Start workers for the scheduler that another runworkers of this machine runs. No effect "
+            "with storages without a scheduler process.",
+        )
+        parser.add_argument(
             "--celery",
             metavar="APP",
             help="Also run the tasks of this Celery app, such as proj.celery:app, whose broker is "

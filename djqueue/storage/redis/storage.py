@@ -58,7 +58,7 @@ from .sweeping import Sweeping
 from .workers import RedisWorkers
 
 if TYPE_CHECKING:
-    from .outbox_table import OutboxTable
+    from djqueue.storage.outbox import OutboxTable
 
 JOBS_PER_SECOND = 10_000
 """Jobs of one enqueue for which it gets another second."""
@@ -135,22 +135,32 @@ class RedisStorage(Storage):
         self._bulk_writes = RedisBulkWriteReports(keyspace.run, keyspace.common, self._clock)
         self._abandoned = AbandonedPlans(self._staging, self._bulk_writes, self.reads.counts)
         self._sweeping = Sweeping(keyspace, removing, self._limits, kept, workers)
+        self._hasty: Roundtrips | None = None
+        """Round trips that fail soon, for jobs that can be written to the outbox instead."""
         self.outbox: OutboxTable | None = None
         """Enqueues jobs if a queue has OUTBOX."""
         if any(policy.outbox for policy in keyspace.every_policy):
-            # Import late: other processes, such as Spark's executors, may lack Django.
-            from . import outbox_table
-
-            self.outbox = outbox_table.OutboxTable(
-                given,
-                self.options,
-                keyspace.policy,
-                self._enqueueing.steps,
-                self._roundtrips,
-                self.notify_incidents,
-                clock,
-            )
+            self.outbox = self._outbox(given, clock)
         self._may_block = any(policy.when_full == "block" for policy in keyspace.every_policy)
+
+    def _outbox(self, given: dict[str, Any], clock: Clock | None) -> "OutboxTable":
+        # Import late: other processes, such as Spark's executors, may lack Django.
+        from djqueue.storage import outbox
+
+        patience = min(outbox.PATIENCE, self.options.timeout)
+        connections = Connections({**given, "TIMEOUT": patience})
+        hasty = Roundtrips(connections, patience, self.options.stream, self.notify_incidents, clock)
+        direct, steps = self._roundtrips, self._enqueueing.steps
+        self._hasty = hasty
+        return outbox.OutboxTable(
+            lambda queue: self.policy(queue).outbox,
+            lambda batches: direct.run(steps(batches)),
+            lambda batches: direct.arun(steps(batches)),
+            lambda batches: hasty.run(steps(batches)),
+            lambda batches: hasty.arun(steps(batches)),
+            server="Redis",
+            clock=clock,
+        )
 
     @cached_property
     def capabilities(self) -> Capabilities:
@@ -191,8 +201,8 @@ class RedisStorage(Storage):
 
     def close(self) -> None:
         self._notifications.close()
-        if self.outbox is not None:
-            self.outbox.close()
+        if self._hasty is not None:
+            self._hasty.close()
         self._roundtrips.close()
 
     def describe(self) -> str:

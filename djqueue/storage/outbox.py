@@ -1,10 +1,10 @@
-"""The outbox: a table of jobs written in a caller's transaction, or while Redis is unavailable.
+"""The outbox: a table of jobs written in a caller's transaction, or while the server is unavailable.
 
-`djqueue.operations.relay` sends them to Redis. Django is not imported before a queue has OUTBOX.
+`djqueue.operations.relay` sends them to the server. Django is not imported before the table is used.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,57 +14,63 @@ from asgiref.sync import sync_to_async
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.ids import IdSource
-from djqueue.core.job import Batch, EnqueueResult, Incident
+from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import JobOptions
-from djqueue.core.queue import QueuePolicy
 from djqueue.core.shown import in_one_line
-from djqueue.storage.capabilities import TransactionalEnqueue
 
-from .connections import Connections
-from .options import RedisOptions
-from .roundtrips import Roundtrips, Steps
+from .capabilities import TransactionalEnqueue
+
+Enqueue = Callable[[Sequence[Batch]], list[EnqueueResult]]
+AsyncEnqueue = Callable[[Sequence[Batch]], Awaitable[list[EnqueueResult]]]
 
 PATIENCE = 1.0
-"""Seconds after which the table is written if Redis does not reply, unless TIMEOUT is shorter."""
+"""Seconds after which the table is written if the server does not reply, unless TIMEOUT is shorter."""
 REST = 1_000
-"""Milliseconds until Redis is tried again after that."""
+"""Milliseconds until the server is tried again after that."""
 ROWS = 1_000
 """Rows of one statement."""
 
-logger = logging.getLogger("djqueue.redis")
+logger = logging.getLogger("djqueue.outbox")
 
 
 class OutboxTable(TransactionalEnqueue):
-    """Enqueue for a storage in which some queues have OUTBOX.
+    """Enqueue for a storage some of whose queues have an outbox.
 
-    steps: the enqueue directly to Redis; `roundtrips` runs it for queues without OUTBOX.
-    clock: replaces the time of Redis and of this machine, for tests.
+    Args:
+        covers: Returns whether a queue has an outbox.
+        direct: Enqueues on the server, for queues without an outbox, and for workflows.
+        adirect: Async version of `direct`.
+        hasty: The same, but fails soon if the server does not answer.
+        ahasty: Async version of `hasty`.
+        server: The server's name in messages.
+        detaches: Whether jobs with `durable=False` leave the caller's transaction.
+        on_commit: Called after the commit of a transaction with jobs.
+        clock: Replaces the server's time, for tests.
     """
 
     def __init__(
         self,
-        given: Mapping[str, Any],
-        options: RedisOptions,
-        policy: Callable[[str], QueuePolicy],
-        steps: Callable[[Sequence[Batch]], Steps[list[EnqueueResult]]],
-        roundtrips: Roundtrips,
-        report: Callable[[list[Incident]], None],
+        covers: Callable[[str], bool],
+        direct: Enqueue,
+        adirect: AsyncEnqueue,
+        hasty: Enqueue,
+        ahasty: AsyncEnqueue,
+        *,
+        server: str,
+        detaches: bool = False,
+        on_commit: Callable[[], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        patience = min(PATIENCE, options.timeout)
-        connections = Connections({**given, "TIMEOUT": patience})
-        self._hasty = Roundtrips(connections, patience, options.stream, report, clock)
+        self._covers = covers
+        self._direct, self._adirect = direct, adirect
+        self._hasty, self._ahasty = hasty, ahasty
+        self._server = server
+        self._detaches = detaches
+        self._on_commit = on_commit
         self._clock = clock or SYSTEM_CLOCK
-        self._policy = policy
-        self._steps = steps
-        self._roundtrips = roundtrips
         self._ids = IdSource()
         self._away_until = 0
-        """When Redis is tried again; 0: it is available."""
-
-    def close(self) -> None:
-        """Close all connections to Redis."""
-        self._hasty.close()
+        """When the server is tried again; 0: it is available."""
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """Add jobs. A job in the table counts as `queued`, whatever job has its id."""
@@ -76,26 +82,29 @@ class OutboxTable(TransactionalEnqueue):
         """Async version of `enqueue`."""
         if _is_flow(batches):
             await sync_to_async(self._check_flow)(batches)
-            return await self._roundtrips.arun(self._steps(batches))
+            return await self._adirect(batches)
         return [answer for batch in batches for answer in await self._aenqueue(batch)]
 
     def _enqueue_flow(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         self._check_flow(batches)
-        return self._roundtrips.run(self._steps(batches))
+        return self._direct(batches)
 
     def _check_flow(self, batches: Sequence[Batch]) -> None:
         """Reject dependencies between jobs of the table, which are sent one by one."""
-        kept = [batch.queue for batch in batches if self._policy(batch.queue).outbox]
+        kept = [batch.queue for batch in batches if self._covers(batch.queue)]
         if kept and is_in_transaction():
             raise _no_dependencies(kept[0])
 
     def alias_for(self, batch: Batch) -> str | None:
-        return database() if self._policy(batch.queue).outbox and is_in_transaction() else None
+        return database() if self._covers(batch.queue) and self._joins(batch) else None
+
+    def _joins(self, batch: Batch) -> bool:
+        return is_in_transaction() and not (self._detaches and batch.options.durable is False)
 
     def uncommitted_in(self, queue: str, id: str) -> str | None:
-        from djqueue.storage.commits import has_uncommitted
+        from .commits import has_uncommitted
 
-        return database() if self._policy(queue).outbox and has_uncommitted(database(), queue, id) else None
+        return database() if self._covers(queue) and has_uncommitted(database(), queue, id) else None
 
     async def aalias_for(self, batch: Batch) -> str | None:
         return await sync_to_async(self.alias_for)(batch)
@@ -104,36 +113,36 @@ class OutboxTable(TransactionalEnqueue):
         return await sync_to_async(self.uncommitted_in)(queue, id)
 
     def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
-        if not self._policy(batch.queue).outbox:
-            return self._roundtrips.run(self._steps([batch]))
+        if not self._covers(batch.queue):
+            return self._direct([batch])
         batch = self._with_ids(batch)
         answers = self._write_at_once(batch)
         if answers is not None:
             return answers
         try:
-            answers = self._hasty.run(self._steps([batch]))
+            answers = self._hasty([batch])
         except StorageUnavailableError as error:
             return self._write_instead(batch, error)
         self._away_until = 0
         return answers
 
     async def _aenqueue(self, batch: Batch) -> list[EnqueueResult]:
-        if not self._policy(batch.queue).outbox:
-            return await self._roundtrips.arun(self._steps([batch]))
+        if not self._covers(batch.queue):
+            return await self._adirect([batch])
         batch = self._with_ids(batch)
         # Run on the thread of the async ORM, which knows whether the caller has a transaction.
         answers = await sync_to_async(self._write_at_once)(batch)
         if answers is not None:
             return answers
         try:
-            answers = await self._hasty.arun(self._steps([batch]))
+            answers = await self._ahasty([batch])
         except StorageUnavailableError as error:
             return await sync_to_async(self._write_instead)(batch, error)
         self._away_until = 0
         return answers
 
     def _with_ids(self, batch: Batch) -> Batch:
-        """Return the batch with ids, so that a job which Redis added without a reply is not added twice."""
+        """Return the batch with ids, so that a job added without a reply is not added twice."""
         if batch.ids is None:
             ids = self._ids.many(len(batch.payloads), SYSTEM_CLOCK.now())
             return batch._replace(ids=ids, fresh=True)
@@ -142,8 +151,8 @@ class OutboxTable(TransactionalEnqueue):
         return batch
 
     def _write_at_once(self, batch: Batch) -> list[EnqueueResult] | None:
-        """Write to the table in a transaction, or soon after Redis did not reply; otherwise return None."""
-        if is_in_transaction():
+        """Write to the table in a transaction, or soon after the server did not reply; else return None."""
+        if self._joins(batch):
             if batch.options.depends_on:
                 raise _no_dependencies(batch.queue)
             return self._write(batch)
@@ -154,12 +163,13 @@ class OutboxTable(TransactionalEnqueue):
     def _write_instead(self, batch: Batch, error: StorageUnavailableError) -> list[EnqueueResult]:
         if batch.options.depends_on:
             raise StorageUnavailableError(
-                f"{error} OUTBOX cannot store jobs with depends_on in the meantime."
+                f"{error} The outbox cannot store jobs with depends_on in the meantime."
             ) from error
         answers = self._write(batch)
         if not self._away_until:
             logger.warning(
-                "Writing the jobs of queues with OUTBOX to the database until Redis is available again: %s",
+                "Writing jobs to the outbox until %s is available again: %s",
+                self._server,
                 error,
             )
         self._away_until = SYSTEM_CLOCK.monotonic() + REST
@@ -169,7 +179,8 @@ class OutboxTable(TransactionalEnqueue):
         from django.db import Error, connections
 
         from djqueue.models import OutboxJob
-        from djqueue.storage.commits import note
+
+        from .commits import note
 
         alias = database()
         if is_in_transaction():
@@ -200,7 +211,7 @@ class OutboxTable(TransactionalEnqueue):
             ) from error
         answers = [EnqueueResult(job_id, "queued", batch.queue) for job_id in ids]
         if connections[alias].in_atomic_block:
-            note(alias, answers)
+            note(alias, answers, self._on_commit)
         return answers
 
 
@@ -210,7 +221,7 @@ def _is_flow(batches: Sequence[Batch]) -> bool:
 
 def _no_dependencies(queue: str) -> OptionError:
     return OptionError(
-        f"depends_on: queue {queue!r} has OUTBOX, so jobs enqueued in a transaction cannot have "
+        f"depends_on: queue {queue!r} has an outbox, so jobs enqueued in a transaction cannot have "
         "dependencies or be dependencies; enqueue them in transaction.on_commit"
     )
 

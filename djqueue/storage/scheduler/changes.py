@@ -1,0 +1,286 @@
+"""The changes of the engine that are not in the tables yet, and the rows that they make."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from django.db.models import Model
+
+from djqueue import models
+from djqueue.codecs import MSGPACK, encode
+from djqueue.core.engine.context import EngineContext
+from djqueue.core.enginejob import EngineJob
+from djqueue.core.groups import NO_LIMIT
+from djqueue.core.options import JobKey
+from djqueue.core.queue import JobQueue
+from djqueue.core.states import TERMINAL, State
+from djqueue.storage.enginesnapshots import changed_limiters, settings_of
+from djqueue.storage.tables import rows
+from djqueue.storage.tables.dialects import Dialect
+from djqueue.storage.tables.groups import GROUP_STATE, QUEUE_STATE, row_of
+
+Done = Callable[[BaseException | None], None]
+Row = tuple[Any, ...]
+
+KEY = rows.KEY
+STATE = (*rows.CHANGED_JOB[len(rows.JOB_KEY) :], "progress", "items", "retries")
+"""Columns that change while a job lives."""
+WHOLE = (*rows.NEW_JOB, *(name for name in STATE if name not in rows.NEW_JOB))
+MORE = [STATE.index(name) for name in WHOLE[len(rows.NEW_JOB) :]]
+"""Places in `STATE` of the columns that a new row does not have."""
+LIMITER_STATE = ("name", "rate_capacity", "rate_per", "concurrency")
+MODELS: tuple[type[Model], ...] = (
+    *(models.Job, *rows.OWNED),
+    *(models.QueueState, models.GroupState, models.LimiterState, models.MetricBucket),
+)
+"""The tables that the scheduler writes."""
+
+
+class TableChange(NamedTuple):
+    """One change of many rows of a table."""
+
+    kind: str
+    """insert | update | delete"""
+    model: type[Model]
+    fields: Sequence[str]
+    rows: Sequence[Row]
+    key: Sequence[str] = KEY
+    """Columns that identify a row; without any, rows are added."""
+    constants: Mapping[str, Any] | None = None
+
+    def apply(self, dialect: Dialect) -> None:
+        """Write the change."""
+        if self.kind == "insert":
+            dialect.insert(self.model, self.fields, self.rows, constants=self.constants, key=self.key)
+        elif self.kind == "update":
+            dialect.update(self.model, self.key, self.fields, self.rows)
+        else:
+            dialect.delete(self.model, self.key, self.rows)
+
+
+class UnwrittenChanges:
+    """Names of everything that has changed since the last commit.
+
+    The rows are made when they are written, at one moment for all, so that a job that was enqueued, claimed
+    and completed meanwhile is one row.
+    """
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.everything = False
+        """Whether the tables are replaced."""
+        self.jobs: dict[EngineJob, bool] = {}
+        """Changed jobs; True: the row may be missing, or differ in any column."""
+        self.gone: dict[JobKey, None] = {}
+        self.revived: dict[JobKey, None] = {}
+        self.restarted: dict[EngineJob, None] = {}
+        """Jobs whose items in the table are over."""
+        self.items: dict[EngineJob, list[tuple[int, bytes]]] = {}
+        """New items with their numbers."""
+        self.lines: dict[EngineJob, list[tuple[int, str]]] = {}
+        """New log lines."""
+        self.logs: dict[EngineJob, None] = {}
+        """Jobs of which all log lines are written again."""
+        self.trimmed: dict[EngineJob, None] = {}
+        self.queues: set[str] = set()
+        self.limiters: set[str] = set()
+        self.waiting: list[Done] = []
+        self.durable = False
+
+    def __bool__(self) -> bool:
+        return (
+            self.everything
+            or bool(self.waiting)
+            or any(
+                getattr(self, name)
+                for name in (
+                    "jobs",
+                    "gone",
+                    "restarted",
+                    "items",
+                    "lines",
+                    "logs",
+                    "trimmed",
+                    "queues",
+                    "limiters",
+                )
+            )
+        )
+
+    def __len__(self) -> int:
+        return len(self.jobs) + len(self.gone)
+
+    def follow(self, later: "UnwrittenChanges") -> None:
+        """Merge the changes made while these could not be written; they may be written all the same.
+
+        Waiters of these have been answered.
+        """
+        for job in (*self.jobs, *self.lines):
+            job.noted = 0
+        self.logs.update(dict.fromkeys(self.lines))
+        self.lines = later.lines
+        for job in later.restarted:
+            self.items.pop(job, None)
+        for job, items in later.items.items():
+            self.items.setdefault(job, []).extend(items)
+        for job, is_whole in later.jobs.items():
+            self.jobs[job] = is_whole or self.jobs.get(job, False)
+        for mine, other in (
+            *((self.gone, later.gone), (self.revived, later.revived), (self.restarted, later.restarted)),
+            *((self.logs, later.logs), (self.trimmed, later.trimmed)),
+        ):
+            mine.update(other)  # type: ignore[arg-type]
+        self.queues |= later.queues
+        self.limiters |= later.limiters
+        self.everything |= later.everything
+        self.waiting, self.durable, self.generation = later.waiting, later.durable, later.generation
+
+    # Rows. The caller holds all locks of the engine.
+
+    def tables(self, context: EngineContext, lag: int) -> list[TableChange]:
+        """Return the changes of the tables, in order.
+
+        Args:
+            context: The engine's.
+            lag: Milliseconds from the engine's monotonic time to UTC.
+        """
+        found: list[TableChange] = []
+        if self.gone:
+            gone = list(self.gone)
+            found += [TableChange("delete", model, (), gone) for model in (models.Job, *rows.OWNED)]
+        self._jobs(found, context, lag)
+        self._parts(found, context)
+        self._settings(found, context)
+        return [change for change in found if change.rows]
+
+    def _jobs(self, found: list[TableChange], context: EngineContext, lag: int) -> None:
+        new: list[EngineJob] = []
+        whole: list[Row] = []
+        changed: list[Row] = []
+        results: list[Row] = []
+        letters: list[Row] = []
+        histories: list[EngineJob] = []
+        for job, is_whole in self.jobs.items():
+            queue = _queue_of(context, job)
+            if queue is None:
+                continue
+            if is_whole and not job.attempts and job.state not in TERMINAL and job.progress is None:
+                new.append(job)
+            else:
+                state = _state(queue, job, lag)
+                if is_whole:
+                    [row] = rows.new_rows([job]).values()
+                    whole.append((*row, *(state[place] for place in MORE)))
+                else:
+                    changed.append((job.queue, job.id, *state))
+            if job.state is State.COMPLETED and job.result is not None:
+                results.append(rows.result_row(job, queue.policy.retention.results))
+            elif job.state is State.FAILED and (letter := queue.dead.get(job.id)) is not None:
+                letters.append(rows.letter_row(job, letter))
+            if job.history and (is_whole or job.noted != len(job.history)):
+                job.noted = len(job.history)
+                histories.append(job)
+            if job.logs and len(job.logs) >= queue.policy.retention.logs.count and job.state in TERMINAL:
+                self.logs[job] = None  # The table may have older lines, too.
+        fresh = list(rows.new_rows(new).values())
+        found += (
+            TableChange("insert", models.Job, rows.NEW_JOB, fresh, constants=rows.UNTOUCHED),
+            TableChange("insert", models.Job, WHOLE, whole),
+            TableChange("update", models.Job, STATE, changed),
+            TableChange("insert", models.JobResult, rows.RESULT, results),
+            TableChange("insert", models.DeadLetter, rows.LETTER, letters),
+            TableChange("delete", models.DeadLetter, (), self._without_letters(context)),
+            TableChange("delete", models.JobAttempt, (), _keys(histories)),
+            TableChange(
+                "insert",
+                models.JobAttempt,
+                rows.ATTEMPT,
+                [rows.attempt_row(job, attempt) for job in histories for attempt in job.history or ()],
+                (),
+            ),
+        )
+
+    def _without_letters(self, context: EngineContext) -> list[JobKey]:
+        found = []
+        for key in self.revived:
+            queue = context.existing(key[0])
+            if queue is None or queue.dead.get(key[1]) is None:
+                found.append(key)
+        return found
+
+    def _parts(self, found: list[TableChange], context: EngineContext) -> None:
+        there = {job for job in (*self.lines, *self.logs, *self.items) if _queue_of(context, job) is not None}
+        logs = [job for job in self.logs if job in there]
+        lines = [(job, job.logs or ()) for job in logs]
+        lines += [(job, new) for job, new in self.lines.items() if job in there and job not in self.logs]
+        items = [
+            (job.queue, job.id, number, job.stream.run, item)
+            for job, new in self.items.items()
+            if job in there and job.stream is not None
+            for number, item in new
+        ]
+        log_rows = [row for job, new in lines for row in rows.log_rows(job, new)]
+        trimmed = [job for job in self.trimmed if _queue_of(context, job) is not None]
+        found += (
+            TableChange("delete", models.JobLog, (), _keys(logs)),
+            TableChange("insert", models.JobLog, rows.LOG, log_rows, ()),
+            TableChange("delete", models.JobItem, (), _keys(self.restarted)),
+            TableChange("insert", models.JobItem, rows.ITEM, items, rows.ITEM_KEY),
+            TableChange("delete", models.JobResult, (), _keys(j for j in trimmed if j.result is None)),
+            TableChange("delete", models.JobItem, (), _keys(j for j in trimmed if not _items(j))),
+            TableChange("delete", models.JobAttempt, (), _keys(j for j in trimmed if not j.history)),
+            TableChange("delete", models.JobLog, (), _keys(j for j in trimmed if not j.logs)),
+        )
+
+    def _settings(self, found: list[TableChange], context: EngineContext) -> None:
+        queues: list[Row] = []
+        groups: list[Row] = []
+        gone: list[Row] = []
+        for name in sorted(self.queues):
+            queue = context.existing(name)
+            if queue is None:
+                gone.append((name,))
+                continue
+            settings = settings_of(queue)
+            rate, concurrency = settings.limits or (None, None)
+            pair = (None, None) if rate is None else (rate.capacity, rate.per)
+            queues.append((name, settings.paused, *pair, concurrency, settings.limits is not None))
+            for group, limit in {"": NO_LIMIT, **settings.groups}.items():
+                mode = "" if group else settings.group_mode
+                if (row := row_of(name, group, limit, mode)) is not None:
+                    groups.append(row)
+        changed = {one.name: one for one in changed_limiters(context) if one.name in self.limiters}
+        limiters = []
+        for one in changed.values():
+            pair = (None, None) if one.rate is None else (one.rate.capacity, one.rate.per)
+            limiters.append((one.name, *pair, one.concurrency))
+        names = [(name,) for name in self.queues]
+        as_configured = [(name,) for name in self.limiters if name not in changed]
+        found += (
+            TableChange("delete", models.QueueState, (), gone, ("name",)),
+            TableChange("insert", models.QueueState, (*QUEUE_STATE, "limits_set"), queues, ("name",)),
+            TableChange("delete", models.GroupState, (), names, ("queue",)),
+            TableChange("insert", models.GroupState, GROUP_STATE, groups, GROUP_STATE[:2]),
+            TableChange("delete", models.LimiterState, (), as_configured, ("name",)),
+            TableChange("insert", models.LimiterState, LIMITER_STATE, limiters, ("name",)),
+        )
+
+
+def _queue_of(context: EngineContext, job: EngineJob) -> JobQueue | None:
+    """Return the queue of a job; None if the job has been removed."""
+    queue = context.existing(job.queue)
+    return queue if queue is not None and queue.is_there(job) else None
+
+
+def _state(queue: JobQueue, job: EngineJob, lag: int) -> Row:
+    values = rows.changed_row(job, queue.policy.retention.of(job.state), lag)[len(rows.JOB_KEY) :]
+    progress = None if job.progress is None else encode(job.progress, MSGPACK)
+    items = 0 if job.stream is None else job.stream.count
+    return (*values, progress, items, queue.dead.retries_of(job.id))
+
+
+def _keys(jobs: Iterable[EngineJob]) -> list[JobKey]:
+    return [(job.queue, job.id) for job in jobs]
+
+
+def _items(job: EngineJob) -> list[bytes] | None:
+    return None if job.stream is None else job.stream.items

@@ -1,0 +1,211 @@
+"""The private folder of the scheduler's socket, and the processes whose workers the scheduler knows.
+
+The check walks down from the root. Once every folder of the path can be changed only by this user and by
+root, no other user can replace a part of the path between the check and its use.
+"""
+
+import hashlib
+import os
+import pwd
+import socket
+import stat
+import struct
+import sys
+import tempfile
+from pathlib import Path
+
+from django.db import connections
+
+from djqueue.core.errors import ConfigurationError
+from djqueue.storage.tables.holders import LeaseHolder, host_name, lives_here, start_mark
+
+MAX_LINKS = 40
+"""Maximum number of symbolic links to follow, as on Linux."""
+ELSEWHERE = "set DJQUEUE['STORAGE']['OPTIONS']['FOLDER'] to a private folder of this user"
+ONE_USER = "run the scheduler and its clients as one user"
+
+
+def default_folder(alias: str) -> Path:
+    """Return a folder for a database, in a directory that only this user can access."""
+    settings = connections[alias].settings_dict
+    name = str(settings["NAME"])
+    if connections[alias].vendor == "sqlite":
+        name = os.path.abspath(name)  # Other projects may use the same relative path.
+    identity = "\n".join((*(str(settings.get(key, "")) for key in ("ENGINE", "HOST", "PORT")), name))
+    label = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return Path(parent) / f"djqueue-{os.geteuid()}" / f"scheduler-{label}"
+
+
+class PrivateFolder:
+    """A folder that only one user can open, with the socket and a file for each process with a worker."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(os.path.abspath(path))
+        self.socket = str(self.path / "socket")
+
+    def check(self, *, create: bool = False) -> None:
+        """Check the folder.
+
+        Raises:
+            ConfigurationError: It is not a real directory, belongs to another user, or is open to others.
+            FileNotFoundError: It does not exist, and `create` is False.
+        """
+        _check_path(str(self.path), create=create)
+
+    def listen(self, backlog: int) -> socket.socket:
+        """Return a socket that listens in the folder, in place of one of an earlier scheduler."""
+        self.check(create=True)
+        try:
+            if not stat.S_ISSOCK(os.lstat(self.socket).st_mode):
+                raise ConfigurationError(f"FOLDER: {self.socket} exists and is not a socket; {ELSEWHERE}")
+            os.unlink(self.socket)
+        except FileNotFoundError:
+            pass
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(self.socket)
+            listener.listen(backlog)
+        except OSError as error:
+            listener.close()
+            raise ConfigurationError(f"FOLDER: cannot listen on {self.socket}: {error}") from error
+        return listener
+
+    def connect(self, timeout: float) -> socket.socket:
+        """Connect to the scheduler, and check who listens before anything is sent.
+
+        Raises:
+            ConfigurationError: The folder, or the listening process, is another user's.
+            OSError: Nothing listens there.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.check()
+            # With a Python timeout, connecting would fail at once while the backlog is full.
+            seconds, part = divmod(max(timeout, 0.001), 1)
+            limit = struct.pack("@ll", int(seconds), int(part * 1_000_000))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            connection.connect(self.socket)
+            if (refusal := other_user(connection)) is not None:
+                raise ConfigurationError(f"FOLDER: {refusal}; nothing was sent; {ONE_USER}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    # The processes with workers.
+
+    def join(self, client: str) -> None:
+        """Note that a process has a worker, for schedulers that start later."""
+        self.check()
+        (self.path / client).touch(mode=0o600)
+
+    def leave(self, client: str) -> None:
+        """Remove the note of a process."""
+        (self.path / client).unlink(missing_ok=True)
+
+    def living(self) -> set[str]:
+        """Return the processes with workers that are alive, and remove the notes of the others."""
+        found = set()
+        for name in os.listdir(self.path):
+            if name.count("@") == 2:
+                if is_alive(name):
+                    found.add(name)
+                else:
+                    self.leave(name)
+        return found
+
+
+def client_name(random: str) -> str:
+    """Return a name of this process: its id, its start, and a random part for each storage in it."""
+    return f"{os.getpid()}{start_mark(os.getpid()) or '@'}@{random}"
+
+
+def is_alive(client: str) -> bool:
+    """Return whether the process with a name lives on this machine."""
+    pid, started, _ = client.split("@")
+    host = host_name() + (f"@{started}" if started else "")
+    return pid.isdecimal() and lives_here(LeaseHolder("", host, int(pid), ""))
+
+
+def other_user(connection: socket.socket) -> str | None:
+    """Return why the process at the other end of a connection is refused; None if it has the same user."""
+    if (uid := _peer_uid(connection)) == os.geteuid():
+        return None
+    return f"the other process runs as {_named(uid)}, and this one as {_named(os.geteuid())}"
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    if sys.platform == "linux":
+        size = struct.calcsize("iII")
+        _, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        return int(uid)
+    if sys.platform == "darwin" or sys.platform.startswith("freebsd"):
+        # LOCAL_PEERCRED of SOL_LOCAL: struct xucred starts with a version and the user.
+        _, uid = struct.unpack_from("II", connection.getsockopt(0, 1, 128))
+        return int(uid)
+    raise OSError(f"{sys.platform} does not report the user at the other end of a Unix socket")
+
+
+def _check_path(path: str, *, create: bool) -> None:
+    """Check each folder down to `path`, and that `path` itself is not a symbolic link."""
+    parts = [part for part in path.split("/") if part]
+    here, links = "/", 0
+    while parts:
+        here = os.path.normpath(os.path.join(here, parts.pop(0)))
+        is_last = not parts  # The parts of links come before the last name of `path`.
+        found = _look(here, create=create, private=is_last)
+        if not stat.S_ISLNK(found.st_mode):
+            _check_folder(path, here, found, is_last=is_last)
+            continue
+        links += 1
+        if is_last or found.st_uid not in _trusted() or links > MAX_LINKS:
+            raise ConfigurationError(
+                f"FOLDER: {here} is a symbolic link (of {_named(found.st_uid)}); remove it, or {ELSEWHERE}"
+            )
+        target = os.readlink(here)
+        parts = [part for part in target.split("/") if part] + parts
+        here = "/" if target.startswith("/") else os.path.dirname(here)
+
+
+def _look(path: str, *, create: bool, private: bool) -> os.stat_result:
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        if not create:
+            raise
+    try:
+        os.mkdir(path, 0o700 if private else 0o755)
+    except FileExistsError:
+        pass  # Another process was faster; the check of the folder refuses other users.
+    return os.lstat(path)
+
+
+def _check_folder(path: str, folder: str, found: os.stat_result, *, is_last: bool) -> None:
+    if not stat.S_ISDIR(found.st_mode):
+        raise ConfigurationError(f"FOLDER: {folder} is not a directory; {ELSEWHERE}")
+    mode = stat.S_IMODE(found.st_mode)
+    if is_last and (found.st_uid != os.geteuid() or mode & 0o777 != 0o700):
+        raise ConfigurationError(
+            f"FOLDER: {folder} belongs to {_named(found.st_uid)} with the mode {mode:04o}, and must belong "
+            f"to {_named(os.geteuid())} with the mode 0700; {ONE_USER}, or {ELSEWHERE}"
+        )
+    # In a sticky folder such as /tmp, only its owner and an entry's owner can replace the entry.
+    is_open = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and found.st_gid not in (0, os.getegid()))
+    if found.st_uid not in _trusted() or (is_open and not mode & stat.S_ISVTX):
+        raise ConfigurationError(
+            f"FOLDER: {path} is in {folder}, where other users can replace it (owner {_named(found.st_uid)}, "
+            f"mode {mode:04o}); {ELSEWHERE}"
+        )
+
+
+def _trusted() -> tuple[int, ...]:
+    """Return the users who may own folders of the path: root, this one, and the owner of /."""
+    return 0, os.geteuid(), os.lstat("/").st_uid
+
+
+def _named(uid: int) -> str:
+    try:
+        return f"the user {pwd.getpwuid(uid).pw_name} ({uid})"
+    except KeyError:
+        return f"the user {uid}"

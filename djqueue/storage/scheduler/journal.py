@@ -1,0 +1,422 @@
+"""The write buffer: the engine's changes, written to the tables by one thread.
+
+A transaction has everything that has changed since the last one, as of one moment. It begins `WINDOW` after
+the first change, with `WINDOW_JOBS` changed jobs, or as soon as a caller waits for it. After an error, the
+same changes are written again, with those that followed.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from django.db import Error, connections
+
+from djqueue import models
+from djqueue.core.clock import Clock
+from djqueue.core.deadline import remaining
+from djqueue.core.engine import Engine
+from djqueue.core.enginejob import EngineJob
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.job import DeadLetterRecord, WorkerInfo
+from djqueue.core.journal import Journal
+from djqueue.core.options import JobKey
+from djqueue.core.shown import in_one_line
+from djqueue.storage.tables.dialects import Dialect
+from djqueue.storage.tables.leaderlease import LeaderLease, LeaderLeaseLostError
+
+from .changes import MODELS, Done, TableChange, UnwrittenChanges
+from .metrics import StoredMetrics
+
+logger = logging.getLogger("djqueue.scheduler")
+
+WINDOW = 0.010
+"""Maximum seconds before a change is written."""
+WINDOW_JOBS = 100
+"""Number of changed jobs that are written at once."""
+BACKLOG = 10_000
+"""Unwritten jobs at which callers with more changes wait."""
+KEEP_EVERY = 1.0
+"""Seconds between two looks at the lease while there is nothing to write."""
+FIRST_RETRY, LAST_RETRY = 0.1, 5.0
+"""Seconds before changes are written again after an error: first and longest wait, with doubling."""
+
+
+class TableJournal(Journal):
+    """The engine's journal.
+
+    Args:
+        dialect: The database.
+        lease: The lease of the scheduler, which is held in each transaction.
+        clock: The engine's clock.
+        metrics: The metrics, which are written along.
+        lost: Called when another process is the scheduler.
+    """
+
+    engine: Engine
+    """Set before the first change."""
+
+    def __init__(
+        self, dialect: Dialect, lease: LeaderLease, clock: Clock, metrics: StoredMetrics, lost: "Done"
+    ) -> None:
+        self._dialect = dialect
+        self._lease = lease
+        self._clock = clock
+        self._metrics = metrics
+        self._lost = lost
+        self._changed = threading.Condition(threading.Lock())
+        self._changes = UnwrittenChanges(1)
+        self._in_flight = 0
+        self._flushing = threading.Lock()
+        self._known: set[str] = set()
+        """Queues that have a row."""
+        self.written = 0
+        """Generation of the last changes that are committed."""
+        self.written_at = 0
+        """UTC milliseconds of the last commit."""
+        self._idle = False
+        self._closing = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="djqueue-journal", daemon=True)
+
+    def start(self, known: set[str]) -> None:
+        """Start the thread.
+
+        Args:
+            known: The queues that have a row.
+        """
+        self._known = known
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write the rest, and stop the thread. Raises StorageUnavailableError if the rest is lost."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._changes:
+            raise StorageUnavailableError(
+                f"the last changes of {len(self._changes)} jobs were not written: {self._failure}"
+            ) from self._failure
+
+    @property
+    def generation(self) -> int:
+        """The generation of the changes that are made now."""
+        return self._changes.generation
+
+    @property
+    def backlog(self) -> int:
+        """Number of changed jobs that are not written."""
+        return len(self._changes) + self._in_flight
+
+    @property
+    def failure(self) -> Exception | None:
+        """The error of the last attempt to write; None if it succeeded."""
+        return self._failure
+
+    # Changes of the engine.
+
+    @contextmanager
+    def _noting(self) -> Iterator[UnwrittenChanges]:
+        with self._changed:
+            yield self._changes
+            self._notice()
+
+    def _notice(self) -> None:
+        if self._idle or len(self._changes.jobs) == WINDOW_JOBS:
+            self._changed.notify_all()
+
+    def added(self, jobs: list[EngineJob]) -> None:
+        with self._noting() as changes:
+            changes.jobs.update(dict.fromkeys(jobs, True))
+            for job in jobs:
+                if job.stream is not None and job.stream.items:
+                    changes.items[job] = list(enumerate(job.stream.items))
+
+    def changed(self, job: EngineJob) -> None:
+        with self._changed:
+            self._changes.jobs.setdefault(job, False)
+            self._notice()
+
+    completed = changed
+
+    def accepted(self, job: EngineJob) -> None:
+        raise NotImplementedError  # No rows are inserted past the scheduler.
+
+    def updated(self, job: EngineJob) -> None:
+        with self._noting() as changes:
+            changes.jobs[job] = True
+            changes.revived[job.queue, job.id] = None
+
+    stepped = updated
+
+    def died(self, job: EngineJob, letter: DeadLetterRecord) -> None:
+        self.changed(job)
+
+    def revived(self, job: EngineJob) -> None:
+        with self._noting() as changes:
+            changes.jobs.setdefault(job, False)
+            changes.revived[job.queue, job.id] = None
+
+    def removed(self, jobs: list[EngineJob]) -> None:
+        with self._noting() as changes:
+            for job in jobs:
+                for noted in (changes.jobs, changes.items, changes.lines, changes.logs):
+                    noted.pop(job, None)
+                changes.gone[job.queue, job.id] = None
+                job.noted = 0
+
+    def reported(self, job: EngineJob, lines: tuple[tuple[int, str], ...]) -> None:
+        with self._noting() as changes:
+            changes.jobs.setdefault(job, False)
+            if lines:
+                changes.lines.setdefault(job, []).extend(lines)
+
+    def emitted(self, job: EngineJob, items: tuple[bytes, ...]) -> None:
+        assert job.stream is not None
+        first = job.stream.count - len(items)
+        with self._noting() as changes:
+            changes.jobs.setdefault(job, False)
+            changes.items.setdefault(job, []).extend(enumerate(items, first))
+
+    def restarted(self, job: EngineJob) -> None:
+        with self._noting() as changes:
+            changes.jobs.setdefault(job, False)
+            changes.items.pop(job, None)
+            changes.restarted[job] = None
+
+    def trimmed(self, jobs: list[EngineJob]) -> None:
+        with self._noting() as changes:
+            changes.trimmed.update(dict.fromkeys(jobs))
+
+    def let_go(self, key: JobKey) -> None:
+        queue = self.engine.context.existing(key[0])
+        if queue is not None and (job := queue.jobs.get(key[1])) is not None:
+            self.trimmed([job])  # Its result may have expired while others held the record.
+
+    def put_off(self, key: JobKey) -> None:
+        """Do nothing: a restarted scheduler finds out who holds which records."""
+
+    def renewed(self, job: EngineJob) -> None:
+        """Do nothing: leases are in memory alone."""
+
+    def postponed(self, letter: DeadLetterRecord) -> None:
+        queue = self.engine.context.existing(letter.queue)
+        if queue is not None and (job := queue.jobs.get(letter.id)) is not None:
+            self.changed(job)
+
+    def clock_set(self, offset: int) -> None:
+        """Do nothing: a restarted scheduler does not know whether the clock was set meanwhile."""
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def worker_seen(self, worker_id: str, info: WorkerInfo | None) -> None:
+        """Do nothing: workers are in memory alone, and register again."""
+
+    # Changes of the scheduler.
+
+    def queue_set(self, name: str) -> None:
+        """Record that the settings of a queue have changed."""
+        with self._noting() as changes:
+            changes.queues.add(name)
+
+    def limiter_set(self, name: str) -> None:
+        """Record that the limits of a limiter have changed."""
+        with self._noting() as changes:
+            changes.limiters.add(name)
+
+    def replaced(self) -> None:
+        """Record that the whole contents were replaced. The caller holds all locks of the engine."""
+        with self._noting() as changes:
+            new = self._changes = UnwrittenChanges(changes.generation)
+            new.everything = True
+            new.waiting, new.durable = changes.waiting, changes.durable
+
+    # Waiting.
+
+    def wait(self, *, durable: bool = False) -> None:
+        """Wait until everything that has changed is committed.
+
+        Raises StorageUnavailableError if that fails, or at the deadline: the changes are written later then.
+        """
+        done = threading.Event()
+        outcome: list[BaseException | None] = []
+
+        def notify(error: BaseException | None) -> None:
+            outcome.append(error)
+            done.set()
+
+        with self._changed:
+            self._check()
+            self._changes.waiting.append(notify)
+            self._changes.durable |= durable
+            self._changed.notify_all()
+        if not done.wait(remaining(LAST_RETRY)):
+            raise StorageUnavailableError("the change was made, but is not written yet: the database is busy")
+        if outcome[0] is not None:
+            raise self._unwritten(outcome[0])
+
+    def wait_for_room(self) -> None:
+        """Wait while too many changes are not written. Raises StorageUnavailableError at the deadline."""
+        if self.backlog <= BACKLOG:
+            return
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.backlog <= BACKLOG, remaining(LAST_RETRY)):
+                self._check()
+                raise StorageUnavailableError(
+                    f"{self.backlog} changed jobs wait to be written: the database is too slow"
+                )
+            self._check()
+
+    def _check(self) -> None:
+        if self._closing:
+            raise StorageUnavailableError("the scheduler is stopping")
+        if self._failure is not None and (self.backlog > BACKLOG or _is_lost(self._failure)):
+            raise self._unwritten(self._failure)
+
+    def _unwritten(self, error: BaseException) -> StorageUnavailableError:
+        if _is_lost(error):
+            return StorageUnavailableError("another process has become the scheduler of the database")
+        return StorageUnavailableError(
+            f"the database {self._dialect.alias!r} cannot be written to: {in_one_line(error)}"
+        )
+
+    # The thread.
+
+    def _run(self) -> None:
+        pause = 0.0
+        try:
+            while self._next(pause):
+                try:
+                    self.flush()
+                    pause = 0.0
+                except LeaderLeaseLostError as error:
+                    self._lost(error)
+                    return
+                except Exception as error:
+                    connections[self._dialect.alias].close()
+                    if self._closing and pause:
+                        return
+                    pause = min(2 * pause, LAST_RETRY) if pause else FIRST_RETRY
+                    # Other errors than those of the database are defects, and need a traceback.
+                    unexpected = None if isinstance(error, Error | OSError) else error
+                    logger.warning(
+                        "Writing changed jobs failed, retrying in %.1f s: %s",
+                        pause,
+                        in_one_line(error),
+                        exc_info=unexpected,
+                    )
+        finally:
+            connections[self._dialect.alias].close()
+
+    def _next(self, pause: float) -> bool:
+        """Wait until changes are to be written, or the lease is to be kept; return False at the end."""
+        with self._changed:
+            if pause:
+                self._changed.wait_for(lambda: self._closing, pause)
+            self._idle = True
+            if not self._changes and not self._closing:
+                self._changed.wait(KEEP_EVERY)
+            self._idle = False
+            if self._changes and not pause:
+                self._changed.wait_for(self._is_due, WINDOW)
+            return bool(self._changes) or not self._closing
+
+    def _is_due(self) -> bool:
+        changes = self._changes
+        return bool(changes.waiting) or self._closing or len(changes) >= WINDOW_JOBS
+
+    def flush(self) -> None:
+        """Write everything that has changed, in one transaction. Raises the error if that fails."""
+        with self._flushing:
+            changes, tables = self._cut()
+            metrics = self._metrics.take()
+            try:
+                if changes or metrics:
+                    self._write(changes, tables + metrics)
+                else:
+                    self._lease.keep()
+            except BaseException as error:
+                self._metrics.give_back(metrics)
+                self._fail(changes, error)
+                raise
+            self._succeed(changes)
+
+    def _cut(self) -> tuple[UnwrittenChanges, list[TableChange]]:
+        """Take the changes, and make their rows while nothing else changes."""
+        context = self.engine.context
+        locks = [shard.lock for shard in context.shards] + [one.lock for one in context.processing]
+        for lock in locks:
+            lock.acquire()
+        try:
+            names = {name for shard in context.shards for name in shard.queues}
+            with self._changed:
+                changes = self._changes
+                self._changes = UnwrittenChanges(changes.generation + 1)
+                self._in_flight = len(changes)
+                changes.queues |= names ^ self._known
+                self._known = names
+            if changes.everything:
+                self._add_everything(changes)
+            lag = self._clock.now() - self._clock.monotonic()
+            return changes, changes.tables(context, lag)
+        finally:
+            for lock in locks:
+                lock.release()
+
+    def _add_everything(self, changes: UnwrittenChanges) -> None:
+        context = self.engine.context
+        for shard in context.shards:
+            for queue in shard.queues.values():
+                changes.queues.add(queue.name)
+                dead = {letter.id: queue.jobs[letter.id] for letter in queue.dead.letters()}
+                # Dead letters last, in their order.
+                jobs = [job for job in queue.jobs.values() if job.id not in dead]
+                for job in (*jobs, *dead.values()):
+                    changes.jobs[job] = True
+                    if job.logs:
+                        changes.logs[job] = None
+                    if job.stream is not None and job.stream.items:
+                        changes.items[job] = list(enumerate(job.stream.items))
+        changes.limiters |= set(context.limiters)
+
+    def _write(self, changes: UnwrittenChanges, tables: list[TableChange]) -> None:
+        self._dialect.tune()
+        with self._dialect.transaction(durable=changes.durable):
+            self._lease.hold()
+            if changes.everything:
+                for model in MODELS:
+                    if model is not models.MetricBucket:
+                        model._default_manager.using(self._dialect.alias).all().delete()
+            for change in tables:
+                change.apply(self._dialect)
+            self._metrics.purge(self._dialect.alias, self._clock.now())
+
+    def _succeed(self, changes: UnwrittenChanges) -> None:
+        with self._changed:
+            if self._failure is not None:
+                logger.warning("Changed jobs can be written again; nothing was lost.")
+            self._failure = None
+            self._in_flight = 0
+            self.written = changes.generation
+            self._changed.notify_all()
+        self.written_at = self._clock.now()
+        for done in changes.waiting:
+            done(None)
+
+    def _fail(self, changes: UnwrittenChanges, error: BaseException) -> None:
+        with self._changed:
+            waiting = changes.waiting
+            changes.follow(self._changes)
+            self._changes = changes
+            self._in_flight = 0
+            self._failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
+            self._changed.notify_all()
+        for done in waiting:
+            done(error)
+
+
+def _is_lost(error: BaseException) -> bool:
+    return isinstance(error, LeaderLeaseLostError)

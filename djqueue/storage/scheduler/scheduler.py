@@ -1,0 +1,430 @@
+"""The scheduler: the engine, its journal, and the workers whose claims it knows."""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from random import Random
+from typing import Any
+
+from djqueue import models
+from djqueue.core.clock import Clock
+from djqueue.core.deadline import within
+from djqueue.core.diagnostics import WARN, DiagnosticLine, Diagnostics, Finding, workers_line
+from djqueue.core.engine import DEFAULT_POLICY, Engine, EngineReads
+from djqueue.core.errors import SchedulerRunningError, StorageError, StorageUnavailableError
+from djqueue.core.job import (
+    Batch,
+    Claimed,
+    ClaimRequest,
+    Emission,
+    EnqueueResult,
+    Finished,
+    Incident,
+    Lease,
+    Outcome,
+    ProgressReport,
+    Renewal,
+)
+from djqueue.core.maintenance import Swept
+from djqueue.core.metrics import Tiers
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.sharing import LimiterPolicy
+from djqueue.storage.engined import WORKER_TTL
+from djqueue.storage.enginesnapshots import EngineSnapshots
+from djqueue.storage.tables.dberrors import named
+from djqueue.storage.tables.dialects import dialect_for
+from djqueue.storage.tables.holders import SCHEDULER_LEASE, LeaseHolder
+from djqueue.storage.tables.leaderlease import LeaderLease
+from djqueue.storage.tables.schedules import TableSchedules
+
+from .folder import PrivateFolder
+from .journal import TableJournal
+from .metrics import StoredMetrics
+from .protocol import LIMITER_SETTINGS, OPERATIONS, QUEUE_SETTINGS, WRITTEN
+from .recovery import recover
+
+logger = logging.getLogger("djqueue.scheduler")
+
+ANNOUNCE = 5.0
+"""Seconds for which a new scheduler waits for the living workers of an earlier one."""
+LOOK_EVERY = 0.05
+"""Seconds between two looks whether they are still alive."""
+REMEMBERED = 16
+"""Number of last answers to a client whose claims it may not have received; it has fewer calls in flight."""
+MAX_APPLIED = 10_000
+"""Maximum number of outcomes of a client that it may report again."""
+
+HeldAttempt = tuple[str, Claimed, Outcome | None]
+"""A worker, its claim, and its outcome if the attempt has ended."""
+
+
+@dataclass(slots=True)
+class ClientRecord:
+    """A process with workers, as the scheduler knows it."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    answers: "OrderedDict[int, tuple[list[int], list[Claimed]]]" = field(default_factory=OrderedDict)
+    """The accepted tokens and the claims of the last answers, by the number of the call."""
+    refused: set[int] = field(default_factory=set)
+    """Calls that the client has given up before they were read."""
+    applied: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
+    """Tokens of outcomes that were applied, although the client does not know it."""
+
+    def note_applied(self, tokens: Sequence[int]) -> None:
+        """Accept these outcomes, if they are reported again."""
+        self.applied.update(dict.fromkeys(tokens))
+        while len(self.applied) > MAX_APPLIED:
+            self.applied.popitem(last=False)
+
+
+class JobScheduler:
+    """The engine of one database, in the process that holds the lease.
+
+    Args:
+        alias: The database.
+        clock: The engine's clock.
+        folder: The folder of the socket.
+        lost: Called when another process has become the scheduler.
+    """
+
+    def __init__(
+        self,
+        alias: str,
+        clock: Clock,
+        folder: PrivateFolder,
+        *,
+        policies: Mapping[str, QueuePolicy] | None,
+        limiters: Mapping[str, LimiterPolicy] | None,
+        metrics: Tiers,
+        cores: int | None,
+        random: Random | None,
+        incidents: Callable[[list[Incident]], None],
+        lost: Callable[[], None],
+        describe: Callable[[], str],
+        timeout: float,
+    ) -> None:
+        self._alias = alias
+        self._folder = folder
+        self._timeout = timeout
+        self.lease = LeaderLease(alias, clock, SCHEDULER_LEASE)
+        self._metrics = StoredMetrics(metrics)
+        self.journal = TableJournal(
+            dialect_for(alias), self.lease, clock, self._metrics, lambda _error: lost()
+        )
+        self.engine = engine = Engine(
+            clock=clock,
+            random=random,
+            journal=self.journal,
+            policies=policies,
+            default_policy=DEFAULT_POLICY,
+            limiters=limiters,
+            cores=cores,
+            metrics=self._metrics,
+            incidents=incidents,
+        )
+        self.journal.engine = engine
+        self.jobs = engine.jobs
+        self.queues = engine.queues
+        self.limiters = engine.limiters
+        self.workers = engine.workers
+        self.events = engine.events
+        self.reads = SchedulerReads(self, describe)
+        self.snapshots = SchedulerSnapshots(engine, self.journal)
+        self.ready = threading.Event()
+        """Set when all living workers have said what they run."""
+        self._awaited: set[str] = set()
+        self._announced: set[str] = set()
+        self._held: list[tuple[str, HeldAttempt]] = []
+        self._clients: dict[str, ClientRecord] = {}
+        self._clients_lock = threading.Lock()
+        self._closing = threading.Event()
+        self.relays: list[Callable[[], None]] = []
+        """Called when jobs may have been written to the outbox."""
+
+    # Life.
+
+    def open(self) -> None:
+        """Take the lease, and load the tables.
+
+        Raises SchedulerRunningError if another process is the scheduler.
+        """
+        with named(self._alias):
+            if not self.lease.take():
+                raise SchedulerRunningError(
+                    f"{self._holder()} is the scheduler of database {self._alias!r}: stop it first, or start "
+                    "this one with --join to add workers to it"
+                )
+            try:
+                self._folder.check(create=True)
+                self._awaited = self._folder.living()
+                self._metrics.load(self._alias)
+                found = recover(self._alias, self.engine, self.journal, self._awaited.__contains__)
+                known = models.QueueState.objects.using(self._alias).values_list("name", flat=True)
+                self.journal.start(set(known))
+                self.journal.wait()
+            except BaseException:
+                self.lease.release()
+                raise
+        if any(found):
+            logger.info(
+                "The scheduler loaded %d pending jobs, %d running, %d interrupted, %d dead letters and %d "
+                "records of ended jobs.",
+                *found,
+            )
+        if not self._awaited:
+            self.ready.set()
+        else:
+            threading.Thread(target=self._await_workers, name="djqueue-recovery", daemon=True).start()
+
+    def _holder(self) -> str:
+        row = models.SchedulerLease.objects.using(self._alias).filter(name=SCHEDULER_LEASE).first()
+        if row is None:
+            return "another process"
+        return LeaseHolder(row.holder, row.host, row.pid, row.address).describe()
+
+    def close(self) -> None:
+        """Write the rest, and release the lease."""
+        self._closing.set()
+        try:
+            self.engine.record_totals()
+            self.journal.close()
+        finally:
+            with named(self._alias):
+                self.lease.release()
+
+    # Operations.
+
+    def call(self, operation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Carry out an operation; return its answer when it is committed, if it changes what people set."""
+        self._check_ready()
+        if operation not in OPERATIONS:
+            raise StorageError(f"{operation!r} is not an operation of the scheduler")
+        answer = attrgetter(operation)(self)(*args, **kwargs)
+        if operation in QUEUE_SETTINGS:
+            self.journal.queue_set(args[0] if args else kwargs["queue"])
+        elif operation in LIMITER_SETTINGS:
+            self.journal.limiter_set(args[0] if args else kwargs["name"])
+        if operation in WRITTEN:
+            with within(self._timeout):
+                self.journal.wait()
+        return answer
+
+    def _check_ready(self) -> None:
+        if not self.ready.wait(self._timeout):
+            raise StorageUnavailableError("the scheduler has just started, and waits for the living workers")
+
+    def enqueue(self, batches: Sequence[Batch], *, written: bool = False) -> list[EnqueueResult]:
+        """Add jobs.
+
+        Args:
+            batches: The jobs.
+            written: Wait for the commit, as for jobs with `durable=True`.
+        """
+        self._check_ready()
+        results = self.engine.enqueue(batches)
+        is_durable = any(batch.options.durable for batch in batches)
+        with within(self._timeout):
+            if is_durable or written:
+                self.journal.wait(durable=True)
+            else:
+                self.journal.wait_for_room()
+        return results
+
+    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+        """Add streamed items."""
+        accepted = self.engine.emit(emissions)
+        with within(self._timeout):
+            self.journal.wait_for_room()
+        return accepted
+
+    def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
+        """Extend claims."""
+        return self.engine.renew(leases)
+
+    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
+        """Record progress and log lines."""
+        return self.engine.report(reports)
+
+    def finish(
+        self,
+        client: str,
+        number: int,
+        failed: Sequence[int],
+        outcomes: Sequence[Outcome],
+        then: ClaimRequest | None = None,
+    ) -> tuple[Finished, int, int]:
+        """End attempts and claim, for another process.
+
+        Args:
+            client: The process.
+            number: The number of the call among those of the process.
+            failed: Numbers of earlier calls whose answers it did not receive.
+            outcomes: The ends of attempts.
+            then: The request for jobs.
+
+        Returns:
+            The answer, the generation of its changes, and that of the changes that are on disk.
+        """
+        self._check_ready()
+        record = self.client(client)
+        with record.lock:
+            for other in failed:
+                self._give_up(record, other)
+            if number in record.refused:
+                record.refused.discard(number)
+                raise StorageUnavailableError("the caller has given up this call")
+            if then is not None:
+                then = then._replace(process=client)
+            finished = self.engine.finish(outcomes, then)
+            if record.applied:
+                accepted = [
+                    is_accepted or record.applied.pop(outcome.token, 0) is None
+                    for outcome, is_accepted in zip(outcomes, finished.accepted, strict=True)
+                ]
+                finished = finished._replace(accepted=accepted)
+            tokens = [o.token for o, held in zip(outcomes, finished.accepted, strict=True) if held]
+            record.answers[number] = tokens, finished.claims.jobs
+            if len(record.answers) > REMEMBERED:
+                record.answers.popitem(last=False)
+        return finished, self.journal.generation, self.journal.written
+
+    def client(self, name: str) -> ClientRecord:
+        """Return the record of a process with workers."""
+        with self._clients_lock:
+            return self._clients.setdefault(name, ClientRecord())
+
+    def _give_up(self, record: ClientRecord, number: int) -> None:
+        answer = record.answers.pop(number, None)
+        if answer is None:
+            record.refused = {one for one in record.refused if one > number - REMEMBERED} | {number}
+            return
+        tokens, claims = answer
+        record.note_applied(tokens)
+        self.release(claims)
+
+    def release(self, claims: Sequence[Claimed]) -> None:
+        """Return claimed jobs that no worker has received."""
+        self.engine.finish([Outcome(one.queue, one.id, one.token, "release") for one in claims])
+
+    def outbox_written(self) -> None:
+        """Let the relay look for jobs in the outbox."""
+        for wake in self.relays:
+            wake()
+
+    def sweep(self) -> Swept:
+        """Sweep, and end the claims of processes that have died."""
+        living = self._folder.living()
+        gone = self.engine.leases.processes() - living
+        if gone and self.ready.is_set():
+            self.engine.leases.expire(gone, self.engine.clock.monotonic())
+        with self._clients_lock:
+            for name in self._clients.keys() - living:
+                del self._clients[name]
+        swept = self.engine.sweep(WORKER_TTL)
+        self.engine.record_totals()
+        return swept
+
+    # Workers of an earlier scheduler.
+
+    def announce(self, client: str, held: Sequence[HeldAttempt]) -> None:
+        """Note what the workers of a process run, and the outcomes that may not be on disk."""
+        with self._clients_lock:
+            self._held += [(client, one) for one in held]
+            self._awaited.discard(client)
+            self._announced.add(client)
+            is_late = self.ready.is_set()
+        if is_late:
+            self._adopt()
+
+    def _await_workers(self) -> None:
+        waited = 0.0
+        while self._awaited and waited < ANNOUNCE and not self._closing.wait(LOOK_EVERY):
+            waited += LOOK_EVERY
+            with self._clients_lock:
+                self._awaited &= self._folder.living()
+        if self._awaited:
+            logger.warning(
+                "%d processes with workers have not said what they run; jobs of their last claims may run "
+                "again.",
+                len(self._awaited),
+            )
+        self._adopt(is_first=True)
+        self.ready.set()
+        self.engine.settlement.wake_all()
+
+    def _adopt(self, *, is_first: bool = False) -> None:
+        """Continue the attempts that workers have announced, and apply their outcomes, in order of claims."""
+        with self._clients_lock:
+            held, self._held = self._held, []
+        tokens = {claimed.token for _, (_, claimed, _) in held}
+        for client, (worker, claimed, outcome) in sorted(held, key=lambda one: one[1][1].token):
+            is_held = self.engine.persistence.adopt(claimed, worker, client)
+            if outcome is not None:
+                if is_held:
+                    self.engine.finish([outcome])
+            elif not is_held:
+                self._note_if_applied(client, claimed)
+        if is_first:
+            # Those that were claimed, but never received.
+            claims = [job for job in self._claims() if job.process in self._announced]
+            lost = [job for job in claims if job.token not in tokens]
+            self.engine.finish([Outcome(job.queue, job.id, job.token, "release") for job in lost])
+
+    def _claims(self) -> list[Any]:
+        return [job for one in self.engine.context.processing for job in list(one.active.values())]
+
+    def _note_if_applied(self, client: str, claimed: Claimed) -> None:
+        """Accept the outcome of an attempt that an earlier scheduler has ended and written."""
+        queue = self.engine.context.existing(claimed.queue)
+        job = None if queue is None else queue.jobs.get(claimed.id)
+        if job is not None and job.last_token == claimed.token:
+            record = self.client(client)
+            with record.lock:
+                record.note_applied([claimed.token])
+
+
+class SchedulerReads(EngineReads):
+    """Reads of the engine."""
+
+    def __init__(self, scheduler: JobScheduler, describe: Callable[[], str]) -> None:
+        super().__init__(scheduler.engine.context, scheduler.engine.workers)
+        self._scheduler = scheduler
+        self._describe = describe
+
+    def diagnostics(self) -> Diagnostics:
+        queues = self.overview().queues
+        jobs = sum(sum(queue.counts.values()) for queue in queues)
+        journal = self._scheduler.journal
+        failure = journal.failure
+        lines = [
+            DiagnosticLine("storage.where", "Storage", "Location", self._describe()),
+            DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(queues):,}"),
+            DiagnosticLine("storage.jobs", "Storage", "Jobs", f"{jobs:,}"),
+            DiagnosticLine("scheduler.backlog", "Scheduler", "Unwritten jobs", f"{journal.backlog:,}"),
+            workers_line(len(self._workers.all())),
+        ]
+        if failure is not None:
+            lines.append(DiagnosticLine("scheduler.error", "Scheduler", "Last error", str(failure), WARN))
+        return Diagnostics("scheduler", self._context.clock.now(), lines)
+
+    def findings(self) -> Sequence[Finding]:
+        return ()
+
+
+class SchedulerSnapshots(EngineSnapshots):
+    """Snapshots of the engine, whose write is also that of the tables."""
+
+    def __init__(self, engine: Engine, journal: TableJournal) -> None:
+        super().__init__(engine)
+        self.schedules = TableSchedules()
+        self._journal = journal
+
+    def _is_being_replaced(self) -> None:
+        self._journal.replaced()
+
+    def _was_replaced(self) -> None:
+        # In this thread, which may have a transaction with the schedules.
+        self._journal.flush()

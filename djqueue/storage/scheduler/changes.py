@@ -71,7 +71,10 @@ class UnwrittenChanges:
         self.jobs: dict[EngineJob, bool] = {}
         """Changed jobs; True: the row may be missing, or differ in any column."""
         self.gone: dict[JobKey, None] = {}
+        self.died: dict[EngineJob, None] = {}
+        """Failed jobs, in the order of their dead letters."""
         self.revived: dict[JobKey, None] = {}
+        """Jobs whose dead letters in the table are over."""
         self.restarted: dict[EngineJob, None] = {}
         """Jobs whose items in the table are over."""
         self.items: dict[EngineJob, list[tuple[int, bytes]]] = {}
@@ -122,6 +125,9 @@ class UnwrittenChanges:
             self.items.pop(job, None)
         for job, items in later.items.items():
             self.items.setdefault(job, []).extend(items)
+        for job in later.died:
+            self.died.pop(job, None)
+        self.died.update(later.died)
         for job, is_whole in later.jobs.items():
             self.jobs[job] = is_whole or self.jobs.get(job, False)
         for mine, other in (
@@ -163,7 +169,7 @@ class UnwrittenChanges:
             queue = _queue_of(context, job)
             if queue is None:
                 continue
-            if is_whole and not job.attempts and job.state not in TERMINAL and job.progress is None:
+            if is_whole and not job.started_at and job.state not in TERMINAL and job.progress is None:
                 new.append(job)
             else:
                 state = _state(queue, job, lag)
@@ -174,21 +180,29 @@ class UnwrittenChanges:
                     changed.append((job.queue, job.id, *state))
             if job.state is State.COMPLETED and job.result is not None:
                 results.append(rows.result_row(job, queue.policy.retention.results))
-            elif job.state is State.FAILED and (letter := queue.dead.get(job.id)) is not None:
-                letters.append(rows.letter_row(job, letter))
+            elif job.state is State.FAILED:
+                self.died.setdefault(job)
             if job.history and (is_whole or job.noted != len(job.history)):
                 job.noted = len(job.history)
                 histories.append(job)
-            if job.logs and len(job.logs) >= queue.policy.retention.logs.count and job.state in TERMINAL:
+            if (
+                job.logs
+                and len(job.logs) >= queue.policy.retention.logs.count
+                and job.state is not State.ACTIVE
+            ):
                 self.logs[job] = None  # The table may have older lines, too.
+        for job in self.died:
+            queue = _queue_of(context, job)
+            if queue is not None and (letter := queue.dead.get(job.id)) is not None:
+                letters.append(rows.letter_row(job, letter))
         fresh = list(rows.new_rows(new).values())
         found += (
             TableChange("insert", models.Job, rows.NEW_JOB, fresh, constants=rows.UNTOUCHED),
             TableChange("insert", models.Job, WHOLE, whole),
             TableChange("update", models.Job, STATE, changed),
             TableChange("insert", models.JobResult, rows.RESULT, results),
+            TableChange("delete", models.DeadLetter, (), list(self.revived)),
             TableChange("insert", models.DeadLetter, rows.LETTER, letters),
-            TableChange("delete", models.DeadLetter, (), self._without_letters(context)),
             TableChange("delete", models.JobAttempt, (), _keys(histories)),
             TableChange(
                 "insert",
@@ -198,14 +212,6 @@ class UnwrittenChanges:
                 (),
             ),
         )
-
-    def _without_letters(self, context: EngineContext) -> list[JobKey]:
-        found = []
-        for key in self.revived:
-            queue = context.existing(key[0])
-            if queue is None or queue.dead.get(key[1]) is None:
-                found.append(key)
-        return found
 
     def _parts(self, found: list[TableChange], context: EngineContext) -> None:
         there = {job for job in (*self.lines, *self.logs, *self.items) if _queue_of(context, job) is not None}

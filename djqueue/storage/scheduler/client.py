@@ -211,7 +211,8 @@ class SchedulerClient:
             is_usable = True
         except (OSError, EOFError, SerializationError) as error:
             reason = f"the scheduler did not answer {operation!r}: {str(error) or type(error).__name__}"
-            self.breaker.failed(reason)
+            if isinstance(error, TimeoutError):
+                self.breaker.failed(reason)
             raise StorageUnavailableError(reason + "; the operation may still complete") from error
         except Exception:
             is_usable = True  # The answer was an error.

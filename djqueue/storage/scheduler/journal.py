@@ -152,7 +152,10 @@ class TableJournal(Journal):
     stepped = updated
 
     def died(self, job: EngineJob, letter: DeadLetterRecord) -> None:
-        self.changed(job)
+        with self._noting() as changes:
+            changes.jobs.setdefault(job, False)
+            changes.died.pop(job, None)
+            changes.died[job] = None
 
     def revived(self, job: EngineJob) -> None:
         with self._noting() as changes:
@@ -162,7 +165,7 @@ class TableJournal(Journal):
     def removed(self, jobs: list[EngineJob]) -> None:
         with self._noting() as changes:
             for job in jobs:
-                for noted in (changes.jobs, changes.items, changes.lines, changes.logs):
+                for noted in (changes.jobs, changes.died, changes.items, changes.lines, changes.logs):
                     noted.pop(job, None)
                 changes.gone[job.queue, job.id] = None
                 job.noted = 0
@@ -374,6 +377,7 @@ class TableJournal(Journal):
                 dead = {letter.id: queue.jobs[letter.id] for letter in queue.dead.letters()}
                 # Dead letters last, in their order.
                 jobs = [job for job in queue.jobs.values() if job.id not in dead]
+                changes.died.update(dict.fromkeys(dead.values()))
                 for job in (*jobs, *dead.values()):
                     changes.jobs[job] = True
                     if job.logs:

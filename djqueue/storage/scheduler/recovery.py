@@ -52,6 +52,10 @@ def recover(alias: str, engine: Engine, journal: TableJournal, lives: Callable[[
         jobs, retries = _jobs(alias)
         by_key = {(job.queue, job.id): job for job in jobs}
         _belongings(alias, by_key)
+        for job in jobs:
+            if job.logs:
+                # An active job's older lines stay in the table until its attempt ends.
+                del job.logs[: -engine.context.policy(job.queue).retention.logs.count]
         letters = _letters(alias, by_key)
         active = [job for job in jobs if job.state is State.ACTIVE]
         running = [job for job in active if lives(job.process)]

@@ -1,0 +1,28 @@
+"""End a scheduler of this process as if its process were killed."""
+
+from djqueue import models
+from djqueue.storage.scheduler import SchedulerStorage, server
+from djqueue.storage.tables.leaderlease import LeaderLeaseLostError
+
+
+def crash(storage: SchedulerStorage) -> None:
+    """Let a scheduler write nothing more, and close its connections."""
+    scheduler, listening = storage._scheduler, storage._server
+    assert scheduler is not None
+    assert listening is not None
+    scheduler.journal._write = _killed  # type: ignore[method-assign]
+    storage._scheduler = storage._server = None
+    listening._is_closed = True
+    server._shut(listening._listener)
+    listening._listener.close()
+    for session in list(listening._sessions):
+        server._shut(session._connection)
+
+
+def end_lease() -> None:
+    """Let another scheduler take over, as from a process that has died."""
+    models.SchedulerLease.objects.filter(name="scheduler").update(expires_at=0)
+
+
+def _killed(*_: object) -> None:
+    raise LeaderLeaseLostError

@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from .core.diagnostics import Finding
     from .storage.redis.options import RedisOptions
 
+SCHEDULER = "djqueue.storage.scheduler.SchedulerStorage"
+"""Storage whose queues all have the outbox."""
 PICKLES = frozenset({"application/x-python-serialize", "application/x-pickle", "pickle"})
 
 HINTS = {
@@ -456,7 +458,8 @@ def _left_in_outbox(databases: Iterable[str]) -> Iterator[checks.CheckMessage]:
     alias, table = router.db_for_write(OutboxJob), OutboxJob._meta.db_table
     if alias not in databases or is_wrong(given):
         return
-    if any(policy.outbox for policy in read_settings(given).queues.values()):
+    settings = read_settings(given)
+    if settings.backend == SCHEDULER or any(policy.outbox for policy in settings.queues.values()):
         return
     count = 0
     with suppress(Error):  # Django reports an unavailable database.

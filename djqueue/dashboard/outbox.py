@@ -1,9 +1,8 @@
-"""The Redis outbox, as lines of the page *Storage*."""
+"""The outbox, as lines of the page *Storage*."""
 
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
-from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.diagnostics import OK, WARN, DiagnosticLine
 from djqueue.core.durations import to_milliseconds
@@ -15,13 +14,11 @@ from .tables import rows_of
 MAX_COUNTED = 10_000
 """Rows that are counted."""
 LATE = 60_000
-"""Milliseconds after which a job should have reached Redis."""
+"""Milliseconds after which a job should have left the outbox."""
 
 
-def lines() -> list[DiagnosticLine]:
-    """Return the number of jobs in the outbox and the age of the oldest; nothing if no queue has OUTBOX."""
-    if not any(policy.outbox for policy in get_settings().queues.values()):
-        return []
+def lines(backend: str) -> list[DiagnosticLine]:
+    """Return the number of jobs in the outbox and the age of the oldest."""
     rows = rows_of(OutboxJob).order_by("id")
     count = rows[: MAX_COUNTED + 1].count()
     value = number_format(min(count, MAX_COUNTED)) + ("+" if count > MAX_COUNTED else "")
@@ -31,10 +28,11 @@ def lines() -> list[DiagnosticLine]:
         age = max(0, SYSTEM_CLOCK.now() - to_milliseconds(oldest))
         level, note = OK, ""
         if age > LATE:
-            level, note = (
-                WARN,
-                _("Jobs are not reaching Redis: check that Redis and a runworkers process are running."),
-            )
+            level, note = WARN, _("Jobs are not reaching the scheduler: check that runworkers is running.")
+            if backend == "redis":
+                note = _(
+                    "Jobs are not reaching Redis: check that Redis and a runworkers process are running."
+                )
         found.append(
             DiagnosticLine("outbox.oldest", _("Outbox"), _("Oldest job"), spans.shown(age), level, note)
         )

@@ -51,6 +51,7 @@ from djqueue.storage.redis import health, scripts
 from djqueue.storage.redis.keys import GONE, ITEMS, LOG_LINES, RESULT
 from djqueue.storage.redis.location import READ_HERE
 from djqueue.storage.redis.options import RedisOptions
+from djqueue.storage.scheduler import SchedulerStorage
 from djqueue.testing.draining import drain
 from djqueue.testing.environment import job_environment
 from tests.support import PATIENCE
@@ -436,6 +437,13 @@ def test_table_of_database_storage_options_is_complete():
     }
 
     assert {row[0].lower() for row in table("storages.md", "database options")} == known
+
+
+def test_table_of_scheduler_storage_options_is_complete():
+    given = {"policies", "limiters", "clock", "metrics", "random"}
+    known = inspect.signature(SchedulerStorage).parameters.keys() - given
+
+    assert {row[0].lower() for row in table("storages.md", "scheduler options")} == known
 
 
 def test_table_of_redis_storage_options_is_complete():

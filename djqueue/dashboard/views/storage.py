@@ -22,7 +22,7 @@ def storage(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     for line in cached.value.lines:
         shown = diagnostics.translated(line)
         groups.setdefault(shown.group, []).append(shown)
-    if cached.value.backend == "redis" and (backlog := outbox.lines()):
+    if get_storage().capabilities.has_outbox and (backlog := outbox.lines(cached.value.backend)):
         groups[_("Outbox")] = backlog
     context = {"groups": list(groups.items()), "about": get_storage().describe()}
     return site.render(request, "storage.html", _("Storage"), context, tab="storage", read=cached)

@@ -8,14 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgpack
-
 from djqueue.core.metrics import (
     ALL_TIME,
     COUNTS,
     MAX_NAMES,
     OTHERS,
-    PARTS,
     TIERS,
     RunStats,
     Span,
@@ -28,14 +25,13 @@ from djqueue.core.metrics import (
 )
 from djqueue.core.metrics import Row as Found
 from djqueue.core.overview import Totals
+from djqueue.storage.tables.metricrows import BUCKET, bucket_row, bucket_values, pack_histogram
 
-from .dialects import Row
 from .transaction import STATES, TALLY, TALLY_COLUMNS, Tx
 
 if TYPE_CHECKING:
     from .storage import DatabaseStorage
 
-BUCKET = ("queue", "name", "tier", "start", *Totals._fields, "wait", "run")
 READ = f"SELECT {', '.join(BUCKET)} FROM djqueue_metric_bucket"
 ADD_UP = (
     f"INSERT INTO djqueue_metric_bucket ({', '.join(BUCKET)}) VALUES ({', '.join('?' * len(BUCKET))}) "
@@ -97,7 +93,7 @@ def _add_up(tx: Tx, queue: str) -> int:
         if row[1] and any(row[2 : 2 + COUNTS]):
             for tier in TIERS:
                 add_up(buckets.setdefault((tier, start_of(tier, row[1])), [0] * COUNTS), row[2 : 2 + COUNTS])
-    nothing = _pack(0, ())
+    nothing = pack_histogram(0, ())
     tx.many(ADD_UP, [(queue, "", *key, *counts, nothing, nothing) for key, counts in sorted(buckets.items())])
     return len(rows)
 
@@ -165,7 +161,7 @@ def _record(tx: Tx, queue: str, stats: Sequence[RunStats]) -> None:
             key = (name, tier, start_of(tier, tx.now))
             times = [0] * COUNTS + there.get(key, new_values())[COUNTS:]
             add_up(times, values)
-            rows.append(_row(queue, key, times))
+            rows.append(bucket_row((queue, *key), times))
     tx.many(REPLACE_TIMES, rows)
 
 
@@ -174,7 +170,7 @@ def _current(tx: Tx, queue: str, names: Sequence[str]) -> dict[tuple[str, int, i
     condition, values = tx.among("name", names)
     some = f"{READ} WHERE queue = ? AND {condition} AND tier = ? AND start = ?"
     given = [item for tier in TIERS for item in (queue, values, tier, start_of(tier, tx.now))]
-    return {row[1:4]: _values(row) for row in tx.rows(" UNION ALL ".join([some] * len(TIERS)), *given)}
+    return {row[1:4]: bucket_values(row) for row in tx.rows(" UNION ALL ".join([some] * len(TIERS)), *given)}
 
 
 def _names(
@@ -214,30 +210,4 @@ def _found(tx: Tx, queues: Sequence[str] | None, which: str, *parameters: object
     else:
         condition, values = tx.among("queue", list(dict.fromkeys(queues)))
         rows = tx.rows(f"{READ} WHERE {condition} AND {which}", values, *parameters)
-    return [(row[0], row[1], row[3], _values(row)) for row in rows]
-
-
-def _row(queue: str, key: tuple[str, int, int], values: Values) -> Row:
-    middle = COUNTS + PARTS
-    *run, wait_sum, run_sum = values[middle:]
-    return (queue, *key, *values[:COUNTS], _pack(wait_sum, values[COUNTS:middle]), _pack(run_sum, run))
-
-
-def _values(row: Row) -> Values:
-    """Return the values of a row of `BUCKET`."""
-    wait_sum, *wait = _unpack(row[-2])
-    run_sum, *run = _unpack(row[-1])
-    return [*row[4:-2], *wait, *run, wait_sum, run_sum]
-
-
-def _pack(total: int, counts: Sequence[int]) -> bytes:
-    """Encode a histogram: its sum, then its parts without the trailing empty ones."""
-    many = max((part for part, count in enumerate(counts, 1) if count), default=0)
-    packed: bytes = msgpack.packb([total, *counts[:many]])
-    return packed
-
-
-def _unpack(data: bytes) -> list[int]:
-    """Return the sum of a histogram, then all its parts."""
-    numbers: list[int] = msgpack.unpackb(bytes(data))
-    return numbers + [0] * (1 + PARTS - len(numbers))
+    return [(row[0], row[1], row[3], bucket_values(row)) for row in rows]

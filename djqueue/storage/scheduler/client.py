@@ -22,13 +22,23 @@ from djqueue.core.breaker import CircuitBreaker, Outage
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadline import remaining
 from djqueue.core.errors import DjqueueError, SerializationError, StorageUnavailableError, by_code
-from djqueue.core.job import ClaimRequest, Finished, Outcome
+from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Finished, Outcome
 from djqueue.storage.base import Unsubscribe
 from djqueue.storage.wire import pack
 
 from .attempts import AttemptLedger
 from .folder import PrivateFolder, client_name
-from .protocol import CHUNK, LONG, LONG_TIMEOUT, VALUE_ERROR, VERSION, frame_end, receive, take_frame
+from .protocol import (
+    CHUNK,
+    LONG,
+    LONG_TIMEOUT,
+    VALUE_ERROR,
+    VERSION,
+    frame_end,
+    receive,
+    take_frame,
+    time_for,
+)
 
 logger = logging.getLogger("djqueue.client")
 
@@ -69,7 +79,10 @@ class SchedulerConnection:
     def receive(self, until: float | None) -> list[Any]:
         """Return the next frame; None: wait without limit."""
         self.socket.settimeout(None if until is None else max(0.001, until - monotonic()))
-        frame: list[Any] = receive(self.socket, self._buffer)
+        try:
+            frame: list[Any] = receive(self.socket, self._buffer)
+        except SerializationError as error:
+            raise OSError(str(error)) from error
         return frame
 
     async def aexchange(self, data: bytes) -> Any:
@@ -77,12 +90,16 @@ class SchedulerConnection:
         loop = asyncio.get_running_loop()
         self.socket.setblocking(False)
         await loop.sock_sendall(self.socket, data)
-        while (end := frame_end(self._buffer)) is None or len(self._buffer) < end:
-            received = await loop.sock_recv(self.socket, CHUNK)
-            if not received:
-                raise EOFError("the connection was closed")
-            self._buffer += received
-        return result_of(take_frame(self._buffer, end))
+        try:
+            while (end := frame_end(self._buffer)) is None or len(self._buffer) < end:
+                received = await loop.sock_recv(self.socket, CHUNK)
+                if not received:
+                    raise EOFError("the connection was closed")
+                self._buffer += received
+            frame = take_frame(self._buffer, end)
+        except SerializationError as error:
+            raise OSError(str(error)) from error
+        return result_of(frame)
 
     @property
     def is_stale(self) -> bool:
@@ -181,11 +198,11 @@ class SchedulerClient:
         with self._using(operation, until) as connection:
             return connection.exchange(data, until)
 
-    async def acall(self, operation: str, *args: Any) -> Any:
-        """Async version of `call`."""
+    async def acall(self, operation: str, *args: Any, more: float = 0.0) -> Any:
+        """Async version of `call`; `more` are seconds that the answer may take longer."""
         self._check_fork()
         data = pack([operation, args_of(args), {}])
-        until = self._until(operation)
+        until = self._until(operation, more)
         connection = self._take_idle()
         if connection is None:
             connection = await asyncio.to_thread(self._connected, until)
@@ -193,8 +210,22 @@ class SchedulerClient:
             async with asyncio.timeout(max(0.001, until - monotonic())):
                 return await connection.aexchange(data)
 
-    def _until(self, operation: str) -> float:
-        return monotonic() + remaining(LONG_TIMEOUT if operation in LONG else self._timeout)
+    def enqueue(self, batches: Sequence[Batch], *, written: bool) -> list[EnqueueResult]:
+        """Add jobs."""
+        self._check_fork()
+        data = pack(["enqueue", [list(batches)], {"written": written}])
+        until = self._until("enqueue", time_for(batches))
+        with self._using("enqueue", until) as connection:
+            answers: list[EnqueueResult] = connection.exchange(data, until)
+            return answers
+
+    async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        """Async version of `enqueue`."""
+        answers: list[EnqueueResult] = await self.acall("enqueue", list(batches), more=time_for(batches))
+        return answers
+
+    def _until(self, operation: str, more: float = 0.0) -> float:
+        return monotonic() + remaining(LONG_TIMEOUT if operation in LONG else self._timeout + more)
 
     @contextlib.contextmanager
     def _using(self, operation: str, until: float) -> Iterator[SchedulerConnection]:
@@ -209,7 +240,7 @@ class SchedulerClient:
         try:
             yield
             is_usable = True
-        except (OSError, EOFError, SerializationError) as error:
+        except (OSError, EOFError) as error:
             reason = f"the scheduler did not answer {operation!r}: {str(error) or type(error).__name__}"
             if isinstance(error, TimeoutError):
                 self.breaker.failed(reason)
@@ -297,7 +328,7 @@ class SchedulerClient:
         """End attempts and claim."""
         until = self._until("finish")
         connection = self._joined(then) or self._connected(until)
-        with self._numbered(outcomes, then) as data, self._answered(connection, "finish"):
+        with self._answered(connection, "finish"), self._numbered(outcomes, then) as data:
             return self._note(connection.epoch, outcomes, then, connection.exchange(data, until))
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Finished:
@@ -306,7 +337,7 @@ class SchedulerClient:
         connection = self._joined(then)
         if connection is None:
             connection = await asyncio.to_thread(self._connected, until)
-        with self._numbered(outcomes, then) as data, self._answered(connection, "finish"):
+        with self._answered(connection, "finish"), self._numbered(outcomes, then) as data:
             async with asyncio.timeout(max(0.001, until - monotonic())):
                 answer = await connection.aexchange(data)
             return self._note(connection.epoch, outcomes, then, answer)
@@ -479,7 +510,7 @@ class ClientSubscriptions:
                 self._renew(connection, is_first=is_first)
                 while not self._closed.is_set():
                     self._hear(connection.receive(None))
-            except (OSError, EOFError, SerializationError) as error:
+            except (OSError, EOFError) as error:
                 logger.debug("The connection for subscriptions was closed: %s", error)
             finally:
                 with self._lock:

@@ -1,7 +1,7 @@
-"""The private folder of the scheduler's socket, and the processes whose workers the scheduler knows.
+"""The private folder of the scheduler's socket, with a note of each process that has a worker.
 
-The check walks down from the root. Once every folder of the path can be changed only by this user and by
-root, no other user can replace a part of the path between the check and its use.
+Only this user can open the folder. Whoever could replace it, with one of its parents, cannot replace the
+scheduler: each side asks the kernel for the user of the other before it reads or sends anything.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ import stat
 import struct
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from django.db import connections
@@ -19,8 +20,6 @@ from django.db import connections
 from djqueue.core.errors import ConfigurationError
 from djqueue.storage.tables.holders import LeaseHolder, host_name, lives_here, start_mark
 
-MAX_LINKS = 40
-"""Maximum number of symbolic links to follow, as on Linux."""
 ELSEWHERE = "set DJQUEUE['STORAGE']['OPTIONS']['FOLDER'] to a private folder of this user"
 ONE_USER = "run the scheduler and its clients as one user"
 
@@ -51,7 +50,16 @@ class PrivateFolder:
             ConfigurationError: It is not a real directory, belongs to another user, or is open to others.
             FileNotFoundError: It does not exist, and `create` is False.
         """
-        _check_path(str(self.path), create=create)
+        if create:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = os.lstat(self.path)
+        mode = stat.S_IMODE(found.st_mode)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or mode & 0o777 != 0o700:
+            raise ConfigurationError(
+                f"FOLDER: {self.path} must be a directory, not a link, of {_named(os.geteuid())} with the "
+                f"mode 0700; it belongs to {_named(found.st_uid)} and has the mode {mode:04o}; {ONE_USER}, "
+                f"or {ELSEWHERE}"
+            )
 
     def listen(self, backlog: int) -> socket.socket:
         """Return a socket that listens in the folder, in place of one of an earlier scheduler."""
@@ -107,10 +115,13 @@ class PrivateFolder:
     def living(self) -> set[str]:
         """Return the processes with workers that are alive, and remove the notes of the others."""
         found = set()
+        with suppress(FileNotFoundError):
+            os.utime(self.socket)
         for name in os.listdir(self.path):
             if name.count("@") == 2:
                 if is_alive(name):
                     found.add(name)
+                    os.utime(self.path / name)  # Programs that clean up remove old files.
                 else:
                     self.leave(name)
         return found
@@ -145,63 +156,6 @@ def _peer_uid(connection: socket.socket) -> int:
         _, uid = struct.unpack_from("II", connection.getsockopt(0, 1, 128))
         return int(uid)
     raise OSError(f"{sys.platform} does not report the user at the other end of a Unix socket")
-
-
-def _check_path(path: str, *, create: bool) -> None:
-    """Check each folder down to `path`, and that `path` itself is not a symbolic link."""
-    parts = [part for part in path.split("/") if part]
-    here, links = "/", 0
-    while parts:
-        here = os.path.normpath(os.path.join(here, parts.pop(0)))
-        is_last = not parts  # The parts of links come before the last name of `path`.
-        found = _look(here, create=create, private=is_last)
-        if not stat.S_ISLNK(found.st_mode):
-            _check_folder(path, here, found, is_last=is_last)
-            continue
-        links += 1
-        if is_last or found.st_uid not in _trusted() or links > MAX_LINKS:
-            raise ConfigurationError(
-                f"FOLDER: {here} is a symbolic link (of {_named(found.st_uid)}); remove it, or {ELSEWHERE}"
-            )
-        target = os.readlink(here)
-        parts = [part for part in target.split("/") if part] + parts
-        here = "/" if target.startswith("/") else os.path.dirname(here)
-
-
-def _look(path: str, *, create: bool, private: bool) -> os.stat_result:
-    try:
-        return os.lstat(path)
-    except FileNotFoundError:
-        if not create:
-            raise
-    try:
-        os.mkdir(path, 0o700 if private else 0o755)
-    except FileExistsError:
-        pass  # Another process was faster; the check of the folder refuses other users.
-    return os.lstat(path)
-
-
-def _check_folder(path: str, folder: str, found: os.stat_result, *, is_last: bool) -> None:
-    if not stat.S_ISDIR(found.st_mode):
-        raise ConfigurationError(f"FOLDER: {folder} is not a directory; {ELSEWHERE}")
-    mode = stat.S_IMODE(found.st_mode)
-    if is_last and (found.st_uid != os.geteuid() or mode & 0o777 != 0o700):
-        raise ConfigurationError(
-            f"FOLDER: {folder} belongs to {_named(found.st_uid)} with the mode {mode:04o}, and must belong "
-            f"to {_named(os.geteuid())} with the mode 0700; {ONE_USER}, or {ELSEWHERE}"
-        )
-    # In a sticky folder such as /tmp, only its owner and an entry's owner can replace the entry.
-    is_open = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and found.st_gid not in (0, os.getegid()))
-    if found.st_uid not in _trusted() or (is_open and not mode & stat.S_ISVTX):
-        raise ConfigurationError(
-            f"FOLDER: {path} is in {folder}, where other users can replace it (owner {_named(found.st_uid)}, "
-            f"mode {mode:04o}); {ELSEWHERE}"
-        )
-
-
-def _trusted() -> tuple[int, ...]:
-    """Return the users who may own folders of the path: root, this one, and the owner of /."""
-    return 0, os.geteuid(), os.lstat("/").st_uid
 
 
 def _named(uid: int) -> str:

@@ -124,7 +124,7 @@ class TableJournal(Journal):
             self._notice()
 
     def _notice(self) -> None:
-        if self._idle or len(self._changes.jobs) == WINDOW_JOBS:
+        if self._idle or len(self._changes.jobs) >= WINDOW_JOBS:
             self._changed.notify_all()
 
     def added(self, jobs: list[EngineJob]) -> None:
@@ -273,14 +273,20 @@ class TableJournal(Journal):
                 )
             self._check()
 
+    def check_lease(self) -> None:
+        """Raise StorageUnavailableError if another process has become the scheduler."""
+        if self._failure is not None and isinstance(self._failure, LeaderLeaseLostError):
+            raise self._unwritten(self._failure)
+
     def _check(self) -> None:
         if self._closing:
             raise StorageUnavailableError("the scheduler is stopping")
-        if self._failure is not None and (self.backlog > BACKLOG or _is_lost(self._failure)):
+        self.check_lease()
+        if self._failure is not None and self.backlog > BACKLOG:
             raise self._unwritten(self._failure)
 
     def _unwritten(self, error: BaseException) -> StorageUnavailableError:
-        if _is_lost(error):
+        if isinstance(error, LeaderLeaseLostError):
             return StorageUnavailableError("another process has become the scheduler of the database")
         return StorageUnavailableError(
             f"the database {self._dialect.alias!r} cannot be written to: {in_one_line(error)}"
@@ -420,7 +426,3 @@ class TableJournal(Journal):
             self._changed.notify_all()
         for done in waiting:
             done(error)
-
-
-def _is_lost(error: BaseException) -> bool:
-    return isinstance(error, LeaderLeaseLostError)

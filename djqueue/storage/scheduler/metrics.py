@@ -1,28 +1,15 @@
 """Metrics in memory whose buckets are rows, too."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import msgpack
 
 from djqueue import models
-from djqueue.core.metrics import (
-    ALL_TIME,
-    COUNTS,
-    DEFAULT_TIERS,
-    PARTS,
-    TIERS,
-    Tiers,
-    Values,
-    start_of,
-)
+from djqueue.core.metrics import ALL_TIME, DEFAULT_TIERS, TIERS, Tiers, start_of
 from djqueue.core.metricstore import MetricStore
-from djqueue.core.overview import Totals
+from djqueue.storage.tables.metricrows import BUCKET, BUCKET_KEY, bucket_row, bucket_values
 from djqueue.storage.tables.rows import raw_values
 
 from .changes import TableChange
 
-BUCKET = ("queue", "name", "tier", "start", *Totals._fields, "wait", "run")
 BucketKey = tuple[int, int, str, str]
 """(length, start, queue, name)."""
 PURGE_EVERY = 60_000
@@ -42,9 +29,10 @@ class StoredMetrics(MetricStore):
         """Load the rows."""
         found = models.MetricBucket.objects.using(alias).order_by("start")
         with self._lock:
-            for queue, name, tier, start, *values in raw_values(found, BUCKET):
+            for row in raw_values(found, BUCKET):
+                queue, name, tier, start = row[:4]
                 if tier in self._buckets:
-                    self._buckets[tier][start, queue, name] = _values(values)
+                    self._buckets[tier][start, queue, name] = bucket_values(row)
                 if tier == ALL_TIME and name:
                     self._names.setdefault(queue, set()).add(name)
 
@@ -66,13 +54,13 @@ class StoredMetrics(MetricStore):
             changed, self._changed = self._changed, {}
             gone, self._gone = self._gone, {}
             found = [
-                _row(key, self._buckets[key[0]][key[1:]])
-                for key in changed
-                if key[1:] in self._buckets.get(key[0], {})
+                bucket_row((queue, name, tier, start), self._buckets[tier][start, queue, name])
+                for tier, start, queue, name in changed
+                if (start, queue, name) in self._buckets[tier]
             ]
         changes = (
             TableChange("delete", models.MetricBucket, (), [(name,) for name in gone], ("queue",)),
-            TableChange("insert", models.MetricBucket, BUCKET, found, BUCKET[:4]),
+            TableChange("insert", models.MetricBucket, BUCKET, found, BUCKET_KEY),
         )
         return [change for change in changes if change.rows]
 
@@ -93,30 +81,3 @@ class StoredMetrics(MetricStore):
         kept: Mapping[int, int] = self._kept
         for tier, time in kept.items():
             models.MetricBucket.objects.using(alias).filter(tier=tier, start__lt=now - time).delete()
-
-
-def _row(key: BucketKey, values: Values) -> tuple[Any, ...]:
-    tier, start, queue, name = key
-    middle = COUNTS + PARTS
-    *run, wait_sum, run_sum = values[middle:]
-    times = _pack(wait_sum, values[COUNTS:middle]), _pack(run_sum, run)
-    return (queue, name, tier, start, *values[:COUNTS], *times)
-
-
-def _values(columns: Sequence[Any]) -> Values:
-    wait_sum, *wait = _unpack(columns[-2])
-    run_sum, *run = _unpack(columns[-1])
-    return [*columns[:COUNTS], *wait, *run, wait_sum, run_sum]
-
-
-def _pack(total: int, counts: Sequence[int]) -> bytes:
-    """Encode a histogram: its sum, then its parts without the trailing empty ones."""
-    last = max((part for part, count in enumerate(counts, 1) if count), default=0)
-    packed: bytes = msgpack.packb([total, *counts[:last]])
-    return packed
-
-
-def _unpack(data: bytes) -> list[int]:
-    """Return the sum of a histogram, then all its parts."""
-    numbers: list[int] = msgpack.unpackb(bytes(data))
-    return numbers + [0] * (1 + PARTS - len(numbers))

@@ -6,11 +6,11 @@ this run. Then each request, [operation, arguments, keyword arguments], has one 
 """
 
 import socket
-from collections.abc import Callable
-from time import monotonic
+from collections.abc import Sequence
 from typing import Any
 
-from djqueue.core.errors import SerializationError, StorageUnavailableError
+from djqueue.core.errors import SerializationError
+from djqueue.core.job import Batch
 from djqueue.storage.facets import Jobs, Limiters, Queues, Workers
 from djqueue.storage.reads import Reads
 from djqueue.storage.wire import LENGTH, MAX_FRAME, unpack_frame
@@ -21,6 +21,8 @@ VALUE_ERROR = "value"
 MAX_GREETING = 4_096
 """Maximum bytes of the first frame of a client."""
 CHUNK = 1 << 16
+JOBS_PER_SECOND = 1_000
+"""Jobs of one enqueue for which it gets another second: the ORM may have to write them."""
 
 FACETS = {"jobs": Jobs, "queues": Queues, "limiters": Limiters, "workers": Workers, "reads": Reads}
 SUBSCRIPTIONS = frozenset({"events.subscribe", "listen", "workers.on_command"})
@@ -81,9 +83,6 @@ def take_frame(buffer: bytearray, end: int) -> Any:
     return unpack_frame(body)
 
 
-def left_until(until: float, doing: Callable[[], str]) -> float:
-    """Return the seconds until a monotonic time. Raises StorageUnavailableError if it has passed."""
-    left = until - monotonic()
-    if left <= 0:
-        raise StorageUnavailableError(f"the scheduler did not answer in time: {doing()}")
-    return left
+def time_for(batches: Sequence[Batch]) -> float:
+    """Return the seconds that jobs add to the time of an enqueue."""
+    return sum(len(batch.payloads) for batch in batches) / JOBS_PER_SECOND

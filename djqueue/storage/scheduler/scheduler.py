@@ -43,7 +43,7 @@ from djqueue.storage.tables.schedules import TableSchedules
 from .folder import PrivateFolder
 from .journal import TableJournal
 from .metrics import StoredMetrics
-from .protocol import LIMITER_SETTINGS, OPERATIONS, QUEUE_SETTINGS, WRITTEN
+from .protocol import LIMITER_SETTINGS, OPERATIONS, QUEUE_SETTINGS, WRITTEN, time_for
 from .recovery import recover
 
 logger = logging.getLogger("djqueue.scheduler")
@@ -213,6 +213,7 @@ class JobScheduler:
         return answer
 
     def _check_ready(self) -> None:
+        self.journal.check_lease()
         if not self.ready.wait(self._timeout):
             raise StorageUnavailableError("the scheduler has just started, and waits for the living workers")
 
@@ -226,7 +227,7 @@ class JobScheduler:
         self._check_ready()
         results = self.engine.enqueue(batches)
         is_durable = any(batch.options.durable for batch in batches)
-        with within(self._timeout):
+        with within(self._timeout + time_for(batches)):
             if is_durable or written:
                 self.journal.wait(durable=True)
             else:
@@ -235,6 +236,7 @@ class JobScheduler:
 
     def emit(self, emissions: Sequence[Emission]) -> list[bool]:
         """Add streamed items."""
+        self._check_ready()
         accepted = self.engine.emit(emissions)
         with within(self._timeout):
             self.journal.wait_for_room()
@@ -247,6 +249,11 @@ class JobScheduler:
     def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
         """Record progress and log lines."""
         return self.engine.report(reports)
+
+    def finish_here(self, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Finished:
+        """End attempts and claim, for this process, whose attempts end with the scheduler."""
+        self.journal.check_lease()
+        return self.engine.finish(outcomes, then if self.ready.is_set() else None)
 
     def finish(
         self,

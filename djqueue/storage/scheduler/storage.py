@@ -45,12 +45,16 @@ from djqueue.storage.tables.clock import DatabaseClock
 
 from .client import SchedulerClient, result_of
 from .folder import PrivateFolder, default_folder
-from .protocol import OPERATIONS
+from .protocol import OPERATIONS, time_for
 from .scheduler import JobScheduler
 from .server import SocketServer
 
 logger = logging.getLogger("djqueue.scheduler")
 
+PART_JOBS = 20_000
+"""Maximum number of jobs in a frame."""
+PART_BYTES = 16 * 1024 * 1024
+"""Bytes of payloads after which a frame ends."""
 CONFIRM = 2.0
 """Seconds for which a subscription waits until it has begun."""
 
@@ -218,31 +222,41 @@ class SchedulerStorage(Storage):
             if batch.ids is not None and len(batch.ids) != len(batch.payloads):
                 raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
 
-    def _send(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+    def _send(self, batches: Sequence[Batch], *, written: bool = False) -> list[EnqueueResult]:
         if self._scheduler is not None:
-            return self._scheduler.enqueue(batches)
-        answers: list[EnqueueResult] = self.client.call("enqueue", list(batches))
-        return answers
+            return self._scheduler.enqueue(batches, written=written)
+        return [
+            answer for part in self._parts(batches) for answer in self.client.enqueue(part, written=written)
+        ]
 
     async def _asend(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if self._scheduler is not None:
             return await asyncio.to_thread(self._scheduler.enqueue, batches)
-        answers: list[EnqueueResult] = await self.client.acall("enqueue", list(batches))
-        return answers
+        return [answer for part in self._parts(batches) for answer in await self.client.aenqueue(part)]
+
+    def _parts(self, batches: Sequence[Batch]) -> Iterator[Sequence[Batch]]:
+        """Split a batch that is too large for a frame, unless its queue takes all of it or nothing."""
+        batch = batches[0] if len(batches) == 1 else None
+        if batch is None or batch.ids is None or self.policy(batch.queue).max_size is not None:
+            yield batches
+            return
+        first = size = 0
+        for place, payload in enumerate(batch.payloads, 1):
+            size += len(payload)
+            if size > PART_BYTES or place - first == PART_JOBS or place == len(batch.payloads):
+                yield [batch._replace(payloads=batch.payloads[first:place], ids=batch.ids[first:place])]
+                first, size = place, 0
 
     def _send_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        with within(min(PATIENCE, self._timeout)):
+        with within(min(PATIENCE, self._timeout) + time_for(batches)):
             return self._send(batches)
 
     async def _asend_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        with within(min(PATIENCE, self._timeout)):
+        with within(min(PATIENCE, self._timeout) + time_for(batches)):
             return await self._asend(batches)
 
     def _enqueue_written(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        if self._scheduler is not None:
-            return self._scheduler.enqueue(batches, written=True)
-        answers: list[EnqueueResult] = self.client.call("enqueue", list(batches), written=True)
-        return answers
+        return self._send(batches, written=True)
 
     def _tell_relay(self) -> None:
         if self._scheduler is not None:
@@ -258,12 +272,12 @@ class SchedulerStorage(Storage):
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         if self._scheduler is not None:
-            return self._scheduler.engine.finish(outcomes, then)
+            return self._scheduler.finish_here(outcomes, then)
         return self.client.finish(outcomes, then)
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         if self._scheduler is not None:
-            return self._scheduler.engine.finish(outcomes, then)
+            return self._scheduler.finish_here(outcomes, then)
         return await self.client.afinish(outcomes, then)
 
     def renew(self, leases: Sequence[Lease]) -> list[Renewal]:

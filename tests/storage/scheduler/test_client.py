@@ -1,0 +1,139 @@
+"""Clients: what they do without a scheduler, and whom they talk to."""
+
+import os
+
+import pytest
+from django.db import transaction
+
+from djqueue import models
+from djqueue.core.errors import (
+    ConfigurationError,
+    OptionError,
+    SchedulerRunningError,
+    StorageUnavailableError,
+)
+from djqueue.operations.relay import relay_of
+from djqueue.storage.wire import LENGTH, MAX_FRAME
+from djqueue.testing.factories import QUEUE, batch, claim_ids, counts, enqueue, state
+from djqueue.testing.waiting import Recorder
+from tests.support import eventually
+
+from .crashes import crash
+
+
+@pytest.fixture
+def away(make_storage, monkeypatch):
+    """A client without a scheduler."""
+    monkeypatch.setattr("djqueue.storage.scheduler.client.PATIENCE", 0.0)
+    return make_storage()
+
+
+def test_jobs_enqueued_without_a_scheduler_are_delivered_in_order(away, make_storage):
+    ids = [enqueue(away) for _ in range(3)]
+
+    scheduler = make_storage(here=True)
+    relay_of(scheduler).relay_once()
+
+    assert claim_ids(scheduler, 10) == ids
+
+
+def test_other_calls_without_a_scheduler_say_so(away):
+    with pytest.raises(StorageUnavailableError, match="no scheduler is running"):
+        counts(away)
+    assert away.outage is not None
+    with pytest.raises(StorageUnavailableError, match="runworkers"):
+        away.queues.pause(QUEUE)
+
+
+def test_flow_is_refused_without_a_scheduler(away):
+    first = batch(ids=["a"])
+    with pytest.raises(StorageUnavailableError):
+        away.enqueue([first, batch(ids=["b"], depends_on=((QUEUE, "a"),))])
+
+
+def test_jobs_of_a_transaction_exist_when_it_commits(client, scheduler):
+    with transaction.atomic():
+        enqueue(client, id="a")
+        assert state(client, "a") is None
+    with transaction.atomic():
+        enqueue(client, id="b")
+        transaction.set_rollback(True)
+
+    relay_of(scheduler).relay_once()
+
+    assert [state(client, name) is not None for name in ("a", "b")] == [True, False]
+
+
+def test_commit_wakes_the_relay(client, scheduler):
+    woken = []
+    scheduler.capabilities.on_outbox(lambda: woken.append(True))
+    with transaction.atomic():
+        enqueue(client)
+        assert not woken
+
+    assert woken
+
+
+def test_detached_jobs_leave_the_transaction(client):
+    with transaction.atomic():
+        enqueue(client, id="a", durable=False)
+        assert state(client, "a") is not None
+
+
+def test_workflow_cannot_be_part_of_a_transaction(client):
+    with transaction.atomic(), pytest.raises(OptionError, match="depends_on"):
+        client.enqueue([batch(ids=["a"]), batch(ids=["b"], depends_on=((QUEUE, "a"),))])
+
+
+def test_large_batch_is_sent_in_parts(client, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.scheduler.storage.PART_JOBS", 10)
+    results = client.enqueue([batch(25)])
+
+    assert [result.status for result in results] == ["queued"] * 25
+    assert claim_ids(client, 100) == [result.id for result in results]
+
+
+def test_second_scheduler_is_refused(scheduler, make_storage):
+    with pytest.raises(SchedulerRunningError, match="--join"):
+        make_storage(here=True)
+
+
+def test_client_finds_the_next_scheduler(scheduler, client, make_storage):
+    enqueue(client, id="a", durable=True)
+    scheduler.close()
+    make_storage(here=True)
+
+    assert state(client, "a") is not None
+
+
+def test_subscription_goes_on_with_the_next_scheduler(scheduler, client, make_storage):
+    recorder = Recorder()
+    client.events.subscribe(QUEUE, recorder)
+    crash(scheduler)
+    scheduler.close()
+    models.SchedulerLease.objects.update(expires_at=0)
+    make_storage(here=True)
+    eventually(lambda: client.client.subscriptions._connection is not None)
+
+    recorder.until("queued", enqueue(client))
+
+
+def test_folder_that_others_may_open_is_refused(make_storage, tmp_path):
+    (tmp_path / "s").mkdir(mode=0o755)
+    os.chmod(tmp_path / "s", 0o755)
+    with pytest.raises(ConfigurationError, match="mode 0700"):
+        make_storage(here=True)
+
+
+def test_frame_beyond_the_limit_ends_the_connection(scheduler, client):
+    connection = client.client.connect(10**9)
+    connection.socket.sendall(LENGTH.pack(MAX_FRAME + 1))
+    with pytest.raises((EOFError, ConnectionResetError)):
+        connection.receive(None)
+    connection.close()
+
+
+def test_jobs_of_the_database_storage_are_not_taken_over(tables, make_storage):
+    models.DelayedJob.objects.create(id=1, queue=QUEUE, run_at=0)
+    with pytest.raises(ConfigurationError, match="DatabaseStorage"):
+        make_storage(here=True)

@@ -1,0 +1,138 @@
+"""The write buffer: what is written again after an error, and who waits for it."""
+
+import pytest
+from django.db import OperationalError
+
+from djqueue import models
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.storage.scheduler.changes import TableChange
+from djqueue.storage.scheduler.journal import TableJournal
+from djqueue.testing.clock import FakeClock
+from djqueue.testing.contract import POLICIES
+from djqueue.testing.factories import (
+    QUEUE,
+    claim,
+    completing,
+    emission_of,
+    enqueue,
+    failing,
+    finish,
+    report_of,
+    retrying,
+)
+
+from .recovered import check_recovery
+
+
+@pytest.fixture
+def storage(make_storage, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.scheduler.journal.FIRST_RETRY", 0.001)
+    return make_storage(here=True, clock=FakeClock(), policies=POLICIES)
+
+
+def change_everything(storage):
+    """Change the tables in every way; some changes are written with others, and some alone."""
+    journal = storage.scheduler.journal
+    for name in ("a", "b", "c", "d"):
+        enqueue(storage, id=name, max_attempts=5)
+    claimed = {one.id: one for one in claim(storage, 4)}
+    storage.report([report_of(claimed["a"], 0.5, [(1, "first line")])])
+    storage.emit([emission_of(claimed["a"], 0, b"1", b"2")])
+    yield journal
+    storage.report([report_of(claimed["a"], 0.7, [(2, "second line")])])
+    storage.emit([emission_of(claimed["a"], 2, b"3")])
+    finish(storage, retrying(claimed["b"]), failing(claimed["c"]), completing(claimed["d"]))
+    yield journal
+    storage.scheduler.jobs.retry(QUEUE, ["c"])
+    storage.scheduler.jobs.remove(QUEUE, ["d"])
+    [again] = claim(storage, 1)
+    finish(storage, failing(again))
+    enqueue(storage, id="d")
+    yield journal
+    storage.queues.pause(QUEUE)
+    storage.queues.set_group_limit(QUEUE, "g", concurrency=3)
+    storage.jobs.move(QUEUE, ["d"], "elsewhere")
+    yield journal
+
+
+def test_changes_that_could_not_be_written_are_written_again(storage, monkeypatch):
+    apply, failing_at, has_failed = TableChange.apply, 0, True
+
+    def sometimes(change, dialect):
+        nonlocal left, has_failed
+        left -= 1
+        if not left:
+            has_failed = True
+            raise OperationalError("the disk is full")
+        apply(change, dialect)
+
+    monkeypatch.setattr(TableChange, "apply", sometimes)
+    while has_failed:
+        failing_at += 1
+        left, has_failed = failing_at, False
+        for journal in change_everything(storage):
+            wait_for(journal)
+        check_recovery(storage)
+        for queue in storage.queues.names():
+            storage.queues.resume(queue)
+            storage.queues.obliterate(queue, force=True)
+    assert failing_at > 10
+
+
+def test_changes_whose_commit_had_no_answer_are_written_again(storage, monkeypatch):
+    write = TableJournal._write
+
+    def unanswered(journal, *changes):
+        nonlocal count
+        write(journal, *changes)
+        count += 1
+        if count % 2:
+            raise OperationalError("the connection was lost")
+
+    count = 0
+    monkeypatch.setattr(TableJournal, "_write", unanswered)
+    for journal in change_everything(storage):
+        wait_for(journal)
+
+    check_recovery(storage)
+
+
+def wait_for(journal):
+    """Wait until everything is written, whatever fails."""
+    while True:
+        try:
+            return journal.wait()
+        except StorageUnavailableError:
+            continue
+
+
+def test_durable_enqueue_waits_for_the_commit(storage):
+    enqueue(storage, id="a", durable=True)
+
+    assert models.Job.objects.filter(job_id="a").exists()
+
+
+def test_durable_enqueue_that_is_not_committed_goes_to_the_outbox(storage, monkeypatch):
+    def broken(*_):
+        raise OperationalError("the disk is full")
+
+    monkeypatch.setattr(TableChange, "apply", broken)
+    enqueue(storage, id="a", durable=True)
+
+    assert models.OutboxJob.objects.filter(job_id="a").exists()
+
+
+def test_job_that_has_come_and_gone_between_two_commits_is_one_row(storage, monkeypatch):
+    written = []
+    apply = TableChange.apply
+    monkeypatch.setattr("djqueue.storage.scheduler.journal.WINDOW", 60)
+    monkeypatch.setattr(
+        TableChange, "apply", lambda change, dialect: (written.append(change), apply(change, dialect))
+    )
+    enqueue(storage)
+    [claimed] = claim(storage)
+    finish(storage, completing(claimed))
+    storage.scheduler.journal.wait()
+
+    jobs = [change for change in written if change.model is models.Job]
+    assert [(change.kind, len(change.rows)) for change in jobs] == [("insert", 1)]

@@ -88,7 +88,15 @@ def modules_after(statement: str) -> set[str]:
     return set(finished.stdout.split())
 
 
-ONE_NAME_TWO_CLASSES = {"Command", "Media", "Meta", "Migration", "LimiterState", "SchedulerLease", "SchedulerStorage"}
+ONE_NAME_TWO_CLASSES = {
+    "Command",
+    "Media",
+    "Meta",
+    "Migration",
+    "LimiterState",
+    "SchedulerLease",
+    "SchedulerStorage",
+}
 """Names that Django prescribes, and models that mirror a class of the same name."""
 
 

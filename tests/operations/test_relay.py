@@ -294,7 +294,7 @@ def test_outbox_job_runs_after_redis_returns(storage, emails, relay, away, caplo
     monkeypatch.setattr(outbox_table, "REST", 600_000)
     first = emails.enqueue("first")
     with monkeypatch.context() as patch:
-        patch.setattr(storage.outbox._hasty, "run", pytest.fail)  # Redis is not asked again.
+        patch.setattr(storage._hasty, "run", pytest.fail)  # Redis is not asked again.
         second = emails.enqueue("second")
 
     assert (first.status, second.status) == ("queued", "queued")

@@ -9,6 +9,7 @@ import pytest
 from django.db import connection
 
 from djqueue.storage.scheduler import SchedulerStorage
+from tests.support import PATIENCE
 from tests.tables import closing_connections_of_test_threads, empty_tables, every_app
 
 MakeStorage = Callable[..., SchedulerStorage]
@@ -39,13 +40,19 @@ def _connections_of_test_threads() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep a scheduler that a busy machine suspends from being taken for one that is away."""
+    monkeypatch.setattr("djqueue.storage.scheduler.storage.PATIENCE", PATIENCE)
+
+
 @pytest.fixture
 def make_storage(tables: None, tmp_path: Path) -> Iterator[MakeStorage]:
     """Makes storages on Django's database: clients of it, until they are connected as `here`."""
     with ExitStack() as stack:
 
         def make(*, here: bool = False, **options: Any) -> SchedulerStorage:
-            storage = SchedulerStorage(**{"folder": tmp_path / "s", "timeout": 30.0, **options})
+            storage = SchedulerStorage(**{"folder": tmp_path / "s", "timeout": PATIENCE, **options})
             stack.callback(storage.close)
             if here:
                 storage.role.standby = "never"

@@ -113,7 +113,7 @@ def test_subscription_goes_on_with_the_next_scheduler(scheduler, client, make_st
     scheduler.close()
     models.SchedulerLease.objects.update(expires_at=0)
     make_storage(here=True)
-    eventually(lambda: client.client.subscriptions._connection is not None)
+    eventually(lambda: client.client.subscriptions.is_connected)
 
     recorder.until("queued", enqueue(client))
 

@@ -21,6 +21,7 @@ from djqueue.testing.factories import (
     retrying,
     state,
 )
+from tests.support import eventually
 
 from .crashes import crash, end_lease
 
@@ -203,7 +204,7 @@ def test_scheduler_killed_before_any_write_loses_nothing_that_was_answered(make_
     monkeypatch.setattr("djqueue.storage.scheduler.client.PATIENCE", 0.0)
     while True:
         number += 1
-        scheduler, client = make_storage(here=True), make_storage(timeout=5.0)
+        scheduler, client = make_storage(here=True), make_storage()
         client.listen(None, lambda: None)
         left, workload = number, Workload(client)
 
@@ -228,6 +229,7 @@ def test_scheduler_killed_before_any_write_loses_nothing_that_was_answered(make_
         if has_died:
             end_lease()
             scheduler = make_storage(here=True)
+            eventually(lambda client=client: client.client.subscriptions.is_connected)
         while OutboxJob.objects.exists():
             relay_of(scheduler).relay_once()
         workload.check()

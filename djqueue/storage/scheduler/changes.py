@@ -222,7 +222,7 @@ class UnwrittenChanges:
             (job.queue, job.id, number, job.stream.run, item)
             for job, new in self.items.items()
             if job in there and job.stream is not None
-            for number, item in new
+            for number, item in dict(new).items()
         ]
         log_rows = [row for job, new in lines for row in rows.log_rows(job, new)]
         trimmed = [job for job in self.trimmed if _queue_of(context, job) is not None]

@@ -6,6 +6,7 @@ same changes are written again, with those that followed.
 """
 
 import logging
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -256,7 +257,8 @@ class TableJournal(Journal):
             self._changes.waiting.append(notify)
             self._changes.durable |= durable
             self._changed.notify_all()
-        if not done.wait(remaining(LAST_RETRY)):
+        left = remaining(math.inf)
+        if not done.wait(None if left == math.inf else left):
             raise StorageUnavailableError("the change was made, but is not written yet: the database is busy")
         if outcome[0] is not None:
             raise self._unwritten(outcome[0])
@@ -266,7 +268,8 @@ class TableJournal(Journal):
         if self.backlog <= BACKLOG:
             return
         with self._changed:
-            if not self._changed.wait_for(lambda: self.backlog <= BACKLOG, remaining(LAST_RETRY)):
+            left = remaining(LAST_RETRY)
+            if not self._changed.wait_for(lambda: self.backlog <= BACKLOG or self._closing, left):
                 self._check()
                 raise StorageUnavailableError(
                     f"{self.backlog} changed jobs wait to be written: the database is too slow"

@@ -134,7 +134,7 @@ class JobScheduler:
         self.reads = SchedulerReads(self, describe)
         self.snapshots = SchedulerSnapshots(engine, self.journal)
         self.ready = threading.Event()
-        """Set when all living workers have said what they run."""
+        """Set when all living workers have announced what they run."""
         self._awaited: set[str] = set()
         self._announced: set[str] = set()
         self._held: list[tuple[str, HeldAttempt]] = []
@@ -323,12 +323,13 @@ class JobScheduler:
 
     def sweep(self) -> Swept:
         """Sweep, and end the claims of processes that have died."""
+        # Before the look at the processes: another one may begin to claim meanwhile.
+        holding, known = self.engine.leases.processes(), set(self._clients)
         living = self._folder.living()
-        gone = self.engine.leases.processes() - living
-        if gone and self.ready.is_set():
-            self.engine.leases.expire(gone, self.engine.clock.monotonic())
+        if self.ready.is_set():
+            self.engine.leases.expire(holding - living, self.engine.clock.monotonic())
         with self._clients_lock:
-            for name in self._clients.keys() - living:
+            for name in known - living:
                 del self._clients[name]
         swept = self.engine.sweep(WORKER_TTL)
         self.engine.record_totals()
@@ -354,13 +355,19 @@ class JobScheduler:
                 self._awaited &= self._folder.living()
         if self._awaited:
             logger.warning(
-                "%d processes with workers have not said what they run; jobs of their last claims may run "
-                "again.",
+                "%d processes with workers have not announced what they run; jobs of their last claims may "
+                "run again.",
                 len(self._awaited),
             )
-        self._adopt(is_first=True)
-        self.ready.set()
-        self.engine.settlement.wake_all()
+        try:
+            self._adopt(is_first=True)
+        except Exception:
+            logger.exception(
+                "The attempts of living workers could not be continued; their jobs may run again."
+            )
+        finally:
+            self.ready.set()
+            self.engine.settlement.wake_all()
 
     def _adopt(self, *, is_first: bool = False) -> None:
         """Continue the attempts that workers have announced, and apply their outcomes, in order of claims."""

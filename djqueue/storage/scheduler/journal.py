@@ -343,9 +343,9 @@ class TableJournal(Journal):
     def flush(self) -> None:
         """Write everything that has changed, in one transaction. Raises the error if that fails."""
         with self._flushing:
-            changes, tables = self._cut()
-            metrics = self._metrics.take()
+            changes, metrics = self._changes, self._metrics.take()
             try:
+                changes, tables = self._cut()
                 if changes or metrics:
                     self._write(changes, tables + metrics)
                 else:
@@ -421,9 +421,10 @@ class TableJournal(Journal):
 
     def _fail(self, changes: UnwrittenChanges, error: BaseException) -> None:
         with self._changed:
-            waiting = changes.waiting
-            changes.follow(self._changes)
-            self._changes = changes
+            waiting, changes.waiting = changes.waiting, []
+            if changes is not self._changes:
+                changes.follow(self._changes)
+                self._changes = changes
             self._in_flight = 0
             self._failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
             self._changed.notify_all()

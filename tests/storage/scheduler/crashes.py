@@ -11,6 +11,7 @@ def crash(storage: SchedulerStorage) -> None:
     assert scheduler is not None
     assert listening is not None
     scheduler.journal._write = _killed  # type: ignore[method-assign]
+    scheduler.journal._closing = True  # ends its thread
     storage._scheduler = storage._server = None
     listening._is_closed = True
     server._shut(listening._listener)

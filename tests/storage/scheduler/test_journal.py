@@ -49,9 +49,10 @@ def change_everything(storage):
     finish(storage, failing(again))
     enqueue(storage, id="d")
     yield journal
-    storage.queues.pause(QUEUE)
-    storage.queues.set_group_limit(QUEUE, "g", concurrency=3)
-    storage.jobs.move(QUEUE, ["d"], "elsewhere")
+    storage.scheduler.queues.pause(QUEUE)
+    storage.scheduler.queues.set_group_limit(QUEUE, "g", concurrency=3)
+    journal.queue_set(QUEUE)
+    storage.scheduler.jobs.move(QUEUE, ["d"], "elsewhere")
     yield journal
 
 
@@ -73,6 +74,7 @@ def test_changes_that_could_not_be_written_are_written_again(storage, monkeypatc
         for journal in change_everything(storage):
             wait_for(journal)
         check_recovery(storage)
+        left = 0
         for queue in storage.queues.names():
             storage.queues.resume(queue)
             storage.queues.obliterate(queue, force=True)
@@ -93,6 +95,7 @@ def test_changes_whose_commit_had_no_answer_are_written_again(storage, monkeypat
     monkeypatch.setattr(TableJournal, "_write", unanswered)
     for journal in change_everything(storage):
         wait_for(journal)
+    monkeypatch.setattr(TableJournal, "_write", write)
 
     check_recovery(storage)
 
@@ -120,6 +123,7 @@ def test_durable_enqueue_that_is_not_committed_goes_to_the_outbox(storage, monke
     enqueue(storage, id="a", durable=True)
 
     assert models.OutboxJob.objects.filter(job_id="a").exists()
+    monkeypatch.undo()
 
 
 def test_job_that_has_come_and_gone_between_two_commits_is_one_row(storage, monkeypatch):

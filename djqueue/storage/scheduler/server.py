@@ -30,6 +30,8 @@ MAX_EVENTS = 100_000
 """Maximum number of events that a client has not read; a slower one is disconnected."""
 GREETING_TIMEOUT = 5.0
 """Seconds in which a client must send its greeting."""
+AFTER_ERROR = 0.1
+"""Seconds until the next connection is accepted after one failed: the process may have too many files."""
 CLOSE_TIMEOUT = 5.0
 """Seconds for which closing waits for calls in progress."""
 
@@ -44,6 +46,7 @@ class SocketServer:
         self._lock = threading.Lock()
         self._sessions: set[ClientSession] = set()
         self._is_closed = False
+        self._pause = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="djqueue-socket", daemon=True)
         self._thread.start()
 
@@ -68,6 +71,7 @@ class SocketServer:
                 if self._is_closed:
                     return
                 failures.log(logging.ERROR, "accept", "Could not accept a connection: %s", error)
+                self._pause.wait(AFTER_ERROR)
                 continue
             session = ClientSession(self, connection)
             with self._lock:
@@ -75,8 +79,13 @@ class SocketServer:
                 if len(self._sessions) >= MAX_SESSIONS:
                     refusal = f"the scheduler has {MAX_SESSIONS} connections, the maximum"
                 self._sessions.add(session)
-            session.refusal = refusal or other_user(connection)
-            session.thread.start()
+            session.refusal = refusal
+            try:
+                session.thread.start()
+            except RuntimeError as error:
+                failures.log(logging.ERROR, "thread", "Could not serve a connection: %s", error)
+                self.forget(session)
+                connection.close()
 
     def forget(self, session: "ClientSession") -> None:
         """Remove a session that has ended."""
@@ -124,6 +133,7 @@ class ClientSession:
             self._server.forget(self)
 
     def _greet(self) -> None:
+        self.refusal = self.refusal or other_user(self._connection)
         self._connection.settimeout(GREETING_TIMEOUT)
         greeting = receive(self._connection, self._buffer, MAX_GREETING)
         self._connection.settimeout(None)

@@ -515,7 +515,7 @@ def test_states_page_matches_the_transition_table(monkeypatch):
 def test_storages_in_the_readme_exist():
     named = set(re.findall(r"djqueue\.storage\.[a-z.]+\.\w+Storage", (ROOT / "README.md").read_text()))
 
-    assert len(named) == 3
+    assert len(named) == 4
     assert all(issubclass(import_string(name), Storage) for name in named)
 
 

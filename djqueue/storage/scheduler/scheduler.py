@@ -131,7 +131,7 @@ class JobScheduler:
         self.limiters = engine.limiters
         self.workers = engine.workers
         self.events = engine.events
-        self.reads = SchedulerReads(self, describe)
+        self.reads = LoadedReads(self, describe)
         self.snapshots = SchedulerSnapshots(engine, self.journal)
         self.ready = threading.Event()
         """Set when all living workers have announced what they run."""
@@ -400,7 +400,7 @@ class JobScheduler:
                 record.note_applied([claimed.token])
 
 
-class SchedulerReads(EngineReads):
+class LoadedReads(EngineReads):
     """Reads of the engine."""
 
     def __init__(self, scheduler: JobScheduler, describe: Callable[[], str]) -> None:

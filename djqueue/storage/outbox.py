@@ -168,7 +168,7 @@ class OutboxTable(TransactionalEnqueue):
         answers = self._write(batch)
         if not self._away_until:
             logger.warning(
-                "Writing jobs to the outbox until %s is available again: %s",
+                "Writing jobs to the outbox, a table, until %s is available again: %s",
                 self._server,
                 error,
             )

@@ -270,7 +270,7 @@ def test_waiting_for_a_result_in_the_open_transaction_is_rejected(emails):
 def test_dependencies_are_rejected_only_in_a_transaction(storage, emails, relay):
     first = emails.enqueue(1)
 
-    with pytest.raises(OptionError, match=r"depends_on: .* OUTBOX"), transaction.atomic():
+    with pytest.raises(OptionError, match=r"depends_on: .* an outbox"), transaction.atomic():
         emails.enqueue(2, depends_on=[first])
 
     assert emails.enqueue(2, depends_on=[first]).status == "queued"
@@ -298,8 +298,8 @@ def test_outbox_job_runs_after_redis_returns(storage, emails, relay, away, caplo
         second = emails.enqueue("second")
 
     assert (first.status, second.status) == ("queued", "queued")
-    [message] = [record.getMessage() for record in caplog.records if record.name == "djqueue.redis"]
-    assert "to the database until Redis is available" in message
+    [message] = [record.getMessage() for record in caplog.records if record.name == "djqueue.outbox"]
+    assert "until Redis is available" in message
     with pytest.raises(StorageUnavailableError):
         relay.relay_once()
     assert len(rows()) == 2
@@ -338,7 +338,7 @@ def test_job_sent_to_a_frozen_redis_is_enqueued_once(
 
 
 def test_dependencies_need_redis(storage, emails, away):
-    with pytest.raises(StorageUnavailableError, match=r"OUTBOX .* depends_on"):
+    with pytest.raises(StorageUnavailableError, match=r"outbox .* depends_on"):
         emails.enqueue(1, depends_on=[("emails", "x")])
     assert rows() == []
 
